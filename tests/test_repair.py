@@ -644,7 +644,10 @@ def test_kills(format: str, tmp_path: Path) -> None:
             process.kill()
         process.communicate()
         seconds = seconds or time.monotonic() - began
-        killed += process.returncode == -signal.SIGKILL
+        if process.returncode == -signal.SIGKILL:
+            killed += 1
+        elif number:  # it has ended before: the machine was busier when the first one ran
+            seconds /= 2
         found = {name: data for name, (*_, data) in state(out).items()}
         assert found.keys() == whole.keys()
         assert all(data in (b"damaged", whole[name]) for name, data in found.items())
