@@ -26,8 +26,9 @@ _MAX_THREADS = 8
 _WAITING = 5  # times as long as it computes: such a reader waits for more than its turn
 _CHUNK_SAMPLES = 64
 # Of small samples that lie all over a dataset, enough to find several in each page that is read:
-# shuffling 2.4 million rows of Arrow takes 1.1 minutes in place of more than 8.
+# shuffling 2.4 million rows of Arrow takes a minute in place of more than 8.
 _CHUNK_SCATTERED = 1 << 16
+_SCATTERED_BYTES = 16 << 20  # of their values, as they are in memory
 _SMALL = 1 << 12  # bytes of such a sample, on average
 _CHUNK_STEPS = 8  # of those that take a thousand times as long as reading
 _CHUNK_BYTES = 4 << 20
@@ -160,7 +161,7 @@ def _nearby(source: Source, steps: Steps, ignored: Counter[str]) -> Iterator[tup
     first, most = 0, _CHUNK_SCATTERED
     while first < len(source):
         last = min(first + most, len(source))
-        limit = _CHUNK_BYTES if most > _CHUNK_SAMPLES else None
+        limit = _SCATTERED_BYTES if most > _CHUNK_SAMPLES else None
         try:
             chunk = _read(source, steps, source.nearby(first, last), limit)
         except _TooLargeError:
@@ -210,7 +211,7 @@ def _read(
 
 def _bytes(value: Any) -> int:
     """About what a value takes in memory, beside Python's own share."""
-    return len(value) if isinstance(value, bytes | str) else getattr(value, "nbytes", 64)
+    return len(value) if isinstance(value, bytes | str) else getattr(value, "nbytes", 8)
 
 
 def _chunks(sizes: Sizes, most: int) -> Iterator[tuple[int, int]]:
