@@ -13,7 +13,7 @@ import pytest
 
 from shardkit import storage
 from shardkit.errors import StorageError
-from tests.conversion.test_kill import is_zombie, wait_for
+from tests.conversion.test_kill import is_alive, wait_for
 
 SERVER = """
 import sys, time
@@ -53,7 +53,7 @@ def test_nothing_goes_on_for_a_process_that_was_killed(tmp_path: Path) -> None:
         wait_for(began.exists)
         parent.send_signal(signal.SIGKILL)
         parent.wait()
-    wait_for(lambda: not Path(f"/proc/{pid}").exists() or is_zombie(pid))
+    wait_for(lambda: not is_alive(pid))
 
 
 def test_a_folder_is_removed_that_is_written_to_for_a_moment(

@@ -275,9 +275,8 @@ class FolderPartial(Partial):
 
     def begin(self, job: dict[str, Any], *, resume: bool, part: PartOf | None = None) -> None:
         """Make and lock the folder."""
-        if os.path.lexists(self.path):
-            refuse_others(self.path)
-            self._refuse_strangers()
+        refuse_others(self.path)
+        self._refuse_strangers()
         try:
             if part is None:
                 self._lock.take()
@@ -396,8 +395,7 @@ class FolderPartial(Partial):
     @contextlib.contextmanager
     def listing(self) -> Iterator[tuple[Path, Path] | None]:
         path = self.path / PLAN / LISTING
-        if os.path.lexists(self.path):
-            refuse_others(self.path)
+        refuse_others(self.path)
         yield (path, path) if path.is_file() else None
 
     def keep_listing(self, size: int, write: Callable[[Path], object]) -> None:
@@ -467,7 +465,11 @@ class FolderPartial(Partial):
 
     def _refuse_strangers(self) -> None:
         with storage.explained("list", self.path):
-            names = {p.name for p in self.path.iterdir() if not p.name.startswith(f"{LOCK}.")}
+            try:
+                found = os.listdir(self.path)
+            except FileNotFoundError:  # not there yet, or another process has just removed it
+                return
+        names = {name for name in found if not name.startswith(f"{LOCK}.")}
         strangers = sorted(names - _OURS)
         if names and not strangers and not names & {JOB, LOCK}:
             strangers = sorted(names)  # folders that happen to be called like ours

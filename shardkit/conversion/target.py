@@ -86,7 +86,7 @@ class Target:
         parent = self.absolute.parent
         if not remote and not parent.is_dir():
             raise OutputError("the folder that would hold the output does not exist", path=parent)
-        if self.single and not remote and os.path.lexists(parent / manifests.FOLDER):
+        if self.single and not remote:
             refuse_others(parent / manifests.FOLDER)
         if isinstance(self.path, RemotePath):
             together(self.path.store.find, {path.key for path in self._asked_for()})
@@ -207,11 +207,15 @@ def default_output(sources: Sequence[Path], format: str) -> Path:
 def refuse_others(path: Path) -> None:
     """Raise OutputError for a folder to write into that somebody else may have put there.
 
-    It must be no link, and must belong to us or to the owner of the folder above, who can do there
-    what he likes: on shared and mapped file systems ours may be the same.
+    It must not be a link, and must belong to us or to the owner of the folder above it, who can do
+    anything there (on shared and mapped file systems we may be that owner). A folder that does not
+    exist is fine: another process may remove it at any moment.
     """
     with storage.explained("look at", path):
-        about, above = path.lstat(), path.parent.stat()
+        try:
+            about, above = path.lstat(), path.parent.stat()
+        except FileNotFoundError:
+            return
     if stat.S_ISLNK(about.st_mode):
         raise not_ours(path, f"a link to {os.readlink(path)!r}")
     if hasattr(os, "geteuid") and about.st_uid not in (os.geteuid(), above.st_uid):

@@ -5,15 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 import io
 import json
-import os
-import random
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tarfile
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -33,7 +29,7 @@ from shardkit.manifest import load
 from shardkit.options import IMAGE_DEFAULTS, ConvertOptions, ImageOptions
 from shardkit.testing import assert_same
 from tests.conftest import IMAGE_FORMATS, few, files_of
-from tests.conversion.test_kill import finish, wait_for, workers_of
+from tests.conversion.test_kill import finish, kill_at_random
 from tests.peers import by_webdataset
 from tests.preprocess.test_images import (
     bomb,
@@ -302,61 +298,6 @@ def start(source: Path, out: Path) -> subprocess.Popen[bytes]:
     )
 
 
-def kill_at_random(tmp_path: Path, rounds: int, seed: int) -> dict[str, int]:
-    """Kill `rounds` runs at a random moment, the whole group or one worker; continue each."""
-    files = {
-        f"class{n % 3}/{n:03d}.jpg": encoded(photo(size=(480, 320), seed=n), "JPEG")
-        for n in range(48)
-    }
-    files["class0/000.jpg"] = files["class0/000.jpg"][:-400]
-    files["class1/small.jpg"] = encoded(photo(size=(80, 50)), "JPEG")
-    source = write(tmp_path / "in", files)
-    whole, out, partial = (tmp_path / name for name in ("whole", "out", "out.partial"))
-    process = start(source, whole)
-    wait_for(has_begun(process, tmp_path / "whole.partial"))
-    began = time.monotonic()
-    assert finish(process) == (0, "")
-    seconds = time.monotonic() - began  # of the work alone: starting takes as long, and varies
-    reference = files_of(whole)
-    assert {"__shardkit__/errors.jsonl", "__shardkit__/filtered.jsonl"} <= reference.keys()
-    dice = random.Random(seed)
-    seen = {"before work": 0, "in work": 0, "after": 0}
-    for _ in range(rounds):
-        process = start(source, out)
-        if dice.random() < 0.9:
-            wait_for(has_begun(process, partial))
-        time.sleep(dice.uniform(0, 0.9) * seconds)
-        workers = workers_of(process)
-        one_worker = bool(workers) and dice.random() < 0.4
-        try:
-            os.kill(dice.choice(workers) if one_worker else -process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        code, stderr = finish(process)
-        seen["after" if out.exists() else "in work" if partial.exists() else "before work"] += 1
-        if one_worker:
-            assert (code, stderr) == (0, "")  # its task was done again
-        for worker in workers:
-            wait_for(lambda pid=worker: not is_alive(pid))
-        assert finish(start(source, out)) == (0, "")
-        assert files_of(out) == reference
-        assert not partial.exists()
-        shutil.rmtree(out)
-    return seen
-
-
-def has_begun(process: subprocess.Popen[bytes], partial: Path) -> Callable[[], bool]:
-    """Whether there is a first task, or all is over."""
-    return lambda: any(partial.glob("tasks/*")) or process.poll() is not None
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-
-
 TIMED = pytest.mark.xdist_group("timed")  # one after the other, though others run beside them
 MEMORY = pytest.mark.xdist_group("memory")
 LINUX = pytest.mark.skipif(
@@ -370,9 +311,21 @@ LINUX = pytest.mark.skipif(
 @pytest.mark.large
 @pytest.mark.timeout(1800)
 def test_kill_9_many_times_is_continued(tmp_path: Path) -> None:
-    seen = kill_at_random(tmp_path, rounds=12, seed=3)
+    files = {
+        f"class{n % 3}/{n:03d}.jpg": encoded(photo(size=(480, 320), seed=n), "JPEG")
+        for n in range(48)
+    }
+    files["class0/000.jpg"] = files["class0/000.jpg"][:-400]
+    files["class1/small.jpg"] = encoded(photo(size=(80, 50)), "JPEG")
+    source = write(tmp_path / "in", files)
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    assert finish(start(source, whole)) == (0, "")
+    reference = files_of(whole)
+    assert {"__shardkit__/errors.jsonl", "__shardkit__/filtered.jsonl"} <= reference.keys()
+    tasks = len(list(whole.glob("shard-*")))
+    seen = kill_at_random(lambda: start(source, out), out, reference, tasks, rounds=12, seed=3)
     print(f"\n12 kills: {seen}")
-    assert seen["in work"] >= 2
+    assert seen["in work"] >= 3
 
 
 # --- what decides whether a run continues ---------------------------------------------------------

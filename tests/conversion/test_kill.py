@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 
 import shardkit
+from shardkit.conversion.run import prepare
 from shardkit.errors import WorkerError
+from shardkit.options import ConvertOptions
 from shardkit.testing import make_image
 from tests.conftest import IMAGE_FORMATS, files_of, write_images
 
@@ -76,48 +78,42 @@ def reference(source: Path, tmp_path: Path) -> dict[str, bytes]:
     return files_of(tmp_path / "reference")
 
 
-def timed_run(source: Path, out: Path, format: str) -> tuple[float, float]:
-    """The seconds until a run begins to write, and those from then to its end."""
-    began = time.monotonic()
-    process = start(source, out, format)
-    wait_for(lambda: partial_of(out).exists() or process.poll() is not None)
-    writing = time.monotonic()
-    assert finish(process) == (0, "")
-    return writing - began, time.monotonic() - writing
-
-
 def partial_of(out: Path) -> Path:
     return out.with_name(f"{out.name}.partial")
 
 
-def kill_at_random(
-    source: Path, tmp_path: Path, rounds: int, seed: int, format: str = "wds"
-) -> dict[str, int]:
-    """Kill `rounds` runs at a random moment, the whole group or one worker; continue each.
+def finished(out: Path) -> int:
+    """How many tasks of an unfinished run are done."""
+    return len(list(partial_of(out).glob("tasks/*[0-9]/result.json")))
 
-    A fifth of them may die before they write. The others are waited for until they do, however
-    slow the machine is by then.
+
+def kill_at_random(
+    start: Callable[[], subprocess.Popen[bytes]],
+    out: Path,
+    reference: dict[str, bytes],
+    tasks: int,
+    rounds: int,
+    seed: int,
+) -> dict[str, int]:
+    """Kill `rounds` runs, the whole group and one worker in turn; continue each.
+
+    Each is killed when a random number of its `tasks` are finished, however slow the machine is.
+    Every sixth is killed at a random time after its start instead, perhaps before it writes.
     """
-    shardkit.convert(source, format, tmp_path / "whole", shard_size="25kB", workers=0)
-    reference = files_of(tmp_path / "whole")
-    dice = random.Random(seed)
-    out = tmp_path / "out"
     partial = partial_of(out)
-    before, work = timed_run(source, out, format)
+    dice = random.Random(seed)
     seen = {"before work": 0, "in work": 0, "after": 0}
-    for _ in range(rounds):
-        shutil.rmtree(out)
-        process = start(source, out, format)
-        if dice.random() < 0.2:
-            time.sleep(dice.uniform(0.2, 1) * before)
+    for number in range(rounds):
+        process = start()
+        early, done = number % 6 == 5, dice.randint(0, tasks * 3 // 4)
+        if early:
+            time.sleep(dice.uniform(0.2, 0.8))
         else:
-            wait_for(lambda run=process: partial.exists() or run.poll() is not None)
-            time.sleep(dice.uniform(0, 1) * work)
+            wait_for(lambda run=process, n=done: finished(out) >= n or run.poll() is not None)
         workers = workers_of(process)
-        one_worker = workers and dice.random() < 0.5
-        victim = dice.choice(workers) if one_worker else -process.pid
+        one_worker = workers and number % 2 and not early
         try:
-            os.kill(victim, signal.SIGKILL)
+            os.kill(dice.choice(workers) if one_worker else -process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
         code, stderr = finish(process)
@@ -127,18 +123,19 @@ def kill_at_random(
         if one_worker:
             assert (code, stderr) == (0, "")  # its task was done again
         for worker in workers:  # nobody goes on working for a run that is gone
-            wait_for(lambda pid=worker: not Path(f"/proc/{pid}").exists() or is_zombie(pid))
-        assert finish(start(source, out, format)) == (0, "")
+            wait_for(lambda pid=worker: not is_alive(pid))
+        assert finish(start()) == (0, "")
         assert files_of(out) == reference
         assert not partial.exists()
+        shutil.rmtree(out)
     return seen
 
 
-def is_zombie(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
-        return ") Z " in Path(f"/proc/{pid}/stat").read_text()
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return True
+        return False
 
 
 @pytest.mark.large
@@ -151,9 +148,13 @@ def test_kill_9_many_times_is_continued(
 ) -> None:
     """Of each format a run whose worker dies, and one that is killed; all other moments of TAR,
     as tasks are continued by the same code."""
-    seen = kill_at_random(source, tmp_path, rounds, seed=9, format=format)
+    out = tmp_path / "out"
+    shardkit.convert(source, format, tmp_path / "whole", shard_size="25kB", workers=0)
+    tasks = len(prepare(source, format, out, ConvertOptions(shard_size=25_000)).tasks)
+    reference = files_of(tmp_path / "whole")
+    seen = kill_at_random(lambda: start(source, out, format), out, reference, tasks, rounds, seed=9)
     print(f"\n{format}: {rounds} kills: {seen}")
-    assert seen["in work"] >= rounds // 6
+    assert seen["in work"] >= rounds // 4
 
 
 class Deadly:
@@ -222,7 +223,7 @@ def test_ctrl_c_ends_a_run_whose_workers_hang_and_the_next_continues(
     assert stderr.strip() == "shardkit: interrupted; the same command run again continues"
     assert not out.exists()
     for worker in workers:
-        wait_for(lambda pid=worker: is_zombie(pid))
+        wait_for(lambda pid=worker: not is_alive(pid))
     assert finish(start(source, out)) == (0, "")
     assert files_of(out) == reference
 
@@ -312,7 +313,7 @@ def signalled(
         pass
     code, said = finish(process)
     for worker in workers:
-        wait_for(lambda pid=worker: not Path(f"/proc/{pid}").exists() or is_zombie(pid))
+        wait_for(lambda pid=worker: not is_alive(pid))
     return code, first + said
 
 

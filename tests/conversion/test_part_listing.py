@@ -344,6 +344,28 @@ def test_a_link_in_place_of_a_listing_is_not_read(source: Path, tmp_path: Path) 
         convert(source, out, "2/2")
 
 
+@pytest.mark.parametrize("look", ["lstat", "listdir"])
+def test_a_working_folder_that_another_part_removes_meanwhile(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: str
+) -> None:
+    """As a part does that has listed a source of which no listing can be stored."""
+    out, partial = tmp_path / "out", tmp_path / "out.partial"
+    partial.mkdir()
+    module = Path if look == "lstat" else os
+    real = getattr(module, look)
+
+    def late(path: Any, *rest: Any) -> Any:
+        if os.fspath(path) == str(partial) and not [*os.scandir(partial)]:
+            monkeypatch.undo()
+            partial.rmdir()
+        return real(path, *rest)
+
+    monkeypatch.setattr(module, look, late)
+    convert(source, out, "1/2")
+    assert getattr(module, look) is real  # it was removed
+    assert listing_at(out).exists()
+
+
 # --- parts that begin together
 
 # Says which folders of the source it lists, and waits at the second, while there is a gate. The
