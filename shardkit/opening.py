@@ -127,10 +127,7 @@ def _at(path: Path, together: bool = False) -> dict[str, _Found]:
     except OSError as error:
         if is_pattern(path):
             return {"": _Found(path, lambda: _of_files(*shards_like(path)))}
-        refused = storage.explain(error, "open", path)
-        if isinstance(refused, NotFoundError) and refused.fix is None:
-            refused.fix = _meant(path)
-        raise refused from error
+        raise unreadable(error, "open", path) from error
     if not stat.S_ISDIR(mode):
         return {"": _Found(path, lambda: _open_file(path))}
     above = [path, *storage.absolute(path).parents]
@@ -184,8 +181,19 @@ _PARTIAL = ".partial"  # at the end of the names of folders for unfinished work
 _AGAIN = "run the command that was interrupted again: it continues where it was"
 
 
+def unreadable(error: OSError, doing: str, path: Path) -> ShardkitError:
+    """The error for a path that does not exist or cannot be accessed, with a fix if one is known.
+
+    `doing` is the failed action, such as "open".
+    """
+    explained = storage.explain(error, doing, path)
+    if isinstance(explained, NotFoundError) and explained.fix is None:
+        explained.fix = _meant(path)
+    return explained
+
+
 def _meant(path: Path) -> str | None:
-    """What to do instead of opening a path that is not there, or unfinished, if that is known."""
+    """What the user probably meant by a path that does not exist or is unfinished, if known."""
     with contextlib.suppress(ShardkitError, OSError):
         if path.name.endswith(_PARTIAL):
             out = path.with_name(path.name.removesuffix(_PARTIAL))

@@ -155,3 +155,21 @@ def test_a_bad_sample_is_an_error(images: Path, tmp_path: Path) -> None:
     (images / "class0/bad.jpg").write_bytes(make_image())
     with pytest.raises(SampleError, match="damaged"):
         shardkit.diff(images, tmp_path / "a")
+
+
+def test_a_text_in_another_encoding_is_to_be_converted_first(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.txt").write_bytes("caf\u00e9".encode("latin-1"))
+    with pytest.raises(SampleError) as error:
+        shardkit.diff(tmp_path / "in", tmp_path / "in")
+    assert (error.value.fix or "").startswith("convert this side first, and use --encoding")
+
+
+@pytest.mark.parametrize("command", ["diff", "export", "convert", "inspect"])
+def test_an_unfinished_dataset_is_named_as_one(images: Path, tmp_path: Path, command: str) -> None:
+    shardkit.convert(images, "wds", tmp_path / "a", part="1/2", workers=0, shard_size=4096)
+    words = {"diff": [images], "inspect": []}.get(command, ["--to", "lmdb", "-o", tmp_path / "b"])
+    if command == "export":
+        words = ["--to", "folder", "-o", tmp_path / "b"]
+    found = run(command, tmp_path / "a", *words, check=2)
+    assert "its conversion is unfinished: run the command that was interrupted" in found.stderr

@@ -187,8 +187,9 @@ def test_a_number_is_an_index_and_else_a_key(tmp_path: Path) -> None:
     data = tmp_path / "x.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"__key__": keys, "label": range(7)}), data)
     for name, label in (("1", 1), ("-2", 5), ("007", 1), ("99", 4), ("b", 2)):
-        found = run("cat", "--", data, name)
-        assert (found.stdout, found.stderr) == (f"{label}\n", ""), name
+        for words in (["--", data, name], [data, name], [data, name, "--field", "label"]):
+            found = run("cat", *words)
+            assert (found.stdout, found.stderr) == (f"{label}\n", ""), words
     for name, label, other in (("0", 0, 3), ("3", 3, 0)):
         found = run("cat", data, name)
         assert found.stdout == f"{label}\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +17,19 @@ if TYPE_CHECKING:
     from shardkit.dataset import Dataset
 
 
+class _Cat(Command):
+    """Accepts a negative INDEX without `--` in front."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        negative = [word for word in args if re.fullmatch("-[0-9]+", word)]
+        if negative and "--" not in args:
+            args = [*(word for word in args if word not in negative), "--", *negative]
+        return super().parse_args(context, args)
+
+
 @click.command(
     "cat",
-    cls=Command,
+    cls=_Cat,
     examples=[
         Example("shardkit cat shards 0 --field image > x.jpg", "The bytes of an image, as stored"),
         Example("shardkit cat shards 0 --field label", "One value; in a terminal, all without it"),
@@ -47,7 +58,8 @@ def command(
     """Show one sample of DATASET in a terminal, or write one value to FILE or a pipe.
 
     A value is written as it is stored: the bytes of an image, text in UTF-8, arrays as .npy. A
-    whole number is an INDEX if the dataset has such a sample, otherwise a KEY.
+    whole number is an INDEX if the dataset has such a sample, otherwise a KEY. A negative INDEX
+    counts from the end.
     """
     from shardkit import storage
     from shardkit.looking import as_bytes, find, value_of, warn_of_unusable, write_new

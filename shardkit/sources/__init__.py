@@ -1,4 +1,4 @@
-"""Sources: what a conversion reads. `open_sources` finds out which one a path is."""
+"""The sources a conversion reads. `open_sources` detects which kind a path is."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from shardkit.where import names_in
 if TYPE_CHECKING:
     from shardkit.sources.key_lists import KeyList
 
-# The name of the only dataset of a conversion without splits.
+# Name of the single dataset of a conversion without splits.
 WHOLE = ""
-_NAMED = 20  # fields that are left out
+_NAMED = 20  # excluded fields that the summary names
 
 
 def open_sources(
@@ -53,16 +53,15 @@ def open_sources(
     strict: bool = True,
     lists: Mapping[str, KeyList] = MappingProxyType({}),
 ) -> dict[str, Source | Stream]:
-    """The sources behind paths or a sequence, one per split; `{"": source}` without splits.
+    """Open the sources of paths or a sequence, one per split; `{"": source}` without splits.
 
-    `source` is a path, a pattern, or a list of such and of datasets, which are united; or a
-    sequence of samples.
+    `source` is a path, a glob pattern, a list of paths, patterns and datasets, which are united
+    into one source, or a sequence of samples.
 
-    The recipe says which splits, samples, classes and fields they have, and how text is read;
-    `lists` are the lists of keys that it tells of. Unless
-    `strict`, it may be that of a dataset that another source was converted to: fields that this one
-    does not have are passed over, and classes that are not named come after those that are.
-    Raises UsageError where no field would be left.
+    The recipe selects the splits, samples, classes and fields, and says how text is read; `lists`
+    are the key lists it refers to. Unless `strict`, the recipe may come from the conversion
+    of another source: fields that this source lacks are ignored, and classes that the recipe does
+    not name are appended to those it does. Raises UsageError if no field would be left.
     """
     recipe = recipe or Recipe("")
     several = listed(source)
@@ -72,7 +71,7 @@ def open_sources(
         _refuse_metadata(None, recipe)
         sources = {**_with_labels({WHOLE: _sequence(source, schema, recipe, strict)}, recipe)}
     elif schema is not None:
-        raise UsageError("a schema is for Python sequences: a path has its own")
+        raise UsageError("a schema is for Python sequences only: a path has its own schema")
     else:
         sources = _of_all(gathered(several), recipe, strict)
     if recipe.chooses or lists:
@@ -84,19 +83,19 @@ def open_sources(
 
 
 def _of_all(given: Sequence[Given], recipe: Recipe, strict: bool) -> dict[str, Source | Stream]:
-    """What was given, united if that is several sources."""
+    """Open the given sources, and unite them if there are several."""
     if isinstance(recipe.classes, Mapping) and strict:
         raise UsageError(
-            "class names by field are for Python sequences",
-            fix="give a list of names for a folder; a dataset has names of its own",
+            "class names by field are for Python sequences only",
+            fix="give a list of names for a folder; a dataset has its own class names",
         )
     shares = bool(recipe.splits)
     how = replace(recipe, split="auto") if shares else recipe
     if len(given) > 1 and recipe.metadata is not None:
         raise UsageError(
-            "metadata are for one folder, and there are several sources",
+            "a metadata table describes one folder, but several sources are given",
             found=", ".join(one.name for one in given[:5]),
-            fix="convert one at a time, then these datasets together",
+            fix="convert each source on its own, then convert the resulting datasets together",
         )
     opened = {one.name: _opened(one, how, strict) for one in given}
     if len(given) == 1:
@@ -110,10 +109,10 @@ def _of_all(given: Sequence[Given], recipe: Recipe, strict: bool) -> dict[str, S
                 source.notes = (*source.notes, note)
     if shares and len(found) > 1:
         raise UsageError(
-            "the source has splits of its own, which shares would mix",
+            "the source already has splits, which splitting by shares would mix",
             path=given[0].path,
             found=", ".join(found),
-            fix="leave --split away to keep them, or split one of them",
+            fix="omit --split to keep them, or convert and split one of them",
         )
     return {WHOLE: next(iter(found.values()))} if shares else found
 
@@ -121,7 +120,7 @@ def _of_all(given: Sequence[Given], recipe: Recipe, strict: bool) -> dict[str, S
 def _of_siblings(
     given: Sequence[Given], opened: Mapping[str, Mapping[str, Source | Stream]]
 ) -> str:
-    """What to say of unlabelled folders of one folder: they may be meant for classes."""
+    """A note for unlabelled folders with one parent folder: they may be meant as classes."""
     from shardkit.sources.image_folder import ImageFolder
 
     every = [source for splits in opened.values() for source in splits.values()]
@@ -149,7 +148,7 @@ def _opened(given: Given, recipe: Recipe, strict: bool) -> dict[str, Source | St
 
 
 def _with_labels(sources: Mapping[str, Source], recipe: Recipe) -> Mapping[str, Source]:
-    """The sources with a label that is made of a field, where that is asked for."""
+    """The sources, with a label made from the field that `label_column` names, if any."""
     if recipe.label_column is None:
         return sources
     from shardkit.sources.labelled import labelled
@@ -166,9 +165,9 @@ def _dataset(dataset: Dataset, recipe: Recipe) -> Source:
 
     if dataset.transform is not None:
         raise UsageError(
-            "transforms of an open dataset are for its own samples",
+            "an open dataset with transforms cannot be converted",
             path=dataset.place,
-            fix="open it without them; transform= of a conversion takes a function",
+            fix="open it without transforms; to transform samples, pass transform= to the conversion",
         )
     if dataset.indices is not None and not len(dataset):
         raise SourceError("the view has no samples", path=dataset.place)
@@ -194,14 +193,14 @@ def _sequence(
     if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
         raise UsageError(
             "a source is a path, or a sequence of samples with a length",
-            found=f"{type(source).__name__}, which does not say how many samples it gives",
-            fix="make a list of it, or write its samples one by one with shardkit.create",
+            found=f"{type(source).__name__}, which has no length",
+            fix="convert it to a list, or write its samples one by one with shardkit.create",
         )
     return SequenceSource(source, None if schema is None else Schema(schema), classes)
 
 
 def _exported(path: Path, recipe: Recipe, strict: bool) -> dict[str, Source | Stream] | None:
-    """What `export` made, if that is what is there."""
+    """The splits of a folder that `shardkit export` wrote; None for any other path."""
     about = read_about(path)
     if about is None:
         return None
@@ -218,7 +217,9 @@ def _found_at(given: Path, recipe: Recipe, strict: bool) -> dict[str, Source | S
         folder = path.is_dir()
         path.stat()
     except OSError as error:
-        raise storage.explain(error, "read the source", path) from error
+        from shardkit.opening import unreadable
+
+        raise unreadable(error, "read the source", path) from error
     if not folder:
         if format_of(path) is None or kind_of_file(path) is not None:
             return _loose(path, None, recipe, strict)
@@ -246,22 +247,22 @@ def _found_at(given: Path, recipe: Recipe, strict: bool) -> dict[str, Source | S
 
 
 def _refuse_metadata(path: Path | None, recipe: Recipe) -> None:
-    """Raise UsageError for a table that names files, where there are none."""
+    """Raise UsageError if a metadata table is given for a source without loose files."""
     if recipe.metadata is not None:
         raise UsageError(
-            "metadata are for folders of images, audio or video, or of texts that are a document"
-            " each",
+            "a metadata table is for folders of images, audio or video, or of text files that are one"
+            " document each",
             path=path,
-            fix="leave --metadata away; a column of the source itself is named by --label-column",
+            fix="omit --metadata; to use a column of the source itself, name it with --label-column",
         )
 
 
 def _loose(
     path: Path, found: Contents | None, recipe: Recipe, strict: bool, subset: str = ""
 ) -> dict[str, Source | Stream]:
-    """Files of images, audio, video or text; text beside the others belongs to them.
+    """Open loose files: images, audio, video or text. Text beside media files is a sidecar.
 
-    `found` is what is in a folder, None for a file; `subset` one that its README.md tells of.
+    `found` is the content of a folder, None for a file; `subset` is one that README.md declares.
     """
     from shardkit.sources.annotated import find_annotated, open_annotated
     from shardkit.sources.folder_scan import no_images, scan_folder
@@ -280,7 +281,7 @@ def _loose(
                 raise UsageError(
                     "the labels of these images are the categories of their boxes",
                     path=path,
-                    fix="leave --label-column away",
+                    fix="omit --label-column",
                 )
             return {**open_annotated(layout, classes=classes, strict=strict)}
         files = scan_folder(
@@ -309,7 +310,7 @@ def _loose(
 def _arrays(
     path: Path, found: Contents | None, recipe: Recipe, strict: bool
 ) -> dict[str, Source | Stream] | None:
-    """Files of arrays, if that is what they are."""
+    """The splits of files of arrays; None for any other files."""
     from shardkit.sources.arrays.finding import array_sources
 
     classes = None if isinstance(recipe.classes, Mapping) or not strict else recipe.classes
@@ -325,9 +326,9 @@ def _arrays(
 def _text(
     path: Path, recipe: Recipe, strict: bool, files: Sequence[Path] = (), subset: str = ""
 ) -> dict[str, Source | Stream]:
-    """A folder or a file of text; or these files of a folder, or a subset that it has."""
+    """The splits of a text file or a folder of text, or of some `files` or a `subset` of it."""
     from shardkit.sources.metadata import Labelling
-    from shardkit.sources.text.scan import open_text  # much, and nothing that images need
+    from shardkit.sources.text.scan import open_text  # slow to import, and not needed for images
 
     return open_text(
         path,
@@ -345,7 +346,7 @@ def _refuse_classes(recipe: Recipe, strict: bool) -> None:
     if recipe.classes is not None and strict and recipe.label_column is None:
         raise UsageError(
             "class names come from the dataset; --classes is for folders",
-            fix="say which field --classes is about: --label-column NAME",
+            fix="name the field that --classes applies to: --label-column NAME",
         )
 
 
@@ -362,7 +363,7 @@ def _datasets(path: Path, recipe: Recipe, strict: bool) -> dict[str, Source | St
             "a folder with a dataset for each split cannot be taken as one dataset",
             path=path,
             found=", ".join(found),
-            fix="leave --split none away, or convert one of them",
+            fix="omit --split none, or convert one of them",
         )
     every: dict[str, Source] = {
         name: of_shards(path, dataset) if dataset.manifest is None else DatasetSource(dataset)
@@ -372,14 +373,14 @@ def _datasets(path: Path, recipe: Recipe, strict: bool) -> dict[str, Source | St
     next(iter(sources.values())).ignored |= beside(path, found)
     lost = without_manifest(path, found.values())
     if lost is not None:
-        note = f"{lost.what} ({lost.found}), so that nothing tells whether it is whole"
+        note = f"{lost.what} ({lost.found}), so it cannot be checked for completeness"
         for source in sources.values():
             source.notes = (*source.notes, note)
     return {**sources}
 
 
 def _narrow(sources: Mapping[str, Source | Stream], selection: Selection, strict: bool) -> None:
-    """Leave out the fields that are not selected, of sources that are the splits of one."""
+    """Exclude fields that are not selected; `sources` are the splits of one source."""
     known = dict.fromkeys(n for s in sources.values() for n in (*s.schema, *s.others))
     asked = (*(selection.fields or ()), *selection.drop)
     unknown = [name for name in asked if name not in known]
@@ -387,10 +388,10 @@ def _narrow(sources: Mapping[str, Source | Stream], selection: Selection, strict
         raise UsageError(
             f"there is no field {unknown[0]!r} in the source",
             expected=near(unknown[0], known),
-            fix="names of fields are those of the source, before --rename",
+            fix="use the field names of the source, before --rename",
         )
     left = [repr(name) for name in known if not selection.has(name)]
-    if left:  # counted once, as what lies beside the splits is
+    if left:  # counted once, as files beside the splits are
         names = ", ".join(left[:_NAMED]) + (", ..." if len(left) > _NAMED else "")
         next(iter(sources.values())).ignored[f"fields left out as asked: {names}"] = len(left)
     for source in sources.values():
@@ -398,7 +399,7 @@ def _narrow(sources: Mapping[str, Source | Stream], selection: Selection, strict
             if error is not None and selection.has(name):
                 raise error
         if unknown:
-            source.notes = (*source.notes, f"not among the first documents: {unknown[0]!r}")
+            source.notes = (*source.notes, f"the first documents have no field {unknown[0]!r}")
         if selection != ALL_FIELDS:
             source.narrow(selection)
         if not source.schema:
@@ -406,7 +407,7 @@ def _narrow(sources: Mapping[str, Source | Stream], selection: Selection, strict
 
 
 def _is_dataset(folder: Path) -> bool:
-    """Whether a folder is a dataset with a manifest, of ours or another kind, or unfinished."""
+    """Whether a folder is a dataset with a manifest or index, or an unfinished conversion."""
     unfinished = (folder / "job.json").is_file() and (folder / "tasks").is_dir()
     saved = (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file()
     listings = {d.listing for d in FORMATS.values() if d.below}
@@ -416,7 +417,7 @@ def _is_dataset(folder: Path) -> bool:
 
 
 def _refuse_beside(found: Contents) -> None:
-    """Raise UsageError for a folder of shards that holds images or other folders as well."""
+    """Raise UsageError for a folder that holds images or other folders beside its shards."""
     beside = list(found.images)
     if found.at_top and not found.listed:
         with storage.explained("list", found.root), scandir(found.root) as entries:
@@ -428,5 +429,5 @@ def _refuse_beside(found: Contents) -> None:
             "the folder holds both shards and what may be images",
             path=found.root,
             found=f"{min(found.shards)!r} beside {beside[0]!r}",
-            fix="move one of them away, or give the shard, or the folder that holds either alone",
+            fix="move one of the two elsewhere, or give the path of the shards or of the images only",
         )

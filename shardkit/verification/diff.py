@@ -187,7 +187,10 @@ def _documents(sources: Sequence[Source | Stream]) -> Iterator[Document]:
 
 def _sample(document: Document) -> Sample:
     if isinstance(document.sample, SampleError):
-        raise document.sample.located(path=document.name)
+        error = document.sample.located(path=document.name)
+        if "--" in (error.fix or ""):  # options of convert
+            error.fix = f"convert this side first, and {error.fix}; then compare the dataset"
+        raise error
     return document.sample
 
 
