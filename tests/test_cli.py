@@ -194,9 +194,11 @@ def test_a_plan_tells_what_is_at_the_output(tmp_path: Path) -> None:
     bad.write_bytes(good)
     assert state() == "unfinished, with other options or another source: the run is refused"
     assert state("--overwrite") == ""
+    (tmp_path / "out.partial/job.json").write_text("{")
+    assert state() == "unfinished, and its description is damaged: the run is refused"
     run(*words, "--overwrite")
     assert state() == "complete already: there is nothing to do"
-    assert state("--overwrite") == "another dataset, which is replaced"
+    assert state("--overwrite") == "a dataset, which is replaced"
     assert state("--shuffle") == "another dataset, which is not replaced without --overwrite"
     run(*words, "--plan", "--part", "1/2")
 
@@ -230,7 +232,7 @@ def test_every_option_reaches_the_conversion(images: Path, tmp_path: Path) -> No
         (["convert", "images", "--to", "wds", "-o", "images/x"], 2, "inside one another"),
         (["convert", "empty", "--to", "wds"], 1, "there are no images"),
         (["convert", "bad", "--to", "wds"], 1, "the value is not an image"),
-        (["inspect", "empty"], 1, "no dataset or shard"),
+        (["inspect", "empty"], 1, "not a dataset or shard"),
         (["inspect", "cut.tar"], 1, "truncated"),
         (["inspect", "nothing.tar"], 2, "there is no such file or folder"),
         (["nonsense"], 2, "No such command"),

@@ -205,13 +205,15 @@ def command(
         from shardkit import storage
         from shardkit.conversion.estimate import describe
         from shardkit.conversion.existing import state_of
+        from shardkit.conversion.partial import partial_of
         from shardkit.conversion.run import prepare
 
         chosen = ConvertOptions(**options)
         with storage.using(storage_options, source, out, options["metadata"]):
             part_of = None if part is None else PartOf.parse(part)
             plan = prepare(source, to, out, chosen, part=part_of)
-            state = state_of(plan, overwrite=chosen.overwrite)
+            partial = partial_of(plan.target)
+            state = state_of(plan, partial, overwrite=chosen.overwrite).value
         workers = chosen.processes(source)
         about = describe(plan, workers, time.monotonic() - began)
         if as_json:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from shardkit import manifest as manifests
-from shardkit.conversion.partial import JOB, Partial, comparable, partial_of
+from shardkit.conversion.partial import JOB, Partial, comparable
 from shardkit.conversion.plan import Plan
 from shardkit.conversion.target import Target
 from shardkit.errors import NotFoundError, OutputError, ShardkitError
@@ -15,70 +16,92 @@ from shardkit.recipe import identity
 from shardkit.remote.path import RemotePath
 
 
-def is_done(plan: Plan, partial: Partial, *, overwrite: bool) -> bool:
-    """Whether the dataset is there already; raises OutputError where it must not be replaced.
+class State(Enum):
+    """What is at the output, in the words of `--plan`."""
 
-    To `overwrite` it is to make it again, unless the run before has, and died while cleaning up. A
-    part replaces no dataset that is the one to make: it may be what all parts have just made.
+    FREE = ""
+    COMPLETE = "complete already: there is nothing to do"
+    UNFINISHED = "unfinished: the run continues where it stopped"
+    OTHER_WORK = "unfinished, with other options or another source: the run is refused"
+    DAMAGED_WORK = "unfinished, and its description is damaged: the run is refused"
+    REPLACED = "a dataset, which is replaced"
+    OTHER_DATASET = "another dataset, which is not replaced without --overwrite"
+
+
+def state_of(plan: Plan, partial: Partial, *, overwrite: bool) -> State:
+    """What a run finds at its output.
+
+    With `overwrite`, a complete dataset is written again, unless a run of the same job wrote it
+    and died while cleaning up. A part never replaces the dataset that it would make: the parts may
+    have just published it.
     """
     part = plan.part is not None
     job = partial.job() if partial.exists() else None
-    ours = job is not None and comparable(job) == comparable(plan.job)
+    ours = _is_ours(plan, job)
     complete = plan.resumable and is_complete(plan.job, plan.target)
     if complete and (part or not overwrite or (ours and partial.is_published())):
-        # The last run was killed while cleaning up, or one that nobody can continue, as a repair.
-        if partial.exists() and (ours or job is None or (job and "recipe" not in job)):
-            with contextlib.suppress(*[OutputError] if part else []):  # the last part is at it
-                partial.begin(plan.job, resume=True)
-                partial.discard()
+        return State.COMPLETE
+    # A part never removes the work of another job: it may be the one with the wrong options.
+    refuses = job is not None and not ours and (part or not overwrite)
+    if refuses and (partial.has_work() or (part and partial.has_outline())):
+        return State.OTHER_WORK if job else State.DAMAGED_WORK
+    empty = plan.target.is_empty()
+    if not empty and not overwrite:
+        return State.OTHER_DATASET
+    if ours and plan.resumable and partial.has_work():
+        return State.UNFINISHED
+    return State.FREE if empty else State.REPLACED
+
+
+def is_done(plan: Plan, partial: Partial, *, overwrite: bool) -> bool:
+    """Whether the dataset exists already; raises OutputError if it must not be replaced."""
+    state = state_of(plan, partial, overwrite=overwrite)
+    if state is State.COMPLETE:
+        _clean_up(plan, partial)
         return True
-    if job is not None and not ours:
-        _refuse_unfinished(plan, partial, job, overwrite)
-    if not plan.target.is_empty() and not overwrite:
+    if state in (State.OTHER_WORK, State.DAMAGED_WORK):
+        partial.refuse_busy()
+        raise _other_work(plan, partial)
+    if state is State.OTHER_DATASET:
         fix = "give another folder with -o, or replace this one with convert --overwrite"
         raise another_dataset(plan.job, plan.target, fix)
     return False
 
 
-def state_of(plan: Plan, *, overwrite: bool) -> str:
-    """What a run finds at its output and does with it; nothing where there is nothing."""
-    partial = partial_of(plan.target)
-    job = partial.job() if partial.exists() else None
-    if not overwrite and plan.resumable and is_complete(plan.job, plan.target):
-        return "complete already: there is nothing to do"
-    if job is not None and partial.has_work():
-        if comparable(job) == comparable(plan.job):
-            return "unfinished: the run continues where it stopped"
-        if not overwrite:
-            return "unfinished, with other options or another source: the run is refused"
-    if plan.target.is_empty():
-        return ""
-    fate = "replaced" if overwrite else "not replaced without --overwrite"
-    return f"another dataset, which is {fate}"
+def _is_ours(plan: Plan, job: dict[str, Any] | None) -> bool:
+    return job is not None and comparable(job) == comparable(plan.job)
 
 
-def _refuse_unfinished(plan: Plan, partial: Partial, job: dict[str, Any], overwrite: bool) -> None:
-    """Raise OutputError for the work of another `job`, unless it may be lost.
-
-    Of parts none removes what others may go on with: it may be the one with the wrong options.
-    """
-    part = plan.part is not None
-    again = f"remove {partial.path}" if part else "start again with --overwrite"
-    if not (partial.has_work() or (part and partial.has_outline())) or (overwrite and not part):
+def _clean_up(plan: Plan, partial: Partial) -> None:
+    """Remove what a run left that was killed while cleaning up, and what nothing can continue."""
+    if not partial.exists():
         return
-    partial.refuse_busy()
+    job = partial.job()
+    if job is None or _is_ours(plan, job) or (job and "recipe" not in job):  # the last: a repair's
+        # The part that ended last may be cleaning up at this moment.
+        with contextlib.suppress(*[OutputError] if plan.part is not None else []):
+            partial.begin(plan.job, resume=True)
+            partial.discard()
+
+
+def _other_work(plan: Plan, partial: Partial) -> OutputError:
+    """The error for unfinished work of another job."""
+    again = "start again with --overwrite"
+    if plan.part is not None:
+        again = f"remove {partial.path}"
+    job = partial.job()
     if not job:
-        raise damaged_job(partial, again)
+        return damaged_job(partial, again)
     found = differences(comparable(job), comparable(plan.job)) if "recipe" in job else None
     if found is None or _is_of_another_version(job, plan):
-        raise OutputError(
+        return OutputError(
             "there is an unfinished conversion to this output, begun by another version of"
             " shardkit or of its libraries, which this version cannot continue",
             path=partial.path,
             found=found,
             fix=again,
         )
-    raise OutputError(
+    return OutputError(
         "there is an unfinished conversion to this output, of other options or another source",
         path=partial.path,
         found=found,
