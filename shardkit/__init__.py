@@ -6,7 +6,7 @@
 >>> sorted(ds[0])
 ['__key__', 'image', 'label', 'text']
 
-Importing this package loads nothing: each name below is imported when it is first used.
+Importing this package loads nothing else: each name below is imported on first use.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     from shardkit.verification.verify import verify as verify
     from shardkit.version import __version__ as __version__
 
-# Public name -> module, and the name there if it is another.
+# Public name -> module, with ":NAME" if the name in the module is different.
 _PLACES = {
     "convert": "conversion.convert",
     "merge": "conversion.merge",

@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C while its libraries are imported ends it as later."""
+    """Run the command line. Also handles Ctrl-C while its libraries are being imported."""
     try:
         from shardkit.cli import main as run
     except KeyboardInterrupt:

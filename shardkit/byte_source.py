@@ -1,8 +1,8 @@
-"""The one way in which bytes of data are read: ranges of a file, when they are asked for.
+"""`ByteSource`: reads byte ranges of local and remote files on demand.
 
-Readers of all formats read through a `ByteSource`, and what is small and needed again and again
-through a `Table` in it. Nothing is mapped: a file that is cut while it is read gives an error of
-ours, where a mapped page would end the process.
+All format readers read through a `ByteSource`, and small records that are needed repeatedly through
+a `Table` in it. Nothing is memory-mapped: if a file is truncated while it is open, reading raises a
+ShardkitError, whereas accessing a mapped page would kill the process.
 """
 
 from __future__ import annotations
@@ -28,48 +28,48 @@ from shardkit.storage import explain, explained, regular
 
 
 class ByteSource(ABC):
-    """The bytes of one file, wherever it lies.
+    """The bytes of one local or remote file.
 
-    Any thread may read, and a process after a fork. There is no `close`: another thread may be
-    reading, so a source is closed when nobody refers to it.
+    Any thread may read, also in a forked process. There is no `close`, as another thread may be
+    reading: a source is closed when the last reference to it is gone.
     """
 
-    path: Path  # for people and errors
-    size: int  # in bytes, when it was opened
+    path: Path  # for messages
+    size: int  # in bytes, when the file was opened
 
     @property
     def table_bytes(self) -> int:
-        """Of a table at most that is read once; a larger one stays in its file."""
+        """Size up to which a table is read into memory at once; larger ones stay in the file."""
         return IN_MEMORY
 
     @abstractmethod
     def _read(self, offset: int, length: int) -> bytes:
-        """The bytes of a range that lies within `size`."""
+        """Read a range that lies within `size`."""
 
     def read(self, offset: int, length: int) -> bytes:
-        """The `length` bytes from `offset` on; DamagedError where the file ends before them."""
+        """Read `length` bytes from `offset` on. Raises DamagedError if the file is too short."""
         if offset < 0 or length < 0 or offset + length > self.size:
             raise self.ends(offset, length)
         return self._read(offset, length) if length else b""
 
     def read_ranges(self, ranges: Iterable[tuple[int, int]]) -> list[bytes]:
-        """The bytes of several ranges, each an offset and a length, in their order."""
+        """Read several ranges, given as offset and length, and return their bytes in order."""
         return [self.read(offset, length) for offset, length in ranges]
 
     def blocks(self, length: int) -> Iterator[bytes]:
-        """All bytes, from front to back, so many at a time."""
+        """Read the whole file sequentially, in blocks of this length."""
         for offset in range(0, self.size, length):
             yield self.read(offset, min(length, self.size - offset))
 
     def read_rows(self, offsets: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.uint8]:
-        """The `length` bytes at each offset: uint8 of shape (offsets, length)."""
+        """Read `length` bytes at each offset, as uint8 of shape (offsets, length)."""
         ranges = self.read_ranges((offset, length) for offset in offsets.tolist())
         return np.frombuffer(b"".join(ranges), np.uint8).reshape(len(offsets), length)
 
     def ends(self, offset: int, length: int) -> DamagedError:
-        """The error for a range that the file does not have."""
+        """The error for a range beyond the end of the file."""
         return DamagedError(
-            "the file ends before the bytes that are to be read",
+            "the file ends before the requested bytes",
             path=self.path,
             offset=max(offset, 0),
             expected=f"{length:,} bytes from there",
@@ -78,7 +78,7 @@ class ByteSource(ABC):
 
 
 class Memory(ByteSource):
-    """Bytes that are in memory already."""
+    """Bytes that are already in memory."""
 
     def __init__(self, data: bytes, path: Path) -> None:
         self.path = path
@@ -90,10 +90,10 @@ class Memory(ByteSource):
 
 
 class Part(ByteSource):
-    """Some bytes of another source, such as a file inside a file."""
+    """A byte range of another source, such as a file inside an archive."""
 
     def __init__(self, whole: ByteSource, offset: int, size: int) -> None:
-        """Raises DamagedError where the other source does not have them."""
+        """Raises DamagedError if the range is not within the other source."""
         if offset < 0 or offset + size > whole.size:
             raise whole.ends(offset, size)
         self.path, self.size = whole.path, size
@@ -104,17 +104,17 @@ class Part(ByteSource):
 
 
 def open_source(path: Path) -> ByteSource:
-    """The bytes of a file of this machine or of an object in a store."""
+    """Open a local file or an object in a store."""
     return RemoteFile(path) if isinstance(path, RemotePath) else LocalFile(path)
 
 
 class RemoteFile(ByteSource):
-    """An object in a store, read by whole pieces, which are compared with their digests.
+    """An object in a store, read in whole pieces, which are compared with their digests.
 
-    Without a cache of pages, the latest pieces of all objects of the store are in memory.
+    Without a page cache, the latest pieces of all objects of the store are kept in memory.
     """
 
-    table_bytes = 64 << 20  # a request takes as long as reading a megabyte does
+    table_bytes = 64 << 20  # the latency of a request is worth about a megabyte
 
     def __init__(self, path: RemotePath) -> None:
         self.path: RemotePath = path
@@ -149,18 +149,18 @@ class RemoteFile(ByteSource):
         def read(group: list[tuple[int, int]]) -> list[bytes]:
             return [self.read(offset, length) for offset, length in group]
 
-        # Those that begin in one piece are read by one thread, which requests it once.
+        # Ranges that begin in the same piece are read by one thread, which requests it once.
         groups = [list(group) for _, group in groupby(ranges, lambda pair: pair[0] // PIECE)]
         return [data for found in pool().map(read, groups) for data in found]
 
 
 class LocalFile(ByteSource):
-    """A regular file of this machine, read by pread, which has no position to share."""
+    """A local regular file, read with pread, so that threads share no file position."""
 
     _handle = -1
 
     def __init__(self, path: Path, handle: int = -1) -> None:
-        """`handle`, if given, is an open file to read from, which becomes the source's own."""
+        """`handle`: an open file descriptor to read from. The source takes ownership of it."""
         self.path = path
         with explained("open", path):
             self._handle = regular(path, os.O_RDONLY) if handle < 0 else handle
@@ -197,21 +197,21 @@ class LocalFile(ByteSource):
         return found
 
     def _take(self, target: _Target, offset: int, length: int) -> bool:
-        """Read what the system has in memory; False where the disk would be waited for."""
+        """Read from the system's page cache. Return False if that would wait for the disk."""
         target.vector.size = length
         target.offset.value = offset
         found = _preadv2(self._number, target.reference, 1, target.offset, _NO_WAIT)
         if found == length:
             return True
         if found < 0 and ctypes.get_errno() in _CANNOT:
-            self._cached = False  # the file system, or the system, cannot do this
+            self._cached = False  # not supported by the file system or the kernel
         return False
 
     def _wait(self, offset: int, length: int) -> bytes:
-        """Read without the interpreter lock."""
+        """Read with the interpreter lock released, as this may wait for the disk."""
         try:
             data = os.pread(self._handle, length, offset)
-            while len(data) < length:  # a signal, or more than the system reads at once
+            while len(data) < length:  # a signal, or more than one call can read
                 more = os.pread(self._handle, length - len(data), offset + len(data))
                 if not more:
                     raise self._cut(offset, length, len(data))
@@ -222,12 +222,12 @@ class LocalFile(ByteSource):
 
     def _cut(self, offset: int, length: int, found: int) -> DamagedError:
         return DamagedError(
-            "the file was cut while it was open",
+            "the file was truncated while it was open",
             path=self.path,
             offset=offset,
             expected=f"{length:,} bytes from here",
             found=f"{found:,} bytes, then the end of the file",
-            fix="copy or make the file again; leave files alone while they are read",
+            fix="copy or create the file again; do not change files while they are read",
         )
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
@@ -236,11 +236,11 @@ class LocalFile(ByteSource):
 
 
 def _cached_reads() -> Any:
-    """Linux's preadv2, called without giving the interpreter lock away; None elsewhere.
+    """Linux's preadv2, called without releasing the interpreter lock; None on other systems.
 
-    To get the lock back can take 5 ms, the time for which another thread may keep it; to copy what
-    the system has in memory takes 5 us. Where the disk is to be waited for, preadv2 refuses, and
-    os.pread waits without the lock.
+    Reacquiring the lock can take 5 ms, as another thread may hold it for so long, while copying
+    from the page cache takes 5 us. With RWF_NOWAIT, preadv2 fails if it would have to wait for the
+    disk; os.pread then waits with the lock released.
     """
     if not sys.platform.startswith("linux"):
         return None
@@ -250,19 +250,19 @@ def _cached_reads() -> Any:
 _preadv2 = _cached_reads()
 if _preadv2 is not None:
     _preadv2.restype = ctypes.c_ssize_t
-_NO_WAIT = 8  # RWF_NOWAIT, which a Python built with an old libc has no name for
+_NO_WAIT = 8  # RWF_NOWAIT, which os lacks if Python was built with an old libc
 _CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM)
-_SCRATCH = 1 << 17  # bytes of a read at most that may keep the interpreter lock
+_SCRATCH = 1 << 17  # largest read, in bytes, that keeps the interpreter lock
 
 
 class _Vector(ctypes.Structure):
-    """Memory to read into, as the system takes it (struct iovec)."""
+    """Memory to read into (struct iovec)."""
 
     _fields_ = (("address", ctypes.c_void_p), ("size", ctypes.c_size_t))
 
 
 class _Target:
-    """What a read of cached bytes is told: made once, as that takes longer than the read."""
+    """The arguments of preadv2. Reused, as creating them takes longer than the read."""
 
     def __init__(self, address: int) -> None:
         self.vector = _Vector(address, 0)
@@ -271,47 +271,47 @@ class _Target:
 
 
 class _Scratch(_Target):
-    """Memory that a range is read into, and copied out of."""
+    """Arguments with a buffer that a range is read into, and then copied from."""
 
     def __init__(self) -> None:
         self.buffer = ctypes.create_string_buffer(_SCRATCH)
         super().__init__(ctypes.addressof(self.buffer))
 
 
-_scratches: list[_Scratch] = []  # not in use; there are as many as threads ever read at once
+_scratches: list[_Scratch] = []  # free buffers; grows to the largest number of concurrent reads
 
-_CHUNK = 1 << 14  # records: few enough to stay in the processor's cache
-IN_MEMORY = 1 << 20  # bytes up to which a table is read once; larger ones stay in their file
-LATEST = 32  # pieces of remote files in memory, of each store
+_CHUNK = 1 << 14  # records: few enough to stay in the CPU cache
+IN_MEMORY = 1 << 20  # size up to which a table is read into memory; larger ones stay in the file
+LATEST = 32  # pieces of remote files kept in memory, per store
 
 
 class Table:
-    """Records of one size that stand side by side in a source: an index, offsets, lengths.
+    """Contiguous records of a fixed size in a source, such as an index, offsets or lengths.
 
-    A small table is read once. Of a larger one what is asked for is read, so that many open shards
-    with long tables take little memory in each process.
+    A small table is read into memory at once. From a larger one, only the requested records are
+    read, so that many open shards with long tables take little memory in each process.
     """
 
     def __init__(self, source: ByteSource, offset: int, count: int, dtype: Any) -> None:
-        """Raises DamagedError where the source ends before `count` records of `dtype`."""
+        """Raises DamagedError if the source is too short for `count` records of `dtype`."""
         self.dtype = np.dtype(dtype)
         self._offset, self._count, self._record = offset, count, self.dtype.itemsize
         size = count * self._record
         if offset < 0 or count < 0 or offset + size > source.size:
             raise source.ends(offset, size)
         self._data = source.read(offset, size) if size <= source.table_bytes else None
-        self._source = None if self._data is not None else source  # else it stays open
+        self._source = None if self._data is not None else source  # kept open only if needed
 
     def __len__(self) -> int:
         return self._count
 
     @property
     def in_memory(self) -> int:
-        """Bytes that it takes in memory."""
+        """Number of bytes kept in memory."""
         return 0 if self._data is None else len(self._data)
 
     def record(self, number: int, count: int = 1) -> bytes:
-        """The bytes of a record, or of `count` that follow one another."""
+        """The bytes of a record, or of `count` consecutive ones."""
         at, length = number * self._record, count * self._record
         if self._data is not None:
             return self._data[at : at + length]
@@ -323,12 +323,12 @@ class Table:
         return np.frombuffer(self.record(first, max(stop - first, 0)), self.dtype)
 
     def chunks(self) -> Iterator[npt.NDArray[Any]]:
-        """All records in order, some at a time."""
+        """All records in order, in chunks."""
         for first in range(0, self._count, _CHUNK):
             yield self.slice(first, min(first + _CHUNK, self._count))
 
     def take(self, numbers: npt.NDArray[np.int64], count: int = 1) -> npt.NDArray[Any]:
-        """The records with these numbers, or `count` from each on: all lie within the table."""
+        """The records with these numbers, or `count` from each on. They must be in the table."""
         if self._data is not None:
             wanted = numbers if count == 1 else numbers[:, None] + np.arange(count)
             return np.frombuffer(self._data, self.dtype).take(wanted)

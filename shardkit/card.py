@@ -1,4 +1,4 @@
-"""What the README.md of a repository on the Hugging Face Hub says of its files."""
+"""Parses the README.md (dataset card) of a repository on the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from shardkit.names import FLAT, is_safe
 from shardkit.splits import KINDS, Split, grouped
 
 CARD = "README.md"
-OUTSIDE = "file outside of the splits in README.md"  # that is passed over
+OUTSIDE = "file outside of the splits in README.md"  # counted as ignored
 _CARD_BYTES = 1 << 20
-# A path, or a URL on the Hub, in Markdown or HTML.
+# An image's path, or its URL on the Hub, in Markdown or HTML.
 _SHOWN = re.compile(
     rf"(?:https?://[^\s\"'()<>]*?/(?:resolve|blob|raw)/[^/\s]+/)?"
     rf"([^\s\"'()<>\[\]=]+\.(?:{'|'.join(SUFFIXES)}))\b",
     re.I,
 )
-_MOST_PATTERNS = 10_000  # with wildcards, each of which is compared with every file
+_MOST_PATTERNS = 10_000  # maximum number of wildcard patterns: each is matched with every file
 
 
 @dataclass(frozen=True)
 class Subset:
-    """An entry of `configs:`: the patterns of each split's files; of all, without splits, at ""."""
+    """An entry of `configs:`. `patterns`: file patterns by split; at "" if there are no splits."""
 
     name: str
     patterns: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -40,14 +40,14 @@ class Subset:
 
 
 class Found(NamedTuple):
-    """The splits of files, and how many files are in none."""
+    """The splits of files, and the number of files that are in no split."""
 
     splits: dict[str, Split]
     others: int = 0
 
 
 def named_subset(path: Path) -> tuple[Path, str]:
-    """The folder and the subset of `FOLDER#SUBSET`; a path that exists as it is has none."""
+    """Split `FOLDER#SUBSET` into folder and subset ("" if the whole path exists)."""
     name, sign, subset = path.name.partition("#")
     if not sign or not name or path.exists():
         return path, ""
@@ -57,10 +57,10 @@ def named_subset(path: Path) -> tuple[Path, str]:
 def splits_of(
     root: Path, names: Sequence[str], *, subset: str = "", documents: bool = False
 ) -> Found:
-    """The splits of the files below a folder: by its README.md, or else by what they are called.
+    """The splits of the files below a folder, by its README.md, or otherwise by their names.
 
-    `subset` is one of those that README.md has. Raises UsageError where that leaves a question,
-    SourceError for files that it names and that are not there.
+    `subset` is the name of a subset in README.md. Raises UsageError if README.md is ambiguous, and
+    SourceError if files that it names are missing.
     """
     chosen = _chosen(root, subset)
     if chosen is None or not (chosen.patterns or chosen.folder):
@@ -95,7 +95,7 @@ def _matching(root: Path, names: Sequence[str], subset: Subset, split: str) -> S
             found = {number_of[pattern]} if pattern in number_of else set()
         if not found:
             raise SourceError(
-                "the repository's README.md names files that are not there",
+                "files named in the repository's README.md are missing",
                 path=root / CARD,
                 expected=path,
                 fix="get all of the repository (git lfs pull, or huggingface_hub.snapshot_download)"
@@ -110,8 +110,8 @@ def _has_wildcard(pattern: str) -> bool:
 
 
 def _fits(pattern: Sequence[str], name: Sequence[str]) -> bool:
-    """Whether a pattern of fsspec, which `datasets` uses, fits a path; both in their parts."""
-    at = {0}  # how many parts of the name what we have seen of the pattern may fit
+    """Whether a path matches an fsspec pattern, as used by `datasets`; both split at slashes."""
+    at = {0}  # the numbers of leading path parts that the pattern so far can match
     for part in pattern:
         if part == "**":
             at = set(range(min(at), len(name) + 1)) if at else at
@@ -121,7 +121,7 @@ def _fits(pattern: Sequence[str], name: Sequence[str]) -> bool:
 
 
 def _chosen(root: Path, subset: str) -> Subset | None:
-    """The subset that was asked for, or the only one; None where README.md tells of none."""
+    """The requested subset, or the only one; None if README.md has no subsets."""
     subsets = read_subsets(root)
     if subset in subsets:
         return subsets[subset]
@@ -130,7 +130,7 @@ def _chosen(root: Path, subset: str) -> Subset | None:
             f"the repository has no subset {subset!r}",
             path=root / CARD,
             found=", ".join(subsets) or "none in README.md",
-            fix="give the folder alone, or its name, # and the name of a subset",
+            fix="give the folder alone, or FOLDER#SUBSET",
         )
     if len(subsets) > 1:
         raise _several_subsets(root, subsets)
@@ -138,7 +138,7 @@ def _chosen(root: Path, subset: str) -> Subset | None:
 
 
 def _several_subsets(root: Path, subsets: Iterable[str]) -> UsageError:
-    """The error for a repository whose README.md tells of more than one dataset."""
+    """The error for a repository whose README.md defines more than one subset."""
     ways = [f"'{root}#{name}'" for name in subsets]
     return UsageError(
         "the repository has several subsets, which are datasets of their own",
@@ -149,14 +149,14 @@ def _several_subsets(root: Path, subsets: Iterable[str]) -> UsageError:
 
 
 def check_images(root: Path, found: Collection[str], subset: str) -> None:
-    """Compare the splits of images, `found` by names of folders, with those of README.md, if any.
+    """Compare the splits of images, `found` by folder names, with those in README.md, if any.
 
-    Raises UsageError where that names several subsets, or splits that the folders do not tell.
+    Raises UsageError if README.md has several subsets, or splits that the folders do not show.
     """
     subsets = read_subsets(root)
     if len(subsets) > 1 or subset:
         raise UsageError(
-            "the subsets of a repository of images are told by their folders",
+            "subsets of an image repository can only be selected by their folders",
             path=root / CARD,
             found=", ".join(list(subsets)[:5]),
             fix="give the folder of one of them, or take all together with --split none",
@@ -165,7 +165,7 @@ def check_images(root: Path, found: Collection[str], subset: str) -> None:
     told = {KINDS.get(split, split) for split in splits}
     if len(told) > 1 and told != {KINDS.get(split, split) for split in found}:
         raise UsageError(
-            "the repository has splits that the names of its folders do not tell",
+            "the splits in README.md do not match the names of the repository's folders",
             path=root / CARD,
             expected=", ".join(splits),
             found=", ".join(filter(None, found)) or "none by name",
@@ -177,12 +177,12 @@ def lists_files(root: Path) -> bool:
     """Whether README.md says which files are data, if it can be understood."""
     try:
         return any(subset.patterns or subset.folder for subset in read_subsets(root).values())
-    except UsageError:  # which is raised where the splits are looked for
+    except UsageError:  # raised again when the splits are determined
         return False
 
 
 def read_subsets(root: Path) -> dict[str, Subset]:
-    """What stands under `configs:` in the YAML at the beginning of a README.md, by name."""
+    """The subsets, by name, under `configs:` in the YAML front matter of a README.md."""
     front = re.match(r"---\s*\n(.*?)\n---", _text_of(root / CARD), re.DOTALL)
     block = re.search(r"^configs:[^\n]*\n((?:[-\s#][^\n]*\n?)*)", front[1] if front else "", re.M)
     if block is None:
@@ -190,7 +190,7 @@ def read_subsets(root: Path) -> dict[str, Subset]:
     found = _parsed(block[0])
     if isinstance(found, str):
         raise UsageError(
-            "the configs of the repository's README.md cannot be understood",
+            "the configs in the repository's README.md cannot be parsed",
             path=root / CARD,
             found=found[:200],
             expected="a list of config_name and data_files, in YAML",
@@ -199,14 +199,14 @@ def read_subsets(root: Path) -> dict[str, Subset]:
     return found
 
 
-@functools.lru_cache(maxsize=1)  # it is asked for several times, and 1 MB takes seconds
+@functools.lru_cache(maxsize=1)  # called several times, and parsing 1 MB takes seconds
 def _parsed(block: str) -> dict[str, Subset] | str:
-    """The subsets, or why there are none."""
+    """The subsets, or a text saying why they cannot be parsed."""
     import yaml  # type: ignore[import-untyped]
 
     wrong = (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
     try:
-        # Not by libyaml, which brackets in brackets end with the process.
+        # Not with libyaml: deeply nested brackets crash the process.
         found = {s.name: s for s in map(_subset, yaml.safe_load(block)["configs"] or ())}
     except wrong as error:
         return f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -235,7 +235,7 @@ def _paths(value: Any) -> Iterator[str]:
 
 
 def shown_images(folder: Path) -> frozenset[str]:
-    """The images that a folder's README.md shows: paths relative to it."""
+    """The images shown in a folder's README.md, as paths relative to the folder."""
     found = _SHOWN.findall(_text_of(folder / CARD))
     return frozenset(posixpath.normpath(unquote(name)) for name in found)
 

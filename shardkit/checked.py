@@ -1,8 +1,8 @@
-"""JSON of ours that is read back: bounded, and checked field by field against Python's types.
+"""Parses JSON written by shardkit, with bounded size, and checks it against Python type hints.
 
 Manifests, metadata in shards and lists beside them may be damaged or malicious. Values that pass
-have their declared types: those of dataclasses and TypedDicts, `Any` where none is declared. An
-error names the wrong value: `shards[3].samples`.
+have their declared types, those of dataclasses and TypedDicts (`Any`: not checked). An error names
+the location of the invalid value, such as `shards[3].samples`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from typing import Annotated, Any, TypeVar, cast
 
 from shardkit.errors import DamagedError, FormatError, UsageError
 
-MOST_BYTES = 128 << 20  # of a manifest: 31 MB tell of 100,000 shards
-_DEPTH = 32  # of lists and objects inside one another where any value is allowed
-_SHOWN = 60  # characters of a wrong value
+MOST_BYTES = 128 << 20  # maximum size of a manifest: one of 100,000 shards has 31 MB
+_DEPTH = 32  # maximum nesting of lists and objects where any value is allowed
+_SHOWN = 60  # characters of an invalid value to show
 _T = TypeVar("_T")
 _Check = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A condition beside the type, in a hint such as `Annotated[int, Rule(...)]`."""
+    """A condition in addition to the type, in a hint such as `Annotated[int, Rule(...)]`."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -43,7 +43,7 @@ Digest = Annotated[str, Rule("32 hex digits", re.compile(r"[0-9a-f]{32}").fullma
 
 @dataclass(frozen=True)
 class Extensible:
-    """Base of objects to which newer versions may add entries: `unknown` has those unchanged."""
+    """Base of objects to which later versions may add entries: `unknown` keeps them unchanged."""
 
     unknown: dict[str, Any] | None = field(default=None, kw_only=True, repr=False, compare=False)
 
@@ -60,7 +60,7 @@ class MismatchError(ValueError):
             self.inside(key)
 
     def inside(self, key: str | int) -> None:
-        """Note that the value is the entry `key` of a larger one."""
+        """Prepend `key` to the location: the value is an entry of a larger one."""
         name = isinstance(key, str) and key.isidentifier() and key.isascii()
         self._path = (f".{key}" if name else f"[{json.dumps(key):.{_SHOWN}}]") + self._path
 
@@ -74,17 +74,17 @@ class MismatchError(ValueError):
 
 
 def parse(data: bytes) -> Any:
-    """The value in JSON of ours; raises ValueError. Numbers are finite and text is UTF-8."""
+    """Parse JSON written by shardkit: UTF-8, finite numbers. Raises ValueError."""
     if len(data) > MOST_BYTES:
         raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
     try:
         return _DECODER.decode(data.decode())
     except RecursionError:
-        raise ValueError("lists and objects stand too deep inside one another") from None
+        raise ValueError("lists and objects are nested too deeply") from None
 
 
 def checked(hint: type[_T], value: Any, *keys: str | int) -> _T:
-    """A parsed value, at the location `keys`, as the type of the hint; raises MismatchError."""
+    """Convert a parsed value to the type of a hint. Raises MismatchError at the location `keys`."""
     with under(*keys):
         found: _T = _checker(cast("Any", hint))(value)
     return found
@@ -92,7 +92,7 @@ def checked(hint: type[_T], value: Any, *keys: str | int) -> _T:
 
 @contextlib.contextmanager
 def under(*keys: str | int) -> Iterator[None]:
-    """A context for checks of values at the location `keys`."""
+    """A context that prepends the location `keys` to a MismatchError."""
     try:
         yield
     except MismatchError as error:
@@ -102,7 +102,7 @@ def under(*keys: str | int) -> Iterator[None]:
 
 
 def from_json(hint: type[_T], data: bytes, what: str, **where: Any) -> _T:
-    """The value in JSON of ours, checked; DamagedError says that `what` is damaged, and `where`."""
+    """Parse and check JSON. Raises DamagedError, which says that `what` is damaged, and `where`."""
     try:
         return checked(hint, parse(data))
     except ValueError as error:
@@ -110,7 +110,7 @@ def from_json(hint: type[_T], data: bytes, what: str, **where: Any) -> _T:
 
 
 def of_version(version: int, name: str, data: bytes, what: str, **where: Any) -> dict[str, Any]:
-    """The object in JSON of ours that has its version under `name`.
+    """Parse a JSON object that has its version under `name`.
 
     Raises DamagedError, which says that `what` is damaged, and FormatError for another version.
     """
@@ -131,13 +131,13 @@ def of_version(version: int, name: str, data: bytes, what: str, **where: Any) ->
 
 
 def from_lines(hint: type[_T], data: bytes, what: str, **where: Any) -> Iterator[_T]:
-    """The values of a file with one on each line; raises DamagedError."""
+    """Parse and check a file with one JSON value per line. Raises DamagedError."""
     for number, line in enumerate(data.splitlines(), 1):
         yield from_json(hint, line, f"line {number} of {what}", **where)
 
 
 def damaged(what: str, error: Exception, **where: Any) -> DamagedError:
-    """The error of ours for one of `parse` and `checked`."""
+    """The DamagedError for an error raised by `parse` or `checked`."""
     if isinstance(error, MismatchError):
         at = f" at {error.location}" if error.location else ""
         about = {"expected": error.expected, "found": error.found}
@@ -146,7 +146,7 @@ def damaged(what: str, error: Exception, **where: Any) -> DamagedError:
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses as JSON values, with the `unknown` entries that `checked` found."""
+    """Convert dataclasses to JSON values, with the `unknown` entries that `checked` retained."""
     if is_dataclass(value):
         entries = {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {**entries, **(entries.pop("unknown", None) or {})}
@@ -157,7 +157,7 @@ def plain(value: Any) -> Any:
 
 @functools.cache
 def _checker(hint: Any) -> _Check:
-    """The function that turns a parsed value into one of a hint's type."""
+    """The function that checks a parsed value, and converts it to the type of a hint."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is None:
         return _plain_checker(hint)
@@ -179,7 +179,7 @@ def _checker(hint: Any) -> _Check:
 
 
 def _plain_checker(hint: Any) -> _Check:
-    """The same for a hint without parameters."""
+    """Like `_checker`, for a hint without parameters."""
     if hint is Any:
         return _anything
     if typing.is_typeddict(hint):
@@ -220,14 +220,14 @@ def _ruled(check: _Check, rule: Rule, value: Any) -> Any:
 def _anything(value: Any, depth: int = _DEPTH) -> Any:
     if isinstance(value, list | dict):
         if not depth:
-            raise MismatchError(f"at most {_DEPTH} lists and objects inside one another", value)
+            raise MismatchError(f"at most {_DEPTH} levels of lists and objects", value)
         for entry in value.values() if isinstance(value, dict) else value:
             _anything(entry, depth - 1)
     return value
 
 
 def _listed(kind: Callable[[list[Any]], Any], check: _Check, value: Any) -> Any:
-    if type(value) not in (list, tuple):  # a schema that was never text has tuples
+    if type(value) not in (list, tuple):  # a schema that did not come from JSON has tuples
         raise MismatchError("a list", value)
     found: list[Any] = []
     try:
@@ -242,7 +242,7 @@ def _listed(kind: Callable[[list[Any]], Any], check: _Check, value: Any) -> Any:
 def _entries(
     checks: Mapping[str, _Check], others: _Check, required: Collection[str], value: Any
 ) -> dict[str, Any]:
-    """An object; entries without a check of their own go through `others`."""
+    """An object. Entries that have no check of their own are checked by `others`."""
     if type(value) is not dict:
         raise MismatchError("an object", value)
     for name in required:
@@ -260,7 +260,7 @@ def _entries(
 
 
 def _numbered(entries: _Check, value: Any) -> dict[int, Any]:
-    """An object whose names are whole numbers."""
+    """An object whose keys are whole numbers."""
     found = entries(value)
     for name in found:
         if not re.fullmatch(r"-?[0-9]{1,19}", str(name)):
@@ -269,7 +269,7 @@ def _numbered(entries: _Check, value: Any) -> dict[int, Any]:
 
 
 def _object(kind: Any) -> _Check:
-    """A dataclass: unknown entries are retained if it is `Extensible`, else refused."""
+    """A dataclass. Unknown entries are retained if it is `Extensible`, otherwise an error."""
     hints = typing.get_type_hints(kind, include_extras=True)
     known = [f for f in dataclasses.fields(kind) if f.name != "unknown"]
     none = dataclasses.MISSING
@@ -282,11 +282,11 @@ def _object(kind: Any) -> _Check:
         if not found.keys() <= checks.keys():
             more = {name: found.pop(name) for name in [*found] if name not in checks}
             if not extensible:
-                raise MismatchError(f"none but {', '.join(checks)}", next(iter(more)))
+                raise MismatchError(f"only {', '.join(checks)}", next(iter(more)))
             found["unknown"] = more
         try:
             return kind(**found)
-        except UsageError as error:  # from the checks of the class itself
+        except UsageError as error:  # raised by the class's own checks
             raise MismatchError(error.expected or str(error.what), error.found or value) from error
 
     return check
@@ -298,7 +298,7 @@ _NOTHING = object()
 
 
 def _shown(value: Any) -> str:
-    """A wrong value in a few characters, all of them ASCII."""
+    """An invalid value for messages: short, and ASCII only."""
     if isinstance(value, list | dict):
         return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value):,}"
     text = value[:_SHOWN] if isinstance(value, str) else value

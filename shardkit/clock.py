@@ -1,6 +1,6 @@
-"""Measures the time of a thread by stages: it is in one stage at a time, so that stages add up.
+"""Measures the time of a thread by stage. A thread is in one stage at a time, so they add up.
 
-Code calls `enter(stage)` where a stage begins, which does nothing in a thread without a clock.
+Code calls `enter(stage)` where a stage begins. In a thread without a clock, this does nothing.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-# Of making a batch: reading stored values; decoding, cropping and resizing images, in one call;
-# other transforms; assembling rows and batches; tensors, and copies to a device.
+# Stages of making a batch: reading stored values; decoding, cropping and resizing images, in one
+# call; other transforms; assembling rows and batches; tensors, and copies to a device.
 STAGES = ("read", "decode", "transform", "collate", "copy")
-IDLE = "idle"  # of a thread that makes batches: enough are ready
-DATA = "data"  # of the thread that uses them: it waits for the next one
-STEP = "step"  # of that thread: all that it does with a batch
+IDLE = "idle"  # a loading thread: enough batches are ready
+DATA = "data"  # the training thread: it waits for the next batch
+STEP = "step"  # the training thread: everything it does with a batch
 
 
 class Spent(NamedTuple):
-    """Seconds of a stage: wall time, and processor time."""
+    """Seconds spent in a stage: wall time and CPU time."""
 
     wall: float = 0.0
     busy: float = 0.0
@@ -30,7 +30,7 @@ class Spent(NamedTuple):
 
 
 class Clock:
-    """The time of one thread by stages. Only `read` may be called by other threads."""
+    """The time of one thread by stage. Only `read` may be called by other threads."""
 
     def __init__(self, stage: str, since: float | None = None) -> None:
         """`since` is the start in `time.perf_counter` seconds; None: now."""
@@ -40,7 +40,7 @@ class Clock:
         self._running = True
 
     def enter(self, stage: str) -> None:
-        """The thread is in another stage from now on."""
+        """Switch to another stage."""
         if not self._running:
             return
         now = (stage, time.perf_counter(), time.thread_time())
@@ -55,7 +55,7 @@ class Clock:
         self._running = False
 
     def read(self) -> dict[str, Spent]:
-        """The time of each stage so far, the current one included; from any thread."""
+        """The time of each stage so far, including the current one. For any thread."""
         spent, (stage, since, _) = dict(self._spent), self._now
         if self._running:
             spent[stage] = spent.get(stage, Spent()).more(time.perf_counter() - since, 0)
@@ -63,7 +63,7 @@ class Clock:
 
 
 def total(clocks: Iterable[Mapping[str, Spent]]) -> dict[str, Spent]:
-    """The sum over threads, of the stages of making a batch and of being idle."""
+    """The sum over threads, for the stages of making a batch and for idle time."""
     found = dict.fromkeys((*STAGES, IDLE), Spent())
     for spent in clocks:
         for stage in found:
@@ -75,12 +75,12 @@ _own = threading.local()
 
 
 def use(clock: Clock | None) -> None:
-    """Count this thread's time with a clock; None: no longer."""
+    """Measure this thread's time with a clock; None: stop measuring."""
     _own.clock = clock
 
 
 def enter(stage: str) -> None:
-    """This thread is in a stage from now on."""
+    """Switch this thread's clock, if it has one, to a stage."""
     clock: Clock | None = getattr(_own, "clock", None)
     if clock is not None:
         clock.enter(stage)

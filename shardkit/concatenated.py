@@ -44,12 +44,12 @@ def concatenate(datasets: Sequence[Dataset]) -> Dataset:
     every = list(datasets) if isinstance(datasets, list | tuple) else []
     if not every or not all(isinstance(dataset, Dataset) for dataset in every):
         raise UsageError(
-            "datasets are concatenated in a list",
-            expected="a list of what shardkit.open gives, and of views",
+            "concatenate needs a list of datasets",
+            expected="a list of datasets from shardkit.open, or of views",
             found=f"{datasets!r:.100}",
         )
     first = every[0]
-    if all(dataset.is_of(first) for dataset in every):  # views of one dataset are one view
+    if all(dataset.is_of(first) for dataset in every):  # views of one dataset make one view
         whole: Dataset = first.whole
         return whole.select(np.concatenate([_numbers(dataset, 0) for dataset in every]))
     joined = Concatenated([part for dataset in every for part in dataset.parts])
@@ -64,7 +64,7 @@ def _numbers(dataset: Dataset, start: int) -> Numbers:
 
 
 class Concatenated(Dataset):
-    """Several datasets as one, whose shards are those of all of its parts."""
+    """Several datasets as one. Its shards are the shards of all of its parts."""
 
     def __init__(self, parts: Sequence[Dataset]) -> None:
         names = [f"{part.place} (number {number})" for number, part in enumerate(parts)]
@@ -83,17 +83,17 @@ class Concatenated(Dataset):
             elif nameless is not None:
                 errors.setdefault(field, nameless)
         for error in errors.values():
-            error.fix = "make the field alike in all of them"
+            error.fix = "give the field the same type and class names in all of them"
             raise error
         self._parts = list(parts)
-        # By part and field, the numbers of classes here that have others there.
+        # By part and field: the numbers here of the part's classes, where they differ.
         self._labels = [other_numbers(part.class_names, self._class_names) for part in parts]
         self.path, self.manifest, self.manifest_path = parts[0].path, None, None
         self.format = ", ".join(dict.fromkeys(part.format for part in parts))
         self.transform = next((p.transform for p in parts if p.transform is not None), None)
         self.unusable: dict[str, ShardkitError] = {}
         self._shared: dict[str, Any] = {}
-        self._readers = open_shards.Readers()  # none: the parts have theirs
+        self._readers = open_shards.Readers()  # stays empty: the parts have their own readers
         self.key_hashes: dict[int, npt.NDArray[np.int64] | None] = {}
         *self._firsts, _ = accumulate((part.shards for part in parts), initial=0)
         own = [(part, shard) for part in parts for shard in range(part.shards)]
@@ -103,7 +103,7 @@ class Concatenated(Dataset):
         *self._starts, self._length = accumulate((n for n, _ in extents), initial=0)
 
     def _at(self, shard: int) -> tuple[int, int]:
-        """The number of the part that a shard belongs to, and the shard's number in it."""
+        """The number of the part that a shard belongs to, and the shard's number in the part."""
         part = bisect_right(self._firsts, shard) - 1
         return part, shard - self._firsts[part]
 
@@ -142,7 +142,7 @@ class Concatenated(Dataset):
         return {name: found for part in self._parts for name, found in part.checksums.items()}
 
     def tokenizer(self) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """Empty where the parts have different ones, too."""
+        """Like `Dataset.tokenizer`; also empty if the parts have different tokenizers."""
         found = [part.tokenizer() for part in self._parts]
         return found[0] if all(one == found[0] for one in found) else ({}, {})
 
@@ -175,7 +175,7 @@ class Concatenated(Dataset):
             return values
         try:
             return [None if value is None else renumbered(value, numbers) for value in values]
-        except IndexError:  # read one by one, the sample is named
+        except IndexError:  # read one by one, so that the error names the sample
             first = self.whole.start(shard)
             return [self.whole.read(first + n, [field]).get(field) for n in positions.tolist()]
 
@@ -211,7 +211,7 @@ class Concatenated(Dataset):
         return self._parts[number].stat(own)
 
     def reader(self, shard: int) -> ShardReader:
-        """The reader of a part, whose labels may have other numbers there."""
+        """The reader of a part; its labels may be numbered differently."""
         number, own = self._at(shard)
         return self._parts[number].reader(own)
 

@@ -1,4 +1,4 @@
-"""`Dataset`: the shards of a dataset of any format as one list of samples."""
+"""`Dataset`: the shards of a dataset in any format, as one sequence of samples."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ if TYPE_CHECKING:
 
     from shardkit.indices import Indices
 
-_OPEN_SHARDS = 128  # of one dataset, as readers take memory; for the process see open_shards.py
-_TRIED = 4  # foreign shards, from all over, that are looked into first: are they compressed?
-_LOOKS = 8  # foreign shards of this machine that are looked into at a time
-_REQUESTS = 32  # samples of a URL that are read at a time
-_TEMPORARY_BYTES = 10 * 10**9  # of open shards that are compressed; a larger one is open alone
+_OPEN_SHARDS = 128  # limit per dataset, as readers take memory; per process, see open_shards.py
+_TRIED = 4  # foreign shards, spread over all, that are inspected first: are they compressed?
+_LOOKS = 8  # local foreign shards that are inspected at a time
+_REQUESTS = 32  # samples at a URL that are read at a time
+_TEMPORARY_BYTES = 10 * 10**9  # of open compressed shards, unpacked; a larger one is open alone
 
 
 @functools.lru_cache(maxsize=8)
 def read_key_table(path: Path, checksum: str, kind: str) -> Mapping[str, str]:
-    """Keys and the paths that samples had as files, once per process for a file and its content."""
+    """The key table: key -> the sample's path as a file. Cached per process, path and checksum."""
     data = manifests.read_checked(path, checksum, kind)
     lines = from_lines(_KeyLine, data, "the key table", path=path)
     return {line["key"]: line["path"] for line in lines}
@@ -99,10 +99,10 @@ class Dataset(Views):
         *,
         reader: ShardReader | None = None,
     ) -> None:
-        """`shards` has name, samples and bytes of each; None where only opening it can tell.
+        """`shards` has the name, samples and bytes of each shard; None: known once it is opened.
 
-        `path` is the folder that the names are relative to; `reader` is that of the only shard
-        where that is not a file (`from_sequence`).
+        `path` is the folder that the names are relative to; `reader` reads the only shard if it is
+        not a file (`from_sequence`).
         """
         self.path = path
         self.format = format
@@ -112,7 +112,7 @@ class Dataset(Views):
         self._bytes = [size for _, _, size in shards]
         if manifest is not None and format not in FORMATS:
             raise FormatError(
-                "the dataset is of a format that this version does not know",
+                "the dataset has a format that this version does not know",
                 path=manifest_path,
                 expected="one of " + ", ".join(sorted(FORMATS)),
                 found=f"{format!r:.60}",
@@ -122,12 +122,12 @@ class Dataset(Views):
         if reader is None:
             self._format = get_format(format)
         self.unusable: dict[str, ShardkitError] = {}  # fields that cannot be read, and why
-        # By shard, its files in a store and what its manifest says of them.
+        # By shard: its files in a store, and what the manifest says about them.
         self.remote_files: dict[str, list[tuple[str, Info]]] = {}
-        self.beside: Mapping[str, int] = {}  # other files in its folder, by kind
+        self.beside: Mapping[str, int] = {}  # other files in the folder, by kind
         self._shared: dict[str, Any] = {}
         self._readers = open_shards.Readers()  # oldest first
-        # Of shards that were searched for their samples, `key_hash` of all keys.
+        # `key_hash` of all keys, for shards whose reader had to scan for samples.
         self.key_hashes: dict[int, npt.NDArray[np.int64] | None] = {}
         self._starts: list[int] = []
         self._layouts: list[Any] = [manifest and self._layout(manifest)] * len(shards)
@@ -179,29 +179,29 @@ class Dataset(Views):
 
     @property
     def guessed(self) -> frozenset[str]:
-        """Fields of foreign shards of which only a few samples say that all samples have them."""
+        """Fields of foreign shards that all samples seem to have, judging from only a few."""
         return frozenset(name for layout in self._layouts for name in layout.get("guessed", ()))
 
     @property
     def ours(self) -> bool:
-        """Whether shardkit wrote the shards, according to a manifest or one of them."""
+        """Whether shardkit wrote the shards, according to the manifest or any shard."""
         return self.manifest is not None or any("ours" in layout for layout in self._layouts)
 
     @property
     def conventions(self) -> list[str]:
-        """In words, whose ways of storing samples were found in foreign shards."""
+        """The storage conventions found in foreign shards, in words."""
         return sorted({layout["convention"] for layout in self._layouts if "convention" in layout})
 
     @property
     def ignored(self) -> dict[str, int]:
-        """What is passed over in foreign shards and beside them: how often, by kind."""
+        """Counts, by kind, of what is ignored in foreign shards and beside them."""
         total: Counter[str] = Counter(self.beside)
         for layout in self._layouts:
             total.update(layout.get("ignored", {}))
         return dict(total)
 
     def read(self, index: int, fields: Collection[str] | None = None) -> Sample:
-        """The sample without the dataset's transform: its key and these fields, all if None."""
+        """The sample as stored, without the transform: its key and these fields (None: all)."""
         shard, position = self.locate(index)
         try:
             return self.reader(shard).sample(position, fields)
@@ -231,7 +231,7 @@ class Dataset(Views):
             return field in reader.schema and reader.read_rows(field, positions, out)
 
     def _samples(self, fields: Collection[str] | None) -> Iterator[Sample]:
-        """Of a URL, many are requested at a time, each page once."""
+        """Like the base class. Data at a URL are requested in parallel, each page once."""
         if not any(isinstance(path, RemotePath) for path in self.paths):
             yield from super()._samples(fields)
             return
@@ -248,9 +248,9 @@ class Dataset(Views):
         return found
 
     def part(self, shards: list[int]) -> Dataset:
-        """A dataset of these shards alone, for a task."""
+        """A dataset of only these shards, for a task."""
         chosen = [(self._names[s], *self.extent(s)) for s in shards]
-        part = copy.copy(self)  # without what is open, like a pickle
+        part = copy.copy(self)  # without open shards, like a pickle
         part._chosen = None
         part.manifest = self.manifest and dataclasses.replace(self.manifest, shards=(), files=())
         part._names = [name for name, _, _ in chosen]
@@ -261,14 +261,14 @@ class Dataset(Views):
         return part
 
     def moved(self, folder: Path) -> Dataset:
-        """The same dataset with its files in a folder of this machine."""
-        moved = copy.copy(self)  # without what is open
+        """The same dataset with its files in a local folder."""
+        moved = copy.copy(self)  # without open shards
         moved.path, moved.remote_files = folder, {}
         return moved
 
     @property
     def parts(self) -> Sequence[Dataset]:
-        """The datasets that were concatenated to this one, or it alone, with all their samples."""
+        """The datasets that this one was concatenated from, or just itself; never views."""
         return [self.whole]
 
     @property
@@ -278,13 +278,13 @@ class Dataset(Views):
 
     def at(self, change: Callable[[Path], Path]) -> Self:
         """The same dataset with its shards in other folders."""
-        moved = copy.copy(self)  # without what is open
+        moved = copy.copy(self)  # without open shards
         moved.path = change(self.path)
         return moved
 
     @property
     def checksums(self) -> dict[str, str]:
-        """Of the shards whose checksums are known, by name."""
+        """The known checksums of shards, by name."""
         shards = self.manifest.shards if self.manifest is not None else ()
         return {shard.file.name: shard.file.checksum for shard in shards}
 
@@ -294,15 +294,15 @@ class Dataset(Views):
         return stop - self._starts[shard], self._bytes[shard] or 0
 
     def original_paths(self) -> dict[str, str]:
-        """The key table: the path that a sample had as a file, where its key does not tell it."""
+        """The key table: the path of each sample's file, if it does not follow from its key."""
         table = self.key_table
         return {} if table is None else dict(read_key_table(*table))
 
     @property
     def key_table(self) -> tuple[Path, str, str] | None:
-        """The file with the key table, its checksum and the kind of that.
+        """The file with the key table, its checksum, and the kind of checksum.
 
-        None where all keys tell their paths.
+        None if all paths follow from the keys.
         """
         table = self.manifest.list_named(manifests.KEYS) if self.manifest else None
         if self.manifest is None or table is None:
@@ -350,7 +350,7 @@ class Dataset(Views):
         fields = [*row_fields(self.schema), *audio_fields(self.schema)]
         if not isinstance(kind, Array | Audio) or field not in fields:
             raise UsageError(
-                "lengths are those of arrays of one dimension, and of audio",
+                "only one-dimensional arrays and audio have lengths",
                 path=self.place,
                 field=field,
                 expected="one of " + ", ".join(map(repr, fields)) if fields else "such a field",
@@ -383,20 +383,20 @@ class Dataset(Views):
 
         Raises SampleError for a damaged image, and UsageError for transforms that normalize.
         """
-        from shardkit.statistics import stats  # imports what decodes images
+        from shardkit.statistics import stats  # imports image decoders
 
         with watched(progress) as monitor:
             return stats(self, monitor)
 
     def length_table(self) -> npt.NDArray[np.void] | None:
-        """The file beside the manifest: a row per sample, a column for each of `length_fields`."""
+        """The table of lengths stored with the manifest: a row per sample, `length_fields`."""
         table = self.manifest.list_named(manifests.LENGTHS) if self.manifest else None
         if table is None or self.manifest is None:
             return None
         path = self.path / table.name
         samples = [shard.samples for shard in self.manifest.shards]
         source = None
-        if isinstance(path, RemotePath):  # it is read whole in any case
+        if isinstance(path, RemotePath):  # all of it is needed in any case
             data = manifests.read_checked(path, table.checksum, self.manifest.checksum)
             source = Memory(data, path)
         names = length_fields(self.schema)
@@ -407,10 +407,10 @@ class Dataset(Views):
             arrays = [name for name in names if isinstance(self.schema[name], Array)]
             if arrays == names:
                 raise
-            every = load_table(path, lengths_dtype(arrays), what, source)  # of an earlier version
+            every = load_table(path, lengths_dtype(arrays), what, source)  # from earlier versions
         if len(every) != sum(samples):
             raise DamagedError(
-                "the table of arrays' lengths does not fit its manifest",
+                "the table of arrays' lengths does not match the manifest",
                 path=path,
                 expected=f"{sum(samples):,} rows",
                 found=f"{len(every):,}",
@@ -424,11 +424,11 @@ class Dataset(Views):
 
     @property
     def place(self) -> Path:
-        """The path of the dataset in messages: its folder, or its only file."""
+        """The path of the dataset for messages: its folder, or its only file."""
         return self.path if self.manifest_path is None else manifests.dataset_of(self.manifest_path)
 
     def shard_name(self, shard: int) -> str:
-        """A shard's file, relative to `path`."""
+        """The name of a shard's file, relative to `path`."""
         return self._names[shard]
 
     def shard_path(self, shard: int) -> Path:
@@ -439,7 +439,7 @@ class Dataset(Views):
         return self.shard_path(shard)
 
     def stat(self, shard: int) -> os.stat_result:
-        """The shard's `os.stat`. Raises NotFoundError, and DamagedError for another length."""
+        """The shard's `os.stat`. Raises NotFoundError, and DamagedError for the wrong size."""
         path, expected = self.shard_path(shard), self._bytes[shard]
         with storage.explained("open the shard", path):
             found = path.stat()
@@ -456,8 +456,8 @@ class Dataset(Views):
     def reader(self, shard: int) -> ShardReader:
         """The open reader of one shard, which the dataset closes.
 
-        There is no lock, which a fork in another thread could leave held: two threads may open the
-        same shard at once, and one of the two readers is dropped.
+        There is no lock, as a fork in another thread could leave it held: two threads may open the
+        same shard at the same time, and one of the two readers is then dropped.
         """
         reader = self._readers.get(shard) if self._only is None else self._only
         if reader is not None:
@@ -472,7 +472,7 @@ class Dataset(Views):
 
     def _open(self, shard: int) -> ShardReader:
         path = self.shard_path(shard)
-        self.expect(self._names[shard])  # pickles of paths do not know it
+        self.expect(self._names[shard])  # a store loses this when its path is pickled
         self.stat(shard)
         layout = self._layouts[shard]
         try:
@@ -480,11 +480,11 @@ class Dataset(Views):
         except Exception as error:
             if not storage.shortage(error):
                 raise
-            open_shards.close_all()  # other code needs more files or memory than was left to it
+            open_shards.close_all()  # other code uses more files or memory than we left for it
             opened = self._format.open(path, layout)
         if self._starts and len(opened) != self.extent(shard)[0]:
             raise DamagedError(
-                "the shard or its index does not have the samples that it should",
+                "the shard or its index has the wrong number of samples",
                 path=path,
                 expected=f"{self.extent(shard)[0]:,} samples",
                 found=f"{len(opened):,}",
@@ -493,7 +493,7 @@ class Dataset(Views):
 
     @contextlib.contextmanager
     def explained(self, shard: int, position: int | None = None) -> Iterator[None]:
-        """Turn any error of a shard's reader into one of ours, with path and position."""
+        """A context that turns any error of a shard's reader into a ShardkitError with location."""
         try:
             yield
         except Exception as error:
@@ -501,7 +501,7 @@ class Dataset(Views):
             raise found from found.__cause__
 
     def _close_oldest(self) -> None:
-        """Close shards while more are open than allowed."""
+        """Close the oldest shards while more are open than allowed."""
         while len(readers := self._readers.copy()) > 1:
             temporary = sum(reader.temporary_bytes for reader in readers.values())
             if len(readers) <= _OPEN_SHARDS and temporary <= _TEMPORARY_BYTES:
@@ -510,7 +510,7 @@ class Dataset(Views):
 
     @property
     def shards(self) -> int:
-        """How many shards there are."""
+        """Number of shards."""
         return len(self._names)
 
     def close(self) -> None:
@@ -524,10 +524,10 @@ class Dataset(Views):
         self.close()
 
     def expect(self, *shards: str) -> None:
-        """Tell the store what the manifest says of the files of these shards.
+        """Tell the store what the manifest says about the files of these shards.
 
-        It need not be asked for them then, and what is read of them is compared with the digests of
-        their pieces.
+        This saves requests for their sizes, and lets the store compare what is read with the
+        digests of the files' pieces.
         """
         for shard in shards:
             for name, info in self.remote_files.get(shard, ()):
@@ -550,13 +550,13 @@ class Dataset(Views):
         return display.text(self)
 
     def _repr_html_(self) -> str:
-        """For notebooks: fields, and five samples, whose images are shown small."""
+        """For notebooks: the fields, and five samples with small images."""
         from shardkit import display
 
         return display.as_html(self)
 
     def _layout(self, manifest: Manifest) -> dict[str, Any]:
-        """The layout that readers get: the schema, and what their format declares, checked."""
+        """The layout for readers: the schema, and the checked entries that the format declares."""
         types, layout = self._format.layout_types, manifest.layout
         try:
             with under("layout"):
@@ -566,13 +566,16 @@ class Dataset(Views):
         return {"schema": layout["schema"], **own}
 
     def _look_into_all(self) -> list[int]:
-        """Find out, of shards without a manifest, what they have in common; samples of each."""
+        """Inspect all shards of a dataset without a manifest; returns the samples of each.
+
+        Sets the common schema and class names.
+        """
         every = range(self.shards)
         found: dict[int, tuple[int, int]] = {}
         for shard in every[:: -(-len(every) // _TRIED) or 1]:
-            with contextlib.suppress(ShardkitError):  # which is raised in its turn
+            with contextlib.suppress(ShardkitError):  # raised again below, in order
                 found[shard] = self._look_into(shard)
-        # What is unpacked takes room on a disk: one after the other.
+        # Compressed shards are unpacked, which takes disk space: open one after the other.
         threads = _REQUESTS if isinstance(self.path, RemotePath) else _LOOKS
         threads = 1 if any(unpacked for _, unpacked in found.values()) else threads
         others = [shard for shard in every if shard not in found]
@@ -590,9 +593,9 @@ class Dataset(Views):
         return counts
 
     def _look_into(self, shard: int) -> tuple[int, int]:
-        """Open a foreign shard for the first time, and note how to open it again.
+        """Open a foreign shard for the first time, and record its layout.
 
-        Its samples, and the bytes that it was unpacked to.
+        Returns its number of samples, and the number of bytes that it was unpacked to.
         """
         with self.explained(shard):
             reader = self._open(shard) if self._only is None else self._only

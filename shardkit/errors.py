@@ -1,4 +1,4 @@
-"""The errors of shardkit: what happened, where, what was expected and found, what to do."""
+"""The errors of shardkit: what happened, where, what was expected and found, how to fix it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
-# What to do about a damaged file of a dataset.
-AGAIN = "copy it again from where it is whole, or make it again"
+# The default `fix` for a damaged file of a dataset.
+AGAIN = "copy it again from an undamaged copy, or create it again"
 
-_NAMES = 40  # that an error lists
+_NAMES = 40  # maximum number of names that an error lists
 
 # The locations an error can name, in the order they are printed.
 _PLACES = ("path", "shard", "position", "key", "field", "offset")
@@ -33,7 +33,7 @@ class ShardkitError(Exception):
     Raises TypeError for other locations.
     """
 
-    exit_code = 1  # the data are at fault
+    exit_code = 1  # bad data
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class ShardkitError(Exception):
         }
 
     def located(self, **where: Any) -> ShardkitError:
-        """The same error with more of its location filled in; nothing is replaced."""
+        """The same error with missing parts of its location filled in."""
         located = type(self)(
             self.what,
             expected=self.expected,
@@ -107,10 +107,10 @@ def _place(name: str, value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """Text that is safe for a terminal: all characters that are not printable are escaped.
+    """Escape all non-printable characters, so that a text is safe to print to a terminal.
 
     Names, keys and values come from untrusted data: a terminal obeys escape sequences in them, line
-    breaks forge lines, and direction marks reorder text. As in `repr`, é and 漢 stay.
+    breaks can forge lines, and direction marks reorder text. As in `repr`, é and 漢 are kept.
 
     >>> print(printable("cat\\x1b[31m.jpg"))
     cat\\x1b[31m.jpg
@@ -121,7 +121,7 @@ def printable(text: str) -> str:
 
 
 def near(name: object, known: Iterable[str]) -> str:
-    """The known names, for `expected` where one is unknown, and which may have been meant.
+    """The text of `expected` for an unknown name: the known names, and those that are similar.
 
     >>> near("labl", ["image", "label"])
     'one of image, label; did you mean label?'
@@ -135,7 +135,7 @@ def near(name: object, known: Iterable[str]) -> str:
 
 
 def drop_option(field: str) -> str:
-    """The option that leaves a field out of a conversion, as typed in a shell."""
+    """The option that drops a field in a conversion, quoted for a shell."""
     name = '"' + field.replace('"', '""') + '"' if set(field) & set(',"\n\r') else field
     return f"--drop {shlex.quote(name)}"
 
@@ -149,13 +149,13 @@ def is_want_of_memory(error: BaseException) -> bool:
         return error.errno == errno.ENOMEM
     if isinstance(error, RuntimeError):
         return str(error) == "can't start new thread"
-    if isinstance(error, SystemError):  # what Python's own loader of modules makes of it
+    if isinstance(error, SystemError):  # raised by Python's import system
         return str(error) == "error return without exception set"
     return isinstance(error, MemoryError)
 
 
 def memory_ran_out(error: BaseException, where: str = "") -> str:
-    """The message for it, with the last line of the error's own, such as that of NumPy."""
+    """The message for this, with the last line of the original one, such as NumPy's."""
     reason = str(error).strip().rpartition("\n")[2]
     return f"memory ran out{where}" + (f": {reason}" if reason else "")
 
@@ -202,9 +202,9 @@ class StorageError(ShardkitError):
 
 
 class UnreachableError(StorageError, UsageError):
-    """Nothing answers at the address of a store: it is wrong, or there is no connection.
+    """The store does not respond: its address is wrong, or there is no connection.
 
-    Only where none of this process's requests to it was ever answered: nothing was started.
+    Raised only if none of this process's requests to it was ever answered: nothing was started.
     """
 
 
@@ -219,14 +219,14 @@ class ShardkitWarning(UserWarning):
         return printable(super().__str__())
 
 
-# Calls go through these on their way from a user's code to ours.
+# Modules whose stack frames may be between the user's code and ours.
 _BETWEEN = ("shardkit", "contextlib", "functools", "concurrent", "threading", "torch")
 
 
 def warn(text: str) -> None:
-    """Warn at the line of the user's code that has called shardkit.
+    """Issue a warning that points to the line of the user's code that called shardkit.
 
-    In threads of ours that is where the main thread is.
+    In a thread of shardkit, that is the line that the main thread is executing.
     """
     caller, main = _outside(sys._getframe(1)), threading.main_thread().ident or 0
     if caller is None and threading.get_ident() != main:

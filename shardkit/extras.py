@@ -1,4 +1,4 @@
-"""Optional libraries: the error that names the extra of shardkit with a missing one."""
+"""Optional libraries: errors that name the extra of shardkit that installs a missing library."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardkit.errors import UsageError
 def extra(name: str, what: str, instead: str = "") -> Iterator[None]:
     """A context for imports of libraries that `pip install "shardkit[name]"` installs.
 
-    Raises UsageError where one is missing: `what` needs it, and `instead` is an alternative.
+    Raises UsageError if one is missing: `what` needs it, and `instead` is an alternative fix.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""What a folder holds that no manifest describes: shards, images, text, or data we do not read."""
+"""Finds out what a folder without a manifest contains: shards, images, text or unsupported data."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from shardkit.patterns import expand
 from shardkit.splits import KINDS, common_start, in_order, refuse_synonyms
 from shardkit.walk import DirEntry, Walk, kind_of_file
 
-# Results of `map` and `filter` that Hugging Face datasets keeps beside the dataset they are of.
+# Cached results of `map` and `filter`, which Hugging Face datasets stores beside the dataset.
 _CACHE = re.compile(r"(cache-[0-9a-f]+(_\d+_of_\d+)?|tmp\w+)\.arrow")
 _IMAGES = tuple(f".{suffix}" for suffix, _ in IMAGES.suffixes)
 
 
 @dataclass
 class Contents:
-    """The files below a folder, by what they are. Names are relative to it."""
+    """The files below a folder, by kind. Names are relative to the folder."""
 
     root: Path
     shards: dict[str, str] = field(default_factory=dict)  # name -> format
-    images: list[str] = field(default_factory=list)  # one of each folder that has any
-    media: Counter[Kind] = field(default_factory=Counter)  # how many files of each kind
-    text_files: int = 0  # without those beside audio or video that have the same name
+    images: list[str] = field(default_factory=list)  # one image per folder that has any
+    media: Counter[Kind] = field(default_factory=Counter)  # number of files of each kind
+    text_files: int = 0  # except those that have the same name as an audio or video file
     foreign: dict[foreigners.Kind, list[str]] = field(default_factory=dict)
-    empty: list[str] = field(default_factory=list)  # folders without anything
-    ignored: Counter[str] = field(default_factory=Counter)  # other files than shards, by kind
-    beside: list[str] = field(default_factory=list)  # folders that are not looked into
+    empty: list[str] = field(default_factory=list)  # empty folders
+    ignored: Counter[str] = field(default_factory=Counter)  # files that are not shards, by kind
+    beside: list[str] = field(default_factory=list)  # subfolders that were not walked
     listed: bool = False  # whether README.md says which files are data
 
     def add_images(self, names: Sequence[str]) -> None:
-        """Note the images of a folder."""
+        """Record the images of one folder."""
         if names:
             self.media[IMAGES] += len(names)
         self.images += names[:1]
@@ -55,31 +55,30 @@ class Contents:
 
     @property
     def at_top(self) -> bool:
-        """Whether there are shards in the folder itself, and not only below."""
+        """Whether there are shards in the folder itself, not only in subfolders."""
         return any(_holder(name, format) == "" for name, format in self.shards.items())
 
 
 def look_into(
     root: Path, is_text: Callable[[str], bool] = lambda name: False, without: str | None = None
 ) -> Contents:
-    """What is in a folder and, unless it holds shards itself, below; or what README.md names.
+    """Classify the files in a folder, and in its subfolders unless it contains shards itself.
 
-    A file that lies there is left out, if `without` names it: a table for `--metadata`.
-
-    Images that README.md shows are no data, where there are any.
+    If README.md lists the data files, subfolders are always included. `without` is a file to leave
+    out: the table of `--metadata`. Images shown in README.md are not data if there are other data.
     """
     found, walk = Contents(root, listed=lists_files(root)), Walk(root, without)
     shown = shown_images(root)
     about: list[str] = []
     unpaired: dict[str, str] = {}
     for folder, entries, folders in walk:
-        # Of millions of images, names are looked at once.
+        # Images are left out here, as there may be millions of them.
         names = [e.name for e in entries if not e.name.lower().endswith(_IMAGES)]
         found.empty += [] if entries or folders or not folder.relative else [folder.relative]
         listed = _listed_among(names, root / folder.relative)
         shards = _shards_among(names, {below.relative.rpartition("/")[2] for below in folders})
         if len(names) < len(entries) or folders:
-            shards.pop("metadata.parquet", None)  # of the images here or below
+            shards.pop("metadata.parquet", None)  # metadata of the images here or below
         paired = {name for name, format in shards.items() if FORMATS[format].needs} | listed.keys()
         shards |= listed
         prefix = f"{folder.relative}/" if folder.relative else ""
@@ -119,16 +118,16 @@ def look_into(
     if walk.problems and not (found.ignored or found.shards or found.media):
         raise walk.problems[0]
     if unpaired and not found.shards and not found.foreign:
-        found.shards = unpaired  # whose error says what is missing
+        found.shards = unpaired  # opening them raises an error that says what is missing
     return found
 
 
 def _media_among(
     names: Sequence[str], entries: Sequence[DirEntry], is_text: Callable[[str], bool]
 ) -> dict[str, Kind]:
-    """The files in a folder that may be samples, but for arrays that lie beside others.
+    """The files in a folder that may be samples, without arrays that accompany another file.
 
-    Images may be missing from `names`.
+    `names` need not contain the images.
     """
     media = {name: kind for name in names if (kind := media_by_name(name))}
     if ARRAYS in media.values():
@@ -140,7 +139,7 @@ def _media_among(
 
 
 def _belongs_to(name: str, shards: Mapping[str, str]) -> bool:
-    """Whether a file is the index or the lock of one of the shards."""
+    """Whether a file is the index or the lock file of one of the shards."""
     return any(
         name.endswith(ending) and name.removesuffix(ending) + of in shards
         for declaration in FORMATS.values()
@@ -151,12 +150,12 @@ def _belongs_to(name: str, shards: Mapping[str, str]) -> bool:
 def _shards_among(names: Sequence[str], folders: set[str]) -> dict[str, str]:
     """The files in a folder that are shards, with their formats.
 
-    Caches are none, nor tables that img2dataset puts beside its shards, nor a .bin without .idx.
+    Excludes caches, tables that img2dataset writes beside its shards, and .bin files without .idx.
     """
     every = {name: format for name in names if (format := format_of(Path(name)))}
     beside = {name.rpartition(".")[0] for name in names if name.endswith((".tar", ".tfrecord"))}
     beside |= {name for name in folders if name.isdigit()}
-    hub = "dataset_info.json" in names  # of a dataset that Hugging Face datasets prepared
+    hub = "dataset_info.json" in names  # a dataset prepared by Hugging Face datasets
     return {
         name: format
         for name, format in every.items()
@@ -167,7 +166,7 @@ def _shards_among(names: Sequence[str], folders: set[str]) -> dict[str, str]:
 
 
 def _listed_among(names: Sequence[str], folder: Path) -> dict[str, str]:
-    """The files in a folder that another one there lists as shards, with their format."""
+    """The files in a folder that are listed as shards by a file in it, with their format."""
     if not any(declared.listing in names for declared in FORMATS.values()):
         return {}
     format, listed = listed_shards(folder) or ("", [])
@@ -175,14 +174,14 @@ def _listed_among(names: Sequence[str], folder: Path) -> dict[str, str]:
 
 
 def _has_index(name: str, format: str | None, names: Sequence[str]) -> bool:
-    """Whether the file is there without which a file of this name is no shard."""
+    """Whether the second file that a shard with this name needs, if any, exists."""
     if format is None or not (needs := FORMATS[format].needs):
         return True
     return name.rpartition(".")[0] + needs in names
 
 
 def _holder(name: str, format: str) -> str:
-    """The folder that holds a shard; a shard may itself be a folder, or in one of its dataset."""
+    """The folder that a shard belongs to. A shard may be a folder, or in a dataset's subfolder."""
     above = posixpath.dirname(name)
     declared = FORMATS[format]
     own = (declared.below, declared.listing) if declared.below else ()
@@ -191,10 +190,10 @@ def _holder(name: str, format: str) -> str:
 
 
 def media_of(found: Contents) -> Kind | None:
-    """The kind of the files in a folder without shards that are its samples; None for text.
+    """The kind of files that are the samples of a folder without shards; None for text.
 
-    Images are, even if most files are text. A few files of other kinds are passed over: raises
-    UsageError where there are more than one for ten.
+    Images have priority, even if most files are text. A few files of other kinds are ignored;
+    raises UsageError if there is more than one per ten samples.
     """
     most = found.media.most_common(1)
     if not most or (not found.image_files and found.text_files > most[0][1]):
@@ -206,16 +205,17 @@ def media_of(found: Contents) -> Kind | None:
             "the folder holds several kinds of files that may be its samples",
             path=found.root,
             found=", ".join(f"{n:,} {each.many}" for each, n in found.media.most_common()),
-            expected="images, audio files or videos, with at most one other for ten of them",
-            fix="give a folder that holds those that you mean, or move the others away",
+            expected="images, audio files or videos, with at most one other file per ten of them",
+            fix="give a folder that contains only the files you want, or move the others away",
         )
     return kind
 
 
 def refuse_foreign(found: Contents) -> None:
-    """Raise FormatError for data of a format that is not read, unless more can be read.
+    """Raise FormatError for data in an unsupported format, unless there is more supported data.
 
-    Files of text are no more than what describes such data, except for single files of audio.
+    Text files count as supported data only for a kind with `files`: beside other kinds, they
+    probably just describe the data.
     """
     readable = len(found.shards) or sum(found.media.values())
     for kind, names in found.foreign.items():
@@ -225,12 +225,12 @@ def refuse_foreign(found: Contents) -> None:
             fix = ""
             if others:
                 words += f", and {others:,} others"
-                fix = "to convert the others alone, give their own folder or file"
+                fix = "to convert only the others, give their own folder or file"
             raise not_read(kind, found.root, words, fix)
 
 
 def refuse_empty_splits(found: Contents) -> None:
-    """Raise UsageError for a folder of a split that holds nothing."""
+    """Raise UsageError if the folder of a split is empty."""
     for folder in sorted(found.empty):
         if posixpath.basename(folder).lower() in KINDS:
             raise UsageError(
@@ -243,10 +243,10 @@ def refuse_empty_splits(found: Contents) -> None:
 def shards_by_split(
     found: Contents, *, together: bool = False, subset: str = ""
 ) -> dict[str, list[str]]:
-    """The shards of a folder, a list for each split; `{"": shards}` if names name one at most.
+    """The shards of a folder by split; `{"": shards}` if their names contain at most one split.
 
-    `together`: all are wanted as one. `subset`: those that README.md has in it. Raises FormatError
-    for shards of several formats or of several datasets, UsageError where names leave a question.
+    `together`: return all of them as one. `subset`: only the shards of this subset in README.md.
+    Raises FormatError for shards of several formats or datasets, UsageError for ambiguous names.
     """
     top = {name: format for name, format in found.shards.items() if not _holder(name, format)}
     names = sorted(top if top and not found.listed else found.shards)
@@ -256,7 +256,7 @@ def shards_by_split(
             "the folder holds shards of several formats",
             path=found.root,
             found=", ".join(formats),
-            fix="give one of the shards, or a folder that holds one format",
+            fix="give one of the shards, or a folder with shards of one format",
         )
     if made := _datasets_among(found, names):
         raise _several(found.root, "datasets", made)
@@ -278,9 +278,9 @@ def shards_by_split(
 
 
 def datasets_of_splits(found: Contents) -> dict[str, str]:
-    """The folders of datasets that are all called after splits, if there is nothing else.
+    """The folders of datasets by split, if all are named after splits and there is nothing else.
 
-    Raises UsageError where two of them are one split.
+    Raises UsageError if two of them are the same split.
     """
     made = _datasets_among(found, found.shards)
     named = {posixpath.basename(folder).lower(): folder for folder in made}
@@ -293,7 +293,7 @@ def datasets_of_splits(found: Contents) -> dict[str, str]:
 
 
 def _datasets_among(found: Contents, names: Iterable[str]) -> list[str]:
-    """The folders of shards that are datasets: with a manifest, or a list of their files."""
+    """The folders of shards that are datasets: those with a manifest or a list of shards."""
     holders = dict.fromkeys(_holder(name, found.shards[name]) for name in sorted(names))
     return [
         folder
@@ -303,7 +303,7 @@ def _datasets_among(found: Contents, names: Iterable[str]) -> list[str]:
 
 
 def listed_shards(folder: Path) -> tuple[str, list[str]] | None:
-    """The format and the shards of a folder where a file names the shards (`Format.listed`)."""
+    """The format and the shards of a folder in which a file lists the shards (`Format.listed`)."""
     there: dict[str, bool] = {}
     for name, declaration in FORMATS.items():
         if file := declaration.listing:
@@ -320,7 +320,7 @@ def _several(root: Path, what: str, folders: Sequence[str]) -> FormatError:
     of_splits = {up for up in set(above.values()) - {""} if manifests.split_names(root / up)}
     folders = list(dict.fromkeys(up if (up := above.get(f)) in of_splits else f for f in folders))
     ways = [str(root / folder) for folder in folders]
-    one = f"the {what.rstrip('s')} lies in a folder below"
+    one = f"the {what.rstrip('s')} is in a subfolder"
     return FormatError(
         one if len(folders) == 1 else f"this folder holds {what} in several folders",
         path=root,
@@ -346,13 +346,13 @@ def way_to(root: Path, names: Sequence[str], others: Iterable[str]) -> str:
 
 
 def shards_like(pattern: Path) -> tuple[Path, list[str], str]:
-    """The folder of the shards that a pattern names, their names in it, and their format."""
+    """The folder of the shards that match a pattern, their names in it, and their format."""
     paths = expand(pattern)
     formats = {format_of(path) for path in paths}
     if len(formats) != 1 or None in formats:
         others = [path.name for path in paths if format_of(path) is None]
         raise UsageError(
-            "the pattern does not name shards of one format",
+            "the pattern does not match shards of one format",
             path=pattern,
             found=", ".join([*sorted(filter(None, formats)), *others][:5]),
             fix="give a pattern such as folder/train-*.parquet, in quotes",
@@ -361,13 +361,13 @@ def shards_like(pattern: Path) -> tuple[Path, list[str], str]:
 
 
 def shards_of(paths: Sequence[Path]) -> tuple[Path, list[str], str]:
-    """The same of shards by their paths, which are all of the format of the first."""
+    """The same for the paths of shards, which must all have the format of the first one."""
     folder = common_folder(paths)
     return folder, [below(folder, path) for path in paths], format_of(paths[0]) or ""
 
 
 def common_folder(paths: Sequence[Path]) -> Path:
-    """The folder that holds all of these files, themselves or in folders."""
+    """The deepest folder that contains all of these files, directly or in subfolders."""
     above = list(dict.fromkeys(path.parent for path in paths))
     if len(above) == 1:
         return above[0]
@@ -379,7 +379,7 @@ def common_folder(paths: Sequence[Path]) -> Path:
 
 
 def below(folder: Path, path: Path) -> str:
-    """The name of a path relative to a folder that holds it."""
+    """A path relative to a folder that contains it, with slashes."""
     if path.parent != folder:
         path = storage.absolute(path)
     return path.relative_to(folder).as_posix()

@@ -1,4 +1,4 @@
-"""Copies of datasets that lack their manifest."""
+"""Detects copies of datasets that lack their manifest."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from shardkit.errors import AGAIN, DamagedError
 from shardkit.formats import FORMATS
 from shardkit.remote.path import RemotePath
 
-_OURS = (".index.npy", ".keys", manifests.KEYS)  # as earlier versions put them beside the shards
+_OURS = (".index.npy", ".keys", manifests.KEYS)  # earlier versions wrote them beside the shards
 
 
 def without_manifest(path: Path, datasets: Collection[Dataset]) -> DamagedError | None:
-    """The error for shards that shardkit wrote, but whose manifest is missing.
+    """The error for shards that shardkit wrote, but whose manifest is missing; otherwise None.
 
-    An interrupted copy looks so, and other shards may be missing as well. A shard that is given by
-    itself may have been copied on purpose, unless other files of ours are beside it.
+    An interrupted copy looks like this, and other shards may be missing as well. A shard that is
+    given by itself may have been copied on purpose, unless it has other shardkit files beside it.
     """
     found = [(dataset.ours, _without_manifest(dataset)) for dataset in datasets]
     bare = {top: ours for ours, tops in found for top in tops}
@@ -51,7 +51,7 @@ def without_manifest(path: Path, datasets: Collection[Dataset]) -> DamagedError 
 
 
 def _without_manifest(dataset: Dataset) -> list[Path]:
-    """The shards of a dataset without a manifest: files, or folders for LMDB."""
+    """The shards of a dataset that has no manifest: files, or folders for LMDB."""
     if dataset.manifest is not None:
         return []
     inside = FORMATS[dataset.format].inside[1:]

@@ -1,4 +1,4 @@
-"""The numbers of the samples of a view: a range, which takes no memory, or int64, 8 bytes each."""
+"""The sample numbers of a view: a range, which takes no memory, or an int64 array."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _EXPECTED = "whole numbers, or True or False for each sample"
 
 
 def chosen(given: Any, length: int) -> Indices:
-    """What was asked for of `length` samples: a range, whole numbers, or a mask of True and False.
+    """Check a selection of `length` samples: a range, whole numbers, or a boolean mask.
 
-    Negative numbers count from the end. Raises IndexError for a number that no sample has, and
-    UsageError for all else.
+    Negative numbers count from the end. Raises IndexError for a number out of range, and UsageError
+    for anything else.
     """
     if isinstance(given, range) and given:
         wrong = [n for n in (given[0], given[-1]) if not -length <= n < length]
@@ -59,7 +59,7 @@ def _no_sample(number: int, length: int) -> IndexError:
 
 
 def compact(numbers: Indices) -> Indices:
-    """The same numbers in the one way to write them: a range where their distances are equal."""
+    """The same numbers in canonical form: a range if they are equally spaced."""
     count = len(numbers)
     if not count:
         return range(0)
@@ -74,7 +74,7 @@ def compact(numbers: Indices) -> Indices:
 
 
 def array(indices: Indices) -> Numbers:
-    """All numbers, 8 bytes each."""
+    """The numbers as an int64 array."""
     if isinstance(indices, range):
         return np.arange(indices.start, indices.stop, indices.step, dtype=np.int64)
     return indices
@@ -90,21 +90,21 @@ def pick(outer: Indices, inner: Indices) -> Indices:
 
 
 def as_slice(numbers: range) -> slice:
-    """The slice of a list that has these of its numbers, none of which is negative."""
+    """The slice that selects these indices, none of which may be negative."""
     if not numbers:
         return slice(0)
     return slice(numbers.start, numbers.stop if numbers.stop >= 0 else None, numbers.step)
 
 
 def ascending(indices: Indices) -> bool:
-    """Whether the numbers never fall."""
+    """Whether the numbers never decrease."""
     if isinstance(indices, range):
         return indices.step > 0 or len(indices) < 2
     return bool((indices[1:] >= indices[:-1]).all())
 
 
 def in_order(indices: Indices) -> Indices:
-    """The same numbers, in rising order."""
+    """The same numbers in ascending order."""
     if ascending(indices):
         return indices
     return indices[::-1] if isinstance(indices, range) else np.sort(indices)

@@ -1,4 +1,4 @@
-"""Describes a dataset or a shard, by its manifest, tables and headers, or by all its samples."""
+"""Describes a dataset or a shard, from its manifest, tables and headers, or from all samples."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def inspect(
 
 
 def _split_path(path: Path, split: str) -> str:
-    """The path of a split: its folder, or its name where shards of several are in one folder."""
+    """The path of a split for messages: its folder, or "PATH: SPLIT" if splits share a folder."""
     folder = path / split
     return str(folder) if folder.is_dir() else f"{path}: {split}"
 
@@ -76,7 +76,7 @@ def _split_path(path: Path, split: str) -> str:
 def report_of(
     dataset: Dataset, path: str, samples: int, full: bool, most: int | None = None
 ) -> dict[str, Any]:
-    """What `inspect` says of one dataset. `most`: of more samples no label is read to count."""
+    """The report of `inspect` on one dataset. `most`: count labels of at most so many samples."""
     manifest = dataset.manifest
     view = dataset.indices is not None
     whole = manifest is not None and len(manifest.shards) == dataset.shards and not view
@@ -113,7 +113,7 @@ def report_of(
 
 
 def _field_stats(dataset: Dataset) -> dict[str, FieldStats]:
-    """Exact stored sizes per field, where the format has them without reading values."""
+    """Exact stored sizes per field, if the format knows them without reading values."""
     stats, ordered = {}, dataset.in_order()
     for name in dataset.schema:
         parts = []
@@ -123,7 +123,7 @@ def _field_stats(dataset: Dataset) -> dict[str, FieldStats]:
                 continue
             with dataset.explained(shard):
                 known = reader.sizes(name)
-            if known is not None and dataset.indices is not None:  # which has some of them
+            if known is not None and dataset.indices is not None:  # a view has only some samples
                 known = known[positions] if len(known) == len(reader) else None
             parts.append(known)
         told = [part for part in parts if part is not None]
@@ -141,13 +141,13 @@ def _bytes(dataset: Dataset, stats: Mapping[str, FieldStats]) -> int | None:
 
 
 def _spread(values: npt.NDArray[Any]) -> list[int]:
-    """The smallest, the median and the largest of some whole numbers, one at least."""
+    """The smallest, the median and the largest of some whole numbers (at least one)."""
     ordered = np.sort(values)
     return [int(ordered[at]) for at in (0, (len(ordered) - 1) // 2, -1)]
 
 
 def _classes(dataset: Dataset, whole: bool, most: int | None) -> list[dict[str, Any]] | None:
-    """Labels with their names, if known, and how many samples each has."""
+    """Labels with their names, if known, and their numbers of samples."""
     names = dataset.classes
     manifest = dataset.manifest
     counts: Counter[int]
@@ -167,12 +167,12 @@ def _values(dataset: Dataset, field: str) -> Iterator[Any]:
     for number in range(len(dataset)):
         try:
             yield dataset.read(number, (field,)).get(field)
-        except SampleError:  # a damaged value does not count
+        except SampleError:  # a damaged value is not counted
             yield None
 
 
 def _lengths(dataset: Dataset) -> dict[str, dict[str, Any]]:
-    """The lengths of one-dimensional arrays, where a file has them."""
+    """The lengths of one-dimensional arrays and audio, if the dataset has a table of them."""
     rows = dataset.length_table()
     if rows is None or not len(rows):
         return {}
@@ -189,7 +189,7 @@ def _lengths(dataset: Dataset) -> dict[str, dict[str, Any]]:
 
 
 def _images(dataset: Dataset) -> dict[str, Any]:
-    """Formats, widths and heights of every image."""
+    """Formats, widths and heights of all images, by field."""
     report = {}
     for field, kind in dataset.schema.items():
         if not isinstance(kind, Image | Images):
@@ -247,7 +247,7 @@ def _media(dataset: Dataset) -> dict[str, Any]:
 
 
 def _counted(values: Iterable[int | None]) -> dict[str, int]:
-    """How often each number is there, most often first; its keys are text, as in JSON."""
+    """How often each number occurs, most frequent first; the keys are text, as in JSON."""
     return {str(n): count for n, count in Counter(values).most_common() if n is not None}
 
 

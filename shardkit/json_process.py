@@ -1,4 +1,4 @@
-"""A process that is sent lines of JSON, and answers with lines of JSON."""
+"""A child process that receives and returns lines of JSON."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from typing import Any
 
 from shardkit.errors import WorkerError
 
-_PATIENCE = 10  # seconds, for a process to end by itself
+_PATIENCE = 10  # seconds to wait for a process to exit by itself
 
 
 class JsonProcess:
     """A running process. It is killed if a line takes longer than `timeout` seconds.
 
-    As a context manager it is closed at the end, and killed at once by an exception.
+    As a context manager, it is closed at the end, and killed at once after an exception.
     """
 
     def __init__(
         self, command: Sequence[str], timeout: float = math.inf, **environment: str
     ) -> None:
-        """Start it. Raises WorkerError where it cannot be started."""
+        """Start the process. Raises WorkerError if it cannot be started."""
         self._timeout = timeout
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         try:
@@ -47,19 +47,19 @@ class JsonProcess:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._input, self._output = self._process.stdin, self._process.stdout
-        self._waiting: float | None = None  # since when
+        self._waiting: float | None = None  # start time of a pending `receive`
         self._closed = threading.Event()
         threading.Thread(target=self._watch, daemon=True).start()
 
     def send(self, request: Any) -> None:
         """Send a line."""
-        with contextlib.suppress(OSError):  # it has ended, as `receive` says
+        with contextlib.suppress(OSError):  # the process has ended: `receive` will raise
             print(json.dumps(request), file=self._input, flush=True)
 
     def receive(self) -> Any:
-        """The next line. Raises WorkerError where the process has ended, or says something else.
+        """Return the next line, parsed. Raises WorkerError if the process ended, or sent no JSON.
 
-        `found` is the last line on its standard error, if there is one.
+        The error's `found` is the last line that the process wrote to standard error, if any.
         """
         began = self._waiting = time.monotonic()
         try:
@@ -76,7 +76,7 @@ class JsonProcess:
             raise WorkerError(f"the process answered {line!r:.100}") from None
 
     def close(self) -> None:
-        """End it, by the end of its input, or by force where that takes too long."""
+        """Close the input of the process, and kill it if it does not exit in time."""
         self._closed.set()
         for pipe in (self._input, self._output):
             with contextlib.suppress(OSError):
@@ -103,13 +103,13 @@ class JsonProcess:
                 self._process.kill()
 
     def _ended(self, waited: float) -> WorkerError:
-        """Why there is no line, after some seconds of waiting for one."""
+        """The error for a missing line, after waiting for so many seconds."""
         code = self._process.wait()
         self._errors.seek(0)
         lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
         how = f"ended with code {code}"
         if waited > self._timeout:
-            how = f"was killed, as it said nothing for {self._timeout:.0f} s"
+            how = f"was killed, as it did not respond for {self._timeout:.0f} s"
         elif code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
         return WorkerError(f"the process {how}", found=lines[-1][:500] if lines else None)

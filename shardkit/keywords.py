@@ -1,4 +1,4 @@
-"""Functions that take options by name: their signature, their help, and mistyped names."""
+"""Functions with keyword options: their signatures, their help, and errors for misspelled names."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def takes(*sources: Callable[..., Any]) -> Callable[[Function], Function]:
     """Decorate a function whose `**options` are the fields of dataclasses, or those of functions.
 
-    `help`, notebooks and `inspect` show them all, with defaults and what docstrings say of them. A
-    name that is none of them raises UsageError, which says what may have been meant.
+    `help`, notebooks and `inspect` show all options, with their defaults and descriptions. An
+    unknown name raises UsageError, which suggests similar names.
     """
 
     def decorate(function: Function) -> Function:
@@ -46,13 +46,13 @@ def takes(*sources: Callable[..., Any]) -> Callable[[Function], Function]:
 
 
 def docs_of(kind: type[Any]) -> dict[str, str]:
-    """What the docstring of a dataclass says of its fields, each in lines after `name: `."""
+    """The descriptions of a dataclass's fields in its docstring: the lines after `name: `."""
     found = re.finditer(r"^(\w+): (.+(?:\n {4}.+)*)", inspect.getdoc(kind) or "", re.MULTILINE)
     return {match[1]: " ".join(match[2].split()) for match in found}
 
 
 def _by_name(source: Callable[..., Any]) -> list[Parameter]:
-    """The fields of a dataclass, or what a function takes by name alone."""
+    """The fields of a dataclass, or the keyword-only parameters of a function."""
     if not (isinstance(source, type) and is_dataclass(source)):
         every = inspect.signature(source).parameters.values()
         return [p for p in every if p.kind is Parameter.KEYWORD_ONLY]
@@ -66,6 +66,6 @@ def _by_name(source: Callable[..., Any]) -> list[Parameter]:
 
 
 def _doc(source: Callable[..., Any]) -> str:
-    """What a docstring says of the options: of a dataclass, all behind its first line."""
+    """The description of the options in a docstring: for a dataclass, all but its first line."""
     text = inspect.getdoc(source) or ""
     return text.partition("\n\n")[2] if isinstance(source, type) else text

@@ -1,4 +1,4 @@
-"""Samples for people: found by index or key; values in words, in JSON, and as bytes of a file."""
+"""Finds samples by index or key, and shows values as text, JSON, or the bytes of a file."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from shardkit.remote.path import RemotePath
 from shardkit.schema import Array, Bytes, Encoded, Image, Images, Int, Json, Text, images_in
 
 _INDEX = re.compile(r"-?(0|[1-9][0-9]{0,17})")
-_BOTH = 100_000  # samples whose keys are read to see whether an index is a key as well
-_SIMILAR = 1_000_000  # samples among whose keys similar ones are sought
-_DOWNLOAD = 10**9  # bytes of a dataset at a URL that may be downloaded for these
-_KEYS = 3  # that are named in place of one that there is not
-_VALUES, _TOKENS, _BYTES = 8, 32, 32  # of an array, of tokens and of bytes in a description
+_BOTH = 100_000  # samples whose keys are read to check whether an index is also a key
+_SIMILAR = 1_000_000  # samples whose keys are searched for similar ones
+_DOWNLOAD = 10**9  # bytes of a remote dataset that may be downloaded for this
+_KEYS = 3  # similar keys that are suggested for a missing one
+_VALUES, _TOKENS, _BYTES = 8, 32, 32  # shown of an array, of tokens and of bytes
 
 
 def find(dataset: Dataset, name: str) -> tuple[int, str]:
-    """The index of the sample that a user names, and a note where the name is another's key.
+    """The index of the sample named by the user, and a note if the name is also the key of another.
 
-    A whole number without leading zeros is an index, from the end where it is negative, if there is
-    a sample with it; all else is a key. Raises MissingKeyError, with similar keys, and UsageError
-    for a key of several samples.
+    A valid index without leading zeros is an index (negative ones count from the end); anything
+    else is a key. Raises MissingKeyError, with similar keys, or UsageError for a key of several
+    samples.
     """
     count = len(dataset)
     if _INDEX.fullmatch(name) and -count <= int(name) < count:
@@ -62,14 +62,14 @@ def find(dataset: Dataset, name: str) -> tuple[int, str]:
 
 
 def _may_read_keys(dataset: Dataset, most: int) -> bool:
-    """Whether reading all keys is quick enough for a hint."""
+    """Whether all keys can be read quickly enough to give a hint."""
     remote = any(isinstance(path, RemotePath) for path in dataset.paths)
     size = sum(dataset.extent(shard)[1] for shard in range(dataset.shards)) if remote else 0
     return len(dataset) <= most and size <= _DOWNLOAD
 
 
 def _similar(dataset: Dataset, name: str) -> list[str]:
-    """The keys that are most alike at both ends; none of too many."""
+    """The keys with the longest common prefix and suffix; none if there are too many keys."""
     if not _may_read_keys(dataset, _SIMILAR):
         return []
     return heapq.nlargest(
@@ -78,20 +78,20 @@ def _similar(dataset: Dataset, name: str) -> list[str]:
 
 
 def _alike(a: str, b: str) -> int:
-    """How many characters are the same at the beginning."""
+    """The length of the common prefix."""
     same = (x == y for x, y in zip(a, b, strict=False))
     return sum(1 for _ in itertools.takewhile(bool, same))
 
 
 def warn_of_unusable(dataset: Dataset) -> None:
-    """Warn of fields that cannot be read: samples are shown without them."""
+    """Warn about fields that cannot be read; samples are shown without them."""
     for name, error in dataset.unusable.items():
         words = f"the field {name!r} is left out: {error.what}"
         warn(words)
 
 
 def value_of(dataset: Dataset, index: int, field: str | None) -> tuple[str, Any]:
-    """A field and its value in a sample; for None the only one. Raises UsageError for no such."""
+    """A field of a sample and its value. None stands for the only field; otherwise UsageError."""
     if field not in (None, KEY):
         dataset.kind_of(field)
     sample = dataset.read(index, None if field is None else [field])
@@ -107,7 +107,7 @@ def value_of(dataset: Dataset, index: int, field: str | None) -> tuple[str, Any]
             )
             raise UsageError(what, path=dataset.place, key=key, field=field)
         raise UsageError(
-            "one field is written at a time",
+            "the sample has several fields, and only one can be written",
             path=dataset.place,
             key=key,
             found=", ".join(f"{name} ({type(dataset.schema[name]).__name__})" for name in sample),
@@ -117,7 +117,7 @@ def value_of(dataset: Dataset, index: int, field: str | None) -> tuple[str, Any]
 
 
 def in_words(dataset: Dataset, field: str, value: Any, short: bool = False) -> str:
-    """A value for people, of any length, or `short`. Text has its lines, and is not escaped."""
+    """A value as text, complete or `short`. Text keeps its line breaks and is not escaped."""
     kind = dataset.schema.get(field)
     if isinstance(kind, Image | Images):
         return "\n".join(map(image_in_words, images_in(kind, value))) or "no images"
@@ -137,25 +137,25 @@ def in_words(dataset: Dataset, field: str, value: Any, short: bool = False) -> s
 
 
 def _first(array: np.ndarray[Any, Any]) -> list[Any]:
-    """The first values of an array: numbers, or text."""
+    """The first values of an array, as numbers or text."""
     some = array.flat[:_VALUES].tolist()
     return [one if isinstance(one, bool | int | float) else f"{one!s:.40}" for one in some]
 
 
 def _text(dataset: Dataset, field: str, tokens: Any, short: bool) -> list[str]:
-    """Tokens as text; nothing for other arrays, and where the dataset has no tokenizer."""
+    """Tokens as text; nothing for other arrays, or if the dataset has no tokenizer."""
     if field != "tokens" or tokens.ndim != 1 or tokens.dtype.kind not in "iu":
         return []
     some = tokens[:_TOKENS] if short else tokens
     try:
         text = decoded(dataset, some.tolist())
-    except ShardkitError as error:  # such as a library that is not installed
+    except ShardkitError as error:  # such as a missing library
         return [f"(not decoded: {'; '.join(filter(None, (error.what, error.fix)))})"]
     return [] if text is None else [text + "..." * (len(some) < len(tokens))]
 
 
 def json_of(dataset: Dataset, index: int) -> dict[str, Any]:
-    """A sample of values that JSON can hold: text and JSON whole, of bytes how many there are."""
+    """A sample as JSON values: text and JSON in full, bytes as their number."""
     sample = dataset.read(index)
     key = sample.pop(KEY)
     fields = {name: _json_value(dataset, name, value) for name, value in sample.items()}
@@ -176,9 +176,9 @@ def _json_value(dataset: Dataset, field: str, value: Any) -> Any:
 
 
 def as_bytes(dataset: Dataset, field: str, value: Any) -> bytes:
-    """A value as a file: bytes, media and text (UTF-8) as stored, arrays as `.npy`, else a line.
+    """A value as the contents of a file: bytes, media and text (UTF-8) as stored, arrays as `.npy`.
 
-    Raises UsageError for a list of images that is not one.
+    Anything else is a line of text. Raises UsageError for a list of several images.
     """
     kind = dataset.schema.get(field)
     if isinstance(kind, Images) and len(value) != 1:
@@ -202,13 +202,13 @@ def as_bytes(dataset: Dataset, field: str, value: Any) -> bytes:
 
 
 def write_new(path: Path, data: bytes, overwrite: bool) -> None:
-    """Make a file, whole or not at all. Raises OutputError where there is one, unless told."""
+    """Write a file atomically. Raises OutputError if it exists, unless `overwrite`."""
     out = storage.output(path)
     if isinstance(out, RemotePath):
-        raise UsageError("a value is written to a file on this machine", found=str(out))
+        raise UsageError("the output must be a local file", found=str(out))
     if os.path.lexists(out) and not (overwrite and out.is_file()):
         fix = "give another name" + ", or --overwrite" * out.is_file()
         raise OutputError("the output exists already", path=out, fix=fix)
     if not out.parent.is_dir():
-        raise NotFoundError("there is no such folder to write to", path=out.parent)
+        raise NotFoundError("the folder of the output does not exist", path=out.parent)
     storage.replace_file(out, data)

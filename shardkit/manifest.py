@@ -1,14 +1,14 @@
-"""The manifest: the contents of a dataset, so that opening it reads nothing else.
+"""The manifest: describes the contents of a dataset, so that opening it reads no other files.
 
-It is in the folder `__shardkit__`, with all other files that only shardkit reads. Pyarrow and
-pandas, Spark, Dask and Hugging Face datasets ignore a folder of such a name, so that they find
-nothing but shards in a dataset. A dataset that is a single file, `x.tar`, has its manifest in
-`__shardkit__/x.tar.manifest.json`. No times, no absolute paths, no worker counts: the same source
-and options give the same bytes.
+It is in the folder `__shardkit__`, with all other files that only shardkit reads. Pyarrow, pandas,
+Spark, Dask and Hugging Face datasets ignore folders with such a name, so that they find only shards
+in a dataset. A dataset that is a single file, `x.tar`, has its manifest in
+`__shardkit__/x.tar.manifest.json`. A manifest has no times, absolute paths or worker counts: the
+same source and options give the same bytes.
 
 Earlier versions put these files among the shards, the manifest as `shardkit.json` or
-`x.tar.shardkit.json`, and had `source` and `options` in it instead of a recipe. Such datasets can
-still be read.
+`x.tar.shardkit.json`, with `source` and `options` instead of a recipe. Such datasets can still be
+read.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ from shardkit.schema import Schema
 
 FOLDER, NAME = MANIFEST.split("/")
 OLD_NAME = "shardkit.json"
-KEYS = "keys.jsonl"  # the key table: paths of samples' files, where keys do not tell them
+KEYS = "keys.jsonl"  # the key table: paths of samples' files, if they do not follow from the keys
 ERRORS = "errors.jsonl"  # bad samples that were dropped, and why
-LENGTHS = "lengths.npy"  # of one-dimensional arrays and audio, by sample
-FILTERED = "filtered.jsonl"  # samples that options dropped
-UNFINISHED = "unfinished.json"  # in a store, while the other objects come and go
+LENGTHS = "lengths.npy"  # lengths of one-dimensional arrays and audio, by sample
+FILTERED = "filtered.jsonl"  # samples dropped by filter options
+UNFINISHED = "unfinished.json"  # exists in a store while objects are being published or removed
 PIECES = "pieces.xxh3"  # digests of the pieces of all shards' files, in order
-CHOSEN = "chosen.u64"  # hashes of the keys that `Recipe.keys` tells of, sorted
+CHOSEN = "chosen.u64"  # sorted hashes of the keys of `Recipe.keys`
 _LISTS = (NAME, KEYS, ERRORS, LENGTHS, FILTERED, PIECES, CHOSEN)
 VERSION = 1
-_FEW = 16  # files that are asked for one by one
-_MOST_SAMPLES = 64  # per byte of a shard: far more than the best compression reaches
+_FEW = 16  # files up to which each is looked up by itself, without listing folders
+_MOST_SAMPLES = 64  # per byte of a shard: far more than even the best compression reaches
 
-# A manifest that is read is checked against the types of these classes.
+# Manifests are checked against the types of these classes when they are read.
 
 
 @dataclass(frozen=True)
 class File(Extensible):
-    """A file of a dataset: path relative to its folder, bytes, and checksum in hex."""
+    """A file of a dataset: path relative to the dataset's folder, size, and checksum in hex."""
 
     name: str
     bytes: Count
@@ -71,9 +71,9 @@ class File(Extensible):
 
 @dataclass(frozen=True)
 class Shard(Extensible):
-    """One shard: its file, and files beside it, such as an index."""
+    """One shard: its file, and the files beside it, such as an index."""
 
-    file: File  # the name has a slash where a shard is a folder
+    file: File  # its name has a slash if the shard is a folder
     samples: Count
     beside: tuple[File, ...] = ()
     tasks: tuple[Count, ...] = ()  # numbers of the first and the last task that made it
@@ -84,7 +84,7 @@ class Shard(Extensible):
 
     @property
     def listed(self) -> int:
-        """Digests that its files have in the list of pieces."""
+        """Number of digests that its files have in the list of pieces."""
         return sum(listed(file.bytes) for file in self.files)
 
 
@@ -101,7 +101,7 @@ class FieldStats(Extensible):
 
 @dataclass(frozen=True)
 class PixelStats(Extensible):
-    """Mean and deviation of red, green and blue, from 0 to 1, over all pixels of some images."""
+    """Mean and standard deviation of red, green and blue (0 to 1) over all pixels of images."""
 
     images: Count
     pixels: Count
@@ -110,12 +110,12 @@ class PixelStats(Extensible):
 
 
 class _Layout(TypedDict):
-    """What readers of all formats need; some formats have more entries."""
+    """The entries that readers of all formats need; some formats have more."""
 
     schema: dict[str, Any]
 
 
-_POWERS = 65  # of two, with 0: all that a number of 64 bits can lie between
+_POWERS = 65  # buckets of a histogram by powers of two: 0, and one per bit of a 64-bit number
 _SIZES = Rule(
     "counts of sizes, by powers of two",
     lambda counts: 0 < len(counts) <= _POWERS and min(counts) >= 0,
@@ -142,27 +142,27 @@ class Manifest(Extensible):
     """One dataset."""
 
     format: str
-    layout: dict[str, Any]  # what the format's reader needs: the schema and, say, a field map
+    layout: dict[str, Any]  # what the format's reader needs: the schema and, e.g., a field map
     shards: tuple[Shard, ...]
     class_names: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by field
     label: str = "label"  # the field that holds the class of a sample
-    label_counts: tuple[Count, ...] | None = None  # samples of each of its classes
+    label_counts: tuple[Count, ...] | None = None  # number of samples of each class
     fields: dict[str, FieldStats] = field(default_factory=dict)
     errors: Count = 0  # samples that were dropped, listed in errors.jsonl
-    # What was passed over, in words, and how often: files, rows, fields, entries of a database.
+    # What was ignored, in words, and how often: files, rows, fields, entries of a database.
     ignored: dict[str, Count] = field(default_factory=dict)
-    encoded: dict[str, Count] = field(default_factory=dict)  # by the format, as it demands: reasons
-    keys: dict[str, Count] = field(default_factory=dict)  # that others stumble over: what they have
-    # What the steps did: samples dropped, images by what became of them, and why they changed.
+    encoded: dict[str, Count] = field(default_factory=dict)  # why the format re-encoded images
+    keys: dict[str, Count] = field(default_factory=dict)  # problems of keys for other tools
+    # What the steps did: samples dropped, images by what was done to them, and reasons for changes.
     filtered: dict[str, Count] = field(default_factory=dict)
     images: dict[str, Count] = field(default_factory=dict)
     reasons: dict[str, Count] = field(default_factory=dict)
-    pixels: dict[str, PixelStats] = field(default_factory=dict)  # by field, where asked for
-    text: dict[str, Any] = field(default_factory=dict)  # a TextEntry, of a dataset of tokens
+    pixels: dict[str, PixelStats] = field(default_factory=dict)  # by field, if requested
+    text: dict[str, Any] = field(default_factory=dict)  # a TextEntry, for a dataset of tokens
     tokenizer: dict[str, Any] = field(default_factory=dict)  # a TokenizerEntry
     files: tuple[File, ...] = ()  # errors.jsonl, keys.jsonl, and what the format adds
     recipe: dict[str, Any] = field(default_factory=dict)  # what `Recipe.from_json` takes
-    versions: dict[str, str] = field(default_factory=dict)  # of what decides the bytes
+    versions: dict[str, str] = field(default_factory=dict)  # of the libraries that shape the bytes
     checksum: str = CHECKSUM  # the kind of its files' checksums
 
     @property
@@ -180,7 +180,7 @@ class Manifest(Extensible):
 
     @property
     def bytes(self) -> int:
-        """Of the shards, without indexes."""
+        """Total size of the shards, without indexes."""
         return sum(shard.file.bytes for shard in self.shards)
 
     def all_files(self) -> list[File]:
@@ -202,7 +202,7 @@ class Splits(Extensible):
 
     format: str
     splits: dict[str, Count]  # name of the folder -> samples
-    errors: Count  # samples that were dropped, in all of them
+    errors: Count  # samples that were dropped, in all splits
     recipe: dict[str, Any] = field(default_factory=dict)  # what `Recipe.from_json` takes
     files: tuple[File, ...] = ()  # what the format adds
     checksum: str = CHECKSUM  # the kind of its files' checksums
@@ -223,18 +223,18 @@ def beside(path: Path, name: str = NAME) -> Path:
 
 
 def manifest_paths(path: Path) -> tuple[Path, ...]:
-    """Where the manifest of a dataset may be: two for a single file, and two for a folder."""
+    """Possible paths of a dataset's manifest: two for a single file, and two for a folder."""
     old = path.with_name(f"{path.name}.{OLD_NAME}") if path.name else path
     return beside(path), old, path / FOLDER / NAME, path / OLD_NAME
 
 
 def single_manifest(path: Path) -> Path | None:
-    """The manifest of a dataset that is a single file; None where there is none."""
+    """The path of a single-file dataset's manifest; None if there is none."""
     return next((found for found in manifest_paths(path)[:2] if found.is_file()), None)
 
 
 def with_own(files: Sequence[Path]) -> list[Path]:
-    """Those of the files that have a manifest of their own; of many, their folders are listed."""
+    """The files that have a manifest of their own. If there are many, lists their folders."""
     names: dict[Path, set[str] | None] = {}
 
     def may_exist(path: Path) -> bool:
@@ -244,7 +244,7 @@ def with_own(files: Sequence[Path]) -> list[Path]:
                 names[folder] = {entry.name for entry in folder.iterdir()}
             except FileNotFoundError:
                 names[folder] = set()
-            except (OSError, StorageError):  # a web server, say, does not list it
+            except (OSError, StorageError):  # it cannot be listed, for example on a web server
                 names[folder] = None
         found = names[folder]
         return found is None or path.name in found
@@ -255,7 +255,7 @@ def with_own(files: Sequence[Path]) -> list[Path]:
 
 
 def manifest_path(dataset: Path) -> Path:
-    """The path of a dataset's manifest, whether it exists or not."""
+    """The path of a dataset's manifest, which need not exist."""
     single = single_manifest(dataset)
     if single is not None:
         return single
@@ -264,12 +264,12 @@ def manifest_path(dataset: Path) -> Path:
 
 
 def read_checked(path: Path, checksum: str, kind: str) -> bytes:
-    """The bytes of a file beside the shards. Raises DamagedError for a different checksum."""
+    """Read a file of a dataset. Raises DamagedError if its checksum differs."""
     data = storage.read(path)
     found = pieces.checksum(data, kind)
     if found != checksum:
         raise DamagedError(
-            "a file is not as it was written",
+            "a file has changed since it was written",
             path=path,
             expected=f"checksum {checksum}",
             found=found,
@@ -300,24 +300,24 @@ def load_any(dataset: Path) -> Manifest | Splits:
     try:
         own = data.pop(_OWN_CHECKSUM, None)
         if not _is_as_written(text, own, data):
-            raise ValueError("it is not as it was written")
+            raise ValueError("it has changed since it was written")
         del data["shardkit"]
         return _from_json(data, path)
     except (ValueError, RecursionError) as error:
         raise damaged("the manifest", error, path=path) from error
-    except ShardkitError as error:  # a field of a later version's type
+    except ShardkitError as error:  # such as a field type of a later version
         raise error.located(path=path) from error.__cause__
 
 
 def _check_names(manifest: Manifest, path: Path) -> None:
-    """Raise DamagedError for a name that leads out of the dataset's folder."""
+    """Raise DamagedError for a file name that leads out of the dataset's folder."""
     for number, shard in enumerate(manifest.shards):
         checked_name(shard.file.name, path, f"shards[{number}].file.name")
         _check_files(shard.beside, f"shards[{number}].beside", path)
     _check_files(manifest.files, "files", path)
     if manifest.tokenizer:
         file = checked_name(manifest.tokenizer["file"], path, "tokenizer.file", flat=True)
-        if file.lower() in _LISTS:  # which a copy would replace
+        if file.lower() in _LISTS:  # a copy of the tokenizer would overwrite the list
             raise ValueError(f"the tokenizer's file is called {file}")
 
 
@@ -327,7 +327,7 @@ def _check_files(files: Iterable[File], field: str, path: Path) -> None:
 
 
 def split_names(folder: Path) -> list[str]:
-    """The datasets in a folder of splits, ours or one that Hugging Face datasets saved."""
+    """The names of the splits in a folder written by shardkit or by Hugging Face datasets."""
     if has_manifest(folder):
         manifest = load_any(folder)
         return list(manifest.splits) if isinstance(manifest, Splits) else []
@@ -351,7 +351,7 @@ def load(folder: Path) -> Manifest:
 
 
 def one_of_splits(folder: Path, paths: Iterable[str | Path]) -> FormatError:
-    """The error for a folder of splits where a dataset is asked for; `paths` open one each."""
+    """The error for a folder of splits instead of one dataset. `paths` open one split each."""
     names = ", ".join(map(str, paths))
     return FormatError(
         "this folder holds one dataset per split", path=folder, fix=f"open one of them: {names}"
@@ -359,7 +359,7 @@ def one_of_splits(folder: Path, paths: Iterable[str | Path]) -> FormatError:
 
 
 def _upgrade(data: dict[str, Any]) -> None:
-    """Rename the entries that earlier versions wrote."""
+    """Convert entries written by earlier versions to the current names."""
     if "options" in data and "recipe" not in data:
         source, options = data.pop("source", None), data.pop("options")
         options = checked(dict[str, Any], options, "options")
@@ -368,7 +368,7 @@ def _upgrade(data: dict[str, Any]) -> None:
         data["recipe"] = recipe_of_version_1(data.get("format"), source, options)
     if "splits" in data:
         return
-    if (names := data.pop("classes", None)) is not None:  # of the label alone
+    if (names := data.pop("classes", None)) is not None:  # only for the label
         data["class_names"] = {str(data.get("label")): names}
     if "pictures" in data:
         data["images"] = data.pop("pictures")
@@ -389,11 +389,11 @@ def _from_json(data: dict[str, Any], path: Path) -> Manifest | Splits:
     with under("layout"):
         checked(_Layout, manifest.layout)
         with under("schema"):
-            manifest.schema  # noqa: B018 - raises for what is no schema
+            manifest.schema  # noqa: B018 - raises for an invalid schema
     if manifest.text:
         checked(TextEntry, manifest.text, "text")
     if manifest.tokenizer:
-        from shardkit.recipe import TokenizerEntry  # imported for datasets of tokens alone
+        from shardkit.recipe import TokenizerEntry  # only imported for datasets of tokens
 
         checked(TokenizerEntry, manifest.tokenizer, "tokenizer")
     _check_names(manifest, path)
@@ -408,13 +408,13 @@ def _check_together(manifest: Manifest) -> None:
         raise MismatchError("samples and bytes that add up to less than 2^63", most, "shards")
     for number, shard in enumerate(manifest.shards):
         size = shard.file.bytes + sum(file.bytes for file in shard.beside)
-        if shard.samples > _MOST_SAMPLES * size:  # a plan takes memory for each
+        if shard.samples > _MOST_SAMPLES * size:  # a forged count would exhaust memory
             raise MismatchError(
                 f"{size:,} bytes' worth", shard.samples, "shards", number, "samples"
             )
     names = {shard.file.name for shard in manifest.shards}
     if len(names) != len(manifest.shards):
-        raise ValueError("a shard is named twice")
+        raise ValueError("a shard is listed twice")
     digests = DIGEST * sum(shard.listed for shard in manifest.shards)
     found = manifest.list_named(PIECES)
     if manifest.checksum == CHECKSUM and digests != (0 if found is None else found.bytes):
@@ -427,7 +427,7 @@ _OWN_CHECKSUM = "manifest_checksum"
 
 
 def _is_as_written(text: bytes, own: Any, data: dict[str, Any]) -> bool:
-    """Whether a manifest has the checksum `own` that it names, however it is formatted."""
+    """Whether a manifest matches its own checksum, `own`, even if it was reformatted."""
     begin = text.rfind(b",")
     found = text[:begin] + b"\n}"
     return text == _sealed(found) or own == xxhash.xxh3_128_hexdigest(_text(data))
@@ -437,7 +437,7 @@ def _write(path: Path, data: dict[str, Any]) -> None:
     text = _sealed(_text(data))
     if len(text) > MOST_BYTES:
         raise FormatError(
-            "there are more shards than a manifest can name",
+            "there are more shards than a manifest can list",
             path=path,
             expected=f"a manifest of at most {MOST_BYTES:,} bytes",
             found=f"{len(text):,}",
@@ -449,12 +449,12 @@ def _write(path: Path, data: dict[str, Any]) -> None:
 
 
 def _sealed(text: bytes) -> bytes:
-    """A manifest with its own checksum as the last entry, to detect changes."""
+    """Append the manifest's checksum as its last entry, to detect changes."""
     checksum = xxhash.xxh3_128_hexdigest(text)
     return text.removesuffix(b"\n}") + f',\n "{_OWN_CHECKSUM}": "{checksum}"\n}}\n'.encode()
 
 
 def _text(data: dict[str, Any]) -> bytes:
-    # A class name that is not Unicode becomes an escape that JSON reads back.
+    # A lone surrogate in a class name is written as an escape, which JSON can read back.
     text = json.dumps(data, ensure_ascii=False, indent=1, allow_nan=False)
     return text.encode("utf-8", "backslashreplace")

@@ -1,7 +1,7 @@
-"""Arrays of any length: in memory while they are short, and else in temporary files.
+"""Arrays of any length: short ones in memory, long ones in memory-mapped temporary files.
 
-Pages of such a file are the system's to drop, so that a plan of 10^8 files takes about as much
-memory as one of 10^6. The files have no names: they are gone with the arrays.
+The system can evict the pages of such a file, so that a plan for 10^8 files takes about as much
+memory as one for 10^6. The files have no names, so they disappear with the arrays.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from shardkit import storage
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-MOST = 16 << 20  # bytes of an array that are in memory
-_BUFFER = 1 << 20  # bytes that are written together
-PIECE = 1 << 19  # values that are computed at a time
+MOST = 16 << 20  # size up to which an array is kept in memory, in bytes
+_BUFFER = 1 << 20  # bytes per write
+PIECE = 1 << 19  # values computed at a time
 
 
 class Growing:
-    """An array that is appended to."""
+    """An array that grows by appending."""
 
     def __init__(self, dtype: Any) -> None:
         self.dtype = np.dtype(dtype)
@@ -42,7 +42,7 @@ class Growing:
             self._write()
 
     def array(self) -> npt.NDArray[Any]:
-        """All values, once there are no more to come."""
+        """All values. Nothing can be appended afterwards."""
         if self._file is None:
             return np.frombuffer(self._data, self.dtype)
         self._write()
@@ -52,7 +52,7 @@ class Growing:
     def _write(self) -> None:
         with storage.explained("write a temporary file", Path("TMPDIR")):
             folder = tempfile.gettempdir()
-        with storage.explained("keep what was listed in a temporary file", Path(folder)):
+        with storage.explained("write a list to a temporary file", Path(folder)):
             self._file = self._file or tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
             self._written += self._file.write(self._data)
             self._file.flush()
@@ -60,19 +60,19 @@ class Growing:
 
 
 def pieces(count: int) -> Iterator[slice]:
-    """Slices of so many values, which are computed one after the other."""
+    """Slices of PIECE values each that together cover `count` values."""
     for start in range(0, count, PIECE):
         yield slice(start, min(start + PIECE, count))
 
 
 def listed(values: Sizes) -> Iterator[int]:
-    """Each value, of which some at a time are Python's objects."""
+    """Each value as a Python int. Only one piece at a time is converted."""
     for piece in pieces(len(values)):
         yield from np.asarray(values[piece]).tolist()
 
 
 def computed(count: int, dtype: Any, make: Callable[[slice], npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """So many values, of which `make` has those of each slice."""
+    """An array of `count` values, computed slice by slice with `make`."""
     if count * np.dtype(dtype).itemsize <= MOST:
         return make(slice(0, count))
     found = Growing(dtype)
@@ -82,7 +82,7 @@ def computed(count: int, dtype: Any, make: Callable[[slice], npt.NDArray[Any]]) 
 
 
 def selected(count: int, make: Callable[[slice], npt.NDArray[np.bool_]]) -> npt.NDArray[np.int64]:
-    """The numbers for which a mask is set, of which `make` has each slice."""
+    """The indices at which a mask is True. The mask is computed slice by slice with `make`."""
     found = Growing(np.int64)
     for piece in pieces(count):
         found.extend(piece.start + np.flatnonzero(make(piece)))
@@ -90,7 +90,7 @@ def selected(count: int, make: Callable[[slice], npt.NDArray[np.bool_]]) -> npt.
 
 
 def joined(parts: Sequence[Sizes]) -> Sizes:
-    """The values of all arrays, one after the other."""
+    """The concatenation of all arrays."""
     runs = [part for part in parts if isinstance(part, Runs)]
     if len(runs) == len(parts):
         counts = np.concatenate([part.counts for part in runs])
@@ -103,14 +103,14 @@ def joined(parts: Sequence[Sizes]) -> Sizes:
 
 
 def mapped(values: Sizes, make: Callable[[npt.NDArray[Any]], npt.NDArray[np.int64]]) -> Sizes:
-    """What `make` gives for the values, of which each is by itself."""
+    """Apply `make`, an elementwise function of arrays, to the values."""
     if isinstance(values, Runs):
         return Runs(make(values.values), values.ends)
     return computed(len(values), np.int64, lambda piece: make(values[piece]))
 
 
 def running_sum(values: Sizes) -> npt.NDArray[np.int64] | RunningSum:
-    """0, and the sums of the first 1, 2, ... of all values."""
+    """The cumulative sums of the values, with a leading 0."""
     if isinstance(values, Runs):
         return RunningSum(values)
     found, total = Growing(np.int64), np.zeros(1, np.int64)
@@ -123,9 +123,9 @@ def running_sum(values: Sizes) -> npt.NDArray[np.int64] | RunningSum:
 
 
 class Runs:
-    """An array of which many values in a row are the same: sizes by shard. It has what is needed.
+    """A run-length encoded array, such as sizes by shard, with the needed subset of operations.
 
-    `ends` are the numbers of the values up to the end of each run.
+    `ends` has the index after the last value of each run.
     """
 
     def __init__(self, values: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> None:
@@ -159,7 +159,7 @@ class Runs:
 
 
 class RunningSum:
-    """`running_sum` of runs."""
+    """The `running_sum` of `Runs`."""
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
@@ -172,16 +172,16 @@ class RunningSum:
         return self._sums[run] - (self._runs.ends[run] - count) * self._runs.values[run]
 
     def searchsorted(self, aims: Any, side: str = "left", sorter: None = None) -> Any:
-        """As of numpy's arrays, which asks for it."""
+        """Like the method of numpy's arrays; `np.searchsorted` calls it."""
         runs, aims = self._runs, np.asarray(aims)
         run = np.searchsorted(self._sums, aims, side="right" if side == "right" else "left")
         inside = np.minimum(run, len(self._sums) - 1)
         value = np.maximum(runs.values[inside], 1)
-        left = aims - (self._sums - runs.values * runs.counts)[inside]  # of the run, from its start
+        left = aims - (self._sums - runs.values * runs.counts)[inside]  # relative to the run
         steps = left // value + 1 if side == "right" else -(-left // value)
         found = (runs.ends - runs.counts)[inside] + np.maximum(steps, 0)
         return np.where(run < len(self._sums), found, len(runs) + 1)
 
 
-# What sources have for each of their samples.
+# One number per sample of a source.
 Sizes: TypeAlias = "npt.NDArray[np.int64] | Runs"

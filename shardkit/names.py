@@ -1,7 +1,7 @@
-"""Names of files and folders that come from data: one function decides which of them are used.
+"""Names of files and folders that come from data: decides which are safe to use.
 
-Manifests, states and lists of splits are made by strangers. What they name is opened, copied and
-moved, so it must lie in the folder that they are in, on every system that the data may get to.
+Manifests, states and lists of splits are untrusted. The files that they name are opened, copied and
+moved, so they must be in the same folder, on any system that the data may be copied to.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import xxhash
 
 from shardkit.errors import DamagedError
 
-_PART_BYTES, _BYTES = 255, 1024  # of a name between slashes, and of all; systems take no more
+_PART_BYTES, _BYTES = 255, 1024  # limits of systems: for a part between slashes, and for a path
 _UNSAFE = re.compile(
     r"(^|/)(/|$)"  # an absolute path, an empty name
-    r"|[. ](/|$)"  # `.`, `..`, and what Windows takes for them, as it drops dots and blanks there
+    r"|[. ](/|$)"  # `.`, `..`, and names that Windows treats as such, dropping dots and blanks
     r"|[\\\x00-\x1f\x7f]"
     r"|(^|/)[^/]:"  # a drive
     r"|(^|/)(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³]) *([.:/]|$)",  # devices of Windows
@@ -29,9 +29,9 @@ FLAT = "a name without slashes and backslashes, other than '..' and names of dev
 
 
 def is_safe(name: str, *, flat: bool = False) -> bool:
-    """Whether a name leads to a path inside the folder it is relative to, on any system.
+    """Whether a name is a path inside the folder that it is relative to, on any system.
 
-    `flat`: to one in that folder itself.
+    `flat`: directly in that folder.
     """
     if _UNSAFE.search(name) or (flat and "/" in name):
         return False
@@ -42,17 +42,18 @@ def is_safe(name: str, *, flat: bool = False) -> bool:
     return max(parts) <= _PART_BYTES and sum(parts) <= _BYTES
 
 
-_SHORT, _MOST = 120, 700  # bytes of a part, and of all, that leave room for endings and folders
+_SHORT, _MOST = 120, 700  # bytes of a part, and of a path: leave room for suffixes and folders
 _NOT_ON_WINDOWS = frozenset('<>:"/\\|?*')
 _DEVICE = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³]) *(\.|$)", re.IGNORECASE)
 
 
 def file_stem(key: str, endings: Collection[str] = ()) -> str:
-    """A key as the path of files, without their endings, that any system takes.
+    """Convert a key to a path without file suffix that is valid on any system.
 
-    What it must not have is percent-encoded, and dots in the last part, so that `stem.ending` says
-    where the stem ends; so is the dot of a folder that ends like a file, with one of the `endings`
-    (in lower case). Parts that are too long are cut, and end with a hash of all of them.
+    Invalid characters are percent-encoded, and so are dots in the last part, so that it is clear
+    where the stem of `stem.ending` ends, and the last dot of a folder whose name ends like a file,
+    with one of the `endings` (in lower case). Parts that are too long are truncated, and end with a
+    hash of the whole part.
 
     >>> file_stem("../a:b/con/c.d")
     '%2E%2E/a%3Ab/%63on/c%2Ed'
@@ -89,17 +90,17 @@ def _percent(character: str) -> str:
 
 
 def checked_name(name: Any, path: str | os.PathLike[str], field: str, *, flat: bool = False) -> str:
-    """The name in `field` of the file at `path`, as it is.
+    """Return the name, which was read from `field` of the file at `path`, if it is safe.
 
-    Raises DamagedError for one that is not text, or not `is_safe`.
+    Raises DamagedError if it is not a string, or not `is_safe`.
     """
     if isinstance(name, str) and is_safe(name, flat=flat):
         return name
     raise DamagedError(
-        "a file of the dataset has a name that must not be followed",
+        "a file of the dataset has an unsafe name",
         path=path,
         field=field,
         expected=FLAT if flat else INSIDE,
         found=f"{name!r:.200}",
-        fix="get the dataset again from somebody you trust; shardkit writes no such names",
+        fix="get the dataset again from a trusted source; shardkit never writes such names",
     )

@@ -40,7 +40,7 @@ def open(
 
 
 class _OnRead:
-    """Transforms of one sample at a time."""
+    """Applies transforms to one sample at a time."""
 
     def __init__(self, transforms: Mapping[Any, Any], dataset: Dataset) -> None:
         from shardkit.transforms.transforms import Transforms

@@ -1,4 +1,4 @@
-"""Finds the dataset, or the splits, at a path: folders, shards, patterns; ours and foreign ones."""
+"""Opens the dataset or splits at a path: a folder, a shard or a pattern, ours or foreign."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def open_splits(
 
 
 def open_files(files: Sequence[Path], *, together: bool = False) -> dict[str, Dataset]:
-    """The datasets of shards of one format, as if a folder held these and no others.
+    """Open shards of one format as if they were the only files of a folder.
 
-    One for each split that their names tell, unless all are wanted `together`. Fields that cannot
-    be read are in `unusable`.
+    Returns one dataset per split that their names indicate, or a single one if `together`. Fields
+    that cannot be read are in `unusable`.
     """
     folder, names, format = shards_of(files)
     splits = {} if together else grouped(folder, names)
@@ -83,9 +83,9 @@ def open_files(files: Sequence[Path], *, together: bool = False) -> dict[str, Da
 
 
 def describing(files: Iterable[Path]) -> dict[Path, Path | None]:
-    """By file, the dataset whose manifest describes it: its folder, or the file by itself."""
-    named: dict[Path, frozenset[str]] = {}  # shards in the manifests of folders
-    single: dict[Path, bool] = {}  # whether files in a folder may have manifests of their own
+    """Map each file to the path of the dataset that describes it: its folder, the file, or None."""
+    named: dict[Path, frozenset[str]] = {}  # the shards that the manifest of a folder names
+    single: dict[Path, bool] = {}  # whether the files of a folder may have their own manifests
     found: dict[Path, Path | None] = {}
     for file in files:
         folder = file.parent
@@ -105,7 +105,7 @@ def _refuse_unusable(dataset: Dataset) -> None:
 
 
 def _only(path: Path) -> Dataset:
-    """The dataset at a path, also if some of its fields cannot be read."""
+    """Open the single dataset at a path, even if some of its fields cannot be read."""
     found = _at(path)
     if list(found) != [""]:
         raise manifests.one_of_splits(path, [split.path for split in found.values()])
@@ -120,7 +120,7 @@ class _Found(NamedTuple):
 
 
 def _at(path: Path, together: bool = False) -> dict[str, _Found]:
-    """The datasets at a path: one called "", or one for each split."""
+    """Find the datasets at a path: one named "", or one per split."""
     path, subset = named_subset(path)
     try:
         mode = path.stat().st_mode
@@ -152,14 +152,14 @@ def _at(path: Path, together: bool = False) -> dict[str, _Found]:
 
 
 def _looked_into(path: Path, together: bool, subset: str) -> dict[str, _Found]:
-    """The datasets in a folder that nothing describes."""
+    """Find the datasets in a folder that has no manifest and no list of shards."""
     found = look_into(path)
     if not found.shards:
         refuse_foreign(found)
         raise unknown_format(path)
     if found.beside:
         beside = ", ".join(map(repr, found.beside[:5])) + ", ..." * (len(found.beside) > 5)
-        warn(f"the shards in {path} itself are opened, and no folders beside them: {beside}")
+        warn(f"only the shards directly in {path} are opened, not those in its folders: {beside}")
     if by_split := datasets_of_splits(found):
         ways = {split: path / folder for split, folder in by_split.items()}
         return {split: _Found(way, partial(_only, way)) for split, way in ways.items()}
@@ -170,15 +170,15 @@ def _looked_into(path: Path, together: bool, subset: str) -> dict[str, _Found]:
     return {
         split: _Found(
             way_to(path, names, found.shards),
-            # Files beside the shards of all splits are counted once.
+            # Count the other files of the folder once, not once per split.
             partial(_shards, path, names, format, {} if number else dict(found.ignored)),
         )
         for number, (split, names) in enumerate(every.items())
     }
 
 
-_PARTIAL = ".partial"  # at the end of the names of folders for unfinished work
-_AGAIN = "run the command that was interrupted again: it continues where it was"
+_PARTIAL = ".partial"  # suffix of the working folder of a conversion
+_AGAIN = "run the interrupted command again: it continues where it stopped"
 
 
 def unreadable(error: OSError, doing: str, path: Path) -> ShardkitError:
@@ -204,19 +204,19 @@ def _meant(path: Path) -> str | None:
 
 
 def _refuse_unfinished(path: Path) -> None:
-    """Raise FormatError for a folder of a store whose objects have no manifest yet."""
+    """Raise FormatError for a dataset in an object store that has no manifest yet."""
     if not isinstance(path, RemotePath) or not path.store.lists:
         return
     if (path / manifests.FOLDER / manifests.UNFINISHED).is_file():
         raise FormatError(
-            "this is a dataset that is being written, or whose writing was interrupted",
+            "this dataset is still being written, or its conversion was interrupted",
             path=path,
-            fix="wait for the command that writes it, or run that again: it continues where it was",
+            fix="wait until the conversion has finished, or run the command again: it continues",
         )
 
 
 def _shards(folder: Path, names: list[str], format: str, ignored: dict[str, int]) -> Dataset:
-    """The shards in a folder without a manifest, or the only one with a manifest of its own."""
+    """Open the shards of a folder without a manifest; a single shard may have its own manifest."""
     files = [folder / name.removesuffix(FORMATS[format].inside) for name in names]
     ours = manifests.with_own(files)
     if len(ours) == len(files) == 1:
@@ -226,7 +226,7 @@ def _shards(folder: Path, names: list[str], format: str, ignored: dict[str, int]
     tables = {file: manifests.load(file).class_names for file in ours}
     if any(table != tables[ours[0]] for table in tables.values()):
         raise FormatError(
-            "this folder holds datasets that number their classes differently",
+            "the datasets in this folder number their classes differently",
             path=folder,
             found=", ".join(file.name for file in ours[:5]),
             fix=f"give one of them: {', '.join(map(str, ours[:5]))}",
@@ -235,7 +235,7 @@ def _shards(folder: Path, names: list[str], format: str, ignored: dict[str, int]
 
 
 def _of_files(folder: Path, names: list[str], format: str) -> Dataset:
-    """Some shards of a folder, with its manifest if that names all of them."""
+    """Open some shards of a folder, using its manifest if that names all of them."""
     if manifests.has_manifest(folder):
         manifest = manifests.load_any(folder)
         shards = {} if isinstance(manifest, Splits) else {s.file.name: s for s in manifest.shards}
@@ -254,13 +254,13 @@ def _foreign(
 
 
 def open_described(path: Path) -> Dataset:
-    """The dataset whose manifest is there; its shards may be missing."""
+    """Open the dataset of the manifest at a path; shards may be missing."""
     manifest = manifests.load(path)
     return _described(manifest, manifests.manifest_path(path), manifest.shards)
 
 
 def _described(manifest: Manifest, path: Path, shards: Sequence[Shard]) -> Dataset:
-    """A dataset of some of the shards that the manifest at a path describes."""
+    """Create a dataset of some of the shards that the manifest at a path describes."""
     entries = [(s.file.name, s.samples, s.file.bytes) for s in shards]
     folder = manifests.folder_of(path)
     dataset = Dataset(folder, manifest.format, [*entries], manifest, path)
@@ -275,7 +275,7 @@ def _described(manifest: Manifest, path: Path, shards: Sequence[Shard]) -> Datas
 def _remote_files(
     manifest: Manifest, folder: RemotePath
 ) -> Iterator[tuple[str, list[tuple[str, Info]]]]:
-    """Of each shard its name, and the names of its files with what the manifest says of them."""
+    """Yield the name of each shard, and the size and checksums of each of its files."""
     found = manifest.list_named(manifests.PIECES)
     pieces = None if found is None or manifest.checksum == WHOLE else PieceList(folder / found.name)
     first = 0

@@ -1,4 +1,4 @@
-"""The options of a conversion, and those of its images: frozen objects, checked when made."""
+"""The options of a conversion: frozen dataclasses that check their values when created."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ IMAGE_FORMATS = ("keep", "jpeg", "png", "webp", "raw")
 PACKINGS = ("concat", "nosplit", "pad")
 REMAINDERS = ("keep", "drop", "pad")
 CHROMA = ("420", "422", "444")  # from coarse to fine
-SEEDS = (1 << 64) - 1  # the largest: order.py counts modulo 2^64
-MAX_PIXELS = 1 << 27  # of an image that is decoded, unless another limit is given
-MAX_RATE = 655_350  # Hz, of FLAC
-# What holds for images that are re-encoded, where an option is None.
+SEEDS = (1 << 64) - 1  # the largest seed: order.py computes modulo 2^64
+MAX_PIXELS = 1 << 27  # limit for images that are decoded, unless another one is given
+MAX_RATE = 655_350  # Hz, the maximum of FLAC
+# The values of options that are None, for images that are re-encoded.
 IMAGE_DEFAULTS: dict[str, Any] = {
     "quality": 90,
     "chroma": "420",
@@ -41,7 +41,7 @@ IMAGE_DEFAULTS: dict[str, Any] = {
 
 
 class Asked:
-    """Options that show themselves as far as they differ from the defaults."""
+    """Base of options, whose repr shows only the values that differ from the defaults."""
 
     def __repr__(self) -> str:
         usual, words = type(self)(), []
@@ -107,7 +107,7 @@ class ImageOptions(Asked):
         check_choice(self, "icc", (None, "srgb", "keep"))
         check_choice(self, "check", ("header", "decode"))
         if self.resize is None and (self.upscale or self.resize_mode != "shorter"):
-            raise UsageError("resize_mode and upscale say how to resize", fix="say resize=N too")
+            raise UsageError("resize_mode and upscale require resize", fix="give resize=N too")
         if self.format == "raw" and self.icc == "keep":
             raise UsageError("raw pixels have no colour profile", fix="use icc='srgb'")
         if self.background is not None:
@@ -115,23 +115,23 @@ class ImageOptions(Asked):
 
     @property
     def mask_fields(self) -> tuple[str, ...] | None:
-        """The fields that are masks; None where it was not said."""
+        """The fields that are masks; None if not specified."""
         return _named(self.masks)
 
     @property
     def box_fields(self) -> tuple[str, ...] | None:
-        """The fields that are boxes; None where it was not said."""
+        """The fields that are boxes; None if not specified."""
         return _named(self.boxes)
 
     @property
     def pixels(self) -> bool:
-        """Whether pixels may change, so that every image has to be looked at for it."""
+        """Whether pixels may change, so that every image must be inspected."""
         asked = (self.resize, self.quality, self.chroma, self.background, self.icc)
         return self.format != "keep" or any(value is not None for value in asked)
 
     @property
     def active(self) -> bool:
-        """Whether images are looked at, for pixels, filters or checks."""
+        """Whether images are processed, filtered or checked."""
         return self != ImageOptions()
 
 
@@ -153,7 +153,7 @@ class AudioOptions(Asked):
 
     @property
     def active(self) -> bool:
-        """Whether audio is looked at."""
+        """Whether audio is processed."""
         return self != AudioOptions()
 
 
@@ -206,7 +206,9 @@ class TextOptions(Asked):
         usual = TextOptions if self.tokenizer is None else None
         for name in ("special_tokens", "append_eos", "eos_token", "bos", "seq_len"):
             if usual is not None and getattr(self, name) != getattr(usual, name):
-                raise UsageError(f"{name} is about tokens", fix="say which tokenizer makes them")
+                raise UsageError(
+                    f"{name} requires a tokenizer", fix="give tokenizer=NAME or a path"
+                )
         if self.remainder == "drop" and self.pack != "concat":
             raise UsageError(
                 f"remainder='drop' would lose most documents with pack={self.pack!r}",
@@ -214,22 +216,22 @@ class TextOptions(Asked):
             )
         packs = (self.pack, self.remainder) != (TextOptions.pack, TextOptions.remainder)
         if packs and self.seq_len is None:
-            raise UsageError("pack and remainder say how blocks are filled", fix="say seq_len=N")
+            raise UsageError("pack and remainder require seq_len", fix="give seq_len=N")
 
     @property
     def reads(self) -> bool:
-        """Whether it is said how files are read."""
+        """Whether any option for reading text files is given."""
         usual = (TextOptions.documents, TextOptions.encoding, TextOptions.encoding_errors)
         return (self.documents, self.encoding, self.encoding_errors) != usual
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which fields of a source are stored: all, those of `fields`, or all but those of `drop`."""
+    """Which fields of a source are stored: all, those in `fields`, or all but those in `drop`."""
 
     fields: tuple[str, ...] | None = None
     drop: tuple[str, ...] = ()
-    partial: bool = False  # of several sources some may have none of these
+    partial: bool = False  # some of several sources may have none of these fields
 
     def has(self, name: str) -> bool:
         return name not in self.drop if self.fields is None else name in self.fields
@@ -328,7 +330,7 @@ class ConvertOptions(Asked):
 
     def __post_init__(self) -> None:
         if self.shard_size is not None and self.shard_samples is not None:
-            raise UsageError("a shard is bounded by its size or by its samples, not by both")
+            raise UsageError("shard_size and shard_samples cannot be combined")
         check_numbers(self, shard_samples=1, limit=1, workers=0, max_errors=0, folds=2)
         check_numbers(self, SEEDS, seed=0)
         check_choice(self, "on_error", ("fail", "skip"))
@@ -349,7 +351,7 @@ class ConvertOptions(Asked):
     def _check_subset(self) -> None:
         shares = {} if split_files(self.split) else parse_split(self.split)
         if self.include_class and self.exclude_class:
-            raise UsageError("include_class and exclude_class exclude each other")
+            raise UsageError("include_class and exclude_class cannot be combined")
         sample = self.sample
         if sample is not None and not (isinstance(sample, numbers.Real) and 0 < sample <= 1):
             raise UsageError(
@@ -359,7 +361,7 @@ class ConvertOptions(Asked):
                 fix="limit=N takes a number of samples",
             )
         if self.folds is not None and self.split != "auto":
-            raise UsageError("folds are a split: there is no other beside it", found=self.split)
+            raise UsageError("folds cannot be combined with another split", found=self.split)
         divides = "stratify" if self.stratify else "group" if self.group else None
         if divides and not (shares or self.folds):
             raise UsageError(
@@ -367,7 +369,7 @@ class ConvertOptions(Asked):
                 fix="give split='train=0.9,val=0.1' or folds=K, too",
             )
         if self.keys is not None and split_files(self.split):
-            raise UsageError("the lists of a split say which samples: there is no other beside it")
+            raise UsageError("keys cannot be combined with a split by files of keys")
 
     def _check_selection(self) -> None:
         for name in ("fields", "drop", "include_class", "exclude_class", "beside"):
@@ -382,47 +384,48 @@ class ConvertOptions(Asked):
         }
         if asked["fields"] and (asked["drop"] or asked["keep_fields"]):
             raise UsageError(
-                "fields says which fields are stored: no others are",
+                "fields cannot be combined with drop or keep_fields",
                 found=" and ".join(name for name, given in asked.items() if given),
-                fix="give fields alone, or keep all but those of drop",
+                fix="give only fields, or only drop",
             )
 
     def _check_labels(self) -> None:
         for names in ("file_column", "file_suffix"):
             if getattr(self, names) is not None and self.metadata is None:
-                raise UsageError(f"{names} is about a table", fix="say which: metadata=FILE")
+                raise UsageError(f"{names} requires a metadata table", fix="give metadata=FILE")
         if self.label_separator is not None and self.label_column is None:
-            raise UsageError("label_separator is about a column", fix="say which: label_column")
+            raise UsageError("label_separator requires label_column", fix="give label_column=NAME")
         if self.label_separator == "":
-            raise UsageError("label_separator must be text that stands between labels", found="''")
+            raise UsageError("label_separator must not be empty", found="''")
 
     def _check_engine(self) -> None:
         check_choice(self, "engine", ("local", "ray"))
         ray = self.engine == "ray"
         if not ray and (self.ray_address is not None or self.ray_options):
             raise UsageError(
-                "ray_address and ray_options are about Ray", fix="say engine='ray' (--engine ray)"
+                "ray_address and ray_options require engine='ray'",
+                fix="give engine='ray' (--engine ray)",
             )
         if ray and self.workers == 0:
-            raise UsageError("workers=0 is this process, and engine='ray' is others")
+            raise UsageError("workers=0 cannot be combined with engine='ray'")
         if not isinstance(self.ray_options, Mapping):
             raise UsageError("ray_options must be a dict", found=repr(self.ray_options))
 
     @property
     def bounded(self) -> bool:
-        """Whether it was said how large shards are."""
+        """Whether a limit for the size of shards was given."""
         return self.shard_size is not None or self.shard_samples is not None
 
     @classmethod
     def of(cls, **options: Unpack[ConvertKeywords]) -> ConvertOptions:
-        """The options by name; raises UsageError for an unknown name."""
+        """Create options from keyword arguments; raises UsageError for an unknown name."""
         check_names(cls, options)
         return cls(**options)
 
     def processes(self, source: object) -> int:
-        """How many work on a source: on paths all processors, unless told otherwise.
+        """Number of worker processes for a source: by default, one per processor for paths.
 
-        A Python sequence is the user's own code, which stays in this process.
+        A Python sequence runs the user's own code, which stays in this process.
         """
         if self.workers is not None:
             return self.workers
@@ -431,14 +434,14 @@ class ConvertOptions(Asked):
         return processors() if paths or self.engine == "ray" else 0
 
     def max_bytes(self) -> int | None:
-        """The bound on a shard's bytes; None where samples bound it."""
+        """The maximum size of a shard in bytes; None if it is limited by samples."""
         if self.shard_samples is not None:
             return None
         return parse_size("256MB" if self.shard_size is None else self.shard_size)
 
 
 class ConvertKeywords(TypedDict, total=False):
-    """The same as keyword arguments, for type checkers."""
+    """`ConvertOptions` as keyword arguments, for type checkers."""
 
     shard_size: int | str | None
     shard_samples: int | None
@@ -485,7 +488,7 @@ def _named(fields: str | None) -> tuple[str, ...] | None:
 
 
 def check_names(kind: type[Any], options: Iterable[str]) -> None:
-    """Raises UsageError for a name that is no field of a dataclass."""
+    """Raises UsageError for a name that is not a field of a dataclass."""
     known = [f.name for f in fields(kind)]
     for name in options:
         if name not in known:
@@ -493,9 +496,9 @@ def check_names(kind: type[Any], options: Iterable[str]) -> None:
 
 
 def check_numbers(options: Any, most: int = 1 << 62, **least: int) -> None:
-    """Raises UsageError unless these options are whole numbers from such a one up.
+    """Raises UsageError unless these options are whole numbers from their minimum up to `most`.
 
-    None passes where the option's annotation has it.
+    None is accepted if the option's annotation includes it.
     """
     for name, lowest in least.items():
         value = getattr(options, name)
@@ -508,11 +511,11 @@ def check_numbers(options: Any, most: int = 1 << 62, **least: int) -> None:
                 expected=expected,
                 found=f"{value!r:.200}",
             )
-        object.__setattr__(options, name, int(value))  # also if it is one of numpy's
+        object.__setattr__(options, name, int(value))  # converts numpy integers
 
 
 def is_whole(value: object) -> bool:
-    """Whether it is an integer, of numpy too, and no bool."""
+    """Whether a value is an integer (also numpy's), but not a bool."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
@@ -522,7 +525,7 @@ def _may_be_none(kind: type[Any], name: str) -> bool:
 
 
 def check_choice(options: Any, name: str, allowed: Sequence[str | None]) -> None:
-    """Raises UsageError for an option with another value than those allowed."""
+    """Raises UsageError if the value of an option is not one of those allowed."""
     value = getattr(options, name)
     if value not in allowed:
         words = ", ".join(repr(choice) for choice in allowed if choice is not None)
@@ -530,10 +533,10 @@ def check_choice(options: Any, name: str, allowed: Sequence[str | None]) -> None
 
 
 def _encoding(name: str) -> str:
-    """Python's own name of an encoding of text."""
+    """Python's canonical name of a text encoding."""
     try:
         codec = codecs.lookup(name)
-        if not codec._is_text_encoding:  # base64, zlib: they make bytes of bytes
+        if not codec._is_text_encoding:  # base64, zlib: they encode bytes to bytes
             raise LookupError
     except (LookupError, TypeError):
         raise UsageError(
@@ -543,7 +546,7 @@ def _encoding(name: str) -> str:
 
 
 def _colour(text: str) -> str:
-    """A colour in any of CSS's ways, as "#rrggbb"."""
+    """Convert a CSS colour in any notation to "#rrggbb"."""
     from PIL import ImageColor
 
     try:
@@ -555,7 +558,7 @@ def _colour(text: str) -> str:
 
 
 def parse_size(text: int | str) -> int:
-    """Bytes from a number or from text: "256MB" is 256 * 10^6, "256MiB" is 256 * 2^20.
+    """Parse a size in bytes from a number or text: "256MB" is 256 * 10^6, "256MiB" 256 * 2^20.
 
     >>> parse_size("1.5kB")
     1500
@@ -569,7 +572,7 @@ def parse_size(text: int | str) -> int:
 
 
 def split_files(text: str) -> dict[str, str]:
-    """The files of "train=train.txt,val=val.txt"; nothing where these are no files."""
+    """Parse the files of "train=train.txt,val=val.txt"; empty if the text is something else."""
     parts = [part.partition("=") for part in text.split(",")]
     files = {name.strip(): path.strip() for name, _, path in parts}
     named = all(_is_split(name) and path and not _is_number(path) for name, path in files.items())
@@ -589,7 +592,7 @@ def _is_number(text: str) -> bool:
 
 
 def parse_split(text: str) -> dict[str, float]:
-    """The shares of "train=0.9,val=0.1"; nothing for "auto" and "none"."""
+    """Parse the shares of "train=0.9,val=0.1"; empty for "auto" and "none"."""
     if text in ("auto", "none"):
         return {}
     shares: dict[str, float] = {}

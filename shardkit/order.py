@@ -1,4 +1,4 @@
-"""Random numbers as arithmetic: pure functions, no I/O, the same on every machine for ever."""
+"""Reproducible random numbers: pure functions without I/O, the same on every machine forever."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy.typing as npt
 
 from shardkit.mapped import computed, pieces
 
-_SORTED = 1 << 22  # numbers, at a time
+_SORTED = 1 << 22  # numbers sorted at a time
 
 
 def permutation(length: int, seed: int) -> npt.NDArray[np.int64]:
-    """All numbers below `length` in an order that depends on `length` and `seed` alone.
+    """All numbers below `length`, in an order that depends only on `length` and `seed`.
 
-    Sorts the numbers by a hash, so the order rests on no library's random generator and stays the
-    same for ever. The hash is SplitMix64 (Steele, Lea and Flood, 2014), which is a bijection: no
-    two numbers have equal hashes. Long ones lie in a temporary file, where they are put into parts
-    by their hashes, and then sorted part by part: time grows as the length, and memory does not.
+    Sorts the numbers by a hash, so that the order does not depend on the random generator of a
+    library, and never changes. The hash is SplitMix64 (Steele, Lea and Flood, 2014), a bijection:
+    no two numbers have equal hashes. A long permutation is stored in a temporary file, partitioned
+    by hash, and then sorted part by part: time grows linearly with length, and memory does not.
     """
     start = splitmix(np.array([seed % 2**64], np.uint64))
 
@@ -53,7 +53,7 @@ def permutation(length: int, seed: int) -> npt.NDArray[np.int64]:
 
 
 def seed_of(*numbers: int) -> int:
-    """One seed from several numbers, such as seed, epoch and window, in 64 bits."""
+    """A 64-bit seed derived from several numbers, such as seed, epoch and window."""
     mixed = np.zeros(1, np.uint64)
     for number in numbers:
         mixed = splitmix(mixed ^ np.uint64(number % 2**64))

@@ -1,7 +1,7 @@
 """A cache of remote data: pages of 1 MiB, in a folder that processes share, or in memory.
 
-The order of all epochs is known in advance, so that the page that goes is the one that is needed
-last (Belady's rule), and not the one that was used least recently.
+The order of all epochs is known in advance, so the cache evicts the page that is needed latest
+(Belady's algorithm), not the one that was used least recently.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from shardkit.remote.path import RemotePath
 if sys.platform != "win32":
     import fcntl
 
-PAGE = PIECE  # bytes: what has a digest that it is compared with
-MEMORY_LIMIT = 1 << 30  # bytes of a cache in memory, unless another limit is given
+PAGE = PIECE  # bytes: a page is a piece, which has a digest to compare it with
+MEMORY_LIMIT = 1 << 30  # default limit of a cache in memory, in bytes
 
-# When a page is needed next: larger is later, infinity is never, or unknown. It must not use the
-# cache itself.
+# When a page is needed next: larger is later, infinity is never or unknown. The function must not
+# use the cache itself.
 NextUse: TypeAlias = Callable[[str, int], float]
 _Page: TypeAlias = tuple[str, int]  # a file and the number of a page in it
 
@@ -46,39 +46,40 @@ _Page: TypeAlias = tuple[str, int]  # a file and the number of a page in it
 class PageCache(ABC):
     """Pages of remote files, up to a limit in bytes.
 
-    A page has a number, from 0, in a file, which has a name of letters and digits. An object that
-    was replaced is another file: the name is made of URL, size and ETag. Any thread may use a
-    cache, and a process after a fork. Pickled, it is the same folder, or empty memory.
+    A page is identified by its file, a name of letters and digits, and its number in it, from 0. An
+    object that was replaced is a different file: the name is derived from URL, size and ETag. Any
+    thread may use a cache, also in a forked process. An unpickled cache uses the same folder, or
+    starts with empty memory.
     """
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
-        self._used = 0  # bytes; holds while the cache is locked
+        self._used = 0  # bytes; valid while the cache is locked
         self._reserved = 0  # bytes of pages that are being requested by this process
-        self._last: list[_Page] = []  # pages that are needed late, the last of them at the end
-        self._until_ranking = 0  # pages that may still go by that list
+        self._last: list[_Page] = []  # candidates for eviction, the latest-needed at the end
+        self._until_ranking = 0  # pages that may be evicted before the next ranking
         _caches.add(self)
 
     @abstractmethod
     def get(self, file: str, number: int, start: int = 0, stop: int | None = None) -> bytes | None:
-        """The bytes of a page, or those from `start` to before `stop`, from 0 up; None if the page
-        is not in the cache."""
+        """The bytes of a page, or `[start:stop]` of them (not negative); None if the page is not
+        in the cache."""
 
     @abstractmethod
     def resident(self, file: str, number: int) -> bool:
-        """Whether a page is in the cache, unread."""
+        """Whether a page is in the cache. Does not read it."""
 
     def put(
         self, file: str, number: int, data: bytes, next_use: NextUse, keep: float | None = None
     ) -> bool:
-        """Add a page that is needed at `keep` (None: when `next_use` says); True if it is in the
-        cache now.
+        """Add a page that is needed at `keep` (None: according to `next_use`). Return whether it is
+        in the cache now.
 
-        Pages that are needed later than it make room, the latest first, and of several the oldest.
-        False where those do not suffice, the disk is full, or another process has the cache locked
-        for long: the data are then used without the cache. A caller who knows no order lets all
-        pages be needed at infinity and gives `keep=0`: then the oldest go. Raises StorageError
-        where the folder fails otherwise, and NotFoundError where it was removed.
+        Pages that are needed later are evicted, latest first, and the oldest first among equals.
+        Returns False if that frees too little space, the disk is full, or another process holds the
+        lock for too long; the data are then used without the cache. If the order of reads is not
+        known, let `next_use` return infinity and pass `keep=0`, which evicts the oldest pages.
+        Raises StorageError for other failures of the folder, NotFoundError if it was removed.
         """
         if keep is None:
             keep = next_use(file, number)
@@ -88,7 +89,7 @@ class PageCache(ABC):
                 return False
             if self.resident(file, number):
                 return True
-            room = self._room()  # once: some systems free what is removed later
+            room = self._room()  # only once: some systems free the space of removed files later
             if size > room:
                 return False
             while self._used + size > room:
@@ -99,9 +100,10 @@ class PageCache(ABC):
             return self._store(file, number, data)
 
     def reserve(self, length: int, next_use: NextUse, keep: float) -> bool:
-        """Make room for a page that is being requested, needed at `keep`; False: there is none.
+        """Make room for a page that is about to be requested, and is needed at `keep`.
 
-        The room is this process's until `release`, which comes after `put`.
+        Returns False if there is no room. Call `release` after `put`; until then, the room is
+        reserved for this process.
         """
         size = self._occupied(length)
         with self._locked() as locked:
@@ -120,26 +122,26 @@ class PageCache(ABC):
             self._reserved -= self._occupied(length)
 
     def claim(self, file: str, number: int) -> bool:
-        """Say that this process requests a page, until `unclaim`; False: another process does.
+        """Announce that this process requests a page. Return False if another process does.
 
-        What a process claims that dies is free again.
+        The claim lasts until `unclaim`, or until the process dies.
         """
         return True
 
     def unclaim(self, file: str, number: int) -> None:
-        """The page is in the cache, or does not come."""
+        """Give up a claim, after the page was put into the cache or the request failed."""
         return
 
     def _needed_last(self, next_use: NextUse, keep: float) -> _Page | None:
-        """The page to go next; None where all are needed until `keep`.
+        """The page to evict next; None if all pages are needed at `keep` or before.
 
-        To rank all pages takes long, so the end of a ranking serves for several pages: 1 in 16 of
-        those that there were. What was used meanwhile is needed later than the ranking says, which
-        the next one knows.
+        Ranking all pages is slow, so the end of one ranking is used for several evictions, up to
+        1/16 of the number of pages. A page that was used meanwhile is needed later than the ranking
+        says; the next ranking takes this into account.
         """
         if self._until_ranking <= 0 or not self._last:
             pages = self._newest_first()
-            pages.sort(key=lambda page: next_use(*page))  # stable: the oldest stay behind
+            pages.sort(key=lambda page: next_use(*page))  # stable: the oldest of equals come last
             self._last = pages[-max(len(pages) // 8, 64) :]
             self._until_ranking = len(pages) // 16
         self._until_ranking -= 1
@@ -149,31 +151,31 @@ class PageCache(ABC):
 
     @abstractmethod
     def _locked(self) -> contextlib.AbstractContextManager[bool]:
-        """Keep others from changing the cache; False where one of them does for too long."""
+        """Lock the cache against changes by others; False if the lock is held for too long."""
 
     @abstractmethod
     def _room(self) -> int:
-        """Bytes that the pages may take now."""
+        """Maximum number of bytes that all pages together may take now."""
 
     @abstractmethod
     def _occupied(self, length: int) -> int:
-        """Bytes that a page of this length takes."""
+        """Number of bytes that a page of this length takes."""
 
     @abstractmethod
     def _newest_first(self) -> list[_Page]:
-        """All pages, those that were added last first."""
+        """All pages, the most recently added first."""
 
     @abstractmethod
     def _store(self, file: str, number: int, data: bytes) -> bool:
-        """Add a page for which there is room; False where there is none after all."""
+        """Add a page for which there should be room; False if there is none after all."""
 
     @abstractmethod
     def _remove(self, file: str, number: int) -> None:
-        """Remove a page, if another process has not done so."""
+        """Remove a page, unless another process has already removed it."""
 
     @abstractmethod
     def _forked(self) -> None:
-        """Called in a new process, whose only thread this is: release the locks of the others."""
+        """Called in a forked process, whose only thread this is: reset locks of other threads."""
 
 
 _caches: weakref.WeakSet[PageCache] = weakref.WeakSet()
@@ -181,7 +183,7 @@ _caches: weakref.WeakSet[PageCache] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for cache in list(_caches):
-        cache._reserved = 0  # nobody requests them here
+        cache._reserved = 0  # the threads that made the requests do not exist here
         cache._forked()
 
 
@@ -197,7 +199,7 @@ class MemoryCache(PageCache):
     def __init__(self, limit: int = MEMORY_LIMIT) -> None:
         _check_limit(limit, PAGE)
         super().__init__(limit)
-        self._pages: dict[_Page, bytes] = {}  # the oldest first
+        self._pages: dict[_Page, bytes] = {}  # oldest first
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -237,20 +239,20 @@ class MemoryCache(PageCache):
         self._used = sum(map(len, self._pages.values()))
 
 
-# The files of a cache folder. Only who holds the lock writes, so one temporary name is enough.
-_MARK = "shardkit-cache.json"  # says that the folder is a cache
+# The files of a cache folder. Only the holder of the lock writes, so one temporary name is enough.
+_MARK = "shardkit-cache.json"  # marks the folder as a cache
 _LOCK = "shardkit-cache.lock"  # locked while the folder is changed; holds the bytes in use
 _TEMPORARY = "shardkit-cache.tmp"  # a page that is being written
-_CLAIMS = "shardkit-cache.claims"  # empty: a byte is locked for each page that is being requested
-_claims: dict[tuple[int, str], int] = {}  # handles of such files, by process and folder
+_CLAIMS = "shardkit-cache.claims"  # empty: one byte is locked for each page being requested
+_claims: dict[tuple[int, str], int] = {}  # handles of these files, by process and folder
 _PAGE_NAME = re.compile(r"([^\W_]+)-(\d+)\.page", re.ASCII)
 _VERSION = {"version": 1}
-_CHECKSUM = 8  # bytes of xxh3-64 at the beginning of a page's file
-_BLOCK = 4096  # bytes: disks give space to files in blocks of this size
-_CHANGING = -1  # in place of the bytes in use: whoever finds it counts again
-_SPARE = 1_000_000_000  # bytes of the disk that are left free, or 1/20 of a small one
+_CHECKSUM = 8  # bytes of the xxh3-64 checksum at the start of a page's file
+_BLOCK = 4096  # bytes: file systems allocate space in blocks of this size
+_CHANGING = -1  # stored instead of the bytes in use during a change: if found, count again
+_SPARE = 1_000_000_000  # bytes of the disk that are left free, or 1/20 of a small disk
 _PATIENCE = 10.0  # seconds to wait for the lock
-_MOST_CHECKED = 1 << 16  # names of pages whose checksums were compared
+_MOST_CHECKED = 1 << 16  # maximum number of pages remembered as verified
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -258,17 +260,17 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class FolderCache(PageCache):
     """Pages in a folder, one file each, for all processes of a machine.
 
-    Reading takes no lock, as a page is renamed into place whole and stays readable while it is
-    removed. Writing is done by one process at a time. The bytes in use stand in the locked file,
-    and a mark while they change: the system releases the lock of a process that dies, and the next
-    one finds the mark, removes what was left and counts again.
+    Reading takes no lock, as complete pages are renamed into place and stay readable while they are
+    removed. One process at a time writes. The lock file contains the number of bytes in use, or a
+    marker while it changes: if a process dies, the system releases its lock, and the next process
+    finds the marker, removes what was left and counts again.
 
-    The limit is of bytes on the disk: a page takes whole blocks of 4 KiB. Whatever the limit,
-    1 GB of the disk is left free (5 % of a small one).
+    The limit is in bytes on the disk: a page takes whole blocks of 4 KiB. Regardless of the limit,
+    1 GB of the disk is left free (5 % of a small disk).
     """
 
     def __init__(self, folder: str | os.PathLike[str], limit: int | None = None) -> None:
-        """Raises UsageError for a folder that is not empty and no cache, or cannot be written."""
+        """Raises UsageError for a non-empty folder that is not a cache, or is not writable."""
         if sys.platform == "win32":
             raise UsageError(
                 "a cache folder needs locks that Windows does not have",
@@ -283,7 +285,7 @@ class FolderCache(PageCache):
                 "the cache folder cannot be used",
                 path=folder,
                 found=getattr(error, "what", str(error)),
-                fix="give a folder of this machine that you may write to",
+                fix="give a writable folder on this machine",
             ) from error
 
     def _set(self, folder: str, limit: int | None) -> None:
@@ -292,9 +294,9 @@ class FolderCache(PageCache):
         self._prefix = os.path.join(folder, "")
         self._temporary = self.folder / _TEMPORARY
         self._checked: set[str] = set()  # pages whose checksums this process has compared
-        self._handles: set[int] = set()  # of the lock file, one for each thread that has it open
+        self._handles: set[int] = set()  # handles of the lock file, one per thread that opened it
         self._patience = _PATIENCE
-        self._turn = threading.Lock()  # one thread waits for other processes, the others for it
+        self._turn = threading.Lock()  # only one thread at a time waits for other processes
 
     def __getstate__(self) -> tuple[str, int | None]:
         return str(self.folder), self.limit
@@ -303,7 +305,7 @@ class FolderCache(PageCache):
         self._set(*state)
 
     def _prepare(self) -> None:
-        """Make the folder a cache, or make sure that it is one; remove what a crash left."""
+        """Turn the folder into a cache, or check that it is one; clean up after a crash."""
         storage.make_folder(self.folder)
         mark = self.folder / _MARK
         if os.path.lexists(mark):
@@ -312,19 +314,19 @@ class FolderCache(PageCache):
             foreign = set(os.listdir(self.folder)) - {_MARK, _LOCK, _TEMPORARY, _CLAIMS}
             if foreign and not mark.exists():  # another process may have made it meanwhile
                 raise UsageError(
-                    "the cache folder is not empty, and no cache of shardkit",
+                    "the cache folder is not empty, and is not a shardkit cache",
                     path=self.folder,
                     found=sorted(foreign)[0],
-                    fix="give an empty or a new folder",
+                    fix="give an empty or new folder",
                 )
         with self._locked() as locked:
             if locked:
                 if not mark.exists():
                     storage.write_file(self._temporary, json.dumps(_VERSION).encode())
                     storage.rename(self._temporary, mark)
-                self._count()  # a machine that lost power may have another number in the file
+                self._count()  # after a power loss, the number in the file may be wrong
             elif not mark.exists():
-                raise StorageError("another process has it locked, or its disk is full")
+                raise StorageError("another process has locked it, or its disk is full")
 
     def get(self, file: str, number: int, start: int = 0, stop: int | None = None) -> bytes | None:
         path = self._path(file, number)
@@ -341,7 +343,7 @@ class FolderCache(PageCache):
                     return data
             checksum = os.pread(handle, _CHECKSUM, 0)
             data = os.pread(handle, os.fstat(handle).st_size, _CHECKSUM)
-        except OSError:  # the disk fails
+        except OSError:  # a disk error
             checksum, data = b"", b""
         finally:
             os.close(handle)
@@ -359,7 +361,7 @@ class FolderCache(PageCache):
             fcntl.lockf(self._claims_file(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _byte(file, number))
         except BlockingIOError:
             return False
-        except OSError:  # a file system without such locks: pages may be requested twice
+        except OSError:  # not supported by the file system: pages may be requested twice
             pass
         return True
 
@@ -368,7 +370,7 @@ class FolderCache(PageCache):
             fcntl.lockf(self._claims_file(), fcntl.LOCK_UN, 1, _byte(file, number))
 
     def _claims_file(self) -> int:
-        """Open as long as the process lives: closing it would give up the claims of all threads."""
+        """The handle of the file of claims. Never closed, as that would release all claims."""
         which = os.getpid(), self._prefix
         if which not in _claims:
             path = self.folder / _CLAIMS
@@ -384,7 +386,7 @@ class FolderCache(PageCache):
         return f"{self._prefix}{file}-{number:d}.page"
 
     def _size(self, file: str, number: int) -> int:
-        """Bytes that a page takes of the disk; 0 if it is not there, or is no file of ours."""
+        """Number of bytes that a page takes on the disk; 0 if it is missing, or no regular file."""
         try:
             found = os.lstat(self._path(file, number))
         except FileNotFoundError:
@@ -418,7 +420,7 @@ class FolderCache(PageCache):
                 return
             if count > 0:
                 self._used = count
-            else:  # a new file, or a process has died
+            else:  # a new file, or a process died during a change
                 self._count()
             yield True
             self._write_count(handle, self._used)
@@ -426,7 +428,7 @@ class FolderCache(PageCache):
             self._close_lock(handle)
 
     def _write_count(self, handle: int, count: int) -> bool:
-        """False where the disk is full."""
+        """Write the number of bytes in use to the lock file; False if the disk is full."""
         try:
             with storage.explained("write", self.folder / _LOCK):
                 os.pwrite(handle, count.to_bytes(8, "little", signed=True), 0)
@@ -437,7 +439,7 @@ class FolderCache(PageCache):
         return True
 
     def _open_lock(self) -> int:
-        """A handle of its own for each change, so that threads too keep each other out."""
+        """Open a separate handle for each change, so that the lock also works between threads."""
         path = self.folder / _LOCK
         with storage.explained("lock", path):
             handle = os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o666)
@@ -445,7 +447,7 @@ class FolderCache(PageCache):
         return handle
 
     def _acquire(self, handle: int) -> bool:
-        """Wait for the lock, though not for ever: its holder may be stopped."""
+        """Wait for the lock, but only for a limited time: its holder may be suspended."""
         until, delay = time.monotonic() + self._patience, 0.0005
         while True:
             try:
@@ -463,7 +465,7 @@ class FolderCache(PageCache):
             delay = min(2 * delay, 0.01)
 
     def _close_lock(self, handle: int) -> None:
-        """Closing alone would not release a lock whose handle a forked process has a copy of."""
+        """Unlock explicitly: closing does not release a lock if a forked process has the handle."""
         self._handles.discard(handle)
         with contextlib.suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_UN)
@@ -476,12 +478,12 @@ class FolderCache(PageCache):
         self._handles.clear()
 
     def _count(self) -> None:
-        """Find the bytes in use, and remove what a process that died was writing."""
+        """Count the bytes in use, and remove the temporary file of a process that died."""
         storage.remove(self._temporary)
         self._used = sum(_blocks(found.st_size) for _, found in self._files())
 
     def _files(self) -> Iterator[tuple[_Page, os.stat_result]]:
-        """The pages in the folder; other files, and links, are none."""
+        """The pages in the folder. Other files, and symbolic links, are skipped."""
         with storage.explained("read", self.folder), os.scandir(self.folder) as entries:
             for entry in entries:
                 name = _PAGE_NAME.fullmatch(entry.name)
@@ -503,7 +505,7 @@ class FolderCache(PageCache):
 
     def _store(self, file: str, number: int, data: bytes) -> bool:
         path = self._path(file, number)
-        if os.path.lexists(path):  # no page, or it would be resident
+        if os.path.lexists(path):  # not a regular file, or it would be resident
             return False
         try:
             with storage.create(self._temporary) as new:
@@ -525,7 +527,7 @@ class FolderCache(PageCache):
 
 
 def _byte(file: str, number: int) -> int:
-    """The byte that is locked for a page: two pages may share one, which costs a wait alone."""
+    """The byte that is locked for a page. If two pages share a byte, one waits for the other."""
     return xxhash.xxh3_64_intdigest(f"{file}-{number}".encode()) >> 2
 
 
@@ -551,7 +553,7 @@ def _full(error: StorageError) -> bool:
 def _check_limit(limit: int | None, least: int) -> None:
     if limit is not None and limit < least:
         raise UsageError(
-            "the limit of the cache has no room for a page",
+            "the limit of the cache is too small for a page",
             found=f"{limit:,} bytes",
             expected=f"{least:,} bytes or more",
             fix="give a larger cache_limit, such as 1GB",
@@ -561,10 +563,10 @@ def _check_limit(limit: int | None, least: int) -> None:
 def cache_from(
     cache: str | os.PathLike[str] | None = None, cache_limit: int | str | None = None
 ) -> PageCache:
-    """The cache in a folder, else in memory, with a limit in bytes or as text such as "200GB".
+    """Create a cache in a folder, or in memory. The limit is in bytes, or text such as "200GB".
 
-    What is None comes from SHARDKIT_CACHE and SHARDKIT_CACHE_LIMIT. Raises UsageError for a folder
-    or a limit that cannot be used.
+    Arguments that are None are taken from SHARDKIT_CACHE and SHARDKIT_CACHE_LIMIT. Raises
+    UsageError for an invalid folder or limit.
     """
     folder = cache if cache is not None else os.environ.get("SHARDKIT_CACHE") or None
     text = cache_limit if cache_limit is not None else os.environ.get("SHARDKIT_CACHE_LIMIT")

@@ -1,4 +1,4 @@
-"""`Pages`: remote files read by pages of 1 MiB through a cache, each page requested once."""
+"""`Pages`: reads remote files in pages of 1 MiB through a cache, requesting each page once."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from shardkit.pieces import count
 from shardkit.remote.path import RemotePath
 from shardkit.remote.store import Info
 
-_TOGETHER = 8  # pages of one request, at most
-_PATIENCE = 10.0  # seconds for a page that another process is requesting
-_PAUSE = 0.002  # seconds between two looks for it
-_TABLES = 64 << 20  # bytes of pages in memory, beside ranges that are read alone
+_TOGETHER = 8  # maximum number of pages per request
+_PATIENCE = 10.0  # seconds to wait for a page that another process is requesting
+_PAUSE = 0.002  # seconds between checks for it
+_TABLES = 64 << 20  # bytes of pages kept in memory by `Ranges`
 
 NextUse = Callable[[str, int], float]
-_Awaited: TypeAlias = "Future[bytes | None]"  # None: the cache has no room for the page
+_Awaited: TypeAlias = "Future[bytes | None]"  # None: the cache had no room for the page
 
 
 def file_id(path: RemotePath, info: Info) -> str:
-    """The name of an object in a cache: another one where the object was replaced."""
+    """The name of an object in a cache. It changes if the object is replaced."""
     return xxhash.xxh3_64_hexdigest(f"{path} {info.size} {info.version}".encode())
 
 
 class Pages:
     """A cache, and the pages that are being requested for it.
 
-    Pages of one range come with one request. A page for which the cache has no room is not
-    requested: the range that is asked for is read alone. Any thread may read.
+    Consecutive pages are requested together. If the cache has no room for a page, only the range
+    itself is requested instead. Any thread may read.
     """
 
     def __init__(self, cache: PageCache) -> None:
         self.cache = cache
-        # Set by who knows the order of reading; else the oldest pages make room.
+        # Set by a caller that knows the order of reads; by default, the oldest pages are evicted.
         self.next_use: NextUse = lambda file, number: math.inf
         self._files: dict[tuple[str, str], str] = {}  # names in the cache
         self._requested: dict[tuple[str, int], _Awaited] = {}
@@ -67,11 +67,11 @@ class Pages:
         return b"".join(part for part in parts.values() if part is not None)
 
     def add(self, path: RemotePath, number: int, page: bytes) -> None:
-        """Put a page into the cache that was read otherwise."""
+        """Put a page into the cache that was read in another way."""
         self.cache.put(self._file(path), number, page, self.next_use, 0)
 
     def _file(self, path: RemotePath) -> str:
-        """The name of an object in the cache, made once."""
+        """The name of an object in the cache, computed once."""
         which = path.store.site, path.key
         found = self._files.get(which)
         if found is None:
@@ -79,9 +79,9 @@ class Pages:
         return found
 
     def _fetch(self, path: RemotePath, file: str, numbers: list[int]) -> dict[int, bytes | None]:
-        """Pages that were not in the cache, and are put into it; none where it has no room.
+        """Request pages that are missing in the cache, and cache them; None: no room in the cache.
 
-        Those that other threads are requesting are waited for last.
+        Pages that other threads are requesting are waited for last.
         """
         awaited: dict[int, _Awaited] = {}
         mine: dict[int, _Awaited] = {}
@@ -92,7 +92,7 @@ class Pages:
         found: dict[int, bytes | None] = {}
         try:
             found.update(self._request(path, file, list(mine)))
-        except BaseException as error:  # whoever waits for the pages has it too
+        except BaseException as error:  # threads that wait for these pages raise it as well
             for future in mine.values():
                 future.set_exception(error)
             raise
@@ -104,7 +104,7 @@ class Pages:
         return found | {number: future.result() for number, future in awaited.items()}
 
     def _request(self, path: RemotePath, file: str, numbers: list[int]) -> dict[int, bytes]:
-        """Pages that no other thread requests; other processes may."""
+        """Request pages that no other thread is requesting; other processes may be."""
         found: dict[int, bytes] = {}
         mine = [number for number in numbers if self.cache.claim(file, number)]
         try:
@@ -129,15 +129,15 @@ class Pages:
         return found
 
     def _came(self, file: str, numbers: list[int]) -> dict[int, bytes]:
-        """Those pages that have come into the cache a moment ago."""
+        """Those of the pages that have meanwhile been added to the cache."""
         pages = {number: self.cache.get(file, number) for number in numbers}
         return {number: page for number, page in pages.items() if page is not None}
 
     def _get(self, path: RemotePath, file: str, run: list[int]) -> dict[int, bytes]:
-        """Pages that follow one another, by one request, as far as the cache has room."""
+        """Request consecutive pages with one request, as far as the cache has room for them."""
         size = path.store.info(path.key).size
         keep = self.next_use(file, run[0])
-        keep = 0 if keep == math.inf else keep  # of an index: the oldest pages make room
+        keep = 0 if keep == math.inf else keep  # next use unknown, such as an index: evict oldest
         lengths: list[int] = []
         try:
             for number in run:
@@ -159,14 +159,14 @@ class Pages:
                 self.cache.release(length)
 
     def _forked(self) -> None:
-        """Called in a new process, without the threads that were making requests."""
+        """Called in a forked process, in which the threads that made requests do not exist."""
         self._requested.clear()
 
 
 class Ranges:
-    """Reads samples that lie far apart by themselves, without what is around them.
+    """Reads only the requested ranges, for samples that are far apart.
 
-    Tables and large samples are read by pages, which are compared with their digests: where the
+    Tables and large samples are still read in pages, which are compared with their digests: if the
     pages are at most twice as long as the range.
     """
 
@@ -180,16 +180,16 @@ class Ranges:
         return self._pages.read(path, offset, length)
 
     def add(self, path: RemotePath, number: int, page: bytes) -> None:
-        """Nothing is cached that was read otherwise."""
+        """Does nothing: pages that were read in another way are not cached."""
 
 
 def through(path: Path, pages: Pages | None) -> Path:
-    """A path that is read through a cache if it is remote."""
+    """The path, which is read through a cache if it is remote."""
     return path.through(pages) if pages is not None and isinstance(path, RemotePath) else path
 
 
 def _alone(path: RemotePath, start: int, stop: int) -> bytes:
-    """A range of a page, which can be compared with a digest only if it is the whole page."""
+    """Request a range of a page. It can be compared with a digest only if it is the whole page."""
     number, size = start // PAGE, path.store.info(path.key).size
     if (start, stop) == (number * PAGE, min((number + 1) * PAGE, size)):
         return path.store.read_pieces(path.key, number, number + 1)

@@ -1,4 +1,4 @@
-"""`--part I/N`: one of several processes that share the work, on any machines."""
+"""`--part I/N`: one of several processes, on any machines, that share the work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PartOf(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> PartOf:
-        """Raises UsageError for anything but I/N with I from 1 to N."""
+        """Parse I/N. Raises UsageError unless I is from 1 to N."""
         found = _WORDS.fullmatch(text)
         part = None if found is None else cls(int(found[1]), int(found[2]))
         if part is None or not 1 <= part.number <= part.total:
@@ -32,20 +32,20 @@ class PartOf(NamedTuple):
 
     @classmethod
     def named(cls, name: str) -> PartOf | None:
-        """What `name` gave the name of, if that is one."""
+        """Parse the text that the property `name` returned; None if it is something else."""
         found = _NAME.fullmatch(name)
         return None if found is None else cls(int(found[1]), int(found[2]))
 
     @property
     def name(self) -> str:
-        """In the name of a file."""
+        """The part, for use in file names."""
         return f"{self.number}-of-{self.total}"
 
     def __str__(self) -> str:
         return f"{self.number}/{self.total}"
 
     def has(self, number: int) -> bool:
-        """Whether task `number`, from 0 on, is this part's: every `total`-th is."""
+        """Whether task `number`, from 0 on, belongs to this part: every `total`-th task does."""
         return number % self.total == self.number - 1
 
 

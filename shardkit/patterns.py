@@ -1,4 +1,4 @@
-"""Patterns in paths, as shells expand them: `{a,b}`, `{000..099}`, `*`, `?` and `[abc]`."""
+"""Patterns in paths, expanded as by a shell: `{a,b}`, `{000..099}`, `*`, `?` and `[abc]`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardkit.remote.path import RemotePath
 _GLOB = re.compile(r"[*?[]")
 _BRACES = re.compile(r"\{(?:(\d{1,9})\.\.(\d{1,9})|([^{}]*,[^{}]*))\}")
 _NESTED = re.compile(r"\{[^{}]*\{")
-_MOST_NAMES = 1 << 20  # of a pattern
+_MOST_NAMES = 1 << 20  # maximum number of names from the braces of a pattern
 
 
 def is_pattern(path: Path) -> bool:
@@ -26,15 +26,15 @@ def is_pattern(path: Path) -> bool:
 
 
 def expanded(paths: Iterable[Path]) -> list[Path]:
-    """The paths, with those that patterns name in their places."""
+    """The paths, with patterns replaced by the paths that they match."""
     return [one for path in paths for one in (expand(path) if is_pattern(path) else [path])]
 
 
 def expand(pattern: Path) -> list[Path]:
-    """The paths that a pattern names, in the order in which a shell has them.
+    """The paths that match a pattern, in the same order as in a shell.
 
-    Where it has braces alone no folder is looked into. Hidden files are not named. Raises
-    NotFoundError where `*`, `?` or `[` name nothing, for one of the alternatives in braces too.
+    A pattern that has only braces is expanded without looking into folders. Hidden files are not
+    matched. Raises NotFoundError if `*`, `?` or `[` match nothing, in any alternative in braces.
     """
     text = pattern.key if isinstance(pattern, RemotePath) else str(pattern)
     found: list[Path] = []
@@ -42,13 +42,13 @@ def expand(pattern: Path) -> list[Path]:
         path = RemotePath(pattern.store, one) if isinstance(pattern, RemotePath) else Path(one)
         matches = _matches(path) if _GLOB.search(one) else [path]
         if not matches:
-            raise NotFoundError("nothing fits the pattern", path=path, fix=_hint(pattern))
+            raise NotFoundError("nothing matches the pattern", path=path, fix=_hint(pattern))
         found += matches
     return found
 
 
 def _unbraced(text: str, pattern: Path) -> list[str]:
-    """The texts that braces in a text stand for."""
+    """Expand the braces in a text."""
     parts: list[Sequence[str]] = []
     at, names = 0, 1
     for braces in _BRACES.finditer(text):
@@ -57,7 +57,7 @@ def _unbraced(text: str, pattern: Path) -> list[str]:
         names *= len(numbers) if words is None else 1 + words.count(",")
         if not 0 < names <= _MOST_NAMES or _NESTED.search(text):
             raise UsageError(
-                "the braces in a pattern have no numbers, too many, or other braces in them",
+                "the braces in a pattern are empty or nested, or expand to too many names",
                 path=pattern,
                 found=braces[0],
                 fix=_hint(pattern),
@@ -71,7 +71,7 @@ def _unbraced(text: str, pattern: Path) -> list[str]:
 
 
 def _matches(pattern: Path) -> list[Path]:
-    """What is there and fits `*`, `?` and `[` in the names of a path."""
+    """The existing paths that match `*`, `?` and `[` in the parts of a path."""
     ways = [pattern, *pattern.parents]
     found, looked = [ways.pop()], False
     for way in reversed(ways):

@@ -1,6 +1,6 @@
-"""A process of ours that answers calls, in any order: what a library needs that stands no fork.
+"""A child process that answers calls, in any order, for libraries that do not support fork.
 
-Messages are pickles between two processes of the same program, on pipes that nobody else has.
+Messages are pickles, exchanged between two processes of the same program through private pipes.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from typing import IO, Any, NoReturn
 
-_HELD = 1 << 16  # bytes of what a quiet process says
+_HELD = 1 << 16  # bytes of a quiet process's stderr that are kept
 
 
 class PickledProcess:
-    """A running module of ours, which calls `serve`."""
+    """A running shardkit module, which calls `serve`."""
 
     def __init__(
         self, module: str, about: Any, ended: Callable[[int], Exception], *, quiet: bool = False
     ) -> None:
-        """`about` is its first message; `ended` makes the error for calls that it cannot answer.
+        """`about` is the first message; `ended` makes the error for calls that remain unanswered.
 
-        It gets the exit code, or 0 after `kill`. If it is `quiet`, `kill` alone tells what it says
-        on stderr.
+        `ended` is passed the exit code, or 0 after `kill`. `quiet`: capture stderr, which `kill`
+        then returns.
         """
         self._ended = ended
         self._killed, self._code, self._said = False, 0, b""
@@ -84,16 +84,16 @@ class PickledProcess:
                     self._said = (self._said + said)[-_HELD:]
 
     def _fail(self, number: int) -> None:
-        """Let a call raise; whoever takes its future away sets it."""
+        """Make a call raise, unless another thread has taken its future and sets it."""
         if (future := self._pending.pop(number, None)) is not None:
             future.set_exception(self._ended(self._code))
 
     def ask(self, method: str, *arguments: Any, timeout: float | None = None) -> Any:
-        """What a method of the other side's object answers, or raises."""
+        """Call a method of the other process's object, and return or raise its result."""
         return self.call(method, *arguments).result(timeout)
 
     def call(self, method: str, *arguments: Any) -> Future[Any]:
-        """The same, without waiting."""
+        """Like `ask`, but return a future at once."""
         number, future = next(self._numbers), Future[Any]()
         self._pending[number] = future
         try:
@@ -104,7 +104,7 @@ class PickledProcess:
         return future
 
     def kill(self) -> str:
-        """End the process; calls that wait for answers raise. Returns what it said last."""
+        """Kill the process; pending calls raise. Returns the end of its stderr, if `quiet`."""
         self._killed = True
         self._process.kill()
         self._receiver.join()
@@ -115,7 +115,7 @@ class PickledProcess:
 
 
 def _write(file: IO[bytes], message: Any) -> None:
-    buffers: list[pickle.PickleBuffer] = []  # Arrow's, of which a copy takes as long as the pipe
+    buffers: list[pickle.PickleBuffer] = []  # out of band: copying Arrow data takes as long as I/O
     data = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
     parts: list[Any] = [data, *(buffer.raw() for buffer in buffers)]
     file.write(array("Q", [len(parts), *map(len, parts)]).tobytes())
@@ -125,7 +125,7 @@ def _write(file: IO[bytes], message: Any) -> None:
 
 
 def read_message(file: IO[bytes]) -> Any:
-    """The next message; None at the end."""
+    """Read the next message; None at the end of the stream."""
     sizes = array("Q")
     try:
         sizes.fromfile(file, 1)
@@ -137,10 +137,10 @@ def read_message(file: IO[bytes]) -> Any:
 
 
 def serve(requests: IO[bytes], answers: IO[bytes], target: Any, threads: int) -> NoReturn:
-    """Answer by the methods of an object, until there are no more requests, which ends the process.
+    """Answer calls with the methods of `target` until the requests end, and exit the process.
 
-    What is not answered by then is left in the middle: whoever asked is dead, and what it wrote is
-    about to be removed.
+    Calls that are still running then are abandoned: the caller is dead, and what it wrote is about
+    to be removed.
     """
     writing = threading.Lock()
 
@@ -153,7 +153,7 @@ def serve(requests: IO[bytes], answers: IO[bytes], target: Any, threads: int) ->
                 value = list(value)
         except Exception as error:
             failure = error
-        except BaseException as error:  # a panic of Rust, which no pickle holds
+        except BaseException as error:  # a Rust panic, which cannot be pickled
             failure = RuntimeError(f"{type(error).__name__}: {error}")
         with writing:
             _write(answers, (number, value, failure))

@@ -1,7 +1,7 @@
-"""Checksums of files, made of the digests of their pieces of 1 MiB.
+"""Checksums of files, computed from the digests of their 1 MiB pieces.
 
-So a piece that is read alone can be compared with its digest, and the digests with the checksum
-that the manifest has of their file.
+A piece that is read alone can be compared with its digest, and the digests with the checksum of
+their file in the manifest.
 """
 
 from __future__ import annotations
@@ -11,33 +11,33 @@ from collections.abc import Sequence
 import xxhash
 
 PIECE = 1 << 20  # bytes; the last piece of a file is shorter
-DIGEST = 16  # bytes of a piece's digest, which is xxh3-128
+DIGEST = 16  # bytes of a piece's digest, an xxh3-128
 
-MOST = 1 << 24  # pieces of a file whose digests are used: 16 TiB
+MOST = 1 << 24  # maximum number of pieces of a file with digests: 16 TiB
 
-# Kinds of checksums, as manifests name them.
-CHECKSUM = "xxh3-128-1MiB"  # of the pieces' digests; of an only piece its digest
-WHOLE = "xxh3-128"  # of all bytes, as earlier versions made them
+# Kinds of checksums, as named in manifests.
+CHECKSUM = "xxh3-128-1MiB"  # of the pieces' digests; for a single piece, its digest
+WHOLE = "xxh3-128"  # of all bytes, as in earlier versions
 
 
 def count(size: int) -> int:
-    """Pieces of a file with so many bytes."""
+    """Number of pieces of a file of this size."""
     return -(-size // PIECE)
 
 
 def listed(size: int) -> int:
-    """Digests of a file in the list of pieces: none of an only piece, as it is the checksum."""
+    """Number of a file's digests in the list of pieces; a single piece's is the checksum itself."""
     number = count(size)
     return number if number > 1 else 0
 
 
 def checksum_of(digests: bytes) -> str:
-    """The checksum, in 32 hex digits, of a file whose pieces have these digests."""
+    """The checksum, as 32 hex digits, of a file whose pieces have these digests."""
     return (digests if len(digests) == DIGEST else xxhash.xxh3_128_digest(digests)).hex()
 
 
 def checksum(data: bytes, kind: str = CHECKSUM) -> str:
-    """The checksum of a whole file's bytes, of one of the kinds."""
+    """The checksum, of this kind, of a file with these bytes."""
     if kind == WHOLE:
         return xxhash.xxh3_128_hexdigest(data)
     hasher = Hasher()
@@ -46,12 +46,12 @@ def checksum(data: bytes, kind: str = CHECKSUM) -> str:
 
 
 class Hasher:
-    """Makes the digests of a file's pieces, of its bytes in their order."""
+    """Computes the digests of a file's pieces incrementally, from its bytes in order."""
 
     def __init__(self) -> None:
         self._done = bytearray()
         self._piece = xxhash.xxh3_128()
-        self._room = PIECE  # bytes that the piece lacks
+        self._room = PIECE  # bytes missing from the current piece
 
     def update(self, chunk: bytes | memoryview) -> None:
         if len(chunk) < self._room:  # nearly always
@@ -69,7 +69,7 @@ class Hasher:
         self._room -= len(left)
 
     def update_all(self, chunks: Sequence[bytes | memoryview], size: int) -> None:
-        """As `update` with each of the chunks, which are so many bytes together."""
+        """Like `update` with each of the chunks, whose total size is `size`."""
         if size < self._room:
             update = self._piece.update
             for chunk in chunks:
@@ -80,5 +80,5 @@ class Hasher:
                 self.update(chunk)
 
     def digests(self) -> bytes:
-        """Those of all pieces so far, the last of which may be shorter."""
+        """The digests of all pieces so far, the last of which may be incomplete."""
         return bytes(self._done) + (self._piece.digest() if self._room < PIECE else b"")

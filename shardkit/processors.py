@@ -1,7 +1,7 @@
-"""How many processors this process may use: by its affinity, and by its control groups.
+"""The number of processors that this process may use, by its CPU affinity and control groups.
 
-Slurm and `taskset` set the affinity; Docker and Kubernetes limit the time of a control group, which
-`os.cpu_count()` does not see. Layouts: Linux's cgroup-v1/cpusets, cgroup-v2, and proc(5).
+Slurm and `taskset` set the affinity; Docker and Kubernetes limit the CPU time of a control group,
+which `os.cpu_count()` ignores. File layouts: Linux's cgroup-v1/cpusets, cgroup-v2, and proc(5).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _Result = TypeVar("_Result")
 
 
 def processors() -> int:
-    """Those that this process may use, at least 1; a part of one counts as one."""
+    """The number of processors that this process may use, rounded up, at least 1."""
     if hasattr(os, "sched_getaffinity"):
         allowed = len(os.sched_getaffinity(0))
     else:
@@ -28,15 +28,15 @@ def processors() -> int:
 
 
 def quota(root: Path = Path("/")) -> float:
-    """The processors whose time the control groups of this process may use; inf without a limit."""
+    """The CPU quota of this process's control groups, in processors; inf without a limit."""
     try:
         return min(_limits(root), default=math.inf)
-    except (OSError, ValueError, IndexError):  # no Linux, or one that hides them
+    except (OSError, ValueError, IndexError):  # not Linux, or control groups are hidden
         return math.inf
 
 
 def _limits(root: Path) -> Iterator[float]:
-    """The limits of the groups that this process is in, and of all above them."""
+    """The limits of the control groups of this process, and of all groups above them."""
     paths = {}
     for line in (root / "proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -49,7 +49,7 @@ def _limits(root: Path) -> Iterator[float]:
         if version in paths and (kind == "cgroup2" or "cpu" in options.split(",")):
             top = root / place.lstrip("/")
             group = top / os.path.relpath(paths[version], mounted)
-            # In a container, the path may be one that only the host has: what is mounted is ours.
+            # In a container, the path may exist only on the host: use the mounted group then.
             group = Path(os.path.normpath(group))
             if not group.is_dir() or not group.is_relative_to(top):
                 group = top
@@ -80,9 +80,10 @@ def in_threads(
     wait: Callable[[Future[_Result]], _Result] = Future.result,
     stop: Callable[[], object] = lambda: None,
 ) -> Generator[_Result, None, None]:
-    """The function of each item, in order; at most `ahead` results for each thread wait.
+    """Yield `function(item)` for each item, in order; at most `ahead` items per thread are queued.
 
-    `wait` gets the results; `stop` is called before what runs is waited for, if they end early.
+    `wait` gets the result of a future. If the iteration ends early, `stop` is called before waiting
+    for the calls that are running.
     """
     waiting: deque[Future[_Result]] = deque()
     with ThreadPoolExecutor(threads) as pool:

@@ -1,4 +1,4 @@
-"""How far a call is, for `progress=`: a line of text, or calls of a user's function."""
+"""Progress of a call, for `progress=`: shown as a line of text, or passed to a user's function."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from shardkit.errors import UsageError
 from shardkit.words import size
 
-_SECONDS, _LINES = 0.1, 5.0  # between two calls, and between two lines of a log
+_SECONDS, _LINES = 0.1, 5.0  # interval between calls, and between lines of a log
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Monitor(Protocol):
 
 
 class Steps:
-    """The monitor of a call whose steps count units; tells of each a few times a second."""
+    """The monitor of a call whose steps count units; reports progress a few times a second."""
 
     def __init__(self, tell: Callable[[Progress], object], seconds: float = _SECONDS) -> None:
         self._tell, self._every = tell, seconds
@@ -71,7 +71,7 @@ class Steps:
         self.advance(0)
 
     def advance(self, count: int) -> None:
-        """So many more units are done."""
+        """`count` more units are done."""
         now = self._now
         if now is None:
             return
@@ -84,11 +84,11 @@ class Steps:
             self._tell(now)
 
     def note(self, words: str) -> None:
-        """What happens before the steps is no progress."""
+        """Ignore notes, which precede the steps."""
 
 
 class OfConversion:
-    """The monitor of a conversion: passes what is done on to `Steps`."""
+    """The monitor of a conversion: passes its progress on to `Steps`."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
@@ -108,10 +108,11 @@ class OfConversion:
 
 @contextmanager
 def watched(progress: Any, kind: Callable[[Steps], Any] = lambda steps: steps) -> Iterator[Any]:
-    """The monitor that `progress` asks for, of such a kind; None where it asks for none.
+    """A context with the monitor that `progress` requests, made by `kind`; None if it is False.
 
-    True: a line on stderr, which a terminal or a notebook overwrites. A function is called with a
-    `Progress`, and ends the call by raising. A monitor is what it is. Raises UsageError for others.
+    True: show a line on stderr, which is overwritten in a terminal or a notebook. A function is
+    called with a `Progress`; if it raises, the call ends. A monitor is used as it is. Raises
+    UsageError for other values.
     """
     if progress is None or progress is False or hasattr(progress, "advance"):
         yield progress or None

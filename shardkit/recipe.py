@@ -1,8 +1,9 @@
-"""The recipe of a dataset: everything that decides which samples it has and how they are stored.
+"""The recipe of a dataset: everything that determines its samples and how they are stored.
 
-`Recipe.of` makes it of a user's options, `Plan` is built from it, and the manifest has it as
-`recipe`, as do unfinished runs. So converting again, resuming and `verify --against` build the same
-plan. It has no paths, times or numbers of workers: the same source and options give the same bytes.
+`Recipe.of` makes it from a user's options, and a `Plan` is built from it. It is stored as `recipe`
+in the manifest and in unfinished runs, so that converting again, resuming and `verify --against`
+build the same plan. It has no paths, times or worker counts: the same source and options give the
+same bytes.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from shardkit.options import (
     split_files,
 )
 
-# These make no other dataset: class names and metadata are in the hashes of `sources`.
+# Not part of a dataset's identity: class names and metadata are in the hashes of `sources`.
 _NO_PART = ("on_error", "classes", "metadata")
 
-# What a missing entry of options means.
+# The meaning of missing entries in options.
 OPTION_DEFAULTS: dict[str, dict[str, Any]] = {
     "image": asdict(ImageOptions()),
     "audio": asdict(AudioOptions()),
@@ -62,49 +63,49 @@ class TransformEntry:
     """A user's function: `preprocess.transform.Transform`."""
 
     name: str
-    digest: Digest | None = None  # of its code and arguments; None where nothing tells it
+    digest: Digest | None = None  # of its code and arguments; None if it cannot be determined
 
 
 class KeysEntry(TypedDict):
-    """A list of keys: how many, and a hash of them."""
+    """A list of keys: its length, and a hash of the keys."""
 
     count: Count
     digest: Digest
 
 
 _Seed = Annotated[int, Rule("a whole number from 0 to 2^64 - 1", lambda n: 0 <= n <= SEEDS)]
-LISTS = "lists"  # as `Recipe.split`: by the lists of `Recipe.keys`
+LISTS = "lists"  # value of `Recipe.split`: split by the lists in `Recipe.keys`
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a dataset is made with. Names and meanings are those of `ConvertOptions`."""
+    """How a dataset is made. Names and meanings are those of `ConvertOptions`."""
 
     format: str
-    # By split ("" without splits), a hash of what the source holds; None where nothing tells.
+    # Split ("" without splits) -> hash of the source's contents; None if it cannot be determined.
     sources: dict[str, str | None] = field(default_factory=dict)
     classes: tuple[str, ...] | dict[str, tuple[str, ...]] | None = None
-    metadata: str | None = None  # in a manifest the name of the file
+    metadata: str | None = None  # in a manifest, only the name of the file
     file_column: str | None = None
     file_suffix: str | None = None
     label_column: str | None = None
     label_separator: str | None = None
     on_error: str = "fail"
-    shard_size: Count | None = None  # bytes. With neither of these all goes into one shard
+    shard_size: Count | None = None  # in bytes. Without any limit, everything goes into one shard
     shard_samples: Count | None = None
     shuffle: _Seed | None = None  # the seed
     limit: Count | None = None
     include_class: tuple[str, ...] = ()
     exclude_class: tuple[str, ...] = ()
     where: str | None = None
-    keys: dict[str, KeysEntry] = field(default_factory=dict)  # by split; "": those to choose
+    keys: dict[str, KeysEntry] = field(default_factory=dict)  # by split; "": for option `keys`
     dedup: str | None = None
     sample: float | None = None
     split: str = "auto"
     folds: Count | None = None
     stratify: str | None = None
     group: str | None = None
-    seed: _Seed | None = None  # of what is drawn or divided by chance
+    seed: _Seed | None = None  # for random sampling and splitting
     fields: tuple[str, ...] | None = None
     drop: tuple[str, ...] = ()
     rename: dict[str, str] = field(default_factory=dict)
@@ -120,7 +121,7 @@ class Recipe:
 
     @classmethod
     def of(cls, format: str, options: ConvertOptions) -> Recipe:
-        """The recipe that options ask for, as far as it is known without source and target."""
+        """The recipe for these options, as far as it is known without source and target."""
         given: dict[str, Any] = {
             f.name: getattr(options, f.name, None) for f in dataclasses.fields(cls)
         }
@@ -152,7 +153,7 @@ class Recipe:
 
     @property
     def shares(self) -> dict[str, float]:
-        """By split, its share, where samples are divided by shares."""
+        """The share of each split, if samples are divided by shares."""
         if self.folds is not None:
             return {f"fold{n}": 1 / self.folds for n in range(self.folds)}
         return {} if self.split == LISTS else parse_split(self.split)
@@ -172,7 +173,7 @@ class Recipe:
 
     @property
     def one_shard(self) -> bool:
-        """Whether all there is goes into one shard, however large."""
+        """Whether everything goes into one shard, however large."""
         return self.shard_size is None and self.shard_samples is None
 
     @property
@@ -181,11 +182,11 @@ class Recipe:
 
     @property
     def documents(self) -> TextOptions:
-        """The options for text; where `fields` says which fields are stored, they are kept."""
+        """The options for text, with `keep_fields` if the fields to store are given by `fields`."""
         return self.text if self.fields is None else replace(self.text, keep_fields=True)
 
     def to_json(self) -> dict[str, Any]:
-        """For a manifest: options of images, audio and text only where there are any."""
+        """The recipe as JSON for a manifest; unused options of images, audio and text are None."""
         text = None if self.text == TextOptions() else asdict(self.text)
         image = asdict(self.image) if self.image.active else None
         audio = asdict(self.audio) if self.audio.active else None
@@ -193,10 +194,10 @@ class Recipe:
 
     @classmethod
     def from_json(cls, data: dict[str, Any], path: Path | None = None) -> Recipe:
-        """The recipe in the manifest at `path`, checked field by field.
+        """The recipe from the manifest at `path`, checked field by field.
 
-        Raises DamagedError for what no conversion can have had, and FormatError where a later
-        version has used an option that this one does not know.
+        Raises DamagedError for an invalid recipe, and FormatError for options of a later version
+        that this one does not know.
         """
         used = _used(data, cls.__dataclass_fields__)
         unknown = [name for name in used if name not in cls.__dataclass_fields__]
@@ -222,11 +223,11 @@ class Recipe:
 
 
 def identity(recipe: dict[str, Any]) -> dict[str, Any]:
-    """The entries of a recipe as JSON that decide what is made, in a form that can be compared.
+    """The entries of a recipe (as JSON) that determine the dataset, normalized for comparison.
 
-    An option that the recipe's version did not have is the same as one that asks for nothing; of
-    images and text also as one with its default. Each of `sources` counts: None is a source that
-    nothing tells from others.
+    An option that the recipe's version did not have equals an unused one; for image, audio and text
+    options, also one with its default. All of `sources` are kept: None is a source that cannot be
+    identified.
     """
     found = {name: value for name, value in recipe.items() if name not in _NO_PART}
     for name, value in found.items():
@@ -239,7 +240,7 @@ def identity(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def recipe_of_version_1(format: Any, source: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """The recipe of a manifest from before there was one: `source` and `options` by themselves."""
+    """Convert the separate entries `source` and `options` of early manifests to a recipe."""
     found = {**options, "format": format, "sources": source}
     text = options.get("text")
     made_with = text.get("tokenizer") if isinstance(text, dict) else None
@@ -250,16 +251,16 @@ def recipe_of_version_1(format: Any, source: Any, options: dict[str, Any]) -> di
 
 
 def _draws(options: ConvertOptions) -> bool:
-    """Whether the seed has a say in which samples there are in which split."""
+    """Whether the seed affects which samples are in which split."""
     asked = (options.sample, options.folds, options.stratify, options.group)
     return any(value is not None for value in asked)
 
 
 def _used(entries: dict[str, Any], known: Container[str]) -> dict[str, Any]:
-    """The entries less those of other versions, not `known` here, that ask for nothing."""
+    """The entries, without options that are not `known` to this version and that are unused."""
     return {n: value for n, value in entries.items() if n in known or not _unused(value)}
 
 
 def _unused(value: Any) -> bool:
-    """Whether an option with this value asks for nothing."""
+    """Whether an option with this value has no effect."""
     return value is None or value is False or value in ({}, [])

@@ -1,4 +1,4 @@
-"""Sample: a dict of fields with a string `__key__`; and the rule that makes keys of names."""
+"""Samples, which are dicts of fields with a string `__key__`, and rules for their keys."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ Sample = dict[str, Any]
 class JsonText(str):
     """The original text of a JSON value.
 
-    Sources hand it to writers, so that JSON is stored as it was; readers give parsed values.
+    Sources pass it to writers, so that JSON is stored unchanged; readers return parsed values.
     """
 
     __slots__ = ()
 
     @classmethod
     def checked(cls, text: str) -> JsonText:
-        """The text of data, as it is; raises ValueError for what is not JSON, such as NaN."""
+        """Wrap text from data unchanged. Raises ValueError if it is not JSON, such as NaN."""
         _STRICT.decode(text)
         return cls(text)
 
     @classmethod
     def of(cls, value: Any) -> JsonText:
-        """The text of any JSON value; text that is one already stays as it is.
+        """Serialize a JSON value; a JsonText is returned unchanged.
 
-        Raises ValueError for NaN and the infinities, which JSON does not have.
+        Raises ValueError for NaN and infinities, which JSON does not have.
         """
         if isinstance(value, JsonText):
             return value
@@ -46,14 +46,14 @@ _STRICT = json.JSONDecoder(parse_constant=_no_number)
 
 
 def renamed(sample: Sample, names: Mapping[str, str]) -> Sample:
-    """A sample with fields renamed as `names` says (old: new)."""
+    """The sample with its fields renamed according to `names` (old -> new)."""
     return {names.get(name, name): value for name, value in sample.items()} if names else sample
 
 
 def key_of(stem: str) -> str:
-    """The key of a file from its relative path without suffix: dots in the base name become `_`.
+    """The key of a file, from its relative path without suffix: dots in the base name become `_`.
 
-    WebDataset ends a key at the first dot of the base name, so a dot there would cut it.
+    WebDataset ends a key at the first dot of the base name, so a dot would truncate it.
 
     >>> key_of("v1.0/cat.02")
     'v1.0/cat_02'
@@ -63,7 +63,7 @@ def key_of(stem: str) -> str:
 
 
 def key_hash(key: str) -> int:
-    """A number below 2^64 that two keys do not share, but by chance."""
+    """A 64-bit hash of a key."""
     return xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogatepass"))
 
 
@@ -71,10 +71,10 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_/-]+|^__(?=[^/]*__(?:/|$))|^/|(?<=/)/|/$")
 
 
 def safe_key(key: str) -> str:
-    """The key in letters, digits, `-`, `_` and single slashes between names: fit for any tool.
+    """Make a key safe for all tools: letters, digits, `-`, `_`, and single slashes between names.
 
-    All else is percent-encoded as in URLs, so that `urllib.parse.unquote` gives the key again. The
-    `__` of names such as `__x__`, which WebDataset passes over, is encoded too.
+    Everything else is percent-encoded as in URLs, so that `urllib.parse.unquote` restores the key.
+    The `__` of names such as `__x__`, which WebDataset skips, is encoded as well.
 
     >>> safe_key("my cat/v1.0 ü")
     'my%20cat/v1%2E0%20%C3%BC'

@@ -1,4 +1,4 @@
-"""Schema: the fields of a sample and their types. It is stored with the data."""
+"""`Schema`: the fields of a sample and their types. It is stored with the data."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class FieldType:
     python: ClassVar[str]  # the Python type of a value, in words
 
     def check(self, value: Any) -> Any:
-        """The value as all formats store it; raises TypeError if it is of another type."""
+        """Normalize a value for storing. Raises TypeError if it has another type."""
         raise NotImplementedError
 
     def entry(self, table: Mapping[type, _T]) -> _T:
-        """What a table has for the type, or else for the nearest of its bases, such as Bytes."""
+        """The entry of a table for this type, or for its nearest base class, such as Bytes."""
         return next(table[each] for each in type(self).__mro__ if each in table)
 
     def to_json(self) -> dict[str, Any]:
@@ -54,7 +54,7 @@ class FieldType:
 
 @dataclass(frozen=True, repr=False)
 class Scalar(FieldType):
-    """Base of the types of single numbers."""
+    """Base class of the types of single numbers."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -73,7 +73,7 @@ class Int(Scalar):
 
 
 def int64(stored: bytes | int) -> int:
-    """A stored value of an `Int`; raises ValueError for an invalid one."""
+    """Parse a stored value of an `Int`; raises ValueError if it is invalid."""
     number = int(stored)
     if -(2**63) <= number < 2**63:
         return number
@@ -133,7 +133,7 @@ class Bytes(FieldType):
 
 @dataclass(frozen=True, repr=False)
 class Encoded(Bytes):
-    """Base of the types of files of media: their bytes, of which nothing is decoded."""
+    """Base class of the types of media files: their bytes, which are not decoded."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -183,18 +183,18 @@ class Json(FieldType):
             same = bool(json.loads(text) == value) and is_unicode(text)
         except (ValueError, RecursionError):
             raise TypeError from None
-        if not same:  # such as a tuple, or a key that is no text: it would not be read back equal
+        if not same:  # such as a tuple or a non-string key: it would be read back differently
             raise TypeError
         return value
 
 
 _DTYPE = re.compile(r"[<>|=][biufcSUVmM]\d{1,9}(\[\d*\w+\])?")
-_DIMENSIONS = 32  # that every version of numpy has
+_DIMENSIONS = 32  # supported by all versions of numpy
 _ELEMENTS = 2**40
 
 
 def _is_dtype(text: str) -> bool:
-    """Whether a text is a type in numpy's notation, without objects and structured types."""
+    """Whether a text is a dtype in numpy's notation, except objects and structured types."""
     try:
         return _DTYPE.fullmatch(text) is not None and bool(np.dtype(text).str)
     except (TypeError, ValueError):
@@ -221,7 +221,7 @@ class Array(FieldType):
     python = "numpy.ndarray"
 
     def __post_init__(self) -> None:
-        if self.dtype is not None:  # which may be a type such as numpy.float32
+        if self.dtype is not None:  # it may be given as a type, such as numpy.float32
             object.__setattr__(self, "dtype", np.dtype(self.dtype).str)
 
     def check(self, value: Any) -> Any:
@@ -245,12 +245,12 @@ TYPES: dict[str, type[FieldType]] = {
 }
 
 
-# Names that WebDataset reserves, and so every sample does.
+# Names that WebDataset reserves, which no field may have.
 RESERVED = frozenset({"__key__", "__url__", "__local_path__", "__bad__"})
 
 
 class _Entry(TypedDict):
-    """A field in JSON; the rest are the options of its type."""
+    """A field in JSON; other entries are the options of its type."""
 
     type: str
 
@@ -312,7 +312,7 @@ class Schema(Mapping[str, FieldType]):
         return checked
 
     def with_optional(self, names: Collection[str], optional: bool = True) -> Schema:
-        """The schema with those of these fields that it has optional, or not."""
+        """The schema with these fields made optional or required; unknown names are ignored."""
         fields = self._fields.items()
         return Schema(
             {n: dataclasses.replace(k, optional=optional) if n in names else k for n, k in fields}
@@ -351,34 +351,34 @@ class Schema(Mapping[str, FieldType]):
         return cls({name: _type_from_json(name, entry) for name, entry in entries.items()})
 
 
-# Names of the classes that the field `label` numbers, or those of several fields by their names.
+# The class names of the field `label`, or the class names of several fields by field.
 ClassNames: TypeAlias = Sequence[str] | Mapping[str, Sequence[str]]
 
 
 def holds_classes(kind: FieldType | None) -> bool:
-    """Whether values of a field may number classes: one, or those of an array of whole numbers."""
+    """Whether a field may contain class numbers: an integer, or an array of integers."""
     return isinstance(kind, Int) or (
         isinstance(kind, Array) and kind.dtype is not None and np.dtype(kind.dtype).kind in "iu"
     )
 
 
 def named_classes(classes: ClassNames | None, schema: Schema) -> dict[str, tuple[str, ...]]:
-    """By field, the names of its classes.
+    """The class names by field.
 
-    Raises UsageError for names that are not text, and for fields that hold no whole numbers.
+    Raises UsageError for names that are not strings, and for fields that are not integers.
     """
     named = classes if isinstance(classes, Mapping) else {"label": classes}
     found = {field: tuple(names) for field, names in named.items() if names is not None}
     for field, names in found.items():
         if not holds_classes(schema.get(field)):
             raise UsageError(
-                f"there are class names for {field!r}, which is no field of whole numbers",
+                f"there are class names for {field!r}, which is not a field of whole numbers",
                 expected=", ".join(n for n, kind in schema.items() if holds_classes(kind)),
                 fix="give them by field: classes={'NAME': ['cat', 'dog']}",
             )
         if isinstance(named[field], str) or not all(isinstance(name, str) for name in names):
             raise UsageError(
-                "the names of classes are a list of text",
+                "class names must be a list of strings",
                 field=field,
                 found=f"{named[field]!r:.100}",
             )
@@ -386,14 +386,14 @@ def named_classes(classes: ClassNames | None, schema: Schema) -> dict[str, tuple
 
 
 def images_in(kind: FieldType, value: Any) -> Sequence[bytes]:
-    """The encoded images in a value of a field: one, all of a list, or none in other fields."""
+    """The encoded images in a value: itself, all images of a list, or none for other fields."""
     if isinstance(kind, Image):
         return (value,)
     return value if isinstance(kind, Images) else ()
 
 
 def row_fields(schema: Schema) -> list[str]:
-    """The fields whose values are one-dimensional arrays, as far as the schema tells."""
+    """The fields whose values are one-dimensional arrays, or may be according to the schema."""
     arrays = ((name, kind) for name, kind in schema.items() if isinstance(kind, Array))
     return [name for name, kind in arrays if kind.shape is None or len(kind.shape) == 1]
 
@@ -404,7 +404,7 @@ def audio_fields(schema: Schema) -> list[str]:
 
 
 def length_fields(schema: Schema) -> list[str]:
-    """The fields whose values have lengths of their own: arrays of one dimension, audio."""
+    """The fields whose values vary in length: one-dimensional arrays and audio."""
     return [
         name
         for name, kind in schema.items()
@@ -413,19 +413,19 @@ def length_fields(schema: Schema) -> list[str]:
 
 
 def lengths_dtype(names: Sequence[str]) -> np.dtype[np.void]:
-    """The type of a row of the table of lengths: those of a sample's values in these fields."""
+    """The dtype of a row in the table of lengths: the length of each field in one sample."""
     return np.dtype([(name, "<u4") for name in names])
 
 
 def check_label(sample: Sample, field: str, names: Sequence[str]) -> None:
-    """Raises SampleError where the field has the number of a class without a name."""
+    """Raises SampleError if the field has a class number without a name."""
     label = sample.get(field)
     if isinstance(label, np.ndarray):
         wrong = label[(label < -1) | (label >= len(names))]
         label = int(wrong.flat[0]) if wrong.size else None
     if type(label) is int and not -1 <= label < len(names):
         raise SampleError(
-            "the label is of no class",
+            "the label is not the number of a class",
             key=sample["__key__"],
             field=field,
             expected=f"0 to {len(names) - 1}, or -1 for none",
@@ -434,7 +434,7 @@ def check_label(sample: Sample, field: str, names: Sequence[str]) -> None:
 
 
 def label_of(class_names: Mapping[str, Any]) -> str:
-    """The label where several fields have class names."""
+    """The name of the label field, if several fields have class names."""
     return "label" if "label" in class_names else next(iter(class_names), "label")
 
 

@@ -1,4 +1,4 @@
-"""`SequenceReader`: any Python sequence of samples, read like a shard."""
+"""`SequenceReader`: reads any Python sequence of samples like a shard."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardkit.schema import Json, Schema
 
 
 class SampleSequence(Protocol):
-    """Any sequence of samples: dicts with `__key__` and fields of a schema."""
+    """Any sequence of samples: dicts with `__key__` and the fields of a schema."""
 
     def __len__(self) -> int: ...
 
@@ -23,7 +23,7 @@ class SampleSequence(Protocol):
 
 
 class _RaisedError(Exception):
-    """Its cause was raised by the sequence itself: no value is damaged."""
+    """Wraps an exception that the sequence itself raised: no value is damaged."""
 
 
 class SequenceReader(ShardReader):
@@ -57,14 +57,14 @@ class SequenceReader(ShardReader):
         if fields is not None:
             sample = {n: value for n, value in sample.items() if n == KEY or n in fields}
         for name in self._json:
-            if name in sample:  # text that is not parsed yet, or a value that samples share
+            if name in sample:  # unparsed text, or a value that samples may share: make a copy
                 sample[name] = json.loads(JsonText.of(sample[name]))
         return sample
 
     def _named(
         self, error: Exception, position: int, fields: Collection[str] | None, json_text: bool
     ) -> Exception:
-        """As in the base class, but errors of the sequence itself concern no single field."""
+        """Like the base class, but errors raised by the sequence itself concern no single field."""
         cause = error.__cause__
         if self.closed or not (isinstance(error, _RaisedError) and isinstance(cause, Exception)):
             return super()._named(error, position, fields, json_text)

@@ -1,4 +1,4 @@
-"""One schema, and one list of class names, for foreign shards, which may differ."""
+"""Merges the schemas and class names of foreign shards or datasets, which may differ."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def shared_schema(
     names: Sequence[str] | None,
     what: str = "shard",
 ) -> tuple[Schema, dict[str, ShardkitError]]:
-    """One schema for shards, or other sources of samples (`what`), that may differ.
+    """Merge the schemas of shards, or of other sources of samples (`what`); also returns errors.
 
-    A field that some samples lack is optional. One whose type differs between shards is bytes, or,
-    if `names` are given, those of the shards, an error. A column without values has any type.
+    A field that some samples lack is optional. A field whose type differs between shards is read as
+    bytes, or is an error if `names` of the shards are given. A column without values fits any type.
     """
     errors: dict[str, ShardkitError] = {}
     fields: dict[str, FieldType] = {}
@@ -34,9 +34,9 @@ def shared_schema(
         }
         typed = {n: kind for n, kind in found.items() if name not in layouts[n].get("empty", ())}
         kinds = set(typed.values()) or {next(iter(found.values()))}
-        if len(kinds) > 1 and what != "shard":  # shards are read as what they all are
+        if len(kinds) > 1 and what != "shard":  # shards must have exactly the same type
             kinds = _common(kinds)
-        alike = all(isinstance(kind, Bytes) for kind in kinds)  # images are bytes, too
+        alike = all(isinstance(kind, Bytes) for kind in kinds)  # also images and other media
         if len(kinds) > 1 and not alike and names is not None:
             errors[name] = _other_type(name, {names[n]: kind for n, kind in typed.items()}, what)
             continue
@@ -50,7 +50,7 @@ def shared_schema(
 
 
 def _common(kinds: set[FieldType]) -> set[FieldType]:
-    """The type of arrays of one type and of any sizes; other types as they are."""
+    """The common type of arrays with one dtype and different shapes; other types unchanged."""
     arrays = [kind for kind in kinds if isinstance(kind, Array)]
     if len(arrays) < len(kinds) or len({kind.dtype for kind in arrays} - {None}) > 1:
         return kinds
@@ -65,9 +65,9 @@ def _common(kinds: set[FieldType]) -> set[FieldType]:
 def shared_names(
     layouts: Sequence[Mapping[str, Any]], shards: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
-    """The class names by field, for fields that have names in all shards that have the field.
+    """The class names by field, for fields that have class names in all shards with the field.
 
-    Raises FormatError where two shards number classes differently.
+    Raises FormatError if two shards number classes differently.
     """
     found: dict[str, tuple[str, ...]] = {}
     first: dict[str, str] = {}
@@ -75,10 +75,10 @@ def shared_names(
         for field, names in layout.get("classes", {}).items():
             if found.setdefault(field, tuple(names)) != tuple(names):
                 raise FormatError(
-                    f"the classes of the field {field!r} are others in another shard",
+                    f"the class names of the field {field!r} differ between shards",
                     expected=f"{list(found[field])!r:.200} as in {first[field]}",
                     found=f"{list(names)!r:.200} in {shard}",
-                    fix="convert the shards of each kind by themselves",
+                    fix="convert the shards with the same classes separately",
                 )
             first.setdefault(field, shard)
     nameless = {
@@ -91,9 +91,9 @@ def shared_names(
 
 
 def own_schema(layout: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of one shard, as all shards have them.
+    """The fields of one shard, with their types in the common schema.
 
-    A column without values is left out where its type differs: its samples lack the field.
+    A column without values is left out if its type differs: its samples lack the field.
     """
     empty = layout.get("empty", ())
     return {
@@ -105,23 +105,23 @@ def own_schema(layout: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str
 
 
 def _other_type(field: str, typed: Mapping[str, FieldType], what: str) -> FormatError:
-    """The error for a field with two types, by the names of the shards that have it."""
+    """The error for a field with several types; `typed` has its type by name of the shard."""
     kinds = {str(kind): f"{kind} in {shard}" for shard, kind in typed.items()}
     return FormatError(
-        f"the field {field!r} is of another type in another {what}",
+        f"the type of the field {field!r} differs between {what}s",
         found=", ".join(list(kinds.values())[:3]),
-        fix=f"make their types alike, or convert without it: {drop_option(field)}",
+        fix=f"give it the same type everywhere, or convert without it: {drop_option(field)}",
     )
 
 
 def united_classes(
     tables: Sequence[tuple[str, Sequence[str] | None]],
 ) -> tuple[tuple[str, ...] | None, FormatError | None]:
-    """The class names of a field for several datasets, by their names; or why there are none.
+    """Merge the class names of a field from several datasets; or return an error.
 
-    `tables` has each dataset that has the field, with the names of its classes; None: it has
-    numbers alone. Classes of one name are one. They are in alphabetical order if they are so
-    everywhere, and otherwise in the order in which they come up.
+    `tables` has the name and the class names of each dataset with the field; None: it only has
+    numbers. Classes with the same name are merged. They are sorted if all datasets have them
+    sorted, and otherwise in order of first occurrence.
     """
     named = [(dataset, table) for dataset, table in tables if table is not None]
     if not named:
@@ -129,8 +129,8 @@ def united_classes(
     if len(named) < len(tables):
         plain = next(dataset for dataset, table in tables if table is None)
         return None, FormatError(
-            "labels of classes with names cannot stand beside numbers without",
-            expected="names of classes in all sources, or in none",
+            "labels with class names cannot be mixed with labels without",
+            expected="class names in all sources, or in none",
             found=f"{list(named[0][1])!r:.100} in {named[0][0]}, none in {plain}",
         )
     found = list(dict.fromkeys(name for _, table in named for name in table))
@@ -142,7 +142,7 @@ def united_classes(
 def other_numbers(
     own: Mapping[str, Sequence[str]], classes: Mapping[str, Sequence[str]]
 ) -> dict[str, Sequence[int]]:
-    """By field, the numbers of a dataset's classes in `classes`, where they are others."""
+    """By field, the numbers in `classes` of a dataset's own classes, if they differ."""
     found: dict[str, Sequence[int]] = {}
     for field, names in own.items():
         if field in classes and tuple(classes[field][: len(names)]) != tuple(names):
@@ -152,7 +152,7 @@ def other_numbers(
 
 
 def renumbered(label: Any, numbers: Sequence[int]) -> Any:
-    """A label, or an array of several, in other numbers; those below 0 are of no class."""
+    """Renumber a label, or an array of labels. Negative labels, which mean no class, are kept."""
     if not isinstance(label, np.ndarray):
         return numbers[label] if label >= 0 else label
     found = np.where(label < 0, label, np.array([*numbers, -1])[label])

@@ -1,4 +1,4 @@
-"""Sizes of values, counted so that counts of parts can be merged in any order."""
+"""Statistics of value sizes that can be merged in any order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from shardkit.checked import Count
 from shardkit.manifest import FieldStats
 
-_PENDING = 1 << 14  # sizes in memory before they are counted
+_PENDING = 1 << 14  # sizes collected before they are counted
 
 
 @dataclass
@@ -20,7 +20,7 @@ class FieldSizes:
     bytes: Count = 0
     min: Count = 0
     max: Count = 0
-    buckets: dict[int, Count] = field(default_factory=dict)  # smallest size in it -> values
+    buckets: dict[int, Count] = field(default_factory=dict)  # lower bound -> number of values
 
     def __post_init__(self) -> None:
         self._pending: list[int] = []
@@ -38,7 +38,7 @@ class FieldSizes:
 
     def add(self, sizes: list[int]) -> None:
         values = np.array(sizes, np.int64)
-        # A bucket has the first 8 bits of a number in common: frexp gives its number of bits.
+        # Sizes in a bucket share their first 8 bits; frexp gives the number of bits.
         shift = np.maximum(np.frexp(values.astype(np.float64))[1] - 8, 0)
         starts, counts = np.unique(values >> shift << shift, return_counts=True)
         buckets = dict(zip(starts.tolist(), counts.tolist(), strict=True))
@@ -67,7 +67,7 @@ class FieldSizes:
         return FieldStats(self.count, self.bytes, self.min, median, self.max)
 
     def by_powers(self) -> dict[str, int]:
-        """How many values there are from 0, 1, 2, 4, 8, ... up to the next of these."""
+        """A histogram of the values with the bucket bounds 0, 1, 2, 4, 8, ..."""
         counts: dict[int, int] = {}
         for start, count in sorted(self.buckets.items()):
             power = 1 << start.bit_length() >> 1
@@ -75,9 +75,9 @@ class FieldSizes:
         return {str(power): count for power, count in counts.items()}
 
     def ranges(self, most: int = 24) -> list[tuple[int, int, int]]:
-        """A histogram: first size, last size and values of each of up to so many ranges.
+        """A histogram of up to `most` ranges: first size, last size and number of values of each.
 
-        They are of equal width, or grow by equal ratios where sizes differ by far.
+        The ranges have equal widths, or grow by equal ratios if sizes differ widely.
         """
         low, high = self.min, self.max + 1
         if not self.count:

@@ -1,4 +1,4 @@
-"""Splits by name: what a file (`train-00000.parquet`) or a folder (`test/`) is called after."""
+"""Recognizes splits by the names of files (`train-00000.parquet`) and folders (`test/`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from shardkit.errors import UsageError
 from shardkit.names import is_safe
 
-# Names of splits, in the order of an output, and which of the usual three each is.
+# Names of splits, in the order of an output, and the standard split that each stands for.
 KINDS = {
     "train": "train",
     "training": "train",
@@ -35,16 +35,16 @@ _SHARDED = re.compile(
 
 
 class Split(NamedTuple):
-    """The files of a split: their numbers, and the folder that holds them ("" if none does)."""
+    """The files of a split: their numbers, and the folder that contains them all ("": none)."""
 
     folder: str
     numbers: list[int]
 
 
 def split_of(name: str, *, numbered: bool = True) -> str | None:
-    """The split that a file or folder is named after: what its name begins with.
+    """The split that a file or folder is named after: its name starts with the split.
 
-    `train2017` counts only if it may be `numbered`.
+    `train2017` counts only if `numbered` is True.
 
     >>> split_of("Validation-00000-of-00002.json.gz")
     'validation'
@@ -56,7 +56,7 @@ def split_of(name: str, *, numbered: bool = True) -> str | None:
 
 
 def kind_of_split(name: str) -> str | None:
-    """Which of "train", "validation", "test" a name contains anywhere, if it is one of them.
+    """The standard split that a name contains anywhere, if it contains exactly one.
 
     >>> kind_of_split("seg_train"), kind_of_split("train_test")
     ('train', None)
@@ -66,12 +66,12 @@ def kind_of_split(name: str) -> str | None:
 
 
 def grouped(path: Path, names: Sequence[str], *, documents: bool = False) -> dict[str, Split]:
-    """The splits of files below a folder; empty where names contain none.
+    """The splits of the files below a folder; empty if the names contain no splits.
 
-    What files or folders are called below the folder that holds them all decides: what their names
-    begin with, or else the only word in them in which they differ (`my_train.csv`, `my_test.csv`).
-    Among `documents`, files that are a sample each, a name like `test.txt` says nothing. Raises
-    UsageError where names leave a question.
+    The names of files or folders directly below the folder that contains all files decide: either
+    how they start, or the only word in which they differ (`my_train.csv`, `my_test.csv`). For
+    `documents`, files that are one sample each, a name like `test.txt` means nothing. Raises
+    UsageError for ambiguous names.
     """
     start = _common_folder(names)
     if sharded := _sharded(names):
@@ -99,31 +99,31 @@ def grouped(path: Path, names: Sequence[str], *, documents: bool = False) -> dic
 
 
 def in_order(splits: Iterable[str]) -> list[str]:
-    """Splits in the order of an output; names of others come last."""
+    """Splits in the order of an output; unknown names come last."""
     return sorted(splits, key=lambda name: _ORDER.index(name) if name in KINDS else len(_ORDER))
 
 
 def beside_splits(path: Path, splits: Iterable[str], others: Sequence[str]) -> UsageError:
-    """The error for splits beside something else, folders of splits or files."""
+    """The error for splits, folders or files, beside something else."""
     return UsageError(
         f"the folder holds splits ({', '.join(splits)}) and something else as well",
         path=path,
         found=", ".join(others[:5]),
-        expected="nothing but folders or files that are named after splits",
+        expected="only folders or files that are named after splits",
         fix="move the others away, convert one split at a time, or take all together with"
         " --split none",
     )
 
 
 def refuse_synonyms(path: Path, splits: Iterable[str]) -> None:
-    """Raise UsageError where two names stand for one split, such as val and valid."""
+    """Raise UsageError if two names mean the same split, such as val and valid."""
     by_kind: dict[str, list[str]] = {}
     for split in splits:
         by_kind.setdefault(KINDS.get(split, split), []).append(split)
     for kind, names in by_kind.items():
         if len(names) > 1:
             raise UsageError(
-                f"two names of one split: {' and '.join(names)} are both {kind}",
+                f"several names for the same split: {' and '.join(names)} are both {kind}",
                 path=path,
                 fix="convert one of them at a time, move one away, or take all together with"
                 " --split none",
@@ -131,9 +131,9 @@ def refuse_synonyms(path: Path, splits: Iterable[str]) -> None:
 
 
 def _sharded(names: Sequence[str]) -> dict[str, Split]:
-    """The splits of shards that `datasets` named, which may have any name: `unseen-00000-of-00001`.
+    """The splits of shards named by `datasets`, with any split name: `unseen-00000-of-00001`.
 
-    One of them must be a usual one, or their folder be called data, as in repositories.
+    One of them must be a known split, or their folder must be called data, as in repositories.
     """
     found = [_SHARDED.fullmatch(name) for name in names]
     splits: dict[str, list[int]] = {}
@@ -151,9 +151,9 @@ def _sharded(names: Sequence[str]) -> dict[str, Split]:
 
 
 def _named_alike(names: Sequence[str], documents: bool) -> dict[str, Split]:
-    """The splits of files that have all else in common: `my_train_0.csv`, `my_test_0.csv`.
+    """The splits of files whose names differ only in them: `my_train_0.csv`, `my_test_0.csv`.
 
-    Of a file it is what stands before the split; of a folder all of its name but numbers.
+    Compares what precedes the split in a file's name, or all but the numbers in a folder's name.
     """
     splits: dict[str, list[int]] = {}
     alike = set()
@@ -177,7 +177,7 @@ def _named_alike(names: Sequence[str], documents: bool) -> dict[str, Split]:
 
 
 def word_of_split(name: str) -> str | None:
-    """The word in a name that is called like a split, if it is the only one.
+    """The word in a name that is the name of a split, if there is exactly one.
 
     >>> word_of_split("my_Train_2.csv"), word_of_split("train_test.csv")
     ('train', None)
@@ -187,7 +187,7 @@ def word_of_split(name: str) -> str | None:
 
 
 def common_start(names: Iterable[str]) -> str:
-    """What all names begin with, character by character.
+    """The longest common prefix of all names, character by character.
 
     >>> common_start(["train-0.tar", "train-1.tar"])
     'train-'
@@ -200,7 +200,7 @@ def common_start(names: Iterable[str]) -> str:
 
 
 def _common_folder(names: Sequence[str]) -> str:
-    """The folder that holds all files, with a slash: not one that is itself named after a split."""
+    """The deepest folder that contains all files, with a slash, but none named after a split."""
     folders = [name.split("/")[:-1] for name in names]
     common = ""
     for parts in zip(*folders, strict=False):
@@ -213,7 +213,7 @@ def _common_folder(names: Sequence[str]) -> str:
 def _tops(
     names: Sequence[str], start: int, *, numbered: bool
 ) -> tuple[dict[tuple[str, str], list[int]], list[str]]:
-    """The files by split and folder, and what is named after no split."""
+    """The files by split and folder, and the names that contain no split."""
     tops: dict[tuple[str, str], list[int]] = {}
     others: dict[str, None] = {}
     for number, name in enumerate(names):
@@ -227,9 +227,9 @@ def _tops(
 
 
 def _refuse_hints(path: Path, names: Sequence[str], start: str) -> None:
-    """Raise UsageError where names contain several splits, but not where they are looked for."""
+    """Raise UsageError if names contain several splits, but not where splits are recognized."""
     said: dict[str, str] = {}
-    below: dict[str, set[str]] = {}  # folder -> the splits that are told in it
+    below: dict[str, set[str]] = {}  # folder -> the splits in names below it
     for name in names:
         parts = name[len(start) :].split("/")
         kind = next(filter(None, map(kind_of_split, parts)), None)
@@ -243,7 +243,7 @@ def _refuse_hints(path: Path, names: Sequence[str], start: str) -> None:
 
 
 def several_subsets(path: Path, folders: Iterable[str]) -> UsageError:
-    """The error for folders that each hold splits."""
+    """The error for folders that each contain splits."""
     names = sorted(folders)
     return UsageError(
         "the folders hold splits of their own, so that each is a dataset",
@@ -255,11 +255,11 @@ def several_subsets(path: Path, folders: Iterable[str]) -> UsageError:
 
 
 def mixed_splits(path: Path, found: Iterable[str]) -> UsageError:
-    """The error for names that seem to tell splits, but not in a way that is understood."""
+    """The error for names that seem to contain splits, but not in a supported way."""
     return UsageError(
-        "the names tell of several splits, which would be mixed",
+        "the names seem to contain several splits, which would be mixed",
         path=path,
         found=", ".join(found),
-        expected="train, val and test as the names of folders, or at the beginning of files'",
+        expected="train, val and test as folder names, or at the start of file names",
         fix="convert one split at a time, rename them, or take all together with --split none",
     )

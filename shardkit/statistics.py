@@ -1,4 +1,4 @@
-"""`Dataset.stats`: numbers that training needs, from one pass over all samples."""
+"""`Dataset.stats`: statistics for training, from one pass over all samples."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from shardkit.sizes import FieldSizes
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_CHUNK = 32  # samples that a thread takes at once
-_REMOTE_THREADS = 32  # each waits for a request
-_ROWS = 1 << 20  # pixels that are counted at once: counting takes 8 bytes for each
-_EXAMPLES = 5  # groups of duplicates that are named
+_CHUNK = 32  # samples per job of a thread
+_REMOTE_THREADS = 32  # they mostly wait for requests
+_ROWS = 1 << 20  # pixels counted at once: counting takes 8 bytes for each
+_EXAMPLES = 5  # groups of duplicates that are listed, and keys in each
 
 
 class Stored(Protocol):
-    """What lies in some folders."""
+    """Data in some folders."""
 
     @property
     def paths(self) -> Sequence[Path]: ...
@@ -49,7 +49,7 @@ _S = TypeVar("_S", bound=Stored)
 
 
 class Samples(Stored, Protocol):
-    """The part of `Dataset` that is needed here."""
+    """The interface of `Dataset` that is needed here."""
 
     schema: Schema
 
@@ -68,9 +68,9 @@ class Samples(Stored, Protocol):
 
 @dataclass
 class Pixels:
-    """How many pixels of some images have each value of each channel.
+    """A histogram of the pixel values of images, per channel.
 
-    So mean and deviation are exact, and counts of parts merge in any order to the same.
+    With it, mean and standard deviation are exact, and do not depend on the order of merging.
     """
 
     images: Count = 0
@@ -80,7 +80,7 @@ class Pixels:
         self._pending = np.zeros(768, np.int64)
 
     def add(self, pixels: npt.NDArray[np.uint8]) -> None:
-        """Count an image, (height, width, 3); `counts` is whole only after `flush`."""
+        """Count an image, (height, width, 3); `counts` is complete only after `flush`."""
         rows = max(_ROWS // max(pixels.shape[1], 1), 1)
         for start in range(0, len(pixels), rows):
             for channel in range(3):
@@ -99,7 +99,7 @@ class Pixels:
         self.flush()
 
     def summary(self) -> PixelStats | None:
-        """None without a pixel."""
+        """The statistics; None if there are no pixels."""
         channels = np.array(self.counts, np.float64).reshape(3, 256)
         number = sum(self.counts[:256])
         if not number:
@@ -112,7 +112,7 @@ class Pixels:
 
 
 def pixels_of(value: Any, kind: FieldType) -> npt.NDArray[np.uint8] | None:
-    """The pixels of a value as training sees them, (height, width, 3); None for no image.
+    """The pixels of a value as training sees them, (height, width, 3); None if it is no image.
 
     Raises NotAnImageError for a damaged image.
     """
@@ -127,11 +127,11 @@ def pixels_of(value: Any, kind: FieldType) -> npt.NDArray[np.uint8] | None:
 
 @dataclass
 class _Numbers:
-    """Mean and deviation of numbers, by Chan, Golub and LeVeque's formula for merging (1979)."""
+    """Mean and standard deviation, merged by the formula of Chan, Golub and LeVeque (1979)."""
 
     count: int = 0
     mean: float = 0.0
-    squares: float = 0.0  # of the distances from the mean
+    squares: float = 0.0  # sum of squared distances from the mean
     min: float = math.inf
     max: float = -math.inf
 
@@ -154,19 +154,19 @@ class _Numbers:
 
 
 class _Field:
-    """What is counted of the values of a field."""
+    """The statistics of one field."""
 
     def __init__(self, kind: FieldType) -> None:
         self.kind = kind
         self.values = 0
-        self.sizes: dict[str, FieldSizes] = {}  # by what is measured
+        self.sizes: dict[str, FieldSizes] = {}  # by measure, such as "width"
         self.formats: Counter[str] = Counter()
-        self.shapes: Counter[str] = Counter()  # of arrays of several dimensions
+        self.shapes: Counter[str] = Counter()  # of multidimensional arrays
         self.numbers = _Numbers()
         self.pixels = Pixels()
 
     def add(self, value: Any) -> None:
-        """Count a value as it is stored. Raises NotAnImageError for a damaged image."""
+        """Count a value as stored. Raises NotAnImageError for a damaged image."""
         self.values += 1
         if isinstance(self.kind, Image | Images):
             for image in value if isinstance(self.kind, Images) else [value]:
@@ -199,7 +199,7 @@ class _Field:
             self.pixels.add(pixels)
         elif isinstance(self.kind, Image):
             raise UsageError(
-                "the transforms leave no pixels to count",
+                "the output of the transforms is not pixels",
                 expected="uint8 (height, width, 3)",
                 found=f"{getattr(value, 'dtype', type(value).__name__)} {np.shape(value)}",
                 fix="open the dataset with transforms= that do not normalize",
@@ -220,7 +220,7 @@ class _Field:
         self.pixels.merge(other.pixels)
 
     def summary(self, *, numbers: bool, histograms: bool) -> dict[str, Any]:
-        """`numbers`: whether they are quantities, not classes."""
+        """`numbers`: the values are quantities, not class labels."""
         found: dict[str, Any] = {"type": type(self.kind).__name__, "values": self.values}
         if self.formats:
             found["formats"] = dict(self.formats.most_common())
@@ -244,7 +244,7 @@ class _Field:
 
 
 class _Tally:
-    """What is counted of some samples, in their order."""
+    """The statistics of some samples, in order."""
 
     def __init__(self, dataset: Samples, quick: bool) -> None:
         self._dataset, self._quick = dataset, quick
@@ -255,7 +255,7 @@ class _Tally:
         self._digests: list[bytes] = []
 
     def read(self, index: int) -> None:
-        """Count a sample; a quick tally lists one that is damaged."""
+        """Count a sample; a quick tally records damaged samples instead of raising."""
         try:
             self._add(self._dataset.read(index), index)
         except (SampleError, DamagedError, NotFoundError) as error:
@@ -264,7 +264,7 @@ class _Tally:
             self._damaged.append(error)
 
     def _add(self, sample: Sample, index: int) -> None:
-        """Count a sample as it is stored, and as it is after its transform."""
+        """Count a sample as stored, and its pixels after its transform."""
         self._digests.append(content_digest(sample, self._compared))
         self._labels.append(sample.get(self._dataset.label))
         self._each(sample, _Field.add)
@@ -283,7 +283,7 @@ class _Tally:
                     raise unusable(error, sample["__key__"], name, "repair it") from error
 
     def merge(self, other: _Tally) -> None:
-        """Add the samples that follow."""
+        """Add the statistics of the samples that follow."""
         for name, field_ in self._fields.items():
             field_.merge(other._fields[name])
         self._labels += other._labels
@@ -304,11 +304,11 @@ class _Tally:
         return found | {"damaged": self._damaged} if self._quick else found
 
     def _classes(self) -> list[dict[str, Any]] | None:
-        """Those of the label, each with the weight by which all classes count alike."""
+        """The classes of the label, with the weight that makes all classes count equally."""
         names = self._dataset.classes
         if not isinstance(self._dataset.schema.get(self._dataset.label), Int):
             return None
-        none = {None, -1} if names else {None}  # -1 is no class where classes have names
+        none = {None, -1} if names else {None}  # if classes have names, -1 means no class
         counts = Counter(label for label in self._labels if label not in none)
         each = counts.total() / max(len(counts), 1)
         return [
@@ -322,7 +322,7 @@ class _Tally:
         ]
 
     def _duplicates(self) -> dict[str, Any]:
-        """Samples whose values are those of one before them."""
+        """Statistics of samples with the same values as an earlier sample."""
         every = np.frombuffer(b"".join(self._digests), "S16" if not self._digests else "V16")
         _, group, counts = np.unique(every, return_inverse=True, return_counts=True)
         members: dict[int, list[int]] = {}
@@ -344,13 +344,13 @@ class _Tally:
 
 
 def compared(schema: Schema, label: str) -> tuple[str, ...]:
-    """The fields by which samples are duplicates: those of images, else all but the label."""
+    """The fields compared to find duplicates: image fields, or otherwise all but the label."""
     images = tuple(name for name, kind in schema.items() if isinstance(kind, Image | Images))
     return images or tuple(name for name in schema if name != label)
 
 
 def content_digest(sample: Sample, fields: Iterable[str]) -> bytes:
-    """A digest that two samples share only if the values of these fields are the same."""
+    """A digest of the values of these fields."""
     digest = xxhash.xxh3_128()
     for name in fields:
         value = _bytes_of(sample.get(name))
@@ -359,7 +359,7 @@ def content_digest(sample: Sample, fields: Iterable[str]) -> bytes:
 
 
 def _bytes_of(value: Any) -> bytes:
-    """Bytes that are the same for equal values of a field."""
+    """A value as bytes, equal for equal values of a field."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, np.ndarray):
@@ -374,9 +374,9 @@ def stats(
 ) -> dict[str, Any]:
     """See `Dataset.stats`.
 
-    `quick`: no image is decoded, and damaged samples are no error: `damaged` has their errors.
-    Sizes have a `histogram` (`FieldSizes.ranges`), and arrays of several dimensions counts of their
-    `shapes`.
+    `quick`: decode no images, and list errors of damaged samples in `damaged` instead of raising
+    them. Sizes then have a `histogram` (`FieldSizes.ranges`), and multidimensional arrays have
+    counts of their `shapes`.
     """
     dataset, threads = side_by_side(dataset)
 
@@ -397,7 +397,7 @@ def stats(
 
 
 def side_by_side(dataset: _S) -> tuple[_S, int]:
-    """The dataset to read in threads, and how many; of a URL each page is requested once."""
+    """The dataset for reading in threads, and their number. Requests each remote page once."""
     if not any(isinstance(path, RemotePath) for path in dataset.paths):
         return dataset, processors()
     pages = Pages(cache_from(None, None))

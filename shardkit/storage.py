@@ -1,8 +1,8 @@
-"""All access to file systems goes through here: create, sync, rename, remove, read.
+"""All access to file systems goes through this module: create, sync, rename, remove, read.
 
-URLs are `RemotePath`s, which are read alike; what changes objects in stores is here too. Callers
-write `storage.rename(...)`, never a name imported from here, so that tests can replace the
-functions by ones that record or crash.
+URLs are `RemotePath`s, which are read in the same way; changes of objects in stores are here too.
+Callers write `storage.rename(...)` and import no functions from here, so that tests can replace
+them with functions that record calls or crash.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from shardkit.remote.store import Tag
 
 Chunk: TypeAlias = bytes | memoryview  # memoryviews of bytes, so that len() counts those
 
-# The functions that change a disk: the crash tests interrupt before and after each.
+# The functions that change a file system: the crash tests interrupt before and after each call.
 CHANGES = ("make_folder", "create", "write", "rewrite", "sync", "rename", "remove")
-# Those that change a store.
+# The functions that change a store.
 STORE_CHANGES = ("put", "put_if", "copy", "delete")
 
 _TOO_MANY_OPEN = (errno.EMFILE, errno.ENFILE)
 _SHORTAGES = (*_TOO_MANY_OPEN, errno.ENOMEM)
-_REMOVALS = 10  # of a folder that another process still writes to
-_PAUSE = 0.05  # seconds between two
+_REMOVALS = 10  # attempts to remove a folder that another process still writes to
+_PAUSE = 0.05  # seconds between attempts
 _BLOCK = 1 << 20  # bytes per read while hashing and copying
-_DOWNLOAD = 8 << 20  # bytes of an object that are requested at once
-_MAX_CHUNKS = 1024  # that one call takes (IOV_MAX)
-_BUFFER = 1 << 18  # bytes gathered before a write: few enough to be in the processor's cache still
+_DOWNLOAD = 8 << 20  # bytes per request while downloading an object
+_MAX_CHUNKS = 1024  # maximum per system call (IOV_MAX)
+_BUFFER = 1 << 18  # bytes collected before a write: few enough to still be in the CPU cache
 _WRITE_BACK = 8 << 20  # bytes after which write-back is started
 
 
@@ -49,15 +49,15 @@ _options: ContextVar[Mapping[str, Any] | None] = ContextVar("storage_options", d
 
 @contextlib.contextmanager
 def using(options: Mapping[str, Any] | None, *paths: object) -> Iterator[None]:
-    """URLs that are given inside of it are opened with these storage options.
+    """A context in which URLs are opened with these storage options.
 
-    Raises UsageError for what is no mapping of names, and where `paths`, all that were given
-    together with options (also in lists), have no URL among them.
+    Raises UsageError for options that are not a mapping of names, and if there is no URL among
+    `paths`, all paths (or lists of paths) that were given together with the options.
     """
     if options is not None and not (
         isinstance(options, Mapping) and all(isinstance(name, str) for name in options)
     ):
-        raise UsageError(  # without the values, which may be secret
+        raise UsageError(  # must not show the values, which may be secret
             "storage options must be a dict of names and values", found=type(options).__name__
         )
     given = (one for path in paths for one in (path if isinstance(path, list | tuple) else [path]))
@@ -65,7 +65,7 @@ def using(options: Mapping[str, Any] | None, *paths: object) -> Iterator[None]:
         raise UsageError(
             "storage options are for URLs, and none is given",
             found=", ".join(sorted(options)),
-            fix="leave them away, or give a URL",
+            fix="leave them out, or give a URL",
         )
     token = _options.set(options or _options.get())
     try:
@@ -79,7 +79,7 @@ def _is_url(path: object) -> bool:
 
 
 def source(path: str | os.PathLike[str]) -> Path:
-    """What a user names as data to read: a path of this machine, or a URL as a RemotePath.
+    """Parse a user's path of data to read: a local path, or a URL as a RemotePath.
 
     Raises UsageError for a URL that cannot be opened.
     """
@@ -95,15 +95,15 @@ def source(path: str | os.PathLike[str]) -> Path:
 
 
 def absolute(path: Path) -> Path:
-    """The path from the root; a URL is one already."""
+    """The absolute path; a URL is returned unchanged."""
     return path if isinstance(path, RemotePath) else Path(os.path.abspath(path))
 
 
 def output(path: str | os.PathLike[str]) -> Path:
-    """What a user names to write to: a path of this machine, or a URL in a bucket.
+    """Parse a user's output path: a local path, or a URL in a bucket.
 
-    One that is a link stands for what it leads to, so that it stays a link. Raises UsageError for
-    a URL of another kind, and for a whole bucket.
+    A symbolic link is resolved, so that the link itself is not replaced. Raises UsageError for
+    other kinds of URLs, and for a whole bucket.
     """
     found = parsed(path)
     if not isinstance(path, RemotePath) and (found is None or os.path.lexists(path)):
@@ -115,7 +115,7 @@ def output(path: str | os.PathLike[str]) -> Path:
         raise _with_scheme(rest)
     if scheme not in _WRITABLE:
         raise UsageError(
-            "nothing can be written to a URL of this kind",
+            "cannot write to this kind of URL",
             found=f"{scheme}://",
             expected="s3://, gs://, az://, or a path on this machine",
             fix="write to a path on this machine, then copy the result to the URL",
@@ -130,17 +130,17 @@ def output(path: str | os.PathLike[str]) -> Path:
 
 def _with_scheme(path: str) -> UsageError:
     return UsageError(
-        "a path on this machine is given without a scheme",
+        "a path on this machine must be given without a scheme",
         found=f"file:///{path}",
         fix=f"give /{path}",
     )
 
 
 def regular(path: str | os.PathLike[str], flags: int) -> int:
-    """Open a regular file to read: `open(path, "rb", opener=storage.regular)`.
+    """Open a regular file for reading: `open(path, "rb", opener=storage.regular)`.
 
-    All data are opened by this. Other kinds of files raise OSError: a pipe without a writer, for
-    one, would block for ever.
+    All data files are opened with this. Other kinds of files raise OSError: for example, a pipe
+    without a writer would block forever.
     """
     try:
         handle = os.open(path, flags | _NO_WAITING)
@@ -161,25 +161,25 @@ _NO_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and its parents; one that exists is left as it is."""
+    """Create a folder and its parents, unless it exists."""
     with explained("make the folder", path):
         path.mkdir(parents=True, exist_ok=True)
 
 
 class NewFile:
-    """A file being written from front to back, unbuffered; its pieces are hashed as they pass."""
+    """A file that is written sequentially, unbuffered; its pieces are hashed while written."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
             self._file = open(path, "x+b", buffering=0)  # noqa: SIM115 - closed by close()
-        except FileExistsError:  # of an earlier run; or a link, which must not be written through
+        except FileExistsError:  # left by an earlier run, or a link, which must not be followed
             path.unlink()
             self._file = open(path, "x+b", buffering=0)  # noqa: SIM115
         self._hasher = Hasher()
         self._size = 0
-        self._started = 0  # bytes whose write-back was started
-        self._rewritten: set[int] = set()  # numbers of pieces
+        self._started = 0  # bytes for which write-back was started
+        self._rewritten: set[int] = set()  # numbers of the pieces that were changed later
         _written.pop(path, None)
 
     def fileno(self) -> int:
@@ -204,7 +204,7 @@ class NewFile:
             self._started = self._size
 
     def rewrite(self, offset: int, data: bytes) -> None:
-        """Replace bytes that were written before; their pieces are read again by `close`."""
+        """Replace bytes that were already written; `close` reads and hashes their pieces again."""
         self._rewritten.update(range(offset // PIECE, (offset + len(data) - 1) // PIECE + 1))
         while data:
             count = os.pwrite(self._file.fileno(), data, offset)
@@ -234,8 +234,8 @@ class NewFile:
 
 
 def _write_back_hint() -> Callable[[int, int, int, int], int] | None:
-    """Linux's sync_file_range, which starts write-back early, so that the sync at the end of a
-    shard has little left to wait for. Without it everything works, more slowly."""
+    """Linux's sync_file_range, which starts write-back early, so that syncing a complete shard
+    takes little time. Without it, everything works, but more slowly."""
     if not sys.platform.startswith("linux"):
         return None
     function = getattr(ctypes.CDLL(None), "sync_file_range", None)
@@ -245,7 +245,7 @@ def _write_back_hint() -> Callable[[int, int, int, int], int] | None:
 
 
 _sync_file_range = _write_back_hint()
-# Linux's way to sync a whole file system, instead of millions of files one by one.
+# Linux's syncfs syncs a whole file system, instead of millions of files one by one.
 _syncfs = None
 if sys.platform.startswith("linux"):
     _syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
@@ -265,7 +265,7 @@ _written: dict[Path, tuple[int, bytes]] = {}
 
 
 def create(path: Path) -> NewFile:
-    """A new, empty file, open for writing."""
+    """Create a new file, open for writing. An existing file is replaced."""
     with explained("create", path):
         return NewFile(path)
 
@@ -277,16 +277,16 @@ def write(file: NewFile, chunks: Sequence[Chunk]) -> None:
 
 
 class BufferedFile:
-    """A new file whose chunks are gathered until there are enough for a write."""
+    """A new file with a buffer that collects chunks until there are enough for a write."""
 
     def __init__(self, path: Path) -> None:
         self.file = create(path)
-        self.size = 0  # in bytes, with those in the buffer
+        self.size = 0  # in bytes, including the buffer
         self._flushed = 0
         self._chunks: list[Chunk] = []
 
     def write(self, *chunks: Chunk) -> None:
-        """Append chunks, whose memory must not change until `flush`."""
+        """Append chunks. Their memory must not change until `flush`."""
         self._chunks += chunks
         self.size += sum(map(len, chunks))
         if self.size - self._flushed >= _BUFFER:
@@ -306,7 +306,7 @@ class BufferedFile:
 
 
 def append(file: NewFile, source: Path, size: int, start: int = 0) -> int:
-    """Append `size` bytes of another file, from `start` on; returns `size`."""
+    """Append `size` bytes of another file, from offset `start` on; returns `size`."""
     left = size
     with explained("read", source), open(source, "rb", buffering=0, opener=regular) as part:
         part.seek(start)
@@ -314,7 +314,7 @@ def append(file: NewFile, source: Path, size: int, start: int = 0) -> int:
             block = part.read(min(left, _BLOCK))
             if not block:
                 raise DamagedError(
-                    "a file ends too soon",
+                    "a file is truncated",
                     path=source,
                     offset=start + size - left,
                     expected=f"{left:,} bytes more",
@@ -331,7 +331,7 @@ def rewrite(file: NewFile, offset: int, data: bytes) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Create or replace a file by one rename: at no moment is a part of it there."""
+    """Create or replace a file atomically, by renaming a temporary file."""
     part = path.with_name(f".{path.name[:100]}.{os.getpid()}.partial")
     try:
         write_file(part, data)
@@ -342,14 +342,14 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """A whole small file, synced."""
+    """Write and sync a small file."""
     with create(path) as file:
         write(file, [data])
     sync(path)
 
 
 def sync(path: Path) -> None:
-    """Return once a file's bytes, or a folder's entries (creations, renames), are on the disk."""
+    """Sync a file's contents, or a folder's entries (creations, renames), to the disk."""
     with explained("sync", path):
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -359,14 +359,14 @@ def sync(path: Path) -> None:
 
 
 def write_loose(path: Path, data: bytes) -> None:
-    """One of very many files, not yet synced, of which nothing is remembered."""
+    """Write one of very many small files, without syncing it or remembering its digests."""
     with create(path) as file:
         write(file, [data])
     _written.pop(path, None)
 
 
 def sync_all(folder: Path) -> None:
-    """Return once all files and folders below one are on the disk."""
+    """Sync all files and folders below a folder to the disk."""
     with explained("sync", folder):
         if _syncfs is None:
             for path in (
@@ -383,7 +383,7 @@ def sync_all(folder: Path) -> None:
 
 
 def rename(old: Path, new: Path) -> None:
-    """Rename atomically: a path has either the old name or the new one."""
+    """Rename a file or folder atomically."""
     with explained("rename", old):
         os.rename(old, new)
 
@@ -399,32 +399,32 @@ def remove(path: Path) -> None:
                     path.unlink(missing_ok=True)
                 return
             except OSError as error:
-                # What a process of a killed one still writes there, for a moment.
+                # A child of a killed process may still be writing to the folder for a moment.
                 if error.errno != errno.ENOTEMPTY or not left:
                     raise
             time.sleep(_PAUSE)
 
 
 def read(path: Path, most: int = -2) -> bytes:
-    """All bytes of a file; of one with more than `most`, so many and one."""
+    """Read a whole file, or the first `most + 1` bytes if it has more than `most`."""
     if isinstance(path, RemotePath):
         return path.store.read_all(path.key) if most < 0 else _beginning(path, most + 1)
     with explained("read", path), open(path, "rb", opener=regular) as file:
-        if most >= 0:  # Python allocates all that is asked for
+        if most >= 0:  # Python would allocate the full requested size
             most = min(most, os.fstat(file.fileno()).st_size)
         return file.read(most + 1)
 
 
 def _beginning(path: RemotePath, most: int) -> bytes:
-    """The first bytes of an object: all that it has, up to so many."""
+    """The first `most` bytes of an object, or all if it has fewer."""
     size = min(path.store.info(path.key).size, most)
     return path.store.read(path.key, 0, size) if size else b""
 
 
 def read_whole(path: str, size: int | None = None) -> tuple[bytes, os.stat_result]:
-    """All bytes of a file, and what the file was after they were read.
+    """Read a whole file, and return its bytes and its `os.stat` after reading.
 
-    Where its `size` is known, they are read in one call, and at most one byte more. OSErrors are
+    If its expected `size` is given, reads it in one call, and at most one byte more. OSErrors are
     left to the caller, as this is the inner loop of a conversion.
     """
     if size is None:
@@ -433,7 +433,7 @@ def read_whole(path: str, size: int | None = None) -> tuple[bytes, os.stat_resul
     handle = regular(path, os.O_RDONLY)
     try:
         data = os.read(handle, size + 1)
-        while 0 < len(data) < size:  # a signal, or more than the system reads at once
+        while 0 < len(data) < size:  # a signal, or more than one call can read
             more = os.read(handle, size + 1 - len(data))
             if not more:
                 break
@@ -444,20 +444,20 @@ def read_whole(path: str, size: int | None = None) -> tuple[bytes, os.stat_resul
 
 
 def put(data: bytes | Path, to: RemotePath) -> None:
-    """Make an object of bytes or of a file: it appears whole, or not at all."""
+    """Upload bytes or a file as an object. It appears complete, or not at all."""
     to.store.put(to.key, data)
 
 
 def put_if(data: bytes, to: RemotePath, tag: Tag | None) -> Tag | None:
-    """As `put`, where the object has this tag, or for None where there is none; its new tag.
+    """Like `put`, but only if the object has this tag (None: does not exist). Returns its new tag.
 
-    None where that is not so, or as an answer was lost.
+    Returns None if the condition does not hold, or if a response was lost in a way that looks so.
     """
     return to.store.put_if(to.key, data, tag)
 
 
 def copy(old: RemotePath, new: RemotePath, size: int) -> None:
-    """Copy an object of so many bytes within its store."""
+    """Copy an object of this size within its store."""
     old.store.copy(old.key, new.key, size)
 
 
@@ -467,29 +467,29 @@ def delete(path: RemotePath) -> None:
 
 
 def download(source: RemotePath, path: Path, size: int) -> None:
-    """Make a file, unsynced, of an object of so many bytes."""
+    """Download an object of this size to a file, without syncing it."""
     with create(path) as file:
         for start in range(0, size, _DOWNLOAD):
             stop = min(start + _DOWNLOAD, size)
             write(file, [source.store.read(source.key, start, stop)])
 
 
-# Compressed data may expand by this factor, or to this many bytes. What expands more is a
-# decompression bomb.
+# Compressed data may expand by this factor, or to this many bytes. Anything that expands more is
+# treated as a decompression bomb.
 EXPANSION, FREE_EXPANSION = 1000, 1 << 28
 
 
 def check_expansion(made: int, stored: int) -> None:
-    """Raise ValueError where `stored` bytes expand to too many."""
+    """Raise ValueError if `stored` bytes expand to too many."""
     if made > max(EXPANSION * stored, FREE_EXPANSION):
         raise ValueError(
-            f"{stored:,} bytes become {made:,} or more, over {EXPANSION:,} times as many:"
-            " if that is meant, decompress it with another program first"
+            f"{stored:,} bytes expand to {made:,} or more, over {EXPANSION:,} times as many:"
+            " if this is intended, decompress the data with another program first"
         )
 
 
 def digests(path: Path) -> bytes:
-    """The digests of a file's pieces: remembered once after writing, else made of its bytes."""
+    """The digests of a file's pieces. Those remembered from writing are used, once, if valid."""
     size, known = _written.pop(path, (-1, b""))
     if size == path.stat().st_size:
         return known
@@ -502,16 +502,16 @@ def digests(path: Path) -> bytes:
 
 
 def checksum(path: Path) -> str:
-    """The checksum of a file, which its `digests` make."""
+    """The checksum of a file, computed from its `digests`."""
     return checksum_of(digests(path))
 
 
 def unreadable(error: Exception, path: Path, position: int | None = None) -> Exception:
-    """The error to raise for one raised by reading a file: one of ours, with its location.
+    """Convert an error raised while reading a file to a ShardkitError with its location.
 
     Readers check what they read, but untrusted bytes can make parsers and libraries raise anything.
-    MemoryError is left as it is, as it says nothing about the data; nor do too many open files,
-    whatever error a reader made of them.
+    MemoryError is returned unchanged, as it says nothing about the data. A shortage of file handles
+    or memory is reported as such, whatever error a reader made of it.
     """
     if lack := shortage(error):
         error = explain(lack, "open", path)
@@ -525,11 +525,11 @@ def unreadable(error: Exception, path: Path, position: int | None = None) -> Exc
         found = explain(error, "read", path).located(position=position)
     else:
         found = DamagedError(
-            "the data are damaged in a way that shardkit has no message of its own for",
+            "the data are damaged, in a way that shardkit has no specific message for",
             path=path,
             position=position,
             found=f"{type(error).__name__}: {error}",
-            fix="copy or make the file again; `shardkit verify` tells what else is damaged",
+            fix="copy or create the file again; `shardkit verify` shows what else is damaged",
         )
     found.__cause__ = error
     return found
@@ -537,7 +537,7 @@ def unreadable(error: Exception, path: Path, position: int | None = None) -> Exc
 
 @contextlib.contextmanager
 def explained(doing: str, path: Path) -> Iterator[None]:
-    """Turn an OSError into one of our errors, which says what failed for which path."""
+    """A context that converts an OSError to a ShardkitError that says what failed, and where."""
     try:
         yield
     except OSError as error:
@@ -545,33 +545,33 @@ def explained(doing: str, path: Path) -> Iterator[None]:
 
 
 def explain(error: OSError, doing: str, path: Path) -> StorageError | NotFoundError:
-    """The error of ours for an OSError met while `doing` something to `path`."""
+    """The ShardkitError for an OSError that occurred while `doing` something to `path`."""
     if isinstance(error, NotFoundError):
-        again = error.located()  # of a store, which says more; another one, as it gets a cause
+        again = error.located()  # a store's own, more specific error; a copy, as it gets a cause
         assert isinstance(again, NotFoundError)
         return again
     if error.errno == errno.ENOENT:
         return NotFoundError(f"cannot {doing}: there is no such file or folder", path=path)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        fix = "make space, then run the same command again: it continues where it was"
+        fix = "free some space, then run the same command again: it continues where it stopped"
         try:
             found = f"{shutil.disk_usage(path.parent).free:,} bytes free"
         except OSError:
             found = None
         return StorageError(f"cannot {doing}: the disk is full", path=path, found=found, fix=fix)
     if error.errno in _TOO_MANY_OPEN:
-        fix = "raise the limit of the process, `ulimit -n 65536`, or close what holds files open"
+        fix = "raise the process's limit with `ulimit -n 65536`, or close what keeps files open"
         if error.errno == errno.ENFILE:
-            fix = "close other programs, or raise the limit of the system, fs.file-max"
+            fix = "close other programs, or raise the system's limit, fs.file-max"
         return StorageError(f"cannot {doing}: {reason(error)}", path=path, fix=fix)
     if error.errno == errno.ENOMEM:
-        fix = "use fewer --workers or --threads, or raise the limit of memory, `ulimit -v`"
+        fix = "use fewer --workers or --threads, or raise the memory limit with `ulimit -v`"
         return StorageError(f"cannot {doing}: memory ran out", path=path, fix=fix)
     return StorageError(f"cannot {doing}: {reason(error)}", path=path)
 
 
 def shortage(error: BaseException | None) -> OSError | None:
-    """The cause of an error, if it is too many open files or too little memory, and no file."""
+    """The OSError in an error's chain of causes that means too many open files or no memory."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _SHORTAGES:
             return error
@@ -580,5 +580,5 @@ def shortage(error: BaseException | None) -> OSError | None:
 
 
 def reason(error: OSError) -> str:
-    """The message of the system, or of `regular`."""
+    """The system's message for an error, or the message from `regular`."""
     return os.strerror(error.errno) if error.errno else str(error)

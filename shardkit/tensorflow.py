@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     import tensorflow as tf
     from typing_extensions import Unpack
 
-STATE = "__state__"  # of each batch: the state after it
+STATE = "__state__"  # the entry of each batch with the state after it
 
 _FIX = (
-    "make values alike with a transform or a collate function, such as shardkit.Resize(...) or"
+    "make values uniform with a transform or a collate function, such as shardkit.Resize(...) or"
     " shardkit.pad_collate, or leave the field out with fields=[...]"
 )
 
@@ -59,12 +59,12 @@ def dataset(
     loader = Loader(source, **options)
     begin = _parsed(state)
     if begin is not None:
-        Loader(loader.dataset).load_state_dict(begin)  # an invalid one is an error here
+        Loader(loader.dataset).load_state_dict(begin)  # raise now if the state is invalid
     _check_optional(loader.dataset)
     signature = _signature(loader.dataset)
 
     def batches() -> Iterator[dict[str, Any]]:
-        # A schedule of its own, as iterations may run side by side.
+        # Each iteration needs its own schedule, as several may run at the same time.
         streaming = copy.copy(loader.dataset)
         streaming._scheduled = None
         mine = Loader(streaming, **loader.settings)
@@ -80,7 +80,7 @@ def dataset(
                 yield made
 
     made = tf.data.Dataset.from_generator(batches, output_signature=signature)
-    unsplit = tf.data.Options()  # it is this rank's share already
+    unsplit = tf.data.Options()  # no auto-sharding: the batches are already this rank's share
     unsplit.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return made.with_options(unsplit)
 
@@ -93,7 +93,7 @@ def _parsed(state: dict[str, Any] | str | bytes | None) -> dict[str, Any] | None
     except ValueError:
         raise UsageError(
             "this is not a state",
-            expected=f"what was in {STATE!r} of a batch",
+            expected=f"the value of {STATE!r} in a batch",
             found=f"{state!r:.200}",
         ) from None
     return parsed
@@ -104,14 +104,14 @@ def _check_optional(streaming: StreamingDataset) -> None:
     for name, kind in stream.samples.schema.items():
         if kind.optional and name not in stream.transforms.fields and not stream.own_collate:
             raise UsageError(
-                "some samples have no such field, which a tensor cannot say",
+                "some samples lack this field, which a tensor cannot represent",
                 field=name,
                 fix="fill it in with a collate function, or leave it out with fields=[...]",
             )
 
 
 def _signature(streaming: StreamingDataset) -> dict[str, Any]:
-    """The specification of each entry: of the first batch, without the sides that may vary."""
+    """The TypeSpec of each entry, from the first batch, with None for sizes that may vary."""
     import tensorflow as tf
 
     first = iter(Loader(streaming, threads=0, prefetch=1))
@@ -142,7 +142,7 @@ def _tensors(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tensor(name: str, value: Any) -> Any:
-    """A tensor of an array, of text or of bytes; a ragged one of arrays of unlike lengths."""
+    """Convert an array, strings or bytes to a tensor, and arrays of different lengths to ragged."""
     import tensorflow as tf
 
     try:
@@ -160,16 +160,16 @@ def _tensor(name: str, value: Any) -> Any:
             found = ", ".join(sorted({f"{one.dtype} {one.shape}" for one in value})[:5])
     except (TypeError, ValueError) as error:
         found = f"{type(value).__name__}: {error}"
-    raise UsageError("no tensor holds these values", field=name, found=found, fix=_FIX)
+    raise UsageError("the values cannot become a tensor", field=name, found=found, fix=_FIX)
 
 
 def _compare(made: dict[str, Any], signature: dict[str, Any]) -> None:
-    """Raise UsageError for a batch that is unlike the first one."""
+    """Raise UsageError for a batch that does not match the first one."""
     for name in {**signature, **made}:
         spec, value = signature.get(name), made.get(name)
         if spec is None or value is None or not spec.is_compatible_with(value):
             raise UsageError(
-                "a batch is unlike the first one",
+                "a batch differs from the first one",
                 field=name,
                 expected=str(spec),
                 found="nothing" if value is None else f"{value.dtype} {value.shape}",

@@ -1,10 +1,10 @@
-"""The contract of formats, as tests: subclass `FormatContract`, and pytest runs it all.
+"""The contract of formats, as tests. Subclass `FormatContract`, and pytest runs all of them.
 
     class TestWds(FormatContract):
         tested = get_format("wds")
 
         def independent_keys(self, path):
-            ...  # by another library
+            ...  # read with another library
 
 Needs pytest and hypothesis (`pip install "shardkit[test]"`).
 An example is tests/formats/test_wds.py.
@@ -141,7 +141,7 @@ def assert_same(found: Sample, expected: Sample) -> None:
 
 
 def assert_reads(reader: ShardReader, samples: Sequence[Sample]) -> None:
-    """The reader has these samples, and no others."""
+    """Assert that the reader has exactly these samples."""
     assert len(reader) == len(samples)
     for number, sample in enumerate(samples):
         assert_same(reader[number], sample)
@@ -197,7 +197,7 @@ def _replace(path: Path) -> None:
     other.replace(path)
 
 
-# Changes of the file of a shard that is open.
+# Ways to change the file of an open shard.
 HARMS: dict[str, Callable[[Path], None]] = {
     "cut to half": lambda path: os.truncate(path, path.stat().st_size // 2),
     "cut by a byte": lambda path: os.truncate(path, path.stat().st_size - 1),
@@ -224,40 +224,40 @@ def _read_harmed(
 
 
 def open_files(folder: Path) -> int:
-    """How many files in a folder this process has open. Others' may be closed at any time."""
+    """Number of files in a folder that this process has open. Ignores all other files."""
     files = {(found.st_dev, found.st_ino) for found in map(Path.stat, folder.rglob("*"))}
     count = 0
     for handle in map(int, os.listdir("/dev/fd")):
-        with contextlib.suppress(OSError):  # that of the list itself
+        with contextlib.suppress(OSError):  # the handle of the listing itself is closed
             found = os.fstat(handle)
             count += (found.st_dev, found.st_ino) in files
     return count
 
 
-# Fixtures and subclasses are shared on purpose.
+# Health checks are off, as fixtures and subclasses are shared on purpose.
 _GENERATED = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 class FormatContract:
-    """What every format must do. Tests that one cannot pass are named in `gaps`, not overridden.
+    """Tests for every format. List tests that a format cannot pass in `gaps`; do not override them.
 
-    A format that holds few types of fields replaces the class variables and the first methods here,
-    which make the samples of tests that are not about a type.
+    A format that supports few field types overrides the class variables and the first methods here,
+    which make the samples for tests that are not about a specific type.
     """
 
     tested: ClassVar[Format]
     # The suffix of a shard's file, such as ".lines", for a format that is not installed.
     suffix: ClassVar[str] = ""
-    # The schema of `sample` and `any_sample`: as many types as the format holds.
+    # The schema of `sample` and `any_sample`: as many types as the format supports.
     schema: ClassVar[Schema] = EVERYTHING
     # One field, and two values of it.
     small: ClassVar[Schema] = Schema({"label": Int()})
     small_values: ClassVar[tuple[Any, Any]] = (1, 2)
-    # One field, whose values `large_value` gives.
+    # One field, for the values of `large_value`.
     large: ClassVar[Schema] = Schema({"blob": Bytes()})
-    # Test, or test[parameter] -> why this format cannot pass it. The day it can, the test fails.
+    # Test, or test[parameter] -> why this format cannot pass it. If it passes, that is a failure.
     gaps: ClassVar[dict[str, str]] = {}
-    # The least bytes of a shard, where a format has large pages.
+    # The minimum size of a shard in bytes, if the format has large pages.
     least_bytes: ClassVar[int] = 0
 
     @pytest.fixture(autouse=True)
@@ -267,20 +267,20 @@ class FormatContract:
             request.node.add_marker(pytest.mark.xfail(reason=reason, strict=True))
 
     def sample(self, number: int) -> Sample:
-        """A sample of `schema`, a different one for each number, which is in its key."""
+        """A sample of `schema`, different for each number. The key contains the number."""
         return everything(number)
 
     def any_sample(self) -> st.SearchStrategy[Sample]:
-        """Samples of `schema`, of any values."""
+        """Samples of `schema` with arbitrary values."""
         return any_samples()
 
     def large_value(self, size: int) -> Any:
-        """A value of so many bytes, which cannot be compressed."""
+        """An incompressible value of this size in bytes."""
         return np.random.default_rng(size).bytes(size)
 
     @abstractmethod
     def independent_keys(self, path: Path) -> list[str]:
-        """The keys in a shard, in order, read by another library."""
+        """The keys of a shard, in order, read with another library."""
 
     @classmethod
     def file_name(cls) -> str:
@@ -660,7 +660,7 @@ class FormatContract:
             assert reader.read_rows("x", numbers, out)
             assert out.tolist() == [samples[n]["x"].tolist() for n in positions]
             assert reader.read_keys(numbers) == [f"{n}" for n in positions]
-        out = np.full((2, 4), -1, np.int64)  # of another shape than the values
+        out = np.full((2, 4), -1, np.int64)  # a different shape than the values
         assert not reader.read_rows("x", np.array([0, 1]), out)
         assert (out == -1).all()
         reader.close()
@@ -672,7 +672,7 @@ class FormatContract:
     def test_a_file_that_is_harmed_while_it_is_open_gives_samples_or_errors(
         self, format: Format, tmp_path: Path
     ) -> None:
-        """In another process, as a crash ends it: then the answer to the next one is missing."""
+        """Runs in another process, as it may crash: then the next answer is missing."""
         (field,) = self.large
         samples = [{"__key__": f"{n:02d}", field: self.large_value(19_998)} for n in range(40)]
         paths: dict[str, Path] = {}
@@ -704,7 +704,7 @@ class FormatContract:
     ) -> None:
         layout = write_shard(format, path, self.schema, samples).layout
         gc.collect()
-        gc.disable()  # a shard is closed at once, not by the garbage collector
+        gc.disable()  # a shard must be closed at once, not by the garbage collector
         try:
             reader = format.open(path, layout)
             kept = reader[3]

@@ -50,8 +50,8 @@ class Monitor(monitoring.Monitor[monitoring.T]):
             done, self._profiler = self._profiler, None
         if done is not None and done.step_num <= wait + warmup:
             warn(
-                f"next to nothing was recorded: the loop was over after {done.step_num} batches, "
-                f"of which the first {wait + warmup} are passed over"
+                f"almost nothing was recorded: the loop ended after {done.step_num} batches, "
+                f"of which the first {wait + warmup} are skipped"
             )
 
     def _open(self, path: Path) -> monitoring.Log:
@@ -72,14 +72,14 @@ class Monitor(monitoring.Monitor[monitoring.T]):
 
 
 class _TensorBoard:
-    """Writes events into a folder."""
+    """Writes TensorBoard events to a folder."""
 
     def __init__(self, path: Path) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise UsageError(
-                "TensorBoard is not installed, which writes such logs",
+                "TensorBoard, which writes such logs, is not installed",
                 path=path,
                 fix="pip install 'shardkit[monitor]', or log into a .csv file",
             ) from None
@@ -98,12 +98,12 @@ class _TensorBoard:
 
 
 def _folder(folder: str | os.PathLike[str]) -> Path:
-    """A folder to write into, made if it is not there."""
+    """The folder, created if it does not exist."""
     path = Path(folder)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(
-            "the folder cannot be made", path=path, found=str(error), fix="name another"
+            "the folder cannot be created", path=path, found=str(error), fix="give another folder"
         ) from error
     return path

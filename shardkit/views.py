@@ -1,7 +1,7 @@
-"""`Views`: samples by number, slice, condition and key; keys and fields of all of them.
+"""`Views`: samples by number, slice, condition and key; keys and columns of all samples.
 
-A view is its dataset with the numbers of some of its samples: it costs nothing to make, and reads
-the same shards.
+A view is its dataset with the numbers of some of its samples: it is cheap to create, and reads the
+same shards.
 """
 
 from __future__ import annotations
@@ -37,34 +37,34 @@ if TYPE_CHECKING:
 
     from shardkit.indices import Indices, Numbers
 
-_CHUNK, _CHUNK_BYTES = 1 << 14, 64 << 20  # samples of which a field is read at a time
-_MOST = 4 << 30  # bytes of a column's values
-_SMALL = (Int, Float, Bool, Text, Json)  # values of many samples are read at once
-_AMONG = {"wds", "lmdb"}  # formats in which a field of all samples lies among all others
-_LARGE = 10**9  # bytes whose download is warned of
+_CHUNK, _CHUNK_BYTES = 1 << 14, 64 << 20  # samples and bytes up to which a column is read at once
+_MOST = 4 << 30  # maximum bytes of a column's values
+_SMALL = (Int, Float, Bool, Text, Json)  # types small enough to read for many samples at once
+_AMONG = {"wds", "lmdb"}  # formats that store values by sample, not by field
+_LARGE = 10**9  # bytes of a download above which to warn
 _DTYPES: dict[type[FieldType], Any] = {Int: np.int64, Float: np.float64, Bool: np.bool_}
 
 
 class Views(ABC):
-    """All samples of some shards, or a view of them: the base of `Dataset`."""
+    """All samples of some shards, or a view of them: the base class of `Dataset`."""
 
     format: str
     schema: Schema
-    transform: Callable[[Sample], Sample] | None = None  # of `ds[i]`
+    transform: Callable[[Sample], Sample] | None = None  # applied by `ds[i]`
     _starts: list[int]  # the number of each shard's first sample
-    _length: int  # samples of all shards
-    _chosen: Indices | None = None  # of a view: the numbers of its samples
-    _shared: dict[str, Any]  # what all views of a dataset know in common
+    _length: int  # number of samples in all shards
+    _chosen: Indices | None = None  # the numbers of a view's samples
+    _shared: dict[str, Any]  # state shared by all views of a dataset
 
     @property
     @abstractmethod
     def place(self) -> Path:
-        """The path in messages."""
+        """The path for messages."""
 
     @property
     @abstractmethod
     def class_names(self) -> Mapping[str, tuple[str, ...]]:
-        """By field, the names of its classes."""
+        """Class names by field."""
 
     @property
     @abstractmethod
@@ -83,34 +83,34 @@ class Views(ABC):
     @property
     @abstractmethod
     def shards(self) -> int:
-        """How many shards there are."""
+        """Number of shards."""
 
     @abstractmethod
     def extent(self, shard: int) -> tuple[int, int]:
-        """Samples and bytes of one shard."""
+        """The number of samples and bytes of one shard."""
 
     @abstractmethod
     def shard_path(self, shard: int) -> Path: ...
 
     @abstractmethod
     def read(self, index: int, fields: Collection[str] | None = None) -> Sample:
-        """The sample without the dataset's transform."""
+        """The sample as stored, without the dataset's transform."""
 
     @abstractmethod
     def read_keys(self, shard: int, positions: Numbers) -> list[str]:
-        """The keys of the samples at these positions of a shard."""
+        """The keys of the samples at these positions in a shard."""
 
     @abstractmethod
     def read_values(self, shard: int, field: str, positions: Numbers) -> list[Any]:
-        """The values of a field there; None where it is absent."""
+        """The values of a field at these positions; None where it is absent."""
 
     @abstractmethod
     def read_rows(self, shard: int, field: str, positions: Numbers, out: npt.NDArray[Any]) -> bool:
-        """The same for arrays of one shape, into `out`; False where that is impossible."""
+        """Read arrays of the same shape into `out`; False if that is not possible."""
 
     @abstractmethod
     def _key_hashes(self, shard: int) -> Numbers:
-        """`key_hash` of each sample of a shard."""
+        """The `key_hash` of each sample in a shard."""
 
     def __len__(self) -> int:
         return self._length if self._chosen is None else len(self._chosen)
@@ -181,7 +181,7 @@ class Views(ABC):
             return range(len(self))[index]
         except (TypeError, ValueError) as error:
             raise UsageError(
-                f"this is no slice of samples: {error}", path=self.place, found=f"[{index!r:.100}]"
+                f"invalid slice of samples: {error}", path=self.place, found=f"[{index!r:.100}]"
             ) from error
 
     # --- views ------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ class Views(ABC):
         return (self.read(number, fields) for number in range(len(self)))
 
     def _passing(self, test: Condition) -> Numbers:
-        """The numbers of the samples that pass, of which some are read at a time."""
+        """The numbers of the samples that pass a test of small fields, read in chunks."""
         self._warn_of_download(f"values of {', '.join(map(repr, test.fields))}")
         passed = [np.zeros(0, np.int64)]
         for shard, positions, numbers in self._runs():
@@ -251,43 +251,43 @@ class Views(ABC):
 
     @property
     def indices(self) -> Indices | None:
-        """The indices in `whole` of a view's samples: a range or int64 (samples,). None: all."""
+        """The indices of a view's samples in `whole`: a range or int64 (samples,). None: all."""
         return self._chosen
 
     @property
     def whole(self) -> Self:
-        """The dataset with all samples of the shards, whatever this view has of them."""
+        """The dataset with all samples of the shards, of which this may be a view."""
         return self if self._chosen is None else self._with(None)
 
     def is_of(self, other: Views) -> bool:
-        """Whether both are views of one dataset that was opened, or that itself."""
+        """Whether both are the same opened dataset, or views of it."""
         return self._shared is other._shared
 
     @property
     def is_in_order(self) -> bool:
-        """Whether the samples come in the order in which they are stored."""
+        """Whether the samples are in storage order."""
         return self._chosen is None or ascending(self._chosen)
 
     def in_order(self) -> Self:
-        """The same samples in the order in which they are stored."""
+        """The same samples in storage order."""
         return self if self._chosen is None else self._with(in_order(self._chosen))
 
     def stored(self, numbers: Numbers) -> Numbers:
-        """The numbers in `whole` of the samples with these numbers, none of which is negative."""
+        """Map numbers of samples, which must not be negative, to their numbers in `whole`."""
         return numbers if self._chosen is None else array(pick(self._chosen, numbers))
 
     def before(self, bounds: Numbers) -> Numbers:
-        """Of samples that are in order, how many come before each of these numbers of `whole`."""
+        """How many samples precede each of these numbers in `whole`. Requires storage order."""
         return bounds if self._chosen is None else below(self._chosen, bounds)
 
     def positions(self, shard: int) -> Numbers:
-        """Of samples that are in order, the positions of those in a shard."""
+        """The positions in a shard of the samples that are in it. Requires storage order."""
         first = self._starts[shard]
         begin, end = self.before(np.array([first, first + self.extent(shard)[0]])).tolist()
         return self.stored(np.arange(begin, end)) - first
 
     def start(self, shard: int) -> int:
-        """The number in `whole` of a shard's first sample."""
+        """The number of a shard's first sample in `whole`."""
         return self._starts[shard]
 
     def _view(self, indices: Indices) -> Self:
@@ -366,7 +366,7 @@ class Views(ABC):
         for position, value in zip(positions.tolist(), values, strict=True):
             if np.shape(value) != shape:
                 raise SampleError(
-                    "an array is not of the shape that its field has",
+                    "an array does not have the shape of its field",
                     path=self.shard_path(shard),
                     position=position,
                     field=field,
@@ -386,8 +386,8 @@ class Views(ABC):
         return kind
 
     def _runs(self) -> Iterator[tuple[int, Numbers, Numbers]]:
-        """All samples as they are stored, some at a time: the shard, their positions in it, and
-        their numbers here."""
+        """All samples in storage order, in chunks: the shard, the positions in it, and the numbers
+        in this view."""
         order: Numbers | None = None
         if not self.is_in_order and self._chosen is not None:
             order = np.argsort(array(self._chosen), kind="stable")
@@ -402,7 +402,7 @@ class Views(ABC):
                 yield shard, positions, numbers if order is None else order[numbers]
 
     def _warn_of_download(self, what: str) -> None:
-        """Of a URL, where these lie among all other values, so that all of it may be downloaded."""
+        """Warn if the data are at a URL and stored by sample, so that all must be downloaded."""
         among = not _AMONG.isdisjoint(self.format.split(", "))
         if not (among and any(isinstance(path, RemotePath) for path in self.paths)):
             return
@@ -410,8 +410,8 @@ class Views(ABC):
         size = size * len(self) // max(self._length, 1)
         if size > _LARGE:
             warn(
-                f"the {what} of {len(self):,} samples lie among all other values, of which about"
-                f" {size / 1e9:,.1f} GB are downloaded"
+                f"the {what} of {len(self):,} samples are stored among all other values, of which"
+                f" about {size / 1e9:,.1f} GB are downloaded"
             )
 
     # --- keys to samples --------------------------------------------------------------------------
@@ -458,7 +458,7 @@ class Views(ABC):
         return sorted(found)
 
     def _no_key(self, key: str) -> MissingKeyError:
-        """A path in place of a key is a common mistake; else some keys show how they look."""
+        """The error for an unknown key. Suggests a key if a path was given, and shows examples."""
         stems = [key, key.rpartition(".")[0]]
         meant = [s for stem in stems for s in (stem, key_of(stem), stem.partition("/")[2])]
         known = next((name for name in meant if name and name in self), None)
@@ -469,19 +469,19 @@ class Views(ABC):
             path=self.place,
             key=key,
             expected="keys such as " + ", ".join(map(repr, examples)) if examples else "no key",
-            fix=None if known is None else f"the key {known!r} is there",
+            fix=None if known is None else f"use the key {known!r}",
         )
 
 
 class _KeyTable:
-    """Finds samples by keys: 16 bytes a sample."""
+    """Finds samples by key, with 16 bytes of memory per sample."""
 
     def __init__(self, hashes: Numbers) -> None:
         self._order = np.argsort(hashes, kind="stable")
         self._hashes = hashes[self._order]
 
     def candidates(self, key: str) -> list[int]:
-        """The samples that have the key, and by chance others."""
+        """The samples with the key, and possibly others with the same hash."""
         wanted = np.array([key_hash(key)], np.uint64).view(np.int64)[0]
         begin, end = (np.searchsorted(self._hashes, wanted, side) for side in ("left", "right"))
         found: list[int] = self._order[begin:end].tolist()
@@ -489,7 +489,7 @@ class _KeyTable:
 
 
 def _row(kind: FieldType, guessed: bool) -> tuple[tuple[int, ...], Any]:
-    """Shape and dtype of a field's value in a column."""
+    """Shape and dtype of a value in the column of a field."""
     if kind.optional or not isinstance(kind, Array):
         return (), object if kind.optional else _DTYPES.get(type(kind), object)
     shape = kind.shape or (None,)

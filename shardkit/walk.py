@@ -1,4 +1,4 @@
-"""Walking through a folder tree: hidden entries passed over, links followed, loops noticed."""
+"""Walks a folder tree: skips hidden entries, follows symbolic links, and detects loops."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from shardkit.errors import ShardkitError, SourceError
 from shardkit.manifest import FOLDER
 from shardkit.remote.path import RemoteEntry, RemotePath
 
-# What systems leave in archives and on disks.
+# Folders that operating systems leave in archives and on disks.
 _DEBRIS = {"__MACOSX", "lost+found", "@eaDir", "$RECYCLE.BIN", "System Volume Information"}
-# Listings and looks at files that wait at a time. At 1 ms each that is 32,000 files a second.
+# Concurrent listings and stat calls. With a latency of 1 ms, that is 32,000 files per second.
 _THREADS = 32
-_WAITING, _TURN = 1e-4, 2e-5  # seconds for a look that waits; more, for each other thread
-_SURE = 3  # listings in a row that wait: a busy machine lets one wait now and then
-_EXPECTED = 1000  # files in a folder that is not listed yet
-_FEW, _TOGETHER = 16, 64  # files that are looked at with their listing, and by one thread then
-NO_FILE = -1  # the size of what is no regular file: a broken link, a pipe
+_WAITING, _TURN = 1e-4, 2e-5  # seconds from which a call counts as slow, and more per other thread
+_SURE = 3  # consecutive slow listings before threads are used: a busy machine may delay one
+_EXPECTED = 1000  # assumed number of files in a folder that is not listed yet
+_FEW, _TOGETHER = 16, 64  # files on which stat is called with their listing, and then per job
+NO_FILE = -1  # the size of anything but a regular file, such as a broken link or a pipe
 
 
 DirEntry: TypeAlias = "os.DirEntry[str] | RemoteEntry"
@@ -37,7 +37,7 @@ DirEntry: TypeAlias = "os.DirEntry[str] | RemoteEntry"
 
 @contextlib.contextmanager
 def scandir(path: Path) -> Iterator[Iterable[DirEntry]]:
-    """What a folder holds, on this machine or in a store."""
+    """A context with the entries of a folder, local or in a store."""
     if isinstance(path, RemotePath):
         yield path.scandir()
     else:
@@ -46,7 +46,7 @@ def scandir(path: Path) -> Iterator[Iterable[DirEntry]]:
 
 
 class Folder(NamedTuple):
-    """A folder on the way: path relative to the root, its real path, and the one above it."""
+    """A folder in the tree: its path relative to the root, its real path, and its parent."""
 
     relative: str
     real: str
@@ -60,7 +60,7 @@ class Folder(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """What a folder holds: files, and the folders below it."""
+    """The contents of a folder: its files and its subfolders."""
 
     folder: Folder
     files: list[DirEntry]
@@ -69,25 +69,27 @@ class Listing(NamedTuple):
 
 @dataclass
 class _Found:
-    """A listing with what was met while it was made, in whatever thread."""
+    """A listing, and what was found while it was made; created in any thread."""
 
     listing: Listing
     ignored: Counter[str] = field(default_factory=Counter)
     problems: list[ShardkitError] = field(default_factory=list)
     outside: list[str] = field(default_factory=list)  # links that lead out of the root
-    looks: list[Future[None]] = field(default_factory=list)  # at its files, in other threads
+    looks: list[Future[None]] = field(default_factory=list)  # pending stat calls on its files
 
 
 class Walk:
-    """One walk through a folder tree; what was passed over, and what went wrong.
+    """One walk through a folder tree; records what was ignored, and what went wrong.
 
-    Folders come by the first name in their paths, and then by path as text: one before those in it.
+    Folders are sorted by the first part of their paths, and then by path as text, so that a folder
+    precedes its subfolders.
     """
 
     def __init__(
         self, root: Path, without: str | None = None, looks: Callable[[str], bool] | None = None
     ) -> None:
-        """`without` is a file to pass over uncounted; `looks` tells which files to `look` at."""
+        """`without` is a file to skip without counting it. `looks` selects files, by name, whose
+        stat is needed, so that it can be prefetched."""
         self.root = root
         self._without = without
         self._looks = looks
@@ -99,15 +101,15 @@ class Walk:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was read from elsewhere: an archive of a stranger may bring such links."""
+        """Notes on links that lead out of the root; an untrusted archive may contain such links."""
         if not self._outside:
             return ()
         links = "1 link leads" if self._outside == 1 else f"{self._outside:,} links lead"
-        return (f"{links} out of {self.root}, to what is read as well: {self._such_as}",)
+        return (f"{links} out of {self.root}, to data that are read as well: {self._such_as}",)
 
     def __iter__(self) -> Iterator[Listing]:
-        with ThreadPoolExecutor(_THREADS, "shardkit-list") as pool:  # which start as they are used
-            most = 0 if isinstance(self.root, RemotePath) else _THREADS  # a store is listed at once
+        with ThreadPoolExecutor(_THREADS, "shardkit-list") as pool:  # starts threads on demand
+            most = 0 if isinstance(self.root, RemotePath) else _THREADS  # a store lists all at once
             pending = _Pending(self._list, self._looks, pool, most)
             pending.add([Folder("", self._real, None)])
             try:
@@ -123,7 +125,7 @@ class Walk:
                 pool.shutdown(cancel_futures=True)
 
     def _list(self, folder: Folder) -> _Found:
-        """The files and the folders in a folder; hidden ones are passed over."""
+        """List the files and subfolders of a folder; hidden ones are skipped."""
         found = _Found(Listing(folder, [], []))
         _, files, folders = found.listing
         path = self.root / folder.relative if folder.relative else self.root
@@ -141,7 +143,7 @@ class Walk:
                         folders += [below] if below else []
                     else:
                         files.append(entry)
-                        if entry.is_symlink():  # where it leads first: what that is costs too much
+                        if entry.is_symlink():  # follow only one link: resolving all is too slow
                             target = os.path.join(folder.real, os.readlink(entry.path))
                             self._follow(found, entry, target)
         except OSError as error:
@@ -158,7 +160,7 @@ class Walk:
         if any(real == above.real for above in folder.ancestors()):
             found.problems.append(
                 SourceError(
-                    "a link leads back to a folder above it: the folders have no end",
+                    "a symbolic link leads back to a folder above it, which makes an endless loop",
                     path=entry.path,
                     found=f"a link to {os.readlink(entry.path)!r}",
                     fix="remove the link",
@@ -173,9 +175,9 @@ class Walk:
 
 
 class _Pending:
-    """Folders to be listed, in order, and listings of some that were asked for ahead.
+    """Folders to be listed, in order, and listings of some that were started ahead.
 
-    Where the system makes a listing wait, as a network does, more and more are made in threads.
+    If listings are slow, as on a network file system, more and more of them are made in threads.
     """
 
     def __init__(
@@ -188,9 +190,9 @@ class _Pending:
         self._list, self._looks, self._pool, self._most = list_folder, looks, pool, most
         self._later: list[tuple[tuple[str, str], Folder]] = []  # two heaps
         self._asked: list[tuple[tuple[str, str], Future[_Found]]] = []
-        self._ahead = 0  # listings that may be asked for
-        self._waits = 0  # listings in a row that were waited for
-        self._load = 0  # files of those, as far as they are known
+        self._ahead = 0  # listings that may be started ahead
+        self._waits = 0  # consecutive slow listings
+        self._load = 0  # files in the listings that were started, estimated or known
         self._changing = threading.Lock()
 
     def add(self, folders: Iterable[Folder]) -> None:
@@ -199,7 +201,7 @@ class _Pending:
             heapq.heappush(self._later, (key, folder))
 
     def next(self) -> _Found | None:
-        """The listing that is next in order; None after the last one."""
+        """The next listing in order; None after the last one."""
         while self._later and self._load < self._ahead * _EXPECTED:
             key, folder = heapq.heappop(self._later)
             self._weigh(_EXPECTED)
@@ -221,7 +223,7 @@ class _Pending:
             self._load += more
 
     def _listed(self, folder: Folder) -> _Found:
-        """A listing, whose files are looked at where that waits, too."""
+        """List a folder, and prefetch the stat of its files if that is slow."""
         began = time.perf_counter()
         found = self._list(folder)
         files = found.listing.files if self._looks else []
@@ -242,8 +244,8 @@ class _Pending:
         return found
 
     def _judge(self, began: float, asked: float) -> None:
-        """Find out whether the system makes us wait, from the time for what it was `asked`."""
-        # Threads that compute wait for each other, so that of more of them each takes longer.
+        """Decide whether the file system is slow, from the time that `asked` calls took."""
+        # Threads compete for the interpreter lock, so each is slower the more there are.
         waits = time.perf_counter() - began > asked * (_WAITING + _TURN * self._ahead)
         self._waits = self._waits + 1 if waits else 0
         if not waits:
@@ -253,14 +255,14 @@ class _Pending:
 
 
 def _look_at(entries: Iterable[DirEntry]) -> None:
-    """Ask the system about files, which their entries remember."""
+    """Call stat on files. The entries cache the results."""
     for entry in entries:
-        with contextlib.suppress(OSError):  # which `look` meets again
+        with contextlib.suppress(OSError):  # `look` will get the same error
             entry.stat()
 
 
 def passed_over(name: str) -> str | None:
-    """What to call a file or folder that is never looked at; None for all others."""
+    """The kind of a file or folder that is always ignored, for counts; None for all others."""
     if name[0] == ".":
         return "hidden"
     return f"{name} folder" if name == FOLDER or name in _DEBRIS else None
@@ -269,14 +271,13 @@ def passed_over(name: str) -> str | None:
 def is_folder(entry: DirEntry) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link that leads to itself
+    except OSError:  # such as a link to itself
         return False
 
 
 def look(entry: DirEntry) -> tuple[int, int, int]:
-    """Size, time, inode of a file; other entries have NO_FILE, and fail when they are read.
-
-    The time of an object is the number of its version.
+    """Size, modification time and inode of a file. The size of other entries, which cannot be
+    read, is NO_FILE. The time of an object in a store is a number for its version.
     """
     try:
         about = entry.stat()
@@ -287,12 +288,12 @@ def look(entry: DirEntry) -> tuple[int, int, int]:
 
 
 def relative_to(path: Path, folder: Path) -> str | None:
-    """The path relative to a folder that it lies in; None if it lies elsewhere."""
+    """The path relative to a folder that contains it; None if the folder does not."""
     own, above = str(storage.absolute(path)), str(storage.absolute(folder)).rstrip("/") + "/"
     return own.removeprefix(above) if own.startswith(above) else None
 
 
 def kind_of_file(name: str) -> str:
-    """What to call a file that is passed over, in a list of counts."""
+    """The kind of an ignored file, for counts."""
     suffix = name.rpartition(".")[2] if "." in name else ""
     return f".{suffix} file" if suffix else "file without suffix"

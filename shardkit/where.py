@@ -1,8 +1,8 @@
 """Conditions on samples, such as `width >= 256 and label in ("cat", "dog")`.
 
-They are written in a part of Python's syntax, which `ast` parses. Nothing is ever evaluated as
-Python: what is not known here is refused. A comparison with a value that a sample does not have is
-neither true nor false, as in SQL.
+They are written in a subset of Python's syntax, and parsed with `ast`. Nothing is ever evaluated as
+Python: unknown syntax is rejected. A comparison with a value that a sample does not have is neither
+true nor false, as in SQL.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _PARTS: dict[type, tuple[str, ...]] = {
 _CALLED: dict[type, str] = {
     Scalar: "a number", Bool: "true or false", Text: "text", Array: "list", FieldType: "data",
 }  # fmt: skip
-# Of which fields these are where none is named, and of which one first.
+# The types of fields that a part without field name can belong to, and the preferred field.
 _USUAL: dict[str, tuple[tuple[type[FieldType], ...], str]] = {
     **dict.fromkeys(_OF_VIDEO, ((Audio, Video), "audio")),
     **dict.fromkeys(("width", "height"), ((Image, Video), "image")),
@@ -79,23 +79,23 @@ _HINTS |= {"&&": "and", "||": "or"} | {word: word for word in ("and", "or", "not
 
 
 class Head(bytes):
-    """The first bytes of an encoded image, with all of its header; `size` is that of the whole."""
+    """The first bytes of an encoded image, with its whole header; `size` is the image's size."""
 
     size: int
 
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition on samples: `fields` are those it needs, beside the key.
+    """A condition on samples. `fields` are the fields that it needs, besides the key.
 
-    Called with a sample that has these, it gives True or False, or None where it asks for a value
-    that the sample does not have. Of images it needs no more than a `Head`. Raises SampleError for
-    the header of an image that is damaged.
+    Called with a sample that has these fields, it returns True or False, or None if it depends on a
+    value that the sample does not have. A `Head` is enough for images. Raises SampleError for a
+    damaged image header.
     """
 
     fields: tuple[str, ...]
     test: _Test
-    conjuncts: tuple[Condition, ...] = ()  # that all have to hold, if it is made of such
+    conjuncts: tuple[Condition, ...] = ()  # the operands, if it is a conjunction (`and`)
 
     def __call__(self, sample: Sample) -> bool | None:
         return self.test(sample)
@@ -104,10 +104,10 @@ class Condition:
 def condition(
     text: str, schema: Schema, class_names: Mapping[str, Sequence[str]] | None = None
 ) -> Condition:
-    """The condition on samples with these fields, and names of the classes that some number.
+    """Parse a condition on samples with these fields; `class_names` has class names by field.
 
-    Raises UsageError, with the column, for what is no condition, for an unknown field or class,
-    and for comparing what cannot be compared.
+    Raises UsageError, with the column, for invalid syntax, for an unknown field or class, and for
+    values that cannot be compared.
     """
     return _Reader(text, schema, class_names or {}).condition()
 
@@ -115,15 +115,15 @@ def condition(
 def value_of(
     text: str, schema: Schema, class_names: Mapping[str, Sequence[str]] | None = None
 ) -> tuple[tuple[str, ...], Callable[[Sample], Any]]:
-    """A field, or a part of one, as conditions name it: which fields it needs, and its value.
+    """Parse a field, or a part of one, as in conditions: the fields it needs, and its getter.
 
-    The value is None where a sample does not have it. Raises UsageError, as `condition`.
+    The value is None if a sample does not have it. Raises UsageError like `condition`.
     """
     return _Reader(text, schema, class_names or {}).single()
 
 
 def names_in(text: str) -> set[str]:
-    """The names of all fields that a condition may need. None where it is invalid."""
+    """The names of all fields that a condition may need; empty if it is invalid."""
     reader = _Reader(text, Schema({}), {})
     with contextlib.suppress(UsageError):
         paths = [reader.path(n) or [] for n in ast.walk(reader.tree()) if isinstance(n, ast.expr)]
@@ -134,23 +134,23 @@ def names_in(text: str) -> set[str]:
 class _Value(NamedTuple):
     """A side of a comparison."""
 
-    words: str  # as it is written
+    words: str  # as written
     at: ast.expr
-    kind: str  # see _kind; "any" is what a JSON value has inside
-    get: Callable[..., Any]  # of a sample; None where it does not have it
+    kind: str  # see _CALLED; "any" is a value inside JSON
+    get: Callable[..., Any]  # gets the value from a sample; None if absent
     field: str | None = None
-    names: Sequence[str] | None = None  # of the classes that it numbers
+    names: Sequence[str] | None = None  # class names, if the field has any
     literal: Any = None
 
 
 class _Reader:
-    """Makes a condition of each node of the syntax tree."""
+    """Parses a text, and converts each node of its syntax tree to a condition."""
 
     def __init__(self, text: str, schema: Schema, class_names: Mapping[str, Sequence[str]]) -> None:
         self._text = text.strip().replace("\n", " ")
         self._schema, self._names = schema, class_names
-        self._quoted: dict[str, str] = {}  # names in backquotes by what stands in for them
-        self._source = _QUOTED.sub(self._stand_in, self._text)  # with the same columns
+        self._quoted: dict[str, str] = {}  # placeholder -> the name in backquotes it replaces
+        self._source = _QUOTED.sub(self._stand_in, self._text)  # columns stay the same
 
     def condition(self) -> Condition:
         tree = self.tree()
@@ -168,7 +168,7 @@ class _Reader:
     def tree(self) -> ast.expr:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of escapes in texts
+                warnings.simplefilter("ignore")  # about invalid escapes in strings
                 return ast.parse(self._source, mode="eval").body
         except SyntaxError as error:
             at = min(error.offset or sys.maxsize, len(self._text) + 1) - 1  # 0: the end
@@ -176,7 +176,7 @@ class _Reader:
             hint = _HINTS.get(found[0].lower() if found else "", _EXAMPLE)
             what = f"{error.msg}; expected {hint}"
             raise self._error(what, at, found[0] if found else "") from error
-        except (RecursionError, MemoryError, ValueError) as error:  # a null byte is a ValueError
+        except (RecursionError, MemoryError, ValueError) as error:  # ValueError: a null byte
             raise self._error("it cannot be parsed", 0, str(error)) from error
 
     def _stand_in(self, found: re.Match[str]) -> str:
@@ -219,7 +219,7 @@ class _Reader:
         return _negated(found) if negated else found
 
     def _contained(self, item: _Value, whole: _Value) -> Condition:
-        """Whether a field that holds text or a list has it inside."""
+        """The condition that a text or a list contains an item."""
         if whole.field is None or whole.kind not in ("list", "text", "any"):
             raise self._error("expected a list in parentheses, as in (3, 7), or a field", whole.at)
         if whole.kind == "text" and item.kind not in ("text", "any"):
@@ -249,7 +249,7 @@ class _Reader:
                 raise self._error("it has no order: use ==, != or in", value.at)
             if value.kind in ("list", "data"):
                 parts = " or ".join(f"{value.words}.{part}" for part in self._parts(value.field))
-                raise self._error(f"it is no single value: use {parts or 'is null'}", value.at)
+                raise self._error(f"it is not a single value: use {parts or 'is null'}", value.at)
         one, other = self._of_class(left, right), self._of_class(right, left)
         if one.kind != other.kind and "any" not in (one.kind, other.kind):
             raise self._unlike(right, left)
@@ -264,7 +264,7 @@ class _Reader:
         return self._made(test, left, right)
 
     def _class(self, value: _Value, other: _Value) -> int | None:
-        """Of a text beside a field of classes, the number of the class of that name."""
+        """The class number for a text that is compared with a field that has class names."""
         if other.names is None or not isinstance(value.literal, str):
             return None
         if value.literal not in other.names:
@@ -286,7 +286,7 @@ class _Reader:
         if isinstance(node, ast.Name) and node.id in _WORDS:
             literal = _WORDS[node.id]
         if _is_null(node):
-            raise self._error("expected a value; absent ones are found by `is null`", node)
+            raise self._error("expected a value; to find absent values, use `is null`", node)
         words = ast.unparse(node)
         if type(literal) in (bool, int, float, str):
             return _Value(words, node, _kind_of(literal), lambda _: literal, literal=literal)
@@ -301,7 +301,7 @@ class _Reader:
         return self._of_field(_Value(".".join(map(str, path)), node, "data", path.copy), path)
 
     def path(self, node: ast.expr) -> list[str | int] | None:
-        """`a.b[0]["c d"]` as a list of names and numbers."""
+        """Convert `a.b[0]["c d"]` to a list of names and numbers; None for other expressions."""
         if isinstance(node, ast.Name):
             return [self._quoted.get(node.id, node.id)]
         part: Any = None
@@ -313,7 +313,7 @@ class _Reader:
         return [*above, part] if above and type(part) in (str, int) else None
 
     def _of_field(self, value: _Value, path: list[str | int]) -> _Value:
-        """A field, a part of one, or what follows from one, such as the width of an image."""
+        """A field, a part of one, or a property of its value, such as the width of an image."""
         for count in range(len(path), 0, -1):
             name = ".".join(map(str, path[:count]))
             if name in self._schema:
@@ -327,7 +327,7 @@ class _Reader:
         raise self._error(what, value.at, expected=near(value.words, known))
 
     def _usual(self, part: str) -> str:
-        """The field that `width`, `length` and the like are of, where none is named."""
+        """The field that `width`, `length` and the like refer to if no field is named."""
         kinds, usual = _USUAL.get(part, ((), ""))
         found = [name for name, own in self._schema.items() if isinstance(own, kinds)]
         return usual if usual in found else next(iter(found), "")
@@ -365,7 +365,7 @@ class _Reader:
         self, what: str, at: ast.expr | int, found: str | None = None, expected: str | None = None
     ) -> UsageError:
         if isinstance(at, ast.expr):
-            line = self._source.encode()  # columns of the tree are bytes
+            line = self._source.encode()  # columns in the syntax tree count bytes
             end = len(line[: at.end_col_offset].decode())
             at = len(line[: at.col_offset].decode())
             found = self._text[at:end]
@@ -389,13 +389,13 @@ def _kind_of(value: Any) -> str:
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """Whether two values can be compared, which of JSON is not known before."""
+    """Whether two values can be compared; for values in JSON, this is only known at run time."""
     simple = str | int | float
     return isinstance(a, simple) and isinstance(b, simple) and _kind_of(a) == _kind_of(b)
 
 
 def _joined(parts: list[Condition], dominant: bool) -> Condition:
-    """All of the parts have to hold; or, where True is dominant, any of them."""
+    """The conjunction of the parts; or, if `dominant` is True, their disjunction."""
 
     def test(sample: Sample) -> bool | None:
         unknown = False
@@ -419,7 +419,7 @@ def _negated(part: Condition) -> Condition:
 
 
 def _inside(value: Any, path: Sequence[str | int]) -> Any:
-    """What a JSON value has at a path of names, and of positions in lists; None if nothing."""
+    """The value inside a JSON value at a path of names and list positions; None if absent."""
     if isinstance(value, JsonText):
         value = json.loads(value)
     for part in path:
@@ -433,7 +433,7 @@ def _inside(value: Any, path: Sequence[str | int]) -> Any:
 
 
 def _part(sample: Sample, field: str, part: str, about: Callable[[bytes], Any]) -> Any:
-    """What follows from a value: its size or length, or what its header says."""
+    """A property of a field's value: its size or length, or an entry of its header."""
     value = sample.get(field)
     if value is None or part in ("size", "length"):
         return value.size if isinstance(value, Head) else None if value is None else len(value)

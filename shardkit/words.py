@@ -1,4 +1,4 @@
-"""Numbers as text, for tables."""
+"""Formats numbers as text, for tables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def size(count: int) -> str:
-    """Bytes as text.
+    """Format a number of bytes.
 
     >>> size(999), size(27_490), size(999_600)
     ('999 B', '27.5 kB', '1 MB')
@@ -21,7 +21,7 @@ def size(count: int) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun.
+    """Format a number with its noun.
 
     >>> counted(2, "class")
     '2 classes'
@@ -31,13 +31,13 @@ def counted(number: int, noun: str) -> str:
 
 
 def tally(counts: dict[str, int]) -> str:
-    """Counts as text: "3 rotated, 1 cmyk"."""
+    """Format counts: "3 rotated, 1 cmyk"."""
     words = (f"{count:,} {what}" for what, count in counts.items())
     return ", ".join(re.sub("^1 (value|sample|field)s ", r"1 \1 ", text) for text in words)
 
 
 def text_rows(about: dict[str, Any], seconds: float = 0) -> list[tuple[str, str]]:
-    """Rows on documents and their tokens; with the speed, if it took `seconds`."""
+    """Rows about documents and their tokens, with the speed if `seconds` is given."""
     tokens = about["tokens"]
     lengths = " / ".join(f"{about[name]:,}" for name in ("shortest", "median", "longest"))
     made = f"{tokens:,}; {about['bytes'] / max(tokens, 1):.2f} bytes of text in each"
@@ -57,7 +57,7 @@ def text_rows(about: dict[str, Any], seconds: float = 0) -> list[tuple[str, str]
 
 
 def pixel_rows(about: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Rows on the pixels of each field of images."""
+    """Rows about the pixels of each image field."""
     return [
         (field, name, ", ".join(f"{value:.4f}" for value in pixels[name]) + " (red, green, blue)")
         for field, pixels in about.items()

@@ -150,7 +150,7 @@ MUTATIONS = [
     Mutation("sources/labels.py", "least <= found <", "found <", "sources/test_labels.py"),
     Mutation(
         "sources/text/classes.py",
-        'yield f"{_stray(files)!r} lies beside them"',
+        'yield f"{_stray(files)!r} is next to them"',
         "pass",
         "sources/test_labels.py",
     ),

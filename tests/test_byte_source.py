@@ -108,14 +108,14 @@ def test_a_file_that_is_cut_names_the_byte_from_which_it_is(tmp_path: Path) -> N
     file = LocalFile(path)
     os.truncate(path, 7000)
     assert file.read(5000, 2000) == bytes(2000)
-    with pytest.raises(DamagedError, match="cut while it was open") as error:
+    with pytest.raises(DamagedError, match="truncated while it was open") as error:
         file.read(6990, 30)
     assert error.value.where == {"path": path, "offset": 6990}
     assert (error.value.expected, error.value.found) == (
         "30 bytes from here",
         "10 bytes, then the end of the file",
     )
-    with pytest.raises(DamagedError, match="cut while it was open"):
+    with pytest.raises(DamagedError, match="truncated while it was open"):
         file.read_rows(np.array([0, 6990]), 30)
     assert file.size == 10_000
 

@@ -229,7 +229,7 @@ def test_every_option_reaches_the_conversion(images: Path, tmp_path: Path) -> No
         (["convert", "images"], 2, "Missing option '--to'"),
         (["convert", "images", "--to", "wds", "--shard-size", "big"], 2, "invalid size"),
         (["convert", "images", "--to", "wds", "--rename", "x"], 2, "OLD=NEW"),
-        (["convert", "images", "--to", "wds", "-o", "images/x"], 2, "inside one another"),
+        (["convert", "images", "--to", "wds", "-o", "images/x"], 2, "must not contain each other"),
         (["convert", "empty", "--to", "wds"], 1, "there are no images"),
         (["convert", "bad", "--to", "wds"], 1, "the value is not an image"),
         (["inspect", "empty"], 1, "not a dataset or shard"),
@@ -270,7 +270,7 @@ def test_inspect_shows_a_dataset_a_shard_and_foreign_data(images: Path, tmp_path
     for words in ("6 in 1 shard", "image", "png     1", "8 / 8 / 20"):
         assert words in found
     found = run("inspect", foreign, "--samples", "1", "--full").stdout
-    for words in ("made by others", "jpg", "cls", "Classes: 2", "class1/003"):
+    for words in ("made by another tool", "jpg", "cls", "Classes: 2", "class1/003"):
         assert words in found
     report = json.loads(run("inspect", foreign, "--json").stdout)
     sizes = sorted(len(make_image(n)) for n in (103, 200, 201, 202, 203))

@@ -52,7 +52,7 @@ def test_what_is_added_removed_and_changed_is_counted_and_named(tmp_path: Path) 
     assert (report.first_removed, report.first_added) == (["s/0"], ["s/9"])
     assert report.fields == {"label": 1, "score": 1, "image": 1, "tags": 1}
     assert report.first_changed["s/1"] == {"label": ("int 1", "int 7")}
-    assert report.first_changed["s/2"] == {"score": ("absent", "there")}
+    assert report.first_changed["s/2"] == {"score": ("absent", "present")}
     assert set(report.first_changed["s/3"]) == {"image", "tags"}
     back = shardkit.diff(b, a, first=1)
     assert (back.removed, back.added, back.changed) == (1, 1, 3)
@@ -172,4 +172,4 @@ def test_an_unfinished_dataset_is_named_as_one(images: Path, tmp_path: Path, com
     if command == "export":
         words = ["--to", "folder", "-o", tmp_path / "b"]
     found = run(command, tmp_path / "a", *words, check=2)
-    assert "its conversion is unfinished: run the command that was interrupted" in found.stderr
+    assert "its conversion is unfinished: run the interrupted command" in found.stderr

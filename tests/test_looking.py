@@ -204,7 +204,7 @@ def test_similar_keys_are_named(tmp_path: Path) -> None:
     samples = [{"__key__": key, "label": 0} for key in keys]
     data = write(tmp_path / "x", samples, {"label": Int()})
     found = run("cat", data, "square/07.jpg", check=2)
-    assert "the key 'square/07' is there" in found.stderr
+    assert "use the key 'square/07'" in found.stderr
     for name, meant in (("square_07", "square/07"), ("sqare/11", "square/11"),
                         ("xcircle/03", "circle/03"), ("circle/99", "circle/")):  # fmt: skip
         found = run("cat", data, name, check=2)
@@ -241,7 +241,7 @@ def test_tokens_are_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, for
         run(command, tmp_path / "out")
     assert len(opened) == 2
     path.write_text("{}")
-    assert "not decoded: the tokenizer beside" in run("head", tmp_path / "out").stdout
+    assert "not decoded: the tokenizer file of" in run("head", tmp_path / "out").stdout
 
 
 def test_a_damaged_sample_is_named_and_others_are_shown(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_what_a_later_version_may_say_is_no_damage(change: Callable[..., Path]) 
         (b'{"shardkit": 1, "x": NaN}', "not a JSON number"),
         (b'{"shardkit": 1, "x": 1e999}', "not a JSON number"),
         (b'{"shardkit": 1, "x": ' + b"9" * 5000 + b"}", r"4300 digits|limit \(4300\)"),
-        (b"[" * 10**6, "too deep inside one another"),
+        (b"[" * 10**6, "nested too deeply"),
         (b'{"shardkit": 1, "x": ' + b"[" * 900 + b"]" * 900 + b"}", "damaged"),
         (b'{"shardkit": 1, "x": "\xff"}', "utf-8"),
     ],
@@ -150,7 +150,7 @@ def test_values_inside_one_another_are_bounded(change: Callable[..., Path]) -> N
         value = {"a": [value]}
     with pytest.raises(DamagedError, match=r"at recipe\.a") as error:
         shardkit.open(change(value, "recipe"))
-    assert error.value.expected == "at most 32 lists and objects inside one another"
+    assert error.value.expected == "at most 32 levels of lists and objects"
 
 
 def test_a_manifest_has_a_size_that_neither_reader_nor_writer_exceed(
@@ -161,7 +161,7 @@ def test_a_manifest_has_a_size_that_neither_reader_nor_writer_exceed(
     monkeypatch.setattr(checked, "MOST_BYTES", 1000)
     with pytest.raises(DamagedError, match="more than 1,000 bytes"):
         manifests.load(made)
-    with pytest.raises(FormatError, match="more shards than a manifest can name"):
+    with pytest.raises(FormatError, match="more shards than a manifest can list"):
         manifest.write(tmp_path / "manifest.json")
     assert not [*tmp_path.iterdir()]
 

@@ -120,7 +120,7 @@ def test_a_class_that_came_later_is_a_difference_by_itself(images: Path, tmp_pat
     (images / "a/1.jpg").write_bytes(make_image())
     problems = shardkit.verify(tmp_path / "out", against=images).problems
     assert [problem.what for problem in problems] == [
-        "the class names are not those of the source",
+        "the class names differ from those of the source",
         "a sample of the source is missing",
     ]
 

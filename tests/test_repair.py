@@ -238,12 +238,12 @@ def test_a_source_that_has_changed_is_told(tmp_path: Path) -> None:
     assert shards[0].read_bytes() == damaged
     (left,), (problem,) = report.repair.left, report.problems
     assert left.where["path"] == problem.where["path"] == shards[0]
-    assert (left.found or "").endswith("not as in the damaged shard: 'class0/002'")
+    assert (left.found or "").endswith("different from the damaged shard: 'class0/002'")
     changed.unlink()
     (left,) = repaired(out, source).left
     assert left.found == (
-        "it comes out otherwise than it was; the source has changed;"
-        " not as in the damaged shard: 'class0/002' (missing)"
+        "the rebuilt shard differs from the original; the source has changed;"
+        " different from the damaged shard: 'class0/002' (missing)"
     )
     assert shards[0].read_bytes() == damaged
     assert not (tmp_path / "out.partial").exists()
@@ -266,20 +266,21 @@ def test_a_copy_that_is_none_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"damaged")
     before = state(out)
     (left,) = repaired(out, few).left
-    assert "what was given is not the source, and no copy of the dataset" in (left.found or "")
+    assert "the given data are neither the source nor a copy of the dataset" in (left.found or "")
     assert "20 samples" in (left.found or "")
     (left,) = repaired(out, shuffled).left
-    assert "it comes out otherwise than it was; it was made from the samples of a copy" in (
-        left.found or ""
+    rebuilt = (
+        "the rebuilt shard differs from the original; it was rebuilt from the samples of a copy"
     )
+    assert rebuilt in (left.found or "")
     (left,) = repaired(out, tmp_path / "lacking").left
     assert "without 'label'" in (left.found or "")
     assert state(out) == before
-    with pytest.raises(UsageError, match="not repaired from itself"):
+    with pytest.raises(UsageError, match="cannot be repaired from itself"):
         shardkit.verify(out, repair=out)
     with pytest.raises(NotFoundError):
         shardkit.verify(out, repair=tmp_path / "nowhere")
-    with pytest.raises(UsageError, match="repaired by one process"):
+    with pytest.raises(UsageError, match="repaired by a single process"):
         shardkit.verify(out, repair=source, part="1/2")
     assert state(out) == before
 
@@ -343,7 +344,9 @@ def test_a_copy_of_another_version_replaces_no_sound_shard(tmp_path: Path, image
         manifest.write_bytes(damaged)
         before = state(out)
         (left,) = repaired(out, older).left
-        assert "the copy has other shards; shard.00000.mds, damaged or of another" in str(left)
+        assert "the copy has different shards; shard.00000.mds, damaged or from another" in str(
+            left
+        )
         assert "move these shards away" in str(left)
         assert state(out) == before
     same = shutil.copytree(out, tmp_path / "same")
@@ -408,7 +411,7 @@ def test_links_are_not_written_through(tmp_path: Path, images: Path) -> None:
     (tmp_path / "elsewhere/shard-000000.tar").write_bytes(b"damaged")
     before = state(tmp_path)
     (left,) = repaired(out, images).left
-    assert "lies behind a link" in (left.found or "")
+    assert "leads through a symbolic link" in (left.found or "")
     assert state(tmp_path) == before
     shard = out / "b/shard-000000.tar"
     data = shard.read_bytes()
@@ -591,7 +594,7 @@ def test_shards_that_several_tasks_made(
             path.unlink()
             damaged = {path.relative_to(out).as_posix()}
             if (format, giver) == ("beton", copy):  # its pages begin anew where a task's did
-                assert "it comes out otherwise" in str(repaired(out, copy).left[0])
+                assert "the rebuilt shard differs" in str(repaired(out, copy).left[0])
                 check(out, whole, damaged, source)
             else:
                 check(out, whole, damaged, giver)

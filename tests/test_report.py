@@ -135,7 +135,7 @@ def test_each_format_with_and_without_its_manifest(tmp_path: Path, format: str) 
     assert f"--to {format}" in tags.text
     shutil.rmtree(out / "__shardkit__")
     foreign = check(html_report(out))
-    assert "Unknown, as no manifest has it." in foreign.text
+    assert "Unknown, as no manifest contains it." in foreign.text
     assert "others" in foreign.text
 
 
@@ -170,8 +170,8 @@ def test_a_large_dataset_is_read_in_part(tmp_path: Path) -> None:
         Counted(samples), shardkit.Schema({"x": shardkit.Int(), "label": shardkit.Int()})
     )
     tags = check(html_report(ds))
-    assert f"Counted in {READ:,} of {count:,} samples, at equal distances" in tags.text
-    assert "48 of 6,000 samples, at equal distances" in tags.text
+    assert f"Counted in {READ:,} of {count:,} samples, evenly spaced" in tags.text
+    assert "48 of 6,000 samples, evenly spaced" in tags.text
     counted = set(reads)
     assert set(range(0, count, 3)) <= counted
     assert len(counted) < READ + 60
@@ -196,7 +196,7 @@ def test_the_page_is_bounded(monkeypatch: pytest.MonkeyPatch, large: bool) -> No
     page = html_report(Dataset.from_sequence(samples, schema))
     tags = check(page)
     assert len(page) < sheet._BYTES + (1 << 20)
-    assert "samples not shown, for the size of the page" in tags.text
+    assert "samples not shown, to limit the size of the page" in tags.text
     assert "and 73 more" in tags.text  # fields
     assert "and 79 more histograms" in tags.text
     assert "91 more fields" in tags.text
@@ -332,7 +332,7 @@ def test_duplicates_and_what_was_left_out(tmp_path: Path) -> None:
     assert "image: mean" in tags.text
     shardkit.convert(source, "parquet", tmp_path / "all", workers=0)
     text = check(html_report(tmp_path / "all")).text
-    assert "Copies of a sample before: 1, in 1 group, 1 of which with several labels." in text
+    assert "Copies of an earlier sample: 1, in 1 group, 1 of which with several labels." in text
     assert "class0/000, class1/zzz" in text
 
 
@@ -370,7 +370,7 @@ def test_another_file_is_not_replaced(tmp_path: Path) -> None:
     source = write_images(tmp_path / "in", classes=1, each=2)
     shardkit.convert(source, "beton", tmp_path / "x.beton", workers=0)
     before = files_of(tmp_path)
-    with pytest.raises(OutputError, match="is not a report"):
+    with pytest.raises(OutputError, match="is not a shardkit report"):
         write_report("<!doctype html>", tmp_path / "x.beton")
     found = run("inspect", tmp_path / "x.beton", "--html", tmp_path / "x.beton", check=None)
     assert (found.returncode, files_of(tmp_path)) == (2, before)

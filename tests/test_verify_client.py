@@ -128,7 +128,7 @@ def test_another_sample_is_found_and_named(
     report = checked(out)
     assert len(report.problems) == len(report.clients)
     for problem, (name, found) in zip(report.problems, report.clients.items(), strict=True):
-        assert problem.what == f"{name} gives another value than shardkit"
+        assert problem.what == f"{name} returns a different value"
         key = sample(5, format)["__key__"]
         about = {"position": 1, "key": key, "field": field}
         assert problem.where == {"path": problem.where["path"], **about}
@@ -272,9 +272,9 @@ def test_a_library_that_cannot_be_imported_is_a_note_where_another_one_works(
     assert report.sound
     assert [(name, found.samples) for name, found in report.clients.items()] == [("pyarrow", 9)]
     (note,) = report.notes
-    assert "datasets is installed and cannot be imported" in note
+    assert "datasets is installed but cannot be imported" in note
     assert "no such symbol" in note
-    assert "datasets is installed and" in run("verify", out, "--client", check=0).stdout
+    assert "datasets is installed but" in run("verify", out, "--client", check=0).stdout
 
 
 def test_where_no_library_can_be_imported_that_is_an_error_before_the_work(
@@ -283,7 +283,7 @@ def test_where_no_library_can_be_imported_that_is_an_error_before_the_work(
     out = make(tmp_path, "wds")
     broken(monkeypatch, tmp_path / "path", "webdataset")
     monkeypatch.setattr("shardkit.verification.verify.check", None)
-    with pytest.raises(UsageError, match="webdataset is installed and cannot be") as error:
+    with pytest.raises(UsageError, match="webdataset is installed but cannot be") as error:
         checked(out)
     assert error.value.found == "ImportError: no such symbol"
 
@@ -317,7 +317,7 @@ def test_no_samples_are_not_all_equal(tmp_path: Path) -> None:
 def test_what_shardkit_did_not_write_is_refused(tmp_path: Path) -> None:
     shard = make(tmp_path, "wds") / "shard-000000.tar"
     shutil.copy(shard, tmp_path / "other.tar")
-    with pytest.raises(UsageError, match="only what shardkit wrote"):
+    with pytest.raises(UsageError, match="only checks data that shardkit wrote"):
         checked(tmp_path / "other.tar")
 
 
@@ -344,7 +344,8 @@ def labels(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-GIVES, LACKS = "gives a sample that shardkit does not read", "does not give a sample that shardkit"
+GIVES = "returns a sample that shardkit does not read"
+LACKS = "does not return a sample that shardkit"
 
 
 @pytest.mark.parametrize(
@@ -356,7 +357,7 @@ GIVES, LACKS = "gives a sample that shardkit does not read", "does not give a sa
         (given(4, 3, 2, 1, 0), [], []),
         (given(0, 1, 7, 2, 3, 4), [GIVES], ["7"]),
         (given(0, 1, 2, 3, 4, 4), [GIVES], ["4"]),
-        (given(0, 1, 3, 4, 7, _4=5), [GIVES, LACKS, "another value"], ["7", "2", "4"]),
+        (given(0, 1, 3, 4, 7, _4=5), [GIVES, LACKS, "a different value"], ["7", "2", "4"]),
     ],
 )
 def test_samples_that_one_side_lacks_are_named(
@@ -378,17 +379,17 @@ def test_samples_that_one_side_lacks_are_named(
 @pytest.mark.parametrize(
     ("lines", "what", "found"),
     [
-        ([*given(0, 1)[:-1], "os.abort()"], "webdataset ended while it read", "SIGABRT"),
+        ([*given(0, 1)[:-1], "os.abort()"], "webdataset ended while reading", "SIGABRT"),
         pytest.param(
             [*given(0, 1)[:-1], "sys.exit('no more')"],
-            "webdataset ended while it read",
+            "webdataset ended while reading",
             "no more",
             marks=pytest.mark.large,
         ),
         pytest.param(
             [*given(0, 1)[:-1], "time.sleep(60)"],
-            "webdataset ended while it read",
-            "nothing for",
+            "webdataset ended while reading",
+            "not respond for",
             marks=pytest.mark.large,
         ),
         pytest.param(
@@ -410,7 +411,7 @@ def test_a_library_that_fails_is_an_error(
     tmp_path: Path,
 ) -> None:
     fake(monkeypatch, tmp_path, *lines)
-    if found == "nothing for":
+    if found == "not respond for":
         monkeypatch.setattr(client, "_SILENT", 1.0)
     if "imported" in what:
         with pytest.raises(UsageError, match=what) as error:

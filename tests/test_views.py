@@ -106,7 +106,7 @@ def test_what_cannot_be_selected(ds: Dataset, given: Any, error: type, words: st
 
 def test_slices_are_of_whole_numbers(ds: Dataset) -> None:
     for cut in (slice("a", "b"), slice(0, 1.5), slice(None, None, 0)):
-        with pytest.raises(UsageError, match="no slice of samples"):
+        with pytest.raises(UsageError, match="invalid slice of samples"):
             ds[cut]
 
 
@@ -264,7 +264,7 @@ def test_a_damaged_value_of_a_column_is_named(tmp_path: Path) -> None:
     assert (caught.value.where["key"], caught.value.where["field"]) == ("0005", "caption")
     schema = Schema({"row": Array("int64", (2,))})
     rows = [{"__key__": str(n), "row": np.zeros(2 + n // 3, np.int64)} for n in range(5)]
-    with pytest.raises(SampleError, match="not of the shape") as caught:
+    with pytest.raises(SampleError, match="not have the shape") as caught:
         Dataset.from_sequence(rows, schema).column("row")
     assert (caught.value.where["position"], caught.value.found) == (3, "(3,)")
 
@@ -284,7 +284,7 @@ def test_samples_are_found_by_their_keys(ds: Dataset) -> None:
     for path in ("0012.jpg", "train/0012.jpg"):
         with pytest.raises(MissingKeyError) as caught:
             ds[path]
-        assert caught.value.fix == "the key '0012' is there"
+        assert caught.value.fix == "use the key '0012'"
     with pytest.raises(MissingKeyError, match="no key"):
         ds[:0]["0001"]
 

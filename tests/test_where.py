@@ -78,7 +78,7 @@ def test_what_headers_of_audio_and_video_say() -> None:
         assert condition(text, schema)(sample), text
     with pytest.raises(UsageError, match="'audio' has no 'width'"):
         condition("audio.width > 3", schema)
-    with pytest.raises(SampleError, match="the file is cut"):
+    with pytest.raises(SampleError, match="the file is truncated"):
         condition("duration > 1", schema)({**sample, "audio": make_audio()[:-1]})
 
 

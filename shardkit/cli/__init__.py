@@ -1,4 +1,4 @@
-"""The command line: one thin module per command, imported when it is called."""
+"""The command line: one thin module per command, imported when the command is called."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ COMMANDS = {
 }
 
 
-# What writing to standard output fails with; other files have errors of ours.
+# Errors of writing to standard output; for other files, a ShardkitError is raised.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class _ClosedPipe(Exception):  # noqa: N818 - not an error
-    """The reader of the output has closed it; click would handle a BrokenPipeError itself."""
+    """The reader closed the output. Not a BrokenPipeError, which click would handle itself."""
 
 
 @contextlib.contextmanager
 def _writing() -> Iterator[None]:
     try:
         yield
-    except (BrokenPipeError, SystemExit) as error:  # the latter is what rich makes of it
+    except (BrokenPipeError, SystemExit) as error:  # rich converts the former to the latter
         if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
             raise
         raise _ClosedPipe from error
@@ -81,8 +81,8 @@ class _Commands(click.Group):
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        unknown = args[0] not in COMMANDS and not ctx.resilient_parsing  # as in completion
-        if unknown:  # click before 8.4 suggests none
+        unknown = args[0] not in COMMANDS and not ctx.resilient_parsing  # set during completion
+        if unknown:  # click before 8.4 makes no suggestions
             ctx.fail(f"No such command {args[0]!r}: {near(args[0], COMMANDS)}")
         return super().resolve_command(ctx, args)
 
@@ -112,8 +112,8 @@ def _completion(ctx: click.Context, param: click.Parameter, shell: str | None) -
         click.echo(completion.script(shell))
     else:
         for path, changed in completion.install(shell).items():
-            complain(f"{'changed' if changed else 'as it was'}: {path}")
-        complain(f"shardkit is completed in each {shell} that is started from now on")
+            complain(f"{'changed' if changed else 'unchanged'}: {path}")
+        complain(f"completion of shardkit is active in every {shell} started from now on")
     ctx.exit()
 
 
@@ -145,20 +145,20 @@ def group() -> None:
 def main() -> None:
     """Run the command line.
 
-    Exit codes: 0 done, 1 bad data, 2 bad command line, 130 interrupted, and 141 where the reader of
-    the output has closed it, as of other Unix tools, which SIGPIPE ends.
+    Exit codes: 0 success, 1 bad data, 2 invalid command line, 130 interrupted, and 141 if the
+    reader of the output closed it, as for other Unix tools, which SIGPIPE kills.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # names that are not Unicode
+            stream.reconfigure(errors="backslashreplace")  # for names that are not valid Unicode
     warnings.showwarning = _show_warning
     sys.excepthook = _show_unforeseen
-    # No command multiplies matrices. The threads that OpenBLAS, a part of NumPy, starts for that
-    # take memory, and end the process where that is short.
+    # No command multiplies matrices. The threads that OpenBLAS (in NumPy) starts for that take
+    # memory, and starting them kills the process if memory is short.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         code = _run()
-        if sys.stdout is not None:  # it was closed at the start
+        if sys.stdout is not None:  # None if it was closed when the process started
             sys.stdout.flush()
     except (_ClosedPipe, BrokenPipeError):
         code = 141
@@ -173,13 +173,13 @@ def main() -> None:
 
 
 def _discard() -> None:
-    """Discard what is left to write."""
+    """Redirect output to the null device, so that flushing at exit does not fail."""
     for number in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
 def _run() -> int:
-    """Run the command that was typed; returns the exit code."""
+    """Run the command, and return the exit code."""
     try:
         group.main(standalone_mode=False)
     except click.ClickException as error:
@@ -208,8 +208,8 @@ def _ended(error: BaseException) -> int:
         return error.exit_code
     then = _REPEATED.get("".join(sys.argv[1:2]))
     complain("\nshardkit: interrupted" + (f"; the same command run again {then}" if then else ""))
-    # After an interrupt in code from a string, such as that of dataclasses, `python -m` exits as if
-    # it had not been caught, unless other code from a string runs.
+    # After an interrupt in code compiled from a string, such as that of dataclasses, `python -m`
+    # exits as if it had not been caught, unless other code compiled from a string runs.
     exec("")
     return 130
 
@@ -230,7 +230,7 @@ def _show_warning(
 
 
 def _show_unforeseen(*error: Any) -> None:
-    """Show an error that is none of ours as Python does, but with control characters escaped."""
+    """Show an unexpected exception as Python does, but with control characters escaped."""
     import traceback
 
     complain("".join(traceback.format_exception(*error)).rstrip())
@@ -243,19 +243,19 @@ def _show(error: ShardkitError) -> None:
 
 
 def complain(text: str) -> None:
-    """Print lines to standard error, with control characters of data escaped."""
+    """Print lines to standard error, with control characters escaped."""
     click.echo("\n".join(map(printable, text.split("\n"))), err=True)
 
 
 def say(words: str) -> None:
-    """Print one line to standard error, with line breaks of data escaped too."""
+    """Print one line to standard error, with line breaks escaped as well."""
     complain(printable(f"shardkit: {words}"))
 
 
 def search_here() -> None:
-    """Import modules of the current folder too, for a user's transforms.
+    """Allow imports from the current folder, for a user's transforms.
 
-    Processes that are started get this path as well.
+    Child processes inherit the path.
     """
     sys.path.insert(0, os.getcwd())
 
@@ -265,26 +265,26 @@ def _storage_options(
 ) -> dict[str, str]:
     pairs = [value.partition("=") for value in values]
     if not all(name and equals for name, equals, _ in pairs):
-        raise click.BadParameter("expected KEY=VALUE")  # without the value, which may be secret
+        raise click.BadParameter("expected KEY=VALUE")  # must not show the value: it may be secret
     return {name: value for name, _, value in pairs}
 
 
 def storage_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--storage-option` to a command: a dict, `storage_options`."""
+    """Add `--storage-option` to a command, which gets a dict `storage_options`."""
     return click.option(
         "--storage-option",
         "storage_options",
         multiple=True,
         callback=_storage_options,
         metavar="KEY=VALUE",
-        help="Of URLs: a credential, an endpoint, ... (docs/remote.md). Repeatable.",
+        help="For URLs: a credential, an endpoint, ... (docs/remote.md). Repeatable.",
     )(command)
 
 
 def print_json(data: dict[str, Any], *, indent: int | None = 1) -> None:
-    """Print one JSON object, with null for infinite numbers and NaN; on one line for None.
+    """Print one JSON object, with null for infinities and NaN; on one line if `indent` is None.
 
-    It is plain ASCII if it has control characters, or if the output is not Unicode.
+    It is plain ASCII if it contains control characters, or if the output is not Unicode.
     """
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     finite, unicode = _finite(data), encoding.lower().startswith("utf")

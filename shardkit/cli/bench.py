@@ -138,13 +138,13 @@ def _contender_row(contender: dict[str, Any]) -> tuple[str, str]:
 
 
 def _network(downloads: int, limit: int | None) -> str:
-    """What of a dataset at a URL is downloaded, and whether that counts."""
+    """How much of a dataset at a URL is downloaded, and whether that affects the figures."""
     words = f"first runs download about {size(downloads)}, and are not counted"
     if limit is None or downloads < limit:
         return f"{words}: the others read from the cache"
     return (
         f"{words}; the cache has room for {size(limit)}: the others download the rest again, and"
-        " figures are of network and work together (SHARDKIT_CACHE_LIMIT gives more room)"
+        " figures include the network (set SHARDKIT_CACHE_LIMIT for more room)"
     )
 
 

@@ -16,11 +16,11 @@ _ZSH = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }; "
 
 
 def chosen(shell: str) -> str:
-    """The shell that was named; for "auto" the user's own."""
+    """The given shell; for "auto", the user's login shell."""
     found = Path(os.environ.get("SHELL", "")).name if shell == "auto" else shell
     if found not in SHELLS:
         raise UsageError(
-            "there is completion for some shells alone",
+            "completion is not available for this shell",
             expected=", ".join(SHELLS),
             found=repr(found),
             fix="name the shell: shardkit --install-completion bash",
@@ -38,9 +38,9 @@ def script(shell: str) -> str:
 
 
 def install(shell: str) -> dict[Path, bool]:
-    """Install the completion of a shell: the files that it takes, and whether each was changed."""
+    """Install the completion of a shell. Return the files, and whether each was changed."""
     home = Path.home()
-    if shell == "fish":  # which finds it there
+    if shell == "fish":  # loads files from this folder
         config = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
         file = config / "fish" / "completions" / "shardkit.fish"
         return {file: _written(file, script(shell))}
@@ -53,12 +53,12 @@ def install(shell: str) -> dict[Path, bool]:
     added = "" if line in before else "\n" * (before[-1:] not in ("", "\n")) + line
     changed = {file: _written(file, script(shell)), settings: bool(added)}
     with storage.explained("write", settings), settings.open("ab") as end:
-        end.write(added.encode())  # what is there is never written again, so that it stays
+        end.write(added.encode())  # only append, so that the existing contents cannot be lost
     return changed
 
 
 def _written(file: Path, text: str) -> bool:
-    """Write text to a file; whether that was another one before."""
+    """Write text to a file. Return whether its contents changed."""
     with storage.explained("write", file):
         if file.exists() and file.read_bytes() == text.encode():
             return False

@@ -16,8 +16,8 @@ from shardkit.errors import SampleError
 if TYPE_CHECKING:
     from shardkit.dataset import Dataset
 
-_CHARACTERS = 300  # of a value that are shown
-_COLUMNS, _ROWS = 40, 10  # of an image
+_CHARACTERS = 300  # maximum length of a value to show
+_COLUMNS, _ROWS = 40, 10  # maximum size of an image
 
 
 @click.command(

@@ -1,4 +1,4 @@
-"""The help of a command: its options in groups, and examples at the end."""
+"""The help of commands, with options in groups and examples at the end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardkit.keywords import docs_of
 
 
 class Example(NamedTuple):
-    """A command line; a test runs it beside `photos`, `texts`, `shards` and `more`, datasets."""
+    """A command line. A test runs it next to the datasets `photos`, `texts`, `shards`, `more`."""
 
     line: str
     about: str
@@ -22,9 +22,9 @@ class Example(NamedTuple):
 
 
 class Command(click.Command):
-    """A command with its options in the groups that `option_group` makes, and with examples.
+    """A command with examples, whose options are in the groups made by `option_group`.
 
-    Those behind a group, such as `--help`, are in it too.
+    Ungrouped options after a group, such as `--help`, belong to it as well.
     """
 
     def __init__(self, *args: Any, examples: Sequence[Example] = (), **settings: Any) -> None:
@@ -46,7 +46,7 @@ class Command(click.Command):
         with formatter.section("Examples"):
             for example in self.examples:
                 formatter.write_text(f"{example.about}:")
-                formatter.write(f"    {example.line}\n")  # whole, to be copied
+                formatter.write(f"    {example.line}\n")  # not wrapped, so that it can be copied
 
 
 def option_group(title: str, *decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -67,15 +67,15 @@ def option_group(title: str, *decorators: Callable[[Any], Any]) -> Callable[[Any
 
 
 def options_of(title: str, kind: type[Any], **words: str | Sequence[str]) -> Callable[[Any], Any]:
-    """A group of options that are fields of a dataclass: it has their types, defaults and help.
+    """A group of options for fields of a dataclass, with their types, defaults and descriptions.
 
-    `words` has those to add, in their order: a metavar, the choices, or nothing for a flag.
+    `words` maps the fields to add, in order, to a metavar, to choices, or to "" for a flag.
     """
     every, docs = {f.name: f for f in dataclasses.fields(kind)}, docs_of(kind)
     return option_group(title, *(_option(every[n], w, docs[n]) for n, w in words.items()))
 
 
-# Fields of several values, whose options have one name for each.
+# Options, each with a single value, of fields that are plurals of these names.
 _SEVERAL = ("ray_option", "batch_size", "transform", "measure")
 _FLAGS = {
     "format": "--image-format",
@@ -88,7 +88,7 @@ _TYPES = {"int": int, "float": float}
 def _option(field: dataclasses.Field[Any], word: str | Sequence[str], about: str) -> Any:
     flag = _FLAGS.get(field.name, f"--{field.name.replace('_', '-')}")
     kind = str(field.type).removesuffix(" | None")
-    about = about if about[0] == '"' else about[0].upper() + about[1:]  # a value stays as it is
+    about = about if about[0] == '"' else about[0].upper() + about[1:]  # do not capitalize a value
     about, says, none = re.sub(r'"(\S+?)"', r"\1", about).partition(" None: ")
     of = click.Path() if word == "FILE" else _TYPES.get(kind, str)
     given: dict[str, Any] = {"type": of, "metavar": word}

@@ -13,8 +13,8 @@ from shardkit.cli.help import Command, Example
 from shardkit.cli.tables import counted, pixel_rows, print_table, size, spread, tally, text_rows
 from shardkit.manifest import FieldStats
 
-_CLASSES = 20  # that are printed; --json has all
-_BAR = 40  # characters of the longest
+_CLASSES = 20  # maximum number to print; --json has all
+_BAR = 40  # characters of the longest bar
 
 
 @click.command(
@@ -75,7 +75,7 @@ def command(
 
 def _show(report: dict[str, Any]) -> None:
     rows = [
-        ("format", report["format"] + ("" if report["manifest"] else ", made by others")),
+        ("format", report["format"] + ("" if report["manifest"] else ", made by another tool")),
         ("samples", f"{report['samples']:,} in {counted(report['shards'], 'shard')}"),
         ("bytes", size(report["bytes"])),
     ]
@@ -111,7 +111,7 @@ def _show(report: dict[str, Any]) -> None:
 
 
 def _show_lengths(what: str, about: dict[str, Any]) -> None:
-    """A histogram: from each power of two to the next."""
+    """Print a histogram with a row per power of two."""
     most = max([1, *about["histogram"].values()])
     rows = [
         (_span(int(start)), f"{count:,}", "#" * -(-_BAR * count // most))

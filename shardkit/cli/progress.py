@@ -1,4 +1,4 @@
-"""The progress of a command, and the plan and result of a conversion."""
+"""Shows the progress of a command, and the plan and the result of a conversion."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from shardkit.conversion.run import ConvertResult, SplitResult
     from shardkit.conversion.work import Progress as TaskProgress
 
-_LINE_SECONDS = 5.0  # between two lines where there is no terminal
+_LINE_SECONDS = 5.0  # interval between lines if there is no terminal
 
 
 class Progress:
-    """Shows how far a command is: a bar on a terminal, lines elsewhere, nothing if `quiet`."""
+    """Shows the progress of a command: a bar on a terminal, otherwise lines; nothing if `quiet`."""
 
     def __init__(self, quiet: bool) -> None:
         self._quiet = quiet
@@ -45,7 +45,7 @@ class Progress:
             say(f"note: {words}")
 
     def begin(self, title: str, words: str, total: int, unit: str, done: int = 0) -> None:
-        """A step begins, which counts "bytes", "samples" or the like."""
+        """Begin a step that counts a unit such as "bytes" or "samples"."""
         self._done, self._bytes, self._total, self._unit = done, 0, total, unit
         self._began = self._shown = time.monotonic()
         if self._quiet:
@@ -56,7 +56,7 @@ class Progress:
             say(words)
 
     def step(self, count: int, size: int) -> None:
-        """`count` more are done; `size` bytes count for the speed."""
+        """`count` more units are done; `size` bytes are used to compute the speed."""
         self._done += count
         self._bytes += size
         now = time.monotonic()
@@ -67,7 +67,7 @@ class Progress:
             say(self._words())
 
     def _show_bar(self, title: str) -> None:
-        """A bar with what is done, speed and the time that is left."""
+        """Show a bar with the amount done, the speed and the remaining time."""
         from rich import progress
 
         self.__exit__()
@@ -101,7 +101,7 @@ class Progress:
 
 
 class ConvertMonitor(Progress):
-    """Shows a conversion."""
+    """Shows the progress of a conversion."""
 
     def start(self, plan: Plan, done: int) -> None:
         title = "continuing" if done else "converting"
@@ -128,7 +128,7 @@ class ConvertMonitor(Progress):
 
 
 class StepsMonitor(Progress):
-    """Shows the steps of a verification or a benchmark."""
+    """Shows the steps of a command such as `verify` or `bench`."""
 
     def start(self, doing: str, total: int, unit: str) -> None:
         amount = size(total) if unit == "bytes" else counted(total, unit.removesuffix("s"))
@@ -139,7 +139,7 @@ class StepsMonitor(Progress):
 
 
 def show_plan(plan: Plan, state: str, estimate: dict[str, Any]) -> None:
-    """Print what a conversion would do, the `state` of its output, and what that takes."""
+    """Print what a conversion would do, the `state` of its output, and the `estimate` of costs."""
     about = plan.describe()
     rows = [("output", about["out"]), *([("state", state)] if state else [])]
     rows.append(("format", about["format"]))
@@ -169,7 +169,7 @@ def _part(plan: Plan) -> str:
 
 
 def _estimated(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Bytes, time and space on the disk that a conversion takes."""
+    """Rows with the estimated bytes, time and disk space of a conversion."""
     if "problem" in about:
         yield "estimate", about["problem"]
     if "written" in about:
@@ -195,7 +195,7 @@ def _estimated(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _options(recipe: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The options of a recipe that are not the defaults."""
+    """Rows with the options of a recipe that differ from the defaults."""
     shown = {**recipe, "tokenizer": None, "image_defaults": None, "sources": None}
     for name, value in shown.items():
         label = name.replace("_", " ")
@@ -268,13 +268,17 @@ def show_result(result: ConvertResult, complete: str = _COMPLETE) -> None:
         print_text(complete)
     if result.part is not None:
         missing = result.part.missing
-        left = f"{counted(missing, 'task')} of others {'is' if missing == 1 else 'are'} missing"
-        words = f"{left if missing else 'Another part is at work still'}: whoever ends last"
-        print_text(printable(f"{words} publishes the dataset, or `shardkit merge {result.out}`."))
+        left = (
+            f"{counted(missing, 'task')} of other parts {'is' if missing == 1 else 'are'} missing"
+        )
+        words = f"{left if missing else 'Another part is still running'}: the last part to finish"
+        print_text(
+            printable(f"{words} publishes the dataset, or run `shardkit merge {result.out}`.")
+        )
 
 
 def _images(split: SplitResult) -> tuple[str, str]:
-    """How many images were passed through, resized and re-encoded."""
+    """A row with the numbers of images that were passed through, resized and re-encoded."""
     done = {words: split.images[n] for n, words in _DONE.items() if n in split.images}
     before, after = (size(split.images.get(f"bytes {way}", 0)) for way in ("in", "out"))
     return ("  images", f"{tally(done) or 'none'}; {before} in, {after} out")
@@ -285,7 +289,7 @@ _DONE = {
     "resized": "resized",
     "encoded": "re-encoded",
     "recompressed": "recompressed",
-    "kept": "stored as they were, as they would come out larger",
+    "kept": "stored unchanged, as re-encoding would make them larger",
 }
 
 

@@ -12,7 +12,7 @@ from shardkit.cli import print_json, storage_option
 from shardkit.cli.help import Command, Example
 from shardkit.cli.tables import counted, pixel_rows, print_table
 
-_CLASSES = 20  # that are printed; --json has all
+_CLASSES = 20  # maximum number to print; --json has all
 _MEASURES = (
     *("width", "height", "bytes", "milliseconds", "sampling_rate", "channels", "frames"),
     *("characters", "length"),

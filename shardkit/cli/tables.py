@@ -1,4 +1,4 @@
-"""Numbers and tables as text."""
+"""Prints tables and text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ += ["print_text", "tally", "text_rows"]
 
 
 def console(*, stderr: bool = False) -> Console:
-    """The console to print to; without a terminal, wide plain text."""
+    """The console to print to; without a terminal, it prints wide plain text."""
     from rich.console import Console
 
     plain = Console(stderr=stderr, highlight=False)
@@ -29,14 +29,14 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def print_table(title: str, rows: Sequence[tuple[str, ...]]) -> None:
-    """Rows in columns under a title."""
+    """Print rows in columns under a title."""
     from rich.table import Table
 
     _print(title, Table(box=None, show_header=False), rows)
 
 
 def print_numbers(title: str, header: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None:
-    """Rows of two names and right-aligned numbers, under a header and a title."""
+    """Print rows of two names and right-aligned numbers, under a header and a title."""
     from rich.table import Table
 
     table = Table(box=None)
@@ -47,7 +47,7 @@ def print_numbers(title: str, header: Sequence[str], rows: Sequence[tuple[str, .
 
 
 def _print(title: str, table: Table, rows: Sequence[tuple[str, ...]]) -> None:
-    """Print cells as they are, not as markup, with control characters escaped."""
+    """Print cells as plain text, not as markup, with control characters escaped."""
     from rich.text import Text
 
     for row in rows:
@@ -59,7 +59,7 @@ def _print(title: str, table: Table, rows: Sequence[tuple[str, ...]]) -> None:
 
 
 def print_text(text: str) -> None:
-    """Print lines of data, with all control characters but tabs escaped."""
+    """Print lines of data, with all control characters except tabs escaped."""
     for line in text.split("\n"):
         click.echo("\t".join(map(printable, line.split("\t"))))
 

@@ -1,6 +1,6 @@
-"""Images in a terminal: by the protocol that it has for them, else as coloured half blocks.
+"""Shows images in a terminal: with its image protocol, or otherwise as coloured half blocks.
 
-What is sent is made here of decoded pixels, which are few; no byte of the data itself is.
+What is sent is encoded here from a few decoded pixels; the bytes of the data are never sent.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from shardkit.codecs.window import Pixels
 from shardkit.display.previews import as_pixels
 from shardkit.schema import FieldType, images_in
 
-_MOST = 1 << 26  # pixels of an image that is decoded for this
-_CELL = 8  # pixels that a cell is taken to be wide; it is twice as high
-_CHUNK = 4096  # characters of one sequence of kitty's protocol
+_MOST = 1 << 26  # maximum number of pixels of an image to decode
+_CELL = 8  # assumed width of a cell in pixels; its height is twice that
+_CHUNK = 4096  # characters per escape sequence in kitty's protocol
 _KITTY = {"xterm-kitty", "xterm-ghostty"}
 _ITERM = {"iTerm.app", "iTerm2", "WezTerm", "mintty"}
-# Programs with a terminal inside, which pass no images on.
+# Set by programs that contain a terminal, which do not pass images on.
 _WITHIN = {"TMUX", "STY", "ZELLIJ", "NVIM", "VIM_TERMINAL", "INSIDE_EMACS"}
 
 
 def protocol(environ: Mapping[str, str]) -> str:
-    """How a terminal shows images, as far as its environment tells: kitty, iterm or blocks."""
+    """How a terminal shows images, judging from the environment: kitty, iterm or blocks."""
     term, program = environ.get("TERM", ""), environ.get("TERM_PROGRAM", "")
     if term.startswith(("screen", "tmux", "dumb")) or not _WITHIN.isdisjoint(environ):
         return "blocks"
-    if not program:  # the others are inherited by terminals that are started from these
+    if not program:  # else the variables below may be inherited from another terminal
         program = "kitty" if "KITTY_WINDOW_ID" in environ else environ.get("LC_TERMINAL", "")
     if term in _KITTY or program in ("kitty", "ghostty"):
         return "kitty"
@@ -44,10 +44,10 @@ def protocol(environ: Mapping[str, str]) -> str:
 
 
 def show_images(kind: FieldType | None, value: Any, columns: int = 80, rows: int = 0) -> None:
-    """Show the images in a value where standard output is a terminal that can; else nothing.
+    """Show the images in a value, if standard output is a terminal that can show them.
 
-    Each takes at most so many cells, of 0 rows all but a few of the terminal's. Images that are
-    damaged, or of more than 67 million pixels, are passed over: their description tells.
+    Each takes at most this many cells; 0 rows: nearly the height of the terminal. Images that are
+    damaged, or have more than 67 million pixels, are skipped: their description says so.
     """
     if not sys.stdout.isatty():
         return
@@ -73,7 +73,7 @@ def _show(image: Any, columns: int, rows: int) -> None:
 
 
 def _small(image: Any, width: int, height: int) -> Pixels | None:
-    """The image as it is displayed, no larger than so many pixels; None if it cannot be."""
+    """The image's pixels, reduced to fit a width and height; None if it cannot be decoded."""
     import PIL.Image
 
     if not isinstance(image, np.ndarray):
@@ -90,7 +90,7 @@ def _small(image: Any, width: int, height: int) -> Pixels | None:
 
 
 def _kitty(png: bytes, cells: int) -> str:
-    """Kitty's graphics protocol: show a PNG so many cells wide (c), and never answer (q=2)."""
+    """Kitty's graphics protocol: show a PNG `cells` wide (c), and send no responses (q=2)."""
     text = base64.b64encode(png).decode()
     chunks = [text[at : at + _CHUNK] for at in range(0, len(text), _CHUNK)]
     keys = [f"a=T,f=100,c={cells},q=2"] + ["q=2"] * (len(chunks) - 1)
@@ -100,13 +100,13 @@ def _kitty(png: bytes, cells: int) -> str:
 
 
 def _iterm(png: bytes, cells: int) -> str:
-    """iTerm2's protocol of inline images."""
+    """iTerm2's inline images protocol."""
     keys = f"inline=1;size={len(png)};width={cells};preserveAspectRatio=1"
     return f"\x1b]1337;File={keys}:{base64.b64encode(png).decode()}\a"
 
 
 def _blocks(pixels: Pixels) -> None:
-    """Two pixels in each cell, in 24-bit colour or as many colours as the terminal says it has."""
+    """Print two pixels per cell, in as many colours as the terminal says it supports."""
     from rich.color import Color
     from rich.style import Style
     from rich.text import Text

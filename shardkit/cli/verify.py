@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from shardkit.verification.client import ClientReport
     from shardkit.verification.verify import VerifyReport
 
-_PROBLEMS = 100  # that are printed; --json has all
+_PROBLEMS = 100  # maximum number to print; --json has all
 
 
 class _Command(Command):
-    """Takes several words behind `--against` and `--repair`, as a shell makes them of a pattern."""
+    """Accepts several paths after `--against` and `--repair`, as a shell expands a pattern."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         for option in ("--against", "--repair"):
-            if option in args and not args[0].startswith("-"):  # else one of them may be PATH
+            if option in args and not args[0].startswith("-"):  # otherwise the last may be PATH
                 first = args.index(option) + 2
                 end = next((n for n in range(first, len(args)) if args[n][:1] == "-"), len(args))
                 more = [word for path in args[first:end] for word in (option, path)]
@@ -37,7 +37,7 @@ class _Command(Command):
     cls=_Command,
     examples=[
         Example("shardkit verify shards --decode", "Checksums, and every image"),
-        Example("shardkit verify shards --against photos", "Compared with what it was made of"),
+        Example("shardkit verify shards --against photos", "Compared with its source"),
     ],
 )
 @click.argument("path", type=click.Path(path_type=Path))
@@ -147,7 +147,7 @@ def _show(report: VerifyReport, quiet: bool) -> None:
 
 
 def _of_client(client: ClientReport) -> str:
-    """The library, the number of samples it read, and what could not be compared."""
+    """The library, the number of samples that it read, and what could not be compared."""
     versions = ", ".join(f"{name} {version}" for name, version in client.versions.items())
     words = f"{versions}: {counted(client.samples, 'sample')}, "
     equal = "all equal" if client.samples else "nothing compared"

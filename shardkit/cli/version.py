@@ -1,4 +1,4 @@
-"""`shardkit --version`: of shardkit, and of the libraries that encode and decode here."""
+"""`shardkit --version`: versions of shardkit and of the libraries that encode and decode."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from shardkit.codecs import extension
 from shardkit.version import __version__
 
-_OPTIONAL = {  # what for: packages, and the extra that installs them
+_OPTIONAL = {  # purpose -> packages, and the extra that installs them
     "audio": (("soundfile", "soxr"), "audio"),
     "video": (("av",), "video"),
     "Zstandard": (("zstandard",), "zstd"),

@@ -1,1 +1,1 @@
-"""Codecs: what encoded values are, and how they are decoded and encoded."""
+"""Codecs: inspecting, decoding and encoding the values of fields."""

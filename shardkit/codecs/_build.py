@@ -1,7 +1,7 @@
-"""Builds the extension for fast loading of JPEGs, and says so where it cannot be built.
+"""Build the extension for fast loading of JPEGs, and warn if it cannot be built.
 
-pyproject.toml names `BuildCrop`. The extension is optional, so that a failure is no error of pip,
-and pip shows what a build prints only with -v: the notice goes to the terminal itself, too.
+pyproject.toml refers to `BuildCrop`. As the extension is optional, pip does not report a failure,
+and it shows the output of a build only with -v: so the notice is also written to the terminal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class BuildCrop(build_ext):  # type: ignore[misc]
             super().build_extension(ext)
         except Exception as error:
             _say(NOTICE.format(error=str(error)))
-            raise  # setuptools goes on without an extension that is optional
+            raise  # setuptools continues without an optional extension
 
 
 def _say(text: str) -> None:

@@ -1,9 +1,9 @@
-/* The functions of crop.py, without the interpreter's lock: JPEGs are decoded where a crop needs it,
-   and resized; pixels are looked up in tables.
+/* The functions of crop.py, run without the interpreter lock: decode the part of a JPEG that a crop
+   needs, resize, and look up pixels in tables.
 
    Resampling is Pillow's antialiased BILINEAR of 8-bit pixels, bit for bit: a triangle filter as
-   wide as the scale, its weights in fixed point of 22 bits, rows first, each pass rounded to 8
-   bits. Decoding is libjpeg-turbo's with jpeg_crop_scanline and jpeg_skip_scanlines.
+   wide as the scale, with 22-bit fixed-point weights, rows first, each pass rounded to 8 bits.
+   Decoding uses libjpeg-turbo's jpeg_crop_scanline and jpeg_skip_scanlines.
 
    Jobs and images are not trusted. */
 
@@ -28,20 +28,20 @@ static int use_avx2;
 #endif
 
 #define CHANNELS 3
-/* Pixels of 8 bits, a sign, and one bit that sums may grow by leave so many for weights. */
+/* Bits of a weight: 32 less 8 bits of a pixel, a sign bit, and a bit by which sums may grow. */
 #define WEIGHT_BITS 22
 #define HALF (1 << (WEIGHT_BITS - 1))
-/* A weight is HIGH * 2^11 + LOW, as processors multiply pairs of 16 bits. */
+/* A weight is split into HIGH * 2^11 + LOW, as processors multiply pairs of 16-bit numbers. */
 #define LOW_BITS 11
-/* Bytes that may be read and written behind a row, so that loops need no special end. */
+/* Bytes that may be read and written past a row, so that loops need no special case at the end. */
 #define SLACK 64
-/* Rows begin beside a multiple of this: libjpeg-turbo writes aligned rows past the caches, which
-   takes 1.4 times as long. */
+/* Rows are deliberately not aligned to this: libjpeg-turbo writes aligned rows past the caches,
+   which takes 1.4 times as long. */
 #define ALIGNED 64
-/* The same as in jpeg.py. */
+/* As in jpeg.py. */
 #define LEFT 3
 #define SHORTEST 8
-/* A side of pixels; so that positions and bytes of a row fit into an int. */
+/* The longest side in pixels, so that positions and bytes of a row fit into an int. */
 #define LONGEST (1 << 28)
 
 /* The columns of JOB in crop.py. */
@@ -58,27 +58,27 @@ typedef struct {
     int16_t high[2], low[2];
 } Pair;
 
-/* The weights by which one side of a crop is resized to one side of a window. */
+/* The weights for resizing one side of a crop to one side of a window. */
 typedef struct {
-    int count;        /* of the window's positions; tables go on to a multiple of four */
+    int count;        /* positions in the window; tables are padded to a multiple of four */
     int first, stop;  /* the positions of the crop that the window needs */
-    int pairs;        /* of weights for each position; unused ones are zero */
-    int *start;       /* where the weights of each position begin, counted from `first` */
+    int pairs;        /* pairs of weights per position; unused ones are zero */
+    int *start;       /* the position of each first weight, relative to `first` */
     Pair *weights;
     size_t start_size, weights_size;
 } Axis;
 
-/* The memory of one call, which grows to the needs of its largest image. */
+/* The memory of one call, which grows to what its largest image needs. */
 typedef struct {
     struct jpeg_decompress_struct jpeg;
     struct jpeg_error_mgr errors;
     jmp_buf failed;
     Axis x, y;
-    uint8_t *rows, *middle, *one, *other; /* `one` and `other` are inside of `rows` */
+    uint8_t *rows, *middle, *one, *other; /* `one` and `other` point into `rows` */
     size_t rows_size, middle_size;
 } Work;
 
-/* `memory` if it has `wanted` bytes, else new memory; NULL where there is none. */
+/* Returns `memory` if it has `wanted` bytes, otherwise new memory; NULL if out of memory. */
 static void *reserved(void *memory, size_t *size, unsigned long long wanted)
 {
     if (wanted <= *size) {
@@ -102,7 +102,7 @@ static void release(Work *work)
 
 /* --- weights ---------------------------------------------------------------------------------- */
 
-/* The pixels that position `at` is made of: [*start, return value). */
+/* Finds the pixels that contribute to position `at`: [*start, return value). */
 static int reach(double scale, double from, int at, int length, int *start)
 {
     double support = scale < 1 ? 1 : scale, center = from + (at + 0.5) * scale;
@@ -120,7 +120,7 @@ static double triangle(double distance)
     return distance < 1 ? 1 - distance : 0;
 }
 
-/* The weights of pixels [start, stop), of which the first weight is that of pixel `zero`. */
+/* Computes the weights of pixels [start, stop), where the first weight belongs to pixel `zero`. */
 static void weigh(double scale, double from, int at, int start, int stop, int zero, Pair *weights)
 {
     double step = 1 / (scale < 1 ? 1 : scale), center = from + (at + 0.5) * scale, sum = 0;
@@ -136,8 +136,8 @@ static void weigh(double scale, double from, int at, int start, int stop, int ze
     }
 }
 
-/* The positions [left, left + count) of `size`, to which [from, to) of `length` pixels is resized;
-   in reverse if `flip`. */
+/* Makes the axis for positions [left, left + count) of `size`, to which [from, to) of `length`
+   pixels is resized; in reverse if `flip`. */
 static int make_axis(Axis *axis, double from, double to, int length, int size, int left, int count,
                      int flip)
 {
@@ -163,7 +163,7 @@ static int make_axis(Axis *axis, double from, double to, int length, int size, i
     memset(axis->weights, 0, sizeof(Pair) * (size_t)pairs);
     for (int n = 0; n < count; n++) {
         int at = left + (flip ? count - 1 - n : n), stop = reach(scale, from, at, length, &start);
-        /* At the end there are fewer pixels than weights: then these begin before `start`. */
+        /* Near the end there are fewer pixels than weights: weights then begin before `start`. */
         int most = axis->stop - 2 * axis->pairs, zero = start < most ? start : most;
         zero = zero > axis->first ? zero : axis->first;
         axis->start[n] = zero - axis->first;
@@ -257,7 +257,7 @@ AVX2 static inline __m256i of_both(const uint8_t *one, const uint8_t *other)
 AVX2 static inline __m256i pixel_avx2(const Pair *weights, int pairs, const uint8_t *one,
                                       const uint8_t *other)
 {
-    /* Two pixels of each row: r r g g b b, each in 16 bits; and the two behind them. */
+    /* Two pixels of each row: r r g g b b, 16 bits each; and the two pixels after them. */
     const __m256i first =
         _mm256_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1, 0, -1, 3, -1, 1,
                          -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1);
@@ -299,7 +299,7 @@ AVX2 static inline void across_of_pairs(const Axis *axis, int pairs, const uint8
 AVX2 static void across_avx2(const Axis *axis, const uint8_t *one, const uint8_t *other,
                              uint8_t *out, uint8_t *other_out)
 {
-    if (axis->pairs == 1) { /* enlarging: so the compiler knows */
+    if (axis->pairs == 1) { /* enlarging; a constant lets the compiler unroll the loop */
         across_of_pairs(axis, 1, one, other, out, other_out);
     } else if (axis->pairs == 2) { /* down to half of the size */
         across_of_pairs(axis, 2, one, other, out, other_out);
@@ -308,7 +308,7 @@ AVX2 static void across_avx2(const Axis *axis, const uint8_t *one, const uint8_t
     }
 }
 
-/* 32 bytes of a row from those of others. */
+/* Computes 32 bytes of a row from those of other rows. */
 AVX2 static inline __m256i bytes_avx2(const Pair *weights, int pairs, const uint8_t *rows,
                                       size_t stride)
 {
@@ -340,7 +340,7 @@ AVX2 static inline void down_of_pairs(const Pair *weights, int pairs, const uint
         __m256i made = bytes_avx2(weights, pairs, rows + at, stride);
         _mm256_storeu_si256((__m256i *)(out + at), made);
     }
-    if (at < bytes) { /* what is behind may be another thread's */
+    if (at < bytes) { /* the bytes after the row may belong to another thread */
         uint8_t last[32];
         __m256i made = bytes_avx2(weights, pairs, rows + at, stride);
         _mm256_storeu_si256((__m256i *)last, made);
@@ -362,7 +362,7 @@ AVX2 static void down_avx2(const Pair *weights, int pairs, const uint8_t *rows, 
 
 #endif
 
-/* Two rows, which may be the same one. */
+/* Resizes two rows, which may be the same one. */
 static void across(const Axis *axis, const uint8_t *one, const uint8_t *other, uint8_t *out,
                    uint8_t *other_out)
 {
@@ -403,7 +403,7 @@ static int is_inside(const Job *job, long long width, long long height)
     return (long long)job->x + job->width <= width && (long long)job->y + job->height <= height;
 }
 
-/* The factor by which a JPEG is reduced while it is decoded: as in jpeg.py. */
+/* The factor by which a JPEG is reduced while decoding, as in jpeg.py. */
 static int reduction(const Job *job)
 {
     int longest = job->width > job->height ? job->width : job->height, reduced = 1;
@@ -416,8 +416,8 @@ static int reduction(const Job *job)
     return reduced;
 }
 
-/* The axes of a job, and in `*x` and `*y` the first pixel of the crop in the image reduced by
-   `reduced`, from which the axes count. */
+/* Makes the axes of a job. `*x` and `*y` get the first pixel of the crop in the image reduced by
+   `reduced`, to which positions of the axes are relative. */
 static int make_axes(Work *work, const Job *job, int reduced, const Image *out, int *x, int *y)
 {
     int stop_x = (int)(((long long)job->x + job->width + reduced - 1) / reduced);
@@ -431,14 +431,14 @@ static int make_axes(Work *work, const Job *job, int reduced, const Image *out, 
                      job->full_height, job->top, out->height, 0);
 }
 
-/* The bytes from one row of `middle` to the next: these rows are as wide as the window. */
+/* The bytes from one row of `middle` to the next; these rows are as wide as the window. */
 static size_t middle_stride(const Work *work)
 {
     return (size_t)work->x.count * CHANNELS + SLACK;
 }
 
-/* Room for two rows of `bytes`, and for those of the window's width with one to spare: where the
-   weights are of an odd number of rows, one more is read, and multiplied by zero. */
+/* Allocates two rows of `bytes`, and the rows of the window's width with one to spare: if the
+   number of weights is odd, one more row is read and multiplied by zero. */
 static int make_room(Work *work, size_t bytes)
 {
     unsigned long long height = (unsigned long long)(work->y.stop - work->y.first) + 1;
@@ -479,7 +479,7 @@ static int crop_pixels(Work *work, const Image *image, const Job *job, int reduc
                           (size_t)(x + work->x.first) * CHANNELS;
     uint8_t *one = work->one, *other = work->other, *to = work->middle;
     for (int n = work->y.first; n < work->y.stop; n += 2, to += 2 * out_stride) {
-        int last = n + 1 == work->y.stop; /* copied, as more than a row is read of it */
+        int last = n + 1 == work->y.stop; /* copy the rows, as loops read past their end */
         memcpy(one, from, bytes);
         memcpy(other, last ? from : from + stride, bytes);
         across(&work->x, one, last ? one : other, to, last ? to : to + out_stride);
@@ -494,7 +494,7 @@ static void on_failure(j_common_ptr jpeg)
     longjmp(((Work *)jpeg->client_data)->failed, 1);
 }
 
-/* A warning means that pixels were made up: the image is left to the strict decoder. */
+/* A warning means that pixels were invented: leave the image to the strict decoder. */
 static void on_message(j_common_ptr jpeg, int level)
 {
     if (level < 0) {
@@ -511,8 +511,8 @@ static void start_work(Work *work)
     work->jpeg.client_data = work;
 }
 
-/* Whether a progressive image lacks some of its bits: it is then smoothed, which needs pixels outside
-   of the crop. */
+/* Whether a progressive image lacks some of its bits: libjpeg then smooths it, which needs pixels
+   outside the crop. */
 static int is_unfinished(j_decompress_ptr jpeg)
 {
     if (!jpeg->progressive_mode || jpeg->coef_bits == NULL) {
@@ -528,13 +528,13 @@ static int is_unfinished(j_decompress_ptr jpeg)
     return 0;
 }
 
-/* Begin to decode the lines and columns that the axes need; gives the column at which rows begin,
-   counted from the first that is needed, in `*before`. */
+/* Starts to decode the lines and columns that the axes need; `*before` gets the number of columns
+   in a row before the first needed one. */
 static void start_crop(Work *work, int x, int y, int *before)
 {
     j_decompress_ptr jpeg = &work->jpeg;
-    /* The colour of a pixel is interpolated from its neighbours, and the first and last columns
-       that are decoded lack one. Two samples also keep the library from changing its method. */
+    /* The colour of a pixel is interpolated from its neighbours, and the first and last decoded
+       columns lack one. Two samples also keep the library from switching its method. */
     int margin = 2 * jpeg->max_h_samp_factor;
     int needed = x + work->x.first, stop = x + work->x.stop + margin;
     JDIMENSION left = (JDIMENSION)(needed > margin ? needed - margin : 0);
@@ -555,7 +555,7 @@ static void read_row(j_decompress_ptr jpeg, uint8_t *row)
     }
 }
 
-/* Whether the crop was written; `on_failure` jumps out of it. */
+/* Returns whether the crop was written; `on_failure` jumps out of it. */
 static int decode_crop(Work *work, const Py_buffer *data, const Job *job, const Image *out,
                        unsigned long long most)
 {
@@ -596,8 +596,8 @@ static int decode_crop(Work *work, const Py_buffer *data, const Job *job, const 
     return 1;
 }
 
-/* Each image has a decoder of its own: its tables must not be used for the next image, which may
-   lack them. The library uses the standard Huffman tables for an image without any. */
+/* Each image gets a new decoder: its tables must not be used for the next image, which may lack
+   them. The library uses the standard Huffman tables for an image without any. */
 static int crop_jpeg(Work *work, const Py_buffer *data, const Job *job, const Image *out,
                      unsigned long long most)
 {
@@ -613,11 +613,11 @@ static int crop_jpeg(Work *work, const Py_buffer *data, const Job *job, const Im
 
 /* --- for Python ------------------------------------------------------------------------------- */
 
-/* The messages of crop.py. */
+/* The same messages as in crop.py. */
 #define IMPOSSIBLE "a crop without pixels, or a window that is not inside of its size"
 #define OUTSIDE "a crop that is not inside of its image"
 
-/* The arguments of a call. Buffers keep their objects alive and at their address. */
+/* The arguments of a call. Held buffers keep their objects alive and at the same address. */
 typedef struct {
     Py_ssize_t count;
     PyObject *inputs, *outputs;
@@ -636,7 +636,7 @@ static Py_buffer *hold(Call *call, PyObject *object, int flags)
     return buffer;
 }
 
-/* The array of `bytes` bytes that an object is. */
+/* Returns the data of an array that must have `bytes` bytes; NULL if an error is set. */
 static void *array_of(Call *call, PyObject *object, int flags, size_t bytes)
 {
     const Py_buffer *buffer = hold(call, object, PyBUF_C_CONTIGUOUS | flags);
@@ -677,7 +677,7 @@ static void end_call(Call *call)
     Py_XDECREF(call->outputs);
 }
 
-/* Begin a call on `inputs`, with rows to write to, and with `others` arrays. */
+/* Starts a call on `inputs` that writes to the rows in `outputs`, and uses `others` more arrays. */
 static int begin_call(Call *call, PyObject *inputs, PyObject *outputs, Py_ssize_t others)
 {
     memset(call, 0, sizeof *call);
@@ -707,7 +707,7 @@ static int begin_call(Call *call, PyObject *inputs, PyObject *outputs, Py_ssize_
     return 1;
 }
 
-/* The jobs of the call; NULL if one of them is invalid. */
+/* Returns the jobs of the call; NULL if one of them is invalid. */
 static const Job *jobs_of(Call *call, PyObject *object)
 {
     const Job *jobs = array_of(call, object, 0, (size_t)call->count * sizeof(Job));
@@ -771,7 +771,7 @@ static PyObject *py_crop_jpegs(PyObject *module, PyObject *args)
     return ended(&call);
 }
 
-/* Whether there was memory for all images. */
+/* Returns whether there was enough memory for all images. */
 static int crop_all_pixels(const Call *call, const Job *jobs, int reduced)
 {
     Work work;
@@ -837,7 +837,7 @@ static PyObject *py_crop_pixels(PyObject *module, PyObject *args)
 LOOK_UP(look_up_2, uint16_t)
 LOOK_UP(look_up_4, uint32_t)
 
-/* Each value of `pixels` in `table`, 256 rows of one value of 2 or 4 bytes for each channel. */
+/* Maps `pixels` through `table`: 256 rows with a value of 2 or 4 bytes for each channel. */
 static PyObject *py_look_up(PyObject *module, PyObject *args)
 {
     Py_buffer pixels, table, out;
@@ -865,7 +865,7 @@ static PyObject *py_look_up(PyObject *module, PyObject *args)
     return fits ? Py_NewRef(Py_None) : NULL;
 }
 
-/* For tests: use AVX2 or not; returns whether it is used. */
+/* For tests: switches AVX2 on or off; returns whether it is used. */
 static PyObject *py_use_avx2(PyObject *module, PyObject *wanted)
 {
     (void)module;

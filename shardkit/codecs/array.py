@@ -19,20 +19,20 @@ _READ_HEADER = {
     (2, 0): np.lib.format.read_array_header_2_0,
 }
 _MAGIC = b"\x93NUMPY"
-# NumPy reads a header as Python, by `ast`: that takes 50 us, and fails at times in threads.
+# NumPy parses a header with `ast`, which takes 50 us and occasionally fails in threads.
 _HEADER = re.compile(
     rb"\{'descr': (.+), 'fortran_order': (True|False), 'shape': \(((?:\d+, ?)*\d*)\), ?\}\s*",
     re.DOTALL,
 )
-_LONGEST_HEADER = 1 << 20  # bytes: the types of hundreds of fields
-_MOST_WITHOUT_BYTES = 1 << 20  # values of types such as |S0, for which NumPy reserves bytes
+_LONGEST_HEADER = 1 << 20  # bytes; room for the types of hundreds of fields
+_MOST_WITHOUT_BYTES = 1 << 20  # values of types such as |S0, for which NumPy still allocates
 _SIMPLE = re.compile(rb"'([<>|][biufcSUmM]\d+(?:\[\w+\])?)'")
 
 
 class NpyHeader(NamedTuple):
     """The header of a `.npy` file: the values begin at byte `start`."""
 
-    descr: bytes  # the type, as Python's source
+    descr: bytes  # the type, as Python source code
     fortran: bool
     shape: tuple[int, ...]
     start: int
@@ -45,7 +45,7 @@ class NpyHeader(NamedTuple):
 
 
 def npy_header(data: bytes) -> NpyHeader | None:
-    """The header at the beginning of a `.npy` file; None for one that NumPy would not write so."""
+    """Return the header of a `.npy` file; None if it is not in the form that NumPy writes."""
     if data[:6] != _MAGIC or len(data) < 12:
         return None
     start = 10 if data[6] == 1 else 12
@@ -55,7 +55,7 @@ def npy_header(data: bytes) -> NpyHeader | None:
     return _parsed(bytes(data[start:stop]), stop)
 
 
-@lru_cache(256)  # the arrays of a field have one, or few
+@lru_cache(256)  # the arrays of a field share one or a few headers
 def _parsed(header: bytes, start: int) -> NpyHeader | None:
     match = _HEADER.fullmatch(header)
     if match is None:
@@ -65,11 +65,11 @@ def _parsed(header: bytes, start: int) -> NpyHeader | None:
 
 
 def load_array(data: bytes) -> npt.NDArray[Any]:
-    """The array in the bytes of a `.npy` file; raises ValueError for anything else."""
+    """Return the array in the bytes of a `.npy` file; raises ValueError for anything else."""
     header = npy_header(data)
     try:
         dtype = None if header is None else header.simple
-    except TypeError as error:  # no type of NumPy
+    except TypeError as error:  # not a NumPy type
         raise ValueError(str(error)) from error
     if header is None or dtype is None:
         return _by_numpy(data)
@@ -81,7 +81,7 @@ def load_array(data: bytes) -> npt.NDArray[Any]:
 
 
 def _by_numpy(data: bytes) -> npt.NDArray[Any]:
-    """For structured types, and for headers in another form than NumPy writes."""
+    """Load arrays of structured types, or with headers in a form that NumPy does not write."""
     file = io.BytesIO(data)
     try:
         version = np.lib.format.read_magic(file)
@@ -93,23 +93,23 @@ def _by_numpy(data: bytes) -> npt.NDArray[Any]:
         return np.lib.format.read_array(file, allow_pickle=False)
     except ValueError:
         raise
-    except Exception as error:  # a damaged header is parsed as Python, and fails in many ways
+    except Exception as error:  # parsing a damaged header as Python fails in many ways
         raise ValueError(f"the header is damaged: {error}") from error
 
 
 def _check_size(dtype: np.dtype[Any], shape: tuple[int, ...], size: int) -> None:
-    """Raise ValueError for a damaged shape, before memory is reserved for it."""
+    """Raise ValueError for a damaged shape, before memory is allocated for it."""
     said = int(np.prod([dtype.itemsize, *shape], dtype=object))
     if said != size:
-        raise ValueError(f"{said} bytes of values announced, {size} there")
+        raise ValueError(f"the header says {said} bytes of values, but there are {size}")
     if not dtype.itemsize and np.prod(shape, dtype=object) > _MOST_WITHOUT_BYTES:
-        raise ValueError(f"the shape {shape} of values that have no bytes")
+        raise ValueError(f"the shape {shape} is too large for values without bytes")
 
 
 def load_table(
     path: Path, dtype: np.dtype[np.void], what: str, source: ByteSource | None = None
 ) -> Table:
-    """The records of a `.npy` file of ours, or in `source`, which has its bytes.
+    """Return the records of a `.npy` file that shardkit wrote; `source` has its bytes, if given.
 
     Raises DamagedError for any other file; its message begins with `what`, the name of the table.
     """
@@ -121,7 +121,7 @@ def load_table(
     expected, found = repr(np.lib.format.dtype_to_descr(dtype)), header.descr.decode("latin-1")
     if found != expected:
         raise DamagedError(
-            f"{what} does not fit its manifest",
+            f"{what} does not match its manifest",
             **where,
             expected=expected,
             found=found[: len(expected) + 100],
@@ -130,7 +130,7 @@ def load_table(
     size = header.start + count * dtype.itemsize
     if source.size != size:
         raise DamagedError(
-            f"{what} is damaged: it does not have the rows that its header announces",
+            f"{what} is damaged: its size does not match the number of rows in its header",
             **where,
             expected=f"{size:,} bytes",
             found=f"{source.size:,}",
@@ -139,7 +139,7 @@ def load_table(
 
 
 def dump_array(value: npt.NDArray[Any]) -> bytes:
-    """An array as the bytes of a `.npy` file."""
+    """Return an array as the bytes of a `.npy` file."""
     file = io.BytesIO()
     np.save(file, value, allow_pickle=False)
     return file.getvalue()

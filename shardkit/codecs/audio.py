@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 
 from shardkit.codecs.media import CutMediaError, MediaInfo, NotMediaError
 
-_UNKNOWN = 0xFFFFFFFF  # as a size: RF64 has it elsewhere, and a stream until the end of the file
+_UNKNOWN = 0xFFFFFFFF  # a size that RF64 stores in ds64, or a stream up to the end of the file
 _JUNK = 1 << 16  # bytes before the first frame of an MP3
 
 
 def chunks(data: bytes, at: int, stop: int, order: str = "<") -> Iterator[tuple[bytes, int, int]]:
-    """Name, start and size of the chunks of an IFF file; the last may end behind the file."""
+    """Yield name, start and size of each chunk of an IFF file; the last may exceed the file."""
     while at + 8 <= min(stop, len(data)):
         name, size = struct.unpack_from(f"{order}4sI", data, at)
         yield name, at + 8, size
@@ -41,7 +41,7 @@ def _wav(data: bytes, format: str) -> MediaInfo:
                 raise CutMediaError(f"a wav file with {there:,} of {length:,} bytes of sound")
             if not (channels and rate and block):
                 raise NotMediaError(f"a wav header that says {channels} channels at {rate} Hz")
-            if tag not in (1, 3, 6, 7, 0xFFFE) and per_second:  # compressed: a block has several
+            if tag not in (1, 3, 6, 7, 0xFFFE) and per_second:  # compressed: blocks of samples
                 return MediaInfo(format, length / per_second, rate, channels)
             return MediaInfo(format, length // block / rate, rate, channels)
     raise CutMediaError("a wav file without sound")
@@ -59,7 +59,7 @@ def _aiff(data: bytes, format: str) -> MediaInfo:
         elif name == b"SSND" and start + size > len(data):
             raise CutMediaError(f"an aiff file with {len(data) - start:,} of {size:,} bytes")
     if found is None:
-        raise NotMediaError("an aiff file without a header of its sound")
+        raise NotMediaError("an aiff file without an audio header (COMM)")
     return found
 
 
@@ -83,13 +83,13 @@ def _flac(data: bytes, format: str) -> MediaInfo:
     return found
 
 
-_LAST = 1 << 18  # bytes at the end that are searched for the last frame
+_LAST = 1 << 18  # bytes at the end of a file to search for the last frame
 
 
 def _ends(data: bytes, first: int) -> bool:
-    """Whether the last frame is there; True where the header does not say how long the sound is.
+    """Whether the last frame begins in the file; True if the header does not state the length.
 
-    That it is whole is not looked at: a tenth of a second may be missing.
+    Whether that frame is complete is not checked: a tenth of a second may be missing.
     """
     block, most, bits = struct.unpack_from(">H3x3s2xQ", data, 8)
     total, at = bits & (1 << 36) - 1, len(data)
@@ -101,12 +101,12 @@ def _ends(data: bytes, first: int) -> bool:
 
 
 def _frame_end(data: bytes, at: int, block: int) -> int:
-    """The number of the sample behind a frame of FLAC; 0 where there is no frame."""
+    """Return the number of the sample after a FLAC frame; 0 if there is no frame."""
     head = data[at : at + 16].ljust(16, b"\0")
     if not head[2] >> 4:
         return 0
     code, rate, more = head[2] >> 4, head[2] & 15, 8 - (head[4] ^ 0xFF).bit_length()
-    behind = 4 + max(more, 1)  # the number is as in UTF-8, of up to 36 bits
+    behind = 4 + max(more, 1)  # the number is coded like UTF-8, with up to 36 bits
     number = head[4] & (0x7F >> more)
     for byte in head[5:behind]:
         number = number << 6 | byte & 0x3F
@@ -139,7 +139,7 @@ def _streaminfo(data: bytes, at: int, format: str) -> MediaInfo:
 
 # --- MP3 -----------------------------------------------------------------------------------------
 
-_BITRATES = {  # kbit/s by version 1 or not, and layer
+_BITRATES = {  # kbit/s, by (is version 1, layer)
     (True, 1): (32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 352, 384, 416, 448),
     (True, 2): (32, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384),
     (True, 3): (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
@@ -150,9 +150,9 @@ _BITRATES[False, 3] = _BITRATES[False, 2]
 
 
 def _frame(data: bytes, at: int) -> tuple[int, int, int, int] | None:
-    """Size in bytes, samples, rate and channels of the frame at an offset; None if there is none.
+    """Return size in bytes, samples, rate and channels of the frame at an offset; None if none.
 
-    The frame may end behind the file.
+    The frame may extend past the end of the file.
     """
     if at + 4 > len(data) or data[at] != 0xFF or data[at + 1] < 0xE0:
         return None
@@ -174,7 +174,7 @@ def _frame(data: bytes, at: int) -> tuple[int, int, int, int] | None:
 
 def _mp3(data: bytes, format: str) -> MediaInfo:
     at = 0
-    while data[at : at + 3] == b"ID3":  # a tag: its size in four times 7 bits, and maybe a footer
+    while data[at : at + 3] == b"ID3":  # a tag: its size has 4 x 7 bits; a footer is optional
         a, b, c, d = struct.unpack_from("4B", data, at + 6)
         at += 10 + (a << 21 | b << 14 | c << 7 | d) + 10 * (data[at + 5] >> 4 & 1)
     if at >= len(data):
@@ -193,7 +193,7 @@ def _mp3(data: bytes, format: str) -> MediaInfo:
 
 
 def _first_frame(data: bytes, at: int) -> int:
-    """The offset of the first frame that another one follows, or the end of the file."""
+    """Return the offset of the first frame that is followed by another or the end of the file."""
     stop = min(at + _JUNK, len(data))
     while (at := data.find(b"\xff", at, stop)) >= 0:
         frame = _frame(data, at)
@@ -211,9 +211,10 @@ def _first_frame(data: bytes, at: int) -> int:
 def _announced(
     data: bytes, at: int, size: int, rate: int, channels: int
 ) -> tuple[int, int, int] | None:
-    """What the header of Xing, LAME or Fraunhofer in the first frame says.
+    """Return the contents of a header of Xing, LAME or Fraunhofer in the first frame.
 
-    Frames, bytes with that one (0 if not said), and samples at both ends that are no sound.
+    These are the number of frames, of bytes including that frame (0 if not stated), and of padding
+    samples at both ends.
     """
     first = data[at + 1] >> 3 & 3 == 3
     side = (17 if channels == 1 else 32) if first else (9 if channels == 1 else 17)
@@ -235,7 +236,7 @@ def _announced(
 
 
 def _walk(data: bytes, at: int) -> int:
-    """How many samples the whole frames from `at` on have."""
+    """Return the number of samples in the complete frames from `at` on."""
     total, known = 0, dict[bytes, tuple[int, int]]()
     while True:
         head = data[at : at + 4]
@@ -276,9 +277,9 @@ def _ogg(data: bytes, format: str) -> MediaInfo:
 
 
 def _last_position(data: bytes) -> int:
-    """The position in samples that the last page of an Ogg file ends at."""
+    """Return the position, in samples, at which the last page of an Ogg file ends."""
     at = data.rfind(b"OggS")
-    while at > 0 and data[at + 4 : at + 5] != b"\0":  # inside of a page
+    while at > 0 and data[at + 4 : at + 5] != b"\0":  # inside a page
         at = data.rfind(b"OggS", 0, at)
     flags, position = struct.unpack_from("<5xBq", data, at)
     stop = at + 27 + data[at + 26] + sum(data[at + 27 : at + 27 + data[at + 26]])

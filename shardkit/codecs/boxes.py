@@ -1,6 +1,6 @@
-"""Where the boxes on an image go when it is turned, cropped, resized, mirrored or padded.
+"""Transform bounding boxes along with their image: rotate, crop, resize, mirror or pad.
 
-Boxes are (n, 4): x0, y0, x1, y1 in continuous coordinates, pixel i covering i to i + 1.
+Boxes are (n, 4): x0, y0, x1, y1 in continuous coordinates; pixel i covers i to i + 1.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from shardkit.codecs.window import Window
 
 Boxes = npt.NDArray[np.floating]
 
-# What goes with boxes by its name: a row for each.
+# Names of fields that have a row per box, and are filtered along with the boxes.
 WITH_BOXES = ("categories", "iscrowd", "difficult", "truncated")
-# The orientation that takes an upright image back to one that is stored in an orientation.
+# For each EXIF orientation, the one that turns an upright image back to it.
 TURNED_BACK = {1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 6: 8, 7: 7, 8: 6}
-_LEAST = 1 / 1024  # pixels of width and height: what has less left of it is gone
+_LEAST = 1 / 1024  # pixels of width and height; boxes with less left are dropped
 
 
 def is_boxes(value: object) -> bool:
@@ -30,7 +30,7 @@ def is_boxes(value: object) -> bool:
 
 
 def turned_boxes(boxes: Boxes, orientation: int, size: tuple[int, ...]) -> Boxes:
-    """Boxes on an image of this width and height as EXIF's orientation turns it upright."""
+    """Return boxes on an image of this width and height after it is turned upright as EXIF says."""
     width, height = size
     turned = boxes.copy()
     if orientation in (2, 3, 7, 8):
@@ -41,9 +41,9 @@ def turned_boxes(boxes: Boxes, orientation: int, size: tuple[int, ...]) -> Boxes
 
 
 def boxes_in(boxes: Boxes, window: Window) -> tuple[Boxes, npt.NDArray[np.bool_]]:
-    """Boxes on an upright image as they are in a window of it, and which have anything left there.
+    """Return the boxes on an upright image as seen in a window of it, and which ones are left.
 
-    They are clipped at the edges of what the window shows of the image: margins hold nothing.
+    Boxes are clipped to the part of the window that shows the image, not its margins.
     """
     start = np.array([window.x, window.y] * 2)
     scale = np.array([window.full_width / window.width, window.full_height / window.height] * 2)

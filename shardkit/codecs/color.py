@@ -1,4 +1,4 @@
-"""Colour profiles (ICC): conversion of pixels to sRGB, by LittleCMS through Pillow."""
+"""Colour profiles (ICC): conversion of pixels to sRGB with LittleCMS, through Pillow."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 _MODES = {"RGB": "RGB", "GRAY": "L", "CMYK": "CMYK"}
-_SAME = 2  # levels of 255 that a profile may differ from sRGB and still be it
+_SAME = 2  # levels of 255 by which a profile may differ from sRGB and still count as sRGB
 
 
 class ProfileError(ValueError):
-    """The bytes are not a profile, or one for pixels of another kind."""
+    """The bytes are not a profile, or not one for pixels of this kind."""
 
 
 @functools.lru_cache(maxsize=64)
 def to_srgb(profile: bytes, colour: str) -> Any:
-    """The transform of pixels ("RGB", "GRAY" or "CMYK") to sRGB; None if it changes nothing.
+    """Return the transform of pixels ("RGB", "GRAY" or "CMYK") to sRGB; None if it changes nothing.
 
-    Intent: perceptual, as browsers do it. Raises ProfileError.
+    The intent is perceptual, as in browsers. Raises ProfileError.
     """
     from PIL import Image, ImageCms
 
@@ -31,7 +31,7 @@ def to_srgb(profile: bytes, colour: str) -> Any:
         if opened.profile.xcolor_space.strip() != colour:
             raise ProfileError(f"a profile of {opened.profile.xcolor_space} on {colour} pixels")
         target = ImageCms.createProfile("sRGB")
-        # The optimized transform is coarse in dark greys; a table of 256 values needs no speed.
+        # The optimized transform is coarse in dark greys, and a table of 256 values is fast anyway.
         flags = ImageCms.Flags.NOOPTIMIZE if mode == "L" else ImageCms.Flags.NONE
         intent = ImageCms.Intent.PERCEPTUAL
         made = ImageCms.buildTransform(opened, target, mode, "RGB", intent, flags)
@@ -54,9 +54,9 @@ def _is_same(found: npt.NDArray[np.uint8], expected: npt.NDArray[np.uint8]) -> b
 
 
 def converted(pixels: npt.NDArray[np.uint8], transform: Any) -> npt.NDArray[np.uint8]:
-    """Pixels of the transform's kind, (height, width[, 3 or 4]), as sRGB, (height, width, 3).
+    """Convert pixels (height, width[, 3 or 4]) to sRGB (height, width, 3).
 
-    `transform` is what `to_srgb` gave: for grey a table of colours, else LittleCMS's own.
+    `transform` is the result of `to_srgb`: for grey a table of colours, otherwise LittleCMS's own.
     """
     if isinstance(transform, np.ndarray):
         table: npt.NDArray[np.uint8] = transform
@@ -68,7 +68,7 @@ def converted(pixels: npt.NDArray[np.uint8], transform: Any) -> npt.NDArray[np.u
 
 
 def cmyk(pixels: npt.NDArray[np.uint8]) -> Any:
-    """CMYK pixels, (height, width, 4), as a Pillow image."""
+    """Return CMYK pixels (height, width, 4) as a Pillow image."""
     from PIL import Image
 
     height, width, _ = pixels.shape

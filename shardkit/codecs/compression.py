@@ -1,5 +1,4 @@
-"""Decompression in pieces: no input takes more memory than a few megabytes and its window, and
-the length of the output is limited."""
+"""Decompression in pieces, with limits on memory (a few megabytes and the window) and output."""
 
 from __future__ import annotations
 
@@ -12,12 +11,12 @@ from typing import Any, TypeAlias
 from shardkit.extras import extra
 from shardkit.storage import check_expansion
 
-# Bytes of input at a time: zstandard has no other bound, and makes at most half a gigabyte of them.
+# Bytes of input at a time: the only bound for zstandard, which expands this to 0.5 GB at most.
 COMPRESSED_BLOCK = 1 << 14
 _PIECE = 1 << 20  # bytes of output at a time
-_WINDOW = 1 << 31  # bytes that a decoder may keep, as `zstd --ultra --long=31` asks for
+_WINDOW = 1 << 31  # bytes of history that a decoder may keep, as `zstd --ultra --long=31` needs
 
-_Decoder: TypeAlias = Any  # of one member, stream or frame: `eof`, `unused_data`, `decompress`
+_Decoder: TypeAlias = Any  # for one member, stream or frame: `eof`, `unused_data`, `decompress`
 
 
 def _gzip_pieces(decoder: _Decoder, data: bytes) -> Iterator[bytes]:
@@ -65,14 +64,15 @@ _MAGIC = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\
 
 
 def compression_of(head: bytes) -> str:
-    """The compression of a file that begins with `head`; "" for an uncompressed file."""
+    """Return the compression of a file that begins with `head`; "" for an uncompressed file."""
     return next((name for magic, name in _MAGIC.items() if head.startswith(magic)), "")
 
 
 def decompressed(blocks: Iterable[bytes], compression: str) -> Iterator[bytes]:
-    """The decompressed bytes of blocks of COMPRESSED_BLOCK bytes.
+    """Yield the decompressed bytes of blocks of COMPRESSED_BLOCK bytes.
 
-    Raises ValueError for data that are damaged, cut, or become too long (`storage.EXPANSION`).
+    Raises ValueError for data that are damaged, truncated, or expand too much
+    (`storage.EXPANSION`).
     """
     new, pieces = _DECODERS[compression]
     decoder: _Decoder = None
@@ -95,4 +95,4 @@ def decompressed(blocks: Iterable[bytes], compression: str) -> Iterator[bytes]:
                 raise ValueError(str(error) or type(error).__name__) from error
             rest = decoder.unused_data if decoder.eof else b""
     if decoder is not None and not decoder.eof:
-        raise ValueError("it ends too soon")
+        raise ValueError("it is truncated")

@@ -1,8 +1,8 @@
-"""Cropped, resized and mirrored images, written into rows of a batch: many in one call.
+"""Crop, resize and mirror images, writing them into the rows of a batch: many in one call.
 
 Resizing is Pillow's antialiased BILINEAR, bit for bit, along the rows first, as Pillow did before
-13. An extension in C (`_crop.c`) decodes only what a crop needs, and needs the interpreter's lock
-once for all images; without it, simplejpeg and Pillow give the same bits.
+13. A C extension (`_crop.c`) decodes only what a crop needs, and takes the interpreter lock only
+once for all images; without it, simplejpeg and Pillow give bit-identical results.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Rows = Pixels | Sequence[Pixels]
 
 _T = TypeVar("_T")
 
-# The columns of a job: a crop in pixels of the stored image; the size that it is resized to; the
-# top left corner of the window of the result (its size is that of the output row); and whether the
-# window is mirrored left to right, 1 or 0.
+# The columns of a job: a crop in pixels of the stored image; the size to which it is resized; the
+# top left corner of a window in the result (as large as the output row); and whether the window is
+# mirrored left to right, 1 or 0.
 JOB = ("x", "y", "width", "height", "full_width", "full_height", "left", "top", "flip")
 
 _CHROMA = ("444", "422", "420", "440", "411")
@@ -36,10 +36,10 @@ _END = b"\xff\xd9"
 
 
 def can_crop(data: bytes, header: Header) -> bool:
-    """Whether `crop_jpegs` may take an image.
+    """Whether `crop_jpegs` supports an image.
 
-    It takes an upright JPEG of grey or YCbCr, of 8 bits, that ends where a JPEG ends and needs no
-    conversion to sRGB. `header` is what `read_header` says of `data`.
+    It supports upright 8-bit JPEGs in grey or YCbCr that end with the end marker and need no
+    conversion to sRGB. `header` is the result of `read_header` for `data`.
     """
     if header.format != "jpeg" or header.oddity or header.orientation != 1:
         return False
@@ -56,12 +56,12 @@ def can_crop(data: bytes, header: Header) -> bool:
 def crop_jpegs(images: Sequence[bytes], jobs: Jobs, out: Rows) -> npt.NDArray[np.bool_]:
     """Decode, crop, resize and mirror JPEGs; the first into `out[0]`, and so on.
 
-    `jobs` has a row of the columns JOB for each. `out` is an array, or a list, of C-contiguous
-    arrays (height, width, 3), uint8.
+    `jobs` has a row with the columns JOB for each image. `out` is an array or a list of
+    C-contiguous arrays (height, width, 3) of uint8.
 
-    Returns False for an image that cannot be decoded so: libjpeg fails or warns, or the crop is not
-    inside of the image. Its row is then undefined; `pixels.to_rgb` raises an error that says why.
-    Damage behind the last line that a crop needs may not be found.
+    Returns False for each image that could not be decoded: libjpeg failed or warned, or the crop is
+    not inside the image. Its row is then undefined; `pixels.to_rgb` raises an error that says why.
+    Damage after the last line that a crop needs may go unnoticed.
     """
     jobs = np.ascontiguousarray(jobs, np.int32)
     done = np.zeros(len(images), np.bool_)
@@ -74,10 +74,10 @@ def crop_jpegs(images: Sequence[bytes], jobs: Jobs, out: Rows) -> npt.NDArray[np
 
 
 def crop_pixels(images: Sequence[Pixels], jobs: Jobs, out: Rows, reduced: int = 1) -> None:
-    """The same of pixels, C-contiguous arrays (height, width, 3) of RGB.
+    """Crop, resize and mirror decoded images: C-contiguous RGB arrays (height, width, 3).
 
-    `reduced` is 2, 4 or 8 for images that were decoded at that part of their size. Jobs are in
-    pixels of the full size, and may then end in the middle of a reduced one.
+    `reduced` is 2, 4 or 8 for images decoded at 1/2, 1/4 or 1/8 of their size. Jobs are in pixels
+    of the full size, and may end inside a pixel of the reduced image.
     """
     jobs = np.ascontiguousarray(jobs, np.int32)
     if _crop is not None:
@@ -94,14 +94,14 @@ def crop_pixels(images: Sequence[Pixels], jobs: Jobs, out: Rows, reduced: int = 
 def resize(
     pixels: Pixels, width: int, height: int, of: tuple[int, int] | None = None, reduced: int = 1
 ) -> Pixels:
-    """Pixels, (height, width, 3), in another size.
+    """Resize pixels (height, width, 3).
 
     `of` is the width and height of the image if it was decoded at 1/`reduced` of its size.
     """
     old = of or (pixels.shape[1], pixels.shape[0])
     smaller = min(width, old[0]), min(height, old[1])
     if smaller not in (old, (width, height)):
-        # One side shrinks, the other grows: in this order the pixels between the passes are few.
+        # One side shrinks and the other grows: shrink first, for fewer pixels between the passes.
         pixels, old, reduced = resize(pixels, *smaller, old, reduced), smaller, 1
     out = np.empty((height, width, 3), np.uint8)
     job = np.array([(0, 0, *old, width, height, 0, 0, 0)], np.int32)
@@ -110,7 +110,7 @@ def resize(
 
 
 def look_up(pixels: Pixels, table: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
-    """Values of pixels, (height, width, 3), in `table`, (256, 3), of a type of 2 or 4 bytes."""
+    """Map pixels (height, width, 3) through `table` (256, 3), whose type has 2 or 4 bytes."""
     if _crop is not None:
         _crop.look_up(np.ascontiguousarray(pixels), table, out)
         return
@@ -122,7 +122,7 @@ def look_up(pixels: Pixels, table: npt.NDArray[Any], out: npt.NDArray[Any]) -> N
 
 
 def _each(images: Sequence[_T], jobs: Jobs, out: Rows) -> list[tuple[_T, list[int], Pixels]]:
-    """Each image with its job and row. Raises ValueError for invalid jobs."""
+    """Return each image with its job and row. Raises ValueError for invalid jobs."""
     if not jobs.shape == (len(out), len(JOB)) == (len(images), len(JOB)):
         raise ValueError(f"{len(jobs)} jobs and {len(out)} rows for {len(images)} images")
     each = list(zip(images, jobs.tolist(), out, strict=True))
@@ -155,15 +155,15 @@ def _crop_jpeg(data: bytes, job: list[int], out: Pixels) -> bool:
 
 
 def _resample(pixels: Pixels, job: list[int], reduced: int, out: Pixels) -> None:
-    """By Pillow. Of reduced pixels all are used that the crop touches, the outer ones partly:
-    else the result would be visibly shifted, by up to half of one."""
+    """Resample with Pillow. All reduced pixels that the crop touches are used, the outer ones
+    partially: otherwise the result would be visibly shifted, by up to half of a reduced pixel."""
     from PIL import Image
 
     x, y, width, height, full_width, full_height, left, top, flip = job
     first = x // reduced, y // reduced
     stop = -(-(x + width) // reduced), -(-(y + height) // reduced)
     crop = Image.fromarray(np.ascontiguousarray(pixels[first[1] : stop[1], first[0] : stop[0]]))
-    # Along the rows first, as Pillow always did before 13.
+    # Along the rows first, as in Pillow before 13.
     rows = x / reduced - first[0], 0, (x + width) / reduced - first[0], crop.height
     wide = crop.resize((full_width, crop.height), Image.Resampling.BILINEAR, rows)
     columns = 0, y / reduced - first[1], full_width, (y + height) / reduced - first[1]

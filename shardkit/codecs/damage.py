@@ -1,8 +1,8 @@
 """Strict check that an encoded image decodes to its end: warnings of decoders count as damage.
 
 JPEGs are decoded by libjpeg-turbo, whose warnings are errors unless nothing of the image is lost.
-All others are decoded by Pillow, which silently fills in missing rows of a PNG whose compressed
-data end early but correctly: those are counted here.
+Other formats are decoded by Pillow. It silently fills in missing rows of a PNG whose compressed
+data end early but correctly, so the rows are counted here.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from shardkit.options import MAX_PIXELS
 
 
 class TooLargeError(Exception):
-    """The image has too many pixels to be decoded; it need not be damaged."""
+    """The image has too many pixels to be decoded; it is not necessarily damaged."""
 
 
 def damage(data: bytes, max_pixels: int = MAX_PIXELS) -> str | None:
-    """The decoder's message for a damaged image; None for one that is whole.
+    """Return the decoder's message for a damaged image; None for an intact one.
 
-    Raises TooLargeError for an image that was not decoded.
+    Raises TooLargeError for an image that is too large to be decoded.
     """
     try:
         format, width, height = probe(data)
@@ -48,7 +48,7 @@ def _pillow(data: bytes, format: str, pixels: int) -> str | None:
     import PIL.ImageSequence
 
     try:
-        if format == "png":  # the checksums of its chunks, which decoding does not look at
+        if format == "png":  # check the checksums of its chunks, which decoding ignores
             with opened(data) as image:
                 image.verify()
         with opened(data) as image:
@@ -56,13 +56,13 @@ def _pillow(data: bytes, format: str, pixels: int) -> str | None:
                 frame.load()
         if format == "png":
             return _rows_missing(data)
-    except Exception as error:  # its parsers raise whatever damage leads them to
+    except Exception as error:  # Pillow's parsers raise any exception on damaged data
         refuse_want_of_memory(error, pixels)
         return str(error) or type(error).__name__
     return None
 
 
-# First column and row, and steps, of the pixels that each pass of an interlaced PNG has.
+# First column and row, and steps, of the pixels in each pass of an interlaced PNG.
 _ADAM7 = (
     (0, 0, 8, 8),
     (4, 0, 8, 8),
@@ -72,17 +72,17 @@ _ADAM7 = (
     (1, 0, 2, 2),
     (0, 1, 1, 2),
 )
-_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by the type of colour
-_INFLATED = 1 << 20  # bytes that are unpacked at a time
+_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
+_INFLATED = 1 << 20  # bytes to decompress at a time
 
 
 def _rows_missing(data: bytes) -> str | None:
-    """A message for a PNG with fewer rows, in any frame, than its header says; else None."""
+    """Return a message for a PNG with fewer rows, in any frame, than its header says; else None."""
     depth, colour, interlaced = data[24], data[25], data[28]
     passes = _ADAM7 if interlaced else ((0, 0, 1, 1),)
 
     def size(at: int) -> int:
-        """Bytes of all rows of the frame whose width and height are at `at`."""
+        """Return the bytes of all rows of the frame whose width and height are at `at`."""
         width, height = struct.unpack_from(">II", data, at)
         sides = [(-((x - width) // dx), -((y - height) // dy)) for x, y, dx, dy in passes]
         bits = depth * _CHANNELS[colour]
@@ -90,9 +90,9 @@ def _rows_missing(data: bytes) -> str | None:
 
     frames = [(size(16), bytearray())]
     for name, start, length in png_chunks(data):
-        if name == b"fcTL" and frames[-1][1]:  # the one before IDAT is of the first frame
+        if name == b"fcTL" and frames[-1][1]:  # one before IDAT belongs to the first frame
             frames.append((size(start + 4), bytearray()))
-        elif name in (b"IDAT", b"fdAT"):  # the latter begins with a number
+        elif name in (b"IDAT", b"fdAT"):  # fdAT begins with a sequence number
             frames[-1][1].extend(data[start + 4 * (name == b"fdAT") : start + length])
     for expected, packed in frames:
         found, unpack = 0, zlib.decompressobj()
@@ -109,9 +109,9 @@ def _rows_missing(data: bytes) -> str | None:
 
 @contextlib.contextmanager
 def strict_warnings() -> Iterator[None]:
-    """Pillow's warning that means damage is an error inside; its others are ignored.
+    """Turn Pillow's warning about truncated files into an error, and ignore its other warnings.
 
-    Filters of warnings are global to the process, so this is entered once, around all threads.
+    Warning filters are global to the process, so this is entered once, around all threads.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"PIL\.")

@@ -1,13 +1,13 @@
-"""The optional extension `_crop.c`, for fast loading of JPEGs; None where it was not built."""
+"""The optional extension `_crop.c`, for fast loading of JPEGs; None if it was not built."""
 
 from __future__ import annotations
 
 from types import ModuleType
 
-SLOWER = 3  # times as long as with it: random crops of photos take 2.9, the middle of them 3.2
+SLOWER = 3  # times slower without it: 2.9 for random crops of photos, 3.2 for center crops
 
 _crop: ModuleType | None
-MISSING: str | None  # the reason why it is missing
+MISSING: str | None  # why it is missing
 try:
     from shardkit.codecs import _crop
 

@@ -1,7 +1,7 @@
-"""Frames of encoded videos, by PyAV (FFmpeg): the very ones that decoding all of a file gives.
+"""Frames of encoded videos, by PyAV (FFmpeg), identical to those from decoding the whole file.
 
-A frame is decoded from the last keyframe before it. Which packets are keyframes and when each is
-shown is known from the tables of an MP4, or else from reading all packets (4 us each).
+A frame is decoded from the last keyframe before it. Which packets are keyframes, and when each is
+shown, is known from the tables of an MP4, or otherwise from reading all packets (4 us each).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from shardkit.extras import extra
 from shardkit.options import MAX_PIXELS
 from shardkit.schema import Video
 
-Choose = Callable[[int], Sequence[int]]  # how many frames there are -> indexes of some
+Choose = Callable[[int], Sequence[int]]  # number of frames -> indexes of those to take
 
-MAX_PACKETS = 1 << 20  # of a video: ten hours at 30 a second
-MAX_FRAME_PIXELS = 1 << 29  # of all frames that a sample takes
-MAX_DECODED = 1 << 36  # pixels of all frames that are decoded for them: some minutes of work
+MAX_PACKETS = 1 << 20  # per video: ten hours at 30 per second
+MAX_FRAME_PIXELS = 1 << 29  # of all frames of a sample
+MAX_DECODED = 1 << 36  # pixels of all frames decoded for a sample: a few minutes of work
 
-# Of FFmpeg's decoders those that videos of datasets need: the fewer, the less can go wrong.
+# The FFmpeg decoders that videos in datasets need; the fewer, the less can go wrong.
 _DECODERS = (
     *("h264", "hevc", "vp8", "vp9", "libdav1d", "av1", "mpeg4", "mpeg2video", "mpeg1video", "ffv1"),
     *("mjpeg", "h263", "msmpeg4", "msmpeg4v2", "msmpeg4v1", "wmv1", "wmv2", "flv", "prores"),
@@ -37,7 +37,7 @@ _DECODERS = (
 _OPTIONS = {
     "codec_whitelist": ",".join(_DECODERS),
     "max_pixels": str(MAX_PIXELS),
-    "err_detect": "explode",  # damage is an error, and not guessed at
+    "err_detect": "explode",  # damage is an error; do not conceal it
 }
 _CONTAINERS = {"mp4": "mp4", "mov": "mov", "webm": "matroska", "mkv": "matroska", "avi": "avi"}
 _HIDDEN = ("vp8",)  # may have packets that show nothing
@@ -47,7 +47,7 @@ class UndecodedError(NotMediaError):
     """The video cannot be decoded, or not to its end."""
 
     what = "the video cannot be decoded"
-    expected = "a whole video of a common codec: H.264, HEVC, VP8, VP9, AV1, MPEG-1, -2, -4, ..."
+    expected = "a complete video in a common codec: H.264, HEVC, VP8, VP9, AV1, MPEG-1, -2, -4, ..."
 
 
 class TooManyPixelsError(NotMediaError):
@@ -62,9 +62,9 @@ class TooManyPixelsError(NotMediaError):
 
 
 def read_frames(data: bytes, choose: Choose) -> list[Any]:
-    """The frames that `choose` names, in its order, as objects of PyAV, all of one size.
+    """Return the frames that `choose` selects, in its order, as PyAV objects, all of one size.
 
-    Raises NotMediaError for what is no video, is damaged where it is decoded, or is too large.
+    Raises NotMediaError if the data is not a video, is damaged where it is decoded, or too large.
     """
     with extra("video", "decoding video"):
         import av
@@ -72,10 +72,10 @@ def read_frames(data: bytes, choose: Choose) -> list[Any]:
     pixels = abs((info.width or 0) * (info.height or 0))
     if pixels > MAX_PIXELS:
         raise TooManyPixelsError(f"frames of {info.width:,} x {info.height:,} pixels")
-    if (info.frames or 0) > len(data):  # FFmpeg would make a table of them
+    if (info.frames or 0) > len(data):  # FFmpeg would allocate a table of them
         raise UndecodedError(f"{info.frames:,} frames in {len(data):,} bytes")
     frames, index = None, _index(data, info.format)
-    # From version 19 on, PyAV replaces what is no UTF-8 in titles anyway.
+    # From version 19 on, PyAV always replaces invalid UTF-8 in metadata.
     old = int(av.__version__.partition(".")[0]) < 19
     options: dict[str, Any] = {"metadata_errors": "replace"} if old else {}
     options.update(format=_CONTAINERS[info.format], options=_OPTIONS.copy())
@@ -88,7 +88,7 @@ def read_frames(data: bytes, choose: Choose) -> list[Any]:
         raise
     except (av.FFmpegError, ValueError, OverflowError, MemoryError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        # A damaged table may ask for any memory: it is damage if there is enough for a frame.
+        # A damaged table may request any amount: it is damage if a frame would fit in memory.
         refuse_want_of_memory(ValueError(reason), pixels)
         raise UndecodedError(f"{info.format}: {reason}") from error
     sizes = {(frame.width, frame.height) for frame in frames}
@@ -100,12 +100,12 @@ def read_frames(data: bytes, choose: Choose) -> list[Any]:
 def _index(data: bytes, format: str) -> FrameIndex | None:
     try:
         return frame_index(data) if format in ("mp4", "mov") else None
-    except (ValueError, struct.error, IndexError, TypeError):  # damaged: FFmpeg will say
+    except (ValueError, struct.error, IndexError, TypeError):  # damaged: FFmpeg reports it
         return None
 
 
 class _File(io.BytesIO):
-    """Bytes as a file, in which a damaged header may seek anywhere: a callback must not raise."""
+    """A file of bytes that accepts any seek, as of a damaged header: a callback must not raise."""
 
     def seek(self, offset: int, whence: int = 0) -> int:
         start = (0, self.tell(), len(self.getbuffer()))[whence]
@@ -115,7 +115,7 @@ class _File(io.BytesIO):
 class _Video:
     """The first video track of an open file.
 
-    With an index only the packets that are needed are read, and compared with it.
+    With an index, only the packets that are needed are read, and compared with it.
     """
 
     def __init__(self, container: Any, index: FrameIndex | None) -> None:
@@ -123,11 +123,11 @@ class _Video:
         self._container, self._stream = container, stream
         self._context: Any = stream and stream.codec_context
         if self._context is None or self._context.name not in _DECODERS:
-            raise UndecodedError("no track that FFmpeg can decode, or of a rare codec")
-        self._context.thread_count = 1  # threads of a loader decode other samples meanwhile
+            raise UndecodedError("no track that FFmpeg can decode, or one of a rare codec")
+        self._context.thread_count = 1  # the loader's other threads decode other samples
         self._context.options = _OPTIONS
         self._decoded = 0
-        # Of an AVI with B-frames, and of packets without frames, only decoding tells the order.
+        # For an AVI with B-frames, or packets without frames, only decoding shows the order.
         avi = container.format.name == "avi" and self._context.has_b_frames
         self._timed = not avi and self._context.name not in _HIDDEN
         self._packets: list[Any] | None = None
@@ -139,7 +139,7 @@ class _Video:
             self._shown = [n for n, packet in enumerate(self._packets) if not packet.is_discard]
             self._keys = [n for n, packet in enumerate(self._packets) if packet.is_keyframe]
         else:
-            first = next(container.demux(stream))  # FFmpeg's times begin elsewhere
+            first = next(container.demux(stream))  # FFmpeg's times have another origin
             if first.pts is None or first.dts is None:
                 self._timed = False
                 return
@@ -157,15 +157,15 @@ class _Video:
         return packets
 
     def frames(self, choose: Choose) -> list[Any] | None:
-        """The frames of some indexes: by the times of packets, or else by decoding all.
+        """Return the chosen frames: by the times of packets, or otherwise by decoding everything.
 
-        None where the index is wrong, or not enough.
+        Returns None if the index is wrong or insufficient.
         """
         try:
             found = self._seek(choose) if self._timed else None
         except NotMediaError:
             raise
-        except ValueError:  # invalid data: of a keyframe that is none, or of damage
+        except ValueError:  # invalid data: a packet wrongly marked as keyframe, or damage
             found = None
         return found if found or self._packets is None else self._count(choose)
 
@@ -174,7 +174,7 @@ class _Video:
         if not len(order) or (np.diff(self._times[order]) == 0).any():
             return None
         wanted = order[list(choose(len(order)))].tolist()
-        runs: dict[int, list[int]] = {}  # by the keyframe that decoding starts from
+        runs: dict[int, list[int]] = {}  # by the keyframe from which decoding starts
         for number in sorted(set(wanted)):
             key = bisect_right(self._keys, number) - 1
             while key >= 0 and self._times[self._keys[key]] > self._times[number]:
@@ -191,13 +191,13 @@ class _Video:
         return None if None in found_all else found_all
 
     def _run(self, start: int, stop: int, wanted: Collection[int]) -> Iterator[Any]:
-        """Frames of some times, decoded from a keyframe on."""
+        """Yield the frames with the wanted times, decoding from a keyframe on."""
         context = self._context
-        skips = context.name != "libdav1d"  # which leaves out others too
+        skips = context.name != "libdav1d"  # libdav1d would also skip other frames
         for packet in chain(self._between(start, stop), [None]):
             if packet is not None and packet.pts < self._times[start]:
-                continue  # it needs what came before the keyframe
-            if skips and packet is not None:  # frames that no other needs: a third of the time
+                continue  # it depends on frames before the keyframe
+            if skips and packet is not None:  # skipping non-reference frames saves a third
                 context.skip_frame = "DEFAULT" if packet.pts in wanted else "NONREF"
             for frame in self._decode(packet):
                 if frame.pts in wanted and not frame.is_corrupt:
@@ -206,7 +206,7 @@ class _Video:
         context.flush_buffers()
 
     def _between(self, start: int, stop: int) -> Iterator[Any]:
-        """Some packets. Raises ValueError where they are not those of the index."""
+        """Yield a range of packets. Raises ValueError if they do not match the index."""
         if self._packets is not None:
             yield from self._packets[start:stop]
             return
@@ -216,14 +216,14 @@ class _Video:
             if number == start and packet.dts is not None and packet.dts < time:
                 continue
             if packet.pts != self._times[number] or packet.is_discard:
-                raise ValueError("other packets than the index has")
+                raise ValueError("the packets do not match the index")
             yield packet
             number += 1
             if number == stop:
                 return
 
     def _count(self, choose: Choose) -> list[Any]:
-        """By decoding all: first in the hope that each packet is a frame."""
+        """Return the frames by decoding everything, assuming first that each packet is a frame."""
         assert self._packets is not None
         count = len(self._packets)
         for _ in range(2):
@@ -264,13 +264,13 @@ class _Video:
 
 
 def pixels_of(frame: Any) -> Pixels:
-    """The pixels of a frame, (height, width, 3), turned and mirrored as the file says.
+    """Return the pixels of a frame (height, width, 3), rotated and mirrored as the file says.
 
-    Raises UndecodedError for a rotation by anything else than quarter turns.
+    Raises UndecodedError for a rotation by anything but quarter turns.
     """
     try:
         pixels: Pixels = frame.to_ndarray(format="rgb24")
-    except (ValueError, OSError) as error:  # PyAV's are of these kinds
+    except (ValueError, OSError) as error:  # the types of PyAV's errors
         raise UndecodedError(f"a frame of {frame.format.name}: {error}") from error
     matrix = frame.side_data.get("DISPLAYMATRIX")
     if matrix is None:
@@ -279,6 +279,6 @@ def pixels_of(frame: Any) -> Pixels:
     turned = not a and not d
     across, down = (c, b) if turned else (a, d)
     if not across or not down or (not turned and (b or c)):
-        raise UndecodedError(f"a rotation by other than quarter turns: the matrix {a} {b} {c} {d}")
+        raise UndecodedError(f"a rotation other than by quarter turns: the matrix {a} {b} {c} {d}")
     turned_pixels = pixels.swapaxes(0, 1) if turned else pixels
     return turned_pixels[:: 1 if down > 0 else -1, :: 1 if across > 0 else -1]

@@ -1,4 +1,4 @@
-"""The schema of a sample, guessed from its values."""
+"""Guess the schema of a sample from its values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardkit.schema import TYPES, Array, Bytes, FieldType, Images, Schema
 
 
 def guessed_schema(sample: Sample) -> Schema:
-    """A schema guessed from one sample's values; images are recognized by their first bytes.
+    """Return a schema guessed from one sample's values; images are recognized by their first bytes.
 
     Raises SampleError for a value of a type that no field can hold.
     """
@@ -42,5 +42,5 @@ def _guess(name: str, value: Any) -> FieldType:
         field=name,
         expected=", ".join(kind.python for kind in TYPES.values()),
         found=type(value).__name__
-        + (" with what is not JSON, such as NaN" if isinstance(value, dict | list) else ""),
+        + (" with values not valid in JSON, such as NaN" if isinstance(value, dict | list) else ""),
     )

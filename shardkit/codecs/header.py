@@ -1,6 +1,6 @@
-"""Headers of images in full: all properties that decoders may treat differently.
+"""Full headers of images: all properties that decoders may treat differently.
 
-A plain image is upright, of 8 bits, grey or RGB, opaque, a single frame, without a colour profile
+A plain image is upright, 8-bit, grey or RGB, opaque, a single frame, and has no colour profile
 other than sRGB: all decoders give the same RGB pixels. Layouts: ITU T.81 (JPEG), the PNG
 specification, RFC 9649 (WebP), Exif 2.3, ICC.1 annex B (profiles in files).
 """
@@ -28,7 +28,7 @@ _HUFFMAN = frozenset({0xC0, 0xC1, 0xC2})  # baseline, extended, progressive
 _LOSSLESS = frozenset({0xC3, 0xC5, 0xC6, 0xC7})  # and hierarchical
 _ORIENTATION = {"<": b"\x12\x01\x03\x00\x01\x00\x00\x00", ">": b"\x01\x12\x00\x03\x00\x00\x00\x01"}
 _CHROMA = {(1, 1): "444", (2, 1): "422", (2, 2): "420", (1, 2): "440", (4, 1): "411"}
-_PROFILE_BYTES = 16 << 20  # at most, of a compressed one
+_PROFILE_BYTES = 16 << 20  # upper limit when decompressing one
 
 
 class Header(NamedTuple):
@@ -38,7 +38,7 @@ class Header(NamedTuple):
     width: int  # pixels, as stored: before EXIF's orientation is applied
     height: int
     orientation: int = 1  # EXIF's number: 1 is upright
-    oddity: str = ""  # why the image is not plain, in a word or two, or ""
+    oddity: str = ""  # why the image is not plain, in a word or two; "" if it is
     profile: bytes | None = None  # its ICC profile
     colour: str = "RGB"  # the colour space that a profile is for: RGB, GRAY or CMYK
     lossless: bool = True
@@ -53,7 +53,7 @@ class Header(NamedTuple):
 
 
 def read_header(data: bytes) -> Header:
-    """The header of an image. No pixel is decoded. Raises NotAnImageError."""
+    """Return the header of an image, without decoding pixels. Raises NotAnImageError."""
     format, width, height = probe(data)
     about: dict[str, Any] = {"width": width, "height": height}
     try:
@@ -62,7 +62,7 @@ def read_header(data: bytes) -> Header:
         raise NotAnImageError(f"a {format} file that ends inside its header") from None
     header = Header(format, **about)
     if header.colour == "GRAY" and header.profile and header.profile[16:20] == b"RGB ":
-        return header._replace(colour="RGB")  # many editors leave such a profile in
+        return header._replace(colour="RGB")  # many editors keep an RGB profile in grey images
     return header
 
 
@@ -104,7 +104,7 @@ def _jpeg_oddity(marker: int, precision: int, components: int) -> str:
 
 
 def _luma_table(tables: bytes) -> int:
-    """The sum of table 0 in a DQT segment; 0 if the segment does not have it."""
+    """Return the sum of table 0 in a DQT segment; 0 if the segment does not have it."""
     at = 0
     while at < len(tables):
         size = 128 if tables[at] >> 4 else 64
@@ -116,7 +116,7 @@ def _luma_table(tables: bytes) -> int:
 
 
 def _exif_orientation(tiff: bytes) -> int:
-    """The orientation in EXIF data; 1 where there is none, or an invalid one."""
+    """Return the orientation in EXIF data; 1 if there is none, or an invalid one."""
     order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
     if order is None or _ORIENTATION[order] not in tiff:
         return 1
@@ -156,7 +156,7 @@ def _png(data: bytes) -> dict[str, Any]:
 
 
 def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Name, offset of the content, and size of each chunk. What lies behind the last is ignored."""
+    """Yield name, content offset and size of each chunk. Bytes after the last one are ignored."""
     at, name = 8, b""
     while at < len(data) and name != b"IEND":
         size, name = struct.unpack_from(">I4s", data, at)
@@ -165,7 +165,7 @@ def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 
 def _unpacked(packed: bytes) -> bytes:
-    """A profile, decompressed; b"", an invalid profile, where that fails."""
+    """Return a decompressed profile; b"", an invalid profile, if that fails."""
     with contextlib.suppress(zlib.error):
         return zlib.decompressobj().decompress(packed, _PROFILE_BYTES)
     return b""
@@ -207,7 +207,7 @@ def _webp_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 # --- PPM -----------------------------------------------------------------------------------------
 
-PPM_SPACE = rb"(?:\s|#[^\r\n]*[\r\n])+"  # between the words of a header: comments are space
+PPM_SPACE = rb"(?:\s|#[^\r\n]*[\r\n])+"  # between the words of a header; comments count as space
 _MAXIMUM = re.compile(rb"P[56]" + (PPM_SPACE + rb"\d+") * 2 + PPM_SPACE + rb"(\d+)")
 
 
@@ -224,7 +224,7 @@ def _other(data: bytes) -> dict[str, Any]:
     with opened(data) as image:
         try:
             return _described(image)
-        except Exception as error:  # its parsers raise any exception on damaged data
+        except Exception as error:  # Pillow's parsers raise any exception on damaged data
             refuse_want_of_memory(error, 0)
             raise NotAnImageError(f"a damaged image: {error}") from error
 

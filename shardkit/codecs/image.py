@@ -1,7 +1,7 @@
-"""Format and size of an encoded image, from its first bytes; and whether its end is there.
+"""Format and size of an encoded image, from its first bytes; and whether its end is present.
 
-No pixel is decoded. JPEG, PNG and WebP are read here in a few microseconds, as each image of a
-conversion is checked; the rarer formats are read by Pillow. `header` reads all the rest.
+No pixels are decoded. JPEG, PNG and WebP are parsed here in a few microseconds, as each image of a
+conversion is checked; rarer formats are read by Pillow. `header` reads all other properties.
 Layouts: ITU T.81 annex B (JPEG), RFC 2083 (PNG), RFC 9649 (WebP).
 """
 
@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from shardkit.errors import SampleError, is_want_of_memory
 from shardkit.options import MAX_PIXELS
 
-# File suffixes of images, with the format that each usually holds; the first suffix of a format
-# is the one we write. The set is torchvision's IMG_EXTENSIONS and more.
+# File suffixes of images, with the format that each usually contains; the first suffix of a format
+# is the one that is written. A superset of torchvision's IMG_EXTENSIONS.
 SUFFIXES = {
     "jpg": "jpeg",
     "jpeg": "jpeg",
@@ -54,9 +54,9 @@ _FRAME = struct.Struct(">HH")
 _JPEG_END = b"\xff\xd9"
 _PNG_END = b"IEND\xae\x42\x60\x82"
 _GIF_END = b"\0;"  # the last block's end, and the trailer
-_TAKEN = 16  # bytes of memory per pixel: WebP's decoder has three frames of RGBA, Pillow one
+_TAKEN = 16  # bytes of memory per pixel: three RGBA frames in WebP's decoder, one in Pillow
 
-# Pillow's readers by name: `Image.open` would try others too, and has a limit of its own.
+# Pillow's readers by name: `Image.open` would also try others, and has its own size limit.
 _PLUGINS = {
     "png": ("PngImagePlugin", "PngImageFile"),
     "webp": ("WebPImagePlugin", "WebPImageFile"),
@@ -67,7 +67,7 @@ _PLUGINS = {
     "jpeg": ("JpegImagePlugin", "JpegImageFile"),
 }
 
-# For names such as `seg.png`, `cat_mask`, `annotation`, `depth_map`, `labelIds`.
+# Words in names of masks, such as `seg.png`, `cat_mask`, `annotation`, `depth_map`, `labelIds`.
 _MASKS = {
     *("mask", "masks", "trimap", "parsing", "panoptic", "semantic", "instances", "instanceids"),
     *("seg", "segs", "segm", "segmap", "segmask", "segmentation", "segmentations", "semseg"),
@@ -94,9 +94,9 @@ class ImageInfo(NamedTuple):
 
 
 class NotAnImageError(ValueError):
-    """The bytes are not an image of a known format, or its header is cut or damaged.
+    """The bytes are not an image of a known format, or its header is truncated or damaged.
 
-    `what`, `expected` and `fix` are those of the error of a sample.
+    `what`, `expected` and `fix` are used for the error of a sample.
     """
 
     what = "the value is not an image"
@@ -107,7 +107,7 @@ class NotAnImageError(ValueError):
 class CutError(NotAnImageError):
     """The end of the image is missing."""
 
-    what = "the image is cut"
+    what = "the image is truncated"
     expected = None
     fix = "copy it again"
 
@@ -120,7 +120,7 @@ class DecodeError(NotAnImageError):
 
 
 def format_of(data: bytes) -> str | None:
-    """The format of an image by its first bytes; None if they are of no known format."""
+    """Return the format of an image from its first bytes; None if no format is known."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "webp"
     for magic, format in _MAGIC:
@@ -132,13 +132,13 @@ def format_of(data: bytes) -> str | None:
 def is_image(data: bytes) -> bool:
     """Whether the first bytes are those of an image (its header may still be damaged)."""
     format = format_of(data)
-    if format == "bmp":  # two letters are a weak sign: the reserved bytes must be zero too
+    if format == "bmp":  # two letters are weak evidence: the reserved bytes must also be zero
         return data[6:10] == bytes(4)
     return format not in (None, "ppm")
 
 
 def probe(data: bytes) -> ImageInfo:
-    """Format and size of an encoded image; raises NotAnImageError with the reason."""
+    """Return format and size of an encoded image; raises NotAnImageError with the reason."""
     format = format_of(data)
     try:
         if format == "jpeg":
@@ -161,9 +161,9 @@ def probe(data: bytes) -> ImageInfo:
 def check_end(data: bytes, format: str) -> None:
     """Raise CutError for an image whose end is missing, as far as its format marks the end.
 
-    Bytes behind the end are ignored: cameras and web servers leave them.
+    Bytes after the end are ignored: cameras and web servers append some.
     """
-    if format == "jpeg":  # the two bytes do not occur in the pixels
+    if format == "jpeg":  # these two bytes never occur in the compressed pixels
         whole = data.endswith(_JPEG_END) or data.rfind(_JPEG_END, _scan(data)) >= 0
     elif format == "png":
         whole = data.endswith(_PNG_END) or _PNG_END in data
@@ -178,7 +178,7 @@ def check_end(data: bytes, format: str) -> None:
 
 
 def checked(value: bytes, key: str, field: str) -> ImageInfo:
-    """`probe` of a field's value; raises SampleError if it is not a whole image."""
+    """`probe` for the value of a field; raises SampleError if it is not a complete image."""
     try:
         info = probe(value)
         check_end(value, info.format)
@@ -193,7 +193,7 @@ def unusable(
     field: str,
     otherwise: str = "drop such samples with --on-error skip",
 ) -> SampleError:
-    """The error of a sample with a value that is not an image, or not all of one."""
+    """Return the error for a sample whose value is not an image, or not a complete one."""
     return SampleError(
         error.what,
         key=key,
@@ -205,9 +205,9 @@ def unusable(
 
 
 def jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Marker, start and stop of the content of each segment, the last of which is the first scan.
+    """Yield marker, content start and stop of each segment, up to and including the first scan.
 
-    Raises struct.error where the bytes end.
+    Raises struct.error if the data ends before that.
     """
     at = 2
     while True:
@@ -236,7 +236,7 @@ def _jpeg_size(data: bytes) -> tuple[int, int]:
 
 
 def _scan(data: bytes) -> int:
-    """The offset of the pixels of a JPEG, or of the end of the bytes if those end before."""
+    """Return the offset of the pixels of a JPEG, or the end of the data if it ends before them."""
     try:
         return [start for _, start, _ in jpeg_segments(data)][-1]
     except struct.error:
@@ -270,7 +270,7 @@ def _pillow_size(data: bytes) -> tuple[int, int]:
 
 
 def opened(data: bytes) -> Any:
-    """The image as a Pillow image with only its header read; close it after use.
+    """Return the image as a Pillow image with only its header read; close it after use.
 
     Raises NotAnImageError.
     """
@@ -280,27 +280,27 @@ def opened(data: bytes) -> Any:
     module, name = _PLUGINS[format]
     try:
         return getattr(importlib.import_module(f"PIL.{module}"), name)(io.BytesIO(data))
-    except Exception as error:  # its parsers raise any exception on damaged data
-        # WebP's allocates memory for the pixels here already.
+    except Exception as error:  # Pillow's parsers raise any exception on damaged data
+        # The one of WebP already allocates memory for the pixels here.
         refuse_want_of_memory(error, math.prod(_webp_size(data)) if format == "webp" else 0)
         raise NotAnImageError(f"a damaged {format} file: {error}") from error
 
 
 def refuse_want_of_memory(error: Exception, pixels: int) -> None:
-    """Raise MemoryError if decoding `pixels` pixels failed for lack of memory, not for damage.
+    """Raise MemoryError if decoding `pixels` pixels failed for lack of memory, not due to damage.
 
-    Some decoders have the same message for both. So the memory that they need is allocated again.
+    Some decoders give the same message for both, so try to allocate the memory that they need.
     """
     try:
         if is_want_of_memory(error):
             raise MemoryError
-        bytes(_TAKEN * min(pixels, MAX_PIXELS))  # zeros that are never touched
+        bytes(_TAKEN * min(pixels, MAX_PIXELS))  # zeros that are never written to
     except MemoryError:
         raise MemoryError(f"an image of {pixels:,} pixels could not be decoded") from error
 
 
 def describe(data: bytes) -> str:
-    """Bytes of no known format, in words."""
+    """Describe bytes of no known format in words."""
     if not data:
         return "an empty file (0 bytes)"
     text = data[:24]

@@ -1,4 +1,4 @@
-"""JPEG by libjpeg-turbo. Its warnings are errors, unless nothing of the image is lost."""
+"""JPEG with libjpeg-turbo. Its warnings are errors, unless nothing of the image is lost."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from shardkit.codecs.image import FRAMES, DecodeError, jpeg_segments
 from shardkit.codecs.window import Pixels
 
 _END = b"\xff\xd9"
-_START = 20  # bytes before a profile: the start marker, and JFIF's segment
-_PROFILE_PART = 65519  # bytes at most of a profile in one segment, of which there are 255
+_START = 20  # bytes before a profile: the start marker and the JFIF segment
+_PROFILE_PART = 65519  # most bytes of a profile in one segment, of up to 255 segments
 _SEQUENTIAL = (0xC0, 0xC1)
 _TRIES = 4
-# A JPEG is decoded at 1/2, 1/4 or 1/8 where so many times the wanted size is left:
-# the result then has 40 dB or more against the whole image (tests/benchmarks/quality.py).
+# A JPEG is decoded at 1/2, 1/4 or 1/8 if the result still has this many times the wanted size:
+# the PSNR is then 40 dB or more against the full image (tests/benchmarks/quality.py).
 LEFT = 3
-# Smaller images gain nothing, and other fractions would give as many pixels.
+# Smaller images gain nothing, and several fractions would give the same number of pixels.
 _SHORTEST = 8
 
 
 def reduction(width: int, height: int, to_width: int, to_height: int) -> int:
-    """8, 4, 2 or 1: the factor by which a JPEG is reduced while it is decoded, before resizing."""
+    """Return the factor (8, 4, 2 or 1) by which a JPEG is reduced in decoding, before resizing."""
     if max(width, height) < _SHORTEST:
         return 1
     scale = min(width // to_width, height // to_height)
@@ -32,10 +32,10 @@ def reduction(width: int, height: int, to_width: int, to_height: int) -> int:
 
 
 def decode_jpeg(data: bytes, kind: str, width: int = 0, height: int = 0) -> Pixels | None:
-    """Pixels, (height, width, channels), of kind "RGB", "GRAY" or "CMYK"; None for a kind of JPEG
-    that this library does not read.
+    """Return pixels (height, width, channels) of kind "RGB", "GRAY" or "CMYK"; None for a kind of
+    JPEG that this library does not support.
 
-    Decoded at the smallest possible size that has `width` and `height`. Raises DecodeError.
+    Decodes at the smallest size that is at least `width` x `height`. Raises DecodeError.
     """
     for _ in range(_TRIES):
         try:
@@ -55,11 +55,11 @@ def decode_jpeg(data: bytes, kind: str, width: int = 0, height: int = 0) -> Pixe
 
 
 def _mended(data: bytes, warning: str) -> bytes:
-    """The bytes with the cause of a warning removed, if the image does not depend on it.
+    """Return the bytes with the cause of a warning removed, if the image does not depend on it.
 
-    Decoding again then shows other damage: the library gives only its first warning.
+    Decoding again then shows any other damage, as the library reports only its first warning.
     """
-    if "extraneous bytes before marker 0xd9" in warning:  # a scan that went wrong leaves some too
+    if "extraneous bytes before marker 0xd9" in warning:  # a damaged scan leaves some, too
         pixels, end, _ = data.rpartition(_END)
         return pixels.rstrip(b"\0") + end
     changed = bytearray(data)
@@ -70,15 +70,15 @@ def _mended(data: bytes, warning: str) -> bytes:
         if marker == 0xE0 and "JFIF revision" in warning and data.startswith(b"JFIF\0", start):
             changed[start + 5] = 1
         elif marker == 0xDA and "SOS parameters" in warning and frame:
-            at = start + 1 + 2 * data[start]  # behind the components: constant in such files
+            at = start + 1 + 2 * data[start]  # after the components: constant in sequential files
             changed[at : at + 3] = b"\0\x3f\0"
     return bytes(changed)
 
 
 def with_huffman_tables(data: bytes) -> bytes:
-    """A JPEG without Huffman tables, such as a frame of Motion JPEG, with the standard ones.
+    """Add the standard Huffman tables to a JPEG without any, such as a frame of Motion JPEG.
 
-    A decoder that is used for several images would else use the tables of the one before.
+    A decoder that is reused for several images would otherwise use those of the previous one.
     """
     frame = next(start for marker, start, _ in jpeg_segments(data) if marker in FRAMES) - 4
     return data[:frame] + _standard_tables() + data[frame:]
@@ -86,14 +86,14 @@ def with_huffman_tables(data: bytes) -> bytes:
 
 @functools.cache
 def _standard_tables() -> bytes:
-    """The segments with the tables of ITU T.81, annex K.3, which encoders use by default."""
+    """Return the segments with the tables of ITU T.81, annex K.3, the default of encoders."""
     data: bytes = simplejpeg.encode_jpeg(np.zeros((8, 8, 3), np.uint8))
     segments = jpeg_segments(data)
     return b"".join(data[start - 4 : stop] for marker, start, stop in segments if marker == 0xC4)
 
 
 def encode_jpeg(pixels: Pixels, quality: int, chroma: str, profile: bytes | None) -> bytes:
-    """Pixels, (height, width, 3) RGB, as a JPEG. Raises ValueError for too long a profile."""
+    """Encode RGB pixels (height, width, 3) as a JPEG. Raises ValueError for too long a profile."""
     data: bytes = simplejpeg.encode_jpeg(
         np.ascontiguousarray(pixels), quality=quality, colorspace="RGB", colorsubsampling=chroma
     )

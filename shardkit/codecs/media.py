@@ -1,6 +1,6 @@
-"""Format, duration, rate and size of encoded audio and video, from headers; is the end there?
+"""Format, duration, rate and size of encoded audio and video, and whether the end is present.
 
-Nothing is decoded. The layouts are in `audio` and `video`, one function for each format.
+Only headers are read. The layouts are in `audio` and `video`, one function per format.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from shardkit.codecs import image
 from shardkit.codecs.image import NotAnImageError, unusable
 from shardkit.schema import Array, Audio, Encoded, FieldType, Image, Images, Video, images_in
 
-# File suffixes with the format that each usually holds; the first of a format is the one we write.
+# File suffixes with the format that each usually contains; the first of a format is written.
 AUDIO_SUFFIXES = {
     "wav": "wav",
     "flac": "flac",
@@ -45,7 +45,7 @@ class Kind(NamedTuple):
     many: str
 
     def has(self, name: str) -> bool:
-        """Whether a name says that a file is of this kind."""
+        """Whether a file is of this kind, judging by its name."""
         return kind_by_name(name) is self
 
 
@@ -61,12 +61,12 @@ _BY_SUFFIX = {suffix: kind for kind in KINDS for suffix, _ in kind.suffixes}
 
 
 def kind_by_name(name: str) -> Kind | None:
-    """The kind of file that a name says it is."""
+    """Return the kind of a file, judging by its name."""
     stem, _, suffix = name.rpartition(".")
     return _BY_SUFFIX.get(suffix.lower()) if stem else None
 
 
-# Offset and value of the first bytes, and what stands at byte 8.
+# Offset and value of the first bytes, the bytes at offset 8, and the format.
 _MAGIC = (
     (0, b"RIFF", b"WAVE", "wav"),
     (0, b"RF64", b"WAVE", "wav"),
@@ -76,7 +76,7 @@ _MAGIC = (
     (0, b"fLaC", b"", "flac"),
     (4, b"ftyp", b"qt  ", "mov"),
     (4, b"ftyp", b"", "mp4"),
-    *((4, name, b"", "mov") for name in (b"moov", b"mdat", b"wide")),  # before there was ftyp
+    *((4, name, b"", "mov") for name in (b"moov", b"mdat", b"wide")),  # older than ftyp
 )
 
 
@@ -105,23 +105,23 @@ class MediaInfo(NamedTuple):
 
 
 class NotMediaError(NotAnImageError):
-    """The bytes are not audio or video of a known format, or their header is cut or damaged."""
+    """The bytes are not audio or video of a known format, or the header is truncated or damaged."""
 
     what = "the value is not audio or video"
-    expected: str | None = "a whole file: WAV, FLAC, MP3, Ogg, M4A, AIFF; MP4, MOV, WebM, MKV, AVI"
+    expected: str | None = "a valid file: WAV, FLAC, MP3, Ogg, M4A, AIFF; MP4, MOV, WebM, MKV, AVI"
     fix = "repair or remove it"
 
 
 class CutMediaError(NotMediaError):
     """The end of the file is missing."""
 
-    what = "the file is cut"
+    what = "the file is truncated"
     expected = None
     fix = "copy it again"
 
 
 def format_of(data: bytes) -> str | None:
-    """The format by the first bytes (64 do), as far as they tell; None if no format is known."""
+    """Return the format indicated by the first 64 bytes; None if no format is known."""
     head = bytes(data[:64])
     for at, magic, form, format in _MAGIC:
         if head.startswith(magic, at) and head.startswith(form, 8):
@@ -130,7 +130,7 @@ def format_of(data: bytes) -> str | None:
         return "opus" if b"OpusHead" in head else "ogg"
     if head[:4] == b"\x1aE\xdf\xa3":
         return "webm" if b"webm" in head else "mkv"
-    # The frame of an MP3: eleven bits set, a layer, and neither of the values that are forbidden.
+    # The frame of an MP3: eleven bits set, a layer, and none of the forbidden values.
     frame = head[:1] == b"\xff" and len(head) > 3 and head[1] >= 0xE0 and bool(head[1] & 6)
     if head[:3] == b"ID3" or (frame and head[1] & 0x18 != 8 and head[2] >> 4 not in (0, 15)):
         return "mp3"
@@ -138,7 +138,7 @@ def format_of(data: bytes) -> str | None:
 
 
 def guess(data: bytes) -> type[FieldType] | None:
-    """Image, Audio or Video where the first bytes leave no doubt."""
+    """Return Image, Audio or Video if the first bytes leave no doubt; otherwise None."""
     if image.is_image(data):
         return Image
     format = format_of(data)
@@ -172,29 +172,29 @@ def media_info(data: bytes) -> MediaInfo:
 
 
 def length_of(value: Any) -> int:
-    """The length of an array, or that of audio in milliseconds; 0 where nothing tells it."""
+    """Return the length of an array, or of audio in milliseconds; 0 if it is not known."""
     if not isinstance(value, bytes):
         return 0 if value is None else len(value)
     try:
         return min(round(1000 * (media_info(value).duration or 0)), 0xFFFFFFFF)
-    except NotMediaError:  # whoever reads it says so
+    except NotMediaError:  # reported when the value is read
         return 0
 
 
 def media_of(kind: FieldType, value: bytes) -> MediaInfo:
-    """`media_info` of a value of Audio or Video; raises NotMediaError if it is none of those."""
+    """`media_info` of a value of Audio or Video; raises NotMediaError if it is something else."""
     info = media_info(value)
     if info.format not in SUFFIXES_OF[type(kind)].values():
-        raise NotMediaError(f"a {info.format} file where there should be {kind.python}")
+        raise NotMediaError(f"a {info.format} file, not {kind.python}")
     if (info.width if isinstance(kind, Video) else info.channels) is None:
         raise NotMediaError(f"a {info.format} file without {type(kind).__name__.lower()}")
     return info
 
 
 def checked(kind: FieldType, value: bytes, key: str, field: str) -> tuple[str, int, int]:
-    """The format, and of an image the width and height, of a value of Image, Audio or Video.
+    """Return format, width and height of a value of Image, Audio or Video; sizes are 0 for media.
 
-    Raises SampleError if it is not a whole file of such a format.
+    Raises SampleError if it is not a complete file of such a format.
     """
     if isinstance(kind, Image):
         return image.checked(value, key, field)
@@ -205,7 +205,7 @@ def checked(kind: FieldType, value: bytes, key: str, field: str) -> tuple[str, i
 
 
 def check(kind: FieldType, value: object, key: str, field: str) -> None:
-    """Raise SampleError for a value of encoded files, one or a list, that are not whole."""
+    """Raise SampleError if a value of encoded files, one or a list, is invalid or truncated."""
     if isinstance(kind, Images):
         for each in images_in(kind, value):
             image.checked(each, key, field)

@@ -1,4 +1,4 @@
-"""Images as MDS and LitData store them: lists of them, and the pixels of Pillow's."""
+"""Images as stored by MDS and LitData: lists of images, and raw pixels of Pillow images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardkit.codecs.pixels import ppm_start
 
 
 def image_list(decode: Callable[[bytes], bytes], at: int, data: bytes) -> list[bytes]:
-    """Images behind their number, which stands at byte `at`, and their sizes."""
+    """Return a list of images: their number is at byte `at`, followed by their sizes and data."""
     (count,) = struct.unpack_from("<I", data, at)
     sizes = np.frombuffer(data, "<u4", count, at + 4).tolist() if count else []
     at += 4 + 4 * count
@@ -23,7 +23,7 @@ def image_list(decode: Callable[[bytes], bytes], at: int, data: bytes) -> list[b
     return [decode(data[end - size : end]) for size, end in zip(sizes, ends[1:], strict=True)]
 
 
-# Bytes of a pixel in Pillow's modes, and a format that holds it without loss.
+# Bytes per pixel in Pillow's modes, and a lossless format for it.
 _MODES = {
     "L": (1, "PPM"), "RGB": (3, "PPM"), "1": (1 / 8, "PNG"), "LA": (2, "PNG"), "RGBA": (4, "PNG"),
     "P": (1, "PPM"), "I;16": (2, "TIFF"), "CMYK": (4, "TIFF"), "I": (4, "TIFF"), "F": (4, "TIFF"),
@@ -31,7 +31,7 @@ _MODES = {
 
 
 def pillow_image(data: bytes) -> bytes:
-    """The pixels of a Pillow image as a file: RGB as PPM and grey as PGM, else PNG or TIFF."""
+    """Return the pixels of a Pillow image as a file: RGB as PPM, grey as PGM, else PNG or TIFF."""
     width, height, length = struct.unpack_from("<3I", data)
     mode, pixels = data[12 : 12 + length].decode(), data[12 + length :]
     each, format = _MODES.get(mode, (0, ""))

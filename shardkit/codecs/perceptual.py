@@ -1,9 +1,9 @@
-"""Perceptual hashes: numbers that images share if they look alike.
+"""Perceptual hashes: numbers that are similar for images that look alike.
 
 The hash is pHash (Zauner, "Implementation and Benchmarking of Perceptual Image Hash Functions",
-2010): the image in grey and 32 x 32 pixels, its discrete cosine transform, and of the 8 x 8 lowest
-frequencies which are above their median. Copies of an image in another size, format or quality
-differ in a few of the 64 bits; of other images about half differ.
+2010): the image is reduced to 32 x 32 grey pixels, and the bits say which of the 8 x 8 lowest
+frequencies of its discrete cosine transform are above their median. Copies of an image in another
+size, format or quality differ in a few of the 64 bits; different images in about half of them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy.typing as npt
 from shardkit.codecs.pixels import to_rgb
 
 _SIDE, _KEPT = 32, 8
-_FLAT = 2.0  # standard deviation of grey values, of 256: below it the hash is noise
-# Whole numbers, so that sums are exact and the hash is the same on every processor.
+_FLAT = 2.0  # standard deviation of the 256 grey levels; below it, the hash is noise
+# Integers, so that sums are exact and the hash is the same on every processor.
 _COSINES = np.rint(
     np.cos(np.pi * np.arange(_KEPT)[:, None] * (2 * np.arange(_SIDE) + 1) / (2 * _SIDE)) * 2**20
 ).astype(np.int64)
@@ -23,7 +23,7 @@ _ONES = np.array([number.bit_count() for number in range(1 << 16)], np.uint8)
 
 
 def perceptual_hash(image: bytes) -> int | None:
-    """The hash of an encoded image as it is displayed, of 64 bits; None for one without contrast.
+    """Return the 64-bit hash of an encoded image as displayed; None for one without contrast.
 
     Raises NotAnImageError for a damaged image.
     """
@@ -39,7 +39,7 @@ def perceptual_hash(image: bytes) -> int | None:
 
 
 def distances(one: npt.NDArray[np.uint64], other: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint8]:
-    """How many bits differ, pair by pair."""
+    """Return how many bits differ in each pair of hashes."""
     parts = (one ^ other).view(np.uint16).reshape(-1, 4)
     found: npt.NDArray[np.uint8] = _ONES[parts].sum(axis=1, dtype=np.uint8)
     return found

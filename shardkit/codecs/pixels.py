@@ -1,10 +1,11 @@
-"""Decoding and encoding of images, to the same pixels on every machine.
+"""Decoding and encoding of images, with the same pixels on every machine.
 
-`to_rgb` gives the image as displayed: the first frame, upright by its EXIF data, in 8-bit sRGB.
+`to_rgb` gives the image as displayed: the first frame, turned upright by its EXIF data, in 8-bit
+sRGB.
 - Transparent pixels show a background, white by default.
-- Palettes and grey become RGB; of 16-bit values the high byte is used.
+- Palettes and grey become RGB; 16-bit values are reduced to the high byte.
 - A colour profile is applied. CMYK without one becomes RGB as in Pillow: 255 - ink - black.
-- Floating-point pixels have no defined range, and are refused.
+- Floating-point pixels are rejected, as they have no defined range.
 - Warnings of a decoder count as damage, unless nothing of the image is lost.
 """
 
@@ -35,14 +36,14 @@ from shardkit.codecs.jpeg import decode_jpeg, encode_jpeg, reduction
 from shardkit.codecs.window import Colour, Pixels
 
 WHITE = (255, 255, 255)
-_SIDES = {"jpeg": 65500, "webp": 16383}  # the longest that a format takes
+_SIDES = {"jpeg": 65500, "webp": 16383}  # longest side that a format supports
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 # --- PPM -----------------------------------------------------------------------------------------
 
 _PPM = re.compile(rb"P6" + (PPM_SPACE + rb"(\d{1,9})") * 2 + PPM_SPACE + rb"255\s")
-_PPM_HEADER = 1 << 12  # bytes at most: comments are the only long part
+_PPM_HEADER = 1 << 12  # upper limit in bytes; only comments can be long
 
 
 class PpmHeader(NamedTuple):
@@ -58,7 +59,7 @@ class PpmHeader(NamedTuple):
 
 
 def ppm_header(data: bytes) -> PpmHeader | None:
-    """The header of a PPM of 8-bit RGB (P6 with 255 values); None for anything else.
+    """Return the header of an 8-bit RGB PPM (P6, maximum 255); None for anything else.
 
     Raises CutError if pixels are missing.
     """
@@ -72,12 +73,12 @@ def ppm_header(data: bytes) -> PpmHeader | None:
 
 
 def ppm_start(width: int, height: int) -> bytes:
-    """The bytes before the pixels of a PPM."""
+    """Return the bytes before the pixels of a PPM."""
     return b"P6\n%d %d\n255\n" % (width, height)
 
 
 def to_ppm(pixels: npt.NDArray[np.uint8]) -> bytes:
-    """Pixels, (height, width, 3), as a PPM file: without loss, and without compression."""
+    """Return pixels (height, width, 3) as a PPM file: lossless and uncompressed."""
     height, width, _ = pixels.shape
     return ppm_start(width, height) + pixels.tobytes()
 
@@ -86,10 +87,10 @@ def to_ppm(pixels: npt.NDArray[np.uint8]) -> bytes:
 
 
 class Decoded(NamedTuple):
-    """Pixels, (height, width, 3) RGB, before EXIF's orientation is applied.
+    """RGB pixels (height, width, 3), before EXIF's orientation is applied.
 
-    `reduced` is 2, 4 or 8 where the image was decoded at 1/2, 1/4 or 1/8 of its size; it may then
-    end in the middle of a pixel. `to_srgb` is a transform that `converted` has still to apply.
+    `reduced` is 2, 4 or 8 if the image was decoded at 1/2, 1/4 or 1/8 of its size; it may then end
+    in the middle of a pixel. `to_srgb` is a transform that is still to be applied with `converted`.
     """
 
     pixels: Pixels
@@ -98,7 +99,7 @@ class Decoded(NamedTuple):
 
 
 def to_rgb(data: bytes, least: tuple[int, int] | None = None) -> Pixels:
-    """The pixels of any image as it is displayed, (height, width, 3); `least` as in `decode`.
+    """Return the pixels (height, width, 3) of any image as displayed; `least` as in `decode`.
 
     Raises NotAnImageError with the reason.
     """
@@ -121,13 +122,13 @@ def decode(
     background: Colour = WHITE,
     transform: Any = None,
 ) -> Decoded:
-    """Decode the first frame. `header` is what `read_header` says of `data`.
+    """Decode the first frame. `header` is the result of `read_header` for `data`.
 
-    `least` is the width and height that the image is to be resized to: a JPEG of many times that
-    size is decoded at a reduced one. A `transform` of `color.to_srgb` is applied here, or left to
-    the caller, who applies it to fewer pixels after resizing.
+    `least` is the width and height to which the image will be resized: a JPEG of many times that
+    size is decoded at a reduced one. A `transform` from `color.to_srgb` is applied here, or left to
+    the caller, who can apply it to fewer pixels after resizing.
 
-    Raises NotAnImageError with the reason, and never returns a part of an image.
+    Raises NotAnImageError with the reason, and never returns a partial image.
     """
     check_end(data, header.format)
     if header.format == "jpeg" and header.oddity in ("", "cmyk"):
@@ -146,7 +147,7 @@ def decode(
 
 
 def upright(pixels: Pixels, orientation: int) -> Pixels:
-    """Pixels turned as EXIF's orientation says."""
+    """Return pixels turned upright as EXIF's orientation says."""
     if orientation >= 5:
         pixels = pixels.swapaxes(0, 1)
     if orientation in (2, 3, 6, 7):
@@ -157,7 +158,7 @@ def upright(pixels: Pixels, orientation: int) -> Pixels:
 
 
 def turned(image: Any, orientation: int) -> Any:
-    """A Pillow image turned as EXIF's orientation says."""
+    """Return a Pillow image turned upright as EXIF's orientation says."""
     from PIL.Image import Transpose
 
     turns = {
@@ -173,7 +174,7 @@ def turned(image: Any, orientation: int) -> Any:
 
 
 def _by_turbo(data: bytes, header: Header, reduced: int, transform: Any) -> Decoded | None:
-    """By libjpeg-turbo; None for a kind of JPEG that it does not decode."""
+    """Decode with libjpeg-turbo; None for a kind of JPEG that it does not support."""
     colour = header.colour
     kind = colour if colour == "CMYK" or (colour == "GRAY" and transform is not None) else "RGB"
     pixels = decode_jpeg(data, kind, -(-header.width // reduced), -(-header.height // reduced))
@@ -181,7 +182,7 @@ def _by_turbo(data: bytes, header: Header, reduced: int, transform: Any) -> Deco
         return None
     if kind == "GRAY":
         return Decoded(converted(pixels[:, :, 0], transform), reduced)
-    if kind == "CMYK":  # Adobe stores ink inverted, and so do all others since
+    if kind == "CMYK":  # Adobe stores ink inverted, and others followed
         return Decoded(_from_cmyk(255 - pixels, transform), reduced)
     return Decoded(pixels, reduced, transform)
 
@@ -194,19 +195,19 @@ def _from_cmyk(pixels: Pixels, transform: Any) -> Pixels:
 
 @contextlib.contextmanager
 def loaded(data: bytes, header: Header) -> Iterator[Any]:
-    """The first frame as a Pillow image, not yet upright. Raises NotAnImageError."""
+    """Open the first frame as a Pillow image, as stored. Raises NotAnImageError."""
     try:
-        if header.format == "png":  # the checksums of its chunks, which decoding ignores
+        if header.format == "png":  # check the checksums of its chunks, which decoding ignores
             with opened(data) as image:
                 image.verify()
         with opened(data) as image:
             image.load()
-            # Pillow applies the orientation of a TIFF itself: it is undone here.
+            # Pillow applies the orientation of a TIFF itself; undo that.
             back = {6: 8, 8: 6}.get(header.orientation, header.orientation)
             yield turned(image, back) if header.format == "tiff" else image
     except NotAnImageError:
         raise
-    except Exception as error:  # its decoders raise any exception on damaged data
+    except Exception as error:  # Pillow's decoders raise any exception on damaged data
         refuse_want_of_memory(error, header.width * header.height)
         raise DecodeError(f"a damaged image: {error}") from error
 
@@ -216,11 +217,11 @@ def _as_rgb(image: Any, colour: str, background: Colour, transform: Any) -> Pixe
 
     alpha = None
     if image.mode == "F":
-        raise DecodeError("floating-point pixels, of which no value is known to be white")
+        raise DecodeError("floating-point pixels, for which the value of white is not defined")
     if image.mode == "CMYK":
         return _from_cmyk(np.asarray(image), transform)
     if image.mode.startswith("I"):
-        # Pillow has 16-bit values in mode "I" where it has no 16-bit mode for the file's format.
+        # Pillow uses mode "I" for 16-bit values of formats for which it has no 16-bit mode.
         values = np.asarray(image).clip(0, 0xFFFF)
         if isinstance(image.info.get("transparency"), int):
             alpha = PIL.Image.fromarray(values != image.info["transparency"]).convert("L")
@@ -251,16 +252,16 @@ def encode(
     lossless: bool = False,
     profile: bytes | None = None,
 ) -> bytes:
-    """Pixels, (height, width, 3) RGB, as a file of `format`: jpeg, png, webp or ppm.
+    """Encode RGB pixels (height, width, 3) as a file of `format`: jpeg, png, webp or ppm.
 
-    `quality` and `chroma` ("444", "422", "420") are for lossy formats, `lossless` is for WebP. A
+    `quality` and `chroma` ("444", "422", "420") apply to lossy formats, `lossless` to WebP. A
     `profile` is stored with the image. Raises ValueError for an image that is too large for the
     format.
     """
     side = max(pixels.shape[:2])
     if side > _SIDES.get(format, side):
         raise ValueError(
-            f"a side of {side:,} pixels, where {format} has at most {_SIDES[format]:,}"
+            f"a side of {side:,} pixels, but {format} supports at most {_SIDES[format]:,}"
         )
     if format == "jpeg":
         return encode_jpeg(pixels, quality, chroma, profile)
@@ -272,10 +273,10 @@ def encode(
 
 
 def to_png(pixels: Pixels, profile: bytes | None = None) -> bytes:
-    """Pixels, (height, width, 3) RGB or (height, width) grey, as a PNG.
+    """Encode pixels, RGB (height, width, 3) or grey (height, width), as a PNG.
 
-    Filter 1 (Sub) for each row, and zlib's run-length strategy: photos are 3 % larger than by
-    Pillow, in half the time.
+    Uses filter 1 (Sub) for each row and zlib's run-length strategy: photos are 3 % larger than
+    with Pillow, in half the time.
     """
     height, width, *channels = pixels.shape
     values = pixels.reshape(height, -1)

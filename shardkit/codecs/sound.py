@@ -1,4 +1,4 @@
-"""Samples of encoded audio: decoded and encoded by libsndfile, resampled by soxr."""
+"""Samples of encoded audio: decoded and encoded with libsndfile, resampled with soxr."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from shardkit.schema import Audio
 
 Samples = npt.NDArray[np.float32]  # (frames, channels)
 
-MAX_VALUES = 1 << 28  # of all channels that are decoded at once: 1 GiB
-_BLOCK = 1 << 20  # frames that are encoded at once, which takes 20 bytes for each value
-_MOST_RATIO = 1000  # of two rates: soxr takes seconds for more, and no sound has it
-_EXACT = ("wav", "flac", "aiff")  # a seek gives the very samples that reading up to there gives
-_UNKNOWN = 1 << 40  # frames: a stream whose length its header does not say has more
+MAX_VALUES = 1 << 28  # of all channels, decoded at once: 1 GiB
+_BLOCK = 1 << 20  # frames to encode at once, using 20 bytes of memory per value
+_MOST_RATIO = 1000  # of two rates: more is unrealistic, and takes soxr seconds
+_EXACT = ("wav", "flac", "aiff")  # seeking gives exactly the samples that reading up to there gives
+_UNKNOWN = 1 << 40  # frames; more are reported for a stream of unknown length
 
 
 class UndecodedError(NotMediaError):
@@ -33,11 +33,11 @@ class UndecodedError(NotMediaError):
 
 
 class TooLongError(NotMediaError):
-    """The audio does not fit the memory that one sample may take."""
+    """The audio needs more memory than one sample may take."""
 
     what = "the audio is too long to be decoded at once"
     expected = f"at most {MAX_VALUES:,} values of all channels"
-    fix = "cut it into parts"
+    fix = "split it into parts"
 
 
 class UnstorableError(NotMediaError):
@@ -45,11 +45,11 @@ class UnstorableError(NotMediaError):
 
     what = "the audio cannot be re-encoded to FLAC"
     expected = f"finite values, one frame or more, up to 8 channels and {MAX_RATE:,} Hz"
-    fix = "repair it; --mono and --sample-rate lessen channels and rate"
+    fix = "repair it, or reduce channels and rate with --mono and --sample-rate"
 
 
 class _File(io.BytesIO):
-    """Bytes as a file, in which a damaged header may seek anywhere: a callback must not raise."""
+    """A file of bytes that accepts any seek, as of a damaged header: a callback must not raise."""
 
     def seek(self, offset: int, whence: int = 0) -> int:
         start = super().seek(0, whence) if whence else 0
@@ -67,26 +67,26 @@ class Sound:
 
     @property
     def frames(self) -> int | None:
-        """How many there are, where any of them can be sought exactly; None elsewhere."""
+        """The number of frames if exact seeking is possible; otherwise None."""
         return int(self.file.frames) if self.format in _EXACT and self.file.seekable() else None
 
     @property
     def bits(self) -> int:
-        """How many bits FLAC needs for its samples: 24 where they have more than 16."""
+        """The bits per sample for FLAC: 24 for samples of more than 16 bits, otherwise 16."""
         return 24 if self.file.subtype in ("PCM_24", "PCM_32", "FLOAT", "DOUBLE") else 16
 
     def read(self, start: int = 0, frames: int | None = None) -> Samples:
-        """The samples from `start` on, float32 in [-1, 1], (frames, channels); the very ones that
-        soundfile gives.
+        """Return samples from `start` on, float32 in [-1, 1], (frames, channels), exactly as
+        soundfile gives them.
 
-        Without `frames` all there are; otherwise fewer are an error.
+        Without `frames`, returns all; otherwise it is an error if there are fewer.
         """
         wanted = int(self.file.frames) if frames is None else frames
         if wanted * self.channels > MAX_VALUES:
             raise TooLongError(f"{wanted:,} x {self.channels} channels")
         if self.file.seekable():
-            self.file.seek(start)  # to 0 too, as soundfile.read does: MP3 comes out otherwise
-        # In one call: soundfile seeks after each, which is not exact in MP3 and Ogg.
+            self.file.seek(start)  # even to 0, like soundfile.read: otherwise MP3 differs
+        # In one call: soundfile seeks after each call, which is inexact in MP3 and Ogg.
         found: Samples = self.file.read(wanted, dtype="float32", always_2d=True)
         if len(found) == wanted:
             return found
@@ -97,7 +97,7 @@ class Sound:
 
 @contextlib.contextmanager
 def opened(data: bytes) -> Iterator[Sound]:
-    """A value of `Audio` to read samples from. Raises NotMediaError, also for errors inside."""
+    """Open a value of `Audio` to read samples. Raises NotMediaError, also for errors inside."""
     with extra("audio", "decoding audio"):
         import soundfile
     format = media_of(Audio(), data).format
@@ -106,20 +106,20 @@ def opened(data: bytes) -> Iterator[Sound]:
     try:
         with soundfile.SoundFile(_File(data)) as file:
             if file.frames >= _UNKNOWN:  # soundfile cannot read those either
-                raise UndecodedError(f"{format} whose header does not say how long it is")
+                raise UndecodedError(f"{format} whose header does not state its length")
             yield Sound(file, format, file.samplerate, file.channels)
     except soundfile.SoundFileError as error:
         raise UndecodedError(f"{format}: {getattr(error, 'error_string', error)}") from error
 
 
 def resampled(samples: Samples, rate: int, to: int, quality: str = "HQ") -> Samples:
-    """Samples at another rate. Raises NotMediaError where there would be too many."""
+    """Resample to another rate. Raises NotMediaError if there would be too many samples."""
     if rate == to:
         return samples
     with extra("audio", "resampling audio"):
         import soxr
     if not 1 / _MOST_RATIO <= rate / to <= _MOST_RATIO:
-        raise UndecodedError(f"{rate:,} Hz, which is not resampled to {to:,} Hz")
+        raise UndecodedError(f"{rate:,} Hz, which cannot be resampled to {to:,} Hz")
     if samples.size * to / rate > MAX_VALUES:
         raise TooLongError(f"{samples.size:,} values at {rate:,} Hz, resampled to {to:,} Hz")
     made: Samples = soxr.resample(samples, rate, to, quality=quality)
@@ -127,9 +127,9 @@ def resampled(samples: Samples, rate: int, to: int, quality: str = "HQ") -> Samp
 
 
 def encode_flac(samples: Samples, rate: int, bits: int) -> tuple[bytes, int]:
-    """FLAC with values of 16 or 24 bits, and how many values were beyond full scale: clipped.
+    """Encode as FLAC of 16 or 24 bits; also return how many values exceeded full scale (clipped).
 
-    Raises NotMediaError for what FLAC cannot hold.
+    Raises NotMediaError for samples that FLAC cannot hold.
     """
     with extra("audio", "encoding audio"):
         import soundfile
@@ -144,14 +144,14 @@ def encode_flac(samples: Samples, rate: int, bits: int) -> tuple[bytes, int]:
         for start in range(0, len(samples), _BLOCK):
             values = np.rint(samples[start : start + _BLOCK].astype(np.float64) * full)
             if not np.isfinite(values).all():
-                raise UnstorableError("values that are no numbers")
+                raise UnstorableError("values that are not finite")
             clipped += int(np.count_nonzero(np.abs(values) > full))
             out.write(np.clip(values, -full, full - 1).astype(np.int32) << 32 - bits)
     return file.getvalue(), clipped
 
 
 def library_versions() -> dict[str, str]:
-    """The versions of the libraries on which the bytes depend."""
+    """Return the versions of the libraries that determine the encoded bytes."""
     with extra("audio", "re-encoding audio"):
         import soundfile
         import soxr
@@ -163,9 +163,9 @@ def library_versions() -> dict[str, str]:
 
 
 def mono(samples: Samples) -> Samples:
-    """The mean of all channels, as one."""
+    """Mix all channels into one by taking their mean."""
     if samples.shape[1] == 1:
         return samples
-    with np.errstate(over="ignore", invalid="ignore"):  # floats may be anything
+    with np.errstate(over="ignore", invalid="ignore"):  # floats may have any value
         made: Samples = samples.mean(axis=1, keepdims=True, dtype=np.float32)
     return made

@@ -1,4 +1,4 @@
-"""Compressed bytes in a temporary file, which can be read at random."""
+"""Decompress into a temporary file, for random access."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from shardkit.errors import DamagedError, StorageError
 
 
 def unpacked(path: Path, blocks: Iterable[bytes], compression: str, what: str) -> ByteSource:
-    """The bytes that blocks of a file decompress to; `what` is the name of these in errors.
+    """Return the decompressed bytes of blocks of a file; `what` names these in errors.
 
-    The temporary file has no name: the system removes it when it is closed, or the process ends.
+    The temporary file has no name: the system deletes it when it is closed or the process ends.
     """
     folder = temporary_folder(path, what)
-    fix = f"make space, name another folder in the variable TMPDIR, or unpack {what}"
+    fix = f"free some space, set TMPDIR to another folder, or unpack {what}"
     try:
         with tempfile.TemporaryFile(dir=folder) as plain:
             for data in decompressed(blocks, compression):
@@ -32,7 +32,7 @@ def unpacked(path: Path, blocks: Iterable[bytes], compression: str, what: str) -
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise storage.explain(error, "unpack", path) from error
         raise StorageError(
-            f"there is no room to unpack {what}",
+            f"not enough space to unpack {what}",
             path=path,
             found=f"{shutil.disk_usage(folder).free:,} bytes free in {folder}",
             fix=fix,
@@ -42,13 +42,13 @@ def unpacked(path: Path, blocks: Iterable[bytes], compression: str, what: str) -
 
 
 def temporary_folder(path: Path, what: str) -> str:
-    """The folder for temporary files. Raises StorageError where none can be written to."""
+    """Return the folder for temporary files. Raises StorageError if none is writable."""
     try:
         return tempfile.gettempdir()
     except OSError as error:
         raise StorageError(
-            f"no temporary folder can be written to, to unpack {what}",
+            f"no temporary folder is writable, to unpack {what}",
             path=path,
             found=error.strerror,
-            fix="make space, or name another folder in the variable TMPDIR",
+            fix="free some space, or set TMPDIR to another folder",
         ) from error

@@ -1,4 +1,4 @@
-"""Headers of video files, and of what else is in their containers.
+"""Headers of video files, and of audio in the same containers.
 
 Layouts: ISO 14496-12 (MP4, MOV, M4A), RFC 9559 (Matroska and WebM), RIFF (AVI).
 """
@@ -31,11 +31,11 @@ _CODECS = {
     )
     for code in codes.split()
 }
-_MOST = 1 << 16  # boxes or elements that are looked at
+_MOST = 1 << 16  # boxes or elements to look at
 
 
 def _boxes(data: bytes, at: int, stop: int) -> Iterator[_Box]:
-    """The boxes in a range. Raises CutMediaError where one ends behind it."""
+    """Yield the boxes in a range. Raises CutMediaError if one extends past its end."""
     for _ in range(_MOST):
         if at + 8 > stop:
             return
@@ -47,13 +47,13 @@ def _boxes(data: bytes, at: int, stop: int) -> Iterator[_Box]:
         if size and size < head:
             return  # zeros at the end of old QuickTime files, or damage
         if end > stop:
-            raise CutMediaError(f"a box {name.decode('latin-1')!r} of {size:,} bytes is not whole")
+            raise CutMediaError(f"a truncated box {name.decode('latin-1')!r} of {size:,} bytes")
         yield name, at + head, end
         at = end
 
 
 def _box(data: bytes, at: int, stop: int, *path: bytes) -> tuple[int, int] | None:
-    """Where the content of a box, inside of others, starts and stops."""
+    """Return start and stop of the content of a nested box, given its path."""
     for wanted in path:
         found = next((box for box in _boxes(data, at, stop) if box[0] == wanted), None)
         if found is None:
@@ -88,7 +88,7 @@ def _mp4(data: bytes, format: str) -> MediaInfo:
 
 
 def _seconds(data: bytes, at: int) -> float | None:
-    """The duration in a box mvhd or mdhd, whose numbers have 32 or 64 bits; None if not said."""
+    """Return the duration in an mvhd or mdhd box, of 32-bit or 64-bit numbers; None if unknown."""
     scale, ticks = struct.unpack_from(">20xIQ" if data[at] == 1 else ">12xII", data, at)
     unknown = ticks in (0, 2**32 - 1, 2**64 - 1)
     return None if unknown or not scale else ticks / scale
@@ -110,7 +110,7 @@ def _track(data: bytes, at: int, stop: int) -> dict[str, Any]:
     if kind == b"soun":
         channels, rate = struct.unpack_from(">H6xI", data, entry + 24)
         media = _box(data, at, stop, b"mdia", b"mdhd")
-        if media is not None and not rate >> 16:  # over 65,535 Hz: the clock of the track
+        if media is not None and not rate >> 16:  # over 65,535 Hz: use the track's timescale
             rate = (
                 struct.unpack_from(">I", data, media[0] + (20 if data[media[0]] else 12))[0] << 16
             )
@@ -119,7 +119,7 @@ def _track(data: bytes, at: int, stop: int) -> dict[str, Any]:
 
 
 class FrameIndex(NamedTuple):
-    """Of the frames of a video, in the order of decoding, by the clock of their track."""
+    """The frames of a video in decoding order, with times in the timescale of their track."""
 
     shown: npt.NDArray[np.int64]  # when each is shown, and decoded
     decoded: npt.NDArray[np.int64]
@@ -127,10 +127,10 @@ class FrameIndex(NamedTuple):
 
 
 def frame_index(data: bytes) -> FrameIndex | None:
-    """That of the first video track of an MP4 or MOV, from its tables (stts, ctts, stss).
+    """Return the index of the first video track of an MP4 or MOV, from tables stts, ctts and stss.
 
-    None where they do not tell: of fragments, and of edits that do more than begin at the first
-    frame.
+    Returns None if they are not sufficient: for fragments, and for edits that do more than begin at
+    the first frame.
     """
     moov = _box(data, 0, len(data), b"moov") or (0, 0)
     for name, at, stop in _boxes(data, *moov):
@@ -166,7 +166,7 @@ def frame_index(data: bytes) -> FrameIndex | None:
 
 
 def _runs(data: bytes, at: int | None) -> npt.NDArray[np.int64] | None:
-    """The values of a table of (count, value), each as often as it says."""
+    """Expand a table of (count, value) pairs, repeating each value `count` times."""
     if at is None:
         return None
     (count,) = struct.unpack_from(">I", data, at + 4)
@@ -177,13 +177,13 @@ def _runs(data: bytes, at: int | None) -> npt.NDArray[np.int64] | None:
 
 
 def _edit(data: bytes, at: int, movie: int, track: int) -> tuple[int, int]:
-    """Between which times of the track the only edit of a list shows it; none if there are more."""
+    """Return the times between which a track's only edit shows it; (0, 0) if there are more."""
     count, ticks, start = struct.unpack_from(">IQq" if data[at] == 1 else ">IIi", data, at + 4)
     return (start, start + ticks * track // max(movie, 1)) if count == 1 and start >= 0 else (0, 0)
 
 
 def _clock(data: bytes, box: tuple[int, int] | None) -> int:
-    """Ticks a second in a box mvhd or mdhd."""
+    """Return the ticks per second in an mvhd or mdhd box."""
     at = box[0] if box else len(data)
     ticks: int = struct.unpack_from(">I", data, at + (20 if data[at] == 1 else 12))[0]
     return ticks
@@ -197,7 +197,7 @@ _WIDTH, _HEIGHT, _RATE, _CHANNELS, _CODEC = 0xB0, 0xBA, 0xB5, 0x9F, 0x86
 
 
 def _number(data: bytes, at: int, keep: bool) -> tuple[int, int, bool]:
-    """A number of as many bytes as its first one says, the offset behind it; is it all ones?"""
+    """Return a variable-length number, the offset after it, and whether its bits are all ones."""
     length = 9 - data[at].bit_length()
     if length > 8 or at + length > len(data):
         raise CutMediaError("a Matroska file that ends inside its header")
@@ -207,7 +207,7 @@ def _number(data: bytes, at: int, keep: bool) -> tuple[int, int, bool]:
 
 
 def _elements(data: bytes, at: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """Number, start and stop of elements; one of unknown size goes to the end of the range."""
+    """Yield id, start and stop of each element; one of unknown size extends to the range's end."""
     for _ in range(_MOST):
         if at >= stop:
             return
@@ -269,7 +269,7 @@ def _float(data: bytes) -> float | None:
 
 def _avi(data: bytes, format: str) -> MediaInfo:
     size = int.from_bytes(data[4:8], "little")
-    if 8 + size > len(data) + 1:  # some writers count a byte that fills up
+    if 8 + size > len(data) + 1:  # some writers count a padding byte
         raise CutMediaError(f"an avi file with {len(data):,} of {8 + size:,} bytes")
     about: dict[str, Any] = {}
     for name, at, length in chunks(data, 12, len(data)):
@@ -292,7 +292,7 @@ def _stream(data: bytes, at: int, stop: int) -> dict[str, Any]:
         scale, rate, _, frames = struct.unpack_from("<4I", data, head + 20)
         width, height = struct.unpack_from("<ii", data, about + 4)
         seconds = frames * scale / rate if rate and frames else None
-        size = {"width": abs(width), "height": abs(height)}  # negative: rows go down
+        size = {"width": abs(width), "height": abs(height)}  # negative: rows are top-down
         codec = _CODECS.get(data[about + 16 : about + 20].upper())
         return {**size, "frames": frames or None, "duration": seconds, "codec": codec}
     if data[head : head + 4] == b"auds":

@@ -1,7 +1,7 @@
 """Which pixels of an image are taken, and where they go: crop, resize, window, flip.
 
-The same for converting and for loading. Plain numbers of one image: for the few that a thread works
-on at a time, arrays take longer.
+Used for both converting and loading. Holds plain numbers for one image: for the few images that a
+thread works on at a time, arrays would be slower.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ BLACK = (0, 0, 0)
 
 @dataclass
 class Window:
-    """A crop of the image, resized, and a window of that, which may reach beyond its edges.
+    """A crop of the image, resized, and a window of that, which may extend beyond its edges.
 
-    The window is counted before anything is mirrored. The first fields are those of
+    Window coordinates are those before mirroring. The first fields are those of
     `codecs.crop.JOB`.
     """
 
@@ -29,9 +29,9 @@ class Window:
     y: int
     width: int
     height: int
-    full_width: int  # what the crop is resized to
+    full_width: int  # the size to which the crop is resized
     full_height: int
-    left: int  # the window of that, which is what comes out
+    left: int  # the window of the resized crop, which is the output
     top: int
     flip: bool
     columns: int
@@ -39,45 +39,45 @@ class Window:
 
     @classmethod
     def whole(cls, width: int, height: int) -> Window:
-        """An image as it is."""
+        """Return the window of an unchanged image."""
         return cls(0, 0, width, height, width, height, 0, 0, False, width, height)
 
     def crop(self, x: int, y: int, width: int, height: int) -> None:
-        """Take a part of an image to which nothing has happened yet."""
+        """Crop an image that has not been changed yet."""
         self.x, self.y, self.width, self.height = x, y, width, height
 
     def resize(self, width: int, height: int) -> None:
-        """Give another size to an image of which at most a part was taken."""
+        """Resize an image that has not been changed yet, except for a crop."""
         self.full_width, self.full_height = self.columns, self.rows = width, height
 
     def cut(self, left: int, top: int, width: int, height: int) -> None:
-        """Take a part of all that comes out; or more, where numbers are negative."""
+        """Take a part of the output; or extend it, with negative numbers."""
         self.left = self.columns - width - left if self.flip else left
         self.top = top
         self.columns, self.rows = width, height
 
     @property
     def pixels(self) -> int:
-        """How many there are at most: resized along the rows, along both sides, or at the end."""
+        """The most pixels at any stage: resized along the rows, along both sides, or the output."""
         full = self.full_width * max(self.full_height, self.height)
         return max(full, self.columns * self.rows)
 
     @property
     def beyond(self) -> bool:
-        """Whether the window reaches beyond the edges."""
+        """Whether the window extends beyond the edges."""
         right, bottom = self.left + self.columns, self.top + self.rows
         outside = self.left < 0 or self.top < 0
         return outside or right > self.full_width or bottom > self.full_height
 
     def clipped(self) -> Window:
-        """With a window that ends at the edges."""
+        """Return the part of the window that is inside the edges."""
         left, top = max(self.left, 0), max(self.top, 0)
         columns = min(self.left + self.columns, self.full_width) - left
         rows = min(self.top + self.rows, self.full_height) - top
         return replace(self, left=left, top=top, columns=columns, rows=rows)
 
     def with_margins(self, inner: Pixels, background: Colour = BLACK) -> Pixels:
-        """The whole window, given the pixels of the `clipped` one."""
+        """Return the pixels of the full window, given those of the `clipped` one."""
         if not self.beyond:
             return inner
         height, width, _ = inner.shape
@@ -90,7 +90,7 @@ class Window:
         return made
 
     def job(self) -> tuple[int, ...]:
-        """As `codecs.crop` wants it."""
+        """Return the row of a job for `codecs.crop`."""
         return (
             self.x, self.y, self.width, self.height, self.full_width, self.full_height,
             self.left, self.top, self.flip,

@@ -1,8 +1,8 @@
-"""A claim keeps other runs away from an output in a store, which has no locks.
+"""Claims keep other runs away from an output in a store, as stores have no locks.
 
-It is an object that says which run works there. Only who knows its tag can replace it, and its run
-does so every few seconds: one that stays as it is was left by a run that is dead, and whoever has
-seen that takes it over.
+A claim is an object that names the run working there. It can be replaced only by a conditional
+request with its current tag (ETag), and its run does so every few seconds. If a claim does not
+change, its run is dead, and a run that has observed this takes it over.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from shardkit.remote.path import RemotePath
 from shardkit.remote.store import Tag
 
 BEAT = 10.0  # seconds between two renewals
-DEAD = 3  # so many of them without a renewal: its run is dead
-_LOOKS = 3  # at a claim, in each of these
-_TRIES = 5  # to get a claim that others want as well
+DEAD = 3  # number of these intervals without a renewal after which a run counts as dead
+_LOOKS = 3  # times that a claim is read in each interval
+_TRIES = 5  # attempts to take a claim that other runs compete for
 
-Found: TypeAlias = "tuple[bytes, Tag]"  # a claim, as it was read
+Found: TypeAlias = "tuple[bytes, Tag]"  # a claim as read from the store
 
-_held: set[str] = set()  # the runs of this process
+_held: set[str] = set()  # the runs of this process that hold claims
 
 
 class Claim:
-    """The claim of this run, from `take` to `release` or `remove`; a thread renews it."""
+    """The claim of this run, from `take` to `release` or `remove`; renewed by a thread."""
 
     def __init__(self, path: RemotePath) -> None:
         self.run = uuid.uuid4().hex
@@ -59,10 +59,11 @@ class Claim:
         busy: OutputError | None = None,
         wait: bool = True,
     ) -> Claim:
-        """Raises OutputError where another run is at work, which takes half a minute to tell.
+        """Take the claim. Raises OutputError (`busy`) if another run is active.
 
-        Of a run of this machine that has ended that is known at once; without `wait`, any other
-        one is taken to be at work. The claim says `about` as well, also when it is released.
+        To find out whether a run is still active takes half a minute, except for one of this
+        machine that has ended. Without `wait`, any other run is assumed to be active. The claim
+        also contains the entries of `about`, even after it is released.
         """
         claim = cls(path)
         claim._more.update(about or {})
@@ -83,37 +84,37 @@ class Claim:
         raise busy or another_run(path)
 
     def say(self, **about: Any) -> None:
-        """Have the claim say this too."""
+        """Add entries to the claim."""
         self._more.update(about)
         self._renew()
         self.check()
 
     def check(self) -> None:
-        """Raise OutputError where another run has taken the claim, as this one stood still."""
+        """Raise OutputError if another run has taken the claim because this one stalled."""
         if not self._lost and _now() - self._renewed > 2 * BEAT:
             self._renew()
         if self._lost:
             raise OutputError(
-                "another run has taken over this output, as this one stood still for too long",
+                "another run has taken over this output, because this one stalled for too long",
                 path=self._path.parent,
                 fix="wait for that run, then run the same command again",
             )
 
     def release(self) -> None:
-        """Tell other runs that this one has ended; its work stays."""
+        """Tell other runs that this one has ended; its work is kept."""
         if self._stop():
-            with contextlib.suppress(ShardkitError):  # others find out, only later
+            with contextlib.suppress(ShardkitError):  # other runs then find out later
                 text = _text({"run": self.run, "released": True, **self._more})
                 storage.put_if(text, self._path, self._tag)
 
     def remove(self) -> None:
-        """Remove the claim, after all else."""
+        """Remove the claim, after everything else was removed."""
         self.check()
         if self._stop():
             storage.delete(self._path)
 
     def _stop(self) -> bool:
-        """End the renewals; whether the claim is this run's still."""
+        """Stop renewing; returns whether this run still held the claim."""
         self._end.set()
         _held.discard(self.run)
         with self._lock:
@@ -123,7 +124,7 @@ class Claim:
 
     def _beat(self) -> None:
         while not self._end.wait(BEAT):
-            with contextlib.suppress(ShardkitError):  # without a connection `check` raises it
+            with contextlib.suppress(ShardkitError):  # without a connection, `check` raises it
                 self._renew()
 
     def _renew(self) -> None:
@@ -137,16 +138,16 @@ class Claim:
                 self._lost = True
 
     def _put(self, tag: Tag | None) -> bool:
-        """Write the claim where it has this tag; False where another run was faster."""
-        self._beats += 1  # other bytes each time, so that it gets another tag
+        """Write the claim if it still has this tag; False if another run was faster."""
+        self._beats += 1  # different bytes each time, so that the tag changes
         data = _text({**self._about, **self._more, "beat": self._beats})
         made = storage.put_if(data, self._path, tag)
         if made is None:
             found = self._path.store.read_tagged(self._path.key)
             if found is None or said(found[0]).get("run") != self.run:
                 return False
-            made = found[1]  # by a request of ours whose answer was lost
-            if found[0] != data:  # an earlier one: others may have seen it for long
+            made = found[1]  # written by a request of this run whose response was lost
+            if found[0] != data:  # an earlier one, which other runs may have seen for a while
                 made = storage.put_if(data, self._path, made)
                 if made is None:
                     return False
@@ -154,7 +155,7 @@ class Claim:
         return True
 
     def _check_conditions(self, old: Tag | None) -> None:
-        """Raise StorageError for a store that writes whatever the condition of a request is.
+        """Raise StorageError if the store ignores the conditions of requests.
 
         `old` is the tag of the claim that was taken over, whose run may still be alive.
         """
@@ -164,7 +165,7 @@ class Claim:
         def put(tag: Tag | None) -> None:
             made.append(storage.put_if(data, self._path, tag))
 
-        for _ in range(2):  # a run that ends may have removed the claim of a part, but once only
+        for _ in range(2):  # once, a run that just ended may have removed the claim of a part
             made.clear()
             stores.together(put, {None, old})
             if not any(made):
@@ -172,14 +173,14 @@ class Claim:
         storage.delete(self._path)
         raise StorageError(
             "the store ignores the conditions of requests (If-None-Match, If-Match), so that"
-            " two runs that write to the same output would not notice each other",
+            " two runs writing to the same output would not notice each other",
             path=self._path.parent,
             fix="write to a path on this machine, then copy the result to the URL",
         )
 
 
 def ended(path: RemotePath, found: Found | None) -> bool:
-    """Whether the run of a claim has ended. One that is dead loses its claim by this."""
+    """Whether the run of a claim has ended. The claim of a dead run is marked as released."""
     if found is None or is_over(found[0]):
         return True
     now = _watched(path, *found)
@@ -190,13 +191,13 @@ def ended(path: RemotePath, found: Found | None) -> bool:
 
 
 def _watched(path: RemotePath, data: bytes, tag: Tag) -> Found | None:
-    """What a claim is once it changes, or where it must be a dead run's, as it does not."""
+    """Wait until a claim changes, and return it; unchanged if its run must be dead."""
     seconds = DEAD * BEAT
     about = said(data)
     warn(
         f"{path.parent} was claimed by a run on {about.get('host')} (process {about.get('pid')})"
-        f" that has not said that it ended: waiting up to {seconds:.0f} s to see whether it is at"
-        " work"
+        f" that has not reported its end: waiting up to {seconds:.0f} s to see whether it is"
+        " still running"
     )
     for _ in range(DEAD * _LOOKS):
         time.sleep(BEAT / _LOOKS)
@@ -215,7 +216,7 @@ def another_run(path: RemotePath) -> OutputError:
 
 
 def is_over(data: bytes) -> bool:
-    """Whether the run of a claim has ended, as it says itself, or as this machine tells."""
+    """Whether the run of a claim has ended, according to the claim or to this machine."""
     about = said(data)
     if about.get("released") is True:
         return True
@@ -239,10 +240,8 @@ def _this_process() -> dict[str, Any]:
 
 
 def machine() -> str:
-    """What numbers of processes belong to: a boot, and a container; "" where it cannot be told.
-
-    And a user, as those of others may be hidden.
-    """
+    """Identifies the scope of process IDs: boot, container, and user, as the processes of other
+    users may be hidden. "" if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')} {os.geteuid()}"
@@ -251,7 +250,7 @@ def machine() -> str:
 
 
 def _started(pid: int) -> str | None:
-    """When a process began, in ticks since the boot; None where it has ended."""
+    """When a process started, in clock ticks since boot; None if it has ended."""
     try:
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -260,10 +259,10 @@ def _started(pid: int) -> str | None:
 
 
 def said(data: bytes) -> dict[str, Any]:
-    """What a claim says."""
+    """The entries of a claim."""
     try:
         return checked(dict[str, Any], parse(data))
-    except ValueError:  # whatever it is, nobody renews it
+    except ValueError:  # not a claim, and so not renewed by any run
         return {}
 
 
@@ -272,7 +271,7 @@ def _text(about: dict[str, Any]) -> bytes:
 
 
 def _now() -> float:
-    """Seconds that go on while the machine sleeps."""
+    """A monotonic time in seconds that includes the time in which the machine is suspended."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic()

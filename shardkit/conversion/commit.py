@@ -1,7 +1,7 @@
-"""The dataset in the working folder becomes the output; the old output, if there is one, goes.
+"""Publishes the dataset in the working folder as the output, in place of an old output.
 
-Every step can be repeated: a run that dies in here leaves what the next needs to do it again, or to
-give the old dataset back.
+Every step can be repeated: if a run dies here, the next one can finish publishing, or restore the
+old dataset.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ COPY = "copy"
 
 
 class Commit:
-    """Moves `dataset/` to the target. A target that is a single file has others beside it: those
-    are copied one by one, and then the one called like the target is moved."""
+    """Moves `dataset/` to the target. If the target is a single file, the files that belong next
+    to it are copied one by one, and then the file itself is moved."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -33,7 +33,7 @@ class Commit:
         self._copy = target.working_folder / COPY
 
     def publish(self, overwrite: bool) -> None:
-        """One rename, unless there is an old dataset to put aside first."""
+        """Publish with one rename, after moving an old dataset aside."""
         storage.sync(self._dataset)
         self._target.refuse_newcomer(overwrite)
         old = self._names_of_old() if self._single else set()
@@ -49,7 +49,7 @@ class Commit:
         storage.sync(self._folder)
 
     def restore(self) -> None:
-        """Give the old dataset back, if a run died between the two renames."""
+        """Restore the old dataset, if a run died between the two renames."""
         if not self._replaced.exists() or self._out.exists():
             return
         if not self._single:
@@ -60,7 +60,7 @@ class Commit:
             storage.rename(self._replaced / name, self._folder / name)
 
     def _out_last(self, folder: Path) -> list[str]:
-        """What is in a folder and in its __shardkit__, with the file of the target at the end."""
+        """The names in a folder and in its __shardkit__, with the target's file at the end."""
         names = {path.name for path in folder.iterdir()}
         if manifests.FOLDER in names:
             ours = (folder / manifests.FOLDER).iterdir()
@@ -68,12 +68,12 @@ class Commit:
         return [*sorted(names - {self._out.name, manifests.FOLDER}), self._out.name]
 
     def _make_own_folder(self) -> None:
-        """The folder beside a single file for its manifest and lists."""
+        """Make the folder next to a single file, for its manifest and lists."""
         storage.make_folder(self._folder / manifests.FOLDER)
         refuse_others(self._folder / manifests.FOLDER)
 
     def _publish_single(self) -> None:
-        """Copies of the small files: the originals are there if a run dies in here."""
+        """Copy the small files, so that the originals remain if a run dies here; move the shard."""
         *others, out = self._out_last(self._dataset)
         self._make_own_folder()
         for name in others:
@@ -86,34 +86,34 @@ class Commit:
         storage.rename(self._dataset / out, self._out)
 
     def _names_of_old(self) -> set[str]:
-        """What belongs to the single file that is replaced."""
+        """The names of all files that belong to the single file that is replaced."""
         if not self._out.exists():
             return set()
         manifest = manifests.manifest_path(self._out).relative_to(self._folder)
         names = {self._out.name, manifest.as_posix()}
         try:
             old = manifests.load(self._out)
-        except ShardkitError:  # it is damaged: it is taken to have what the new one has
+        except ShardkitError:  # damaged: assume that it has the same files as the new dataset
             return names | {*self._out_last(self._dataset)}
         own = manifests.FOLDER + "/"
-        stem = self._out.name.rpartition(".")[0] + "."  # what all names of its files begin with
+        stem = self._out.name.rpartition(".")[0] + "."  # prefix of the names of all its files
         files = [f.name for f in (*old.all_files(), *old.files)]
         tops = {n if n.startswith(own) else n.partition("/")[0] for n in files}
         return names | {name for name in tops if name.removeprefix(own).startswith(stem)}
 
     def _refuse_to_replace(self, old: set[str]) -> None:
-        """Raise OutputError where a file that is not ours has the name of one of ours."""
+        """Raise OutputError if an unrelated file has the name of a file to be published."""
         for name in self._out_last(self._dataset):
             path, new = self._folder / name, self._dataset / name
             if name in old | {self._out.name} or not os.path.lexists(path):
                 continue
             if not path.is_file() or storage.checksum(path) != storage.checksum(new):
                 raise file_in_the_way(
-                    path, "move it away, and run the same command again: it continues where it was"
+                    path, "move it away and repeat the command: it continues where it stopped"
                 )
 
     def _put_aside(self, old: set[str]) -> None:
-        """The old dataset goes to `replaced/`."""
+        """Move the old dataset to `replaced/`."""
         if not self._single:
             storage.rename(self._out, self._replaced)
             return

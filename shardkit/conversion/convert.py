@@ -1,4 +1,4 @@
-"""`shardkit.convert`: starts the workers, then loads the engine, which takes as long."""
+"""`shardkit.convert`: starts the workers first, which load while this process imports the rest."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def convert(
         preload.append("shardkit.preprocess.audio")
     if checked.text.tokenizer is not None:
         preload.append("shardkit.codecs.tokenizers")
-    # One shard of what is copied is most often one task, which this process does itself.
+    # Copying into one shard is usually a single task, which this process runs itself.
     works = images or checked.audio.active or checked.text.tokenizer is not None
     early = declared is not None and (works or not declared.one_shard)
     engine: Pool | RayEngine

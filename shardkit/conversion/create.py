@@ -1,4 +1,4 @@
-"""`create`: a dataset from a user's own samples, one by one; whole or not at all."""
+"""`create`: write a dataset from a user's own samples, one by one; published only if complete."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ class DatasetWriter:
         options = ConvertOptions(shard_size=shard_size, shard_samples=shard_samples)
         format = get_format(to)
         self._schema = Schema(schema)
-        format.layout(self._schema)  # raises for what it cannot hold
+        format.layout(self._schema)  # raises for fields that the format does not support
         names = named_classes(classes, self._schema)
         self._steps = None
-        if format.raw_images != "array":  # masks must not become JPEGs
+        if format.raw_images != "array":  # masks must not be encoded as JPEG
             from shardkit.preprocess.steps import steps_for
 
             self._steps = steps_for(self._schema, ImageOptions(), None, format.raw_images)
@@ -98,9 +98,9 @@ class DatasetWriter:
         try:
             self._shards.write(self._steps(checked).sample if self._steps else checked)
         except SampleError:
-            raise  # the sample is not in, all else is as it was
+            raise  # the sample was not added, and nothing else has changed
         except BaseException:
-            self.discard()  # what is on the disk is not known
+            self.discard()  # the state of the files is unknown
             raise
         self._keys.add(key)
 
@@ -171,7 +171,7 @@ def _begin(target: Target, overwrite: bool) -> Partial:
         raise OutputError(
             "there is an unfinished conversion to this output",
             path=partial.path,
-            fix="finish it by its own command, or pass overwrite=True",
+            fix="finish it with its own command, or pass overwrite=True",
         )
     partial.begin(_JOB, resume=False)
     return partial

@@ -1,8 +1,8 @@
-"""Where tasks begin and end, from sizes alone, whatever the number of workers.
+"""Cuts a split into tasks, by sizes alone, independently of the number of workers.
 
-Where values are copied, a task makes about one shard. Where images are decoded or text is
-tokenized, tasks are cut by that work: each is at most a small share of what is left, so that no
-worker waits long for the last.
+If values are copied, a task makes about one shard. If images are decoded or text is tokenized,
+tasks are cut by the amount of work: each is at most a small fraction of the remaining work, so that
+workers do not wait long for the last task.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from shardkit.conversion.plan import Split
     from shardkit.recipe import Recipe
 
-# How tasks are cut, and what they leave behind: changes with that. A run goes on only with its own,
-# and the blocks of tokens of another cannot be made again.
+# Version of how tasks are cut, and of the files that they leave. A run with another version cannot
+# be resumed, and its blocks of tokens cannot be reproduced.
 TASKS = "2"
 _TASK_BYTES = 256 * 10**6  # of a task whose shards are bounded by samples, or not at all
-_FRACTION = 64  # where tasks are cut by work, each is at most 1/64 of what is left
-_LEAST_WORK = 2 << 20  # bytes to decode or tokenize, in a fifth of a second or so
-_LEAST_BLOCKS = 128  # of a task's own: the last one may not be full
-_TOKEN_BYTES = 4  # of text that becomes one, about
-# Where values are copied, one process keeps the disk busy, and joining copies them twice: tasks
-# of less than an only shard are there for a run to continue at, and only a large one has any.
+_FRACTION = 64  # if tasks are cut by work, each is at most 1/64 of the remaining work
+_LEAST_WORK = 2 << 20  # bytes to decode or tokenize, which take about a fifth of a second
+_LEAST_BLOCKS = 128  # blocks of tokens per task, as the last block of a task may not be full
+_TOKEN_BYTES = 4  # of text per token, approximately
+# If values are copied, one process keeps the disk busy, and joining shards copies them twice. So a
+# single shard has several tasks only if it is large, to make the run resumable.
 _COPIED_BYTES = 4000 * 10**6
-_MARGIN = 1.1  # so that a guess of sizes does not fall short
+_MARGIN = 1.1  # so that estimated sizes are not too small
 
 
 class Cut(NamedTuple):
@@ -50,11 +50,11 @@ class Cut(NamedTuple):
 
     start: int
     stop: int
-    joined: bool  # its shards are to be joined with those of its neighbours
+    joined: bool  # whether its shards are to be joined with those of its neighbours
 
 
 def cuts(split: Split, sizes: Sizes, format: Format, recipe: Recipe) -> list[Cut]:
-    """The tasks of one; its samples, or ranges of a stream, have `sizes` bytes in the source."""
+    """The tasks of a split, whose samples, or ranges of a stream, have `sizes` bytes each."""
     if _joins(format, recipe.shard_size) and _encodes(split, format):
         found = list(_by_work(split, sizes, format, recipe))
     else:
@@ -83,17 +83,17 @@ def _by_bytes(split: Split, bounds: Sizes, recipe: Recipe) -> Iterator[tuple[int
 
 
 def _is_exact(split: Split) -> bool:
-    """Whether the samples of shards can be counted while planning."""
+    """Whether it is known while planning how many samples a shard will have."""
     return split.samples is not None and split.steps.text is None
 
 
 def _joins(format: Format, max_bytes: int | None) -> bool:
-    """Whether shards that are as large as `max_bytes` together join to one that is no larger."""
+    """Whether shards of `max_bytes` in total can be joined into one that is not larger."""
     return isinstance(format, Joins) and (max_bytes is None or not format.join_pads)
 
 
 def _encodes(split: Split, format: Format) -> bool:
-    """Whether values are decoded or encoded, and not copied, as far as a few samples tell."""
+    """Whether values are decoded or encoded rather than copied, judging by a few samples."""
     images = {n: kind for n, kind in split.source.schema.items() if isinstance(kind, Image)}
     steps = split.steps.decode or split.steps.text is not None
     if steps or isinstance(split.source, Stream) or not format.encodes_images:
@@ -104,20 +104,21 @@ def _encodes(split: Split, format: Format) -> bool:
             for name, kind in images.items():
                 if name in sample and format.carried(kind, sample[name]) != sample[name]:
                     return True
-        except NotAnImageError:  # the conversion will meet it again, and say so
+        except NotAnImageError:  # the conversion will report it
             continue
     return False
 
 
 def _bounds(split: Split, sizes: Sizes, format: Format, recipe: Recipe) -> Sizes:
-    """Bounds in bytes of what the source's samples, or a stream's ranges, become.
+    """Upper bounds in bytes of the stored samples, or of the ranges of a stream.
 
-    Where steps change them or their number is not known, about what a few tell, and some more.
+    If steps change the samples or their number is unknown, an estimate from a few samples, with a
+    margin.
     """
     if isinstance(split.source, Source) and not split.steps:
         return mapped(sizes, lambda some: format.bound(some, len(split.schema)))
     read, stats, samples = _tried(split, recipe.rename)
-    if not samples:  # all are bad, or a few: the conversion will meet them again
+    if not samples:  # all of them are bad: the conversion will report it
         return mapped(sizes, lambda some: format.bound(some, len(split.schema)))
     written = sum(field.bytes for field in stats.fields.values())
     mean = np.array([written // samples], np.int64)
@@ -127,7 +128,7 @@ def _bounds(split: Split, sizes: Sizes, format: Format, recipe: Recipe) -> Sizes
 
 
 def _tried(split: Split, rename: dict[str, str]) -> tuple[int, Stats, int]:
-    """Bytes of a few samples in the source, and what they are after their steps."""
+    """Bytes of a few samples in the source, their statistics after the steps, and their number."""
     stats, samples, read = Stats.of(split.schema), 0, 0
     few = some_of(split.source, split.slice.order)
     steps = _without_padding(split.steps)
@@ -145,7 +146,7 @@ def _tried(split: Split, rename: dict[str, str]) -> tuple[int, Stats, int]:
 
 
 def _without_padding(steps: Steps) -> Steps:
-    """The same, less the padding of a last block, which of few documents would be a lot."""
+    """The same steps without padding of the last block, which is too large for a few documents."""
     text = steps.text
     if text is None or text.options.seq_len is None or text.options.pack == "pad":
         return steps
@@ -153,16 +154,16 @@ def _without_padding(steps: Steps) -> Steps:
 
 
 def _least_work(split: Split) -> int:
-    """Bytes of the smallest task: with blocks of tokens, those of so many."""
+    """Minimum size of a task in bytes: with blocks of tokens, that of _LEAST_BLOCKS blocks."""
     text = split.steps.text
     seq_len = 0 if text is None else text.options.seq_len or 0
     return max(_LEAST_WORK, _LEAST_BLOCKS * seq_len * _TOKEN_BYTES)
 
 
 def _work_cuts(work: Sizes, most: int, least: int, shard: int | None = None) -> Iterator[Cut]:
-    """Tasks of at most `most` bytes of work, and less towards the end: see _FRACTION.
+    """Tasks of at most `most` bytes of work, smaller towards the end: see _FRACTION.
 
-    With a `shard` of so many samples, each of its multiples is a cut between shards.
+    With `shard` samples per shard, a task covers whole shards, or a piece of one to be joined.
     """
     ends = running_sum(work)
     start, samples, joined = 0, len(work), False
@@ -174,7 +175,7 @@ def _work_cuts(work: Sizes, most: int, least: int, shard: int | None = None) -> 
         stop = max(int(ends.searchsorted(aim, side="right")) - 1, start + 1)
         joined = joined or shares > whole
         if shard is not None:
-            first = (start // shard + 1) * shard  # end of the shard that the task begins in
+            first = (start // shard + 1) * shard  # end of the shard in which the task begins
             stop = min(stop, first) if start % shard else max(stop - stop % shard, min(stop, first))
             joined = bool(start % shard) or (bool(stop % shard) and stop < samples)
         yield Cut(start, stop, joined)
@@ -182,7 +183,7 @@ def _work_cuts(work: Sizes, most: int, least: int, shard: int | None = None) -> 
 
 
 def _whole_shards(bounds: Sizes, max_samples: int) -> Iterator[tuple[int, int]]:
-    """Tasks of as many samples as one or more shards have."""
+    """Tasks that contain the samples of one or more whole shards."""
     mean = int(bounds.mean()) + 1 if len(bounds) else 1
     step = max_samples * max(1, _TASK_BYTES // (mean * max_samples))
     for start in range(0, len(bounds), step):
@@ -190,18 +191,18 @@ def _whole_shards(bounds: Sizes, max_samples: int) -> Iterator[tuple[int, int]]:
 
 
 def _even_cuts(bounds: Sizes, limit: int) -> Iterator[tuple[int, int]]:
-    """Tasks of nearly equal bytes, at most `limit` where samples allow it."""
+    """Tasks of nearly equal bytes, at most `limit` unless a single sample is larger."""
     ends = running_sum(bounds)
     tasks = -(-int(ends[-1]) // limit)
     found = _evenly(ends, tasks)
-    if np.diff(ends[found]).max(initial=0) > limit:  # by the size of a sample: one more has room
+    if np.diff(ends[found]).max(initial=0) > limit:  # by less than a sample: use one task more
         found = _evenly(ends, tasks + 1)
     yield from itertools.pairwise(found.tolist())
 
 
 def _evenly(ends: npt.NDArray[np.int64] | RunningSum, tasks: int) -> npt.NDArray[np.int64]:
-    """Numbers of samples at which `tasks` slices of nearly equal bytes begin and end."""
-    each, rest = divmod(int(ends[-1]), max(tasks, 1))  # whose products have no more than 63 bits
+    """Indices of samples at which `tasks` slices of nearly equal bytes begin and end."""
+    each, rest = divmod(int(ends[-1]), max(tasks, 1))  # so that products fit into 63 bits
     numbers = np.arange(tasks + 1)
     aims = each * numbers + rest * numbers // max(tasks, 1)
     return np.unique(ends.searchsorted(aims, side="left"))

@@ -1,4 +1,4 @@
-"""What a conversion takes: bytes and time, by trying some samples, and space on the disk."""
+"""Estimates a conversion's bytes and time by converting some samples, and its disk space."""
 
 from __future__ import annotations
 
@@ -36,39 +36,39 @@ from shardkit.sample import renamed
 from shardkit.schema import Audio, Image, Images, Video
 from shardkit.sources.base import Source
 
-_SECONDS = 1.0  # of trying, about, for all splits together
-_TRIED_BYTES = 64 << 20  # of the source, at most, at a time
-_PLACES = 16  # of the source that samples are taken from, several at each
-_DISK_BYTES, _BLOCK = 32 << 20, 16 << 10  # written to see how fast the disk is
-_SYNCS, _SYNCS_OF_TASK = 8, 4  # tried; of a task: two files and two folders
-# Where so many times the source, and so many bytes a sample, are free, a run begins untried.
+_SECONDS = 1.0  # approximate duration of a trial, for all splits together
+_TRIED_BYTES = 64 << 20  # of the source, at most, in one trial
+_PLACES = 16  # places in the source from which consecutive samples are taken
+_DISK_BYTES, _BLOCK = 32 << 20, 16 << 10  # written to measure the speed of the disk
+_SYNCS, _SYNCS_OF_TASK = 8, 4  # measured; per task: two files and two folders
+# If this many times the source's size, plus bytes per sample, are free, a run starts without trial.
 _GROWTH, _GROWTH_STEPS, _OVERHEAD = 3, 32, 4096
 _MEDIA = (Image, Images, Audio, Video)
-_CAUTION = 0.9  # of what a few samples tell is taken for certain
+_CAUTION = 0.9  # share of an estimate from a few samples that counts as certain
 
 
 @dataclass
 class Estimate:
-    """What becomes of a source, about, or of the samples that were tried."""
+    """The estimated result for a source, or for the samples that were tried."""
 
-    samples: int = 0  # that were tried, and can be stored
-    bad: int = 0  # that were tried, too
-    untried: int = 0  # that are too large: their sizes are taken
-    documents: int = 0  # the same, or what became blocks of tokens
+    samples: int = 0  # tried samples that can be stored
+    bad: int = 0  # tried samples that are bad
+    untried: int = 0  # samples that are too large to try: only their sizes are used
+    documents: int = 0  # tried samples, or the documents that became blocks of tokens
     read: int = 0  # bytes of the source that were tried
     written: int = 0  # bytes of the dataset
-    certain: int = 0  # of these, media as they were: no file system needs less for them
-    joined: int = 0  # of these, shards that lie beside those they are joined to before the end
-    seconds: float = 0.0  # of work, of one processor
+    certain: int = 0  # of these, unchanged media, which need as much space on any file system
+    joined: int = 0  # of these, shards that temporarily exist both joined and not yet joined
+    seconds: float = 0.0  # of work for one processor
 
     @property
     def needed(self) -> int:
-        """Bytes on the disk before the end, besides a dataset that is replaced."""
+        """Maximum bytes on the disk during the run, without a dataset that is replaced."""
         return self.written + self.joined
 
 
 class Room(NamedTuple):
-    """Free bytes at the output, and those that an unfinished run holds."""
+    """Free bytes at the output, and bytes that an unfinished run occupies."""
 
     folder: Path
     free: int
@@ -76,18 +76,18 @@ class Room(NamedTuple):
 
 
 def describe(plan: Plan, workers: int, planned: float) -> dict[str, Any]:
-    """For `--plan`: bytes and space of all, and the time of what this process would do.
+    """For `--plan`: bytes and disk space of the whole run, and the time of this process's tasks.
 
-    `planned` are the seconds that planning took.
+    `planned` is the number of seconds that planning took.
     """
     room = room_for(plan.target)
     disk = None if room is None else {**room._asdict(), "folder": str(room.folder)}
     try:
         found = estimate(plan)
     except (ShardkitError, OSError) as error:
-        return {"disk": disk, "problem": f"nothing could be tried: {' '.join(str(error).split())}"}
+        return {"disk": disk, "problem": f"could not try a sample: {' '.join(str(error).split())}"}
     if not (found.samples or found.untried):
-        return {"disk": disk, "problem": "no sample that was tried can be stored"}
+        return {"disk": disk, "problem": "none of the tried samples can be stored"}
     share = plan.own_bytes / max(plan.bytes, 1)  # of a part
     working = max(1, min(workers, processors(), len(plan.own)))
     seconds = found.seconds * share / working
@@ -111,7 +111,7 @@ def describe(plan: Plan, workers: int, planned: float) -> dict[str, Any]:
 
 
 def refuse_full(plan: Plan) -> None:
-    """Raise OutputError where what is written cannot fit on the disk; warn where it may not."""
+    """Raise OutputError if the output cannot fit on the disk; warn if it may not fit."""
     room = room_for(plan.target)
     growth = _GROWTH_STEPS if any(split.steps for split in plan.splits) else _GROWTH
     most = plan.bytes * growth + (plan.samples or 0) * _OVERHEAD
@@ -119,25 +119,25 @@ def refuse_full(plan: Plan) -> None:
         return
     try:
         found = estimate(plan)
-    except (ShardkitError, OSError):  # the conversion will meet it, and say so
+    except (ShardkitError, OSError):  # the conversion will report it
         return
-    spare = f", besides {room.unfinished:,} of an unfinished run" if room.unfinished else ""
+    spare = f", plus {room.unfinished:,} used by an unfinished run" if room.unfinished else ""
     free = f"{room.free:,} bytes free in {room.folder}{spare}"
     if found.certain * _CAUTION > room.free + room.unfinished:
         raise OutputError(
-            "what would be written does not fit on the disk of the output",
+            "the output does not fit on its disk",
             path=plan.target.path,
             expected=f"about {found.needed:,} bytes",
             found=free,
-            fix="make space, or give an output on another disk with -o; --plan tells more",
+            fix="free some space, or give an output on another disk with -o; --plan shows more",
         )
     if found.needed > room.free + room.unfinished:
         words = f"the disk may become full: about {found.needed:,} bytes are needed, of {free}"
-        warn(f"{words}; a run that stops can go on")
+        warn(f"{words}; if the run stops, it can be resumed")
 
 
 def room_for(target: Target) -> Room | None:
-    """Space where the target goes; None in a store, which does not tell."""
+    """Disk space at the target; None for a store, which does not report it."""
     if isinstance(target.path, RemotePath):
         return None
     folder = target.absolute.parent
@@ -146,19 +146,19 @@ def room_for(target: Target) -> Room | None:
 
 
 def _stored(folder: Path) -> int:
-    """Bytes of all files in a folder; of one for unfinished work, without the old dataset."""
+    """Bytes of all files in a folder; for a working folder, without the old dataset."""
     total = 0
     for at, folders, files in os.walk(folder):
         if Path(at) == folder and REPLACED in folders:
             folders.remove(REPLACED)
         for name in files:
-            with contextlib.suppress(OSError):  # another process is at work there
+            with contextlib.suppress(OSError):  # another process may be working there
                 total += Path(at, name).lstat().st_size
     return total
 
 
 def estimate(plan: Plan) -> Estimate:
-    """Try some samples of each split. Raises ShardkitError where a source cannot be read."""
+    """Convert some samples of each split. Raises ShardkitError if a source cannot be read."""
     found = Estimate()
     with tempfile.TemporaryDirectory(prefix="shardkit-plan-") as folder:
         for split in plan.splits:
@@ -166,7 +166,7 @@ def estimate(plan: Plan) -> Estimate:
             tasks = [task for task in plan.tasks if task.split is split]
             size = sum(task.size for task in tasks)
             times = size / max(tried.read, 1)
-            if split.slice.counts is not None or not tried.read:  # of a limit, or of unknown sizes
+            if split.slice.counts is not None or not tried.read:  # with a limit, or unknown sizes
                 times = (split.samples or 0) / max(tried.documents, 1)
             joined = sum(task.size for task in tasks if task.joined) / max(size, 1)
             found.written += int(tried.written * times)
@@ -184,7 +184,7 @@ def estimate(plan: Plan) -> Estimate:
 
 
 def _tried(plan: Plan, split: Split, folder: Path, seconds: float) -> Estimate:
-    """More and more samples, until they take about so long; the first load what is needed."""
+    """Try more and more samples, until they take about `seconds`; the first trials load modules."""
     total = len(split.slice.order)
     number = min(_PLACES if isinstance(split.source, Source) else 1, total)
     while True:
@@ -199,9 +199,9 @@ def _tried(plan: Plan, split: Split, folder: Path, seconds: float) -> Estimate:
 
 
 def _some(split: Split, number: int) -> Task:
-    """A task of samples from several places, in no order; some follow one another at each.
+    """A task of samples from several places of the split, in random order, consecutive at each.
 
-    It has none that are too large to be tried.
+    Samples that are too large to try are left out.
     """
     chosen, places = split.slice, max(min(number, _PLACES), 1)
     starts = permutation(places, 0) * len(chosen.order) // places
@@ -218,10 +218,10 @@ def _sizes(split: Split, at: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def _by_size(split: Split) -> Estimate:
-    """Of a sample each of several places, which are too large to be tried."""
+    """An estimate from the sizes of samples at several places, which are too large to try."""
     if split.steps or split.source.encodes_images:
         raise SourceError(
-            "the samples are too large to try what becomes of them",
+            "the samples are too large to try their conversion",
             expected=f"at most {_TRIED_BYTES:,} bytes",
         )
     sizes = _sizes(split, np.unique(np.arange(_PLACES) * len(split.slice.order) // _PLACES))
@@ -232,7 +232,7 @@ def _by_size(split: Split) -> Estimate:
 
 
 def _try(plan: Plan, task: Task, folder: Path, seconds: float) -> Estimate:
-    """What a worker would do, for so long at most."""
+    """Do what a worker would do, for about `seconds` at most."""
     reading, began, kinds = task.reading(), time.perf_counter(), task.split.schema
     limit, unique = plan.recipe.shard_samples, reading.unique_keys
     content, tried = task.split.content, Estimate()
@@ -240,7 +240,7 @@ def _try(plan: Plan, task: Task, folder: Path, seconds: float) -> Estimate:
     try:
         for item in reading.items(1, shards.stats):
             late = time.perf_counter() - began > 2 * seconds or tried.read > _TRIED_BYTES
-            if late and tried.read and item.size:  # else a block of tokens of the document before
+            if late and tried.read and item.size:  # size 0: more blocks of the same document
                 break
             tried.read += item.size
             try:
@@ -260,7 +260,7 @@ def _try(plan: Plan, task: Task, folder: Path, seconds: float) -> Estimate:
     sizes = {name: field.bytes for name, field in shards.stats.fields.items()}
     mean = np.array([sum(sizes.values()) // max(tried.samples, 1)], np.int64)
     bound = int(content.format.bound(mean, len(kinds))[0]) * tried.samples
-    tried.written = min(_stored(folder), bound)  # less what a file of few samples has besides
+    tried.written = min(_stored(folder), bound)  # excludes the fixed overhead of small files
     if not (task.split.steps or task.split.source.encodes_images or shards.stats.encoded):
         media = [n for n in sizes if isinstance(kinds[n], _MEDIA)]
         tried.certain = sum(sizes[name] for name in media)
@@ -268,9 +268,9 @@ def _try(plan: Plan, task: Task, folder: Path, seconds: float) -> Estimate:
 
 
 def _tried_disk(folder: Path) -> tuple[float, float] | None:
-    """Bytes a second, and seconds of a sync, of a file that has no name: nobody sees it.
+    """Measure bytes per second, and seconds per sync, with an unnamed temporary file.
 
-    None where there are no such files, or no space.
+    None if the system does not support such files, or the disk is full.
     """
     try:
         handle = os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o600)

@@ -1,4 +1,4 @@
-"""What is at the output already: the dataset that is asked for, another one, or unfinished work."""
+"""What exists at the output: the requested dataset, another one, or an unfinished conversion."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardkit.remote.path import RemotePath
 
 
 class State(Enum):
-    """What is at the output, in the words of `--plan`."""
+    """What a run finds at its output; the values are shown by `--plan`."""
 
     FREE = ""
     COMPLETE = "complete already: there is nothing to do"
@@ -29,7 +29,7 @@ class State(Enum):
 
 
 def state_of(plan: Plan, partial: Partial, *, overwrite: bool) -> State:
-    """What a run finds at its output.
+    """Determine what a run finds at its output.
 
     With `overwrite`, a complete dataset is written again, unless a run of the same job wrote it
     and died while cleaning up. A part never replaces the dataset that it would make: the parts may
@@ -73,7 +73,7 @@ def _is_ours(plan: Plan, job: dict[str, Any] | None) -> bool:
 
 
 def _clean_up(plan: Plan, partial: Partial) -> None:
-    """Remove what a run left that was killed while cleaning up, and what nothing can continue."""
+    """Remove leftovers of a run killed while cleaning up, and of runs that cannot be continued."""
     if not partial.exists():
         return
     job = partial.job()
@@ -85,7 +85,7 @@ def _clean_up(plan: Plan, partial: Partial) -> None:
 
 
 def _other_work(plan: Plan, partial: Partial) -> OutputError:
-    """The error for unfinished work of another job."""
+    """The error for an unfinished conversion with other options or another source."""
     again = "start again with --overwrite"
     if plan.part is not None:
         again = f"remove {partial.path}"
@@ -95,24 +95,24 @@ def _other_work(plan: Plan, partial: Partial) -> OutputError:
     found = differences(comparable(job), comparable(plan.job)) if "recipe" in job else None
     if found is None or _is_of_another_version(job, plan):
         return OutputError(
-            "there is an unfinished conversion to this output, begun by another version of"
-            " shardkit or of its libraries, which this version cannot continue",
+            "an unfinished conversion to this output was started by another version of shardkit or"
+            " of its libraries, and this version cannot continue it",
             path=partial.path,
             found=found,
             fix=again,
         )
     return OutputError(
-        "there is an unfinished conversion to this output, of other options or another source",
+        "an unfinished conversion to this output has other options or another source",
         path=partial.path,
         found=found,
-        fix=f"repeat it with its own options, and files as they were, to finish it, or {again}",
+        fix=f"to finish it, run it with its own options and unchanged files; otherwise {again}",
     )
 
 
 def _is_of_another_version(job: dict[str, Any], plan: Plan) -> bool:
-    """Whether a run cannot be continued with its own options either.
+    """Whether a run was started by another version, so that its own options do not continue it.
 
-    Of libraries, each run names those that its options need: only what both name is compared.
+    A job names only the libraries that its options need: those that both jobs name are compared.
     """
     begun = job.get("versions")
     if not isinstance(begun, dict) or "tasks" not in begun:
@@ -121,16 +121,16 @@ def _is_of_another_version(job: dict[str, Any], plan: Plan) -> bool:
 
 
 def damaged_job(partial: Partial, again: str) -> OutputError:
-    """The error for an unfinished run that nobody can continue; `again` says how to begin anew."""
+    """The error for an unfinished conversion whose job.json is damaged; `again` is the fix."""
     return OutputError(
-        "there is an unfinished conversion to this output, but its description is damaged",
+        "the description of an unfinished conversion to this output is damaged",
         path=partial.path / JOB,
-        fix=f"to lose what it has finished, {again}",
+        fix=f"to discard its finished work, {again}",
     )
 
 
 def is_complete(job: dict[str, Any], target: Target) -> bool:
-    """Whether the target already holds, whole, the dataset that a job makes."""
+    """Whether the complete dataset of a job exists at the target already."""
     out = target.path
     if not (manifests.has_manifest(out) and out.exists()):
         return False
@@ -141,7 +141,7 @@ def is_complete(job: dict[str, Any], target: Target) -> bool:
         folder = manifests.folder_of(manifests.manifest_path(out))
         same = identity(manifest.recipe) == identity(job["recipe"])
         return same and _has_all_files(folder, manifest)
-    except ShardkitError:  # whatever is there, it is not that
+    except ShardkitError:  # not a readable dataset
         return False
 
 
@@ -161,31 +161,35 @@ def _has_all_files(folder: Path, manifest: manifests.Manifest | manifests.Splits
 
 
 def another_dataset(job: dict[str, Any], target: Target, fix: str) -> OutputError:
-    """The error for a dataset at the target that is not the one that a job makes."""
+    """The error for a dataset at the target that differs from the one of a job."""
     found = _difference(target.path, job["recipe"])
     what = "the output exists and holds another dataset"
     return OutputError(what, path=target.path, found=found, fix=fix)
 
 
 def _difference(out: Path, recipe: dict[str, Any]) -> str:
-    """Why the dataset at `out` is not the one that is asked for."""
+    """How the dataset at `out` differs from the requested one, in words."""
     try:
         manifest = manifests.load_any(out)
-    except NotFoundError as error:  # it had no manifest when it was looked at first
+    except NotFoundError as error:  # the manifest has appeared or vanished since the first look
         raise OutputError(
-            "the output came, or was replaced, while this run looked at it: another run makes it",
+            "another run created or replaced the output while this run looked at it",
             path=out,
-            fix="wait for that run, then repeat the command, which says what is there",
+            fix="wait for that run, then repeat the command",
         ) from error
     words = differences(identity(manifest.recipe), identity(recipe))
     if not words:
         dropped = manifest.errors and recipe["on_error"] == "fail"
-        words = "bad samples were dropped from it" if dropped else "it is damaged, or may be older"
+        words = (
+            "bad samples were dropped from it"
+            if dropped
+            else "it is damaged, or from an older version"
+        )
     return words
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """What two runs do not have in common, in words."""
+    """The options in which two recipes differ, in words."""
     words = []
     for name in sorted(old.keys() | new.keys()):
         before, now = old.get(name), new.get(name)

@@ -45,7 +45,7 @@ _TABLES = {"folder": "metadata.csv", "jsonl": "data.jsonl", "files": f"{FOLDER}/
 _FILE_NAME = "file_name"
 _MEDIA = (Image, Audio, Video)
 _THREADS, _AHEAD = 4, 4
-_IS_NUMBER = re.compile("0|-?[1-9][0-9]{0,18}")  # as a label is written that has no name
+_IS_NUMBER = re.compile("0|-?[1-9][0-9]{0,18}")  # how a label without a name is written
 _RENAMED = {
     "encoded": "with characters or names that not every system takes",
     "cut": "too long",
@@ -115,7 +115,7 @@ def export(
     for source in sources.values():
         if not isinstance(source, Source):
             raise UsageError(
-                "files of text are no dataset",
+                "text files are not a dataset",
                 path=None if isinstance(dataset, Dataset) else dataset,
                 fix="convert them first: shardkit convert SOURCE --to FORMAT",
             )
@@ -141,7 +141,7 @@ def export(
         storage.sync_all(partial.dataset)
         partial.publish(overwrite=False)
     except Exception:
-        partial.discard()  # nothing of it would be of use
+        partial.discard()  # an export is not resumed
         raise
     finally:
         partial.release()
@@ -149,10 +149,12 @@ def export(
 
 
 def _begin(target: Target, to: str, sources: Iterable[Path]) -> Partial:
-    """The working folder, empty: what an interrupted export has left is removed."""
+    """An empty working folder, after removing what an interrupted export has left."""
     if isinstance(target.path, RemotePath):
         raise UsageError(
-            "an export is written to this machine", path=target.path, fix="copy it there afterwards"
+            "an export is written to this machine, not to a URL",
+            path=target.path,
+            fix="export to a local folder, then copy that to the URL",
         )
     out = target.path
     with storage.explained("look at", out):
@@ -166,7 +168,7 @@ def _begin(target: Target, to: str, sources: Iterable[Path]) -> Partial:
         raise OutputError(
             "there is an unfinished conversion to this output",
             path=partial.path,
-            fix="finish it by its own command, or give another folder with -o",
+            fix="finish it with its own command, or give another folder with -o",
         )
     partial.begin({"export": to}, resume=False)
     return partial
@@ -209,7 +211,7 @@ class _Export:
         self._make_folder = lru_cache(4096)(storage.make_folder)
 
     def _column(self, name: str) -> str:
-        """Of files that Hugging Face's loaders are to read, such as they expect it."""
+        """The name of a field's column; for media, the name that Hugging Face's loaders expect."""
         if name == self._main:
             return _FILE_NAME
         alike = self._main is not None and type(self._schema[name]) is type(
@@ -229,7 +231,7 @@ class _Export:
                 head = [KEY, *(self._columns[name] for name in self._ordered())]
                 table.write(csv_row(head, [False] * len(head)))
             written = in_threads(self._write, range(len(self._source)), _THREADS, _AHEAD)
-            with contextlib.closing(written):  # after an error no thread goes on writing
+            with contextlib.closing(written):  # stops all threads after an error
                 for row, reason, sizes in written:
                     table.write(self._row(row, optional))
                     self._result.samples += 1
@@ -292,8 +294,8 @@ class _Export:
             yield self._stem(number, key, document.sample.get(self._label or "")), key
 
     def _find_alike(self) -> dict[int, str]:
-        """What is added to stems that others have too, where case and the form of accents do not
-        count: by the number of the sample."""
+        """Suffixes for stems that are not unique if case and Unicode normalization are ignored, by
+        the number of the sample."""
         self._alike = {}
         stems = (_folded(stem) for stem, _ in self._stems())
         hashes = np.fromiter(stems, np.uint64, len(self._source))
@@ -327,12 +329,13 @@ class _Export:
     # --- samples
 
     def _write(self, number: int) -> tuple[dict[str, Any], str, list[int]]:
-        """Write the files of a sample: its row, why its key is not their name, and their sizes."""
+        """Write the files of a sample. Returns its row, why the file names differ from its key,
+        and the sizes of the files."""
         sample = self._source[number]
         key = sample[KEY]
         if self._main is not None and self._main not in sample:
             raise SampleError(
-                "a sample has no file that a row could name",
+                "a sample has no file for its row of the table",
                 key=key,
                 field=self._main,
                 fix="export it --to jsonl or files",
@@ -348,7 +351,7 @@ class _Export:
         return row, self._why_renamed(number, key) if sizes else "", sizes
 
     def _value(self, stem: str, name: str, kind: FieldType, value: Any, sizes: list[int]) -> Any:
-        """A value as the table has it; its files are written."""
+        """A value as it appears in the table, after writing its files."""
         if name in self._named and 0 <= value < len(self._named[name]):
             return self._named[name][value]
         if self._to != "files" and (found := inline(kind, value)) is not None:
@@ -386,19 +389,19 @@ class _Export:
 
 
 def _folded(stem: str) -> int:
-    """The same number for names that are one name on some systems."""
+    """A hash that is equal for names that some file systems do not distinguish."""
     return key_hash(unicodedata.normalize("NFC", stem.casefold()))
 
 
 def _tell_apart(names: Sequence[str]) -> bool:
-    """Whether names of classes tell them apart, also from other numbers and from no value."""
+    """Whether class names identify the labels: distinct, not empty, and not other numbers."""
     numbers = (int(name) for name in names if _IS_NUMBER.fullmatch(name))
     inside = all(0 <= number < len(names) for number in numbers)
     return inside and len(set(names)) == len(names) and "" not in names
 
 
 def _main(schema: Schema) -> str:
-    """The field whose files are what a folder is of."""
+    """The field whose files an exported folder contains: images, audio or video."""
     found = [name for name, kind in schema.items() if isinstance(kind, _MEDIA)]
     if not found:
         raise UsageError(
@@ -411,16 +414,16 @@ def _main(schema: Schema) -> str:
 
 
 def _endings(schema: Schema, to: str, main: str | None) -> dict[str, list[str]]:
-    """What files of a field may end with, behind a dot: in a TAR, or FIELD.SUFFIX.
+    """The possible extensions of each field's files, without the dot: as in a TAR, or FIELD.SUFFIX.
 
-    Encoded files have several, of which the last is that of unknown ones.
+    Media have several extensions, the last of which is for unknown file formats.
     """
     lists = [name for name, kind in schema.items() if isinstance(kind, Images)]
     found: dict[str, list[str]] = {}
     if to == "files":
         try:
             found = extensions(Schema({n: kind for n, kind in schema.items() if n not in lists}))
-        except FormatError:  # a TAR would not have these names
+        except FormatError:  # a TAR cannot have fields with these names
             pass
         plain = [e.replace(".", "_") for each in found.values() for e in each]
         found = found if all(file_stem(e) == e for e in plain) else {}

@@ -1,4 +1,4 @@
-"""Locks that keep other runs out of a folder, or some of them."""
+"""File locks that keep other runs out of a folder, exclusive or shared."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ LOCK = "lock"
 UNLOCKED = -1
 HELD = -2
 ALONE = "make sure that no other run writes to the same output"
-# Lustre without -o flock gives ENOSYS, NFS without lockd and CIFS before Linux 5.5 ENOLCK.
+# Lustre without -o flock returns ENOSYS; NFS without lockd, and CIFS before Linux 5.5, ENOLCK.
 _NO_LOCKS = (
     errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.EBADF,
     errno.EPERM,
 )  # fmt: skip
-_HELD = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES)  # the last where flock is emulated: CIFS
+_HELD = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES)  # the last if flock is emulated: CIFS
 
-_working: set[int] = set()  # numbers of devices whose locks work
+_working: set[int] = set()  # device numbers of file systems whose locks work
 
 
 def lock(folder: Path) -> int | None:
-    """Keep other runs out until the handle is closed or the process ends.
+    """Keep other runs out until the returned handle is closed or the process ends.
 
-    None if the folder was removed by its last run meanwhile; -1 on systems without such locks, and
-    with a warning on file systems without them, as Lustre and NFS may be.
+    None if its last run has removed the folder meanwhile; UNLOCKED on operating systems without
+    such locks and, with a warning, on file systems without them, as Lustre and NFS may be.
     """
     handle = try_lock(folder, LOCK)
     if handle == HELD:
@@ -49,10 +49,10 @@ def busy(folder: Path) -> OutputError:
 def try_lock(
     folder: Path, name: str, *, shared: bool = False, advice: str = ALONE, make: bool = True
 ) -> int | None:
-    """As `lock`, for any file of the folder; HELD where another process has the lock.
+    """Like `lock`, for any file of the folder; HELD if another process has the lock.
 
-    `advice` is what to do without locks; there is no warning without it. Unless it is to `make` the
-    file, None where there is none.
+    `advice` is what to do without locks; if it is empty, there is no warning. Without `make`, a
+    missing file is not created, and the result is None.
     """
     try:
         import fcntl
@@ -71,20 +71,20 @@ def try_lock(
         if number == 0:
             if not is_at(handle, path):
                 return None
-            if shared or _flock_of(path):  # to a few file systems locks are only words
+            if shared or _flock_of(path):  # a few file systems grant every lock
                 closing.pop_all()
                 return handle
     if number and number not in (*_NO_LOCKS, *_HELD):
         error = OSError(number, os.strerror(number))
         raise storage.explain(error, "lock", path) from error
     if advice:
-        why = os.strerror(number) if number else "they keep nobody out"
+        why = os.strerror(number) if number else "every lock is granted"
         warn(f"the file system of {folder} has no locks ({why}): {advice}")
     return UNLOCKED
 
 
 def _flock(handle: int, how: int) -> int:
-    """The number of the error, or 0."""
+    """Try to lock; returns the errno of the failure, or 0."""
     import fcntl
 
     try:
@@ -95,16 +95,16 @@ def _flock(handle: int, how: int) -> int:
 
 
 def is_at(handle: int, path: Path) -> bool:
-    """Whether a file that was opened at a path is there still."""
+    """Whether the file that was opened at a path is still there."""
     with contextlib.suppress(FileNotFoundError):
         return os.fstat(handle).st_ino == os.stat(path).st_ino
     return False
 
 
 def _locks_work(folder: Path) -> bool:
-    """Whether a file that nobody else knows can be locked: some file systems refuse any lock as
-    if another process had it."""
-    with contextlib.suppress(FileNotFoundError):  # then who had the lock is gone too
+    """Whether a new file, which no other process uses, can be locked: some file systems refuse
+    every lock as if another process held it."""
+    with contextlib.suppress(FileNotFoundError):  # the run that held the lock has ended too
         device = os.stat(folder).st_dev
         if device not in _working:
             path = folder / f"{LOCK}.{uuid.uuid4().hex}"
@@ -117,7 +117,7 @@ def _locks_work(folder: Path) -> bool:
 
 
 def _flock_of(path: Path) -> int:
-    """What locking a file once more, or a new one, says: see `_flock`."""
+    """Try to lock a file, opened a second time or created; returns the result of `_flock`."""
     import fcntl
 
     if (handle := _opened(path)) is None:
@@ -129,9 +129,9 @@ def _flock_of(path: Path) -> int:
 
 
 def _opened(path: Path, make: bool = True) -> int | None:
-    """The file of a lock, made if need be and allowed; None where it, or its folder, is gone."""
+    """Open a lock file, creating it with `make`; None if it, or its folder, does not exist."""
     try:
-        # To read and to write: file systems that lock ranges of bytes instead ask for both.
+        # For reading and writing: file systems that emulate flock by byte ranges require both.
         return os.open(path, os.O_RDWR | make * os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except FileNotFoundError:
         return None

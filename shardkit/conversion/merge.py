@@ -59,7 +59,7 @@ def merge(
         return convert(given, to, out, progress=progress, storage_options=options)
     if len(datasets) != 1:
         raise UsageError(
-            "merging datasets needs an output",
+            "an output is needed to merge datasets",
             found=f"{len(datasets)} datasets and no output",
             fix="give -o OUT (out=); to publish a conversion in parts, give only its output",
         )
@@ -68,7 +68,7 @@ def merge(
 
 
 def _common_format(datasets: Sequence[str | os.PathLike[str]]) -> str:
-    """The format of all datasets; raises UsageError where there is none."""
+    """The common format of all datasets; raises UsageError if there is none."""
     found = {
         os.fspath(path): dataset.format
         for path in datasets
@@ -77,7 +77,7 @@ def _common_format(datasets: Sequence[str | os.PathLike[str]]) -> str:
     formats = set(found.values())
     if len(formats) != 1:
         raise UsageError(
-            "the datasets have no format in common" if found else "no dataset is given",
+            "the datasets have different formats" if found else "no dataset is given",
             found=", ".join(f"{path} is {format}" for path, format in found.items()) or None,
             fix="choose the format of the output: shardkit convert A B --to FORMAT -o OUT",
         )
@@ -94,7 +94,7 @@ def _publish(
     job = partial.job()
     if job == {}:
         raise damaged_job(partial, f"remove {partial.path}")
-    if job is None or "recipe" not in job:  # as of a repair, which nobody can continue
+    if job is None or "recipe" not in job:  # such as that of a repair, which cannot be continued
         result = _finished(Target(path, ""))
     else:
         target = _target_of(job, path)
@@ -104,7 +104,7 @@ def _publish(
 
 
 def _finished(target: Target) -> ConvertResult:
-    """The dataset that is there, where nothing tells of an unfinished run."""
+    """The result for a dataset that is published already."""
     if not manifests.has_manifest(target.path):
         raise OutputError(
             "there is no conversion in parts to this output",
@@ -119,14 +119,14 @@ def _finished(target: Target) -> ConvertResult:
 
 
 def _target_of(job: dict[str, Any], path: Path) -> Target:
-    """The target of an unfinished run. Raises OutputError for one that cannot be finished here."""
+    """The target of an unfinished run. Raises OutputError if this version cannot finish it."""
     recipe, versions = job.get("recipe"), job.get("versions")
     if not isinstance(recipe, dict) or not isinstance(versions, dict):
         raise _not_in_parts(path)
     found = (versions.get("shardkit"), versions.get("tasks"))
     if found != (__version__, TASKS):
         raise OutputError(
-            "the unfinished conversion to this output was begun by another version of shardkit",
+            "the unfinished conversion to this output was started by another version of shardkit",
             path=path,
             expected=f"shardkit {__version__}",
             found=f"shardkit {found[0]}",
@@ -137,9 +137,9 @@ def _target_of(job: dict[str, Any], path: Path) -> Target:
 
 def _not_in_parts(path: Path) -> OutputError:
     return OutputError(
-        "the unfinished conversion to this output was not begun in parts",
+        "the unfinished conversion to this output was not started in parts",
         path=path,
-        fix="run its own command again, which finishes it",
+        fix="finish it by running its own command again",
     )
 
 
@@ -164,7 +164,7 @@ def _merge(job: dict[str, Any], target: Target, monitor: Monitor | None) -> Conv
 
 
 def _check(outline: Outline, target: Target, partial: Partial) -> None:
-    """Raise an error where a task is missing, or where more samples are bad than are allowed."""
+    """Raise an error if a task is missing, or if more samples are bad than allowed."""
     tasks = range(len(outline.tasks))
     done = finished_in(partial, tasks, outline.recipe.on_error)
     if missing := {*tasks} - done:
@@ -176,10 +176,10 @@ def _check(outline: Outline, target: Target, partial: Partial) -> None:
             path=target.path,
             expected=f"{len(tasks):,} finished",
             found=words,
-            fix=f"run the same command with {which}{more}: the part that ends last publishes",
+            fix=f"run the same command with {which}{more}: the last part to finish publishes",
         )
     try:
         check_errors(outline.problems + errors_of(partial, done), outline.max_errors)
     except ShardkitError as error:
-        error.fix = "repeat any part with a larger --max-errors: it publishes then"
+        error.fix = "repeat any part with a larger --max-errors: it then publishes"
         raise

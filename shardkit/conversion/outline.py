@@ -1,12 +1,12 @@
-"""What publishing needs of a plan: parts store it, and `merge` needs neither source nor options.
+"""What publishing needs of a plan: parts store it, so that `merge` needs no source and no options.
 
-`plan/outline.zip` in OUT.partial, or below its <job> in a store, never changes once it is there:
+It is in `plan/outline.zip` in OUT.partial, or below its <job> in a store:
 
-outline.json         the `Outline`
-tasks.i64            a row of whole numbers for each task: split, start, stop, bytes, joined
-0/errors.jsonl       of split 0, what planning found: lines that the lists of the dataset begin with
+outline.json         the `About` of the outline
+tasks.i64            a row of integers for each task: split, start, stop, bytes, joined
+0/errors.jsonl       of split 0, the lines found while planning, with which its lists begin
 0/filtered.jsonl
-0/chosen.u64         the list of keys that chose its samples
+0/chosen.u64         the list of keys that selected its samples
 0/tokenizer/...      the files of its tokenizer
 """
 
@@ -61,20 +61,20 @@ class SplitOutline:
     tokenizer: dict[str, Any]
 
     def content(self, format: Format) -> Content:
-        """Of its shards."""
+        """The content that the split's shards have in common."""
         spec = ShardSpec(Schema.from_json(self.schema), self.max_bytes, self.classes, self.beside)
         return Content(format, spec, self.label, self.guessed, self.pixels)
 
 
 @dataclass(frozen=True)
 class About:
-    """outline.json."""
+    """The contents of outline.json."""
 
     job: dict[str, Any]  # as in job.json
     splits: tuple[SplitOutline, ...]
     source_bytes: Count
     notes: tuple[str, ...]
-    max_errors: Count  # that publishing allows
+    max_errors: Count  # bad samples that publishing allows
     overwrite: bool  # whether publishing may replace another dataset
 
 
@@ -85,11 +85,11 @@ class Outline(About):
     recipe: Recipe
     contents: tuple[Content, ...]  # of the shards of each split
     tasks: npt.NDArray[np.int64]  # as in tasks.i64
-    files: Mapping[str, bytes]  # the others of the archive, by name
+    files: Mapping[str, bytes]  # the other files of the archive, by name
 
     @classmethod
     def of(cls, plan: Plan, max_errors: int = 0, overwrite: bool = False) -> Outline:
-        """The outline of a plan, and options that publishing asks for."""
+        """The outline of a plan, with the options that publishing needs."""
         numbers = {id(split): number for number, split in enumerate(plan.splits)}
         rows = [(numbers[id(t.split)], t.start, t.stop, t.size, t.joined) for t in plan.tasks]
         return cls(
@@ -130,7 +130,7 @@ class Outline(About):
         }
 
     def packed(self) -> bytes:
-        """As one archive: the same bytes for the same outline."""
+        """The outline as one archive: the same bytes for the same outline."""
         about = {f.name: plain(getattr(self, f.name)) for f in fields(About)}
         text = json.dumps(about, allow_nan=False).encode()
         return zipped({_OUTLINE: text, _TASKS: self.tasks.astype("<i8").tobytes(), **self.files})
@@ -146,7 +146,7 @@ class Outline(About):
             format = get_format(recipe.format)
             contents = tuple(split.content(format) for split in about.splits)
         except (ValueError, UsageError) as error:
-            fix = "run the whole conversion again without --part: it goes on with what is done"
+            fix = "run the whole conversion again without --part: it keeps the finished tasks"
             raise damaged("the stored plan", error, path=path, fix=fix) from error
         found = cls(
             **vars(about), recipe=recipe, contents=contents, tasks=tasks.astype(np.int64),
@@ -156,10 +156,10 @@ class Outline(About):
         return found
 
     def _check(self, path: Path) -> None:
-        """Raise DamagedError for what no plan can have made."""
+        """Raise DamagedError for contents that no plan can have."""
         tasks = self.tasks
         if tasks.size and (tasks.min() < 0 or tasks[:, 0].max() >= len(self.splits)):
-            raise DamagedError("the stored plan is damaged: a task is of no split", path=path)
+            raise DamagedError("the stored plan is damaged: a task has no split", path=path)
         for number, split in enumerate(self.splits):
             for name in (*filter(None, [split.name]), *self.tokenizer_files(number)):
                 checked_name(name, path, "splits", flat=True)
@@ -184,7 +184,7 @@ def _outlined(split: Split) -> SplitOutline:
 
 
 def _files(split: Split) -> dict[str, bytes]:
-    """What planning found for the lists of a dataset, and the files of its tokenizer."""
+    """The lines found while planning for the lists of a dataset, and its tokenizer's files."""
     lists = split.source.key_lists
     chosen = [lists[name].astype("<u8").tobytes() for name in (split.name, "") if name in lists]
     return {

@@ -1,7 +1,7 @@
-"""One part lists the source, and stores that for the others.
+"""One part lists the source, and stores the listing for the other parts.
 
-Parts that begin together wait for the one that lists, where the file system has locks. Whoever has
-waited in vain lists as well, beside the others: for a source that no listing can be stored of.
+On file systems with locks, parts that begin together wait for the part that lists the source. If
+the listing could not be stored, the parts that have waited list the source themselves, all at once.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from shardkit.sources.base import Source, Stream
 
 _LOCK = f"{LOCK}.listing"  # in OUT.partial, while a part lists
-_PAUSE = 0.1  # between two looks: the file system may be far away
-_ENTRIES, _DEPTH = 100, 4  # of a folder, and folders, that tell what kind of files there are
+_PAUSE = 0.1  # seconds between two attempts to lock: the file system may be remote
+_ENTRIES, _DEPTH = 100, 4  # entries per folder, and folders, that are examined for media
 
 
 class PartListing:
-    """What a part has listed of its source, or loads of what another one has."""
+    """The listing of a part's source, made by this part or loaded from another one."""
 
     def __init__(self, source: Path, recipe: Recipe, partial: Partial) -> None:
         self._source, self._selection, self._partial = source, recipe.selection, partial
@@ -55,7 +55,7 @@ class PartListing:
 
     @classmethod
     def of(cls, source: object, recipe: Recipe, target: Target) -> PartListing | None:
-        """None for a source, or for options, with which each part lists by itself."""
+        """The listing of a source; None if its kind, or the options, require each part to list."""
         given = listed(source) or []
         chosen = recipe.chooses or recipe.metadata or recipe.label_column
         if len(given) != 1 or isinstance(given[0], Dataset) or chosen:
@@ -66,9 +66,9 @@ class PartListing:
         return cls(path, recipe, partial_of(target))
 
     def find(self, ending: contextlib.ExitStack | None) -> Mapping[str, Source | Stream] | None:
-        """What another part has listed. If it is None, this part is to list and to `take` that.
+        """Load the listing of another part. If None, list the source and pass it to `take`.
 
-        With `ending` others wait until it is stored, or until then.
+        With `ending`, other parts wait until that is stored, or until `ending` is closed.
         """
         found = self._load()
         remote = isinstance(self._partial.path, RemotePath)
@@ -79,7 +79,7 @@ class PartListing:
             handle = self._try_lock()
             if handle == HELD:
                 if not waited:
-                    warn("another part lists the source: this one waits for what that finds")
+                    warn("another part lists the source: waiting for its listing")
                 waited = True
                 time.sleep(_PAUSE)
             elif handle is not None:
@@ -102,8 +102,8 @@ class PartListing:
         return None if sources is None or not self._are_of_job(sources) else sources
 
     def _are_of_job(self, sources: Mapping[str, Source]) -> bool:
-        """Whether this is what the unfinished work is made of: before it is planned, which takes
-        as much memory as there are bytes, a stranger may say."""
+        """Whether these are the sources of the unfinished work. This is checked before planning,
+        as the listing may come from someone else, and planning takes memory in proportion."""
         job = self._partial.job() or {}
         recipe = job.get("recipe")
         hashes = {name: source.fingerprint() or {} for name, source in sources.items()}
@@ -114,13 +114,13 @@ class PartListing:
         )
 
     def take(self, sources: Mapping[str, Source | Stream]) -> None:
-        """These were listed: others need not wait where that cannot be stored."""
+        """Take the listed sources. If they cannot be stored, let other parts stop waiting."""
         self._listing = listings.listing_of(sources, self._source, machine())
         if self._listing is None:
             self._release()
 
     def keep(self, partial: Partial) -> None:
-        """Store what was listed here, once the work has begun."""
+        """Store the listing made here, once the work has begun."""
         found, self._listing = self._listing, None
         if found is not None:
             partial.keep_listing(found.size, lambda path: listings.write(found, self._asked, path))
@@ -130,11 +130,11 @@ class PartListing:
         try:
             storage.make_folder(self._partial.path)
             return try_lock(self._partial.path, _LOCK, advice="")
-        except ShardkitError:  # which is named when the work begins, if that is needed at all
+        except ShardkitError:  # reported when the work begins, if the problem persists
             return UNLOCKED
 
     def _release(self) -> None:
-        """Leave nothing behind, where the work has not begun."""
+        """Release the lock; if the work has not begun, leave no files behind."""
         handle, self._handle = self._handle, None
         if handle is not None:
             with contextlib.suppress(OSError):
@@ -144,7 +144,7 @@ class PartListing:
 
 
 def _has_media(root: Path) -> bool:
-    """Whether the first files say that a listing may be stored: those of text, say, do not."""
+    """Whether the first files are media, so that a listing may be stored: not so for text files."""
     folders = [os.fspath(root)]
     for folder in itertools.islice(folders, _DEPTH):
         try:

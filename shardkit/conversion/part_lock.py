@@ -1,8 +1,8 @@
-"""Who is at work in OUT.partial of this machine: a whole run alone, or parts of one together.
+"""Locks of OUT.partial on this machine, for one whole run, or for several parts of a run.
 
-lock                 held by a whole run alone, and shared by parts
-parts/2-of-4         held by that part, and there since it began
-parts/2-of-4.ended   it has done its tasks
+lock                 held exclusively by a whole run, and shared by parts
+parts/2-of-4         held by that part; exists since it first began
+parts/2-of-4.ended   exists once that part has done its tasks
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from shardkit.part_of import PartOf
 
 PARTS = "parts"
 OTHER_JOB = "this one has other options, or another source"
-PATIENCE = 30.0  # seconds after which who is in the way is no part that begins or ends
-_QUIET = 1.0  # seconds of these in which nothing is said of it
+PATIENCE = 30.0  # seconds to wait for a lock that a part may hold only while it begins or ends
+_QUIET = 1.0  # seconds of waiting before a warning is issued
 _TIE = 1.0  # seconds in which parts that end together find out which was the last
-_PAUSE = 0.1  # between two looks: the file system may be far away
+_PAUSE = 0.1  # seconds between two attempts: the file system may be remote
 _MERGE = (
-    "make sure that no whole run writes to the same output, and that no part runs twice at a time;"
-    " when all parts have ended, run `shardkit merge` on it"
+    "make sure that no run without --part writes to the same output, and that no part runs twice at"
+    " a time; when all parts have ended, run `shardkit merge` on it"
 )
 
 
 class PartLock:
-    """The lock of one run, or of one part, from `take` or `share` to `release`."""
+    """The locks of one run or of one part, from `take` or `share` to `release`."""
 
     def __init__(self, path: Path) -> None:
         self._part: PartOf | None = None
@@ -39,21 +39,21 @@ class PartLock:
         self._own: int | None = None
 
     def take(self) -> None:
-        """Make the folder, and keep all others out; raises OutputError where they are at work."""
+        """Make the folder and lock out all others; raises OutputError if another is running."""
         while self._lock is None:
             storage.make_folder(self._path)
             found = try_lock(self._path, LOCK)
             if found == HELD:
-                raise self._refused("a whole run cannot work beside it")
+                raise self._refused("a run without --part cannot work at the same time")
             self._lock = found
 
     def share(
         self, part: PartOf, prepare: Callable[[bool], object], fits: Callable[[], bool]
     ) -> None:
-        """Work beside other parts of the same job. Raises OutputError where that cannot be.
+        """Share the folder with other parts of the same job. Raises OutputError if impossible.
 
-        `prepare` is called where nobody is at work, with False where that is not known, and `fits`
-        tells whether the work in the folder is of this job.
+        `prepare` is called if no other process is running; its argument is False if that is
+        unknown. `fits` tells whether the work in the folder belongs to this job.
         """
         self._part, told = part, False
         until = time.monotonic() + PATIENCE
@@ -75,7 +75,7 @@ class PartLock:
     def _try_to_share(
         self, part: PartOf, prepare: Callable[[bool], object], fits: Callable[[], bool]
     ) -> OutputError | None:
-        """What is in the way, perhaps for a moment only."""
+        """Try once; returns what prevents it, perhaps only for a moment."""
         storage.make_folder(self._path)
         alone = try_lock(self._path, LOCK, advice=_MERGE)
         if alone not in (None, HELD):
@@ -103,17 +103,17 @@ class PartLock:
         return error
 
     def refuse_busy(self) -> None:
-        """Raise OutputError where others are at work; it keeps nobody out."""
+        """Raise OutputError if others are running; takes no lock itself."""
         found = try_lock(self._path, LOCK, shared=True, advice="", make=False)
         unlock(found)
         if found == HELD or self._at_work():
             raise self._refused(OTHER_JOB)
 
     def alone(self) -> bool:
-        """A part that has done its tasks keeps all others out, if no other part is at work.
+        """Lock out all others, for a part that has done its tasks, if no other part is running.
 
-        All give up their share before they try, so that the last one finds nobody; who is in the
-        way for a moment is waited for. Without locks it is nobody.
+        Every part releases its shared lock before it tries, so that the last one succeeds; locks
+        that are held for a moment are waited for. Without locks, this is always False.
         """
         if self._is_ours():
             self.end()
@@ -128,20 +128,20 @@ class PartLock:
             time.sleep(_PAUSE)
         self._lock = found
         if found in (None, UNLOCKED) or not self._is_ours():
-            self.release()  # another run has been here meanwhile
+            self.release()  # another run has worked here meanwhile
             return False
         self._part = None
         return True
 
     def _is_ours(self) -> bool:
-        """Whether the lock of this part is where it was, so that nobody has removed our work."""
+        """Whether this part's lock file is still in place, so that its work was not removed."""
         assert self._part is not None
         assert self._own is not None
         return self._own == UNLOCKED or is_at(self._own, self._parts / self._part.name)
 
     @property
     def owned(self) -> bool:
-        """Whether no other process can be at work on the same part."""
+        """Whether it is certain that no other process is running the same part."""
         return UNLOCKED not in (self._lock, self._own)
 
     def begun(self) -> list[tuple[PartOf, bool]]:
@@ -150,7 +150,7 @@ class PartLock:
         return [(part, self._ended(part).exists()) for part in sorted(filter(None, found))]
 
     def _at_work(self, *, ended: bool = True) -> list[PartOf]:
-        """The other parts whose processes are alive; those that have `ended` may be left out."""
+        """The other parts whose processes are alive; with `ended=False`, without ended parts."""
         found = [part for part, has_ended in self.begun() if ended or not has_ended]
         return [part for part in found if part != self._part and self._is_held(part)]
 
@@ -164,7 +164,7 @@ class PartLock:
         return at_work(found, self._path, why) if found else busy(self._path)
 
     def end(self) -> None:
-        """The part has done its tasks."""
+        """Record that the part has done its tasks."""
         if self._part is not None:
             storage.write_file(self._ended(self._part), b"")
             storage.sync(self._parts)
@@ -179,18 +179,18 @@ class PartLock:
 
 
 def at_work(parts: list[PartOf], path: Path, why: str) -> OutputError:
-    """Parts keep a run, or another part, out."""
+    """The error of a run or part that is locked out by running parts."""
     return OutputError(
-        f"part {parts[0]} of this output is at work, and {why}",
+        f"part {parts[0]} of this output is running, and {why}",
         path=path,
-        found=f"at work: {', '.join(map(str, parts))}",
+        found=f"running: {', '.join(map(str, parts))}",
         fix="wait for all parts, or convert to another output, with -o",
     )
 
 
 def at_work_already(part: PartOf, path: Path) -> OutputError:
     return OutputError(
-        f"part {part} is at work already",
+        f"part {part} is already running",
         path=path,
         fix="wait for it, or give each process another number I of --part I/N",
     )

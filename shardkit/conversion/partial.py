@@ -1,16 +1,16 @@
-"""OUT.partial: where a conversion works until it is whole, and from where it continues.
+"""OUT.partial: the working folder of a conversion, from which an interrupted one resumes.
 
-In a folder of this machine (`store_partial.py` has the same for a store):
+Its contents on this machine (`store_partial.py` has the equivalent for a store):
 
-job.json          what identifies the run: recipe, versions, times of the source's files
-lock, parts/      held by the run that is at work, or its parts (`part_lock.py`)
-plan/             what publishing needs, where the run is one of parts (`outline.py`), and what the
-                  first part has listed (`part_listing.py`)
+job.json          the identity of the run: recipe, versions, modification times of the source
+lock, parts/      the locks of the running conversion or of its parts (`part_lock.py`)
+plan/             for a run in parts: what publishing needs (`outline.py`), and the source listing
+                  of the first part (`part_listing.py`)
 tasks/000012/     a finished task: its shards and result.json
-tasks/000013.…    one in the making, removed when a run begins
-dataset/          what becomes OUT, filled when all tasks are there
+tasks/000013.…    an unfinished task, removed when a run begins
+dataset/          the future OUT, filled when all tasks are finished
 replaced/         the old OUT, between the two renames of --overwrite
-copy              of a file that goes beside a single one
+copy              a temporary copy of a file that belongs next to a single-file output
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ JOB = "job.json"
 PLAN = "plan"
 OUTLINE, LISTING = "outline.zip", "listing"
 TASKS = "tasks"
-_PRIVATE = 0o700  # of the whole folder: what is in it has the usual permissions
+_PRIVATE = 0o700  # mode of the folder itself: its contents have the usual permissions
 _OURS = {JOB, JOB + UNFINISHED, LOCK, PARTS, PLAN, TASKS, DATASET, REPLACED, COPY}
 
 
@@ -51,21 +51,21 @@ Copied: TypeAlias = "Callable[[int, int], object]"
 
 
 def unseen(more: int, total: int) -> None:
-    """Nobody wants to know how much is copied."""
+    """Ignore the progress of copying."""
 
 
 class Partial(ABC):
-    """The work on one output.
+    """The unfinished work on one output.
 
-    `path` is what others see of it. After `begin`, `tasks` and `dataset` are folders of this
-    machine, with a folder for each finished task, and with the new dataset. The files of shards
-    need not lie in them: whoever wants those asks here.
+    `path` is its visible location. After `begin`, `tasks` and `dataset` are local folders, with a
+    subfolder for each finished task, and with the new dataset. The files of shards need not be in
+    them: use the methods of this class to locate them.
     """
 
     path: Path
     tasks: Path
     dataset: Path
-    part: PartOf | None = None  # which one works here, beside others
+    part: PartOf | None = None  # the part that this process carries out, if any
 
     def task_folder(self, number: int) -> Path:
         return self.tasks / f"{number:06d}"
@@ -75,44 +75,45 @@ class Partial(ABC):
 
     @abstractmethod
     def job(self) -> dict[str, Any] | None:
-        """What identifies the unfinished run; None if it did not come so far as to say.
+        """The identity of the unfinished run; None if the run ended before it was stored.
 
-        It is empty where that is damaged: nobody can continue the run, or should remove its work.
+        It is empty if it is damaged: then the run cannot be resumed, and its work should be kept.
         """
 
     @abstractmethod
     def has_work(self) -> bool:
-        """Whether the unfinished run has done anything that would be lost."""
+        """Whether the unfinished run has finished any task, which would be lost."""
 
     @abstractmethod
     def is_published(self) -> bool:
-        """Whether the dataset at the output is that of the unfinished run, which only has to clean
-        up. If it is False, all that is finished can be published, maybe once more."""
+        """Whether the output is already the dataset of the unfinished run, which only has to clean
+        up. If False, the finished tasks can be published, possibly a second time."""
 
     @abstractmethod
     def begin(self, job: dict[str, Any], *, resume: bool, part: PartOf | None = None) -> None:
-        """Keep other runs out; if we `resume`, what the same job has finished counts.
+        """Lock out other runs; with `resume`, keep the tasks that the same job has finished.
 
-        A `part` lets other parts of the same job in, and always resumes.
+        A `part` shares the output with other parts of the same job, and always resumes.
         """
 
     @abstractmethod
     def refuse_busy(self) -> None:
-        """Raise OutputError where others are at work; it keeps nobody out."""
+        """Raise OutputError if other runs are working here; takes no lock itself."""
 
     def begin_anew(self, job: dict[str, Any]) -> None:
-        """Remove what is done, of which a part has moved to `dataset`; at no moment does it count.
+        """Remove all finished work, of which some has moved to `dataset`, and start over.
 
-        In a store nothing has moved when a run begins.
+        An interruption never leaves part of that work looking finished. Not needed in a store,
+        where nothing has been moved when a run begins.
         """
         raise NotImplementedError
 
     @abstractmethod
     def try_alone(self) -> bool:
-        """A part that has done its tasks becomes a whole run, if no other part is at work.
+        """Turn a part that has done its tasks into a whole run, if no other part is running.
 
-        Of parts that end together one does. If it is False, nothing may be changed any more; where
-        there are no locks it is False for all.
+        If several parts end at the same time, this succeeds for one of them. If False, this process
+        must not change anything any more; without locks, it is False for all parts.
         """
 
     @abstractmethod
@@ -121,32 +122,32 @@ class Partial(ABC):
 
     @abstractmethod
     def end_part(self) -> None:
-        """This part has done its tasks."""
+        """Record that this part has done its tasks."""
 
     @abstractmethod
     def check(self) -> None:
-        """Raise OutputError where another run is in now."""
+        """Raise OutputError if another run has taken over this output."""
 
     def sweep(self) -> None:
-        """Remove what is there of tasks that are not finished; a part only what is its own."""
+        """Remove the files of unfinished tasks; a part removes only those of its own tasks."""
         for entry in sorted(self.tasks.glob("*")):
             if entry.name.endswith(UNFINISHED) or not is_finished(entry):
                 storage.remove(entry)
 
     @abstractmethod
     def release(self) -> None:
-        """Let others in again; what is done stays for a later run."""
+        """Release the locks; finished tasks are kept for a later run."""
 
     def finished(self, numbers: Iterable[int]) -> list[int]:
-        """Those of some tasks that are done; their folders are there then."""
+        """The given tasks that are finished; their folders exist in `tasks` afterwards."""
         return [n for n in numbers if is_finished(self.task_folder(n))]
 
     def count_missing(self, tasks: int) -> int:
-        """How many of all tasks are not done, as far as it can be told at little cost."""
+        """How many of all tasks are not finished, as far as can be told at little cost."""
         return tasks - len(self.finished(range(tasks)))
 
     def undo(self, number: int) -> None:
-        """A finished task is to be done again: at no moment does half of it look finished."""
+        """Remove a finished task, which has to be repeated; it never looks finished meanwhile."""
         folder = self.task_folder(number)
         undone = folder.with_name(f"{folder.name}.undone{UNFINISHED}")
         storage.remove(undone)
@@ -155,29 +156,30 @@ class Partial(ABC):
 
     @abstractmethod
     def has_outline(self) -> bool:
-        """Whether the unfinished run is one of parts, and has come so far as to store its plan."""
+        """Whether the unfinished run consists of parts, and has stored its plan."""
 
     @abstractmethod
     def outline(self) -> tuple[Path, bytes] | None:
-        """The archive that parts stored, and where it is."""
+        """The path and the content of the outline archive, if a part has stored it."""
 
     @abstractmethod
     def keep_outline(self, packed: bytes, *, replace: bool = False) -> None:
-        """Store an archive, unless there is one, or in its place."""
+        """Store the outline archive, unless there is one already; with `replace`, in its place."""
 
     @abstractmethod
     def listing(self) -> AbstractContextManager[tuple[Path, Path] | None]:
-        """Where a part has stored what it listed of the source, and a file of this machine."""
+        """Where a part has stored its listing of the source, and a local file with that listing."""
 
     @abstractmethod
     def keep_listing(self, size: int, write: Callable[[Path], object]) -> None:
-        """Store what `write` puts into a file, of so many bytes."""
+        """Store a listing of `size` bytes, which `write` writes to a file."""
 
     @abstractmethod
     def publish(self, copied: Copied = unseen, *, overwrite: bool) -> None:
-        """`dataset` becomes the output; in a store, `copied` is told of bytes, and of how many.
+        """Publish `dataset` as the output; in a store, report progress to `copied`.
 
-        Raises OutputError for what came there meanwhile, unless it is a dataset to `overwrite`.
+        Raises OutputError if something has appeared at the output meanwhile, unless it is a dataset
+        and `overwrite` is set.
         """
 
     @abstractmethod
@@ -186,22 +188,22 @@ class Partial(ABC):
 
     def _something_else(self, strangers: Sequence[str]) -> OutputError:
         return OutputError(
-            "the folder for unfinished work holds something else",
+            "the folder for unfinished work contains something else",
             path=self.path,
             found=", ".join(strangers[:3]),
             fix="move it away, or give another output with -o",
         )
 
     def _refuse_other_work(self, job: dict[str, Any]) -> None:
-        """Raise OutputError for what parts of another job have done: no part removes it.
+        """Raise OutputError if there is work of parts of another job, which no part may remove.
 
-        It came since this part looked, as it waited for them.
+        It may have been done while this part waited for them.
         """
         old = self.job()
         other = old is not None and comparable(old) != comparable(job)
         if other and (self.has_work() or self.has_outline()):
             raise OutputError(
-                "there is unfinished work of other options or another source",
+                "there is unfinished work with other options or another source",
                 path=self.path,
                 fix=f"repeat it with its own options to finish it, or remove {self.path}",
             )
@@ -210,31 +212,31 @@ class Partial(ABC):
 
     @abstractmethod
     def upload(self, folder: Path) -> RemotePath | None:
-        """Where shards that are made in a folder of `tasks` go at once; None: they stay there."""
+        """Where the shards of a folder of `tasks` are uploaded when complete; None: they stay."""
 
     @abstractmethod
     def stored(self, path: Path) -> Path:
-        """Where a shard's file is that was made in `tasks`."""
+        """The location of a shard's file that was written to `path` in `tasks`."""
 
     @abstractmethod
     def rename(self, old: Path, folder: Path, file: File, *, synced: bool) -> None:
-        """Give a file that was made in `tasks` its name in a folder of `dataset`."""
+        """Move a file that was written in `tasks` to its final name in a folder of `dataset`."""
 
     @abstractmethod
     def here(self, shards: Sequence[tuple[Path, Shard]]) -> AbstractContextManager[list[Path]]:
-        """Paths of shards, each of a folder in `tasks`, that can be read on this machine."""
+        """Local paths of shards, each given with its folder in `tasks`."""
 
     @abstractmethod
     def keep(self, folder: Path, shard: Shard) -> None:
-        """A shard was made in a folder of `dataset`."""
+        """Keep a shard that was written in a folder of `dataset`."""
 
     @abstractmethod
     def unsynced(self, earlier: Collection[int]) -> Collection[int]:
-        """Tasks of an earlier run, of which a power cut may have taken shards to be joined."""
+        """The tasks of `earlier` runs whose shards to be joined a power failure may have lost."""
 
 
 def partial_of(target: Target) -> Partial:
-    """For a folder of this machine, or for a store."""
+    """The unfinished work on a target on this machine or in a store."""
     if isinstance(target.path, RemotePath):
         from shardkit.conversion.store_partial import StorePartial
 
@@ -243,7 +245,7 @@ def partial_of(target: Target) -> Partial:
 
 
 class FolderPartial(Partial):
-    """The working folder beside an output on this machine."""
+    """The working folder next to an output on this machine."""
 
     def __init__(self, target: Target) -> None:
         self.path = target.working_folder
@@ -254,7 +256,7 @@ class FolderPartial(Partial):
         self._lock = PartLock(self.path)
 
     def job(self) -> dict[str, Any] | None:
-        self._refuse_link(self.path / JOB)  # whose contents say nothing of ours
+        self._refuse_link(self.path / JOB)  # the target of a link says nothing about our work
         try:
             return checked(dict[str, Any], parse(storage.read(self.path / JOB, MOST_BYTES)))
         except NotFoundError:
@@ -266,7 +268,7 @@ class FolderPartial(Partial):
         return any(is_finished(entry) for entry in self.tasks.glob("*"))
 
     def is_published(self) -> bool:
-        """A finished task without its shards has given them to `dataset`."""
+        """Shards that are missing from the folder of a finished task were moved to `dataset`."""
         if (self.dataset / self._only_shard).exists():
             return False
         done = filter(is_finished, self.tasks.glob("*[0-9]"))
@@ -308,12 +310,12 @@ class FolderPartial(Partial):
 
     def _check_folder(self) -> None:
         refuse_others(self.path)
-        with contextlib.suppress(OSError):  # some file systems have no permissions
+        with contextlib.suppress(OSError):  # some file systems do not support permissions
             self.path.chmod(_PRIVATE)
         self._refuse_links()
 
     def _prepare(self, job: dict[str, Any], resume: bool) -> None:
-        """Nobody else is at work."""
+        """Prepare the folder for a job; called only while no other process is working in it."""
         self._check_folder()
         self._commit.restore()
         if not (resume and self._is_of(job)):
@@ -334,17 +336,17 @@ class FolderPartial(Partial):
         storage.sync(self.path)
 
     def _say_job(self, job: dict[str, Any]) -> None:
-        """As `_prepare`, for a part that cannot know who else is at work."""
+        """Like `_prepare`, for a part that cannot tell whether other processes are running."""
         self._check_folder()
         if self.job() is None:
             storage.make_folder(self.path / PARTS)
             self._write_job(job, self.path / PARTS / f"{uuid.uuid4().hex}{UNFINISHED}")
         elif not self._is_of(job):
             raise OutputError(
-                "there is unfinished work of other options or another source, and without locks a"
-                " part cannot tell whether that is at work still",
+                "there is unfinished work with other options or another source, and without locks a"
+                " part cannot tell whether that run is still active",
                 path=self.path,
-                fix="if it is not, remove the folder, or begin with a whole run",
+                fix="if it is not, remove the folder, or begin with a run without --part",
             )
 
     def try_alone(self) -> bool:
@@ -367,7 +369,7 @@ class FolderPartial(Partial):
                 storage.remove(entry)
 
     def check(self) -> None:
-        pass  # the lock is held as long as this process lives
+        pass  # the lock is held for the lifetime of this process
 
     def release(self) -> None:
         self._lock.release()
@@ -383,7 +385,7 @@ class FolderPartial(Partial):
         self._keep(OUTLINE, lambda path: storage.write_file(path, packed))
 
     def _keep(self, name: str, write: Callable[[Path], object]) -> None:
-        """Of parts that do so at the same time the last one does: all have the same."""
+        """Store a file in `plan/`. Parts may do so concurrently: all write the same content."""
         folder = self.path / PLAN
         storage.make_folder(folder)
         unfinished = folder / f"{name}.{uuid.uuid4().hex[:8]}{UNFINISHED}"
@@ -406,7 +408,7 @@ class FolderPartial(Partial):
         self.discard()
 
     def discard(self) -> None:
-        """Remove the whole folder; the lock goes last, so that no other run is in it meanwhile."""
+        """Remove the whole folder, and the lock last, so that no other run begins meanwhile."""
         try:
             self._commit.restore()
             for name in (PARTS, PLAN, TASKS, DATASET, REPLACED, COPY, JOB, JOB + UNFINISHED):
@@ -422,7 +424,7 @@ class FolderPartial(Partial):
         return path
 
     def rename(self, old: Path, folder: Path, file: File, *, synced: bool) -> None:
-        if not old.exists():  # an earlier run has renamed it
+        if not old.exists():  # an earlier run has already renamed it
             return
         new = folder / file.name
         if not synced:
@@ -438,15 +440,15 @@ class FolderPartial(Partial):
         yield [folder / shard.file.name for folder, shard in shards]
 
     def keep(self, folder: Path, shard: Shard) -> None:
-        pass  # it is there
+        pass  # it already is at its final place
 
     def unsynced(self, earlier: Collection[int]) -> Collection[int]:
         return earlier
 
     def _refuse_links(self) -> None:
-        """Raise OutputError for a link, or what is no file, in the folder: we have made none.
+        """Raise OutputError for links and special files in the folder: shardkit creates none.
 
-        The old dataset in `replaced/` may have links of its own.
+        The old dataset in `replaced/` may contain links.
         """
         for folder, folders, files in os.walk(self.path):
             if Path(folder) == self.path and REPLACED in folders:
@@ -458,7 +460,7 @@ class FolderPartial(Partial):
         with storage.explained("look at", path):
             try:
                 kind = stat.S_IFMT(path.lstat().st_mode)
-            except FileNotFoundError:  # not there yet, or of another part, which is done with it
+            except FileNotFoundError:  # not created yet, or removed by another part
                 return
         if kind not in (stat.S_IFDIR, stat.S_IFREG):
             raise not_ours(path, "a link, a pipe or a device")
@@ -467,17 +469,17 @@ class FolderPartial(Partial):
         with storage.explained("list", self.path):
             try:
                 found = os.listdir(self.path)
-            except FileNotFoundError:  # not there yet, or another process has just removed it
+            except FileNotFoundError:  # not created yet, or just removed by another process
                 return
         names = {name for name in found if not name.startswith(f"{LOCK}.")}
         strangers = sorted(names - _OURS)
         if names and not strangers and not names & {JOB, LOCK}:
-            strangers = sorted(names)  # folders that happen to be called like ours
+            strangers = sorted(names)  # folders of the user that happen to have these names
         if strangers:
             raise self._something_else(strangers)
 
 
 def comparable(job: dict[str, Any]) -> dict[str, Any]:
-    """What two runs must have in common for one to continue the other."""
+    """The parts of a job that must be equal for one run to resume another."""
     recipe = job.get("recipe")
     return {**job, "recipe": identity(recipe)} if isinstance(recipe, dict) else job

@@ -1,4 +1,4 @@
-"""What parts of a conversion agree on, and who of them is missing."""
+"""What the parts of a conversion agree on, and which parts are missing."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from shardkit.part_of import PartOf
 if TYPE_CHECKING:
     from shardkit.conversion.partial import Partial
 
-_FOUND = ("problems", "ignored", "filtered", "tokenizer")  # of a split, while planning
+_FOUND = ("problems", "ignored", "filtered", "tokenizer")  # of a split, found while planning
 _SHOWN = 12  # parts that an error names
 
 
 def agreed(outline: Outline, partial: Partial) -> Outline:
-    """The outline that is stored, by this part if by none before.
+    """The stored outline, stored by this part if by none before.
 
-    What parts that may drop no samples have done counts for parts that may: these go on with it.
-    Raises OutputError where this part would do other tasks, or do them otherwise.
+    Parts that may drop samples (--on-error skip) reuse the work of parts that may not. Raises
+    OutputError if this part would run other tasks, or run them differently.
     """
     if (found := partial.outline()) is None:
         partial.keep_outline(outline.packed())
@@ -35,7 +35,7 @@ def agreed(outline: Outline, partial: Partial) -> Outline:
     stored = Outline.unpacked(packed, path)
     if words := _differences(stored, outline):
         raise OutputError(
-            "this part would do other work than the parts that began",
+            "this part has a different plan than the parts that began before",
             path=path,
             found=words,
             fix="give all parts the same source and options",
@@ -47,18 +47,18 @@ def agreed(outline: Outline, partial: Partial) -> Outline:
 
 
 def _differences(stored: Outline, own: Outline) -> str:
-    """What two parts of the same job do not have in common, in words."""
+    """The differences between the outlines of two parts of the same job, in words."""
     before, now = stored.recipe.on_error, own.recipe.on_error
     if (before, now) == ("skip", "fail"):
         return f"on_error was {before}, is {now}"
     if not np.array_equal(stored.tasks, own.tasks):
-        return f"the work was cut into {len(stored.tasks):,} tasks, is cut into {len(own.tasks):,}"
+        return f"the work was divided into {len(stored.tasks):,} tasks, now {len(own.tasks):,}"
     same = _work_of(stored) == _work_of(own)
     return "" if same else "splits have other names, fields or classes"
 
 
 def _work_of(outline: Outline) -> str:
-    """What is asked of tasks: not what was passed over, as that may come and go."""
+    """What the tasks have to do, without what planning has ignored, which may change."""
     found = (vars(split).items() for split in outline.splits)
     work = [{name: plain(value) for name, value in each if name not in _FOUND} for each in found]
     return json.dumps(work, sort_keys=True)
@@ -67,7 +67,7 @@ def _work_of(outline: Outline) -> str:
 def who_is_missing(
     begun: Sequence[tuple[PartOf, bool]], missing: Collection[int]
 ) -> tuple[str, list[PartOf]]:
-    """In words, and all of them: the parts that `missing` tasks were left to."""
+    """The parts that should do the `missing` tasks: in words, and as a list."""
     ended = dict(begun)
     counts = Counter(part.total for part in ended)
     words = "1 task is missing" if len(missing) == 1 else f"{len(missing):,} tasks are missing"
@@ -79,7 +79,7 @@ def who_is_missing(
     kinds = {
         "never began": [part for part in parts if part not in ended],
         "began and did not end": [part for part in parts if ended.get(part) is False],
-        "ended, before work was undone": [part for part in parts if ended.get(part)],
+        "ended before work was undone": [part for part in parts if ended.get(part)],
     }
     which = [f"{_listed(found)} {kind}" for kind, found in kinds.items() if found]
     return f"{words}: {'; '.join(which)}", parts

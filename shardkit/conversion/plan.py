@@ -1,4 +1,4 @@
-"""Recipe, sources and target -> tasks: which samples each makes shards of."""
+"""Recipe, sources and target -> tasks: which samples each task writes to shards."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
     from shardkit.options import TextOptions
     from shardkit.preprocess.transform import Transform
 
-_PROBE_TEXT = 1 << 13  # characters of a document that the engines are compared on
+_PROBE_TEXT = 1 << 13  # characters per document on which tokenizer engines are compared
 
 
 @dataclass(frozen=True)
 class Split:
-    """One dataset of the output: a split's name ("" for the only one), and what it is made of."""
+    """One dataset of the output: a split ("" if there is only one), and how it is made."""
 
     name: str
     source: Source | Stream
     slice: Slice
-    steps: Steps  # what is done to every sample first
-    content: Content  # of its shards: samples after the steps, with their new names
-    problems: tuple[ShardkitError, ...] = ()  # found while planning, belonging to no sample
-    ignored: Mapping[str, int] = field(default_factory=dict)  # found so, of the source
-    filtered: Sequence[Mapping[str, str]] = ()  # left out so: lines of filtered.jsonl
+    steps: Steps  # applied to every sample before it is written
+    content: Content  # of its shards: samples after the steps, with renamed fields
+    problems: tuple[ShardkitError, ...] = ()  # found while planning, not tied to a sample
+    ignored: Mapping[str, int] = field(default_factory=dict)  # ignored in the source by planning
+    filtered: Sequence[Mapping[str, str]] = ()  # dropped by planning: lines of filtered.jsonl
 
     @property
     def schema(self) -> Schema:
@@ -54,12 +54,13 @@ class Split:
 
     @property
     def samples(self) -> int | None:
-        """How many there are, where that is known without reading them."""
+        """Number of samples; None if it is unknown before they are read."""
         counts, known = self.slice.counts, isinstance(self.source, Source)
         return len(self.slice.order) if known else None if counts is None else int(counts.sum())
 
     def tokenizer(self) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """What made the tokens, for the manifest, and its files; of a source that has them, its."""
+        """The tokenizer's entry in the manifest, and its files: those of this conversion, or those
+        of a source that is tokenized already."""
         if self.steps.text is None:
             return self.source.tokenizer()
         return self.steps.text.tokenizer.identity(), self.steps.text.tokenizer.files()
@@ -85,15 +86,15 @@ class Task:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that is to be done."""
+    """Everything that a conversion has to do."""
 
     recipe: Recipe
     target: Target
     splits: list[Split]
     tasks: list[Task]
-    times: dict[str, str | None]  # by source, a hash of when its files were changed
-    part: PartOf | None = None  # who carries it out, where several do
-    listing: PartListing | None = None  # of its source, where other parts can do with it
+    times: dict[str, str | None]  # by source, a hash of the modification times of its files
+    part: PartOf | None = None  # the part that this process carries out, if any
+    listing: PartListing | None = None  # of the source, if other parts can use it
 
     @cached_property
     def format(self) -> Format:
@@ -101,7 +102,7 @@ class Plan:
 
     @cached_property
     def versions(self) -> dict[str, str]:
-        """Of what decides the bytes: us, and the libraries that do the steps."""
+        """Versions of what determines the output's bytes: shardkit, and libraries in the steps."""
         found = {"shardkit": __version__, "tasks": TASKS}
         for split in self.splits:
             found |= split.steps.versions()
@@ -114,29 +115,29 @@ class Plan:
 
     @property
     def job(self) -> dict[str, Any]:
-        """What must be the same for one run to continue another."""
+        """What must be equal for one run to resume another."""
         return {"recipe": self.recipe.to_json(), "times": self.times, "versions": self.versions}
 
     @property
     def resumable(self) -> bool:
-        """Whether it can be told that two runs make the same dataset."""
+        """Whether it can be verified that two runs make the same dataset."""
         transform = self.recipe.transform
         known = transform is None or transform.digest is not None
         return known and None not in self.recipe.sources.values()
 
     @property
     def unit(self) -> str:
-        """What tells how far a run is: "samples", or "bytes" of the source."""
+        """The unit of progress: "samples", or "bytes" of the source."""
         documents = any(split.samples is None or split.steps.text for split in self.splits)
         return "bytes" if documents else "samples"
 
     def amount(self, task: Task) -> int:
-        """How much there is of a task, in units."""
+        """The size of a task in units."""
         return task.size if self.unit == "bytes" else task.stop - task.start
 
     @cached_property
     def own(self) -> list[Task]:
-        """The tasks of the part that carries it out, or all."""
+        """The tasks of this process's part, or all tasks."""
         part = self.part
         return [task for task in self.tasks if part is None or part.has(task.number)]
 
@@ -146,18 +147,18 @@ class Plan:
 
     @property
     def samples(self) -> int | None:
-        """Of the source; None where only reading it tells."""
+        """Number of samples in the source; None if it is unknown before they are read."""
         counts = [split.samples for split in self.splits]
         return None if None in counts else sum(filter(None, counts))
 
     @property
     def bytes(self) -> int:
-        """To read; each of several splits reads a stream by itself."""
+        """Bytes to read; a stream is read once for each of its splits."""
         return sum(task.size for task in self.tasks)
 
     @property
     def source_bytes(self) -> int:
-        """Of the source, whoever reads them."""
+        """Bytes of the source, each counted once."""
         first = {id(split.source): split.name for split in reversed(self.splits)}
         return sum(
             task.size
@@ -167,11 +168,11 @@ class Plan:
 
     @property
     def problems(self) -> list[ShardkitError]:
-        """What was found wrong while planning, and belongs to no sample."""
+        """Problems that were found while planning, and are not tied to a sample."""
         return [problem for split in self.splits for problem in split.problems]
 
     def ignored(self) -> dict[str, int]:
-        """What the sources passed over, and how often, as far as it is known by now."""
+        """What the sources ignore, and how often, as far as planning has found out."""
         return dict(sum((Counter(split.ignored) for split in self.splits), Counter()))
 
     def notes(self) -> list[str]:
@@ -187,7 +188,7 @@ class Plan:
         return {
             "out": str(self.target.path),
             "format": self.format.name,
-            "samples": self.samples,  # None: only reading the source tells
+            "samples": self.samples,
             "bytes": self.bytes,
             "tasks": len(self.tasks),
             "part": None
@@ -223,8 +224,8 @@ def make_plan(
 ) -> Plan:
     """Cut the sources into tasks.
 
-    A `tokenizer` takes the place of the one that the recipe names. Raises UsageError or FormatError
-    for options that do not fit the sources.
+    A `tokenizer` is used in place of the one that the recipe names. Raises UsageError or
+    FormatError for options that do not fit the sources.
     """
     format = get_format(recipe.format)
     if recipe.text.tokenizer is not None:
@@ -237,7 +238,7 @@ def make_plan(
         _check_names(schema, source)
         format.layout(schema)
         content = _content(format, source, schema, recipe)
-        # Before memory is taken for each sample: shards are as large as their manifest says.
+        # Do this before allocating memory per sample: it checks shards against their manifest.
         fingerprints[name] = source.fingerprint() or {}
         problems, ignored, filtered = tuple(source.problems), source.ignored, source.filtered
         for own_name, chosen in slices(name, source, recipe):
@@ -253,7 +254,7 @@ def make_plan(
             tasks.append(Task(len(tasks), split, start, stop, size, joined))
     if target.single and len(splits) > 1:
         raise UsageError(
-            "splits are folders, and the output is one shard",
+            "splits are folders, but the output is one shard",
             found=", ".join(split.name for split in splits),
             fix="give a folder with -o, or --split none",
         )
@@ -264,7 +265,7 @@ def make_plan(
 
 @dataclass(frozen=True)
 class _Tools:
-    """A recipe with what it names: format, tokenizer, function."""
+    """A recipe, with the format, tokenizer and transform that it names."""
 
     recipe: Recipe
     format: Format
@@ -272,7 +273,7 @@ class _Tools:
     transform: Transform | None
 
     def named(self, sources: dict[str, str | None]) -> Recipe:
-        """The recipe, which says what was read and what tokenizer and transform do: not where."""
+        """The recipe, which identifies sources, tokenizer and transform by content, not by path."""
         recipe = replace(self.recipe, sources=sources)
         if recipe.metadata is not None:
             recipe = replace(recipe, metadata=posixpath.basename(recipe.metadata))
@@ -287,14 +288,14 @@ class _Tools:
         return recipe
 
     def steps(self, source: Source | Stream) -> tuple[Steps, Schema]:
-        """The steps for a source, and the fields that its samples have in the end."""
+        """The steps for a source, and the schema of its samples after them."""
         images, audio, schema = None, None, source.schema
         if self.recipe.audio.active:
             from shardkit.preprocess.audio import AudioSteps
 
             audio = AudioSteps.of(source.schema, self.recipe.audio)
         raw, options = self.format.raw_images, self.recipe.image
-        # A format that makes JPEGs of other images needs steps for masks, whatever was asked for.
+        # A format that re-encodes images as JPEG needs steps for masks, whatever the options.
         if options.active or self.transform is not None or raw != "array":
             from shardkit.preprocess.steps import schema_after, steps_for
 
@@ -309,21 +310,21 @@ class _Tools:
         elif documents.field is not None and not documents.keep_fields:
             name = text_field(documents, schema)
             others = source.schema.keys() - {name, label}
-            if others:  # a dataset: sources of text have left them out
+            if others:  # the source is a dataset: text sources have dropped these fields already
                 schema = Schema({n: schema[n] for n in schema if n not in others})
                 fields = tuple(n for n in source.schema if n in (name, label))
         return Steps(images, audio, text, fields), schema.renamed(self.recipe.rename)
 
 
 def label_of_text(source: Source | Stream, recipe: Recipe) -> str | None:
-    """The label that documents keep beside their text: of a folder, or of a column asked for."""
+    """The label that documents keep next to their text: from a folder, or the label column."""
     also = source.also if isinstance(source, Stream) else ()
     made = source.reads_text or recipe.label_column is not None
     return "label" if made and "label" in source.schema and "label" not in also else None
 
 
 def _load_tokenizer(sources: Mapping[str, Source | Stream], options: TextOptions) -> Tokenizer:
-    """The tokenizer, once its fast engine was compared with the other on some documents."""
+    """The tokenizer, after comparing its fast engine with the other one on some documents."""
     from shardkit.codecs.tokenizers import load_tokenizer
 
     assert options.tokenizer is not None
@@ -339,7 +340,7 @@ def _load_tokenizer(sources: Mapping[str, Source | Stream], options: TextOptions
 
 
 def _content(format: Format, source: Source | Stream, schema: Schema, recipe: Recipe) -> Content:
-    """What a source's shards have in common; `schema` has the new names of fields already."""
+    """What a source's shards have in common; `schema` already has the renamed fields."""
     rename = recipe.rename
     names = source.names_in(schema, rename)
     label = rename.get(source.label, source.label)
@@ -350,7 +351,7 @@ def _content(format: Format, source: Source | Stream, schema: Schema, recipe: Re
 
 
 def _image_fields(schema: Schema, recipe: Recipe) -> tuple[str, ...]:
-    """The fields of images, encoded or raw, that are no masks."""
+    """The fields with images, encoded or raw, that are not masks."""
     from shardkit.codecs.image import is_mask_name
 
     named = recipe.image.mask_fields
@@ -359,22 +360,22 @@ def _image_fields(schema: Schema, recipe: Recipe) -> tuple[str, ...]:
     found = tuple(name for name in images if name not in masks)
     if not found:
         raise UsageError(
-            "--stats is about the pixels of images, and there are none",
+            "--stats measures the pixels of images, but there are no images",
             found=", ".join(schema),
-            fix="leave it out",
+            fix="leave out --stats",
         )
     return found
 
 
 def _are_pixels(kind: FieldType) -> bool:
-    """Whether these are raw images, uint8 (height, width, 3)."""
+    """Whether a field holds raw images: uint8 (height, width, 3)."""
     if not isinstance(kind, Array) or kind.dtype != "|u1" or kind.shape is None:
         return False
     return len(kind.shape) == 3 and kind.shape[2] == 3
 
 
 def _check_names(schema: Schema, source: Source | Stream) -> None:
-    """Raises SourceError for names that no manifest can hold."""
+    """Raise SourceError for names that a manifest cannot represent."""
     for name in schema:
         if not is_unicode(name):
             raise SourceError(

@@ -1,12 +1,13 @@
-"""Worker processes: each gets one task at a time through a pipe, and its death is noticed at once.
+"""Worker processes: each gets one task at a time through a pipe, and is replaced if it dies.
 
-Why not `multiprocessing`: its spawn imports the caller's `__main__` again, which runs a training
-script a second time where it has no guard, and its workers outlive a parent that is killed. Ours
-are plain interpreters that read tasks from stdin: when the parent dies in any way, stdin ends, and
-so do they. When a worker dies, its stdout ends, and the parent gives the task to a new one, once.
+Why not `multiprocessing`: its spawn method imports the caller's `__main__` again, which runs an
+unguarded training script a second time, and its workers outlive a parent that is killed. Our
+workers are plain interpreters that read tasks from stdin: when the parent dies for any reason,
+stdin is closed, and they exit. When a worker dies, its stdout is closed, and the parent gives the
+task to a new worker, once.
 
-This module imports next to nothing, so that workers start at once: they load what they need while
-the parent does, and while it plans.
+This module imports very little, so that workers start quickly: they import what they need while the
+parent does the same, and makes the plan.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _START = """
 import sys
 sys.path = [p for p in sys.path if p]  # no modules of the current folder
 import pickle
-# Not sys.stdin: the interpreter closes that at its end, and dies if a thread waits for it.
+# Not sys.stdin: the interpreter closes it at exit, and aborts if a thread is reading from it.
 tasks = open(0, "rb", closefd=False)
 try:
     sys.path[:] = pickle.load(tasks)
@@ -51,24 +52,24 @@ from shardkit.conversion.pool import serve
 serve(tasks)
 """
 
-# Processes that are started before it is known whether there is work for them.
+# Number of processes that are started before it is known whether there are tasks for them.
 _EARLY = 4
 
 
 def run_here(works: Iterator[Work], report: Report) -> None:
-    """Do all tasks in this process, one after the other."""
+    """Run all tasks in this process, one after another."""
     from shardkit.conversion.work import run_task
 
     for work in works:
         run_task(work, report)
-        _last = work  # and the shards it has open, until the next, which may begin in one, is done
+        _last = work  # keeps its source shards open: the next task may begin in one of them
 
 
 class Pool:
-    """Up to `workers` processes. Some are started `early`, to be ready when the plan is."""
+    """Up to `workers` processes. With `early`, some are started while the plan is being made."""
 
     def __init__(self, workers: int, preload: Sequence[str] = (), *, early: bool = True) -> None:
-        """`preload` names the modules that workers import before they have a task."""
+        """`preload` names the modules that workers import before their first task."""
         self.workers = workers
         self._preload = preload
         self._inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
@@ -78,10 +79,10 @@ class Pool:
             self._start(min(workers, _EARLY))
 
     def run(self, works: Iterator[Work], tasks: int, report: Report) -> None:
-        """Do all `tasks`; `report` is called in this thread.
+        """Run all `tasks`; `report` is called in this thread.
 
-        Raises the first error that a task raises, and WorkerError if one task kills two workers;
-        no process is left running then.
+        Raises the first error that a task raises, or WorkerError if two workers die on the same
+        task; no process is left running then.
         """
         self._start(min(self.workers, tasks))
         busy = 0
@@ -108,15 +109,15 @@ class Pool:
             self._started.append(_Worker(self._inbox, self._events, self._preload))
 
     def kill(self) -> None:
-        """End all processes at once; a second call does nothing.
+        """Kill all processes immediately; a second call does nothing.
 
-        A task that is cut short leaves nothing that looks done.
+        An interrupted task leaves nothing that looks finished.
         """
         for worker in self._started:
             worker.kill()
             self._inbox.put(None)
         for worker in self._started:
-            worker.thread.join(0.5)  # a process that hangs in the disk must not hang us
+            worker.thread.join(0.5)  # do not wait for a process that is blocked in disk I/O
         self._started.clear()
 
     def __enter__(self) -> Pool:
@@ -126,12 +127,12 @@ class Pool:
         self.kill()
 
 
-# What a worker says of its task: "progress" with a Progress, "failed" with an error, or "done".
+# What a worker reports: "progress" with a Progress, "failed" with an error, or "done".
 _Event: TypeAlias = tuple[str, Any]
 
 
 class _Worker:
-    """One process, and the thread of ours that starts it and talks to it."""
+    """One process, and the thread in the parent that starts it and communicates with it."""
 
     def __init__(
         self,
@@ -155,21 +156,21 @@ class _Worker:
 
     def _drive(self) -> None:
         if hasattr(signal, "pthread_sigmask"):
-            # A child inherits the mask: Ctrl-C reaches the whole group, but is for the parent.
+            # The child inherits the mask: Ctrl-C reaches the whole group, but is for the parent.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        with contextlib.suppress(WorkerError):  # it is tried again, and told, when there is a task
+        with contextlib.suppress(WorkerError):  # retried, and then raised, when there is a task
             self._start()
         while (work := self._inbox.get()) is not None and not self._killed:
             try:
                 self._events.put(self._do(work))
             except ShardkitError as error:
                 self._events.put(("failed", error))
-            except Exception as error:  # the task cannot be pickled: the user's own source
+            except Exception as error:  # the task, with the user's own source, cannot be pickled
                 self._events.put(("failed", not_picklable(error)))
         self._end()
 
     def _do(self, work: Work) -> _Event:
-        """Have a task done, by a second process if the first one dies; "done" or "failed"."""
+        """Run a task, in a second process if the first one dies; returns "done" or "failed"."""
         from shardkit.conversion.work import is_finished
 
         for again in (False, True):
@@ -180,7 +181,7 @@ class _Worker:
                 return self._talk(work, reported)
             except (EOFError, OSError, pickle.UnpicklingError):
                 code = self._end()
-            if self._killed or is_finished(work.folder):  # it died with its work done
+            if self._killed or is_finished(work.folder):  # it died after finishing the task
                 break
             if again:
                 raise _died_twice(work, code)
@@ -190,7 +191,7 @@ class _Worker:
         return "done", None
 
     def _talk(self, work: Work, reported: list[Progress]) -> _Event:
-        """Send a task, and pass on what the process says of it to the last, which is returned."""
+        """Send a task, pass on the progress that the process reports, and return its last event."""
         assert self._process is not None
         _send(self._process.stdin, pickle.dumps(work))
         while True:
@@ -210,24 +211,24 @@ class _Worker:
         self._process = process
         if self._killed:
             process.kill()
-        with contextlib.suppress(OSError):  # one that dies now is noticed with its first task
+        with contextlib.suppress(OSError):  # if it dies now, that is noticed with its first task
             _send(process.stdin, sys.path)
             _send(process.stdin, self._preload)
 
     def _end(self) -> int:
-        """Close the pipes, on which a process that still lives ends; its exit code."""
+        """Close the pipes, which makes a live process exit; returns its exit code."""
         process, self._process = self._process, None
         if process is None:
             return 0
         for pipe in (process.stdin, process.stdout):
-            with contextlib.suppress(OSError):  # what was not sent is lost, as is who would read it
+            with contextlib.suppress(OSError):  # unsent data does not matter any more
                 if pipe is not None:
                     pipe.close()
         return process.wait()
 
 
 def remove_unfinished(work: Work) -> None:
-    """Remove what a dead worker left of a task."""
+    """Remove the files that a dead worker left of a task."""
     from shardkit import storage
     from shardkit.conversion.work import UNFINISHED
 
@@ -241,7 +242,7 @@ def _died_twice(work: Work, code: int) -> WorkerError:
         f"two workers died on the same task; the last {how}",
         found=f"task {work.number}: {work.reading}",
         fix="if memory ran out (SIGKILL), use fewer --workers; then run the same command again:"
-        " it continues where it was",
+        " it continues where it stopped",
     )
 
 
@@ -270,7 +271,7 @@ def not_picklable(error: Exception) -> WorkerError:
 
 
 def serve(tasks: BinaryIO) -> None:
-    """Do the tasks that arrive on stdin, until it ends."""
+    """Run the tasks that arrive on stdin, until it is closed."""
     from shardkit.conversion.work import run_task
 
     try:
@@ -278,27 +279,27 @@ def serve(tasks: BinaryIO) -> None:
     except Exception:
         sys.exit(1)  # the parent was killed
     for name, value in (("TOKENIZERS_PARALLELISM", "false"), ("OPENBLAS_NUM_THREADS", "1")):
-        os.environ.setdefault(name, value)  # the processes are parallel
+        os.environ.setdefault(name, value)  # the processes already run in parallel
     for module in preload:
-        with contextlib.suppress(ImportError, MemoryError):  # the task that needs it says so
+        with contextlib.suppress(ImportError, MemoryError):  # the task that needs it reports this
             importlib.import_module(module)
     channel = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what the user's code prints must not run into the channel
-    warnings.simplefilter("ignore", ShardkitWarning)  # the parent has said it while planning
+    os.dup2(2, 1)  # output of the user's code must not end up in the channel
+    warnings.simplefilter("ignore", ShardkitWarning)  # the parent has issued them while planning
     inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(tasks, inbox), daemon=True).start()
     while True:
         task = inbox.get()
         try:
             work = pickle.loads(task)
-        except Exception as error:  # the user's class is not to be found from here
+        except Exception as error:  # for example, the user's class cannot be imported here
             _tell(channel, ("failed", not_picklable(error)))
             continue
         try:
             run_task(work, lambda progress: _tell(channel, ("progress", progress)))
         except ShardkitError as error:
             _tell(channel, ("failed", error))
-        except Exception as error:  # a bug, ours or in the user's code: say where
+        except Exception as error:  # a bug in shardkit or in the user's code: report where
             _tell(channel, ("failed", unexpected(error, work)))
         else:
             _tell(channel, ("done", None))
@@ -317,22 +318,23 @@ def _listen(tasks: BinaryIO, inbox: queue.SimpleQueue[bytes]) -> None:
         while True:
             inbox.put(pickle.load(tasks))
     except (EOFError, OSError):
-        os._exit(0)  # the parent is gone or done: stop in the middle, nothing half-done counts
-    except BaseException:  # it was killed while it sent a task, of which this is the beginning
+        os._exit(0)  # the parent has exited: stop now, as unfinished tasks do not count
+    except BaseException:  # the parent was killed while sending a task, which is truncated
         os._exit(1)
 
 
 def unexpected(error: Exception, work: Work | None) -> WorkerError:
-    """The error for one that nobody expected, of a task or before it was known."""
+    """The WorkerError for an unexpected exception in a task, or before the task was loaded."""
     if work is not None and is_want_of_memory(error):
         return WorkerError(
             memory_ran_out(error, " in a worker"),
             found=f"task {work.number}: {work.reading}",
-            fix="use fewer --workers; then run the same command again: it continues where it was",
+            fix="use fewer --workers; then run the same command again: it continues where it"
+            " stopped",
         )
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return WorkerError(
-        f"a worker met an unexpected {type(error).__name__}: {error}",
+        f"unexpected {type(error).__name__} in a worker: {error}",
         found=f"in {frame.name}, {frame.filename}:{frame.lineno}"
         + ("" if work is None else f", task {work.number}"),
         fix="please report this, with the traceback that --workers 0 gives",

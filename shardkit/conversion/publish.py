@@ -1,6 +1,7 @@
 """Finished tasks -> a dataset: shards numbered in task order, manifests, lists of errors and keys.
 
-Every step can be repeated: a run that was killed in here does it all again with the same result.
+Every step can be repeated: after a run was killed here, the next one repeats them with the same
+result.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from shardkit.sources.subset import nothing_left
 
 
 def assemble(outline: Outline, target: Target, partial: Partial, earlier: Collection[int]) -> None:
-    """Fill `partial.dataset`; `earlier` are the tasks that other processes have finished."""
+    """Fill `partial.dataset`. Other processes have finished the tasks in `earlier`."""
     earlier = partial.unsynced(earlier)
     made = {
         split.name: _assemble_split(outline, number, target, partial, earlier)
@@ -103,7 +104,7 @@ def _assemble_split(
 def write_lists(
     outline: Outline, number: int, target: Target, folder: Path, tasks: list[Path]
 ) -> list[Path]:
-    """The files of a split that no shard needs, in `folder`, from the folders of all its tasks."""
+    """Write the lists of a split to `folder`, from the folders of all its tasks."""
     lists = {
         ERRORS: [outline.file(number, ERRORS), *_lines(tasks, ERRORS)],
         FILTERED: [outline.file(number, FILTERED), *_lines(tasks, FILTERED)],
@@ -124,17 +125,17 @@ class Made(NamedTuple):
 
     folder: Path  # of the task
     shard: Shard
-    pieces: bytes  # digests, as `finished_shard` gives them
+    pieces: bytes  # digests, as returned by `finished_shard`
     task: int | None = None
-    joined: bool = False  # not synced, and to be joined with those beside it
+    joined: bool = False  # not synced yet, and to be joined with its neighbours
 
 
 def _groups(
     made: list[Made], max_bytes: int | None, max_samples: int | None
 ) -> Iterator[list[Made]]:
-    """What becomes a shard each: those to be joined that lie side by side, as limits allow.
+    """Groups of shards, each of which becomes one shard: neighbours are joined up to the limits.
 
-    Joined shards come out about equally large, as those that tasks make by themselves.
+    Joined shards are of nearly equal size, like those that tasks write by themselves.
     """
     for joined, run in itertools.groupby(made, lambda one: one.joined):
         if not joined:
@@ -143,7 +144,7 @@ def _groups(
         several = list(run)
         sizes = [one.shard.file.bytes for one in several]
         room = max((max_bytes or 2 * sum(sizes)) - max(sizes), *sizes, 1)
-        aim = sum(sizes) / -(-sum(sizes) // room) if sum(sizes) else 0  # of each shard
+        aim = sum(sizes) / -(-sum(sizes) // room) if sum(sizes) else 0  # target size of a shard
         group: list[Made] = []
         size = samples = done = shards = 0
         for one, more in zip(several, sizes, strict=True):
@@ -172,8 +173,8 @@ def publish_shards(
 ) -> Manifest:
     """Give shards their final names in `folder`, and write the manifest.
 
-    Each of the `groups` becomes a shard: it is one already, or several to join; without any, there
-    is a shard without samples.
+    Each of the `groups` becomes one shard, joined if there are several in it. Without any groups,
+    an empty shard is written.
     """
     format = content.format
     shards, pieces = [], bytearray()
@@ -208,7 +209,7 @@ def publish_shards(
 
 
 def described(folder: Path, paths: Iterable[Path]) -> tuple[File, ...]:
-    """Files of the dataset in `folder`, as its manifest lists them."""
+    """The manifest entries of files of the dataset in `folder`."""
     return tuple(
         File(path.relative_to(folder).as_posix(), path.stat().st_size, storage.checksum(path))
         for path in paths
@@ -218,7 +219,7 @@ def described(folder: Path, paths: Iterable[Path]) -> tuple[File, ...]:
 def named_shard(
     content: Content, group: list[Made], folder: Path, stem: str, partial: Partial
 ) -> tuple[Shard, bytes]:
-    """The shard of a group, with this name in `folder`, and its pieces."""
+    """Write the shard of a group to `folder` under the name `stem`. Returns it, and its digests."""
     if len(group) != 1:
         return _joined(content, group, folder, stem, partial)
     shard = _rename_shard(group[0], folder, stem, content.format.name, partial)
@@ -228,7 +229,7 @@ def named_shard(
 def _joined(
     content: Content, group: list[Made], folder: Path, stem: str, partial: Partial
 ) -> tuple[Shard, bytes]:
-    """One shard of those that tasks made, and its pieces; an empty one if there are none."""
+    """Join a group into one shard, empty if the group is. Returns the shard, and its digests."""
     format = content.format
     path = folder / file_name(stem, format.name)
     spec = replace(content.spec, max_bytes=None)
@@ -244,9 +245,9 @@ def _joined(
 
 
 def _check_unsynced(groups: list[list[Made]], earlier: Collection[int]) -> None:
-    """Compare what tasks of an earlier run made to be joined: a power cut may have taken it.
+    """Verify unsynced shards of an earlier run: a power failure may have damaged them.
 
-    A shard that is joined with none may have its final name already.
+    A shard that is alone in its group may have its final name already.
     """
     for group in groups:
         for made in group:
@@ -263,15 +264,15 @@ def _check_files(made: Made) -> None:
             continue
         storage.remove(made.folder)
         raise StorageError(
-            "a shard to be joined, made by an earlier run, is not as it was written",
+            "a shard to be joined, written by an earlier run, is damaged or missing",
             path=path,
             expected=f"{file.bytes:,} bytes with checksum {file.checksum}",
-            fix="run the same command again: it makes this shard again",
+            fix="run the same command again: it writes this shard again",
         )
 
 
 def _check_keys(content: Content, made: list[Made], partial: Partial) -> None:
-    """Raise SampleError where a key is in two shards. Within each it was checked already."""
+    """Raise SampleError if a key is in two shards. Within each shard, keys were checked already."""
     folders = dict.fromkeys(one.folder for one in made)
     hashes = [np.frombuffer(storage.read(folder / HASHES), np.uint64) for folder in folders]
     every = np.concatenate([np.zeros(0, np.uint64), *hashes])
@@ -284,13 +285,13 @@ def _check_keys(content: Content, made: list[Made], partial: Partial) -> None:
             raise SampleError(
                 "two samples have the same key",
                 key=keys[0],
-                found=f"in {shards[0]} and in {shards[1]} of those that were made",
+                found=f"in {shards[0]} and in {shards[1]}, counted before any are joined",
                 fix=KEYS_REPEAT,
             )
 
 
 def _located(sample: int, made: list[Made]) -> tuple[int, int]:
-    """Number of the shard that holds a sample, and its position there."""
+    """The number of the shard that contains a sample, and the sample's position in it."""
     for number, one in enumerate(made):
         if sample < one.shard.samples:
             return number, sample
@@ -299,7 +300,7 @@ def _located(sample: int, made: list[Made]) -> tuple[int, int]:
 
 
 def _key_at(content: Content, made: Made, position: int, partial: Partial) -> str | None:
-    """The key of a sample; None where an earlier run has given the shard its final name."""
+    """The key of a sample; None if an earlier run has moved the shard to its final name."""
     path = partial.stored(made.folder / made.shard.file.name)
     if not path.exists():
         return None
@@ -311,7 +312,7 @@ def _key_at(content: Content, made: Made, position: int, partial: Partial) -> st
 
 
 def _rename_shard(made: Made, folder: Path, stem: str, format: str, partial: Partial) -> Shard:
-    """Give a task's shard its final name."""
+    """Move a task's shard to its final name."""
     shard = made.shard
     old = shard.file.name.removesuffix(file_name("", format))
     moved = []
@@ -326,7 +327,7 @@ def _rename_shard(made: Made, folder: Path, stem: str, format: str, partial: Par
 def _write_lists(
     target: Target, folder: Path, lists: Mapping[str, Sequence[bytes | bytearray]]
 ) -> Iterator[Path]:
-    """Files beside the manifest, of what has any lines."""
+    """Write the lists that are not empty to files next to the manifest."""
     for name, lines in lists.items():
         if data := b"".join(lines):
             path = target.list_path(folder, name)
@@ -335,9 +336,9 @@ def _write_lists(
 
 
 def write_lengths(path: Path, schema: Schema, folders: list[Path]) -> list[Path]:
-    """How long values are, from the folders of tasks, as one array that `numpy.load` reads.
+    """Write the lengths of values, from the folders of tasks, as one array for `numpy.load`.
 
-    It has a row per sample and a column of uint32 for each of `length_fields`, if any.
+    It has a row per sample, and a uint32 column for each of `length_fields`; none without these.
     """
     names = length_fields(schema)
     if not names:

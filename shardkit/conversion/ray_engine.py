@@ -1,8 +1,8 @@
-"""`--engine ray`: the tasks of a conversion on the nodes of a Ray cluster.
+"""`--engine ray`: run the tasks of a conversion on the nodes of a Ray cluster.
 
-Plan, tasks and journal are those of the local engine, and so are the bytes. Each task is a
-streaming generator (`ray_node.serve`), which tells how far it is. Ray tries nothing again by
-itself: a task whose worker or node died is given out once more, here.
+Plan, tasks and journal are the same as for the local engine, and so are the bytes. Each task is a
+streaming generator (`ray_node.serve`), which yields its progress. Ray's own retries are disabled: a
+task whose worker or node died is submitted once more here.
 """
 
 from __future__ import annotations
@@ -37,30 +37,30 @@ from shardkit.errors import OutputError, UsageError, WorkerError, warn
 from shardkit.extras import extra
 from shardkit.options import ConvertOptions, parse_size
 
-_AHEAD = 2  # tasks in Ray's hands for each that can run at a time
-_LOOK = 5.0  # seconds without a word until we look what nodes there are
-_PATIENCE = 600.0  # seconds to wait for one that has room for a task: a new machine takes minutes
-_CANCEL = 10.0  # seconds that workers have to end
+_AHEAD = 2  # submitted tasks per task that can run at a time
+_LOOK = 5.0  # seconds without an event until the nodes of the cluster are checked
+_PATIENCE = 600.0  # seconds to wait for a node with room for a task: a new machine takes minutes
+_CANCEL = 10.0  # seconds for workers to exit
 _VISIBLE = 90.0  # seconds until a shared folder shows what a node has renamed: NFS takes 60
-_STORE = 128 << 20  # bytes for the objects of a cluster of our own, which are small
-_AGAIN = "then run the same command again: it continues where it was"
+_STORE = 128 << 20  # bytes of the object store of our own cluster, whose objects are small
+_AGAIN = "then run the same command again: it continues where it stopped"
 
 
 @dataclass(eq=False)
 class _Given:
-    """A task that is in Ray's hands."""
+    """A task that was submitted to Ray."""
 
     work: Work
     events: Any  # ray.ObjectRefGenerator
     reported: list[Progress] = field(default_factory=list)
-    died: bool = False  # once
+    died: bool = False  # whether its worker or node has died once
 
 
 class RayEngine:
-    """The nodes of a cluster: of the given address, one that is there, or one of our own."""
+    """Runs tasks on a cluster: at the given address, one that is running, or one of our own."""
 
     def __init__(self, options: ConvertOptions, workers: int, source: object) -> None:
-        """What is asked for; `connect` comes once there is a plan, as a cluster takes its time."""
+        """Check the options; `connect`, which takes longer, is called once there is a plan."""
         self._ray = _ray()
         self._asked, self._source = _asked(options.ray_options), source
         self._options, self._workers, self._ours = options, workers, False
@@ -69,14 +69,14 @@ class RayEngine:
         self._looked, self._slots = -_LOOK, 0
 
     def connect(self) -> None:
-        """Find the cluster, or start one. Raises UsageError for what it does not have."""
+        """Find the cluster, or start one. Raises UsageError for resources that it does not have."""
         self._ours = not self._ray.is_initialized()
         local = _connect(self._ray, self._options.ray_address, self._workers)
         self._most = None if local else self._options.workers
         self._remote = self._function()
 
     def run(self, works: Iterator[Work], tasks: int, report: Report) -> None:
-        """As `Pool.run`."""
+        """See `Pool.run`."""
         if (first := next(works, None)) is None:
             return
         works = itertools.chain([first], works)
@@ -94,7 +94,7 @@ class RayEngine:
             raise
 
     def kill(self) -> None:
-        """End all tasks at once, and wait a moment until their processes are gone."""
+        """Cancel all tasks immediately, and wait a moment for their processes to exit."""
         given, self._given = self._given, []
         with contextlib.suppress(Exception):  # the cluster may be gone
             for one in given:
@@ -112,16 +112,17 @@ class RayEngine:
             self._ray.shutdown()
 
     def _prepare(self, first: Work) -> None:
-        """Say what nodes have to agree to: to find a file, too, which they do if they see ours."""
+        """Set the terms that nodes check, with a probe file that shows whether they share the
+        output folder."""
         token = uuid.uuid4().hex
-        probe = first.folder.parent / f"{token}{UNFINISHED}"  # swept away like a task
+        probe = first.folder.parent / f"{token}{UNFINISHED}"  # removed like an unfinished task
         if first.upload is None:
             storage.write_file(probe, b"")
         given = None if first.upload is not None else str(probe)
         self._terms = terms_for(token, given, self._source)
 
     def _function(self) -> Any:
-        """What runs on nodes, with what it needs there."""
+        """The remote function, with the resources that it needs on a node."""
         custom: dict[str, float] = dict(self._asked)
         known = self._ray.cluster_resources()
         own: dict[str, Any] = {n: custom.pop(n) for n in ("num_cpus", "memory") if n in custom}
@@ -129,7 +130,7 @@ class RayEngine:
         names -= {"CPU", "GPU", "memory", "object_store_memory"}
         for name in custom.keys() - names:
             raise UsageError(
-                f"there is no resource {name!r} to ask for by --ray-option",
+                f"--ray-option asks for {name!r}, a resource that the cluster does not have",
                 expected=", ".join(["num_cpus", "memory", *sorted(names)]),
                 fix="custom resources are those that the cluster's nodes were started with",
             )
@@ -139,12 +140,12 @@ class RayEngine:
     def _start(self, work: Work) -> Any:
         try:
             task = pickle.dumps(work)
-        except Exception as error:  # the user's own source
+        except Exception as error:  # for example, the user's own source
             raise pool.not_picklable(error) from error
         return self._remote.remote(self._terms, versions_of(work), task)
 
     def _limit(self) -> int:
-        """How many tasks to give out: never all at once, and more as the cluster grows."""
+        """How many tasks may be submitted at a time; grows with the cluster."""
         if self._most is not None:
             return self._most
         if time.monotonic() > self._looked + _LOOK:
@@ -153,12 +154,12 @@ class RayEngine:
         return max(self._slots, 1) * _AHEAD
 
     def _room(self, has: Mapping[str, float]) -> float:
-        """How many tasks such resources are enough for."""
+        """How many tasks the given resources are enough for."""
         asked = {"CPU" if name == "num_cpus" else name: n for name, n in self._asked.items()}
         return min(has.get(name, 0) / amount for name, amount in asked.items())
 
     def _ready(self) -> list[_Given]:
-        """The tasks that have something to say, once there are any."""
+        """Wait for tasks that have reported an event, and return them."""
         every = {one.events: one for one in self._given}
         waited, words = 0.0, "no node of the Ray cluster has room for a task"
         need = ", ".join(f"{name}={amount:g}" for name, amount in self._asked.items())
@@ -168,7 +169,7 @@ class RayEngine:
                 waited = 0.0
                 continue
             if not waited:
-                text = f"{words} ({need}): waiting for one, {_PATIENCE / 60:.0f} minutes at most"
+                text = f"{words} ({need}): waiting up to {_PATIENCE / 60:.0f} minutes for one"
                 warn(text)
             waited += _LOOK
             if waited > _PATIENCE:
@@ -178,7 +179,7 @@ class RayEngine:
         return [every[events] for events in ready]
 
     def _hear(self, given: _Given, report: Report) -> None:
-        """Pass on what a task says."""
+        """Handle the next event of a task."""
         try:
             kind, content = self._ray.get(next(given.events))
         except (self._ray.exceptions.RayError, StopIteration) as error:
@@ -199,31 +200,31 @@ class RayEngine:
             unpack(packed, work.folder, work.upload / PACKED)
         elif not appears(work.folder / RESULT, _VISIBLE):
             raise OutputError(
-                "a node has done a task whose files are not seen here",
+                "a node has finished a task, but its files are not visible on this machine",
                 path=work.folder,
                 fix="give an output in a folder that all nodes share, or a URL: s3://bucket/name",
             )
         self._given.remove(given)
 
     def _died(self, given: _Given, error: BaseException, report: Report) -> None:
-        """Give a task out again, if its worker died, and not twice."""
+        """Submit a task again if its worker died, but only once."""
         ray, work, lines = self._ray.exceptions, given.work, str(error).strip().split("\n")
         refused = (ray.RayTaskError, ray.TaskCancelledError, ray.TaskUnschedulableError)
         if isinstance(error, (*refused, ray.RuntimeEnvSetupError, ray.LocalRayletDiedError)):
             raise WorkerError(
-                "Ray has not carried out a task",
+                "Ray failed to run a task",
                 found=f"{type(error).__name__}: {lines[-1]:.500}",
-                fix="see that the cluster is up, and that all nodes have the same versions of"
+                fix="check that the cluster is up, and that all nodes have the same versions of"
                 f" shardkit and its extras; {_AGAIN}",
             ) from error
-        if work.upload is None and is_finished(work.folder):  # it died with its work done
+        if work.upload is None and is_finished(work.folder):  # it died after finishing the task
             self._given.remove(given)
             return
         if given.died:
             raise WorkerError(
                 "two workers or their nodes died on the same task",
                 found=f"task {work.number}: {work.reading}; the last: {lines[0]:.200}",
-                fix="if memory ran out, let fewer run on a node, by --ray-option memory=4GB or"
+                fix="if memory ran out, run fewer tasks per node, with --ray-option memory=4GB or"
                 f" num_cpus=2; {_AGAIN}",
             ) from error
         for one in given.reported:
@@ -234,8 +235,8 @@ class RayEngine:
 
 
 def _ray() -> Any:
-    """The library, which prints nothing of its own."""
-    quiet = "RAY_DEDUP_LOGS_SKIP_REGEX"  # what nodes report of workers, which goes to stdout
+    """Import Ray, and keep it from printing anything."""
+    quiet = "RAY_DEDUP_LOGS_SKIP_REGEX"  # matches the log lines of workers, which go to stdout
     fresh = "ray" not in sys.modules and quiet not in os.environ
     if fresh:
         os.environ[quiet] = "."
@@ -250,7 +251,7 @@ def _ray() -> Any:
 
 
 def _asked(options: Mapping[str, Any]) -> dict[str, float]:
-    """What a task needs of a node."""
+    """The resources that a task needs on a node."""
     asked = {"num_cpus": 1.0}
     for name, value in options.items():
         try:
@@ -263,21 +264,21 @@ def _asked(options: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _connect(ray: Any, address: str | None, workers: int) -> bool:
-    """Connect with a cluster; else start one of this machine alone, and tell so."""
+    """Connect to a cluster, or start a local one with a warning. Returns whether it is local."""
     if ray.is_initialized():
         here = str(ray.get_runtime_context().gcs_address)
         if address in (None, "auto", here):
             return False
         raise UsageError(
-            "this process is connected with another Ray cluster already",
+            "this process is connected to another Ray cluster already",
             expected=address,
             found=here,
-            fix="leave ray_address away, or call ray.shutdown() before",
+            fix="leave out ray_address, or call ray.shutdown() first",
         )
     address = address or os.environ.get("RAY_ADDRESS") or None
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
     try:
-        if address not in (None, "auto", "local"):  # Ray itself would wait there for ever
+        if address not in (None, "auto", "local"):  # Ray itself would wait forever
             host, _, port = address.rpartition(":")
             if "/" in host or not port.isdecimal():
                 raise ValueError("it is not HOST:PORT")
@@ -287,15 +288,15 @@ def _connect(ray: Any, address: str | None, workers: int) -> bool:
                 ray.init(address=address or "auto", **quiet)
                 return False
         if address is None:
-            text = "no Ray cluster was found: one of this machine alone is started"
-            warn(f"{text}; --ray-address names another")
+            text = "no Ray cluster was found: starting one on this machine only"
+            warn(f"{text}; use --ray-address to connect to another")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         quiet |= {"num_cpus": workers, "object_store_memory": _STORE, "include_dashboard": False}
         ray.init(address="local", **quiet)
     except (RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
         raise WorkerError(
-            "there is no connection with a Ray cluster",
-            expected="an address HOST:PORT of one that runs, or auto on one of its machines",
+            "cannot connect to a Ray cluster",
+            expected="the address HOST:PORT of a running cluster, or auto on one of its machines",
             found=f"{address or 'this machine'}: {' '.join(str(error).split())[:300]}",
             fix="check --ray-address and RAY_ADDRESS; from outside, use `ray job submit`",
         ) from error

@@ -1,4 +1,4 @@
-"""What a Ray node does with a task: it checks the terms, does it, and says how far it is."""
+"""What a Ray node does with a task: check the terms, run the task, and report its progress."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from shardkit.version import __version__
 
 _REPORT = 1.0  # seconds between two reports of a task
 _SEEN = 5.0  # seconds that a shared folder may take to show a new file
-_WITNESSES = 100  # sources that are looked for
-# By the extra of a format, the libraries that decide the bytes of its shards.
+_WITNESSES = 100  # maximum number of sources that nodes look for
+# By the extra of a format, the libraries that determine the bytes of its shards.
 _WRITERS = {
     "arrow": ["pyarrow"],
     "lance": ["pylance", "pyarrow"],
@@ -42,20 +42,20 @@ _WRITERS = {
 
 
 class _Here:
-    """This process."""
+    """The state of this process."""
 
-    agreed = ""  # the token of the run whose terms it has checked
+    agreed = ""  # the token of the run whose terms were checked
     last: Work | None = None  # as in `pool.serve`
 
 
 def terms_for(token: str, probe: str | None, source: object) -> dict[str, Any]:
-    """What must be on a node as it is here."""
+    """What must be the same on a node as on this machine."""
     own = {"token": token, "machine": machine(), "folder": os.getcwd()}
     return {**own, "probe": probe, "witnesses": _witnesses(source)}
 
 
 def versions_of(work: Work | None = None) -> dict[str, str]:
-    """Of what decides a task's bytes on this machine; a tokenizer compares its own."""
+    """Local versions of what determines a task's bytes; a tokenizer compares its own."""
     found = {"shardkit": __version__, "python": ".".join(platform.python_version_tuple()[:2])}
     if work is None:
         return found
@@ -71,7 +71,7 @@ def versions_of(work: Work | None = None) -> dict[str, str]:
 
 
 def _witnesses(source: object) -> list[tuple[str, int]]:
-    """A file of each source on this machine, and its size: a node that has them sees the source."""
+    """A file of each local source, and its size: a node that has these files sees the source."""
     given = source if isinstance(source, list | tuple) else [source]
     local = [Path(p) for p in given if isinstance(p, str | os.PathLike) and parsed(p) is None]
     found = []
@@ -89,13 +89,13 @@ def _size(path: str | Path) -> int:
 
 
 def appears(path: Path, seconds: float) -> bool:
-    """Whether a file is there, or comes to be: clients of NFS remember what was missing."""
+    """Whether a file exists, or appears within `seconds`: NFS clients cache missing files."""
     until = time.monotonic() + seconds
     while not path.is_file():
         if time.monotonic() > until:
             return False
         with contextlib.suppress(OSError):
-            os.listdir(path.parent)  # which has them look again
+            os.listdir(path.parent)  # makes NFS clients look again
         time.sleep(0.2)
     return True
 
@@ -103,7 +103,7 @@ def appears(path: Path, seconds: float) -> bool:
 def serve(
     terms: dict[str, Any], versions: dict[str, str], task: bytes
 ) -> Iterator[tuple[str, Any]]:
-    """Do a task in a thread, and yield how far it is, and at last what became of it."""
+    """Run a task in a thread, and yield its progress and, at the end, its outcome."""
     said: queue.SimpleQueue[Progress] = queue.SimpleQueue()
     ends: list[tuple[str, Any]] = []
     thread = threading.Thread(
@@ -116,7 +116,7 @@ def serve(
         alive = thread.is_alive()
         if every := [said.get() for _ in range(said.qsize())]:
             yield "progress", _sum(every)
-    if not ends:  # what is no Exception, such as the user's sys.exit(), ends a worker
+    if not ends:  # ended by something other than an Exception, such as the user's sys.exit()
         os._exit(1)
     yield ends[0]
 
@@ -151,7 +151,7 @@ def _do(
 
 
 def _done(work: Work, said: queue.SimpleQueue[Progress]) -> bytes | None:
-    """Do a task; where its shards were uploaded, what else it made."""
+    """Run a task; if its shards were uploaded, returns its other files as an archive."""
     if work.upload is None:
         run_task(work, said.put)
         return None
@@ -162,7 +162,7 @@ def _done(work: Work, said: queue.SimpleQueue[Progress]) -> bytes | None:
 
 
 def _check(terms: dict[str, Any]) -> None:
-    """Raise an error where this node does not see what it needs; once per process and run."""
+    """Raise an error if this node does not see what it needs; once per process and run."""
     for name, value in (("TOKENIZERS_PARALLELISM", "false"), ("OPENBLAS_NUM_THREADS", "1")):
         os.environ.setdefault(name, value)
     files.compare_inodes = bool(terms["machine"]) and machine() == terms["machine"]
@@ -179,7 +179,7 @@ def _check(terms: dict[str, Any]) -> None:
             found = storage.reason(error)
         if found != f"{size:,} bytes":
             raise SourceError(
-                "a node does not see the source as it is where the run was planned",
+                "a node does not see the source that the run was planned for",
                 path=path,
                 expected=f"{size:,} bytes",
                 found=found,
@@ -194,18 +194,18 @@ def _loaded(task: bytes) -> Work:
         raise WorkerError(
             "a node cannot load the source or the transform",
             found=f"{type(error).__name__}: {error}",
-            fix="install its module on all nodes, or take it along: `ray job submit --working-dir`,"
-            " or a runtime_env",
+            fix="install its module on all nodes, or send it with the job:"
+            " `ray job submit --working-dir`, or a runtime_env",
         ) from error
     return work
 
 
 def _check_versions(expected: dict[str, str], found: dict[str, str]) -> None:
-    """Raise WorkerError where a library here may make other bytes."""
+    """Raise WorkerError if a library on this node may produce different bytes."""
     wrong = [name for name, number in found.items() if expected.get(name) != number]
     if wrong:
         raise WorkerError(
-            "a node has other versions of what decides the bytes",
+            "a node has other versions of libraries that determine the output's bytes",
             expected=", ".join(f"{name} {expected.get(name, 'missing')}" for name in wrong),
             found=", ".join(f"{name} {found[name]}" for name in wrong),
             fix="install the same versions on all nodes",
@@ -213,7 +213,7 @@ def _check_versions(expected: dict[str, str], found: dict[str, str]) -> None:
 
 
 def _named(error: ShardkitError) -> ShardkitError:
-    """The error with the node's name; that of a sample is the same wherever it is met."""
+    """The error with the node's name, except that of a sample, which is the same on every node."""
     if not isinstance(error, SampleError):
         node = socket.gethostname()
         error.found = f"on node {node}" + (f": {error.found}" if error.found else "")

@@ -1,4 +1,4 @@
-"""A slice of a source, read in order and sent through the steps: what a task makes shards of."""
+"""Reads a slice of a source in order and applies the steps: the input of a task."""
 
 from __future__ import annotations
 
@@ -21,28 +21,29 @@ from shardkit.sources.requested import Requested, requested
 if TYPE_CHECKING:
     from shardkit.conversion.shares import Share
 
-# Threads that read ahead inside a task at most, and how much each reads at a time.
+# Maximum number of read-ahead threads in a task, and how much each reads at a time.
 _MAX_THREADS = 8
-_WAITING = 5  # times as long as it computes: such a reader waits for more than its turn
+_WAITING = 5  # ratio of wall to CPU time above which a reader waits for I/O, not just for its turn
 _CHUNK_SAMPLES = 64
-# Of small samples that lie all over a dataset, enough to find several in each page that is read:
-# shuffling 2.4 million rows of Arrow takes a minute in place of more than 8.
+# For small samples scattered over a dataset: enough that each page that is read contains several of
+# them. Shuffling 2.4 million rows of Arrow takes one minute instead of more than 8.
 _CHUNK_SCATTERED = 1 << 16
-_SCATTERED_BYTES = 16 << 20  # of their values, as they are in memory
-_SMALL = 1 << 12  # bytes of such a sample, on average
-_CHUNK_STEPS = 8  # of those that take a thousand times as long as reading
+_SCATTERED_BYTES = 16 << 20  # of their values in memory
+_SMALL = 1 << 12  # maximum bytes of such a sample, on average
+_CHUNK_STEPS = 8  # samples per chunk if the steps take a thousand times as long as reading
 _CHUNK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What is read, and what is done to it. `name` begins the keys of samples that are new."""
+    """What a task reads, and the steps applied to it. `name` is the prefix of the keys of samples
+    that the steps create."""
 
     source: Source | Stream
     name: str
     steps: Steps
-    share: Share | None = None  # of a stream: only these documents
-    limit: int | None = None  # of a stream: only so many of them
+    share: Share | None = None  # of a stream: read only these documents
+    limit: int | None = None  # of a stream: read at most this many of them
 
     @property
     def unique_keys(self) -> bool:
@@ -51,9 +52,9 @@ class Reading:
         return self.source.unique_keys or blocks
 
     def items(self, threads: int, stats: Stats | None = None) -> Iterator[Item]:
-        """All samples after their steps, in order; one that is bad comes as its error.
+        """All samples after the steps, in order; a bad sample is represented by its error.
 
-        What becomes of texts, and what is passed over, is counted in `stats`.
+        Statistics of texts, and counts of what is ignored, are added to `stats`.
         """
         stats = stats or Stats()
         if isinstance(self.source, Stream):
@@ -63,7 +64,7 @@ class Reading:
         return self.steps.in_order(items, self.name, threads, stats.text, stats.ignored)
 
     def __str__(self) -> str:
-        """What it is, for an error."""
+        """A description for errors."""
         if isinstance(self.source, Stream):
             return f"{len(self.source)} byte ranges of {self.source.sizes().sum():,} bytes"
         return f"{len(self.source)} samples from {self.source.name(0)!r} on"
@@ -86,7 +87,7 @@ class Reading:
 
 
 def _key(document: Document) -> str:
-    """The key of a document; where it has none, its name."""
+    """The key of a document, or its name if it has no key."""
     sample = document.sample
     if isinstance(sample, SampleError):
         return str(sample.where.get("key", document.name))
@@ -109,11 +110,11 @@ def _at_random(source: Source, steps: Steps, threads: int, ignored: Counter[str]
 def _in_order(
     source: Source, steps: Steps, threads: int, ignored: Counter[str]
 ) -> Iterator[tuple[int, Read]]:
-    """All samples in order, after their `steps`; one that is bad comes as its error.
+    """All samples in order, after their `steps`; a bad sample is represented by its error.
 
-    Files that are in memory are read best without any thread: more would only hinder each
-    other. Where reading waits for a disk or a network, more and more chunks are read ahead.
-    Steps for images and audio are work for `threads` of them, as codecs let others run meanwhile.
+    Files in the page cache are read fastest without threads, which would only contend with each
+    other. If reading waits for a disk or a network, more and more chunks are read ahead. Steps for
+    images and audio run in `threads` threads, as codecs release the GIL.
     """
     ahead = busy = 2 * threads if threads > 1 and steps.decode else 0
     with ThreadPoolExecutor(max(threads, _MAX_THREADS)) as pool, requested(source) as samples:
@@ -139,7 +140,7 @@ def _in_order(
 
 
 class _Chunk(NamedTuple):
-    """Samples that were read together, what was passed over, and whether reading was waiting."""
+    """Samples that were read together, what was ignored, and whether reading waited for I/O."""
 
     samples: list[Read]
     ignored: Counter[str]
@@ -147,16 +148,16 @@ class _Chunk(NamedTuple):
 
 
 def _is_scattered(source: Source, steps: Steps) -> bool:
-    """Whether the samples are small, and neighbours lie far apart on a disk."""
+    """Whether samples are small, and consecutive ones are far apart on the disk."""
     if source.requests or steps.decode or not source.is_scattered:
         return False
     return int(source.sizes().sum()) <= _SMALL * len(source)
 
 
 def _nearby(source: Source, steps: Steps, ignored: Counter[str]) -> Iterator[tuple[int, Read]]:
-    """As `_in_order`; of many samples at a time, each is read where it is stored.
+    """Like `_in_order`, but reads many samples at a time, in the order in which they are stored.
 
-    How many is found by reading: sizes in a dataset may be those of compressed samples.
+    The number adapts to the bytes read, as sizes in a dataset may be those of compressed samples.
     """
     first, most = 0, _CHUNK_SCATTERED
     while first < len(source):
@@ -173,11 +174,11 @@ def _nearby(source: Source, steps: Steps, ignored: Counter[str]) -> Iterator[tup
 
 
 class _TooLargeError(Exception):
-    """The samples of a chunk take too much memory together."""
+    """The samples of a chunk together take too much memory."""
 
 
 def _chunk_samples(steps: Steps) -> int:
-    """How many samples are read together: few, where each is a lot of work or of memory."""
+    """How many samples are read together: few if each takes a lot of work or memory."""
     if not steps.decode:
         return _CHUNK_SAMPLES
     raw = steps.images is not None and steps.images.options.format == "raw"
@@ -189,7 +190,7 @@ def _read(
 ) -> _Chunk:
     """The samples at `indices`, read in that order and returned in ascending order.
 
-    Raises _TooLargeError where they have more bytes than a `limit`.
+    Raises _TooLargeError if they have more than `limit` bytes.
     """
     began, worked = time.perf_counter(), time.thread_time()
     samples: dict[int, Read] = {}
@@ -210,12 +211,12 @@ def _read(
 
 
 def _bytes(value: Any) -> int:
-    """About what a value takes in memory, beside Python's own share."""
+    """Approximate size of a value in memory, without Python's object overhead."""
     return len(value) if isinstance(value, bytes | str) else getattr(value, "nbytes", 8)
 
 
 def _chunks(sizes: Sizes, most: int) -> Iterator[tuple[int, int]]:
-    """Runs of samples that one thread reads at a time, bounded in number and bytes."""
+    """Consecutive samples that one thread reads at a time, limited in number and bytes."""
     first, gathered = 0, 0
     for index, size in enumerate(listed(sizes)):
         if index - first == most or (index > first and gathered + size > _CHUNK_BYTES):

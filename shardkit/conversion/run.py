@@ -1,4 +1,4 @@
-"""Plan, work, publish."""
+"""A whole conversion: make a plan, carry out its tasks, publish the dataset."""
 
 from __future__ import annotations
 
@@ -47,35 +47,35 @@ from shardkit.sources.given import paths_of
 from shardkit.sources.key_lists import key_lists
 from shardkit.words import size as in_bytes
 
-_OTHER_OPTIONS = "any option but --on-error takes --overwrite too: it begins again"
+_OTHER_OPTIONS = "to change any option but --on-error, add --overwrite, which starts over"
 
 
 class Monitor(Protocol):
-    """Who wants to know how a conversion goes on; called in the caller's thread."""
+    """Receives the progress of a conversion; called in the caller's thread."""
 
     def start(self, plan: Plan, done: int) -> None:
-        """Work begins; an earlier run has `done` so many samples."""
+        """Work begins; earlier runs have already `done` this amount, in units of the plan."""
 
     def advance(self, progress: Progress) -> None:
-        """Samples were written or dropped. Negative after a worker died: its task begins again."""
+        """Samples were written or dropped. Negative if a worker died and its task starts over."""
 
     def copied(self, more: int, total: int) -> None:
-        """So many bytes more of `total` are at their names in a store; 0 of them at first."""
+        """`more` bytes of `total` have been published in a store; 0 in the first call."""
 
 
 class Engine(Protocol):
-    """Who does the tasks: processes of this machine (`pool.py`), or of others (`ray_engine.py`)."""
+    """Runs the tasks: in local processes (`pool.py`) or on a Ray cluster (`ray_engine.py`)."""
 
     def run(self, works: Iterator[Work], tasks: int, report: Report) -> None:
-        """Do all `tasks`; `report` is called in this thread. Ends them all if one fails."""
+        """Run all `tasks`; `report` is called in this thread. If one fails, all are stopped."""
 
     def kill(self) -> None:
-        """End what runs, at once; a second call does nothing."""
+        """Stop all running tasks immediately; a second call does nothing."""
 
 
 @dataclass(frozen=True)
 class SplitResult:
-    """The result of one split: one dataset."""
+    """The result of one split, which is a dataset of its own."""
 
     path: str
     samples: int
@@ -85,21 +85,21 @@ class SplitResult:
     errors_list: str | None  # the file that lists them
     classes: int | None
     fields: dict[str, FieldStats]
-    encoded: dict[str, int]  # images that the format could not hold as they were, by reason
-    ignored: dict[str, int]  # what was passed over, and how often: files, fields, rows, ...
-    keys: dict[str, int]  # that other readers stumble over, by what they have: blanks
-    filtered: dict[str, int]  # samples that were dropped as options ask for it, by reason
+    encoded: dict[str, int]  # images that the format could not store unchanged, by reason
+    ignored: dict[str, int]  # files, fields, rows, ... that were ignored, with their counts
+    keys: dict[str, int]  # keys that other readers may fail on, by what they contain: blanks
+    filtered: dict[str, int]  # samples that were dropped because of options, by reason
     filtered_list: str | None  # the file that lists them
-    text: dict[str, Any]  # documents, tokens and what became of them; empty without a tokenizer
+    text: dict[str, Any]  # statistics of documents and tokens; empty without a tokenizer
     images: dict[str, int]  # what the steps did: passed, resized, encoded, kept; bytes in and out
-    reasons: dict[str, int]  # why images and audio were changed, other than to be resized
+    reasons: dict[str, int]  # why images and audio were changed, apart from resizing
 
 
 def notes_on_keys(splits: Iterable[SplitResult]) -> list[str]:
-    """What other readers stumble over: known only once all keys were written."""
+    """Warnings about keys that other readers may fail on; complete once all keys are written."""
     found = sum((Counter(split.keys) for split in splits), Counter())
     return [
-        f"keys with {what}, which DALI's index of a TAR and other tools cannot take: {count:,};"
+        f"keys with {what}, which DALI's TAR index and other tools cannot handle: {count:,};"
         " --safe-keys percent-encodes them"
         for what, count in sorted(found.items())
     ]
@@ -107,14 +107,14 @@ def notes_on_keys(splits: Iterable[SplitResult]) -> list[str]:
 
 @dataclass(frozen=True)
 class PartResult:
-    """What one part of a conversion has done, if another part is to publish the dataset."""
+    """The result of one part of a conversion, if another part publishes the dataset."""
 
     part: str  # "2/8"
-    tasks: int  # its own: all are done
-    samples: int  # that are stored
-    bytes: int  # of their shards; of those to be joined, before they are
+    tasks: int  # tasks of this part, all of which are done
+    samples: int  # stored samples
+    bytes: int  # of their shards, before any are joined
     errors: int  # samples that were dropped
-    missing: int  # tasks of others; if there are none, a part that is at work still publishes
+    missing: int  # unfinished tasks of other parts; if 0, a part that is still running publishes
 
 
 @dataclass(frozen=True, repr=False)
@@ -190,12 +190,12 @@ def prepare(
     part: PartOf | None = None,
     ending: contextlib.ExitStack | None = None,
 ) -> Plan:
-    """The plan of a conversion to `out`, or of a part: everything is looked at, nothing is done.
+    """Make the plan of a conversion to `out`, or of a part of it, without writing any output.
 
-    With `ending` a part that lists its source keeps others from that, until they can load what it
-    listed, or until then.
+    With `ending`, a part that lists its source makes the other parts wait until they can load that
+    listing, or until `ending` is closed.
     """
-    get_format(to)  # an unknown one is an error before all others
+    get_format(to)  # report an unknown format before any other error
     options = options or ConvertOptions()
     recipe = Recipe.of(to, options)
     lists = key_lists(options)
@@ -213,8 +213,8 @@ def prepare(
             listing.take(sources)
     if any(recipe.text.reads and not source.reads_text for source in sources.values()):
         raise UsageError(
-            "encoding, encoding_errors and documents are for files of text",
-            found="a source that has no such files",
+            "encoding, encoding_errors and documents apply only to text files",
+            found="a source without text files",
         )
     _check_beside(recipe, target)
     if target.one_shard(options.bounded):
@@ -226,8 +226,8 @@ def prepare(
     plan = replace(plan, part=part, listing=listing)
     if part is not None and not plan.resumable:
         raise UsageError(
-            "nothing tells whether two parts read the same samples: the source is a sequence of"
-            " Python objects, or the transform cannot be identified",
+            "it cannot be verified that all parts read the same samples: the source is a sequence"
+            " of Python objects, or the transform cannot be identified",
             found=f"part {part}",
             fix="convert it without parts, or write it with shardkit.create first",
         )
@@ -237,22 +237,22 @@ def prepare(
 
 
 def _check_beside(recipe: Recipe, target: Target) -> None:
-    """Raise UsageError for files for loaders that the format, or one shard alone, cannot have."""
+    """Raise UsageError for loader files that the format, or a single shard, does not support."""
     loaders = get_format(recipe.format).beside
     for name in recipe.beside:
         if name not in loaders:
             raise UsageError(
-                f"--to {recipe.format} has no files for {name!r} to put beside its shards",
+                f"--to {recipe.format} cannot write files for {name!r} next to its shards",
                 expected=", ".join(loaders) or "--to wds, whose TARs other libraries' loaders read",
             )
         if target.single and not loaders[name]:
             raise UsageError(
-                f"{name} reads folders, and the output is one shard", fix="give a folder with -o"
+                f"{name} reads folders, but the output is one shard", fix="give a folder with -o"
             )
 
 
 def _refuse_large(plan: Plan) -> None:
-    """Raise UsageError for shards that no request to a store can make, where that is known."""
+    """Raise UsageError if shards are known to be larger than a store accepts in one request."""
     if not isinstance(plan.target.path, RemotePath):
         return
     size = plan.recipe.shard_size or 0
@@ -262,7 +262,7 @@ def _refuse_large(plan: Plan) -> None:
         size = max(sizes, default=0)
     if size > LARGEST:
         raise UsageError(
-            "a shard would be larger than one request to a store can make",
+            "a shard would be larger than one request to a store can write",
             path=plan.target.path,
             expected=f"at most {LARGEST:,} bytes",
             found=f"{size:,}",
@@ -273,7 +273,7 @@ def _refuse_large(plan: Plan) -> None:
 def run(
     plan: Plan, options: ConvertOptions, monitor: Monitor | None, processes: Engine | None
 ) -> ConvertResult:
-    """Carry out a plan in `processes` or in this one."""
+    """Carry out a plan in `processes`, or in this process if it is None."""
     partial = partial_of(plan.target)
     outline = Outline.of(plan, options.max_errors, options.overwrite)
     if is_done(plan, partial, overwrite=options.overwrite):
@@ -289,7 +289,7 @@ def run(
         finished = _finished(plan, partial)
         _work(plan, partial, finished, options.max_errors, monitor, processes)
         if plan.part is not None:
-            done = _part_result(plan, partial)  # once it has ended others may publish
+            done = _part_result(plan, partial)  # before this part ends: then others may publish
             missing = _missing_elsewhere(plan, partial, options.max_errors)
             if missing is not None:
                 return _of_part(plan, replace(done, missing=missing))
@@ -297,7 +297,7 @@ def run(
         publish(outline, plan.target, partial, earlier, monitor, options.overwrite)
     except BaseException as error:
         with contextlib.suppress(ShardkitError):
-            partial.sweep()  # what other workers were at when one failed
+            partial.sweep()  # the unfinished tasks of the other workers
             if (
                 isinstance(error, ShardkitError)
                 and "--" in (error.fix or "")
@@ -320,19 +320,19 @@ def publish(
     monitor: Monitor | None,
     overwrite: bool,
 ) -> None:
-    """Make the output of finished tasks; `earlier` are those of other processes."""
+    """Publish the finished tasks as the output; other processes have finished `earlier`."""
     assemble(outline, target, partial, earlier)
     partial.publish(unseen if monitor is None else monitor.copied, overwrite=overwrite)
 
 
 def _missing_elsewhere(plan: Plan, partial: Partial, allowed: int) -> int | None:
-    """How many tasks are left to others, now that all of a part are done.
+    """How many tasks of other parts are unfinished, now that this part has done its own.
 
-    None where that is no other's business any more: this one is alone, and publishes.
+    None if all are done and no other part is running, so that this part has to publish.
     """
     tasks = range(len(plan.tasks))
     missing = partial.count_missing(len(tasks))
-    # Also where tasks are missing: they may be done by now, by a part that saw this one at work.
+    # Even if tasks are missing: a part that saw this one running may have finished them meanwhile.
     if partial.try_alone() and not (missing := partial.count_missing(len(tasks))):
         done = finished_in(partial, tasks, plan.recipe.on_error)
         missing = len(tasks) - len(done)
@@ -395,7 +395,7 @@ def _work(
     monitor: Monitor | None,
     processes: Engine | None,
 ) -> None:
-    """Do the tasks that are left; no more than so many samples are `allowed` to be bad."""
+    """Run the remaining tasks; stop if more bad samples are found than `allowed`."""
     if monitor is not None:
         done = sum(plan.amount(task) for task in plan.own if task.number in finished)
         monitor.start(plan, done)
@@ -411,18 +411,18 @@ def _work(
 
     left = sum(task.number not in finished for task in plan.own)
     works = _works(plan, partial, finished)
-    # This process has all loaded that a single task takes. A sequence, which cannot be resumed, is
-    # the user's own code: that stays where it was asked to be.
+    # For a single task, this process has loaded everything already. A sequence, which cannot be
+    # resumed, is the user's own code, and runs where the user asked for it.
     if processes is None or (left == 1 and plan.resumable):
         if processes is not None:
-            processes.kill()  # they would only be in the way
+            processes.kill()  # they are not needed
         pool.run_here(works, report)
     else:
         processes.run(works, left, report)
 
 
 def _works(plan: Plan, partial: Partial, finished: set[int]) -> Iterator[Work]:
-    recipe = replace(plan.recipe, sources={}, classes=None)  # these may be long
+    recipe = replace(plan.recipe, sources={}, classes=None)  # these may be large
     for task in plan.own:
         if task.number not in finished:
             folder = partial.task_folder(task.number)
@@ -431,7 +431,7 @@ def _works(plan: Plan, partial: Partial, finished: set[int]) -> Iterator[Work]:
 
 
 def work_of(task: Task, recipe: Recipe, folder: Path) -> Work:
-    """A task as a worker gets it, to leave its result in `folder`."""
+    """The `Work` of a task, for a worker that leaves its result in `folder`."""
     content = task.split.content
     return Work(
         number=task.number,
@@ -446,18 +446,18 @@ def work_of(task: Task, recipe: Recipe, folder: Path) -> Work:
 
 
 def _finished(plan: Plan, partial: Partial) -> set[int]:
-    """The tasks that are done already, less those that dropped samples if we must not.
+    """The finished tasks, without those that dropped samples if this run must not drop any.
 
-    A part looks at those of others only where it counts their errors.
+    A part looks at the tasks of other parts only if it counts their errors.
     """
     fails = plan.recipe.on_error == "fail"
     every = [task.number for task in (plan.own if fails else plan.tasks)]
     finished = set(partial.finished(every))
     dropped = _unwanted(partial, finished, plan.recipe.on_error)
-    if dropped and partial.dataset.exists():  # shards have moved, and their numbers may change
+    if dropped and partial.dataset.exists():  # shards were moved, and may be renumbered
         if plan.part is not None:
             raise OutputError(
-                "another run had begun to publish what this part would do again",
+                "another run has begun to publish tasks that this part would have to repeat",
                 path=partial.path,
                 fix="give --on-error skip, or run the whole conversion without --part",
             )
@@ -469,13 +469,13 @@ def _finished(plan: Plan, partial: Partial) -> set[int]:
 
 
 def finished_in(partial: Partial, numbers: Iterable[int], on_error: str) -> set[int]:
-    """Those of some tasks that are done, as `on_error` asks for it."""
+    """The given tasks that are finished and comply with `on_error`."""
     done = {*partial.finished(numbers)}
     return done - _unwanted(partial, done, on_error)
 
 
 def _unwanted(partial: Partial, done: set[int], on_error: str) -> set[int]:
-    """Tasks that dropped samples where none may be."""
+    """The finished tasks that dropped samples although `on_error` does not allow it."""
     return {n for n in done if errors_of(partial, {n})} if on_error == "fail" else set()
 
 
@@ -486,7 +486,7 @@ def errors_of(partial: Partial, finished: set[int]) -> int:
 def result_of(
     outline: Outline | None, target: Target, *, already_complete: bool = False
 ) -> ConvertResult:
-    """What there is at the output; without an outline as far as the manifests tell it."""
+    """The result of the dataset at the output; without an outline, from its manifests alone."""
     out = target.path
     made = load_any(out)
     if isinstance(made, Splits):

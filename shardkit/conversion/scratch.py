@@ -16,9 +16,9 @@ _PREFIX = "shardkit-scratch-"
 
 
 class Scratch:
-    """A folder of its own in the system's temporary folder, until `close`.
+    """A private folder in the system's temporary folder, until `close`.
 
-    Those of runs that were killed are removed when it is made.
+    Creating one removes the folders of runs that were killed.
     """
 
     def __init__(self) -> None:
@@ -27,13 +27,13 @@ class Scratch:
         while self._lock is None:
             with storage.explained("make a folder", Path(tempfile.gettempdir())):
                 self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
-            with contextlib.suppress(OutputError):  # of another run that cleans: then a new one
+            with contextlib.suppress(OutputError):  # locked by the cleanup of another run: retry
                 self._lock = lock(self.path)
 
     def close(self) -> None:
         handle, self._lock = self._lock, None
         if handle is not None:
-            with contextlib.suppress(ShardkitError):  # the next run removes what is left
+            with contextlib.suppress(ShardkitError):  # the next run removes leftovers
                 storage.remove(self.path)
             unlock(handle)
 

@@ -1,4 +1,4 @@
-"""Samples -> shards in a folder, closed at their limit; with what the manifest says of them."""
+"""Samples -> shards in a folder, closed at their limit; with their entries for the manifest."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from shardkit.sample import Sample, key_hash
 from shardkit.schema import Schema, check_label, length_fields
 from shardkit.statistics import Pixels, pixels_of
 
-KEYS_REPEAT = "give every sample a key of its own"
-# Files beside the shards, for publishing them.
+KEYS_REPEAT = "give every sample a unique key"
+# Files next to the shards, needed for publishing.
 HASHES = "keys.u64"  # xxh3-64 of every key, in the order of the samples
-LENGTH_ROWS = "lengths.u32"  # rows of `manifest.LENGTHS`: of each sample, those of `length_fields`
+LENGTH_ROWS = "lengths.u32"  # rows of `manifest.LENGTHS`: `length_fields` of each sample
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,15 @@ class Content:
     format: Format
     spec: ShardSpec
     label: str = "label"  # the field with the class
-    guessed: Collection[str] = ()  # optional fields that all samples may have
-    pixels: Collection[str] = ()  # fields of images whose pixels are counted
+    guessed: Collection[str] = ()  # optional fields that may turn out to be in all samples
+    pixels: Collection[str] = ()  # image fields for which pixel statistics are computed
 
     @property
     def schema(self) -> Schema:
         return self.spec.schema
 
     def schema_of(self, samples: int, stats: Stats) -> Schema:
-        """The schema, now that it is known which fields all samples have."""
+        """The final schema, once it is known which fields all samples have."""
         if self.format.optional_matters:
             return self.schema
         found = {name for name, sizes in stats.fields.items() if sizes.count == samples}
@@ -54,7 +54,7 @@ class Content:
 
 
 class ShardSequence:
-    """Writes samples into `folder`: shard 0, 1, ... as their limits demand."""
+    """Writes samples to shards 0, 1, ... in `folder`, as the limits require."""
 
     def __init__(
         self,
@@ -66,11 +66,11 @@ class ShardSequence:
         upload: RemotePath | None = None,
         unique_keys: bool = False,
     ) -> None:
-        """Without `durable` the shards are not synced: whoever reads them compares checksums.
+        """Without `durable`, shards are not synced: readers have to compare checksums.
 
-        With `upload` they go there at once, and do not stay in the folder.
+        With `upload`, each shard is moved there when it is complete.
 
-        With `unique_keys` they are not compared: the source cannot repeat one.
+        With `unique_keys`, keys are not compared, as the source cannot repeat one.
         """
         self._folder = folder
         self._content = content
@@ -82,14 +82,14 @@ class ShardSequence:
         self._upload = upload
         self._unique_keys = unique_keys
         self.shards: list[Shard] = []
-        self.pieces: list[bytes] = []  # of each shard, as `finished_shard` gives them
+        self.pieces: list[bytes] = []  # digests of each shard, as returned by `finished_shard`
         self.stats = Stats.of(content.schema, content.label)
-        self._key_hashes = array("Q")  # of all shards; a shard's own keys are compared as they are
+        self._key_hashes = array("Q")  # of all shards; within a shard, the keys are compared
         self._length_fields = length_fields(content.schema)
         self._lengths = array("I")
 
     def write(self, sample: Sample) -> None:
-        """Add a checked sample. After a SampleError the sequence goes on without that sample."""
+        """Add a checked sample. After a SampleError, writing can go on without that sample."""
         if self._samples == self._max_samples:
             self._close_shard()
         self._check(sample)
@@ -117,7 +117,7 @@ class ShardSequence:
         self.stats.flush()
 
     def _check(self, sample: Sample) -> None:
-        """What no single sample tells: keys that were used, labels without a class."""
+        """Raise SampleError for a repeated key, or a label without a class."""
         key = sample["__key__"]
         if key in self._keys:
             raise SampleError("two samples have the same key", key=key, fix=KEYS_REPEAT)
@@ -125,7 +125,7 @@ class ShardSequence:
             check_label(sample, field, names)
 
     def _pixels(self, sample: Sample) -> dict[str, npt.NDArray[np.uint8]]:
-        """The pixels that are to be counted."""
+        """The decoded pixels of the fields in `Content.pixels`."""
         found = {}
         for name in self._content.pixels:
             if name in sample:
@@ -138,7 +138,7 @@ class ShardSequence:
         return found
 
     def abandon(self) -> None:
-        """Let go of the open shard; whoever owns the folder removes what is in it."""
+        """Close the open shard without completing it; the folder's owner removes the files."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -148,7 +148,7 @@ class ShardSequence:
         return f"shard-{len(self.shards):06d}"
 
     def _open_shard(self) -> ShardWriter:
-        """The writer of the shard that is open, which begins with this call if none is."""
+        """The writer of the open shard; opens one if there is none."""
         if self._writer is None:
             format = self._content.format
             path = self._folder / file_name(self._stem, format.name)
@@ -186,14 +186,14 @@ def upload_shard(folder: Path, shard: Shard, to: RemotePath) -> None:
 def finished_shard(
     folder: Path, stem: str, format: str, *, durable: bool = True, alone: bool = True
 ) -> tuple[Shard, bytes]:
-    """The shard whose files in `folder` begin with `stem`, once they are on the disk.
+    """The shard whose files in `folder` begin with `stem`, after syncing them to the disk.
 
-    With it come the digests of its files' pieces, as `manifest.PIECES` has them. Unless it is
-    `alone` there, what an only shard has beside it is passed over; a writer's files so named are
-    refused.
+    Also returns the digests of its files' pieces, as stored in `manifest.PIECES`. The manifest and
+    lists of a single-shard dataset have reserved names next to the shard. If the shard is `alone`,
+    a writer's file with such a name is an error; otherwise, these files are skipped.
     """
     own_name = file_name(stem, format)
-    lists = own_name.partition("/")[0] + "."  # what an only shard has beside it: manifest, errors
+    lists = own_name.partition("/")[0] + "."  # prefix of reserved names: manifest, errors
     tops = [*folder.glob(stem + ".*"), *folder.glob(f"{FOLDER}/{stem}.*")]
     own = [
         top
@@ -203,7 +203,7 @@ def finished_shard(
     if alone and (others := {*tops} - {*own}):
         odd = min(others).relative_to(folder)
         raise FormatError(
-            f"the writer of {format} calls a file as manifests and lists beside an only shard are",
+            f"the writer of {format} uses a file name reserved for manifests and lists",
             found=str(odd),
             fix=f"make the format call it {odd.parent / stem}.SUFFIX",
         )

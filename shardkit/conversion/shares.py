@@ -1,4 +1,4 @@
-"""Which samples of a source belong to which split, and in which order: by hashes of their keys."""
+"""Assigns the samples of a source to splits, by hashes of their keys, and orders them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from shardkit.sources.base import Indices, Source, Stream
 
 @dataclass(frozen=True)
 class Share:
-    """The samples of a split: those whose keys have hashes from `start` to `stop`, of 0 to 1."""
+    """The samples of a split: those whose key fractions are in the interval [start, stop)."""
 
     start: float
     stop: float
@@ -40,14 +40,14 @@ def key_fraction(key: str) -> float:
 
 @dataclass(frozen=True)
 class Slice:
-    """Of a source: its samples, or of a stream its ranges, in this order."""
+    """The samples of a source, or the ranges of a stream, that belong to a split, in order."""
 
     order: range | Indices
     share: Share | None = None  # of a stream: only these documents
     counts: Indices | None = None  # of a stream with a limit: documents of each range in `order`
 
     def values(self, every: Sizes) -> Sizes:
-        """Of an array by samples, the values in this order."""
+        """The values of this slice's samples, in its order, from an array for all samples."""
         order = self.order
         if isinstance(order, range):
             return every[as_slice(order)]
@@ -55,12 +55,12 @@ class Slice:
 
 
 def slices(name: str, source: Source | Stream, recipe: Recipe) -> Iterator[tuple[str, Slice]]:
-    """The splits that a source becomes, and what each has of it."""
+    """The splits that a source is divided into, and the slice of it that each contains."""
     if isinstance(source, Stream):
         if recipe.shuffle is not None:
             raise UsageError(
-                "documents of a long file come in their order: they cannot be shuffled",
-                fix="convert them without --shuffle first, and then that dataset with it",
+                "documents of a long file are read in order: they cannot be shuffled",
+                fix="convert without --shuffle first, then convert that dataset with --shuffle",
             )
         yield from _stream_slices(name, source, recipe.shares, recipe.limit)
         return
@@ -79,12 +79,12 @@ def slices(name: str, source: Source | Stream, recipe: Recipe) -> Iterator[tuple
 def members(source: Source, recipe: Recipe) -> dict[str, Indices]:
     """The samples of each split that a source is divided into.
 
-    Shares alone go by the hash of the key: a sample stays in its split whatever is added later.
+    With shares alone, the hash of the key decides: a sample stays in its split if others are added.
     """
     keys, splits = source.all_keys(), recipe.splits
     if recipe.split == LISTS:
         hashes = _of_each(keys, key_hash, np.uint64)
-        lists = source.key_lists  # of one split alone where that is verified
+        lists = source.key_lists  # only one split's list when that split is being verified
         return {n: np.flatnonzero(np.isin(hashes, lists[n])) for n in splits if n in lists}
     if recipe.folds or recipe.stratify or recipe.group:
         number = divided(source, keys, recipe)
@@ -98,7 +98,7 @@ def members(source: Source, recipe: Recipe) -> dict[str, Indices]:
 
 
 def _of_each(keys: Sequence[str], value: Callable[[str], float], dtype: Any) -> Any:
-    """An array of the values of all keys."""
+    """An array of `value(key)` for all keys."""
     each = map(value, keys)
     return computed(len(keys), dtype, lambda p: np.fromiter(each, dtype, p.stop - p.start))
 
@@ -108,7 +108,7 @@ def _are(numbers: Indices, wanted: int, piece: slice) -> Any:
 
 
 def shares_of(shares: dict[str, float]) -> dict[str, Share]:
-    """Which of all fractions of keys belong to each split."""
+    """The interval of key fractions that belongs to each split."""
     ends = np.cumsum([0.0, *shares.values()]).tolist()
     ends[-1] = 2.0  # above every fraction
     return {name: Share(ends[n], ends[n + 1]) for n, name in enumerate(shares)}
@@ -117,7 +117,7 @@ def shares_of(shares: dict[str, float]) -> dict[str, Share]:
 def _stream_slices(
     name: str, stream: Stream, shares: dict[str, float], limit: int | None
 ) -> Iterator[tuple[str, Slice]]:
-    """Every split reads all ranges, and leaves out the documents that are not its own."""
+    """Each split reads all ranges, and skips the documents of other splits."""
     ranges = range(len(stream))
     of_split: dict[str, Share | None] = {**shares_of(shares)} or {name: None}
     for split, share in of_split.items():
@@ -129,7 +129,7 @@ def _stream_slices(
 
 
 def _counts(stream: Stream, share: Share | None, limit: int) -> Iterator[int]:
-    """How many of the first documents each range has, up to the range that has the last of them."""
+    """How many of the first `limit` documents each range contains, up to the last of them."""
     for number in range(len(stream)):
         reading = Reading(stream.select(np.array([number])), "", Steps(), share, limit)
         count = sum(1 for _ in reading.items(1))

@@ -1,4 +1,4 @@
-"""What is counted while samples are written: a task's own, then summed for the manifest."""
+"""Statistics counted while samples are written, per task, and then merged for the manifest."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from shardkit.sizes import FieldSizes
 from shardkit.statistics import Pixels
 
 _COUNTS = ("encoded", "filtered", "ignored", "keys", "images", "reasons")
-_MOST_IGNORED = 100  # kinds that a manifest names: JSON may have names without end
+_MOST_IGNORED = 100  # kinds named in a manifest, as JSON may have any number of names
 
 
 @dataclass
 class Stats:
-    """Counts over samples; those of several tasks merge in any order to the same."""
+    """Counts over samples; merging those of several tasks gives the same result in any order."""
 
-    fields: dict[str, FieldSizes] = field(default_factory=dict)  # of those that have values
+    fields: dict[str, FieldSizes] = field(default_factory=dict)  # only fields that have values
     labels: Counter[int] = field(default_factory=Counter)  # samples of each class
     text: TextTally = field(default_factory=TextTally)
     encoded: Counter[str] = field(default_factory=Counter)  # images re-encoded by the format: why
     filtered: Counter[str] = field(default_factory=Counter)  # samples dropped by an option: why
-    ignored: Counter[str] = field(default_factory=Counter)  # passed over: `sources.base.Described`
-    keys: Counter[str] = field(default_factory=Counter)  # that other readers stumble over: why
-    images: Counter[str] = field(default_factory=Counter)  # what became of them, and their bytes
+    ignored: Counter[str] = field(default_factory=Counter)  # see `sources.base.Described`
+    keys: Counter[str] = field(default_factory=Counter)  # keys other readers may fail on: why
+    images: Counter[str] = field(default_factory=Counter)  # what the steps did, and bytes
     reasons: Counter[str] = field(default_factory=Counter)  # why images and audio were changed
-    pixels: dict[str, Pixels] = field(default_factory=dict)  # of fields that are asked for
+    pixels: dict[str, Pixels] = field(default_factory=dict)  # only of requested fields
 
     def __post_init__(self) -> None:
         self._label = "label"
@@ -38,14 +38,14 @@ class Stats:
 
     @classmethod
     def of(cls, schema: Mapping[str, FieldType], label: str = "label") -> Stats:
-        """To `add` samples with these fields to; `label` is the field with the class."""
+        """Empty statistics for samples with these fields; `label` is the field with the class."""
         stats = cls()
         stats._label = label
         stats._size_of = {name: kind.entry(_SIZES) for name, kind in schema.items()}
         return stats
 
     def add(self, sample: Sample) -> None:
-        """Count one sample; the counts are whole only after `flush`."""
+        """Count one sample; the counts are complete only after `flush`."""
         for name, size_of in self._size_of.items():
             if name in sample:
                 sizes = self.fields.get(name)
@@ -72,7 +72,7 @@ class Stats:
             self.pixels.setdefault(name, Pixels()).merge(pixels)
 
     def summary(self) -> dict[str, dict[str, int]]:
-        """The counts for the manifest: of what was passed over, the most frequent."""
+        """The counts for the manifest, with only the most frequent kinds of `ignored`."""
         often = sorted(self.ignored.items(), key=lambda entry: (-entry[1], entry[0]))
         ignored = dict(sorted(often[:_MOST_IGNORED]))
         if rest := often[_MOST_IGNORED:]:
@@ -84,7 +84,7 @@ class Stats:
         return tuple(self.labels[label] for label in range(classes))
 
 
-# Bytes of a value by itself, whatever the format: text in UTF-8, numbers in 8 bytes.
+# Payload bytes of a value, independent of the format: text as UTF-8, numbers as 8 bytes.
 _SIZES: dict[type, Callable[[Any], int]] = {
     Scalar: lambda value: 8,
     Bool: lambda value: 1,

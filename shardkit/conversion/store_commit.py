@@ -1,8 +1,8 @@
-"""A dataset becomes an output in a store: object by object, and last what makes it open.
+"""Publishes a dataset to a store, object by object; the object that makes it readable comes last.
 
-That is the manifest or, of an output that is one shard, this shard. Before the first object of the
-output changes, a mark is put beside each manifest: with it, a folder without a manifest is no
-dataset, whatever lies there, and the next run knows that all of it may go.
+This is the manifest or, for an output that is one shard, the shard. Before any object of the output
+changes, a mark is written next to each manifest. A folder with a mark but without a manifest is not
+a dataset, whatever it contains, and the next run knows that it may remove everything in it.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from shardkit.remote.path import RemotePath
 
 
 class Placed(NamedTuple):
-    """A file of the new dataset that is in the store, under another name."""
+    """A file of the new dataset that is in the store already, under another name."""
 
     path: RemotePath
     bytes: int
 
 
 class _Mark(TypedDict):
-    """The text of a mark."""
+    """The contents of a mark."""
 
     names: list[str]  # of the objects that a run wrote to the output, or found there
 
 
 class StoreCommit:
-    """Makes a dataset the output. Each step can be repeated, by another run too."""
+    """Publishes a dataset as the output. Each step can be repeated, also by another run."""
 
     def __init__(self, target: Target, check: Callable[[], None]) -> None:
-        """`check` raises where another run has taken over."""
+        """`check` raises if another run has taken over."""
         assert isinstance(target.folder, RemotePath)
         self._target = target
         self._folder: RemotePath = target.folder
@@ -54,13 +54,14 @@ class StoreCommit:
         copied: Callable[[int, int], object],
         overwrite: bool,
     ) -> list[RemotePath]:
-        """The files in the folder `dataset`, and those that are `placed`, become the output.
+        """Publish the files in the folder `dataset`, and those already `placed` in the store.
 
-        Returns the marks, which are to be removed. `copied` is told of bytes, and of how many.
+        Returns the marks, which the caller removes. Progress is reported to `copied`, as the number
+        of bytes just copied, and in total.
         """
         out = self._target.path
         assert isinstance(out, RemotePath)
-        now = RemotePath(out.store.anew(), out.key)  # not as it was when the run began
+        now = RemotePath(out.store.anew(), out.key)  # without what was cached when the run began
         replace(self._target, path=now).refuse_newcomer(overwrite)
         new: dict[str, Path | Placed] = {
             path.relative_to(dataset).as_posix(): path
@@ -88,7 +89,7 @@ class StoreCommit:
         return marks
 
     def marks(self) -> list[RemotePath]:
-        """Those that a run has left that was killed when the dataset was there."""
+        """The marks left by a run that was killed after the dataset was complete."""
         names = () if self._target.single else self._listed()
         ends = f"{manifests.FOLDER}/{manifests.UNFINISHED}"
         listed = [self._folder / name for name in names if name.endswith(ends)]
@@ -106,7 +107,8 @@ class StoreCommit:
         storage.delete(self._folder / name)
 
     def _by_rank(self, names: Iterable[str]) -> list[list[str]]:
-        """What makes a dataset open comes last: in a folder of splits, that of all of them."""
+        """Names in the order of writing: first files, then manifests of splits, then the top one
+        (or the only shard)."""
         ranks: list[list[str]] = [[], [], []]
         for name in sorted(names):
             if self._target.single:
@@ -129,7 +131,7 @@ class StoreCommit:
     # --- the dataset that is replaced
 
     def _old_names(self, new: Iterable[str]) -> set[str]:
-        """The objects of the old dataset, and of a run that was killed in here."""
+        """Names of objects of the old dataset, and of a run that was killed while publishing."""
         names = self._marked()
         if not self._target.single:
             names |= self._listed() | self._in_manifests()
@@ -137,7 +139,7 @@ class StoreCommit:
         names |= self._in_single_manifest()
         for name in new:
             if name not in names and self._folder.store.find((self._folder / name).key):
-                fix = "move it away, and run the same command again: it continues where it was"
+                fix = "move it away, and run the same command again: it continues where it stopped"
                 raise file_in_the_way(self._folder / name, fix)
         return names
 
@@ -153,11 +155,11 @@ class StoreCommit:
             return set()
         try:
             return {*filter(is_safe, checked(_Mark, parse(found[0]))["names"])}
-        except ValueError:  # not ours: then all that is listed goes
+        except ValueError:  # not a mark of ours: the listing decides what to remove
             return set()
 
     def _in_manifests(self) -> set[str]:
-        """What the manifests of the old dataset name: a listing may not show it."""
+        """The names in the manifests of the old dataset, which a listing may not show yet."""
         names: set[str] = set()
         try:
             top = manifests.load_any(self._target.path)
@@ -167,12 +169,12 @@ class StoreCommit:
                 one = manifests.load(self._target.path / part)
                 files = [_MANIFEST, *(f.name for f in (*one.all_files(), *one.files))]
                 names |= {f"{part}/{name}".lstrip("/") for name in files}
-        except ShardkitError:  # there is none, or it is damaged
+        except ShardkitError:  # there is no manifest, or it is damaged
             pass
         return names
 
     def _in_single_manifest(self) -> set[str]:
-        """The same of an output that is one shard: what is named after it."""
+        """The same for an output that is one shard: files with that shard's stem."""
         out = self._target.path
         own = manifests.manifest_path(out).relative_to(self._folder).as_posix()
         try:
@@ -194,9 +196,9 @@ _MANIFEST = f"{manifests.FOLDER}/{manifests.NAME}"
 
 
 def _dataset_of(name: str) -> str | None:
-    """The folder, "" or with a slash at its end, of which an object is the manifest, if it is one.
+    """If an object is a manifest, the folder of its dataset: "", or with a trailing slash.
 
-    Earlier versions called it otherwise.
+    Also recognizes the manifest's name in earlier versions.
     """
     for manifest in (_MANIFEST, manifests.OLD_NAME):
         if f"/{name}".endswith(f"/{manifest}"):

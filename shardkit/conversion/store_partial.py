@@ -1,19 +1,20 @@
-"""OUT.partial in a store: there a conversion works until it is whole, and from there it continues.
+"""OUT.partial in a store: the work of a conversion, from which an interrupted one resumes.
 
-job.json                     what identifies the run, as in a folder
-run.json                     the claim of a whole run that is at work
-parts/2-of-4.json            that of a part; it stays, and says whether the part has ended
-<job>/plan/                  what publishing needs, where there are parts; and what one has listed
-<job>/000012/                the shards of a task, and last its result.zip, all else that it made
-<job>/dataset/               shards that were joined
+job.json                     the identity of the run, as in a folder
+run.json                     the claim of a whole run, while it is running
+parts/2-of-4.json            the claim of a part; it stays, and records whether the part has ended
+<job>/plan/                  for a run in parts: what publishing needs, and the source listing
+<job>/000012/                the shards of a task; then its result.zip, with its other files
+<job>/dataset/               joined shards
 
-A part puts its claim and then looks for that of a whole run, which puts its own and then looks for
-those of parts: so one of them finds the other. The part withdraws, and waits to see which is dead.
+A part writes its claim and then looks for the claim of a whole run; a whole run writes its claim
+and then looks for those of parts. So at least one of the two finds the other. The part withdraws
+its claim, and waits to see whether the whole run is still alive.
 
-<job> is a digest of job.json, so that a run that stood still cannot write into another's tasks; of
-a job that cannot be continued it is the run. Nothing is believed because a listing shows it or
-does not: a result that it shows is read, and a task whose result it misses is done again, with
-the same bytes.
+<job> is a digest of job.json, so that a stalled run cannot write into the tasks of another job; for
+a job that cannot be resumed, it is the ID of the run. Listings are only hints, as they may be out
+of date: a result that a listing shows is read, and a task whose result it does not show is
+repeated, with the same bytes.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _JOB_FOLDER = re.compile(r"[0-9a-f]{32}")
 
 
 class _TakenError(OutputError):
-    """Another part replaces the job just now."""
+    """Another part is replacing the job at this moment."""
 
 
 class StorePartial(Partial):
@@ -77,7 +78,7 @@ class StorePartial(Partial):
         self._listed: list[str] | None = None
         self._resumed = True
         self._outlined = False
-        self._placed: dict[Path, Placed] = {}  # files of `dataset` that are in the store
+        self._placed: dict[Path, Placed] = {}  # files of `dataset` that are in the store already
 
     def job(self) -> dict[str, Any] | None:
         found = self._store.read_tagged((self._remote / JOB).key)
@@ -94,13 +95,13 @@ class StorePartial(Partial):
         return any(key.endswith(f"/{PACKED}") for key in self._keys())
 
     def _keys(self) -> list[str]:
-        """All objects, as a listing has shown them: until they are to be removed it is a hint."""
+        """All objects in a listing, which is only a hint until they are to be removed."""
         if self._listed is None:
             self._listed = self._store.keys(self._remote.key)
         return self._listed
 
     def is_published(self) -> bool:
-        """The manifest there is newer than the job; of the same second it is published again."""
+        """Whether the manifest is newer than the job; if equal, the dataset is published again."""
         path = self._target.list_path(self._target.folder, manifests.NAME)
         assert isinstance(path, RemotePath)
         manifest, job = (self._store.look(p.key) for p in (path, self._remote / JOB))
@@ -115,7 +116,7 @@ class StorePartial(Partial):
         try:
             if part is None:
                 self._claim = Claim.take(self._remote / _RUN)
-                self._refuse_parts("a whole run cannot work beside it")
+                self._refuse_parts("a run without --part cannot work at the same time")
             else:
                 self._share(part, _digest(job))
             if _version(self._store.find_again(manifest.key)) != _version(seen):
@@ -136,7 +137,7 @@ class StorePartial(Partial):
             raise
 
     def _share(self, part: PartOf, job: str) -> None:
-        """Claim a part, where no whole run is at work."""
+        """Claim a part, unless a whole run is active."""
         self.part = part
         run, busy = self._remote / _RUN, at_work_already(part, self.path)
         while True:
@@ -171,7 +172,7 @@ class StorePartial(Partial):
             raise another_run(run)
 
     def _refuse_parts(self, why: str, job: str | None = None) -> None:
-        """Raise OutputError where other parts, of one job, are at work; dead ones lose claims."""
+        """Raise OutputError if other parts (of one `job`) are running; dead ones lose claims."""
         claims, live = self._parts(), []
 
         def look(part: PartOf) -> None:
@@ -184,17 +185,17 @@ class StorePartial(Partial):
             raise at_work(sorted(live), self.path, why)
 
     def _agree(self, job: dict[str, Any]) -> None:
-        """The unfinished work is of this part's job from now on. Raises OutputError where parts of
-        another one are at work."""
+        """Make the unfinished work that of this part's job. Raises OutputError if parts of another
+        job are running."""
         self._job, path = self._remote / _digest(job), self._remote / JOB
         while (old := self.job()) is None or comparable(old) != comparable(job):
             found = self._store.read_tagged(path.key)
             if found is None:
                 storage.put_if(_job_text(job), path, None)
                 continue
-            with contextlib.suppress(_TakenError):  # then it may be of this job already
+            with contextlib.suppress(_TakenError):  # another part may have stored this job already
                 run = Claim.take(self._remote / _RUN, busy=_TakenError("taken"))
-                try:  # no part that this look does not find begins meanwhile
+                try:  # the claim keeps new parts from beginning meanwhile
                     self._refuse_parts(OTHER_JOB, "" if old is None else _digest(old))
                     self._refuse_other_work(job)
                     storage.put_if(_job_text(job), path, found[1])
@@ -208,7 +209,7 @@ class StorePartial(Partial):
             return False
         try:
             run = Claim.take(self._remote / _RUN, wait=False)
-        except OutputError:  # another one was faster
+        except OutputError:  # another part was faster
             return False
         own, self._claim = self._claim, run
         own.release()
@@ -220,7 +221,7 @@ class StorePartial(Partial):
         return True
 
     def _any_at_work(self) -> bool:
-        """Whether there are parts that may be, and have not ended."""
+        """Whether there are parts that have not ended and may still be running."""
         claims = [data for data, _ in self._parts().values()]
         return any(not is_over(data) and not said(data).get("ended") for data in claims)
 
@@ -290,7 +291,7 @@ class StorePartial(Partial):
         assert self._scratch is not None
         to, path = self._job / PLAN / LISTING, self._scratch.path / LISTING
         if size > stores.LARGEST or self._store.find_again(to.key) is not None:
-            return  # without one each part lists the source
+            return  # without a stored listing, each part lists the source itself
         write(path)
         storage.put(path, to)
         storage.remove(path)
@@ -303,7 +304,7 @@ class StorePartial(Partial):
         found = [path for key in listed if (path := self._path(key)).name == PACKED]
         stores.together(self._fetch, [path for path in found if path.parent.name in names])
         done, keys = super().finished(numbers), {*listed}
-        # A run that was to remove all this was killed, say.
+        # Shards can be missing, for example if a run was killed while it removed everything.
         lost = [n for n in done if n not in made_here and not self._has_shards(n, keys)]
         for number in lost:
             ours = self.part is None or self.part.has(number)
@@ -311,7 +312,7 @@ class StorePartial(Partial):
         return [number for number in done if number not in lost]
 
     def count_missing(self, tasks: int) -> int:
-        """As the listing shows them; from now on tasks that others have done count as well."""
+        """As shown by the listing; from now on, the results of other parts are read as well."""
         self._resumed = True
         folders = (self._path(key).parent.name for key in self._store.keys(self._job.key)
                    if key.endswith(f"/{PACKED}"))  # fmt: skip
@@ -323,13 +324,13 @@ class StorePartial(Partial):
         return all(self.stored(folder / file.name).key in keys for file in files)
 
     def _fetch(self, packed: RemotePath) -> None:
-        """The result of a task, if it is there."""
+        """Read the result of a task, if there is one."""
         found = self._store.read_tagged(packed.key)
         if found is not None:
             unpack(found[0], self.tasks / packed.parent.name, packed)
 
     def undo(self, number: int) -> None:
-        """The result goes first: its shards will be others."""
+        """Remove the result first, as its shards are about to change."""
         self._delete(self._job / self.task_folder(number).name / PACKED)
         super().undo(number)
 
@@ -346,7 +347,7 @@ class StorePartial(Partial):
             self.release()
 
     def _remove(self, marks: list[RemotePath]) -> None:
-        """Everything; the claim goes last, so that no other run is there meanwhile."""
+        """Remove everything, and the claim last, so that no other run begins meanwhile."""
         self._listed = None
         stores.together(self._delete, {*marks, *self._others(), *self._known()})
         assert self._claim is not None
@@ -357,12 +358,12 @@ class StorePartial(Partial):
         storage.delete(path)
 
     def _others(self) -> list[RemotePath]:
-        """All objects but the claim, as a listing shows them."""
+        """All objects in the listing except the claim."""
         found = [self._path(key) for key in self._keys()]
         return [path for path in found if path != self._remote / _RUN]
 
     def _known(self) -> Iterator[RemotePath]:
-        """What this run has made, or has found that another one had made."""
+        """The objects that this run has written, or knows that another run had written."""
         yield self._remote / JOB
         if self._outlined:
             yield from (self._job / PLAN / name for name in (OUTLINE, LISTING))
@@ -410,9 +411,9 @@ class StorePartial(Partial):
         storage.download(self.stored(path), path, file.bytes)
         if storage.checksum(path) != file.checksum:
             raise DamagedError(
-                "a shard to be joined is not as it was uploaded",
+                "a shard to be joined differs from what was uploaded",
                 path=self.stored(path),
-                fix="start again with --overwrite",
+                fix="start over with --overwrite",
             )
 
     def keep(self, folder: Path, shard: Shard) -> None:
@@ -424,7 +425,7 @@ class StorePartial(Partial):
             self._placed[path] = Placed(to, file.bytes)
 
     def unsynced(self, earlier: Collection[int]) -> Collection[int]:
-        return ()  # an object is there, or it is not
+        return ()  # uploads are atomic: an object is complete, or does not exist
 
 
 def _version(found: stores.Info | None) -> str | None:

@@ -1,6 +1,6 @@
-"""Samples divided into splits by classes, by groups, or into folds of equal size.
+"""Divides samples into splits, stratified by classes, by groups, or into folds of equal size.
 
-All of it follows from keys, values and a seed: the order of the samples does not count.
+The result depends only on keys, values and a seed, not on the order of the samples.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from shardkit.sources.subset import Subset, chance
 
 Floats = npt.NDArray[np.float64]
 
-_EXACT = 1e-9  # what shares such as 0.29 may lack of a whole number of samples
+_EXACT = 1e-9  # rounding error allowed when shares such as 0.29 give a whole number of samples
 
 
 def divided(source: Source, keys: Sequence[str], recipe: Recipe) -> Indices:
-    """The number of the split of each sample; what came out is a note of the source."""
+    """The split number of each sample; adds notes about the outcome to the source."""
     seed, shares = recipe.seed or 0, np.array(list(recipe.shares.values()))
     values = source.values if isinstance(source, Subset) else {}
     strata = _numbered(values.get(recipe.stratify or "", [None] * len(keys)))
@@ -51,11 +51,11 @@ def divided(source: Source, keys: Sequence[str], recipe: Recipe) -> Indices:
 
 
 def by_stratum(strata: Indices, shares: Floats, chances: Floats) -> Indices:
-    """The number of the split of each sample, such that every stratum is divided by the shares.
+    """The split number of each sample, such that every stratum is divided according to the shares.
 
-    Of n samples of a stratum a split with the share s has n * s, rounded up or down: up in the
-    splits that were given least so far, so that the splits as wholes come near their shares, too.
-    Which samples these are, `chances` say.
+    Of the n samples of a stratum, a split with the share s gets n * s, rounded up or down: up for
+    the splits that are furthest below their shares so far, so that the total sizes of the splits
+    approximate the shares, too. The samples are chosen by `chances`.
     """
     order = np.lexsort((chances, strata))
     number = np.empty(len(strata), np.int64)
@@ -76,12 +76,12 @@ def by_stratum(strata: Indices, shares: Floats, chances: Floats) -> Indices:
 
 
 def by_group(groups: Indices, strata: Indices, shares: Floats, ranks: Floats) -> Indices:
-    """The number of the split of each sample, such that no group is in two.
+    """The split number of each sample, such that no group is divided between splits.
 
-    The largest groups go first, each to the split in which the squared differences from the wanted
-    counts of each stratum, divided by these, grow least (the chi-squared distance).
-    Groups of one size come in the order of `ranks`. With one stratum and equal shares a group goes
-    to the smallest split, as in scikit-learn's GroupKFold.
+    Groups are assigned from the largest to the smallest, each to the split in which the squared
+    differences from the wanted counts of each stratum, divided by those counts, increase least (the
+    chi-squared distance). Groups of equal size are ordered by `ranks`. With one stratum and equal
+    shares, a group goes to the smallest split, as in scikit-learn's GroupKFold.
     """
     sizes = np.bincount(groups)
     pairs, counts = np.unique(np.stack([groups, strata], 1), axis=0, return_counts=True)
@@ -100,7 +100,7 @@ def by_group(groups: Indices, strata: Indices, shares: Floats, ranks: Floats) ->
 
 
 def _numbered(values: Sequence[Hashable]) -> Indices:
-    """Values as numbers, in their own order, whatever their types."""
+    """Consecutive numbers for the distinct values, in sorted order, also of mixed types."""
     every = {_typed(value) for value in values}
     order = sorted(every, key=lambda one: (one[0].__name__, "" if one[1] is None else one[1]))
     number = {value: n for n, value in enumerate(order)}
@@ -112,7 +112,7 @@ def _typed(value: Any) -> tuple[type, Any]:
 
 
 def _ranks(groups: Sequence[Any], seed: int) -> Floats:
-    """By number of a group, when it comes among those of its size."""
+    """The rank of each group, by its number, among groups of equal size."""
     found: dict[int, Any] = dict(zip(_numbered(groups).tolist(), groups, strict=True))
     return np.array([chance(f"{found[n]!r}", seed, "group") for n in range(len(found))])
 

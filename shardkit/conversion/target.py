@@ -21,7 +21,7 @@ from shardkit.remote.store import together
 
 @dataclass(frozen=True)
 class Target:
-    """Where a dataset goes; `single` if that is one shard and not a folder of them."""
+    """The path of the output. `single`: it is one shard file instead of a folder of shards."""
 
     path: Path
     format: str
@@ -29,7 +29,7 @@ class Target:
 
     @classmethod
     def of(cls, out: str | os.PathLike[str], format: str) -> Target:
-        """The target that a path stands for. Raises UsageError for a name that none may have."""
+        """Create the target for an output path. Raises UsageError for an invalid name."""
         path = storage.output(out)
         return cls(path, format, _is_single(path, format))
 
@@ -39,48 +39,48 @@ class Target:
 
     @property
     def working_folder(self) -> Path:
-        """Where the conversion works until the target is whole."""
+        """The folder in which the conversion works until the output is complete."""
         return self.absolute.with_name(self.absolute.name + ".partial")
 
     @property
     def stem(self) -> str | None:
-        """The name of the only shard without its suffix, where the target is that shard."""
+        """The name of a single-shard output without its suffix; None for a folder."""
         suffix = FORMATS[self.format].suffixes[0]
         return self.absolute.name[: -len(suffix)] if self.single else None
 
     def one_shard(self, bounded: bool) -> bool:
-        """Whether all there is goes into one shard, if the shards' size is `bounded` or not."""
+        """Whether all samples go into one shard. `bounded`: the user limits the shard size."""
         if self.single and bounded:
             raise UsageError(
-                "an output that is one shard has no bound", fix="give a folder with -o"
+                "the size of a single-shard output cannot be limited", fix="give a folder with -o"
             )
         return self.single or (FORMATS[self.format].one_shard and not bounded)
 
     def list_path(self, folder: Path, name: str) -> Path:
-        """Where the manifest or a list (errors.jsonl) of the dataset in `folder` belongs."""
+        """The path of the manifest, or of a list (errors.jsonl), of the dataset in `folder`."""
         if self.single:
             return manifests.beside(folder / self.absolute.name, name)
         return folder / manifests.FOLDER / name
 
     @property
     def folder(self) -> Path:
-        """The folder that the names in the manifest are relative to."""
+        """The folder to which the names in the manifest are relative."""
         return self.absolute.parent if self.single else self.absolute
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether a run has begun to write there: in a store, where nothing can be renamed."""
+        """Whether a run has begun to write the output; only in object stores, without renames."""
         path = self.list_path(self.folder, manifests.UNFINISHED)
         return isinstance(path, RemotePath) and path.is_file()
 
     def is_empty(self) -> bool:
-        """Whether there is nothing yet, or nothing that anybody has completed."""
+        """Whether nothing exists at the output yet, or only an incomplete upload."""
         if not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir())):
             return True
         return self.is_unfinished and not manifests.has_manifest(self.path)
 
     def check(self, sources: Iterable[Path]) -> None:
-        """Raise OutputError for a target in a source, or where something is that is not ours."""
+        """Raise OutputError if the output overlaps a source, or is not a dataset of shardkit."""
         remote = isinstance(self.path, RemotePath)
         self._check_apart([one for one in sources if isinstance(one, RemotePath) == remote])
         parent = self.absolute.parent
@@ -94,7 +94,10 @@ class Target:
             self._check_existing()
 
     def refuse_newcomer(self, overwrite: bool) -> None:
-        """Raise OutputError for what came there while a run worked; a dataset may `overwrite`."""
+        """Raise OutputError if something was put at the output while the run was working.
+
+        With `overwrite`, a dataset there is replaced.
+        """
         found = "a dataset"
         try:
             self.check([])
@@ -103,15 +106,15 @@ class Target:
         except OutputError as error:
             found = f"{error.what}: {error.found}" if error.found else error.what
         raise OutputError(
-            "something came to the output while this run worked, which would replace it",
+            "something was put at the output while this run was working",
             path=self.path,
             found=found,
-            fix="move it away, or replace a dataset with --overwrite, and repeat the command: a"
-            f" conversion goes on with what is done, in {self.working_folder}",
+            fix="move it away, or replace a dataset with --overwrite, and repeat the command: the"
+            f" conversion continues with the finished work in {self.working_folder}",
         )
 
     def _asked_for(self) -> Iterator[RemotePath]:
-        """The objects that are looked for before the work begins: asked for at the same time."""
+        """The objects whose existence is checked before the work begins, in concurrent requests."""
         out = self.path
         for path in (out, *manifests.manifest_paths(out)):
             assert isinstance(path, RemotePath)
@@ -127,7 +130,7 @@ class Target:
             for path, real in own:
                 if real_source in (real, *real.parents) or real in real_source.parents:
                     raise OutputError(
-                        "the output and the source must not lie inside one another",
+                        "the output and the source must not contain each other",
                         path=path,
                         found=f"source {source}",
                         fix="give another folder with -o",
@@ -135,16 +138,16 @@ class Target:
 
     def _check_existing(self) -> None:
         out = self.path
-        if self.is_unfinished:  # all of it is ours
+        if self.is_unfinished:  # all its objects are ours
             return
         if out.is_symlink() and not out.exists():
-            raise OutputError("the output is a link that leads nowhere", path=out, fix="remove it")
+            raise OutputError("the output is a broken symbolic link", path=out, fix="remove it")
         exists = out.exists()
         if not exists and not self.single:
             return
         if self.single and exists and manifests.single_manifest(out) is None:
             raise OutputError(
-                "the output exists and is not known to be ours",
+                "the output exists, and was not written by shardkit as far as can be told",
                 path=out,
                 expected=f"{manifests.FOLDER}/{manifests.beside(out).name} beside it",
                 fix="move it away, or give another name with -o",
@@ -156,7 +159,7 @@ class Target:
             raise OutputError("the output is a file", path=out, fix="give a folder with -o")
         if out.is_dir() and not manifests.has_manifest(out) and any(out.iterdir()):
             raise OutputError(
-                "the output folder holds something that is not a dataset of ours",
+                "the output folder exists and is not a dataset written by shardkit",
                 path=out,
                 found=", ".join(sorted(p.name for p in out.iterdir())[:3]),
                 fix="give another folder with -o; --overwrite replaces datasets only",
@@ -172,14 +175,12 @@ def _real(path: Path) -> Path:
 
 
 def file_in_the_way(path: Path, fix: str) -> OutputError:
-    """The error for a file that is not ours where one of the output must go."""
-    return OutputError(
-        "a file stands where one that belongs to the output must go", path=path, fix=fix
-    )
+    """The error for an existing file that the output would have to replace."""
+    return OutputError("a file is in the way of a file of the output", path=path, fix=fix)
 
 
 def default_output(sources: Sequence[Path], format: str) -> Path:
-    """`<name>-<format>` beside the only source, or in the current folder if that is a URL."""
+    """The default output: `<name>-<format>`, beside the source or, for a URL, in this folder."""
     if not sources:
         raise UsageError("a sequence needs an output folder", fix="pass out=")
     source = sources[0]
@@ -190,7 +191,9 @@ def default_output(sources: Sequence[Path], format: str) -> Path:
     if source.name in ("", "..", "."):
         source = source.resolve()
     inside = [declared.inside for declared in FORMATS.values() if declared.inside]
-    if source.is_file() and f"/{source.name}" in inside:  # the file in a shard that is a folder
+    if (
+        source.is_file() and f"/{source.name}" in inside
+    ):  # the data file of a shard that is a folder, as of LMDB
         source = source.resolve().parent
     folder = Path() if isinstance(source, RemotePath) else source.parent
     if source.is_file():
@@ -205,7 +208,7 @@ def default_output(sources: Sequence[Path], format: str) -> Path:
 
 
 def refuse_others(path: Path) -> None:
-    """Raise OutputError for a folder to write into that somebody else may have put there.
+    """Raise OutputError if another user may have created a folder that we would write into.
 
     It must not be a link, and must belong to us or to the owner of the folder above it, who can do
     anything there (on shared and mapped file systems we may be that owner). A folder that does not
@@ -224,7 +227,7 @@ def refuse_others(path: Path) -> None:
 
 def not_ours(path: Path, found: str) -> OutputError:
     return OutputError(
-        "a folder for files of shardkit is, or holds, what somebody else may have put there",
+        "a folder that shardkit would write into may have been created by somebody else",
         path=path,
         found=found,
         fix="remove it, or give another output with -o, in a folder of your own",
@@ -232,7 +235,7 @@ def not_ours(path: Path, found: str) -> OutputError:
 
 
 def _is_single(out: Path, format: str) -> bool:
-    """Whether an output's name says that it is to be one shard, and no folder of them."""
+    """Whether the name of an output stands for a single shard instead of a folder."""
     suffix = FORMATS[format].suffixes[0]
     can = FORMATS[format].single and isinstance(get_format(format), Joins)
     if not can or not out.name.lower().endswith(suffix):
@@ -240,28 +243,26 @@ def _is_single(out: Path, format: str) -> bool:
         return False
     if not out.name.endswith(suffix):
         raise UsageError(
-            "the suffix of an output is in lower case", found=out.name, expected=f"...{suffix}"
+            "the suffix of an output must be in lower case", found=out.name, expected=f"...{suffix}"
         )
-    if not is_safe(out.name, flat=True):  # a manifest names it, and readers would refuse that
-        raise UsageError(
-            "the output has a name that no dataset may have", found=out.name, expected=FLAT
-        )
+    if not is_safe(out.name, flat=True):  # readers refuse manifests with such a name
+        raise UsageError("invalid name of an output", found=out.name, expected=FLAT)
     return out.name != suffix
 
 
 def _refuse_suffix(out: Path, format: str) -> None:
-    """Raise UsageError for a folder that would be called like a shard of some format."""
+    """Raise UsageError for a folder whose name has the suffix of a shard of some format."""
     other = format_of(out)
     if other is None or (other == format and FORMATS[format].below):
         return
     single = isinstance(get_format(format), Joins)
     own = f"{out.name.partition('.')[0] or 'train'}{FORMATS[format].suffixes[0]}"
     raise UsageError(
-        "the output is called like a file of another kind",
+        "the suffix of the output is that of another kind of file",
         path=out,
         expected=f"a name for a folder{f', or {own} for a single shard' if single else ''}",
         found=f"a name of --to {other}, and --to {format}"
         if other != format
-        else f"a suffix of --to {format} that is read and not written",
+        else f"a suffix of --to {format} that is only read, not written",
         fix=f"give -o another name{'' if other == format else f', or --to {other}'}",
     )

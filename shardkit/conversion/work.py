@@ -1,9 +1,9 @@
-"""One task: read its samples, check them, write shards, and leave a folder that says it is done.
+"""One task: read its samples, check them, write shards, and leave a folder that marks it finished.
 
-A task works in a folder of its own name with an ending; when every file in it is on the disk, one
-rename takes the ending off. The journal of a run is the set of folders without an ending. Where the
-output is in a store, it is the set of objects `result.zip`, which have all files of such a folder
-but the shards, and are made after those.
+A task works in a temporary folder, its final name with a suffix; when all files are synced to the
+disk, one rename removes the suffix. The folders without a suffix are the journal of a run. For an
+output in a store, the journal is the set of `result.zip` objects. These contain all files of such a
+folder except the shards, and are written after them.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _REPORT_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Work:
-    """A task as a worker gets it. `folder` is where its result must be in the end; its shards stay
-    there or, where the output is in a store, are uploaded as they are made."""
+    """A task as sent to a worker. `folder` is where its result is finally stored; its shards stay
+    there or, if the output is in a store, are uploaded one by one."""
 
     number: int
     folder: Path
@@ -56,22 +56,22 @@ class Work:
     spec: ShardSpec
     label: str  # the field with the class
     pixels: Collection[str]  # fields whose pixels are counted
-    durable: bool  # whether the shards are final, or to be joined
+    durable: bool  # whether the shards are final; if not, they are to be joined
     upload: RemotePath | None = None
-    part: PartOf | None = None  # whose task it is, where several work beside each other
+    part: PartOf | None = None  # the part that runs the task, if any
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What was done since the last report: samples written or dropped, bytes of the source, and
-    how many samples were dropped as they are bad."""
+    """Progress since the last report: samples written or dropped, bytes of the source, and samples
+    dropped because they are bad."""
 
     samples: int
     bytes: int
     errors: int
 
     def __neg__(self) -> Progress:
-        """That it was undone."""
+        """The progress that undoes this one."""
         return Progress(-self.samples, -self.bytes, -self.errors)
 
 
@@ -79,7 +79,7 @@ Report = Callable[[Progress], None]
 
 
 def run_task(work: Work, report: Report) -> None:
-    """Do the task and publish its folder. Raises ShardkitError and leaves nothing, if it fails."""
+    """Run the task and publish its folder. If it fails, raises ShardkitError and cleans up."""
     by = "" if work.part is None else f".{work.part.name}"
     end = f"{by}.{uuid.uuid4().hex[:8]}{UNFINISHED}"
     unfinished = work.folder.with_name(f"{work.folder.name}{end}")
@@ -96,7 +96,7 @@ def run_task(work: Work, report: Report) -> None:
             storage.remove(unfinished)  # another part has finished it too, with the same bytes
         storage.sync(work.folder.parent)
     except BaseException:
-        # Best effort: what is left is removed when the run goes on.
+        # Best effort: leftovers are removed when the run is resumed.
         try:
             storage.remove(unfinished)
         except ShardkitError:
@@ -135,7 +135,7 @@ def _write(work: Work, folder: Path, report: Report) -> None:
 def _write_samples(
     work: Work, shards: ShardSequence, lists: dict[str, list[bytes]], reporter: _Reporter
 ) -> None:
-    """Write what is read; what is left out gets a line in one of the `lists`."""
+    """Read and write the samples; each dropped sample gets a line in one of the `lists`."""
     for item in work.reading.items(1, shards.stats):
         try:
             sample = _checked(sample_of(item.read), work)
@@ -159,14 +159,14 @@ def _write_samples(
 
 
 def _count(read: Read, stats: Stats) -> None:
-    """Count what the steps did to a sample that is stored now."""
+    """Count what the steps did to a sample that was stored."""
     if not isinstance(read, dict | SampleError | Filtered):
         stats.images.update(read.images)
         stats.reasons.update(read.reasons)
 
 
 def _checked(sample: Sample, work: Work) -> Sample:
-    """A sample with its new names and key; checked, if it is what a user's function made."""
+    """A sample with its renamed fields and safe key; checked, if a user's transform made it."""
     recipe = work.recipe
     sample = renamed(sample, recipe.rename)
     if recipe.safe_keys and not work.reading.source.safe_keys:
@@ -175,7 +175,7 @@ def _checked(sample: Sample, work: Work) -> Sample:
 
 
 class _Reporter:
-    """Gathers progress and passes it on a few times a second."""
+    """Accumulates progress and reports it a few times per second."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
@@ -196,35 +196,36 @@ class _Reporter:
 
 
 def error_line(source: str | None, error: ShardkitError) -> bytes:
-    """A line of errors.jsonl: no absolute path, so that it is the same wherever the source lies."""
+    """A line of errors.jsonl, without absolute paths, so that it does not depend on the location
+    of the source."""
     parts = error.to_dict()
     path = parts.pop("path", None)
     return json_line({"source": source or Path(str(path)).name, **parts})
 
 
 def json_line(entry: Mapping[str, Any]) -> bytes:
-    # A file name that is not Unicode becomes an escape that JSON reads back.
+    # Surrogates from file names that are not valid Unicode become \u escapes, which JSON can read.
     text = json.dumps(entry, ensure_ascii=False, allow_nan=False)
     return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
 @dataclass(frozen=True)
 class TaskResult:
-    """What a finished task has made."""
+    """The result of a finished task."""
 
     shards: list[Shard]
     errors: Count  # samples that were dropped
     stats: Stats
-    pieces: list[str]  # digests of each shard in hex, as `finished_shard` gives them
+    pieces: list[str]  # digests of each shard in hex, as returned by `finished_shard`
 
 
 def read_result(folder: Path) -> TaskResult:
-    """What the finished task in a folder says of itself; raises DamagedError."""
+    """Read the result of the finished task in a folder; raises DamagedError."""
     path = folder / RESULT
     try:
         data = checked(dict[str, Any], parse(storage.read(path, MOST_BYTES)))
         found = checked(TaskResult, data)
-        for count in fields(Stats):  # none is optional here, where all are written
+        for count in fields(Stats):  # they have defaults, but a result always contains all of them
             if count.name not in data["stats"]:
                 raise MismatchError("a count", None, "stats", count.name)
         sizes = [len(bytes.fromhex(digests)) for digests in found.pieces]
@@ -244,27 +245,27 @@ def is_finished(folder: Path) -> bool:
 
 
 def pack(folder: Path) -> bytes:
-    """The files in the folder of a task, whose shards are uploaded already, as one archive."""
+    """Pack the folder of a task, whose shards were uploaded already, into one archive."""
     paths = filter(Path.is_file, folder.rglob("*"))
     return zipped({path.relative_to(folder).as_posix(): storage.read(path) for path in paths})
 
 
 def unpack(packed: bytes, folder: Path, where: Path) -> None:
-    """Fill the folder of a finished task; raises DamagedError, naming the archive's path."""
+    """Unpack the folder of a finished task; raises DamagedError with the archive's path `where`."""
     storage.make_folder(folder)
     try:
         files = unzipped(packed)
     except ValueError as error:
         fix = "remove the object, and run the same command again"
         raise damaged("the result of a task", error, path=where, fix=fix) from error
-    for name in sorted(files, key=lambda one: one == RESULT):  # that last
+    for name in sorted(files, key=lambda one: one == RESULT):  # RESULT last
         path = folder / checked_name(name, where, "entries")
         storage.make_folder(path.parent)
         storage.write_file(path, files[name])
 
 
 def zipped(files: Mapping[str, bytes]) -> bytes:
-    """Files as one archive, the same whenever and wherever it is made."""
+    """Pack files into one archive, whose bytes depend only on their names and contents."""
     with io.BytesIO() as packed:
         with zipfile.ZipFile(packed, "w") as archive:
             for name in sorted(files):
@@ -273,14 +274,14 @@ def zipped(files: Mapping[str, bytes]) -> bytes:
 
 
 def unzipped(packed: bytes) -> dict[str, bytes]:
-    """The files in such an archive; raises ValueError for another."""
+    """The files in an archive made by `zipped`; raises ValueError for any other."""
     try:
         with zipfile.ZipFile(io.BytesIO(packed)) as archive:
             entries = archive.infolist()
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-                raise ValueError("it is compressed")
+                raise ValueError("the archive is compressed")
             if sum(entry.file_size for entry in entries) > len(packed):  # they overlap
-                raise ValueError("its files are larger than it is")
+                raise ValueError("its files are larger than the archive")
             return {entry.filename: archive.read(entry) for entry in entries}
     except (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError) as error:
         raise ValueError(str(error)) from error

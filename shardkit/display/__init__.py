@@ -1,6 +1,6 @@
-"""How a dataset shows itself: a few lines of text, cards of samples, and a page of HTML.
+"""Display of a dataset: a few lines of text, sample cards in a notebook, and an HTML page.
 
-Names and values come from data: all that is shown goes through `markup.tag`.
+Names and values are untrusted data: everything in HTML is escaped by `markup.tag`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ _FIELDS, _CLASSES, _WORDS = 20, 6, 60  # that are shown
 
 
 def text(dataset: Views) -> str:
-    """What a dataset is, a line for each field."""
+    """A description of a dataset, with one line per field."""
     lines = [f"<Dataset {about(dataset)}>"]
     lines += [f"  {name}: {kind}" for name, kind in fields(dataset)]
     return "\n".join(map(printable, lines))
 
 
 def as_html(dataset: Views) -> str:
-    """The same, and a few samples, as they are stored, evenly over the dataset."""
-    from shardkit.display import sheet  # imports what decodes images
+    """The same as HTML, with a few evenly spaced samples, as they are stored."""
+    from shardkit.display import sheet  # imports the image decoders
 
     return sheet.small(dataset, about(dataset), fields(dataset))
 
@@ -38,7 +38,7 @@ def about(dataset: Views) -> str:
 
 
 def fields(dataset: Views) -> list[tuple[str, str]]:
-    """Each field with its type and the names of its classes."""
+    """The name of each field, with its type and class names."""
     found = []
     for name, kind in list(dataset.schema.items())[:_FIELDS]:
         words, classes = str(kind), dataset.class_names.get(name)

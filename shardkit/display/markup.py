@@ -1,7 +1,7 @@
-"""HTML by one function, in which nothing of the data can become a part of the page.
+"""Generation of HTML, in which data cannot be interpreted as markup.
 
-`tag` and `join` escape whatever is not `Markup`. They make all Markup but the styles, which are
-constants.
+`tag` and `join` escape everything that is not `Markup`. They create all Markup except the style
+sheets, which are constants.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ _VOID = ("img", "meta", "path", "rect")
 
 
 class Markup(str):
-    """HTML. What is made of it by methods of `str` is none, and is escaped once more."""
+    """HTML. Methods of `str` return plain strings, which are escaped again."""
 
     __slots__ = ()
 
 
 def tag(name: str, /, *children: object, **attributes: object) -> Markup:
-    """An element. Children are escaped, but for Markup, and so are all values of attributes.
+    """An element. Children that are not Markup are escaped, and so are all attribute values.
 
-    In names of attributes a trailing `_` is dropped, and others become `-`; those that are None are
-    left out.
+    In attribute names a trailing `_` is dropped, and other `_` become `-`. Attributes that are None
+    are omitted.
     """
     given = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{html.escape(printable(str(value)))}"'
@@ -37,12 +37,12 @@ def tag(name: str, /, *children: object, **attributes: object) -> Markup:
 
 
 def join(children: Iterable[object], between: str = "") -> Markup:
-    """Text and markup, one after the other."""
+    """Concatenate text and markup."""
     return Markup(html.escape(between).join(map(_escaped, children)))
 
 
 def lines(text: str) -> Markup:
-    """Text whose line breaks stay."""
+    """Text with its line breaks kept."""
     return join(text.splitlines(), "\n")
 
 

@@ -1,4 +1,4 @@
-"""What a value looks like: small images, waveforms, excerpts of texts, summaries of arrays."""
+"""Previews of values: small images, waveforms, excerpts of text, summaries of arrays."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from shardkit.codecs.tokenizers import Tokenizer
     from shardkit.views import Views
 
-_MOST = 1 << 26  # pixels of an image that is decoded for it
+_MOST = 1 << 26  # pixels of an image up to which it is decoded
 _IMAGES = 3  # of a list
 _TOKENS = 64
 _LINES = 8  # of a text
-_SHOWN = 6  # numbers of an array, names of classes
+_SHOWN = 6  # numbers of an array, class names
 _COLUMNS = 160  # of a waveform
-_TEXT, _FEW_TOKENS = 60, 12  # where there is room for a few words
+_TEXT, _FEW_TOKENS = 60, 12  # characters and tokens in a one-line description
 _SECONDS, _FRAMES = 60, 1 << 22  # of audio
-# Of datasets: each is read once, as that of a large vocabulary takes a second.
+# By dataset. Each is loaded once, as a tokenizer with a large vocabulary takes a second to load.
 _TOKENIZERS: WeakKeyDictionary[Views, Tokenizer] = WeakKeyDictionary()
 
 
 class Previews:
-    """Values of a dataset as HTML: images of at most `pixels` a side, `words` characters."""
+    """Values as HTML: images of at most `pixels` a side, and text of at most `words` characters."""
 
     def __init__(self, dataset: Views, pixels: int, words: int) -> None:
         self._dataset, self._pixels, self._words = dataset, pixels, words
@@ -47,7 +47,7 @@ class Previews:
         return isinstance(kind, Encoded | Images) or as_pixels(value) is not None
 
     def show(self, name: str, value: Any, of: str) -> Markup:
-        """A value, whatever it is; what is wrong with it if it cannot be shown. `of`: which."""
+        """A preview of a value, or its error if it cannot be shown. `of`: the key of the sample."""
         kind = self._dataset.schema[name]
         try:
             if isinstance(kind, Image | Images):
@@ -59,7 +59,7 @@ class Previews:
         except NotAnImageError as error:
             what = "no image" if isinstance(kind, Image | Images) else error.what
             return tag("p", f"{what}: {error}", class_="sk-bad")
-        except ShardkitError as error:  # such as a library that is not installed
+        except ShardkitError as error:  # for example, a library is not installed
             return _note(
                 "; ".join(
                     filter(None, (describe(self._dataset, name, value), error.what, error.fix))
@@ -72,12 +72,12 @@ class Previews:
             info = probe(image)
             about = f"{info.format} {info.width} x {info.height}"
             if info.width * info.height > _MOST:
-                shown.append(_note(f"{about}, too large to be decoded for this"))
+                shown.append(_note(f"{about}, too large for a preview"))
                 continue
             ratio = self._pixels / max(info.width, info.height)
             pixels = to_rgb(image, (int(info.width * ratio) + 1, int(info.height * ratio) + 1))
             peak = int(pixels.max(initial=0))
-            if is_mask_name(name) and 0 < peak < 64:  # numbers of classes, nearly black
+            if is_mask_name(name) and 0 < peak < 64:  # class indices, which look nearly black
                 pixels, about = pixels * np.uint8(255 // peak), f"{about}, brightened"
             shown.append(self._picture(pixels, f"{name} of {of}: {about}"))
             if len(images) == 1:
@@ -87,7 +87,7 @@ class Previews:
         return join(shown)
 
     def _picture(self, pixels: npt.NDArray[np.uint8], alt: str) -> Markup:
-        """Pixels, (height, width, 3), made small; the few of tiny images stay sharp."""
+        """A thumbnail of pixels (height, width, 3); tiny images are enlarged without blurring."""
         import PIL.Image
 
         image = PIL.Image.fromarray(np.ascontiguousarray(pixels))
@@ -119,7 +119,7 @@ class Previews:
             f"M{x:.4g} {20 - 19 * top:.3g}V{20.2 - 19 * bottom:.3g}"
             for x, top, bottom in zip(across.tolist(), high.tolist(), low.tolist(), strict=True)
         )
-        part = f", of which the first {most / file.rate:,.3g} s" if most < file.file.frames else ""
+        part = f", showing the first {most / file.rate:,.3g} s" if most < file.file.frames else ""
         wave = tag(
             "svg",
             tag("path", d=line),
@@ -162,7 +162,7 @@ class Previews:
         return ", ".join(short(one, self._words) for one in named) + more(len(every), _SHOWN)
 
     def _excerpt(self, text: str) -> Markup:
-        """The beginning of a text, in its lines."""
+        """The beginning of a text, with its line breaks."""
         rows = text[: self._words].splitlines()
         cut = " ..." if len(rows) > _LINES or len(text) > self._words else ""
         shown = "\n".join(rows[:_LINES]).strip()
@@ -191,7 +191,7 @@ def more(count: int, shown: int) -> str:
 
 
 def describe(dataset: Views, name: str, value: Any) -> Any:
-    """A value in a few words; numbers stay what they are."""
+    """A short description of a value; numbers are returned unchanged."""
     kind = dataset.schema[name]
     if isinstance(kind, Image | Images):
         return "; ".join(map(image_in_words, images_in(kind, value))) or "none"
@@ -214,8 +214,8 @@ def describe(dataset: Views, name: str, value: Any) -> Any:
 def decoded(dataset: Views, tokens: list[int]) -> str | None:
     """Tokens as text; None for a dataset without a tokenizer.
 
-    Raises ShardkitError for a tokenizer that is damaged, or whose library is not installed, and for
-    ids that it does not have.
+    Raises ShardkitError if the tokenizer is damaged, if its library is not installed, or if it does
+    not have these ids.
     """
     path, manifest = getattr(dataset, "tokenizer_path", None), getattr(dataset, "manifest", None)
     if path is None or manifest is None:
@@ -235,7 +235,7 @@ def _decoded_if_known(dataset: Views, tokens: list[int]) -> str | None:
 
 
 def image_in_words(image: bytes) -> str:
-    """Format, width, height and bytes of an encoded image, or why it is none."""
+    """Format, width, height and bytes of an encoded image, or why it is not an image."""
     try:
         info = probe(image)
     except NotAnImageError as error:
@@ -244,7 +244,7 @@ def image_in_words(image: bytes) -> str:
 
 
 def media_in_words(data: bytes) -> str:
-    """What the headers of audio or video say, or why it is neither."""
+    """The properties in the headers of audio or video, or why it is neither."""
     try:
         info = media_info(data)
     except NotMediaError as error:
@@ -263,7 +263,7 @@ def media_in_words(data: bytes) -> str:
 
 
 def as_pixels(value: Any) -> npt.NDArray[np.uint8] | None:
-    """An array that is an image as (height, width, 3); None for others."""
+    """An array that can be shown as an image, as (height, width, 3); None for other arrays."""
     if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or not value.size:
         return None
     if value.ndim == 3 and value.shape[0] in (1, 3) and value.shape[2] not in (1, 3):
@@ -276,7 +276,7 @@ def as_pixels(value: Any) -> npt.NDArray[np.uint8] | None:
 
 
 def short(value: Any, words: int) -> str:
-    """A value as a text of at most so many characters."""
+    """A value as text of at most `words` characters."""
     text = " ".join(str(value).split())
     return text if len(text) <= words else text[: words - 3] + "..."
 

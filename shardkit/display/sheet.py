@@ -1,4 +1,4 @@
-"""Cards of some samples of a dataset, evenly over it: on the page, and small in a notebook."""
+"""Cards of evenly spaced samples of a dataset, for the HTML page and, smaller, for notebooks."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from shardkit.words import counted
 if TYPE_CHECKING:
     from shardkit.views import Views
 
-_MEDIA, _FIELDS = 3, 12  # of a sample that are shown: the first as images, all others as words
-_OPEN = 24  # cards that are there at once, half as many wide ones; others are folded
-_NARROW = 4  # fields that have room in a narrow card
+_MEDIA, _FIELDS = 3, 12  # fields shown of a sample: as images, and in total
+_OPEN = 24  # cards shown at first (half as many, if they are wide); the others are folded
+_NARROW = 4  # fields that fit into a narrow card
 _KEY = 120  # characters
 _SMALL = 5  # samples in a notebook
 _BYTES = 3 << 20  # of all cards
@@ -27,13 +27,13 @@ _THREADS = 4  # each may decode an image of 200 MB
 
 
 def evenly(total: int, count: int) -> list[int]:
-    """The numbers of so many samples with equal distances, or of all if there are fewer."""
+    """The numbers of `count` evenly spaced samples, or of all if there are fewer."""
     count = min(total, count)
     return [number * total // count for number in range(count)]
 
 
 def small(dataset: Views, about: str, fields: list[tuple[str, str]]) -> str:
-    """For a notebook: what a dataset is, and a few of its samples."""
+    """For a notebook: a description of a dataset, and a few of its samples."""
     rows = [tag("tr", tag("th", name, scope="row"), tag("td", kind)) for name, kind in fields]
     return tag(
         "div",
@@ -46,7 +46,7 @@ def small(dataset: Views, about: str, fields: list[tuple[str, str]]) -> str:
 
 
 def sheet(dataset: Views, count: int, *, pixels: int, words: int) -> Markup:
-    """Cards of so many samples; fewer, and how many are missing, where they take 3 MiB."""
+    """Cards of `count` samples. After 3 MiB the rest is omitted, with a note of how many."""
     dataset, threads = side_by_side(dataset)
     cards = _Cards(dataset, pixels, words)
     numbers, made, size = evenly(len(dataset), count), [], 0
@@ -56,7 +56,7 @@ def sheet(dataset: Views, count: int, *, pixels: int, words: int) -> Markup:
             break
         made.append(card)
     left = len(numbers) - len(made)
-    note = f"{counted(left, 'sample')} not shown, for the size of the page" if left else ""
+    note = f"{counted(left, 'sample')} not shown, to limit the size of the page" if left else ""
     media = any(isinstance(kind, Encoded | Images) for kind in dataset.schema.values())
     narrow = media and len(dataset.schema) <= _NARROW
     kind = "sk-sheet" if narrow else "sk-sheet sk-wide"
@@ -75,7 +75,7 @@ class _Cards:
         self._names = list(dataset.schema)[:_FIELDS]
 
     def card(self, number: int) -> Markup:
-        """A sample: images, key, class, and the other fields."""
+        """The card of a sample: images, key, class, and the other fields."""
         try:
             sample = self._dataset.read(number, self._names)
         except ShardkitError as error:

@@ -1,4 +1,4 @@
-"""The style of cards, without colours of its own: it fits any page and notebook."""
+"""The style sheet of cards, without colours of its own, so that it fits any page or notebook."""
 
 SHEET = """
 .sk th,.sk td{text-align:left}

@@ -1,7 +1,7 @@
-"""The table of formats: those of shardkit, and those that other packages add.
+"""The registry of formats: built-in formats and those added by other packages.
 
-A format is imported when it is first used. Another package adds one by an entry point of the group
-`shardkit.formats`, which is named like the format and leads to its `Declaration`.
+A format is imported when it is first used. Another package adds a format with an entry point in the
+group `shardkit.formats`, which has the name of the format and refers to its `Declaration`.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ ENTRY_POINTS = "shardkit.formats"
 
 @dataclass(frozen=True)
 class Declaration:
-    """Where a format lives, and what its shards are called: what is known before it is imported.
+    """The module of a format and the names of its shards: what must be known before importing it.
 
-    module: has the format as `FORMAT`.
-    suffixes: of a shard's file; the first is the one that we write.
-    inside: where that file is in a shard that is a folder, such as "/data.mdb".
-    one_shard: a dataset is one shard, as people expect, unless they ask for more.
-    single: a shard by itself, with its manifest, can be a dataset.
-    needs: the suffix of a file without which a file of the first suffix is no shard.
-    beside: endings of files that belong to a shard -> the ending of the shard.
-    listing: a file, or a folder, whose folder is a dataset of the format, and names the shards
-        (`Format.listed`). Other formats, and strangers, may have a file of that name.
-    names: a pattern of other names of shards' files, in lower case.
-    below: the folder of a dataset that its shards lie in; a dataset may be called like a shard.
-    extra: of shardkit, that brings the library which the format needs.
+    module: the module that contains the format as `FORMAT`.
+    suffixes: the suffixes of a shard's file; the first one is used for writing.
+    inside: the path of that file inside a shard that is a folder, such as "/data.mdb".
+    one_shard: a dataset is a single shard by default, as users of the format expect.
+    single: a single shard with its manifest can be a dataset.
+    needs: the suffix of a companion file, without which a file of that name is not a shard.
+    beside: suffixes of files that belong to a shard -> the suffix of the shard.
+    listing: a file or folder that marks its folder as a dataset of the format and names the shards
+        (`Format.listed`). Other formats and unrelated programs may use the same name.
+    names: a pattern for other names of shard files, in lower case.
+    below: the subfolder of a dataset that contains its shards; the dataset itself may then be named
+        like a shard.
+    extra: the extra of shardkit that installs the library which the format needs.
     """
 
     module: str
@@ -60,7 +61,7 @@ class Declaration:
     extra: str = ""
 
     def fits(self, name: str) -> bool:
-        """Whether a file's name, in lower case, is one of shards of the format."""
+        """Whether a file name, in lower case, is that of a shard of the format."""
         return name.endswith(self.suffixes) or bool(self.names and self.names.fullmatch(name))
 
 
@@ -109,7 +110,7 @@ _OURS: dict[str, Declaration] = {
         single=False,
         listing="_versions",
         below="data",
-        names=re.compile(r"\d+\.manifest"),  # of a version
+        names=re.compile(r"\d+\.manifest"),  # the manifest of a version
         extra="lance",
     ),
     "megatron": Declaration(
@@ -154,7 +155,7 @@ _OURS: dict[str, Declaration] = {
 
 BUILT_IN = tuple(_OURS)
 
-# What formats are called elsewhere: errors name ours, as one name is enough.
+# Other names for the formats. They are not accepted, but errors suggest the right name.
 MEANT = {
     **dict.fromkeys(("tar", "webdataset"), "wds"),
     **dict.fromkeys(("huggingface", "hugging_face", "datasets"), "hf"),
@@ -169,10 +170,9 @@ MEANT = {
 
 
 class _Formats(Mapping[str, Declaration]):
-    """Formats by name. Other packages are looked for when none of shardkit's is meant.
+    """Formats by name. Entry points are only loaded for names that are not built in.
 
-    To ask for a format that cannot be loaded raises FormatError; where all are gone through, it is
-    left out with a warning.
+    Looking up a format that cannot be loaded raises FormatError; iteration skips it with a warning.
     """
 
     def __getitem__(self, name: str) -> Declaration:
@@ -190,7 +190,7 @@ FORMATS: Mapping[str, Declaration] = _Formats()
 
 @functools.cache
 def _entry_points() -> dict[str, EntryPoint]:
-    import importlib.metadata  # takes as long as all the rest of this module
+    import importlib.metadata  # slow: takes as long as importing the rest of this module
 
     return {entry.name: entry for entry in importlib.metadata.entry_points(group=ENTRY_POINTS)}
 
@@ -226,12 +226,12 @@ def _not_loaded(entry: EntryPoint, found: str) -> FormatError:
         f"the format {entry.name!r} cannot be loaded",
         expected=f"a shardkit.formats.Declaration at {entry.value}, with FORMAT in its module",
         found=found,
-        fix=f"install the package {package} again, or another version of it, or uninstall it",
+        fix=f"reinstall the package {package}, install another version of it, or uninstall it",
     )
 
 
 def format_names() -> list[str]:
-    """All formats, also those of other packages that cannot be loaded."""
+    """The names of all formats, including those of other packages that cannot be loaded."""
     return sorted({**_OURS, **_entry_points()})
 
 
@@ -242,7 +242,7 @@ def file_name(stem: str, format: str) -> str:
 
 
 def get_format(name: str) -> Format:
-    """The format called `name`; raises UsageError for an unknown one, and without its library."""
+    """The format called `name`; raises UsageError if it is unknown or its library is missing."""
     declaration = FORMATS.get(name)
     if declaration is None:
         from difflib import get_close_matches
@@ -269,13 +269,14 @@ def get_format(name: str) -> Format:
 
 
 def format_of(path: Path) -> str | None:
-    """The name of the format that a file's name says it is of; None for a name of no format."""
+    """The name of the format that a file name indicates; None if it matches no format."""
     name = path.name.lower()
-    return next((f for f, declared in FORMATS.items() if declared.fits(name)), None)  # ours first
+    # Built-in formats come first.
+    return next((f for f, declared in FORMATS.items() if declared.fits(name)), None)
 
 
 def unknown_format(path: Path) -> FormatError:
-    """The error for a path that none of the formats claims."""
+    """The error for a path that matches none of the formats."""
     kind = kind_of_file(path)
     if kind is not None:
         return not_read(kind, path)
@@ -285,21 +286,21 @@ def unknown_format(path: Path) -> FormatError:
         return FormatError("this is the index of a Megatron file", path=path, fix=f"give {pair}")
     if path.name.lower().endswith(tuple(f".{suffix}" for suffix in SUFFIXES)) and path.is_file():
         return FormatError(
-            "this is a single image, and no dataset",
+            "this is a single image, not a dataset",
             path=path,
-            fix=f"give the folder that it is in, {path.parent}, to `shardkit convert`",
+            fix=f"pass the folder that contains it, {path.parent}, to `shardkit convert`",
         )
     if FOLDER in (path.name, path.parent.name):
         folder = path if path.name == FOLDER else path.parent
         return FormatError(
-            "this holds what shardkit knows of a dataset, and no samples",
+            "this contains shardkit's metadata of a dataset, but no samples",
             path=path,
-            fix=f"give the dataset: {folder.parent}, or the file beside {FOLDER}",
+            fix=f"pass the dataset: {folder.parent}, or the file beside {FOLDER}",
         )
     return FormatError(
-        "this is no dataset or shard that shardkit knows",
+        "this is not a dataset or shard that shardkit can read",
         path=path,
-        expected=f"a folder with {FOLDER}/{NAME}, a file or folder of {', '.join(suffixes)}",
+        expected=f"a folder with {FOLDER}/{NAME}, or a name that ends in {', '.join(suffixes)}",
         fix="`shardkit formats` lists what can be read"
         + (f"; images and text: shardkit convert {path} --to wds" if path.is_dir() else ""),
     )

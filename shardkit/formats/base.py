@@ -1,31 +1,31 @@
-"""The whole contract of a format: a reader of one shard, a writer of one shard.
+"""The complete contract of a format: a reader and a writer for one shard.
 
 To add a format, write one module with these three classes and `FORMAT`, declare it in
-`shardkit.formats` or by an entry point, and run `shardkit.testing.FormatContract` on it
+`shardkit.formats` or with an entry point, and run `shardkit.testing.FormatContract` on it
 (docs/adding-a-format.md).
 
-Reader. To write: `__len__`, and `read(position, fields, json_text)`, which gives a dict with
-`__key__` and those fields of `reader.schema` that are asked for and that the sample has: a field
-that it does not have is absent, not None. The caller owns the values; their Python types are those
-that `shardkit.schema` names, the same in every format. Bytes are read through a `ByteSource`.
-Readers are thread-safe and deterministic, and may be used after a fork. The base class does the
-rest: `reader[i]` and `reader.sample(...)` check the position, and turn whatever `read` raises into
-an error of ours that names path, position, key and field; `close()` drops our references only, as
-another thread may be reading; a pickle carries path and layout, never an open file.
+Reader. Implement `__len__` and `read(position, fields, json_text)`, which returns a dict with
+`__key__` and those of the requested fields of `reader.schema` that the sample has: a missing field
+is absent from the dict, not None. The caller owns the values; their Python types are those defined
+in `shardkit.schema`, the same in every format. Bytes are read through a `ByteSource`. Readers are
+thread-safe and deterministic, and may be used after a fork. The base class does the rest:
+`reader[i]` and `reader.sample(...)` check the position and convert any exception from `read` into a
+shardkit error that names path, position, key and field; `close()` only drops references, because
+another thread may still be reading; a pickle contains the path and the layout, never an open file.
 
-Writer. To write: `write(sample)` and `finish()`. It is given a path that does not exist, in a
-folder that does (a shard that is a folder makes its own), and creates that file and, if it likes,
-others whose names begin with the path's stem, beside it or, for what no other reader looks for, in
-the folder `manifest.FOLDER` beside it. `write` takes samples that `Schema.check` has passed. It
-raises SampleError for an image that is none (`codecs.image.checked`) and for a key that it cannot
-store, and is then as it was before. It returns False, having written nothing, if the sample would
-take the shard over `spec.max_bytes`; a shard without a sample takes any. `finish` completes the
-files. A writer knows nothing of final names, syncing, retries, checksums or progress: the engine
-does all that, and removes what a failed writer leaves. The same calls give the same bytes.
+Writer. Implement `write(sample)` and `finish()`. The writer gets a path that does not exist, in a
+folder that does (a shard that is a folder creates its own). It creates that file and, optionally,
+others whose names begin with the path's stem: beside it, or in the folder `manifest.FOLDER` beside
+it if only shardkit reads them. `write` takes samples that have passed `Schema.check`. It raises
+SampleError for a value that is not an image (`codecs.image.checked`) or a key that it cannot store,
+and leaves the shard unchanged. It returns False, without writing anything, if the sample would make
+the shard larger than `spec.max_bytes`; an empty shard accepts any sample. `finish` completes the
+files. Final names, syncing, retries, checksums and progress are not the writer's task: the engine
+handles them, and removes the files of a failed writer. The same calls produce the same bytes.
 
-A format that has `join` lets parallel tasks make one shard together, for those who expect one file.
+A format with `join` lets parallel tasks write one shard together, for users who expect one file.
 
-Errors are ours (`shardkit.errors`) and name the key; the engine adds path and shard.
+Errors are those of `shardkit.errors` and name the key; the engine adds path and shard.
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ if TYPE_CHECKING:
     from shardkit.byte_source import ByteSource
     from shardkit.manifest import Manifest
 
-KEY = "__key__"  # of every sample
+KEY = "__key__"  # the entry of every sample that holds its key
 
 
 class ShardReader(ABC):
     """One shard, open for reading."""
 
-    temporary_bytes: int = 0  # of files that are there as long as the shard is open
-    in_memory: int = 0  # bytes that the open shard takes in memory
-    key_hashes: npt.NDArray[np.int64] | None = None  # `key_hash` of all, if they were searched for
+    temporary_bytes: int = 0  # size of temporary files that exist while the shard is open
+    in_memory: int = 0  # bytes of memory that the open shard uses
+    key_hashes: npt.NDArray[np.int64] | None = None  # of all keys, if opening computed them
     closed = False
 
     def __init__(
         self, path: Path, layout: dict[str, Any], source: ByteSource | None = None
     ) -> None:
-        """`layout` is what `Format.open` takes to open the shard again without searching it."""
+        """`layout` lets `Format.open` open the shard again without scanning it."""
         self._bytes = source
         self.path = path
         self.layout = layout
@@ -85,14 +85,14 @@ class ShardReader(ABC):
     def read(
         self, position: int, fields: Collection[str] | None = None, json_text: bool = False
     ) -> Sample:
-        """The sample with its key and, of those it has, these fields: all if None.
+        """The sample: its key, and those of `fields` that it has; all fields if None.
 
-        With `json_text` JSON values may come as `JsonText`, to be written on unchanged. 0 <=
-        position < len(self). May raise anything where the data are damaged.
+        With `json_text`, JSON values may be returned as `JsonText`, so that they can be written
+        unchanged. 0 <= position < len(self). May raise any exception if the data are damaged.
         """
 
     def offset(self, position: int, field: str) -> int | None:
-        """The byte of the file at which a value begins, for errors; None where that is unknown."""
+        """The byte offset of a value in the file, for errors; None if it is unknown."""
         return None
 
     def __getitem__(self, position: int) -> Sample:
@@ -101,10 +101,10 @@ class ShardReader(ABC):
     def sample(
         self, position: int, fields: Collection[str] | None = None, json_text: bool = False
     ) -> Sample:
-        """As `read`, for any position, with errors of ours.
+        """Like `read`, but checks the position and raises errors of shardkit.
 
-        Raises IndexError, ValueError if the reader is closed, and else SampleError, DamagedError or
-        another ShardkitError that names path, position, key and field.
+        Raises IndexError for an invalid position, ValueError if the reader is closed, and otherwise
+        SampleError, DamagedError or another ShardkitError that names path, position, key and field.
         """
         if not 0 <= position < len(self):
             raise IndexError(f"{self.path} has {len(self)} samples, not a position {position}")
@@ -115,12 +115,12 @@ class ShardReader(ABC):
             try:
                 raise found from found.__cause__
             finally:
-                del found  # its traceback would hold this frame, and so the open shard, in a cycle
+                del found  # its traceback refers to this frame: a cycle that keeps the shard open
 
     def _named(
         self, error: Exception, position: int, fields: Collection[str] | None, json_text: bool
     ) -> Exception:
-        """The error to raise for what `read` raised: fields are read one by one to find which."""
+        """The error to raise for an exception from `read`, with the field that causes it."""
         if self.closed:
             return ValueError(f"{self.path} is closed")
         if isinstance(error, MemoryError | Warning) or storage.shortage(error):
@@ -142,7 +142,7 @@ class ShardReader(ABC):
             del error  # as in `sample`
 
     def _damaged(self, cause: Exception, position: int, field: str | None) -> SampleError:
-        """The error for a value that could not be decoded."""
+        """The error for a value that cannot be decoded."""
         kind, offset = None, None
         if field is not None:
             kind = self.schema.get(field)
@@ -168,30 +168,30 @@ class ShardReader(ABC):
     def read_rows(
         self, field: str, positions: npt.NDArray[np.int64], out: npt.NDArray[Any]
     ) -> bool:
-        """Write the field's array in each of the samples into `out`, number n into `out[n]`.
+        """Write the field's array of the n-th of the samples into `out[n]`.
 
-        Values are cast to the type of `out`. False, with nothing written, where the shard or one of
-        these samples cannot be read so; reading them one by one then names the error, if any.
+        Values are cast to the type of `out`. Returns False, without writing anything, if the shard
+        or one of the samples does not support this; reading them one by one then finds the error.
         """
         return False
 
     def sizes(self, field: str) -> npt.NDArray[np.int64] | None:
-        """Stored bytes of the field in each sample that has it, in order, without reading these.
+        """Stored bytes of the field in each sample that has it, in order, without reading values.
 
-        None where the shard does not have them.
+        None if the shard does not contain these sizes.
         """
         return None
 
     def spans(self) -> npt.NDArray[np.int64] | None:
-        """Where the values of each sample begin and end in the shard's file: int64 (samples, 2).
+        """The byte range of each sample's values in the shard's file: int64 (samples, 2).
 
-        Of a sample whose values share bytes with others' these are theirs too; (0, 0) where it has
-        none. None where the format cannot tell.
+        Ranges may overlap if samples share bytes; (0, 0) for a sample without bytes. None if the
+        format does not know the ranges.
         """
         return None
 
     def close(self) -> None:
-        """Drop what is open; may be called twice. What was given out stays good."""
+        """Release the shard; may be called twice. Values that were returned stay valid."""
         self.closed = True
         self._bytes = None
 
@@ -200,7 +200,7 @@ class ShardReader(ABC):
 
 
 def key_bytes(key: str) -> bytes:
-    """The key in UTF-8; raises SampleError where that is impossible."""
+    """The key in UTF-8; raises SampleError if it cannot be encoded."""
     try:
         return key.encode()
     except UnicodeEncodeError:
@@ -208,29 +208,29 @@ def key_bytes(key: str) -> bytes:
 
 
 def not_stored(error: Exception, value: Any, key: str, field: str) -> SampleError:
-    """The error for a value that could not be encoded: a lone surrogate in text, say."""
+    """The error for a value that cannot be encoded, such as text with a lone surrogate."""
     size = f" of length {len(value):,}" if isinstance(value, bytes | str | list) else ""
     found = type(value).__name__ + size if size else f"{value!r:.60}"
     return SampleError(f"the value cannot be stored: {error}", key=key, field=field, found=found)
 
 
 def unforeseen(name: str, what: str = "field") -> SampleError:
-    """The error for a field of a foreign sample that none has of those that told the schema."""
+    """The error for a field of a foreign sample that the guessed schema does not have."""
     return SampleError(
-        f"the sample has a {what} {name!r}, in none of those that were looked at on opening",
+        f"the sample has a {what} {name!r}, which none of the samples examined on opening has",
         field=name,
-        fix="leave such samples out with --on-error skip; or write all with shardkit.create, and a"
-        " schema that has it",
+        fix="drop such samples with --on-error skip, or write all with shardkit.create and a schema"
+        " that has it",
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardSpec:
-    """What a shard is to hold.
+    """What to write into a shard.
 
-    max_bytes: bound of its size; None for no bound.
-    classes: the names of the values of fields, for formats that store them.
-    beside: for which other loaders files are to lie beside it, of those in `Format.beside`.
+    max_bytes: the limit of its size; None for no limit.
+    classes: the class names of fields, for formats that store them.
+    beside: the other loaders, of those in `Format.beside`, for which to write files beside it.
     """
 
     schema: Schema
@@ -240,11 +240,11 @@ class ShardSpec:
 
 
 class ShardWriter(ABC):
-    """One shard, being written.
+    """One shard that is being written.
 
-    `encoded` counts, by reason, the images that could not be stored as they were: it is empty for
-    all formats that hold any image. `keys` counts, by what they have ("blanks"), the keys that
-    other readers of the format have trouble with.
+    `encoded` counts the images that had to be re-encoded, by reason; it is empty for formats that
+    can hold any image. `keys` counts the keys that cause problems in other readers of the format,
+    by what they contain ("blanks").
     """
 
     encoded: Mapping[str, int] = MappingProxyType({})
@@ -261,7 +261,7 @@ class ShardWriter(ABC):
 
     @abstractmethod
     def finish(self) -> None:
-        """Complete and close the files; called once, also after an error."""
+        """Complete and close the files; called once, even after an error."""
 
     def close(self) -> None:
         """Complete the shard; may be called twice."""
@@ -271,77 +271,79 @@ class ShardWriter(ABC):
 
 
 class Format:
-    """What the engines ask of a format.
+    """The interface between a format and the engines.
 
-    reader: the class of its readers, or a function that makes one: see `open`.
+    reader: the class of its readers, or a function that returns one: see `open`.
     writer: the same for writers.
     """
 
     name: str
-    abilities: tuple[str, ...]  # for people: what it reads, writes and carries
+    abilities: tuple[str, ...]  # for users: what it reads and writes
     reader: Callable[[Path, dict[str, Any] | None], ShardReader]
     writer: Callable[[Path, ShardSpec], ShardWriter]
-    raw_images: str = "array"  # what stores decoded pixels: arrays, or "ppm": image fields
-    encodes_images: bool = False  # it cannot hold all kinds, so that storing some takes long
-    layout_types: Mapping[str, Any] = MappingProxyType({})  # name -> type, as `checked` takes them
-    largest: int | None = None  # bytes of a shard at most, whatever a user allows
-    join_pads: bool = False  # a joined shard may be larger than its parts together
-    grouped: bool = False  # to read a sample is to read those around it: row groups
-    optional_matters: bool = False  # optional fields are stored otherwise than others
-    any_as_bytes: bool = False  # a field of one type here and another there can be read as bytes
-    # Loaders that want files beside shards (`--beside`) -> whether a single file can have them.
+    raw_images: str = "array"  # how decoded pixels are stored: "array" fields, or "ppm" images
+    encodes_images: bool = False  # some images must be re-encoded, which is slow
+    layout_types: Mapping[str, Any] = MappingProxyType({})  # name -> type, for `checked`
+    largest: int | None = None  # maximum bytes of a shard, regardless of --shard-size
+    join_pads: bool = False  # a joined shard may be larger than the sum of its parts
+    grouped: bool = False  # reading a sample also reads its neighbours: row groups
+    optional_matters: bool = False  # optional fields are stored differently from others
+    any_as_bytes: bool = False  # a field whose type differs between files can be read as bytes
+    # Loaders that need files beside shards (`--beside`) -> whether this works for a single file.
     beside: Mapping[str, bool] = MappingProxyType({})
 
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> ShardReader:
-        """Open one shard. `layout` is what `layout()` gave when it was made; None if foreign.
+        """Open one shard. `layout` is what `layout()` returned on writing; None for foreign shards.
 
-        A foreign shard's reader has its `schema` in its own `layout`. It may have there `classes`,
-        field -> names of its values; `ignored`, what it passes over -> how often; and `unusable`,
-        a field that it cannot read -> the error that says why; `ours`, where the shard says that
-        shardkit wrote it; and `guessed`, fields that are not optional as far as a few samples tell,
-        which `read` does not rely on with `json_text`; and `convention`, in words, whose way of
-        storing samples it found.
+        The reader of a foreign shard puts its `schema` into its own `layout`, and optionally:
+        `classes`: field -> class names.
+        `ignored`: what it skips -> how often.
+        `unusable`: a field that it cannot read -> the error that explains why.
+        `ours`: set if the shard says that shardkit wrote it.
+        `guessed`: fields that a few samples suggest are not optional, which `read` does not rely on
+        with `json_text`.
+        `convention`: a description of the convention by which samples are stored.
         """
         return self.reader(path, layout)
 
     def create(self, path: Path, spec: ShardSpec) -> ShardWriter:
-        """Begin one shard at `path`."""
+        """Start writing one shard at `path`."""
         return self.writer(path, spec)
 
     def layout(self, schema: Schema) -> dict[str, Any]:
-        """What a reader needs beside the bytes, for the manifest: at least the schema, as JSON.
+        """What a reader needs besides the bytes, for the manifest: at least the schema, as JSON.
 
-        What it has beside that is named in `layout_types`: a manifest may be damaged.
-        Raises FormatError for a schema that the format cannot hold.
+        `layout_types` declares all other entries, so that they can be checked when a manifest is
+        read. Raises FormatError for a schema that the format cannot store.
         """
         return {"schema": schema.to_json()}
 
     def bound(self, payload: npt.NDArray[np.int64], fields: int) -> npt.NDArray[np.int64]:
-        """Bounds in bytes of samples with `payload` bytes in up to `fields` fields each.
+        """Upper bounds, in bytes, of samples with `payload` bytes in up to `fields` fields each.
 
-        For planning alone: where a rare sample (a very long key) is larger, shards still keep
-        their limit.
+        Used for planning only: if a rare sample (one with a very long key) is larger, shards still
+        keep their limit.
         """
         return payload + 64 * (fields + 1)
 
     def listed(self, folder: Path) -> list[str] | None:
-        """The shards that the file `Declaration.listing` of a folder names, relative to it.
+        """The shards named by the `Declaration.listing` file of a folder, relative to the folder.
 
-        None for a folder that is no dataset of the format.
+        None if the folder is not a dataset of the format.
         """
         return None
 
     def check_listed(self, folder: Path, names: Sequence[str]) -> Iterator[ShardkitError]:
-        """What is wrong with foreign shards, as `Declaration.listing` describes them, if it does.
+        """Differences between foreign shards and the sizes and hashes in `Declaration.listing`.
 
-        For `verify`: sizes and hashes of the folder's shards with these names.
+        Used by `verify`, for the shards with these names in the folder.
         """
         yield from ()
 
     def spec(
         self, schema: Schema, max_bytes: int | None, classes: Mapping[str, Sequence[str]]
     ) -> ShardSpec:
-        """What a shard of a conversion is to hold; UsageError for a bound over `largest`."""
+        """The spec for a shard of a conversion; raises UsageError for a limit above `largest`."""
         if self.largest and max_bytes and max_bytes > self.largest:
             raise UsageError(
                 f"a shard of {self.name} cannot be that large",
@@ -352,29 +354,29 @@ class Format:
         return ShardSpec(schema, max_bytes, classes)
 
     def notes(self, schema: Schema) -> list[str]:
-        """What may surprise a user in how this schema is stored; shown before the work starts."""
+        """Surprising facts about how this schema is stored; shown before the work starts."""
         return []
 
     def carried(self, kind: FieldType, value: Any) -> Any:
-        """What a value of a field becomes in this format: itself, but for images re-encoded."""
+        """The value that this format returns for a stored value: only re-encoded images differ."""
         return value
 
     def shard_stem(self, number: int, shards: int) -> str:
-        """The name, without suffix, of one of so many shards."""
+        """The name, without suffix, of a shard in a dataset of `shards` shards."""
         return f"shard-{number:06d}"
 
     def complete(self, folder: Path, manifest: Manifest) -> list[Path]:
-        """Write what else belongs into a finished dataset's folder; returns those files."""
+        """Write the other files of a finished dataset's folder; returns their paths."""
         return []
 
     def complete_splits(self, folder: Path, splits: Mapping[str, Manifest]) -> list[Path]:
-        """Write what else belongs into a folder of these splits, by name; returns those files."""
+        """Write the other files of a folder with these splits, by name; returns their paths."""
         return []
 
 
 @runtime_checkable
 class Joins(Protocol):
-    """A format that can make one shard of several."""
+    """A format that can join several shards into one."""
 
     def join(self, path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
-        """Write a shard at `path` with the samples of the shards `parts`, one after the other."""
+        """Write a shard to `path` that contains the samples of the shards `parts`, in order."""

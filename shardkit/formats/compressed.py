@@ -1,4 +1,4 @@
-"""Shards that are compressed as whole files, unpacked to temporary files while they are open."""
+"""Shards compressed as whole files: they are unpacked to temporary files while they are open."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from shardkit.codecs.unpack import temporary_folder, unpacked
 from shardkit.errors import warn
 from shardkit.formats.streamed import Streamed
 
-_MAGIC = 12  # bytes that tell how a file is compressed
+_MAGIC = 12  # bytes that identify the compression of a file
 
 
 class Words(NamedTuple):
-    """What such shards are called in messages."""
+    """Names of such shards in messages."""
 
     one: str
     many: str
-    format: str  # to convert them to
+    format: str  # the format to convert them to
 
 
 TARS = Words("a compressed TAR", "compressed TARs", "wds")
-# The unpacked shards that are open in this process, by path, size and time of change.
+# The unpacked shards that are open in this process, by path, size and modification time.
 _open: WeakValueDictionary[tuple[Path, int, float], ByteSource] = WeakValueDictionary()
 
 
 def opened(
     path: Path, words: Words = TARS, is_plain: Callable[[bytes], bool] = lambda head: False
 ) -> tuple[ByteSource, int]:
-    """The bytes of a shard, and how many of them are in a temporary file: all, if it is compressed.
+    """The bytes of a shard, and the size of its temporary file: 0 if it is not compressed.
 
-    That file has no name: the system removes it when it is closed, or the process ends. `is_plain`
-    says of the first bytes that they are no compression, whatever they look like.
+    The temporary file has no name: the system removes it when it is closed or the process ends.
+    `is_plain` tells from the first bytes that a file is not compressed, whatever they look like.
     """
     source = open_source(path)
     head = source.read(0, min(_MAGIC, source.size))
@@ -46,7 +46,7 @@ def opened(
     folder = temporary_folder(path, words.one)
     warn(
         f"{words.many} in {path.parent} are unpacked to temporary files in {folder}"
-        " while they are open; for fast random access convert them once:"
+        " while they are open; for fast random access, convert them once:"
         f" shardkit convert ... --to {words.format}"
     )
     with storage.explained("open", path):
@@ -57,7 +57,7 @@ def opened(
 
 
 def _unpacked(source: ByteSource, what: str) -> ByteSource:
-    """The plain shard in a compressed one."""
+    """The decompressed bytes of a compressed shard."""
     compression = compression_of(source.read(0, _MAGIC))
     stored = Streamed(source) if isinstance(source, RemoteFile) else source
     return unpacked(source.path, stored.blocks(COMPRESSED_BLOCK), compression, what)

@@ -1,4 +1,4 @@
-"""Datasets of formats that shardkit does not read: known by their names, to be called by theirs."""
+"""Recognizes datasets in formats that shardkit does not read, for errors that name the format."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from shardkit.errors import FormatError
 
 
 class Kind(NamedTuple):
-    """A format that is not read."""
+    """A format that shardkit does not read as a dataset."""
 
-    words: str  # "a dataset of LitData"
+    words: str  # "MNIST in its own files (idx)"
     fix: str = ""
-    source: bool = False  # it is a source of conversions (`sources.arrays`), and no dataset
-    files: bool = False  # a folder of such files may hold others that are its samples
+    source: bool = False  # it can be converted (`sources.arrays`), but not opened as a dataset
+    files: bool = False  # a folder with such files may contain other files that are samples
 
 
 def _by(reader: str) -> str:
@@ -25,24 +25,25 @@ def _by(reader: str) -> str:
 
 
 LITDATA = Kind(
-    "a chunk of LitData without the index.json that says what is in it",
-    "copy it too, and give the folder that has both",
+    "a chunk of LitData without the index.json that describes it",
+    "copy the index.json too, and pass the folder that contains both",
 )
 MDS = Kind(
-    "data of MosaicML Streaming that are not MDS, or compressed with Brotli or Snappy",
+    "MosaicML Streaming data that is not in MDS, or is compressed with Brotli or Snappy",
     _by("streaming.StreamingDataset"),
 )
 CIFAR = Kind("CIFAR in its own files", source=True)
 CIFAR_PICKLED = Kind(
-    "CIFAR for Python, which is pickled, and nothing is ever unpickled",
-    "get its binary version, cifar-10-binary.tar.gz or cifar-100-binary.tar.gz, and unpack it",
+    "CIFAR for Python, which consists of pickles, and shardkit never loads pickles",
+    "download the binary version, cifar-10-binary.tar.gz or cifar-100-binary.tar.gz, and unpack it",
 )
 MNIST = Kind("MNIST in its own files (idx)", source=True)
 NPZ = Kind("arrays in .npz files", source=True)
-ARCHIVE = Kind("CIFAR in an archive", "unpack it (the binary version), and give its folder")
+ARCHIVE = Kind("CIFAR in an archive", "unpack it (the binary version), and pass its folder")
 MATLAB = Kind(
-    "SVHN in Matlab's files",
-    "load it with scipy.io.loadmat, and save it, samples first, with numpy.savez: that is a source",
+    "SVHN in MATLAB files",
+    "load it with scipy.io.loadmat, save it with numpy.savez, with samples as the first dimension,"
+    " and convert that file",
 )
 IMAGENET = Kind(
     "ImageNet as it is downloaded, archives of images",
@@ -52,13 +53,13 @@ TFRECORD = Kind("a TFRecord file without the suffix", "give it a name that ends 
 HDF5 = Kind("data in HDF5 files", source=True)
 RECORDIO = Kind("a dataset of MXNet's RecordIO files", _by("mxnet.recordio"))
 AUDIO = Kind(
-    "audio of another format than WAV, FLAC, MP3, Ogg, M4A and AIFF",
-    "make one of these of it, with ffmpeg or sox",
+    "audio in a format other than WAV, FLAC, MP3, Ogg, M4A and AIFF",
+    "convert it to one of these formats with ffmpeg or sox",
     files=True,
 )
 VIDEO = Kind(
-    "video of another format than MP4, MOV, WebM, MKV and AVI",
-    "make one of these of it, with ffmpeg, which with -c copy keeps what is encoded",
+    "video in a format other than MP4, MOV, WebM, MKV and AVI",
+    "convert it to one of these formats with ffmpeg; -c copy does so without encoding again",
     files=True,
 )
 
@@ -81,7 +82,7 @@ _NAMES = (
     (MNIST, re.compile(r"(.*[-_])?(images|labels)[-.]idx\d-(u?byte|int)(\.gz)?")),
     (IMAGENET, re.compile(r"ilsvrc2012_img_(train|val|test)\w*\.tar|n\d{8}\.tar")),
 )
-# Names of shards of the format tfrecord, besides those that end in its suffixes.
+# Other names of shards of the format tfrecord, which do not end in one of its suffixes.
 TFRECORD_NAMES = re.compile(r".+\.tfrec(ords?)?(\.gz)?-\d+-of-\d+(\.gz)?|[^.]+-\d{5}-of-\d{5}")
 TFRECORD_SUFFIXES = tuple(
     f".{n}{gz}" for gz in ("", ".gz") for n in ("tfrecord", "tfrecords", "tfrec")
@@ -91,14 +92,14 @@ _MOSAIC = re.compile(r"shard\.\d{5}\.(json|csv|tsv|xsv)\b.*")
 
 
 def kind_by_name(name: str) -> Kind | None:
-    """The format that a file's name says it is of, of those that are not read."""
+    """The unsupported format that a file name indicates, if any."""
     name = name.lower()
     kind = _SUFFIXES.get(name.rpartition(".")[2]) if "." in name else None
     return kind or next((kind for kind, pattern in _NAMES if pattern.fullmatch(name)), None)
 
 
 def kind_of_folder(names: Collection[str]) -> Kind | None:
-    """The format whose files have these names only together."""
+    """The unsupported format that the names of all files in a folder indicate, if any."""
     if {"meta", "train", "test"} <= set(names):
         return CIFAR_PICKLED  # CIFAR-100
     if "index.json" in names and any(map(_MOSAIC.fullmatch, names)):
@@ -107,7 +108,7 @@ def kind_of_folder(names: Collection[str]) -> Kind | None:
 
 
 def kind_of_file(path: Path) -> Kind | None:
-    """The format of one file, by its name or its first bytes, of those that are not read."""
+    """The unsupported format that a file's name or its first bytes indicate, if any."""
     kind = kind_by_name(path.name)
     if kind is not None or not path.is_file():
         has_index = path.suffix == ".bin" and path.with_suffix(".idx").is_file()
@@ -118,17 +119,17 @@ def kind_of_file(path: Path) -> Kind | None:
     name = path.name.lower()
     if name.endswith(TFRECORD_SUFFIXES) or TFRECORD_NAMES.fullmatch(name):
         return None
-    # A TFRecord is a length and the masked CRC-32C of its eight bytes.
+    # A TFRecord begins with a length of eight bytes and the masked CRC-32C of these.
     if len(head) == 12 and int.from_bytes(head[8:], "little") == _masked_crc(head[:8]):
         return TFRECORD
     return None
 
 
 def not_read(kind: Kind, path: Path, found: str | None = None, fix: str = "") -> FormatError:
-    """The error for data of such a format; `fix` is what to do with what lies beside them."""
+    """The error for data in an unsupported format; `fix` says what to do with files beside it."""
     if kind.source:
         return FormatError(
-            f"this is {kind.words}: a source of conversions, and no dataset",
+            f"this is {kind.words}: it can be converted, but not opened as a dataset",
             path=path,
             found=found,
             fix=fix or f"convert it first: shardkit convert {path} --to wds",

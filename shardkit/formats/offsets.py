@@ -1,7 +1,8 @@
-"""Writes shards of samples behind the offsets of all of them, as MDS and LitData have them.
+"""Writes shards that begin with the offsets of all samples, as those of MDS and LitData do.
 
-How many offsets there are is known at the end only. A small shard is in memory until then. A larger
-one has room for them, which is filled up; one with more samples is copied once.
+The number of offsets is only known at the end. Until then, a small shard is kept in memory. A
+larger one is written after space reserved for the offsets, which is padded at the end; if the space
+is too small, the shard is copied once.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from shardkit.errors import SampleError
 from shardkit.formats.base import KEY, ShardSpec, ShardWriter
 from shardkit.sample import Sample
 
-LARGEST = 2**32 - 1  # bytes of a shard: offsets in it are uint32
-_IN_MEMORY = 4 << 20  # bytes of samples
+LARGEST = 2**32 - 1  # bytes of a shard, as its offsets are uint32
+_IN_MEMORY = 4 << 20  # bytes of samples up to which a shard is kept in memory
 
 
 class OffsetsWriter(ShardWriter):
-    """Number of samples, offset of each and of the end, all uint32; a header; the samples."""
+    """Writes the number of samples, their offsets and that of the end (uint32), header, samples."""
 
-    called: str  # the format, in messages
-    room: int  # bytes before the samples of a larger shard
-    fill: bytes  # what fills it up
+    called: str  # the name of the format in messages
+    room: int  # bytes reserved before the samples of a larger shard
+    fill: bytes  # the padding byte of that space
     header = b""
 
     def __init__(self, path: Path, spec: ShardSpec) -> None:
         super().__init__(path, spec)
-        self._ends = array("Q", [0])  # of the samples
-        self._chunks: list[bytes] = []  # while all are in memory
+        self._ends = array("Q", [0])  # the end of each sample
+        self._chunks: list[bytes] = []  # the samples, while they are kept in memory
         self._file: storage.BufferedFile | None = None
 
     @abstractmethod
@@ -45,7 +46,7 @@ class OffsetsWriter(ShardWriter):
         size, empty = self._start(len(self._ends)) + end, len(self._ends) == 1
         if empty and size > LARGEST:
             raise SampleError(
-                f"the sample is too large for {self.called}, whose offsets have 32 bits",
+                f"the sample is too large for {self.called}, which has 32-bit offsets",
                 key=sample[KEY],
                 expected="less than 4 GiB",
                 found=f"{end:,} bytes",
@@ -64,7 +65,7 @@ class OffsetsWriter(ShardWriter):
         return True
 
     def _start(self, samples: int) -> int:
-        """Bytes before so many samples."""
+        """Bytes before the first sample in a shard of `samples` samples."""
         exact = 4 * (samples + 2) + len(self.header)
         return exact if self._file is None else max(exact, self.room)
 

@@ -1,4 +1,4 @@
-"""A remote file that is read once from front to back, with requests ahead."""
+"""A remote file that is read once from front to back, with read-ahead."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from shardkit.remote.path import RemotePath
 from shardkit.remote.store import pool
 
 _BLOCK = 1 << 20  # bytes of a request
-_AHEAD = 8  # requests at a time
-_SMALL = 1 << 16  # bytes behind a gap that are read alone: there may be another gap behind them
+_AHEAD = 8  # most concurrent requests
+_SMALL = 1 << 16  # bytes after a gap that get a request of their own, as another gap may follow
 
 
 class Streamed(ByteSource):
-    """Reads in blocks, more and more of them ahead. What lies in gaps of a block or more is not
-    requested. For one thread, which reads forwards.
+    """Reads in blocks, with a growing number of requests ahead.
+
+    Gaps longer than a block are skipped. For a single thread that reads forwards.
     """
 
     def __init__(self, source: RemoteFile) -> None:
         self.path: RemotePath = source.path
         self.size = source.size
         self._source = source
-        self._start = 0  # of what is read without a gap
-        self._stop = 0  # of what was read last
+        self._start = 0  # where the current run of reads without a gap began
+        self._stop = 0  # end of the last read
         self._ahead = 1
-        self._near = (0, b"")  # where what was read alone begins, and its bytes
-        self._number, self._data = -1, b""  # the block that is being read
+        self._near = (0, b"")  # offset and bytes of the small request after a gap
+        self._number, self._data = -1, b""  # the current block
         self._pending: dict[int, Future[bytes]] = {}
 
     def _read(self, offset: int, length: int) -> bytes:
@@ -41,12 +42,12 @@ class Streamed(ByteSource):
 
     def _requested(self, start: int, most: int) -> bytes:
         size = min(most, self.size - start)
-        if self.path.store.pages is not None:  # by whole pages, for whoever reads them next
+        if self.path.store.pages is not None:  # read whole pages, which are cached
             return self._source.read(start, size)
         return self.path.store.read(self.path.key, start, start + size)
 
     def _alone(self, offset: int, length: int) -> bytes:
-        """What lies shortly behind a gap, by a small request for it all."""
+        """Bytes shortly after a gap, from one small request."""
         start, data = self._near
         if not start <= offset <= offset + length <= start + len(data):
             start, data = self._near = offset, self._requested(offset, max(length, _SMALL))

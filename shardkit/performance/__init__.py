@@ -1,1 +1,1 @@
-"""What holds training back: `bench` compares, `doctor` explains, `Monitor` watches."""
+"""Tools for the speed of loading: `bench` compares, `doctor` explains, `Monitor` watches."""

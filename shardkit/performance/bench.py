@@ -1,4 +1,4 @@
-"""`bench`: how fast datasets load, side by side: many short runs in turn, medians, a plot."""
+"""`bench`: compares how fast datasets load, by the medians of many short interleaved runs."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from shardkit.stream.world import default_threads
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_STAYED = 0.05  # share of bytes in the page cache with which a run still counts as cold
-_ROW = 0.3  # inches, of a plot
+_STAYED = 0.05  # maximum share of bytes in the page cache for a run that counts as cold
+_ROW = 0.3  # height of a row of the plot, in inches
 
 
 class Progress(Monitor, Protocol):
     """Shows how many runs are done."""
 
     def note(self, words: str) -> None:
-        """Tell what is done before the runs."""
+        """Show what is done before the runs."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Sweep:
         if unknown or not self.measures:
             raise UsageError(
                 "unknown measure",
-                found=", ".join(map(repr, unknown)) or "none",
+                found=", ".join(map(repr, unknown)) or "no measure",
                 expected=near(unknown[0] if unknown else "", MEASURES),
             )
         for name, least in {"threads": 0, "workers": 1, "batch_sizes": 1}.items():
@@ -107,11 +107,11 @@ class Measured:
     cold: bool
     seconds: list[float] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
-    stayed: float | None = None  # of cold runs: the largest share of bytes left in the page cache
+    stayed: float | None = None  # cold runs only: the largest share of bytes left in the page cache
     error: str | None = None
 
     def ask(self, process: Process, *, counts: bool = True) -> None:
-        """Do a run in a process."""
+        """Do one run in a process."""
         given = {name: value for name, value in vars(self.setting).items() if value is not None}
         answer = process.ask(given)
         self.error = answer.get("error")
@@ -177,7 +177,7 @@ def bench(
     with tempfile.TemporaryDirectory() as temporary, watched(progress) as monitor:
         if peers or peers_in:
             if monitor:
-                monitor.note("writing what other libraries read")
+                monitor.note("writing the data that other libraries read")
             first = next(iter(datasets.values()))[1]
             contenders += _peers(first, asked, peers_in, Path(work or temporary), skipped)
         warm = [Measured(c, s, cold=False) for c in contenders for s in c.settings]
@@ -186,7 +186,7 @@ def bench(
                 "there is nothing to measure", found="; ".join(skipped.values()) or None
             )
         for _, dataset in datasets.values():
-            dataset.close()  # no file stays open
+            dataset.close()  # no file may stay open
         dropped = [c for c in contenders if _can_be_cold(c, skipped)] if cold else []
         cold_runs = [Measured(c, s, cold=True) for c in dropped for s in c.settings]
         if monitor:
@@ -209,7 +209,7 @@ def _has_torch() -> bool:
 
 
 def _opened(paths: Sequence[str | os.PathLike[str]]) -> dict[str, tuple[Path, Dataset]]:
-    """The datasets, by their folder's name where that is unique, else by their path."""
+    """The datasets by their folder's name, or by their path if the name is not unique."""
     every = list(dict.fromkeys(map(storage.source, paths)))
     if not every:
         raise UsageError("there is no dataset to measure", fix="name one or several")
@@ -229,7 +229,7 @@ def _ours(
     settings = list(_settings(dataset, asked))
     for measure in asked.measures:
         if not any(setting.measure == measure for setting in settings):
-            skipped[f"{name}, {measure}"] = "it has no encoded images"
+            skipped[f"{name}, {measure}"] = "the dataset has no encoded images"
     stored = sum(dataset.extent(shard)[1] for shard in range(dataset.shards))
     about = {
         "path": str(path),
@@ -258,7 +258,7 @@ def _settings(dataset: Dataset, asked: Sweep) -> Iterator[Setting]:
     if images is None:  # the built-in transforms are for images
         transforms = [name for name in asked.transforms if ":" in name] or ["none"]
         if asked.threads is None:
-            threads = [0, *threads]  # threads may not help
+            threads = [0, *threads]  # loading without threads may be as fast
     for batch_size in asked.batch_sizes:
         for transform in transforms:
             recipe: dict[str, Any] = {
@@ -284,7 +284,7 @@ def _peers(
     transform = "none" if image_field(dataset) is None else "crop"
     loaded = "load" in asked.measures and transform in (*asked.transforms, "none")
     if "load" in asked.measures and not loaded and ready:
-        skipped["load of others"] = "they are measured with the transform crop alone"
+        skipped["load of others"] = "other libraries are measured only with the transform crop"
     loads = [
         Setting("load", None, number, batch_size, transform, asked.size)
         for batch_size in (asked.batch_sizes if loaded else ())
@@ -318,7 +318,7 @@ def _process(contender: Contender) -> Process:
 def _in_turn(
     measured: Sequence[Measured], rounds: int, progress: Progress | None
 ) -> Iterator[tuple[int, Measured]]:
-    """The number of the round, and what to run: all that has not failed, in random order."""
+    """Yield the round number and what to run: all that has not failed, in random order."""
     for number in range(rounds):
         for each in random.Random(number).sample(measured, len(measured)):
             if each.error is None:
@@ -328,7 +328,7 @@ def _in_turn(
 
 
 def _run_warm(measured: Sequence[Measured], rounds: int, progress: Progress | None) -> None:
-    """Each contender has one process for all its runs; the first round is not counted."""
+    """Measure warm runs: one process per contender; the first round is not counted."""
     processes: dict[int, Process] = {}
     try:
         for number, each in _in_turn(measured, rounds + 1, progress):
@@ -341,14 +341,14 @@ def _run_warm(measured: Sequence[Measured], rounds: int, progress: Progress | No
 
 
 def _run_cold(measured: Sequence[Measured], rounds: int, progress: Progress | None) -> None:
-    """Each run has a new process, which opens its dataset before the page cache is dropped."""
+    """Measure cold runs: one process per run, which opens its dataset before files are evicted."""
     for _, each in _in_turn(measured, rounds, progress):
         process = _process(each.contender)
         try:
             if each.contender.format != PEER:
                 process.ask({"measure": "open"})
             stayed = drop_from_cache([each.contender.path])
-            if stayed > _STAYED:  # another process reads them
+            if stayed > _STAYED:  # another process reads the files
                 each.error = f"not cold: {stayed:.0%} of the bytes are in memory"
             else:
                 each.stayed = max(stayed, each.stayed or 0.0)
@@ -361,10 +361,10 @@ def _run_cold(measured: Sequence[Measured], rounds: int, progress: Progress | No
 
 
 def check_plot(path: Path) -> None:
-    """Raise UsageError or OutputError where `draw` could not write the plot."""
+    """Raise UsageError or OutputError if `draw` could not write the plot."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError(
-            "matplotlib, which draws the plot, is not installed",
+            "a plot needs matplotlib, which is not installed",
             fix='pip install "shardkit[bench]"',
         )
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -372,7 +372,7 @@ def check_plot(path: Path) -> None:
     known = FigureCanvasAgg.get_supported_filetypes()
     if path.suffix[1:].lower() not in known:
         raise UsageError(
-            "the plot has no suffix that says what it is to be",
+            "the suffix of the plot is not a supported image format",
             path=path,
             expected=", ".join(f".{suffix}" for suffix in sorted(known)),
         )
@@ -383,16 +383,16 @@ def check_plot(path: Path) -> None:
             tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
         raise OutputError(
-            f"the plot cannot be written: {os.strerror(error.errno or 0)}",
+            f"cannot write the plot: {os.strerror(error.errno or 0)}",
             path=path,
-            fix="give a file in a folder that can be written to",
+            fix="choose a file in a writable folder",
         ) from error
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
     """Draw a report of `bench`: one chart per measure, one bar per contender and setting.
 
-    The bar is the median, and its error bar goes from the slowest run to the fastest.
+    A bar shows the median, and its error bar the range from the slowest to the fastest run.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -422,7 +422,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
 
 
 def words_of(run: dict[str, Any]) -> str:
-    """The setting of a run in a report, in words."""
+    """The setting of a run in a report, as text."""
     parts = []
     for name in ("threads", "workers"):
         if run[name] is not None:

@@ -1,4 +1,4 @@
-"""Findings on the data: slow formats, unsuitable shards, sorted classes, much padding."""
+"""Findings on the data: slow formats, unsuitable shards, sorted classes, excessive padding."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ from shardkit.stream.stream import Stream
 from shardkit.stream.world import World
 
 _SLOW = {
-    "folder": "samples are loose files, each of which is opened and closed for every read",
-    "parquet": "Parquet decodes a whole row group for a sample that is read at random",
+    "folder": "samples are separate files, which are opened and closed for each read",
+    "parquet": "Parquet decodes a whole row group to read one sample at random",
 }
-_TRIED = 256  # samples that are stored in another format
-_TRIED_BYTES = 64_000_000  # of them at most
-_TRIED_SECONDS = 2.0  # for writing them
-_WORTH = 0.7  # of the time: a smaller saving is not worth a conversion
+_TRIED = 256  # maximum samples that are stored in another format
+_TRIED_BYTES = 64_000_000  # maximum bytes of these samples
+_TRIED_SECONDS = 2.0  # maximum time to write them
+_WORTH = 0.7  # maximum share of the present time for which a conversion is worthwhile
 _MANY = 100  # shards
 _TINY = 8_000_000  # bytes
-_UNLIKE = 4  # times as large as the median
+_UNLIKE = 4  # times the median size
 _SHARD_SIZES = (256, 128, 64, 32, 16, 8)  # MB
-_CHANCE = 1e-6  # probability that a full shuffle begins with samples of one class alone
+_CHANCE = 1e-6  # probability that a full shuffle starts with samples of a single class
 
 _PLANNED = 100_000  # samples of an epoch whose padding is computed
-_READ = 20_000  # most samples that are read where no file has their lengths
+_READ = 20_000  # maximum samples to read if their lengths are not stored
 _BUCKETS = (4, 8, 16)
-_FILLED = 2  # least batches of a bucket, as its last one is usually smaller
-_NEAR = 0.01  # of the tokens: more buckets that save less are not worth it
+_FILLED = 2  # minimum batches per bucket, as the last one is usually smaller
+_NEAR = 0.01  # minimum share of tokens saved for which more buckets are worthwhile
 
 
 def convert_command(stream: Stream, *flags: str) -> str:
@@ -64,7 +64,7 @@ def convert_command(stream: Stream, *flags: str) -> str:
 
 
 def _source(dataset: Dataset) -> Path:
-    """The path to convert: of a single foreign shard the file, as its folder may have others."""
+    """The path to convert. For a single shard without a manifest, the file, not its folder."""
     alone = dataset.manifest is None and dataset.shards == 1
     is_file = alone and dataset.format not in ("folder", "hf")
     return dataset.shard_path(0) if is_file else dataset.place
@@ -74,10 +74,10 @@ def _source(dataset: Dataset) -> Path:
 
 
 def other_format(stream: Stream) -> Finding | None:
-    """Loose files or Parquet, where TAR shards are read much faster: tried with 256 samples.
+    """Separate files or Parquet, if TAR shards are read much faster: tried with 256 samples.
 
-    They are the first ones of an epoch, as the order decides how slow a format is. Both are read
-    from the page cache.
+    These are the first samples of an epoch, as the speed of a format depends on the order. Both
+    versions are read from the page cache.
     """
     slow = [dataset.format for dataset in stream.datasets if dataset.format in _SLOW]
     if not slow or stream.options.cache is not None:
@@ -100,7 +100,7 @@ def other_format(stream: Stream) -> Finding | None:
         "format",
         f"{_SLOW[slow[0]]}: {len(numbers):,} samples take {1e6 * now / len(numbers):,.0f} us "
         f"each, and {1e6 * then / len(numbers):,.0f} us from TAR shards",
-        "store them in TAR shards, with all values as they are",
+        "store them in TAR shards, with all values unchanged",
         stage="read",
         share=then / now,
         command=convert_command(stream),
@@ -108,7 +108,7 @@ def other_format(stream: Stream) -> Finding | None:
 
 
 def _write(samples: Samples, numbers: list[int], out: Path) -> int:
-    """Store samples in TAR until they are enough bytes or seconds; returns how many."""
+    """Store samples in TAR, up to a number of bytes and seconds; returns how many were stored."""
     began, stored, count = time.perf_counter(), 0, 0
     with DatasetWriter(out, "wds", samples.schema) as writer:
         for count, number in enumerate(numbers, 1):
@@ -137,7 +137,7 @@ def _seconds(samples: Samples, numbers: Sequence[int]) -> float:
 def shards(stream: Stream, world_size: int, workers: int) -> Finding | None:
     """Shards that are many and tiny, fewer than their readers, or of very different sizes.
 
-    Formats that are usually one file are left out: their readers split samples.
+    Formats that usually have a single file are skipped: their readers split samples, not shards.
     """
     datasets = [
         d for d in stream.datasets if d.format in FORMATS and not FORMATS[d.format].one_shard
@@ -150,7 +150,7 @@ def shards(stream: Stream, world_size: int, workers: int) -> Finding | None:
     if len(stored) > _MANY and stored.mean() < _TINY:
         seen = (
             f"{len(stored):,} shards have {stored.mean() / 1e6:.2g} MB on average, and shuffled "
-            "reading opens a file again for almost every sample, as few can stay open"
+            "reading reopens a file for almost every sample, as only few can stay open"
         )
         return _reshard(stream, seen, 256, "make shards of 256 MB")
     return _few(stream, stored, readers, world_size) or _unlike(stream, stored, readers)
@@ -159,19 +159,19 @@ def shards(stream: Stream, world_size: int, workers: int) -> Finding | None:
 def _few(
     stream: Stream, stored: npt.NDArray[np.int64], readers: int, world_size: int
 ) -> Finding | None:
-    """Fewer shards than readers, unless the dataset is too small to give each reader one."""
+    """Fewer shards than readers, unless the dataset is too small for one shard per reader."""
     fits = [size for size in _SHARD_SIZES if stored.sum() >= readers * size * 1_000_000]
     if len(stored) >= readers or not fits:
         return None
-    ours = "; here samples are split, not shards, and none of them is idle"
+    ours = "; shardkit splits samples, not shards, so no reader is idle"
     if len(stored) < world_size:
         ours += ", but several ranks read each file, whatever `parts` is"
     seen = (
         f"there are {len(stored):,} shards for {readers:,} readers ({world_size:,} ranks x "
-        f"{readers // world_size:,} workers): loaders that deal out whole shards, as webdataset "
-        f"does, leave {readers - len(stored):,} of them with nothing{ours}"
+        f"{readers // world_size:,} workers): loaders that assign whole shards, such as "
+        f"webdataset, leave {readers - len(stored):,} readers without data{ours}"
     )
-    do = f"make shards of {fits[0]} MB, which are at least as many as the readers"
+    do = f"make shards of {fits[0]} MB, so that there are at least as many as readers"
     return _reshard(stream, seen, fits[0], do)
 
 
@@ -181,10 +181,10 @@ def _unlike(stream: Stream, stored: npt.NDArray[np.int64], readers: int) -> Find
         return None
     seen = (
         f"the largest shard has {stored.max() / 1e6:,.0f} MB and the median one "
-        f"{median / 1e6:,.0f}: with loaders that deal out whole shards, as webdataset does, all "
-        "wait for who gets the largest; here samples are split, not shards"
+        f"{median / 1e6:,.0f}: with loaders that assign whole shards, such as webdataset, all "
+        "readers wait for the one with the largest; shardkit splits samples, not shards"
     )
-    return _reshard(stream, seen, 256, "make shards of like sizes")
+    return _reshard(stream, seen, 256, "make shards of similar sizes")
 
 
 def _reshard(stream: Stream, seen: str, megabytes: int, do: str) -> Finding:
@@ -197,7 +197,7 @@ def _reshard(stream: Stream, seen: str, megabytes: int, do: str) -> Finding:
 
 
 def sorted_order(stream: Stream) -> Finding | None:
-    """A dataset that is sorted by class, and not shuffled, or in too small a window."""
+    """A dataset that is sorted by class, and not shuffled, or shuffled in too small a window."""
     if not stream.options.shuffle:
         return _unshuffled(stream)
     found = sorted_by_class(stream)
@@ -205,8 +205,8 @@ def sorted_order(stream: Stream) -> Finding | None:
         return None
     return Finding(
         "order",
-        f"samples lie sorted by class, and a window of {stream.options.window:,} of them sees "
-        f"about {found.seen:,.0f} of {found.classes:,} classes",
+        f"samples are stored sorted by class, and a window of {stream.options.window:,} samples "
+        f"contains about {found.seen:,.0f} of {found.classes:,} classes",
         f"shuffle in a window of {found.window:,}, or store the samples shuffled",
         command=convert_command(stream, "--shuffle"),
         settings={"window": found.window},
@@ -228,9 +228,9 @@ def _unshuffled(stream: Stream) -> Finding | None:
         settings["window"] = shuffled.window
     return Finding(
         "order",
-        f"samples come as they are stored, sorted by class: the first {len(labels):,} are of "
+        f"samples are read in stored order, sorted by class: the first {len(labels):,} belong to "
         f"{seen:,} of {np.count_nonzero(shares):,} classes",
-        "shuffle them, unless this is not for training",
+        "shuffle them, unless this loader is not for training",
         command=convert_command(stream, "--shuffle"),
         settings=settings,
     )
@@ -240,11 +240,11 @@ def _unshuffled(stream: Stream) -> Finding | None:
 
 
 def padding(stream: Stream, world_size: int) -> Finding | None:
-    """Batches padded to their longest sample, where batches of like lengths save much.
+    """Batches padded to their longest sample, if batches of similar lengths would save much.
 
-    Looks at batches of a fixed size that `pad_collate` makes, and at `Bucket` with boundaries that
+    Applies to batches of a fixed size made by `pad_collate`, and to `Bucket` with boundaries that
     do not fit the data. Shares of padding are those of rank 0. `gain` is for a model whose step
-    costs as much as its tokens, padding included.
+    time is proportional to its tokens, including padding.
     """
     padded = _padded(stream, world_size)
     if padded is None:
@@ -265,11 +265,11 @@ def padding(stream: Stream, world_size: int) -> Finding | None:
     kind = f"by {batching}" if batching else f"of {padded.size:,} samples"
     return Finding(
         "padding",
-        f"{now:.1%} of the tokens are padding, in batches {kind}, whose lengths go from "
-        f"{padded.by.min():,} to {padded.by.max():,}, {np.median(padded.by):,.0f} in the middle",
-        "batch samples of like lengths, in buckets up to "
+        f"{now:.1%} of the tokens are padding, in batches {kind}, whose lengths range from "
+        f"{padded.by.min():,} to {padded.by.max():,}, with a median of {np.median(padded.by):,.0f}",
+        "batch samples of similar lengths, in buckets up to "
         + ", ".join(f"{boundary:,}" for boundary in boundaries)
-        + f" tokens and one above: that leaves {shares[chosen]:.1%} padding"
+        + f" tokens and one above: this leaves {shares[chosen]:.1%} padding"
         + padded.others(shares[chosen]),
         gain=gain,
         settings=padded.settings(buckets[chosen]),
@@ -283,26 +283,26 @@ class _Padded:
     stream: Stream
     world_size: int
     collate: PadCollate
-    field: str | None  # whose lengths the batching uses, if it was given
-    size: int  # samples of a batch
-    by: Numbers  # those lengths
-    real: Numbers  # those of the field whose tokens are counted
-    longest: Numbers  # the longest of the arrays that are padded together
-    alone: bool  # whether there is only one field, as Pack needs
+    field: str | None  # the field whose lengths the batching uses, if it was given
+    size: int  # samples per batch
+    by: Numbers  # the lengths that the batching uses
+    real: Numbers  # the lengths of the field whose tokens are counted
+    longest: Numbers  # the longest of the arrays of a sample that are padded together
+    alone: bool  # whether there is only one field, as Pack requires
 
     def settings(self, bucket: Bucket) -> dict[str, Any]:
-        """Settings of a loader with such batches; None unsets other options for their size."""
+        """Settings of a loader with these batches; None unsets other options of the batch size."""
         options = self.stream.options
         settings: dict[str, Any] = {"batching": bucket}
         if options.collate is not None:
             settings["collate"] = replace(self.collate, length=None)
-        if options.last == "short":  # it is for batches of a fixed size
+        if options.last == "short":  # only for batches of a fixed size
             settings["last"] = "pad"
         sizes = ("batch_size", "global_batch_size")
         return settings | {name: None for name in sizes if getattr(options, name) is not None}
 
     def others(self, share: float) -> str:
-        """Other ways to make batches, with less padding than this share."""
+        """Other ways to make batches that have a smaller share of padding."""
         mean, longest = float(self.by.mean()), max(int(self.by.max()), 1)
         step = self.collate.multiple_of
         most = math.ceil(max(self.size * mean, longest) / step) * step
@@ -320,7 +320,7 @@ class _Padded:
         return f"; with other numbers of samples in a batch, {' and '.join(words)}"
 
     def share_with(self, batching: Batching) -> float:
-        """The share of padding with other batches, each padded as little as possible."""
+        """The share of padding with another batching, and minimal padding of each batch."""
         options = self.stream.options
         last = "pad" if options.last == "short" else options.last
         schedule = Planned(
@@ -332,7 +332,7 @@ class _Padded:
         return self.share(schedule, replace(self.collate, length=None))
 
     def share(self, schedule: Schedule, collate: PadCollate) -> float:
-        """The share of padding in the first batches that a schedule and a collate make."""
+        """The share of padding in the first batches of a schedule and a collate."""
 
         def tokens(step: Step) -> tuple[int, int]:
             length = collate.length
@@ -351,7 +351,7 @@ def _packed(step: Step, seq_len: int) -> tuple[int, int]:
 
 
 def _share(schedule: Schedule, tokens: Callable[[Step], tuple[int, int]]) -> float:
-    """The share of padding, by the tokens of each step without and with it."""
+    """The share of padding. `tokens` returns the tokens of a step, without and with padding."""
     at, samples, real, padded = START, 0, 0, 0
     while samples < _PLANNED and (step := schedule.step(0, at)) is not None:
         counts = tokens(step)
@@ -361,7 +361,7 @@ def _share(schedule: Schedule, tokens: Callable[[Step], tuple[int, int]]) -> flo
 
 
 def _padded(stream: Stream, world_size: int) -> _Padded | None:
-    """What is padded; None where nothing is, or where lengths are not known."""
+    """The padded batches of a stream; None if nothing is padded, or if lengths are unknown."""
     options, schema = stream.options, stream.samples.schema
     batching, collate = options.batching, options.collate
     if not isinstance(batching, Bucket | None) or not options.batched:
@@ -372,7 +372,7 @@ def _padded(stream: Stream, world_size: int) -> _Padded | None:
     rows = row_fields(schema)
     if not isinstance(collate, PadCollate) or not known or not rows:
         return None
-    if batching is not None and batching.field not in (None, *rows):  # by that of audio
+    if batching is not None and batching.field not in (None, *rows):  # a field of audio
         return None
     if not all(_has_lengths(d, name) for d in stream.datasets for name in rows):
         return None
@@ -393,7 +393,7 @@ def _padded(stream: Stream, world_size: int) -> _Padded | None:
 
 
 def _has_lengths(dataset: Dataset, field: str) -> bool:
-    """Whether lengths are known without reading many samples."""
+    """Whether lengths can be found without reading many samples."""
     kind = dataset.schema[field]
     if isinstance(kind, Array) and kind.shape is not None and kind.shape[0] is not None:
         return True

@@ -1,8 +1,8 @@
-"""A process that `shardkit bench` measures: `Process` asks, `main` answers for our datasets.
+"""A process that `shardkit bench` measures: `Process` is its client, `main` runs shardkit datasets.
 
-A line on stdin says what to run, `{"measure": "load", "threads": 2, "batch_size": 64, ...}`, and a
-line on stdout what came of it: `{"seconds": ..., "samples": ...}` or `{"error": ...}`. All runs go
-through the same samples in the same order, so that whatever ran before has them in the page cache.
+A request is a line on stdin, `{"measure": "load", "threads": 2, "batch_size": 64, ...}`, and its
+answer a line on stdout, `{"seconds": ..., "samples": ...}` or `{"error": ...}`. All runs read the
+same samples in the same order, so that any earlier run has put them into the page cache.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from shardkit.stream.stream import Stream
 
 MEASURES = ("read", "decode", "load")
 PEER = "peer"  # the format of other libraries
-_RUN = 1800  # seconds: what takes longer hangs
+_RUN = 1800  # timeout of a run in seconds
 _START = (
     "import sys; sys.path = [p for p in sys.path if p];"  # no modules of the current folder
     "import json; sys.path[:] = json.loads(sys.argv[1]);"
@@ -53,7 +53,7 @@ _START = (
 
 @dataclass(frozen=True)
 class Setting:
-    """What one run does. None: does not apply."""
+    """The setting of a run. None: not applicable."""
 
     measure: str
     threads: int | None = None
@@ -72,30 +72,30 @@ class Contender:
     command: list[str]
     path: Path  # of the dataset, or of the peer's store
     about: dict[str, Any]  # for the report
-    measures: Sequence[str] = MEASURES  # that it supports
-    settings: Sequence[Setting] = ()  # to measure
+    measures: Sequence[str] = MEASURES  # the supported ones
+    settings: Sequence[Setting] = ()  # the settings to measure
     sample_bytes: float | None = None  # mean stored size
 
 
 def command(path: str | os.PathLike[str], limit: int) -> list[str]:
-    """The command that starts the process of a dataset, with this process's `sys.path`."""
+    """The command that starts the process for a dataset, with the `sys.path` of this process."""
     search = json.dumps([folder for folder in sys.path if folder])
     return [sys.executable, "-c", _START, search, str(path), str(limit)]
 
 
 class Process:
-    """A process that answers requests; started at the first one, and again after it has ended."""
+    """A process that answers requests. Started at the first request, and again if it has ended."""
 
     def __init__(
         self, command: Sequence[str], storage_options: Mapping[str, Any] | None = None
     ) -> None:
-        """The options may be secret: they are sent, as others can see the command."""
+        """`storage_options` may be secret: sent over stdin, as other users can see the command."""
         self._command = command
         self._options = dict(storage_options or {})
         self._process: JsonProcess | None = None
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The answer, or `{"error": ...}`."""
+        """Send a request and return the answer, or `{"error": ...}`."""
         try:
             if self._process is None:
                 self._process = JsonProcess(self._command, _RUN)
@@ -106,19 +106,19 @@ class Process:
             answer: dict[str, Any] = process.receive()
         except WorkerError as error:
             self.close()
-            printed = f"; the last that it printed: {error.found}" if error.found else ""
+            printed = f"; its last output: {error.found}" if error.found else ""
             return {"error": f"{error.what}{printed}"}
         return answer
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         process, self._process = self._process, None
         if process is not None:
             process.close()
 
 
 class Runner:
-    """Measures a dataset: at most `limit` samples a run."""
+    """Measures a dataset, with at most `limit` samples per run."""
 
     def __init__(self, path: str, limit: int) -> None:
         self._path, self._limit = path, limit
@@ -129,19 +129,19 @@ class Runner:
     def dataset(self) -> Dataset:
         with storage.using(self.storage_options):
             path = storage.source(self._path)
-            if isinstance(path, RemotePath):  # first runs download, and are not counted
+            if isinstance(path, RemotePath):  # first runs download the data, and are not counted
                 path = path.through(Pages(cache_from()))
             return open_any(path)
 
     @cached_property
     def _numbers(self) -> list[int]:
-        """The samples of a run, in the order in which a Loader has them, whatever its batches."""
+        """The numbers of a run's samples, in the order of a Loader with any batches."""
         return first_numbers(Stream(self.dataset, StreamOptions(shuffle=True)), self._limit)
 
     def run(self, request: dict[str, Any]) -> dict[str, float]:
         """Do a run; returns its seconds and samples."""
         measure = request.pop("measure")
-        if measure == "open":  # reads tables of the shards, and computes the order
+        if measure == "open":  # reads the shards' indexes, and computes the order
             began = time.perf_counter()
             return _result(began, len(self._numbers))
         if measure == "load":
@@ -149,9 +149,9 @@ class Runner:
         return self._go_through(self._hash if measure == "read" else self._decode, **request)
 
     def _go_through(self, work: Callable[[int], None], threads: int) -> dict[str, float]:
-        """Call `work` with each sample's number in `threads` threads; 0: in this one."""
+        """Call `work` with each sample's number in `threads` threads; 0: in this thread."""
         numbers = self._numbers
-        ready = threading.Barrier(threads + 1)  # so that starting threads is not measured
+        ready = threading.Barrier(threads + 1)  # to exclude the start of threads from the time
 
         def each(first: int) -> None:
             ready.wait()
@@ -194,9 +194,9 @@ class Runner:
 
     @cached_property
     def _images(self) -> tuple[Samples, str]:
-        """The images alone, and their field."""
+        """A reader of the image field alone, and the field."""
         field = image_field(self.dataset)
-        assert field is not None  # bench asks for no "decode" otherwise
+        assert field is not None  # else bench does not measure "decode"
         return Samples([self.dataset], [field]), field
 
     def _load(
@@ -204,8 +204,8 @@ class Runner:
     ) -> dict[str, float]:
         """Iterate over batches.
 
-        Open shards, the order and a DataLoader's workers are reused from run to run, as in
-        training from epoch to epoch; threads and memory are new.
+        Open shards, the order and a DataLoader's workers are reused by the next run, as they are by
+        the next epoch in training; threads and memory are new.
         """
         setting = (workers, *recipe.values())
         if setting not in self._loaders:
@@ -247,16 +247,16 @@ def _result(began: float, samples: int) -> dict[str, float]:
 def _message(error: Exception) -> str:
     """The text of an error, without a worker's traceback."""
     text = str(error)
-    if text.startswith("Caught "):  # by a worker of a DataLoader, which adds its traceback
+    if text.startswith("Caught "):  # in a DataLoader's worker, with its traceback
         name = f"{type(error).__module__}.{type(error).__qualname__}: "
         return text.rpartition(name)[2].strip()
     return text if isinstance(error, ShardkitError) else f"{type(error).__name__}: {text}"
 
 
 def main(path: str, limit: int) -> None:
-    """Do the runs that stdin asks for, until it ends."""
+    """Do the runs that are requested on stdin, until its end."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries and transforms print must not mix with answers
+    os.dup2(2, 1)  # output of libraries and transforms must not mix with answers
     warnings.simplefilter("ignore", ShardkitWarning)
     runner = Runner(path, limit)
     for line in sys.stdin:
@@ -266,6 +266,6 @@ def main(path: str, limit: int) -> None:
             continue
         try:
             answer: dict[str, Any] = runner.run(request)
-        except Exception as error:  # of the data, of a user's transform, of a library
+        except Exception as error:  # bad data, or an error in a user's transform or a library
             answer = {"error": _message(error)}
         print(json.dumps(answer), file=answers, flush=True)

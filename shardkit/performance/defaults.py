@@ -1,4 +1,4 @@
-"""How `bench` and `doctor` open any dataset or folder of images, and usual options for it."""
+"""Opens any dataset or folder of images for `bench` and `doctor`, with usual options for it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from shardkit.sources.image_folder import ImageFolder
 from shardkit.stream.collate import pad_collate
 from shardkit.transforms.steps import CenterCrop, Decode, RandomResizedCrop, Resize
 
-FOLDER = "folder"  # the format of loose images
+FOLDER = "folder"  # format name of image files
 TRANSFORMS = ("crop", "resize", "center", "decode", "none")
-_ADDED = ("attention_mask", "lengths")  # by padding, unless stored fields have these names
+_ADDED = ("attention_mask", "lengths")  # added by padding; stored fields of these names are skipped
 
 
 def open_any(path: str | os.PathLike[str]) -> Dataset:
@@ -40,7 +40,7 @@ def open_any(path: str | os.PathLike[str]) -> Dataset:
     first = next(iter(found.values()))
     if first.reads_text:
         raise FormatError(
-            "text cannot be loaded as it is: where its documents begin is not known",
+            "text cannot be loaded without conversion: the starts of its documents are not known",
             path=path,
             fix="convert it first: shardkit convert",
         )
@@ -48,17 +48,17 @@ def open_any(path: str | os.PathLike[str]) -> Dataset:
         raise refused
     if len(found) > 1:
         raise UsageError(
-            "the folder holds splits, each of which is a dataset of its own",
+            "the folder contains several splits, each of which is a separate dataset",
             path=path,
             found=", ".join(found),
-            fix=f"give one of them: {storage.source(path) / next(iter(found))}",
+            fix=f"use one of them: {storage.source(path) / next(iter(found))}",
         )
     if first.problems:
         raise first.problems[0]
     root = storage.source(path)
     if isinstance(root, RemotePath):
         raise FormatError(
-            "loose images at a URL cannot be loaded as they are: each would be a request",
+            "image files at a URL cannot be loaded without conversion: each would need a request",
             path=root,
             fix="convert them first: shardkit convert",
         )
@@ -66,7 +66,7 @@ def open_any(path: str | os.PathLike[str]) -> Dataset:
 
 
 class LooseImages(Dataset):
-    """A folder of images as a dataset of one shard: each sample opens and reads its files."""
+    """A folder of images as a dataset of one shard. Each sample is read from its own files."""
 
     def __init__(self, path: Path, images: ImageFolder) -> None:
         shard = (".", len(images), int(images.sizes().sum()))
@@ -83,19 +83,19 @@ def usual_options(
 ) -> dict[str, Any]:
     """Options of a `Loader` that trains on the dataset, in shuffled batches.
 
-    transform: for the first field of images. "crop": a random part, resized to `size` pixels a
-    side; "resize": the middle of the resized image; "center": the middle of the image; "decode":
-    the whole image; "none": encoded, as stored; "module:function": what that makes of the pixels.
+    transform: for the first image field. "crop": a random crop, resized to `size` x `size` pixels;
+    "resize": the center of the resized image; "center": the center of the image; "decode": the
+    whole image; "none": encoded, as stored; "module:function": a function of the pixels.
 
     Arrays of different lengths are padded to the longest of a batch. Raises UsageError for a
-    transform that does not fit, and for a batch that is larger than the dataset.
+    transform that cannot be used, and for a batch that is larger than the dataset.
     """
     if batch_size > len(dataset):
         raise UsageError(
             "the dataset is smaller than one batch",
             path=dataset.place,
             found=f"{len(dataset):,} samples, batches of {batch_size:,}",
-            fix=f"make batches of {len(dataset):,} or less, or give a larger dataset",
+            fix=f"use batches of at most {len(dataset):,} samples, or a larger dataset",
         )
     options: dict[str, Any] = {"batch_size": batch_size, "shuffle": True}
     field = image_field(dataset)
@@ -104,7 +104,7 @@ def usual_options(
         options["transforms"] = {field: steps}
     elif field is None and ":" in transform:
         raise UsageError(
-            "the transform is for images, of which the dataset has none",
+            "the transform needs images, but the dataset has none",
             path=dataset.place,
             found=", ".join(f"{name}: {kind}" for name, kind in dataset.schema.items()),
         )
@@ -112,7 +112,7 @@ def usual_options(
 
 
 def image_field(dataset: Dataset) -> str | None:
-    """The first field of encoded images, else of pixels; a mask only if there is no other."""
+    """The first field of encoded images, else of pixels; a mask only if there is no other image."""
     for kinds in (_encoded, _pixels):
         found = [name for name, kind in dataset.schema.items() if kinds(kind)]
         if found:
@@ -150,9 +150,9 @@ def _steps(transform: str, size: int) -> list[Any]:
 
 
 def _padding(dataset: Dataset) -> dict[str, Any]:
-    """Options that pad arrays of one dimension and different lengths, if there are any.
+    """Options that pad one-dimensional arrays of different lengths, if there are any.
 
-    None where not all of a batch can be padded; its arrays then come in lists.
+    Empty if not all fields of a batch can be collated; arrays are then delivered in lists.
     """
     schema = {name: kind for name, kind in dataset.schema.items() if name not in _ADDED}
     arrays = {name: kind for name, kind in schema.items() if isinstance(kind, Array)}
@@ -170,7 +170,7 @@ def _padding(dataset: Dataset) -> dict[str, Any]:
 
 
 def _length_varies(dataset: Dataset, name: str, kind: Array) -> bool:
-    if kind.shape is None:  # foreign data: read a value
+    if kind.shape is None:  # data of other libraries: read a value
         first = dataset[0].get(name)
         return isinstance(first, np.ndarray) and first.ndim == 1
     return kind.shape == (None,)

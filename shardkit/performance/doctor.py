@@ -1,4 +1,4 @@
-"""`doctor`: finds by short runs what slows loading down, and the gain of each change."""
+"""`doctor`: finds what slows loading down with short runs, and measures the gain of each change."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from shardkit.stream.batches import Batch
 
 BATCH = 64
-_IN_MEMORY = 256  # samples, for a run that reads nothing
-_ENOUGH = 1.2  # times the model's rate: then loading does not limit training
-_TUNED = 3  # most settings that are tried besides the present ones
+_IN_MEMORY = 256  # samples for a run that reads nothing
+_ENOUGH = 1.2  # times the model's rate, above which loading does not limit training
+_TUNED = 3  # maximum number of other settings to try
 _SPEED = {"threads", "workers", "cache", "prefetch"}  # settings that do not change batches
 
 
@@ -106,10 +106,10 @@ class Diagnosis:
         lines = [printable(self.source), str(self.times), "", f"{self.verdict}."]
         lines += [f"{number}. {finding}" for number, finding in enumerate(self.findings, 1)]
         if not self.findings:
-            lines.append("Nothing was found that would make it a tenth faster, or batches better.")
+            lines.append("No change was found that makes loading 10% faster, or batches better.")
         if self.tuned is not None:
             rates = [f"  {rate:>10,.0f}  {line}" for line, rate in self.tuned.items()]
-            tried = ["Tried side by side, samples/s:", *rates, "Use", f"  {self.best}"]
+            tried = ["Measured side by side, samples/s:", *rates, "Use", f"  {self.best}"]
             lines += ["", *map(printable, tried)]
         return "\n".join(lines)
 
@@ -163,14 +163,14 @@ def doctor(
     found += [finding for one in of_data if (finding := case.rated(one))]
     findings = ranked(found, rate, need)
     slow = looks.extension(case)
-    if slow is not None:  # it affects all measurements: first, whatever its gain
+    if slow is not None:  # comes first, whatever its gain, as it affects all measurements
         findings = (ranked([slow], rate, need) or [replace(slow, rate=None, gain=1.0)]) + findings
     tuned = _tuned(loader, findings, seconds) if tune else None
     return Diagnosis(_name(loader), rate, need, case.now.times, tuple(findings), tuned)
 
 
 def ranked(findings: Sequence[Finding], rate: float, need: float | None) -> list[Finding]:
-    """Findings by their gain for training, which the model's rate `need` limits.
+    """Findings sorted by their gain for training, which is limited by the model's rate `need`.
 
     Findings that are not about speed come last.
     """
@@ -179,14 +179,14 @@ def ranked(findings: Sequence[Finding], rate: float, need: float | None) -> list
     for finding in findings:
         gain, after = finding.gain, None
         if finding.rate is not None:
-            after = gain * rate  # a DataLoader's rate is not that of the runs
+            after = gain * rate  # `rate` may be a DataLoader's, unlike that of the runs
             gain = min(after, most) / min(rate, most)
         if gain >= LEAST or (finding.rate is None and finding.gain == 1):
             useful.append(replace(finding, rate=after, gain=gain))
     return sorted(useful, key=lambda finding: -finding.gain)
 
 
-# --- what is measured ----------------------------------------------------------------------------
+# --- the measurements ----------------------------------------------------------------------------
 
 
 def _loader(source: Any, options: dict[str, Any]) -> Loader:
@@ -204,17 +204,17 @@ def _loader(source: Any, options: dict[str, Any]) -> Loader:
 
 
 def _check_size(loader: Loader) -> None:
-    """Raise UsageError for a dataset without a whole batch."""
+    """Raise UsageError for a dataset that is smaller than a batch."""
     if loader.dataset.options.batching is not None:
         return
     samples, ranks = len(loader.dataset.stream.samples), loader.dataset.world().size
     batch = loader.dataset.options.per_rank(ranks) * ranks
     if samples < batch:
         raise UsageError(
-            "the dataset is smaller than one batch, so that no rate can be measured",
+            "the dataset is smaller than one batch, so no rate can be measured",
             path=_name(loader),
             found=f"{samples:,} samples, {batch:,} for a batch of all ranks together",
-            fix="make batches smaller: --batch-size, or batch_size=",
+            fix="use smaller batches: --batch-size, or batch_size=",
         )
 
 
@@ -230,13 +230,13 @@ def _trained(source: Any) -> Times | None:
 
 
 def _step_rate(loader: Loader, step: Callable[[Batch], Any] | None, seconds: float) -> float | None:
-    """Samples a second of the training loop's step, without loading."""
+    """Samples per second of the training loop's step, without loading."""
     if step is None:
         return None
     iteration = iter(loader)
     batch = next(iteration)
     iteration.close()
-    step(batch)  # the first one may compile, or choose algorithms
+    step(batch)  # warm-up: the first step may compile, or select algorithms
     taken: list[float] = []
     while sum(taken) < seconds / 2 or len(taken) < ROUNDS:
         began = time.perf_counter()
@@ -246,11 +246,11 @@ def _step_rate(loader: Loader, step: Callable[[Batch], Any] | None, seconds: flo
 
 
 def _case(loader: Loader, processors: int, seconds: float) -> Case:
-    """Run the loader as it is, without threads, and with numbers of threads that may be better."""
+    """Run the loader unchanged, without threads, and with numbers of threads that may be better."""
     runs = compare({"now": loader, "alone": loader.with_options(threads=0, prefetch=1)}, seconds)
     case = Case(loader, processors, runs["now"], runs["alone"], memory=memory() or 0)
     used = case.now.times.threads
-    numbers = {processors} if used else set()  # without threads: too quick to need any
+    numbers = {processors} if used else set()  # no threads: the loader is too fast to need any
     others = {}
     if case.waits >= SHARE:
         numbers |= {4 * processors, 16 * processors}
@@ -267,12 +267,12 @@ def _case(loader: Loader, processors: int, seconds: float) -> Case:
 
 
 def checks(stream: Stream, *, world_size: int, workers: int) -> list[Finding]:
-    """All findings on the data, for a number of ranks, each with a number of workers.
+    """All findings on the data, for `world_size` ranks with `workers` workers each.
 
-    Advised conversions are tried on some tens of samples.
+    Suggested conversions are tried on a small number of samples.
     """
     found = [
-        stored_size(stream) or png(stream),  # making images smaller makes JPEGs of them, too
+        stored_size(stream) or png(stream),  # `stored_size` converts to JPEG, too
         other_format(stream),
         shards(stream, world_size, workers),
         sorted_order(stream),
@@ -284,7 +284,7 @@ def checks(stream: Stream, *, world_size: int, workers: int) -> list[Finding]:
 def _of_workers(
     dataloader: DataLoader[Any], loader: Loader, processors: int, seconds: float
 ) -> tuple[float, list[Finding]]:
-    """The rate of a DataLoader, and what would be faster; `loader` makes the same batches."""
+    """The rate of a DataLoader, and faster alternatives. `loader` makes the same batches."""
     number, persistent = dataloader.num_workers, dataloader.persistent_workers
     single = dataloader if dataloader.batch_size else None
     runs = compare(
@@ -322,7 +322,7 @@ def _of_workers(
 
 
 def _persistent(loader: Loader, now: Run, persistent: Run) -> Finding:
-    """The finding on workers that are started for each epoch."""
+    """The finding that workers are started again for each epoch."""
     epoch = len(loader.dataset.stream.samples) / loader.dataset.world().size / now.rate
     lost = max(now.start - persistent.start, 0.0)
     return Finding(
@@ -333,11 +333,11 @@ def _persistent(loader: Loader, now: Run, persistent: Run) -> Finding:
     )
 
 
-# --- the best settings side by side --------------------------------------------------------------
+# --- comparison of the best settings -------------------------------------------------------------
 
 
 def _tuned(loader: Loader, findings: Sequence[Finding], seconds: float) -> dict[str, float]:
-    """Samples a second by line of code: of the loader as it is, and with settings of findings."""
+    """Samples per second by line of code: for the present settings, and for those of findings."""
     useful = [one.settings for one in findings if one.settings and one.settings.keys() <= _SPEED]
     made: dict[str, Loader | DataLoader[Any]] = {}
     for settings in [{}, *useful[:_TUNED]]:
@@ -352,8 +352,8 @@ def _tuned(loader: Loader, findings: Sequence[Finding], seconds: float) -> dict[
 
 
 def code_line(loader: Loader, settings: Mapping[str, Any]) -> str:
-    """The Python code that makes the loader with these settings."""
-    source = getattr(loader.dataset.source, "place", loader.dataset.source)  # of an open dataset
+    """The Python code that creates the loader with these settings."""
+    source = getattr(loader.dataset.source, "place", loader.dataset.source)  # if it is a dataset
     paths = repr([str(one) for one in source] if isinstance(source, list) else str(source))
     options = {
         field.name: value

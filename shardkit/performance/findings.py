@@ -1,6 +1,6 @@
-"""`Finding`: what slows loading down, and what to do; and the findings from short runs.
+"""`Finding`: what slows loading down, and what to do about it; and the findings from short runs.
 
-Each function looks for one cause in a `Case`: runs of a loader as it is and with one change.
+Each function looks for one cause in a `Case`: runs of an unchanged loader, and with one change.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from shardkit.stream.profile import Times
 from shardkit.transforms.calls import Call, name_of
 from shardkit.transforms.chain import Job
 
-LEAST = 1.1  # times as fast: a smaller gain is not worth a change, and may be noise
-SHARE = 0.25  # of the time of a batch: smaller stages are ignored
-_WAITS = 0.05  # of the training loop's time, for batches
-_ENOUGH = 20  # batches, as the loop always waits for the first ones
-_SCALES = 1.25  # times as fast as one thread: less means that threads do not help
+LEAST = 1.1  # minimum speedup: a smaller one is not worth a change, and may be noise
+SHARE = 0.25  # minimum share of a batch's time: smaller stages are ignored
+_WAITS = 0.05  # minimum share of its time that the training loop waits for batches
+_ENOUGH = 20  # minimum number of batches, as the loop always waits for the first ones
+_SCALES = 1.25  # minimum speedup over one thread, below which threads do not help
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,14 @@ class Finding:
     """
 
     cause: str
-    seen: str  # with numbers, a sentence without its full stop
+    seen: str  # what was measured, as a sentence without a full stop
     do: str  # what to do about it, likewise
-    rate: float | None = None  # samples/s after that; None: not about the speed of loading
-    gain: float = 1.0  # how many times as fast; for padding in tokens/s
+    rate: float | None = None  # samples/s after the change; None: not about the speed of loading
+    gain: float = 1.0  # speedup; for padding, in tokens/s
     stage: str | None = None
     share: float = 1.0
-    command: str | None = None  # for the shell
-    # Options of a Loader; "workers" are a DataLoader's.
+    command: str | None = None  # a shell command
+    # Options of a Loader; "workers" is an option of a DataLoader.
     settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def __str__(self) -> str:
@@ -70,9 +70,9 @@ class Finding:
 class Case:
     """The runs of a loader.
 
-    `now` is the loader as it is, `alone` without threads, so that none waits for another; `tried`
-    has runs with other numbers of threads. `in_memory` is the loader with samples in memory;
-    `memory` is the machine's, in bytes.
+    `now` is the unchanged loader, `alone` is without threads, so none waits for another. `tried`
+    has runs by number of threads. `in_memory` is the loader with samples in memory; `memory` is the
+    size of the machine's memory, in bytes.
     """
 
     loader: Loader
@@ -85,23 +85,23 @@ class Case:
 
     @property
     def waits(self) -> float:
-        """The share of a thread's time in which it waits for storage."""
+        """The share of a thread's time that it waits for storage."""
         read, making = self.alone.times.spent.get("read", Spent()), self.alone.times.making
         return max(read.wall - read.busy - self.alone.delayed, 0.0) / making if making else 0.0
 
     @property
     def scales(self) -> bool:
-        """Whether several threads are faster than one; True where no run says."""
+        """Whether several threads are faster than one; True if no run tells."""
         several = {**self.tried, self.now.times.threads: self.now}
         rates = [run.rate for number, run in several.items() if number > 1]
         return not rates or self.processors == 1 or max(rates) > _SCALES * self.alone.rate
 
     def share(self, *stages: str) -> float:
-        """The stages' share of the time to make a batch."""
+        """The share of these stages in the time to make a batch."""
         return sum(map(self.alone.times.share, stages))
 
     def calls(self) -> list[str]:
-        """The user's own functions among the transforms."""
+        """The user-defined functions among the transforms."""
         chains = self.loader.dataset.stream.transforms.chains
         return [str(stage) for chain in chains for stage in chain.stages if isinstance(stage, Call)]
 
@@ -110,12 +110,12 @@ class Case:
         return self.rated(Finding(cause, seen, do, **more))
 
     def rated(self, finding: Finding) -> Finding | None:
-        """The finding with what it gives this loader; None for less than `LEAST`.
+        """The finding with its rate and gain for this loader; None for a gain below `LEAST`.
 
-        Where it has no rate, that follows from its stage and what remains of the stage's time.
+        A missing rate is computed from the stage and the remaining share of its time.
         """
         if finding.rate is None and finding.stage is None and finding.gain == 1:
-            return finding  # it is not about speed
+            return finding  # not about speed
         if finding.rate is None and finding.stage is not None:
             saved = self.share(finding.stage) * (1 - finding.share)
             finding = replace(finding, rate=self.now.rate / max(1 - saved, 1e-9))
@@ -125,7 +125,7 @@ class Case:
 
 
 def with_threads(loader: Loader, number: int) -> dict[str, int]:
-    """Settings for a number of threads, each of which needs a batch to work on."""
+    """Settings for a number of threads: each one needs a batch to work on."""
     return {"threads": number, **({"prefetch": number} if number > loader.prefetch else {})}
 
 
@@ -142,9 +142,8 @@ def threads(case: Case) -> Finding | None:
     if case.waits >= SHARE:
         return case.finding(
             "storage",
-            f"{_waits(case)}; {best} threads, which wait at the same time, made {rate:,.0f} "
-            "samples/s",
-            f"use {best} threads: those that wait need no processor",
+            f"{_waits(case)}; {best} threads, which wait concurrently, made {rate:,.0f} samples/s",
+            f"use {best} threads: waiting threads need no processor",
             stage="read",
             **given,
         )
@@ -156,14 +155,14 @@ def threads(case: Case) -> Finding | None:
 
 
 def storage(case: Case) -> Finding | None:
-    """Slow storage, where the dataset fits into memory."""
+    """Slow storage, if the dataset fits into memory."""
     stored, cached = stored_bytes(case.loader), case.loader.dataset.options.cache
     if case.in_memory is None or cached or not 0 < stored <= case.memory // 2:
         return None
     return case.finding(
         "storage",
         f"{_waits(case)}; all {stored / 1e6:,.1f} MB fit into memory",
-        "keep them there, from the second epoch on",
+        "cache them in memory, which helps from the second epoch on",
         rate=case.in_memory.rate,
         stage="read",
         share=0.0,
@@ -172,19 +171,19 @@ def storage(case: Case) -> Finding | None:
 
 
 def _waits(case: Case) -> str:
-    return f"{case.waits:.0%} of a thread's time is waiting for the storage"
+    return f"a thread waits for storage {case.waits:.0%} of its time"
 
 
 def stored_bytes(loader: Loader) -> int:
-    """The bytes of all shards."""
+    """Total bytes of all shards."""
     datasets = loader.dataset.stream.datasets
     return sum(d.extent(shard)[1] for d in datasets for shard in range(d.shards))
 
 
 def transform(case: Case) -> Finding | None:
-    """Slow functions of the user, or else `Normalize`, which makes floats of images.
+    """Slow user-defined functions, or else `Normalize`, which converts images to floats.
 
-    Functions that hold the interpreter lock need processes.
+    Functions that hold the GIL need processes.
     """
     share, functions, processors = case.share("transform"), case.calls(), case.processors
     if share < SHARE:
@@ -193,27 +192,27 @@ def transform(case: Case) -> Finding | None:
         return case.finding(
             "copy",
             f"Normalize takes {share:.0%} of a thread's time and makes batches four times as large",
-            "leave it out, and normalize on the GPU: batch.float().sub_(mean).div_(std)",
+            "remove it, and normalize on the GPU: batch.float().sub_(mean).div_(std)",
             stage="transform",
             share=0.0,
         )
     cost = 1e3 * case.alone.times.spent["transform"].wall / max(case.alone.times.samples, 1)
-    seen = f"{', '.join(functions)} takes {share:.0%} of a thread's time, {cost:.2g} ms a sample"
+    seen = f"{', '.join(functions)} takes {share:.0%} of a thread's time, {cost:.2g} ms per sample"
     if case.scales:
         return case.finding(
             "transform",
             seen,
-            "make it cheaper, or do it once: `shardkit convert --transform` (without it loading "
-            "would be as fast as said)",
+            "make it faster, or apply it once with `shardkit convert --transform` (the rate is "
+            "that of loading without it)",
             stage="transform",
             share=0.0,
         )
     return case.finding(
         "transform",
-        f"{seen}, and threads do not share it, as it holds the interpreter lock",
+        f"{seen}, and threads cannot run it in parallel, as it holds the GIL",
         f"load in {processors} processes: shardkit.torch.StreamingDataset in a DataLoader with "
         f"batch_size=None, num_workers={processors}; or write it with functions of NumPy or "
-        "OpenCV, which let other threads work",
+        "OpenCV, which release the GIL",
         rate=case.alone.rate * processors,
         stage="transform",
         settings={"workers": processors},
@@ -221,14 +220,14 @@ def transform(case: Case) -> Finding | None:
 
 
 def collating(case: Case) -> Finding | None:
-    """A user's `collate`, which copies what is in the batch already."""
+    """A user-defined `collate`, which copies data that is already in the batch."""
     collate, share = case.loader.dataset.stream.own_collate, case.share("collate", "copy")
     if collate is None or share < SHARE:
         return None
     return case.finding(
         "copy",
-        f"{name_of(collate)} and what follows it take {share:.0%} of a thread's time",
-        "leave collate= out: rows are written where the batch is, without a copy",
+        f"{name_of(collate)} and the steps after it take {share:.0%} of a thread's time",
+        "leave collate= out: rows are then written directly into the batch, without a copy",
         rate=case.now.rate / max(1 - share, 1e-9),
         stage="collate",
         share=0.0,
@@ -237,7 +236,7 @@ def collating(case: Case) -> Finding | None:
 
 
 def pinned(case: Case) -> Finding | None:
-    """A GPU, and batches in pageable memory, which are slow to copy to it."""
+    """A GPU to which batches are copied from pageable memory, which is slow."""
     torch, given = sys.modules.get("torch"), case.loader.settings
     if torch is None or given.get("to") != "torch" or not torch.cuda.is_available():
         return None
@@ -245,9 +244,9 @@ def pinned(case: Case) -> Finding | None:
         return None
     return Finding(
         "copy",
-        "there is a GPU, and batches are made in memory that it cannot read by itself",
-        'give device="cuda": batches are copied from page-locked memory while earlier ones are '
-        "used; leave batch.to(...) out",
+        "there is a GPU, but batches are made in pageable memory, which is slow to copy",
+        'use device="cuda": batches are copied from page-locked memory while earlier ones are '
+        "used; remove batch.to(...)",
         settings={"device": "cuda"},
     )
 
@@ -256,7 +255,7 @@ OF_RUNS = (threads, storage, transform, collating, pinned)
 
 
 def prefetch(case: Case, trained: Times) -> Finding | None:
-    """Steps of varying length: sometimes the loop waits for threads, sometimes they for it."""
+    """Steps of varying duration: sometimes the loop waits for threads, sometimes vice versa."""
     threads_time = max(trained.threads, 1) * trained.seconds
     idle = trained.spent[IDLE].wall / threads_time if threads_time else 0.0
     if trained.waiting < _WAITS or idle < SHARE or trained.batches < _ENOUGH:
@@ -266,14 +265,14 @@ def prefetch(case: Case, trained: Times) -> Finding | None:
         "prefetch",
         f"the training loop waits {trained.waiting:.0%} of its time for batches, and threads wait "
         f"{idle:.0%} of theirs for it",
-        f"make up to {more} batches ahead, for the steps that take less time than others",
+        f"prefetch up to {more} batches, for the steps that take less time than others",
         gain=1 / (1 - trained.waiting),
         settings={"prefetch": more},
     )
 
 
 def extension(case: Case) -> Finding | None:
-    """Crops of JPEGs without the extension that makes them fast, whatever the gain."""
+    """Crops of JPEGs without the extension that speeds them up, whatever the gain."""
     stream = case.loader.dataset.stream
     cropped = {
         chain.fields[0]

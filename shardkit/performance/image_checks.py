@@ -1,6 +1,6 @@
 """Findings on stored images: far larger than needed, or in a format that is slow to decode.
 
-A few are converted in memory, as `convert` would do it, and decoded both ways.
+A few images are converted in memory, as `convert` would, and both versions are decoded.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ from shardkit.transforms.transforms import Transforms
 
 Decoding: TypeAlias = "dict[str | tuple[str, ...], list[Transform]]"
 
-_WORTH = 0.8  # of the time: a smaller saving is not worth a conversion
-_LARGER = 1.25  # times the needed size: below that, little can be gained
+_WORTH = 0.8  # maximum share of the present time for which a conversion is worthwhile
+_LARGER = 1.25  # minimum ratio of stored to needed size: below it, little can be gained
 _QUALITIES = (90, 95)
-_LOOK = 48  # samples, spread over the dataset
-_LOOK_BYTES = 64_000_000  # of their images at most
-_TOGETHER = 8  # samples that one call transforms, as in a loader's threads
-# The least PSNR of a JPEG: of brightness, to which the eye is most sensitive, and of all channels.
+_LOOK = 48  # samples that are examined, spread over the dataset
+_LOOK_BYTES = 64_000_000  # maximum bytes of their images
+_TOGETHER = 8  # samples transformed per call, as in a loader's threads
+# Minimum PSNR of a JPEG: of brightness, to which the eye is most sensitive, and of all channels.
 # The worst of 320 photos has 36.6 and 26.6 dB at quality 90, coloured text 32 and 23.
 _LUMA_DB, _ALL_DB = 36, 25
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
-# A drawing, text, or a mask: half of its pixels have so few colours, and the other pixels have so
-# few colours each. Photos with a white background have 0.26 and more.
+# An image is a drawing, text or a mask if half of its pixels have at most _FLAT colours, and the
+# rest have at most _OTHERS colours per pixel. Photos with a white background have 0.26 or more.
 _FLAT, _OTHERS = 16, 0.2
 _COUNTED = 1 << 16  # pixels whose colours are counted
 
 
 def stored_size(stream: Stream) -> Finding | None:
-    """Images that are far larger than what the transforms make of them."""
+    """Images that are far larger than the transforms need."""
     images = StoredImages.of(stream)
     needed = None if images is None else images.needed
     if images is None or needed is None:
@@ -71,7 +71,7 @@ def stored_size(stream: Stream) -> Finding | None:
         return None
     options = ImageOptions(resize=needed, format="jpeg", quality=90)
     flags = [f"--resize {needed}", "--image-format jpeg", "--quality 90"]
-    if images.loss(options) is None:  # some would be harmed: they stay in their formats
+    if images.loss(options) is None:  # JPEG would harm some: all stay in their formats
         options = replace(options, format="keep")
         del flags[1]
     tried = images.tried(options)
@@ -80,16 +80,16 @@ def stored_size(stream: Stream) -> Finding | None:
     width, height = (statistics.median(side) for side in zip(*sizes, strict=True))
     sizing = ", ".join(repr(_sizing(steps)) for steps in images.decoding.values())
     return tried.finding(
-        f"images are {width:,.0f} x {height:,.0f} pixels in the median of {len(sizes)}, "
-        f"where {sizing} needs {needed:,} on the shorter side",
+        f"the median size of {len(sizes)} images is {width:,.0f} x {height:,.0f} pixels; "
+        f"{sizing} needs only {needed:,} on the shorter side",
         f"store them with {needed:,} pixels on the shorter side: {tried}; random crops "
-        "then see images of that size, so that small parts of them are less sharp",
+        "are then taken from images of that size, so small crops are less sharp",
         convert_command(stream, *flags),
     )
 
 
 def png(stream: Stream) -> Finding | None:
-    """Photos in formats without loss, such as PNG, where a JPEG looks the same."""
+    """Photos in lossless formats, such as PNG, for which a JPEG looks the same."""
     images = StoredImages.of(stream)
     if images is None:
         return None
@@ -108,10 +108,10 @@ def png(stream: Stream) -> Finding | None:
     if tried is None or tried.share >= _WORTH or tried.after >= tried.before:
         return None
     return tried.finding(
-        f"{len(formats)} of {len(headers)} images are stored without loss, as "
+        f"{len(formats)} of {len(headers)} images are stored in lossless formats: "
         + ", ".join(sorted({format.upper() for format in formats})),
-        f"store them as JPEG of quality {quality}: {tried}; no difference is visible, "
-        f"as the brightness of each of them keeps a PSNR of {loss:.0f} dB or more",
+        f"store them as JPEG of quality {quality}: {tried}; the difference is not visible, "
+        f"as the PSNR of the brightness is {loss:.0f} dB or more for each image",
         convert_command(stream, "--image-format jpeg", f"--quality {quality}"),
     )
 
@@ -119,8 +119,8 @@ def png(stream: Stream) -> Finding | None:
 class Tried(NamedTuple):
     """The result of converting some images."""
 
-    share: float  # of the time that decoding took
-    before: float  # bytes of an image, on average
+    share: float  # of the decoding time before
+    before: float  # mean bytes of an image
     after: float
 
     def __str__(self) -> str:
@@ -137,15 +137,15 @@ class Tried(NamedTuple):
 class StoredImages:
     """Some samples of a stream that decodes all of their images, spread over its datasets."""
 
-    decoding: Decoding  # the transforms that decode, as a stream is given them
-    steps: ImageSteps  # what a conversion does to the samples
+    decoding: Decoding  # the decoding transforms, as passed to the stream
+    steps: ImageSteps  # the steps of a conversion
     schema: Schema
     samples: list[Sample]
     numbers: npt.NDArray[np.int64]
 
     @classmethod
     def of(cls, stream: Stream) -> StoredImages | None:
-        """None where a conversion could harm images, or their masks, that are not checked."""
+        """Read some samples. None if a conversion could harm images or masks without a check."""
         decoding = _decoding(stream)
         schema = Schema({n: kind for d in stream.datasets for n, kind in d.schema.items()})
         if not decoding or stream.options.cache == "decoded":
@@ -158,7 +158,7 @@ class StoredImages:
 
     @property
     def needed(self) -> int | None:
-        """Pixels on the shorter side that the transforms need, if that is known."""
+        """Pixels on the shorter side that the transforms need, if known."""
         sides = [_needed(_sizing(steps)) for steps in self.decoding.values()]
         known = [side for side in sides if side is not None]
         return max(known) if len(known) == len(sides) else None
@@ -168,9 +168,9 @@ class StoredImages:
         return [s[name] for s in samples for name in self.steps.images if name in s]
 
     def loss(self, options: ImageOptions) -> float | None:
-        """The least PSNR in brightness of images as JPEG; None where one would be harmed.
+        """The minimum brightness PSNR of the images as JPEG; None if one would be harmed.
 
-        Images that are JPEGs already do not count.
+        Images that are already JPEGs are ignored.
         """
         worst = math.inf
         for sample in self.samples:
@@ -195,7 +195,7 @@ class StoredImages:
         return worst
 
     def tried(self, options: ImageOptions) -> Tried | None:
-        """Convert the samples in memory, and decode both in turn, in this thread."""
+        """Convert the samples in memory, and time the decoding of both versions in this thread."""
         converted = [self._converted(sample, options) for sample in self.samples]
         good = [n for n, sample in enumerate(converted) if sample is not None]
         if not good:
@@ -218,7 +218,7 @@ class StoredImages:
 
 
 def _decoding(stream: Stream) -> Decoding:
-    """The transforms of each image that decode, crop and resize it."""
+    """The transforms that decode, crop and resize each image."""
     found: Decoding = {}
     for given, steps in (stream.options.transforms or {}).items():
         every = list(steps) if isinstance(steps, list | tuple) else [steps]
@@ -230,7 +230,7 @@ def _decoding(stream: Stream) -> Decoding:
 
 
 def _are_all(decoding: Mapping[str | tuple[str, ...], Any], steps: ImageSteps) -> bool:
-    """Whether all images of samples are decoded, and `convert` knows all masks on them."""
+    """Whether all images are decoded, and `convert` knows all masks and boxes that follow them."""
     fields = [(given if isinstance(given, tuple) else (given,)) for given in decoding]
     on_image = {other: image for image, *others in fields for other in others}
     moved = dict(steps.masks)
@@ -242,7 +242,7 @@ def _are_all(decoding: Mapping[str | tuple[str, ...], Any], steps: ImageSteps) -
 
 
 def _read(stream: Stream, images: Sequence[str]) -> tuple[list[Sample], npt.NDArray[np.int64]]:
-    """Some samples and their numbers, without damaged ones, for which the loader raises."""
+    """Some samples and their numbers, without damaged ones (the loader raises their errors)."""
     spread = np.unique(np.linspace(0, len(stream.samples) - 1, _LOOK).astype(np.int64))
     samples, numbers, size = [], [], 0
     for number in spread[permutation(len(spread), 0)].tolist():
@@ -262,15 +262,15 @@ def _read(stream: Stream, images: Sequence[str]) -> tuple[list[Sample], npt.NDAr
 
 
 def _sizing(steps: Sequence[Transform]) -> Transform | None:
-    """The transform that sets the size."""
+    """The transform that determines the size of the images."""
     kinds = (RandomResizedCrop, Resize, CenterCrop)
     return next((step for step in steps if isinstance(step, kinds)), None)
 
 
 def _needed(step: Transform | None) -> int | None:
-    """Pixels on the shorter side: for random crops a little more than their size, 256 for 224.
+    """Pixels on the shorter side: for random crops slightly more than their size, 256 for 224.
 
-    None for a center crop without a resize, which would see another part of a smaller image.
+    None for a center crop without a resize, which would show another part of a smaller image.
     """
     if not isinstance(step, RandomResizedCrop | Resize):
         return None
@@ -281,7 +281,7 @@ def _needed(step: Transform | None) -> int | None:
 def _seconds(
     transforms: Transforms, samples: list[Sample], numbers: npt.NDArray[np.int64], turn: int
 ) -> float:
-    """Seconds of processor time for decoding, which other processes do not affect."""
+    """Processor seconds for decoding, which other processes do not affect."""
     out: dict[str, npt.NDArray[Any]] = {
         name: np.empty((_TOGETHER, *shape), dtype)
         for name, (shape, dtype) in transforms.outputs().items()
@@ -295,7 +295,7 @@ def _seconds(
 
 
 def _may_be_jpeg(data: bytes, header: Header) -> bool:
-    """Whether a JPEG can hold the image, and it has enough colours to hide a JPEG's noise."""
+    """Whether a JPEG can hold the image, and enough colours hide the artifacts of JPEG."""
     if not header.lossless or header.oddity:
         return False
     with opened(data) as image:

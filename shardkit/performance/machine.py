@@ -1,4 +1,4 @@
-"""The machine: a description of it, the page cache, and what processes use."""
+"""The machine: its description, its page cache, and the resources that processes use."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ if TYPE_CHECKING:
     import psutil
 
 _LIBRARIES = ("numpy", "simplejpeg", "Pillow", "pyarrow", "xxhash", "torch")
-# The time between two readings, in times of how long one takes: some walk through all processes of
-# the machine, or all pages of this one.
+# The interval between readings, as a multiple of the duration of a reading, which may walk through
+# all processes of the machine, or all pages of this process.
 _SPARE = 500
 
 
 def about_machine() -> dict[str, Any]:
-    """The machine; None for what is not known."""
+    """A description of the machine; None for unknown values."""
     named = re.search(r"^model name\s*:\s*(.+)$", _text("/proc/cpuinfo"), re.MULTILINE)
     return {
         "system": platform.platform(),
         "processor": named[1] if named else platform.processor() or platform.machine(),
-        "processors": default_threads(),  # that may be used
+        "processors": default_threads(),  # available ones
         "memory": memory(),
     }
 
 
 def memory() -> int | None:
-    """Bytes of memory; None where the system does not say."""
+    """Bytes of memory; None if unknown."""
     if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
         return None
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def versions() -> dict[str, str]:
-    """shardkit, Python, and the libraries that are installed."""
+    """Versions of shardkit, Python, and installed libraries."""
     found = {"shardkit": __version__, "python": platform.python_version()}
     for name in _LIBRARIES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -60,7 +60,7 @@ def versions() -> dict[str, str]:
 
 
 def file_system(path: Path) -> str | None:
-    """The type of file system of a path; None where the system does not say."""
+    """The type of a path's file system; None if unknown."""
     types: dict[str, str] = {}
     for line in _text("/proc/self/mounts").splitlines():
         _, folder, kind, *_ = line.split(" ")
@@ -80,10 +80,10 @@ def _text(path: str) -> str:
 
 
 def drop_from_cache(paths: Iterable[Path]) -> float:
-    """Drop files, and all files in folders, from the page cache, so that reads go to storage.
+    """Evict files, and all files in folders, from the page cache, so that reads go to storage.
 
-    Returns the share of their bytes that stayed, 0 to 1: files in memory (tmpfs), and pages that
-    other processes have mapped. It is 1 where the system cannot drop files, or cannot say.
+    Returns the share of their bytes that stayed, from 0 to 1: files in memory (tmpfs), and pages
+    mapped by other processes. It is 1 if the system cannot evict files, or the share is unknown.
     """
     if not hasattr(os, "posix_fadvise"):
         return 1.0
@@ -106,48 +106,48 @@ def _files(paths: Iterable[Path]) -> Iterable[Path]:
             for folder, _, names in os.walk(path, followlinks=True):
                 yield from (file for name in names if (file := Path(folder, name)).is_file())
         else:
-            # A dataset of one file has others beside it: x.idx, and its manifest.
+            # A dataset of one file has other files next to it: x.idx, and its manifest.
             name = f"{glob.escape(path.stem)}.*"
             beside = (*path.parent.glob(name), *path.parent.glob(f"{FOLDER}/{name}"))
             yield from sorted({path, *(file for file in beside if file.is_file())})
 
 
 def _dropped(handle: int, size: int) -> int:
-    """Drop an open file; returns how many of its bytes stayed."""
+    """Evict an open file from the page cache; returns how many of its bytes stayed."""
     os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
     if not _cached(handle, size):
         return 0
-    with contextlib.suppress(OSError):  # then it is counted as cached
-        os.fsync(handle)  # dirty pages cannot be dropped
+    with contextlib.suppress(OSError):  # on failure, the file counts as cached
+        os.fsync(handle)  # dirty pages cannot be evicted
     os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
     return _cached(handle, size)
 
 
 def _cached(handle: int, size: int) -> int:
-    """How many bytes of an open file are in memory; all of them where that is not known."""
+    """The number of bytes of an open file that are in memory; all of them if unknown."""
     pages = -(-size // mmap.PAGESIZE)
     resident = (ctypes.c_ubyte * pages)()
-    # Copy on write, as ctypes gives the address of writable memory only.
+    # Copy-on-write, as ctypes can take the address only of writable memory.
     with mmap.mmap(handle, size, access=mmap.ACCESS_COPY) as mapped:
         first = ctypes.c_char.from_buffer(mapped)
         mincore = getattr(ctypes.CDLL(None, use_errno=True), "mincore", None)
         failed = mincore is None or mincore(
             ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(size), resident
         )
-        del first  # as a mapping with references cannot be closed
+        del first  # a mapping cannot be closed while it is referenced
     if failed:
         return size
     return min(sum(page & 1 for page in bytes(resident)) * mmap.PAGESIZE, size)
 
 
-# --- what is in use ------------------------------------------------------------------------------
+# --- resource usage ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Resources used in an interval. Usages can be added. None: not known.
+    """Resources used in an interval. Usages can be added. None: unknown.
 
-    seconds: length of the interval, as far as processes were watched in it.
+    seconds: length of the interval, as far as processes were watched.
     cpu: processor seconds of these processes.
     disk: bytes that they read from disks, not from the page cache.
     memory: peak memory in bytes.
@@ -189,7 +189,7 @@ class Usage:
 
 
 class _Sums(NamedTuple):
-    """What processes have used since their start, and their memory now."""
+    """Resources that processes have used since their start, and their current memory."""
 
     when: float
     cpu: float | None = None
@@ -198,24 +198,24 @@ class _Sums(NamedTuple):
 
 
 class System:
-    """Reads what is used, at intervals that keep its cost small; unknown without libraries."""
+    """Reads resource usage, at intervals that keep the overhead small. Needs optional libraries."""
 
     def __init__(self, gpu: int | None, clock: Callable[[], float] = time.perf_counter) -> None:
-        """`gpu` is the number of the GPU in use, among those visible to this process."""
+        """`gpu` is the index of the GPU in use, among those visible to this process."""
         self._clock = clock
         self._tree = _Tree() if has_psutil() else None
         self._gpu = None if gpu is None else _Gpu.found(gpu)
         self._before: _Sums | None = None
-        self._next = clock()  # when to read again
+        self._next = clock()  # earliest time of the next reading
 
     def begin(self) -> None:
-        """Count what is used from now on; nothing if the last reading is too recent."""
+        """Start to count usage, unless the last reading is too recent."""
         self._before = None
         if self._clock() >= self._next:
             self._read()
 
     def used(self, *, last: bool = False) -> Usage:
-        """What was used since the last call, or nothing if that is too recent.
+        """The usage since the last reading; empty if that is too recent.
 
         The `last` call before the next `begin` always reads.
         """
@@ -225,7 +225,7 @@ class System:
         now, usage = self._read()
         if before is None:
             return Usage()
-        # Negative where a process has ended without being waited for.
+        # A difference is negative if a process has ended without being waited for.
         cpu = None if now.cpu is None or before.cpu is None else max(now.cpu - before.cpu, 0)
         disk = None if now.disk is None or before.disk is None else max(now.disk - before.disk, 0)
         return usage + Usage(now.when - before.when, cpu, disk, now.memory)
@@ -254,18 +254,18 @@ class _Tree:
         cpu, disk, memory = 0.0, None, 0
         for process in [self._process, *self._process.children(recursive=True)]:
             try:
-                # The time of a process that has ended counts for the one that waited for it.
+                # The time of an ended process is added to the process that waited for it.
                 times = process.cpu_times()
                 cpu += times.user + times.system + times.children_user + times.children_system
                 if hasattr(process, "io_counters"):  # not on every system
                     disk = (disk or 0) + process.io_counters().read_bytes
                 memory += self._memory(process)
-            except self._error:  # it has just ended, or belongs to another user
+            except self._error:  # the process has just ended, or belongs to another user
                 continue
         return cpu, disk, memory
 
     def _memory(self, process: psutil.Process) -> int:
-        """Bytes, with a part of the memory shared with others where the system divides that."""
+        """Bytes of memory. Includes a share of the shared memory if the system reports it."""
         try:
             found = process.memory_full_info()
         except self._error:
@@ -282,12 +282,12 @@ class _Gpu:
 
     @classmethod
     def found(cls, number: int) -> _Gpu | None:
-        """The GPU of that number; None where there is no library, driver or such GPU."""
+        """The GPU with this index; None without the library, a driver or such a GPU."""
         try:
             import pynvml
         except ImportError:
             return None
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # which the driver ignores
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # ignored by the driver's library
         names = [str(number)] * (number + 1) if visible is None else visible.split(",")
         name = names[number].strip() if number < len(names) else ""
         try:
@@ -299,16 +299,16 @@ class _Gpu:
             return None
 
     def read(self) -> Usage:
-        """Its recent utilization and its memory, as far as known."""
+        """The GPU's recent utilization and its memory, if known."""
         busy = memory = None
         try:
             memory = int(self._library.nvmlDeviceGetMemoryInfo(self._handle).used)
             busy = self._library.nvmlDeviceGetUtilizationRates(self._handle).gpu / 100
-        except self._library.NVMLError:  # a part of a GPU (MIG) has no rate
+        except self._library.NVMLError:  # a MIG instance has no utilization rate
             pass
         return Usage(gpu=busy, gpu_seen=int(busy is not None), gpu_memory=memory)
 
 
 def has_psutil() -> bool:
-    """Whether psutil, which reads what processes use, is installed."""
+    """Whether psutil, which reads the usage of processes, is installed."""
     return importlib.util.find_spec("psutil") is not None

@@ -23,26 +23,24 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Row = Mapping[str, float | None]
 
-# Loading limits training where the loop waits for this share of its time, in this many batches at
-# least, after some in which caches, threads and compilers warm up;
+# Loading limits training if the loop waits for more than this share of its time,
 _HELD_BACK = 0.1
-_ENOUGH = 20
-_WARM_UP = 10
-# unless the GPU is in use for this share of the time: then it has work queued.
-_BUSY = 0.9
+_ENOUGH = 20  # in at least this number of batches,
+_WARM_UP = 10  # after these batches, in which caches, threads and compilers warm up,
+_BUSY = 0.9  # unless the GPU is in use for this share of the time, as it has work queued.
 
 
 class Log(Protocol):
-    """Where the values of windows are written."""
+    """Destination of the values of windows."""
 
     def write(self, row: Row) -> None:
-        """Write values by name, always the same names; None where a value is not known."""
+        """Write values by name, with the same names each time; None for an unknown value."""
 
     def flush(self) -> None:
         """Make all rows visible to readers."""
 
     def close(self) -> None:
-        """End it."""
+        """Close the log."""
 
 
 class Monitor(Generic[T]):
@@ -72,8 +70,8 @@ class Monitor(Generic[T]):
         self._log = self._open(Path(log)) if self._is_first and log is not None else None
         self._system: System | None = None
         self._window = _Window()
-        self._whole = Report()  # without that window
-        self._judged = Report()  # without the batches that warm up
+        self._whole = Report()  # of all earlier windows
+        self._judged = Report()  # of all earlier windows, without the warm-up
         self._warned = False
 
     def __len__(self) -> int:
@@ -100,14 +98,14 @@ class Monitor(Generic[T]):
                 window.add(made, got - asked, over - got, first=first)
                 first = False
                 if window.batches == self.every:
-                    window.settle()  # waiting for the GPU is time of the step
+                    window.settle()  # may wait for the GPU, which counts as time of the step
                     window.step += clock() - over
                     self._finish(window)
                     window = self._window
                 self._stepped()
                 asked = clock()
         except StopIteration:
-            window.data += clock() - asked  # the end of the loader takes time, too
+            window.data += clock() - asked  # ending the loader's iteration takes time, too
         finally:
             self._finish(window, last=True)
 
@@ -132,28 +130,26 @@ class Monitor(Generic[T]):
     def _open(self, path: Path) -> Log:
         if path.suffix.lower() != ".csv":
             raise UsageError(
-                "a log is a .csv file",
+                "the log must be a .csv file",
                 found=str(path),
-                fix="name one, or take shardkit.torch.Monitor for TensorBoard's folders",
+                fix="give a .csv file, or use shardkit.torch.Monitor to log to TensorBoard",
             )
         return _Csv(path)
 
     def _gpu(self) -> int | None:
-        """The number of the GPU in use, among those visible to this process."""
+        """The index of the GPU in use, among those visible to this process."""
         local = os.environ.get("LOCAL_RANK", "")
         return int(local) if local.isdigit() else 0
 
     def _waiting(self) -> AbstractContextManager[object]:
-        """A context around each wait for data."""
+        """Return a context manager to use around each wait for data."""
         return nullcontext()
 
     def _stepped(self) -> None:
-        """The loop is done with a batch."""
-
-    # The end of a window.
+        """Called when the loop is done with a batch."""
 
     def _finish(self, window: _Window, *, last: bool = False) -> None:
-        """Add a window to the report, log it, and warn if data limit training."""
+        """Add a window to the report, log it, and warn if loading limits training."""
         usage = self._system.used(last=last) if self._system else Usage()
         report = window.report() + Report(usage=usage)
         self._window = _Window()
@@ -165,14 +161,14 @@ class Monitor(Generic[T]):
                 self._log.write(_row(report, self._whole))
             if self._log is not None and last:
                 self._log.flush()
-        except OSError as error:  # a full disk is no reason to end a training
+        except OSError as error:  # a full disk must not end the training
             self._log = None
-            warn(f"the monitor logs no more, as it cannot write: {error}")
+            warn(f"the monitor stopped logging, as it cannot write: {error}")
         if self._is_first and not self._warned:
             self._judge()
 
     def _judge(self) -> None:
-        """Warn if data limit training."""
+        """Warn if loading limits training."""
         judged = self._judged
         waiting, in_use = judged.waiting or 0, judged.to_dict()["gpu"]
         if judged.batches < _ENOUGH or waiting <= _HELD_BACK or (in_use or 0) >= _BUSY:
@@ -183,20 +179,20 @@ class Monitor(Generic[T]):
         alone = shown(count / judged.step) if judged.step else "any number"
         warn(
             f"the training loop waits for data {waiting:.0%} of its time: "
-            f"{now} {noun}/s, and its steps alone would allow {alone}"
+            f"{now} {noun}/s, while its steps alone would allow {alone}"
             + ("" if in_use is None else f"; the GPU is in use {in_use:.0%} of the time")
             + _advice(self.loader)
         )
 
 
 class _Window:
-    """Batches that are not yet in a report."""
+    """Batches that are not part of a report yet."""
 
     def __init__(self) -> None:
         self.batches = self.epochs = 0
         self.start = self.data = self.step = 0.0
         self._sums = Counted(0, 0, 0)
-        self._counts: list[Counted] = []  # may be on a GPU, which reading them waits for
+        self._counts: list[Counted] = []  # may be on a GPU; reading them waits for it
 
     def add(self, made: Counted, waited: float, step: float, *, first: bool) -> None:
         """Add a batch, which may be the first of an epoch."""
@@ -210,7 +206,7 @@ class _Window:
             self.data += waited
 
     def settle(self) -> None:
-        """Sum up the counts; waits for a GPU."""
+        """Sum up the counts; may wait for a GPU."""
         columns = zip(self._sums, *self._counts, strict=True)
         self._sums = Counted(*(sum(map(int, column)) for column in columns))
         self._counts = []
@@ -222,7 +218,7 @@ class _Window:
 
 
 class _Csv:
-    """A log that appends lines to a file, which is open only while a line is written."""
+    """A log that appends lines to a file, which it opens for each line."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -236,15 +232,15 @@ class _Csv:
                     csv.writer(file).writerow(names)
         except OSError as error:
             raise OutputError(
-                "the log cannot be written", path=path, found=str(error), fix="name another file"
+                "cannot write the log", path=path, found=str(error), fix="choose another file"
             ) from error
         if there not in (None, names):
             raise OutputError(
-                "not a monitor's log, or one of another version",
+                "the file is not a monitor's log, or of another version",
                 path=path,
                 expected="columns " + ", ".join(names),
                 found=", ".join(there or []),
-                fix="name another file",
+                fix="choose another file",
             )
 
     def write(self, row: Row) -> None:
@@ -257,15 +253,15 @@ class _Csv:
 
 
 def _row(window: Report, whole: Report) -> Row:
-    """The logged values of a window, with the loop's step and epoch."""
+    """The logged values of a window, including the step and epoch of the loop."""
     at = {"step": whole.batches, "epoch": max(whole.epochs - 1, 0)}
     return at | {n: v for n, v in window.to_dict().items() if n != "epochs"}
 
 
 def _advice(loader: object) -> str:
-    """The command that finds the cause, if the dataset's path is known."""
+    """The command that finds the cause, if the path of the dataset is known."""
     source = getattr(getattr(loader, "dataset", None), "source", None)
-    path = getattr(source, "path", source)  # of an open dataset
+    path = getattr(source, "path", source)  # an open dataset has a path
     if not isinstance(path, str | os.PathLike):
         return ""
-    return f"; `shardkit doctor {shlex.quote(str(path))}` says why"
+    return f"; `shardkit doctor {shlex.quote(str(path))}` finds the cause"

@@ -1,12 +1,12 @@
 """The loops of other libraries for `shardkit bench`: a script for an interpreter that has them.
 
-    python peer_loops.py found                    the peers that can run here, as JSON
-    python peer_loops.py write NAME SOURCE STORE  the peer's own store, of class folders or tokens
-    python peer_loops.py run NAME STORE           for each line of JSON a run, and a line of JSON
+    python peer_loops.py found                    print the peers that can run here, as JSON
+    python peer_loops.py write NAME SOURCE STORE  write the peer's store from images or tokens
+    python peer_loops.py run NAME STORE           do a run for each line of JSON, answer with JSON
 
-A run is an epoch of all samples in the store. `read` hands every value to its consumer, which
-hashes it; `load` makes batches for training. The script imports nothing of shardkit, which need not
-be installed there.
+A run is an epoch of all samples in the store. `read` passes every value to a consumer, which
+hashes it; `load` makes batches for training. The script does not import shardkit, which need not
+be installed in the interpreter's environment.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TextIO
 
-# The modules beside this script must not hide installed ones of the same names.
+# Modules in this script's folder must not shadow installed ones of the same name.
 sys.path[:] = [folder for folder in sys.path if Path(folder) != Path(__file__).parent]
 
-# Modules whose packages have another name.
+# Module -> package, if their names differ.
 PACKAGES = {"cv2": "opencv-python-headless", "streaming": "mosaicml-streaming"}
 
 _SUFFIXES = "jpg;jpeg;png;webp;gif;bmp;tif;tiff;ppm"
-_CHUNK = 1000  # blocks of tokens in a chunk of litdata
+_CHUNK = 1000  # token blocks per chunk of litdata
 
 
 class Setting(NamedTuple):
-    """What a run does. Its loader is reused by the next run with the same setting."""
+    """The setting of a run. The next run with the same setting reuses its loader."""
 
     measure: str
     workers: int
@@ -59,7 +59,7 @@ class Setting(NamedTuple):
     def crop(self) -> int:
         """The width and height of the crops, in pixels."""
         if self.transform != "crop":
-            raise ValueError("peers are measured with the transform 'crop' alone")
+            raise ValueError("peers are measured only with the transform 'crop'")
         return self.size
 
 
@@ -67,12 +67,12 @@ class Setting(NamedTuple):
 
 
 def encoded(samples: list[dict[str, Any]]) -> list[bytes]:
-    """A batch of `read`: the stored bytes."""
+    """Make a batch for `read`: the stored bytes."""
     return [sample["image"] for sample in samples]
 
 
 class Crops:
-    """Makes a batch of `load`: images decoded and cropped by OpenCV, and their labels."""
+    """Makes a batch for `load`: images decoded and cropped by OpenCV, and their labels."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -97,14 +97,14 @@ class Crops:
 
 @functools.cache
 def opencv() -> ModuleType:
-    """OpenCV with one thread, as the workers are parallel already."""
+    """OpenCV with one thread, as workers already run in parallel."""
     cv2 = import_module("cv2")
     cv2.setNumThreads(1)
     return cv2
 
 
 def random_crop(height: int, width: int) -> tuple[int, int, int, int]:
-    """torchvision's RandomResizedCrop: top, left, height, width."""
+    """A crop as in torchvision's RandomResizedCrop: top, left, height, width."""
     for _ in range(10):
         area = height * width * random.uniform(0.08, 1)
         ratio = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
@@ -116,7 +116,7 @@ def random_crop(height: int, width: int) -> tuple[int, int, int, int]:
 
 
 class ClassFolders:
-    """Loose files of images; the name of a folder is the label."""
+    """Image files; the name of their folder is the label."""
 
     def __init__(self, root: Path) -> None:
         self.items = [(str(path), int(path.parent.name)) for path in sorted(root.glob("*/*"))]
@@ -201,9 +201,9 @@ def write_streaming(source: Path, store: Path) -> None:
 
 
 class MappedBlocks:
-    """The loop of nanoGPT: random blocks of a mapped file, without workers.
+    """The loop of nanoGPT: random blocks of a memory-mapped file, without workers.
 
-    `read` gives every block once; `load` as many tokens, in blocks with random starts.
+    `read` yields every block once; `load` yields as many tokens, in blocks with random starts.
     """
 
     def __init__(self, store: Path, setting: Setting) -> None:
@@ -263,7 +263,7 @@ def write_litdata_tokens(source: Path, store: Path) -> None:
 
 
 def some_tokens(chunk: tuple[str, int]) -> Iterable[Any]:
-    """The blocks of a chunk, one after the other."""
+    """The concatenated blocks of a chunk."""
     import numpy as np
     import torch
 
@@ -278,14 +278,14 @@ def some_tokens(chunk: tuple[str, int]) -> Iterable[Any]:
 
 
 class Peer(NamedTuple):
-    """A loop, the modules that it needs (the first has the version), and its store's writer."""
+    """A loop, the modules it needs (the first one gives the version), and its store's writer."""
 
     load: Callable[[Path, Setting], Iterable[Any]]
     needs: tuple[str, ...]
     write: Callable[[Path, Path], None] | None = None
 
 
-_IMAGES = ("torch", "cv2", "xxhash")  # all but ffcv leave decoding to the user
+_IMAGES = ("torch", "cv2", "xxhash")  # all peers but ffcv leave decoding to the user
 PEERS = {
     "imagefolder": Peer(imagefolder, _IMAGES),
     "webdataset": Peer(webdataset, ("webdataset", *_IMAGES)),
@@ -299,7 +299,7 @@ PEERS = {
 
 
 def found() -> dict[str, dict[str, Any]]:
-    """The version of each peer, or its missing packages, without importing any."""
+    """The version of each peer, or its missing packages, without importing the peers."""
     answer: dict[str, dict[str, Any]] = {}
     for name, (_, needs, _) in PEERS.items():
         missing = [module for module in needs if importlib.util.find_spec(module) is None]
@@ -312,7 +312,7 @@ def found() -> dict[str, dict[str, Any]]:
 
 
 def serve(name: str, store: Path, requests: TextIO, answers: TextIO) -> None:
-    """Answer requests, line by line, until there are no more."""
+    """Answer requests, one per line, until there are no more."""
     loaders: dict[Setting, Iterable[Any]] = {}
     for line in requests:
         try:
@@ -325,7 +325,7 @@ def serve(name: str, store: Path, requests: TextIO, answers: TextIO) -> None:
             answer: dict[str, Any] = {"seconds": time.perf_counter() - began, "samples": samples}
         except Exception as error:  # the peer's code may raise anything
             answer = {"error": last_line(error)}
-            loaders.clear()  # their state is unknown
+            loaders.clear()  # as their state is unknown
         print(json.dumps(answer), file=answers, flush=True)
 
 
@@ -343,14 +343,14 @@ def consume(measure: str, batches: Iterable[Any]) -> int:
 
 
 def last_line(error: Exception) -> str:
-    """An error in one line; errors of workers have their traceback in the text."""
+    """An error as one line. The text of a worker's error contains its traceback."""
     lines = [line for line in str(error).splitlines() if any(map(str.isalnum, line))]
     kind, text = type(error).__name__, lines[-1].strip() if lines else ""
     return text if text.startswith(kind) else f"{kind}: {text}"
 
 
 def main(action: str, *words: str) -> None:
-    # What libraries print goes to stderr; answers go to a copy of stdout.
+    # Answers go to a copy of stdout; stdout itself is redirected to stderr, as libraries print.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     answer: dict[str, Any] = {}
@@ -362,7 +362,7 @@ def main(action: str, *words: str) -> None:
             assert write is not None
             write(Path(words[1]), Path(words[2]))
         else:
-            import_module("torch").set_num_threads(1)  # as in its workers
+            import_module("torch").set_num_threads(1)  # as in workers
             serve(words[0], Path(words[1]), sys.stdin, answers)
             return
     except Exception as error:
@@ -373,7 +373,7 @@ def main(action: str, *words: str) -> None:
 if __name__ == "__main__":
     try:
         main(*sys.argv[1:])
-    finally:  # some peers leave threads that would keep the process alive
+    finally:  # some peers leave threads or processes that would keep this process alive
         for child in multiprocessing.active_children():
             child.kill()
         os._exit(0)

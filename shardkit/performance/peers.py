@@ -1,4 +1,4 @@
-"""The other libraries that `shardkit bench` compares with, each with a store of the same samples.
+"""Other libraries ("peers") that `shardkit bench` measures, each with a store of the same samples.
 
 They run in their own processes and environments (`peer_loops.py`), as their requirements conflict.
 """
@@ -33,7 +33,7 @@ from shardkit.schema import Array, Bytes, FieldType, Image, Int
 
 SCRIPT = Path(__file__).with_name("peer_loops.py")
 _IMAGES, _PIXELS, _TOKENS = "images", "raw pixels", "tokens"
-# Name -> kinds of data that it is measured with.
+# Name of a peer -> kinds of data with which it is measured.
 PEERS = {
     "imagefolder": (_IMAGES,),
     "webdataset": (_IMAGES,),
@@ -47,14 +47,14 @@ _FORMATS = {
     "webdataset": "wds",
     "datasets": "hf",
     "ffcv": "beton",
-}  # the stores that shardkit writes
-_TAR = 16_000_000  # bytes of a TAR: small, so that all workers get about as many
+}  # stores that shardkit writes
+_TAR = 16_000_000  # bytes per TAR: small, so that all workers get about the same number of TARs
 
 
 def interpreters_in(folders: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """The interpreters of virtual environments: of each folder, or of those directly inside of it.
+    """The interpreters of virtual environments: the folders, and those directly inside them.
 
-    Raises UsageError for a folder without any.
+    Raises UsageError for a folder without virtual environments.
     """
     found = []
     for folder in map(Path, folders):
@@ -70,7 +70,7 @@ def interpreters_in(folders: Sequence[str | os.PathLike[str]]) -> list[str]:
             raise UsageError(
                 "the folder has no virtual environments",
                 path=folder,
-                expected="one, or some directly inside of it, as `python -m venv` makes them",
+                expected="a virtual environment made by `python -m venv`, or a folder of them",
             )
         found += inside
     return found
@@ -79,17 +79,17 @@ def interpreters_in(folders: Sequence[str | os.PathLike[str]]) -> list[str]:
 def contenders(
     dataset: Dataset, interpreters: Sequence[str], work: Path, *, limit: int
 ) -> tuple[list[Contender], dict[str, str]]:
-    """The peers that can be measured with the first `limit` samples; why the others cannot.
+    """The peers that can be measured with the first `limit` samples, and why the others cannot.
 
-    Each runs in the first interpreter that has it, beginning with this one. Stores are written into
-    `work`, in a folder named after the samples, and reused.
+    Each runs in the first interpreter in which it is installed, starting with this one. Stores are
+    written to a folder in `work` that is named after the samples, and are reused.
     """
     try:
         data = _data_of(dataset, min(limit, len(dataset)))
         stores = _Stores(data, work / data.name)
     except ShardkitError as error:
         return [], dict.fromkeys(PEERS, error.what)
-    # Nothing is imported, which takes seconds each: a broken library fails when it is run.
+    # The libraries are not imported here, which takes seconds: a broken one fails when it runs.
     installed = [(python, _ask(python, "found")) for python in (sys.executable, *interpreters)]
     found = {name: _peer(name, stores, installed) for name in PEERS}
     ready = [peer for peer in found.values() if isinstance(peer, Contender)]
@@ -120,7 +120,7 @@ def _peer(
 
 
 def _ask(python: str, *words: str) -> dict[str, Any]:
-    """What the script answers in an interpreter; raises WorkerError where it fails."""
+    """Run the script in an interpreter and return its answer. Raises WorkerError if it fails."""
     try:
         with JsonProcess([python, str(SCRIPT), *words]) as process:
             answer: dict[str, Any] = process.receive()
@@ -132,7 +132,7 @@ def _ask(python: str, *words: str) -> dict[str, Any]:
 
 
 def _note(name: str, store: Path) -> str | None:
-    """The images that were re-encoded for FFCV, which reads only JPEG and pixels."""
+    """A note on images that were re-encoded for FFCV, which reads only JPEG and pixels."""
     manifest = open_dataset(store).manifest if name == "ffcv" else None
     if manifest is None or not manifest.encoded:
         return None
@@ -179,7 +179,7 @@ class _Data:
 
 
 def _data_of(dataset: Dataset, count: int) -> _Data:
-    """Images, pixels or tokens, whichever there are; raises SampleError for anything else."""
+    """The images, pixels or tokens of a dataset. Raises SampleError if it has none of them."""
     field, schema = image_field(dataset), dataset.schema
     if field is not None and count:
         labels = [name for name in (dataset.label, "cls") if isinstance(schema.get(name), Int)]
@@ -188,11 +188,11 @@ def _data_of(dataset: Dataset, count: int) -> _Data:
         return replace(data, kind=_PIXELS) if pixels else data
     if count and _are_blocks(schema.get("tokens")):
         return _Data(dataset, _TOKENS, "tokens", None, count)
-    raise SampleError("the samples have neither images nor blocks of tokens of one length")
+    raise SampleError("the samples have neither images nor token blocks of equal length")
 
 
 def _are_blocks(kind: FieldType | None) -> bool:
-    """Whether a field has integer arrays of one length."""
+    """Whether a field has integer arrays of equal length."""
     if not isinstance(kind, Array) or kind.optional or np.dtype(kind.dtype).kind not in "iu":
         return False
     return kind.shape is not None and len(kind.shape) == 1 and bool(kind.shape[0])
@@ -208,7 +208,7 @@ class _Stores:
         self.data, self.folder = data, folder
 
     def get(self, name: str, python: str) -> Path:
-        """The peer's store, which is written if missing, and renamed once complete."""
+        """The peer's store. If missing, it is written to a temporary folder and then renamed."""
         store = self.folder / name
         if store.exists():
             return store
@@ -231,17 +231,17 @@ class _Stores:
 
     def _convert(self, name: str, out: Path) -> None:
         samples = None
-        if name == "webdataset":  # at least two TARs a worker, as workers do not share one
+        if name == "webdataset":  # at least two TARs per worker, as workers do not share a TAR
             some = [len(self.data[number]["image"]) for number in range(min(len(self.data), 100))]
             size = sum(some) * len(self.data) // len(some)
             samples = max(len(self.data) // max(size // _TAR, 2 * processors()), 1)
-        # As images `datasets` would decode them itself, not by the decoder that others use.
+        # Stored as bytes for `datasets`, which would decode images with a decoder of its own.
         schema = {"image": Bytes() if name == "datasets" else Image(), "label": Int()}
         source = cast("Sequence[Sample]", self.data)
         convert(source, _FORMATS[name], out, schema=schema, shard_samples=samples)
 
     def _write_files(self, out: Path) -> None:
-        """A folder for each label, and the images as files."""
+        """Write the images as files, in one folder per label."""
         for number in range(len(self.data)):
             value, label = self.data[number].values()
             suffix = SUFFIX_OF[format_of(value) or "jpeg"]
@@ -251,7 +251,7 @@ class _Stores:
                 path.write_bytes(value)
 
     def _write_blocks(self, out: Path) -> None:
-        """All blocks in one array in a file that can be mapped."""
+        """Write all blocks as one array to a file for memory mapping."""
         storage.make_folder(out)
         first, path = self.data[0]["image"], out / "tokens.npy"
         with storage.explained("write", path):

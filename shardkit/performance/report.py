@@ -75,7 +75,7 @@ class Report:
         return self.start / self.epochs if self.epochs else None
 
     def to_dict(self) -> dict[str, float | None]:
-        """Return JSON values: seconds, shares from 0 to 1, and bytes; None if not known."""
+        """Return JSON values: seconds, shares from 0 to 1, and bytes; None if unknown."""
         values = {name: getattr(self, name) for name in _VALUES}
         counts = {name: values[name] or None for name in ("samples", "tokens")}
         return values | counts | self.usage.to_dict()
@@ -103,7 +103,7 @@ _VALUES = (
 _RATES = ("rate", "stepping", "token_rate")
 _BYTES = ("memory", "disk", "gpu_memory")
 
-# A line of the table: its label, the values that it needs, and their format.
+# Lines of the table: label, required values, format.
 _LINES = (
     ("waiting for data", "waiting", "{waiting:.1%} of the time"),
     ("first batch", "first_batch", "{first_batch:,.2f} s after an epoch begins"),
@@ -128,11 +128,11 @@ def _rate(count: int, seconds: float) -> float | None:
     return count / seconds if count and seconds else None
 
 
-# --- what a batch holds --------------------------------------------------------------------------
+# --- the contents of a batch ---------------------------------------------------------------------
 
 
 class Counted(NamedTuple):
-    """Samples, tokens without padding, and with it; 0 where that is not known.
+    """Numbers of samples, of tokens without padding, and of tokens with padding; 0 if unknown.
 
     Numbers, or arrays of one element, which may be on a GPU and are then slow to read.
     """
@@ -143,7 +143,7 @@ class Counted(NamedTuple):
 
 
 def counted(batch: object) -> Counted:
-    """What a batch of any kind holds, as far as it shows, without waiting for a GPU."""
+    """Count samples and tokens of a batch of any kind, if possible, without waiting for a GPU."""
     if not isinstance(batch, Mapping):
         return Counted(_samples(batch), 0, 0)
     valid = batch.get("valid")
@@ -152,13 +152,13 @@ def counted(batch: object) -> Counted:
 
 
 def _samples(batch: object) -> int:
-    """The rows of the first array, or else the length of the first list."""
+    """The number of rows of the first array, or else the length of the first list."""
     columns: Iterable[Any] = [batch]
     if isinstance(batch, Mapping):
         columns = batch.values()
     elif isinstance(batch, list | tuple):
         if batch and all(isinstance(sample, Mapping) for sample in batch):
-            return len(batch)  # samples that are not collated
+            return len(batch)  # uncollated samples
         columns = batch
     columns = list(columns)
     arrays = (_samples(c) if isinstance(c, Mapping) else _rows(c) for c in columns)
@@ -172,7 +172,7 @@ def _rows(value: Any) -> int:
 
 
 def _tokens(batch: Mapping[str, Any]) -> tuple[Any, int]:
-    """Tokens without padding, and with it."""
+    """Numbers of tokens without and with padding."""
     ids = batch.get("tokens", batch.get("input_ids"))
     mask, segments, lengths = (batch.get(n) for n in ("attention_mask", "segment_ids", "lengths"))
     rows = [array for array in (mask, segments, ids) if _is_array(array, 2, "bool", "int")]
@@ -185,6 +185,6 @@ def _tokens(batch: Mapping[str, Any]) -> tuple[Any, int]:
 
 
 def _is_array(value: Any, dimensions: int, *kinds: str) -> TypeGuard[Any]:
-    """Whether it is an array, of any library, of these kinds of values."""
+    """Whether `value` is an array (of any library) with a dtype of one of these kinds."""
     dtype = str(getattr(value, "dtype", ""))
     return len(getattr(value, "shape", ())) == dimensions and any(kind in dtype for kind in kinds)

@@ -1,4 +1,4 @@
-"""Short runs of loaders, in turn, so that they are compared under the same conditions."""
+"""Short, interleaved runs of loaders, which compare them under the same conditions."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 ROUNDS = 3
 _TRIALS = 5  # rounds of `medians`
-_BATCHES = 4  # at least, in a run: fewer say little about a rate
-_PATIENCE = 4  # times the seconds of a run, if batches are that slow
-_BATCH, _EPOCH = 64, 8  # least samples of a batch, and batches of an epoch, in memory
+_BATCHES = 4  # minimum number per run, as fewer say little about a rate
+_PATIENCE = 4  # times the seconds of a run that it may take to get this number
+_BATCH, _EPOCH = 64, 8  # for samples in memory: minimum samples per batch, batches per epoch
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run of a loader measured.
+    """The measurements of a run of a loader.
 
-    rate: samples a second, after the first batches.
-    times: where the time went, for a Loader with `profile=True`.
-    start: seconds until the first batch of an epoch, the least of all epochs.
+    rate: samples per second, after the first batches.
+    times: where the time was spent, for a Loader with `profile=True`.
+    start: seconds until the first batch of an epoch, the minimum over all epochs.
     delayed: seconds in which the calling thread was ready to run, but had no processor.
     """
 
@@ -49,25 +49,25 @@ class Run:
 
 
 def compare(loaders: Mapping[str, Loader | DataLoader[Any]], seconds: float) -> dict[str, Run]:
-    """The median of ROUNDS runs of each loader, which together take about `seconds` each."""
+    """The median of ROUNDS runs per loader, which together take about `seconds` for each loader."""
     found: dict[str, list[Run]] = {name: [] for name in loaders}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ShardkitWarning)  # they are findings
+        warnings.simplefilter("ignore", ShardkitWarning)  # reported as findings instead
         for _ in range(ROUNDS):
             for name, loader in loaders.items():
                 found[name].append(run(loader, seconds / ROUNDS))
     medians = {name: sorted(runs, key=lambda one: one.rate) for name, runs in found.items()}
     return {
-        # The least: the first start may start workers that persist.
+        # The minimum, as the first run may start persistent workers.
         name: replace(runs[len(runs) // 2], start=min(one.start for one in runs))
         for name, runs in medians.items()
     }
 
 
 def medians(*measures: Callable[[int], float]) -> list[float]:
-    """The median of what each returns, over rounds in which they are called in turn.
+    """The median result of each function, over rounds that call all of them in turn.
 
-    They are called with the number of the round.
+    Each is called with the number of the round.
     """
     rounds = [[measure(number) for measure in measures] for number in range(_TRIALS)]
     return [statistics.median(column) for column in zip(*rounds, strict=True)]
@@ -76,15 +76,15 @@ def medians(*measures: Callable[[int], float]) -> list[float]:
 def run(loader: Loader | DataLoader[Any], seconds: float) -> Run:
     """Load for some seconds, epoch after epoch; longer if batches are slow.
 
-    Samples count once as many batches have come as are prefetched, so that as many are in progress
-    then as at the end; or from the second epoch, or when the seconds are over.
+    Counting starts after as many batches as are prefetched, so that equally many are in progress at
+    the start and at the end; at the latest with the second epoch, or after `seconds`.
     """
     if isinstance(loader, Loader):
         ahead = loader.prefetch
     else:
         ahead = loader.num_workers * (loader.prefetch_factor or 1)
     began, delayed, times, starts = time.perf_counter(), _delayed(), Times(), []
-    first = last = 0.0  # when counting began, and when the last batch came
+    first = last = 0.0  # times at which counting started and the last batch arrived
     samples = batches = 0
 
     def enough() -> bool:
@@ -109,12 +109,12 @@ def run(loader: Loader | DataLoader[Any], seconds: float) -> Run:
         if isinstance(loader, Loader):
             iteration.close()
             times += loader.profile
-        del iteration  # ends its workers before others start
+        del iteration  # ends its workers before others are started
     return Run(samples / (last - first), times, min(starts), _delayed() - delayed)
 
 
 def _delayed() -> float:
-    """Seconds that this thread has waited for a processor; 0 where the system does not say."""
+    """Seconds for which this thread has waited for a processor; 0 if the system does not tell."""
     try:
         return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
     except (OSError, IndexError):
@@ -129,7 +129,7 @@ def first_numbers(stream: Stream, most: int) -> list[int]:
 
 
 def in_memory(loader: Loader, samples: Sequence[Sample]) -> Loader:
-    """The same loader for some samples in memory, which shows its speed without reading."""
+    """The same loader with some samples in memory, to measure its speed without reading."""
     stream, options = loader.dataset.stream, loader.dataset.options
     length = max(len(samples), _EPOCH * max(options.per_rank(1), _BATCH))
     repeated = list(islice(cycle(samples), length))
@@ -147,17 +147,17 @@ def is_dataloader(source: Any) -> bool:
 def loader_like(dataloader: DataLoader[Any]) -> Loader:
     """A Loader that makes the same batches with threads.
 
-    Raises UsageError for a DataLoader of anything but a StreamingDataset.
+    Raises UsageError if the DataLoader's dataset is not a StreamingDataset.
     """
     from shardkit.stream.torch_loader import Loader as ForTorch
 
     dataset: Any = dataloader.dataset
     if not isinstance(dataset, StreamingDataset):
         raise UsageError(
-            "the DataLoader does not load a dataset of shardkit",
-            expected="a shardkit.torch.StreamingDataset in it",
+            "the DataLoader does not load a shardkit dataset",
+            expected="a DataLoader of a shardkit.torch.StreamingDataset",
             found=type(dataset).__name__,
-            fix="`shardkit bench PATH --peers` compares with other ways to load",
+            fix="to compare with other libraries, use `shardkit bench PATH --peers`",
         )
     if not dataset.options.batched:
         dataset = dataset.with_options(batch_size=dataloader.batch_size)
@@ -169,7 +169,7 @@ def dataloader_like(
 ) -> DataLoader[Any]:
     """A DataLoader that makes the same batches with processes.
 
-    single: a DataLoader that collates single samples; the new one does so in the same way.
+    single: a DataLoader that collates single samples; the new one collates them in the same way.
     """
     from torch.utils.data import DataLoader
 

@@ -1,4 +1,4 @@
-"""The steps for the audio of a sample: another rate, one channel; what changes becomes FLAC."""
+"""The steps for the audio of a sample: resample, mix to mono; audio that changes becomes FLAC."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class AudioSteps:
 
     @classmethod
     def of(cls, schema: Schema, options: AudioOptions) -> AudioSteps | None:
-        """Those for samples with these fields, if any. Raises UsageError where none is audio."""
+        """Return the steps, or None if there are none. Raises UsageError if no field is audio."""
         if not options.active:
             return None
         fields = tuple(audio_fields(schema))
         if not fields:
             found = ", ".join(f"{name}: {type(kind).__name__}" for name, kind in schema.items())
-            raise UsageError("there are options for audio, and no audio", found=found or None)
-        library_versions()  # raises where a library is missing
+            raise UsageError("there are options for audio, but no audio", found=found or None)
+        library_versions()  # raises if a library is missing
         return cls(options, fields)
 
     def __call__(self, shaped: Shaped) -> None:
@@ -42,11 +42,11 @@ class AudioSteps:
                     raise unusable(error, shaped.sample["__key__"], name) from error
 
     def versions(self) -> dict[str, str]:
-        """Of the libraries that decide the bytes."""
+        """Return the versions of the libraries that determine the bytes."""
         return library_versions()
 
     def _stored(self, shaped: Shaped, data: bytes) -> bytes:
-        """Audio as it is to be stored: as it is where its header says that nothing changes."""
+        """Return audio as it is to be stored: as is if the header shows that nothing changes."""
         about = media_of(Audio(), data)
         rate = self.options.sample_rate or about.sampling_rate
         reasons = []

@@ -1,7 +1,7 @@
 """Which array fields are boxes on an image, and which others have a row for each box.
 
-The field `boxes`, floats of shape (n, 4), is taken for boxes: x0, y0, x1, y1 in pixels. Of others
-that are named so the user is asked, as they may be x, y, width, height, or shares of the sides.
+The field `boxes`, floats of shape (n, 4), is taken as boxes: x0, y0, x1, y1 in pixels. For other
+fields named like boxes the user is asked, as they may be x, y, width, height, or relative.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ _FLOATS = {"<f4", "<f8"}
 
 
 class OnImage(NamedTuple):
-    """What boxes lie on, and the fields that have a row for each of them."""
+    """The image that boxes are on, and the fields that have a row for each box."""
 
     image: str
     others: tuple[str, ...]
 
     def note(self, field: str) -> str:
-        """What is done with the boxes, for the user."""
-        others = f"; with them {', '.join(map(repr, self.others))}" if self.others else ""
-        words = "x0, y0, x1, y1 in pixels, moved alike and clipped"
-        return f"{field!r} is taken for boxes on {self.image!r}: {words}{others}"
+        """Describe to the user how the boxes are treated."""
+        others = f"; along with {', '.join(map(repr, self.others))}" if self.others else ""
+        words = "x0, y0, x1, y1 in pixels, transformed with it and clipped"
+        return f"{field!r} is taken as boxes on {self.image!r}: {words}{others}"
 
     def check(self, sample: Sample, field: str) -> None:
-        """Raise SampleError where values are no boxes, or others have not as many rows."""
+        """Raise SampleError if the value is not boxes, or other fields have more or fewer rows."""
         boxes = sample[field]
         if not is_boxes(boxes):
             raise _no_boxes(sample, field)
         for name in self.others:
             if name in sample and len(sample[name]) != len(boxes):
                 raise SampleError(
-                    f"the sample has {len(boxes):,} boxes, and other numbers of what they have",
+                    f"the sample has {len(boxes):,} boxes, but the field has more or fewer rows",
                     key=sample["__key__"],
                     field=name,
                     expected=f"{len(boxes):,} rows",
                     found=f"{len(sample[name]):,}",
-                    fix="repair it; or, if these are no boxes, --boxes none",
+                    fix="repair it; or, if these are not boxes, use --boxes none",
                 )
 
 
@@ -61,10 +61,10 @@ def box_fields(
     source: Source | Stream | None,
     ask: bool,
 ) -> dict[str, OnImage]:
-    """The fields of boxes, each with what it lies on.
+    """Return the fields of boxes, each with its image and the fields that go with it.
 
-    `said` are those that the user names, or None. Raises UsageError for names of other fields; and
-    where it is not clear whether a field is boxes, if there is reason to `ask`.
+    `said` are the fields named by the user, or None. Raises UsageError for fields that cannot be
+    boxes, and, if `ask` is true, for fields of which it is not clear whether they are.
     """
     arrays = {name: kind for name, kind in schema.items() if isinstance(kind, Array)}
     if said is None:
@@ -77,7 +77,7 @@ def box_fields(
         wrong = [n for n in said if n not in arrays or not _may_be(arrays[n])]
         if wrong:
             raise UsageError(
-                f"{wrong[0]!r} is no field of boxes",
+                f"{wrong[0]!r} is not a field of boxes",
                 expected=near(wrong[0], (n for n, k in arrays.items() if _may_be(k))),
                 found=repr(schema.get(wrong[0])),
                 fix="boxes are arrays of floats, (n, 4): x0, y0, x1, y1 in pixels",
@@ -89,7 +89,7 @@ def box_fields(
 
 
 def json_boxes(schema: Schema) -> list[str]:
-    """Fields of JSON that are named like boxes, or `objects` as Hugging Face's are."""
+    """Return the JSON fields that are named like boxes, or `objects` as on Hugging Face."""
     names = [name for name, kind in schema.items() if isinstance(kind, Json)]
     return [name for name in names if name == "objects" or is_box_name(name)]
 
@@ -111,9 +111,9 @@ def _may_be(kind: Array) -> bool:
 def _rows_of(
     boxes: Sequence[str], arrays: Collection[str], source: Source | Stream | None
 ) -> dict[str, tuple[str, ...]]:
-    """By field of boxes, the arrays that have as many rows, in their order.
+    """Return, for each field of boxes, the arrays that have as many rows, in their order.
 
-    Those of WITH_BOXES belong to the first; of others, a few samples tell.
+    Those of WITH_BOXES belong to the first; for others, a few samples decide.
     """
     found = {
         name: [] if n else [o for o in arrays if o in WITH_BOXES] for n, name in enumerate(boxes)
@@ -143,15 +143,15 @@ def _no_boxes(sample: Sample, field: str) -> SampleError:
         field=field,
         expected="an array of floats, (n, 4)",
         found=f"{value.dtype} {value.shape}",
-        fix="repair it; or, if the field is no boxes, --boxes none",
+        fix="repair it; or, if the field is not boxes, use --boxes none",
     )
 
 
 def _unclear(name: str, kind: Array) -> UsageError:
     return UsageError(
-        f"the field {name!r} may be boxes, which would be wrong on images that change",
-        expected=f"floats of shape (n, 4) by the name {BOXES!r}, or a word from you",
+        f"the field {name!r} may be boxes, which would no longer fit the changed images",
+        expected=f"floats of shape (n, 4) with the name {BOXES!r}, or the option --boxes",
         found=repr(kind),
-        fix=f"--boxes {name} takes it for x0, y0, x1, y1 in pixels, which move; --boxes none leaves"
-        " it as it is",
+        fix=f"--boxes {name} transforms it as x0, y0, x1, y1 in pixels; --boxes none leaves it"
+        " unchanged",
     )

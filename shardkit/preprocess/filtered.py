@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 
-class Filtered(Exception):  # noqa: N818 - no error
-    """A sample is dropped. `reason` is the same for all such samples, `found` is of this one."""
+class Filtered(Exception):  # noqa: N818 - not an error
+    """A sample is dropped. `reason` is the same for all such samples, `found` is for this one."""
 
     def __init__(self, reason: str, found: str, key: str) -> None:
         super().__init__(f"{reason}: {found}")
@@ -13,5 +13,5 @@ class Filtered(Exception):  # noqa: N818 - no error
         self.key = key
 
     def to_json(self) -> dict[str, str]:
-        """For a line of filtered.jsonl."""
+        """Return the entry for a line of filtered.jsonl."""
         return {"key": self.key, "reason": self.reason, "found": self.found}

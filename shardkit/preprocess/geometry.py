@@ -1,4 +1,4 @@
-"""Sizes, crops and margins that options ask for, in whole numbers."""
+"""Sizes, crops and margins that options ask for, in whole pixels."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from shardkit.options import ImageOptions
 
 
 def geometry(width: int, height: int, options: ImageOptions) -> Window:
-    """What becomes of an upright image of this size.
+    """Return the window of an upright image of this size that the options ask for.
 
     - shorter, longer: that side becomes `resize` pixels, and the other keeps the aspect.
-    - exact: both sides become `resize`, whatever the aspect was.
+    - exact: both sides become `resize`, regardless of the aspect.
     - crop: as shorter, then the square in the middle.
-    - pad: as longer, then margins around it to a square.
+    - pad: as longer, then margins to make a square.
 
-    No side becomes longer than it was, without `upscale`; but margins are added.
+    Without `upscale` no side becomes longer, except by margins.
     """
     window = Window.whole(width, height)
     side, mode = options.resize, options.resize_mode

@@ -27,21 +27,21 @@ from shardkit.preprocess.transform import Transform
 from shardkit.sample import Sample
 
 _CHANGED = "changed by the transform"
-_one_transform = threading.Lock()  # a user's function need not know of threads
+_one_transform = threading.Lock()  # a user's function need not be thread-safe
 
 
 @dataclass(frozen=True)
 class ImageSteps:
-    """The steps for samples with these fields: images, and masks with the image of each."""
+    """The steps for samples with these fields: images, and masks mapped to their images."""
 
     options: ImageOptions
     images: tuple[str, ...]
     masks: dict[str, str]
     transform: Transform | None = None
-    raw: str = "array"  # how raw pixels are stored: "array"; or "ppm", then masks too
-    arrays: tuple[str, ...] = ()  # arrays that are named as masks are: unchanged
+    raw: str = "array"  # how raw pixels are stored: "array", or "ppm" (then masks, too)
+    arrays: tuple[str, ...] = ()  # arrays with names of masks, which are left unchanged
     boxes: dict[str, OnImage] = field(default_factory=dict)
-    json: tuple[str, ...] = ()  # fields of JSON that are named as boxes are: unchanged
+    json: tuple[str, ...] = ()  # JSON fields with names of boxes, left unchanged
 
     @functools.cached_property
     def _steps(self) -> ImageProcessor:
@@ -49,7 +49,7 @@ class ImageSteps:
         return ImageProcessor(self.options, self.raw, pixels)
 
     def __call__(self, sample: Sample) -> Shaped:
-        """Raises Filtered, and SampleError for an image that is invalid or cannot be stored."""
+        """Apply the steps. Raises Filtered, and SampleError for invalid or unstorable images."""
         found = {n: self._look_at(sample, n) for n in self.images if n in sample}
         drawn = [n for n, of in self.masks.items() if n in sample and of in found]
         if self.transform is not None:
@@ -69,21 +69,21 @@ class ImageSteps:
         return shaped
 
     def notes(self) -> list[str]:
-        """What a user may not expect."""
+        """Return notes on what a user may not expect."""
         notes = [
-            f"{mask!r} is taken for the mask of {of!r}: same geometry, nearest pixels, no loss"
+            f"{mask!r} is taken as the mask of {of!r}: same geometry, nearest pixels, lossless"
             for mask, of in self.masks.items()
             if self._steps.pixels or self.raw == "ppm"
         ]
         if self.options.resize is not None:
-            notes += [f"{name!r} is an array, and is not resized" for name in self.arrays]
+            notes += [f"{name!r} is an array, so it is not resized" for name in self.arrays]
         if self._steps.pixels:
             notes += [on.note(name) for name, on in self.boxes.items()]
             notes += [f"{name!r} is JSON: boxes in it are not moved" for name in self.json]
         return notes
 
     def versions(self) -> dict[str, str]:
-        """Of the libraries that decide the bytes."""
+        """Return the versions of the libraries that determine the bytes."""
         return codec_versions()
 
     def _look_at(self, sample: Sample, name: str) -> Image:
@@ -95,7 +95,7 @@ class ImageSteps:
         return image
 
     def _stored(self, shaped: Shaped, name: str, image: Image, pixels: Pixels | None = None) -> Any:
-        """Count an image; returns it as it is to be stored."""
+        """Return an image as it is to be stored, and count it."""
         with _errors_of(shaped.sample, name):
             value, done = self._steps.stored(image, pixels)
         size = int(value.nbytes) if isinstance(value, np.ndarray) else len(value)
@@ -105,13 +105,13 @@ class ImageSteps:
         return value
 
     def _move_boxes(self, shaped: Shaped, found: dict[str, Image]) -> None:
-        """Put boxes where their images go. Those of which nothing is left are counted."""
+        """Transform boxes with their images, and count those that a crop removes."""
         for name, on in self.boxes.items():
             image = found.get(on.image)
             if image is None or name not in shaped.sample:
                 continue
             on.check(shaped.sample, name)
-            upright = self.raw == "ppm"  # a format that makes JPEGs turns what has an orientation
+            upright = self.raw == "ppm"  # formats that store JPEGs turn images upright
             if not (image.moves or (upright and image.header.orientation != 1)):
                 continue
             header = image.header
@@ -128,11 +128,11 @@ class ImageSteps:
             shaped.sample[name] = boxes
 
     def _mask(self, sample: Sample, name: str, image: Image) -> Any:
-        """The mask of an image after the same resizing and crop, as a Pillow image."""
+        """Return the mask of an image after the same resizing and crop, as a Pillow image."""
         return masks.mask_of(sample[name], image.header, image.window)
 
     def _mask_changes(self, image: Image) -> bool:
-        """Whether the mask of an image cannot be stored as it is."""
+        """Whether the mask of an image cannot be stored unchanged."""
         return image.moves or self._steps.as_array or self.raw == "ppm"
 
     def _mask_stored(self, mask: Any) -> Any:
@@ -179,7 +179,7 @@ class ImageSteps:
 
 
 def _unwanted(header: Header, options: ImageOptions) -> tuple[str, str] | None:
-    """The reason why an option drops an image, and its size; None for an image to keep."""
+    """Return why an option drops an image, and its size; None for an image to keep."""
     short, long = sorted((header.width, header.height))
     size = f"{header.width} x {header.height}"
     if options.min_size is not None and short < options.min_size:
@@ -193,7 +193,7 @@ def _unwanted(header: Header, options: ImageOptions) -> tuple[str, str] | None:
 
 @contextlib.contextmanager
 def _errors_of(sample: Sample, field: str) -> Iterator[None]:
-    """Errors of an image become errors of its sample."""
+    """Turn errors of an image into errors of its sample."""
     try:
         yield
     except NotAnImageError as error:
@@ -215,7 +215,7 @@ def _read_only(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _as_image(values: npt.NDArray[Any], sample: Sample, name: str) -> Pixels:
-    """The pixels that a transform returned; raises SampleError for anything else."""
+    """Return the pixels that a transform returned; raises SampleError for anything else."""
     if values.dtype == np.uint8 and values.ndim == 2:
         values = np.repeat(values[:, :, None], 3, axis=2)
     if values.dtype != np.uint8 or values.ndim != 3 or values.shape[2] != 3 or not values.size:

@@ -1,4 +1,4 @@
-"""What goes from a source through the steps to the shards: samples, or their errors."""
+"""Items that pass from a source through the steps to the shards: samples, or their errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Shaped:
-    """A sample as it is to be stored, with counts of what was done to images and audio, and why."""
+    """A sample as it is to be stored, with counts of changes to images and audio, and reasons."""
 
     sample: Sample
     images: Counter[str] = field(default_factory=Counter)
@@ -27,38 +27,38 @@ class Shaped:
     ignored: Counter[str] = field(default_factory=Counter)
 
 
-# A sample, as it was read or after the steps for it alone; or the reason why there is none.
+# A sample as it was read, or after its individual steps; or the reason why there is none.
 Read: TypeAlias = "Sample | Shaped | SampleError | Filtered"
 
 
 class Item(NamedTuple):
     """A sample between source and shard."""
 
-    name: str  # what to call it in a list of errors: its path relative to the source, say
+    name: str  # its name in a list of errors, such as its path relative to the source
     read: Read
-    size: int  # bytes of the source that it took
+    size: int  # bytes that it took in the source
     original: str | None = None  # its path as a file, if the key does not contain it
 
 
 def sample_of(read: Read) -> Sample:
-    """The sample that was read; raises the error if there is none."""
+    """Return the sample that was read; raises the error if there is none."""
     if isinstance(read, SampleError | Filtered):
         raise read
     return read if isinstance(read, dict) else read.sample
 
 
 def count_values(names: Iterable[str], ignored: Counter[str]) -> None:
-    """Count the values of a sample that are left out, by the names of their fields."""
+    """Count the values of a sample that are dropped, by field name."""
     for name in names:
         ignored[f"values of {name!r}"] += 1
 
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps for samples: those for each by itself, then those for the text of all in order."""
+    """The steps for samples: first for each individually, then for the text of all in order."""
 
-    images: ImageSteps | None = None  # with a user's transform
-    audio: AudioSteps | None = None  # before those
+    images: ImageSteps | None = None  # including a user's transform
+    audio: AudioSteps | None = None  # before the steps for images
     text: TextSteps | None = None
     fields: tuple[str, ...] | None = None  # the only fields to keep; None: all
 
@@ -71,7 +71,7 @@ class Steps:
         return self.images is not None or self.audio is not None
 
     def shaped(self, sample: Sample | SampleError, ignored: Counter[str]) -> Read:
-        """A sample after the steps for each by itself; values left out are counted in `ignored`."""
+        """Return a sample after its individual steps; dropped values are counted in `ignored`."""
         if isinstance(sample, SampleError):
             return sample
         if self.fields is not None:
@@ -103,16 +103,16 @@ class Steps:
         tally: TextTally,
         ignored: Counter[str],
     ) -> Iterator[Item]:
-        """Samples of `shaped` after the steps for text; `name` begins the keys of new ones."""
+        """Return items from `shaped` after the steps for text; `name` begins the new keys."""
         return items if self.text is None else self.text(items, name, threads, tally, ignored)
 
     def notes(self) -> list[str]:
-        """What a user may not expect."""
+        """Return notes on what a user may not expect."""
         images = [] if self.images is None else self.images.notes()
         return images + ([] if self.text is None else list(self.text.tokenizer.notes))
 
     def versions(self) -> dict[str, str]:
-        """Of the libraries that decide the bytes."""
+        """Return the versions of the libraries that determine the bytes."""
         images = {} if self.images is None else self.images.versions()
         if self.audio is not None:
             images = images | self.audio.versions()

@@ -1,7 +1,7 @@
 """Masks: images whose pixels are class numbers, instances or depth.
 
-A mask gets the geometry of its image, by nearest pixels, and is stored without loss. Margins are 0.
-Values are the stored ones: palettes, profiles and backgrounds are not applied.
+A mask gets the geometry of its image, by nearest pixels, and is stored losslessly. Margins are 0.
+Values are kept as stored: palettes, profiles and backgrounds are not applied.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from shardkit.codecs.window import Window
 
 
 class MaskError(NotAnImageError):
-    """A mask of another size than its image."""
+    """The size of a mask differs from that of its image."""
 
-    what = "the mask does not fit its image"
+    what = "the mask does not match its image"
     expected = "the same width and height"
-    fix = "make it of the image's size"
+    fix = "resize it to the size of the image"
 
 
 class TooDeepError(NotAnImageError):
@@ -31,13 +31,13 @@ class TooDeepError(NotAnImageError):
 
     what = "the format cannot hold the values of the mask"
     expected = "8 bits"
-    fix = "convert to another format, or make an array of it by a --transform of your own"
+    fix = "convert to another format, or turn it into an array with your own --transform"
 
 
 def mask_of(data: bytes, image: Header, window: Window) -> Any:
-    """The `window` of an upright mask, as a Pillow image. The window has no crop, and no flip.
+    """Return the `window` of an upright mask, as a Pillow image. The window has no crop or flip.
 
-    `image` is the header of its image. A mask of the image's stored size has the image's
+    `image` is the header of its image. A mask with the stored size of the image has its
     orientation, unless its own header has one. Raises NotAnImageError.
     """
     header = read_header(data)
@@ -61,20 +61,20 @@ def _cut(mask: Any, window: Window) -> Any:
     size = (window.full_width, window.full_height)
     if mask.size != size:
         mask = mask.resize(size, Resampling.NEAREST)
-    if (window.columns, window.rows) != size:  # a crop is 0 beyond the edges
+    if (window.columns, window.rows) != size:  # Pillow fills a crop beyond the edges with 0
         left, top = window.left, window.top
         mask = mask.crop((left, top, left + window.columns, top + window.rows))
     return mask
 
 
 def values_of(mask: Any) -> npt.NDArray[Any]:
-    """The values of a mask, (height, width), or (height, width, channels) if it has several."""
+    """Return the values of a mask: (height, width), or (height, width, channels) for several."""
     values = np.asarray(mask)
     return values.astype(np.uint8) if values.dtype == bool else values
 
 
 def encode_mask(mask: Any) -> bytes:
-    """A mask as a PNG, with its palette if it has one; raises ValueError if no PNG can hold it."""
+    """Encode a mask as a PNG, with its palette, if any; raises ValueError if PNG cannot hold it."""
     file = io.BytesIO()
     try:
         mask.save(file, "PNG")
@@ -84,22 +84,22 @@ def encode_mask(mask: Any) -> bytes:
 
 
 def ppm_mask(mask: Any) -> bytes:
-    """A mask as a PPM with its values in all channels, for formats that make JPEGs of PNGs.
+    """Encode a mask as a PPM with its values in all channels, for formats that store PNGs as JPEGs.
 
     Raises TooDeepError for values over 8 bits.
     """
     values = values_of(mask)
     if values.dtype != np.uint8 or values.shape[2:] not in ((), (3,)):
         raise TooDeepError(
-            f"a mask of {values.dtype} {values.shape}, where 8-bit RGB is all there is"
+            f"a mask of {values.dtype} {values.shape}, but only 8-bit RGB is supported"
         )
     return to_ppm(values if values.ndim == 3 else np.repeat(values[:, :, None], 3, axis=2))
 
 
 def with_values(mask: Any, values: npt.NDArray[Any]) -> Any:
-    """A mask with other values, and the palette of `mask` where it has one.
+    """Return a mask with other values, and the palette of `mask`, if it has one.
 
-    Raises ValueError for values that no PNG can hold.
+    Raises ValueError for values that PNG cannot hold.
     """
     from PIL import Image
 

@@ -1,6 +1,6 @@
-"""Packs documents of tokens into blocks of one length.
+"""Pack documents of tokens into blocks of equal length.
 
-A block is a sequence of whole documents or pieces of them; the end of each is stored with it, for
+A block is a sequence of complete documents or pieces of them; the end of each is stored, too, for
 attention masks. All packers are deterministic and hold a bounded number of tokens.
 """
 
@@ -17,13 +17,13 @@ import numpy.typing as npt
 
 Tokens = npt.NDArray[np.unsignedinteger[Any]]
 
-# The window of `nosplit`: its last blocks are only partly filled.
+# Limits of the window of `nosplit`; the last blocks of a window are only partly filled.
 _WINDOW_BLOCKS = 512
 _WINDOW_PIECES = 16_384
 
 
 class Block(NamedTuple):
-    """`tokens` (at most seq_len,), and `doc_ends` (documents,): the positions behind each one.
+    """`tokens` (at most seq_len,), and `doc_ends` (documents,): the position after each document.
 
     Tokens after the last end are padding.
     """
@@ -33,15 +33,15 @@ class Block(NamedTuple):
 
 
 def ends_dtype(seq_len: int) -> str:
-    """The smallest type that holds every position in a block."""
+    """Return the smallest type that can hold every position in a block."""
     return "<u2" if seq_len < 1 << 16 else "<u4"
 
 
 class Packer(ABC):
     """Packs documents into blocks.
 
-    `counts` has, for the summary, "padding" and "dropped" tokens, and documents that were "cut"
-    into several blocks.
+    `counts` has the numbers of "padding" and "dropped" tokens for the summary, and of documents
+    that were "cut" into several blocks.
     """
 
     def __init__(self, seq_len: int, remainder: str, pad_id: int) -> None:
@@ -53,14 +53,14 @@ class Packer(ABC):
 
     @abstractmethod
     def add(self, document: Tokens) -> Iterator[Block]:
-        """The blocks that this document completes."""
+        """Yield the blocks that this document completes."""
 
     @abstractmethod
     def finish(self) -> Iterator[Block]:
-        """The remaining blocks, after the last document."""
+        """Yield the remaining blocks after the last document."""
 
     def _block(self, pieces: list[Tokens], length: int) -> Iterator[Block]:
-        """A block of these pieces, `length` tokens in all; padded or dropped by the options."""
+        """Yield a block of these pieces of `length` tokens in all, padded or dropped as asked."""
         missing = self._seq_len - length
         if missing and self._remainder == "drop":
             self.counts["dropped"] += length
@@ -72,7 +72,7 @@ class Packer(ABC):
         yield Block(np.concatenate(pieces), ends)
 
     def _cut(self, document: Tokens) -> list[Tokens]:
-        """A document in pieces that fit a block: all but the last are full."""
+        """Split a document into pieces that fit a block; all but the last one fill it."""
         if len(document) <= self._seq_len:
             return [document] if len(document) else []
         self.counts["cut"] += 1
@@ -82,7 +82,7 @@ class Packer(ABC):
 
 
 class Concat(Packer):
-    """Documents run on from block to block; only the last block is not full."""
+    """Documents continue from block to block; only the last block is not full."""
 
     def __init__(self, seq_len: int, remainder: str, pad_id: int) -> None:
         super().__init__(seq_len, remainder, pad_id)
@@ -108,7 +108,7 @@ class Concat(Packer):
 
 
 class OneEach(Packer):
-    """One document in a block; a longer one takes several."""
+    """One document per block; longer ones take several blocks."""
 
     def add(self, document: Tokens) -> Iterator[Block]:
         for piece in self._cut(document):
@@ -119,10 +119,11 @@ class OneEach(Packer):
 
 
 class BestFit(Packer):
-    """Documents stay whole where they fit a block: best-fit decreasing within a window.
+    """Documents that fit a block are not split: best-fit decreasing within a window.
 
-    The longest first, each into the fullest block that has room: Ding et al., "Fewer Truncations
-    Improve Language Modeling" (2024). Longer documents are cut, and only their ends are packed.
+    The longest come first, each in the fullest block with enough room: Ding et al., "Fewer
+    Truncations Improve Language Modeling" (2024). Documents longer than a block are cut, and only
+    their ends are packed.
     """
 
     def __init__(self, seq_len: int, remainder: str, pad_id: int) -> None:
@@ -149,9 +150,9 @@ class BestFit(Packer):
 
 
 def best_fit(lengths: list[int], room: int) -> list[list[int]]:
-    """The indexes of the pieces of each block, both in ascending order."""
+    """Return the indexes of the pieces in each block; pieces and blocks are in ascending order."""
     blocks: list[list[int]] = []
-    rooms: list[tuple[int, int]] = []  # free tokens of a block, and its number; sorted
+    rooms: list[tuple[int, int]] = []  # (free tokens, block number), sorted
     for number in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
         length = lengths[number]
         at = bisect_left(rooms, (length, 0))

@@ -1,7 +1,7 @@
 """The steps for one image: decode, resize, turn upright, convert to sRGB, crop, encode.
 
-An image that already is as the options ask passes byte for byte. Resizing comes first, as the steps
-after it then have fewer pixels.
+An image that already meets the options passes byte for byte. Resizing comes first, so that later
+steps have fewer pixels.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from shardkit.options import CHROMA, IMAGE_DEFAULTS, MAX_PIXELS, ImageOptions
 from shardkit.preprocess.geometry import geometry
 
 RESIZED = "resized"
-# The image formats that are kept where pixels change, and the format of all others: for datasets
-# that hold any image ("array"), and for those that hold JPEG and raw pixels alone ("ppm").
+# The image formats that are kept if pixels change, and the format for all others: for datasets
+# that can hold any image ("array"), and for those that hold only JPEG and raw pixels ("ppm").
 _WRITABLE = {"array": (("jpeg", "png", "webp", "ppm"), "png"), "ppm": (("jpeg", "ppm"), "jpeg")}
 _ODD = {"animated": "animated (first frame)"}
-# Larger images are decoded one at a time in a process, so that its memory has a bound.
+# Larger images are decoded one at a time per process, to bound its memory.
 _LARGE = 1 << 24
 _one_large = threading.Lock()
 # ITU T.81 annex K, table K.1.
@@ -48,22 +48,22 @@ class TooManyPixelsError(NotAnImageError):
 
     what = "the image has too many pixels"
     expected = f"at most {MAX_PIXELS:,} to be decoded, unless --max-pixels is given"
-    fix = "drop those over N pixels with --max-pixels N, which may be larger than this"
+    fix = "drop images over N pixels with --max-pixels N, where N may be larger than this"
 
 
 class Image(NamedTuple):
-    """An image whose header was read, and the steps for it."""
+    """An image whose header has been read, and the steps for it."""
 
     data: bytes
     header: Header
-    window: Window  # of its upright pixels
+    window: Window  # on its upright pixels
     format: str  # the image format to store
     to_srgb: Any  # the transform of its colour profile, or None
-    reasons: list[str]  # why it must be re-encoded; empty: it can pass
+    reasons: list[str]  # why it must be re-encoded; if empty, it can pass
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is neither resized, cropped nor padded."""
+        """Whether it is not resized, cropped or padded."""
         return self.window == Window.whole(*self.header.upright)
 
     @property
@@ -74,10 +74,10 @@ class Image(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """An image as it is stored: a file's bytes, or raw pixels; and what was done."""
+    """An image as it is stored: the bytes of a file, or raw pixels; and what was done."""
 
     value: Any
-    done: str  # "passed", "resized", "encoded", "recompressed", or "kept" where that was no smaller
+    done: str  # "passed", "resized", "encoded", "recompressed", or "kept" if that was not smaller
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class ImageProcessor:
 
     options: ImageOptions
     raw: str  # how raw pixels are stored: "array", or "ppm" files
-    pixels: bool  # whether any step is on pixels; else all images pass
+    pixels: bool  # whether any step changes pixels; otherwise all images pass
 
     @property
     def as_array(self) -> bool:
@@ -118,7 +118,7 @@ class ImageProcessor:
         return Image(data, header, window, format, transform, reasons)
 
     def _profile(self, header: Header) -> tuple[Any, str]:
-        """The transform of a colour profile, and a description of it if it is not sRGB."""
+        """Return the transform of a colour profile, and a description of it if it is not sRGB."""
         if header.profile is None or (self.options.icc == "keep" and header.colour == "RGB"):
             return None, ""
         try:
@@ -128,7 +128,7 @@ class ImageProcessor:
         return transform, "with a colour profile" if transform is not None else ""
 
     def stored(self, image: Image, pixels: Pixels | None = None) -> Stored:
-        """An image as it is stored. `pixels` are the result of `made`, if it was called before.
+        """Return an image as it is stored. `pixels` is the result of `made`, if already called.
 
         Raises ValueError for pixels that the format cannot hold.
         """
@@ -144,7 +144,7 @@ class ImageProcessor:
         return Stored(value, "resized" if RESIZED in image.reasons else "encoded")
 
     def check(self, data: bytes, header: Header | None = None) -> None:
-        """Decode to its end an image or a mask that passes, if the options ask for it."""
+        """If the options ask for it, decode an image or mask that passes to its end."""
         if self.options.check != "decode":
             return
         with _guarded(header or read_header(data), self.options):
@@ -162,7 +162,7 @@ class ImageProcessor:
         return header.format == "webp" and quality is not None and not header.lossless
 
     def made(self, image: Image) -> Pixels:
-        """The pixels, (height, width, 3), after all steps."""
+        """Return the pixels (height, width, 3) after all steps."""
         header, window = image.header, image.window
         size = full = (window.full_width, window.full_height)
         if header.orientation >= 5:
@@ -187,7 +187,7 @@ class ImageProcessor:
             return np.ascontiguousarray(window.with_margins(inner, self._background))
 
     def _value(self, image: Image, pixels: Pixels) -> Any:
-        """Pixels as they are stored: encoded, or as an array."""
+        """Return pixels as they are stored: encoded, or as an array."""
         options, header = self.options, image.header
         if self.as_array:
             return pixels
@@ -209,18 +209,18 @@ class ImageProcessor:
 
 
 def codec_versions() -> dict[str, str]:
-    """The versions of the libraries on which the bytes depend."""
+    """Return the versions of the libraries that determine the bytes."""
     return {
         "simplejpeg": simplejpeg.__version__,
         "pillow": PIL.__version__,
         "numpy": np.__version__,
-        "zlib": zlib.ZLIB_RUNTIME_VERSION,  # of PNG
+        "zlib": zlib.ZLIB_RUNTIME_VERSION,  # for PNG
     }
 
 
 @contextlib.contextmanager
 def _guarded(header: Header, options: ImageOptions) -> Any:
-    """Decode inside: raises TooManyPixelsError; one thread at a time decodes a large image."""
+    """Guard decoding: raises TooManyPixelsError; one thread at a time decodes a large image."""
     count = header.width * header.height
     if options.max_pixels is None and count > MAX_PIXELS:
         raise TooManyPixelsError(f"{header.width:,} x {header.height:,}, which is {count:,} pixels")
@@ -230,6 +230,6 @@ def _guarded(header: Header, options: ImageOptions) -> Any:
 
 @functools.cache
 def _table(quality: int) -> int:
-    """The sum of libjpeg's luma table for a quality (jcparam.c, jpeg_quality_scaling)."""
+    """Return the sum of libjpeg's luma table for a quality (jcparam.c, jpeg_quality_scaling)."""
     percent = 5000 // quality if quality < 50 else 200 - 2 * quality
     return sum(min(max((int(n) * percent + 50) // 100, 1), 255) for n in _LUMA.split())

@@ -27,28 +27,28 @@ def steps_for(
     raw: str,
     source: Source | Stream | None = None,
 ) -> ImageSteps | None:
-    """The steps for samples with these fields; None if there are none.
+    """Return the steps for samples with these fields; None if there are none.
 
     Masks are found by `mask_fields`, from names and a few samples of `source`. `raw` is how raw
-    pixels are stored, "array" or "ppm". Raises UsageError for options of images where there are no
-    images, and where images may be masks.
+    pixels are stored, "array" or "ppm". Raises UsageError for options for images if there are no
+    images, and if it is not clear whether images are masks.
     """
     image_fields = [name for name, kind in schema.items() if isinstance(kind, Image)]
     lists = [name for name, kind in schema.items() if isinstance(kind, Images)]
     if lists and options.active:
         raise UsageError(
-            f"there are options for images, which are not for lists of them: {lists[0]!r}",
-            fix="leave the options out; a function of --transform gets them as a list of bytes",
+            f"options for images are not supported for lists of images: {lists[0]!r}",
+            fix="remove the options; a function of --transform gets such images as a list of bytes",
         )
     if not image_fields and options.active:
         fields = ", ".join(f"{name}: {type(kind).__name__}" for name, kind in schema.items())
-        raise UsageError("there are options for images, and no images", found=fields or None)
+        raise UsageError("there are options for images, but no images", found=fields or None)
     changes = options.pixels or transform is not None or raw == "ppm"
     masks = mask_fields(image_fields, options.mask_fields, source if changes else None)
     images = tuple(name for name in image_fields if name not in masks)
     boxes = box_fields(schema, images, options.box_fields, source, ask=options.pixels)
-    # Masks must not become JPEGs, nor images upright without their boxes, even where there are no
-    # other steps.
+    # Even without other steps, masks must not become JPEGs, nor images be turned upright without
+    # their boxes.
     if not options.active and transform is None and not ((masks or boxes) and raw == "ppm"):
         return None
     if raw == "ppm" and options.format in ("png", "webp"):
@@ -59,9 +59,9 @@ def steps_for(
 
 
 def schema_after(steps: ImageSteps | None, source: Source | Stream) -> Schema:
-    """The schema of the samples after their steps. A transform is tried on a few of them.
+    """Return the schema of the samples after their steps. A transform is tried on a few of them.
 
-    Raises UsageError for a transform with two results for the same sample.
+    Raises UsageError for a transform that gives different results for the same sample.
     """
     if steps is None:
         return source.schema
@@ -78,7 +78,7 @@ def schema_after(steps: ImageSteps | None, source: Source | Stream) -> Schema:
 
 
 def _fixed_size(options: ImageOptions) -> tuple[int | None, int | None]:
-    """Height and width, where all images have the same."""
+    """Return height and width if all images have the same; otherwise None for both."""
     square = options.resize_mode in ("exact", "crop") and options.upscale
     if square or options.resize_mode == "pad":
         return options.resize, options.resize
@@ -88,7 +88,7 @@ def _fixed_size(options: ImageOptions) -> tuple[int | None, int | None]:
 def _transformed(
     fields: dict[str, FieldType], steps: ImageSteps, source: Source | Stream
 ) -> Schema:
-    """The fields after a transform; those that not all samples have are optional."""
+    """Return the fields after a transform; those missing in some samples are optional."""
     made = list(_tried(steps, source))
     kinds: dict[str, FieldType] = {}
     for before, after in made:
@@ -105,7 +105,7 @@ def _transformed(
 
 
 def _kind(name: str, kind: FieldType | None, value: Any) -> FieldType:
-    """The type of a field with this value: the type before, if the value still fits."""
+    """Return the type of a field with this value: the previous type, if the value still fits."""
     if kind is not None:
         try:
             kind.check(value)
@@ -117,7 +117,7 @@ def _kind(name: str, kind: FieldType | None, value: Any) -> FieldType:
 
 
 def _tried(steps: ImageSteps, source: Source | Stream) -> Iterator[tuple[Sample, Sample]]:
-    """A few samples before and after their steps, without those that fail or are dropped."""
+    """Yield a few samples before and after their steps, except those that fail or are dropped."""
     assert steps.transform is not None
     compared = False
     for name, sample, *_ in some_of(source):
@@ -127,10 +127,10 @@ def _tried(steps: ImageSteps, source: Source | Stream) -> Iterator[tuple[Sample,
             after = steps(sample).sample
             if not compared and not same(after, steps(sample).sample):
                 raise UsageError(
-                    "the transform makes two things of the same sample",
+                    "the transform gives different results for the same sample",
                     found=f"{steps.transform.name}, tried on {name}",
-                    expected="equal results for equal samples: they are stored once and for all",
-                    fix="leave what is random to training, or seed it from the sample's key",
+                    expected="equal results for equal samples, as they are stored only once",
+                    fix="move random steps to training, or seed them from the sample's key",
                 )
         except (SampleError, Filtered):  # the conversion will report it
             continue

@@ -1,4 +1,4 @@
-"""The steps for text: tokens of documents, and blocks of one length of them."""
+"""The steps for text: tokenizing documents, and packing tokens into blocks of equal length."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 TOKENS = "tokens"
 DOC_ENDS = "doc_ends"
 
-# Documents that are encoded together: enough work to wake a thread for.
+# Limits of documents that are encoded together: enough work to be worth waking a thread.
 _BATCH_DOCUMENTS = 256
 _BATCH_CHARACTERS = 1 << 19
 _COUNTS = ("padding", "dropped", "cut")
@@ -37,10 +37,10 @@ _COUNTS = ("padding", "dropped", "cut")
 
 @dataclass
 class TextTally:
-    """Counts of documents and tokens; those of several tasks merge in any order.
+    """Counts of documents and tokens; counts of several tasks can be merged in any order.
 
-    `counts` has "bytes" of their text in UTF-8, and the packer's "padding", "dropped" and "cut".
-    `lengths` are the documents' tokens, with those that begin and end them.
+    `counts` has the "bytes" of their UTF-8 text, and the packer's "padding", "dropped" and "cut".
+    `lengths` are the documents' numbers of tokens, including bos and eos tokens.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -55,7 +55,7 @@ class TextTally:
         self.lengths.merge(other.lengths)
 
     def summary(self) -> dict[str, Any]:
-        """For the manifest; nothing where no text was tokenized."""
+        """Return the summary for the manifest; empty if no text was tokenized."""
         if not self.lengths.count:
             return {}
         about = self.lengths.summary()
@@ -78,7 +78,7 @@ class TextSteps:
     tokenizer: Tokenizer
     options: TextOptions
     field: str
-    label: str | None = None  # a field that is kept beside tokens, unless they are packed
+    label: str | None = None  # a field that is kept along with tokens, unless they are packed
 
     @property
     def _kept(self) -> set[str]:
@@ -93,17 +93,17 @@ class TextSteps:
         kept = {n: kind for n, kind in others.items() if every or n in self._kept}
         if TOKENS in kept:
             raise UsageError(
-                f"there is a field {TOKENS!r} already", fix="rename it first, or leave out fields"
+                f"there is already a field {TOKENS!r}", fix="rename it first, or leave it out"
             )
-        optional = schema[self.field].optional and self.options.keep_fields  # else it is left out
+        optional = schema[self.field].optional and self.options.keep_fields  # else left out
         dtype, seq_len = self.tokenizer.dtype, self.options.seq_len
         if seq_len is None:
             return Schema({TOKENS: Array(dtype, (None,), optional=optional), **kept})
         if kept:
             raise UsageError(
-                "a block has tokens of several documents, and no place for their other fields",
+                "a block has tokens of several documents, so it cannot store their other fields",
                 found=", ".join(kept),
-                fix="leave out --keep-fields and --fields, or --seq-len",
+                fix="remove --keep-fields and --fields, or --seq-len",
             )
         length = seq_len if self.options.remainder != "keep" else None
         ends = Array(ends_dtype(seq_len), (None,))
@@ -117,10 +117,10 @@ class TextSteps:
         tally: TextTally,
         ignored: Counter[str] | None = None,
     ) -> Iterator[Item]:
-        """Samples with tokens of documents, in order; `name` begins the keys of blocks.
+        """Return samples with tokens of documents, in order; keys of blocks begin with `name`.
 
-        Values of fields that are left out are counted in `ignored`. `threads` threads encode at
-        once, as the libraries release the interpreter lock.
+        Values of fields that are left out are counted in `ignored`. Encoding runs in `threads`
+        threads, as the libraries release the interpreter lock.
         """
         if not self.options.keep_fields:
             items = self._only_text(items, Counter() if ignored is None else ignored)
@@ -130,14 +130,14 @@ class TextSteps:
         return self._blocks(encoded, name, tally)
 
     def _only_text(self, items: Iterable[Item], ignored: Counter[str]) -> Iterator[Item]:
-        """The documents; their other fields are counted, as they are left out."""
+        """Yield the documents, counting their other fields, which are left out."""
         for item in items:
             if not isinstance(item.read, SampleError | Filtered):
                 count_values(sample_of(item.read).keys() - self._kept, ignored)
             yield item
 
     def _document(self, item: Item, tokens: Tokens | None) -> Item:
-        """The sample of a document, without tokens if the document has no text."""
+        """Return the sample of a document, without tokens if the document has no text."""
         read = item.read
         if isinstance(read, SampleError | Filtered):
             return item
@@ -179,7 +179,7 @@ class TextSteps:
     def _encoded(
         self, items: Iterable[Item], threads: int, tally: TextTally
     ) -> Iterator[tuple[Item, Tokens | None]]:
-        """Each document with its tokens; with None for an error, or a document without text."""
+        """Yield each document with its tokens; None for an error, or a document without text."""
         pending: deque[tuple[list[Item], Future[_Encoded]]] = deque()
         batches = _batches(items, self.field)
         if threads < 2:
@@ -200,12 +200,12 @@ class TextSteps:
                 pool.shutdown(cancel_futures=True)
 
     def _encode(self, batch: list[Item]) -> _Encoded:
-        """The documents' tokens, and the bytes of their text."""
+        """Return each document's tokens, and the size of its text in bytes."""
         texts = [_text(item, self.field) for item in batch]
         present = [text for text in texts if text is not None]
         try:
             encoded: list[Any] = self.tokenizer.encode(present)
-        except SampleError:  # one by one, to find which
+        except SampleError:  # one by one, to find out which one fails
             encoded = [self._alone(text) for text in present]
         found = zip(map(self._framed, encoded), map(_size, present), strict=True)
         return [None if text is None else next(found) for text in texts]
@@ -217,7 +217,7 @@ class TextSteps:
             return error
 
     def _framed(self, ids: npt.NDArray[np.uint32] | SampleError) -> Tokens | SampleError:
-        """A document's ids in their stored dtype, with bos and eos tokens."""
+        """Return a document's ids in the stored dtype, with bos and eos tokens."""
         if isinstance(ids, SampleError):
             return ids
         before = [self.tokenizer.bos_id] if self.options.bos else []
@@ -230,7 +230,7 @@ class TextSteps:
         return tokens
 
     def _without_text(self, item: Item) -> Item:
-        """A document without text: a sample of its other fields, or dropped."""
+        """Return a document without text: a sample of its other fields, or dropped."""
         if self.options.keep_fields or isinstance(item.read, SampleError | Filtered):
             return item
         left_out = Filtered("without text", item.name, sample_of(item.read)["__key__"])
@@ -256,7 +256,7 @@ _Encoded = list["tuple[Tokens | SampleError, int] | None"]
 def text_steps(
     tokenizer: Tokenizer, options: TextOptions, schema: Schema, label: str | None = None
 ) -> TextSteps:
-    """The steps for samples with these fields; raises UsageError for options that do not fit."""
+    """Return the steps for samples with these fields; raises UsageError for unsuitable options."""
     name = text_field(options, schema)
     for asked, token, id in (
         (options.append_eos, "end", tokenizer.eos_id),
@@ -264,20 +264,20 @@ def text_steps(
     ):
         if asked and id is None:
             raise UsageError(
-                f"the tokenizer has no token to {token} documents with",
+                f"the tokenizer has no token with which documents {token}",
                 found=str(tokenizer.identity()["file"]),
-                fix="name it with --eos-token" if token == "end" else "leave out --bos",
+                fix="name it with --eos-token" if token == "end" else "remove --bos",
             )
     return TextSteps(tokenizer, options, name, label)
 
 
 def text_field(options: TextOptions, schema: Schema) -> str:
-    """The field with the text; raises UsageError where there is none, or several to choose from."""
+    """Return the field with the text; raises UsageError if there is none, or more than one."""
     texts = [name for name, kind in schema.items() if isinstance(kind, Text)]
     name = options.field or ("text" if "text" in texts or len(texts) != 1 else texts[0])
     if name not in texts:
         raise UsageError(
-            f"there is no field of text called {name!r}",
+            f"there is no text field named {name!r}",
             expected=near(name, texts) if texts else None,
             found=", ".join(f"{n}: {type(kind).__name__}" for n, kind in schema.items()),
             fix=f"use --text-field {texts[0]}" if texts else "a tokenizer needs text",
@@ -299,7 +299,7 @@ def _batches(items: Iterable[Item], field: str) -> Iterator[list[Item]]:
 
 
 def _size(text: str) -> int:
-    """Bytes in UTF-8, also of invalid Unicode."""
+    """Return the bytes of a text in UTF-8, even for invalid Unicode."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 

@@ -1,7 +1,7 @@
 """A user's transform: any function of a sample, as a step of a conversion.
 
-It gets the sample with its images as pixels, read-only arrays of uint8 (height, width, 3), and
-masks as (height, width), after all other steps and before encoding. It returns the sample to store:
+It gets the sample with its images as pixels, read-only uint8 arrays (height, width, 3), and masks
+as (height, width), after all other steps and before encoding. It returns the sample to store:
 fields may be changed, added or left out, and None drops the sample. Equal samples must give equal
 results.
 """
@@ -27,14 +27,14 @@ from shardkit.sample import Sample
 
 @dataclass(frozen=True)
 class Transform:
-    """A user's function. `digest` is of its code and arguments; None if it cannot be imported."""
+    """A user's function. `digest` hashes its code and arguments; None if it cannot be imported."""
 
     name: str
     function: Callable[[Sample], Sample | None] = field(repr=False)
     digest: str | None
 
     def __call__(self, sample: Sample) -> Sample | None:
-        """Raises SampleError for any exception of the function, and if it returns no sample."""
+        """Call the function. Raises SampleError for any exception, and for an invalid result."""
         key = sample["__key__"]
         try:
             made = self.function(sample)
@@ -57,7 +57,7 @@ class Transform:
 
 
 def load_transform(given: str | Callable[..., Any], workers: int | None) -> Transform:
-    """The transform that an option is or names. Raises UsageError if workers cannot load it."""
+    """Return the transform given by an option. Raises UsageError if workers cannot load it."""
     function = _named(given) if isinstance(given, str) else given
     if not callable(function):
         raise UsageError("the transform is not a function", found=repr(function))
@@ -68,8 +68,8 @@ def load_transform(given: str | Callable[..., Any], workers: int | None) -> Tran
             "worker processes cannot load the transform",
             found=name,
             expected="a function, or an object of a class, at the top of a module",
-            fix="move it into a module of its own that can be imported, or work without worker "
-            "processes (workers=0)",
+            fix="move it into a separate module that can be imported, or use no worker processes "
+            "(workers=0)",
         )
     return Transform(name, function, digest)
 
@@ -77,10 +77,12 @@ def load_transform(given: str | Callable[..., Any], workers: int | None) -> Tran
 def _named(text: str) -> Any:
     module, _, name = text.partition(":")
     if not (module and name):
-        raise UsageError("this names no transform", found=repr(text), expected="module:function")
+        raise UsageError(
+            "this is not the name of a transform", found=repr(text), expected="module:function"
+        )
     try:
         found: Any = importlib.import_module(module)
-    except Exception as error:  # it is the user's code: importing it runs it
+    except Exception as error:  # importing runs the user's code
         raise UsageError(
             f"the module of the transform cannot be imported: {error!r}",
             found=module,
@@ -99,9 +101,10 @@ def _name_of(function: Any) -> str:
 
 
 def _digest(function: Any) -> str | None:
-    """A hash of the function's state, and of the source of the modules that define it.
+    """Hash the function's state, and the source of the modules that define it.
 
-    None if it cannot be imported: defined in the running script, a notebook, or another function.
+    Returns None if it cannot be imported: it is defined in the running script, a notebook, or
+    inside another function.
     """
     try:
         digest = xxhash.xxh3_128(_pickled(function))
@@ -123,7 +126,7 @@ def _digest(function: Any) -> str | None:
 
 
 def _pickled(function: Any) -> bytes:
-    """The pickle of a function's state, the same in every process."""
+    """Pickle a function's state, giving the same bytes in every process."""
     file = io.BytesIO()
     pickler = _Steady(file, protocol=4)
     pickler.dump(function)
@@ -131,7 +134,7 @@ def _pickled(function: Any) -> bytes:
 
 
 class _Steady(pickle.Pickler):
-    """Writes sets as sorted lists, as their order differs from process to process."""
+    """Write sets as sorted lists, as their order differs between processes."""
 
     def persistent_id(self, value: Any) -> Any:
         is_set = isinstance(value, set | frozenset)

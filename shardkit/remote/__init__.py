@@ -1,1 +1,1 @@
-"""Data that are not on this machine: stores of objects and web servers, by their URLs."""
+"""Remote data, addressed by URL: object stores, web servers and fsspec file systems."""

@@ -1,4 +1,4 @@
-"""The libraries behind a `Store`: obstore for buckets and web servers, fsspec for the rest."""
+"""Clients of a `Store`: obstore for buckets and web servers, fsspec for all other schemes."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ _CLIENT_OPTIONS = {
     "pool_idle_timeout", "pool_max_idle_per_host", "proxy_url", "proxy_ca_certificate",
     "proxy_excludes", "root_certificate", "read_timeout", "timeout", "user_agent",
 }  # fmt: skip
-# Seconds to connect, between two pieces of an answer, and for all of one.
+# For connecting, between two reads of a response, and for a whole request.
 _TIMEOUTS = {"connect_timeout": "5s", "read_timeout": "20s", "timeout": "120s"}
-_SMALL = 1 << 20  # bytes that go within these times
+_SMALL = 1 << 20  # bytes: larger requests get longer timeouts
 _ENDPOINTS = (
     "endpoint", "endpoint_url", "base_url", "aws_endpoint", "aws_endpoint_url", "google_base_url",
     "azure_endpoint", "azure_storage_endpoint",
 )  # fmt: skip
 _PACKAGES = {"hf": "huggingface_hub", "sftp": "paramiko", "ssh": "paramiko", "smb": "smbprotocol"}
 
-_used_in: set[int] = set()  # processes in which obstore runs: a fork does not copy its threads
+_used_in: set[int] = set()  # ids of processes that use obstore: a fork does not copy its threads
 
 
 def connect(site: str, options: Mapping[str, Any]) -> Client:
@@ -65,7 +65,7 @@ def connect(site: str, options: Mapping[str, Any]) -> Client:
 
 
 def without_caches(site: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options for requests that no cache between here and the store is to answer."""
+    """The options for requests that bypass HTTP caches in front of the store."""
     if site.partition("://")[0] not in _OBSTORE:
         return dict(options)
     headers = {**options.get("default_headers", {}), "cache-control": "no-cache"}
@@ -73,7 +73,7 @@ def without_caches(site: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Obstore:
-    """Buckets and web servers, which have no listings."""
+    """Client for buckets, and for web servers, which cannot be listed."""
 
     def __init__(self, site: str, options: Mapping[str, Any]) -> None:
         with extra("remote", f"a URL such as {site}"):
@@ -87,27 +87,27 @@ class _Obstore:
         _check_endpoint(site, config)
         if _plain_http(site, config):
             client.setdefault("allow_http", True)
-        make: Any = from_url  # its types tell the stores apart, by options that are not known
+        make: Any = from_url  # Any: its overloads need the kind of the store to be known statically
 
         def opened(**timeouts: str) -> Any:
             return make(
                 site,
                 config=config or None,
                 client_options={**_TIMEOUTS, **timeouts, **client},
-                # Repeating is ours: one bound for all, and a body that breaks off counts as well.
+                # `Store` retries: with one time limit for all attempts, and after a truncated body.
                 retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=60)},
             )
 
         self._opened = opened
-        self._answered = False  # whether any request was
-        self._patient: dict[float, Any] = {}  # stores with more time for a request
-        failure = None  # raised without obstore's own error, whose text may have secrets
+        self._answered = False  # whether the store has responded to any request
+        self._patient: dict[float, Any] = {}  # stores with longer timeouts, by seconds
+        failure = None  # raised outside `except`: the text of obstore's error may contain secrets
         try:
             self._store = opened()
         except exceptions.BaseError as error:
             bad = [name for name in config if name in str(error)]
             failure = _bad_options(site, options, ", ".join(bad) or type(error).__name__)
-            failure.expected = "options as https://developmentseed.org/obstore names them"
+            failure.expected = "option names as in https://developmentseed.org/obstore"
         if failure is not None:
             raise failure
 
@@ -116,8 +116,8 @@ class _Obstore:
         failure = None
         try:
             yield
-        except ValueError as error:  # of the client: nothing was requested
-            what = "this cannot be the name of an object"
+        except ValueError as error:  # raised before any request was made
+            what = "this is not a valid object name"
             raise UsageError(what, found=f"{self._site}/{key}") from error
         except (self._exceptions.BaseError, OSError) as error:
             ours = isinstance(error, ShardkitError)
@@ -129,7 +129,7 @@ class _Obstore:
                 failure = _passing(_NO_ANSWER, url, failure.error.found, UnreachableError)
         else:
             self._answered = True
-        if failure is not None:  # without obstore's own error, as above; in a traceback as well
+        if failure is not None:  # outside `except`, as above: tracebacks must not show secrets
             raise failure from failure.__cause__
 
     def find(self, key: str) -> Info | None:
@@ -137,13 +137,13 @@ class _Obstore:
             with self._explained(key):
                 return _info(self._library.head(self._store, key))
         except NotFoundError as error:
-            if error.found is not None:  # not the key alone, but the bucket
+            if error.found is not None:  # the bucket itself does not exist
                 raise
             return None
         except StorageError as error:
             if self.lists or error.what != _NO_ACCESS:
                 raise
-            if self._has_manifest(key):  # a web server that does not show what is in a folder
+            if self._has_manifest(key):  # a folder on a web server that forbids directory indexes
                 return None
             error.fix = _WEB_ACCESS
             raise
@@ -164,7 +164,7 @@ class _Obstore:
             if tag is not None and _tag(found.meta) not in (None, tag):
                 raise replaced(f"{self._site}/{key}")
             if tuple(found.range) != (start, stop):
-                return b"", None  # of another length, or other bytes: asked for again
+                return b"", None  # the wrong length makes `Store` retry the request
             return bytes(found.bytes()), _tag(found.meta)
 
     def read_all(self, key: str) -> tuple[bytes, Info]:
@@ -178,7 +178,7 @@ class _Obstore:
             found = self._library.list_with_delimiter(self._store, prefix)
         entries = [Entry(path.rpartition("/")[2], None) for path in found["common_prefixes"]]
         for meta in found["objects"]:
-            if meta["path"] != folder:  # a key that ends with a slash, which consoles make
+            if meta["path"] != folder:  # a placeholder "folder/", which web consoles create
                 entries.append(Entry(meta["path"].rpartition("/")[2], _info(meta)))
         return entries
 
@@ -236,18 +236,18 @@ class _Obstore:
                 raise
 
     def _with_time_for(self, size: int) -> Any:
-        """The store, by a client that waits as long as so many bytes may take."""
+        """The store, with timeouts that are long enough to transfer `size` bytes."""
         if size < _SMALL:
             return self._store
         seconds = time_for(size)
         if seconds not in self._patient:
-            limit = f"{seconds:.0f}s"  # between two pieces of an answer: what is sent counts
+            limit = f"{seconds:.0f}s"  # read_timeout also runs while the request body is sent
             self._patient[seconds] = self._opened(timeout=limit, read_timeout=limit)
         return self._patient[seconds]
 
 
 def _mapped(path: Path, size: int) -> Any:
-    """The bytes of a file, which need not fit into memory."""
+    """The contents of a file, mapped into memory: it may be larger than the free memory."""
     if not size:
         return b""
     with path.open("rb") as file:
@@ -255,7 +255,7 @@ def _mapped(path: Path, size: int) -> Any:
 
 
 def _check_endpoint(site: str, config: Mapping[str, Any]) -> None:
-    """Refuses an address without a scheme, of which obstore makes a panic."""
+    """Raise UsageError for an endpoint without a scheme, on which obstore panics."""
     scheme = site.partition("://")[0]
     if scheme.startswith("http"):
         return
@@ -270,12 +270,12 @@ def _check_endpoint(site: str, config: Mapping[str, Any]) -> None:
                 f"the address of the store {site} has no scheme",
                 expected="https://... or http://...",
                 found=name,
-                fix=f"write the scheme in front of it: {name}=https://...",
+                fix=f"prefix it with the scheme: {name}=https://...",
             )
 
 
 def _plain_http(site: str, config: Mapping[str, Any]) -> bool:
-    """Whether somebody gave an address without encryption on purpose."""
+    """Whether the site or an endpoint was explicitly given as http://, without encryption."""
     given = [str(config.get(name, "")) for name in _ENDPOINTS]
     given += [os.environ.get(name.upper(), "") for name in _ENDPOINTS]
     return any(url.startswith("http://") for url in (site, *given))
@@ -286,7 +286,7 @@ def _info(meta: Any) -> Info:
 
 
 def _tag(meta: Any) -> str | None:
-    """The ETag, in quotes, which Azure's listings leave away, or the version."""
+    """The ETag, in quotes (Azure's listings omit them), or the version."""
     tag: str | None = meta["e_tag"]
     if tag and not tag.endswith('"'):
         tag = f'"{tag}"'
@@ -294,21 +294,21 @@ def _tag(meta: Any) -> str | None:
 
 
 def _odd_name(folder: str, text: str) -> StorageError:
-    """The error for a listing with a name that obstore does not take."""
+    """The error for a listing with a name that obstore rejects."""
     name = re.search(r'Path "(.*?)"', text, re.DOTALL)
     return StorageError(
-        "the folder has an object whose name cannot be read",
+        "the folder contains an object with an unsupported name",
         path=folder,
         expected="names without control characters, and without empty parts, . and .. in them",
         found=name[1] if name else None,
-        fix="rename the object, or give a folder that it is not in",
+        fix="rename the object, or give a folder that does not contain it",
     )
 
 
 def _explain(error: Exception, url: str, *, writing: bool = False) -> Exception:
-    """The error to raise for one of obstore's.
+    """The error to raise in place of one of obstore's.
 
-    Its text repeats the request, maybe with credentials, so that only what is known is taken of it.
+    Its text includes the request, possibly with credentials, so only known patterns are extracted.
     """
     text, kind = str(error), type(error).__name__
     found = re.search(r"<Code>(\w+)</Code>", text)
@@ -325,35 +325,35 @@ def _explain(error: Exception, url: str, *, writing: bool = False) -> Exception:
             if what == _NO_ACCESS and writing:
                 return StorageError(_NO_WRITING, path=url, found=said or kind, fix=_WRITE_ACCESS)
             return StorageError(what, path=url, found=said or kind, fix=fix)
-    if kind in _NOT_FOUND or "MissingContentLength" in text:  # of a folder on a web server
+    if kind in _NOT_FOUND or "MissingContentLength" in text:  # a folder on a web server
         return NotFoundError("there is no such object", path=url)
-    what = "the store does not answer as it should" if said else _NO_ANSWER
+    what = "the store returned an unexpected response" if said else _NO_ANSWER
     return _passing(what, url, said or _reason(text))
 
 
 _NO_ANSWER = "the store cannot be reached"
 _NO_BUCKET = "there is no such bucket"
 _NO_ACCESS = "the store refuses access"
-_NO_WRITING = "the store does not allow to write here"
+_NO_WRITING = "the store does not allow writing here"
 _NOT_FOUND = ("NotFoundError", "FileNotFoundError")
 _ACCESS = (
     "check the credentials: environment variables (AWS_ACCESS_KEY_ID, GOOGLE_..., AZURE_...) or"
     " storage options; skip_signature=true reads public buckets"
 )
 _WEB_ACCESS = (
-    "check the address and the credentials; of folders, give a dataset that has its manifest, as a"
-    " web server does not tell what is in others"
+    "check the address and the credentials; of folders, only datasets with a manifest can be"
+    " opened, as a web server cannot list the contents of a folder"
 )
 _WRITE_ACCESS = (
     "give credentials that may read, list, write and delete objects here, as environment variables"
     " or storage options"
 )
-# What the kind of an error, the store's code and the HTTP status have, in one line; what to say.
+# Patterns for "<error class> <store's code> <HTTP status>", each with `what` and `fix`.
 _FAILURES: list[tuple[str, str, str | None]] = [
     (
         "NoSuchBucket|ContainerNotFound",
         _NO_BUCKET,
-        "check its name, and the endpoint that it is to be at",
+        "check its name, and the endpoint",
     ),
     (
         "ExpiredToken|RequestExpired",
@@ -375,7 +375,7 @@ _FAILURES: list[tuple[str, str, str | None]] = [
         "the store cannot do this",
         None,
     ),
-    # Others of 4xx; 408 (time-out) and 429 (too many requests) may pass.
+    # All other 4xx, except 408 (timeout) and 429 (too many requests), which are retried.
     (
         r"^(?!NotFoundError|FileNotFoundError).* 4(?!08|29)\d\d$",
         "the store refuses the request",
@@ -400,9 +400,9 @@ def _bad_options(site: str, options: Mapping[str, Any], found: str) -> UsageErro
 
 
 def _reason(text: str) -> str:
-    """Why a request failed, in words that hold nothing of it."""
+    """Why a request failed, without any details of the request."""
     if "NotPartial" in text:
-        return "it sends whole files where ranges are asked for"
+        return "it returns whole files instead of the requested ranges"
     for words in ("scheme is not allowed", "Connection refused", "Connection reset", "timed out",
                   "timeout", "dns error",
                   "certificate", "end of file", "connection closed", "IncompleteMessage",
@@ -413,7 +413,7 @@ def _reason(text: str) -> str:
 
 
 class _Fsspec:
-    """Everything else that fsspec knows: `hf://`, `memory://`, `sftp://`, ..."""
+    """Client for all other schemes that fsspec supports: `hf://`, `memory://`, `sftp://`, ..."""
 
     lists = True
 
@@ -426,11 +426,11 @@ class _Fsspec:
             self._system = fsspec.filesystem(scheme, skip_instance_cache=True, **options)
         except ValueError:
             raise UsageError(
-                "the scheme of a URL is not known",
+                "unknown URL scheme",
                 found=f"{scheme}://",
-                expected="s3, gs, az, https, hf, or another that fsspec knows",
+                expected="s3, gs, az, https, hf, or another scheme that fsspec supports",
             ) from None
-        except TypeError as error:  # the text of other errors may have values
+        except TypeError as error:  # its text names options, while other errors may show values
             raise _bad_options(site, options, str(error)) from error
         except ImportError as error:
             library = _PACKAGES.get(scheme, getattr(error, "name", None) or scheme)
@@ -501,7 +501,7 @@ class _Fsspec:
 
 
 def _seconds(time: Any) -> float:
-    """A time in seconds since 1970; 0 if it is in no form that is known."""
+    """A time in seconds since 1970; 0 if its form is unknown."""
     with suppress(ValueError):
         time = datetime.fromisoformat(time) if isinstance(time, str) else time
     if isinstance(time, datetime):
@@ -510,5 +510,5 @@ def _seconds(time: Any) -> float:
 
 
 def _first(about: Mapping[str, Any], *names: str) -> Any:
-    """The first of these that a file system tells."""
+    """The first of these values that the file system provides."""
     return next((about[name] for name in names if about.get(name) is not None), None)

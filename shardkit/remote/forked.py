@@ -1,8 +1,8 @@
-"""Requests of a forked process, made by a process of its own.
+"""Requests of a forked process, made by a separate process.
 
-obstore works in threads that a fork does not copy: in a forked process, such as a worker of torch's
-DataLoader, it would wait for ever. There a fresh interpreter makes the requests: it takes them on
-stdin and answers on stdout, in any order.
+obstore uses threads, which a fork does not copy: in a forked process, such as a worker of torch's
+DataLoader, it would hang. Therefore a new interpreter makes the requests of such a process: it
+reads them from stdin and writes the responses to stdout, in any order.
 
     python -m shardkit.remote.forked
 """
@@ -21,7 +21,7 @@ from shardkit.remote.store import Entry, Info, Page, Tag
 
 
 class ForkedClient(PickledProcess):
-    """A `Client` whose requests another process makes."""
+    """A `Client` whose requests are made by another process."""
 
     def __init__(self, site: str, options: Mapping[str, Any]) -> None:
         self.lists = not site.startswith("http")
@@ -45,7 +45,7 @@ class ForkedClient(PickledProcess):
 
     def below(self, folder: str, after: str) -> Iterator[Page]:
         pages: list[Page] = self.ask("below", folder, after)
-        if pages:  # all came by now
+        if pages:  # the whole listing has arrived: give it as a single page
             yield [entry for page in pages for entry in page]
 
     def keys(self, folder: str) -> list[str]:
@@ -71,11 +71,11 @@ class ForkedClient(PickledProcess):
 
 
 def _ended(site: str) -> StorageError:
-    return StorageError("the process that makes the requests has ended", path=site)
+    return StorageError("the process that makes the requests has exited", path=site)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
     from shardkit.remote.clients import connect
 
     serve(sys.stdin.buffer, sys.stdout.buffer, connect(*read_message(sys.stdin.buffer)), 32)

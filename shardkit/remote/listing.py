@@ -1,4 +1,4 @@
-"""`ListedStore`: a store of which one folder is looked at as a whole, by few requests."""
+"""`ListedStore`: a store with a snapshot of one folder, which takes few requests to list."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from dataclasses import dataclass, field
 from shardkit.remote.store import FULL_PAGE, Entry, Info, Page, Store
 
 _REQUESTS = 64  # at a time
-_PAGES = 2  # of a folder at a time: what was requested and is not taken yet is in memory
-_DENSE = 8  # names of folders in a page at most, or they are not listed by themselves
+_PAGES = 2  # of a folder at a time: pages that are not consumed yet are in memory
+_DENSE = 8  # names per full page, on average, up to which subfolders are listed separately
 
 
 @dataclass
 class _Folder:
-    """What a folder holds, by name: an object and a folder may have the same."""
+    """The contents of a folder, by name: an object and a folder may have the same name."""
 
     files: dict[str, Info] = field(default_factory=dict)
     folders: set[str] = field(default_factory=set)
 
 
 class ListedStore(Store):
-    """A store with the folder `root` as it was when it was listed, so that a plan is of one state.
+    """A store with a snapshot of the folder `root`, so that a plan is based on one state.
 
-    Whoever looks into a folder below lists them all, in pages: not one by one. What is outside of
-    `root` is asked for as ever. A pickle is a plain `Store`.
+    The first access to a subfolder lists all of them at once, in pages, not one by one. Keys
+    outside of `root` are requested as usual. Pickling gives a plain `Store`.
     """
 
     def __init__(self, store: Store, root: str) -> None:
@@ -34,7 +34,7 @@ class ListedStore(Store):
         self._clients = store._clients
         self._root = root
         self._folders: dict[str, _Folder] = {}
-        self._whole = False  # whether all below the root is listed
+        self._whole = False  # whether everything below the root is listed
 
     def find(self, key: str) -> Info | None:
         folder, _, name = key.rpartition("/")
@@ -81,23 +81,23 @@ class ListedStore(Store):
 
     def _list_all(self) -> None:
         folders = {self._root: _Folder()}
-        if self._root in self._folders:  # those that are empty have an object at most
+        if self._root in self._folders:  # keep empty folders: at most a placeholder is listed
             folders[self._root].folders |= self._folders[self._root].folders
         for page in _side_by_side(self, self._root):
             for key, info in page:
                 folder, _, name = key.rpartition("/")
-                if key != self._root:  # a mark that consoles make for a folder
+                if key != self._root:  # a placeholder that web consoles create for a folder
                     _add(folders, folder)
                     folders[folder].files[name] = info
         for found in folders.values():
             for name in found.folders & found.files.keys():
-                if not found.files[name].size:  # such a mark
+                if not found.files[name].size:  # such a placeholder
                     del found.files[name]
         self._folders, self._whole = folders, True
 
 
 def _side_by_side(store: Store, folder: str) -> Iterator[Page]:
-    """All objects in a folder and in those below it, by many listings at a time; in no order."""
+    """All objects in a folder and its subfolders, by concurrent listings, in no order."""
     waiting = deque([_Part(store, folder)])
     running: set[Future[tuple[list[Page], list[_Part]]]] = set()
     with ThreadPoolExecutor(_REQUESTS, "shardkit-request") as pool:
@@ -115,20 +115,21 @@ def _side_by_side(store: Store, folder: str) -> Iterator[Page]:
 
 
 class _Part:
-    """A listing of a folder with all below, which leaves to others what lies beside its last key.
+    """A recursive listing of a folder, which splits itself into several.
 
-    It does so after a full page, where folders have much in them: those that follow the one in
-    which it is get listings of their own. Where they are very many and small it goes on.
+    If the subfolders are large, then after a full page it is limited to the subfolder of its last
+    key, and each of the following subfolders gets its own listing. If there are very many small
+    ones, it continues as a single listing.
     """
 
     def __init__(self, store: Store, folder: str) -> None:
         self._store, self._pages = store, store.below(folder)
-        self._start = f"{folder}/" if folder else ""  # of the keys that it gives
-        self._last = ""  # key
-        self._full, self._names = 0, 0  # pages, and the names in the folder that they had
+        self._start = f"{folder}/" if folder else ""  # prefix of the keys that it gives
+        self._last = ""  # the last key so far
+        self._full, self._names = 0, 0  # full pages, and the names in the folder that they had
 
     def some(self) -> tuple[list[Page], list[_Part]]:
-        """Some pages, and the listings that give what is left."""
+        """Some pages, and the listings that give the rest."""
         pages: list[Page] = []
         for page in self._pages:
             keys, first = [key for key, _ in page], not self._last
@@ -146,14 +147,14 @@ class _Part:
         return pages, []
 
     def _is_dense(self, keys: list[str]) -> bool:
-        """Whether the names in the folder have many keys each, and the last of them is a folder."""
+        """Whether the names in the folder have many keys each, and the last one is a folder."""
         own = len(self._start)
         self._full += 1
         self._names += len({key[own:].partition("/")[0] for key in keys})
         return "/" in keys[-1][own:] and self._names <= _DENSE * self._full
 
     def _divided(self) -> tuple[Page, list[_Part]]:
-        """What lies beside the folder with the last key: objects, and listings of folders."""
+        """What follows the subfolder of the last key: objects, and listings of subfolders."""
         above = self._start
         self._start = above + self._last[len(above) :].partition("/")[0] + "/"
         self._full, self._names = 0, 0
@@ -165,7 +166,7 @@ class _Part:
 
 
 def _add(folders: dict[str, _Folder], folder: str) -> None:
-    """Note a folder in those above it; the root is among them."""
+    """Add a folder, and itself to its parent, up to the root, which exists."""
     if folder not in folders:
         above, _, name = folder.rpartition("/")
         _add(folders, above)

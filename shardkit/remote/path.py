@@ -1,4 +1,4 @@
-"""`RemotePath`: a URL where a path is expected."""
+"""`RemotePath`: a URL that can be used in place of a path."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import Any, NoReturn
 from shardkit.errors import NotFoundError, UsageError
 from shardkit.remote.store import Cached, Entry, Info, Store
 
-# pathlib makes one slash of two, so that a URL that was a Path before it came here has one.
+# pathlib merges slashes: a URL that was converted to a Path has only one after the scheme.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
 
 
 def parsed(path: str | os.PathLike[str]) -> tuple[str, str] | None:
-    """Scheme, and what follows the slashes, of a URL; None for a path of this machine."""
+    """The scheme of a URL, and what follows the slashes; None for a local path."""
     if isinstance(path, RemotePath):
         return path.store.site.partition("://")[0], str(path).partition("://")[2]
     match = _URL.fullmatch(os.fspath(path))
@@ -28,7 +28,7 @@ def parsed(path: str | os.PathLike[str]) -> tuple[str, str] | None:
 
 
 def remote_path(scheme: str, rest: str, options: Mapping[str, Any] | None = None) -> RemotePath:
-    """The path of a URL. Raises UsageError for one that does not name an object or a folder."""
+    """The path for a URL. Raises UsageError if the URL does not name an object or a folder."""
     host, _, key = rest.partition("/")
     if "?" in rest or ("#" in rest and scheme in ("http", "https")):
         raise UsageError(
@@ -38,14 +38,14 @@ def remote_path(scheme: str, rest: str, options: Mapping[str, Any] | None = None
         )
     if not host:
         raise UsageError(
-            "the URL does not say where the data are",
+            "the URL does not name a bucket or server",
             found=f"{scheme}://",
             expected=f"{scheme}://, the name of a bucket or a server, and a path in it",
         )
     user, at, bare = host.rpartition("@")
     if at and (scheme in ("http", "https") or ":" in user):
         raise UsageError(
-            "a URL with a password is not supported, as it would be seen in messages and logs",
+            "a URL with a password is not supported, as it would appear in messages and logs",
             found=f"{scheme}://...@{bare}/{key}",
             fix="give credentials as storage options",
         )
@@ -53,7 +53,7 @@ def remote_path(scheme: str, rest: str, options: Mapping[str, Any] | None = None
 
 
 class RemoteEntry:
-    """What a listing says of one name: the part of `os.DirEntry` that is used."""
+    """One name in a listing: the subset of `os.DirEntry` that is used."""
 
     def __init__(self, folder: RemotePath, entry: Entry) -> None:
         self.name = entry.name
@@ -77,9 +77,9 @@ class RemoteEntry:
 
 
 def status(info: Info | None) -> os.stat_result:
-    """What a store says of an object as `os.stat` has it; of a folder, if None.
+    """The metadata of an object as an `os.stat_result`; of a folder, if None.
 
-    `st_mtime_ns`, by which changes are noticed, is the number of the version.
+    `st_mtime_ns`, which is used to detect changes, is the number of the version.
     """
     if info is None:
         return os.stat_result((stat.S_IFDIR, 0, 0, 1, 0, 0, 0, 0, 0, 0))
@@ -88,14 +88,13 @@ def status(info: Info | None) -> os.stat_result:
 
 
 class RemotePath(PosixPath):
-    """An object in a store, or a folder of such: the part of `pathlib.Path` that readers need.
+    """An object or a folder in a store: the subset of `pathlib.Path` that readers need.
 
-    Functions of the system, which would take it for a file of this machine, refuse it with a
-    UsageError.
+    Functions that expect a local file, such as `open`, raise UsageError for it.
     """
 
     store: Store
-    key: str  # of the object, in the store
+    key: str  # of the object in the store
 
     def __new__(cls, store: Store, key: str) -> RemotePath:
         self = super().__new__(cls, f"{store.site}/{key}")
@@ -110,11 +109,11 @@ class RemotePath(PosixPath):
         return RemotePath(self.store, key.strip("/"))
 
     def child(self, relative: str) -> RemotePath:
-        """The object of that name below this folder."""
+        """The object with this relative name below this folder; the name is not normalized."""
         return RemotePath(self.store, f"{self.key}/{relative}".lstrip("/"))
 
     def listed(self) -> RemotePath:
-        """The same folder as it is when it is looked at first: listed once, with all below."""
+        """The same folder as a snapshot: everything in it is listed once, at the first access."""
         from shardkit.remote.listing import ListedStore
 
         return RemotePath(ListedStore(self.store, self.key), self.key)
@@ -133,7 +132,7 @@ class RemotePath(PosixPath):
 
     def __fspath__(self) -> NoReturn:
         raise UsageError(
-            "this needs a path on this machine",
+            "this operation needs a local path",
             found=str(self),
             fix="copy the data to this machine first",
         )
@@ -152,7 +151,7 @@ class RemotePath(PosixPath):
         return self._at(posixpath.normpath(f"/{self.key}/{added}"))
 
     def __rtruediv__(self, folder: str | os.PathLike[str]) -> RemotePath:
-        return self  # as any absolute path
+        return self  # like any absolute path
 
     def joinpath(self, *names: str | os.PathLike[str]) -> RemotePath:
         found = self
@@ -192,18 +191,18 @@ class RemotePath(PosixPath):
     def resolve(self, strict: bool = False) -> RemotePath:
         return self
 
-    # --- what is there
+    # --- queries
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        """Size, time and kind. Raises FileNotFoundError where there is neither."""
+        """Size, time and kind. Raises FileNotFoundError if there is no such object or folder."""
         found = self.store.find(self.key)
         if found is None and not self.store.is_folder(self.key):
             if self.store.lists:
                 raise FileNotFoundError(2, os.strerror(2))
             raise NotFoundError(
-                "there is no such file, and a web server does not tell what is in a folder",
+                "there is no such file, and a web server cannot list the contents of a folder",
                 path=self,
-                fix="give a dataset that has its manifest, or one of the files; copy others to this"
+                fix="give a dataset with a manifest, or a single file; copy other data to this"
                 " machine first",
             )
         return status(found)
@@ -225,11 +224,11 @@ class RemotePath(PosixPath):
             yield self / entry.name
 
     def glob(self, pattern: str, **options: Any) -> Generator[RemotePath, None, None]:
-        """The entries of this folder whose names fit."""
+        """The entries of this folder whose names match."""
         return (path for path in self.iterdir() if fnmatch.fnmatchcase(path.name, pattern))
 
     def scandir(self) -> list[RemoteEntry]:
-        """As `os.scandir`."""
+        """Like `os.scandir`."""
         return [RemoteEntry(self, entry) for entry in self.store.entries(self.key)]
 
     def read_bytes(self) -> bytes:

@@ -1,4 +1,4 @@
-"""The digests of a dataset's pieces, read from its list of them when they are needed."""
+"""The digests of a dataset's pieces, read on demand from the dataset's piece list."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from shardkit.remote.path import RemotePath
 from shardkit.remote.store import forget_oldest
 
 _BLOCK = 1 << 20  # bytes of the list that are read at once: the digests of 64 GiB
-_BLOCKS = 4  # that are in memory
+_BLOCKS = 4  # that are kept in memory
 
 
 class PieceList:
-    """The file of a dataset with the digests of all its shards' pieces. Any thread may read it."""
+    """The file with the digests of the pieces of all shards of a dataset. Thread-safe."""
 
     def __init__(self, path: RemotePath) -> None:
         self.path = path
-        self._blocks: dict[int, bytes] = {}  # the latest, oldest first
-        self._locks: dict[tuple[int, int], threading.Lock] = {}  # by process and block
+        self._blocks: dict[int, bytes] = {}  # the latest ones, oldest first
+        self._locks: dict[tuple[int, int], threading.Lock] = {}  # by process id and block
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PieceList, (self.path,)
 
     def ask(self, first: int) -> None:
-        """Request the block with a digest, without waiting for it, if nobody has done so."""
+        """Start a request for the block with digest `first`, unless it was already requested."""
         number = first * DIGEST // _BLOCK
         if (os.getpid(), number) not in self._locks:
             thread = threading.Thread(target=self._try, args=(number,), daemon=True)
             thread.start()
 
     def _try(self, number: int) -> None:
-        with suppress(ShardkitError):  # who needs it will meet the error
+        with suppress(ShardkitError):  # raised again when the block is needed
             self._block(number)
 
     def of(self, first: int, number: int, checksum: str) -> bytes:
-        """So many digests from `first` on, which make the checksum of their file."""
+        """The `number` digests from `first` on, checked against the checksum of their file."""
         start, stop = first * DIGEST, (first + number) * DIGEST
         blocks = range(start // _BLOCK, (stop - 1) // _BLOCK + 1)
-        for again in (False, True):  # then past all caches, which may have them as they came wrong
+        for again in (False, True):  # the second time past all caches, which may hold bad bytes
             if number > MOST or stop > self._size():
                 break
             found = b"".join(self._block(block, again) for block in blocks)
@@ -52,10 +52,10 @@ class PieceList:
             if checksum_of(digests) == checksum:
                 return digests
         raise DamagedError(
-            "the list of checksums of pieces is not as it was written",
+            "the list of piece checksums is damaged",
             path=self.path,
             offset=start,
-            fix="copy it again from where it is whole, or make the dataset again",
+            fix="copy it again from an intact copy of the dataset, or create the dataset again",
         )
 
     def _block(self, number: int, past_caches: bool = False) -> bytes:
@@ -78,9 +78,9 @@ class PieceList:
             return self.path.store.info(self.path.key).size
         except NotFoundError as error:
             raise DamagedError(
-                "the list of checksums of pieces is missing",
+                "the list of piece checksums is missing",
                 path=self.path,
-                fix="copy the dataset again, with all that is in its folder __shardkit__",
+                fix="copy the dataset again, with all files in its folder __shardkit__",
             ) from error
 
 
@@ -88,20 +88,20 @@ class FilePieces:
     """The digests of the pieces of one file."""
 
     def __init__(self, size: int, checksum: str, listed: PieceList | None, first: int) -> None:
-        """They begin in the list at number `first`. A file of one piece needs no list."""
+        """`first` is the number of the first digest in the list. A one-piece file needs no list."""
         self._number, self._checksum = count(size), checksum
         self._list, self._first = listed, first
         self._digests = bytes.fromhex(checksum) if self._number == 1 else b""
 
     def ask(self) -> None:
-        """Request the digests, which will be needed, without waiting for them."""
+        """Start requesting the digests, which will be needed, without waiting for them."""
         if self._list is not None and not self._digests:
             self._list.ask(self._first)
 
     def wrong(self, data: memoryview, first: int) -> list[int]:
-        """The numbers of those pieces that are not as they were written.
+        """The numbers of the pieces that differ from their digests.
 
-        `data` are whole pieces, of which the first has the number `first`.
+        `data` consists of whole pieces; `first` is the number of the first one.
         """
         digests = self._known()
         return [

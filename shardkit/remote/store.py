@@ -1,8 +1,8 @@
-"""`Store`: the objects of one bucket or server, read whole, by ranges and by listing.
+"""`Store`: whole-object reads, range reads, listings and writes for one bucket or server.
 
-Buckets and web servers are reached through obstore (https://developmentseed.org/obstore), all other
-schemes through fsspec. Every request has a time-out, is repeated when it fails for a reason that
-may pass, and what comes back is compared with what was asked for.
+Buckets and web servers are accessed through obstore (https://developmentseed.org/obstore), all
+other schemes through fsspec. Every request has a timeout, is retried after a transient failure, and
+its response is compared with what was requested.
 """
 
 from __future__ import annotations
@@ -34,63 +34,63 @@ if TYPE_CHECKING:
     from shardkit.remote.path import RemotePath
     from shardkit.remote.pieces import FilePieces
 
-MANIFEST = "__shardkit__/manifest.json"  # which tells a dataset where nothing is listed
-ATTEMPTS = 6  # to make a request
-LARGEST = 5000 << 20  # bytes of an object that one request can make, in all stores
-_PARALLEL = 16  # requests of one call at a time
-_PATIENCE = 60.0  # seconds after which a request is not repeated
-_GOODBYE = 10.0  # seconds that requests may take after Ctrl-C
-_SOON = 0.5  # seconds of these without a word
-_LOOKS = 50  # at an object that is being copied
-_PAUSE = (0.1, 5.0)  # seconds before the second attempt, and before any at most
+MANIFEST = "__shardkit__/manifest.json"  # marks a folder as a dataset where listing is impossible
+ATTEMPTS = 6  # per request
+LARGEST = 5000 << 20  # largest object, in bytes, that all stores accept in one request
+_PARALLEL = 16  # concurrent requests of one call
+_PATIENCE = 60.0  # seconds after which a request is not retried
+_GOODBYE = 10.0  # seconds that pending requests may take after Ctrl-C
+_SOON = 0.5  # seconds of these before a message is shown
+_LOOKS = 50  # attempts to find an object that is being copied
+_PAUSE = (0.1, 5.0)  # seconds: the first pause between attempts, and the longest
 
-FULL_PAGE = 1000  # objects of a listing at a time: as many as a request gives
-UNKNOWN = -1  # in place of the number of a version
+FULL_PAGE = 1000  # objects in a full page of a listing: the most that one request returns
+UNKNOWN = -1  # version number of an object without tag and modification time
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")
 
 
 class Info(NamedTuple):
-    """What a store says of an object."""
+    """Metadata of an object."""
 
     size: int
     modified: float = 0  # seconds since 1970
-    tag: str | None = None  # ETag or version: another one means other bytes
-    checksum: str | None = None  # of the bytes, where a manifest says it
-    pieces: FilePieces | None = None  # what the bytes are compared with
+    tag: str | None = None  # ETag or version: differs if the bytes differ
+    checksum: str | None = None  # of the bytes, if a manifest has it
+    pieces: FilePieces | None = None  # digests to compare the bytes with
 
     @property
     def version(self) -> str:
-        """What is another for other bytes."""
+        """A string that differs if the bytes differ."""
         return self.checksum or self.tag or str(self.modified)
 
     @property
     def number(self) -> int:
-        """A number made of the tag, or of the time where there is none: below 2^63, or UNKNOWN."""
+        """A hash of the tag, or of the modification time if there is no tag: < 2^63, or UNKNOWN."""
         known = self.tag or (str(self.modified) if self.modified else "")
         return xxhash.xxh3_64_intdigest(known.encode()) >> 1 if known else UNKNOWN
 
 
 class Entry(NamedTuple):
-    """What a listing says of one name in a folder."""
+    """One name in the listing of a folder."""
 
     name: str
     info: Info | None  # None for a folder
 
 
-Page: TypeAlias = "list[tuple[str, Info]]"  # of a listing: keys, and what it says of the objects
+Page: TypeAlias = "list[tuple[str, Info]]"  # one page of a listing: keys and metadata
 
 
 class Tag(NamedTuple):
-    """What tells one version of an object from all others, for requests with a condition."""
+    """Identifies one version of an object, for conditional requests."""
 
     e_tag: str | None
     version: str | None
 
 
 class PassingError(Exception):
-    """A request failed for a reason that may pass: it is repeated, then `error` is raised."""
+    """A transient failure of a request. It is retried; `error` is raised if all attempts fail."""
 
     def __init__(self, error: ShardkitError) -> None:
         super().__init__(str(error))
@@ -98,14 +98,14 @@ class PassingError(Exception):
 
 
 class Client(Protocol):
-    """What a library does for a store. Each call is one request, or as many as a listing has pages.
+    """Read requests to a store, made by a library. Each call is one request, or one per page.
 
-    `read` gives the bytes and the tag of the object that they are of; `below` the pages of a
-    listing of all objects in a folder and below, those after a key.
-    Raises `PassingError`, or ShardkitError for what is final.
+    `read` returns the bytes, and the tag of the object that they belong to. `below` returns the
+    pages of a recursive listing of a folder, starting after the key `after`.
+    Raises `PassingError` for transient failures, and ShardkitError for permanent ones.
     """
 
-    lists: bool  # whether `entries` can be asked
+    lists: bool  # whether `entries` is supported
 
     def find(self, key: str) -> Info | None: ...
 
@@ -121,7 +121,7 @@ class Client(Protocol):
 
 
 class WritingClient(Client, Protocol):
-    """What a library does for a store that is written. An object appears whole, or not at all."""
+    """Read and write requests. Writes are atomic: an object appears complete, or not at all."""
 
     def keys(self, folder: str) -> list[str]: ...
 
@@ -145,24 +145,24 @@ class Cached(Protocol):
 
 
 class Store:
-    """One bucket or server. Any thread may use it, and a process after a fork.
+    """One bucket or server. Thread-safe and fork-safe.
 
-    What it was told of an object is remembered, so that all reads are of the same bytes: an object
-    that is replaced meanwhile is an error. A pickle carries site and options.
+    Metadata of objects is kept, so that all reads return bytes of the same version: it is an error
+    if an object is replaced in the meantime. Pickling keeps only the site and the options.
     """
 
     def __init__(self, site: str, options: Mapping[str, Any] | None = None) -> None:
-        """`site` is scheme and host, `s3://bucket`; `options` are those of the library."""
+        """`site` is scheme and host, as in `s3://bucket`; `options` are passed to the library."""
         self.site = site
         self.options = dict(options or {})
-        # By process, and whether caches between here and the store are to be passed by.
+        # By process id, and whether requests bypass HTTP caches in front of the store.
         self._clients: dict[tuple[int, bool], Client] = {}
         self._known: dict[str, Info | None] = {}
-        self.pages: Cached | None = None  # reads go through it, where it is set
+        self.pages: Cached | None = None  # if set, reads go through this cache
         self.latest: dict[tuple[str, int], bytes] = {}  # pieces by key and number; oldest first
 
     def expect(self, key: str, info: Info) -> None:
-        """Take the word of a manifest, or a plan, for an object: it is not asked for first."""
+        """Use metadata from a manifest or a plan, so that no request for it is needed."""
         known = self._known.get(key)
         if known is None:
             self._known[key] = info
@@ -176,19 +176,19 @@ class Store:
         return store
 
     def anew(self) -> Store:
-        """The same store, of which nothing is remembered."""
+        """The same store, without the metadata kept so far."""
         store = Store(self.site, self.options)
         store._clients = self._clients
         return store
 
     def client(self, past_caches: bool = False) -> Client:
-        """The library's client, made anew after a fork."""
+        """The client for this process; each forked process creates its own."""
         which = os.getpid(), past_caches
         if which not in self._clients:
             from shardkit.remote.clients import connect, without_caches
 
             options = without_caches(self.site, self.options) if past_caches else self.options
-            # Many threads begin at once, and a client may be a process.
+            # Many threads may get here at once, and a client may start a process.
             with _connecting.setdefault(os.getpid(), threading.Lock()):
                 if which not in self._clients:
                     self._clients[which] = connect(self.site, options)
@@ -196,14 +196,14 @@ class Store:
 
     @property
     def lists(self) -> bool:
-        """Whether it tells what is in a folder, which web servers do not."""
+        """Whether folders can be listed; web servers cannot list them."""
         return self.client().lists
 
     def url(self, key: str) -> str:
         return f"{self.site}/{key}"
 
     def find(self, key: str) -> Info | None:
-        """Size, time and tag of an object; None where there is no such object."""
+        """Metadata of an object; None if it does not exist. Kept after the first request."""
         if not key:
             return None
         if key not in self._known:
@@ -211,27 +211,27 @@ class Store:
         return self._known[key]
 
     def look(self, key: str) -> Info | None:
-        """What is at `key` now."""
+        """Current metadata of an object, from the store; None if it does not exist."""
         return _patiently(lambda: self.client().find(key))
 
     def info(self, key: str) -> Info:
-        """As `find`; raises NotFoundError."""
+        """Like `find`, but raises NotFoundError if the object does not exist."""
         found = self.find(key)
         if found is None:
             raise NotFoundError("there is no such object", path=self.url(key))
         return found
 
     def is_folder(self, key: str) -> bool:
-        """Whether there are objects whose names begin with this one and a slash.
+        """Whether there are objects whose keys start with this key and a slash.
 
-        Of a web server, which has no listings: whether a dataset of ours is there.
+        On a web server, which cannot list folders: whether a shardkit manifest is there.
         """
         if not self.lists:
             return self.find(f"{key}/{MANIFEST}".lstrip("/")) is not None
         return bool(self.entries(key))
 
     def entries(self, folder: str) -> list[Entry]:
-        """The objects and folders in a folder, by name."""
+        """The objects and folders in a folder, sorted by name."""
         found = self.list_folder(folder)
         for entry in found:
             key = f"{folder}/{entry.name}".lstrip("/")
@@ -240,19 +240,19 @@ class Store:
         return sorted(found)
 
     def list_folder(self, folder: str) -> list[Entry]:
-        """The same in no order, and not remembered."""
+        """Like `entries`, but unsorted, and without keeping the metadata."""
         if not self.lists:
             raise StorageError(
-                "a web server does not tell what is in a folder",
+                "a web server cannot list the contents of a folder",
                 path=self.url(folder),
-                fix="give a dataset that has its manifest, or one of the files",
+                fix="give the URL of a dataset with a manifest, or of a single file",
             )
         return _patiently(lambda: self.client().entries(folder))
 
     def below(self, folder: str) -> Iterator[Page]:
-        """All objects in a folder and in those below it, by one listing.
+        """All objects in a folder and its subfolders, by one listing.
 
-        Where a request for a page fails, what follows the last page is asked for again.
+        If a request for a page fails, the listing is resumed after the last page received.
         """
         after, pages = "", self.client().below(folder, "")
 
@@ -275,10 +275,10 @@ class Store:
     def read_object(
         self, key: str, size: int | None = None, number: int = UNKNOWN
     ) -> tuple[bytes, Info]:
-        """All bytes of an object by one request, and what they are.
+        """All bytes of an object, and its metadata, by one request.
 
-        Raises NotFoundError, and StorageError where the version of that `number` comes in another
-        size than it has.
+        Raises NotFoundError, and StorageError if the object is the version `number` but the number
+        of bytes received is not `size`.
         """
 
         def once() -> tuple[bytes, Info]:
@@ -290,14 +290,14 @@ class Store:
         return _patiently(once)
 
     def after_reading(self, key: str) -> Info | None:
-        """What an object is since its ranges were read; if they had no tag, what is there now."""
+        """Metadata of the version that was read, or of the current one if reads had no tag."""
         found = self._known.get(key)
         if found is None or found.tag is None:
             return self.look(key)
         return found
 
     def look_again(self, key: str) -> None:
-        """Ask the store for an object of which only a manifest has told."""
+        """Request metadata from the store for an object known only from a manifest."""
         found = self.look(key)
         known = self._known.get(key)
         if found is None or known is None or found.size != known.size:
@@ -306,10 +306,10 @@ class Store:
             self._known[key] = known._replace(tag=found.tag, modified=found.modified)
 
     def read_pieces(self, key: str, first: int, stop: int) -> bytes:
-        """The bytes of the pieces from `first` to before `stop`, as they were written.
+        """The bytes of the pieces from `first` up to, but not including, `stop`.
 
-        They are compared with their digests, if these are known. Raises DamagedError where they
-        differ, also when they are requested once more.
+        They are compared with their digests, if these are known. Pieces that differ are requested
+        once more; raises DamagedError if they differ again.
         """
         info = self.info(key)
         begin, end = first * PIECE, min(stop * PIECE, info.size)
@@ -326,9 +326,9 @@ class Store:
         return data
 
     def read(self, key: str, start: int, stop: int, *, past_caches: bool = False) -> bytes:
-        """The bytes from `start` to before `stop`, which lie within the object.
+        """The bytes from `start` up to `stop` (exclusive), a range that lies within the object.
 
-        Raises DamagedError where the object was replaced since it was first looked at.
+        Raises DamagedError if the object was replaced since its metadata was first read.
         """
         info = self.info(key)
 
@@ -336,7 +336,7 @@ class Store:
             data, tag = self.client(past_caches).read(key, start, stop, info.tag)
             if len(data) != stop - start:
                 raise self._other_length(key, start, stop - start, len(data))
-            if tag is not None:  # from now on
+            if tag is not None:  # all later reads must have the same tag
                 known = self._known.setdefault(key, info) or info
                 if known.tag is None:
                     self._known[key] = known._replace(tag=tag)
@@ -349,47 +349,47 @@ class Store:
     def _other_length(self, key: str, start: int, asked: int, found: int) -> PassingError:
         return PassingError(
             StorageError(
-                "the store sent another number of bytes than was asked for",
+                "the store returned a different number of bytes than requested",
                 path=self.url(key),
                 offset=start,
                 expected=f"{asked:,} bytes",
                 found=f"{found:,}",
-                fix="run the same command again; if it persists, ask who runs the store",
+                fix="run the same command again; if it persists, contact the store's administrator",
             )
         )
 
-    # --- writing: buckets alone
+    # --- writing, supported for buckets only
 
     def _writer(self) -> WritingClient:
         return cast("WritingClient", self.client())
 
     def find_again(self, key: str) -> Info | None:
-        """As `find`, where another process may have changed the object."""
+        """Like `find`, but asks the store again: another process may have changed the object."""
         self._known.pop(key, None)
         return self.find(key)
 
     def keys(self, folder: str) -> list[str]:
-        """The keys of all objects below a folder, as far as the store's listing shows them."""
+        """The keys of all objects below a folder, as listed by the store."""
         return sorted(_patiently(lambda: self._writer().keys(folder)))
 
     def read_tagged(self, key: str) -> tuple[bytes, Tag] | None:
-        """All bytes of an object as it is now, and its tag; None where there is no such object."""
+        """All bytes of the current version of an object, and its tag; None if it does not exist."""
         try:
             return _patiently(lambda: self._writer().read_tagged(key))
         except NotFoundError as error:
-            if error.found is not None:  # not the key alone, but the bucket
+            if error.found is not None:  # the bucket itself does not exist
                 raise
             return None
 
     def put(self, key: str, data: bytes | Path) -> None:
-        """Make an object of bytes or of a file, by one request.
+        """Create an object from bytes or from a file, by one request.
 
-        Raises StorageError for more than a request can carry.
+        Raises StorageError if it is too large for one request.
         """
         size = len(data) if isinstance(data, bytes) else data.stat().st_size
         if size > LARGEST:
             raise StorageError(
-                "an object is larger than one request can make",
+                "the object is larger than one request to a store can write",
                 path=self.url(key),
                 expected=f"at most {LARGEST:,} bytes",
                 found=f"{size:,}",
@@ -400,30 +400,30 @@ class Store:
         self._known.pop(key, None)
 
     def put_if(self, key: str, data: bytes, tag: Tag | None) -> Tag | None:
-        """Make an object where it has this tag, or for None where there is none; its new tag.
+        """Replace an object if it has this tag, or create it if `tag` is None; return its new tag.
 
-        None where the condition does not hold. That can be as an answer was lost: whoever asks has
-        to look who made the object that is there.
+        Returns None if the condition does not hold. That also happens when the response to an
+        earlier attempt was lost: the caller has to check who wrote the existing object.
         """
         self._known.pop(key, None)
         return _patiently(lambda: self._writer().put_if(key, data, tag))
 
     def copy(self, old: str, new: str, size: int) -> None:
-        """Copy an object of so many bytes within the store."""
+        """Copy an object of `size` bytes within the store."""
 
         def once() -> None:
             self._writer().copy(old, new, size)
 
-        def arrived() -> None:  # some stores copy after they have answered
+        def arrived() -> None:  # some stores respond before the copy is complete
             found = self._writer().find(new)
             if found is None or found.size != size:
                 raise PassingError(
                     StorageError(
-                        "a copy in the store has not become whole",
+                        "the store did not complete the copy of an object",
                         path=self.url(new),
                         expected=f"{size:,} bytes",
                         found="none" if found is None else f"{found.size:,}",
-                        fix="run the same command again: it continues where it was",
+                        fix="run the same command again: it resumes where it stopped",
                     )
                 )
 
@@ -433,60 +433,60 @@ class Store:
         self._known.pop(new, None)
 
     def delete(self, key: str) -> None:
-        """Remove an object, if it exists."""
+        """Delete an object, if it exists."""
         self._known.pop(key, None)
         _patiently(lambda: self._writer().delete(key))
 
-    def __reduce__(self) -> tuple[Any, ...]:  # without a cache
+    def __reduce__(self) -> tuple[Any, ...]:  # without metadata and cache
         return _of_task, (self.site, self.options)
 
     def __repr__(self) -> str:
-        return f"Store({self.site!r})"  # without the options, which may be secret
+        return f"Store({self.site!r})"  # without the options, which may contain secrets
 
 
 def _of_task(site: str, options: Mapping[str, Any]) -> Store:
-    """A store that was pickled."""
+    """Unpickle a store; equal stores share their clients."""
     store = Store(site, options)
     store._clients = _shared.setdefault((site, repr(sorted(options.items()))), store._clients)
     return store
 
 
-# The clients of all tasks by site and options: with their connections and credentials.
+# Clients of unpickled stores, by site and options: tasks share connections and credentials.
 _shared: dict[tuple[str, str], dict[tuple[int, bool], Client]] = {}
-_connecting: dict[int, threading.Lock] = {}  # by process: a fork may copy one that is held
+_connecting: dict[int, threading.Lock] = {}  # by process id: a fork may copy a lock that is held
 
 
 def other_bytes(path: str, number: int, start: int, stop: int) -> DamagedError:
-    """The error for a piece that is not as it was written, from `start` to before `stop`."""
+    """The error for a piece, bytes `start` to `stop` (exclusive), that differs from its digest."""
     return DamagedError(
-        "the bytes that the store sent are not those that were written",
+        "the bytes that the store returned are not those that were written",
         path=path,
         offset=start,
         found=f"other bytes in piece {number:,} (bytes {start:,} to {stop - 1:,}),"
-        " also when they were requested once more",
-        fix="run `shardkit verify` on the dataset; what it finds damaged is to be copied again"
-        " from where it is whole, or made again",
+        " also when they were requested again",
+        fix="run `shardkit verify` on the dataset; copy the files that it reports as damaged again"
+        " from an intact copy, or create them again",
     )
 
 
 def replaced(path: str) -> DamagedError:
-    """The error for an object that is not the one that was opened."""
+    """The error for an object that was replaced after it was opened."""
     return DamagedError(
         "the object was replaced while it was in use",
         path=path,
-        fix="open the dataset again; write a new version of a dataset to a URL of its own",
+        fix="open the dataset again; write each new version of a dataset to its own URL",
     )
 
 
 def time_for(size: int) -> float:
-    """Seconds that a request which carries so many bytes may take: about 2 for each MiB."""
+    """Timeout, in seconds, of a request that transfers `size` bytes: about 2 s for each MiB."""
     return _PATIENCE * (2 << (size >> 26).bit_length())
 
 
 def _patiently(
     request: Callable[[], Result], seconds: float = _PATIENCE, attempts: int | None = None
 ) -> Result:
-    """Make a request, again where its failure may pass, each time after a longer pause."""
+    """Make a request, and retry it after transient failures, with increasing pauses."""
     until = time.monotonic() + seconds
     attempts = attempts or ATTEMPTS
     for attempt in range(attempts):
@@ -502,7 +502,7 @@ def _patiently(
 
 
 def forget_oldest(entries: dict[Any, Any], most: int) -> None:
-    """Leave `most` of the entries, those that were added last; other threads may do the same."""
+    """Keep only the `most` entries that were added last; other threads may do the same."""
     with suppress(RuntimeError, StopIteration):
         while len(entries) > most:
             entries.pop(next(iter(entries)), None)
@@ -512,10 +512,10 @@ _pools: dict[int, ThreadPoolExecutor] = {}
 
 
 def pool() -> ThreadPoolExecutor:
-    """The threads of this process that make requests side by side."""
+    """The thread pool of this process for concurrent requests."""
     found = _pools.get(os.getpid())
     if found is None:
-        from concurrent.futures import ThreadPoolExecutor  # not for those who read local files
+        from concurrent.futures import ThreadPoolExecutor  # not needed to read local files
 
         made = ThreadPoolExecutor(_PARALLEL, "shardkit-request")
         found = _pools.setdefault(os.getpid(), made)
@@ -523,9 +523,9 @@ def pool() -> ThreadPoolExecutor:
 
 
 class _Batch(threading.local):
-    """What a thread of the pool works for."""
+    """The batch that the current thread works for."""
 
-    over: threading.Event | None = None  # set when the batch has failed: no request is repeated
+    over: threading.Event | None = None  # set when the batch has failed: nothing is retried
 
 
 _batch = _Batch()
@@ -536,11 +536,11 @@ def together(
     items: Iterable[Item],
     report: Callable[[Item], object] = lambda item: None,
 ) -> None:
-    """Do work for each item, several at a time; each that is done is reported in this thread.
+    """Call `work` for each item in several threads, and `report` for finished ones in this thread.
 
-    Nothing of it goes on after this, also where one of them raises: requests that were made are
-    waited for, and not repeated. After Ctrl-C they are waited for a few seconds: a program that
-    ends then cuts them off, and what they were to make is not made.
+    No work continues after this function returns or raises: it waits for pending requests, which
+    are not retried. After Ctrl-C it waits for a few seconds only: requests that take longer are
+    aborted when the program exits, and do not create their objects.
     """
     every = list(items)
     left, over = iter(every), threading.Event()
@@ -558,7 +558,7 @@ def together(
             else:
                 ended.put((item, None))
 
-    threads = [  # daemons: the interpreter does not wait for them when it ends
+    threads = [  # daemons: the interpreter does not wait for them when it exits
         threading.Thread(target=do, name="shardkit-request", daemon=True)
         for _ in range(min(_PARALLEL, len(every)))
     ]
@@ -580,7 +580,7 @@ def together(
 
 
 def _join(threads: list[threading.Thread], seconds: float) -> None:
-    """Wait for threads to end, so many seconds at most."""
+    """Wait for threads to end, for at most `seconds`."""
     began = time.monotonic()
 
     def join(most: float) -> bool:
@@ -589,6 +589,6 @@ def _join(threads: list[threading.Thread], seconds: float) -> None:
         return not any(thread.is_alive() for thread in threads)
 
     if seconds == _GOODBYE and not join(_SOON):
-        what = f"waiting up to {seconds:.0f} s for requests that were made"
+        what = f"waiting up to {seconds:.0f} s for pending requests"
         warn(what)
     join(seconds)

@@ -1,4 +1,4 @@
-"""`shardkit inspect --html`: what a dataset has, on one page to look at and pass on."""
+"""`shardkit inspect --html`: a report about a dataset as a single, self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def html_report(
     """Return an HTML page about a dataset, a shard, a folder of splits, or an open dataset or view.
 
     path: a path, an open dataset, or a view of one.
-    full: read all samples. By default, counts that are not in a manifest are those of 2,000 samples
-        at equal distances (256 MiB; an eighth of both at a URL).
+    full: read all samples. By default, counts that are not in a manifest are those of 2,000 evenly
+        spaced samples (at most 256 MiB; an eighth of both at a URL).
     storage_options: as in `shardkit.open`.
 
-    The page shows some samples, in 3 MiB for each split, and names damaged samples. Raises the
+    The page shows some samples, up to 3 MiB for each split, and lists damaged samples. Raises the
     errors of `shardkit.open`.
     """
     if isinstance(path, Dataset):
@@ -49,14 +49,14 @@ def html_report(
 
 
 def write_report(html: str, file: Path) -> None:
-    """Write the page to a file. An existing file is replaced only if it is such a page.
+    """Write the page to a file. An existing file is replaced only if it is a shardkit report.
 
     Raises OutputError for any other existing file.
     """
     if os.path.lexists(file) and storage.read(file, len(START)).decode("latin-1")[:-1] != START:
         raise OutputError(
-            "the file exists and is not a report of shardkit",
+            "the file exists and is not a shardkit report",
             path=file,
-            fix="name another file, or remove it",
+            fix="give another file name, or remove the file",
         )
     storage.replace_file(file, html.encode())

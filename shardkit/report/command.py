@@ -1,4 +1,4 @@
-"""The command that makes a dataset, from the recipe in its manifest."""
+"""The command that creates a dataset, reconstructed from the recipe in its manifest."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 from shardkit.options import AudioOptions, ConvertOptions, ImageOptions, TextOptions
 from shardkit.recipe import LISTS, Recipe
 
-_OWN_NAMES = {"format": "image-format", "field": "text-field"}  # of options of images and text
+_OWN_NAMES = {"format": "image-format", "field": "text-field"}  # option names of image and text
 _FILES = ("classes", "metadata")  # options that name files
 
 
 def convert_command(recipe: Recipe) -> str:
-    """`shardkit convert`, an option a line. SOURCE, OUT and FILE stand for paths: none is known."""
+    """The `shardkit convert` command, one option per line; SOURCE, OUT and FILE stand for paths."""
     words = [["shardkit", "convert", "SOURCE", "--to", recipe.format, "-o", "OUT"]]
     for name, value in _options(recipe):
         if value is False and name == "append-eos":
@@ -34,7 +34,7 @@ def convert_command(recipe: Recipe) -> str:
 
 
 def _options(recipe: Recipe) -> Iterator[tuple[str, Any]]:
-    """Names and values of the options that are not as they are by default."""
+    """Names and values of the options that differ from their defaults."""
     for option in dataclasses.fields(ConvertOptions):
         value: Any = getattr(recipe, option.name, None)
         usual = option.default
@@ -69,7 +69,7 @@ def _changed(options: ImageOptions | AudioOptions | TextOptions) -> Iterator[tup
 
 
 def _quoted(word: str) -> str:
-    """A word for a shell, in which no character is without a shape: $'\\u001b' is bash's."""
+    """A word quoted for a shell; unprintable characters are escaped as in bash's $'\\u001b'."""
     if word.isprintable():
         return shlex.quote(word)
     shown = (c if c.isprintable() and c not in "'\\" else f"\\U{ord(c):08x}" for c in word)

@@ -1,7 +1,7 @@
-"""A dataset, or its splits, on one page of HTML that needs nothing but itself.
+"""The HTML page about a dataset, or about its splits.
 
-It has no script and nothing that a browser would load, and a policy that forbids both. All that
-comes from data goes through `markup.tag`. The same dataset gives the same page.
+It has no scripts and no external resources, and a content security policy that forbids both. All
+text from data is escaped by `markup.tag`. The same dataset gives the same page.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ from shardkit.words import counted, pixel_rows, size, text_rows
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 START = '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-READ, READ_BYTES = 2000, 256 << 20  # samples of a dataset that are read, for counts
-_CARDS, _FEW_CARDS, _CARD_BYTES = 48, 12, 1 << 30  # that are shown; at least, of each split
-_REMOTE = 8  # so many times fewer at a URL
+READ, READ_BYTES = 2000, 256 << 20  # samples of a dataset, and their bytes, read for counts
+# Samples shown: in total, at least for each split, and the bytes read for them.
+_CARDS, _FEW_CARDS, _CARD_BYTES = 48, 12, 1 << 30
+_REMOTE = 8  # these limits are divided by it at a URL
 _SPLITS = 8  # that are shown
 _WORST = 10  # classes with the fewest samples that are shown
 _LINES, _LINE_BYTES = 10, 1 << 16  # of a list of samples that were left out
@@ -59,7 +60,7 @@ class Part:
 
 
 def page(title: str, parts: Sequence[Part], problem: str | None, *, full: bool = False) -> str:
-    """The page. `full`: all samples are read for it, not 2,000 or 256 MiB of them."""
+    """The page. `full`: read all samples, not only 2,000 or 256 MiB of them."""
     shown = parts[:_SPLITS]
     body = [_part(part, number, len(shown), full) for number, part in enumerate(shown)]
     if left := parts[_SPLITS:]:
@@ -79,7 +80,7 @@ def page(title: str, parts: Sequence[Part], problem: str | None, *, full: bool =
     if len(parts) > 1:
         header.append(links([(f"part{n}", part.name) for n, part in enumerate(shown)], "Splits"))
     footer = tag(
-        "footer", f"Made by shardkit {__version__}. Nothing here is a script or is loaded."
+        "footer", f"Made by shardkit {__version__}. This page has no scripts and loads nothing."
     )
     content = join([tag("header", *header), tag("main", *body), footer])
     return f"{START}{join(head)}</head><body>{content}</body></html>\n"
@@ -143,8 +144,8 @@ def _chosen(read: int, samples: int) -> str:
     if read == samples:
         return f"Counted in all {counted(samples, 'sample')}."
     return (
-        f"Counted in {read:,} of {samples:,} samples, at equal distances in their order,"
-        " the same ones each time. With --full all are read."
+        f"Counted in {read:,} of {samples:,} samples, evenly spaced, and the same ones each time."
+        " Use --full to read all samples."
     )
 
 
@@ -152,7 +153,7 @@ def _samples(dataset: Dataset, cards: int) -> list[Markup]:
     if not len(dataset):
         return [tag("p", "There are no samples.")]
     few = f"{min(cards, len(dataset)):,} of {counted(len(dataset), 'sample')}"
-    evenly_so = ", at equal distances in their order" if cards < len(dataset) else ""
+    evenly_so = ", evenly spaced" if cards < len(dataset) else ""
     return [soft(f"{few}{evenly_so}."), sheet(dataset, cards, pixels=240, words=320)]
 
 
@@ -174,7 +175,7 @@ def _damage(errors: Sequence[ShardkitError]) -> list[Markup]:
         return []
     rows = [(error.where.get("key", ""), str(error)) for error in errors[:_LINES]]
     return [
-        warning(f"{counted(len(errors), 'sample')} of these could not be read, or not wholly."),
+        warning(f"{counted(len(errors), 'sample')} of these could not be read completely."),
         table("Damaged samples", ("Sample", "What is wrong"), rows, total=len(errors)),
     ]
 
@@ -183,7 +184,7 @@ def _counts(report: dict[str, Any], fields: dict[str, Any]) -> list[Markup]:
     """Histograms of sizes, shapes and lengths; formats; numbers; pixels; documents."""
     charts: list[Callable[[], Markup]] = []
     rows: list[tuple[str, str]] = []
-    for name, about in report["lengths"].items():  # from the table of all of them
+    for name, about in report["lengths"].items():  # known for all samples
         unit = "milliseconds" if report["fields"][name]["type"] == "Audio" else "length"
         charts.append(partial(histogram_by_powers, f"{name}: {unit}, in all samples", about))
     if report["text"]:
@@ -246,21 +247,21 @@ def _duplicates(found: dict[str, Any]) -> list[Markup]:
         return [tag("p", f"None. Compared: {what}.")]
     several = found["groups_of_several_labels"]
     words = (
-        f"Copies of a sample before: {found['samples']:,}, in {counted(found['groups'], 'group')},"
+        f"Copies of an earlier sample: {found['samples']:,}, in {counted(found['groups'], 'group')}"
     )
-    words += f" {several:,} of which with several labels. Compared: {what}."
+    words += f", {several:,} of which with several labels. Compared: {what}."
     groups = [", ".join(short(key, 60) for key in keys) for keys in found["first"]]
     rows = [(f"{number}", keys) for number, keys in enumerate(groups, 1)]
     return [tag("p", words), table("Duplicates", ("Group", "Keys"), rows, total=found["groups"])]
 
 
 def _left_out(dataset: Dataset, report: dict[str, Any]) -> list[Markup]:
-    """What a conversion dropped and passed over, by its reason, and the first of each list."""
+    """What a conversion dropped and passed over, by reason, and the first lines of each list."""
     counts = {"dropped: bad samples": report["errors"]} if report["errors"] else {}
     counts |= {f"dropped: {what}": count for what, count in report["filtered"].items()}
     counts |= {f"passed over: {what}": count for what, count in report["ignored"].items()}
     if not counts:
-        return [tag("p", "Nothing that is known of.")]
+        return [tag("p", "None known.")]
     rows = [(what, f"{count:,}") for what, count in counts.items()]
     body = [table("Left out", ("What, and why", "Count"), rows, 1)]
     for name, total in ((ERRORS, report["errors"]), (FILTERED, sum(report["filtered"].values()))):
@@ -271,7 +272,7 @@ def _left_out(dataset: Dataset, report: dict[str, Any]) -> list[Markup]:
 
 
 def _lines(dataset: Dataset, name: str) -> list[tuple[object, ...]]:
-    """The first lines of one of the lists beside the manifest."""
+    """The first lines of a list beside the manifest."""
     file = dataset.manifest.list_named(name) if dataset.manifest is not None else None
     if file is None:
         return []
@@ -295,14 +296,14 @@ def _shards(dataset: Dataset) -> list[Markup]:
 def _recipe(dataset: Dataset) -> list[Markup]:
     manifest = dataset.manifest
     if manifest is None or not manifest.recipe:
-        return [tag("p", "Unknown, as no manifest has it.")]
+        return [tag("p", "Unknown, as no manifest contains it.")]
     try:
         command = convert_command(Recipe.from_json(dict(manifest.recipe)))
     except ShardkitError as error:
         return [tag("p", str(error), class_="sk-bad")]
     versions = ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
     return [
-        soft("SOURCE, OUT and FILE stand for paths, which a manifest does not have."),
+        soft("SOURCE, OUT and FILE stand for paths, which a manifest does not contain."),
         tag("pre", tag("code", join(command.split("\n"), "\n")), tabindex=0),
         soft(f"Made with {versions}") if versions else join(()),
     ]

@@ -23,13 +23,13 @@ def warning(words: str) -> Markup:
 
 
 def tiles(facts: Mapping[str, str]) -> Markup:
-    """A few facts in large type."""
+    """A few key figures in large type."""
     pairs = (tag("div", tag("dt", what), tag("dd", words)) for what, words in facts.items())
     return tag("dl", *pairs, class_="tiles")
 
 
 def links(anchors: Iterable[tuple[str, str]], what: str) -> Markup:
-    """Links to parts of the page: anchor and name of each."""
+    """Links to sections of the page, given as pairs of anchor and name."""
     each = (tag("li", tag("a", short(name, 40), href=f"#{anchor}")) for anchor, name in anchors)
     return tag("nav", tag("ul", *each), aria_label=what)
 
@@ -41,9 +41,9 @@ def table(
     numbers: int = 99,
     total: int = 0,
 ) -> Markup:
-    """A table that scrolls by itself. The columns from `numbers` on are numbers.
+    """A table that scrolls independently. The columns from `numbers` on are numeric.
 
-    It is cut after 30 rows, with a note of how many of the `total`, or of `rows`, it lacks.
+    Only the first 30 rows are shown, with a note of how many of `total`, or of `rows`, are missing.
     """
     shown = _rows(head, rows[:ROWS], numbers)
     left = max(total, len(rows)) - min(len(rows), ROWS)
@@ -71,12 +71,12 @@ def _cell(value: object) -> object:
 
 
 def bar(share: float) -> Markup:
-    """A bar that is so much of the longest, for a cell of a table."""
+    """A bar for a table cell; `share` is its length relative to the longest bar."""
     return _svg([_rect(0, 0, 100 * share, 10)], 100, 10, class_="bar", aria_hidden="true")
 
 
 def histogram(name: str, measure: str, about: Mapping[str, Any]) -> Markup:
-    """That of a size of a field's values, as `statistics.stats` has it."""
+    """The histogram of a measure of a field's values, in the form of `statistics.stats`."""
     words = size if measure == "bytes" else "{:,}".format
     facts = " / ".join(words(round(about[n])) for n in ("min", "median", "mean", "max"))
     unit = f" ({_UNITS[measure]})" if measure in _UNITS else ""
@@ -85,7 +85,7 @@ def histogram(name: str, measure: str, about: Mapping[str, Any]) -> Markup:
 
 
 def histogram_by_powers(title: str, about: Mapping[str, Any]) -> Markup:
-    """That of lengths, as `inspect` has it: from each power of two to the next."""
+    """The histogram of lengths by powers of two, in the form of `inspect`."""
     counts = {int(start): count for start, count in about["histogram"].items()}
     most = about["longest"]
     ranges = [(n, min(max(2 * n - 1, n), most), count) for n, count in counts.items()]
@@ -96,8 +96,8 @@ def histogram_by_powers(title: str, about: Mapping[str, Any]) -> Markup:
 def _chart(
     title: str, ranges: Sequence[tuple[int, int, int]], facts: str, words: Callable[[int], str]
 ) -> Markup:
-    """Bars, the range that they span, and the same as a table."""
-    most = max(1, *(count for _, _, count in ranges))  # a damaged manifest may have none
+    """Bars, the range that they span, and the same data as a table."""
+    most = max(1, *(count for _, _, count in ranges))  # all may be 0 in a damaged manifest
     tall = [100 * count / most for _, _, count in ranges]
     bars = [_rect(n + 0.05, 100 - height, 0.9, height) for n, height in enumerate(tall)]
     spans = [

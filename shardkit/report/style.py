@@ -1,4 +1,4 @@
-"""The style of the page: light and dark, for narrow and wide screens."""
+"""The style sheet of the page: light and dark, for narrow and wide screens."""
 
 PAGE = """
 :root{color-scheme:light dark;--bg:#f6f7f9;--card:#fff;--ink:#1a1f26;--soft:#55606d;--line:#d7dde4;

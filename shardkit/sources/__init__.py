@@ -165,9 +165,9 @@ def _dataset(dataset: Dataset, recipe: Recipe) -> Source:
 
     if dataset.transform is not None:
         raise UsageError(
-            "an open dataset with transforms cannot be converted",
+            "a dataset with transforms cannot be converted",
             path=dataset.place,
-            fix="open it without transforms; to transform samples, pass transform= to the conversion",
+            fix="open it without transforms, or pass transform= to the conversion instead",
         )
     if dataset.indices is not None and not len(dataset):
         raise SourceError("the view has no samples", path=dataset.place)
@@ -250,10 +250,10 @@ def _refuse_metadata(path: Path | None, recipe: Recipe) -> None:
     """Raise UsageError if a metadata table is given for a source without loose files."""
     if recipe.metadata is not None:
         raise UsageError(
-            "a metadata table is for folders of images, audio or video, or of text files that are one"
+            "a metadata table is for folders of images, audio or video, or of text files with one"
             " document each",
             path=path,
-            fix="omit --metadata; to use a column of the source itself, name it with --label-column",
+            fix="omit --metadata; to use a column of the source, name it with --label-column",
         )
 
 
@@ -429,5 +429,5 @@ def _refuse_beside(found: Contents) -> None:
             "the folder holds both shards and what may be images",
             path=found.root,
             found=f"{min(found.shards)!r} beside {beside[0]!r}",
-            fix="move one of the two elsewhere, or give the path of the shards or of the images only",
+            fix="move one of the two elsewhere, or give the path of the shards or images only",
         )

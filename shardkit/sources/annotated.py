@@ -1,8 +1,8 @@
-"""Folders of images with annotations of objects: COCO and Pascal VOC, as downloaded.
+"""Folders of images with object annotations: COCO and Pascal VOC, as downloaded.
 
 - COCO: `annotations/instances_train2017.json` beside `train2017/` or `images/train2017/`; one
-  `images/` for all files of annotations; or `train/_annotations.coco.json` among its images.
-- Pascal VOC: `JPEGImages/` and `Annotations/`, with the splits of `ImageSets/Main/`; also below
+  `images/` for all annotation files; or `train/_annotations.coco.json` among the images.
+- Pascal VOC: `JPEGImages/` and `Annotations/`, with splits from `ImageSets/Main/`; also below
   `VOCdevkit/VOC2012/`.
 """
 
@@ -28,37 +28,37 @@ from shardkit.splits import KINDS, split_of
 from shardkit.walk import is_folder, kind_of_file, scandir
 
 AMONG = "_annotations.coco.json"  # among its images, as Roboflow exports
-# Beginnings of the names of COCO's files: of objects, and of what is not read.
+# Prefixes of COCO's annotation files: those with objects, and those that are not read.
 _OBJECTS = ("instances_", "person_keypoints_")
 _OTHERS = ("captions_", "image_info_", "panoptic_", "stuff_")
 _VOC = ("JPEGImages", "Annotations")
 _ABOVE_VOC = re.compile(r"VOC[\w-]*", re.I)  # VOCdevkit, VOC2012
-_MOST_LIST = 1 << 28  # bytes of a list of images
-_MOST_PROBLEMS = 100_000  # that are listed one by one
+_MOST_LIST = 1 << 28  # maximum bytes of an image list
+_MOST_PROBLEMS = 100_000  # maximum number that is reported one by one
 
 
 @dataclass
 class _Split:
-    """Images with their annotations: those of a file, or of a list."""
+    """The images of a split, from an annotation file or an image list, with their annotations."""
 
-    folder: Path  # that holds the images
+    folder: Path  # where the images are
     file: Path  # the JSON, or the folder of XML files
-    names: set[str] | None = None  # of the images, without suffixes; None: all
-    shared: bool = False  # whether the folder holds images of other splits as well
+    names: set[str] | None = None  # names of the images, without suffixes; None: all
+    shared: bool = False  # whether the folder also holds images of other splits
 
 
 @dataclass
 class Layout:
-    """What was found at a root: splits by name, and what lies beside them."""
+    """What was found at a root folder: splits by name, and counts of ignored files."""
 
     splits: dict[str, _Split]
     ignored: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
-    by_name: bool = False  # whether classes are in the order of their names, not of the annotations
+    by_name: bool = False  # whether classes are sorted by name, not as the annotations list them
 
 
 class _Folder:
-    """The names of what lies in a folder; what is hidden is left out."""
+    """The names of the files and subfolders in a folder, without hidden ones."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -72,9 +72,9 @@ class _Folder:
 
 
 def find_annotated(root: Path, together: bool = False) -> Layout | None:
-    """The layout of a root with annotations of objects; None for any other folder.
+    """The layout of a root folder with object annotations; None for any other folder.
 
-    `together`: its images are to be one dataset, whatever splits there are.
+    With `together`, all images become one dataset, regardless of splits.
     """
     top = _Folder(root)
     while len(top.folders) == 1 and not top.files and _ABOVE_VOC.fullmatch(top.folders[0]):
@@ -94,10 +94,10 @@ def find_annotated(root: Path, together: bool = False) -> Layout | None:
         return found
     if len(found.splits) > 1:
         raise UsageError(
-            "each file of annotations is for a split of its own",
+            "there are several annotation files, each for its own split",
             path=root,
             found=", ".join(split.file.name for split in found.splits.values()),
-            fix="leave --split none away, or convert one split at a time",
+            fix="omit --split none, or convert one split at a time",
         )
     found.splits = {"": next(iter(found.splits.values()))}
     return found
@@ -117,10 +117,10 @@ def _coco(top: _Folder) -> Layout | None:
         split = split_of(stem) or (stem if len(folders) > 1 else "")
         if split in layout.splits:
             raise UsageError(
-                f"several files of annotations are for {split!r}",
+                f"several annotation files are for the split {split!r}",
                 path=top.path / annotations,
                 found=", ".join(chosen.values()),
-                fix="move away those that are not to be read",
+                fix="keep one of them, and move the others elsewhere",
             )
         within, times = folders[stem], [*folders.values()].count(folders[stem])
         folder = top.path / within if within else top.path
@@ -132,9 +132,10 @@ def _coco(top: _Folder) -> Layout | None:
 
 
 def _folders_of(top: _Folder, chosen: dict[str, str], layout: Layout) -> dict[str, str]:
-    """The folders of the images that files are for, those of their names; else one for all.
+    """The image folder of each annotation file: the one of the same name, or else one for all.
 
-    Where some have such a folder, others are left out: all files come together, in one archive.
+    If some files have such a folder, those without are skipped: COCO's archive of annotations holds
+    the files of all splits, whichever images were downloaded.
     """
     images = next((name for name in top.folders if name.lower() in NAMED_IMAGES), "")
     every = {name: name for name in top.folders}
@@ -151,7 +152,7 @@ def _folders_of(top: _Folder, chosen: dict[str, str], layout: Layout) -> dict[st
 
 
 def _among(top: _Folder) -> Layout | None:
-    """Splits whose annotations lie among their images."""
+    """Splits whose annotation file is in the same folder as their images."""
     splits = {}
     for name in ("", *top.folders):
         split = split_of(name) or ""
@@ -163,7 +164,7 @@ def _among(top: _Folder) -> Layout | None:
 
 
 def _of_objects(files: Sequence[str]) -> dict[str, str]:
-    """Of COCO's files those of objects, by what is left of their names: `train2017`."""
+    """COCO's object annotation files, by the stem of the name without prefix: `train2017`."""
     plain = [n for n in files if not n.startswith((*_OBJECTS, *_OTHERS))]
     kinds = [[n for n in files if n.startswith(begin)] for begin in _OBJECTS]
     chosen = next(filter(None, (kinds[0], plain, kinds[1])), [])
@@ -179,7 +180,7 @@ def _voc(top: _Folder, together: bool) -> Layout:
     named = {n[:-4]: n for n in lists if n.endswith(".txt") and n[:-4] in (*KINDS, "trainval")}
     if "trainval" in named and {"train", "val"} & named.keys():
         del named["trainval"]
-        layout.notes.append("trainval.txt is train.txt and val.txt together: not read")
+        layout.notes.append("trainval.txt is not read: it combines train.txt and val.txt")
     described = {name.rpartition(".")[0] for name in top.below(_VOC[1]).files}
     for split in sorted(named, key=_order):
         path = top.path / "ImageSets/Main" / named[split]
@@ -198,7 +199,7 @@ def _voc(top: _Folder, together: bool) -> Layout:
 
 
 def _beside(top: _Folder, used: Sequence[str]) -> Counter[str]:
-    """What lies beside the folders that are used, as it is counted."""
+    """Counts of the files and folders beside those that are used."""
     found = Counter(f"folder {name}/" for name in top.folders if name not in used)
     found.update(kind_of_file(name) for name in top.files if name != AMONG)
     return found
@@ -212,9 +213,9 @@ def _order(split: str) -> tuple[int, str]:
 def open_annotated(
     layout: Layout, *, classes: Sequence[str] | None = None, strict: bool = True
 ) -> dict[str, Source]:
-    """The sources of a layout, one per split, with one table of classes over all.
+    """Open the sources of a layout, one per split, with the same list of classes for all splits.
 
-    Raises UsageError for splits that overlap, and for classes that `classes` lacks.
+    Raises UsageError for overlapping splits, and for categories missing from `classes`.
     """
     scans = {folder: _scan(folder) for folder in {s.folder: None for s in layout.splits.values()}}
     reads, chosen = {}, {}
@@ -256,7 +257,7 @@ def _scan(folder: Path) -> FolderScan:
 def _source(
     scan: FolderScan, images: Sequence[int], annotations: Annotations, read: Read
 ) -> Source:
-    """Some images of a folder, with their annotations. What was passed over is said once."""
+    """Some images of a folder with their annotations. Ignored files are reported once."""
     part = copy.copy(scan)
     part.files = scan.files.select(np.array(images, np.int64))
     part.files.metadata = annotations
@@ -269,8 +270,8 @@ def _source(
 
 
 def _read(split: _Split, scan: FolderScan) -> Read:
-    """What the annotations of a split say."""
-    from shardkit.sources.coco import read_coco  # not where there are none
+    """Read the annotations of a split."""
+    from shardkit.sources.coco import read_coco  # imported only where needed
     from shardkit.sources.voc import read_voc
 
     if split.file.suffix.lower() == ".json":
@@ -285,9 +286,9 @@ def _read(split: _Split, scan: FolderScan) -> Read:
 
 
 def _joined(split: _Split, read: Read, scan: FolderScan) -> dict[int, int]:
-    """By the number of each image file that has good annotations, its number in `read`."""
+    """Map the number of each image file that has annotations to the image's number in `read`."""
     numbers = {scan.files.relative(n): n for n in range(len(scan.files))}
-    begin = f"{split.folder.name}/"  # file names with the folder that they are in
+    begin = f"{split.folder.name}/"  # file names may include the folder
     found: dict[int, int] = {}
     for row, name in enumerate(read.images):
         file = numbers.get(name)
@@ -298,7 +299,7 @@ def _joined(split: _Split, read: Read, scan: FolderScan) -> dict[int, int]:
         elif file in found:
             raise SourceError(
                 "the annotations list an image twice", path=read.path, found=name,
-                fix="make one entry of the two, as either would have a part of its objects",
+                fix="merge the two entries: each of them may have only some of the objects",
             )  # fmt: skip
         else:
             found[file] = row
@@ -314,7 +315,7 @@ def _refuse_many(read: Read) -> None:
     problems = [*read.problems, *read.bad.values()]
     if len(problems) > _MOST_PROBLEMS:
         raise SourceError(
-            f"{len(problems):,} images and annotations do not fit each other",
+            f"{len(problems):,} images and annotations do not match",
             path=read.path,
             expected=f"at most {_MOST_PROBLEMS:,}, with --on-error skip",
             found=f"{problems[0].what}: {problems[0].found}",
@@ -334,14 +335,14 @@ def _refuse_overlap(
                     f"the splits {other!r} and {name!r} overlap",
                     path=split.folder,
                     found=f"{scans[split.folder].files.relative(file)!r} is in both",
-                    fix="mend the lists, or take all images as one dataset with --split none",
+                    fix="correct the lists, or convert all images as one dataset with --split none",
                 )
 
 
 def _table(
     layout: Layout, reads: dict[str, Read], classes: Sequence[str] | None, strict: bool
 ) -> tuple[str, ...]:
-    """The names of all categories: in the order of `classes`, else of the first split's."""
+    """The names of all categories, in the order of `classes` or else of the first split."""
     found = list(dict.fromkeys(kind for read in reads.values() for kind in read.kinds))
     if layout.by_name:
         found.sort()
@@ -352,8 +353,8 @@ def _table(
         raise UsageError(
             f"the list of classes does not name the category {missing[0]!r}",
             path=next(iter(reads.values())).path,
-            found=f"{len(missing)} categories that are not listed",
-            fix="add them to the list: they are names, as the annotations have them",
+            found=f"{len(missing)} categories that are not in the list",
+            fix="add them to the list, by the names that the annotations use",
         )
     return (*classes, *missing)
 
@@ -363,14 +364,14 @@ def _not_there(path: Path, name: str) -> SampleError:
         "the annotations name an image that is not there",
         path=path,
         found=name,
-        fix="restore the image, or leave it out with --on-error skip",
+        fix="restore the image, or exclude it with --on-error skip",
     )
 
 
 def _unlisted(name: str, path: Path) -> SampleError:
     return SampleError(
-        "an image is not listed in the annotations, so that nothing tells what is on it",
+        "an image is not listed in the annotations, so its objects are unknown",
         path=path,
         found=name,
-        fix="list it, without objects if there are none, or leave it out with --on-error skip",
+        fix="add it to the list, even without objects, or exclude it with --on-error skip",
     )

@@ -1,7 +1,7 @@
-"""Boxes on images: what annotations say of the objects in each image, checked and joined.
+"""Bounding boxes: object annotations, validated and joined with their images.
 
 A box is x0, y0, x1, y1 in pixels of the stored image. Coordinates are continuous: pixel i of a row
-covers i to i + 1, so that the box of a whole image is 0, 0, width, height.
+covers i to i + 1, so the box of a whole image is 0, 0, width, height.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ BOXES, CATEGORIES = "boxes", "categories"
 
 
 class Annotations:
-    """The objects of each image, in the place of `Metadata`: columns with a row for each object.
+    """The objects of each image, as columns with one row per object; replaces `Metadata`.
 
-    Each image has those from its `starts` to the next. `sizes` are the images' width and height as
-    annotated: boxes are in pixels of an image of that size. `numbers` has a value for each image.
+    The rows of image n are `starts[n]` to `starts[n + 1]`. `sizes` are the width and height of the
+    images as annotated, to which the boxes refer. `numbers` are columns with one value per image.
     """
 
     unusable: Mapping[str, SourceError] = MappingProxyType({})
-    class_names: Mapping[str, tuple[str, ...]] = MappingProxyType({})  # which the source has
+    class_names: Mapping[str, tuple[str, ...]] = MappingProxyType({})  # set on the source instead
     path: Path | None = None
     lacking = 0  # every image has annotations, though they may name no object
 
@@ -60,21 +60,21 @@ class Annotations:
         return Schema({**fields, **dict.fromkeys(self._numbers, Int())})
 
     def row(self, image: int) -> dict[str, Any]:
-        """The fields of one image, boxes in pixels as annotated."""
+        """The fields of one image, with boxes in pixels as annotated."""
         start, stop = self._starts[image : image + 2].tolist()
         found: dict[str, Any] = {n: v[start:stop].copy() for n, v in self._columns.items()}
         return found | {name: int(values[image]) for name, values in self._numbers.items()}
 
     def stored_row(self, image: int, data: bytes, key: str) -> dict[str, Any]:
-        """The fields of one image, boxes in pixels of the image as it is stored in `data`.
+        """The fields of one image, with boxes in pixels of the image as it is stored in `data`.
 
-        Raises SampleError where the image is of another size than its annotations say.
+        Raises SampleError if the size of the image differs from that in its annotations.
         """
         row, size = self.row(image), tuple(self._sizes[image].tolist())
         try:
             header = read_header(data)
         except NotAnImageError:
-            return row  # whoever stores the image says so
+            return row  # storing the image reports the error
         if size == header.upright != (header.width, header.height):
             row[BOXES] = turned_boxes(row[BOXES], TURNED_BACK[header.orientation], size)
         elif size != (header.width, header.height):
@@ -102,29 +102,29 @@ class Annotations:
 
 @dataclass
 class Read:
-    """What annotations say, before it is joined with images. Numbers count from 0."""
+    """Annotations as read, before they are joined with images. Numbers count from 0."""
 
-    path: Path  # the file, or the folder of the files
-    images: list[str]  # their paths, relative to where images lie
-    sizes: npt.NDArray[np.int32]  # (images, 2): width and height, 0 where they are not said
-    boxes: npt.NDArray[np.floating]  # (objects, 4), as floats of 32 bits once they are checked
+    path: Path  # of the annotation file, or the folder of the annotation files
+    images: list[str]  # paths, relative to the image folder
+    sizes: npt.NDArray[np.int32]  # (images, 2): width and height, 0 if not given
+    boxes: npt.NDArray[np.floating]  # (objects, 4); float32 after `check_boxes`
     image_of: Numbers  # (objects,)
-    kind_of: Numbers  # (objects,): number in `kinds`; -1: of no kind there
+    kind_of: Numbers  # (objects,): index into `kinds`; -1 if it is not there
     kinds: list[str]
     flags: dict[str, Flags]  # (objects,)
-    place: Callable[[int], dict[str, Any]]  # of an object, for errors
+    place: Callable[[int], dict[str, Any]]  # location of an object, for errors
     numbers: dict[str, Numbers] = field(default_factory=dict)  # (images,)
-    bad: dict[int, SampleError] = field(default_factory=dict)  # of images that cannot be taken
+    bad: dict[int, SampleError] = field(default_factory=dict)  # errors by image
     ignored: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
-    problems: list[ShardkitError] = field(default_factory=list)  # of no image that is there
+    problems: list[ShardkitError] = field(default_factory=list)  # errors without an image file
 
 
 def check_boxes(read: Read, files: Mapping[int, str], root: Path) -> None:
-    """Clip boxes to their images, and leave out those without any area; both are counted.
+    """Clip boxes to their images, and remove boxes without area; both are counted.
 
-    `files` are the images that are there, by their number, relative to `root`. A box that cannot be
-    on its image is an error of the image. Images whose size the annotations do not say are read.
+    `files` are the paths of existing images, by image number, relative to `root`. An invalid box is
+    an error of its image. An image is read if the annotations do not give its size.
     """
     for image in np.flatnonzero((read.sizes <= 0).any(axis=1)).tolist():
         if image in files and image not in read.bad:
@@ -136,7 +136,7 @@ def check_boxes(read: Read, files: Mapping[int, str], root: Path) -> None:
     wide, high = read.sizes[of].T.astype(np.float64)
     least, most = boxes[:, :2], boxes[:, 2:]
     limits = np.stack([wide, high], axis=1)
-    limits[limits == 0] = np.inf  # of an image that cannot be read, as the conversion will say
+    limits[limits == 0] = np.inf  # unreadable image: reported when it is converted
     with np.errstate(invalid="ignore"):
         wrong: Flags = np.any(~np.isfinite(boxes), axis=1) | np.any(most < least, axis=1)
         before, after = (most <= 0) & (least < 0), (least >= limits) & (most > limits)
@@ -144,11 +144,11 @@ def check_boxes(read: Read, files: Mapping[int, str], root: Path) -> None:
     for number in np.flatnonzero(wrong | outside | (read.kind_of < 0)).tolist():
         if int(of[number]) in read.bad:
             continue
-        what = "is of no category that the annotations name"
+        what = "has a category that the annotations do not define"
         if wrong[number]:
-            what = "has a box whose end is before its beginning, or no number"
+            what = "has a box that ends before it begins, or with a coordinate that is not finite"
         elif outside[number]:
-            what = "has a box that lies outside its image"
+            what = "has a box outside its image"
         image = int(of[number])
         x0, y0, x1, y1 = boxes[number].tolist()
         size = f"{int(wide[number])} x {int(high[number])}"
@@ -156,7 +156,7 @@ def check_boxes(read: Read, files: Mapping[int, str], root: Path) -> None:
             f"an object {what}",
             field=BOXES if wrong[number] or outside[number] else CATEGORIES,
             found=f"x {x0:g} to {x1:g}, y {y0:g} to {y1:g} in {read.images[image]!r} of {size}",
-            fix="repair the annotations, or leave the image out with --on-error skip",
+            fix="repair the annotations, or exclude the image with --on-error skip",
             **read.place(number),
         )
         read.bad[image] = error
@@ -168,7 +168,7 @@ def check_boxes(read: Read, files: Mapping[int, str], root: Path) -> None:
         np.count_nonzero((clipped != boxes.astype(np.float32)).any(axis=1) & good & ~empty)
     )
     if beyond:
-        read.notes.append(f"{beyond:,} boxes reach beyond their image, and end at its edges")
+        read.notes.append(f"{beyond:,} boxes extend beyond their image, and were clipped to it")
     if empty.any():
         read.ignored["objects whose box has no area"] += int(np.count_nonzero(empty))
     read.boxes = clipped
@@ -176,7 +176,7 @@ def check_boxes(read: Read, files: Mapping[int, str], root: Path) -> None:
 
 
 def _keep(read: Read, objects: Flags) -> None:
-    """Keep some of the objects."""
+    """Keep only the selected `objects`."""
     place, numbers = read.place, np.flatnonzero(objects)
     read.place = lambda number: place(int(numbers[number]))
     read.boxes, read.image_of = read.boxes[objects], read.image_of[objects]
@@ -185,7 +185,7 @@ def _keep(read: Read, objects: Flags) -> None:
 
 
 def annotations_of(read: Read, images: Sequence[int], table: Sequence[str]) -> Annotations:
-    """The annotations of images, by their number in what was read; classes are those of `table`."""
+    """The annotations of `images`, given by their numbers in `read`, with classes from `table`."""
     number_in = {name: number for number, name in enumerate(table)}
     class_of = np.array([number_in[name] for name in read.kinds], np.int64)
     order = np.argsort(read.image_of, kind="stable")
@@ -200,7 +200,7 @@ def annotations_of(read: Read, images: Sequence[int], table: Sequence[str]) -> A
 
 
 def _size_of(path: Path) -> tuple[int, int]:
-    """Width and height of an image as it is stored; 0 of what is none, as reading it will say."""
+    """Width and height of a stored image; 0 if it is unreadable, which conversion reports."""
     try:
         return probe(storage.read(path))[1:]
     except (NotAnImageError, ShardkitError):
@@ -209,11 +209,11 @@ def _size_of(path: Path) -> tuple[int, int]:
 
 def _of_another_size(size: tuple[int, ...], header: Header, key: str) -> SampleError:
     return SampleError(
-        "the image is not of the size that its annotations are for",
+        "the size of the image differs from that in its annotations",
         key=key,
         field=BOXES,
-        expected=f"{size[0]} x {size[1]} pixels, as annotated, stored so or turned upright so",
+        expected=f"{size[0]} x {size[1]} pixels, as stored or after applying its EXIF orientation",
         found=f"{header.width} x {header.height}",
-        fix="restore the image that was annotated, convert without boxes: --drop boxes, or use"
+        fix="restore the annotated image, convert without boxes (--drop boxes), or use"
         " --on-error skip",
     )

@@ -1,4 +1,4 @@
-"""The contracts of what a conversion reads: samples, or byte ranges read in order."""
+"""Base classes of sources: samples by index, or byte ranges that are read in order."""
 
 from __future__ import annotations
 
@@ -22,47 +22,47 @@ Indices: TypeAlias = "npt.NDArray[np.int64]"
 
 
 class Described:
-    """What is known of any source before its samples are read."""
+    """What is known about a source before its samples are read."""
 
     schema: Schema
-    selection: Selection = ALL_FIELDS  # that the schema was narrowed to
-    # What else the source has for each of its samples: fields that are not asked for (None), and
-    # those that no field can hold, with the error that says so.
+    selection: Selection = ALL_FIELDS  # the one that `narrow` applied
+    # Other fields of the samples: those that were not selected (None), and those of a type that no
+    # field can hold, with the error to raise when they are selected.
     others: Mapping[str, ShardkitError | None] = MappingProxyType({})
-    # Fields that are optional because only the end tells whether all samples have them.
+    # Fields declared optional because it is unknown until the end whether all samples have them.
     guessed: Collection[str] = frozenset()
-    all_known: bool = True  # whether no sample has a field that is neither in `schema` nor here
-    # By field, the names of the classes that its values number.
+    all_known: bool = True  # whether `schema` and `others` name all fields of all samples
+    # By field, the class names that its integer values refer to.
     class_names: Mapping[str, tuple[str, ...]] = MappingProxyType({})
-    # What was found wrong while planning that belongs to no sample: a loop of links, say.
+    # Errors found while planning that belong to no sample, such as a loop of symbolic links.
     problems: Sequence[ShardkitError] = ()
-    # Samples that were left out while planning, each as a line of filtered.jsonl has it.
+    # Samples excluded while planning, each as a record of filtered.jsonl.
     filtered: Sequence[Mapping[str, str]] = ()
-    # What a user may not expect of how the source was understood.
+    # How the source was interpreted, where that may surprise the user.
     notes: Sequence[str] = ()
-    # What was passed over until now and how often, in words that stand behind a number: "empty
-    # file". What is passed over sample by sample is counted while samples are read (`Document`, and
-    # `preprocess.items.Steps`). All of it is in the summary and in the manifest.
+    # What was ignored so far and how often; keys are worded to follow a number: "empty file".
+    # What is ignored in single samples is counted while they are read (`Document`, and
+    # `preprocess.items.Steps`). The summary and the manifest list all of it.
     ignored: dict[str, int]
-    reads_text: bool = False  # of files, in an encoding
-    encodes_images: bool = False  # of pixels, by the libraries that the steps have
-    # The keys of those samples that a list names, as sorted hashes: by split, or as "" of all.
+    reads_text: bool = False  # whether it decodes text files
+    encodes_images: bool = False  # whether it encodes pixels, with the libraries of the steps
+    # Sorted hashes of the keys that key lists name, by split; under "" those of `--keys`.
     key_lists: Mapping[str, npt.NDArray[np.uint64]] = MappingProxyType({})
-    safe_keys: bool = False  # whether keys are as `sample.safe_key` makes them
-    unique_keys: bool = False  # whether keys cannot repeat, so that they need no comparing
+    safe_keys: bool = False  # whether keys are made by `sample.safe_key`
+    unique_keys: bool = False  # whether keys cannot repeat and need no check for duplicates
 
     def __init__(self) -> None:
         self.ignored = {}
 
     def describe_as(self, whole: Described) -> None:
-        """Take over all that is known of another source, for one that is made of it."""
+        """Copy the description of the source `whole`, from which this one is derived."""
         for name in Described.__annotations__:
             if (value := getattr(whole, name)) is not getattr(Described, name, None):
                 setattr(self, name, value)
 
     @property
     def label(self) -> str:
-        """The field that holds the class of a sample."""
+        """The name of the field that holds the class of a sample."""
         return label_of(self.class_names)
 
     @property
@@ -71,12 +71,12 @@ class Described:
         return self.class_names.get(self.label)
 
     def names_in(self, schema: Schema, renamed: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-        """`class_names` as a dataset with another schema has them: by the fields that are left."""
+        """`class_names` for another schema: `renamed` fields, without those it does not have."""
         found = {renamed.get(field, field): names for field, names in self.class_names.items()}
         return {field: names for field, names in found.items() if holds_classes(schema.get(field))}
 
     def narrow(self, selection: Selection) -> None:
-        """Leave out what is not selected, best without reading it."""
+        """Exclude fields that are not selected, without reading them where possible."""
         self.selection = selection
         kept = {name: kind for name, kind in self.schema.items() if selection.has(name)}
         self.schema = Schema(kept)
@@ -87,29 +87,29 @@ class Described:
         return {n: v for n, v in sample.items() if n == "__key__" or self.selection.has(n)}
 
     def tokenizer(self) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """What made the tokens in the samples, as a manifest has it, and its files by name."""
+        """The manifest entry of the tokenizer that made the tokens, and its files by name."""
         return {}, {}
 
 
 class Document(NamedTuple):
-    """A sample, or why there is none."""
+    """A sample, or the error that occurred when it was read."""
 
-    name: str  # what to call it in a list of errors: "corpus.jsonl: byte 1234"
+    name: str  # for error lists, such as "corpus.jsonl: byte 1234"
     sample: Sample | SampleError
-    size: int  # bytes of the source that it took, in the measure of `sizes`
-    ignored: Sequence[str] = ()  # the names of fields that it has in the source alone
-    original: str | None = None  # its path as a file, where the key does not tell it
-    left_out: str = ""  # why it is not chosen, in words that stand behind a number
+    size: int  # bytes of the source it was read from, counted as in `sizes`
+    ignored: Sequence[str] = ()  # names of its fields that are not stored
+    original: str | None = None  # its path as a file, if the key does not give it
+    left_out: str = ""  # why it was excluded, worded to follow a number
 
 
 class Source(Described, ABC):
-    """`len(source)` samples in a fixed order; `source[i]` reads one, in any thread.
+    """`len(source)` samples in a fixed order; `source[i]` reads one and is thread-safe.
 
-    `source[i]` raises SampleError (or StorageError) for a sample that cannot be had.
+    `source[i]` raises SampleError (or StorageError) for a sample that cannot be read.
     """
 
-    requests = 0  # samples to read at a time where each is a request over a network; 0: it is none
-    is_scattered = False  # whether neighbours in this order lie far apart, as after a shuffle
+    requests = 0  # samples to read concurrently if each is a network request; 0 if they are not
+    is_scattered = False  # whether consecutive samples are far apart in storage, as if shuffled
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -119,18 +119,18 @@ class Source(Described, ABC):
 
     @abstractmethod
     def sizes(self) -> Sizes:
-        """Payload bytes of every sample, as well as they are known without reading them."""
+        """Payload bytes of every sample, estimated where they are unknown before reading."""
 
     @abstractmethod
     def select(self, indices: Indices) -> Source:
-        """A source of these samples alone, in this order: small, and picklable for a worker."""
+        """A source of only these samples, in this order: small, and picklable for a worker."""
 
     def nearby(self, first: int, last: int) -> Sequence[int]:
-        """The indices from `first` to before `last`, in the order in which samples are stored."""
+        """The indices in `range(first, last)`, in the order in which the samples are stored."""
         return range(first, last)
 
     def all_keys(self) -> Sequence[str]:
-        """The keys of all samples; of one that cannot be read, its name."""
+        """The keys of all samples; for one that cannot be read, its name."""
         found = [self.key(index) for index in range(len(self))]
         if None not in found:
             return [str(key) for key in found]
@@ -142,14 +142,14 @@ class Source(Described, ABC):
         ]
 
     def skimmed(self) -> Source:
-        """The same source, to look at a few fields of many samples.
+        """The same source, optimized for reading a few fields of many samples.
 
-        Images may be no more than their first bytes (`where.Head`).
+        Images may be only their first bytes (`where.Head`).
         """
         return self
 
     def check_unchanged(self) -> None:
-        """Raise SourceError where files changed since planning, and no sample of them told so."""
+        """Raise SourceError if files changed since planning, unless reading samples detects it."""
 
     def documents(self) -> Iterator[Document]:
         """All samples, in order."""
@@ -167,27 +167,27 @@ class Source(Described, ABC):
 
     @abstractmethod
     def fingerprint(self) -> dict[str, str] | None:
-        """What identifies the content, by name; None if nothing does.
+        """Hashes that identify the content, by name; None if it cannot be identified.
 
-        `times` decides only whether an interrupted run may continue: it is not in the manifest, as
-        copying a folder changes it.
+        `times` only decides whether an interrupted run can be resumed. It is not in the manifest,
+        as copying a folder changes it.
         """
 
     def key(self, index: int) -> str | None:
-        """The key of a sample where it is known without reading it."""
+        """The key of a sample; None if it is unknown before the sample is read."""
         return None
 
     @abstractmethod
     def name(self, index: int) -> str:
-        """What to call a sample in a list of errors: its path relative to the source, say."""
+        """The name of a sample in error lists, such as its path relative to the source."""
 
     def original(self, index: int, key: str) -> str | None:
-        """The path that a sample had as a file, where its key does not tell it."""
+        """The path that a sample had as a file; None if its key gives it."""
         return None
 
 
 class Around(Source):
-    """A source made of another, of which its sample number n is sample `_at(n)`."""
+    """A wrapper around another source: sample n of this one is sample `_at(n)` of that one."""
 
     _whole: Source
 
@@ -220,44 +220,44 @@ class Around(Source):
 
 
 class Stream(Described, ABC):
-    """`len(stream)` byte ranges, each with samples that can only be read from its beginning.
+    """`len(stream)` byte ranges, whose samples can only be read in order from the range's start.
 
-    How many samples a range has is known when it was read. Ranges are small where the source allows
-    it: a long file of lines has many, a compressed one is a single range of any size.
+    The number of samples in a range is known only after reading it. Ranges are small if the source
+    allows it: a long file of lines has many, while a compressed file is one range of any size.
     """
 
-    also: Collection[str] = ()  # fields that are read only to choose samples by them
+    also: Collection[str] = ()  # fields that are read only to filter samples
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def sizes(self) -> Sizes:
-        """Bytes of every range once decompressed, as well as they are known without reading it."""
+        """Decompressed bytes of every range, estimated where they are unknown before reading."""
 
     @abstractmethod
     def select(self, ranges: Indices) -> Stream:
-        """A stream of these ranges alone, in this order: small, and picklable for a worker."""
+        """A stream of only these ranges, in this order: small, and picklable for a worker."""
 
     @abstractmethod
     def fingerprint(self) -> dict[str, str] | None:
-        """As of a `Source`."""
+        """See `Source.fingerprint`."""
 
     @abstractmethod
     def documents(self) -> Iterator[Document]:
-        """The samples of all ranges, in order; in memory that does not grow with their number.
+        """The samples of all ranges, in order, in memory that does not grow with their number.
 
-        Raises SourceError or StorageError where reading cannot go on: what would have followed is
-        not known then.
+        Raises SourceError or StorageError if reading cannot continue; the samples that would have
+        followed are unknown then.
         """
 
 
-_PROBES = 16  # samples, or ranges of a stream, that tell about all
-_PROBE_BYTES = 1 << 14  # read of each range
+_PROBES = 16  # samples, or ranges of a stream, that represent all
+_PROBE_BYTES = 1 << 14  # read from each range
 
 
 def some_of(source: Source | Stream, order: range | Indices | None = None) -> Iterator[Document]:
-    """A few samples, the same whenever they are asked for: of those at `order`, if it is given."""
+    """A few samples, the same ones in every call, from those at `order` if it is given."""
     if order is None:
         order = range(len(source))
     chosen = array(order[:: max(len(order) // _PROBES, 1)])

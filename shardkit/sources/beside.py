@@ -1,4 +1,4 @@
-"""What lies in the folder of a dataset and is no part of it: counted, as it is passed over."""
+"""Counts the files in the folder of a dataset that do not belong to it and are ignored."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from shardkit.manifest import FOLDER, OLD_NAME
 from shardkit.remote.path import RemotePath
 from shardkit.walk import is_folder, kind_of_file, scandir
 
-# What else such folders have: of `datasets` by Hugging Face, and of our splits.
+# Other files of such folders: those of Hugging Face `datasets`, and of shardkit itself.
 _OWN = {FOLDER, OLD_NAME, "state.json", "dataset_info.json", "dataset_dict.json"}
 
 
 def beside(path: Path, datasets: Mapping[str, Dataset]) -> Counter[str]:
-    """How often, by kind, for datasets of which a file names the shards.
+    """Count ignored files, by kind, beside datasets whose shards a manifest or index names.
 
-    In other folders all shards are found by looking, and what lies beside them with them. `path`
-    is a dataset, or has one in a folder for each split.
+    Other datasets find their shards by listing the folder, which counts ignored files as well.
+    `path` is a dataset, or has a dataset in a folder for each split.
     """
     found: Counter[str] = Counter()
     if not path.is_dir() or not all(map(_listed, datasets.values())):
@@ -45,7 +45,7 @@ def beside(path: Path, datasets: Mapping[str, Dataset]) -> Counter[str]:
 
 
 def _listed(dataset: Dataset) -> bool:
-    """Whether a file says which shards the dataset has."""
+    """Whether a manifest or index names the shards of the dataset."""
     return dataset.manifest is not None or bool(FORMATS[dataset.format].listing)
 
 

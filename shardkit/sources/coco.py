@@ -1,6 +1,6 @@
-"""COCO's annotations of objects: one JSON file for a split, read entry by entry.
+"""COCO object annotations: one JSON file per split, parsed entry by entry.
 
-A file of 450 MB takes the memory of its boxes: about 250 bytes for an object, while it is planned.
+The file itself is never in memory as a whole. Planning takes about 250 bytes for each object.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shardkit.errors import SourceError
 from shardkit.sources.annotations import Read
 
 _BLOCK = 1 << 20
-_LONGEST = 1 << 24  # characters of one entry
+_LONGEST = 1 << 24  # maximum characters of one entry
 _SPACE = re.compile(r"[ \t\r\n]*")
 _KNOWN = {
     "images": {"id", "file_name", "width", "height"},
@@ -31,29 +31,29 @@ _KNOWN = {
 
 
 def read_coco(path: Path) -> Read:
-    """What a file of instances says. Raises SourceError where it is damaged, or of another kind."""
+    """Read an annotation file. Raises SourceError if it is damaged or not COCO instances."""
     found = _Instances(path)
     try:
         for list_name, number, entry in entries(path):
             found.add(list_name, number, entry)
-    except (ValueError, RecursionError) as error:  # of JSON, and of UTF-8
-        raise found.damaged(f"it is not JSON: {error}") from error
+    except (ValueError, RecursionError) as error:  # from the JSON parser and the UTF-8 decoder
+        raise found.damaged(f"it is not valid JSON: {error}") from error
     return found.read()
 
 
 class _Instances:
-    """The entries of one file, gathered in columns."""
+    """The entries of one file, collected in columns."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._images: dict[Any, int] = {}  # number of each image, by its id
+        self._images: dict[Any, int] = {}  # image number by id
         self._kinds: dict[Any, int] = {}
-        self._files: dict[int, tuple[str, int, int]] = {}  # of an image: name, width, height
-        self._names: dict[int, str] = {}  # of categories
+        self._files: dict[int, tuple[str, int, int]] = {}  # image number -> name, width, height
+        self._names: dict[int, str] = {}  # category names
         self._of, self._kind_of, self._ids = array("q"), array("q"), array("q")
         self._boxes, self._crowd = array("d"), bytearray()
         self._ignored: Counter[str] = Counter()
-        self._keys: Counter[tuple[str, ...]] = Counter()  # entries by their list and their keys
+        self._keys: Counter[tuple[str, ...]] = Counter()  # counts of entries by list name and keys
 
     def add(self, list_name: str, number: int, entry: Any) -> None:
         if list_name not in _KNOWN:
@@ -72,7 +72,7 @@ class _Instances:
         except KeyError as error:
             raise self.damaged(f"{list_name}[{number}] has no {error}") from error
         except (TypeError, AttributeError, OverflowError, ValueError) as error:
-            raise self.damaged(f"{list_name}[{number}] has another form: {error}") from error
+            raise self.damaged(f"{list_name}[{number}] is invalid: {error}") from error
         self._keys[(list_name, *entry)] += 1
 
     def _add_object(self, entry: Any) -> None:
@@ -88,13 +88,13 @@ class _Instances:
     def _numbered(self, numbers: dict[Any, int], known: dict[int, Any], id: Any) -> int:
         number = numbers.setdefault(id, len(numbers))
         if number in known:
-            raise ValueError(f"its id is that of another one: {id!r:.60}")
+            raise ValueError(f"its id is already in use: {id!r:.60}")
         return number
 
     def read(self) -> Read:
         if not self._files or not self._names:
             absent = "images" if not self._files else "categories"
-            raise self.damaged(f"there are no {absent!r} in it")
+            raise self.damaged(f"it lists no {absent!r}")
         for (list_name, *keys), count in self._keys.items():
             for key in set(keys) - _KNOWN[list_name]:
                 self._ignored[f"values of {key!r}"] += count
@@ -128,49 +128,49 @@ class _Instances:
             read.numbers["image_id"] = np.array([ids[n] for n in self._files], np.int64)
         if len(kinds) < len(named):
             name = next(name for name, count in Counter(named).items() if count > 1)
-            read.notes.append(f"categories of one name are one: {name!r} in {self._path.name}")
+            read.notes.append(f"categories of one name were merged: {name!r} in {self._path.name}")
         if twice := len(self._ids) - len(np.unique(np.array(self._ids, np.int64))):
-            read.notes.append(f"{twice:,} objects have the id of another one in {self._path.name}")
+            read.notes.append(f"{twice:,} objects in {self._path.name} have a duplicate id")
         return read
 
     def damaged(self, what: str) -> SourceError:
         return SourceError(
-            f"these are no annotations as COCO has them: {what}",
+            f"the file is not a valid COCO annotation file: {what}",
             path=self._path,
-            expected="an object with the lists images, annotations (with bbox), categories",
-            fix="repair the file; or, for the images alone, give the folder that holds them",
+            expected="a JSON object with the lists images, annotations (with bbox) and categories",
+            fix="repair the file, or give the image folder to convert images without annotations",
         )
 
 
 def _id_order(entry: tuple[Any, int]) -> tuple[bool, Any]:
-    """By id where that is a number, as pycocotools lists categories; others as they are listed."""
+    """Sort key: integer ids first, in the order of pycocotools; others as they are listed."""
     id, number = entry
     return (False, id) if type(id) is int else (True, number)
 
 
 def _whole(value: Any) -> int:
     if not isinstance(value, int | float) or value != int(value) or not 0 <= value < 2**31:
-        raise ValueError(f"{value!r:.60} is no number of pixels")
+        raise ValueError(f"{value!r:.60} is not a number of pixels")
     return int(value)
 
 
 def _number(value: Any) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ValueError(f"{value!r:.60} is no number")
+        raise ValueError(f"{value!r:.60} is not a number")
     return float(value)
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{value!r:.60} is no text")
+        raise ValueError(f"{value!r:.60} is not a string")
     return value
 
 
 def entries(path: Path) -> Iterator[tuple[str, int, Any]]:
-    """All entries of the lists in a JSON object, by the list's name and their number in it.
+    """Yield all entries of the lists in a JSON object, as list name, number and value.
 
-    A value that is no list is its only entry. No more than one entry is in memory at a time.
-    Raises ValueError for what is no such JSON, and for an entry of over 16 Mi characters.
+    A value that is not a list counts as its only entry. One entry is in memory at a time.
+    Raises ValueError for invalid JSON, and for an entry of over 16 Mi characters.
     """
     text = _Text(path)
     text.take("{")
@@ -192,11 +192,11 @@ def entries(path: Path) -> Iterator[tuple[str, int, Any]]:
             text.take(",")
     text.take("}")
     if text.next():
-        raise ValueError("something follows its end")
+        raise ValueError("there is extra data after its end")
 
 
 class _Text:
-    """The text of a file, of which a part is in memory."""
+    """The text of a file, of which only a part is in memory."""
 
     def __init__(self, path: Path) -> None:
         self._blocks = open_source(path).blocks(_BLOCK)
@@ -205,7 +205,7 @@ class _Text:
         self._json = json.JSONDecoder()
 
     def next(self) -> str:
-        """The next character that is not blank, which stays the next; "" at the end."""
+        """Skip white space, and peek at the next character; "" at the end."""
         while True:
             self._at = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
             if self._at < len(self._text) or self._ended:
@@ -214,11 +214,11 @@ class _Text:
 
     def take(self, expected: str) -> None:
         if self.next() != expected:
-            raise ValueError(f"{expected!r} expected, {self.next() or 'the end'!r} found")
+            raise ValueError(f"expected {expected!r}, found {self.next() or 'the end'!r}")
         self._at += 1
 
     def value(self) -> Any:
-        """The JSON value that begins at the next character."""
+        """Read the JSON value that begins at the next character."""
         self.next()
         while True:
             try:
@@ -227,13 +227,13 @@ class _Text:
                 if self._ended or len(self._text) - self._at > _LONGEST:
                     raise
             else:
-                if end < len(self._text) or self._ended:  # else a number may go on
+                if end < len(self._text) or self._ended:  # else a number may continue
                     self._at = end
                     return value
             self._more()
 
     def _more(self) -> None:
-        """Twice what is left in memory, or a block."""
+        """Read on: at least as much as is left in memory, in whole blocks."""
         parts = [self._text[self._at :]]
         size, wanted = len(parts[0]), max(2 * len(parts[0]), 1)
         while size < wanted and not self._ended:

@@ -1,4 +1,4 @@
-"""Columns of a table in memory: numbers as arrays, text and JSON as UTF-8 in one piece."""
+"""Columns of a table in memory: numbers as arrays, text and JSON as one UTF-8 buffer."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import xxhash
 
 from shardkit.schema import Array, Bool, FieldType, Float, Int, Json, Text
 
-CHUNK = 4096  # values that are packed together
+CHUNK = 4096  # values that are packed at a time
 _DECIMAL = re.compile(r"(0|[1-9]\d*)?\.\d*(e[+-]?\d+)?|(0|[1-9]\d*)e[+-]?\d+", re.IGNORECASE)
 _OF_JSON = {str, int, float, bool, list, dict}
 _NUMBERS: dict[type[FieldType], Any] = {Int: np.int64, Float: np.float64, Bool: np.bool_}
 
 
 class Column:
-    """Values of one type; None where there is none.
+    """Values of one type, or None for missing values.
 
-    `values` are the numbers, or all bytes of texts, or all elements of arrays, of which number n
-    ends at `ends[n]`.
+    `values` are the numbers, or the concatenated bytes of texts or elements of arrays, where value
+    n ends at `ends[n]`.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Column:
 
     @classmethod
     def of(cls, kind: FieldType, values: Sequence[Any]) -> Column:
-        """Values of a type packed; raises OverflowError for one that is too large for it."""
+        """Pack values of a type; raises OverflowError for a value that is too large for it."""
         present = np.array([value is not None for value in values], np.bool_)
         if type(kind) in _NUMBERS:
             filled = [0 if value is None else value for value in values]
@@ -75,7 +75,7 @@ class Column:
             yield from values
 
     def chunks(self) -> Iterator[list[Any]]:
-        """The values in lists."""
+        """The values, in lists of up to CHUNK."""
         for first in range(0, len(self), CHUNK):
             stop = min(first + CHUNK, len(self))
             if not self.present[first:stop].all() or isinstance(self.kind, Json | Array):
@@ -87,7 +87,7 @@ class Column:
                 yield self._texts(first, stop)
 
     def _texts(self, first: int, stop: int) -> list[str]:
-        """The texts of these rows, decoded together if all characters are of one byte."""
+        """The texts of rows `first` to `stop`, decoded together if they are ASCII."""
         assert self._ends is not None
         assert isinstance(self._values, bytes)
         ends = self._ends[first:stop].tolist()
@@ -124,7 +124,7 @@ class Column:
 
     @classmethod
     def joined(cls, parts: Sequence[Column]) -> Column:
-        """One behind the other, of one type."""
+        """Concatenate columns of one type."""
         first = parts[0]
         present = np.concatenate([part.present for part in parts])
         ends = None
@@ -149,10 +149,10 @@ def _packed(kind: FieldType, value: Any) -> Any:
 
 
 class Building:
-    """A column that is being read: whole numbers, numbers, text, ..., the narrowest that fits all.
+    """Builds a column while it is read, with the narrowest type that fits all values.
 
-    JSON and Parquet values have their types. Of CSV's `cells`, which are text, whole numbers are
-    only what prints the same again, so that `007` stays text.
+    JSON and Parquet values keep their types. CSV `cells`, which are text, become integers only if
+    these print the same again, so `007` stays text.
     """
 
     def __init__(self, *, cells: bool = False) -> None:
@@ -161,19 +161,19 @@ class Building:
         self._kinds: set[type] = set()
 
     def add(self, values: Sequence[Any]) -> None:
-        """Values of one type each, or None."""
+        """Append values, each of which may be None."""
         kinds = set(map(type, values)) - {type(None)}
         self._kinds |= kinds
         if kinds <= _OF_JSON:
             self._parts.append(Column.of(kind_of(kinds, values), values))
 
     def skip(self, count: int) -> None:
-        """So many values that are not there."""
+        """Append `count` missing values."""
         for first in range(0, count, CHUNK):
             self._parts.append(Column.of(Text(), [None] * min(CHUNK, count - first)))
 
     def column(self) -> Column:
-        """All values. Raises TypeError for a type that is none of JSON's."""
+        """The finished column. Raises TypeError for a value of a type that JSON does not have."""
         if odd := self._kinds - _OF_JSON:
             raise TypeError(min(kind.__name__ for kind in odd))
         if self._cells and self._kinds:
@@ -190,7 +190,7 @@ class Building:
             kind = next((part.kind for part in self._parts if part.present.any()), kind)
         try:
             return self._as(kind)
-        except OverflowError:  # a whole number beyond all floats
+        except OverflowError:  # an integer beyond the range of floats
             return self._as(Json())
 
     def _as(self, kind: FieldType) -> Column:
@@ -207,7 +207,7 @@ class Building:
 
 
 def kind_of(kinds: set[type], values: Sequence[Any]) -> FieldType:
-    """The type of values of these types by themselves."""
+    """The field type for `values`, whose Python types are `kinds`."""
     if kinds <= {str}:
         return Text()
     if kinds == {bool}:
@@ -220,7 +220,7 @@ def kind_of(kinds: set[type], values: Sequence[Any]) -> FieldType:
 
 
 def typed_column(values: Sequence[Any], *, cells: bool) -> Column:
-    """A column of these values."""
+    """Build a column of these values."""
     found = Building(cells=cells)
     found.add(values)
     return found.column()
@@ -235,7 +235,7 @@ def whole_number(text: str) -> int:
 
 def number(text: str) -> float:
     digits = text.removeprefix("-")
-    # Beyond 2^53 a float loses digits.
+    # Above 2^53, a float loses digits.
     whole = digits.isdigit() and float(text) == whole_number(text)
     if not whole and (not _DECIMAL.fullmatch(digits)):
         raise ValueError

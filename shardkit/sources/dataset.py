@@ -1,4 +1,4 @@
-"""An existing dataset as a source: any to any, stored values pass through untouched."""
+"""An existing dataset of any format as a source; stored values are passed on unchanged."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
     from shardkit.sources.base import Indices
 
 
-_REQUESTS = 64  # at a time, where each sample is one
-_LARGE = 1 << 15  # bytes of a sample; a request takes as long as reading a megabyte does
-_CHUNK = 1 << 14  # samples whose numbers are read at a time, field by field
-_FILES = 8  # shards of this machine whose keys are read at a time
-_RUN = 64  # shards that a thread asks a file system for, one after the other
+_REQUESTS = 64  # concurrent, if each sample is one request
+_LARGE = 1 << 15  # bytes of a sample; one request takes as long as reading about a megabyte
+_CHUNK = 1 << 14  # samples whose numeric fields are read at a time, field by field
+_FILES = 8  # local shards whose keys are read concurrently
+_RUN = 64  # shards whose status a thread queries in sequence
 
 
 class DatasetSource(Source):
-    """The samples of a dataset, or those at `indices` of it."""
+    """The samples of a dataset, or those at `indices`."""
 
-    _by_columns = False  # whether `documents` may read numbers field by field
+    _by_columns = False  # whether `documents` may read numeric fields in columns
 
     def __init__(
         self,
@@ -58,15 +58,15 @@ class DatasetSource(Source):
         prefixes: Sequence[str] | None = None,
         planned: Sequence[Planned] = (),
     ) -> None:
-        """`key_table` is that of a larger dataset, of which this one is a part.
+        """`key_table` is that of the larger dataset that this one is a part of.
 
-        It is read where it is needed: with each task it would go to all workers again and again.
-        `prefixes`, by shard, go before the keys; by default they make keys differ. `planned`, by
-        shard, is known once there is a fingerprint.
+        It is read lazily, as pickling it with each task would send it to the workers repeatedly.
+        `prefixes` are prepended to the keys of each shard; the default makes keys unique if needed.
+        `planned`, the status of each shard, is set by `fingerprint`.
         """
         super().__init__()
         self._planned = planned
-        self._view = ""  # what tells a view from others of its dataset
+        self._view = ""  # digest that distinguishes views of the same dataset
         if dataset.indices is not None and indices is None:
             indices, self._view = dataset.indices, digest(dataset.indices)
         self._dataset = dataset = dataset.whole
@@ -88,7 +88,7 @@ class DatasetSource(Source):
         reader = self._reader(shard)
         try:
             sample = self._read(reader, position)
-        except SampleError:  # the engine names the sample
+        except SampleError:  # already names the sample
             raise
         except Exception as error:
             found = storage.unreadable(error, self._dataset.shard_path(shard), position)
@@ -127,14 +127,14 @@ class DatasetSource(Source):
 
     @cached_property
     def _means(self) -> Runs:
-        """For each sample of the dataset the mean size of those of its shard."""
+        """For each sample of the dataset, the mean sample size of its shard."""
         extents = [self._dataset.extent(shard) for shard in range(self._dataset.shards)]
         every = np.array(extents, np.int64).reshape(-1, 2)
         return Runs(every[:, 1] // np.maximum(every[:, 0], 1), every[:, 0].cumsum())
 
     @cached_property
     def _starts(self) -> npt.NDArray[np.int64]:
-        """The number of the first sample of each shard."""
+        """The index of the first sample of each shard."""
         return self._means.ends - self._means.counts
 
     @cached_property
@@ -148,15 +148,15 @@ class DatasetSource(Source):
         return found
 
     def _is_scattered_remotely(self) -> bool:
-        """Whether the samples, in their order, lie far apart in a store.
+        """Whether consecutive samples are far apart in an object store.
 
-        To read the pieces of 1 MiB around each of them would then be to read most again and again.
+        Then reading the 1 MiB pieces around each sample would read most pieces repeatedly.
         """
         remote = isinstance(self._dataset.path, RemotePath)
         if self._indices is None or not remote or get_format(self._dataset.format).grouped:
             return False
         ends = running_sum(self._means)[array(self._indices) + 1]
-        read = PIECE * np.count_nonzero(np.diff(ends // PIECE))  # about
+        read = PIECE * np.count_nonzero(np.diff(ends // PIECE))  # estimate
         size = sum(self._dataset.extent(shard)[1] for shard in range(self._dataset.shards))
         return bool(size > byte_source.LATEST * PIECE and read > 2 * self.sizes().sum())
 
@@ -164,12 +164,12 @@ class DatasetSource(Source):
         if not self.requests:
             return self._dataset.reader(shard)
         dataset, locks = self._apart
-        with locks[shard]:  # of very many threads one opens it
+        with locks[shard]:  # only one of many threads opens it
             return dataset.reader(shard)
 
     @cached_property
     def _apart(self) -> tuple[Dataset, list[threading.Lock]]:
-        """The dataset whose samples are read by themselves, and a lock for each shard."""
+        """The dataset opened for reading single byte ranges, and a lock for each shard."""
         found = copy.copy(self._dataset)
         assert isinstance(found.path, RemotePath)
         found.path = found.path.through(Ranges())
@@ -188,7 +188,7 @@ class DatasetSource(Source):
         return found
 
     def _is_large(self) -> bool:
-        """Whether samples are in a store, and values take less to read than what is around them."""
+        """Whether samples are in a store, and so large that reading single values is faster."""
         remote = isinstance(self._dataset.path, RemotePath)
         grouped = remote and get_format(self._dataset.format).grouped
         return remote and not grouped and int(self.sizes().sum()) > _LARGE * len(self)
@@ -210,12 +210,12 @@ class DatasetSource(Source):
                 )
 
     def _columns(self, shard: int, positions: Indices) -> list[Document]:
-        """These samples of a shard, read field by field; nothing where that fails."""
+        """Read some samples of a shard field by field; an empty list if that fails."""
         prefix = self._prefixes[shard] if self._prefixes else ""
         try:
             keys = self._dataset.read_keys(shard, positions)
             columns = [self._dataset.read_values(shard, name, positions) for name in self.schema]
-        except ShardkitError:  # read one by one they say which is damaged
+        except ShardkitError:  # reading them one by one finds the damaged one
             return []
         shard_name = self._dataset.shard_name(shard)
         found = []
@@ -235,7 +235,7 @@ class DatasetSource(Source):
                 prefix = self._prefixes[shard] if self._prefixes else ""
                 with self._dataset.explained(shard):
                     keys += [prefix + key for key in self._dataset.reader(shard).keys()]  # noqa: SIM118
-        except ShardkitError:  # the conversion will meet it again, and say so
+        except ShardkitError:  # the conversion will meet and report the error
             return super().all_keys()
         return keys if self._indices is None else [keys[n] for n in array(self._indices).tolist()]
 
@@ -277,9 +277,9 @@ class DatasetSource(Source):
 
 
 def _prefixes(dataset: Dataset, source: DatasetSource) -> Sequence[str]:
-    """For shards of others that each number their samples from zero: what makes the keys differ.
+    """Key prefixes for shards without a manifest that share keys, such as numbers from zero.
 
-    It is the shard's name, before all keys of all shards; a note of the source says so.
+    The prefix is the name of the shard; it is added to all keys of all shards, with a note.
     """
     if dataset.manifest is not None or dataset.shards < 2:
         return ()
@@ -295,14 +295,14 @@ def _prefixes(dataset: Dataset, source: DatasetSource) -> Sequence[str]:
     stems = [_stem(name, FORMATS[dataset.format].suffixes) for name in names]
     prefixes = [f"{n}/" for n in (stems if len(set(stems)) == len(stems) else names)]
     source.notes = (
-        f"{repeated:,} samples have the key of a sample in another shard: all keys become"
-        f" SHARD/KEY, and begin with such as {prefixes[0]}",
+        f"{repeated:,} samples have the key of a sample in another shard: all keys are changed to"
+        f" SHARD/KEY, and begin with the shard's name, such as {prefixes[0]}",
     )
     return prefixes
 
 
 def _key_hashes(dataset: Dataset, shard: int) -> npt.NDArray[np.int64]:
-    """A hash of each key of a shard, once; none where its keys cannot be read by themselves."""
+    """The distinct key hashes of a shard; empty if its keys cannot be read separately."""
     found = dataset.key_hashes.get(shard)
     if found is not None:
         return np.unique(found)
@@ -310,7 +310,7 @@ def _key_hashes(dataset: Dataset, shard: int) -> npt.NDArray[np.int64]:
     try:
         with dataset.explained(shard):
             keys = set(reader.keys())
-    except ShardkitError:  # the conversion will meet it again, and say so
+    except ShardkitError:  # the conversion will meet and report the error
         keys = set()
     return np.array([key_hash(key) for key in keys], np.uint64).view(np.int64)
 

@@ -1,4 +1,4 @@
-"""Which samples of a source are duplicates of one before them: byte by byte, or by their looks."""
+"""Finds samples that duplicate an earlier one: exactly, or by perceptual similarity."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from shardkit.schema import Image, Schema
 from shardkit.sources.base import Indices, Source
 from shardkit.statistics import compared, content_digest
 
-NEAR = 6  # bits, of 64, in which the hashes of near duplicates may differ
-_BITS = 16  # of a part of a hash, of which there are four
-_PAIRS = 1 << 22  # that are compared at once
-_BLOCK = 1024  # hashes, each compared with each
-_INDEX = 40  # bits of an index, below those of a distance
+NEAR = 6  # maximum Hamming distance, of 64 bits, between the hashes of near duplicates
+_BITS = 16  # of each of the four parts of a hash
+_PAIRS = 1 << 22  # compared at a time
+_BLOCK = 1024  # hashes that are compared pairwise
+_INDEX = 40  # low bits for an index, below the bits for a distance
 _NONE = np.int64(1 << 62)
 
 
 class Copy(NamedTuple):
-    """A sample that is left out."""
+    """A duplicate sample, which is removed."""
 
     number: int
-    of: int  # the number of the one that stays
-    distance: int | None  # of their perceptual hashes; None for the same bytes
+    of: int  # the number of the sample that is kept
+    distance: int | None  # of the perceptual hashes; None if the content is identical
 
 
 class Content(NamedTuple):
     digest: bytes
-    looks: int | None  # the perceptual hash, where there is one
-    label: Any = None  # is not compared
+    looks: int | None  # the perceptual hash, if any
+    label: Any = None  # not compared
 
 
 def duplicates(source: Source, how: str, stored: Selection) -> dict[int, dict[str, str]]:
-    """The duplicates among the samples, by index, with what filtered.jsonl says of each.
+    """The duplicates among the samples, by index, each with its record for filtered.jsonl.
 
-    They are compared by the fields that are stored, or by all if none of these can be compared.
+    Samples are compared by the stored fields, or by all fields if none of these can be compared.
 
-    Of samples that are alike the first one stays. Those that cannot be read stay too: the
-    conversion will say what is wrong. Raises UsageError where near duplicates are asked for and
-    there is no field of images, or several.
+    The first of several duplicates is kept. Unreadable samples are kept too, as the conversion
+    reports them. Raises UsageError if near duplicates are requested and there is not exactly one
+    image field.
     """
     found = {}
     contents = _contents(source, how, stored)
@@ -67,7 +67,7 @@ def duplicates(source: Source, how: str, stored: Selection) -> dict[int, dict[st
 
 
 def copies(contents: list[Content | None]) -> list[Copy]:
-    """The samples that are copies of one before them, in order."""
+    """The samples that are copies of an earlier one, in order."""
     found: dict[int, Copy] = {}
     first: dict[bytes | int, int] = {}
     for index, content in enumerate(contents):
@@ -83,7 +83,7 @@ def copies(contents: list[Content | None]) -> list[Copy]:
     left = [n for n, c in enumerate(contents) if c and c.looks is not None and n not in found]
     hashes = np.array([contents[n].looks for n in left], np.uint64)  # type: ignore[union-attr]
     moved = {left[n]: Copy(left[n], left[of], distance) for n, of, distance in _near(hashes)}
-    # What is the same as a sample that goes goes with it.
+    # Exact copies of a removed sample become copies of the one that replaces it.
     for copy in found.values():
         if copy.of in moved:
             found[copy.number] = moved[copy.of]._replace(number=copy.number)
@@ -91,16 +91,16 @@ def copies(contents: list[Content | None]) -> list[Copy]:
 
 
 def _near(hashes: npt.NDArray[np.uint64]) -> Iterator[Copy]:
-    """The hashes that are near one that stays, each with the nearest of these, by index.
+    """The hashes that are near a kept one, each with the nearest kept hash, by index.
 
-    All hashes are different. Those of a block are compared with all that stay of the blocks before,
-    so that many that are alike are few to compare with.
+    All hashes are distinct. Each block is compared with the kept hashes of earlier blocks only, so
+    that large groups of similar samples need few comparisons.
     """
     stay = np.zeros(0, np.int64)
     for start in range(0, len(hashes), _BLOCK):
         block = hashes[start : start + _BLOCK]
         size = len(block)
-        # Distance and index of the nearest, as one number.
+        # Distance and index of the nearest kept hash, packed into one integer.
         best = np.full(size, _NONE)
         for one, other, distance in _candidates(block, hashes[stay]):
             np.minimum.at(best, one, distance << _INDEX | stay[other])
@@ -120,10 +120,10 @@ def _near(hashes: npt.NDArray[np.uint64]) -> Iterator[Copy]:
 def _candidates(
     hashes: npt.NDArray[np.uint64], others: npt.NDArray[np.uint64]
 ) -> Iterator[tuple[Indices, Indices, Indices]]:
-    """Near pairs of a hash and one of the others, with their distance; each pair at least once.
+    """Pairs of a hash and a near one of `others`, with the distance; each at least once.
 
-    Two hashes that differ in at most 6 bits differ in at most one bit of one of their four parts:
-    pairs of such parts are found by sorting (Norouzi et al., "Fast Search in Hamming Space with
+    If two hashes differ in at most 6 bits, then one of their four parts differs in at most one bit.
+    Pairs of such parts are found by sorting (Norouzi et al., "Fast Search in Hamming Space with
     Multi-Index Hashing", CVPR 2012).
     """
     masks = np.array([0, *(1 << bit for bit in range(_BITS))], np.uint16)
@@ -150,7 +150,7 @@ def _candidates(
 
 
 def _contents(source: Source, how: str, stored: Selection) -> list[Content | None]:
-    """What is compared of each sample; None for one that cannot be read."""
+    """The content of each sample for comparison; None for an unreadable sample."""
     schema = Schema({name: kind for name, kind in source.schema.items() if stored.has(name)})
     fields = compared(schema, source.label) or compared(source.schema, source.label)
     image = _image_field(schema) if how == "near" else None
@@ -177,14 +177,14 @@ def _contents(source: Source, how: str, stored: Selection) -> list[Content | Non
 
 
 def _image_field(schema: Schema) -> str:
-    """The only field of images that are no masks."""
+    """The only image field that is not a mask."""
     images = [name for name, kind in schema.items() if isinstance(kind, Image)]
     found = [name for name in images if not is_mask_name(name)] or images
     if len(found) != 1:
         raise UsageError(
-            "near duplicates are looked for in one field of images",
+            "near duplicates need exactly one image field",
             expected="a single field of encoded images",
             found=", ".join(f"{name}: {type(kind).__name__}" for name, kind in schema.items()),
-            fix="use --dedup exact" if not found else "leave the others out with --drop",
+            fix="use --dedup exact" if not found else "exclude the others with --drop",
         )
     return found[0]

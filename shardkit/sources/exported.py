@@ -1,7 +1,7 @@
-"""What `shardkit export` made, as a source: a table with a row for each sample, and files.
+"""The output of `shardkit export` as a source: a table with a row for each sample, and files.
 
-`__shardkit__/exported.json` has the schema and says what the columns of the table are. A value
-stands in the table, or the path of a file that has it. Rows are read by their offsets.
+`__shardkit__/exported.json` holds the schema and describes the columns of the table. A cell holds a
+value, or the path of a file with the value. Rows are read by their offsets.
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ from shardkit.sources.base import Indices, Source
 from shardkit.sources.files import Planned, changed, check_unchanged, read_with_status
 
 ABOUT = f"{FOLDER}/exported.json"
-KEY, TEXTS = "__key__", "__json__"  # columns: the key; original texts of JSON
+KEY, TEXTS = "__key__", "__json__"  # columns: the key, and the original JSON texts
 VERSION = 1
-_ESCAPE = "json:"  # begins a cell of CSV that has its text as JSON
-_LONGEST_LIST = 4096  # elements of an array of several dimensions that stands in a table
+_ESCAPE = "json:"  # prefix of a CSV cell whose text is encoded as JSON
+_LONGEST_LIST = 4096  # maximum elements of a multidimensional array in a table
 MAX_ROW = (1 << 31) - (1 << 16)  # bytes
-_WRONG = (TypeError, ValueError, OverflowError, RecursionError)  # what wrong values raise
+_WRONG = (TypeError, ValueError, OverflowError, RecursionError)  # raised for invalid values
 _SPECIAL = re.compile(r'[",\r\n]|^\s|\s$')
 
 
 class About(TypedDict):
-    """What exported.json says beside its version."""
+    """The content of exported.json, without its version."""
 
-    table: str  # its name; "" where splits have their own folders
+    table: str  # file name; "" if splits have their own folders
     splits: list[str]
     schema: dict[str, Any]
     columns: dict[str, str]  # by field
     class_names: dict[str, list[str]]
-    named: list[str]  # fields whose classes stand in the table by their names
-    files: bool  # whether each value is a file, also numbers and text
+    named: list[str]  # fields whose classes are written as names in the table
+    files: bool  # whether every value is a file, including numbers and text
     tokenizer: dict[str, Any]
 
 
 def read_about(folder: Path) -> About | None:
-    """What is known of a folder that was exported; None for any other."""
+    """Read exported.json of a folder that was exported; None for any other folder."""
     path = folder / ABOUT
     if isinstance(folder, RemotePath) or not path.is_file():
         return None
@@ -73,7 +73,7 @@ def read_about(folder: Path) -> About | None:
 
 
 def open_exported(folder: Path, about: About) -> dict[str, Source]:
-    """The splits of an export, or its only samples under ""."""
+    """The splits of an export; without splits, its samples under ""."""
     if not about["splits"]:
         return {"": Exported(folder, about)}
     found = {}
@@ -90,7 +90,7 @@ def open_exported(folder: Path, about: About) -> dict[str, Source]:
 
 
 class Exported(Source):
-    """The samples of a table, in its order."""
+    """The samples of a table, in row order."""
 
     def __init__(self, folder: Path, about: About) -> None:
         super().__init__()
@@ -113,14 +113,14 @@ class Exported(Source):
         self._plan()
 
     def _plan(self) -> None:
-        """Offsets of all rows, and sizes and times of the files that they name."""
+        """Scan the offsets of all rows, and the sizes and times of the files they name."""
         with storage.explained("read", self._path):
             about = os.stat(self._path)
         self._planned = Planned(about.st_mtime_ns, about.st_ino, 0)
         offsets, sizes, times, named = (Growing(np.int64) for _ in range(4))
         digest, others = xxhash.xxh3_128(), 0
         known = {KEY, TEXTS, *self._columns.values()}
-        self._head: Any = None  # columns of CSV
+        self._head: Any = None  # column names of CSV
         for start, data in _rows(self._path, self._is_csv):
             digest.update(data)
             if self._is_csv and self._head is None:
@@ -145,7 +145,7 @@ class Exported(Source):
         self._sizes, self._times = sizes.array(), times.array()
         self._digest = digest.hexdigest()
         if others:
-            self.ignored["value in a column that is no field of the export"] = others
+            self.ignored["value in a column that is not a field of the export"] = others
         there = sum(len(f) for at, _, f in os.walk(self._folder) if not at.endswith(FOLDER))
         there -= FOLDER not in self._about["table"]
         if (unnamed := there - len(np.unique(named.array()))) > 0:
@@ -181,11 +181,11 @@ class Exported(Source):
         return sample
 
     def _parsed(self, data: bytes, start: int) -> Any:
-        """A row: by column what stands in it; empty cells of CSV are none. Or the head of CSV."""
+        """Parse a row to cells by column, without empty CSV cells; or parse the CSV header."""
         try:
             if not self._is_csv:
                 return checked(dict[str, Any], json.loads(data))
-            csv.field_size_limit(max(csv.field_size_limit(), MAX_ROW))  # of the whole process
+            csv.field_size_limit(max(csv.field_size_limit(), MAX_ROW))  # a process-wide setting
             cells = next(csv.reader([data.decode()], strict=True), [])
             if self._head is None:
                 return [_unescaped(cell) for cell in cells]
@@ -215,17 +215,17 @@ class Exported(Source):
         said = "" if isinstance(error, json.JSONDecodeError) else str(error)
         value = row.get(self._columns.get(field, field))
         return SampleError(
-            "a value in the table is not of its field's type",
+            "a value in the table does not match the type of its field",
             path=self._path,
             offset=start,
             field=field,
             expected=near(value, names) if names else str(kind),
             found=said or f"{value!r:.200}",
-            fix="repair it, or drop such samples with --on-error skip",
+            fix="correct it, or skip such samples with --on-error skip",
         )
 
     def _files(self, row: Mapping[str, Any]) -> list[str]:
-        """The files that a row names, as far as they may be read: reading tells what is wrong."""
+        """The files that a row names; invalid names are skipped, as reading reports them."""
         found = []
         for name, kind in self.schema.items():
             with contextlib.suppress(*_WRONG):
@@ -233,7 +233,7 @@ class Exported(Source):
         return [path for path in found if is_safe(path)]
 
     def _paths(self, name: str, kind: FieldType, row: Mapping[str, Any]) -> list[str] | None:
-        """The files that have a value; None where it stands in the table."""
+        """The paths of the files that hold a value; None if the table holds it."""
         value = row.get(self._columns[name])
         if value is None:
             return None
@@ -247,7 +247,7 @@ class Exported(Source):
         return None
 
     def _read(self, name: str, kind: FieldType, row: Mapping[str, Any], times: list[int]) -> Any:
-        """The value of a field, None where there is none; times of its files go to `times`."""
+        """Read the value of a field, or None; appends the times of its files to `times`."""
         paths = self._paths(name, kind, row)
         if paths is None:
             return self._value(name, kind, row)
@@ -262,7 +262,7 @@ class Exported(Source):
         return read if isinstance(kind, Images) else decode(read[0]) if decode else read[0]
 
     def _value(self, name: str, kind: FieldType, row: Mapping[str, Any]) -> Any:
-        """A value that stands in the table."""
+        """Read a value that is in the table itself."""
         column, numbers = self._columns[name], self._numbers.get(name, {})
         value = row.get(column)
         if value is None and not (isinstance(kind, Json) and column in row):
@@ -315,7 +315,7 @@ class Exported(Source):
 
 
 def _rows(path: Path, is_csv: bool) -> Iterator[tuple[int, bytes]]:
-    """The offset and the bytes of each row; one of CSV may have several lines, inside quotes."""
+    """Yield the offset and bytes of each row; quoted CSV cells may contain line breaks."""
     start, lines, size, inside = 0, list[bytes](), 0, False
     with storage.explained("read", path), open(path, "rb", opener=storage.regular) as file:
         while line := file.readline(MAX_ROW + 1):
@@ -324,7 +324,7 @@ def _rows(path: Path, is_csv: bool) -> Iterator[tuple[int, bytes]]:
             inside ^= is_csv and line.count(b'"') % 2 == 1
             if size > MAX_ROW:
                 raise SourceError(
-                    "a row of the table is too long, or a quote in it is missing",
+                    "a row of the table is too long, or a closing quote is missing",
                     path=path,
                     offset=start,
                     expected=f"at most {MAX_ROW:,} bytes",
@@ -338,7 +338,7 @@ def _rows(path: Path, is_csv: bool) -> Iterator[tuple[int, bytes]]:
 
 
 def _size_and_time(path: str) -> tuple[int, int]:
-    """Of a file; zeros where it is not there, which reading it will say."""
+    """Size and time of a file; zeros if it is missing, which reading it reports."""
     try:
         about = os.stat(path)
     except (OSError, ValueError):
@@ -347,7 +347,7 @@ def _size_and_time(path: str) -> tuple[int, int]:
 
 
 def _mixed(times: Iterable[int]) -> int:
-    """One number for the times of some files, in their order."""
+    """Combine the times of some files, in order, into one number."""
     found = 0
     for time in times:
         found = (found * 31 + time) % 2**62
@@ -358,7 +358,7 @@ def _mixed(times: Iterable[int]) -> int:
 
 
 def inline(kind: FieldType, value: Any) -> Any:
-    """A value as a table has it, JSON as its text; None where only a file has it exactly."""
+    """A value as a table cell, JSON as its text; None if only a file can hold it exactly."""
     if isinstance(kind, Json):
         return JsonText.of(value)
     if isinstance(kind, Float):
@@ -369,7 +369,7 @@ def inline(kind: FieldType, value: Any) -> Any:
 
 
 def _is_list(kind: Array, value: npt.NDArray[Any]) -> bool:
-    """Whether lists of numbers make the same array again."""
+    """Whether the array can be restored exactly from a list of numbers."""
     if kind.dtype is None or not kind.shape or kind.shape.count(None) > 1 or 0 in kind.shape:
         return False
     if value.dtype.kind not in "biuf" or value.dtype.itemsize > 8:
@@ -379,7 +379,7 @@ def _is_list(kind: Array, value: npt.NDArray[Any]) -> bool:
 
 
 def csv_row(values: Iterable[Any], optional: Sequence[bool]) -> bytes:
-    """A row of CSV of values as `inline` makes them; None for an empty cell."""
+    """Format a CSV row of values from `inline`; None is an empty cell."""
     cells = [_cell(v, o) for v, o in zip(values, optional, strict=True)]
     doubled = (cell.replace('"', '""') for cell in cells)
     quoted = (f'"{cell}"' if _SPECIAL.search(cell) else cell for cell in doubled)
@@ -410,9 +410,9 @@ def _unescaped(cell: str) -> str:
 
 
 def json_row(values: Mapping[str, Any]) -> bytes:
-    """A line of JSON of values as `inline` makes them, without those that are None.
+    """Format a JSON line of values from `inline`, without those that are None.
 
-    JSON stands there as it is; its text is kept beside where that would not come out of it again.
+    JSON values are embedded; their text is stored as well if it cannot be restored from them.
     """
     texts = {n: v for n, v in values.items() if isinstance(v, JsonText) and not _is_plain(v)}
     parts = [
@@ -432,5 +432,5 @@ def _json(value: Any) -> str:
 def _is_plain(text: JsonText) -> bool:
     try:
         return JsonText.of(json.loads(text)) == text
-    except ValueError:  # a number beyond all floats
+    except ValueError:  # a number beyond the range of floats
         return False

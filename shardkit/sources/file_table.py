@@ -1,4 +1,4 @@
-"""What is known of each file of a source: 54 bytes and a name, in files where it is much."""
+"""Tables of the files of a source: 54 bytes and a name each, in temporary files if large."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ if TYPE_CHECKING:
     from shardkit.sources.metadata import Metadata
 
 _Table = TypeVar("_Table", bound="FileTable")
-_REQUESTS = 64  # at a time: at 50 ms each, 1,280 objects a second in each process
+_REQUESTS = 64  # concurrent: at 50 ms each, 1,280 objects a second per process
 
 
 @dataclass
 class FileTable:
-    """Files below a root, in order. Folders are relative to it, "" being the root itself."""
+    """Files below a root, in order. Folders are relative to the root, which is "" itself."""
 
-    columns: ClassVar[tuple[str, ...]] = ("sizes", "times", "inodes")  # arrays by file
-    by_folder: ClassVar[tuple[str, ...]] = ("folders", "labels")  # lists by folder
+    columns: ClassVar[tuple[str, ...]] = ("sizes", "times", "inodes")  # arrays, indexed by file
+    by_folder: ClassVar[tuple[str, ...]] = ("folders", "labels")  # lists, indexed by folder
 
     folders: list[str] = field(default_factory=list)
-    names: Sequence[str] = ()  # `Names`, but of a single folder
+    names: Sequence[str] = ()  # `Names`, except for a single folder
     folder_of: npt.NDArray[np.uint32] = field(default_factory=lambda: np.zeros(0, np.uint32))
     sizes: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     times: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     inodes: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
-    began: int = 0  # when the first was looked at, in nanoseconds
-    odd_keys: dict[int, str] = field(default_factory=dict)  # that tell files of one stem apart
-    labels: list[int | None] = field(default_factory=list)  # by folder, if it is a class
+    began: int = 0  # when the scan began, in nanoseconds
+    odd_keys: dict[int, str] = field(default_factory=dict)  # keys that are not the stem
+    labels: list[int | None] = field(default_factory=list)  # by folder; None: not a class
     metadata: Metadata | Annotations | None = None
 
     def __len__(self) -> int:
         return len(self.names)
 
     def stem(self, index: int) -> str:
-        """The path without its suffix, of which the key is made but for `odd_keys`."""
+        """The path without its suffix, from which the key is made unless it is in `odd_keys`."""
         return self.relative(index).rpartition(".")[0]
 
     def key(self, index: int) -> str:
@@ -64,7 +64,7 @@ class FileTable:
 
     @classmethod
     def joined(cls: type[_Table], parts: Iterable[_Table]) -> _Table:
-        """Files of one folder each, one after the other."""
+        """Concatenate tables of one folder each."""
         files, names = cls(), GrowingNames()
         columns = {n: Growing(getattr(files, n).dtype) for n in (*cls.columns, "folder_of")}
         for number, part in enumerate(parts):
@@ -79,7 +79,7 @@ class FileTable:
         return replace(files, names=names.names(), **found)
 
     def select(self: _Table, indices: Indices) -> _Table:
-        """These files alone, in this order."""
+        """Only these files, in this order."""
         used, folder_of = np.unique(self.folder_of[indices], return_inverse=True)
         odd = self.odd_keys
         changed: dict[str, Any] = {
@@ -103,7 +103,7 @@ class FileTable:
 
 
 class _Keys(Sequence[str]):
-    """The keys of a table's files, which are made as they are asked for."""
+    """The keys of a table's files, computed on access."""
 
     def __init__(self, files: FileTable) -> None:
         self._files = files
@@ -116,7 +116,7 @@ class _Keys(Sequence[str]):
 
 
 class FileSource(Source, Generic[_Table]):
-    """Files below a root: each is a sample, with what belongs to it."""
+    """Files below a root, each of which is a sample, together with its sidecars."""
 
     def __init__(self, root: FilePath, files: _Table) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class FileSource(Source, Generic[_Table]):
 
 
 def odd_keys(names: Iterable[tuple[str, str]]) -> dict[int, str]:
-    """By number, the keys that others of the files had taken; `names` are paths and suffixes."""
+    """Keys that differ from the plain path, by file number; `names` are paths and suffixes."""
     odd: dict[int, str] = {}
     taken: set[str] = set()
     for number, (path, suffix) in enumerate(names):

@@ -1,4 +1,4 @@
-"""One file of a source: its bytes, or why they cannot be had."""
+"""Reading single files of a source, and checking that they did not change."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from shardkit.remote.path import RemotePath, status
 from shardkit.remote.store import UNKNOWN, Info
 from shardkit.where import Head
 
-FilePath: TypeAlias = "str | RemotePath"  # of a file or a folder: no Path, which takes longer
+FilePath: TypeAlias = "str | RemotePath"  # of a file or a folder; `Path` would be slower
 
 
-_HEAD = 1 << 14  # bytes with the headers of nearly all images
+_HEAD = 1 << 14  # bytes that contain the headers of nearly all images
 
 
-# Whether this is the machine that planned: on some mounts others have other inodes for the files.
+# Whether this machine planned the run: on some network mounts, inodes differ between machines.
 compare_inodes = True
-NEVER = 2**63 - 1  # as `Planned.began`: inodes are another machine's, and tell nothing
+NEVER = 2**63 - 1  # as `Planned.began`: inodes are those of another machine, and are not compared
 
 
 class Planned(NamedTuple):
-    """A file as it was when the run was planned. Times are in nanoseconds."""
+    """The state of a file when the run was planned. Times are in nanoseconds."""
 
-    time: int  # of its last change; of an object, the number of its version
+    time: int  # of the last modification; for an object, its version number
     inode: int
     began: int  # when planning began
 
 
 def file_path(path: Path) -> FilePath:
-    """The location of a folder that was looked into: without what was remembered of a store."""
+    """The location of a scanned folder, without the cached listing of an object store."""
     if isinstance(path, RemotePath):
         return RemotePath(path.store.anew(), path.key)
     return os.fspath(path)
@@ -47,7 +47,7 @@ def below(root: FilePath, relative: str) -> FilePath:
 
 
 def read_file(path: FilePath, size: int | None = None, planned: Planned | None = None) -> bytes:
-    """All bytes of a file; of a file that was `size` bytes long when the run was planned."""
+    """Read a whole file; checks it against its `size` and state when the run was planned."""
     data, about = read_with_status(path, size, UNKNOWN if planned is None else planned.time)
     if planned is not None:
         refuse_changed(path, about, planned)
@@ -55,14 +55,14 @@ def read_file(path: FilePath, size: int | None = None, planned: Planned | None =
 
 
 def read_head(path: FilePath, size: int) -> Head:
-    """As much of an image file of `size` bytes as tells its format, width and height."""
+    """Read the start of an image file of `size` bytes: enough for format, width and height."""
     if isinstance(path, RemotePath):
         path.store.expect(path.key, Info(size))
     try:
         data = _first(path, min(_HEAD, max(size, 0)))
         try:
             probe(data)
-        except NotAnImageError:  # or its header is longer
+        except NotAnImageError:  # not an image, or its header is longer
             data = _first(path, size) if size > _HEAD else data
         head = Head(data)
     except OSError as error:
@@ -81,7 +81,7 @@ def _first(path: FilePath, stop: int) -> bytes:
 def read_with_status(
     path: FilePath, size: int | None = None, version: int = UNKNOWN
 ) -> tuple[bytes, os.stat_result]:
-    """As `read_file`, with what the file was after it was read; an object is of that `version`."""
+    """As `read_file`, with the status after reading; an object must have that `version`."""
     try:
         if isinstance(path, RemotePath):
             data, info = path.store.read_object(path.key, size, version)
@@ -101,10 +101,10 @@ def refuse_changed(
     planned: Planned,
     kind: type[ShardkitError] = SampleError,
 ) -> None:
-    """Raise an error of a kind for a file that was written or replaced since, to the same size.
+    """Raise an error of type `kind` if a file of the same size was modified or replaced.
 
-    An inode counts only together with a later change: some file systems renumber files. Objects
-    have none, and not all stores tell a version.
+    A different inode only counts if the file's ctime is later as well: some file systems renumber
+    files. Objects have no inodes, and not all stores have versions.
     """
     another = compare_inodes and about.st_ino != planned.inode
     replaced = another and about.st_ctime_ns >= planned.began
@@ -115,7 +115,7 @@ def refuse_changed(
 
 
 def check_unchanged(path: FilePath, planned: Planned) -> None:
-    """Raise SampleError where a file that was read block by block is not what it was."""
+    """Raise SampleError if a file that was read block by block changed since planning."""
     try:
         if isinstance(path, RemotePath):
             about = status(path.store.after_reading(path.key))
@@ -129,38 +129,38 @@ def check_unchanged(path: FilePath, planned: Planned) -> None:
 def changed(
     path: FilePath, found: str, kind: type[ShardkitError] = SampleError, *, size: int | None = None
 ) -> ShardkitError:
-    """The error for a file that is not what it was; `size` is what it had, if it tells."""
+    """The error for a file that changed; `size` is the planned one, if the size differs."""
     what = "the file as it was" if size is None else f"{size:,} bytes, as"
     return kind(
         "the file changed while the conversion ran",
         path=path,
         expected=f"{what} when the run was planned",
         found=found,
-        fix="run the same command again when nothing writes to the source any more",
+        fix="run the same command again once nothing writes to the source any more",
     )
 
 
 def unreadable(error: OSError, path: FilePath) -> ShardkitError:
-    """The error of a sample for a file that could not be opened or read."""
+    """The error for a file of a sample that could not be opened or read."""
     if isinstance(path, RemotePath):
-        if isinstance(error, NotFoundError) and error.found is None:  # else the bucket is gone
+        if isinstance(error, NotFoundError) and error.found is None:  # else the bucket is missing
             return changed(path, "no such object any more")
         return storage.explain(error, "read", path)
-    if storage.shortage(error):  # no sample is at fault, so that none is skipped
+    if storage.shortage(error):  # not the fault of this sample, which must not be skipped
         return storage.explain(error, "open the file", Path(path))
     if os.path.islink(path):
         try:
             os.stat(path)
         except OSError as reason:
-            what = "the link leads nowhere" if isinstance(reason, FileNotFoundError) else None
+            what = "the symbolic link is broken" if isinstance(reason, FileNotFoundError) else None
             return SampleError(
-                what or f"the link cannot be followed: {os.strerror(reason.errno or 0)}",
+                what or f"the symbolic link cannot be followed: {os.strerror(reason.errno or 0)}",
                 path=path,
                 found=f"a link to {os.readlink(path)!r}",
-                fix="restore what it points to or remove it, or use --on-error skip",
+                fix="restore its target, remove the link, or use --on-error skip",
             )
     return SampleError(
         f"the file cannot be read: {storage.reason(error)}",
         path=path,
-        fix="check the file's permissions and its disk, or drop it with --on-error skip",
+        fix="check the file's permissions and its disk, or skip it with --on-error skip",
     )

@@ -1,4 +1,4 @@
-"""Planning an image folder: one walk finds images, classes, splits, sidecars, metadata."""
+"""Scans image folders: one walk finds images, classes, splits, sidecars and metadata."""
 
 from __future__ import annotations
 
@@ -65,19 +65,19 @@ def scan_folder(
     labels: Asked | None = None,
     by_folder: bool = True,
 ) -> dict[str, Source]:
-    """The source of a folder, or one per split folder with one class table over all.
+    """The source of a folder, or one per split folder with one list of classes for all splits.
 
-    Where labels `by_folder` are not asked for, an image beside class folders is no mistake. Unless
-    `strict`, classes that are not among `classes` come after those. The table that is `given` takes
-    the place of those beside images; `labels` are in a column of either. Raises SourceError for a
-    folder without images, UsageError for folders that `classes` lacks, and for those that are
-    neither classes nor splits.
+    Images beside class folders are an error unless labels `by_folder` are not wanted. Unless
+    `strict`, classes missing from `classes` are appended to it. The `given` table replaces metadata
+    files beside images; `labels` come from a column of either. Raises SourceError for a folder
+    without images, and UsageError for folders that are missing from `classes`, or that are neither
+    classes nor splits.
     """
     own = None if given is None else relative_to(given.path, root)
     found = find_split_folders(root, media, own) if split == "auto" else SplitFolders(root)
     folders = found.paths or {"": root}
     scans = {name: FolderScan(folder, media, given) for name, folder in folders.items()}
-    next(iter(scans.values())).ignored.update(found.ignored)  # named once
+    next(iter(scans.values())).ignored.update(found.ignored)  # reported once
     if not any(scan.files.names for scan in scans.values()):
         for scan in scans.values():
             if scan.problems:
@@ -109,16 +109,16 @@ def scan_folder(
     first.notes = (*found.notes, *first.notes)
     if strict and labels is None and first.classes is not None and len(first.classes) == 1:
         way = next(iter(folders.values())) / first.classes[0]
-        note = f"all are of one class, {first.classes[0]!r}: for none, give {way}"
+        note = f"all have the class {first.classes[0]!r}: to convert without labels, give {way}"
         first.notes = (*first.notes, note)
     return sources
 
 
 def _find_labels(root: Path, scans: Mapping[str, FolderScan]) -> None:
-    """Find out which splits have no labels where others have them: test, as a rule.
+    """Detect splits without labels, usually test, while other splits have labels.
 
-    Its images lie in no folders, or in one that is no class. Those of ImageNet's validation have
-    labels in a file. Raises UsageError for others.
+    Their images are in no folder, or in a single one that is not a class. ImageNet's validation
+    images have labels in a file. Raises UsageError for any other split without labels.
     """
     of_train = _classes_of(scans, "train")
     for kind, others in (("validation", ["train"]), ("test", ["train", "validation", "holdout"])):
@@ -131,7 +131,7 @@ def _find_labels(root: Path, scans: Mapping[str, FolderScan]) -> None:
         for scan in scans.values():
             if scan.files.metadata is None and is_validation(scan.files.names):
                 scan.notes.append(
-                    "no labels: of ImageNet's val the folder above has them, as train"
+                    "no labels: to get those of ImageNet's val, give the parent folder with train"
                 )
         return
     for name, scan in scans.items():
@@ -146,21 +146,21 @@ def _find_labels(root: Path, scans: Mapping[str, FolderScan]) -> None:
             if truth.path.parent in (scan.root, root):
                 about.ignored.subtract([kind_of_file(truth.path.name)])
         elif scan.files.metadata is not None or KINDS.get(name) == "test":
-            where = f"{found[0]}/, which is no class of the others" if found else "no folders"
-            scan.notes.append(f"no labels in {name}: its images lie in {where}")
+            where = f"{found[0]}/, not a class of other splits" if found else "no class folders"
+            scan.notes.append(f"no labels in {name}: its images are in {where}")
         else:
             raise UsageError(
-                f"the images of {name} have no labels, while those of other splits have them",
+                f"the images of {name} have no labels, but those of other splits do",
                 path=scan.root,
                 expected="a folder for each class: " + ", ".join(sorted(of_train)[:3]),
-                found=f"{found[0]}/, which is no class of the others" if found else "images alone",
-                fix="put them into class folders, or convert one split at a time; of ImageNet put"
+                found=f"{found[0]}/, not a class of other splits" if found else "no class folders",
+                fix="put them into class folders, or convert one split at a time; for ImageNet, add"
                 f" {EXPECTED}",
             )
 
 
 def _classes_of(scans: Mapping[str, FolderScan], *kinds: str) -> set[str]:
-    """The class folders of all splits of these kinds that have labels."""
+    """The class folders of all labelled splits of these kinds."""
     found = (scan for name, scan in scans.items() if scan.labelled and KINDS.get(name) in kinds)
     return {folder for scan in found for folder in scan.classes()}
 
@@ -168,24 +168,24 @@ def _classes_of(scans: Mapping[str, FolderScan], *kinds: str) -> set[str]:
 def _refuse_empty(
     root: Path, scans: Iterable[FolderScan], filled: Sequence[str], labelled: bool, what: str
 ) -> None:
-    """Raise UsageError for a folder without images, or others, beside those of classes."""
+    """Raise UsageError for a folder without images (or other media) beside class folders."""
     every = {name for scan in scans if scan.labelled for name in scan.class_folders}
     empty = sorted(every - set(filled))
     if labelled and empty:
         raise UsageError(
-            f"there are folders without {what} beside those of the classes",
+            f"there are folders without {what} beside the class folders",
             path=root,
             found=", ".join(f"{name}/" for name in empty[:5]),
-            expected=f"{what} in each folder, as it would be a class",
-            fix="move them away, or name the classes with --classes FILE: one that is listed may be"
-            " empty, and an empty folder that is not listed is passed over",
+            expected=f"{what} in each folder, as each would be a class",
+            fix="move them elsewhere, or list the classes with --classes FILE: a listed class may"
+            " be empty, and an empty folder that is not listed is ignored",
         )
 
 
 def _add_metadata(
     root: Path, scans: Sequence[FolderScan], given: GivenTable | None, labels: Asked | None
 ) -> None:
-    """Join the table that is given, or those beside images, with these."""
+    """Join the images with the given table, or with the metadata files beside them."""
     if given is None:
         for scan in scans:
             scan.read_metadata(labels)
@@ -201,7 +201,7 @@ def _check_classes(
 ) -> None:
     if len(set(classes)) != len(classes):
         twice = next(name for name, count in Counter(classes).items() if count > 1)
-        raise UsageError("the list of classes names one twice", found=repr(twice))
+        raise UsageError("the list of classes has a duplicate", found=repr(twice))
     if not labelled:
         raise UsageError("a list of classes needs a folder per class", path=root)
     missing = [name for name in found if name not in set(classes)]
@@ -209,13 +209,13 @@ def _check_classes(
         raise UsageError(
             f"the list of classes does not name the folder {missing[0]!r}",
             path=root,
-            found=f"{len(missing)} folder(s) that are not listed",
-            fix="add the name to the list, or move the folder away",
+            found=f"{len(missing)} folder(s) that are not in the list",
+            fix="add the name to the list, or move the folder elsewhere",
         )
 
 
 def no_images(root: Path, passed_over: Counter[str]) -> SourceError:
-    """The error for a folder that has nothing to convert."""
+    """The error for a folder without anything to convert."""
     return SourceError(
         "there are no images and no text in this folder",
         path=root,
@@ -228,7 +228,7 @@ def no_images(root: Path, passed_over: Counter[str]) -> SourceError:
 
 
 class FolderScan:
-    """One walk through a folder tree: files in order, class folders, what was passed over."""
+    """The result of one walk through a folder tree: ordered files, class folders, ignored files."""
 
     def __init__(self, root: Path, media: Kind, given: GivenTable | None = None) -> None:
         self.root = root
@@ -239,10 +239,10 @@ class FolderScan:
         self._walk = Walk(root, table, lambda name: media.has(name) or name.endswith(beside))
         self.ignored = self._walk.ignored
         self.problems = self._walk.problems
-        self._below: dict[str, list[str]] = {}  # folder -> names of those in it
+        self._below: dict[str, list[str]] = {}  # folder -> names of its subfolders
         self.metadata_files: list[str] = []
-        self._at_root: set[str] = set()  # files
-        self.lists = False  # of splits, as Speech Commands has them
+        self._at_root: set[str] = set()  # file names
+        self.lists = False  # whether there are split lists like those of Speech Commands
         self._transcripts: list[str] = []
         began = time_ns()
         self.files = Files.joined(self._images())
@@ -250,19 +250,19 @@ class FolderScan:
         self.tree = Tree(root, self._below, self.files.folders, media.many)
         self.class_folders = self.tree.folders()
         images_at_root = "" in self.files.folders
-        # A metadata file above one folder of images is the Hugging Face layout: no classes.
+        # A metadata file above a single image folder is the Hugging Face layout, without classes.
         one_folder = len(self.tree.filled()) < 2 and bool(self.metadata_files)
         self.numbered = self._is_numbered()
         self.labelled = bool(self.class_folders) and not (
             images_at_root or one_folder or self.numbered
         )
         self.notes: list[str] = []
-        self.given: list[str] = []  # the class of each image, where no folders tell it
+        self.given: list[str] = []  # the class of each image, if not given by its folder
 
     def _is_numbered(self) -> bool:
-        """Whether folders are but parts of a list: `00000/` beside `00000_stats.json`.
+        """Whether folders are just numbered parts: `00000/` beside `00000_stats.json`.
 
-        img2dataset makes them, with `output_format="files"`.
+        img2dataset writes them with `output_format="files"`.
         """
         return bool(self.tree.filled()) and all(
             name.isdigit() and {f"{name}.parquet", f"{name}_stats.json"} & self._at_root
@@ -274,19 +274,19 @@ class FolderScan:
         return [] if self.given else self.tree.filled()
 
     def find_truth(self, root: Path, classes: Collection[str]) -> Truth | None:
-        """What labels images that are all in one folder, if there is such a file."""
+        """The labels of images that are all in one folder, if there is a file with them."""
         if self.files.metadata is not None or len(self.files.folders) != 1:
             return None
         return find_truth(root, self.root, sorted(classes))
 
     def label_by(self, truth: Truth, known: Collection[str]) -> None:
-        """Take the labels from a file."""
+        """Use the labels of a file."""
         self.given = truth.classes(self.files.names, known)
         self.labelled, self.class_folders = True, []
-        self.notes.append(f"the labels of {self.root.name} are those in {truth.path}")
+        self.notes.append(f"the labels of {self.root.name} come from {truth.path}")
 
     def check_folders(self, *, splits: bool) -> None:
-        """Raise UsageError for folders that would be taken for what they are not."""
+        """Raise UsageError for folders that would be misinterpreted as classes."""
         refuse_annotations(self.tree)
         if self.labelled and not self.given:
             check_classes(self.tree)
@@ -294,31 +294,31 @@ class FolderScan:
             check_splits(self.tree)
 
     def refuse_stray(self) -> None:
-        """Raise UsageError for a few images beside class folders: all would be without labels."""
+        """Raise UsageError for a few images beside class folders: none would have labels."""
         files = self.files
-        # Those of the root come first.
+        # Images in the root come first.
         if "" not in files.folders or self.given or files.metadata is not None or self.numbered:
             return
         stray = int(np.searchsorted(files.folder_of, files.folders.index(""), "right"))
         if 1 < len(self.tree.filled()) > stray:
             raise UsageError(
-                f"{self.media.many} lie beside the folders of classes, and are of none",
+                f"there are {self.media.many} beside the class folders, which have no class",
                 path=self.root,
                 found=", ".join(files.names[n] for n in range(min(stray, 5))),
                 expected=", ".join(f"{name}/" for name in self.tree.filled()[:5]),
-                fix="move them away, or into the folders of their classes; without labels all are"
-                f" converted with --fields {self.media.field}",
+                fix="move them elsewhere, or into the folders of their classes; to convert all"
+                f" without labels, use --fields {self.media.field}",
             )
 
     def source(self, classes: tuple[str, ...] | None) -> ImageFolder:
-        """The source, labelled by its folders' numbers in `classes`."""
+        """The source, with the indices of its folders in `classes` as labels."""
         files = self.files
         fields: dict[str, FieldType] = {self.media.field: self.media.type()}
         own_label = files.metadata is not None and "label" in files.metadata.schema
         class_names: Mapping[str, tuple[str, ...]] = {}
         if classes is not None and not own_label:
             number = {name: label for label, name in enumerate(classes)}
-            if self.given:  # a folder for each class, which are all the same
+            if self.given:  # repeat the only folder for each class, as labels are by folder
                 files.folders *= len(classes)
                 files.folder_of = np.array([number[name] for name in self.given], np.uint32)
                 files.labels = [*number.values()]
@@ -345,7 +345,7 @@ class FolderScan:
             source.notes = (f"no labels from folders: {first!r} lies beside them",)
         elif self.numbered:
             folder = self.tree.filled()[0]
-            source.notes = (f"no labels from folders: {folder}/ is a part that img2dataset made",)
+            source.notes = (f"no labels from folders: {folder}/ is a part written by img2dataset",)
         source.notes = (*source.notes, *self.notes, *self._walk.notes)
         source.problems = self.problems
         source.ignored = dict(+self.ignored)
@@ -360,7 +360,7 @@ class FolderScan:
         return source
 
     def _images(self) -> Iterator[Files]:
-        """The images of every folder, in torchvision's order: by class, then by path as text."""
+        """The images of each folder, in torchvision's order: by class, then by path as a string."""
         for folder, entries, subfolders in self._walk:
             if not folder.relative:
                 self._at_root = {entry.name for entry in entries}
@@ -378,7 +378,7 @@ class FolderScan:
                 self._below[folder.relative] = [name for name in names if name != no_class]
 
     def _take(self, folder: str, entries: list[DirEntry]) -> Files:
-        """A folder's images, with their sidecars."""
+        """The images of one folder, with their sidecars."""
         images: dict[str, DirEntry] = {}
         others: dict[str, DirEntry] = {}
         for entry in entries:
@@ -391,7 +391,7 @@ class FolderScan:
                 self._transcripts.append(f"{folder}/{name}" if folder else name)
             else:
                 others[name] = entry
-        entries.clear()  # which remember what is looked at: a lot, of a folder of 10^6 files
+        entries.clear()  # frees their cached stat results: a lot for 10^6 files
         stems = {name[: name.rfind(".")] for name in images}
         sidecars = sidecars_of(self.media)
         for ending in (s.ending for s in sidecars if isinstance(s.type, Image)):
@@ -424,7 +424,7 @@ class FolderScan:
                 self.ignored[kind_of_file(name)] += 1
 
     def read_metadata(self, labels: Asked | None) -> None:
-        """Read the metadata files beside images, of which a column may have the labels."""
+        """Read the metadata files beside images; a column of them may hold the labels."""
         if not self.metadata_files:
             if labels is not None:
                 raise UsageError(
@@ -445,17 +445,17 @@ class FolderScan:
         self.take(joined)
 
     def take(self, joined: Joined) -> None:
-        """Keep the files that have the metadata which they need."""
+        """Keep only the files that have the metadata they need."""
         if len(joined.files) < len(self.files):
             self.files = self.files.select(joined.files)
         self.files.metadata = joined.metadata
         self.problems += joined.problems
         if joined.labelled:
-            self.labelled = False  # by folders
+            self.labelled = False  # by its folders
 
 
 def _odd_keys(folder: str, names: list[str]) -> dict[int, str]:
-    """The keys in a folder that are not simply the path without its suffix."""
+    """The keys in a folder that differ from the path without its suffix."""
     stems = [name[: name.rfind(".")] for name in names]
     if len(set(stems)) == len(stems) and not any("." in stem for stem in stems):
         return {}
@@ -469,9 +469,9 @@ def _odd_keys(folder: str, names: list[str]) -> dict[int, str]:
 def _sidecars_of(
     names: list[str], others: dict[str, DirEntry], sidecars: Sequence[Sidecar]
 ) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Per image its sidecars, as bits in the order of SIDECARS, their bytes, and their times.
+    """For each image: its sidecars, as bits in the order of SIDECARS, their total size, and times.
 
-    Of the times only a mixture is kept: it is for noticing that one has changed.
+    The times of an image's sidecars are combined into one number, just to detect changes.
     """
     bits = np.zeros(len(names), np.uint16)
     sizes = np.zeros(len(names), np.int64)

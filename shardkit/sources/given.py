@@ -1,7 +1,7 @@
-"""What a user gives as sources: paths, patterns and datasets, put into the sources that they are.
+"""Groups the paths, patterns and datasets that a user gives into sources.
 
-Several shards of one format, or several files of text, that follow one another are one source, as
-if a folder held them: so that a pattern means the same whether a shell expands it or not.
+Consecutive shards of one format, or consecutive text files, are one source, as if they were in one
+folder. So a pattern means the same whether the shell expands it or shardkit.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from shardkit.sources.text.names import parse_name
 from shardkit.splits import common_start
 
 One: TypeAlias = "str | os.PathLike[str] | Dataset"
-TEXTS, TABLES = "text", "tables"  # kinds of files of documents; that of shards is their format
+TEXTS, TABLES = "text", "tables"  # kinds of document files; the kind of a shard is its format
 
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """A source, with the name that its keys begin with where there are several."""
+    """A source, with the name that prefixes its keys if there are several sources."""
 
-    files: Sequence[Path] = ()  # a file or a folder; or several shards, or files of text
-    kind: str | None = None  # of several
+    files: Sequence[Path] = ()  # a file or folder, or several shards or text files
+    kind: str | None = None  # of several files
     dataset: Dataset | None = None
     name: str = ""
 
     @property
     def path(self) -> Path:
-        """For messages."""
+        """The path to name in messages."""
         return self.files[0] if self.dataset is None else self.dataset.place
 
 
@@ -52,29 +52,29 @@ def listed(source: object) -> list[One] | None:
     if not isinstance(source, list | tuple) or not source:
         return None
     kinds = (str, os.PathLike, Dataset)
-    if not isinstance(source[0], kinds):  # of millions of samples one is asked
+    if not isinstance(source[0], kinds):  # checking one of millions of samples is enough
         return None
     for number, one in enumerate(source):
         if not isinstance(one, kinds):
             raise UsageError(
-                "a list of sources holds something else",
-                found=f"{type(one).__name__} as number {number}",
-                expected="paths and datasets alone; or samples alone, as dicts",
-                fix="of samples in memory make a dataset: shardkit.Dataset.from_sequence(samples)",
+                "a list of sources has an item that is neither a path nor a dataset",
+                found=f"{type(one).__name__} as item {number}",
+                expected="only paths and datasets, or only samples, as dicts",
+                fix="make a dataset of samples in memory: shardkit.Dataset.from_sequence(samples)",
             )
     return list(source)
 
 
 def paths_of(source: object) -> list[Path]:
-    """The paths among what is given as sources, patterns as they are."""
+    """The paths among the given sources, with patterns not expanded."""
     found = listed(source) or []
     return [storage.source(one) for one in found if not isinstance(one, Dataset)]
 
 
 def gathered(sources: Sequence[One]) -> list[Given]:
-    """The sources of a list, in its order.
+    """Group a list of paths, patterns and datasets into sources, in the order of the list.
 
-    Raises UsageError for what is given twice, and for a pattern that names several kinds.
+    Raises UsageError for a source given twice, and for a pattern that matches several kinds.
     """
     if len(sources) == 1 and not isinstance(sources[0], Dataset):
         path = storage.source(sources[0])
@@ -100,7 +100,7 @@ def gathered(sources: Sequence[One]) -> list[Given]:
 
 
 def _kind(path: Path) -> str | None:
-    """The kind of a file that may be one of several; None for a folder, and for what is neither."""
+    """The kind of a shard or text file; None for a folder, and for any other file."""
     format, text = format_of(path), parse_name(path.name)
     if kind_by_name(path.name) is not None or (format is None and text is None):
         return None
@@ -113,7 +113,7 @@ def _kind(path: Path) -> str | None:
 
 
 def _together(one: Given, owners: Mapping[Path, Path | None]) -> object:
-    """What files that are one source have in common."""
+    """The grouping key: files with equal keys that follow one another are one source."""
     if one.kind is None:
         return one
     path = one.files[0]
@@ -125,7 +125,7 @@ def _joined(run: Sequence[Given]) -> Given:
         return replace(run[0], kind=None)
     files = [file for one in run for file in one.files]
     remote = [file for file in files if isinstance(file, RemotePath)]
-    if remote:  # through one client, which knows what was listed
+    if remote:  # share one client, which has cached the listing
         files = [RemotePath(remote[0].store, file.key) for file in remote]
     return Given(files, run[0].kind)
 
@@ -133,9 +133,9 @@ def _joined(run: Sequence[Given]) -> Given:
 def _mixed(pattern: Path, found: Sequence[Path], kinds: Sequence[str | None]) -> UsageError:
     such = {kind or "others": path for kind, path in zip(kinds, found, strict=True)}
     return UsageError(
-        "the pattern names what is of several kinds",
+        "the pattern matches files of several kinds",
         path=pattern,
-        expected="shards of one format, files of text, or folders",
+        expected="shards of one format, text files, or folders",
         found=", ".join(f"{kind} ({path.name})" for kind, path in such.items()),
         fix="give a pattern for each kind, such as folder/*.parquet; several sources may be given",
     )
@@ -145,14 +145,14 @@ def _mixed(pattern: Path, found: Sequence[Path], kinds: Sequence[str | None]) ->
 
 
 def _refuse_overlaps(given: Sequence[Given]) -> None:
-    """Raise UsageError where samples would come twice: one source is, or lies in, another."""
+    """Raise UsageError if a source equals another or is inside it: samples would repeat."""
     seen: dict[object, Path] = {}
     for one in given:
         for key, path in _identities(one):
             if key in seen:
                 raise UsageError(
                     "a source is given twice", path=path, found=f"also as {seen[key]}",
-                    fix="give it once: its samples would come twice",
+                    fix="give it only once: its samples would be duplicated",
                 )  # fmt: skip
             seen[key] = path
     for key, path in seen.items():
@@ -162,7 +162,7 @@ def _refuse_overlaps(given: Sequence[Given]) -> None:
                 "one source lies inside another",
                 path=path,
                 found=f"inside {above}",
-                fix="give one of them: the samples of the inner one would come twice",
+                fix="give one of them: the samples of the inner one would be duplicated",
             )
 
 
@@ -180,7 +180,7 @@ def _identities(one: Given) -> Iterator[tuple[object, Path]]:
 
 
 def _place(one: Given) -> Path:
-    """The path that a source has its name from: without suffixes, and numbers of several files."""
+    """The path a source is named after: without suffixes, or numbers of several files."""
     if one.dataset is not None:
         path = one.dataset.place
     elif len(one.files) == 1:
@@ -198,7 +198,7 @@ def _place(one: Given) -> Path:
 
 
 def _names(places: Sequence[Path]) -> list[str]:
-    """A name for each place: as much of the end of its path as tells all of them apart."""
+    """A name for each path: as many of its last components as make all names unique."""
     every = [storage.absolute(place).parts for place in places]
     parts = [[part for part in path if part.strip("/")] or ["dataset"] for path in every]
     for depth in range(1, max(map(len, parts)) + 1):

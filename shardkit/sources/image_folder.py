@@ -1,8 +1,8 @@
 """A folder of images as a source: `class/.../file`, or flat without labels.
 
-Order and labels are those of torchvision's ImageFolder (`datasets/folder.py`): classes by name,
-inside a class the folders by path, in a folder the files by name. Links to folders are followed.
-Next to an image `cat.jpg`, its sidecars become fields: `cat.txt` -> text, `cat.json` -> json,
+Order and labels match torchvision's ImageFolder (`datasets/folder.py`): classes by name, within a
+class the folders by path, within a folder the files by name. Links to folders are followed.
+The sidecars of an image `cat.jpg` become fields: `cat.txt` -> text, `cat.json` -> json,
 `cat.npy` -> npy, `cat_mask.png`, `cat_seg.png`, `cat_depth.png` -> mask, seg, depth; a
 `metadata.csv` or `metadata.jsonl` adds its columns.
 """
@@ -43,7 +43,7 @@ from shardkit.sources.packed_names import FEW
 
 
 class Sidecar(NamedTuple):
-    """A file beside an image that becomes a field: what its name ends with after the stem."""
+    """A file beside an image that becomes a field, found by its name: stem plus `ending`."""
 
     ending: str
     field: str
@@ -54,19 +54,19 @@ SIDECARS = (
     Sidecar(".txt", "text", Text()),
     Sidecar(".json", "json", Json()),
     Sidecar(".npy", "npy", Array()),
-    # As ADE20K has them, and as a TAR of WebDataset unpacks; all are names of masks.
+    # As in ADE20K, and as unpacked from WebDataset TAR files; all are mask names.
     *(Sidecar(f"_{name}.png", name, Image()) for name in ("mask", "seg", "depth")),
     *(Sidecar(f".{name}.png", f"{name}.png", Image()) for name in ("mask", "seg", "depth")),
 )
 
 
 def sidecars_of(media: Kind) -> tuple[Sidecar, ...]:
-    """The sidecars of a kind of files: masks, which are last, are for images."""
+    """The sidecars of a kind of media: masks, which come last, are for images only."""
     return tuple(s for s in SIDECARS if media is IMAGES or not isinstance(s.type, Image))
 
 
 class ImageFolder(FileSource["Files"]):
-    """Images under `root`."""
+    """The images below `root`."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class ImageFolder(FileSource["Files"]):
         return sample
 
     def _add_sidecars(self, sample: Sample, name: str, sidecars: int, planned: int) -> None:
-        """Read what lies beside the image. Its times are compared if all of it is read."""
+        """Read the sidecars of an image. Their times are compared if all of them are read."""
         stem, times, unread = name[: name.rindex(".")], 0, False
         for bit, sidecar in enumerate(SIDECARS):
             if sidecars >> bit & 1:
@@ -159,7 +159,7 @@ class ImageFolder(FileSource["Files"]):
             digest.update(os.fsencode(folder) + b"\0")
         files.hash_names(digest)
         bits = files.sidecars
-        if bits.max(initial=0) < 256:  # as bytes, as they once were: recipes have this hash
+        if bits.max(initial=0) < 256:  # as uint8: existing recipes contain this hash
             bits = computed(len(files), np.uint8, lambda p: files.sidecars[p].astype(np.uint8))
         for numbers in (files.folder_of, files.sizes, bits, files.sidecar_sizes):
             digest.update(np.ascontiguousarray(numbers).data)
@@ -174,7 +174,7 @@ class ImageFolder(FileSource["Files"]):
 
 @dataclass
 class Files(FileTable):
-    """The images, with what lies beside them."""
+    """The images, with their sidecars."""
 
     columns = (*FileTable.columns, "sidecars", "sidecar_sizes", "sidecar_times")
 
@@ -187,7 +187,7 @@ class Files(FileTable):
 
 
 def mixed_time(time: int, sidecar: int) -> int:
-    """The time of a sidecar, shifted by its number, so that one number stands for those of all."""
+    """The time of a sidecar, shifted by its number, to combine those of all into one number."""
     return time << sidecar & 2**63 - 1
 
 
@@ -196,11 +196,11 @@ def _array(data: bytes, path: FilePath) -> Any:
         return load_array(data)
     except ValueError as error:
         raise SampleError(
-            "the file is no array, or is damaged",
+            "the file is not an array, or is damaged",
             path=path,
-            expected="a whole .npy file of numbers; nothing is ever unpickled",
+            expected="a complete .npy file of numbers; pickled objects are never loaded",
             found=str(error),
-            fix="repair or remove it, or drop such samples with --on-error skip",
+            fix="repair or remove it, or skip such samples with --on-error skip",
         ) from error
 
 
@@ -221,5 +221,5 @@ def _value(data: bytes, path: FilePath, sidecar: Sidecar) -> Any:
             field=sidecar.field,
             expected=sidecar.type.python + (", UTF-8" if isinstance(sidecar.type, Text) else ""),
             found=str(error),
-            fix=f"repair it, convert without it: --drop {sidecar.field}, or --on-error skip",
+            fix=f"repair it, convert without it: --drop {sidecar.field}, or use --on-error skip",
         ) from error

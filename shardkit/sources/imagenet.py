@@ -1,8 +1,8 @@
-"""Labels of ImageNet's validation images, which lie in one folder: from the files that come along.
+"""Labels of ImageNet's validation images, which are all in one folder, from accompanying files.
 
-These are a table of the images (Tiny ImageNet's, Kaggle's, Caffe's), or the ground truth of the
-development kit: a number for each image, which `meta.mat` or `map_clsloc.txt` gives the class of.
-It is not the position of the class in the order of names.
+These are a table of the images (of Tiny ImageNet, Kaggle or Caffe), or the ground truth of the
+devkit: one number per image, which `meta.mat` or `map_clsloc.txt` maps to a class. This number is
+not the index of the class in alphabetical order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shardkit import storage
 from shardkit.errors import SourceError
 from shardkit.extras import extra
 
-DEVKIT = re.compile(r".*devkit.*", re.I)  # a folder: ILSVRC2012_devkit_t12
+DEVKIT = re.compile(r".*devkit.*", re.I)  # folder, such as ILSVRC2012_devkit_t12
 TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 EXPECTED = f"{TRUTH} of the devkit, Kaggle's LOC_val_solution.csv, or Caffe's val.txt beside it"
 _LISTS = ("val.txt", "val_list.txt", "val_map.txt")  # of Caffe, PaddlePaddle, CNTK
@@ -27,17 +27,17 @@ _MOST_BYTES = 64 << 20
 
 
 class Truth(NamedTuple):
-    """A file, and the names of the classes that it gives images, by their names without suffix."""
+    """A label file, and the class names in it by image name without suffix."""
 
     path: Path
     class_of: dict[str, str]
 
     def classes(self, names: Sequence[str], known: Collection[str]) -> list[str]:
-        """The class of each image. Raises SourceError for an image or a class that is unknown."""
+        """The class of each image. Raises SourceError for an unknown image or class."""
         stems = [_stem(name) for name in names]
         lacking = next((stem for stem in stems if stem not in self.class_of), None)
         if lacking is not None:
-            raise _bad(self.path, "does not name an image", found=lacking)
+            raise _bad(self.path, "lacks an image", found=lacking)
         found = [self.class_of[stem] for stem in stems]
         if others := sorted(set(found) - set(known)):
             raise _bad(self.path, "names a class that train does not have", found=others[0])
@@ -45,14 +45,14 @@ class Truth(NamedTuple):
 
 
 def is_validation(names: Sequence[str]) -> bool:
-    """Whether files are called like ImageNet's images of the validation."""
+    """Whether files are named like ImageNet's validation images."""
     return bool(names) and _NUMBER.fullmatch(_stem(names[0])) is not None
 
 
 def find_truth(root: Path, folder: Path, classes: Sequence[str]) -> Truth | None:
-    """The labels of the images in the folder of a split, from a file in or beside it.
+    """The labels of the images in a split's `folder`, from a file in or beside it.
 
-    `classes` are those of train. Raises SourceError for a file that cannot be understood.
+    `classes` are those of train. Raises SourceError for an invalid file.
     """
     for place in _places(root, folder):
         if (path := place / "val_annotations.txt").is_file():
@@ -61,7 +61,7 @@ def find_truth(root: Path, folder: Path, classes: Sequence[str]) -> Truth | None
             return _of_rows(path, (line.replace(",", " ").split() for line in _lines(path)[1:]))
         for path in (place / name for name in _LISTS if (place / name).is_file()):
             rows = [row for row in map(str.split, _lines(path)) if row]
-            if rows and "." in rows[0][0]:  # else the names of all, numbered, which Kaggle has
+            if rows and "." in rows[0][0]:  # else Kaggle's numbered list of names without labels
                 return _of_list(path, rows, _synsets(place) or sorted(classes))
         if (path := place / TRUTH).is_file():
             names = _names_by_id(place)
@@ -74,7 +74,7 @@ def find_truth(root: Path, folder: Path, classes: Sequence[str]) -> Truth | None
 def _places(root: Path, folder: Path) -> Iterator[Path]:
     yield from (folder, root)
     above = [root]
-    if root.parts[-2:] == ("Data", "CLS-LOC"):  # as Kaggle has it
+    if root.parts[-2:] == ("Data", "CLS-LOC"):  # layout of Kaggle
         above += [root.parents[1], root.parents[2]]
         yield from above[1:]
     for place in above:
@@ -83,21 +83,21 @@ def _places(root: Path, folder: Path) -> Iterator[Path]:
 
 
 def _of_list(path: Path, rows: Sequence[Sequence[str]], synsets: Sequence[str]) -> Truth:
-    """From rows of a name and the number of a class, or its name."""
+    """Build from rows of an image name and a class index or class name."""
     if all(row[1:] and row[1].isdecimal() for row in rows):
         if max(int(row[1]) for row in rows) >= len(synsets):
             raise _bad(
                 path,
-                "has a number of a class that there is not",
+                "has a class index that is out of range",
                 found=f"{max(int(row[1]) for row in rows)}, of {len(synsets)} classes",
-                expected=f"{' or '.join(_SYNSETS[:2])} beside it, with the names in their order",
+                expected=f"{' or '.join(_SYNSETS[:2])} beside it, with the names in index order",
             )
         rows = [[row[0], synsets[int(row[1])]] for row in rows]
     return _of_rows(path, iter(rows))
 
 
 def _of_rows(path: Path, rows: Iterator[Sequence[str]]) -> Truth:
-    """From rows of which the first two cells are an image and its class."""
+    """Build from rows whose first two cells are an image name and its class name."""
     class_of: dict[str, str] = {}
     for number, row in enumerate(rows, 1):
         if len(row) < 2 or not row[1]:
@@ -108,22 +108,22 @@ def _of_rows(path: Path, rows: Iterator[Sequence[str]]) -> Truth:
 
 
 def _synsets(place: Path) -> list[str]:
-    """The names of the classes in the order of their numbers, where a file has them."""
+    """The class names in index order, if a file lists them."""
     path = next((place / name for name in _SYNSETS if (place / name).is_file()), None)
     return [] if path is None else [line.split()[0] for line in _lines(path) if line.strip()]
 
 
 def _names_by_id(place: Path) -> dict[str, str]:
-    """The classes by their numbers in the ground truth."""
+    """The class names by their numbers in the ground truth."""
     if (path := place / "map_clsloc.txt").is_file():
         return {row[1]: row[0] for row in map(str.split, _lines(path)) if len(row) > 1}
     path = place / "meta.mat"
     if not path.is_file():
         raise SourceError(
-            "the ground truth has numbers of classes, and nothing tells which they are",
+            "the ground truth has class numbers, but no file maps them to class names",
             path=place / TRUTH,
-            expected="meta.mat or map_clsloc.txt beside it, as in the devkit's folder data",
-            fix="unpack all of the devkit",
+            expected="meta.mat or map_clsloc.txt beside it, as in the data folder of the devkit",
+            fix="unpack the complete devkit",
         )
     instead = ", or put the devkit's map_clsloc.txt beside it"
     with extra("imagenet", "reading the devkit's meta.mat", instead):
@@ -132,7 +132,7 @@ def _names_by_id(place: Path) -> dict[str, str]:
     try:
         synsets = loadmat(io.BytesIO(data), squeeze_me=True)["synsets"]
         return {str(one["ILSVRC2012_ID"]): str(one["WNID"]) for one in synsets}
-    except Exception as error:  # of whatever kind
+    except Exception as error:  # scipy raises many kinds
         raise _bad(path, "cannot be read", found=f"{type(error).__name__}: {error}") from error
 
 
@@ -154,9 +154,9 @@ def _stem(name: str) -> str:
 
 def _bad(path: Path, what: str, *, found: str, expected: str | None = None) -> SourceError:
     return SourceError(
-        f"the file with the labels of images {what}",
+        f"the file with the image labels {what}",
         path=path,
         found=found,
         expected=expected,
-        fix="correct it, or move it away and put the images into class folders",
+        fix="correct it, or move it elsewhere and put the images into class folders",
     )

@@ -1,8 +1,8 @@
-"""What img2dataset writes beside its images: a table and statistics for each part.
+"""Reads the files that img2dataset writes beside its images: a table and statistics per part.
 
-The table of a part has a row for each URL, failed ones too, and the columns that are in the JSON of
-each sample. Columns that are in the table alone (somebody added them, or removed the JSON) are
-joined to the samples by their keys.
+The table of a part has a row for each URL, including failed ones, with the same columns as the JSON
+of each sample. Columns that are only in the table (added later, or because the JSON was removed)
+are joined with the samples by key.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from shardkit.walk import scandir
 FAILED = "failed downloads of img2dataset"
 _STATS = re.compile(r"(\d+)_stats\.json")
 _KEY, _STATUS = "key", "status"
-_MOST_BYTES = 1 << 20  # of statistics, which have some counts
+_MOST_BYTES = 1 << 20  # maximum size of a statistics file
 
 
 def of_shards(root: Path, dataset: Dataset) -> Source:
-    """The samples of shards that others made, with what img2dataset tells of them, if it did."""
+    """The samples of shards without a manifest, with the tables of img2dataset if it wrote them."""
     source, parts = DatasetSource(dataset), _parts_in(root)
     if not parts:
         return source
@@ -59,7 +59,7 @@ def of_shards(root: Path, dataset: Dataset) -> Source:
 
 
 def of_files(root: Path, source: Source) -> Source:
-    """The same for loose files in folders that are called after the parts."""
+    """The same for loose files in folders named after the parts."""
     parts = _parts_in(root)
     if not parts:
         return source
@@ -70,7 +70,7 @@ def of_files(root: Path, source: Source) -> Source:
 
 
 def _parts_in(root: Path) -> list[str]:
-    """The names of the parts in a folder that img2dataset wrote: those with statistics."""
+    """The names of the parts that img2dataset wrote to a folder: those with statistics."""
     if not root.is_dir():
         return []
     with storage.explained("list", root), scandir(root) as entries:
@@ -80,7 +80,7 @@ def _parts_in(root: Path) -> list[str]:
 def _with_tables(
     root: Path, parts: Sequence[str], source: Source, keys: Callable[[], Sequence[str]]
 ) -> Source:
-    """A source with the columns that only the tables have; failed downloads are counted."""
+    """A source with the columns that only the tables have; counts failed downloads."""
     failed = sum(_failed(root / f"{part}_stats.json") for part in parts)
     if failed:
         source.ignored[FAILED] = failed
@@ -93,27 +93,27 @@ def _with_tables(
         table.read(path, _KEY, only=new)
     (joined,) = join(table, [("", _Keys(keys()))])  # type: ignore[list-item]
     found = WithColumns(source, joined.metadata)
-    found.notes = (*found.notes, f"columns of the tables beside the images: {', '.join(new)}")
+    found.notes = (*found.notes, f"columns from the tables beside the images: {', '.join(new)}")
     return found
 
 
 def _failed(path: Path) -> int:
-    """How many URLs of a part gave no image."""
+    """The number of failed downloads of a part."""
     try:
         stats = json.loads(storage.read(path, _MOST_BYTES))
         return max(int(stats["count"]) - int(stats["successes"]), 0)
-    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):  # of another tool
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):  # by another tool
         return 0
 
 
 def _new_columns(path: Path, source: Source) -> list[str]:
-    """The columns of a table that neither the fields of a source nor their JSON have."""
+    """The columns of a table that are neither fields of a source nor in its JSON."""
     known = {_KEY, *source.schema}
     try:
         text = source[0].get("json")
         known |= json.loads(text).keys() if isinstance(text, str) else set()
     except (ShardkitError, ValueError, AttributeError, RecursionError):
-        pass  # the conversion will meet it again, and say so
+        pass  # the conversion will meet and report the error
     with extra("arrow", f"reading {path.name}"):
         reader = get_format("parquet").open(path)
     try:
@@ -124,7 +124,7 @@ def _new_columns(path: Path, source: Source) -> list[str]:
 
 @dataclass(frozen=True)
 class _Keys:
-    """Keys where a join expects files."""
+    """Adapts keys to `join`, which expects files."""
 
     keys: Sequence[str]
 
@@ -138,7 +138,7 @@ class _Keys:
 
 
 class WithColumns(Around):
-    """A source with the columns of a table beside it."""
+    """A source with additional columns from a table."""
 
     def __init__(self, source: Source, metadata: Metadata) -> None:
         super().__init__()

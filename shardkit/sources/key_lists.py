@@ -1,4 +1,4 @@
-"""Lists of the keys of samples: of those to choose (`--keys`), or of each split."""
+"""Key lists: the samples to select (`--keys`), or the samples of each split."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from shardkit.sources.base import Source
 
 @dataclass(frozen=True)
 class KeyList:
-    """Some keys, by their hashes, which are sorted; and as text in that order, where known."""
+    """A set of keys: their sorted hashes, and, where known, the keys in the same order."""
 
     hashes: npt.NDArray[np.uint64]
     keys: Sequence[str] = field(default=(), repr=False)
 
     @classmethod
     def of(cls, keys: Iterable[str], path: object = None) -> KeyList:
-        """Raises SourceError where there is none, or one comes twice."""
+        """Raises SourceError for an empty list, or one with duplicates."""
         every = list(keys)
         hashes = np.array([key_hash(key) for key in every], np.uint64)
         order = np.argsort(hashes, kind="stable")
@@ -35,11 +35,11 @@ class KeyList:
         again = np.flatnonzero(found.hashes[1:] == found.hashes[:-1]) + 1
         if len(again):
             raise SourceError(
-                "the list of keys has a key more than once",
+                "the list of keys has duplicates",
                 path=path,
                 key=found.keys[again[0]],
-                found=f"{len(again):,} such lines",
-                fix="name each sample once",
+                found=f"{len(again):,} duplicate keys",
+                fix="list each key once",
             )
         if not every:
             raise SourceError("the list of keys is empty", path=path, expected="a key on each line")
@@ -50,15 +50,15 @@ class KeyList:
         return at < len(self.hashes) and self.hashes[at] == wanted
 
     def entry(self) -> KeysEntry:
-        """For a recipe."""
+        """The entry of a recipe."""
         digest = xxhash.xxh3_128_hexdigest(self.hashes.astype("<u8").tobytes())
         return {"count": len(self.hashes), "digest": digest}
 
 
 def key_lists(options: ConvertOptions) -> dict[str, KeyList]:
-    """The lists that options name: by split, or as "" those to choose.
+    """The key lists in the options, by split; under "" the one of `--keys`.
 
-    Raises UsageError where two splits have a key in common, and what `KeyList.of` raises.
+    Raises UsageError if two splits have a key in common, and the errors of `KeyList.of`.
     """
     lists = {name: _read(path) for name, path in split_files(options.split).items()}
     if options.keys is not None:
@@ -72,7 +72,7 @@ def key_lists(options: ConvertOptions) -> dict[str, KeyList]:
                     f"the splits {other} and {name} have samples in common",
                     key=lists[name].keys[int(both.argmax())],
                     found=f"{int(both.sum()):,} keys that are in both lists",
-                    fix="name each sample in one list",
+                    fix="list each sample for one split only",
                 )
     return lists
 
@@ -89,7 +89,7 @@ def _read(keys: str | os.PathLike[str] | Sequence[str]) -> KeyList:
 
 
 def check_found(lists: Iterable[KeyList], sources: Iterable[Source]) -> None:
-    """Raise SourceError for keys that no sample has."""
+    """Raise SourceError for listed keys that no sample has."""
     keys = [key for source in sources for key in source.all_keys()]
     there = np.array([key_hash(key) for key in keys], np.uint64)
     for wanted in lists:
@@ -97,8 +97,8 @@ def check_found(lists: Iterable[KeyList], sources: Iterable[Source]) -> None:
         if len(lacking):
             first = min(wanted.keys[n] for n in lacking.tolist())
             raise SourceError(
-                "there are keys in the list that no sample has",
+                "the list has keys that no sample has",
                 found=f"{len(lacking):,} of {len(wanted.hashes):,} keys, such as {first!r}",
                 expected="keys of the source, such as " + ", ".join(map(repr, keys[:2])),
-                fix="keys of files are paths without the suffix",
+                fix="correct the list; the key of a file is its path without the suffix",
             )

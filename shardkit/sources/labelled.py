@@ -1,4 +1,4 @@
-"""Datasets and sequences of which a field becomes the label."""
+"""Datasets and sequences with a label made from one of their fields."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shardkit.sources.labels import LABEL, Asked, Labels, find_labels
 
 
 class Labelled(Around):
-    """The samples of a source, whose labels are made of one of its fields."""
+    """The samples of a source, with a label made from one of its fields."""
 
     def __init__(self, whole: Source, labels: Labels) -> None:
         super().__init__()
@@ -77,9 +77,9 @@ class Labelled(Around):
 
 
 def labelled(sources: Mapping[str, Source], asked: Asked) -> dict[str, Source]:
-    """Sources, the splits of one, with labels of one table of classes.
+    """The splits of a source, with labels that share one list of classes.
 
-    Raises UsageError where they have no such field, or one that is none of labels.
+    Raises UsageError if the field does not exist or cannot hold labels.
     """
     first = next(iter(sources.values()))
     for source in sources.values():
@@ -91,23 +91,23 @@ def labelled(sources: Mapping[str, Source], asked: Asked) -> dict[str, Source]:
     if names is not None:
         if asked.classes not in (None, names):
             raise UsageError(
-                f"the classes of {asked.column!r} have names already",
+                f"the classes of {asked.column!r} already have names",
                 found=", ".join(names[:5]),
-                fix="leave --classes away",
+                fix="omit --classes",
             )
         asked = replace(asked, classes=names)
     labels = find_labels(asked, kind, lambda: _values(sources, asked.column))
     for name, source in sources.items():
         if type(source.schema[asked.column]) is not type(kind):
             raise UsageError(
-                f"the column {asked.column!r} is of another type in another split",
+                f"the column {asked.column!r} has different types in different splits",
                 found=f"{source.schema[asked.column]} in {name}, {kind} in {next(iter(sources))}",
             )
     return {name: Labelled(source, labels) for name, source in sources.items()}
 
 
 def _values(sources: Mapping[str, Source], column: str) -> Iterator[Any]:
-    """The values of a field in all samples that can be read."""
+    """The values of a field in all readable samples."""
     for source in sources.values():
         part = source.select(np.arange(len(source))).skimmed()
         part.narrow(Selection((column,)))

@@ -1,7 +1,7 @@
-"""Labels from a column: words become classes with names, lists of labels become arrays.
+"""Labels from a column: words become named classes, lists of labels become arrays.
 
-The field is called `label`, whatever the column is called. Whole numbers are labels as they are,
-and numbers with fractions are targets of a regression.
+The field is called `label`, whatever the name of the column. Integers are used as labels unchanged,
+and floats are regression targets.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_CLASSES = 100_000
 
 @dataclass(frozen=True)
 class Asked:
-    """Which column has the labels, and how they are written."""
+    """The column to take labels from, and how they are written in it."""
 
     column: str
     separator: str | None = None  # between the labels in a cell of text
@@ -37,13 +37,13 @@ class Asked:
             return None
         classes = recipe.classes
         if isinstance(classes, Mapping):
-            raise UsageError("class names by field are for sequences whose labels are numbers")
+            raise UsageError("class names by field are for sequences whose labels are integers")
         if classes is not None:
             check_names(classes)
         return cls(recipe.label_column, recipe.label_separator, classes)
 
     def refuse_unknown(self, columns: Iterable[str]) -> None:
-        """Raise UsageError where there is no such column, or where `label` is another one."""
+        """Raise UsageError if there is no such column, or if another column is called `label`."""
         columns = list(columns)
         if self.column not in columns:
             raise UsageError(
@@ -52,22 +52,22 @@ class Asked:
             )
         if self.column != LABEL and LABEL in columns:
             raise UsageError(
-                f"labels of the column {self.column!r} become the field {LABEL!r}, which is there"
-                " already",
+                f"labels of the column {self.column!r} become the field {LABEL!r}, which already"
+                " exists",
                 found=", ".join(columns),
-                fix=f"use --label-column {LABEL}, or give that column another name",
+                fix=f"use --label-column {LABEL}, or rename that column",
             )
 
 
 class Labels:
-    """Makes the label of a value of the column; raises SampleError for one that is none."""
+    """Converts a value of the column to a label; raises SampleError for an invalid value."""
 
     def __init__(self, asked: Asked, kind: FieldType, names: Sequence[str] | None) -> None:
         self.column = asked.column
         self.names = None if names is None else tuple(names)
         self._separator = asked.separator
         lists = asked.separator is not None or not isinstance(kind, Int | Float | Bool | Text)
-        # Labels are there for all samples: one without is an error.
+        # A sample without a label is an error, so the field is not optional.
         self.kind: FieldType = (
             _LISTS if lists else Int() if isinstance(kind, Text) else type(kind)()
         )
@@ -82,7 +82,7 @@ class Labels:
             raise SampleError(
                 "there is no label",
                 field=self.column,
-                fix="fill it in, or drop such samples with --on-error skip",
+                fix="fill it in, or skip such samples with --on-error skip",
             )
         if self.kind == _LISTS:
             return np.array([self._label(word) for word in words(value, self._separator)], np.int64)
@@ -94,7 +94,7 @@ class Labels:
             raise self._unknown(value) from None
 
     def of_words(self, values: Sequence[Any]) -> list[int] | None:
-        """The same for many words; None unless all of them are classes."""
+        """Convert many words; None unless all of them are class names."""
         if self.kind == _LISTS:
             return None
         found = [number for value in values if (number := self._number.get(value)) is not None]
@@ -106,7 +106,7 @@ class Labels:
             found = _whole(value)
         if type(found) is not int:
             raise self._unknown(value)
-        least = -1 if isinstance(self.kind, Int) else 0  # -1: of no class
+        least = -1 if isinstance(self.kind, Int) else 0  # -1: no class
         if self.names is not None and not least <= found < len(self.names):
             raise self._unknown(value)
         return found
@@ -115,47 +115,47 @@ class Labels:
         names = None
         if self.names is not None:
             some = ", ".join(map(repr, self.names[:5])) + ", ..." * (len(self.names) > 5)
-            names = f"one of {len(self.names):,} classes: {some}, or the number of one"
+            names = f"one of {len(self.names):,} classes: {some}, or the number of a class"
         return SampleError(
-            "the label is of no class",
+            "the label is not a known class",
             field=self.column,
             expected=names or self.kind.python,
             found=f"{value!r:.60}",
-            fix="repair it, add it to the list of --classes, or use --on-error skip",
+            fix="correct it, add it to the list of --classes, or use --on-error skip",
         )
 
 
 def words(value: Any, separator: str | None) -> list[Any]:
-    """The labels in a value: a list, or text with a separator."""
+    """Split a value with several labels: a list, or text with a separator."""
     if isinstance(value, str) and separator is not None:
         return [word for part in value.split(separator) if (word := part.strip())]
     if isinstance(value, np.ndarray):
         return list(value.tolist())
-    return value if isinstance(value, list) else [None]  # None is no label
+    return value if isinstance(value, list) else [None]  # None: an invalid label
 
 
 def find_labels(asked: Asked, kind: FieldType, values: Callable[[], Iterable[Any]]) -> Labels:
-    """The labels of a column of this type; `values` are gone through where words are to be found.
+    """The conversion of a column of type `kind` to labels; `values` are scanned for class names.
 
-    Raises UsageError for a column that has no labels.
+    Raises UsageError for a column that cannot hold labels.
     """
     if asked.separator is not None and not isinstance(kind, Text):
         raise UsageError(
-            f"the column {asked.column!r} is not text, so that no separator divides it",
+            f"the column {asked.column!r} is not text, so it cannot be split by a separator",
             found=kind.python,
-            fix="leave --label-separator away",
+            fix="omit --label-separator",
         )
     arrays = isinstance(kind, Array) and (kind.dtype or "")[1:2] in ("i", "u")
     if isinstance(kind, Float | Bool) and asked.classes is not None:
         raise UsageError(
-            f"the labels of {asked.column!r} are no classes",
+            f"the labels of {asked.column!r} are not classes",
             found=f"{kind.python} in every row",
-            fix="leave --classes away: they are stored as they are",
+            fix="omit --classes: the values are stored unchanged",
         )
     if not (arrays or isinstance(kind, Int | Float | Bool | Text | Json)):
         raise UsageError(
-            f"the column {asked.column!r} has no labels",
-            expected="words, numbers, or lists of one of them",
+            f"the column {asked.column!r} cannot hold labels",
+            expected="words, numbers, or lists of words or integers",
             found=kind.python,
         )
     names = asked.classes
@@ -165,7 +165,7 @@ def find_labels(asked: Asked, kind: FieldType, values: Callable[[], Iterable[Any
 
 
 def _found(asked: Asked, values: Iterable[Any], *, lists: bool) -> tuple[str, ...] | None:
-    """The words of all values, by name, after the classes that are known; None for numbers."""
+    """The words of all values, sorted, as class names; None if the values are integers."""
     found: dict[str, None] = {}
     numbers = False
     for value in values:
@@ -180,7 +180,7 @@ def _found(asked: Asked, values: Iterable[Any], *, lists: bool) -> tuple[str, ..
                 f"the column {asked.column!r} has over {_MOST_CLASSES:,} different values, too many"
                 " for classes",
                 found=f"such as {next(iter(found))!r:.60}",
-                fix="name the column of the labels with --label-column",
+                fix="name the column that holds the labels with --label-column",
             )
     if numbers and found:
         raise SourceError(
@@ -200,7 +200,7 @@ def _whole(word: Any) -> int | None:
 
 
 def check_names(classes: Sequence[str]) -> None:
-    """Raise UsageError for a list of classes that names one twice."""
+    """Raise UsageError for a list of classes with a duplicate."""
     if len(set(classes)) != len(classes):
         twice = next(name for name, count in Counter(classes).items() if count > 1)
-        raise UsageError("the list of classes names one twice", found=repr(twice))
+        raise UsageError("the list of classes has a duplicate", found=repr(twice))

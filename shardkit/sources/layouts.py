@@ -1,7 +1,7 @@
-"""Folders of images that are no folders of classes: COCO, VOC, YOLO, splits under other names.
+"""Detects image folders that are not class folders: COCO, VOC, YOLO, splits with other names.
 
-Their labels are in files that are not read yet. Taking their folders for classes would give wrong
-labels without any sign of it, so each is refused with the folder to give instead.
+Their labels are in files that are not read yet. Treating such folders as classes would silently
+give wrong labels, so they are refused, and the error names the folder to give instead.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 from shardkit.errors import UsageError
 from shardkit.splits import kind_of_split, mixed_splits, several_subsets
 
-# What the folders of such datasets are called, in lower case: where images are, and what describes
-# them (boxes, masks, lists).
+# Names of the folders of such datasets, in lower case: those with images, and those with
+# annotations (boxes, masks, lists).
 IMAGES = {
     *("images", "image", "imgs", "img", "jpegimages", "jpeg", "photos", "pictures", "rgb"),
     *("leftimg8bit", "input", "inputs"),
@@ -38,7 +38,7 @@ ANNOTATIONS = {
 
 
 class Tree:
-    """The folders of a root: which lie in which, and which hold images themselves or below."""
+    """The folder tree below a root, and which folders hold images themselves or further below."""
 
     def __init__(
         self,
@@ -47,9 +47,9 @@ class Tree:
         images: Sequence[str],
         what: str = "images",
     ) -> None:
-        """`below` has the names of the folders in each; `images` are those that hold any.
+        """`below` are the subfolder names of each folder; `images` the folders with images.
 
-        `what` these are, which may be audio files or videos.
+        `what` names the kind of the files, which may also be audio or video.
         """
         self.root = root
         self.what = what
@@ -59,16 +59,16 @@ class Tree:
         self._above = {"/".join(p[:n]) for p in parts for n in range(1, len(p) + 1)}
 
     def folders(self, folder: str = "") -> list[str]:
-        """The names of the folders in a folder."""
+        """The names of the subfolders of a folder."""
         return sorted(self._below.get(folder, ()))
 
     def filled(self, folder: str = "") -> list[str]:
-        """Of those, the ones that hold images, or folders that do."""
+        """The subfolders of a folder that hold images, at any depth."""
         prefix = f"{folder}/" if folder else ""
         return [name for name in self.folders(folder) if prefix + name in self._above]
 
     def has_own(self, folder: str) -> bool:
-        """Whether images lie in a folder itself."""
+        """Whether a folder holds images itself."""
         return folder in self.images
 
     def path(self, folder: str) -> Path:
@@ -76,13 +76,13 @@ class Tree:
 
 
 def refuse_annotations(tree: Tree) -> None:
-    """Raise UsageError where folders of images lie beside folders of annotations or masks."""
+    """Raise UsageError for image folders beside folders of annotations or masks."""
     for folder in ("", *tree.folders()):
         _refuse_annotations(tree, folder)
 
 
 def check_classes(tree: Tree) -> None:
-    """Raise UsageError where the only folder of a root is no class."""
+    """Raise UsageError if the only folder of a root is not a class."""
     classes = tree.filled()
     if len(classes) == 1 and not tree.has_own(classes[0]):
         raise _too_high(tree, classes[0])
@@ -90,12 +90,12 @@ def check_classes(tree: Tree) -> None:
         raise UsageError(
             f"the only folder with {tree.what} is called {classes[0]!r}, which is not a class",
             path=tree.root,
-            fix=f"give that folder, for {tree.what} without labels: {tree.path(classes[0])}",
+            fix=f"to convert {tree.what} without labels, give that folder: {tree.path(classes[0])}",
         )
 
 
 def check_splits(tree: Tree) -> None:
-    """Raise UsageError where folders seem to be splits, or each of them holds some."""
+    """Raise UsageError if folders seem to be splits, or if each of them holds splits."""
     subsets = [folder for folder in tree.filled() if len(_kinds(tree.filled(folder))) > 1]
     if len(subsets) > 1 and subsets == tree.filled():
         raise several_subsets(tree.root, subsets)
@@ -120,7 +120,7 @@ def _refuse_annotations(tree: Tree, folder: str) -> None:
         return
     others = {name.lower() for name in tree.filled(folder)} - ANNOTATIONS - holds
     if len(others) > len(holds) + len(tells):
-        return  # among many classes, one may be called mask or target
+        return  # one of many classes may be called mask or target
     kind = "a dataset with annotations or masks"
     if "jpegimages" in names:
         kind = "a dataset in the layout of Pascal VOC"
@@ -136,28 +136,28 @@ def _refuse_annotations(tree: Tree, folder: str) -> None:
         and name[len(prefix) :].partition("/")[0].lower() not in ANNOTATIONS
         and name != folder
     ]
-    way = f"; the images alone are in {tree.path(of_images[0])}" if of_images else ""
+    way = f", such as {tree.path(of_images[0])}" if of_images else ""
     raise UsageError(
         f"this is {kind}, whose annotations shardkit cannot read yet",
         path=tree.path(folder),
         found=", ".join(f"{name}/" for name in tree.folders(folder)[:6]),
-        expected="a folder for each class, or images alone",
-        fix=f"give a folder that holds images alone{way}; or, if these folders are classes, name"
+        expected="a folder for each class, or only images",
+        fix=f"give a folder that holds only images{way}; or, if these folders are classes, list"
         " them with --classes FILE",
     )
 
 
 def _too_high(tree: Tree, folder: str) -> UsageError:
-    """The error for a root whose only class would be the folder that holds the classes."""
+    """The error for a root whose only folder holds the class folders."""
     below = folder
     while not tree.has_own(below) and len(tree.filled(below)) == 1:
         below = f"{below}/{tree.filled(below)[0]}"
     names = tree.filled(below)
     classes = below if names else below.rpartition("/")[0]
     return UsageError(
-        f"all images lie in folders below {folder!r}, which would be the only class",
+        f"all images are in folders below {folder!r}, which would be the only class",
         path=tree.root,
         found=", ".join(f"{below}/{name}/" for name in names[:5]) or f"{below}/",
-        fix=f"give the folder that holds the classes, or the splits: {tree.path(classes)}; or name"
+        fix=f"give the folder that holds the classes, or the splits: {tree.path(classes)}; or list"
         " the classes with --classes FILE",
     )

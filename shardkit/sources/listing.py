@@ -1,10 +1,10 @@
-"""A listing of files as one file: what a part of a conversion found, and the others load.
+"""The stored listing of a source: written by one part of a conversion, loaded by the others.
 
 asked             16 bytes, a digest of the options that the source was listed with
-digest            16 bytes, xxh3-128 of all that follows
+digest            16 bytes, xxh3-128 of the rest of the file
 length            8 bytes, of the header
 header            JSON, a `_Header`
-columns           arrays one after the other, of little-endian numbers and of packed names
+columns           concatenated arrays of little-endian numbers and of packed names
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ if TYPE_CHECKING:
 
 _DIGEST = 16  # bytes
 _MOST_CLASSES = 1 << 32
-_MOST_BYTES = 1 << 50  # of a file
-_AT_ONCE = 64  # folders that a thread looks at
+_MOST_BYTES = 1 << 50  # maximum size of a file
+_AT_ONCE = 64  # folders that a thread checks at a time
 _BY_FILE: dict[str, np.dtype[Any]] = {
     name: getattr(Files(), name).dtype for name in ("folder_of", *Files.columns)
 }
-_PACKED = ("names", "folders", "odd_keys")  # lists of text, of which "" is the root itself
-# `odd` are the numbers of the files that have `odd_keys`; a label of -1 is none.
+_PACKED = ("names", "folders", "odd_keys")  # lists of strings; the folder "" is the root itself
+# `odd` are the numbers of the files with `odd_keys`; a label of -1 means no label.
 _TEXT: np.dtype[Any] = np.dtype(np.uint8)
 _NUMBER: np.dtype[Any] = np.dtype(np.int64)
 _DTYPES = {**_BY_FILE, **dict.fromkeys(_PACKED, _TEXT), "labels": _NUMBER, "odd": _NUMBER}
-# Of the source: its folders with files, and those above; and when an entry of each last changed.
+# The folders of the source that hold files, with their parents, and their modification times.
 _WATCHED = {"watched": _TEXT, "changed": _NUMBER}
 
 
@@ -61,24 +61,24 @@ class _Table:
 
     split: str
     root: str  # relative to the source, "" being the source itself
-    kind: str  # the field of the files themselves
+    kind: str  # the field name of the media files
     began: Count
     schema: dict[str, Any]
     class_names: dict[str, tuple[str, ...]]
     notes: tuple[str, ...]
     ignored: dict[str, Count]
-    counts: dict[str, Count]  # of the values in its columns
+    counts: dict[str, Count]  # lengths of its columns
 
 
 @dataclass(frozen=True)
 class _Header:
-    machine: str  # that inodes are of
+    machine: str  # hash of the machine that the inodes belong to
     counts: dict[str, Count]
     tables: tuple[_Table, ...]
 
 
 class Listing(NamedTuple):
-    """What `write` puts into a file of `size` bytes."""
+    """A listing, which `write` stores in a file of `size` bytes."""
 
     head: bytes
     columns: list[npt.NDArray[Any]]
@@ -89,10 +89,10 @@ class Listing(NamedTuple):
 
 
 def listing_of(sources: Mapping[str, Source | Stream], root: Path, machine: str) -> Listing | None:
-    """The listing of a folder at `root`, on a `machine`; None where others have to list as well.
+    """The listing of a folder at `root`, made on `machine`; None if it cannot be shared.
 
-    It is of files and nothing else: no metadata, no bad files, no samples that were chosen. Nor is
-    there one of a folder that was written to meanwhile.
+    Only plain files can be shared: no metadata, problems or filtered samples. A folder that was
+    modified while it was listed cannot be shared either.
     """
     tables: list[_Table] = []
     columns: list[npt.NDArray[Any]] = []
@@ -139,7 +139,7 @@ def _digest(machine: str) -> str:
 
 
 def _way_to(source: Source | Stream, root: Path) -> str | None:
-    """The path of files below the source; None where they are not all that there is to know."""
+    """The path from `root` to the files of a source; None if it has more than plain files."""
     if type(source) is not ImageFolder or not isinstance(source.root, str):
         return None
     if source.files.metadata is not None or source.problems or source.others or source.filtered:
@@ -165,7 +165,7 @@ def _columns(files: Files) -> dict[str, npt.NDArray[Any]]:
 
 
 def _changes(root: Path, folders: Sequence[str]) -> npt.NDArray[np.int64] | None:
-    """When each folder changed, in nanoseconds; None where one cannot be looked at."""
+    """The modification time of each folder, in nanoseconds; None if one is inaccessible."""
 
     def look(first: int) -> list[int]:
         some = folders[first : first + _AT_ONCE]
@@ -180,7 +180,7 @@ def _changes(root: Path, folders: Sequence[str]) -> npt.NDArray[np.int64] | None
 
 
 def write(listing: Listing, asked: bytes, path: Path) -> None:
-    """Make a file, synced, of what was listed with the options that `asked` is a digest of."""
+    """Write a listing to a file, and sync it; `asked` is a digest of the listing options."""
     head = len(listing.head).to_bytes(8, "little") + listing.head
     digest = xxhash.xxh3_128(head)
     for chunk in _chunks(listing.columns):
@@ -202,10 +202,10 @@ def _chunks(columns: Sequence[npt.NDArray[Any]]) -> Iterator[memoryview]:
 def read(
     path: Path, shown: Path, asked: bytes, root: Path, machine: str, selection: Selection
 ) -> dict[str, Source] | None:
-    """The sources in a file, `shown` in errors, whose names all lead to files below `root`.
+    """Read the sources in a file, named `shown` in errors; all names are inside `root`.
 
-    None where it was listed with other options, or where a folder has changed since: then it is to
-    be listed again. Raises DamagedError.
+    Returns None if it was listed with other options, or if a folder changed since: the source must
+    be listed again then. Raises DamagedError.
     """
     try:
         with (
@@ -221,7 +221,7 @@ def read(
             reading.end()
         folders = [*_names(about["watched"])]
         if not all(map(_is_inside, folders)) or len(folders) != len(about["changed"]):
-            raise ValueError("there are names that cannot be")
+            raise ValueError("it has invalid names")
         made = {
             table.split: _source(table, found, root)
             for table, found in zip(header.tables, columns, strict=True)
@@ -240,7 +240,7 @@ def read(
 
 
 class _Reading:
-    """A file that is read from its beginning to its end, in no more memory than it has bytes."""
+    """Reads a file sequentially, never allocating more memory than the file has bytes."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -254,7 +254,7 @@ class _Reading:
     def _read(self, length: int) -> bytes:
         data = self._file.read(length) if length <= self._left else b""
         if len(data) != length:
-            raise ValueError("it is cut")
+            raise ValueError("it is truncated")
         self._left -= length
         self._hash.update(data)
         return data
@@ -264,11 +264,11 @@ class _Reading:
     ) -> dict[str, npt.NDArray[Any]]:
         found = {}
         if dtypes.keys() != counts.keys():
-            raise ValueError("it has other columns")
+            raise ValueError("it has unexpected columns")
         for name, dtype in dtypes.items():
             growing, stored = Growing(dtype), dtype.newbyteorder("<")
             if counts[name] * dtype.itemsize > self._left:
-                raise ValueError("it is cut")
+                raise ValueError("it is truncated")
             for piece in pieces(counts[name]):
                 data = self._read((piece.stop - piece.start) * dtype.itemsize)
                 growing.extend(np.frombuffer(data, stored))
@@ -277,26 +277,26 @@ class _Reading:
 
     def end(self) -> None:
         if self._left or self._hash.digest() != self._digest:
-            raise ValueError("its digest is another one")
+            raise ValueError("its digest does not match")
 
 
 def _names(data: npt.NDArray[np.uint8]) -> Names:
     if len(data) and data[-1]:
-        raise ValueError("the last name has no end")
+        raise ValueError("the last name is not terminated")
     return Names.packed(data)
 
 
 def _source(table: _Table, columns: Columns, root: Path) -> ImageFolder:
-    """The source of a split; raises ValueError for what no listing can have found."""
+    """The source of a split; raises ValueError for values that no listing can contain."""
     kind = next((kind for kind in KINDS if kind.field == table.kind), None)
     schema = Schema.from_json(table.schema)
     if kind is None or not _is_inside(table.root) or not _is_of(schema, kind):
-        raise ValueError("it is of other fields, or of another folder")
+        raise ValueError("it has unexpected fields, or an invalid folder")
     names, folders, keys = (_names(columns[name]) for name in _PACKED)
     labels, odd = columns["labels"], columns["odd"]
     count = len(names)
     if any(len(columns[name]) != count for name in _BY_FILE) or len(odd) != len(keys):
-        raise ValueError("its columns are of different lengths")
+        raise ValueError("its columns have different lengths")
     classes = table.class_names.get("label", ())
     known = len(classes) if "label" in schema else _MOST_CLASSES
     if (
@@ -309,9 +309,9 @@ def _source(table: _Table, columns: Columns, root: Path) -> ImageFolder:
         or not _within(columns["sidecar_sizes"], 0, _MOST_BYTES)
         or not table.class_names.keys() <= {"label"} & schema.keys()
     ):
-        raise ValueError("there are numbers that cannot be")
+        raise ValueError("it has numbers out of range")
     if not all(map(_is_inside, folders)) or not _are_files(names):
-        raise ValueError("there are names that cannot be")
+        raise ValueError("it has invalid names")
     by_file: dict[str, Any] = {name: columns[name] for name in _BY_FILE}
     files = Files(
         folders=[*folders],
@@ -327,7 +327,7 @@ def _source(table: _Table, columns: Columns, root: Path) -> ImageFolder:
 
 
 def _is_of(schema: Schema, kind: Kind) -> bool:
-    """Whether all fields are some that a folder of such files has."""
+    """Whether all fields are ones that a folder of such files can have."""
     types = {side.field: type(side.type) for side in SIDECARS}
     types |= {kind.field: kind.type, "label": Int}
     return all(type(value) is types.get(name) for name, value in schema.items())
@@ -338,7 +338,7 @@ def _within(values: npt.NDArray[Any], start: int, stop: int) -> bool:
 
 
 def _are_files(names: Names) -> bool:
-    """Whether each is the name of a file that a walk does not pass over: with a suffix, say."""
+    """Whether all are file names that a walk accepts: not hidden, with a suffix, no slashes."""
     for piece in pieces(len(names)):
         data, starts = names.slice(piece)
         first = data[starts]

@@ -1,8 +1,8 @@
-"""Tables that describe files: `metadata.csv` beside images, or the one of `--metadata`.
+"""Metadata tables that describe files: `metadata.csv` beside images, or that of `--metadata`.
 
-Each row names a file in one of its columns, relative to the table or to the source; the other
-columns become fields. A column is whole numbers, numbers or text, whichever is the narrowest that
-fits all; JSON and Parquet say themselves what their values are.
+One column names the file of each row, relative to the table or to the source; the others become
+fields. A CSV column has the narrowest type that fits all its values: integers, floats or text.
+JSON and Parquet values keep their types.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 FILES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 _NAME = "file_name"
-_MOST_PROBLEMS = 100_000  # that are listed one by one
+_MOST_PROBLEMS = 100_000  # maximum number that is reported one by one
 
 
 class Metadata:
-    """Columns of values, and for each file the number of its row (-1 for none)."""
+    """Columns of values, and the row number of each file (-1 if it has no row)."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Metadata:
         return int(np.count_nonzero(self._rows < 0))
 
     def row(self, file: int) -> dict[str, Any]:
-        """The fields of one file; those without a value are left out."""
+        """The fields of one file, without missing values."""
         row = int(self._rows[file])
         if row < 0:
             return {}
@@ -86,11 +86,11 @@ class Metadata:
 
 
 def add_columns(fields: dict[str, FieldType], metadata: Metadata | Annotations) -> None:
-    """Add the columns to the fields of a source. Raises SourceError for one that is there."""
+    """Add the columns to the fields of a source. Raises SourceError for a name that is taken."""
     for name, kind in metadata.schema.items():
         if name in fields:
             raise SourceError(
-                f"the metadata have a column {name!r}, which is the name of another field",
+                f"the metadata column {name!r} has the name of another field",
                 path=metadata.path,
                 found=", ".join(fields),
                 fix="rename the column",
@@ -100,11 +100,11 @@ def add_columns(fields: dict[str, FieldType], metadata: Metadata | Annotations) 
 
 @dataclass(frozen=True)
 class GivenTable:
-    """The table of `--metadata`, and how it names files."""
+    """The table given by `--metadata`, and how it names files."""
 
     path: Path
     column: str = _NAME
-    suffix: str = ""  # of the files, which the table leaves away
+    suffix: str = ""  # of the files, which the names in the table lack
     labels: Asked | None = None
 
     @classmethod
@@ -113,7 +113,7 @@ class GivenTable:
             return None
         path = storage.source(recipe.metadata)
         if not path.is_file():
-            raise UsageError("there is no such file for --metadata", path=path)
+            raise UsageError("the file given by --metadata does not exist", path=path)
         labels = Asked.of(recipe)
         return cls(path, recipe.file_column or _NAME, recipe.file_suffix or "", labels)
 
@@ -125,13 +125,13 @@ class GivenTable:
 
 @dataclass(frozen=True)
 class Labelling:
-    """Where the labels of documents come from; without any of these there are none."""
+    """Where the labels of documents come from; by default, documents have no labels."""
 
     given: GivenTable | None = None
     asked: Asked | None = None
-    classes: tuple[str, ...] | None = None  # that folders are
-    guess: bool = False  # whether folders may be classes though nothing names them
-    strict: bool = True  # whether a folder that is none of `classes` is an error
+    classes: tuple[str, ...] | None = None  # names of class folders
+    guess: bool = False  # whether folders may be classes without being named
+    strict: bool = True  # whether a folder that is not in `classes` is an error
 
     @classmethod
     def of(cls, recipe: Recipe, strict: bool) -> Labelling:
@@ -141,15 +141,15 @@ class Labelling:
         classes = recipe.classes
         if isinstance(classes, Mapping):
             classes = None
-        guess = classes is None and (strict or recipe.chooses)  # by a label, say, as at conversion
+        guess = classes is None and (strict or recipe.chooses)  # filters may need labels
         return cls(given, None, classes, guess, strict)
 
 
 class _Index:
-    """The numbers of paths, by their hashes: 16 bytes for each.
+    """Finds the numbers of paths by their hashes, with 16 bytes of memory for each.
 
-    Two paths of the same hash come once in 10^7 tables of a million: then one of them counts as
-    not there, which is an error.
+    One in about 10^7 tables of a million paths has two with the same hash: then one of the two
+    counts as missing, which is reported as an error.
     """
 
     def __init__(self, files: Sequence[tuple[str, FileTable]]) -> None:
@@ -169,7 +169,7 @@ class _Index:
         return f"{folder}/{table.relative(file)}" if folder else table.relative(file)
 
     def find(self, names: Column) -> npt.NDArray[np.int64]:
-        """The number of each path; -1 for those that are not there."""
+        """The number of each path; -1 for paths that do not exist."""
         if not len(self):
             return np.full(len(names), -1, np.int64)
         wanted = np.fromiter(map(_hash, names), np.uint64, len(names))
@@ -192,9 +192,9 @@ def _hash(path: str) -> int:
 
 
 class Joined(NamedTuple):
-    """The metadata of the files that are left, and why others are not."""
+    """The metadata of the files that are kept, and the errors of the others."""
 
-    labelled: bool  # whether a column was asked to be the label
+    labelled: bool  # whether labels come from a column
     metadata: Metadata
     files: npt.NDArray[np.int64]
     problems: list[ShardkitError]
@@ -207,10 +207,10 @@ def join(
     *,
     every: bool = False,
 ) -> list[Joined]:
-    """Find the rows of files, which lie in folders of the source, one for each split.
+    """Join a table with the files of each split, given with the split's folder in the source.
 
-    Rows that name no file are problems, and where `every` file needs a row, files without one; so
-    are files whose label is none. Raises SourceError for two rows of a file.
+    Problems are rows without a file, files without a valid label, and, if `every` file needs a
+    row, files without one. Raises SourceError for two rows of the same file.
     """
     index = _Index(files)
     numbers = index.find(table.names())
@@ -264,12 +264,12 @@ def join(
 
 
 def _gaps(column: Column, rows: npt.NDArray[np.int64]) -> bool:
-    """Whether some of the rows, of which -1 is none, have no value."""
+    """Whether the column lacks a value in some of the rows; -1 stands for no row."""
     return bool((rows < 0).any() or not column.present[rows].all())
 
 
 def _labelled(column: Column, labels: Labels) -> tuple[Column, dict[int, SampleError]]:
-    """The column as labels, and what is wrong with those of some rows."""
+    """Convert a column to labels; returns them, and the errors by row."""
     wrong: dict[int, SampleError] = {}
     parts, row = [Column.of(labels.kind, [])], 0
     for values in column.chunks():
@@ -297,8 +297,8 @@ def _refuse_twice(
         raise SourceError(
             f"{place(path, line)} names a file a second time",
             path=path,
-            found=f"{table.names()[row]} in {place(other, at)} too; {len(again):,} such rows",
-            fix="leave one row for each file; several labels of a file are a list in its row",
+            found=f"{table.names()[row]}, also in {place(other, at)}; {len(again):,} such rows",
+            fix="keep one row per file; write several labels of a file as a list in its row",
         )
 
 
@@ -309,8 +309,8 @@ def _no_match(table: Table, files: Sequence[tuple[str, FileTable]]) -> SourceErr
         path=table.path,
         expected=f"paths relative to the source, such as {such}",
         found=table.names()[0],
-        fix="name the column with --file-column, what names lack with --file-suffix .jpg, or give"
-        " the folder that the names are relative to",
+        fix="name the column with --file-column, add a missing suffix with --file-suffix .jpg, or"
+        " give the folder that the names are relative to",
     )
 
 
@@ -318,21 +318,17 @@ def _without_file(table: Table, numbers: npt.NDArray[np.int64]) -> list[Shardkit
     rows = np.flatnonzero(numbers < 0).tolist()
     names = table.names()
     if len(rows) > _MOST_PROBLEMS:
-        raise _too_many(
-            table, f"rows name files that are not there, such as {names[rows[0]]}", rows
-        )
+        raise _too_many(table, f"rows name files that do not exist, such as {names[rows[0]]}", rows)
     found: list[ShardkitError] = []
-    count = (
-        f"; {int((numbers < 0).sum()):,} of {len(table):,} rows are such" if len(rows) > 1 else ""
-    )
+    count = f"; {int((numbers < 0).sum()):,} of {len(table):,} rows do so" if len(rows) > 1 else ""
     for row in rows:
         path, line = table.where(row)
         found.append(
             SampleError(
-                f"{place(path, line)} names a file that is not there",
+                f"{place(path, line)} names a file that does not exist",
                 path=path,
                 found=names[row] + count,
-                expected="a path relative to the metadata file, or with --metadata to the source",
+                expected="a path relative to the metadata file, or, with --metadata, to the source",
                 fix="restore the file or remove the row, or use --on-error skip",
             )
         )
@@ -351,7 +347,7 @@ def _without_row(
             path=table.path,
             key=files.key(file),
             found=f"{files.relative(file)}; {len(lacking):,} of {total:,} files have none",
-            fix="add rows, give a folder of the files that have some, or use --on-error skip",
+            fix="add rows, give a folder of the files that have rows, or use --on-error skip",
         )
         for file in lacking.tolist()
     ]
@@ -362,7 +358,7 @@ def _too_many(table: Table, what: str, found: Sized) -> SourceError:
         f"{len(found):,} {what}",
         path=table.path,
         expected=f"at most {_MOST_PROBLEMS:,}, with --on-error skip",
-        fix="check --file-column and --file-suffix, or give the folder that the table is about",
+        fix="check --file-column and --file-suffix, or give the folder that the table describes",
     )
 
 

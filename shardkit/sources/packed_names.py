@@ -1,4 +1,4 @@
-"""Names of files in one piece, as the file system has them, each with a zero byte at its end."""
+"""File names in one buffer, encoded as in the file system, each terminated by a zero byte."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from shardkit.errors import SourceError
 from shardkit.mapped import Growing, pieces
 from shardkit.sources.base import Indices
 
-_DECODED = 4096  # together
-FEW = 1 << 16  # files, such as those of a task, whose names and numbers are Python's objects
+_DECODED = 4096  # names that are decoded at a time
+FEW = 1 << 16  # up to so many files, as in a task, have names and numbers as Python objects
 
 
 class Names(Sequence[str]):
-    """A list of names, which take 9 bytes each beside their own."""
+    """A list of names, with 9 bytes of overhead for each."""
 
     def __init__(self, data: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64]) -> None:
         self.data, self._ends = data, ends
@@ -31,14 +31,14 @@ class Names(Sequence[str]):
 
     @classmethod
     def packed(cls, data: npt.NDArray[np.uint8]) -> Names:
-        """The names in such a piece."""
+        """The names in a buffer of zero-terminated names."""
         ends = Growing(np.int64)
         for piece in pieces(len(data)):
             ends.extend(np.flatnonzero(data[piece] == 0) + (piece.start + 1))
         return cls(data, ends.array())
 
     def slice(self, piece: slice) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-        """Some names in one piece, and where each begins in it; at least one."""
+        """The buffer of some names, at least one, and the offset of each in it."""
         first, ends = int(self._start(piece.start)), self._ends[piece]
         starts = np.concatenate([[first], ends[:-1]]) - first
         return self.data[first : ends[-1]], starts
@@ -64,7 +64,7 @@ class Names(Sequence[str]):
         return Names, (self.data, self._ends)
 
     def take(self, indices: Indices) -> Names:
-        """These names, in this order."""
+        """Only these names, in this order."""
         if not len(indices):
             return Names.of([])
         first, last = int(indices[0]), int(indices[-1])
@@ -90,7 +90,7 @@ class Names(Sequence[str]):
 
 
 class GrowingNames:
-    """Names that are appended to."""
+    """A list of names that can be appended to."""
 
     def __init__(self) -> None:
         self._data, self._ends = Growing(np.uint8), Growing(np.int64)

@@ -1,4 +1,4 @@
-"""Samples that are requested over a network, many at a time, while they are read in order."""
+"""Prefetches samples over a network, with concurrent requests, while they are read in order."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from shardkit.sample import Sample
 if TYPE_CHECKING:
     from shardkit.sources.base import Source
 
-_AHEAD_BYTES = 64 << 20  # of samples that are requested, and not read yet
+_AHEAD_BYTES = 64 << 20  # of samples that were requested but not read yet
 
 
 class Requested:
-    """A source of which the samples that follow are requested while one is read.
+    """Wraps a source, and prefetches the next samples while one is read.
 
-    Any thread may read; each sample is read once, and about in order.
+    Thread-safe. Each sample can be read only once, roughly in order.
     """
 
     def __init__(self, source: Source, pool: ThreadPoolExecutor) -> None:
@@ -27,7 +27,7 @@ class Requested:
         self._sizes = source.sizes()
         self._futures: dict[int, Future[Sample]] = {}
         self._next = 0
-        self._bytes = 0  # of those that are requested
+        self._bytes = 0  # of requested samples
         self._changing = threading.Lock()
 
     def __getitem__(self, index: int) -> Sample:
@@ -47,7 +47,7 @@ class Requested:
 
 @contextmanager
 def requested(source: Source) -> Iterator[Source | Requested]:
-    """The source, to be read in order: by requests side by side, where they are made at all."""
+    """The source, to be read in order; prefetched if its samples are network requests."""
     if not source.requests:
         yield source
         return

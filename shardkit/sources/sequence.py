@@ -14,13 +14,13 @@ from shardkit.sample import Sample
 from shardkit.schema import ClassNames, FieldType, Schema, named_classes
 from shardkit.sources.base import Indices, Source
 
-_PROBES = 32  # samples that are read to guess the size of all
+_PROBES = 32  # samples that are read to estimate the size of all
 
 
 class SequenceSource(Source):
-    """Samples from `sequence[i]`: dicts, with a `__key__` or numbered where the first has none.
+    """Samples from `sequence[i]`, which are dicts. One without a `__key__` gets its number as key.
 
-    Without a `schema` the sequence's own (`sequence.schema`) or that of its first sample is taken.
+    Without `schema`, that of the sequence (`sequence.schema`) or of its first sample is used.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class SequenceSource(Source):
             raise SourceError("the sequence has no samples")
         self._sequence = sequence
         self._indices = np.arange(len(sequence)) if indices is None else indices
-        self._mean_size = size  # of a sample, once a few were read
+        self._mean_size = size  # bytes per sample, once a few were read
         if schema is None:
             own = getattr(sequence, "schema", None)
             schema = own if isinstance(own, Schema) else self._guess(self._at(0))
@@ -64,20 +64,20 @@ class SequenceSource(Source):
         return source
 
     def fingerprint(self) -> None:
-        return None  # nothing says whether a sequence is the same as in an earlier run
+        return None  # a sequence cannot be compared with that of an earlier run
 
     def name(self, index: int) -> str:
         return f"sample {self._indices[index]}"
 
     def _guess(self, first: Sample) -> Schema:
-        """The fields of the first sample; those of a type that none can hold are `others`."""
+        """The fields of the first sample; values of unsupported types become `others`."""
         fields: dict[str, FieldType] = {}
         others: dict[str, ShardkitError | None] = {}
         for name, value in first.items():
             try:
                 fields.update(guessed_schema({name: value}))
             except SampleError as error:
-                error.fix = f"convert without it: drop=[{name!r}], or make it one of these types"
+                error.fix = f"convert without it: drop=[{name!r}], or use one of these types"
                 others[name] = error
         self.others = others
         return Schema(fields)
@@ -87,13 +87,13 @@ class SequenceSource(Source):
             sample = self._sequence[number]
         except (ShardkitError, MemoryError):
             raise
-        except Exception as error:  # it is the user's code: whatever it raises is about this sample
+        except Exception as error:  # user code: any exception is an error of this sample
             raise SampleError(
                 f"the sequence raised {type(error).__name__}: {error}", position=number
             ) from error
         if not isinstance(sample, dict):
             raise SampleError(
-                "the sequence holds something that is not a sample",
+                "the sequence has an item that is not a sample",
                 position=number,
                 expected="a dict of fields, such as {'__key__': 'a', 'image': b'...', 'label': 3}",
                 found=type(sample).__name__,
@@ -112,7 +112,7 @@ class SequenceSource(Source):
         try:
             sample = self[index]
         except SampleError:
-            return 0  # the conversion will meet it again, and say so
+            return 0  # the conversion will meet and report the error
         return sum(_stored_size(value) for value in sample.values())
 
 

@@ -1,8 +1,8 @@
-"""What corpora of speech have beside their clips: transcripts, lists of splits, noise.
+"""Files of speech corpora beside the clips: transcripts, split lists, noise.
 
-LibriSpeech has `84-121123.trans.txt` in each folder, with lines of a clip's name and its text.
+LibriSpeech has `84-121123.trans.txt` in each folder, whose lines are a clip's name and its text.
 Speech Commands has `validation_list.txt` and `testing_list.txt`, which name clips, and a folder
-`_background_noise_` that is no word.
+`_background_noise_`, which is not a class.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _LISTS = {"val": "validation_list.txt", "test": "testing_list.txt"}
 
 
 def has_lists(names: Collection[str]) -> bool:
-    """Whether these files in a folder are the lists of Speech Commands."""
+    """Whether the files in a folder include the split lists of Speech Commands."""
     return set(_LISTS.values()) <= set(names)
 
 
 def read_transcripts(
     root: Path, files: Iterable[str], clips: FileTable, problems: list[ShardkitError]
 ) -> Metadata:
-    """The texts of clips, by the names that stand before them in files of their folders.
+    """Read the texts of clips from transcript files, whose lines are a clip's name and its text.
 
-    Clips that are not there are added to `problems`. Raises SourceError for a damaged file.
+    Missing clips are added to `problems`. Raises SourceError for a damaged file.
     """
     numbers = {clips.stem(number): number for number in range(len(clips))}
     rows, texts = np.full(len(clips), -1, np.int64), list[str]()
@@ -55,7 +55,7 @@ def read_transcripts(
 
 
 def listed_splits(root: Path, source: ImageFolder) -> dict[str, ImageFolder]:
-    """The clips of each list, and those of none as `train`. Raises UsageError for one in both."""
+    """Split the clips by list; the rest is `train`. Raises UsageError for a clip in both lists."""
     numbers = {source.name(number): number for number in range(len(source))}
     split_of = np.zeros(len(source), np.int8)
     problems: list[ShardkitError] = []
@@ -64,7 +64,7 @@ def listed_splits(root: Path, source: ImageFolder) -> dict[str, ImageFolder]:
             if name not in numbers:
                 problems.append(_no_clip(root / file, name))
             elif split_of[numbers[name]] not in (0, number):
-                raise UsageError("two lists of splits name one file", path=root, found=name)
+                raise UsageError("two split lists name the same file", path=root, found=name)
             else:
                 split_of[numbers[name]] = number
     found = {}
@@ -72,7 +72,7 @@ def listed_splits(root: Path, source: ImageFolder) -> dict[str, ImageFolder]:
         if (split_of == number).any():
             found[split] = source.select(np.flatnonzero(split_of == number))
     first = next(iter(found.values()))
-    words = f"the splits are those of {' and '.join(_LISTS.values())}"
+    words = f"the splits come from {' and '.join(_LISTS.values())}"
     first.notes, first.problems = (*source.notes, words), (*source.problems, *problems)
     first.ignored = dict(Counter(source.ignored) - Counter({".txt file": len(_LISTS)}))
     return found
@@ -82,15 +82,15 @@ def _lines(path: Path) -> Sequence[str]:
     try:
         return [line.strip() for line in storage.read(path).decode("utf-8-sig").split("\n")]
     except UnicodeDecodeError as error:
-        fix = "save it as UTF-8, or move it away"
-        what = "the file is not UTF-8"
+        fix = "save it as UTF-8, or move it elsewhere"
+        what = "the file is not valid UTF-8"
         raise SourceError(what, path=path, offset=error.start, fix=fix) from error
 
 
 def _no_clip(path: Path, name: str) -> SampleError:
     return SampleError(
-        "a clip that is named is not there",
+        "a listed clip does not exist",
         path=path,
         found=name,
-        fix="restore it or remove the line, or use --on-error skip",
+        fix="restore it or remove its line, or use --on-error skip",
     )

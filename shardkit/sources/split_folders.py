@@ -1,4 +1,4 @@
-"""Which folders of a root, or below it, are splits of images: `train/`, `val2017/`, `seg_test/`."""
+"""Finds the split folders of images in or below a root: `train/`, `val2017/`, `seg_test/`."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from shardkit.sources.metadata import FILES as METADATA_FILES
 from shardkit.splits import KINDS, beside_splits, refuse_synonyms, word_of_split
 from shardkit.walk import is_folder, kind_of_file, passed_over, scandir
 
-_SHOWN = 5  # files of millions
-_DEEP = 8  # folders with nothing but a folder in them
+_SHOWN = 5  # files to name in errors
+_DEEP = 8  # maximum number of nested folders that hold nothing but one folder
 
 
 @dataclass
 class SplitFolders:
-    """The folders of splits, by their names, in the order of an output."""
+    """The split folders by split name, in output order."""
 
-    root: Path  # that holds them: the one that is given, or a folder that is alone in it
+    root: Path  # the parent of the split folders: the given folder, or one nested in it
     folders: dict[str, str] = field(default_factory=dict)
-    ignored: Counter[str] = field(default_factory=Counter)  # what lies beside them
+    ignored: Counter[str] = field(default_factory=Counter)  # files beside them
     notes: tuple[str, ...] = ()
 
     @property
@@ -36,18 +36,18 @@ class SplitFolders:
 
 @dataclass
 class _Listed:
-    """What lies in a folder itself."""
+    """The direct contents of a folder."""
 
     folders: list[str] = field(default_factory=list)
-    data: list[str] = field(default_factory=list)  # the first images, or metadata of some
+    data: list[str] = field(default_factory=list)  # names of the first images or metadata files
     ignored: Counter[str] = field(default_factory=Counter)  # other files
 
 
 def find_split_folders(root: Path, media: Kind, without: str | None = None) -> SplitFolders:
-    """The splits of a folder of images, or other media; none where its folders are something else.
+    """The splits of a folder of images or other media; empty if its folders are not splits.
 
-    Where a folder has no more in it than another, that one is looked into, and a note says so.
-    Raises UsageError where splits lie beside something else, or two folders are one split.
+    If a folder holds nothing but one other folder, that one is searched instead, with a note.
+    Raises UsageError for splits beside other folders or images, and for two folders of one split.
     """
     found = _splits_in(root, listed := _list(root, media, without))
     if found.folders:
@@ -75,7 +75,7 @@ def _splits_in(root: Path, listed: _Listed) -> SplitFolders:
     others = [name for name in listed.folders if name not in of_splits]
     with_classes = any(_holds_classes(root / name) for name in of_splits)
     if not with_classes and (others or listed.data):
-        return SplitFolders(root)  # flat folders that are called so are classes among others
+        return SplitFolders(root)  # flat folders with such names are classes among others
     devkits = [name for name in others if DEVKIT.fullmatch(name)]
     beside = [f"{name}/" for name in others if name not in devkits] + listed.data
     if named and beside:
@@ -84,10 +84,10 @@ def _splits_in(root: Path, listed: _Listed) -> SplitFolders:
     for names in named.values():
         if len(names) > 1:
             raise UsageError(
-                f"two folders of one split: {'/ and '.join(names)}/",
+                f"two folders are the same split: {'/ and '.join(names)}/",
                 path=root,
-                fix="convert one of them at a time, move one away, or take all folders as classes"
-                " with --split none",
+                fix="convert one of them at a time, move one elsewhere, or treat all folders as"
+                " classes with --split none",
             )
     listed.ignored.update({"devkit folder": len(devkits)} if devkits else {})
     return SplitFolders(root, {split: named[split][0] for split in named}, listed.ignored)
@@ -112,7 +112,7 @@ def _list(folder: Path, media: Kind, without: str | None = None) -> _Listed:
 
 
 def _named(folders: Sequence[str]) -> dict[str, list[str]]:
-    """The folders that are called after splits: all alike but for the split and numbers."""
+    """The folders named after splits, whose names differ only in the split and in numbers."""
     alike: dict[str, dict[str, list[str]]] = {}
     for name in folders:
         if word := word_of_split(name):

@@ -1,7 +1,7 @@
-"""Some samples of a source: those of chosen classes and keys, that a condition holds for, or drawn.
+"""Subsets of a source, selected by class, by key, by a condition, or at random.
 
-Of a list of samples they are chosen while planning, from the fields alone that are asked for; of a
-stream, while it is read. What is left out is counted, not listed: the recipe says what is chosen.
+Samples of a `Source` are selected while planning, reading only the fields that are needed; those of
+a stream while it is read. Excluded samples are counted but not listed, as the recipe defines them.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from shardkit.where import Condition, condition, value_of
 
 
 def chance(key: str, seed: int, what: str) -> float:
-    """A number from 0 to 1 by key and seed, another one for each purpose."""
+    """A pseudorandom number in [0, 1] from key and seed, independent for each purpose `what`."""
     data = f"{what}\0{key}".encode("utf-8", "surrogateescape")
     return xxhash.xxh3_64_intdigest(data, seed) / 2**64
 
 
-# --- what is chosen -------------------------------------------------------------------------------
+# --- filters --------------------------------------------------------------------------------------
 
 
 class Filter(Protocol):
-    """Decides on samples by some of their fields. It is pickled for the tasks of a stream."""
+    """Selects samples by some of their fields. Pickled for the tasks of a stream."""
 
     @property
     def fields(self) -> tuple[str, ...]: ...
 
     def reason(self, sample: Sample) -> str:
-        """Why a sample is left out, in words that stand behind a number; "" if it is not."""
+        """Why a sample is excluded, worded to follow a number; "" if it is kept."""
 
 
 @dataclass(frozen=True)
 class OfClasses:
-    """Samples of some classes. One without a class is left out where classes are included."""
+    """Samples of some classes. Those without a class are kept if `unlabelled`."""
 
     label: str
-    numbers: Mapping[int, int]  # of the classes that stay: old -> new
+    numbers: Mapping[int, int]  # of the classes that are kept: old -> new
     unlabelled: bool
 
     @property
@@ -66,7 +66,7 @@ class OfClasses:
 
 @dataclass(frozen=True)
 class OfKeys:
-    """Samples that one of these lists names."""
+    """Samples whose key is in one of the lists."""
 
     lists: tuple[KeyList, ...]
     fields = ()
@@ -78,12 +78,12 @@ class OfKeys:
 
 @dataclass(frozen=True)
 class Where:
-    """Samples that a condition holds for."""
+    """Samples that satisfy a condition."""
 
     text: str
     schema: Schema
     class_names: Mapping[str, tuple[str, ...]]
-    part: int | None = None  # of its conjuncts only this one
+    part: int | None = None  # index of the only conjunct to test; None: all
 
     def __post_init__(self) -> None:
         found = condition(self.text, self.schema, self.class_names)
@@ -100,7 +100,7 @@ class Where:
         return self.condition.fields
 
     def parts(self) -> list[Where]:
-        """The same as conditions that all have to hold, each of which may need fewer fields."""
+        """One filter for each conjunct of the condition, as each may need fewer fields."""
         every = range(len(self.condition.conjuncts))
         return [Where(self.text, self.schema, self.class_names, n) for n in every] or [self]
 
@@ -116,7 +116,7 @@ class Where:
 
 @dataclass(frozen=True)
 class Drawn:
-    """About such a share of all samples, the same whatever samples are added."""
+    """A random share of all samples. Adding samples does not change the choice among the others."""
 
     share: float
     seed: int
@@ -127,11 +127,11 @@ class Drawn:
         return "" if drawn else "samples that --sample leaves out"
 
 
-# --- sources of what is chosen --------------------------------------------------------------------
+# --- sources of the selected samples --------------------------------------------------------------
 
 
 class _Chosen(Described):
-    """What a subset has of the whole source, with the classes that are left."""
+    """Base of subsets: the description of the whole source, with the remaining classes."""
 
     def __init__(self, whole: Source | Stream, classes: OfClasses | None) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ class Subset(_Chosen, Around):
         super().__init__(whole, classes)
         self.requests = whole.requests
         self._whole, self._indices = whole, indices
-        # Of the fields that a split is made by, the value of each sample.
+        # The value of each sample for the fields that samples are split by.
         self.values: dict[str, Sequence[Any]] = {}
 
     def __len__(self) -> int:
@@ -191,9 +191,9 @@ class Subset(_Chosen, Around):
 
 
 class SubsetStream(_Chosen, Stream):
-    """The documents of a whole stream that are chosen; the others are marked as left out.
+    """The documents of a stream, with those that are not selected marked as left out.
 
-    `also` are fields that are read only to choose by them.
+    `also` are fields that are read only for filtering.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class SubsetStream(_Chosen, Stream):
         return len(self._whole)
 
     def narrow(self, selection: Selection) -> None:
-        super().narrow(selection)  # not the whole: what is chosen by is read
+        super().narrow(selection)  # but not `_whole`, as filters need its other fields
 
     def sizes(self) -> Sizes:
         return self._whole.sizes()
@@ -253,10 +253,10 @@ def choose(
     lists: Mapping[str, KeyList],
     strict: bool = True,
 ) -> dict[str, Source | Stream]:
-    """Of each of the sources, the splits of one, the samples that a recipe asks for.
+    """Select the samples that a recipe asks for from each of `sources`, the splits of one source.
 
-    `lists` are the keys that the recipe tells of. Unless `strict`, classes may be unknown. Raises
-    UsageError where the options do not fit, SourceError where no sample is left.
+    `lists` are the key lists of the recipe. Unless `strict`, classes may be unknown. Raises
+    UsageError if options do not apply to the source, SourceError if no sample is left.
     """
     named = {*recipe.include_class, *recipe.exclude_class}
     divided = recipe.stratify or recipe.group
@@ -267,14 +267,14 @@ def choose(
     for source in sources.values():
         if isinstance(source, Stream) and recipe.dedup is not None:
             raise UsageError(
-                "documents of a long file are known only once they are read: they are not compared",
-                fix="convert them without --dedup first, and then that dataset with it",
+                "--dedup does not work for a stream of documents, which are known only once read",
+                fix="convert them without --dedup first, then convert that dataset with it",
             )
         if isinstance(source, Stream) and (lists or divided):
             raise UsageError(
-                "documents of a long file are known only once they are read: they are not divided"
-                " by keys, strata or groups",
-                fix="convert them without these options first, and then that dataset with them",
+                "key lists, strata and groups do not work for a stream of documents, which are"
+                " known only once read",
+                fix="convert them without these options first, then convert that dataset with them",
             )
     if lists and strict:
         check_found(lists.values(), [s for s in sources.values() if isinstance(s, Source)])
@@ -292,7 +292,7 @@ def nothing_left(left_out: Mapping[str, int]) -> SourceError:
     return SourceError(
         "no sample of the source is left",
         found=", ".join(reasons),
-        fix="choose others with --where, --include-class, --keys or --sample",
+        fix="change the selection by --where, --include-class, --keys or --sample",
     )
 
 
@@ -301,9 +301,9 @@ def _check_classes(named: set[str], sources: Mapping[str, Source | Stream]) -> N
     for name in sorted(named):
         if name not in known:
             raise UsageError(
-                f"there is no class {name!r}" if known else "the source has no names of classes",
+                f"there is no class {name!r}" if known else "the source has no class names",
                 expected=near(name, known) if known else None,
-                fix=None if known else "--where 'label == 3' chooses by numbers",
+                fix=None if known else "use --where 'label == 3' to select by number",
             )
 
 
@@ -325,7 +325,7 @@ def _chosen(
     left_out: Counter[str] = Counter()
     problems: list[ShardkitError] = []
     indices = np.arange(len(source))
-    for images in (False, True):  # which are read of those alone that are left
+    for images in (False, True):  # images are read only for the samples still selected
         some = [one for one in filters if _of_images(one, source.schema) == images]
         if some:
             indices = _filtered(source, indices, some, left_out, problems)
@@ -353,9 +353,9 @@ def _of_classes(source: Source | Stream, recipe: Recipe) -> OfClasses | None:
         return None
     if not isinstance(source.schema[source.label], Int):
         raise UsageError(
-            "samples have several classes each, so that none can be chosen alone",
+            "samples can have several classes, so they cannot be selected by a single one",
             field=source.label,
-            fix="choose by one of them: --where '\"NAME\" in FIELD'",
+            fix="select by one of them: --where '\"NAME\" in FIELD'",
         )
     names = enumerate(source.classes)
     stay = [n for n, name in names if (name in included if included else name not in excluded)]
@@ -370,7 +370,7 @@ def _of_images(one: Filter, schema: Schema) -> bool:
 def _read(
     source: Source, indices: Indices, fields: Iterable[str]
 ) -> Iterator[tuple[int, Document]]:
-    """Some samples with some fields alone; of images, as much as tells about them."""
+    """Read some samples with only some fields; images may be only their headers."""
     part = source.select(indices).skimmed()
     part.narrow(Selection(tuple(dict.fromkeys(fields)), partial=True))
     yield from zip(indices.tolist(), part.documents(), strict=True)
@@ -383,14 +383,14 @@ def _filtered(
     left_out: Counter[str],
     problems: list[ShardkitError],
 ) -> Indices:
-    """Those of the samples that all filters let pass."""
+    """The indices of the samples that pass all filters."""
     kept = []
     for index, document in _read(source, indices, (n for one in filters for n in one.fields)):
         try:
             if isinstance(document.sample, SampleError):
                 raise document.sample
             reason = next(filter(None, (one.reason(document.sample) for one in filters)), "")
-        except SampleError as error:  # it is not known whether it was asked for
+        except SampleError as error:  # unknown whether it would be selected
             problems.append(error.located(path=document.name))
             continue
         if reason:
@@ -401,22 +401,22 @@ def _filtered(
 
 
 def _values(source: Source, indices: Indices, name: str) -> list[Any]:
-    """A field's value in each of the samples, to divide them by; None where it is absent.
+    """The value of a field in each sample, to split by; None if it is missing.
 
-    Raises UsageError for values of other types than numbers, text, true and false.
+    Raises UsageError for values other than integers, text and booleans.
     """
     fields, get = value_of(name, source.schema, source.class_names)
     values: list[Any] = []
     for _, document in _read(source, indices, fields):
-        if isinstance(document.sample, SampleError):  # the conversion will meet it again
+        if isinstance(document.sample, SampleError):  # the conversion reports the error
             values.append(None)
             continue
         value = get(document.sample)
         if value is not None and not isinstance(value, int | str):
             raise UsageError(
-                f"samples cannot be divided by {name!r}",
+                f"samples cannot be split by {name!r}",
                 key=document.sample["__key__"],
-                expected="whole numbers, text, or true and false",
+                expected="integers, text, or true and false",
                 found=f"{type(value).__name__} {value!r:.60}",
             )
         values.append(value)

@@ -1,4 +1,4 @@
-"""Tables that name files: CSV, TSV, JSON Lines or Parquet, in columns of memory."""
+"""Tables that describe files: CSV, TSV, JSON Lines or Parquet, read into columns in memory."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _MAX_CELL = 1 << 28  # characters
 
 
 class _Rows(NamedTuple):
-    """Some rows of a table: their lines, and the values of each column."""
+    """Some rows of a table: their line numbers, and the values of each column."""
 
     lines: list[int]
     values: Mapping[str, Sequence[Any]]
 
 
 class Table:
-    """The rows of a few files in memory: which file each names, and their columns."""
+    """The rows of one or more table files in memory: the file each row names, and the columns."""
 
     def __init__(self) -> None:
         self._names: list[Column] = []  # paths relative to the source, as text
-        self._given: list[tuple[Path, int]] = []  # the tables, and the number of rows of each
+        self._given: list[tuple[Path, int]] = []  # each table file and its row count
         self._lines: list[npt.NDArray[np.int64]] = []
         self._columns: dict[str, Building] = {}
 
@@ -55,11 +55,10 @@ class Table:
         suffix: str = "",
         only: Collection[str] | None = None,
     ) -> None:
-        """Add the rows of a file, which name files relative to a folder in a column.
+        """Append the rows of the table at `path`, with all its columns or `only` these.
 
-        All its columns, or `only` these.
-
-        Raises SourceError for a damaged file, and for one without the column.
+        `column` names a file in each row, relative to `folder` and without `suffix`. Raises
+        SourceError for a damaged table, and for a table without that column.
         """
         before = count = len(self)
         for lines, values in _rows_of(path):
@@ -83,21 +82,21 @@ class Table:
 
     @property
     def path(self) -> Path:
-        """The table, or the first of them."""
+        """The table file, or the first one."""
         return self._given[0][0]
 
     def names(self) -> Column:
         return Column.joined(self._names or [Column.of(Text(), [])])
 
     def where(self, row: int) -> tuple[Path, int]:
-        """The file and the line of a row."""
+        """The table file and line number of a row."""
         self._lines = [np.concatenate(self._lines)]  # once
         ends = list(accumulate(count for _, count in self._given))
         file = int(np.searchsorted(ends, row, side="right"))
         return self._given[file][0], int(self._lines[0][row])
 
     def columns(self) -> tuple[dict[str, Column], dict[str, SourceError]]:
-        """The columns by name, and why others cannot be fields."""
+        """The columns by name, and an error for each column that cannot be a field."""
         found: dict[str, Column] = {}
         unusable: dict[str, SourceError] = {}
         for name, building in self._columns.items():
@@ -130,9 +129,9 @@ def _rows_of(path: Path) -> Iterator[_Rows]:
         return _parquet_rows(path)
     if name is None or name.form == "text":
         raise UsageError(
-            "metadata are a table, told by the name of its file",
+            "the metadata file is not a table in a supported format",
             path=path,
-            expected=".csv, .tsv, .jsonl, also compressed, or .parquet",
+            expected=".csv, .tsv or .jsonl, which may be compressed, or .parquet",
         )
     data = storage.read(path)
     if name.compression:
@@ -152,29 +151,29 @@ def _as_utf8(rows: Iterator[_Rows], data: bytes, path: Path) -> Iterator[_Rows]:
             data.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise SourceError(
-                "the metadata are not UTF-8",
+                "the metadata file is not valid UTF-8",
                 path=path,
                 offset=error.start,
                 found=error.reason,
-                fix="save the file as UTF-8, or convert without metadata: give it another name",
+                fix="save the file as UTF-8, or rename it to convert without metadata",
             ) from error
         raise
 
 
 def _csv_rows(text: io.TextIOWrapper, path: Path, form: str) -> Iterator[_Rows]:
-    csv.field_size_limit(max(csv.field_size_limit(), _MAX_CELL))  # of the whole process
+    csv.field_size_limit(max(csv.field_size_limit(), _MAX_CELL))  # a process-wide setting
     reader = csv.reader(text, delimiter=_DELIMITERS[form], strict=True)
     try:
         head = next(reader, [])
         if len(set(head)) != len(head):
-            raise _bad_line(1, "two columns have one name", path)
+            raise _bad_line(1, "two columns have the same name", path)
         rows: list[list[str]] = []
         lines: list[int] = []
         for cells in reader:
             if not cells:
                 continue
             if len(cells) != len(head):
-                words = f"it has {len(cells):,} cells, and the first line {len(head):,}"
+                words = f"it has {len(cells):,} cells, but the header has {len(head):,}"
                 raise _bad_line(reader.line_num, words, path)
             rows.append(cells)
             lines.append(reader.line_num)
@@ -183,11 +182,11 @@ def _csv_rows(text: io.TextIOWrapper, path: Path, form: str) -> Iterator[_Rows]:
                 rows, lines = [], []
         yield _of_cells(head, rows, lines)
     except csv.Error as error:
-        raise _bad_line(reader.line_num, f"it is not CSV: {error}", path) from error
+        raise _bad_line(reader.line_num, f"it is not valid CSV: {error}", path) from error
 
 
 def _of_cells(head: list[str], rows: list[list[str]], lines: list[int]) -> _Rows:
-    """Rows as columns, in which empty cells are missing."""
+    """Turn rows into columns; empty cells become missing values."""
     columns = zip(*rows, strict=True) if rows else [()] * len(head)
     return _Rows(
         lines, {n: [cell or None for cell in cells] for n, cells in zip(head, columns, strict=True)}
@@ -203,7 +202,7 @@ def _json_rows(text: io.TextIOWrapper, path: Path) -> Iterator[_Rows]:
         try:
             row = json.loads(entry)
         except (ValueError, RecursionError) as error:
-            raise _bad_line(line, f"it is not JSON: {error}", path) from error
+            raise _bad_line(line, f"it is not valid JSON: {error}", path) from error
         if not isinstance(row, dict):
             raise _bad_line(line, "it is not a JSON object", path, found=entry[:60])
         rows.append(row)
@@ -262,11 +261,11 @@ def _path(folder: str, name: str) -> str:
 
 
 def _no_column(path: Path, column: str, values: Mapping[str, Any]) -> SourceError:
-    fix = "name it with --file-column, beside --metadata FILE"
+    fix = "name the column with --file-column, together with --metadata FILE"
     head = next(iter(values), "") if len(values) == 1 else ""
     other = next((mark for mark in (";", "\t", "|") if mark in head), "")
     if other:
-        fix = f"they seem to be separated by {other!r}: save them with commas (.csv) or tabs (.tsv)"
+        fix = f"columns seem to be separated by {other!r}: use commas (.csv) or tabs (.tsv)"
     return SourceError(
         f"the metadata have no column {column!r} that names files",
         path=path,
@@ -283,13 +282,13 @@ def _not_stored(name: str, path: Path, error: Exception) -> SourceError:
             f"the column {name!r} of the metadata is of a type that no field can hold",
             path=path,
             found=str(error),
-            fix=f"{without}, or cast it where the table was made",
+            fix=f"{without}, or cast it to another type in the table",
         )
     return SourceError(
-        f"the column {name!r} of the metadata has numbers that JSON does not have",
+        f"the column {name!r} of the metadata has numbers that JSON cannot represent",
         path=path,
-        expected="no NaN or Infinity inside of lists and objects",
-        fix=f"{without}, or write null for them",
+        expected="no NaN or Infinity inside lists and objects",
+        fix=f"{without}, or replace them by null",
     )
 
 
@@ -306,5 +305,5 @@ def _bad_line(line: int, what: str, path: Path, found: str | None = None) -> Sou
         f"{place(path, line)} is damaged: {what}",
         path=path,
         found=found,
-        fix="repair it, or convert without metadata: give the file another name",
+        fix="repair it, or rename the file to convert without metadata",
     )

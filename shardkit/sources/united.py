@@ -1,7 +1,7 @@
-"""Several sources as one: their samples one source after the other, with one schema for all.
+"""Several sources as one: the samples of one source after the other, with a common schema.
 
-Keys, and what samples are called in lists of errors, begin with the name of their source, so that
-none comes twice. Classes of one name are one class: labels are numbered anew where that is needed.
+Keys, and the names of samples in error lists, are prefixed with the name of their source, which
+makes them unique. Classes of the same name are merged, and labels are renumbered where needed.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _Any: TypeAlias = "Source | Stream"
 
 @dataclass(frozen=True)
 class Member:
-    """One of the sources, with what is done to its samples."""
+    """One of the united sources, with the changes applied to its samples."""
 
     name: str
     source: _Any
-    numbers: Mapping[str, Sequence[int]]  # field -> by the number of a class there, that here
+    numbers: Mapping[str, Sequence[int]]  # field -> old class number -> new class number
     safe: bool  # whether keys are made safe
 
     def key(self, key: str) -> str:
@@ -53,7 +53,7 @@ class Member:
         return f"{self.name}/{key}"
 
     def own_key(self, key: str) -> str:
-        """The key in the source of a key here."""
+        """The key that a sample has in its source, from its key here."""
         own = key[len(self.key("")) :]
         return unquote(own) if self.safe and not self.source.safe_keys else own
 
@@ -61,7 +61,7 @@ class Member:
         return None if path is None else f"{self.name}/{path}"
 
     def sample(self, sample: Sample) -> Sample:
-        """A sample of the source with the key and the labels that it has here."""
+        """Replace key and labels of a sample of the source by those of the united source."""
         for field, numbers in self.numbers.items():
             if field in sample:
                 check_label(sample, field, self.source.class_names[field])
@@ -89,9 +89,9 @@ class Member:
 
 
 class _Several(Described):
-    """What united samples and united streams have in common."""
+    """Base class of `United` and `UnitedStream`."""
 
-    view = ""  # what tells a view of them from others
+    view = ""  # digest that distinguishes views of the same sources
 
     def __init__(self, members: Sequence[Member], schema: Schema) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class _Several(Described):
                     "no field of one of the sources would be stored",
                     found=member.name,
                     expected="some of " + ", ".join(self.schema),
-                    fix="leave that source away, or choose other fields",
+                    fix="omit that source, or select other fields",
                 )
         super().narrow(selection)
 
@@ -144,7 +144,7 @@ class _Several(Described):
         return np.cumsum([0, *(len(member.source) for member in self.members)])
 
     def _chosen(self, indices: Indices) -> tuple[list[Member], Indices]:
-        """The members with these samples alone, and where each sample is in those."""
+        """The members with only these samples, and the position of each sample in them."""
         starts = self._starts()
         member_of = np.searchsorted(starts, indices, side="right") - 1
         order = np.argsort(member_of, kind="stable")
@@ -159,13 +159,13 @@ class _Several(Described):
 
 
 class United(_Several, Source):
-    """Sources whose samples can be read in any order."""
+    """United sources whose samples can be read in any order."""
 
     def __init__(
         self, members: Sequence[Member], schema: Schema, indices: Indices | None = None
     ) -> None:
         super().__init__(members, schema)
-        self._indices = indices  # where each sample is among those of the members
+        self._indices = indices  # position of each sample in the members
         self._ends = self._starts()[1:].tolist()
 
     def __len__(self) -> int:
@@ -193,7 +193,7 @@ class United(_Several, Source):
         if self._indices is not None:
             indices = self._indices[indices]
         members, positions = self._chosen(indices)
-        order = compact(positions)  # which tells nothing where samples come in order
+        order = compact(positions)  # not needed if samples are in order
         natural = isinstance(order, range) and len(order) > 0 and order[0] == 0
         return United(members, self.schema, None if natural else positions)
 
@@ -227,9 +227,9 @@ class United(_Several, Source):
 
 
 class UnitedStream(_Several, Stream):
-    """Sources of which some, at least, can only be read from the beginnings of their ranges.
+    """United sources, at least one of which is a stream.
 
-    A sample of the others is a range by itself.
+    Each sample of a member that is not a stream counts as a range of its own.
     """
 
     def __init__(self, members: Sequence[Member], schema: Schema) -> None:
@@ -256,14 +256,14 @@ def _also(source: _Any) -> Collection[str]:
     return source.also if isinstance(source, Stream) else ()
 
 
-# --- what unites ---------------------------------------------------------------------------------
+# --- uniting -------------------------------------------------------------------------------------
 
 
 def unite(opened: Mapping[str, Mapping[str, _Any]], recipe: Recipe) -> dict[str, _Any]:
-    """The sources of all splits, of sources by their names and splits.
+    """Unite sources, given by name and split; returns the united source of each split.
 
-    Raises UsageError where only some have splits, and where tokens are of several tokenizers. What
-    differs in type, or in whether its classes have names, is among the `others` of the result.
+    Raises UsageError if only some have splits, or if their tokens come from different tokenizers.
+    Fields that differ in type, or in whether classes have names, are `others` of the result.
     """
     splits = _splits(opened)
     classes, errors = _classes(splits)
@@ -286,7 +286,7 @@ def unite(opened: Mapping[str, Mapping[str, _Any]], recipe: Recipe) -> dict[str,
 
 
 def view_of(united: Source, indices: range | Indices) -> United:
-    """Some of the samples of united ones, for a view of datasets that were concatenated."""
+    """The samples of a united source at `indices`, for a view of concatenated datasets."""
     assert isinstance(united, United)
     view = copy.copy(united)
     view.members, view._indices = united._chosen(array(indices))
@@ -295,7 +295,7 @@ def view_of(united: Source, indices: range | Indices) -> United:
 
 
 def _splits(opened: Mapping[str, Mapping[str, _Any]]) -> dict[str, dict[str, _Any]]:
-    """The sources of each split, by their names."""
+    """The sources of each split, by source name."""
     without = [name for name, splits in opened.items() if list(splits) == [""]]
     if without and len(without) < len(opened):
         others = next(name for name in opened if name not in without)
@@ -303,10 +303,10 @@ def _splits(opened: Mapping[str, Mapping[str, _Any]]) -> dict[str, dict[str, _An
             "sources with splits cannot be united with sources without",
             expected="splits in all sources, or in none",
             found=f"{', '.join(opened[others])} in {others}, none in {without[0]}",
-            fix="give one split of each, or take all together with --split none",
+            fix="give one split of each, or convert all as one dataset with --split none",
         )
     every = [[*splits] for splits in opened.values()]
-    # One source may say "val" and another "validation": unless one has both, they are the same.
+    # "val" in one source and "validation" in another are the same split, unless one has both.
     alike = all(len({KINDS.get(n, n) for n in names}) == len(names) for names in every)
     called: dict[str, str] = {}
     found: dict[str, dict[str, _Any]] = {}
@@ -320,7 +320,7 @@ def _splits(opened: Mapping[str, Mapping[str, _Any]]) -> dict[str, dict[str, _An
 def _classes(
     splits: Mapping[str, Mapping[str, _Any]],
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, ShardkitError]]:
-    """The names of the classes by field, the same in all splits; and why some have none."""
+    """The class names by field, the same for all splits; and the errors of conflicting fields."""
     sources = [(name, one) for split in splits.values() for name, one in split.items() if len(one)]
     found: dict[str, tuple[str, ...]] = {}
     errors: dict[str, ShardkitError] = {}
@@ -330,7 +330,7 @@ def _classes(
         if names is not None:
             found[field] = names
         elif error is not None:
-            error.fix = f"name them in all sources, or convert without: {drop_option(field)}"
+            error.fix = f"name the classes in all sources, or convert without: {drop_option(field)}"
             errors[field] = error
     return found, errors
 
@@ -341,7 +341,7 @@ def _describe(
     classes: Mapping[str, tuple[str, ...]],
     wrong: Mapping[str, ShardkitError],
 ) -> None:
-    """Tell what the sources of a split have in common, apart from their samples."""
+    """Set the description of a united source from the sources of its split."""
     one.class_names = {field: names for field, names in classes.items() if field in one.schema}
     others: dict[str, ShardkitError | None] = {}
     notes = [f"keys begin with the name of their source: {', '.join(sources)}"]
@@ -350,7 +350,7 @@ def _describe(
         kinds = dict.fromkeys(str(replace(kind, optional=False)) for kind in here)
         if len(kinds) > 1:
             notes.append(
-                f"the field {field!r} is {replace(kind, optional=False)} of {', '.join(kinds)}"
+                f"the field {field!r} is {replace(kind, optional=False)}, from {', '.join(kinds)}"
             )
     for name, source in sources.items():
         others |= {n: e for n, e in source.others.items() if e is not None or n not in one.schema}
@@ -373,12 +373,12 @@ def _check_tokenizers(one: _Any, sources: Mapping[str, _Any]) -> None:
     if different is not None:
         raise UsageError(
             "the tokens of the sources were made by different tokenizers",
-            found=f"those of {next(iter(known))} and {different}",
-            fix="convert the text of both again, with one tokenizer",
+            found=f"{next(iter(known))} and {different}",
+            fix="convert the text of both again, with the same tokenizer",
         )
     if known and len(known) < len(made):
         some = ", ".join(name for name in made if name not in known)
         one.notes = [
             *one.notes,
-            f"which tokenizer made the tokens is not known of {some}: not kept",
+            f"the tokenizer of {some} is unknown, so no tokenizer is stored",
         ]

@@ -1,7 +1,7 @@
-"""Pascal VOC's annotations of objects: an XML file for each image.
+"""Pascal VOC object annotations: one XML file per image.
 
-Its coordinates count pixels from 1, and the last one is in the box: xmin 1 and xmax 500 are the
-whole of 500 pixels, 0 to 500 here.
+VOC counts pixels from 1 and includes the last one: xmin 1 and xmax 500 cover an image that is 500
+pixels wide, which is 0 to 500 here.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from shardkit.errors import SampleError, ShardkitError
 from shardkit.remote.path import RemotePath
 from shardkit.sources.annotations import Read
 
-_MOST_BYTES = 1 << 20  # of one file
-_REQUESTS = 64  # at a time
+_MOST_BYTES = 1 << 20  # maximum size of one file
+_REQUESTS = 64  # concurrent, to an object store
 FLAGS = ("difficult", "truncated")
-_KNOWN = {"folder", "filename", "path", "size", "object"}  # of an image
+_KNOWN = {"folder", "filename", "path", "size", "object"}  # elements of an image
 _KNOWN_OF_OBJECT = {"name", "bndbox", *FLAGS}
 _EDGES = ("xmin", "ymin", "xmax", "ymax")
 
@@ -42,9 +42,9 @@ class _Image(NamedTuple):
 
 
 def read_voc(folder: Path, images: Sequence[str]) -> Read:
-    """What the files in a folder say of images, each of the name of its image.
+    """Read the annotations of `images`, from the XML files of the same names in `folder`.
 
-    A file that cannot be read or is damaged makes its image bad.
+    A missing or damaged file is an error of its image.
     """
     paths = [folder / f"{name.rpartition('.')[0]}.xml" for name in images]
     found: list[_Image] = []
@@ -75,7 +75,7 @@ def read_voc(folder: Path, images: Sequence[str]) -> Read:
 
 
 def _each(paths: Sequence[Path], do: Callable[[Path], Any]) -> Iterator[Any]:
-    """What is done to each path, in order; of a store many at a time."""
+    """Apply `do` to each path, in order; concurrently for paths in an object store."""
     if not any(isinstance(path, RemotePath) for path in paths[:1]):
         yield from map(do, paths)
         return
@@ -90,35 +90,35 @@ def _parsed(path: Path) -> _Image | SampleError:
         return SampleError(
             f"the annotations of an image are damaged: {error}",
             path=path,
-            expected="XML as Pascal VOC has it",
-            fix="repair the file, or leave the image out with --on-error skip",
+            expected="XML in the format of Pascal VOC",
+            fix="repair the file, or exclude the image with --on-error skip",
         )
     except FileNotFoundError:
         return SampleError(
             "an image has no annotations",
             path=path,
             expected="a file with the name of the image",
-            fix="restore it, or leave the image out with --on-error skip",
+            fix="restore it, or exclude the image with --on-error skip",
         )
     except ShardkitError as error:
-        if storage.shortage(error):  # no image is at fault
+        if storage.shortage(error):  # not the fault of one image
             raise
         return SampleError(error.what, path=path, found=error.found, fix=error.fix)
 
 
 def _image(data: bytes) -> _Image:
-    """Raises ValueError and ParseError. What could make more of the text than there is is refused:
-    definitions of entities, and encodings in which they could hide."""
+    """Parse one file. Raises ValueError and ParseError; also for entity definitions, which could
+    expand without bound, and for encodings in which these could hide."""
     if len(data) > _MOST_BYTES:
         raise ValueError(f"the file has more than {_MOST_BYTES:,} bytes")
     if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
-        raise ValueError("it has a DOCTYPE, which is not read: entities could be defined there")
+        raise ValueError("it has a DOCTYPE, which is refused because it could define entities")
     if b"\0" in data:
         raise ValueError("it is not UTF-8")
     data.decode()
     root = ElementTree.fromstring(data, ElementTree.XMLParser(encoding="utf-8"))
     if root.tag != "annotation":
-        raise ValueError(f"it begins with <{root.tag:.40}>, and not with <annotation>")
+        raise ValueError(f"its root element is <{root.tag:.40}> instead of <annotation>")
     size = root.find("size")
     sides = (0, 0) if size is None else (_whole(size, "width"), _whole(size, "height"))
     objects = root.findall("object")
@@ -140,7 +140,7 @@ def _object(element: Element) -> _Object:
 def _whole(element: Element, name: str) -> int:
     value = float(_text(element, name))
     if not 0 <= value < 2**31 or value != int(value):
-        raise ValueError(f"{value:g} is no number of pixels")
+        raise ValueError(f"{value:g} is not a number of pixels")
     return int(value)
 
 

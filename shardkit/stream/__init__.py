@@ -1,4 +1,4 @@
-"""The streaming engine: which sample comes when, and batches of numpy arrays.
+"""The streaming engine: the order of samples, and batches of numpy arrays.
 
 `shardkit.torch` has the same classes for torch.
 """

@@ -1,4 +1,4 @@
-"""Makes batches: samples are read, transformed and written into the memory of their batch."""
+"""Makes batches: reads samples, transforms them and writes them into the batch's arrays."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NUMBERS: dict[type[FieldType], Any] = {Int: np.int64, Float: np.float64, Bool: 
 
 
 class Making:
-    """A batch that is being made: several threads fill its rows, in any order."""
+    """A batch under construction: several threads fill its rows, in any order."""
 
     def __init__(self, step: Step, arrays: Arrays) -> None:
         self.step = step
@@ -45,18 +45,18 @@ class Making:
 
 
 class Made(NamedTuple):
-    """A batch, and the facts that are counted."""
+    """A finished batch, with its errors and numbers of tokens."""
 
     batch: Batch
     errors: list[ShardkitError]  # of the samples that were replaced
-    tokens: tuple[int, int]  # real ones, and all with padding
+    tokens: tuple[int, int]  # without and with padding
 
 
 class BatchMaker:
-    """Makes the batch of a step. `begin`, then `fill` for all rows from any thread, then `finish`.
+    """Makes the batch of a step: `begin`, then `fill` for all rows from any thread, then `finish`.
 
-    A batch has a value per field: an array with a row per sample where the field has the same shape
-    in all of them, else a list; `__key__`, a list; and `valid` (rows,) bool, False for padding and
+    A batch has one value per field: an array with a row per sample if the field has the same shape
+    in all samples, else a list; `__key__`, a list; and `valid` (rows,) bool, False for padding and
     for samples that were replaced.
     """
 
@@ -66,7 +66,7 @@ class BatchMaker:
         allocate: Allocate = np.empty,
         dtype: Callable[[np.dtype[Any]], np.dtype[Any]] = lambda dtype: dtype,
     ) -> None:
-        """`allocate` makes the arrays of a batch; `dtype` is the type that one is delivered in."""
+        """`allocate` makes a batch's arrays; `dtype` maps a dtype to the one that is delivered."""
         options, batching = stream.options, stream.batching
         self._samples, self._transforms, self._seed = (
             stream.samples,
@@ -76,29 +76,29 @@ class BatchMaker:
         self._allocate = allocate
         self._pack = batching if isinstance(batching, Pack) else None
         self._field = stream.field
-        # Lengths that a replacement must not exceed: rows that are packed are not replaced.
+        # Lengths that limit replacements; None for packed rows, which are zeroed, not replaced.
         self._lengths = None if self._pack else stream.lengths
         self._collate = options.collate
         if self._collate is None and self._lengths is not None:
             self._collate = _padding(self._field, self._samples.schema, self._transforms.fields)
         self._max_errors = options.max_errors if options.on_error == "skip" else None
-        self._bad: set[tuple[int, int]] = set()  # number and turn of samples that were tried
+        self._bad: set[tuple[int, int]] = set()  # number and turn of known bad samples
         self._transformed = {
-            # NumPy has no bfloat16: its bits
+            # NumPy has no bfloat16: hold its bits
             name: (shape, np.dtype(np.uint16) if dtype == BFLOAT16 else np.dtype(dtype))
             for name, (shape, dtype) in self._transforms.outputs().items()
         }
         schema, fields = self._samples.schema, self._transforms.fields
         by_sample = self._collate is not None or self._pack is not None
         self._stored = {} if by_sample else _fixed(schema, fields, dtype)
-        # One array and nothing else, such as tokens: its rows are read in one call, so that a batch
-        # takes less time than handing it to another thread.
+        # A single array field, such as tokens: all rows are read in one call, which takes less time
+        # than handing the batch to another thread.
         self.light = [type(kind) for kind in schema.values()] == [Array] and len(self._stored) == 1
         self._stacked = fields - self._transforms.lists
         self.slow = bool(fields)  # so that several threads should share a batch
 
     def begin(self, step: Step) -> Making:
-        """The memory of a batch."""
+        """Allocate the arrays of a batch."""
         rows, shapes = len(step.number), {**self._stored, **self._transformed}
         arrays = {
             name: self._allocate((rows, *shape), dtype) for name, (shape, dtype) in shapes.items()
@@ -106,14 +106,14 @@ class BatchMaker:
         return Making(step, arrays)
 
     def fill(self, batch: Making, start: int, stop: int) -> None:
-        """Make the rows from `start` to `stop`. Errors of single rows are left to `finish`."""
+        """Make the rows from `start` to `stop`. Errors of single rows are handled by `finish`."""
         enter("read")
         step = batch.step
         numbers = step.number[start:stop]
         out = {name: array[start:stop] for name, array in batch.arrays.items()}
         if self.light and step.ahead is None:
             [(field, rows)] = out.items()
-            with suppress(ShardkitError):  # reading one by one tells which samples are bad
+            with suppress(ShardkitError):  # reading one by one finds the bad samples
                 keys = self._samples.read_rows(field, numbers, rows)
                 if keys is not None:
                     batch.keys[start:stop] = keys
@@ -151,7 +151,7 @@ class BatchMaker:
                     key=sample["__key__"],
                     field=name,
                     expected=f"shape {array.shape[1:]}",
-                    found="nothing" if value is None else f"shape {np.shape(value)}",
+                    found="no value" if value is None else f"shape {np.shape(value)}",
                 )
             array[row] = value
 
@@ -159,7 +159,7 @@ class BatchMaker:
         return error.located(**self._samples.address(number)._asdict())
 
     def finish(self, batch: Making) -> Made:
-        """The batch, when all rows are filled. Raises the error of its first bad sample."""
+        """Return the filled batch. Raises the error of the first bad sample that is not skipped."""
         enter("collate")
         bad = sorted(batch.errors)
         for row in bad:
@@ -167,7 +167,7 @@ class BatchMaker:
                 raise batch.errors[row]
         valid = batch.step.valid
         if bad:
-            if self._pack is None:  # a bad sample that is repeated as padding counts once
+            if self._pack is None:  # a bad sample that is repeated as padding is counted once
                 bad = [row for row in bad if valid[row]]
             valid = self._replace(batch)
             enter("collate")
@@ -181,7 +181,7 @@ class BatchMaker:
     def _columns(self, batch: Making, samples: list[Sample]) -> Batch:
         if self._pack is not None and batch.step.segments is not None:
             return packed(batch.step.segments, samples, self._pack.seq_len, 0, self._field)
-        if isinstance(self._collate, PadCollate):  # which need not stack what is in arrays already
+        if isinstance(self._collate, PadCollate):  # no need to stack what is in arrays already
             rest = [{k: v for k, v in s.items() if k not in self._transformed} for s in samples]
             return {**self._collate(rest), **batch.arrays}
         if self._collate is not None:
@@ -200,14 +200,14 @@ class BatchMaker:
         return made
 
     def _replace(self, batch: Making) -> npt.NDArray[np.bool_]:
-        """Replace each bad sample by a good one, so that all ranks have as many; new `valid`."""
+        """Replace bad samples by good ones, so that no rows are missing; returns `valid`."""
         step, valid = batch.step, batch.step.valid.copy()
         for row in sorted(batch.errors):
             good = self._next_good(batch, row)
             sample = good.samples[0]
             if self._pack is not None and step.segments is not None and sample is not None:
                 mine = step.segments[step.segments[:, 1] == row]
-                zeros = np.zeros(mine[:, 3].max(), sample[self._field].dtype)  # as long as planned
+                zeros = np.zeros(mine[:, 3].max(), sample[self._field].dtype)  # planned length
                 batch.samples[row] = {"__key__": "", self._field: zeros}
                 valid[mine[:, 0]] = False
                 continue
@@ -218,10 +218,10 @@ class BatchMaker:
         return valid
 
     def _next_good(self, batch: Making, row: int) -> Making:
-        """The next good sample after a bad one, in the order in which they are stored.
+        """The next good sample after a bad one, in stored order.
 
-        It depends on the bad one alone, so that it is the same for any ranks and threads. Where
-        batches are planned by lengths, it is not longer than the longest of its batch.
+        It depends only on the bad sample, so it is the same for any number of ranks and threads. If
+        batches are planned by length, it is not longer than the longest sample of its batch.
         """
         step, tried = batch.step, 0
         first, turn = int(step.number[row]), int(step.turn[row])
@@ -242,12 +242,12 @@ class BatchMaker:
             if tried > (self._max_errors or 0):
                 break
         raise SampleError(
-            f"no good sample follows a bad one, of {tried:,} that were tried: {batch.errors[row]}",
-            fix="mend the dataset (`shardkit verify`), or raise max_errors",
+            f"no good sample found to replace a bad one ({tried:,} tried): {batch.errors[row]}",
+            fix="repair the dataset (`shardkit verify`), or raise max_errors",
         ) from batch.errors[row]
 
     def make(self, step: Step) -> Made:
-        """A whole batch, by the calling thread."""
+        """Make a whole batch in the calling thread."""
         batch = self.begin(step)
         self.fill(batch, 0, len(step.number))
         return self.finish(batch)
@@ -263,7 +263,7 @@ def rows_of(batch: Batch) -> Iterator[Sample]:
 
 
 def _tokens(batch: Batch) -> tuple[int, int]:
-    if "lengths" not in batch:  # of a collate that is not ours
+    if "lengths" not in batch:  # made by the user's collate
         return 0, 0
     shape = next((batch[name].shape for name in _PADDED if name in batch), (0, 0))
     return (int(batch["lengths"].sum()) if all(shape) else 0), shape[0] * shape[1]
@@ -291,7 +291,7 @@ def _fixed(
 
 
 def _stacked(values: list[Any]) -> Any:
-    """One array of what transforms made, where that is numbers, or arrays of one shape and type."""
+    """Stack values of a transform if they are numbers, or arrays of one shape and dtype."""
     kinds = {(type(v), getattr(v, "dtype", None), np.shape(v)) for v in values}
     first = values[0]
     number = isinstance(first, int | float | np.generic) and not isinstance(first, str)
@@ -301,30 +301,31 @@ def _stacked(values: list[Any]) -> Any:
 
 
 def _padding(field: str, schema: Schema, transformed: Collection[str]) -> PadCollate:
-    """How samples of unlike lengths become a batch: audio that stays encoded is a list."""
+    """The collate for samples of different lengths. Audio that stays encoded becomes a list."""
     if isinstance(schema[field], Audio):
         return pad_collate(field=field, axis=-1) if field in transformed else pad_collate()
     return pad_collate(field=field)
 
 
 class Memory:
-    """Reuses the memory of batches that are no longer referenced: fresh pages cost as much as
-    resizing.
+    """Reuses the memory of batches that are no longer referenced, as page faults on new memory cost
+    as much time as resizing images.
 
-    Each array has a base of its own, which all of its views refer to. NumPy's arrays are no part of
-    cyclic garbage, so that a base is freed with the last view, and not before. What is called then
-    is `deque.append`, at any time, in any thread: code in Python there could take a Ctrl-C away.
+    Each array has its own base object, which all of its views refer to. NumPy arrays do not take
+    part in cyclic garbage collection, so a base is freed exactly when its last view is. A weak
+    reference then calls `deque.append`, at any time, in any thread: a callback in Python could
+    swallow a KeyboardInterrupt.
     """
 
     def __init__(self, most: int) -> None:
-        """`most`: how many free buffers of one size are retained."""
+        """`most`: maximum number of free buffers of one size."""
         self._most = most
         self._free: dict[int, deque[npt.NDArray[np.uint8]]] = {}
         self._used: dict[int, _Used] = {}  # by its id
         self._released: deque[_Used] = deque()
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """An array, its contents undefined."""
+        """Return an array with undefined contents."""
         with suppress(IndexError):
             while True:
                 used = self._released.popleft()
@@ -337,7 +338,7 @@ class Memory:
             buffer = self._free_of(size).pop()
         except IndexError:
             buffer = np.empty(size, np.uint8)
-        base = np.frombuffer(buffer.data, dtype)  # the base of all views: its own is no array
+        base = np.frombuffer(buffer.data, dtype)  # base of all views, as its own base is no array
         used = _Used(base, self._released.append)
         used.buffer = buffer
         self._used[id(used)] = used
@@ -348,6 +349,6 @@ class Memory:
 
 
 class _Used(weakref.ref):  # type: ignore[type-arg]
-    """A buffer, and the array that lets it go when it is freed."""
+    """A weak reference to a base array, and the buffer to release when the array is freed."""
 
     buffer: npt.NDArray[np.uint8]

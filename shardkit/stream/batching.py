@@ -1,8 +1,8 @@
-"""Batches of samples of different lengths, planned from the lengths alone: no sample is read.
+"""Plans batches of samples of different lengths from the lengths alone, without reading samples.
 
-A plan is for one window of the shuffled samples and depends only on their lengths in order, the
-options and the seed, so that every rank makes the same list and takes its own share of it. It uses
-all samples of its window, so that some of its batches may be smaller.
+A plan covers one window of the shuffled samples. It depends only on their lengths (in order), the
+options and the seed, so every rank makes the same list and takes its share of it. A plan uses all
+samples of its window, so some of its batches may be smaller.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Numbers = NDArray[np.int64]
 class MicroBatch(NamedTuple):
     """One batch of one rank.
 
-    `samples` are numbers into the window, in the batch's order. With packing, `samples` are the
+    `samples` are indices into the window, in the batch's order. With packing, `samples` are the
     documents to read, and `segments` (n, 4) says where their tokens go, row by row and from left to
-    right: row of the batch, document (a number into `samples`), start and stop in the document.
+    right: row of the batch, document (an index into `samples`), start and stop in the document.
     """
 
     samples: Numbers
@@ -38,7 +38,7 @@ class MicroBatch(NamedTuple):
 
 
 class Batching(ABC):
-    """Base of the ways to make batches by length.
+    """Base class of the ways to make batches by length.
 
     `field` is the array field whose lengths count. None: "tokens", or else the first such field.
     """
@@ -46,15 +46,15 @@ class Batching(ABC):
     field: str | None
 
     def with_lengths(self, lengths: Numbers) -> Batching:
-        """The same, for a dataset whose samples have these lengths.
+        """Return a copy for a dataset whose samples have these lengths.
 
-        Raises SampleError where the longest does not fit a batch.
+        Raises SampleError if the longest sample does not fit into a batch.
         """
         return self
 
     @abstractmethod
     def plan(self, lengths: Numbers, seed: int) -> list[MicroBatch]:
-        """The batches of one window, from the lengths of its samples in their shuffled order."""
+        """Plan the batches of one window from the lengths of its samples, in shuffled order."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +83,13 @@ class Bucket(Batching):
             check_numbers(self, boundaries=1)
 
     def with_lengths(self, lengths: Numbers) -> Bucket:
-        """The same with boundaries instead of a number of buckets."""
+        """Return a copy with boundaries instead of a number of buckets."""
         return dataclasses.replace(self, boundaries=self._boundaries(lengths))
 
     def plan(self, lengths: Numbers, seed: int) -> list[MicroBatch]:
-        """The batches of a window.
+        """Plan the batches of a window.
 
-        Where `with_lengths` has not chosen boundaries, they are those of the window.
+        If `with_lengths` has not chosen boundaries, they are chosen from the window's lengths.
         """
         buckets = np.searchsorted(self._boundaries(lengths), lengths, side="left")
         samples = np.argsort(buckets, kind="stable")
@@ -127,14 +127,14 @@ class Dynamic(Batching):
         check_numbers(self, max_tokens=1, max_samples=1, multiple_of=1)
         if self.multiple_of > self.max_tokens:
             raise UsageError(
-                "no sample fits a batch, as its length is rounded up to more than max_tokens",
+                "no sample fits into a batch, as lengths are rounded up to more than max_tokens",
                 expected=f"multiple_of up to {self.max_tokens:,}",
                 found=f"{self.multiple_of:,}",
                 fix="raise max_tokens, or lower multiple_of",
             )
 
     def with_lengths(self, lengths: Numbers) -> Dynamic:
-        """The same, after a check that each of these samples fits a batch."""
+        """Check that each of these samples fits into a batch, and return `self`."""
         most = self.max_tokens // self.multiple_of * self.multiple_of
         if len(lengths) and lengths.max() > most:
             raise SampleError(
@@ -148,9 +148,9 @@ class Dynamic(Batching):
         return self
 
     def plan(self, lengths: Numbers, seed: int) -> list[MicroBatch]:
-        """The batches of a window. Raises SampleError for a sample that fits no batch.
+        """Plan the batches of a window. Raises SampleError for a sample that is too long.
 
-        The longest samples come first: the first of a batch then tells how many samples it has.
+        Samples are sorted by decreasing length, so the first one of a batch determines its size.
         """
         self.with_lengths(lengths)
         samples = np.argsort(-lengths, kind="stable")
@@ -191,7 +191,7 @@ class Pack(Batching):
         check_choice(self, "how", ("nosplit", "concat"))
 
     def plan(self, lengths: Numbers, seed: int) -> list[MicroBatch]:
-        """The batches of a window."""
+        """Plan the batches of a window."""
         rows = _run_on if self.how == "concat" else _keep_whole
         row, sample, start, stop = rows(lengths, self.seq_len)
         if not len(row):
@@ -200,7 +200,7 @@ class Pack(Batching):
         order = np.argsort(row, kind="stable")
         row, sample, start, stop = row[order], sample[order], start[order], stop[order]
         batch = row // self.batch_size
-        # Numbers of the pairs of a batch and a document in it, and of each segment its pair.
+        # The distinct pairs of a batch and a document in it, and the pair of each segment.
         pairs, pair = np.unique(batch * len(lengths) + sample, return_inverse=True)
         numbers = np.arange(batch[-1] + 1)
         documents = np.searchsorted(pairs // len(lengths), numbers)  # a batch's first pair
@@ -213,7 +213,7 @@ class Pack(Batching):
 
 
 def _run_on(lengths: Numbers, seq_len: int) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """Row, document, start and stop of each segment, for documents one after another."""
+    """Row, document, start and stop of each segment, for concatenated documents."""
     ends = np.cumsum(lengths)
     total = int(lengths.sum())
     stops = np.union1d(ends[lengths > 0], np.arange(seq_len, total, seq_len))
@@ -225,10 +225,10 @@ def _run_on(lengths: Numbers, seq_len: int) -> tuple[Numbers, Numbers, Numbers, 
 
 def _keep_whole(lengths: Numbers, seq_len: int) -> tuple[Numbers, Numbers, Numbers, Numbers]:
     """Row, document, start and stop of each segment if only documents longer than a row are cut."""
-    full = lengths // seq_len  # rows that a document has for itself
+    full = lengths // seq_len  # rows that a document fills completely
     long = np.repeat(np.arange(len(lengths)), full)
     start = (np.arange(len(long)) - np.repeat(np.cumsum(full) - full, full)) * seq_len
-    ends = np.flatnonzero(lengths % seq_len)  # documents, or the ends of them, to be packed
+    ends = np.flatnonzero(lengths % seq_len)  # documents of which a remainder is to be packed
     shared = best_fit((lengths[ends] % seq_len).tolist(), seq_len)
     packed = ends[np.fromiter(chain(*shared), np.int64, len(ends))]
     row = np.repeat(np.arange(len(shared)), list(map(len, shared)))
@@ -248,16 +248,17 @@ def _shuffled(batches: list[Numbers], seed: int) -> list[MicroBatch]:
     return [MicroBatch(batches[number]) for number in permutation(len(batches), seed).tolist()]
 
 
-_CANDIDATES = 256  # lengths that are tried as ends of a bucket
+_CANDIDATES = 256  # maximum number of lengths that are tried as boundaries
 
 
 def _least_padding(lengths: Numbers, buckets: int) -> tuple[int, ...]:
-    """Where to cut lengths, so that padding each to the longest of its bucket takes the least.
+    """The boundaries with the least padding, if each sample is padded to its bucket's longest.
 
-    By dynamic programming: the best cut in n buckets extends a best cut of fewer lengths in n - 1.
+    Dynamic programming: the best division into n buckets extends the best division of a prefix of
+    the lengths into n - 1 buckets.
     """
     values, counts = np.unique(np.maximum(lengths, 1), return_counts=True)
-    if len(values) > _CANDIDATES:  # those at equal shares of the tokens, and of the samples
+    if len(values) > _CANDIDATES:  # take quantiles of the tokens and of the samples
         half = np.linspace(0, 1, _CANDIDATES // 2)
         sums = [np.cumsum(counts), np.cumsum(counts * values)]
         cuts_at = [np.searchsorted(some, half * some[-1]) for some in sums]
@@ -267,7 +268,7 @@ def _least_padding(lengths: Numbers, buckets: int) -> tuple[int, ...]:
     if len(values) < 2:
         return ()
     below = np.concatenate([[0], np.cumsum(counts)])
-    # The cost of a bucket that begins after the length `row` and ends with the length `column`.
+    # The cost of a bucket of the lengths from `row` to `column`, both included.
     costs = (below[None, 1:] - below[:-1, None]) * values.astype(np.float64)
     costs[np.tril_indices(len(values), -1)] = np.inf
     best, cuts = costs[0], []
@@ -286,9 +287,9 @@ def _boundaries(given: Sequence[int]) -> tuple[int, ...]:
     whole = all(isinstance(n, int | np.integer) and not isinstance(n, bool) for n in given)
     if not whole or any(a < 0 for a in given) or any(np.diff(given) <= 0):
         raise UsageError(
-            "boundaries must be lengths that rise",
-            expected="such as (64, 128, 256), or how many buckets to make",
+            "boundaries must be increasing lengths",
+            expected="such as (64, 128, 256), or the number of buckets",
             found=repr(given),
-            fix="sort them, and name each once",
+            fix="sort them, and remove duplicates",
         )
     return tuple(map(int, given))

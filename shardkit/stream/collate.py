@@ -1,6 +1,6 @@
-"""Makes a batch of samples whose arrays differ in length: padded to the longest, or packed.
+"""Makes batches of samples whose arrays differ in length, by padding or packing.
 
-Batches hold numpy arrays and lists; `shardkit.torch` makes tensors of the arrays.
+Batches hold numpy arrays and lists; `shardkit.torch` converts the arrays to tensors.
 """
 
 from __future__ import annotations
@@ -65,18 +65,18 @@ class PadCollate:
                 "the padding value must be a number",
                 expected="one for all fields, or numbers by field",
                 found=repr(self.value),
-                fix="name the value, such as 0, where a tokenizer has none",
+                fix="give a number, such as 0, if the tokenizer has no padding token",
             )
         if self.length is not None and self.length % self.multiple_of:
             raise UsageError(
                 "length is not a multiple of multiple_of",
                 expected=f"a multiple of {self.multiple_of:,}",
                 found=f"{self.length:,}",
-                fix="give one of the two",
+                fix="give only one of them",
             )
 
     def __call__(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        """The batch of these samples."""
+        """Return the batch of these samples."""
         names = dict.fromkeys(name for sample in samples for name in sample)
         columns = {name: _column(samples, name) for name in names}
         if self.axis and self.field in columns:
@@ -122,7 +122,7 @@ class PadCollate:
             return -(-longest // self.multiple_of) * self.multiple_of
         if longest > self.length:
             raise SampleError(
-                "an array is longer than the batch is to be",
+                "an array is longer than the length of the batch",
                 key=samples[int(counts[field].argmax())].get("__key__"),
                 field=field,
                 expected=f"at most {self.length:,} elements",
@@ -132,12 +132,12 @@ class PadCollate:
         return self.length
 
     def _check_names(self, fields: list[str], padded: list[str]) -> None:
-        """Raise UsageError for names of no padded field: a misspelt one would be ignored."""
+        """Raise UsageError for a name that is not a padded field, as a typo would be ignored."""
         asked = list(self.value) if isinstance(self.value, Mapping) else []
         for name in [*asked, *([self.field] if self.field else [])]:
             if name not in padded:
                 raise UsageError(
-                    f"{name!r} is no field that is padded",
+                    f"{name!r} is not a padded field",
                     expected=near(name, padded) if padded else None,
                     found="fields " + ", ".join(map(repr, fields)),
                     fix="name a field of one-dimensional arrays",
@@ -145,7 +145,7 @@ class PadCollate:
         taken = [name for name in _ADDED if padded and name in fields]
         if taken:
             raise UsageError(
-                f"the batch would have two values by the name {taken[0]!r}",
+                f"the batch would have two values named {taken[0]!r}",
                 expected="no field " + " or ".join(map(repr, _ADDED)),
                 found="fields " + ", ".join(map(repr, fields)),
                 fix="leave the field out with fields=[...], or rename it",
@@ -162,18 +162,18 @@ def packed(
     pad_value: float,
     field: str,
 ) -> dict[str, Any]:
-    """The packed batch of samples, by the `segments` of a `MicroBatch`.
+    """Pack samples into a batch, according to the `segments` of a `MicroBatch`.
 
     `field`, `segment_ids` and `position_ids` are (rows, seq_len): `segment_ids` is 1 for a row's
-    first document, 2 for its second, 0 for padding; `position_ids` begin at 0 with each segment.
-    `lengths` (rows,) has the tokens of each row.
+    first document, 2 for its second, 0 for padding; `position_ids` start at 0 for each segment.
+    `lengths` (rows,) has the number of tokens of each row.
     """
     arrays = _column(samples, field)
     padding = _filled((seq_len,), pad_value, _row_type(samples, field, arrays), field)
     parts = _parts(segments, samples, field, arrays)
     row, _, start, stop = segments.T
     lengths = np.bincount(row, stop - start).astype(np.int64)
-    # Padding is one more segment at the end of each row, so that whole rows can be copied.
+    # Padding is added as a last segment of each row, so that all rows are one concatenation.
     ends = np.searchsorted(row, np.arange(len(lengths)), side="right")
     for end, length in zip(ends[::-1].tolist(), lengths[::-1].tolist(), strict=True):
         parts.insert(end, padding[length:])
@@ -197,13 +197,13 @@ def _parts(
     for _, number, start, stop in segments.tolist():
         if stop > len(arrays[number]):
             raise SampleError(
-                "a document is shorter than the lengths that its batch was planned from",
+                "a document is shorter than the length that its batch was planned with",
                 key=samples[number].get("__key__"),
                 field=field,
                 expected=f"at least {stop:,} tokens",
                 found=f"{len(arrays[number]):,}",
-                fix="transforms must leave packed documents as long as they are stored; "
-                "`shardkit verify` tells whether the dataset is damaged",
+                fix="transforms must not change the length of packed documents; "
+                "`shardkit verify` checks whether the dataset is damaged",
             )
         parts.append(arrays[number][start:stop])
     return parts
@@ -217,7 +217,7 @@ def _column(samples: Sequence[Sample], name: str) -> list[Any]:
     for sample in samples:
         if name not in sample:
             raise SampleError(
-                "a sample lacks a field that its batch needs of every sample",
+                "a sample lacks a field that its batch requires",
                 key=sample.get("__key__"),
                 field=name,
                 found="fields " + ", ".join(map(repr, sample)),
@@ -227,7 +227,7 @@ def _column(samples: Sequence[Sample], name: str) -> list[Any]:
 
 
 def _gathered(samples: Sequence[Sample], name: str, values: list[Any]) -> Any:
-    """An array of values that are all numbers or all arrays, and a list of anything else."""
+    """An array if the values are all numbers or all arrays, else a list."""
     first = values[0]
     if isinstance(first, np.ndarray):
         for sample, value in zip(samples, values, strict=True):
@@ -256,7 +256,7 @@ def _is_row(value: Any, inner: tuple[int, ...] = ()) -> bool:
 def _row_type(
     samples: Sequence[Sample], name: str, arrays: Sequence[Any], inner: tuple[int, ...] = ()
 ) -> np.dtype[Any]:
-    """The type of arrays of any length that all have these other sides, in native byte order."""
+    """The common dtype of arrays of any length and of shape `inner` otherwise, in native order."""
     first = arrays[0]
     for sample, array in zip(samples, arrays, strict=True):
         if not _is_row(array, inner) or array.dtype != first.dtype:
@@ -273,23 +273,23 @@ def _filled(shape: tuple[int, ...], value: float, dtype: np.dtype[Any], field: s
         fits = dtype.kind in "fc" or np.asarray(value).astype(dtype) == value
     if not fits:
         raise UsageError(
-            "the padding value is no value of the field's type",
+            "the padding value cannot be represented in the field's type",
             field=field,
             expected=f"a value of {dtype}",
             found=repr(value),
-            fix="choose another, or give the field a wider type with a transform",
+            fix="choose another value, or convert the field to a wider type with a transform",
         )
     return np.full(shape, value, dtype)
 
 
 def _unlike(sample: Sample, field: str, value: Any, expected: str) -> SampleError:
     return SampleError(
-        "the arrays of one batch are not alike",
+        "the arrays of a batch differ in shape or type",
         key=sample.get("__key__"),
         field=field,
         expected=expected,
         found=_described(value),
-        fix="make them alike with a transform, or leave the field out with fields=[...]",
+        fix="make them equal with a transform, or leave the field out with fields=[...]",
     )
 
 

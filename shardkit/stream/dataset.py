@@ -1,4 +1,4 @@
-"""`StreamingDataset`: the samples or batches of a stream, made in the thread that iterates."""
+"""`StreamingDataset`: the samples or batches of a stream, made in the iterating thread."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from shardkit.stream.world import World, find_world
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_AT_ONCE = 16  # single samples that are made together
+_AT_ONCE = 16  # number of single samples that are made together
 
 
 class StreamingDataset:
@@ -39,7 +39,7 @@ class StreamingDataset:
         """`source` is a path, an open dataset, or a list of these."""
         self.source = source
         self.options = StreamOptions.of(**options)
-        self.epoch = 0  # the next one
+        self.epoch = 0  # of the next iteration
         self._stream: Stream | None = None
         self._scheduled: tuple[World, Schedule] | None = None
         self._ranks = Ranks()
@@ -53,7 +53,7 @@ class StreamingDataset:
 
     @property
     def about(self) -> str:
-        """Datasets and options in words; opens nothing."""
+        """Datasets and options as text; opens nothing."""
         several = self.source if isinstance(self.source, list | tuple) else [self.source]
         places = ", ".join(str(getattr(one, "place", one)) for one in several)
         return printable(f"{places}: {self.options!r}".replace("StreamOptions", "", 1))
@@ -90,13 +90,13 @@ class StreamingDataset:
         worker: int = 0,
         workers: int = 1,
     ) -> Iterator[tuple[int, Progress, Any]]:
-        """An epoch from `progress` on, which is that before its step `number`.
+        """Iterate over an epoch from `progress`, which is the progress before step `number`.
 
-        Yields for each batch or sample the number and the progress after it, and itself. Each of
-        several workers makes every `workers`-th step.
+        Yields, for each batch or sample: the step number after it, the progress after it, and the
+        batch or sample itself. With several workers, each one makes every `workers`-th step.
         """
         maker, bad = BatchMaker(self.stream), Bad(self.options)
-        # None in a worker of a DataLoader: the store belongs to its parent.
+        # None in a DataLoader's worker, as torch.distributed's store belongs to the parent process.
         comparison = self._ranks.begin(self, epoch, progress)
         first = number + (worker - number) % workers
         mine = islice(self.schedule().walk(epoch, progress), first - number, None, workers)
@@ -114,7 +114,7 @@ class StreamingDataset:
                 yield after, step.after, sample
 
     def world(self) -> World:
-        """This rank."""
+        """This rank and the world size."""
         return find_world(self.options.rank, self.options.world_size)
 
     def schedule(self) -> Schedule:
@@ -131,7 +131,7 @@ class StreamingDataset:
 def checked_epoch(epoch: int) -> int:
     """The number of an epoch. Raises UsageError for an invalid one."""
     if not is_whole(epoch) or not 0 <= epoch < EPOCHS:
-        raise UsageError("an epoch is a whole number from 0 up", found=f"{epoch!r:.200}")
+        raise UsageError("epoch must be a whole number of 0 or more", found=f"{epoch!r:.200}")
     return int(epoch)
 
 
@@ -143,18 +143,18 @@ class Bad:
         self.errors: list[dict[str, Any]] = []
 
     def counted(self, made: Made) -> Batch:
-        """The batch. Raises SampleError for more bad samples than that."""
+        """Count the bad samples of a batch and return it. Raises SampleError above `max_errors`."""
         self.errors += [error.to_dict() for error in made.errors]
         if len(self.errors) > self._most:
             raise SampleError(
                 f"more than {self._most:,} samples are bad; the last one: {made.errors[-1]}",
-                fix="mend the dataset (`shardkit verify`), or raise max_errors",
+                fix="repair the dataset (`shardkit verify`), or raise max_errors",
             ) from made.errors[-1]
         return made.batch
 
 
 def _joined(steps: list[Step]) -> Step:
-    """One step with the samples of several."""
+    """Join several steps into one."""
     number, turn, valid = (np.concatenate([step[n] for step in steps]) for n in range(3))
     joined = Step(number, turn, valid, None, steps[-1].after)
     if steps[0].ahead is None:

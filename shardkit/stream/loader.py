@@ -1,4 +1,4 @@
-"""`Loader`: threads make the batches of an epoch ahead, and deliver them in order."""
+"""`Loader`: threads prefetch the batches of an epoch, which are delivered in order."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from shardkit.stream.world import default_threads
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# Rows of a chunk, where samples are transformed. A thread waits for the interpreter lock once a
-# chunk, for 5 ms beside a loop in Python, so that small chunks would leave it idle.
+# Minimum and maximum rows per chunk if samples are transformed. A thread waits for the GIL once per
+# chunk, for 5 ms if another thread runs a Python loop, so small chunks would leave it idle.
 _ROWS = (8, 64)
-_SLOW = 0.005  # seconds for a batch from which on threads are worth waking
-_PATIENCE = 5.0  # seconds for threads to end: one that hangs must not delay Ctrl-C
+_SLOW = 0.005  # seconds per batch above which waking threads pays off
+_PATIENCE = 5.0  # seconds to wait for threads to end: a hanging one must not delay Ctrl-C
 
 
 class Loader:
@@ -82,7 +82,7 @@ class Loader:
             source = source.with_options(**options)
         if not source.options.batched:
             raise UsageError(
-                "it is not said how large batches are",
+                "no batch size is given",
                 expected="batch_size=, global_batch_size= or batching=",
             )
         self.dataset = source
@@ -90,13 +90,13 @@ class Loader:
         self.prefetch = prefetch
         check_numbers(self, threads=0, prefetch=1)
         self.prefetch_bytes = parse_size(prefetch_bytes)
-        self.epoch = source.epoch  # of the last iteration that began, or else of the next one
+        self.epoch = source.epoch  # of the last iteration that was started, else of the next one
         self.errors: list[dict[str, Any]] = []  # the samples that were replaced in this epoch
         self._profile = Profile() if profile else None  # of the last iteration
         self._progress = START
         self._used = False  # whether `epoch` has been iterated from `_progress`
-        self._loaded = False  # whether a state was loaded that the next iteration continues
-        self._tokens = [0, 0]  # real ones and all, of this epoch
+        self._loaded = False  # whether the next iteration continues from a loaded state
+        self._tokens = [0, 0]  # of this epoch: real tokens, and all tokens with padding
         self._ranks = Ranks()
         self._identity = source.stream.identity
         self._schedule()  # raises for invalid options
@@ -123,10 +123,10 @@ class Loader:
     def __getitem__(self, index: object) -> NoReturn:
         """Raises UsageError: a DataLoader would ask for samples by index."""
         raise UsageError(
-            "a Loader has no samples by index",
+            "a Loader does not support indexing",
             found=f"loader[{index!r}]",
-            fix="iterate the Loader itself, without a DataLoader around it; for single samples"
-            " take shardkit.open(path)",
+            fix="iterate over the Loader itself, without a DataLoader around it; for single samples"
+            " use shardkit.open(path)",
         )
 
     def __iter__(self) -> Iteration:
@@ -169,7 +169,7 @@ class Loader:
         self.epoch, self._progress = self._next()
 
     def _skip_to(self, number: int) -> None:
-        """Begin the next iteration with a batch of its epoch, by number. Reads nothing."""
+        """Start the next iteration at batch `number` of its epoch. Reads no data."""
         self.epoch, _ = self._next()
         self._progress, self._used = self._schedule().progress(self.epoch, number), False
 
@@ -203,7 +203,7 @@ class Loader:
         Raises UsageError if the loader was created without `profile=True`.
         """
         if self._profile is None:
-            raise UsageError("the loader does not measure itself", fix="make it with profile=True")
+            raise UsageError("the loader has no profile", fix="create it with profile=True")
         return self._profile.times
 
     def _next(self) -> tuple[int, Progress]:
@@ -211,13 +211,13 @@ class Loader:
         return (self.epoch + 1, START) if self._used else self._position()
 
     def _position(self) -> tuple[int, Progress]:
-        """The epoch and the progress in it; at an epoch's end the beginning of the next."""
+        """The current epoch and progress; at the end of an epoch, the beginning of the next."""
         if self._progress != START and self._schedule().is_over(self.epoch, self._progress):
             return self.epoch + 1, START
         return self.epoch, self._progress
 
     def _begin(self) -> tuple[int, Progress]:
-        """Called for the first batch of an iteration: epoch and progress at which it starts."""
+        """Epoch and progress at which an iteration starts. Called for its first batch."""
         self.epoch, self._progress = self._next()
         self._used = self._loaded = False
         self._tokens = [0, 0]
@@ -231,18 +231,18 @@ class Loader:
         for number, count in enumerate(tokens):
             self._tokens[number] += count
 
-    # `shardkit.torch` overrides these.
+    # Overridden by `shardkit.torch.Loader`.
 
     def _memory(self) -> Allocate:
-        """Allocates the arrays of an iteration's batches."""
+        """Return the function that allocates the arrays of an iteration's batches."""
         return Memory(self.prefetch + 2).take
 
     def _dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
-        """The type in which arrays of a type are delivered."""
+        """The dtype in which arrays of this dtype are delivered."""
         return dtype
 
     def _convert(self, batch: Batch) -> Batch:
-        """Convert a finished batch, in the thread that has finished it."""
+        """Convert a finished batch, in the thread that finished it."""
         for name in self.dataset.stream.transforms.halves:
             with extra("bfloat16", "bfloat16 without torch"):
                 import ml_dtypes
@@ -256,42 +256,44 @@ class Loader:
 
 
 class Iteration:
-    """The batches of one epoch, in order. Its threads end with it, or with `close`."""
+    """Iterator over the batches of one epoch. `close`, or its deletion, stops its threads."""
 
     def __init__(self, loader: Loader, schedule: Schedule, profile: Profile | None) -> None:
         self.bad = Bad(loader.dataset.options)
         self._loader, self._schedule, self._profile = loader, schedule, profile
         self._maker = BatchMaker(loader.dataset.stream, loader._memory(), loader._dtype)
         self._epoch = 0
-        self._steps: Iterator[Step] | None = None  # that are not in the queue yet
+        self._steps: Iterator[Step] | None = None  # not in the queue yet
         self._comparison: Comparison | None = None
         self._queue: deque[_PendingBatch] = deque()
-        self._bytes = 1  # of the last batch
+        self._bytes = 1  # size of the last batch
         self._closed = False
         self._process = os.getpid()
-        self._taking = threading.Lock()  # held by the thread that asks for a batch
+        self._taking = threading.Lock()  # held while a thread is in `__next__`
         self._alone = loader.threads is None and self._maker.light
         self._threads = _Threads(profile)
         if not self._alone:
             self._threads.start(loader.threads)
-        # Also called when the interpreter exits.
+        # Also called at interpreter exit.
         self._end = weakref.finalize(self, self._threads.stop)
 
     def __iter__(self) -> Iteration:
         return self
 
     def __next__(self) -> Batch:
-        """The next batch. Raises UsageError in a forked process, and beside another thread."""
+        """Return the next batch. Raises UsageError in a forked process or for concurrent calls."""
         if self._process != os.getpid():
             raise UsageError(
-                "an iteration does not continue in a process that was forked: its threads are not"
-                " there",
-                fix="iterate the Loader itself there, or share batches that this process takes",
+                "an iteration cannot continue in a forked process: its threads run in the parent"
+                " process",
+                fix="iterate over the Loader in the forked process, or send it batches from the"
+                " parent process",
             )
         if not self._taking.acquire(blocking=False):
             raise UsageError(
                 "another thread is taking a batch from this iteration",
-                fix="take batches in one thread, which hands them on, or hold a lock of your own",
+                fix="take batches in one thread and pass them on, or guard the iteration with a"
+                " lock",
             )
         try:
             if self._profile is None:
@@ -312,7 +314,7 @@ class Iteration:
                 raise StopIteration
             pending = self._queue.popleft()
             self._prefetch()
-            if self._closed:  # by another thread: none is left to make the batch
+            if self._closed:  # by another thread: no thread is left to make the batch
                 raise _closed()
             made = pending.wait()
             batch = self.bad.counted(made)
@@ -324,7 +326,7 @@ class Iteration:
         return self._loader._deliver(batch)
 
     def close(self) -> None:
-        """Stop the threads; they finish the rows that they are working on."""
+        """Stop the threads, after the rows that they are working on."""
         self._queue.clear()
         self._closed = True
         self._steps = iter(())
@@ -336,7 +338,7 @@ class Iteration:
         most = min(loader.prefetch, max(1, loader.prefetch_bytes // self._bytes))
         while len(self._queue) < (most if self._threads.size else 1) and not self._closed:
             if self._steps is None:
-                self._epoch, progress = loader._begin()  # not before: see `set_epoch`
+                self._epoch, progress = loader._begin()  # not earlier: see `set_epoch`
                 self._comparison = loader._ranks.begin(loader.dataset, self._epoch, progress)
                 steps, dataset = self._schedule.walk(self._epoch, progress), loader.dataset
                 self._steps = dataset.stream.ahead(steps, self._epoch, dataset.world())
@@ -349,13 +351,13 @@ class Iteration:
             self._queue.append(pending)
             began = time.perf_counter()
             self._threads.make(pending)
-            if self._alone and time.perf_counter() - began > _SLOW:  # it waits for the disk
+            if self._alone and time.perf_counter() - began > _SLOW:  # probably disk reads
                 self._alone = False
                 self._threads.start(None)
 
 
 class _PendingBatch:
-    """A batch in the prefetch queue: its rows are made in chunks, and the last one finishes it."""
+    """A batch in the prefetch queue. Its rows are made in chunks; the last chunk finishes it."""
 
     def __init__(
         self,
@@ -365,7 +367,7 @@ class _PendingBatch:
         after: tuple[int, Progress],
         threads: int,
     ) -> None:
-        self.after = after  # epoch and progress
+        self.after = after  # epoch and progress after this batch
         self._maker, self._making, self._convert = maker, maker.begin(step), convert
         rows = len(step.number)
         least, most = _ROWS if maker.slow else (rows, rows)
@@ -378,7 +380,7 @@ class _PendingBatch:
         self._failure: BaseException | None = None
 
     def work(self, start: int, stop: int) -> None:
-        """Make some rows. Errors are raised by `wait`, when it is the batch's turn."""
+        """Make rows `start` to `stop`. Errors are stored, and raised by `wait`."""
         try:
             if self._failure is None:
                 self._maker.fill(self._making, start, stop)
@@ -402,16 +404,16 @@ class _PendingBatch:
         self._done.set()
 
     def stop(self) -> None:
-        """Make no more of it: the iteration was closed, maybe while a thread waits for it."""
+        """Abandon the batch: the iteration was closed, maybe while a thread waits for the batch."""
         self._failure = self._failure or _closed()
 
     def interrupted(self) -> None:
-        """Raise the KeyboardInterrupt that has interrupted the thread that made it, if any."""
+        """Raise the KeyboardInterrupt that interrupted the making of this batch, if any."""
         if isinstance(self._failure, KeyboardInterrupt):
             raise self._failure
 
     def wait(self) -> Made:
-        """The batch, once it is made. Raises the error with which making it failed."""
+        """Wait for the batch and return it. Raises the error if making it failed."""
         self._done.wait()
         if self._failure is not None:
             raise self._failure
@@ -421,13 +423,13 @@ class _PendingBatch:
 
 def _closed() -> UsageError:
     return UsageError(
-        "the iteration was closed while a batch was taken from it",
-        fix="close it when no thread takes batches any more",
+        "the iteration was closed while a thread was taking a batch from it",
+        fix="close it only when no thread takes batches from it",
     )
 
 
 class _Threads:
-    """Threads that make chunks of batches, in the order of the calls of `make`."""
+    """Threads that make chunks of batches, in the order in which `make` is called."""
 
     def __init__(self, profile: Profile | None) -> None:
         self._profile = profile
@@ -440,8 +442,8 @@ class _Threads:
         return len(self._threads)
 
     def start(self, threads: int | None) -> None:
-        """Start so many threads; None: one per processor of this rank."""
-        # Daemons: at exit the interpreter waits for others before it calls `stop`.
+        """Start this number of threads; None: one per processor of this rank."""
+        # Daemon threads: at exit, the interpreter joins all others before it calls `stop`.
         self._threads = [
             threading.Thread(target=self._work, daemon=True)
             for _ in range(default_threads() if threads is None else threads)
@@ -450,7 +452,7 @@ class _Threads:
             thread.start()
 
     def make(self, pending: _PendingBatch) -> None:
-        """Make a batch: in the threads, or at once where there are none."""
+        """Queue a batch for the threads, or make it immediately if there are none."""
         for start, stop in pending.chunks:
             if self._threads:
                 self._tasks.put((pending, start, stop))
@@ -466,7 +468,7 @@ class _Threads:
             self._tasks.put(None)
         deadline = time.monotonic() + _PATIENCE
         for thread in self._threads:
-            if thread is not threading.current_thread():  # garbage may be collected in any of them
+            if thread is not threading.current_thread():  # the finalizer may run in any thread
                 thread.join(max(deadline - time.monotonic(), 0))
 
     def _work(self) -> None:
@@ -477,6 +479,6 @@ class _Threads:
                 pending.stop()
             pending.work(start, stop)
             enter(IDLE)
-            del task, pending  # a batch, which would stay in memory until the next task
+            del task, pending  # else the batch would stay in memory until the next task
         if clock is not None:
             clock.stop()

@@ -18,7 +18,7 @@ from shardkit.stream.sampling import Balanced, Sampling, Weighted
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_ROWS = 1 << 26  # the most of a batch: the numbers of many more do not fit into memory
+_ROWS = 1 << 26  # maximum rows of a batch: sample numbers of far more would not fit into memory
 
 
 @dataclass(frozen=True, repr=False)
@@ -90,7 +90,7 @@ class StreamOptions(Asked):
 
     @property
     def in_memory(self) -> bool:
-        """Whether all samples stay in memory, once they are read."""
+        """Whether all samples stay in memory after they are first read."""
         return self.cache in ("memory", "decoded")
 
     @property
@@ -115,12 +115,12 @@ class StreamOptions(Asked):
         given = [name for name in ways if getattr(self, name) is not None]
         if len(given) > 1:
             raise UsageError(
-                "the size of batches is said in two ways", found=", ".join(given), fix="say one"
+                "the batch size is given in several ways", found=", ".join(given), fix="give one"
             )
         if isinstance(self.batching, Pack) and self.collate is not None:
-            raise UsageError("Pack makes rows by itself", found="collate=", fix="leave it out")
+            raise UsageError("Pack does not support collate", found="collate=", fix="leave it out")
         if self.weights is not None and not _are_weights(self.weights):
-            raise UsageError("weights must be numbers over 0", found=f"{self.weights!r:.200}")
+            raise UsageError("weights must be positive numbers", found=f"{self.weights!r:.200}")
         self._check_sampling()
         if isinstance(self.fields, str) or not isinstance(self.fields or [], Collection):
             raise UsageError("fields must be a list of names", found=repr(self.fields))
@@ -137,21 +137,21 @@ class StreamOptions(Asked):
             )
         if not self.shuffle:
             raise UsageError(
-                "sampling draws samples at random",
+                "sampling requires shuffle=True",
                 found=f"shuffle=False with sampling={type(self.sampling).__name__}",
-                fix="say shuffle=True too",
+                fix="pass shuffle=True, too",
             )
         if self.weights is not None:
             raise UsageError(
-                "it is said in two ways how often samples come",
+                "weights and sampling cannot be used together",
                 found="weights, sampling",
-                fix="use weights= for the shares of datasets, or sampling=Weighted(...) with the"
-                " weights of all their samples",
+                fix="use weights= for the shares of datasets, or sampling=Weighted(...) with"
+                " weights for all their samples",
             )
 
     @classmethod
     def of(cls, **options: Unpack[StreamKeywords]) -> StreamOptions:
-        """The options by name; raises UsageError for an unknown name."""
+        """Create options from keywords. Raises UsageError for an unknown name."""
         check_names(cls, options)
         return cls(**options)
 
@@ -161,7 +161,7 @@ class StreamOptions(Asked):
         return (self.batch_size or self.global_batch_size or self.batching) is not None
 
     def per_rank(self, world_size: int) -> int:
-        """Samples of a fixed batch of one rank."""
+        """Samples per batch of one rank, for batches of a fixed size."""
         if self.global_batch_size is None:
             return self.batch_size or 1
         each, rest = divmod(self.global_batch_size, world_size)
@@ -201,7 +201,7 @@ class StreamKeywords(TypedDict, total=False):
 
 
 class LoaderKeywords(StreamKeywords, total=False):
-    """Those and the arguments of `Loader`."""
+    """`StreamKeywords`, and the arguments of `Loader`."""
 
     threads: int | None
     prefetch: int
@@ -210,7 +210,7 @@ class LoaderKeywords(StreamKeywords, total=False):
 
 
 def _are_weights(weights: Any) -> bool:
-    """Whether these are numbers over 0 that can be added up."""
+    """Whether these are positive numbers with a finite sum."""
     try:
         return math.isfinite(math.fsum(weights)) and all(
             isinstance(weight, Real) and not isinstance(weight, bool) and float(weight) > 0

@@ -1,12 +1,12 @@
-"""The order of samples: arithmetic on (seed, epoch, position), with no I/O and no generator.
+"""The order of samples: computed from (seed, epoch, position), without I/O or generator state.
 
-In an epoch of one dataset the shards are cut into blocks, and the blocks are put in an order that
-depends on seed and epoch. That list of samples is cut into `parts` equal pieces, and each part is
-shuffled in windows: a shuffle buffer that holds addresses instead of samples. Position k of the
-epoch is number k // parts of part k % parts. The order does not depend on ranks or workers.
+In an epoch of one dataset, the shards are cut into blocks, and the blocks are put in an order that
+depends on seed and epoch. This list of samples is cut into `parts` equal parts, and each part is
+shuffled in windows: shuffle buffers that hold sample numbers instead of samples. Position k of the
+epoch is element k // parts of part k % parts. The order does not depend on ranks or workers.
 
-Only block boundaries and the windows in use are in memory, so that memory grows with the number of
-shards, not of samples.
+Only block boundaries and the windows in use are in memory, so memory grows with the number of
+shards, not with the number of samples.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from shardkit.order import permutation, seed_of
 
 Numbers: TypeAlias = "npt.NDArray[np.int64]"
 
-ORDER_VERSION = 1  # changes whenever the order does; states of other versions are refused
-EPOCHS = 1 << 31  # the most: a mixture counts the draws of all epochs in 64 bits
+ORDER_VERSION = 1  # changes whenever the order does; states of other versions are rejected
+EPOCHS = 1 << 31  # maximum: a mixture counts the draws of all epochs in 64 bits
 WINDOW = 1 << 16  # samples; 16 bytes each
-_BLOCKS = 16  # in a window, at least, so that it mixes samples of many shards
+_BLOCKS = 16  # minimum number per window, so that it mixes samples of many shards
 _BLOCK_ORDER, _WINDOW_ORDER, _MIX_ORDER = range(3)  # purposes of a seed
-_MIX = 1024  # draws of a mixture that are permuted among themselves
-_SHARES = 1 << 20  # the sum that the weights of a mixture are scaled to
+_MIX = 1024  # number of consecutive draws of a mixture that are permuted
+_SHARES = 1 << 20  # the sum to which the weights of a mixture are scaled
 
 
 class Draw(NamedTuple):
-    """Samples in their order, by number."""
+    """Samples in order, by number."""
 
     number: Numbers
-    turn: Numbers  # the epoch; in a mixture that of the sample's own dataset
+    turn: Numbers  # the epoch; in a mixture, the epoch of the sample's own dataset
 
 
 class _Epoch(NamedTuple):
-    """What of an epoch is in memory. Threads at several epochs replace it as one."""
+    """The state of an epoch in memory. Threads in different epochs replace it atomically."""
 
     number: int
-    # Of each block in this epoch's order: where it ends in the list of samples, and the
-    # difference between a sample's number and its position in that list.
+    # For each block in this epoch's order: its end in the list of samples, and the difference
+    # between a sample's number and its position in that list.
     ends: Numbers
     shifts: Numbers
-    windows: dict[int, tuple[int, Numbers]]  # of each part in use: number, order
+    windows: dict[int, tuple[int, Numbers]]  # part in use -> window number, order
 
 
 class Order:
@@ -88,14 +88,14 @@ class Order:
         return math.ceil(longest / self.window)
 
     def blocks_of(self, first: int, last: int) -> slice:
-        """The blocks of the samples from `first` to `last`, as the shards have them."""
+        """The blocks, in stored order, that contain the samples from `first` to `last`."""
         begin, end = np.searchsorted(self._starts, [first, last], side="right").tolist()
         return slice(begin - 1, end)
 
     def uses(
         self, epoch: int, parts: frozenset[int] | None = None
     ) -> list[npt.NDArray[np.float64]]:
-        """The windows, of their parts, with the first and with the last sample of each block.
+        """For each block, the windows (within their parts) that contain its first and last sample.
 
         Infinity for a block that is in none of `parts` (None: all).
         """
@@ -104,7 +104,7 @@ class Order:
         whole, rest = divmod(self.samples, self.parts)
         found: list[npt.NDArray[np.float64]] = []
         for position in (ends - self._sizes[order], ends - 1):
-            longer = rest * (whole + 1)  # samples of the first parts, which have one more
+            longer = rest * (whole + 1)  # samples in the first parts, which have one more each
             part = np.where(
                 position < longer,
                 position // (whole + 1),
@@ -164,7 +164,7 @@ class Order:
 
 
 def _blocks(sizes: Numbers, most: int) -> tuple[Numbers, Numbers]:
-    """First sample and size of each block: shards, cut evenly where they are longer than `most`."""
+    """First sample and size of each block. Shards longer than `most` are cut evenly."""
     pieces = np.maximum(-(-sizes // most), 1)
     shard = np.repeat(np.arange(len(sizes)), pieces)
     number = np.arange(len(shard)) - np.repeat(pieces.cumsum() - pieces, pieces)
@@ -176,11 +176,11 @@ def _blocks(sizes: Numbers, most: int) -> tuple[Numbers, Numbers]:
 
 
 class Mixture:
-    """Several datasets, drawn from by weight; each has epochs of its own length.
+    """Draws from several datasets by weight. Each dataset has epochs of its own length.
 
-    In any range of the order the datasets have their shares almost exactly: Bresenham's line
+    In any range of the order, the datasets have almost exactly their shares: Bresenham's algorithm
     divides draws between the first dataset and the rest, then between the second and the rest, and
-    so on, and every 1,024 draws are permuted. An epoch has as many samples as all datasets
+    so on, and each group of 1,024 draws is permuted. An epoch has as many samples as all datasets
     together.
     """
 
@@ -195,7 +195,7 @@ class Mixture:
 
     def draw(self, epoch: int, positions: Numbers) -> Draw:
         """The samples at these positions of an epoch, each in [0, samples)."""
-        drawn = epoch * self.samples + positions  # since the beginning of the first epoch
+        drawn = epoch * self.samples + positions  # counted from the start of the first epoch
         source, number = self._sources(self._permuted(drawn))
         index = np.empty(len(positions), np.int64)
         turn = np.empty(len(positions), np.int64)
@@ -208,7 +208,7 @@ class Mixture:
         return Draw(index, turn)
 
     def _permuted(self, drawn: Numbers) -> Numbers:
-        """A rank or part that sees only every other draw could otherwise see a single dataset."""
+        """Permute draws. Otherwise, a rank that gets every n-th draw might see only one dataset."""
         result = np.empty(len(drawn), np.int64)
         groups, within = np.divmod(drawn, _MIX)
         for group in np.unique(groups).tolist():
@@ -218,7 +218,7 @@ class Mixture:
         return result
 
     def _sources(self, drawn: Numbers) -> tuple[Numbers, Numbers]:
-        """Of each draw the dataset, and its number among the draws of that dataset."""
+        """The dataset of each draw, and the draw's number among the draws of that dataset."""
         source = np.full(len(drawn), len(self._shares) - 1, np.int64)
         number = drawn.copy()
         open_ = np.ones(len(drawn), np.bool_)
@@ -234,6 +234,6 @@ class Mixture:
 
 
 def _share(number: Numbers, share: int, rest: int) -> Numbers:
-    """`number * share // rest`, where that product may be too large for 64 bits."""
+    """`number * share // rest`, without overflow if the product exceeds 64 bits."""
     whole = number // rest
     return whole * share + (number - whole * rest) * share // rest

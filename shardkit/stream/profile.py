@@ -57,7 +57,7 @@ class Times:
 
     @property
     def making(self) -> float:
-        """Seconds of wall time that threads were busy making batches."""
+        """Seconds of wall time that threads spent making batches."""
         return sum(self.spent[stage].wall for stage in STAGES if stage in self.spent)
 
     @property
@@ -146,30 +146,30 @@ class Profile:
 
     def work(self) -> Clock:
         """A clock for the calling thread, which makes batches."""
-        made = Clock(IDLE, self._began)  # its start counts as idle
+        made = Clock(IDLE, self._began)  # the time to start the thread counts as idle
         self._workers.append(made)
         clock.use(made)
         return made
 
     def ask(self) -> None:
-        """The training loop asks for a batch."""
+        """Record that the training loop asks for a batch."""
         self._loop.enter(DATA)
         clock.use(self._loop)
 
     def give(self, batch: Batch) -> None:
-        """It gets one."""
-        self._counts["samples"] += len(batch["valid"])  # their sum would wait for a GPU
+        """Record that the training loop gets a batch."""
+        self._counts["samples"] += len(batch["valid"])  # summing `valid` would wait for a GPU
         self._counts["batches"] += 1
         self._loop.enter(STEP)
         clock.use(None)
 
     def end(self) -> None:
-        """It gets no more. Called by any thread."""
+        """Record that the training loop gets no more batches. May be called by any thread."""
         self._loop.stop()
 
     @property
     def times(self) -> Times:
-        """Where time has gone so far."""
+        """Where time was spent so far."""
         loop = self._loop.read()
         data, step = loop.pop(DATA, Spent()), loop.pop(STEP, Spent())
         inline = sum(one.wall for one in loop.values())

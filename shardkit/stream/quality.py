@@ -1,5 +1,4 @@
-"""Warns where samples of a class stay together, or where a window is too large for the cache of
-remote data."""
+"""Warns if batches contain few classes, or if a window is too large for the remote data cache."""
 
 from __future__ import annotations
 
@@ -18,12 +17,12 @@ from shardkit.stream.stream import Stream
 
 Floats = npt.NDArray[np.float64]
 
-_PAGES = 1.02  # bytes that pages take of a cache, for each of the data
-_LOOK = 64  # samples whose labels are read: the first of an epoch, which are read anyway
+_PAGES = 1.02  # bytes that pages take in a cache, per byte of data
+_LOOK = 64  # samples whose labels are read: the first of an epoch, which are needed anyway
 
 
 def _needed(dataset: Dataset) -> int:
-    """Bytes of the pages that have the samples, about."""
+    """Approximate bytes of the pages that contain the samples."""
     size = sum(dataset.extent(shard)[1] for shard in range(dataset.shards))
     if dataset.indices is None:
         return size
@@ -33,31 +32,31 @@ def _needed(dataset: Dataset) -> int:
 
 
 class SortedByClass(NamedTuple):
-    """An epoch whose samples come class by class."""
+    """An epoch whose samples are grouped by class."""
 
-    classes: int  # of the dataset
-    seen: float  # classes in a window, about
-    window: int  # a window that would be large enough
+    classes: int  # in the dataset
+    seen: float  # approximate number of classes in a window
+    window: int  # a sufficient window
 
 
 def warn_of_sorted(stream: Stream, epoch: int = 0) -> None:
-    """Warn where the samples of a shuffled epoch come class by class nevertheless."""
+    """Warn if the samples of an epoch are grouped by class in spite of shuffling."""
     found = sorted_by_class(stream, epoch) if stream.options.shuffle else None
     if found is None:
         return
     window = stream.options.window
     warn(
-        f"samples lie sorted by class, and a window of {window:,} of them sees about "
-        f"{found.seen:,.0f} of {found.classes:,} classes, so that batches are poor: "
-        f"give window={found.window}, or convert the dataset once more with --shuffle"
+        f"samples are stored sorted by class, and a window of {window:,} samples contains about "
+        f"{found.seen:,.0f} of {found.classes:,} classes, so batches are poorly mixed: "
+        f"use window={found.window}, or convert the dataset again with --shuffle"
     )
 
 
 def warn_of_small_cache(stream: Stream) -> None:
-    """Warn where a window's pages have no room in the cache, so that samples are requested alone.
+    """Warn if the cache is too small for a window's pages, so samples are requested one by one.
 
-    Two windows need it at a time: the one that is read, and those pages of the next one that it
-    shares.
+    The cache must hold up to two windows at a time: the one that is read, and the pages that it
+    shares with the next one.
     """
     limit = None if stream.pages is None else stream.pages.cache.limit
     if limit is None or not stream.options.shuffle:
@@ -67,18 +66,18 @@ def warn_of_small_cache(stream: Stream) -> None:
     enough = -(-int(_PAGES * share * size) // 1_000_000)  # MB
     if limit < share * size:
         warn(
-            f"the cache has room for {limit / 1e6:,.0f} MB of remote data, and a window of"
-            f" {stream.options.window:,} samples needs {enough:,} MB: what has no room is requested"
-            f' sample by sample, in each epoch; give cache_limit="{enough}MB", or a smaller window'
+            f"the cache holds {limit / 1e6:,.0f} MB of remote data, but a window of"
+            f" {stream.options.window:,} samples needs {enough:,} MB: the rest is requested sample"
+            f' by sample, in each epoch; use cache_limit="{enough}MB", or a smaller window'
         )
 
 
 def sorted_by_class(stream: Stream, epoch: int = 0) -> SortedByClass | None:
-    """Whether an epoch begins with far fewer classes than a full shuffle would; None if not.
+    """Check whether an epoch starts with far fewer classes than a full shuffle would; None if not.
 
-    A dataset that is stored sorted by class does if its windows have too few blocks. The labels of
-    64 samples are read; none where the manifest does not count classes, where the dataset was
-    shuffled while converting, or where the windows of all parts cover it.
+    This happens if a dataset is stored sorted by class and its windows have too few blocks. The
+    labels of 64 samples are read; none if the manifest does not count classes, if the dataset was
+    shuffled during conversion, or if the windows of all parts together cover it.
     """
     window, samples = stream.options.window, stream.order.samples
     if window * stream.options.parts >= samples:
@@ -91,23 +90,23 @@ def sorted_by_class(stream: Stream, epoch: int = 0) -> SortedByClass | None:
     if times is None:
         return None
     classes = int(np.count_nonzero(shares))
-    # With this window there are less than 1.5 times as many pairs as in a full shuffle.
+    # With this window, there are less than 1.5 times as many pairs as in a full shuffle.
     enough = min(1 << math.ceil(math.log2(2 * times * window)), samples)
     return SortedByClass(classes, max(classes / times, 1), enough)
 
 
 def times_alike(labels: npt.NDArray[Any], shares: Floats) -> float | None:
-    """The number of pairs of these samples with one class, relative to a full shuffle.
+    """The number of pairs of samples with equal labels, relative to a full shuffle.
 
-    None where that is less than 2, or where it may be chance. `shares` are those of the classes in
-    the dataset.
+    None if that is less than 2 or may be due to chance. `shares` are the classes' shares of the
+    dataset.
     """
     size = len(labels)
     pairs = size * (size - 1) / 2
     same, triple = (shares**2).sum(), (shares**3).sum()
     _, counts = np.unique(labels, return_counts=True)
     found, expected = (counts * (counts - 1)).sum() / 2, pairs * same
-    # Pairs that share a sample are not independent where classes differ in size.
+    # Pairs that share a sample are not independent if classes differ in size.
     variance = pairs * (same - same**2) + 2 * pairs * (size - 2) * (triple - same**2)
     if found <= 2 * expected + 6 * math.sqrt(max(variance, 0)) + 3:
         return None
@@ -115,9 +114,9 @@ def times_alike(labels: npt.NDArray[Any], shares: Floats) -> float | None:
 
 
 def class_shares(stream: Stream) -> Floats | None:
-    """The share of each class in the samples of an epoch; None where unknown."""
+    """The share of each class in the samples of an epoch; None if unknown."""
     if stream.options.sampling is not None:
-        return None  # labels may say nothing of what it goes by
+        return None  # sampling may change the shares
     sizes = np.array([len(dataset) for dataset in stream.datasets], np.float64)
     weights = sizes if stream.options.weights is None else np.array(stream.options.weights)
     counted = [_label_counts(dataset) for dataset in stream.datasets]
@@ -130,9 +129,7 @@ def class_shares(stream: Stream) -> Floats | None:
 
 
 def _label_counts(dataset: Dataset) -> tuple[int, ...]:
-    """Empty where they are unknown, as of a view, or where the dataset was shuffled while
-    converting.
-    """
+    """Samples per class; empty if unknown (as for a view), or if conversion shuffled the data."""
     manifest = dataset.manifest
     if manifest is None or dataset.indices is not None:
         return ()
@@ -143,7 +140,7 @@ def _label_counts(dataset: Dataset) -> tuple[int, ...]:
 
 
 def first_labels(stream: Stream, epoch: int = 0) -> npt.NDArray[Any] | None:
-    """Those of the first 64 samples of an epoch; None where they cannot be read."""
+    """The labels of the first 64 samples of an epoch; None if they cannot be read."""
     numbers = stream.order.draw(epoch, np.arange(min(_LOOK, stream.order.samples))).number
     field = stream.datasets[0].label
     try:
@@ -151,5 +148,5 @@ def first_labels(stream: Stream, epoch: int = 0) -> npt.NDArray[Any] | None:
         labels = [samples.read(number).get(field) for number in numbers.tolist()]
         samples.close()
     except ShardkitError:
-        return None  # the error is raised, with the sample's location, when it is in a batch
+        return None  # the loader raises the error, with the sample's location
     return None if None in labels else np.array(labels)

@@ -1,9 +1,9 @@
 """Checks that all ranks read the same stream from the same position, through torch's store.
 
-That is the key-value store by which torch.distributed finds its ranks. A collective operation would
-wait for all ranks: for ever, where one rank looks at a few batches alone, or stops early; and it
-would mix with those of the training. Here each rank writes what it begins and reads what others
-have written so far, so that no rank waits, whatever the backend.
+This is the key-value store that torch.distributed uses for its rendezvous. A collective operation
+would block until all ranks call it, which may be never (if one rank alone looks at a few batches,
+or stops early), and it could interleave with those of the training. Instead, each rank writes its
+own facts and reads what others have written so far, so no rank waits, whatever the backend.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from shardkit.stream.world import World
 if TYPE_CHECKING:
     from shardkit.stream.dataset import StreamingDataset
 
-_PATIENCE = 5.0  # seconds to wait for the facts of other ranks, once some are known to differ
-_NAMED = 1024  # ranks whose facts are read then
+_PATIENCE = 5.0  # seconds to wait for the facts of other ranks, once a difference is known
+_NAMED = 1024  # maximum number of ranks whose facts are read then
 
 _numbers = itertools.count()  # of Loaders, in the order in which each rank first iterates them
-_inherited: list[Any] = []  # the store of the process that this one was forked from: not used
+_inherited: list[Any] = []  # the store of the parent of a forked process, which is not used
 
 
 def _store() -> Any:
-    """torch.distributed's store; None where there is none."""
-    # While another thread imports torch, this may be missing.
+    """torch.distributed's store; None if there is none."""
+    # The attribute may be missing while another thread imports torch.
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
         return None
@@ -56,9 +56,9 @@ class Ranks:
         self._last: tuple[int, Progress] | None = None
 
     def begin(self, dataset: StreamingDataset, epoch: int, progress: Progress) -> Comparison | None:
-        """The comparison of this rank's iteration; None where there is no store.
+        """Start the comparison of this rank's iteration; None if there is no store.
 
-        Raises UsageError where it is already known to differ from those of other ranks.
+        Raises UsageError if the iteration is already known to differ from those of other ranks.
         """
         options, world = dataset.options, dataset.world()
         given = (options.rank, options.world_size) != (None, None)
@@ -67,7 +67,7 @@ class Ranks:
             return None
         if self._number is None:
             self._number = next(_numbers)
-        if (epoch, progress) != self._last:  # else a rank has looked at a batch before training
+        if (epoch, progress) != self._last:  # if equal, this rank looked at a batch before training
             self._begun += 1
             self._last = epoch, progress
         facts = {
@@ -81,7 +81,7 @@ class Ranks:
 
 
 class Comparison:
-    """One iteration's `facts`, compared with those of the first rank that begins it."""
+    """Compares one iteration's `facts` with those of the first rank that starts the iteration."""
 
     def __init__(
         self, store: Any, world: World, prefix: str, number: int, facts: dict[str, Any]
@@ -98,16 +98,16 @@ class Comparison:
             if store.compare_set(self._rule, "", mine).decode() == mine:
                 return
             store.set(self._alarm, mine)
-        except RuntimeError as error:  # the process that has the store has ended
+        except RuntimeError as error:  # the process that hosts the store has ended
             self._give_up(error)
             return
         raise self._differs()
 
     def look(self) -> None:
-        """Called for each batch: raises UsageError where some rank has found a difference.
+        """Called for each batch: raises UsageError if some rank has found a difference.
 
-        When a rank gets its second batch, all ranks that train together have begun. For others it
-        looks again at the fourth, the eighth, and so on.
+        When a rank gets its second batch, all ranks that synchronize in training have started. To
+        cover other ranks, it checks again at the fourth batch, the eighth, and so on.
         """
         self._given += 1
         if self._given < 2 or self._given & (self._given - 1) or self._store is None:
@@ -122,12 +122,12 @@ class Comparison:
 
     def _give_up(self, error: RuntimeError) -> None:
         self._store = None
-        warn(f"ranks cannot be compared: {str(error).splitlines()[0]:.200}")
+        warn(f"cannot compare the ranks: {str(error).splitlines()[0]:.200}")
 
     def _differs(self) -> UsageError:
         told = self._told()
         every = list(told.values())
-        with contextlib.suppress(RuntimeError):  # of two ranks that may have gone on since
+        with contextlib.suppress(RuntimeError):  # their ranks may be at a later iteration by now
             every += [json.loads(self._store.get(key)) for key in (self._rule, self._alarm)]
         names = [n for n in every[0] if any(facts.get(n) != every[0][n] for facts in every)]
 
@@ -141,17 +141,17 @@ class Comparison:
             "the ranks do not read the same data from the same position",
             expected=f"the same {', '.join(names)} on all {self._world.size} ranks",
             found="; ".join(f"{_named(ranks)}: {text:.300}" for text, ranks in alike.items()),
-            fix="give all ranks the same dataset, options and state, and iterate every Loader on"
-            " all of them; one for a single rank takes rank=0, world_size=1."
-            " check_ranks=False turns this off",
+            fix="give all ranks the same dataset, options and state, and iterate over every Loader"
+            " on all of them; a Loader for a single rank needs rank=0, world_size=1."
+            " check_ranks=False turns this check off",
         )
 
     def _told(self) -> dict[int, dict[str, Any]]:
-        """The facts by rank, of those ranks that have begun this iteration and no later one."""
+        """The facts by rank, of the ranks that are in this iteration."""
         told = {self._world.rank: self._facts}
         until = time.monotonic() + _PATIENCE
         ranks = range(min(self._world.size, _NAMED))
-        with contextlib.suppress(RuntimeError):  # the process that has the store has ended
+        with contextlib.suppress(RuntimeError):  # the process that hosts the store has ended
             while len(told) < len(ranks) and time.monotonic() < until:
                 for rank in (rank for rank in ranks if rank not in told):
                     key = f"{self._prefix}/rank {rank}"

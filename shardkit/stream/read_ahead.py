@@ -1,8 +1,8 @@
 """Reads remote samples ahead of the loop, and tells the cache when each page is needed next.
 
-The order of all epochs is known, so what comes next is requested before it is needed, and what
-makes room in the cache is needed last (Belady's rule; Dryden et al., "Clairvoyant Prefetching for
-Distributed Machine Learning I/O", SC 2021).
+The order of all epochs is known, so samples are requested before they are needed, and the cache
+evicts the page whose next use is furthest away (Belady's rule; Dryden et al., "Clairvoyant
+Prefetching for Distributed Machine Learning I/O", SC 2021).
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from shardkit.stream.reading import Samples
 from shardkit.stream.sampling import AnyOrder
 from shardkit.stream.schedule import Step
 
-_THREADS = 64  # that read ahead, each waiting for one request
-_BYTES = 128 << 20  # of samples that are read ahead, at most
-_STEPS = 4  # that are added at a time, so that the first batch does not wait for all of them
+_THREADS = 64  # threads that read ahead, each of which waits for one request
+_BYTES = 128 << 20  # maximum bytes of samples that are read ahead
+_STEPS = 4  # steps queued at a time, so that the first batch does not wait for all of them
 
 
 class NextUse:
-    """When the page of a shard is needed next: a number of windows, counted over the epochs."""
+    """When the page of a shard is needed next: a window number, counted across epochs."""
 
     def __init__(self, order: Order, datasets: list[Dataset]) -> None:
         self._order = order
         self._windows = order.windows
         self._now: tuple[int, int, frozenset[int] | None] | None = None
         self._when: npt.NDArray[np.float64] = np.zeros(order.blocks)  # of each block
-        # By the name in the cache, where a shard is used: the number of its dataset's first sample,
-        # the dataset, the number of the shard in it, and its bytes.
+        # File id in the cache -> uses of the shard: the number of its dataset's first sample, the
+        # dataset, the number of the shard in it, and the shard's size in bytes.
         self._shards: defaultdict[str, list[tuple[int, Dataset, int, int]]] = defaultdict(list)
-        self._kept: set[str] = set()  # what is kept of shards, for those who open them next
+        self._kept: set[str] = set()  # ids of cached shard indexes, which the next opening reads
         firsts = accumulate(map(len, datasets), initial=0)
         shards = (
             (f, d, n) for f, d in zip(firsts, datasets, strict=False) for n in range(d.shards)
@@ -57,9 +57,9 @@ class NextUse:
                 self._kept.add(index_id(path, info))
 
     def at(self, epoch: int, position: int, parts: frozenset[int] | None) -> None:
-        """The loop has come to a position of an epoch.
+        """Update the next uses: the loop has reached this position of an epoch.
 
-        `parts` are those whose samples go through the cache; None: all.
+        `parts` are the parts whose samples go through the cache; None: all.
         """
         now = epoch, position // self._order.parts // self._order.window, parts
         if now == self._now:
@@ -73,27 +73,27 @@ class NextUse:
         self._when = when + epoch * self._windows
 
     def __call__(self, file: str, number: int) -> float:
-        if file not in self._shards:  # an index, which is in memory once it is read
+        if file not in self._shards:  # an index, which stays in memory once it is read
             return 0 if file in self._kept else math.inf
         return min(self._next(number, *where) for where in self._shards[file])
 
     def _next(self, number: int, first: int, dataset: Dataset, shard: int, size: int) -> float:
         samples, _ = dataset.extent(shard)
-        # Samples are not of one size: half a page on either side is taken as well.
+        # Samples differ in size, so include half a page on either side.
         begin, end = (max(number - 0.5, 0) * PAGE / size, (number + 1.5) * PAGE / size)
         within = np.minimum([int(begin * samples), int(end * samples) + 1], samples)
         start, stop = dataset.before(dataset.start(shard) + within).tolist()
-        if start == stop:  # of a view, which has none of these samples
+        if start == stop:  # a view without any of these samples
             return math.inf
         blocks = self._order.blocks_of(first + start, first + stop - 1)
         return float(self._when[blocks].min())
 
 
 class ReadAhead:
-    """Reads the samples of the steps to come, in threads, and tells the cache which pages it needs.
+    """Reads the samples of the next steps in threads, and tells the cache when pages are needed.
 
-    Each sample is read once, and comes with its step: so it takes no room in the cache, and a small
-    cache takes nothing from the samples to come.
+    Each sample is read once and passed on with its step, so samples that were read ahead take no
+    space in the cache, and a small cache cannot evict them.
     """
 
     def __init__(
@@ -111,15 +111,15 @@ class ReadAhead:
     def steps(
         self, steps: Iterable[Step], epoch: int, parts: frozenset[int] | None
     ) -> Iterator[Step]:
-        """The steps, some of whose samples are read before a step is given.
+        """Yield the steps, while samples of later steps are read ahead.
 
-        `parts` are those whose samples go through the cache; None: all.
+        `parts` are the parts whose samples go through the cache; None: all.
         """
         left, waiting, ahead = iter(steps), deque[Step](), 0
         reads: SimpleQueue[tuple[int, Future[Sample]] | None] = SimpleQueue()
         closed = threading.Event()
         threads = [
-            # Daemons: a program ends without what it has not asked for.
+            # Daemon threads, so that a program can exit without waiting for unneeded samples.
             threading.Thread(
                 target=_read, args=(self._samples, reads, closed), name="shardkit-read-ahead",
                 daemon=True,
@@ -134,7 +134,7 @@ class ReadAhead:
                     step = None if ahead > self._most and waiting else next(left, None)
                     if step is None:
                         break
-                    if not waiting:  # before reads that would see what the epoch before needed
+                    if not waiting:  # first, so that reads do not see the last epoch's next uses
                         self._come_to(step, epoch, parts)
                     futures = {number: Future[Sample]() for number in step.number.tolist()}
                     for read in futures.items():
@@ -147,11 +147,11 @@ class ReadAhead:
                 ahead -= len(step.number)
                 self._come_to(step, epoch, parts)
                 yield step
-        except GeneratorExit:  # nobody wants the others
+        except GeneratorExit:  # the other samples are not needed
             closed.set()
             raise
         finally:
-            for _ in threads:  # no global: at exit these may be gone
+            for _ in threads:  # not over a global, which may be gone at interpreter exit
                 reads.put(None)
 
     def _come_to(self, step: Step, epoch: int, parts: frozenset[int] | None) -> None:
@@ -162,7 +162,7 @@ class ReadAhead:
 def _read(
     samples: Samples, reads: SimpleQueue[tuple[int, Future[Sample]] | None], closed: threading.Event
 ) -> None:
-    """Reads samples until there are no more."""
+    """Read samples until the queue ends."""
     while (read := reads.get()) is not None:
         number, future = read
         if closed.is_set():
@@ -170,6 +170,6 @@ def _read(
             continue
         try:
             future.set_result(samples.read(number))
-        except BaseException as error:  # raised where the sample is needed
+        except BaseException as error:  # raised when the sample is used
             future.set_exception(error)
-        del read, future  # a sample, which would stay in memory until the next one
+        del read, future  # else the sample would stay in memory until the next one

@@ -25,14 +25,14 @@ from shardkit.stream.order import Numbers
 
 
 class Address(NamedTuple):
-    """The location of a sample: a file, mostly a shard, and the position in it."""
+    """The location of a sample: a file, usually a shard, and the position in it."""
 
     path: Path
     position: int
 
 
 class Samples:
-    """`read(number)` for any thread: numbers run through the datasets one after the other."""
+    """Reads samples by their number over all datasets, which are concatenated. Thread-safe."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Samples:
         *,
         cached: bool = False,
     ) -> None:
-        """`fields` are the ones to read, None is all; `cached`: samples stay in memory."""
+        """`fields`: the fields to read, None for all; `cached`: keep samples in memory."""
         self._datasets = [copy.copy(dataset) for dataset in datasets]  # with their own open shards
         *self._starts, self._length = accumulate(map(len, datasets), initial=0)
         every = np.concatenate([extents(dataset) for dataset in datasets])
@@ -51,13 +51,13 @@ class Samples:
         self.schema = common_schema(datasets, fields)
         self._fields = None if fields is None else frozenset(self.schema)
         self._cache: dict[int, Sample] | None = {} if cached else None
-        self.decoded: Collection[str] = ()  # encoded images whose pixels are cached instead
+        self.decoded: Collection[str] = ()  # image fields whose decoded pixels are cached
 
     def __len__(self) -> int:
         return self._length
 
     def read(self, number: int) -> Sample:
-        """One sample with the fields to read; the caller owns it."""
+        """Read one sample; the caller owns it."""
         if self._cache is None:
             return self._read(number)
         sample = self._cache.get(number)
@@ -84,9 +84,9 @@ class Samples:
             raise unusable(error, sample["__key__"], field).located(**address._asdict()) from error
 
     def read_rows(self, field: str, numbers: Numbers, out: npt.NDArray[Any]) -> list[str] | None:
-        """Write arrays of one shape to the rows of `out`; returns the samples' keys.
+        """Read an array field of several samples into the rows of `out`; returns the samples' keys.
 
-        None where a shard cannot do that for all of them: they must be read one by one.
+        None if a shard does not support this: then the samples must be read one by one.
         """
         if self._cache is not None:
             return None
@@ -110,7 +110,7 @@ class Samples:
         return keys
 
     def _stored(self, numbers: Numbers) -> Numbers:
-        """The numbers of samples among those of all shards, which views do not have all."""
+        """Convert numbers of samples to numbers over all stored samples, as views skip some."""
         found = np.empty_like(numbers)
         which = np.searchsorted(self._starts, numbers, side="right") - 1
         for each in np.unique(which).tolist():
@@ -121,7 +121,7 @@ class Samples:
     def _rows_of(
         self, shard: int, field: str, positions: Numbers, out: npt.NDArray[Any]
     ) -> list[str] | None:
-        """The same in one shard, counted through all datasets."""
+        """`read_rows` for one shard, whose number counts the shards of all datasets."""
         which = bisect_right(self._first_shards, shard) - 1
         dataset, number = self._datasets[which], shard - self._first_shards[which]
         if not dataset.read_rows(number, field, positions, out):
@@ -135,7 +135,7 @@ class Samples:
         return Address(dataset.sample_path(shard, position), position)
 
     def close(self) -> None:
-        """Drop all open shards."""
+        """Close all open shards."""
         for dataset in self._datasets:
             dataset.close()
 
@@ -146,12 +146,15 @@ class Samples:
 
 
 def extents(dataset: Dataset) -> Numbers:
-    """Samples of each shard, in a view or not."""
+    """Number of stored samples of each shard, whether or not they are in the view."""
     return np.array([dataset.extent(shard)[0] for shard in range(dataset.shards)], np.int64)
 
 
 def sizes(dataset: Dataset) -> Numbers:
-    """Samples of each shard that the dataset has; of a view that is not in order all together."""
+    """Number of samples of each shard, without those outside the view.
+
+    A view in another order than the stored one counts as a single shard.
+    """
     if not dataset.is_in_order:
         return np.array([len(dataset)], np.int64)
     ends = extents(dataset).cumsum()
@@ -161,7 +164,7 @@ def sizes(dataset: Dataset) -> Numbers:
 def fingerprint(dataset: Dataset) -> str:
     """A digest that identifies a dataset: names, sizes and known checksums of its shards.
 
-    Of a view it is also one of the numbers of its samples.
+    For a view, the digest includes the indices of its samples.
     """
     found = xxhash.xxh3_64()
     sums = dataset.checksums
@@ -174,7 +177,7 @@ def fingerprint(dataset: Dataset) -> str:
 
 
 def common_schema(datasets: Sequence[Dataset], fields: Collection[str] | None) -> Schema:
-    """The schema of the fields that are read, which all datasets share."""
+    """The schema of the fields to read. Raises an error if the datasets' schemas differ in them."""
     first = datasets[0]
     names = list(first.schema) if fields is None else list(dict.fromkeys(fields))
     for dataset in datasets:
@@ -184,12 +187,12 @@ def common_schema(datasets: Sequence[Dataset], fields: Collection[str] | None) -
                 f"the dataset has no field {missing[0]!r}",
                 path=dataset.place,
                 expected=near(missing[0], dataset.schema),
-                fix="name fields with fields=[...] that all datasets have",
+                fix="use fields=[...] to select fields that all datasets have",
             )
         other = [name for name in names if dataset.schema[name] != first.schema[name]]
         if other:
             raise FormatError(
-                f"the field {other[0]!r} is of another type than in {first.place}",
+                f"the field {other[0]!r} has another type than in {first.place}",
                 path=dataset.place,
                 expected=str(first.schema[other[0]]),
                 found=str(dataset.schema[other[0]]),

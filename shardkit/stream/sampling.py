@@ -1,9 +1,9 @@
-"""Sampling: how often each sample comes in an epoch, where that is not once.
+"""Sampling: draws each sample a variable number of times per epoch, instead of once.
 
-`Balanced` and `Weighted` are what a user gives as `sampling`. Both say for an epoch, by arithmetic
-on seed and epoch, which samples are drawn how often; `Sampled` puts these draws into the order of
-order.py, copies of a sample side by side before they are shuffled. So it depends on no ranks or
-workers, and a state remains a position.
+`Balanced` and `Weighted` are the values of the option `sampling`. Both compute how often an epoch
+draws each sample, by arithmetic on seed and epoch. `Sampled` shuffles these draws as order.py does,
+with copies of a sample adjacent before shuffling. So the result does not depend on ranks or
+workers, and a state is still just a position.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from shardkit.errors import UsageError
 from shardkit.order import permutation, seed_of, splitmix
 from shardkit.stream.order import WINDOW, Draw, Mixture, Numbers, Order
 
-_DRAWS, _OFFSET = 5, 6  # purposes of a seed, beside those of order.py and schedule.py
-_MOST = 1 << 30  # draws of an epoch
-_LARGEST = 1e200  # weight, so that their sum is a number
+_DRAWS, _OFFSET = 5, 6  # purposes of a seed, in addition to those of order.py and schedule.py
+_MOST = 1 << 30  # maximum number of draws per epoch
+_LARGEST = 1e200  # maximum weight, so that the sum of weights is finite
 
 
 class Sampler(Protocol):
-    """Which samples an epoch has."""
+    """Chooses the samples of an epoch."""
 
-    samples: int  # draws of an epoch
+    samples: int  # number of draws per epoch
 
     def drawn(self, epoch: int) -> Draw:
-        """All draws of an epoch, in any order. No two draws of a sample have one turn."""
+        """All draws of an epoch, in any order. No two draws of a sample have the same turn."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class Balanced:
     samples: int | None = None
 
     def sampler(self, classes: npt.NDArray[Any], samples: int, seed: int) -> Sampler:
-        """For the classes of all samples."""
+        """The sampler for the classes of all samples. Raises UsageError for other values."""
         kinds = {type(value) for value in classes} if classes.dtype == object else {str}
         if classes.dtype.kind not in "iubUSO" or not (kinds <= {str} or kinds <= {int, bool}):
             found = ", ".join(sorted(kind.__name__ for kind in kinds - {str}))
@@ -83,7 +83,7 @@ class Weighted:
     samples: int | None = None
 
     def sampler(self, weights: npt.NDArray[Any], samples: int, seed: int) -> Sampler:
-        """For the weights of all samples."""
+        """The sampler for the weights of all samples. Raises UsageError for invalid weights."""
         if weights.dtype.kind not in "iubf":
             raise UsageError("weights must be numbers", found=f"values of type {weights.dtype}")
         weights = weights.astype(np.float64)
@@ -92,10 +92,10 @@ class Weighted:
             raise UsageError(
                 "weights must be finite and not negative",
                 expected=f"0 to {_LARGEST:g}",
-                found=f"{weights[bad[0]]} of sample {bad[0]}, and {len(bad) - 1:,} others",
+                found=f"{weights[bad[0]]} for sample {bad[0]}, and {len(bad) - 1:,} others",
             )
         if not weights.any():
-            raise UsageError("all weights are 0, so that no sample would come")
+            raise UsageError("all weights are 0, so no sample would be drawn")
         return _ByWeight(weights, samples, seed)
 
 
@@ -103,25 +103,25 @@ Sampling: TypeAlias = Balanced | Weighted
 
 
 def values_of(sampling: Sampling) -> str | npt.NDArray[Any] | None:
-    """The field that a sampling goes by (None: the labels), or its values."""
+    """The field that a sampling uses (None: the labels), or the values themselves."""
     given = sampling.classes if isinstance(sampling, Balanced) else sampling.weights
     if isinstance(given, str) or (given is None and isinstance(sampling, Balanced)):
         return given
     try:
         values = np.asarray(given)
-    except ValueError:  # lists of several lengths
+    except ValueError:  # nested lists of different lengths
         values = np.array(None)
     if values.ndim != 1:
         raise UsageError(
             "sampling needs one value for each sample",
-            expected="the name of a field, a list, or an array of one dimension",
+            expected="the name of a field, a list, or a one-dimensional array",
             found=f"{type(given).__name__} {given!r:.80}",
         )
     return values
 
 
 def identity(sampling: Sampling) -> list[Any]:
-    """What tells it from others, as JSON, for a state."""
+    """JSON values that identify a sampling, for a state."""
     values = values_of(sampling)
     if values is not None and not isinstance(values, str):
         data = "\0".join(map(str, values.tolist())).encode()
@@ -144,7 +144,8 @@ class Sampled:
         self._ends = sizes.cumsum()
         self._sampler = sampler
         self._ordering: dict[str, Any] = {"seed": seed, "parts": parts, "window": window}
-        # An epoch, its draws and their order, which threads at several epochs replace as one.
+        # An epoch, its draws and their order: one tuple, which threads in different epochs can
+        # replace atomically.
         self._latest: tuple[int, Draw, Order] | None = None
 
     def draw(self, epoch: int, positions: Numbers) -> Draw:
@@ -154,7 +155,7 @@ class Sampled:
             number, turn = self._sampler.drawn(epoch)
             stored = np.lexsort((turn, number))
             drawn = Draw(number[stored], turn[stored])
-            # The shards of this epoch are those of the dataset with the draws for samples.
+            # The order's shards are those of the dataset, with this epoch's draws as their samples.
             stops = np.searchsorted(drawn.number, self._ends, side="left")
             order = Order(np.diff(stops, prepend=0), shuffle=True, **self._ordering)
             self._latest = latest = epoch, drawn, order
@@ -167,9 +168,9 @@ AnyOrder: TypeAlias = Order | Mixture | Sampled
 
 
 class _ByClass:
-    """`Balanced`: the draws of a class go on from epoch to epoch, pass by pass.
+    """`Balanced`: draws of a class continue across epochs, in passes through all its samples.
 
-    Of all draws since the beginning, number k belongs to class k mod C.
+    Draw k, counted from the start of the first epoch, belongs to class k mod C.
     """
 
     def __init__(self, classes: npt.NDArray[Any], samples: int, seed: int) -> None:
@@ -184,7 +185,7 @@ class _ByClass:
         first, begin = np.divmod(self._before(epoch), self._sizes)
         last, end = np.divmod(self._before(epoch + 1), self._sizes)
         of = self._class
-        # The rest of the pass that is under way, the passes between, the beginning of the last.
+        # The rest of the pass in progress, the full passes after it, and the start of the last one.
         rest = self._rank(first) >= begin[of]
         beginning = self._rank(last) < end[of]
         one = (first == last)[of]
@@ -196,12 +197,12 @@ class _ByClass:
         return Draw(np.concatenate(number), np.concatenate(turn))
 
     def _before(self, epoch: int) -> Numbers:
-        """How many draws of each class all epochs before have."""
+        """The number of draws of each class in all earlier epochs."""
         classes = len(self._sizes)
         return (epoch * self.samples - np.arange(classes) + classes - 1) // classes
 
     def _rank(self, turns: Numbers) -> Numbers:
-        """The position of each member in the pass of its class, of which `turns` has the number."""
+        """The position of each sample in a pass of its class; `turns` has each class's pass."""
         seed = np.uint64(seed_of(self._seed, _DRAWS))
         of_pass = splitmix(splitmix(turns.astype(np.uint64) ^ seed))[self._class]
         hashes = splitmix(of_pass ^ self._members.astype(np.uint64))
@@ -211,19 +212,19 @@ class _ByClass:
 
 
 class _ByWeight:
-    """`Weighted`: points at equal distances on a line on which samples have their weights."""
+    """`Weighted`: equidistant points on a line along which samples are laid by their weights."""
 
     def __init__(self, weights: npt.NDArray[np.float64], samples: int, seed: int) -> None:
         self.samples = samples
         self._seed = seed
-        self._expected = weights / weights.sum() * samples  # draws of each sample
+        self._expected = weights / weights.sum() * samples  # draws of each sample, as fractions
         self._most = math.ceil(self._expected.max()) + 1
 
     def drawn(self, epoch: int) -> Draw:
         order = permutation(len(self._expected), seed_of(self._seed, epoch, _DRAWS))
         offset = (seed_of(self._seed, epoch, _OFFSET) >> 11) / 2**53
         ends = np.floor(self._expected[order].cumsum() + offset).astype(np.int64)
-        # Sums of fractions are off by their last bits.
+        # Correct rounding errors of the sum.
         ends = np.minimum(ends, self.samples)
         ends[np.flatnonzero(self._expected[order])[-1] :] = self.samples
         counts = np.diff(ends, prepend=0)
@@ -232,13 +233,13 @@ class _ByWeight:
 
 
 def draws_of(sampling: Sampling, usual: int) -> int:
-    """The draws of an epoch."""
+    """The number of draws per epoch."""
     samples = sampling.samples
     if samples is None:
         return usual
     if isinstance(samples, bool) or not isinstance(samples, int) or not 0 < samples <= _MOST:
         raise UsageError(
-            "samples= of a sampling must be a whole number",
+            "samples= of a sampling must be a whole number in the supported range",
             expected=f"1 to {_MOST:,}",
             found=repr(samples)[:200],
         )

@@ -1,7 +1,7 @@
-"""The steps of each rank: the order of samples, cut into batches, as many for every rank.
+"""The steps of each rank: cuts the order of samples into an equal number of batches per rank.
 
-`Progress` is that of all ranks together, so that a state is the same on all of them and another
-number of ranks can continue it.
+`Progress` counts for all ranks together, so a state is the same on all of them, and any other
+number of ranks can resume from it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from shardkit.stream.order import Draw, Numbers
 from shardkit.stream.sampling import AnyOrder
 
 _TOGETHER = 16  # steps that are drawn at once
-_PLAN = 3  # a purpose of a seed, beside those of order.py
+_PLAN = 3  # a purpose of a seed, in addition to those of order.py
 
 
 class Progress(NamedTuple):
-    """The progress of an epoch: samples of the order that all ranks together have taken.
+    """The progress of an epoch: number of samples that all ranks together have taken.
 
-    Where batches are planned window by window: samples of the windows that are done, and
-    micro-batches taken from the window that follows.
+    If batches are planned window by window: number of samples in the completed windows, and number
+    of micro-batches taken from the next window.
     """
 
     samples: int = 0
@@ -43,23 +43,23 @@ class Step(NamedTuple):
     """The samples of one batch of one rank."""
 
     number: Numbers  # of each sample, in all datasets together
-    turn: Numbers  # the epoch of each sample's dataset, on which its random numbers depend
+    turn: Numbers  # the epoch of each sample's dataset, which seeds its random numbers
     valid: npt.NDArray[np.bool_]  # False for padding
     segments: Numbers | None  # of packed rows, as `MicroBatch.segments`
-    after: Progress  # of all ranks, when each has done this step
+    after: Progress  # of all ranks, after each has done this step
     ahead: dict[int, Future[Sample]] | None = None  # samples that are being read, if remote
 
 
 class Schedule(ABC):
-    """The steps of one rank. For several threads, each with a progress of its own."""
+    """The steps of one rank. Several threads may use it, each with its own progress."""
 
     @abstractmethod
     def step(self, epoch: int, progress: Progress) -> Step | None:
-        """The step that follows; None at the end of the epoch."""
+        """The next step; None at the end of the epoch."""
 
     @abstractmethod
     def steps(self, epoch: int, progress: Progress = START) -> int:
-        """How many steps are left of an epoch: the same for every rank."""
+        """The number of steps left in an epoch, which is the same for every rank."""
 
     @abstractmethod
     def progress(self, epoch: int, steps: int) -> Progress:
@@ -69,30 +69,30 @@ class Schedule(ABC):
 
     @abstractmethod
     def normalized(self, epoch: int, progress: Progress) -> Progress | None:
-        """The progress in canonical form; None for one that no number of ranks can reach."""
+        """The progress in canonical form; None if it cannot be reached with any number of ranks."""
 
     def walk(self, epoch: int, progress: Progress = START) -> Iterator[Step]:
-        """The steps that are left of an epoch."""
+        """Yield the steps that are left in an epoch."""
         while (step := self.step(epoch, progress)) is not None:
             progress = step.after
             yield step
 
     def is_over(self, epoch: int, progress: Progress) -> bool:
-        """Whether no step is left; faster than `steps`."""
+        """Whether no step is left. Faster than `steps`."""
         return self.step(epoch, progress) is None
 
 
 class Fixed(Schedule):
     """Batches of a fixed number of samples.
 
-    Global batch b is the positions [b * size, (b + 1) * size) for `size` samples of all ranks
-    together. They are sorted by canonical part, and rank r gets the r-th run of them: with a
-    multiple of parts per rank, always samples of its own parts.
+    Global batch b has the positions [b * size, (b + 1) * size), for `size` samples of all ranks
+    together. They are sorted by canonical part, and rank r gets the r-th slice of them. If the
+    number of parts is a multiple of the number of ranks, a rank always reads its own parts.
     """
 
     def __init__(self, order: AnyOrder, per_rank: int, rank: int, world: int, last: str) -> None:
         self._order = order
-        self.size = per_rank * world  # samples of a batch of all ranks together
+        self.size = per_rank * world  # samples of a global batch
         self._rank, self._world = rank, world
         self._last = last
         self._ahead: dict[tuple[int, Progress], Step] = {}
@@ -119,7 +119,7 @@ class Fixed(Schedule):
         return ahead.get((epoch, progress))
 
     def _several(self, epoch: int, progress: Progress) -> dict[tuple[int, Progress], Step]:
-        """The next steps: to draw several together takes little longer than to draw one."""
+        """The next steps. Drawing several at once takes little longer than drawing one."""
         points = [progress]
         shares: list[tuple[Numbers, npt.NDArray[np.bool_], int]] = []
         while len(shares) < _TOGETHER and (share := self._positions(points[-1])) is not None:
@@ -136,13 +136,13 @@ class Fixed(Schedule):
         return steps
 
     def _positions(self, progress: Progress) -> tuple[Numbers, npt.NDArray[np.bool_], int] | None:
-        """A step's positions of this rank, which of them are no padding, and how many all take."""
+        """This rank's positions of a step, which are not padding, and the global batch size."""
         samples, first = self._order.samples, progress.samples
         left, size = samples - first, self.size
         if left <= 0 or (left < size and self._last == "drop"):
             return None
         if left < size and self._last == "short":
-            size = max(left, self._world)  # a rank without a sample would wait for the others
+            size = max(left, self._world)  # a rank without samples would block the others
         mine = _share(size, self._rank, self._world)
         if self._order.parts == 1:
             positions = np.arange(first + mine.start, first + mine.stop)
@@ -154,9 +154,9 @@ class Fixed(Schedule):
 
 
 class Planned(Schedule):
-    """Batches that are planned by lengths, window by window.
+    """Batches that are planned by length, window by window.
 
-    Each window of the order gives a list of micro-batches, which depends on lengths and seed alone.
+    Each window of the order gives a list of micro-batches that depends only on lengths and seed.
     Step s takes micro-batches [s * world, (s + 1) * world) of the concatenated lists.
     """
 
@@ -173,7 +173,7 @@ class Planned(Schedule):
     ) -> None:
         if last == "short":
             raise UsageError(
-                'last="short" is for batches of a fixed size',
+                'last="short" is only for batches of a fixed size',
                 found=f'last="short" with {batching}',
                 fix='use last="pad", which repeats batches and marks them, or last="drop"',
             )
@@ -181,7 +181,7 @@ class Planned(Schedule):
         self._rank, self._world, self._last = rank, world, last
         self._seed, self._window = seed, window
         self._plan: tuple[tuple[int, int], list[MicroBatch], Draw] | None = None
-        self._counts: dict[int, list[int]] = {}  # of an epoch: micro-batches of each window
+        self._counts: dict[int, list[int]] = {}  # epoch -> number of micro-batches of each window
         self.valid = f"0 to {order.samples:,} samples, a multiple of {window:,}, and then batches"
 
     def steps(self, epoch: int, progress: Progress = START) -> int:
@@ -202,7 +202,7 @@ class Planned(Schedule):
         if not 0 <= first < samples or first % self._window:
             return progress if progress == (samples, 0) else None
         planned = len(self._planned(epoch, first)[0])
-        if number == planned:  # the end of a window is the beginning of the next
+        if number == planned:  # the end of a window is the start of the next
             return Progress(min(first + self._window, samples))
         return progress if 0 <= number < planned else None
 
@@ -217,7 +217,7 @@ class Planned(Schedule):
 
     def step(self, epoch: int, progress: Progress) -> Step | None:
         first, number = progress
-        found: list[tuple[int, int]] = []  # window and number of the micro-batches of all ranks
+        found: list[tuple[int, int]] = []  # of each rank's micro-batch: window, and number in it
         while len(found) < self._world and first < self._order.samples:
             planned = len(self._planned(epoch, first)[0])
             if number >= planned:
@@ -239,7 +239,7 @@ class Planned(Schedule):
         )
 
     def _planned(self, epoch: int, first: int) -> tuple[list[MicroBatch], Draw]:
-        """The micro-batches of the window at `first`, and its samples."""
+        """The micro-batches and the samples of the window that starts at `first`."""
         plan = self._plan
         if plan is None or plan[0] != (epoch, first):
             stop = min(first + self._window, self._order.samples)
@@ -251,7 +251,7 @@ class Planned(Schedule):
 
 
 def _share(size: int, rank: int, world: int) -> slice:
-    """A rank's slice of `size` entries; the slices of any two ranks differ by one at most."""
+    """A rank's slice of `size` entries. The lengths of the slices differ by at most one."""
     each, more = divmod(size, world)
     start = rank * each + min(rank, more)
     return slice(start, start + each + (rank < more))

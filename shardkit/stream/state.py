@@ -13,7 +13,7 @@ from shardkit.stream.schedule import Progress, Schedule
 
 
 def save(identity: dict[str, Any], epoch: int, progress: Progress) -> dict[str, Any]:
-    """The state; `identity` must be the same where it is loaded."""
+    """The state. It can be loaded only by a stream with the same `identity`."""
     return {
         "order_version": ORDER_VERSION,
         "epoch": epoch,
@@ -25,33 +25,33 @@ def save(identity: dict[str, Any], epoch: int, progress: Progress) -> dict[str, 
 def load(
     state: dict[str, Any], identity: dict[str, Any], schedule: Schedule
 ) -> tuple[int, Progress]:
-    """Epoch and progress of a state. Raises UsageError for an invalid or differing one.
+    """Epoch and progress of a state. Raises UsageError if it is invalid or of another stream.
 
-    `schedule` is that of the stream with this `identity`; it knows which values are valid.
+    `schedule` belongs to the stream with this `identity`; it knows which values are valid.
     """
     if not isinstance(state, dict):
-        raise refused("the whole", state, "a dict")
+        raise refused("type", state, "a dict")
     version = whole(state, "order_version")
-    epoch = whole(state, "epoch", EPOCHS - 2)  # at its end the next one begins
+    epoch = whole(state, "epoch", EPOCHS - 2)  # at its end, the next epoch begins
     progress = Progress(whole(state, "samples"), whole(state, "batches"))
     theirs = state.get("stream")
     if not isinstance(theirs, dict):
         raise refused("stream", theirs, "a dict")
     if version != ORDER_VERSION:
         raise UsageError(
-            "the state is of another version of the order of samples",
+            "the state was saved with another version of the sample order",
             expected=f"order_version {ORDER_VERSION}",
             found=f"order_version {version}",
-            fix="continue with the shardkit that saved it, or begin a new epoch",
+            fix="resume with the version of shardkit that saved it, or start a new epoch",
         )
     ours = json.loads(json.dumps(identity))
     differing = [name for name in {**ours, **theirs} if _other(ours, theirs, name)]
     if differing:
         raise UsageError(
-            "the state is of another dataset or of other settings",
+            "the state was saved with another dataset or other settings",
             expected=_named(theirs, differing),
             found=_named(ours, differing),
-            fix="use the dataset and settings of the run that saved it, or begin without a state",
+            fix="use the dataset and settings of the run that saved it, or start without a state",
         )
     normalized = schedule.normalized(epoch, progress)
     if normalized is None:
@@ -60,7 +60,7 @@ def load(
 
 
 def whole(state: dict[str, Any], name: str, most: int = (1 << 63) - 1) -> int:
-    """A field of a state that is a whole number. Raises UsageError where it is not."""
+    """An integer field of a state. Raises UsageError if it is not a number from 0 to `most`."""
     value: Any = state.get(name)
     if not is_whole(value) or not 0 <= value <= most:
         raise refused(name, value, f"0 to {most:,}")
@@ -70,10 +70,10 @@ def whole(state: dict[str, Any], name: str, most: int = (1 << 63) - 1) -> int:
 def refused(name: str, value: Any, expected: str) -> UsageError:
     """The error for an invalid field of a state."""
     return UsageError(
-        f"this is not a state of a Loader: invalid {name}",
-        expected=f"what state_dict() gave; {name}: {expected}",
+        f"not a valid state of a Loader: invalid {name}",
+        expected=f"the result of state_dict(); {name}: {expected}",
         found=_shown(value),
-        fix="load the state as it was saved, or begin without one",
+        fix="load the state as it was saved, or start without a state",
     )
 
 

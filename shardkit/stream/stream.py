@@ -1,4 +1,4 @@
-"""Datasets, options and a rank, made into steps: the base of all loaders."""
+"""Turns datasets, options and a rank into steps: the base of all loaders."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Source: TypeAlias = "OneSource | Sequence[OneSource]"
 
 
 class Stream:
-    """The samples of some datasets in an order that options decide. Making one reads no sample."""
+    """The samples of datasets, in the order given by the options. Creating it reads no sample."""
 
     def __init__(self, source: Source, options: StreamOptions) -> None:
         self.options = options
@@ -53,8 +53,8 @@ class Stream:
                 fields = [self.field]
         if self.pages is None and options.cache_folder is not None:
             raise UsageError(
-                "a folder for the cache is for remote data",
-                found=f"cache={str(options.cache_folder)!r}, and data on this machine",
+                "a cache folder can be used only for remote data",
+                found=f"cache={str(options.cache_folder)!r} with local data",
                 expected='"memory", "decoded", or data at a URL',
             )
         self.samples = Samples(self.datasets, fields, cached=options.in_memory)
@@ -65,7 +65,7 @@ class Stream:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What decides the order of samples, as JSON: a state is valid where this is equal."""
+        """All that determines the sample order, as JSON: a state is valid only if this is equal."""
         options = self.options
         weights = None if options.weights is None else list(map(float, options.weights))
         planned = None if self.batching is None else str(self.batching)
@@ -76,23 +76,23 @@ class Stream:
             "weights": weights,
             "batching": planned,
         }
-        if options.sampling is not None:  # states of earlier versions do not have it
+        if options.sampling is not None:  # states of earlier versions do not have this key
             found["sampling"] = sampling_identity(options.sampling)
         return found
 
     @property
     def images(self) -> frozenset[str]:
-        """The fields of a batch that are images of ours: (..., height, width, 3)."""
+        """The fields of a batch that are images made by shardkit: (..., height, width, 3)."""
         return frozenset() if self.own_collate else self.transforms.images
 
     @property
     def own_collate(self) -> Collate | None:
-        """The user's collate function, if it is not one of ours."""
+        """The user's collate function, unless it is a PadCollate."""
         collate = self.options.collate
         return None if isinstance(collate, PadCollate) else collate
 
     def ahead(self, steps: Iterator[Step], epoch: int, world: World) -> Iterator[Step]:
-        """The steps; where data are remote, their samples are read ahead."""
+        """The steps. For remote data, their samples are read ahead."""
         if self.pages is None:
             return steps
         alone = isinstance(self.pages.cache, MemoryCache)
@@ -122,9 +122,10 @@ def _paths(given: Path | Dataset) -> Sequence[Path]:
 
 
 def _parts_read_here(parts: int, world: World, alone: bool) -> frozenset[int] | None:
-    """The canonical parts that the ranks which share a cache read; None: all, or unknown.
+    """The canonical parts read by the ranks that share a cache. None: all, or unknown.
 
-    alone: the cache is this rank's own. Ranks of a machine share a folder (torchrun says how many).
+    alone: the cache is private to this rank. Otherwise, all ranks of a machine share it (torchrun
+    sets LOCAL_WORLD_SIZE).
     """
     each, rest = divmod(parts, world.size)
     ranks = 1 if alone else int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
@@ -135,13 +136,13 @@ def _parts_read_here(parts: int, world: World, alone: bool) -> frozenset[int] | 
 
 
 def _opened(source: Source, options: StreamOptions) -> tuple[list[Dataset], Pages | None]:
-    """The datasets, and the cache that remote ones are read through, from their opening on."""
+    """The opened datasets, and the page cache through which remote ones are opened and read."""
     every: Sequence[Any] = source if isinstance(source, list | tuple) else [source]
     for each in every:
         if not isinstance(each, str | os.PathLike | Dataset):
             raise UsageError(
                 "the source cannot be streamed",
-                expected="a path, a dataset of shardkit.open, or a list of them",
+                expected="a path, a dataset opened by shardkit.open, or a list of them",
                 found=repr(each)[:200],
                 fix="dataset.select(subset.indices) is a view of the same samples"
                 if isinstance(getattr(each, "dataset", None), Dataset)
@@ -161,22 +162,23 @@ def _opened(source: Source, options: StreamOptions) -> tuple[list[Dataset], Page
     for dataset in found:
         if dataset.transform is not None:
             raise UsageError(
-                "transforms of an open dataset are for its own samples",
+                "a dataset with transforms cannot be streamed",
                 path=dataset.place,
-                fix="give transforms= here instead",
+                fix="pass transforms= here instead",
             )
     empty = next((dataset for dataset in found if not len(dataset)), None)
     if empty is not None and empty.indices is not None:
         raise UsageError(
             "the view has no samples",
             path=empty.place,
-            found=f"a selection that leaves none of {len(empty.whole):,}",
+            found=f"a selection of none of {len(empty.whole):,} samples",
         )
     if empty is not None or not found:
         path = None if empty is None else empty.place
         raise UsageError("the dataset has no samples", path=path, fix="convert some first")
-    # Shuffled, a view is read in blocks of its shards: in its own order each may be one sample.
-    # Not so where each sample of its order has a weight or class of its own.
+    # For shuffling, views are put into stored order, so that blocks of a shard can be read together
+    # (in the view's order, a block may be a single sample). Not if weights or classes are given per
+    # sample, in the view's order.
     by = None if options.sampling is None else values_of(options.sampling)
     if options.shuffle and not isinstance(by, np.ndarray):
         found = [dataset.in_order() for dataset in found]
@@ -198,7 +200,7 @@ def _order(datasets: list[Dataset], options: StreamOptions) -> AnyOrder:
         return Order(every, seed=options.seed, **ordering)
     if len(options.weights) != len(datasets):
         raise UsageError(
-            "weights must be as many as datasets",
+            "weights needs one number for each dataset",
             expected=f"{len(datasets)}",
             found=f"{len(options.weights)}",
         )
@@ -210,7 +212,7 @@ def _order(datasets: list[Dataset], options: StreamOptions) -> AnyOrder:
 
 
 def _sampled_by(datasets: list[Dataset], sampling: Sampling) -> npt.NDArray[Any]:
-    """The class or weight of each sample: of this field, all samples are read."""
+    """The class or weight of each sample. If a field is named, it is read for all samples."""
     given = values_of(sampling)
     samples = sum(map(len, datasets))
     if isinstance(given, np.ndarray):
@@ -229,35 +231,35 @@ def _sampled_by(datasets: list[Dataset], sampling: Sampling) -> npt.NDArray[Any]
             field=field,
             expected="a field of numbers, booleans or text",
             found=type(kind).__name__,
-            fix="give a list with a value for each sample",
+            fix="pass a list with one value for each sample",
         )
     names = {dataset.class_names.get(field) for dataset in datasets}
     if isinstance(sampling, Balanced) and len(names) > 1:
         raise UsageError(
-            f"the datasets have other class names for {field!r}, so that its numbers differ",
+            f"the datasets have different class names for {field!r}, so its numbers differ",
             found=", ".join(str(dataset.place) for dataset in datasets[:5]),
-            fix="convert them into one dataset, or give Balanced(...) a class for each sample",
+            fix="convert them into one dataset, or pass Balanced(...) a class for each sample",
         )
     found = [value for dataset in datasets for value in dataset.column(field).tolist()]
-    # -1 is no class where classes have names.
+    # If classes have names, -1 means "no class".
     unnamed = -1 if isinstance(sampling, Balanced) and None not in names else None
     lacking = sum(value in (None, unnamed) for value in found)
     if lacking:
         raise UsageError(
-            f"samples without {field!r} have no place in this sampling",
-            found=f"{lacking:,} of {samples:,}",
-            fix="leave them out of the dataset, or give sampling= a value for each sample",
+            f"sampling needs a value of {field!r} for each sample",
+            found=f"{lacking:,} of {samples:,} samples without one",
+            fix="leave them out of the dataset, or pass sampling= a value for each sample",
         )
     return np.array(found)
 
 
 def _counted(schema: Schema, batching: Batching) -> str:
-    """The field whose lengths a batching is planned by: of audio milliseconds."""
+    """The field whose lengths are used to plan batches. Lengths of audio are in milliseconds."""
     arrays = row_fields(schema) + ([] if isinstance(batching, Pack) else audio_fields(schema))
     wanted = batching.field or ("tokens" if "tokens" in arrays else arrays[0] if arrays else None)
     if wanted not in arrays:
         raise UsageError(
-            "batches by length need a field that is an array of one dimension, or audio",
+            "batches by length need a field of one-dimensional arrays or audio",
             expected=", ".join(arrays) or "such a field",
             found=", ".join(schema) if wanted is None else repr(wanted),
             fix=f"name it: {type(batching).__name__}(..., field=...)",
@@ -271,9 +273,9 @@ def _check_size(samples: int, batch: int, last: str) -> None:
     found = f"{samples:,} samples, {batch:,} for a batch of all ranks together"
     if last == "drop":
         raise UsageError(
-            "the dataset is smaller than one batch, so that there is none",
+            "the dataset is smaller than one batch, so there are no batches",
             found=found,
             fix='make batches smaller, or use last="pad"',
         )
     if last == "pad":
-        warn(f"the dataset is smaller than one batch: it is repeated, marked in `valid` ({found})")
+        warn(f"the dataset is smaller than one batch: samples are repeated as padding ({found})")

@@ -1,4 +1,4 @@
-"""Streaming into torch: `StreamingDataset` for its own DataLoader, and the faster `Loader`."""
+"""Streaming into torch: `StreamingDataset` for torch's DataLoader, and the faster `Loader`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from shardkit.stream.stream import Source, Stream
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_FETCHING = "torch.utils.data._utils.fetch"  # the module that gets samples for a DataLoader
+_FETCHING = "torch.utils.data._utils.fetch"  # the module that fetches samples for a DataLoader
 
 
 class StreamingDataset(streaming.StreamingDataset, IterableDataset[Any]):
@@ -60,28 +60,28 @@ class StreamingDataset(streaming.StreamingDataset, IterableDataset[Any]):
         return _Position(self, epoch, number, workers)
 
     def __getstate__(self) -> dict[str, Any]:
-        self._refuse_twice()  # a spawned worker does not see the frames of its parent
+        self._refuse_twice()  # checked here, as a spawned worker cannot see its parent's frames
         return super().__getstate__()
 
     def _refuse_twice(self) -> None:
-        """Raise UsageError where Accelerate would split or a DataLoader would batch once more."""
+        """Raise UsageError if Accelerate would split, or a DataLoader batch, a second time."""
         frame = sys._getframe(1)
         while frame is not None:
             code = frame.f_globals.get("__name__"), frame.f_code.co_name
             if code == ("accelerate.data_loader", "__iter__") and self.world().size > 1:
                 raise UsageError(
-                    "Accelerate would split over the ranks what is split over them already",
-                    expected="one of the two to do it",
-                    fix="iterate a shardkit.torch.Loader, or the DataLoader itself, without"
-                    " accelerator.prepare; or let Accelerate do it:"
+                    "both the StreamingDataset and Accelerate would split the data over the ranks",
+                    expected="only one of them to split it",
+                    fix="iterate over a shardkit.torch.Loader, or the DataLoader itself, without"
+                    " accelerator.prepare; or let Accelerate split the data:"
                     " StreamingDataset(..., rank=0, world_size=1)",
                 )
             fetcher = frame.f_locals.get("self") if code[0] == _FETCHING else None
             if getattr(fetcher, "auto_collation", False) and self.options.batched:
                 raise UsageError(
-                    "the DataLoader would make batches of what are batches already",
-                    expected="one of the two to make them",
-                    fix="DataLoader(dataset, batch_size=None, ...), which is best; or no"
+                    "both the StreamingDataset and the DataLoader would make batches",
+                    expected="only one of them to make batches",
+                    fix="use DataLoader(dataset, batch_size=None, ...), which is faster; or no"
                     " batch_size, global_batch_size or batching in StreamingDataset",
                 )
             frame = frame.f_back  # type: ignore[assignment]
@@ -117,29 +117,29 @@ class _Position:
         epoch, progress = states.load(state, self._identity, schedule)
         number = states.whole(state, "number")
         if number > schedule.steps(epoch) or schedule.progress(epoch, number) != progress:
-            raise states.refused("number", number, "that of the batches up to there")
+            raise states.refused("number", number, "the number of steps up to this progress")
         self._start(epoch, progress, number)
         self._dataset._epochs.restart(epoch + 1)
 
 
 class _Epochs:
-    """Counts epochs over the workers of a DataLoader, which may be new for each or stay.
+    """Counts epochs across the workers of a DataLoader, persistent or not.
 
     A table in shared memory has the epoch of each of the last iterations. Workers find their row by
-    the seed that the DataLoader gave all of them and by how many iterations they have begun. The
-    first worker writes the row; those that begin at the same time write the same values.
+    the seed that the DataLoader gave all of them and by how many iterations they have started. The
+    first worker writes the row; workers that start at the same time write the same values.
     """
 
     _ROWS = 8
 
     def __init__(self) -> None:
-        # Rows of seed, iterations begun, epoch + 1; the last row has the epoch to begin with.
+        # Rows of seed, iterations started, epoch + 1; the last row has the epoch to start with.
         table = torch.zeros((self._ROWS + 1, 3), dtype=torch.int64)
         self._table: torch.Tensor = table.share_memory_()  # type: ignore[no-untyped-call]
         self._begun = 0  # by this process
 
     def begin(self, seed: int | None) -> int:
-        """The epoch of the iteration that this process begins; `seed` is that of a worker."""
+        """The epoch of the iteration that this process starts. `seed`: a worker's base seed."""
         self._begun += 1
         table = self._table.numpy()
         key = [-1 if seed is None else seed, self._begun]
@@ -153,11 +153,11 @@ class _Epochs:
         row = table[epoch % self._ROWS]
         row[2] = 0
         row[:2] = key
-        row[2] = epoch + 1  # last, as it makes the row valid
+        row[2] = epoch + 1  # written last, as it makes the row valid
         return epoch
 
     def restart(self, epoch: int) -> None:
-        """The next iteration is this epoch."""
+        """Make this the epoch of the next iteration."""
         table = self._table.numpy()
         table[:] = 0
         table[-1, 2] = epoch
@@ -192,7 +192,7 @@ class Loader(loading.Loader):
         self.to, self.device = to, None if device is None else _found(device)
         check_choice(self, "to", ("torch", "numpy"))
         if to == "numpy" and (pin_memory or device is not None):
-            raise UsageError('arrays stay where they are: no pin_memory or device with to="numpy"')
+            raise UsageError('pin_memory and device cannot be used with to="numpy"')
         self._copies = _Copies(self.device) if self.device and self.device.type == "cuda" else None
         self._pinned = pin_memory or self._copies is not None
         if self._pinned and not torch.cuda.is_available():
@@ -201,22 +201,22 @@ class Loader(loading.Loader):
         super().__init__(source, **options)
         self.dataset = _Numbered.of(self.dataset)
 
-    # Attributes of a DataLoader that others read: Lightning, to set the epoch; Accelerate's
-    # skip_first_batches, with which transformers' Trainer continues, to make one that begins later.
+    # Attributes of a DataLoader that other libraries read: Lightning to set the epoch; Accelerate's
+    # skip_first_batches (with which transformers' Trainer resumes), to skip batches.
 
     num_workers = 0
     prefetch_factor = None
 
     @property
     def sampler(self) -> _Numbers:
-        """The numbers of an epoch's batches."""
+        """A sampler of an epoch's batches."""
         return _Numbers(self)
 
     batch_sampler = sampler
 
     @staticmethod
     def collate_fn(batch: Batch) -> Batch:
-        """The batch as it is."""
+        """Return the batch unchanged."""
         return batch
 
     @property
@@ -246,9 +246,9 @@ class Loader(loading.Loader):
 
 
 class _Numbers:
-    """A Loader's sampler: for each batch of its epoch a function that makes it.
+    """A Loader's sampler: yields a function for each batch of its epoch, which makes the batch.
 
-    The loader begins with the batch of the first function that is called: earlier ones are skipped.
+    The loader starts at the batch whose function is called first: earlier batches are skipped.
     """
 
     def __init__(self, loader: Loader) -> None:
@@ -258,7 +258,7 @@ class _Numbers:
         return len(self._loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch of the training comes next; a state that was just loaded takes precedence."""
+        """Set the epoch of the next iteration, unless a state was just loaded."""
         if not self._loader._loaded:
             self._loader.set_epoch(epoch)
 
@@ -282,11 +282,11 @@ class _Numbers:
 
 
 class _Numbered(streaming.StreamingDataset):
-    """The dataset attribute of a Loader: its number of samples, and batches by `_Numbers`."""
+    """A Loader's `dataset` attribute: its length in samples, and its batches through `_Numbers`."""
 
     @classmethod
     def of(cls, dataset: streaming.StreamingDataset) -> _Numbered:
-        """The same dataset, as one of these."""
+        """The same dataset, as an instance of this class."""
         made = cls.__new__(cls)
         made.__dict__.update({k: v for k, v in vars(dataset).items() if k != "_epochs"})
         return made
@@ -296,19 +296,20 @@ class _Numbered(streaming.StreamingDataset):
         return self.stream.order.samples
 
     def __getitems__(self, make: object) -> Any:
-        """The batch. Raises UsageError where a DataLoader asks for samples by index."""
+        """Return the batch. Raises UsageError if a DataLoader asks for samples by index."""
         if callable(make):
             return make()
         raise UsageError(
-            "a Loader's dataset has no samples by index",
-            fix="iterate the Loader itself; a DataLoader takes a shardkit.torch.StreamingDataset",
+            "a Loader's dataset does not support indexing",
+            fix="iterate over the Loader itself; a DataLoader needs a"
+            " shardkit.torch.StreamingDataset",
         )
 
     __getitem__ = __getitems__
 
 
 class _Copies:
-    """Copies to a GPU on a CUDA stream of their own, while the GPU works on earlier batches."""
+    """Copies batches to a GPU on a separate CUDA stream, while the GPU works on earlier ones."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -317,7 +318,7 @@ class _Copies:
         self._sources: deque[tuple[torch.cuda.Event, Batch]] = deque()
 
     def begun(self, batch: Batch) -> Batch:
-        """Start to copy a batch; called by any thread."""
+        """Start to copy a batch. May be called by any thread."""
         with torch.cuda.stream(self._stream):
             copied = {name: _moved(value, self._device) for name, value in batch.items()}
             event = self._stream.record_event()
@@ -325,7 +326,7 @@ class _Copies:
         return copied | {"__copied__": event}
 
     def finished(self, batch: Batch) -> Batch:
-        """The batch, for the thread that uses it, whose CUDA stream waits for the copy."""
+        """Return the batch, and make the calling thread's CUDA stream wait for its copy."""
         current = torch.cuda.current_stream(self._device)
         current.wait_event(batch.pop("__copied__"))
         for value in batch.values():
@@ -337,14 +338,14 @@ class _Copies:
 
 
 def _found(device: str | torch.device) -> torch.device:
-    """The device. Raises UsageError where it does not exist."""
+    """The device. Raises UsageError if it does not exist."""
     try:
         return torch.empty(0, device=device).device
-    except Exception as error:  # its type depends on the device and on torch's build
+    except Exception as error:  # the type depends on the device and on torch's build
         raise UsageError(
             f"there is no device {str(device)!r}: {str(error).splitlines()[0]}",
             found=f"torch {torch.__version__}, {torch.cuda.device_count()} CUDA devices",
-            fix='leave device= out, or say device="cpu"',
+            fix='leave device= out, or use device="cpu"',
         ) from error
 
 
@@ -355,14 +356,15 @@ def _moved(value: Any, device: torch.device) -> Any:
 def _page_locked(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """An array in page-locked memory, from which a GPU copies asynchronously.
 
-    Torch reuses it: it alone knows which copies still read from memory that is not referenced.
+    The memory is reused by torch's allocator, since only torch knows which asynchronous copies
+    still read from memory that is no longer referenced.
     """
     size = math.prod(shape) * dtype.itemsize
     return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy().view(dtype).reshape(shape)
 
 
 def _tensors(batch: Batch, stream: Stream) -> Batch:
-    """A batch, or a sample, with tensors for arrays."""
+    """A batch or sample with its arrays converted to tensors."""
     made: Batch = {}
     images, halves = stream.images, stream.transforms.halves
     for name, value in batch.items():
@@ -384,12 +386,12 @@ def _tensor(value: Any, image: bool, half: bool) -> Any:
         tensor = _shared(value).view(torch.bfloat16)
     else:
         tensor = _shared(value.astype(_countable(value.dtype), copy=False))
-    # Channels first in shape and strides; the memory stays as it is: channels_last.
+    # Channels first in shape and strides; the memory is unchanged, which makes it channels_last.
     return tensor.movedim(-1, -3) if image else tensor
 
 
 def _shared(value: npt.NDArray[Any]) -> torch.Tensor:
-    """A tensor of an array's memory; where that is a tensor's, torch knows them to share it."""
+    """A tensor that shares an array's memory. If a tensor owns it, both share one torch storage."""
     tensor = torch.from_numpy(value)
     owner = getattr(value.base, "base", None)
     if not isinstance(owner, torch.Tensor):
@@ -400,12 +402,12 @@ def _shared(value: npt.NDArray[Any]) -> torch.Tensor:
 
 
 def _owned(sample: Batch) -> Batch:
-    """A sample whose arrays are not views of a batch, which workers would send as a whole."""
+    """A copy of a sample's arrays: as views, workers would send their whole batch."""
     return {n: v.copy() if isinstance(v, np.ndarray) else v for n, v in sample.items()}
 
 
 def _countable(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The type in native byte order; int64 for unsigned ones, which torch hardly supports."""
+    """The dtype in native byte order; int64 for uint16 to uint64, for which torch lacks ops."""
     if dtype.kind == "u" and dtype.itemsize > 1:
         return np.dtype(np.int64)
     return dtype.newbyteorder("=")

@@ -1,4 +1,4 @@
-"""Transforms of samples while they are loaded: of images, audio, video, and a user's own."""
+"""Transforms of samples at load time: for images, audio and video, and the user's own."""
 
 from shardkit.transforms.audio import Mono as Mono
 from shardkit.transforms.audio import RandomClip as RandomClip

@@ -1,6 +1,6 @@
 """The transforms of audio: frozen objects, checked when they are created.
 
-Results are float32 (channels, frames), as torchaudio has them.
+Results are float32 (channels, frames), as in torchaudio.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardkit.transforms.steps import Transform, is_number
 class _Audio(NamedTuple):
     samples: Samples  # (frames, channels)
     rate: int
-    seconds: float | None = None  # that a RandomClip has cut
+    seconds: float | None = None  # length of the part that a RandomClip took
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,7 +44,7 @@ class Resample(AudioTransform):
 
     def apply(self, audio: _Audio, drawn: Sequence[float]) -> _Audio:
         samples = resampled(audio.samples, audio.rate, self.rate)
-        if audio.seconds is not None:  # the same length from any rate
+        if audio.seconds is not None:  # the same length for any original rate
             samples = _of_length(samples, _frames(audio.seconds, self.rate))
         return _Audio(samples, self.rate, audio.seconds)
 
@@ -59,7 +59,7 @@ class Mono(AudioTransform):
 
 @dataclass(frozen=True, repr=False)
 class RandomClip(AudioTransform):
-    """Cut a random part of a number of `seconds`. Shorter audio is padded with zeros at the end.
+    """Take a random part of `seconds` seconds. Shorter audio is padded with zeros at the end.
 
     If this is the first transform, only this part of WAV, FLAC and AIFF files is decoded.
     """
@@ -73,7 +73,7 @@ class RandomClip(AudioTransform):
             raise UsageError("seconds must be a number above 0", found=repr(self.seconds))
 
     def span(self, frames: int, rate: int, drawn: float) -> tuple[int, int]:
-        """The first frame of the part of so many, and how many it has."""
+        """Return the first frame of the part, and its number of frames."""
         wanted = _frames(self.seconds, rate)
         return int(drawn * (max(frames - wanted, 0) + 1)), min(frames, wanted)
 
@@ -82,13 +82,13 @@ class RandomClip(AudioTransform):
         return self.padded(audio.samples[start : start + frames], audio.rate)
 
     def padded(self, samples: Samples, rate: int) -> _Audio:
-        """The part, with zeros behind it where it is too short."""
+        """Return the part, padded with zeros at the end if it is too short."""
         return _Audio(_of_length(samples, _frames(self.seconds, rate)), rate, self.seconds)
 
 
 @dataclass(frozen=True)
 class AudioJob(MediaJob):
-    """Decodes audio and does its transforms."""
+    """Decodes audio and applies its transforms."""
 
     takes: ClassVar[tuple[type[Transform], ...]] = (AudioTransform,)
 
@@ -112,7 +112,7 @@ def _frames(seconds: float, rate: int) -> int:
 
 
 def _of_length(samples: Samples, frames: int) -> Samples:
-    """The samples, cut or followed by zeros."""
+    """Return the samples, truncated or padded with zeros."""
     if len(samples) >= frames:
         return samples[:frames]
     if frames * samples.shape[1] > MAX_VALUES:  # a damaged header may have any rate

@@ -1,4 +1,4 @@
-"""Boxes while they are loaded: they go where their image goes, with all that has a row for each."""
+"""Transforms of boxes at load time, along with their image and the fields with a row per box."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from shardkit.codecs.window import Window
 from shardkit.errors import UsageError
 from shardkit.schema import Array, FieldType, Schema
 
-MASK, BOXES, ROWS = "mask", "boxes", "rows"  # what lies on an image; rows: one for each box
+MASK, BOXES, ROWS = "mask", "boxes", "rows"  # kinds of fields on an image; rows: one per box
 
 
 class OnImageError(NotAnImageError):
-    """A value of one of several fields on an image; `column` is its number."""
+    """A value of one of several fields on an image is invalid; `column` is the field's index."""
 
     def __init__(self, found: str, column: int) -> None:
         super().__init__(found)
@@ -26,7 +26,7 @@ class OnImageError(NotAnImageError):
 
 
 class BoxesError(OnImageError):
-    """A value that is no boxes."""
+    """A value that is not boxes."""
 
     what = "the value is not boxes"
     expected = "an array of floats, (n, 4): x0, y0, x1, y1 in pixels of the image"
@@ -34,21 +34,21 @@ class BoxesError(OnImageError):
 
 
 class RowsError(OnImageError):
-    """An array that has not a row for each box."""
+    """An array that does not have a row for each box."""
 
-    what = "there are other numbers of boxes and of what goes with them"
+    what = "the number of rows differs from the number of boxes"
     expected = "a row for each box"
     fix = "repair it, or leave the field out of the transform"
 
 
 def kinds_of(fields: Sequence[str], schema: Schema) -> tuple[str, ...]:
-    """What each field that is transformed with an image is: a mask, its boxes, or their rows."""
+    """Return the kind of each field that is transformed with an image: mask, boxes, or rows."""
     boxes = [name for name in fields if _may_be_boxes(name, schema[name])]
     if len(boxes) > 1:
         raise UsageError(
-            "an image is transformed with one field of boxes",
+            "an image can be transformed with only one field of boxes",
             found=", ".join(boxes),
-            fix="concatenate them before",
+            fix="concatenate them first",
         )
     return tuple(
         BOXES if name in boxes else ROWS if boxes and _are_rows(name, schema[name]) else MASK
@@ -57,20 +57,20 @@ def kinds_of(fields: Sequence[str], schema: Schema) -> tuple[str, ...]:
 
 
 def check_rows(fields: Sequence[str], kinds: Sequence[str], schema: Schema) -> None:
-    """Raise UsageError where a crop would drop boxes, but not what goes with them."""
+    """Raise UsageError if a crop would drop boxes, but not the rows that belong to them."""
     left = [name for name in WITH_BOXES if name in schema and name not in fields]
     if BOXES in kinds and left:
         named = ", ".join(f'"{name}"' for name in (*fields, *left))
         raise UsageError(
-            f"a crop drops boxes that nothing is left of, and {left[0]!r} has a row for each",
-            fix=f"name it too, ({named}), or leave it out of fields=[...]",
+            f"a crop drops boxes outside it, but {left[0]!r} also has a row for each box",
+            fix=f"include it, ({named}), or leave it out of fields=[...]",
         )
 
 
 def move_boxes(
     columns: Sequence[list[Any]], kinds: Sequence[str], number: int, header: Header, window: Window
 ) -> None:
-    """Put the boxes of an image where its window goes; `columns` are those of `kinds`.
+    """Transform the boxes of an image with its window; `columns` are the values by `kinds`.
 
     Raises OnImageError.
     """

@@ -15,9 +15,9 @@ from shardkit.transforms.draws import Draws
 class Call:
     """Calls a user's function, in any thread.
 
-    A function with a parameter `rng` gets a numpy Generator. An object with a method
-    `set_random_seed`, such as albumentations', has its own generator: each thread has a copy of the
-    object, and seeds it before each call. So random numbers depend on (seed, epoch, sample) alone.
+    A function with a parameter `rng` gets a NumPy Generator. An object with a method
+    `set_random_seed`, as in albumentations, has its own generator: each thread has a copy of the
+    object, and seeds it before each call. So random numbers depend only on (seed, epoch, sample).
     """
 
     def __init__(self, function: Callable[..., Any], stream: int) -> None:
@@ -35,7 +35,7 @@ class Call:
     def __call__(
         self, values: dict[str, Any], by_name: bool, draws: Draws, row: int
     ) -> dict[str, Any]:
-        """The new values of some fields: of one, or of all by name.
+        """Return the new values of the fields: of a single one, or of all `by_name`.
 
         Other names that a function returns are ignored. Raises ShardkitError.
         """
@@ -48,7 +48,7 @@ class Call:
             if isinstance(made, Mapping):
                 found = ", ".join(str(name) for name in made) or "nothing"
             raise SampleError(
-                f"the transform {self!r} returned something else than the fields it is for",
+                f"the transform {self!r} did not return the fields for which it was given",
                 expected="a dict of " + ", ".join(values),
                 found=found,
             )
@@ -77,7 +77,7 @@ class Call:
         if not hasattr(self._own, "function"):
             self._own.function = copy.deepcopy(self._function)
         own: Any = self._own.function
-        own.set_random_seed(draws.number(row, self._stream) >> 32)  # 32 bits, as all seeds have
+        own.set_random_seed(draws.number(row, self._stream) >> 32)  # seeds have 32 bits
         return own  # type: ignore[no-any-return]
 
 

@@ -1,6 +1,6 @@
-"""The transforms of some fields, in their order, for several samples at once.
+"""The transforms of some fields, in order, for several samples at once.
 
-A chain is made of stages. Neighbouring transforms of images become one `Job`: a crop or a resize,
+A chain consists of stages. Neighbouring transforms of images become one `Job`: a crop or a resize,
 then a window of that and flips, in one call for all samples.
 """
 
@@ -37,7 +37,7 @@ from shardkit.transforms.steps import (
     Transform,
 )
 
-Make = Callable[[int, Size], npt.NDArray[Any]]  # an array by a sample's index in its group
+Make = Callable[[int, Size], npt.NDArray[Any]]  # makes an array for a sample's index in its group
 Output = tuple[tuple[int, ...], "np.dtype[Any] | str"]
 
 
@@ -57,7 +57,7 @@ class Group:
     draws: Draws
 
     def without(self, failed: Mapping[int, Failed]) -> Group:
-        """The group without those that failed, by their indexes in it."""
+        """Return the group without the samples that failed, given by index."""
         left = [n for n in range(len(self.rows)) if n not in failed]
         columns = [[column[n] for n in left] for column in self.columns]
         return Group([self.rows[n] for n in left], columns, self.draws.of(left))
@@ -65,13 +65,13 @@ class Group:
 
 @dataclass(frozen=True)
 class Job:
-    """Transforms of images that are done in one call; without any, images are only decoded."""
+    """Transforms of images that are applied in one call; without any, images are only decoded."""
 
     stream: int  # of random numbers
     steps: tuple[Geometric, ...] = ()
 
     def takes(self, step: Transform) -> bool:
-        """Whether another transform fits in: at most one crop or resize, then one window; flips."""
+        """Whether a transform fits in: at most one crop or resize, then one window; and flips."""
         if not self.steps or not isinstance(step, RandomResizedCrop | Resize | CenterCrop):
             return True
         return isinstance(step, CenterCrop) and not any(
@@ -88,7 +88,7 @@ class Job:
     ) -> dict[int, Failed]:
         """Replace images by pixels, masks by values, and boxes by those in the window.
 
-        `size` is the size that all results must have, if it is known. `kinds` are those of the
+        `size` is the size that all results must have, if known. `kinds` are the kinds of the
         fields after the image.
         """
         images = ImageBatch.of(group.columns[0])
@@ -122,11 +122,11 @@ class Job:
 
     @property
     def numbers(self) -> int:
-        """How many random numbers it takes for an image."""
+        """How many random numbers are needed per image."""
         return sum(step.numbers for step in self.steps)
 
     def window(self, width: int, height: int, drawn: Sequence[float]) -> Window:
-        """What it does to an image of such a size, given its random numbers."""
+        """Return the window for an image of this size and these random numbers."""
         window, first = Window.whole(width, height), 0
         for step in self.steps:
             step.apply(window, drawn[first : first + step.numbers])
@@ -161,9 +161,9 @@ class Chain:
 
     fields: tuple[str, ...]
     stages: tuple[Stage, ...]
-    by_name: bool  # whether callables get values by name
-    size: Size | None = None  # of the images that are read, if all have the same
-    kinds: tuple[str, ...] = ()  # what lies on the image: of each field after it
+    by_name: bool  # whether functions get values by name
+    size: Size | None = None  # of the images as read, if all have the same
+    kinds: tuple[str, ...] = ()  # the kind of each field after the image
 
     @functools.cached_property
     def sizes(self) -> list[Size | None]:
@@ -179,7 +179,7 @@ class Chain:
 
     @functools.cached_property
     def outputs(self) -> dict[str, Output]:
-        """Shape and type of the fields of which they are known."""
+        """Shape and type of the fields for which they are known."""
         size, last = self.sizes[-1], self.stages[-1]
         if size is None:
             return {}
@@ -191,7 +191,7 @@ class Chain:
 
     @property
     def lists(self) -> tuple[str, ...]:
-        """The fields with as many rows as a sample has boxes: batches have them as lists."""
+        """The fields with one row per box; in batches they are lists."""
         return (*self._of(BOXES), *self._of(ROWS))
 
     def _of(self, kind: str) -> tuple[str, ...]:
@@ -203,7 +203,7 @@ class Chain:
         """Transform samples, by their row; returns the errors of those that fail."""
         errors: dict[int, ShardkitError] = {}
         rows = self._complete(samples, errors)
-        # Images as large as they were are not held in memory for all samples between stages.
+        # Avoid holding full-size images of all samples in memory between stages.
         together = self.sizes[0] is not None or len(self.stages) == 1
         for some in [rows] if together else [[row] for row in rows]:
             columns = [[samples[row][name] for row in some] for name in self.fields]
@@ -213,7 +213,7 @@ class Chain:
     def _complete(
         self, samples: Mapping[int, Sample], errors: dict[int, ShardkitError]
     ) -> list[int]:
-        """The rows of samples that have the fields. Samples with none of them stay unchanged."""
+        """Return the rows of samples that have the fields. Samples with none stay unchanged."""
         complete = []
         for row, sample in samples.items():
             absent = [name for name in self.fields if name not in sample]
@@ -257,7 +257,7 @@ class Chain:
     def _maker(
         self, number: int, group: Group, out: Mapping[str, npt.NDArray[Any]], dtype: np.dtype[Any]
     ) -> Make:
-        """A function that gives a stage the output array for a sample: in the batch, or new."""
+        """Return a function that gives the output array for a sample: in the batch, or new."""
         name, size = self.fields[0], self.sizes[number]
         following = self.stages[number + 1 : number + 2]
         if not following and name in self.outputs and name in out:
@@ -285,7 +285,7 @@ class Chain:
     def _hand_out(
         self, group: Group, samples: Mapping[int, Sample], out: Mapping[str, npt.NDArray[Any]]
     ) -> None:
-        """Write results to the batch, unless they are there already, or to the samples."""
+        """Write results to the batch, unless they are already there, or to the samples."""
         masks = self._of(MASK)
         for name, column in zip(self.fields, group.columns, strict=True):
             in_batch = name in self.outputs and name in out
@@ -297,7 +297,7 @@ class Chain:
 
 
 def _decode(job: MediaJob, group: Group) -> dict[int, Failed]:
-    """Replace encoded audio or video by what a job makes of it."""
+    """Replace encoded audio or video by the result of a job."""
     failed = {}
     drawn = group.draws.uniform(job.stream, job.numbers).tolist()
     for index, value in enumerate(group.columns[0]):
@@ -320,7 +320,7 @@ def _as_mask(value: Any) -> Any:
 
 
 def _of_sample(failure: Failed, key: str, fields: tuple[str, ...]) -> ShardkitError:
-    """An error of a value as one of its sample."""
+    """Turn the error of a value into an error of its sample."""
     error, where = failure.error, {"key": key, "field": fields[failure.field]}
     if isinstance(error, NotAnImageError):
         return unusable(error, **where, otherwise='leave such samples out with on_error="skip"')

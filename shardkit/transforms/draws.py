@@ -1,7 +1,7 @@
-"""Random numbers of samples, as arithmetic: the same for any number of ranks, workers and threads.
+"""Random numbers for samples, computed so that they do not depend on ranks, workers and threads.
 
-A number is a hash of (seed, turn, index, stream), where the turn is the epoch, the index is the
-sample's, and each random transform has a stream of its own. The hash is the one of `order.py`.
+A number is a hash of (seed, turn, index, stream), where the turn is the epoch, the index is that
+of the sample, and each random transform has its own stream. The hash is the one in `order.py`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy.typing as npt
 from shardkit.order import splitmix
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)  # between the states of SplitMix64
-_UNUSED = np.uint64(11)  # bits of 64 that a float's fraction does not have
+_UNUSED = np.uint64(11)  # of 64 bits, those beyond a float's 53-bit fraction
 _FRACTION = 2.0**-53
 
 
 class Draws:
-    """Random numbers for some samples, a row for each."""
+    """Random numbers for some samples, one row per sample."""
 
     def __init__(
         self, seed: int, turns: npt.NDArray[np.int64], indexes: npt.NDArray[np.int64]
@@ -33,7 +33,7 @@ class Draws:
         return len(self._rows)
 
     def of(self, rows: Sequence[int]) -> Draws:
-        """The numbers of some of the samples, by ascending row."""
+        """Return the numbers for a subset of the samples, by ascending row."""
         if len(rows) == len(self):
             return self
         some = copy.copy(self)
@@ -41,17 +41,17 @@ class Draws:
         return some
 
     def uniform(self, stream: int, count: int) -> npt.NDArray[np.float64]:
-        """Numbers in [0, 1), float64 of shape (samples, count)."""
+        """Return numbers in [0, 1), float64 of shape (samples, count)."""
         steps = np.arange(count, dtype=np.uint64) * _STEP
         states = (self._rows ^ _hash(stream))[:, None] + steps
         return (splitmix(states) >> _UNUSED).astype(np.float64) * _FRACTION
 
     def generator(self, row: int, stream: int) -> np.random.Generator:
-        """A generator for one sample."""
+        """Return a generator for one sample."""
         return np.random.Generator(np.random.PCG64(self.number(row, stream)))
 
     def number(self, row: int, stream: int) -> int:
-        """A number of 64 bits for one sample, to seed a generator."""
+        """Return a 64-bit number for one sample, to seed a generator."""
         return int(splitmix(self._rows[row : row + 1] ^ _hash(stream))[0])
 
 

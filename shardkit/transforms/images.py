@@ -1,6 +1,6 @@
-"""Pixels of many images at once, cropped, resized and mirrored into rows of a batch.
+"""Crop, resize and mirror many images at once into the rows of a batch.
 
-A value is an encoded image or its pixels. Plain JPEGs are done in one call that decodes only
+A value is an encoded image or its pixels. Plain JPEGs are processed in one call that decodes only
 what is needed; all others are decoded strictly, one by one.
 """
 
@@ -26,7 +26,7 @@ class PixelsError(NotAnImageError):
     """A value that is neither an encoded image nor its pixels."""
 
     expected = "an encoded image, or pixels: uint8 (height, width, 3)"
-    fix = "make pixels of it before this transform"
+    fix = "convert it to pixels before this transform"
 
 
 class TooLargeError(NotAnImageError):
@@ -38,16 +38,16 @@ class TooLargeError(NotAnImageError):
 
 
 class SizeError(NotAnImageError):
-    """An image of another size than that of its field."""
+    """An image whose size differs from that of its field."""
 
-    what = "the image is not of the size that all images of its field have"
+    what = "the image does not have the size of all images in its field"
     expected = None
     fix = "convert the dataset again, or repair the sample"
 
 
 @dataclass
 class ImageBatch:
-    """Values with their headers. Those of `errors` are not images."""
+    """Values with their headers. Those in `errors` are not valid images."""
 
     values: Sequence[Any]
     sizes: list[tuple[int, int]]  # width and height of each, upright
@@ -66,7 +66,7 @@ class ImageBatch:
         return made
 
     def header(self, number: int) -> Header:
-        """The header of an image, for its masks; of pixels, one with their size."""
+        """Return the header of an image, for its masks; for pixels, one with their size."""
         return self.headers.get(number) or Header("", *self.sizes[number])
 
     def cut(self, windows: Mapping[int, Window], out: Mapping[int, Pixels]) -> Errors:
@@ -99,7 +99,7 @@ class ImageBatch:
         return errors
 
     def _look_at(self, number: int) -> tuple[int, int]:
-        """Width and height of an image, upright. Raises NotAnImageError."""
+        """Return width and height of an upright image. Raises NotAnImageError."""
         value = self.values[number]
         if isinstance(value, bytes):
             header = self.headers[number] = read_header(value)
@@ -115,7 +115,7 @@ class ImageBatch:
     def _all_plain(
         self, jobs: Mapping[int, tuple[int, ...]], out: Mapping[int, Pixels]
     ) -> list[int]:
-        """Do all that one call can do; returns the numbers of the others."""
+        """Process all images that one call can handle; returns the indexes of the others."""
         plain = [n for n in jobs if n in self.headers and can_crop(self.values[n], self.headers[n])]
         if not plain:
             return list(jobs)
@@ -129,7 +129,7 @@ class ImageBatch:
 
 
 def _as_pixels(value: Any) -> Any:
-    """The pixels of a PPM, which are uncompressed; any other value as it is."""
+    """Return the pixels of a PPM, which are uncompressed; any other value unchanged."""
     if not isinstance(value, bytes) or not value.startswith(b"P6"):
         return value
     try:

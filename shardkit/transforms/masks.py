@@ -1,4 +1,4 @@
-"""Masks while they are loaded: their values get the geometry of their image, unchanged."""
+"""Transforms of masks at load time: they get the geometry of their image, with unchanged values."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Values = npt.NDArray[Any]
 
 
 class ColourError(NotAnImageError):
-    """A mask with more than one value for a pixel, or with values that are not whole numbers."""
+    """A mask with more than one value per pixel, or with values that are not integers."""
 
     what = "the value is not a mask"
-    expected = "a whole number for each pixel of its image"
+    expected = "an integer for each pixel of its image"
     fix = "store the mask as an image of one channel"
 
 
 def mask_values(value: Any, image: Header) -> Values:
-    """The values of a mask, (height, width), upright as its image.
+    """Return the values of a mask (height, width), upright like its image.
 
     Raises NotAnImageError.
     """
@@ -36,7 +36,7 @@ def mask_values(value: Any, image: Header) -> Values:
         raise ColourError(f"{type(value).__name__} {value!r:.60}")
     mask: Values = value
     if mask.ndim == 3 and mask.shape[2] in (1, 3) and (mask == mask[:, :, :1]).all():
-        mask = mask[:, :, 0]  # equal channels, as formats that hold images in colour store it
+        mask = mask[:, :, 0]  # equal channels, as stored by formats with only colour images
     if mask.ndim != 2 or mask.dtype.kind not in "bui":
         raise ColourError(f"an array of {mask.dtype} {mask.shape}")
     if mask.shape != size[::-1]:
@@ -48,7 +48,7 @@ def mask_values(value: Any, image: Header) -> Values:
 
 
 def cut_mask(mask: Values, window: Window) -> Values:
-    """The window of a mask: nearest values, and 0 in margins."""
+    """Return the window of a mask: nearest values, and 0 in margins."""
     columns, no_columns = _sources(
         window.x, window.width, window.full_width, window.left, window.columns
     )
@@ -64,7 +64,7 @@ def cut_mask(mask: Values, window: Window) -> Values:
 def _sources(
     start: int, length: int, full: int, first: int, count: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Along one side: the index of the old value of each new one, and which new ones have none."""
+    """Return, along one side, the source index of each new value, and which ones have no source."""
     wanted = np.arange(first, first + count)
     outside = (wanted < 0) | (wanted >= full)
     return start + _nearest(length, full)[wanted.clip(0, full - 1)], outside
@@ -72,7 +72,7 @@ def _sources(
 
 @functools.lru_cache(maxsize=1024)
 def _nearest(length: int, full: int) -> npt.NDArray[np.int64]:
-    """The index of the nearest of `length` values for each of `full`, by Pillow's NEAREST."""
+    """Return the index of the nearest of `length` values for each of `full`, as in Pillow."""
     from PIL import Image
 
     line = Image.fromarray(np.arange(length, dtype=np.int32)[None])

@@ -1,4 +1,4 @@
-"""Transforms of audio and video: what both have in common."""
+"""The common base of transforms of audio and video."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from shardkit.transforms.steps import Transform
 
 @dataclass(frozen=True, repr=False)
 class MediaTransform(Transform):
-    """Base of the transforms of audio or video, some by random numbers in [0, 1)."""
+    """Base of the transforms of audio or video, some of which take random numbers in [0, 1)."""
 
     numbers: ClassVar[int] = 0  # how many random numbers it takes
 
 
 @dataclass(frozen=True)
 class MediaJob:
-    """Decodes encoded files, value by value, and does the transforms that follow, in order."""
+    """Decodes encoded files, value by value, and applies the transforms that follow, in order."""
 
     stream: int  # of random numbers
     steps: tuple[Any, ...] = ()
 
-    takes: ClassVar[tuple[type[Transform], ...]] = ()  # the transforms that it can do
+    takes: ClassVar[tuple[type[Transform], ...]] = ()  # the supported transforms
 
     @property
     def numbers(self) -> int:
-        """How many random numbers it takes for a value."""
+        """How many random numbers are needed per value."""
         return sum(step.numbers for step in self.steps)
 
     def made(self, value: Any, drawn: Sequence[float]) -> npt.NDArray[Any]:
-        """The result for a value. Raises NotMediaError for one that cannot be decoded."""
+        """Return the result for a value. Raises NotMediaError for one that cannot be decoded."""
         raise NotImplementedError

@@ -1,6 +1,6 @@
 """The transforms of images: frozen objects, checked when they are created.
 
-Names, options and meanings are those of torchvision. A size is a number, or (height, width).
+Names, options and behaviour are those of torchvision. A size is a number, or (height, width).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Size = tuple[int, int]  # height and width
 
-BFLOAT16 = "bfloat16"  # numpy has no such type: arrays of it hold its bits as uint16
+BFLOAT16 = "bfloat16"  # NumPy has no such type: arrays hold its bits as uint16
 _FLOATS = ("float32", "float16", BFLOAT16)
 _TRIES = 10
 _MAX_SIDE = 1 << 15
@@ -48,12 +48,12 @@ class Transform:
 
 @dataclass(frozen=True, repr=False)
 class Geometric(Transform):
-    """Base of the transforms that move pixels, some by random numbers in [0, 1)."""
+    """Base of the transforms that move pixels, some of which take random numbers in [0, 1)."""
 
     numbers: ClassVar[int] = 0  # how many random numbers it takes
 
     def known(self, size: Size | None) -> Size | None:
-        """The size of the result, if the size of the image and the options determine it."""
+        """Return the size of the result, if the size of the image and the options determine it."""
         return size
 
     def apply(self, window: Window, drawn: Sequence[float]) -> None:
@@ -112,7 +112,7 @@ class RandomResizedCrop(Geometric):
         window.resize(*_width_height(self.size))
 
     def _largest(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height of the largest part whose aspect is allowed."""
+        """Return width and height of the largest part with an allowed aspect ratio."""
         least, most = self.ratio
         if width / height < least:
             return width, min(max(round(width / least), 1), height)
@@ -143,7 +143,7 @@ class Resize(Geometric):
             window.resize(*self._scaled(window.columns, window.rows))
 
     def _scaled(self, one: int, other: int) -> tuple[int, int]:
-        """Both sides, the shorter of which gets the size; the longer one is rounded down."""
+        """Return both sides; the shorter one gets the size, the longer one is rounded down."""
         assert isinstance(self.size, int)
         longer = int(self.size * max(one, other) / min(one, other))
         return (self.size, longer) if one <= other else (longer, self.size)
@@ -260,7 +260,7 @@ class Normalize(Transform):
         return cls(mean, std, dtype)
 
     def __call__(self, pixels: Pixels, out: npt.NDArray[Any]) -> None:
-        """Pixels, (height, width, 3), to an array of the same shape and of type `stored`."""
+        """Normalize pixels (height, width, 3) into an array of the same shape and type `stored`."""
         look_up(pixels, self._table, out)
 
     @property
@@ -283,13 +283,13 @@ class Normalize(Transform):
 
 
 def to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """The bits of the nearest bfloat16 of finite numbers; ties are rounded to even."""
+    """Return the bits of the nearest bfloat16 of finite numbers; ties are rounded to even."""
     bits = values.view(np.uint32)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 
 def _margin(length: int, wanted: int) -> int:
-    """Pixels that are cut off before the middle; negative: pixels that are added."""
+    """Return the pixels to cut off before the center; negative: pixels to add."""
     return round((length - wanted) / 2) if length > wanted else -((wanted - length) // 2)
 
 
@@ -333,7 +333,7 @@ def _check_size(transform: Any) -> None:
 
 
 def _check_range(transform: Any, name: str, nothing: bool = False) -> None:
-    """Two numbers, the first of which may be 0 if `nothing` is allowed."""
+    """Check for two ascending numbers, the first of which may be 0 if `nothing` is allowed."""
     values = getattr(transform, name)
     right = _are_numbers(values, 2) and 0 <= values[0] <= values[1] and values[1] > 0
     if not right or (values[0] == 0 and not nothing):

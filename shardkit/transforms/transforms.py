@@ -1,4 +1,4 @@
-"""The transforms of a dataset: by field, checked against its schema, applied to many samples."""
+"""The transforms of a dataset: by field, checked against the schema, applied to many samples."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from shardkit.transforms.video import VideoJob
 Step = Transform | Callable[..., Any]
 
 _MEDIA: dict[type[FieldType], type[MediaJob]] = {Audio: AudioJob, Video: VideoJob}
-_STREAMS = 1 << 16  # of random numbers that a chain has: more than it has steps
+_STREAMS = 1 << 16  # random streams reserved per chain: more than it has steps
 
 
 class Transforms:
@@ -71,7 +71,7 @@ class Transforms:
             if twice:
                 raise UsageError(
                     f"field {twice[0]!r} has transforms in two places",
-                    fix="name all of them in one place, in their order",
+                    fix="list all of them in one place, in order",
                 )
             taken.update(fields)
             self.chains.append(_chain(given, fields, _steps(given, steps), schema, number))
@@ -83,12 +83,12 @@ class Transforms:
 
     @property
     def lists(self) -> frozenset[str]:
-        """The fields of boxes, and of what goes with them, of any number in each sample."""
+        """The fields of boxes, and those with a row per box, of any number in each sample."""
         return frozenset(name for chain in self.chains for name in chain.lists)
 
     @property
     def images(self) -> frozenset[str]:
-        """The fields whose results are images (..., height, width, 3), and not of a callable."""
+        """The fields whose results are images (..., height, width, 3), and not from a function."""
         return frozenset(
             chain.fields[0]
             for chain in self.chains
@@ -107,12 +107,12 @@ class Transforms:
 
     @property
     def halves(self) -> frozenset[str]:
-        """The fields of images that hold the bits of bfloat16."""
+        """The fields of images that contain bits of bfloat16."""
         last = ((chain.fields[0], chain.stages[-1]) for chain in self.chains)
         return frozenset(name for name, s in last if isinstance(s, Normalize) and s.is_bfloat16)
 
     def outputs(self) -> dict[str, Output]:
-        """Shape and dtype of the fields for which they are known before reading.
+        """Return shape and dtype of the fields for which they are known before reading.
 
         Images are (height, width, 3), masks (height, width). Other results are in the samples.
         """
@@ -121,10 +121,10 @@ class Transforms:
     def apply(
         self, samples: Sequence[Sample | None], draws: Draws, out: Mapping[str, npt.NDArray[Any]]
     ) -> dict[int, ShardkitError]:
-        """Transform samples, all but those that are None; returns the errors of those that fail.
+        """Transform all samples that are not None; returns the errors of those that fail.
 
         `draws` has a row for each sample. The result of a field in `out` is written to the sample's
-        row of its array, whose shape and dtype are those of `outputs`; other results replace the
+        row in its array, whose shape and dtype are those of `outputs`; other results replace the
         values in the samples.
         """
         errors: dict[int, ShardkitError] = {}
@@ -142,7 +142,9 @@ def _fields(given: Any, schema: Schema) -> tuple[str, ...]:
                 f"there is no field {name!r} to transform", expected=near(name, schema)
             )
     if not fields or len(set(fields)) < len(fields):
-        raise UsageError("transforms are for one field or several", found=repr(given))
+        raise UsageError(
+            "transforms need a field, or a tuple of different fields", found=repr(given)
+        )
     return fields
 
 
@@ -152,7 +154,7 @@ def _steps(given: Any, steps: Any) -> list[Step]:
         if isinstance(step, type) and issubclass(step, Transform):
             raise UsageError(
                 f"a transform of {given!r} is a class", found=step.__name__,
-                fix=f"make one, as in {step.__name__}(...)",
+                fix=f"create an instance: {step.__name__}(...)",
             )  # fmt: skip
         if not isinstance(step, Transform) and not callable(step):
             raise UsageError(
@@ -188,11 +190,11 @@ def _chain(
 def _media_stages(
     given: Any, steps: list[Step], kind: type[MediaJob], stream: int
 ) -> tuple[Stage, ...]:
-    """The transforms of audio or video as one job, and the functions after it."""
+    """Return the transforms of audio or video as one job, and the functions after it."""
     if isinstance(given, tuple):
         raise UsageError(
-            "transforms of audio and video are for one field", found=repr(given),
-            fix="give functions of several fields by another name, or one that decodes itself",
+            "transforms of audio and video take a single field", found=repr(given),
+            fix="transform a single field, or use a function that decodes the values itself",
         )  # fmt: skip
     own = list(takewhile(lambda step: isinstance(step, (Decode, *kind.takes)), steps))
     calls: list[Stage] = []
@@ -208,14 +210,14 @@ def _media_stages(
 
 
 def _stages(given: Any, steps: list[Step], stream: int) -> tuple[Stage, ...]:
-    """The steps, with neighbours as one job where possible. Each has its own random stream."""
+    """Return the steps, merging neighbours into one job if possible. Each has a random stream."""
     stages: list[Stage] = []
     for number, step in enumerate(steps, stream):
         last = stages[-1] if stages else None
         if isinstance(last, Normalize) and (isinstance(step, Transform) or last.is_bfloat16):
             name = repr(step) if isinstance(step, Transform) else name_of(step)
             raise UsageError(
-                f"{name} of {given!r} comes after {last!r}, which leaves no pixels for it",
+                f"{name} of {given!r} comes after {last!r}, whose results are not pixels",
                 fix="normalize last",
             )
         if not isinstance(step, Transform):
@@ -237,7 +239,7 @@ def _stages(given: Any, steps: list[Step], stream: int) -> tuple[Stage, ...]:
 
 
 def _size(step: Transform, name: str, kind: FieldType) -> Size | None:
-    """The size of a field's images, if it is known. Raises UsageError for other fields."""
+    """Return the size of a field's images, if known. Raises UsageError for other fields."""
     if isinstance(kind, Image):
         return None
     if isinstance(kind, Array) and kind.dtype in (None, np.dtype(np.uint8).str):
@@ -246,7 +248,7 @@ def _size(step: Transform, name: str, kind: FieldType) -> Size | None:
             height, width, _ = shape
             return None if height is None or width is None else (height, width)
     raise UsageError(
-        f"{step!r} is for images, which field {name!r} has not",
+        f"{step!r} is for images, but field {name!r} has none",
         expected="a field of encoded images, or of pixels: uint8 (height, width, 3)",
         found=repr(kind),
     )
@@ -261,7 +263,7 @@ def _check_mask(name: str, kind: FieldType) -> None:
     if not whole and not isinstance(kind, Image):
         raise UsageError(
             f"field {name!r} cannot be the mask of an image, or boxes on it",
-            expected="a field of encoded images, or of whole numbers, (height, width); or boxes,"
-            " floats (n, 4), and with them arrays (n,)",
+            expected="a field of encoded images, or of integers (height, width); or boxes,"
+            " floats (n, 4), along with arrays (n,)",
             found=repr(kind),
         )

@@ -1,6 +1,6 @@
 """The transforms of video: frozen objects, checked when they are created.
 
-Results are uint8 (frames, height, width, 3). Transforms of images do the same to all frames.
+Results are uint8 (frames, height, width, 3). Transforms of images treat all frames the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shardkit.transforms.images import ImageBatch
 from shardkit.transforms.media import MediaJob, MediaTransform
 from shardkit.transforms.steps import Geometric, Transform
 
-_MOST = 1 << 12  # frames of a sample
+_MOST = 1 << 12  # frames per sample
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,7 +48,7 @@ class SampleFrames(MediaTransform):
         object.__setattr__(self, "numbers", numbers)
 
     def choose(self, count: int, drawn: Sequence[float]) -> list[int]:
-        """The indexes of the frames, of so many that there are."""
+        """Return the indexes of the frames to take, of `count` frames."""
         if self.stride is None:
             places = drawn if self.random else [0.5] * self.n
             at = [int((number + place) * count / self.n) for number, place in enumerate(places)]
@@ -61,7 +61,7 @@ class SampleFrames(MediaTransform):
 
 @dataclass(frozen=True)
 class VideoJob(MediaJob):
-    """Decodes some frames of videos, and does transforms of images to them."""
+    """Decodes some frames of videos, and applies transforms of images to them."""
 
     takes: ClassVar[tuple[type[Transform], ...]] = (SampleFrames, Geometric)
 
@@ -69,14 +69,14 @@ class VideoJob(MediaJob):
         kinds = [isinstance(step, SampleFrames) for step in self.steps]
         if kinds[:1] != [True] or sum(kinds) > 1:
             raise UsageError(
-                "transforms of video begin with one that says which frames",
+                "the first transform of a video must select frames",
                 expected="a list such as [shardkit.SampleFrames(8), shardkit.Resize(128), ...]",
                 found=repr(list(self.steps)),
             )
 
     @cached_property
     def _jobs(self) -> list[Job]:
-        """The transforms of images, as few resizings as possible."""
+        """The transforms of images, with as few resizings as possible."""
         jobs = [Job(self.stream)]
         for step in self.steps[1:]:
             if not jobs[-1].takes(step):
@@ -97,7 +97,7 @@ class VideoJob(MediaJob):
 
 
 def _done(job: Job, frames: Iterable[Pixels], count: int, drawn: Sequence[float]) -> Pixels:
-    """The same window of each of so many frames, of one size."""
+    """Apply the same window to each of `count` frames, which have one size."""
     made: Pixels | None = None
     for number, pixels in enumerate(frames):
         size = pixels.shape[1], pixels.shape[0]

@@ -1,13 +1,13 @@
 """Checks that a dataset is as it was written.
 
 verify.py     `verify`: all of it, and the report
-files.py      the files that a manifest names: there, whole, unchanged; and those it does not name
+files.py      existence, sizes and checksums of the files in a manifest; shards that it lacks
 shards.py     one shard: its files, then its keys and counts, in one thread
-keys.py       the position of every key, in 8 bytes each
+keys.py       looks up positions by key, with 8 bytes of memory per key
 samples.py    every value of every sample against the schema
 groups.py     which datasets are compared with which samples of a source
 compare.py    a dataset compared with its source, or with another dataset
 client.py     a dataset compared with what the library of its format reads
-client_reader.py  the process that reads with such a library, a script
-work.py       findings; threads whose results come in order; progress
+client_reader.py  the script that reads with such a library, in its own process
+work.py       findings; threads with results in order; progress
 """

@@ -1,8 +1,8 @@
-"""Compares a dataset as the library of its format reads it with what shardkit reads.
+"""Compares what the library of a dataset's format reads with what shardkit reads.
 
 The library runs in its own process (client_reader.py), which sends a summary of each value, in
-order. It is compared with the summary of the value that shardkit reads; where a library gives
-another type, `ours` of its `Client` converts.
+order. Each is compared with the summary of the value that shardkit reads, converted by `ours` of
+the `Client` if the library returns a different type.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from shardkit.verification.shards import CheckedPart
 from shardkit.verification.work import Meter
 
 SCRIPT = Path(__file__).with_name("client_reader.py")
-_COPIED = 8 << 20  # bytes that are copied at a time
-_SILENT = 600.0  # seconds: FFCV compiles for a minute before its first sample
+_COPIED = 8 << 20  # bytes copied at a time
+_SILENT = 600.0  # timeout in seconds: FFCV compiles for a minute before its first sample
 
 _Ours: TypeAlias = Callable[[FieldType, Any], Any]
 _Given: TypeAlias = tuple["str | None", dict[str, str]]  # key, summaries of its fields
@@ -58,13 +58,13 @@ def _same(kind: FieldType, value: Any) -> Any:
 
 
 def _of_webdataset(kind: FieldType, value: Any) -> Any:
-    """JSON has no NaN and no infinities: a TAR stores their names as text."""
+    """JSON has no NaN and no infinities: in a TAR, they are stored by name, as text."""
     infinite = isinstance(kind, Float) and not math.isfinite(value)
     return json.dumps(value) if infinite else value
 
 
 def _of_ffcv(kind: FieldType, value: Any) -> Any:
-    """FFCV has no booleans, and gives pixels of raw images; JPEGs are compared by their bytes."""
+    """FFCV has no booleans, and decodes raw images; JPEGs are compared as bytes."""
     if isinstance(kind, Bool):
         return int(value)
     header = ppm_header(value) if isinstance(kind, Image) else None
@@ -80,7 +80,7 @@ def _of_tensorflow(kind: FieldType, value: Any) -> Any:
 
 
 def _of_megatron(kind: FieldType, value: Any) -> Any:
-    """The stored type of tokens may be wider."""
+    """Tokens may be stored in a wider type than the field's."""
     return value.astype(np.int64)
 
 
@@ -92,8 +92,8 @@ class Client:
     modules: tuple[str, ...]
     extra: str
     ours: _Ours = _same
-    whole: bool = False  # it opens a folder, not each shard
-    absent: bool = True  # it distinguishes absent values from others
+    whole: bool = False  # it opens the dataset's folder, not single shards
+    absent: bool = True  # it distinguishes absent from empty values
 
 
 _DATASETS = Client("datasets", ("datasets", "pyarrow"), "hf")
@@ -115,25 +115,25 @@ class ClientReport:
     """The result of reading a dataset with the format's own library."""
 
     versions: dict[str, str] = field(default_factory=dict)
-    samples: int = 0  # that it gave
+    samples: int = 0  # that the library returned
     problems: int = 0
-    not_compared: Counter[str] = field(default_factory=Counter)  # what, and how often
+    not_compared: Counter[str] = field(default_factory=Counter)  # what was not -> how many
 
     def to_dict(self) -> dict[str, Any]:
         return {**self.__dict__, "not_compared": dict(+self.not_compared)}
 
 
 def installed_clients(parts: list[CheckedPart]) -> list[Client]:
-    """The installed libraries for the format of the datasets, which all have the same.
+    """The installed libraries for the datasets' common format.
 
-    Raises UsageError where there is none, and for what shardkit has not written.
+    Raises UsageError if there are none, and for data that shardkit did not write.
     """
     for part in parts:
         if not part.dataset.ours:
             raise UsageError(
-                "only what shardkit wrote is compared with a library, and there is no manifest",
+                "--client only checks data that shardkit wrote, and there is no manifest",
                 path=part.dataset.path,
-                fix="verify it without --client, or the folder that has the manifest",
+                fix="verify it without --client, or give the folder that has the manifest",
             )
     if not parts:
         return []
@@ -141,7 +141,7 @@ def installed_clients(parts: list[CheckedPart]) -> list[Client]:
     clients = CLIENTS.get(format, ())
     if not clients:
         raise UsageError(
-            f"verify --client does not compare the format {format!r} with a library",
+            f"verify --client does not support the format {format!r}",
             expected=", ".join(sorted(CLIENTS)),
             fix="verify it without --client",
         )
@@ -156,15 +156,15 @@ def installed_clients(parts: list[CheckedPart]) -> list[Client]:
 def _is_installed(module: str) -> bool:
     try:
         spec = importlib.util.find_spec(module)
-    except ModuleNotFoundError:  # the package around it
+    except ModuleNotFoundError:  # its parent package is not installed
         return False
     return spec is not None and spec.origin is not None  # not just a folder of that name
 
 
 def importable(clients: list[Client]) -> tuple[dict[Client, dict[str, str]], list[str]]:
-    """The libraries that can be imported, with their versions, and a note on each other one.
+    """The libraries that can be imported, with their versions, and notes on those that cannot.
 
-    Each is imported in a process of its own. Raises UsageError where all fail.
+    Each is imported in a process of its own. Raises UsageError if all fail.
     """
     versions: dict[Client, dict[str, str]] = {}
     failed: list[UsageError] = []
@@ -173,7 +173,7 @@ def importable(clients: list[Client]) -> tuple[dict[Client, dict[str, str]], lis
             try:
                 versions[client] = process.receive()
             except WorkerError as error:
-                words = f"{client.name} is installed and cannot be imported"
+                words = f"{client.name} is installed but cannot be imported"
                 fix = "install it again, or verify without --client"
                 failed.append(UsageError(words, found=error.found or error.what, fix=fix))
     if failed and not versions:
@@ -182,9 +182,9 @@ def importable(clients: list[Client]) -> tuple[dict[Client, dict[str, str]], lis
 
 
 class _Unit(NamedTuple):
-    """What the library opens at once: its first shard, and the numbers of its samples.
+    """What the library opens in one call: one shard, or all of them, and the range of samples.
 
-    `path` is for messages: of data at a URL, the library reads a copy.
+    `path` is for messages: for data at a URL, the library reads a copy. `shard` is the first one.
     """
 
     path: Path
@@ -193,10 +193,10 @@ class _Unit(NamedTuple):
 
 
 def compare(part: CheckedPart, client: Client, report: ClientReport, meter: Meter) -> None:
-    """Compare all samples of the shards that were found whole.
+    """Compare all samples of the undamaged shards.
 
-    Problems go to the part's findings. Of data at a URL, one shard at a time is copied to a
-    temporary folder. Raises StorageError where there is no room for it.
+    Problems go to the part's findings. If the data are at a URL, one shard at a time is copied to a
+    temporary folder. Raises StorageError if there is not enough space for it.
     """
     dataset = part.dataset
     remote = isinstance(dataset.path, RemotePath)
@@ -231,7 +231,7 @@ def compare(part: CheckedPart, client: Client, report: ClientReport, meter: Mete
 
 @contextmanager
 def _at_hand(part: CheckedPart, unit: _Unit) -> Iterator[Dataset]:
-    """The dataset, with what is in a unit on this machine."""
+    """A context with the dataset, in which the shard of the unit is a local file."""
     if not isinstance(part.dataset.path, RemotePath):
         yield part.dataset
         return
@@ -240,16 +240,16 @@ def _at_hand(part: CheckedPart, unit: _Unit) -> Iterator[Dataset]:
 
 
 def _copied(part: CheckedPart, shard: int, folder: Path) -> Dataset:
-    """The dataset, with a shard of it in a folder of this machine."""
+    """The dataset, moved to a local folder that has a copy of one of its shards."""
     files = (part.shards[shard].file, *part.shards[shard].beside)
     free, needed = shutil.disk_usage(folder).free, sum(file.bytes for file in files)
     if needed > free:
         raise StorageError(
-            "there is no room to copy a shard for the library to read",
+            "there is not enough disk space to copy a shard for the library to read",
             path=part.dataset.shard_path(shard),
             expected=f"{needed:,} bytes",
             found=f"{free:,} bytes free in {folder.parent}",
-            fix="make space, or name another folder in the variable TMPDIR",
+            fix="free some space, or set the environment variable TMPDIR to another folder",
         )
     for file in files:
         path = folder / file.name
@@ -265,13 +265,13 @@ def _count(units: list[_Unit]) -> int:
 
 
 class _Comparison:
-    """Compares one dataset with what one library gives."""
+    """Compares one dataset with what one library returns."""
 
     def __init__(
         self, part: CheckedPart, client: Client, report: ClientReport, meter: Meter
     ) -> None:
         self._part = part
-        self.dataset = part.dataset  # or a copy of it, which is read
+        self.dataset = part.dataset  # what is read: the dataset, or a local copy
         self._client = client
         self._report = report
         self._meter = meter
@@ -281,9 +281,9 @@ class _Comparison:
         self._part.add(problem, shard, position)
 
     def compare(self, unit: _Unit, given: Iterator[_Given]) -> None:
-        """Samples in their order; from the first one with another key on, by their keys.
+        """Compare samples in order, and after the first key that differs, by key.
 
-        Raises WorkerError where the library has ended.
+        Raises WorkerError if the library's process has ended.
         """
         index, stop = unit.samples.start, unit.samples.stop
         by_key: dict[str | None, int] | None = None
@@ -304,7 +304,7 @@ class _Comparison:
                 if number is not None:
                     self._compare_sample(number, fields)
                 else:
-                    words = f"{self._client.name} gives a sample that shardkit does not read"
+                    words = f"{self._client.name} returns a sample that shardkit does not read"
                     self.add(SampleError(words, path=unit.path, key=key), unit.shard)
         except ShardkitError as error:
             self._report.not_compared["samples"] += max(len(unit.samples) - count, 0)
@@ -313,7 +313,7 @@ class _Comparison:
             self.add(error.located(path=unit.path), unit.shard)
         else:
             for number in range(index, stop) if by_key is None else by_key.values():
-                self._add(number, "does not give a sample that shardkit reads")
+                self._add(number, "does not return a sample that shardkit reads")
         finally:
             self._report.samples += count
 
@@ -336,9 +336,9 @@ class _Comparison:
                 expected = summary(self._client.ours(schema[name], sample[name]))
                 if found != expected:
                     about = {"expected": expected, "found": found or "no value"}
-                    self._add(index, "gives another value than shardkit", field=name, **about)
+                    self._add(index, "returns a different value", field=name, **about)
             elif found is not None and (self._client.absent or name not in schema):
-                words = "gives a value that the sample does not have"
+                words = "returns a value that the sample does not have"
                 self._add(index, words, field=name, found=found)
             elif found is not None:
                 self._report.not_compared[f"absent values of {name!r}"] += 1
@@ -347,7 +347,7 @@ class _Comparison:
 
 @contextmanager
 def _process(job: dict[str, Any]) -> Iterator[JsonProcess]:
-    """The library in its process, with an empty folder for caches, and without network."""
+    """A process with the library, with an empty folder for caches, and offline."""
     with tempfile.TemporaryDirectory(prefix="shardkit-client-") as folder:
         caches = dict.fromkeys(("HF_HOME", "HF_DATASETS_CACHE", "HF_HUB_CACHE"), folder)
         offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
@@ -360,7 +360,7 @@ def _process(job: dict[str, Any]) -> Iterator[JsonProcess]:
 def _samples(process: JsonProcess, name: str, *, first: bool) -> Iterator[_Given]:
     """The key and the summaries of each sample in the next unit.
 
-    Raises DamagedError where the library has raised an error, WorkerError where it has ended.
+    Raises DamagedError if the library raised an error, WorkerError if its process ended.
     """
     try:
         if first:
@@ -369,9 +369,9 @@ def _samples(process: JsonProcess, name: str, *, first: bool) -> Iterator[_Given
             yield line[0], line[1]
     except WorkerError as error:
         raise WorkerError(
-            f"{name} ended while it read",
+            f"the process of {name} ended while reading",
             found=": ".join(filter(None, (error.what, error.found))),
-            fix="read it with the library by hand, to see whether that or the shard is at fault",
+            fix="read it with the library yourself, to see whether the library or the shard fails",
         ) from error
     if "error" in line:
         raise DamagedError(f"{name} cannot read what shardkit wrote", found=line["error"])

@@ -1,16 +1,16 @@
 """A script that reads shards with the library of their format, in its own process.
 
-It imports nothing of shardkit, so that its values come from that library alone, and a crash ends no
-other process. On stdin it gets a job, a JSON object in a line:
+It imports nothing from shardkit, so that its values come from that library alone, and runs in its
+own process, so that a crash ends no other. From stdin it reads a job, a JSON object on one line:
 
     client   a name in `READERS`
-    fields   field -> its type and the options of that, as in a manifest
-    members  extension -> field, of TARs
+    fields   field -> its type and the type's options, as in a manifest
+    members  extension -> field, for TARs
 
-and then, line by line, paths: a shard each, or the folder of all. On stdout, line by line: an
-object with the versions; then for each path a list of key and summaries for each sample, and
-{"end": true}, or {"error": words} where the library raised one. The key is null where the library
-has none.
+and then paths, one per line: single shards, or the folder of a dataset. To stdout it writes lines:
+an object with the versions; then, for each path, [key, summaries] for each sample, followed by
+{"end": true}, or by {"error": text} if the library raised an error. A key is null if the library
+does not return keys.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from typing import Any
 
 import numpy as np
 
-# Readers use `Any`: libraries may be missing, and none of them has types.
+# Readers use `Any`: the libraries may be missing, and have no type annotations.
 Sample = tuple["str | None", dict[str, Any]]  # key and fields
 Job = dict[str, Any]
 
-_LONGEST = 60  # characters of a value that is its own summary
-_ROWS = 100  # at a time
-_PIXELS = 64 << 20  # bytes of a batch of FFCV's
+_LONGEST = 60  # characters up to which a value is its own summary
+_ROWS = 100  # read at a time
+_PIXELS = 64 << 20  # bytes of an FFCV batch
 
 
 def summary(value: Any) -> str:
-    """A text that is the same only for equal values of equal types: of long values a digest.
+    """A text that is the same only for equal values of equal types; a digest for long values.
 
-    All NaN are equal, and the order of JSON's keys does not count.
+    All NaN are equal, and the order of keys in JSON objects does not matter.
     """
     if isinstance(value, np.ndarray):
         if value.dtype.kind in "fc":
@@ -60,7 +60,7 @@ def summary(value: Any) -> str:
 
 
 def loaded(data: bytes) -> Any:
-    """The array in the bytes of a .npy file."""
+    """Load an array from the bytes of a .npy file."""
     return np.load(io.BytesIO(data), allow_pickle=False)
 
 
@@ -68,7 +68,7 @@ def loaded(data: bytes) -> Any:
 
 
 def read_webdataset(path: str, job: Job) -> Iterator[Sample]:
-    """Values by the library's own decoders, without those that unpickle."""
+    """Decode values with the library's own decoders, except those that unpickle."""
     import webdataset
     from webdataset.autodecode import basichandlers
 
@@ -135,7 +135,7 @@ def read_pyarrow(path: str, job: Job) -> Iterator[Sample]:
 
 
 def read_datasets(path: str, job: Job) -> Iterator[Sample]:
-    """Read as Arrow tables, so that no image is decoded."""
+    """Read Arrow tables, so that no images are decoded."""
     import datasets
 
     if os.path.isdir(path):
@@ -166,7 +166,7 @@ def rows(batch: Any, fields: Mapping[str, Any]) -> Iterator[Sample]:
 
 
 def of_scalar(scalar: Any, kind: Mapping[str, Any]) -> Any:
-    """The value: the bytes in an image's struct, parsed JSON, lists as arrays."""
+    """The value of an Arrow scalar: the bytes of an image struct, parsed JSON, lists as arrays."""
     name = kind["type"]
     if name == "Array" and hasattr(scalar, "values"):
         values, shape = scalar.values, [len(scalar.values), *kind["shape"][1:]]
@@ -185,7 +185,7 @@ def of_scalar(scalar: Any, kind: Mapping[str, Any]) -> Any:
 
 
 def read_ffcv(path: str, job: Job) -> Iterator[Sample]:
-    """Read by FFCV's loader; the reader's table has the lengths of values."""
+    """Read with FFCV's loader; the lengths of values come from the table of its reader."""
     from ffcv.loader import Loader, OrderOption
     from ffcv.reader import Reader
 
@@ -219,13 +219,13 @@ def pixels_of(table: Any) -> Any:
 
 
 def whole_images() -> Any:
-    """A decoder of images of any size, uncropped: each at the beginning of its row."""
+    """A decoder for images of any size, uncropped: each is stored at the start of its row."""
     from dataclasses import replace
 
     from ffcv.fields.rgb_image import SimpleRGBImageDecoder
     from ffcv.pipeline.allocation_query import AllocationQuery
 
-    class Whole(SimpleRGBImageDecoder):  # type: ignore[misc] # it has no types
+    class Whole(SimpleRGBImageDecoder):  # type: ignore[misc] # untyped base class
         def declare_state_and_memory(self, previous_state: Any) -> Any:
             shape, dtype = (3 * int(pixels_of(self.metadata).max(initial=1)),), np.dtype("u1")
             state = replace(previous_state, jit_mode=True, shape=shape, dtype=dtype)
@@ -235,7 +235,7 @@ def whole_images() -> Any:
 
 
 def of_image(row: Any, entry: Any, stored: Any, sizes: Any) -> Any:
-    """The pixels of a raw image; the bytes of a JPEG, if they decode to the same pixels."""
+    """The pixels of a raw image, or the bytes of a JPEG if they decode to the same pixels."""
     from ffcv.libffcv import imdecode
 
     height, width, at = int(entry["height"]), int(entry["width"]), int(entry["data_ptr"])
@@ -250,7 +250,7 @@ def of_image(row: Any, entry: Any, stored: Any, sizes: Any) -> Any:
 
 
 def of_ffcv(value: Any, entry: Any, kind: str) -> Any:
-    """Numbers as such, values of bytes at their own length, JSON unpacked."""
+    """The value of a field: a number, bytes without padding, or parsed JSON."""
     from ffcv.fields.json import JSONField
 
     if "size" not in (entry.dtype.names or ()):
@@ -265,7 +265,7 @@ def of_ffcv(value: Any, entry: Any, kind: str) -> Any:
 
 
 def read_megatron(path: str, job: Job) -> Iterator[Sample]:
-    """Documents as int64, with their sequences joined."""
+    """Documents as int64, with their sequences concatenated."""
     from megatron.core.datasets.indexed_dataset import IndexedDataset
 
     data = IndexedDataset(path.removesuffix(".bin"))
@@ -310,7 +310,7 @@ def raw(data: bytes, dtype: str, shape: Iterable[int]) -> Any:
 
 # --- the process ----------------------------------------------------------------------------------
 
-# By name: the distributions whose versions are reported, the modules to import, the reader.
+# Name -> distributions whose versions are reported, modules to import, reader.
 READERS: dict[str, tuple[str, str, Callable[[str, Job], Iterable[Sample]]]] = {
     "webdataset": ("webdataset", "webdataset", read_webdataset),
     "lmdb": ("lmdb msgpack", "lmdb msgpack", read_lmdb),
@@ -325,15 +325,15 @@ READERS: dict[str, tuple[str, str, Callable[[str, Job], Iterable[Sample]]]] = {
 def version(distribution: str) -> str:
     try:
         return metadata.version(distribution)
-    except metadata.PackageNotFoundError:  # the module has another one, such as tensorflow-cpu
+    except metadata.PackageNotFoundError:  # from another distribution, such as tensorflow-cpu
         return str(import_module(distribution).__version__)
 
 
 def main() -> None:
-    """Do the job on stdin. What a library prints goes to stderr."""
+    """Run the job from stdin. Output that a library prints is redirected to stderr."""
     out = os.fdopen(os.dup(1), "w", encoding="ascii", buffering=1 << 16)
     os.dup2(2, 1)
-    del sys.path[0]  # the folder of this file, whose modules must not hide others
+    del sys.path[0]  # the folder of this file: its modules must not shadow others
 
     def say(what: Any) -> None:
         out.write(json.dumps(what) + "\n")
@@ -353,7 +353,7 @@ def main() -> None:
         except Exception as error:
             say({"error": f"{type(error).__name__}: {error}"[:2000]})
         out.flush()
-    os._exit(0)  # without Python's shutdown, in which numba fails
+    os._exit(0)  # skip Python's shutdown, in which numba fails
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Compares a dataset with its source, or with another dataset: sample by sample, matched by keys.
+"""Compares a dataset with its source or another dataset, sample by sample, matched by key.
 
-The source is read once, in its own order; the samples of the dataset are looked up by their keys.
+The source is read once, in its own order; the samples of the dataset are looked up by key.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def compare(group: Group, findings: Findings, meter: Meter) -> None:
-    """Compare all samples. Problems of samples in shards go to their part's findings."""
+    """Compare all samples. Problems of stored samples go to the findings of their part."""
     comparison = _Comparison(group, findings)
     _, unit = group.extent
     if group.tasks is not None:
@@ -46,16 +46,16 @@ def compare(group: Group, findings: Findings, meter: Meter) -> None:
                 meter.add(1 if unit == "samples" else item.size)
                 meter.report()
                 comparison.compare_item(item)
-        except ShardkitError as error:  # a whole shard of the source, say
+        except ShardkitError as error:  # such as a source shard that cannot be read
             findings.add(error)
             comparison.complete = False
     comparison.conclude()
 
 
-# What is no problem, but worth a note: a noun, and the words after its number.
+# Differences that are expected, and only noted: the noun that is counted, and the rest of the note.
 _NOTES = {
-    "encoded": ("image", "re-encoded, as this format demands"),
-    "filtered": ("sample", "of the source left out, as asked for"),
+    "encoded": ("image", "re-encoded, as this format requires"),
+    "filtered": ("sample", "of the source filtered out, as requested"),
     "dropped": ("sample", "of the source dropped when the dataset was made, as errors.jsonl says"),
 }
 
@@ -74,14 +74,14 @@ class _Comparison:
         self._filtered = _Dropped(group.parts, FILTERED)
         self._recipe = group.recipe
         self._manifest = next((part.manifest for part in group.parts if part.manifest), None)
-        self._noted: Counter[str] = Counter()  # by the names in _NOTES
+        self._noted: Counter[str] = Counter()  # counts for the notes in _NOTES
         self._missing: list[tuple[str, str | None]] = []  # names in the source, and keys
         self._names: dict[str, str] = {}
         self._common: set[str] = set()
         self.complete = True  # the sources were read to their end
 
     def begin(self, source: Source | Stream) -> Steps:
-        """Compare fields and classes; returns the steps that the dataset's images went through."""
+        """Compare fields and classes; returns the conversion steps to apply to the source."""
         self._names = {old: new for old, new in self._recipe.rename.items() if old in source.schema}
         text = self._recipe.text
         only = "" if text.keep_fields else text.field or ""
@@ -98,7 +98,7 @@ class _Comparison:
         return Steps(self._steps(source), self._audio(source))
 
     def begin_made(self) -> None:
-        """Compare samples that tasks make, which have all fields of the dataset."""
+        """Prepare to compare samples made by tasks, which have all fields of the dataset."""
         self._names = self._recipe.rename
         self._common = set(self._schema)
 
@@ -133,7 +133,7 @@ class _Comparison:
             self._findings.notes.append(words)
 
     def _compare_schemas(self, source: Source | Stream, theirs: Collection[str]) -> None:
-        """Fields that only one side has, and class names that differ."""
+        """Report fields that only one side has, and class names that differ."""
         ours = self._schema.keys()
         path = self._group.path
         for name in [n for n in (*ours, *theirs) if n not in self._common]:
@@ -152,7 +152,7 @@ class _Comparison:
             field = dataset.label if old == source.label else rename.get(old, old)
             if field in named and named[field] != expected:
                 problem = DamagedError(
-                    "the class names are not those of the source",
+                    "the class names differ from those of the source",
                     path=path,
                     field=field,
                     expected=f"{list(expected)!r:.200}",
@@ -161,13 +161,13 @@ class _Comparison:
                 self._findings.add(problem)
 
     def compare_item(self, item: Item) -> None:
-        """One sample of the source after its steps, or why there is none."""
+        """Compare one sample of the source after its steps, or the reason why there is none."""
         read = item.read
         if not isinstance(read, Filtered):
             sample = read if isinstance(read, SampleError) else sample_of(read)
             self._compare_sample(item.name, sample)
         elif self._number_of(read.key and self._stored(read.key)) is None:
-            self._noted["filtered"] += 1  # else it stays unmatched, and is reported as unknown
+            self._noted["filtered"] += 1  # otherwise it stays unmatched, and is reported later
 
     def _compare_sample(self, name: str, sample: Sample | SampleError) -> None:
         key = sample.where.get("key") if isinstance(sample, SampleError) else sample["__key__"]
@@ -189,11 +189,11 @@ class _Comparison:
             self._missing.append((name, key))
 
     def _stored(self, key: str) -> str:
-        """The key in the dataset of a key of the source."""
+        """The key under which the dataset stores a key of the source."""
         return safe_key(key) if self._group.safe_keys else key
 
     def _number_of(self, key: str | None) -> int | None:
-        """The first sample of the dataset with this key that was not compared yet."""
+        """The first sample of the dataset with this key that has not been matched yet."""
         if key is None:
             return None
         numbers = self._keys.with_hash(key)
@@ -221,21 +221,21 @@ class _Comparison:
                 if words is None or self._was_encoded(name, found[name], expected[name]):
                     continue
                 yield SampleError(
-                    "a value is not that of the source", field=name, expected=words[0],
+                    "a value differs from the source", field=name, expected=words[0],
                     found=words[1],
                 )  # fmt: skip
             elif name in found or name in expected:
                 lacks = "dataset" if name in expected else "source"
-                yield SampleError(f"a value is not in the {lacks}", field=name)
+                yield SampleError(f"a value is missing in the {lacks}", field=name)
 
     def _was_encoded(self, name: str, found: Any, expected: Any) -> bool:
-        """Whether the format cannot hold this image, and holds it re-encoded."""
+        """Whether the format cannot store this image as it is, and stores it re-encoded."""
         kind = self._schema[name]
         if not isinstance(kind, Image) or not isinstance(expected, bytes):
             return False
         try:
             same = bool(self._format.carried(kind, expected) == found)
-        except ShardkitError:  # it is no image at all
+        except ShardkitError:  # not an image
             return False
         self._noted["encoded"] += same
         return same
@@ -259,7 +259,7 @@ class _Comparison:
         if not all(part.all_readable for part in self._group.parts):
             self._findings.notes.append(f"{count}, or in shards that cannot be read")
         elif any(part.manifest and not part.whole for part in self._group.parts):
-            self._findings.notes.append(f"{count}: this is a part of it")
+            self._findings.notes.append(f"{count}: only some of its shards were verified")
         elif limit is not None:
             self._findings.notes.append(f"{count}, which was made with a limit of {limit:,}")
         else:
@@ -275,7 +275,7 @@ class _Comparison:
                 )
 
     def _limit(self) -> int | None:
-        """The limit that the dataset was made with, if it has as many samples as that allows."""
+        """The limit that the dataset was made with, if it has that many samples."""
         available = sum(
             len(source) if isinstance(source, Source) else sys.maxsize
             for source in self._group.sources
@@ -299,14 +299,14 @@ class _Comparison:
 
 
 def _read(part: CheckedPart, location: Location) -> Sample:
-    """A sample, with JSON as its text where the format stores that."""
+    """Read a sample, with JSON as its original text if the format stores it."""
     reader = part.dataset.reader(location.shard)
     with part.dataset.explained(location.shard, location.position):
         return reader.sample(location.position, json_text=True)
 
 
 class _Dropped:
-    """The samples in a list of dropped ones, by their names in the source and by their keys."""
+    """The entries in a list of dropped samples, by their names in the source and by their keys."""
 
     def __init__(self, parts: list[CheckedPart], name: str) -> None:
         self._names: set[object] = set()
@@ -314,7 +314,7 @@ class _Dropped:
         for part in parts:
             try:
                 entries = listed(part, name)
-            except ShardkitError:  # reported when it was checked
+            except ShardkitError:  # already reported, when the list was checked
                 continue
             self.count += len(entries)
             for entry in entries:

@@ -1,6 +1,6 @@
-"""`shardkit.diff`: which samples two datasets do not have in common, matched by their keys.
+"""`shardkit.diff`: the differences between the samples of two datasets, matched by their keys.
 
-One side is read in its own order, and the other's samples are looked up by hashes of their keys.
+One side is read in its own order; the samples of the other are looked up by hashes of their keys.
 """
 
 from __future__ import annotations
@@ -103,10 +103,10 @@ def diff(
 
 
 class Comparison:
-    """Compares some sources, which are read, with others, which are looked up."""
+    """Compares sources that are read in order with sources whose samples are looked up by key."""
 
     def __init__(self, report: DiffReport, prefix: str, first: int, swapped: bool) -> None:
-        """`swapped`: A is what is looked up."""
+        """`swapped`: A is the side that is looked up."""
         self._report = report
         self._prefix = prefix
         self._first = first
@@ -117,7 +117,7 @@ class Comparison:
         if len(there) < len(looked_up):
             raise UsageError(
                 "both sources can only be read from the beginning, so that no sample is looked up",
-                fix="convert one of them first, then compare that",
+                fix="convert one of them first, then compare the dataset",
             )
         self._compare_classes(read, looked_up)
         keys = Keys(
@@ -125,7 +125,7 @@ class Comparison:
             lambda location: str(_at(there, location)["__key__"]),
         )
         matched = np.zeros(len(keys), bool)
-        done: dict[str, int] = {}  # of keys that are there more than once: so many first ones
+        done: dict[str, int] = {}  # for keys of several samples: how many of the first are matched
         for document in _documents(read):
             sample = _sample(document)
             key = sample["__key__"]
@@ -135,7 +135,7 @@ class Comparison:
                 start += 1
             if start:
                 done[key] = start
-            for number in map(int, numbers[start:]):  # the first is the one, as a rule
+            for number in map(int, numbers[start:]):  # usually the first one matches
                 if matched[number]:
                     continue
                 found = _at(there, keys.location(number))
@@ -157,7 +157,7 @@ class Comparison:
         ]
 
     def _only(self, key: str | None, *, looked_up: bool) -> None:
-        """A sample that one side alone has."""
+        """Count a sample that only one side has."""
         report = self._report
         removed = looked_up == self._swapped
         report.removed += removed
@@ -195,7 +195,7 @@ def _sample(document: Document) -> Sample:
 
 
 def _hashes(source: Source) -> Hashes:
-    """The hashes of all keys, which are not in memory at the same time."""
+    """The hashes of all keys; the keys themselves are not held in memory together."""
     return np.fromiter(map(hash, _keys(source)), np.int64, len(source))
 
 
@@ -214,7 +214,7 @@ def _at(sources: Sequence[Source], location: Location) -> Sample:
 
 
 def _words(a: Sample, b: Sample, name: str) -> tuple[str, str] | None:
-    """What the values of a field are in A and in B, where they differ."""
+    """The values of a field in A and in B, as text, if they differ."""
     if name not in a or name not in b:
-        return ("there", "absent") if name in a else ("absent", "there")
+        return ("present", "absent") if name in a else ("absent", "present")
     return difference(parsed(b[name]), parsed(a[name]))

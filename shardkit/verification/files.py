@@ -1,7 +1,6 @@
 """Checks the files of a dataset: their existence, sizes and checksums.
 
-`storage.checksum` may answer from memory for a file that this process has written. Here every byte
-is read.
+Unlike `storage.checksum`, which may use digests remembered from writing, this reads every byte.
 """
 
 from __future__ import annotations
@@ -27,24 +26,24 @@ from shardkit.pieces import CHECKSUM, DIGEST, PIECE, WHOLE, Hasher, checksum_of,
 from shardkit.remote.path import RemotePath
 from shardkit.verification.work import Meter, in_threads, in_words, numbered, runs
 
-_SPAN = 16  # pieces that a thread reads at a time, where they have digests
-# Caches that Hugging Face's library writes beside the shards that it has loaded.
+_SPAN = 16  # pieces that a thread reads at a time, if there are digests of pieces
+# Prefixes of cache files that Hugging Face datasets writes beside the shards it loads.
 _CACHES = ("cache-", "tmp")
 
-Ranges = list[tuple[int, int]]  # of bytes, from the first to before the second
+Ranges = list[tuple[int, int]]  # half-open byte ranges
 
 
 def check_files(
     folder: Path, files: Iterable[File], kind: str, meter: Meter
 ) -> list[ShardkitError]:
-    """What is wrong with files of the dataset in a folder; `kind` is that of their checksums."""
+    """The problems of the dataset's files in a folder; `kind` is the kind of their checksums."""
     return [problem for _, problem in find_damage(folder, files, kind, meter)]
 
 
 def find_damage(
     folder: Path, files: Iterable[File], kind: str, meter: Meter
 ) -> list[tuple[File, ShardkitError]]:
-    """As `check_files`, with the files."""
+    """Like `check_files`, but each problem comes with its file."""
     checks = [FileCheck(folder, file, kind, meter) for file in files]
     jobs = (partial(check.read, *span) for check in checks for span in check.spans())
     for _ in in_threads(lambda job: job(), jobs, meter, folder):
@@ -54,16 +53,16 @@ def find_damage(
 
 
 def is_damage(problem: ShardkitError) -> bool:
-    """Whether a file is damaged or missing, or its disk is; and not, say, forbidden to read."""
+    """Whether a problem means a damaged or missing file, or a failing disk; not, say, EACCES."""
     cause = problem.__cause__
     return isinstance(problem, DamagedError) or getattr(cause, "errno", None) == errno.EIO
 
 
 class FileCheck:
-    """A file that is compared with what the manifest says.
+    """Compares a file with its entry in the manifest.
 
-    All of its `spans` go to `read`, in any threads, while they are given. Then `problem` tells what
-    is wrong.
+    Pass each of its `spans` to `read`, in any thread, as they are generated. Then `problem` returns
+    what is wrong.
     """
 
     def __init__(
@@ -75,9 +74,10 @@ class FileCheck:
         digests: bytes = b"",
         shard: str | None = None,
     ) -> None:
-        """`kind` is that of the checksum, `digests` are those of the pieces, where they are known.
+        """`kind` is the kind of checksum; `digests` are the expected ones of the pieces, if known.
 
-        `shard` is the shard that an index belongs to. The meter counts the bytes, read or not.
+        `shard` is the shard that an index file belongs to. The meter counts all bytes of the file,
+        those that are skipped too.
         """
         self._path, self.file, self._kind, self._meter = folder / file.name, file, kind, meter
         self._shard = shard
@@ -85,17 +85,17 @@ class FileCheck:
         if number == 1:
             digests = bytes.fromhex(file.checksum)
         self._known = digests if checksum_of(digests) == file.checksum else b""
-        self._found: dict[int, bytes] = {}  # digests, or that of the whole, by the span's beginning
+        self._found: dict[int, bytes] = {}  # first piece of a span -> digests, or the whole file's
         self._errors: dict[int, ShardkitError] = {}
         self._unfit: ShardkitError | None = None
         self._looked_at = False
-        self._open = 1  # spans that are being read; one as long as they are given
+        self._open = 1  # spans being read, plus one while spans are still being generated
         self._lock, self._done = threading.Lock(), threading.Event()
 
     def spans(self) -> Iterator[tuple[int, int]]:
-        """The numbers of pieces that a thread is to read: from the first to before the second.
+        """Half-open ranges of piece numbers, each to be read by one thread.
 
-        They end as soon as the file is known to have another size.
+        Generation stops as soon as the file is known to be missing or to have the wrong size.
         """
         first = 0
         try:
@@ -139,9 +139,9 @@ class FileCheck:
                 self._meter.skip(left)
 
     def problem(self, samples: Callable[[Ranges], str] | None = None) -> ShardkitError | None:
-        """What is wrong with the file: None if nothing is. Waits for the spans.
+        """Wait for all spans, and return what is wrong with the file, or None.
 
-        `samples` says in words which of them lie in ranges of bytes.
+        `samples` describes in words which samples lie in given byte ranges.
         """
         self._done.wait()
         if self._errors:
@@ -154,17 +154,17 @@ class FileCheck:
         if self._known and self._pieces > 1:
             offset, found = self._damaged(digests, samples)
         return DamagedError(
-            "a file is not as it was written",
+            "a file has changed since it was written",
             path=self._path,
             shard=self._shard,
             offset=offset,
             expected=f"checksum {self.file.checksum}",
             found=found,
-            fix="repair it, with --repair SOURCE, or copy it again from where it is whole",
+            fix="repair it with --repair SOURCE, or copy it again from an undamaged copy",
         )
 
     def _damaged(self, digests: bytes, samples: Callable[[Ranges], str] | None) -> tuple[int, str]:
-        """The first byte of the first damaged piece; all of them, in words."""
+        """The offset of the first damaged piece, and a description of all damaged pieces."""
         found, known = (np.frombuffer(each, f"V{DIGEST}") for each in (digests, self._known))
         numbers = np.flatnonzero(found != known).tolist()
         size = self.file.bytes
@@ -174,11 +174,11 @@ class FileCheck:
             for (a, b), (start, stop) in zip(runs(numbers), ranges, strict=True)
         ]
         lying = f"; {samples(ranges)}" if samples else ""
-        said = f"other bytes in {in_words(words)}, of {self._pieces:,} pieces{lying}"
+        said = f"different bytes in {in_words(words)}, of {self._pieces:,} pieces{lying}"
         return ranges[0][0], said
 
     def _look_at(self) -> None:
-        """Raise DamagedError where there is no such file, or one of another size; asked once."""
+        """Raise DamagedError if the file is missing or has the wrong size. Checked only once."""
         with self._lock:
             if not self._looked_at:
                 try:
@@ -190,7 +190,7 @@ class FileCheck:
             raise self._unfit
 
     def _piece(self, number: int) -> tuple[bytes, bytes]:
-        """A piece, and its digest if such are compared."""
+        """A piece, and its digest if digests of pieces are compared."""
         path, start = self._path, number * PIECE
         length = min(PIECE, self.file.bytes - start)
         digest = xxhash.xxh3_128_digest if self._kind == CHECKSUM else lambda piece: b""
@@ -199,20 +199,20 @@ class FileCheck:
             return piece, digest(piece)
         piece = path.store.read(path.key, start, start + length)
         found, known = digest(piece), self._known[number * DIGEST : (number + 1) * DIGEST]
-        if known and found != known:  # changed on the way, perhaps
+        if known and found != known:  # it may have been corrupted in transit: request it again
             piece = path.store.read(path.key, start, start + length, past_caches=True)
             return piece, digest(piece)
-        if path.store.pages is not None:  # so that what is read of it now is not requested again
+        if path.store.pages is not None:  # so that later reads do not request it again
             path.store.pages.add(path, number, piece)
         return piece, found
 
     def _found_again(self) -> str | None:
-        """The checksum of a file whose pieces were not compared, requested once more."""
+        """The checksum from requesting a remote file again, if its pieces have no digests."""
         path = self._path
         if not isinstance(path, RemotePath) or (self._known and self._kind == CHECKSUM):
             return None
         whole = Hasher() if self._kind == CHECKSUM else xxhash.xxh3_128()
-        with contextlib.suppress(ShardkitError):  # then it stays as it was found
+        with contextlib.suppress(ShardkitError):  # the first result stands
             for start in range(0, self.file.bytes, PIECE):
                 stop = min(start + PIECE, self.file.bytes)
                 whole.update(path.store.read(path.key, start, stop, past_caches=True))
@@ -237,9 +237,9 @@ def _check_size(path: Path, file: File, shard: str | None) -> None:
         ) from None
     except OSError as error:
         raise storage.explain(error, "look at", path) from error
-    if not stat.S_ISREG(about.st_mode):  # a pipe would block for ever
+    if not stat.S_ISREG(about.st_mode):  # reading a pipe would block forever
         raise DamagedError(
-            "where a file of the dataset should be is something else",
+            "a file of the dataset is not a regular file",
             path=path,
             shard=shard,
             expected="a regular file",
@@ -247,7 +247,7 @@ def _check_size(path: Path, file: File, shard: str | None) -> None:
     if about.st_size != file.bytes:
         short = about.st_size < file.bytes
         raise DamagedError(
-            "a file is cut short" if short else "a file is longer than it was",
+            "a file is truncated" if short else "a file is longer than it was",
             path=path,
             shard=shard,
             offset=min(about.st_size, file.bytes),
@@ -257,10 +257,10 @@ def _check_size(path: Path, file: File, shard: str | None) -> None:
 
 
 def strangers(folder: Path, format: str, known: set[str]) -> list[ShardkitError]:
-    """Problems: files that a reader that lists the folder would take for further shards."""
+    """Errors for files that are not `known`, but that readers that list the folder would read."""
     if isinstance(folder, RemotePath) and not folder.store.lists:
         return []
-    if FORMATS[format].below:  # a list says which shards count: another one would be read
+    if FORMATS[format].below:  # Lance reads the fragments that its newest version file lists
         folder /= FORMATS[format].listing
         known = {posixpath.basename(name) for name in known}
     tops = {name.partition("/")[0] for name in known}
@@ -268,7 +268,7 @@ def strangers(folder: Path, format: str, known: set[str]) -> list[ShardkitError]
         names = sorted({path.name for path in folder.iterdir()} - tops)
     return [
         DamagedError(
-            "a shard lies in the folder that the manifest does not name",
+            "the folder contains a shard that the manifest does not list",
             path=folder / name,
             fix="move it away: readers that list the folder would take it for part of the dataset",
         )

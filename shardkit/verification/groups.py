@@ -1,4 +1,4 @@
-"""Which datasets are compared with which samples of a source, by their recipe."""
+"""Decides, by the recipe, which datasets are compared with which samples of a source."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from shardkit.verification.shards import CheckedPart
 from shardkit.verification.work import Findings
 
 Against: TypeAlias = str | os.PathLike[str] | Sequence[Any]
-# Options that say the same if all of them do.
+# Groups of options that are dropped from a recipe only together.
 _TOGETHER = (
     ("rename",),
     ("fields", "drop"),
@@ -43,24 +43,24 @@ _Sources: TypeAlias = Mapping[str, Source | Stream]
 
 @dataclass(frozen=True)
 class Group:
-    """Datasets whose samples together should be those of the sources together."""
+    """Datasets that together should have the same samples as the sources together."""
 
     path: Path  # of the verified datasets
     parts: list[CheckedPart]
     sources: list[Source | Stream]
-    recipe: Recipe  # that made the datasets of the sources
-    share: Share | None = None  # of streams: only these documents
-    tasks: list[Task] | None = None  # that made the datasets, where samples depend on their cuts
+    recipe: Recipe  # that made the datasets from the sources
+    share: Share | None = None  # for streams: compare only these documents
+    tasks: list[Task] | None = None  # that made the datasets, if samples depend on task boundaries
 
     def readings(self, steps: Callable[[Source | Stream], Steps]) -> list[Reading]:
-        """The samples to compare, after the steps of the conversion."""
+        """The samples of the sources to compare, after the steps of the conversion."""
         if self.tasks is not None:
             return [task.reading() for task in self.tasks]
         return [Reading(source, "", steps(source), self.share) for source in self.sources]
 
     @property
     def extent(self) -> tuple[int, str]:
-        """How much there is to compare, in samples or bytes."""
+        """How much there is to compare, and the unit: samples or bytes."""
         counts = [len(source) for source in self.sources if isinstance(source, Source)]
         if self.tasks is None and len(counts) == len(self.sources):
             return sum(counts), "samples"
@@ -68,7 +68,7 @@ class Group:
 
     @property
     def safe_keys(self) -> bool:
-        """Whether the conversion changed the keys of the sources to safe ones."""
+        """Whether the conversion percent-encoded the keys of the sources (`safe_keys`)."""
         return self.recipe.safe_keys and not all(source.safe_keys for source in self.sources)
 
 
@@ -79,9 +79,9 @@ def groups(
     findings: Findings,
     metadata: str | os.PathLike[str] | None = None,
 ) -> list[Group]:
-    """The groups to compare. Splits of only one side are problems, in `findings`.
+    """The groups to compare. Splits that only one side has are added to `findings` as problems.
 
-    Raises what `open_sources` raises for a source that cannot be opened.
+    Raises the errors of `open_sources` for a source that cannot be opened.
     """
     recipe = with_metadata(_since(_recipe_of(parts), against), metadata)
     sources = _open(against, recipe, parts)
@@ -108,7 +108,7 @@ def groups(
 
 
 def _recipe_of(parts: list[CheckedPart]) -> Recipe:
-    """The recipe of the datasets, as far as known; their splits have the same."""
+    """The recipe of the datasets, as far as known; all splits have the same one."""
     found = [
         Recipe.from_json(part.manifest.recipe, part.dataset.manifest_path)
         for part in parts
@@ -118,7 +118,7 @@ def _recipe_of(parts: list[CheckedPart]) -> Recipe:
 
 
 def _since(recipe: Recipe, against: Against) -> Recipe:
-    """The recipe without the options that the sources, if datasets, were made with as well."""
+    """The recipe without the options that the sources, if they are datasets, already had."""
     if not _is_ours(against):
         return recipe
     theirs = [load_any(path).recipe for path in paths_of(against)]
@@ -130,12 +130,14 @@ def _since(recipe: Recipe, against: Against) -> Recipe:
 
 
 def with_metadata(recipe: Recipe, metadata: str | os.PathLike[str] | None) -> Recipe:
-    """The recipe with the path of the table of which it has the name."""
+    """The recipe with the path of the metadata table; a stored recipe has only its name."""
     if (recipe.metadata is None) != (metadata is None):
         raise UsageError(
-            "the dataset was made with metadata" if metadata is None else "there were no metadata",
+            "the dataset was made with metadata"
+            if metadata is None
+            else "the dataset was made without metadata",
             found=recipe.metadata,
-            fix="give the table with --metadata FILE" if metadata is None else "leave them away",
+            fix="give the table with --metadata FILE" if metadata is None else "leave it out",
         )
     return recipe if metadata is None else replace(recipe, metadata=os.fspath(metadata))
 
@@ -147,9 +149,9 @@ def _is_ours(against: Against) -> bool:
 
 
 def _open(against: Against, recipe: Recipe, parts: list[CheckedPart]) -> dict[str, Source | Stream]:
-    """The sources, with splits and labels as the conversion had them."""
+    """Open the sources with the splits and labels of the conversion."""
     classes: Any = next((part.dataset.classes for part in parts), None)
-    if recipe.include_class or recipe.exclude_class:  # which were numbered before they were chosen
+    if recipe.include_class or recipe.exclude_class:  # the dataset's own labels were renumbered
         classes = recipe.classes
     split = "auto" if _is_ours(against) else recipe.split
     recipe = replace(recipe, split=split, classes=classes)
@@ -157,7 +159,7 @@ def _open(against: Against, recipe: Recipe, parts: list[CheckedPart]) -> dict[st
 
 
 def key_lists(parts: list[CheckedPart], recipe: Recipe) -> dict[str, KeyList]:
-    """The lists of keys that the datasets were made with, which are stored with them."""
+    """The lists of keys that the datasets were made with, read from the datasets."""
     found = {}
     for part in parts:
         file = part.manifest.list_named(CHOSEN) if part.manifest and recipe.keys else None
@@ -171,9 +173,9 @@ def key_lists(parts: list[CheckedPart], recipe: Recipe) -> dict[str, KeyList]:
 
 
 def _split_of(part: CheckedPart, sources: _Sources, recipe: Recipe) -> str | None:
-    """The split of the sources that a dataset is, by its folder's name; None for all of them.
+    """The split of the sources that a dataset was made from, by its folder's name; None: all.
 
-    Raises UsageError where the dataset is one of several splits, and the name is none of them.
+    Raises UsageError if the sources have several splits, and none of them has this name.
     """
     name = storage.absolute(part.dataset.path).name
     splits: Collection[str] = recipe.splits
@@ -184,16 +186,16 @@ def _split_of(part: CheckedPart, sources: _Sources, recipe: Recipe) -> str | Non
         return None
     if name not in splits:
         raise UsageError(
-            "which split of the source this dataset is cannot be told from the folder's name",
+            "the name of the folder does not say which split of the source the dataset is",
             found=name,
             expected=", ".join(splits),
-            fix="call the folder as it was, or verify the folder of all splits",
+            fix="rename the folder back, or verify the folder of all splits",
         )
     return name
 
 
 def _part_of(sources: _Sources, name: str, recipe: Recipe) -> tuple[Source | Stream, Share | None]:
-    """One split of the sources: its own source, or those samples of the only one."""
+    """One split of the sources: its own source, or its samples in the only source."""
     if WHOLE not in sources:
         return sources[name], None
     source = sources[WHOLE]
@@ -203,17 +205,17 @@ def _part_of(sources: _Sources, name: str, recipe: Recipe) -> tuple[Source | Str
 
 
 def _tasks(sources: _Sources, parts: list[CheckedPart], recipe: Recipe) -> list[Task] | None:
-    """The tasks that made tokens of these sources; None where datasets are not made so."""
+    """The tasks that tokenized these sources; None if the datasets were not made this way."""
     part = parts[0]
     copy = part.dataset.tokenizer_path
     if copy is None or recipe.tokenizer is None or recipe.transform is not None:
         return None
     if all(source.tokenizer()[0] for source in sources.values()):
-        return None  # the source has tokens too, as a copy of this dataset would
+        return None  # the source itself has tokens, such as a copy of this dataset
     assert part.manifest is not None
     if recipe.text.seq_len is not None and part.manifest.versions.get("tasks") != TASKS:
         raise UsageError(
-            "the source cannot be compared with blocks of tokens that an earlier shardkit has made",
+            "blocks of tokens made by an earlier shardkit cannot be compared with the source",
             path=part.dataset.path,
             fix="verify without --against, or convert again",
         )

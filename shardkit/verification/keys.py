@@ -1,4 +1,4 @@
-"""The positions of all keys of a dataset, by hashes of 8 bytes; keys themselves stay in shards."""
+"""Finds samples by key, with an 8-byte hash per key in memory; the keys stay in the shards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Hashes = npt.NDArray[np.int64]
 
 
 class Location(NamedTuple):
-    """A sample: number of the dataset, of the shard in it, and position in that."""
+    """The location of a sample: dataset number, shard number, and position in the shard."""
 
     part: int
     shard: int
@@ -26,7 +26,7 @@ class Location(NamedTuple):
 def hashes_of(reader: ShardReader) -> Hashes:
     """The hashes of a shard's keys.
 
-    Python's own hash of a string is the cheapest, and its random seed prevents forged collisions.
+    Python's own string hash is the fastest, and its random seed prevents forged collisions.
     """
     keys = reader.keys()
     return np.fromiter(map(hash, keys), np.int64, len(keys))
@@ -38,8 +38,8 @@ class Keys:
     def __init__(
         self, shards: Sequence[tuple[int, int, Hashes]], read: Callable[[Location], str | None]
     ) -> None:
-        """`shards` has numbers of dataset and shard, and hashes; `read` gives a key,
-        or None where it cannot be read.
+        """`shards` has the dataset number, shard number and hashes of each shard. `read` returns
+        the key at a location, or None if it cannot be read.
         """
         self._shards = [(part, shard) for part, shard, _ in shards]
         lengths = [len(hashes) for _, _, hashes in shards]
@@ -60,14 +60,14 @@ class Keys:
         return self._read(self.location(number))
 
     def with_hash(self, key: str) -> Hashes:
-        """The numbers of the samples whose key has the same hash, in order: usually one."""
+        """The numbers of the samples whose keys have the same hash, in order: usually one."""
         order, ordered = self._ordered
         wanted = np.int64(hash(key))
         first, last = ordered.searchsorted(wanted), ordered.searchsorted(wanted, "right")
         return order[first:last]
 
     def repeated(self) -> Iterator[tuple[str, int, int]]:
-        """Key, first number and later number, for every sample with a key that another has."""
+        """For every sample whose key an earlier one has: the key, the first number, its number."""
         ordered = np.sort(self._hashes)
         twice = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
         if not len(twice):

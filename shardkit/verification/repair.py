@@ -1,9 +1,9 @@
-"""`verify --repair`: damaged files of a dataset are replaced by what they were.
+"""`verify --repair`: restores the original contents of a dataset's damaged files.
 
-They are copied from another copy of the dataset, or the tasks that made them are done again, from
-the source, or from the samples of a copy. Each file is made in OUT.partial, compared there with
-its checksum in the manifest, synced, and renamed over the damaged one. So a repair that is killed
-leaves each file as it was or as it should be; the next one removes what is left in OUT.partial.
+Files are copied from another copy of the dataset, or rebuilt by rerunning the tasks that made them
+on the source or on the samples of a copy. Each file is written to OUT.partial, compared there with
+its checksum in the manifest, synced, and renamed over the damaged file. A repair that is killed
+therefore leaves each file either unchanged or repaired; the next repair cleans up OUT.partial.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from shardkit.verification.shards import CheckedPart
 from shardkit.verification.work import LAST, Meter, in_words
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_AGAIN = "repair it from the source as it was, or from a copy of the dataset, or convert again"
+_AGAIN = "repair it from the unchanged source or from a copy of the dataset, or convert again"
 
 
 @dataclass(frozen=True)
 class Repaired:
-    """A file that is now what the manifest says."""
+    """A file whose contents now match the manifest."""
 
     path: str
     bytes: int
@@ -63,7 +63,7 @@ class Repaired:
 
 @dataclass
 class RepairReport:
-    """The result of a repair. `left` has the problems that were not repaired, with the reasons."""
+    """The result of a repair. `left` holds an error, with the reason, per file not repaired."""
 
     source: str
     files: list[Repaired] = field(default_factory=list)
@@ -79,9 +79,9 @@ class RepairReport:
 
 
 class Repair:
-    """The repair of the dataset, or folder of splits, that a path is or belongs to.
+    """The repair of the dataset or folder of splits that is at a path or contains it.
 
-    Other runs are kept out while it is entered.
+    A context manager: other runs on the same dataset are locked out while it is entered.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Repair:
         meter: Meter,
     ) -> None:
         self._meter = meter
-        self._bad_copies: dict[Path, str] = {}  # by file, of copies that could not be used
+        self._bad_copies: dict[Path, str] = {}  # file -> why its copy could not be used
         self._source, self._metadata, self._transform = source, metadata, transform
         self._paths = paths_of(source)
         self._top, self._split = _top_of(path, datasets)
@@ -105,7 +105,7 @@ class Repair:
             with storage.explained("open", given):
                 given.stat()
             if storage.absolute(given) == self._top:
-                raise UsageError("a dataset is not repaired from itself", path=given)
+                raise UsageError("a dataset cannot be repaired from itself", path=given)
         self._partial = partial_of(self._target)
         self.report = RepairReport(", ".join(map(str, self._paths)) or type(source).__name__)
 
@@ -129,24 +129,24 @@ class Repair:
     # --- manifests
 
     def restore_manifests(self) -> None:
-        """Take manifests that are missing or damaged from a copy, if it is one for certain."""
+        """Restore missing or damaged manifests from a copy that certainly is of this dataset."""
         copy = self._paths[0] if len(self._paths) == 1 else None
         found = _manifest_at(self._top) or (None if copy is None else _manifest_at(copy))
         names = [*found.splits, ""] if isinstance(found, Splits) else [""]
-        for name in [self._split] if self._split else names:  # that of splits looks at theirs
+        for name in [self._split] if self._split else names:  # "" last: it needs the splits' own
             path = self._top / name
             if _manifest_at(path) is not None:
                 continue
             theirs = None if copy is None else _manifest_at(copy / name)
             error = DamagedError(
-                "the manifest is damaged or missing, and says alone what the files should be",
-                fix="convert again, or give a copy in the same format, which has more than half"
+                "the manifest is damaged or missing, and nothing else records the expected files",
+                fix="convert again, or give a copy in the same format that has more than half"
                 " of these files",
             )
             try:
                 if copy is None or theirs is None or not self._is_of(path, theirs):
                     raise error
-            except (DamagedError, NotFoundError) as why:  # the copy's folders may not be here
+            except (DamagedError, NotFoundError) as why:  # the copy may have folders we lack
                 reason = why if isinstance(why, DamagedError) else error
                 self._not_repaired(manifests.manifest_path(path), reason)
                 continue
@@ -157,9 +157,9 @@ class Repair:
             self._replace(manifests.NAME, self._target.list_path(folder, manifests.NAME), "copied")
 
     def _is_of(self, path: Path, manifest: Manifest | Splits) -> bool:
-        """Whether a manifest of a copy is that of the dataset at a path, as its files tell.
+        """Whether the manifest of a copy describes the files of the dataset at a path.
 
-        Raises DamagedError for shards that may be sound ones of another version of the dataset.
+        Raises DamagedError for shards that may be intact but from another version of the dataset.
         """
         if isinstance(manifest, Splits):
             found = {name: _manifest_at(path / name) for name in manifest.splits}
@@ -174,7 +174,7 @@ class Repair:
         known = {file.name for file in (*manifest.all_files(), *manifest.files)}
         other = [] if self._target.single else strangers(folder, manifest.format, known)
         text = b""
-        with suppress(ShardkitError):  # what is left of the damaged one
+        with suppress(ShardkitError):  # the rest of the damaged manifest may have the checksums
             text = storage.read(manifests.manifest_path(path), MOST_BYTES)
         unknown = [file.name for file in wrong if file.checksum.encode() not in text]
         if other or 2 * len(unknown) >= len(files):
@@ -182,16 +182,16 @@ class Repair:
         there = [name for name in unknown if (folder / name).exists()]
         if there:
             raise DamagedError(
-                "the manifest is damaged or missing, and the copy has other shards",
-                found=f"{in_words(there)}, damaged or of another version of the dataset",
-                fix="if it is the same version, move these shards away, and repair again",
+                "the manifest is damaged or missing, and the copy has different shards",
+                found=f"{in_words(there)}, damaged or from another version of the dataset",
+                fix="if it is the same version, move these shards away and repair again",
             )
         return True
 
     # --- files
 
     def run(self, parts: Sequence[CheckedPart], common: Sequence[File], kind: str) -> bool:
-        """Repair the files that were found to be damaged; whether any was."""
+        """Repair the files that were found to be damaged. Return whether any was repaired."""
         before = len(self.report.files)
         for part in parts:
             if part.damaged and part.manifest is not None:
@@ -232,7 +232,7 @@ class Repair:
         )
 
     def _copy(self, folder: Path, file: File, kind: str) -> bool:
-        """Replace a file by one with its checksum, where a copy of the dataset has that."""
+        """Replace a file from a copy that has a file with the same checksum, if there is one."""
         path = self._copies.get((file.bytes, file.checksum))
         if path is None:
             return False
@@ -252,7 +252,7 @@ class Repair:
 
     @cached_property
     def _copies(self) -> Mapping[tuple[int, str], Path]:
-        """The files that manifests of the source name, by size and checksum."""
+        """The files listed in the source's manifests, by size and checksum."""
         found = {}
         for path in self._paths:
             manifest = _manifest_at(path)
@@ -269,7 +269,7 @@ class Repair:
     def _rebuild(
         self, tasks: _Tasks, shard: Shard, files: Sequence[File], folder: Path, kind: str
     ) -> None:
-        """Replace files of a shard, made once more by its tasks; raises ShardkitError."""
+        """Replace files of a shard by rerunning its tasks; raises ShardkitError on failure."""
         for group in tasks.groups(shard, kind):
             stem = shard.file.name.removesuffix(file_name("", tasks.plan.format.name))
             self._clear(shard.file.name)
@@ -278,11 +278,11 @@ class Repair:
                 self._put(folder, files, kind, "rebuilt")
                 return
         raise DamagedError(
-            "it comes out otherwise than it was", found=tasks.other or None, fix=_AGAIN
+            "the rebuilt shard differs from the original", found=tasks.other or None, fix=_AGAIN
         )
 
     def _derived(self, manifest: Manifest, folder: Path) -> None:
-        """Make what follows from the manifest and its shards, which are sound."""
+        """Rebuild the files that are derived from the manifest and its (undamaged) shards."""
         get_format(manifest.format).complete(self._stage, manifest)
         pieces = manifest.list_named(PIECES)
         if pieces is not None:
@@ -291,14 +291,14 @@ class Repair:
             storage.write_file(self._stage / pieces.name, data)
 
     def _here(self, path: Path, size: int) -> Path:
-        """A file, or one on this machine with the bytes of an object."""
+        """The path of a local file: `path` itself, or a downloaded copy of a remote object."""
         if not isinstance(path, RemotePath):
             return path
         storage.download(path, self._stage / "object", size)
         return self._stage / "object"
 
     def _lists(self, tasks: _Tasks) -> None:
-        """Make the lists of a dataset again, which all of its tasks have parts of."""
+        """Rebuild the lists of a dataset, to which every task contributes a part."""
         folders = []
         for task in tasks.tasks.values():
             for made in tasks.made(task):
@@ -311,7 +311,7 @@ class Repair:
     def _remake(
         self, folder: Path, files: Sequence[File], kind: str, *makers: Callable[[], object]
     ) -> None:
-        """Replace files by what one of several functions puts into the stage."""
+        """Replace each file by the first good version that the `makers` write to the stage."""
         reasons: dict[File, ShardkitError] = dict.fromkeys(files, DamagedError(""))
         for make in makers if files else ():
             self._clear(f"{manifests.FOLDER}/{manifests.NAME}")
@@ -330,12 +330,12 @@ class Repair:
             self._not_repaired(folder / file.name, reason)
 
     def _clear(self, name: str) -> None:
-        """An empty stage, with the folder of a file to be made."""
+        """Empty the stage, and create the folder for a file with this name."""
         storage.remove(self._stage)
         storage.make_folder((self._stage / name).parent)
 
     def _put(self, folder: Path, files: Sequence[File], kind: str, how: str) -> None:
-        """Files of the stage replace those of the dataset; DamagedError where any is another."""
+        """Move files from the stage into the dataset. Raises DamagedError if any does not match."""
         for problem in check_files(self._stage, files, kind, Meter(None)):
             raise problem
         for file in files:
@@ -343,7 +343,7 @@ class Repair:
             self._meter.add(file.bytes)
 
     def _replace(self, name: str, old: Path, how: str) -> None:
-        """A file of the stage goes to its name: by a rename, or a request for a whole object."""
+        """Publish a staged file atomically: by a rename, or by uploading a whole object."""
         new = self._stage / name
         size = new.stat().st_size
         if isinstance(old, RemotePath):
@@ -354,15 +354,15 @@ class Repair:
             above = takewhile(lambda one: os.path.realpath(one) != top, (at, *at.parents))
             if old.is_dir() or any(map(Path.is_symlink, above)):
                 raise OutputError(
-                    "a folder is in the place of the file, or it lies behind a link",
+                    "the path of the file is a folder, or leads through a symbolic link",
                     path=old,
-                    fix="move that away, or repair the dataset that the link leads to",
+                    fix="move it away, or repair the dataset that the link points to",
                 )
             storage.make_folder(at)
             storage.sync(new)
             storage.rename(new, old)
             storage.sync(at)
-            storage.sync(at.parent)  # which may be new as well
+            storage.sync(at.parent)  # `at` may be a new folder
         self.report.files.append(Repaired(str(old), size, how))
 
     def _not_repaired(self, path: Path, error: ShardkitError, unlike: str = "") -> None:
@@ -382,10 +382,10 @@ class Repair:
     # --- tasks
 
     def _tasks_of(self, part: CheckedPart, manifest: Manifest) -> _Tasks:
-        """The tasks that make a dataset: of the source, or of the samples of a copy."""
+        """The tasks that make a dataset, from the source or from the samples of a copy."""
         storage.remove(self._tasks)
         name = part.name or self._split
-        recipe = Recipe(manifest.format)  # of what `shardkit.create` made
+        recipe = Recipe(manifest.format)  # a dataset made by `shardkit.create` has none
         if manifest.recipe:
             recipe = Recipe.from_json(manifest.recipe, part.dataset.manifest_path)
         found: _Tasks | ShardkitError = DamagedError(f"the source has no split {name!r}")
@@ -406,10 +406,10 @@ class Repair:
         return found
 
     def _plan(self, part: CheckedPart, recipe: Recipe) -> Plan:
-        """The plan of the conversion; raises ShardkitError where the source does not fit it."""
+        """The plan of the conversion; raises ShardkitError if the source does not fit it."""
         if (recipe.transform is None) != (self._transform is None):
             raise UsageError(
-                "the dataset was made with a transform, which is code of yours"
+                "the dataset was made with a transform, which is needed to rebuild it"
                 if self._transform is None
                 else "the dataset was made without a transform",
                 found=recipe.transform.name if recipe.transform else None,
@@ -433,7 +433,7 @@ class Repair:
         return make_plan(recipe, sources, self._target, tokenizer=tokenizer, transform=transform)
 
     def _copy_of(self, name: str, manifest: Manifest) -> DatasetSource | None:
-        """The dataset that the source is, or has as a split of this name, if any."""
+        """The source, or its split with this name, if it is a dataset."""
         fields = tuple(sorted(manifest.schema))
         try:
             found = open_sources(self._source, Recipe("", fields=fields), strict=False)
@@ -443,11 +443,11 @@ class Repair:
         return source if isinstance(source, DatasetSource) else None
 
     def _tasks_of_copy(self, copy: DatasetSource, manifest: Manifest, made: Recipe) -> _Tasks:
-        """A task for each shard, with as many samples, in the order of a copy."""
+        """One task per shard, each taking as many samples as its shard, in the copy's order."""
         lacking = [repr(name) for name in manifest.schema if name not in copy.schema]
         if len(copy) != manifest.samples or lacking:
             raise DamagedError(
-                "what was given is not the source, and no copy of the dataset",
+                "the given data are neither the source nor a copy of the dataset",
                 expected=f"{manifest.samples:,} samples with {', '.join(manifest.schema)}",
                 found=f"{len(copy):,} samples"
                 + (f" without {', '.join(lacking)}" if lacking else ""),
@@ -461,7 +461,7 @@ class Repair:
         ends = [0, *accumulate(shard.samples for shard in manifest.shards)]
         tasks = [Task(n, split, start, stop, 0) for n, (start, stop) in enumerate(pairwise(ends))]
         numbers = {shard.file.name: range(n, n + 1) for n, shard in enumerate(manifest.shards)}
-        other = "it was made from the samples of a copy, in their order there"
+        other = "it was rebuilt from the samples of a copy, in the order of the copy"
         return _Tasks(
             replace(plan, splits=[split], tasks=tasks),
             0,
@@ -473,20 +473,20 @@ class Repair:
 
     @cached_property
     def _files(self) -> FolderPartial:
-        """Names files on this machine, for a dataset in a store too."""
+        """Names the staged files, which are local even if the dataset is in a store."""
         return FolderPartial(Target(self._partial.dataset, self._target.format))
 
 
 @dataclass
 class _Tasks:
-    """The tasks of a plan that make one dataset, done here one by one."""
+    """The tasks of a plan that make one dataset, run one by one in this process."""
 
     plan: Plan
     number: int  # of the split in the plan
     folder: Path
     numbers: Callable[[Shard], range]  # of the tasks that make a shard
-    other: str  # in what the plan is not the one that made the dataset
-    check: Callable[[], None]  # raises where another run is in now
+    other: str  # how the plan differs from the one that made the dataset, in words
+    check: Callable[[], None]  # raises if another run has taken over
 
     @property
     def split(self) -> Split:
@@ -497,7 +497,7 @@ class _Tasks:
         return {task.number: task for task in self.plan.tasks if task.split is self.split}
 
     def made(self, task: Task) -> list[Made]:
-        """What a task makes; raises ShardkitError where it cannot do so."""
+        """Run a task, unless it has run, and return what it made; raises ShardkitError."""
         folder = self.folder / f"{task.number:06d}"
         if not is_finished(folder):
             storage.make_folder(self.folder)
@@ -510,19 +510,19 @@ class _Tasks:
         ]
 
     def groups(self, shard: Shard, kind: str) -> Iterator[list[Made]]:
-        """What may be a shard: successive ones of its tasks, with as many samples together."""
+        """Candidates for a shard: consecutive outputs of its tasks with its number of samples."""
         numbers = self.numbers(shard)
         if shard.samples and not numbers:
             raise DamagedError(
-                "the manifest does not say what the shard was made of",
-                fix="repair it from a copy of the dataset, or make it again",
+                "the manifest does not record which tasks made the shard",
+                fix="repair it from a copy of the dataset, or create it again",
             )
         for done in self.folder.glob("*"):
             if int(done.name) not in numbers:
                 storage.remove(done)
         if not all(number in self.tasks for number in numbers):
             raise DamagedError(
-                "the source becomes other tasks than those that made the shard",
+                "the source now yields different tasks than those that made the shard",
                 found=self.other or None,
                 fix=_AGAIN,
             )
@@ -539,7 +539,7 @@ class _Tasks:
                     yield group
 
     def unlike(self, dataset: Dataset, number: int) -> str:
-        """Which samples of a damaged shard, as far as it can be read, the tasks make otherwise."""
+        """Which readable samples of a damaged shard differ from what the tasks make, in words."""
         made: dict[str, tuple[ShardReader, int]] = {}
         layout = self.plan.format.layout(self.split.content.schema)
         found: list[str] = []
@@ -558,25 +558,29 @@ class _Tasks:
                         found.append(f"{key!r} (missing)")
                     elif not same(old[position], reader[at]):
                         found.append(repr(key))
-        return f"not as in the damaged shard: {in_words(found)}" if found else ""
+        return f"different from the damaged shard: {in_words(found)}" if found else ""
 
 
 def _numbers(shard: Shard) -> range:
-    """Those that the manifest has of the tasks of a shard."""
+    """The numbers of the tasks that made a shard, according to the manifest."""
     return range(shard.tasks[0], shard.tasks[1] + 1) if len(shard.tasks) == 2 else range(0)
 
 
 def _differences(manifest: Manifest, plan: Plan) -> str:
-    """What is not as it was when a dataset was made, in words."""
+    """How the recipe and versions differ from those that made a dataset, in words."""
     words = differences(identity(manifest.recipe), identity(plan.recipe.to_json()))
     old, new = manifest.versions, plan.versions
     changed = sorted(name for name in old.keys() & new.keys() if old[name] != new[name])
-    return "; ".join(filter(None, [words, *(f"{n} was {old[n]}, is {new[n]}" for n in changed)]))
+    return "; ".join(
+        filter(None, [words, *(f"{n} was {old[n]}, is now {new[n]}" for n in changed)])
+    )
 
 
 def _top_of(path: Path, datasets: Sequence[Dataset]) -> tuple[Path, str]:
-    """What a conversion makes as a whole, and the split of it that is meant: the dataset at a path,
-    or that it belongs to, or the folder of splits above that."""
+    """The complete output of the conversion that a path belongs to, and the split it selects.
+
+    The output is the dataset at or around the path, or the folder of splits that contains it.
+    """
     found = storage.output(path)
     if not isinstance(found, RemotePath):
         found = Path(os.path.realpath(found))
@@ -584,7 +588,7 @@ def _top_of(path: Path, datasets: Sequence[Dataset]) -> tuple[Path, str]:
         place = dataset.place
         if not isinstance(place, RemotePath):
             place = Path(os.path.realpath(place))
-        if place in found.parents:  # it is one of its shards
+        if place in found.parents:  # the path is one of the dataset's shards
             found = place
     above = _manifest_at(found.parent)
     if isinstance(above, Splits) and found.name in above.splits:
@@ -593,14 +597,14 @@ def _top_of(path: Path, datasets: Sequence[Dataset]) -> tuple[Path, str]:
 
 
 def _manifest_at(path: Path) -> Manifest | Splits | None:
-    """The manifest of a dataset; None where there is none that is sound."""
+    """The manifest of a dataset; None if it is missing or damaged."""
     with suppress(DamagedError):
         return manifests.load_any(path) if manifests.has_manifest(path) else None
     return None
 
 
 def _raise_if_full(error: ShardkitError) -> None:
-    """Raise an error that no file is at fault for: the disk is full, say."""
+    """Re-raise errors that are not caused by the file, such as a full disk."""
     cause = error.__cause__
     if isinstance(cause, OSError) and (cause.errno in _FULL or storage.shortage(error)):
         raise error

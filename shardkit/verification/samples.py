@@ -1,4 +1,4 @@
-"""Every value of every sample: it can be read, is of its field's type, and its image decodes."""
+"""Checks that every value can be read and has its field's type, and that images decode."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class _Chunk(NamedTuple):
 
 
 def check_values(part: CheckedPart, meter: Meter, *, decode: bool) -> None:
-    """Read all samples of the shards that can be read; `decode` their images too."""
+    """Read all samples of the readable shards. `decode`: also decode their images."""
     with images.strict_warnings():
         work = partial(_check, part, decode, meter)
         too_large = sum(in_threads(work, _chunks(part), meter))
     if too_large:
         part.findings.notes.append(
-            f"{counted(too_large, 'image')} not decoded: Pillow takes none of so many pixels"
+            f"{counted(too_large, 'image')} not decoded: too many pixels for Pillow"
         )
 
 
@@ -42,7 +42,7 @@ def _chunks(part: CheckedPart) -> Iterator[_Chunk]:
 
 
 def _check(part: CheckedPart, decode: bool, meter: Meter, chunk: _Chunk) -> int:
-    """Check some samples; returns how many images have too many pixels to be decoded."""
+    """Check some samples. Return how many images have too many pixels to be decoded."""
     shard, too_large = chunk.shard, 0
     for position in range(chunk.start, chunk.stop):
         meter.add(1)
@@ -66,12 +66,12 @@ def _check(part: CheckedPart, decode: bool, meter: Meter, chunk: _Chunk) -> int:
 
 
 def _problems(part: CheckedPart, sample: Sample) -> Iterator[SampleError]:
-    """Fields that are missing, unknown or of another type, and labels without a class."""
+    """Missing fields, unknown fields, values of the wrong type, and labels without a class."""
     key, schema = sample.get("__key__"), part.dataset.schema
     for name, kind in schema.items():
         if name not in sample:
             if not kind.optional:
-                yield SampleError("the sample has no value of a field", key=key, field=name)
+                yield SampleError("the sample has no value for a field", key=key, field=name)
         elif not _is_of(kind, sample[name]):
             yield SampleError(
                 "a value is not of its field's type",
@@ -86,7 +86,7 @@ def _problems(part: CheckedPart, sample: Sample) -> Iterator[SampleError]:
 
 
 def _is_of(kind: FieldType, value: Any) -> bool:
-    if isinstance(kind, Json):  # it was parsed from text, so it is one; NaN would not equal itself
+    if isinstance(kind, Json):  # parsed from JSON text; `check` would reject NaN
         return isinstance(value, dict | list | str | int | float | None)
     try:
         kind.check(value)
@@ -115,10 +115,10 @@ def _images(part: CheckedPart, sample: Sample) -> Iterator[tuple[str, bytes]]:
 
 def _undecodable(key: str, field: str, image: bytes, damage: str) -> DamagedError:
     return DamagedError(
-        "an image cannot be decoded to its end",
+        "an image cannot be decoded completely",
         key=key,
         field=field,
-        expected=f"a whole image in {len(image):,} bytes",
+        expected=f"a complete image in {len(image):,} bytes",
         found=damage,
         fix="repair it in the source and convert again",
     )

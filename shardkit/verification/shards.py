@@ -1,7 +1,7 @@
 """Checks one dataset, shard by shard: its files, and the keys and counts of undamaged shards.
 
-A thread does all of a shard, so that the keys of one are read while the next is hashed, and while
-its bytes are still in memory. No shard is opened before its files were checked.
+A shard's keys are read right after its files were hashed, while its bytes are still in memory, and
+while the next shard is being hashed. No shard is opened before its files were checked.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ from shardkit.verification.work import (
 )
 from shardkit.words import counted
 
-# Of a shard: the hashes of its keys, None where it was not read, and values of optional fields.
+# Per shard: the hashes of its keys (None: not read), and the number of values per optional field.
 _Found: TypeAlias = "tuple[Hashes | None, dict[str, int]]"
 
 
 @dataclass
 class CheckedPart:
-    """A dataset that is being verified: one split, or all there is."""
+    """A dataset that is being verified: one split, or the whole dataset."""
 
     name: str
     dataset: Dataset
-    share: PartOf = WHOLE  # which shards are checked: of all, of which `before` come before these
-    before: int = 0
+    share: PartOf = WHOLE  # which shards are checked, counted over all splits
+    before: int = 0  # number of shards in the splits before this one
     findings: Findings = field(default_factory=Findings)
     found: list[_Found] = field(default_factory=list)  # by shard
-    damaged: list[tuple[int, File]] = field(default_factory=list)  # by shard, or LAST: of none
+    damaged: list[tuple[int, File]] = field(default_factory=list)  # shard (LAST: none) and file
 
     @property
     def hashes(self) -> list[Hashes | None]:
-        """Of keys, per shard; None: unread."""
+        """The hashes of the keys in each shard; None if it was not read."""
         return [hashes for hashes, _ in self.found]
 
     @property
@@ -74,7 +74,7 @@ class CheckedPart:
 
     @cached_property
     def shards(self) -> list[Shard]:
-        """The shards in the manifest; none for a foreign dataset."""
+        """The shards in the manifest; empty for a foreign dataset."""
         if self.manifest is None:
             return []
         by_name = {shard.file.name: shard for shard in self.manifest.shards}
@@ -82,7 +82,7 @@ class CheckedPart:
 
     @property
     def whole(self) -> bool:
-        """Whether these are all shards of the manifest, not only one."""
+        """Whether the dataset was opened with all shards of its manifest."""
         return self.manifest is not None and self.dataset.shards == len(self.manifest.shards)
 
     @property
@@ -93,18 +93,18 @@ class CheckedPart:
 
     @property
     def kind(self) -> str:
-        """Of the files' checksums."""
+        """The kind of the files' checksums."""
         return self.manifest.checksum if self.manifest else pieces.CHECKSUM
 
     @property
     def files(self) -> list[File]:
-        """Those to check that the manifest names."""
+        """The files to check, as listed in the manifest."""
         shards = self.shards and [self.shards[number] for number in self.numbers]
         return [*(file for shard in shards for file in shard.files), *self.lists]
 
     @property
     def samples(self) -> int:
-        """Of the shards to check, as the manifest or the shards announce them."""
+        """Number of samples in the shards to check, according to the manifest or the shards."""
         return sum(self.dataset.extent(number)[0] for number in self.numbers)
 
     @property
@@ -123,13 +123,13 @@ class CheckedPart:
         position: int | None = None,
         key: str | None = None,
     ) -> None:
-        """Add a problem of a shard, or of a sample in it, to the findings; in any thread."""
+        """Add a problem of a shard, or of a sample in it. May be called in any thread."""
         path = self.dataset.shard_path(shard)
         located = problem.located(path=path, position=position, key=key)
         self.findings.add(located, shard, -1 if position is None else position)
 
     def note(self, problem: ShardkitError, file: File, shard: int = LAST) -> None:
-        """Add a problem of a file; one that is damaged, and not only not to be read now, is so."""
+        """Add a problem of a file, and mark the file as damaged unless it is only unreadable."""
         self.findings.add(problem, shard)
         if is_damage(problem):
             self.damaged.append((shard, file))
@@ -138,14 +138,14 @@ class CheckedPart:
         try:
             key: str = self.dataset.reader(location.shard).sample(location.position, ())[KEY]
             return key
-        except ShardkitError:  # reported when the keys were read for the first time
+        except ShardkitError:  # already reported, when the keys were first read
             return None
 
 
 def check(part: CheckedPart, meter: Meter) -> None:
-    """Everything but the values: files, shards, counts, keys. Problems go to `part.findings`.
+    """Check files, shards, counts and keys, but no values. Problems go to `part.findings`.
 
-    Once more, after a repair, of shards only those that were damaged are read.
+    When called again, after a repair, it reads only the shards that were damaged.
     """
     again = {number for number, _ in part.damaged} if part.found else None
     before, part.found, part.damaged = part.found, [], []
@@ -161,7 +161,7 @@ def check(part: CheckedPart, meter: Meter) -> None:
     for _, found in part.found:
         counts.update(found)
     _check_keys(part)
-    if part.share.number > 1:  # the rest is the first one's to check
+    if part.share.number > 1:  # the first part checks the rest
         return
     if part.manifest is None:
         names = [part.dataset.shard_name(number) for number in range(part.dataset.shards)]
@@ -178,9 +178,9 @@ def check(part: CheckedPart, meter: Meter) -> None:
 def _jobs(
     part: CheckedPart, meter: Meter, before: list[_Found], again: Collection[int] | None
 ) -> Iterator[Callable[[], _Found | None]]:
-    """Of each shard the spans of its files, then the shard, which waits for them.
+    """Jobs: for each shard, the spans of its files, then the shard itself, which waits for them.
 
-    Of shards not to be read `again` what was found `before`.
+    For shards that are not read `again`, a job returns the result from `before`.
     """
     listed, firsts = _list_of_pieces(part)
     for number in range(part.dataset.shards):
@@ -205,9 +205,9 @@ def _jobs(
 
 
 def _list_of_pieces(part: CheckedPart) -> tuple[ByteSource | None, dict[str, int]]:
-    """The list of the digests of all pieces, and the number of each shard's first one.
+    """The file with the digests of all pieces, and the index of each shard's first digest.
 
-    None where it cannot be used.
+    The file is None if it is missing or cannot be opened.
     """
     file = part.manifest.list_named(manifests.PIECES) if part.manifest else None
     if part.manifest is None or file is None:
@@ -221,7 +221,7 @@ def _list_of_pieces(part: CheckedPart) -> tuple[ByteSource | None, dict[str, int
 
 
 def _digests(listed: ByteSource, first: int, file: File) -> bytes:
-    """The digests of a file's pieces as the list has them, which is not trusted."""
+    """The digests of a file's pieces according to the list, which is untrusted; b"" if unusable."""
     number = pieces.listed(file.bytes)
     if number > pieces.MOST:
         return b""
@@ -232,10 +232,10 @@ def _digests(listed: ByteSource, first: int, file: File) -> bytes:
 
 
 def _check_shard(part: CheckedPart, checks: list[FileCheck], number: int) -> _Found:
-    """The hashes of a shard's keys, and the values of its optional fields; None if it is damaged.
+    """The hashes of a shard's keys (None: damaged), and the counts of its optional fields.
 
-    It is opened only if its files are whole; and where its own is not, to tell which samples are
-    damaged.
+    The shard is opened only if its files are undamaged, or to find out which of its samples lie in
+    the damaged byte ranges of its main file.
     """
     beside = [check.problem() for check in checks[1:]]
     samples = None if any(beside) else partial(_samples_in, part, number)
@@ -262,14 +262,14 @@ def _check_shard(part: CheckedPart, checks: list[FileCheck], number: int) -> _Fo
 
 
 def _samples_in(part: CheckedPart, number: int, ranges: Ranges) -> str:
-    """Which samples of a damaged shard lie in ranges of its bytes, in words."""
+    """Which samples of a damaged shard lie in these byte ranges, in words."""
     try:
         with part.dataset.explained(number):
             spans = part.dataset.reader(number).spans()
     except ShardkitError:
-        return "which samples lie there cannot be told, as the shard cannot be opened"
+        return "the samples that lie there are unknown, as the shard cannot be opened"
     if spans is None:
-        return "which samples lie there cannot be told in this format"
+        return "the samples that lie there cannot be determined in this format"
     lying = np.zeros(len(spans), bool)
     for start, stop in ranges:
         lying |= (spans[:, 0] < stop) & (spans[:, 1] > start)
@@ -286,7 +286,7 @@ def _samples_in(part: CheckedPart, number: int, ranges: Ranges) -> str:
 
 
 def _counts(reader: ShardReader) -> dict[str, int]:
-    """The number of values of optional fields, except large ones, which some formats would read."""
+    """Value counts of optional fields, except large ones: some formats would have to read them."""
     counts = {}
     for name, kind in reader.schema.items():
         if kind.optional and not isinstance(kind, Bytes | Array):
@@ -308,7 +308,7 @@ def keys_of(parts: list[CheckedPart]) -> Keys:
 
 
 def _check_keys(part: CheckedPart) -> None:
-    """Every key only once. Foreign shards often number keys in each shard: they get a note."""
+    """Check that keys are unique. Foreign shards often restart numbering: they only get a note."""
     keys = keys_of([part])
     foreign = 0
     for key, first, again in keys.repeated():
@@ -322,17 +322,17 @@ def _check_keys(part: CheckedPart) -> None:
             expected="every key once in the dataset",
             found=f"the key of {part.dataset.shard_name(other.shard)}, position {other.position},"
             " as well",
-            fix="convert again from a source whose keys differ",
+            fix="convert again from a source with unique keys",
         )
         part.add(problem, location.shard, location.position)
     if foreign:
         part.findings.notes.append(
-            f"{counted(foreign, 'sample')} with a key that an earlier sample has as well"
+            f"{counted(foreign, 'sample')} with the same key as an earlier sample"
         )
 
 
 def _check_counts(part: CheckedPart, manifest: Manifest, counts: Counter[str]) -> None:
-    """Values per field, as the shards have them, against those of the manifest."""
+    """Compare the number of values per field in the shards with the manifest."""
     for name, kind in manifest.schema.items():
         said = manifest.fields[name].count if name in manifest.fields else 0
         found = counts.get(name, manifest.samples)
@@ -350,7 +350,7 @@ def _check_counts(part: CheckedPart, manifest: Manifest, counts: Counter[str]) -
 
 
 def _check_dropped(part: CheckedPart, manifest: Manifest) -> None:
-    """As many lines in errors.jsonl and filtered.jsonl as samples were dropped."""
+    """Check that errors.jsonl and filtered.jsonl have one line per dropped sample."""
     counts = {
         manifests.ERRORS: manifest.errors,
         manifests.FILTERED: sum(manifest.filtered.values()),
@@ -386,12 +386,12 @@ def listed(part: CheckedPart, name: str) -> list[Dropped]:
     if file is None:
         return []
     path = part.dataset.path / file.name
-    source = open_source(path)  # which has it in memory, if it was requested
+    source = open_source(path)  # for a remote file, uses pages that were already requested
     return list(from_lines(Dropped, source.read(0, source.size), name, path=path))
 
 
 def _check_strangers(part: CheckedPart, manifest: Manifest) -> None:
-    """Shards that the manifest does not name, where the folder is the dataset's own."""
+    """Report shards that the manifest does not list, if the dataset has a folder of its own."""
     if part.dataset.place != part.dataset.path:
         return
     try:

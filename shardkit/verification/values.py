@@ -1,4 +1,4 @@
-"""Compares two values, by value and type; says in words what differs."""
+"""Compares two values by value and type, and describes what differs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _SHOWN = 60  # characters of a value
 
 
 def difference(found: Any, expected: Any) -> tuple[str, str] | None:
-    """None for equal values; else what was expected and what was found, in words.
+    """None for equal values; otherwise what was expected and what was found, in words.
 
-    NaN equals NaN. JSON is compared by its text where both have that, else by value.
+    NaN equals NaN. JSON is compared as text if both values have their text, otherwise by value.
     """
     if isinstance(found, JsonText) and isinstance(expected, JsonText):
         return None if found == expected else _unequal_text(found, expected)
@@ -32,7 +32,7 @@ def difference(found: Any, expected: Any) -> tuple[str, str] | None:
 
 
 def parsed(value: Any) -> Any:
-    """JSON as its value; what only a damaged manifest takes for JSON, as the text that it is."""
+    """Parse JSON text; text that is not valid JSON (the manifest is damaged) is returned as is."""
     if not isinstance(value, JsonText):
         return value
     try:
@@ -42,7 +42,7 @@ def parsed(value: Any) -> Any:
 
 
 def _unequal_lists(found: list[Any], expected: list[Any]) -> tuple[str, str] | None:
-    """Of lists of images: their number, or the first one that differs."""
+    """The difference of two lists of images: their lengths, or the first image that differs."""
     if len(found) != len(expected):
         return f"{len(expected):,} images", f"{len(found):,}"
     for number, (one, other) in enumerate(zip(found, expected, strict=True)):
@@ -55,7 +55,7 @@ def _unequal_lists(found: list[Any], expected: list[Any]) -> tuple[str, str] | N
 def _equal(found: Any, expected: Any) -> bool:
     if isinstance(found, float):
         return bool(found == expected) or (math.isnan(found) and math.isnan(expected))
-    if isinstance(found, dict | list):  # as text, where 1, 1.0 and true differ, and NaN does not
+    if isinstance(found, dict | list):  # as text: 1, 1.0 and true differ, and NaN equals NaN
         return json.dumps(found, sort_keys=True) == json.dumps(expected, sort_keys=True)
     return bool(found == expected)
 
@@ -70,12 +70,12 @@ def _equal_arrays(found: Any, expected: Any) -> bool:
 
 def _unequal_bytes(found: bytes, expected: bytes) -> tuple[str, str]:
     at = _first_difference(found, expected)
-    return f"{len(expected):,} bytes", f"{len(found):,} bytes, the first other one at {at:,}"
+    return f"{len(expected):,} bytes", f"{len(found):,} bytes, first difference at byte {at:,}"
 
 
 def _unequal_text(found: str, expected: str) -> tuple[str, str]:
     at = _first_difference(found.encode(), expected.encode())
-    words = f"{found!r:.{_SHOWN}}, the first other byte at {at:,}"
+    words = f"{found!r:.{_SHOWN}}, first difference at byte {at:,}"
     return f"{expected!r:.{_SHOWN}}", words
 
 

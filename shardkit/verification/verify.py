@@ -1,4 +1,4 @@
-"""`shardkit.verify`: every step in its order, and the report."""
+"""`shardkit.verify`: runs all checks in order, and makes the report."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from shardkit.verification.repair import Repair, RepairReport
 
 
-_SHOWN = 3  # problems that a report shows of itself
+_SHOWN = 3  # problems shown in the repr of a report
 
 
 @dataclass(frozen=True, repr=False)
@@ -143,20 +143,20 @@ def verify(
     share = WHOLE if part is None else PartOf.parse(part)
     if against is not None and share.total > 1:
         raise UsageError(
-            "a part of a dataset is not compared with its source, which each would read as a whole",
+            "a part of a dataset cannot be compared with its source: each would read all of it",
             found=f"--part {share} with --against",
             fix="verify the parts without --against, and compare in one process, without --part",
         )
     if repair is not None and share.total > 1:
         raise UsageError(
-            "a dataset is repaired by one process",
+            "a dataset must be repaired by a single process",
             found=f"--part {share} with --repair",
             fix="repair it without --part",
         )
     with watched(progress) as monitor, contextlib.ExitStack() as ending:
         ending.enter_context(storage.using(storage_options, path, against, metadata, repair))
         found = storage.source(path)
-        if isinstance(found, RemotePath):  # each byte is requested once, if a shard has room in it
+        if isinstance(found, RemotePath):  # requests each byte once, if a shard fits in the cache
             found = found.through(Pages(MemoryCache()))
         run = _Run(found, Meter(monitor), share)
         ending.callback(run.close)
@@ -175,28 +175,28 @@ def verify(
 
 
 class _Run:
-    """One verification: its parts, and what was found beside them."""
+    """One verification: its parts, and the findings that belong to no part."""
 
     def __init__(self, path: Path, meter: Meter, share: PartOf) -> None:
         self._path = path
         self._share = share
         self._meter = meter
-        self._first = Findings()  # before all parts: manifests
-        self._above = Findings()  # of files of a folder of splits itself
-        self._last = Findings()  # after them: what only a source tells
+        self._first = Findings()  # reported before those of the parts: manifests
+        self._above = Findings()  # on files of the folder of splits itself
+        self._last = Findings()  # reported after those of the parts: comparison with a source
         self._parts: list[CheckedPart] = []
         self._format: str | None = None
-        self._common: tuple[File, ...] = ()  # of a folder of splits itself, to check
+        self._common: tuple[File, ...] = ()  # files of the folder of splits itself, to check
         self._common_damage: list[File] = []
-        self._kind = CHECKSUM  # of their checksums
+        self._kind = CHECKSUM  # the kind of their checksums
         self._clients: dict[str, ClientReport] = {}
-        self._notes: list[str] = []  # on libraries, and on the store
+        self._notes: list[str] = []  # about libraries, and about the store
         self._repair: Repair | None = None
 
     def open(self, *, all_missing: bool = False) -> None:
-        """Find the datasets at the path; a damaged manifest is a problem like any other.
+        """Find the datasets at the path; a damaged manifest is recorded as a problem.
 
-        `all_missing`: also a single file that is not there, and has a manifest.
+        `all_missing`: also open a single-file dataset of which only the manifest is left.
         """
         self._first, self._parts = Findings(), []
         manifest = None
@@ -237,7 +237,7 @@ class _Run:
         self._parts.append(CheckedPart(name, dataset, self._share, before))
 
     def _open_singly(self, problem: ShardkitError) -> list[Dataset]:
-        """The shards in a foreign folder that can be opened; problems of others are noted."""
+        """The shards in a foreign folder that can be opened; records the problems of the others."""
         singles = []
         if self._path.is_dir() and not manifests.has_manifest(self._path):
             names = sorted(path for path in self._path.iterdir() if path.name[0] != ".")
@@ -248,7 +248,7 @@ class _Run:
                 datasets.append(open_dataset(single))
             except ShardkitError as error:
                 self._first.add(error)
-        if len(datasets) == len(singles):  # the problem is of the whole folder
+        if len(datasets) == len(singles):  # the problem concerns the whole folder
             self._first.add(problem)
         return datasets
 
@@ -277,7 +277,7 @@ class _Run:
         if errors != splits.errors and len(self._parts) == len(splits.splits):
             self._first.add(
                 DamagedError(
-                    "the splits have not dropped as many samples as their common manifest says",
+                    "the number of samples that the splits dropped differs from their manifest",
                     path=manifests.manifest_path(self._path),
                     expected=f"{splits.errors:,}",
                     found=f"{errors:,}",
@@ -291,12 +291,12 @@ class _Run:
         transform: str | Callable[..., Any] | None,
         ending: contextlib.ExitStack,
     ) -> None:
-        """Keep other runs out, and look again at what is there now."""
+        """Lock out other runs, restore missing manifests, and open the datasets again."""
         from shardkit.verification.repair import Repair
 
         try:
             self.open(all_missing=True)
-        except (FormatError, NotFoundError):  # a manifest is missing, which a copy has
+        except (FormatError, NotFoundError):  # a manifest is missing: a copy may have it
             if not self._path.exists():
                 raise
         every = [part.dataset for part in self._parts]
@@ -306,7 +306,7 @@ class _Run:
         self.open(all_missing=True)
 
     def repair(self) -> None:
-        """Mend what was found to be damaged, if asked for, and check that again."""
+        """Repair the damage that was found, if requested, and check the repaired files again."""
         if self._repair is None:
             return
         files = [*self._common_damage]
@@ -319,7 +319,7 @@ class _Run:
             self._check("reading again", files)
 
     def open_source(self, against: Against, metadata: str | os.PathLike[str] | None) -> list[Group]:
-        """What to compare; opened before the work, as the path may be wrong."""
+        """The groups to compare. Opened before the checks, so that a wrong path fails early."""
         from shardkit.verification.groups import groups
 
         if not self._parts:
@@ -327,7 +327,7 @@ class _Run:
         return groups(self._path, self._parts, against, self._last, metadata)
 
     def check(self) -> None:
-        """Files, shards, counts, keys."""
+        """Check files, shards, counts and keys."""
         self._check("reading", self._all_files())
 
     def _check(self, doing: str, files: Sequence[File]) -> None:
@@ -342,15 +342,15 @@ class _Run:
         for part in self._parts:
             check(part, self._meter)
         if isinstance(self._path, RemotePath) and not self._path.store.lists:
-            self._notes.append("a web server has no listings: additional shards are not found")
+            self._notes.append("a web server has no listings: extra shards cannot be detected")
         self._meter.report(now=True)
 
     def _all_files(self) -> list[File]:
-        """Those to check that manifests name."""
+        """The files to check, as listed in the manifests."""
         return [*self._common, *(file for part in self._parts for file in part.files)]
 
     def check_values(self, decode: bool) -> None:
-        """All values, if asked for, or where there are no checksums."""
+        """Check all values, if requested or if there are no checksums."""
         parts = [part for part in self._parts if decode or part.manifest is None]
         if not parts:
             return
@@ -361,7 +361,7 @@ class _Run:
         self._meter.report(now=True)
 
     def compare(self, compared: list[Group]) -> None:
-        """With the source, if there is one."""
+        """Compare with the source, if one was given."""
         if not compared:
             return
         from shardkit.verification.compare import compare
@@ -372,7 +372,7 @@ class _Run:
         self._meter.report(now=True)
 
     def find_clients(self) -> list[Client]:
-        """The libraries to compare with; found before the work, as one may be missing."""
+        """The libraries to compare with. Found before the checks, as they may be missing."""
         from shardkit.verification.client import ClientReport, importable, installed_clients
 
         clients, notes = importable(installed_clients(self._parts))
@@ -381,7 +381,7 @@ class _Run:
         return list(clients)
 
     def compare_clients(self, clients: list[Client]) -> None:
-        """With what these libraries read."""
+        """Compare with what these libraries read."""
         if not clients:
             return
         from shardkit.verification.client import compare
@@ -431,17 +431,17 @@ def _left_to_others(share: PartOf, parts: list[CheckedPart]) -> list[str]:
         notes.append("part 1 checks what belongs to no shard: lists, and additional shards")
     if any(len(part.numbers) < part.dataset.shards for part in parts):
         notes.append(
-            "only without --part are keys compared that are in shards of other parts, and how many"
-            " values each field has"
+            "keys in shards of different parts, and the number of values of each field, are"
+            " compared only without --part"
         )
     return notes
 
 
 def _other_split(folder: Path, said: tuple[str, int], found: tuple[str, int]) -> DamagedError:
     return DamagedError(
-        "a split is not the dataset that the manifest above it names",
+        "a split does not match the manifest of the folder above it",
         path=folder,
         expected=f"{said[1]:,} samples as {said[0]}",
         found=f"{found[1]:,} samples as {found[0]}",
-        fix="copy both again from where they are whole, or convert again",
+        fix="copy both again from an undamaged copy, or convert again",
     )

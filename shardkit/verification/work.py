@@ -1,4 +1,4 @@
-"""Findings, threads whose results come in order, and progress for the caller's thread."""
+"""Findings, threads with results in order, and progress reported in the caller's thread."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from shardkit.remote.path import RemotePath
 _Job = TypeVar("_Job")
 _Result = TypeVar("_Result")
 
-_AHEAD = 4  # jobs per thread that are handed out before the first one's result is wanted
+_AHEAD = 4  # jobs per thread that are submitted ahead of the result that is waited for
 _REPORT_SECONDS = 0.1
-SHOWN = 5  # of a list in a sentence
-_REQUESTS = 16  # threads that wait for a store
+SHOWN = 5  # items of a list shown in a sentence
+_REQUESTS = 16  # threads for a store, which mostly wait for requests
 
-LAST = sys.maxsize  # the "shard" of what belongs to the dataset as a whole
+LAST = sys.maxsize  # the shard number for problems of the dataset as a whole
 
 
 class Findings:
-    """The problems of one dataset, in the order of its shards and their samples."""
+    """The problems of one dataset, ordered by shard and sample."""
 
     def __init__(self) -> None:
         self._problems: list[tuple[int, int, ShardkitError]] = []
@@ -38,15 +38,15 @@ class Findings:
     def add(self, problem: ShardkitError, shard: int = LAST, position: int = -1) -> None:
         """Add a problem of the sample at `position`, or of the whole shard, or of the dataset.
 
-        Raises it where too many files are open or memory ran out, which is no problem of the
-        dataset. May be called in any thread.
+        Raises the problem if it is a shortage of file handles or memory, which the dataset is not
+        to blame for. May be called in any thread.
         """
         if storage.shortage(problem):
             raise problem
         self._problems.append((shard, position, problem))
 
     def forget(self, shards: Collection[int]) -> None:
-        """Drop notes, and the problems of samples and of these shards: all are looked for again."""
+        """Drop notes, and the problems of samples and of these shards, before a second check."""
         kept = [one for one in self._problems if one[0] not in shards and one[1] < 0]
         self._problems = kept
         self.notes.clear()
@@ -56,7 +56,7 @@ class Findings:
 
 
 def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """The first and the last of those that follow one another, of numbers in order."""
+    """Runs of consecutive numbers in a sorted sequence, each as its first and last number."""
     found: list[tuple[int, int]] = []
     for number in numbers:
         if found and found[-1][1] == number - 1:
@@ -67,28 +67,28 @@ def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def numbered(noun: str, first: int, last: int) -> str:
-    """The words for one, or for several that follow one another."""
+    """A noun with its number, or with the first and last number of a run."""
     return f"{noun} {first:,}" if first == last else f"{noun}s {first:,} to {last:,}"
 
 
 def in_words(parts: list[str]) -> str:
-    """A list in a sentence, of which the first are shown."""
+    """A list for use in a sentence, shortened to its first items."""
     shown = ", ".join(parts[:SHOWN])
     return shown if len(parts) <= SHOWN else f"{shown} and {len(parts) - SHOWN:,} more"
 
 
-class Stopped(Exception):  # noqa: N818 - it ends a thread's work and is no error
+class Stopped(Exception):  # noqa: N818 - ends a thread's work, but is not an error
     """The caller has stopped waiting for results."""
 
 
 class Meter:
-    """Passes counts from worker threads to the monitor, in the caller's thread."""
+    """Collects counts from worker threads and passes them to the monitor in the caller's thread."""
 
     def __init__(self, monitor: Monitor | None) -> None:
         self._monitor = monitor
         self._counts: deque[int] = deque()
         self._next = 0.0
-        self.skipped: list[int] = []  # counts that were not checked
+        self.skipped: list[int] = []  # counts of what was not checked
         self.stopped = False
 
     def start(self, doing: str, total: int, unit: str) -> None:
@@ -97,7 +97,7 @@ class Meter:
             self._monitor.start(doing, total, unit)
 
     def add(self, count: int) -> None:
-        """Count, in any thread; raises Stopped if the caller has stopped."""
+        """Add to the count. May be called in any thread; raises Stopped if the caller stopped."""
         if self.stopped:
             raise Stopped
         self._counts.append(count)
@@ -106,12 +106,12 @@ class Meter:
         self.stopped = True
 
     def skip(self, count: int) -> None:
-        """Count what is not checked."""
+        """Count something that is not checked."""
         self.skipped.append(count)
         self.add(count)
 
     def report(self, *, now: bool = False) -> None:
-        """Pass on the counts, a few times a second; in the caller's thread."""
+        """Pass on the counts, a few times a second. Call it in the caller's thread."""
         if not now and time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _REPORT_SECONDS
@@ -122,7 +122,7 @@ class Meter:
             self._monitor.advance(total)
 
     def awaited(self, future: Future[_Result]) -> _Result:
-        """The result of a thread, with reports meanwhile."""
+        """Wait for the result of a thread, and report progress meanwhile."""
         while not future.done():
             wait([future], timeout=_REPORT_SECONDS)
             self.report()
@@ -132,9 +132,9 @@ class Meter:
 def in_threads(
     work: Callable[[_Job], _Result], jobs: Iterable[_Job], meter: Meter, path: Path | None = None
 ) -> Iterator[_Result]:
-    """The results of all jobs, in order, from as many threads as processors; jobs begin in order.
+    """The results of all jobs, in order, from as many threads as processors; jobs start in order.
 
-    There are more threads if they read from a store, where `path` is.
+    More threads are used if `path` is in a store.
     """
     workers = _REQUESTS if isinstance(path, RemotePath) else processors()
     return pooled(work, jobs, workers, _AHEAD, meter.awaited, meter.stop)

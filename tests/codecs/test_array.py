@@ -48,12 +48,12 @@ def test_damage_is_a_value_error_or_another_array(value, data):
         load_array(bytes(damaged))
     except ValueError:
         pass
-    with pytest.raises(ValueError, match=r"announced|magic|header|EOF|read"):
+    with pytest.raises(ValueError, match=r"magic|header|EOF|read"):
         load_array(dump_array(value)[: at // 2])
 
 
 def test_bytes_behind_the_values_are_damage():
-    with pytest.raises(ValueError, match="24 bytes of values announced, 25 there"):
+    with pytest.raises(ValueError, match="24 bytes of values, but there are 25"):
         load_array(dump_array(np.arange(3.0)) + b"x")
 
 
@@ -67,7 +67,7 @@ def test_a_shape_that_lies_reserves_nothing():
     np.lib.format.write_array_header_1_0(
         file, {"descr": "<f8", "fortran_order": False, "shape": (10**9, 10**9)}
     )
-    with pytest.raises(ValueError, match="announced"):
+    with pytest.raises(ValueError, match="the header says"):
         load_array(file.getvalue() + bytes(80))
 
 
@@ -78,7 +78,7 @@ def header(descr, shape):
 
 @pytest.mark.parametrize("descr", ["'|S0'", "'<U0'", "'|V0'", "[('a', '|S0')]"])
 def test_a_shape_of_values_without_bytes_reserves_nothing(descr):
-    with pytest.raises(ValueError, match="no bytes"):
+    with pytest.raises(ValueError, match="without bytes"):
         load_array(header(descr, "(1000000000000,)"))
 
 

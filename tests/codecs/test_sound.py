@@ -102,7 +102,7 @@ def test_telephone_speech_cannot_be_sought_and_is_decoded() -> None:
 def test_bounds() -> None:
     flac = bytearray(sound("FLAC", "PCM_16"))
     flac[21:26] = bytes([flac[21] & 0xF0, 0, 0, 0, 0])  # how many samples: unknown
-    with pytest.raises(UndecodedError, match="does not say how long"):
+    with pytest.raises(UndecodedError, match="does not state its length"):
         JOBS[0].made(bytes(flac), [])
     with pytest.raises(TooLongError):
         RandomClip(1e6).padded(np.zeros((1, 2), np.float32), 48_000)

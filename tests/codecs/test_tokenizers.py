@@ -307,16 +307,16 @@ def _normalizer(**options: object) -> Change:
 
 REJECTED = {
     "shuffled merges": (lambda d: random.Random(1).shuffle(d["model"]["merges"]), "order of ids"),
-    "first merges last": (_first_merges_last, "order of ids|merge otherwise"),
-    "a dropped merge": (_drop_a_merge, "merge otherwise by ids"),
+    "first merges last": (_first_merges_last, "order of ids|merge differently"),
+    "a dropped merge": (_drop_a_merge, "merge differently by ids"),
     "swapped ids": (_swap_ids, "order of ids"),
-    "another split": (_list_another_split, "merge otherwise by ids"),
+    "another split": (_list_another_split, "merge differently by ids"),
     "a word without merges": (_words_that_no_merge_makes("qj"), "no merge makes"),
     "a missing byte": (_drop_a_byte, "single byte"),
     "dropout": (_option("dropout", 0.1), "dropout"),
     "byte fallback": (_option("byte_fallback", True), "byte_fallback"),
     "lower case": (_normalizer(type="Lowercase"), "the normalizer is Lowercase"),
-    "a space in front": (_pre_tokenizer(add_prefix_space=True), "a space is put before"),
+    "a space in front": (_pre_tokenizer(add_prefix_space=True), "a space is added before"),
     "no split": (_pre_tokenizer(use_regex=False), "use_regex"),
     "no pre-tokenizer": (lambda d: d.update(pre_tokenizer=None), "no pre-tokenizer"),
     "another pre-tokenizer": (
@@ -565,7 +565,7 @@ def test_a_copy_in_a_dataset_is_the_same_tokenizer(folder: Path, tmp_path: Path,
         for ours, theirs in zip(copy.encode(texts), tokenizer.encode(texts), strict=True):
             assert np.array_equal(ours, theirs)
     (tmp_path / "tokenizer.json").write_bytes(b"{}")
-    with pytest.raises(DamagedError, match="not the one it was made with"):
+    with pytest.raises(DamagedError, match="not the one with which it was created"):
         open_copy(tmp_path, identity)
 
 
@@ -611,7 +611,7 @@ def test_a_tokenizer_may_have_no_end_token(tmp_path: Path) -> None:
     path = changed(tmp_path, lambda document: document["added_tokens"].clear())
     found = load_tokenizer(path)
     assert found.eos_id is None
-    assert "eos_token names one" in found.notes[0]
+    assert "set one with eos_token" in found.notes[0]
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ def _file(name: str, content: bytes) -> object:
 
 _RANKS = b"".join(base64.b64encode(bytes([n])) + b" %d\n" % n for n in range(256))
 NO_TOKENIZERS = {
-    "an empty folder": (lambda folder: folder, "holds no tokenizer"),
+    "an empty folder": (lambda folder: folder, "has no tokenizer"),
     "several": (_folder_of_several, "several tokenizers"),
     "text": (_file("x.txt", b"hello"), "begin with b'hello'"),
     "nothing": (_file("tokenizer.json", b""), "an empty file"),
@@ -202,8 +202,8 @@ NO_TOKENIZERS = {
     "ranks of no name": (_file("tokenizer.model", _RANKS), "does not say how text is split"),
     "a bad line": (_file("gpt2.tiktoken", _RANKS + b"!\n"), "invalid line"),
     "a cut line": (_file("gpt2.tiktoken", _RANKS + b"YWI="), "invalid line"),
-    "a missing byte": (_file("gpt2.tiktoken", _RANKS[7:]), "not complete"),
-    "a number twice": (_file("gpt2.tiktoken", _RANKS + b"YWI= 7\n"), "a number twice"),
+    "a missing byte": (_file("gpt2.tiktoken", _RANKS[7:]), "incomplete"),
+    "a number twice": (_file("gpt2.tiktoken", _RANKS + b"YWI= 7\n"), "a duplicate number"),
     "another encoding": (_file("gpt2.tiktoken", _RANKS + b"YWI= 50256\n"), "special tokens"),
 }
 
@@ -254,7 +254,7 @@ def test_without_a_network_an_encoding_needs_a_file(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(tiktoken.registry.ENCODINGS, name, raising=False)
-    with pytest.raises(UsageError, match="tiktoken downloads a file") as caught:
+    with pytest.raises(UsageError, match="could not download the file") as caught:
         load_tokenizer(name)
     assert "TIKTOKEN_CACHE_DIR" in str(caught.value.fix)
     assert f"{name}.tiktoken" in str(caught.value.fix)
@@ -265,7 +265,7 @@ def test_without_a_network_an_encoding_needs_a_file(
     "name", ["shardkit-tests/no-such-tokenizer", "no-such-tokenizer", "no such"]
 )
 def test_without_a_network_a_hub_name_needs_a_file(name: str) -> None:
-    with pytest.raises(UsageError, match="could not be had") as caught:
+    with pytest.raises(UsageError, match="could not be downloaded") as caught:
         load_tokenizer(name)
     assert "give a tokenizer.json" in str(caught.value.fix)
 

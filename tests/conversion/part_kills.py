@@ -92,7 +92,7 @@ class Run:
 
 
 # What a process may be told that others are in the way of, or have just been.
-_MEANWHILE = ("another run", "of this output is at work", "is at work already")
+_MEANWHILE = ("another run", "of this output is running", "is already running")
 
 
 def killed_parts(

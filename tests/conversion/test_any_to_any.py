@@ -211,7 +211,7 @@ def test_boxes_and_the_names_of_their_classes_travel(tmp_path: Path, format: str
     with shardkit.create(tmp_path / "a", format, _BOXES, classes=names) as writer:
         for sample in samples:
             writer.write(sample)
-        with pytest.raises(shardkit.SampleError, match="of no class"):
+        with pytest.raises(shardkit.SampleError, match="not the number of a class"):
             writer.write({**samples[0], "__key__": "x", "categories": np.array([0, 2])})
     shardkit.convert(tmp_path / "a", "wds", tmp_path / "b", workers=0)
     shardkit.convert(tmp_path / "b", format, tmp_path / "c", workers=0)
@@ -236,7 +236,7 @@ def test_a_class_that_no_field_names_is_refused(tmp_path: Path, format: str) -> 
     names = {"fine": ["a", "b", "c"], "coarse": ["x"]}
     with shardkit.create(tmp_path / "a", format, schema, classes=names) as writer:
         writer.write({"fine": 2, "coarse": -1})
-        with pytest.raises(shardkit.SampleError, match="of no class") as error:
+        with pytest.raises(shardkit.SampleError, match="not the number of a class") as error:
             writer.write({"fine": 2, "coarse": 1})
     assert error.value.where["field"] == "coarse"
 

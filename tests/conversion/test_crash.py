@@ -395,7 +395,7 @@ def test_a_full_disk_is_named_and_the_run_continues_when_there_is_space(
         patch.setattr(storage.NewFile, "write", write)
         with pytest.raises(StorageError, match="the disk is full") as error:
             convert(source, out)
-    assert "make space, then run the same command again" in str(error.value)
+    assert "free some space, then run the same command again" in str(error.value)
     assert "bytes free" in str(error.value)
     assert not out.exists()
     left_over = [p for p in files_of(tmp_path / "out.partial") if p.startswith("tasks/")]

@@ -73,7 +73,7 @@ def test_what_fits_is_not_refused_and_what_cannot_is(
     shardkit.convert(photos, format, tmp_path / "first", workers=0)
     before, truth = files_of(tmp_path), stored(tmp_path / "first")
     free(truth * 3 // 4)
-    with pytest.raises(OutputError, match="does not fit on the disk") as error:
+    with pytest.raises(OutputError, match="does not fit on its disk") as error:
         shardkit.convert(photos, format, tmp_path / "second", workers=0)
     said = str(error.value)
     assert f"{truth * 3 // 4:,} bytes free in {tmp_path}" in said
@@ -102,11 +102,11 @@ def test_samples_that_are_too_large_are_not_tried(
     show_plan(plan, "", estimate.describe(plan, 1, 0.0))
     assert "16 samples too large to try" in " ".join(capsys.readouterr().out.split())
     free(truth * 3 // 4)
-    with pytest.raises(OutputError, match="does not fit on the disk"):
+    with pytest.raises(OutputError, match="does not fit on its disk"):
         shardkit.convert(photos, "wds", out, workers=0)
     plan = prepare(photos, "wds", out, ConvertOptions(image=ImageOptions(resize=16)))
     problem = estimate.describe(plan, 1, 0.0)["problem"]
-    assert "too large to try what becomes of them" in problem
+    assert "too large to try their conversion" in problem
 
 
 def test_among_others_samples_that_are_too_large_are_not_tried(
@@ -146,7 +146,7 @@ def test_where_the_result_is_uncertain_a_warning_says_so(
 ) -> None:
     free(100_000)
     image = ImageOptions(format="raw")
-    with pytest.warns(ShardkitWarning, match="may become full: .* can go on"):
+    with pytest.warns(ShardkitWarning, match="may become full: .* can be resumed"):
         shardkit.convert(photos, "wds", tmp_path / "raw", workers=0, image=image)
     rows = [{"__key__": str(n), "text": "word " * 2000} for n in range(50)]
     with pytest.warns(ShardkitWarning, match="may become full"):
@@ -211,7 +211,7 @@ def test_bad_samples_are_passed_over(photos: Path, tmp_path: Path) -> None:
     for path in source.rglob("*.jpg"):
         path.write_bytes(b"no image")
     about = estimate.describe(prepare(source, "wds", tmp_path / "out"), 2, 0.0)
-    assert about["problem"] == "no sample that was tried can be stored"
+    assert about["problem"] == "none of the tried samples can be stored"
     assert about["disk"]["free"] > 0
 
 
@@ -220,7 +220,7 @@ def test_where_nothing_can_be_tried_a_plan_says_so_and_a_run_goes_on(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
     about = estimate.describe(prepare(photos, "wds", tmp_path / "out"), 2, 0.0)
-    assert about["problem"].startswith("nothing could be tried: ")
+    assert about["problem"].startswith("could not try a sample: ")
     set_free(monkeypatch, 10)
     shardkit.convert(photos, "wds", tmp_path / "out", workers=0)
 

@@ -524,7 +524,7 @@ def test_columns_that_are_added_are_counted(tmp_path: Path, kind: str) -> None:
     else:
         table.write_text("\n".join(r[:-1] + ',"more":1}' for r in (head, *rows)), "utf-8")
     result = shardkit.convert(out, "wds", tmp_path / "b", workers=0)
-    assert result.ignored == {"value in a column that is no field of the export": len(samples)}
+    assert result.ignored == {"value in a column that is not a field of the export": len(samples)}
 
 
 @pytest.mark.parametrize(
@@ -597,7 +597,7 @@ def test_rows_have_a_longest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(exported, "MAX_ROW", 100)
     assert len(open_sources(tmp_path / "out")[""]) == 6
     edited(tmp_path / "out", "dog/0.jpg", '"dog/0.jpg')
-    with pytest.raises(SourceError, match="a quote in it is missing"):
+    with pytest.raises(SourceError, match="a closing quote is missing"):
         open_sources(tmp_path / "out")
     long = write(tmp_path / "l", [{"__key__": "a", "text": "x" * 101}], {"text": shardkit.Text()})
     with pytest.raises(SampleError, match="too long for a row") as refused:
@@ -661,12 +661,15 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="written to this machine"):
         shardkit.export(text, "jsonl", "s3://bucket/out")
     (tmp_path / "x.jsonl").write_text('{"text": "a"}\n', "utf-8")
-    with pytest.raises(UsageError, match="files of text are no dataset"):
+    with pytest.raises(UsageError, match="text files are not a dataset"):
         shardkit.export(tmp_path / "x.jsonl", "jsonl", tmp_path / "out")
-    with shardkit.open(text) as opened, pytest.raises(OutputError, match="inside one another"):
+    with (
+        shardkit.open(text) as opened,
+        pytest.raises(OutputError, match="must not contain each other"),
+    ):
         shardkit.export(opened, "jsonl", tmp_path / "t/out")
     some = write(tmp_path / "s", [{"__key__": "a"}], {"image": shardkit.Image(optional=True)})
-    with pytest.raises(SampleError, match="no file that a row could name"):
+    with pytest.raises(SampleError, match="no file for its row of the table"):
         shardkit.export(some, "folder", tmp_path / "out")
     assert {path.name for path in tmp_path.iterdir()} == {"t", "x.jsonl", "s"}
 

@@ -335,7 +335,7 @@ def test_other_options_for_images_do_not_continue_a_run(images: Path, tmp_path: 
     out = tmp_path / "out"
     bad = images / "class2/zzz.jpg"
     bad.write_bytes(encoded(photo(), "JPEG")[:-9])
-    with pytest.raises(SampleError, match="is cut"):
+    with pytest.raises(SampleError, match="is truncated"):
         make(images, "wds", out, shard_samples=4)
     before = files_of(tmp_path / "out.partial")
     for image, words in (
@@ -511,7 +511,7 @@ def test_what_filters_drop_is_counted_and_listed_and_no_error(tmp_path: Path, fo
         assert [sample["__key__"] for sample in samples_of(out)] == ["a/good"]
         report = shardkit.verify(out, against=source)
         assert report.problems == []
-        assert "3 samples of the source left out, as asked for" in report.notes
+        assert "3 samples of the source filtered out, as requested" in report.notes
 
 
 def test_the_list_of_a_single_file_lies_beside_it(tmp_path: Path) -> None:
@@ -551,14 +551,14 @@ def test_splits_count_for_themselves(tmp_path: Path) -> None:
 
 JPEG = encoded(photo(size=(300, 200)), "JPEG")
 BAD = {  # what is said of them
-    "cut.jpg": (JPEG[: len(JPEG) // 2], "is cut"),
+    "cut.jpg": (JPEG[: len(JPEG) // 2], "is truncated"),
     "damaged.jpg": (without_middle(JPEG), "premature end"),
     "empty.jpg": (b"", "an empty file"),
     "text.png": (b"no image", "text: 'no image'"),
     "flipped.png": (with_flipped_bit(encoded(photo(), "PNG")), "broken PNG file"),
-    "cut.png": (encoded(photo(), "PNG")[:-30], "is cut"),
-    "cut.webp": (encoded(photo(), "WEBP")[:-100], "is cut"),
-    "cut.gif": (encoded(photo(), "GIF")[:-100], "is cut"),
+    "cut.png": (encoded(photo(), "PNG")[:-30], "is truncated"),
+    "cut.webp": (encoded(photo(), "WEBP")[:-100], "is truncated"),
+    "cut.gif": (encoded(photo(), "GIF")[:-100], "is truncated"),
     "cut.bmp": (encoded(photo(), "BMP")[:-100], "truncated"),
     "cut.tif": (encoded(photo(), "TIFF")[:-100], "truncated"),
     "bomb.png": (bomb(50_000, 50_000), "too many pixels"),
@@ -669,7 +669,7 @@ def test_a_dataset_is_sound_against_its_source_and_a_changed_pixel_is_found(
     image.paste("white", (50, 30, 70, 50))
     changed.write_bytes(encoded(image, "JPEG", quality=90))
     (problem,) = shardkit.verify(out, against=images).problems
-    assert problem.what == "a value is not that of the source"
+    assert problem.what == "a value differs from the source"
     assert problem.where["key"] == "class1/009"
     assert problem.where["field"] == ("jpg" if way == "renamed" else "image")
 
@@ -803,7 +803,7 @@ def test_the_summary_says_what_became_of_images(images: Path, tmp_path: Path) ->
     text = " ".join(found.stdout.split())
     for words in (
         "3 passed through", "22 resized", "1 smaller than 10", "3 rotated", "1 transparent",
-        "filtered.jsonl", "taken for the mask of 'image'",
+        "filtered.jsonl", "taken as the mask of 'image'",
     ):  # fmt: skip
         assert words in text + found.stderr
     assert "left out" in text
@@ -838,8 +838,8 @@ def test_a_plan_shows_the_steps_and_does_nothing(images: Path, tmp_path: Path) -
     [
         ("--resize 0", 2, "resize must be"),
         ("--resize big", 2, "is not a valid integer"),
-        ("--resize-mode crop", 2, "say how to resize"),
-        ("--upscale", 2, "say how to resize"),
+        ("--resize-mode crop", 2, "require resize"),
+        ("--upscale", 2, "require resize"),
         ("--resize 9 --resize-mode fill", 2, "'fill' is not one of"),
         ("--quality 101", 2, "quality goes from 1 to 100"),
         ("--quality 0", 2, "quality must be"),
@@ -851,9 +851,9 @@ def test_a_plan_shows_the_steps_and_does_nothing(images: Path, tmp_path: Path) -
         ("--max-aspect nan", 2, "max_aspect must be"),
         ("--min-size -1", 2, "min_size must be"),
         ("--transform nowhere:step", 2, "cannot be imported"),
-        ("--transform os", 2, "names no transform"),
-        ("--resize 20", 1, "the image is cut"),
-        ("--check decode", 1, "the image is cut"),
+        ("--transform os", 2, "not the name of a transform"),
+        ("--resize 20", 1, "the image is truncated"),
+        ("--check decode", 1, "the image is truncated"),
         ("--transform my_steps:fails", 1, "the transform raised ValueError: as asked"),
     ],
 )
@@ -997,7 +997,7 @@ def test_members_of_a_tar_that_are_masks_keep_their_values(
         values = np.asarray(opened(sample["seg.png"]))
         values = values if values.ndim == 2 else values[:, :, 0]  # .beton has three channels
         np.testing.assert_array_equal(values, expected)
-    taken = "'seg.png' is taken for the mask of 'jpg'" in " ".join(result.notes)
+    taken = "'seg.png' is taken as the mask of 'jpg'" in " ".join(result.notes)
     assert taken is (resize is not None or format == "beton")
     assert shardkit.verify(out, against=source).sound
 

@@ -146,7 +146,7 @@ def test_keys_that_others_cannot_take_are_counted(tmp_path: Path) -> None:
     assert result.splits[""].keys == {"blanks": 2, "characters outside of ASCII": 1}
     blanks, other = result.notes
     assert blanks.startswith("keys with blanks")
-    assert "cannot take: 2; --safe-keys" in blanks
+    assert "cannot handle: 2; --safe-keys" in blanks
     assert "outside of ASCII" in other
     assert convert(source, "parquet", tmp_path / "p").notes == []
 

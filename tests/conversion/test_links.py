@@ -96,7 +96,7 @@ def test_links_in_the_working_folder_are_never_written_through(
         placed.parent.mkdir(exist_ok=True)
         placed.symlink_to(target)
         for options in ({}, {"overwrite": True}):
-            with pytest.raises(OutputError, match="somebody else may have put there") as error:
+            with pytest.raises(OutputError, match="created by somebody else") as error:
                 convert(source, out, **options)
             assert error.value.where["path"] == placed
         assert unharmed(victim)
@@ -166,7 +166,7 @@ def test_a_link_for_the_files_beside_a_single_one_is_refused(
     source: Path, victim: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "__shardkit__").symlink_to(victim / "folder")
-    with pytest.raises(OutputError, match="somebody else may have put there"):
+    with pytest.raises(OutputError, match="created by somebody else"):
         convert(source, tmp_path / "out.tar")
     assert unharmed(victim)
 
@@ -179,7 +179,7 @@ def test_a_hostile_result_of_a_task_names_nothing_outside(
     text = result.read_text()
     result.write_text(text.replace('"shard-000000.tar"', '"../../../victim/file"'))
     assert text != result.read_text()
-    with pytest.raises(ShardkitError, match="must not be followed"):
+    with pytest.raises(ShardkitError, match="unsafe name"):
         convert(source, tmp_path / "out")
     assert unharmed(victim)
 

@@ -90,9 +90,9 @@ def test_a_dataset_that_comes_while_a_run_works_is_refused(
     out = tmp_path / "here" / name
     out.parent.mkdir()
     come_meanwhile(monkeypatch, other, out)
-    with pytest.raises(OutputError, match="came to the output while this run worked") as error:
+    with pytest.raises(OutputError, match="put at the output while this run was") as error:
         convert(source, out)
-    assert str(error.value.fix).endswith(f"goes on with what is done, in {out}.partial")
+    assert str(error.value.fix).endswith(f"continues with the finished work in {out}.partial")
     with shardkit.open(out) as found, shardkit.open(other / name) as as_it_came:
         assert found[0]["__key__"] == as_it_came[0]["__key__"]
     with pytest.raises(OutputError, match="holds another dataset"):
@@ -120,9 +120,9 @@ def test_a_dataset_that_comes_is_replaced_where_that_is_asked_for_and_else_nothi
     (tmp_path / "thesis/out").mkdir(parents=True)
     (tmp_path / "thesis/out/thesis.txt").write_text("years of work")
     come_meanwhile(monkeypatch, tmp_path / "thesis", out)
-    with pytest.raises(OutputError, match="came to the output while") as error:
+    with pytest.raises(OutputError, match="put at the output while") as error:
         convert(source, out, overwrite=True)
-    assert "not a dataset of ours: thesis.txt" in str(error.value.found)
+    assert "not a dataset written by shardkit: thesis.txt" in str(error.value.found)
     assert files_of(out) == {"thesis.txt": b"years of work"}
     shutil.rmtree(out)
     convert(source, out)
@@ -140,7 +140,7 @@ def test_a_dataset_that_comes_while_samples_are_written_is_refused(
             come()
 
     convert(source, tmp_path / "other")
-    with pytest.raises(OutputError, match="came to the output while"):
+    with pytest.raises(OutputError, match="put at the output while"):
         make(lambda: shutil.copytree(tmp_path / "other", out))
     assert files_of(out) == files_of(tmp_path / "other")
     make(lambda: None, overwrite=True)

@@ -340,7 +340,7 @@ def test_a_link_in_place_of_a_listing_is_not_read(source: Path, tmp_path: Path) 
     folder = listing_at(out).parent.parent
     shutil.move(folder, tmp_path / "moved")
     folder.symlink_to(tmp_path / "moved")
-    with pytest.raises(OutputError, match="somebody else may have put there"):
+    with pytest.raises(OutputError, match="created by somebody else"):
         convert(source, out, "2/2")
 
 

@@ -72,7 +72,7 @@ def test_parts_work_beside_each_other_and_the_last_one_is_alone(out: Path) -> No
     assert two.part is None
     assert two.finished(range(2)) == [0]
     refused(out, ONE, "another run is working")
-    refused(out, None, "part 2/2 of this output is at work")
+    refused(out, None, "part 2/2 of this output is running")
     two.discard()
     assert not two.path.exists()
 
@@ -88,8 +88,8 @@ def test_of_parts_that_end_together_one_is_alone(out: Path) -> None:
 
 def test_a_part_keeps_a_whole_run_out_which_says_which(out: Path) -> None:
     two = begun(out, TWO)
-    error = refused(out, None, "part 2/2 of this output is at work, and a whole run cannot")
-    assert error.found == "at work: 2/2"
+    error = refused(out, None, "part 2/2 of this output is running, and a run without --part")
+    assert error.found == "running: 2/2"
     two.release()
     whole = begun(out)
     refused(out, TWO, "another run is working")
@@ -115,8 +115,8 @@ def test_what_is_waited_for_is_said_once(out: Path, monkeypatch: pytest.MonkeyPa
     assert str(whole.path) in str(told[0].message)
     whole.release()
     one = begun(out, ONE)
-    with pytest.warns(ShardkitWarning, match="part 1/2 is at work already: waiting up to"):
-        refused(out, ONE, "part 1/2 is at work already")
+    with pytest.warns(ShardkitWarning, match="part 1/2 is already running: waiting up to"):
+        refused(out, ONE, "part 1/2 is already running")
     one.release()
 
 
@@ -132,14 +132,14 @@ def test_to_look_for_parts_at_work_makes_none(out: Path, monkeypatch: pytest.Mon
         return found
 
     monkeypatch.setattr(PartLock, "begun", begun_before)
-    refused(out, None, "part 2/2 of this output is at work")
+    refused(out, None, "part 2/2 of this output is running")
     assert [path.name for path in (two.path / "parts").iterdir()] == [TWO.name]
     two.release()
 
 
 def test_a_part_that_is_at_work_is_not_begun_twice(out: Path) -> None:
     two = begun(out, TWO)
-    refused(out, TWO, "part 2/2 is at work already")
+    refused(out, TWO, "part 2/2 is already running")
     begun(out, PartOf(2, 3)).release()
     two.release()
     begun(out, TWO).release()
@@ -148,17 +148,17 @@ def test_a_part_that_is_at_work_is_not_begun_twice(out: Path) -> None:
 def test_parts_of_another_job_wait_for_those_at_work_and_then_begin_anew(out: Path) -> None:
     one = begun(out, ONE)
     finish_task(one, 0)
-    error = refused(out, TWO, "part 1/2 of this output is at work, and this one has other", OTHER)
-    assert error.found == "at work: 1/2"
+    error = refused(out, TWO, "part 1/2 of this output is running, and this one has other", OTHER)
+    assert error.found == "running: 1/2"
     assert one.finished([0]) == [0]
     one.release()
-    error = refused(out, TWO, "there is unfinished work of other options", OTHER)
+    error = refused(out, TWO, "there is unfinished work with other options", OTHER)
     assert str(one.path) in (error.fix or "")
     assert one.finished([0]) == [0]
     assert one.job() == JOB
     one.undo(0)
     one.keep_outline(b"")
-    refused(out, TWO, "there is unfinished work of other options", OTHER)
+    refused(out, TWO, "there is unfinished work with other options", OTHER)
     storage.remove(one.path / "plan")
     two = begun(out, TWO, OTHER)
     assert two.finished([0]) == []
@@ -234,7 +234,7 @@ def no_locks(monkeypatch: pytest.MonkeyPatch, name: str) -> str:
             raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("fcntl.flock", flock)
-    return os.strerror(number) if number else "they keep nobody out"
+    return os.strerror(number) if number else "every lock is granted"
 
 
 @pytest.mark.parametrize("name", [*NO_LOCKS, *AS_IF_HELD, "nothing"])

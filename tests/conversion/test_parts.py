@@ -230,7 +230,7 @@ def test_merge_names_what_is_missing(source: Path, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="no conversion in parts"):
         shardkit.merge(out)
     stop(source, out, None, at=5)
-    with pytest.raises(OutputError, match="was not begun in parts"):
+    with pytest.raises(OutputError, match="was not started in parts"):
         shardkit.merge(out)
     convert(source, out, "1/3")
     stop(source, out, "3/3", at=2)
@@ -253,7 +253,7 @@ def test_words_for_what_is_missing() -> None:
 
 def test_parts_that_cannot_be(source: Path, tmp_path: Path) -> None:
     samples = [{"x": n} for n in range(4)]
-    with pytest.raises(UsageError, match="nothing tells whether two parts"):
+    with pytest.raises(UsageError, match="cannot be verified that all parts"):
         shardkit.convert(samples, "wds", tmp_path / "out", part="1/2")
     for part in ("0/2", "3/2", "2", "1/0"):
         with pytest.raises(UsageError, match="invalid part"):
@@ -385,7 +385,7 @@ def test_a_damaged_job_is_named_and_its_work_stays(source: Path, tmp_path: Path)
     path.write_bytes(path.read_bytes()[:100])
     before = files_of(tmp_path)
     for again in (lambda: convert(source, out, "2/2"), lambda: shardkit.merge(out)):
-        with pytest.raises(OutputError, match="its description is damaged") as error:
+        with pytest.raises(OutputError, match="the description of an unfinished") as error:
             again()
         assert error.value.where["path"] == path
     assert {**files_of(tmp_path), "out.partial/lock": b""} == {**before, "out.partial/lock": b""}
@@ -419,7 +419,7 @@ def test_an_archive_with_files_in_files_is_refused() -> None:
     size = (end - start + len(entry)).to_bytes(4, "little")
     last = outer[end : end + 8] + b"\2\0\2\0" + size + outer[end + 16 :]
     packed = outer[:end] + entry + last
-    with pytest.raises(ValueError, match="larger than it is"):
+    with pytest.raises(ValueError, match="larger than the archive"):
         unzipped(packed)
     assert unzipped(outer) == {"a": inner[:directory]}
 

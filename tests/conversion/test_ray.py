@@ -179,7 +179,7 @@ def test_addresses_that_lead_nowhere(of: Of) -> None:
     found = of("a_cluster_that_does_not_listen")
     assert not found["running"]
     for name in ("silent", "client"):
-        assert found[name]["what"] == "there is no connection with a Ray cluster"
+        assert found[name]["what"] == "cannot connect to a Ray cluster"
 
 
 # --- without a cluster ----------------------------------------------------------------------------
@@ -189,9 +189,9 @@ def test_addresses_that_lead_nowhere(of: Of) -> None:
     ("options", "words"),
     [
         ({"engine": "spark"}, "engine must be one of 'local', 'ray'"),
-        ({"ray_address": "auto"}, "ray_address and ray_options are about Ray"),
-        ({"ray_options": {"num_cpus": 1}}, "ray_address and ray_options are about Ray"),
-        ({"engine": "ray", "workers": 0}, "workers=0 is this process"),
+        ({"ray_address": "auto"}, "ray_address and ray_options require"),
+        ({"ray_options": {"num_cpus": 1}}, "ray_address and ray_options require"),
+        ({"engine": "ray", "workers": 0}, "workers=0 cannot be combined"),
         ({"engine": "ray", "ray_options": ["num_cpus"]}, "ray_options must be a dict"),
         ({"engine": "ray", "part": "1/2"}, "parts are for clusters without Ray"),
     ],
@@ -206,7 +206,7 @@ def test_options_that_make_no_sense(tmp_path: Path, options: Result, words: str)
 def test_what_is_no_address_is_said_to_be_none(address: str) -> None:
     exceptions = SimpleNamespace(RayError=RuntimeError)
     ray = SimpleNamespace(is_initialized=lambda: False, exceptions=exceptions)
-    with pytest.raises(WorkerError, match="no connection with a Ray cluster") as error:
+    with pytest.raises(WorkerError, match="cannot connect to a Ray cluster") as error:
         _connect(ray, address, 1)
     assert error.value.found == f"{address}: it is not HOST:PORT"
     assert "ray job submit" in (error.value.fix or "")

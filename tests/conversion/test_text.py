@@ -528,7 +528,7 @@ def test_which_column_is_the_text_is_asked_for_where_there_are_several(
     gpt2: Path, tmp_path: Path
 ) -> None:
     source = by_pyarrow(tmp_path, "parquet", {"a": ["x y"], "b": ["z"]})
-    with pytest.raises(UsageError, match="no field of text called 'text'") as error:
+    with pytest.raises(UsageError, match="no text field named 'text'") as error:
         make(source, "arrow", tmp_path / "out", {"tokenizer": gpt2})
     assert "a: Text, b: Text" in str(error.value)
     make(source, "arrow", tmp_path / "out", {"tokenizer": gpt2, "field": "b", "keep_fields": True})
@@ -565,7 +565,7 @@ def test_a_folder_of_images_and_a_corpus_is_one_of_images_and_says_what_it_passe
     result = make(tmp_path / "in", "arrow", tmp_path / "out")
     assert [list(sample) for sample in samples_of(tmp_path / "out")] == [["__key__", "image"]]
     assert sum(result.ignored.values()) == 1
-    with pytest.raises(UsageError, match="no field of text"):
+    with pytest.raises(UsageError, match="no text field"):
         make(tmp_path / "in", "arrow", tmp_path / "x", {"tokenizer": gpt2})
 
 
@@ -609,7 +609,7 @@ BAD_LINES = {
     '{"text": 3}': "the document has no text",
     '{"text": null}': "the document has no text",
     '["text"]': "a line is not a JSON object",
-    '{"text": "\\ud800"}': "half of a character",
+    '{"text": "\\ud800"}': "the text contains a lone surrogate",
     '{"text": "a\0b"}': "a line is not JSON",
 }
 
@@ -680,7 +680,7 @@ def test_a_corpus_of_nothing_but_bad_documents(gpt2: Path, tmp_path: Path) -> No
         (tmp_path / f"in/{n}.txt").write_bytes(b"\xff\xfe\xfd")
     for options in ({}, {"tokenizer": gpt2}, {"tokenizer": gpt2, "seq_len": 8}):
         out = tmp_path / f"skipped{len(options)}"
-        with pytest.raises(SampleError, match=r"not text in UTF-8|byte order mark"):
+        with pytest.raises(SampleError, match=r"not valid UTF-8|byte order mark"):
             make(tmp_path / "in", "arrow", out, options)
         result = make(tmp_path / "in", "arrow", out, options, on_error="skip")
         assert (result.samples, result.errors) == (0, 3)
@@ -729,11 +729,11 @@ BAD_INPUT: dict[str, tuple[Callable[[Path], Any], str, int, list[str]]] = {
     "Latin-1 among UTF-8": (_latin, "in", 1, ["b.txt", "byte 4", "--encoding latin-1"]),
     "a .gz cut short": (
         lambda r: _cut(r, "gz", gzip.compress),
-        "in.jsonl.gz", 1, ["the compressed file is damaged", "it ends too soon"],
+        "in.jsonl.gz", 1, ["the compressed file is damaged", "it is truncated"],
     ),
     "a .zst cut short": (
         lambda r: _cut(r, "zst", zstandard.compress),
-        "in.jsonl.zst", 1, ["the compressed file is damaged", "it ends too soon"],
+        "in.jsonl.zst", 1, ["the compressed file is damaged", "it is truncated"],
     ),
     "an empty file": (
         lambda r: (r / "in.jsonl").touch(), "in.jsonl", 1, ["no documents", "empty file"],
@@ -745,7 +745,7 @@ BAD_INPUT: dict[str, tuple[Callable[[Path], Any], str, int, list[str]]] = {
     "a missing file": (lambda r: None, "in.jsonl", 2, ["there is no such file", "in.jsonl"]),
     "a table of JSON": (
         lambda r: (r / "in.json").write_text('[\n{"text": "a"}\n]\n'),
-        "in.json", 1, ["one JSON array over all its lines", "jq -c"],
+        "in.json", 1, ["a single JSON array, not JSON Lines", "jq -c"],
     ),
 }  # fmt: skip
 
@@ -791,31 +791,31 @@ def test_bad_input_is_one_clear_message(
 T = ["--tokenizer", "TOKENIZER"]
 # More of the command, exit code, what is said.
 BAD_OPTIONS: list[tuple[list[object], int, str]] = [
-    (["--seq-len", 8], 2, "seq_len is about tokens"),
-    (["--bos"], 2, "bos is about tokens"),
-    (["--append-eos"], 2, "append_eos is about tokens"),
-    (["--no-append-eos"], 2, "append_eos is about tokens"),
-    (["--eos-token", "</s>"], 2, "eos_token is about tokens"),
-    (["--special-tokens", "text"], 2, "special_tokens is about tokens"),
-    (["--pack", "nosplit"], 2, "say seq_len=N"),
-    ([*T, "--pack", "nosplit"], 2, "say seq_len=N"),
-    ([*T, "--remainder", "keep"], 2, "say seq_len=N"),
+    (["--seq-len", 8], 2, "seq_len requires a tokenizer"),
+    (["--bos"], 2, "bos requires a tokenizer"),
+    (["--append-eos"], 2, "append_eos requires a tokenizer"),
+    (["--no-append-eos"], 2, "append_eos requires a tokenizer"),
+    (["--eos-token", "</s>"], 2, "eos_token requires a tokenizer"),
+    (["--special-tokens", "text"], 2, "special_tokens requires a tokenizer"),
+    (["--pack", "nosplit"], 2, "give seq_len=N"),
+    ([*T, "--pack", "nosplit"], 2, "give seq_len=N"),
+    ([*T, "--remainder", "keep"], 2, "give seq_len=N"),
     ([*T, "--seq-len", 8, "--pack", "pad", "--remainder", "drop"], 2, "would lose most documents"),
     ([*T, "--seq-len", 8, "--pack", "nosplit", "--remainder", "drop"], 2, "would lose most"),
     ([*T, "--seq-len", 0], 2, "seq_len must be a whole number from 1 up"),
     ([*T, "--seq-len", "many"], 2, "not a valid integer"),
     ([*T, "--pack", "tight"], 2, "'tight' is not one of"),
-    ([*T, "--seq-len", 8, "--keep-fields"], 2, "no place for their other fields"),
-    ([*T, "--bos"], 2, "no token to begin documents with"),
+    ([*T, "--seq-len", 8, "--keep-fields"], 2, "cannot store their other fields"),
+    ([*T, "--bos"], 2, "no token with which documents begin"),
     ([*T, "--eos-token", "<nope>"], 2, "not in the vocabulary"),
-    (["--tokenizer", "NO_END", "--append-eos"], 2, "no token to end documents with"),
+    (["--tokenizer", "NO_END", "--append-eos"], 2, "no token with which documents end"),
     (["--tokenizer", "corpus.jsonl"], 2, "not a tokenizer"),
     (["--tokenizer", "nothing.json"], 2, "there is no such tokenizer"),
     (["--tokenizer", "empty.json"], 2, "an empty file"),
-    (["--tokenizer", "."], 2, "a folder holds no tokenizer"),
+    (["--tokenizer", "."], 2, "the folder has no tokenizer"),
     (["--encoding", "latin-99"], 2, "there is no such encoding"),
     (["--encoding", "base64"], 2, "there is no such encoding"),
-    (["--encoding", "unicode_escape"], 2, "not one that files of text have"),
+    (["--encoding", "unicode_escape"], 2, "not supported for text files"),
     (["--text-field", "body"], 1, "no field 'body'"),
     (["--shuffle"], 2, "they cannot be shuffled"),
     (["--resize", 8], 2, "options for images"),
@@ -823,7 +823,7 @@ BAD_OPTIONS: list[tuple[list[object], int, str]] = [
     (["--classes", "corpus.jsonl"], 2, "a list of classes needs a folder per class"),
     (["--to", "megatron"], 1, "one field, a one-dimensional array"),
     ([*T, "--to", "megatron", "--seq-len", 8], 1, "without --seq-len"),
-    ([*T, "-o", "out.beton", "--to", "beton", "--shard-size", "1MB"], 2, "has no bound"),
+    ([*T, "-o", "out.beton", "--to", "beton", "--shard-size", "1MB"], 2, "cannot be limited"),
 ]
 
 
@@ -1051,7 +1051,7 @@ def test_a_source_that_changes_during_the_run_is_named(
 def test_the_output_lies_outside_of_the_source(corpus: Path, gpt2: Path, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.txt").write_text("text", "utf-8")
-    with pytest.raises(OutputError, match="inside one another"):
+    with pytest.raises(OutputError, match="must not contain each other"):
         make(tmp_path / "in", "arrow", tmp_path / "in/out", {"tokenizer": gpt2})
     assert os.listdir(tmp_path / "in") == ["a.txt"]
     make(tmp_path / "in", "arrow", None, {"tokenizer": gpt2})  # type: ignore[arg-type]
@@ -1073,8 +1073,8 @@ def test_verify_finds_a_document_that_is_not_that_of_the_source(
     write_corpus(source, [*texts[:20], texts[20].replace("says", "asks"), *texts[21:]])
     report = shardkit.verify(tmp_path / "out", against=source)
     assert {problem.what for problem in report.problems} <= {
-        "a value is not that of the source",
-        "a value is not in the source",
+        "a value differs from the source",
+        "a value is missing in the source",
     }
     named = [problem for problem in report.problems if problem.where["field"] == "tokens"]
     if seq_len is None:
@@ -1117,7 +1117,7 @@ def test_lengths_are_those_of_the_arrays(
     assert shardkit.verify(tmp_path / "out/" / manifest.shards[1].file.name).problems == []
     with shardkit.open(tmp_path / "out") as dataset:
         for field in ("__key__", "text"):
-            with pytest.raises(UsageError, match="arrays of one dimension"):
+            with pytest.raises(UsageError, match="one-dimensional arrays"):
                 dataset.lengths(field)
     if format == "lance":  # whose shards are no datasets without it
         return

@@ -163,7 +163,7 @@ def test_an_unclosed_or_cut_file_is_refused_where_the_library_has_no_records(
         shardkit.open(path)
     assert error.value.where["path"] == path
     if ending in ("cut", "half"):
-        assert "cut, or never closed" in error.value.what
+        assert "truncated, or was never closed" in error.value.what
 
 
 def test_grain_reads_ours_at_random_in_several_epochs(tmp_path: Path) -> None:

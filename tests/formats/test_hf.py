@@ -425,7 +425,7 @@ def test_a_list_with_a_gap_or_a_link_names_its_sample(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": lists}), tmp_path / "a.parquet")
     with shardkit.open(tmp_path / "a.parquet") as found:
         assert (found[0]["x"], "x" in found[1]) == ([make_image(1)], False)
-        for position, message in {2: "lies elsewhere", 3: "null among its images"}.items():
+        for position, message in {2: "not its bytes", 3: "list of images contains a null"}.items():
             with pytest.raises(SampleError, match=message) as error:
                 found[position]
             assert error.value.where["position"] == position
@@ -442,7 +442,7 @@ def test_lists_of_images_elsewhere(tmp_path: Path) -> None:
         with pytest.raises(shardkit.FormatError):
             shardkit.convert(samples, format, tmp_path / format, workers=0)
     image = shardkit.ImageOptions(resize=8)
-    with pytest.raises(shardkit.UsageError, match="not for lists of them"):
+    with pytest.raises(shardkit.UsageError, match="not supported for lists of images"):
         shardkit.convert(samples, "hf", tmp_path / "resized", workers=0, image=image)
     result = shardkit.convert(samples, "hf", tmp_path / "out", workers=0, on_error="skip")
     assert (result.samples, result.errors) == (2, 1)
@@ -458,7 +458,7 @@ def test_lists_of_images_elsewhere(tmp_path: Path) -> None:
     other = [samples[0] | {"__key__": "000000000"}, {"pages": [], "__key__": "000000002"}]
     other[0] = {**other[0], "pages": [make_image(1), make_image(3)]}
     report = shardkit.verify(tmp_path / "out", against=other)
-    assert [problem.what for problem in report.problems] == ["a value is not that of the source"]
+    assert [problem.what for problem in report.problems] == ["a value differs from the source"]
     assert "image 1" in (report.problems[0].expected or "")
 
 
@@ -470,7 +470,7 @@ def test_shards_that_number_classes_differently_are_refused(tmp_path: Path) -> N
         )
         writer.write({"__key__": name, "label": 0})
         writer.close()
-    with pytest.raises(shardkit.FormatError, match="others in another shard") as error:
+    with pytest.raises(shardkit.FormatError, match="differ between shards") as error:
         shardkit.open(tmp_path)
     assert error.value.found == "['dog', 'cat'] in b.arrow"
 
@@ -493,7 +493,7 @@ def test_images_that_lie_elsewhere_are_named(datasets: Any, tmp_path: Path) -> N
         with pa.ipc.new_stream(file, table.schema) as stream:
             stream.write_table(table)
     reader = HF.open(tmp_path / "linked.arrow")
-    with pytest.raises(SampleError, match="lies elsewhere") as error:
+    with pytest.raises(SampleError, match="not its bytes") as error:
         reader[0]
     assert str(tmp_path / "a.jpg") in (error.value.found or "")
     assert error.value.where["field"] == "image"

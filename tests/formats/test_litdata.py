@@ -351,7 +351,7 @@ def test_a_chunk_without_its_index_is_named(tmp_path: Path) -> None:
     del_about = json.loads((out / "index.json").read_text())
     del del_about["shardkit"]
     (out / "index.json").write_text(json.dumps(del_about))
-    with pytest.raises(DamagedError, match=r"samples that index\.json lists"):
+    with pytest.raises(DamagedError, match=r"as many samples as index\.json says"):
         LITDATA.open(out / "chunk-0-00000.bin")
     (out / "index.json").unlink()
     with pytest.raises(FormatError, match=r"index\.json beside it"):
@@ -368,7 +368,7 @@ def test_more_than_4_gib_is_refused_before_it_is_written(
         shardkit.create(tmp_path / "out", "litdata", {"n": Int()}, shard_size="5GB")
     monkeypatch.setattr(offsets, "LARGEST", 1000)
     writer = LITDATA.create(tmp_path / "x.bin", ShardSpec(Schema({"blob": Bytes()})))
-    with pytest.raises(SampleError, match="32 bits") as error:
+    with pytest.raises(SampleError, match="32-bit offsets") as error:
         writer.write({"__key__": "a", "blob": bytes(1000)})
     assert error.value.where == {"key": "a"}
     assert writer.write({"__key__": "a", "blob": bytes(900)})
@@ -403,7 +403,7 @@ def test_what_litdata_cannot_hold_is_refused(tmp_path: Path) -> None:
         assert error.value.where == {"key": "k", "field": field}
     notes = LITDATA.notes(Schema({"image": Image(optional=True), "names": Array("<U3")}))
     assert [note.split(":")[0] for note in notes[:2]] == ["'image'", "'names'"]
-    assert "absent" in notes[2]
+    assert "missing" in notes[2]
 
 
 # --- lists and objects ---------------------------------------------------------------------------

@@ -152,7 +152,7 @@ def test_rows_of_a_file_that_is_cut_are_left_to_be_read_one_by_one(
     os.truncate(path, path.stat().st_size // 2)
     out[:] = -1
     assert not reader.read_rows("x", np.array([0, 39]), out)
-    with pytest.raises(DamagedError, match="cut while it was open") as error:
+    with pytest.raises(DamagedError, match="truncated while it was open") as error:
         reader[39]
     assert error.value.where["position"] == 39
 

@@ -226,5 +226,5 @@ def test_a_damaged_index_is_named(shard: Path) -> None:
     assert error.value.where["path"] == index
     with index.open("wb") as file:
         np.save(file, np.zeros(3))
-    with pytest.raises(DamagedError, match="does not fit its manifest"):
+    with pytest.raises(DamagedError, match="does not match its manifest"):
         WDS.open(shard, layout)

@@ -168,7 +168,7 @@ def test_a_full_temporary_folder_is_named(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("shardkit.codecs.unpack.decompressed", full)
-    with pytest.raises(StorageError, match="no room to unpack") as error:
+    with pytest.raises(StorageError, match="not enough space to unpack") as error:
         shardkit.open(source)
     assert str(temporary) in str(error.value)
     assert "TMPDIR" in str(error.value.fix)

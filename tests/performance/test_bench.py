@@ -199,7 +199,7 @@ def test_datasets_of_all_kinds_are_measured_side_by_side(
         assert settings_of(report, "decode", name) == [(n, None, None, None) for n in (1, 2)]
         assert settings_of(report, "load", name) == [(n, None, 4, "crop") for n in (1, 2)]
     assert settings_of(report, "load", "tokens") == [(n, None, 4, "none") for n in (1, 2)]
-    assert report["skipped"] == {"tokens, decode": "it has no encoded images"}
+    assert report["skipped"] == {"tokens, decode": "the dataset has no encoded images"}
     assert report["versions"]["shardkit"] == shardkit.__version__
     assert report["machine"]["processors"] >= 1
 

@@ -107,7 +107,7 @@ def test_images_far_larger_than_their_crops_are_found(tmp_path, to):
     assert (found.cause, found.stage) == ("decode", "decode")
     assert 0 < found.share < 0.8
     assert "256 x 192 pixels" in found.seen
-    assert "RandomResizedCrop(32) needs 40" in found.seen
+    assert "RandomResizedCrop(32) needs only 40" in found.seen
     assert "--resize 40 --image-format jpeg --quality 90" in found.command
     assert_accepted(found.command)
 
@@ -183,7 +183,7 @@ def test_photos_as_png_are_found(tmp_path):
     found = png(stream(photos(tmp_path / "png", encoded), transforms={"image": Resize(192)}))
     assert (found.cause, found.stage) == ("decode", "decode")
     assert 0 < found.share < 0.8
-    assert "8 of 8 images are stored without loss, as PNG" in found.seen
+    assert "8 of 8 images are stored in lossless formats: PNG" in found.seen
     assert "--image-format jpeg --quality 90" in found.command
     assert_accepted(found.command)
 
@@ -207,7 +207,7 @@ def test_other_formats_without_loss_are_found_where_jpeg_is_faster(tmp_path, mon
     given = stream(photos(tmp_path / "some", encode), transforms={"image": Resize(192)})
     found = png(given)
     assert found.share == pytest.approx(0.5)
-    assert f"as {format}" in found.seen
+    assert f"lossless formats: {format}" in found.seen
     assert_accepted(found.command)
     seconds["as JPEG"] = 0.85
     assert png(given) is None
@@ -446,7 +446,7 @@ def assert_predicted(path, world=1, **options):
     after = padded(path, **{**options, **found.settings}, **ranks)
     assert found.cause == "padding"
     assert f"{now:.1%} of the tokens are padding" in found.seen
-    assert f"that leaves {after:.1%} padding" in found.do
+    assert f"this leaves {after:.1%} padding" in found.do
     assert found.gain == pytest.approx((1 - after) / (1 - now), rel=1e-12)
     assert found.gain > 1.1
     return found

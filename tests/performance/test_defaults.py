@@ -114,11 +114,11 @@ def test_what_cannot_be_is_refused(images: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="smaller than one batch") as caught:
         usual_options(dataset, batch_size=13)
     assert "12 samples, batches of 13" in str(caught.value)
-    assert "batches of 12 or less" in str(caught.value)
+    assert "batches of at most 12" in str(caught.value)
     with pytest.raises(UsageError, match="crop, resize, center, decode, none, or module:function"):
         usual_options(dataset, batch_size=4, transform="corp")
     with pytest.raises(UsageError, match="cannot be imported"):
         usual_options(dataset, batch_size=4, transform="no_such_module:f")
     numbers = stored(tmp_path / "n", {"n": shardkit.Int()}, [{"n": 1}])
-    with pytest.raises(UsageError, match="for images, of which the dataset has none"):
+    with pytest.raises(UsageError, match="needs images, but the dataset has none"):
         usual_options(numbers, batch_size=1, transform="json:loads")

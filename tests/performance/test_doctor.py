@@ -260,7 +260,7 @@ def test_workers_that_start_for_each_epoch_are_told(photos: Path, machine: Machi
 
 
 def test_a_dataloader_of_something_else_is_refused() -> None:
-    with pytest.raises(UsageError, match="does not load a dataset of shardkit"):
+    with pytest.raises(UsageError, match="does not load a shardkit dataset"):
         doctor(DataLoader([1, 2, 3]))
 
 

@@ -171,7 +171,7 @@ def test_what_goes_wrong_is_an_answer_and_the_next_run_is_made(
     peer.serve("imagefolder", files.path, io.StringIO(requests), said)
     wrong, other, right = map(json.loads, said.getvalue().splitlines())
     assert wrong["error"] == "ValueError: OpenCV cannot decode an image"
-    assert "'crop' alone" in other["error"]
+    assert "only with the transform 'crop'" in other["error"]
     assert right["samples"] == 1
 
 
@@ -227,7 +227,7 @@ def test_data_of_other_kinds_are_measured_with_no_peer(tmp_path: Path) -> None:
     ready, skipped = contenders(open_any(tmp_path / "text"), [], tmp_path, limit=100)
     assert ready == []
     assert {*skipped} == {*PEERS}
-    assert "neither images nor blocks of tokens" in skipped["datasets"]
+    assert "neither images nor token blocks" in skipped["datasets"]
 
 
 def test_a_peer_that_is_not_installed_is_named(images: Path, tmp_path: Path, bare: str) -> None:

@@ -192,8 +192,8 @@ def test_which_fields_are_boxes() -> None:
     steps = steps_for(schema, ImageOptions(resize=9), None, "array")
     assert steps is not None
     assert steps.boxes["boxes"] == ("image", ("iscrowd",))
-    assert "'boxes' is taken for boxes on 'image': x0, y0, x1, y1 in pixels" in steps.notes()[0]
-    assert steps.notes()[0].endswith("with them 'iscrowd'")
+    assert "'boxes' is taken as boxes on 'image': x0, y0, x1, y1 in pixels" in steps.notes()[0]
+    assert steps.notes()[0].endswith("along with 'iscrowd'")
     for options in (ImageOptions(min_size=3), ImageOptions(check="decode")):
         quiet = steps_for(schema, options, None, "array")
         assert quiet is not None
@@ -236,7 +236,7 @@ def test_what_cannot_be_boxes_is_not_asked_about() -> None:
     assert steps is not None
     assert steps.notes() == ["'objects' is JSON: boxes in it are not moved"]
     for name in ("box", "objects", "image", "other"):
-        with pytest.raises(UsageError, match=f"'{name}' is no field of boxes"):
+        with pytest.raises(UsageError, match=f"'{name}' is not a field of boxes"):
             steps_for(schema, ImageOptions(boxes=name), None, "array")
 
 
@@ -266,7 +266,7 @@ def test_arrays_with_as_many_rows_go_with_the_boxes() -> None:
     assert np.array_equal(shaped.sample["scores"] * 8, shaped.sample["categories"])
     assert len(shaped.sample["points"]) == len(shaped.sample["boxes"])
     assert len(shaped.sample["tokens"]) == 7
-    with pytest.raises(SampleError, match="other numbers of what they have") as error:
+    with pytest.raises(SampleError, match="the field has more or fewer rows") as error:
         steps({**samples[3], "scores": np.arange(9)})
     assert error.value.where["field"] == "scores"
 
@@ -302,7 +302,7 @@ def test_options_decide_whether_a_run_is_the_same(tmp_path: Path) -> None:
     options = ImageOptions(resize=50, resize_mode="crop")
     first = shardkit.convert(root, "wds", tmp_path / "out", workers=0, image=options)
     assert not first.already_complete
-    assert any("'boxes' is taken for boxes" in note for note in first.notes)
+    assert any("'boxes' is taken as boxes" in note for note in first.notes)
     assert shardkit.convert(
         root, "wds", tmp_path / "out", workers=0, image=options
     ).already_complete

@@ -298,7 +298,7 @@ def test_every_mask_follows_the_image_of_its_name() -> None:
         assert_lies_on(pixels_of(found.sample[image]), values_of(found.sample[mask]))
     assert opened(found.sample["cat_mask"]).size == (40, 60)
     assert len(steps.notes()) == 2
-    assert "'cat_mask' is taken for the mask of 'cat'" in steps.notes()[0]
+    assert "'cat_mask' is taken as the mask of 'cat'" in steps.notes()[0]
 
 
 def test_a_mask_of_no_image_of_its_name_follows_the_first_and_a_name_alone_is_a_image() -> None:
@@ -476,7 +476,7 @@ def test_two_photos_are_images(other: bytes) -> None:
 
 def test_masks_without_images_are_refused_and_images_of_such_names_are_not() -> None:
     alone = Samples(encoded(drawn(), "PNG"), encoded(drawn(), "PNG"), ("mask", "seg.png"))
-    with pytest.raises(UsageError, match="no image that they lie on"):
+    with pytest.raises(UsageError, match="no image to which they belong"):
         steps_for(alone.schema, ImageOptions(resize=40), None, "array", alone)
     photos = Samples(PHOTO_JPEG, PHOTO_PNG, ("mask", "seg.png"))
     steps = steps_for(photos.schema, ImageOptions(resize=40), None, "array", photos)
@@ -494,4 +494,4 @@ def test_an_array_that_is_called_a_mask_and_stays_as_it_is_is_named() -> None:
     schema = Schema({"image": Image(), "seg.npy": Array("|u1", (80, 120)), "scores": Array()})
     steps = steps_for(schema, ImageOptions(resize=40), None, "array")
     assert steps is not None
-    assert steps.notes() == ["'seg.npy' is an array, and is not resized"]
+    assert steps.notes() == ["'seg.npy' is an array, so it is not resized"]

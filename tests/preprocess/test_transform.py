@@ -77,10 +77,10 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, st
     ("given", "message"),
     [
         ("no_such_module:step", "cannot be imported"),
-        ("os", "names no transform"),
-        (":step", "names no transform"),
-        ("os:", "names no transform"),
-        ("", "names no transform"),
+        ("os", "not the name of a transform"),
+        (":step", "not the name of a transform"),
+        ("os:", "not the name of a transform"),
+        ("", "not the name of a transform"),
         ("os:no_such_name", "has no 'no_such_name'"),
         ("os:path.no_such_name", "has no 'path.no_such_name'"),
         ("os:sep", "is not a function"),
@@ -470,7 +470,7 @@ def test_what_is_random_is_refused() -> None:
         lambda s: {**s, "noise": np.random.default_rng().random(3)},
         lambda s: s if next(state) % 2 else {"label": 3},
     ):
-        with pytest.raises(UsageError, match="two things of the same sample") as error:
+        with pytest.raises(UsageError, match="different results for the same sample") as error:
             schema_of(function)
         assert "training" in str(error.value.fix)
 
@@ -518,7 +518,7 @@ def test_a_transform_that_is_random_is_refused_before_anything_is_written(
 ) -> None:
     before = files_of(tmp_path)
     state = iter(range(100))
-    with pytest.raises(UsageError, match="two things of the same sample"):
+    with pytest.raises(UsageError, match="different results for the same sample"):
         shardkit.convert(
             images, "wds", tmp_path / "out", workers=0,
             transform=lambda s: {**s, "label": next(state)},
@@ -527,7 +527,7 @@ def test_a_transform_that_is_random_is_refused_before_anything_is_written(
 
 
 def test_a_label_of_no_class_is_an_error_of_the_sample(images: Path, tmp_path: Path) -> None:
-    with pytest.raises(SampleError, match="label is of no class"):
+    with pytest.raises(SampleError, match="label is not the number of a class"):
         shardkit.convert(
             images, "wds", tmp_path / "out", workers=0, transform=lambda s: {**s, "label": 3}
         )

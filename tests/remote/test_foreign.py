@@ -190,7 +190,7 @@ def test_a_loader_searches_and_reads_the_same_pages(
     assert len([*(tmp_path / "cache").glob("layout*.page")]) == 1
 
 
-@pytest.mark.filterwarnings("ignore:the cache has room for")
+@pytest.mark.filterwarnings("ignore:the cache holds")
 def test_a_layout_stays_while_a_small_cache_is_full(
     google: Google, bucket: str, tmp_path: Path
 ) -> None:
@@ -210,7 +210,7 @@ def test_a_cache_that_is_smaller_than_a_batch(
     url = google.url(bucket, "large-*.tar")
     made = Loader(url, batch_size=3, storage_options=google.options(), cache_limit=PAGE)
     assert epochs(made, 2) == epochs(Loader(shards / "large-000.tar", batch_size=3), 2)
-    with pytest.raises(UsageError, match="no room for a page"):
+    with pytest.raises(UsageError, match="too small for a page"):
         Loader(url, batch_size=3, storage_options=google.options(), cache_limit=PAGE - 1)
 
 

@@ -215,10 +215,10 @@ def test_an_epoch_downloads_what_no_cache_could_have(make: Callable[..., PageCac
 
 
 def test_the_limit_must_have_room_for_a_page(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="has no room for a page") as error:
+    with pytest.raises(UsageError, match="is too small for a page") as error:
         MemoryCache(PAGE - 1)
     assert error.value.expected == "1,048,576 bytes or more"
-    with pytest.raises(UsageError, match="has no room for a page"):
+    with pytest.raises(UsageError, match="is too small for a page"):
         FolderCache(tmp_path / "cache", PAGE)
     assert not (tmp_path / "cache").exists()
 
@@ -311,7 +311,7 @@ def test_other_files_are_not_touched(tmp_path: Path) -> None:
 
 def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a-0.page").write_bytes(b"mine")
-    with pytest.raises(UsageError, match="not empty, and no cache of shardkit"):
+    with pytest.raises(UsageError, match="not empty, and is not a shardkit cache"):
         FolderCache(tmp_path)
     assert files_of(tmp_path) == {"a-0.page": b"mine"}
 
@@ -344,7 +344,7 @@ def test_a_folder_that_cannot_be_written_is_an_error(
     for folder in (tmp_path / "file", tmp_path / "file" / "cache"):
         with pytest.raises(UsageError, match="the cache folder cannot be used") as error:
             FolderCache(folder)
-        assert error.value.fix == "give a folder of this machine that you may write to"
+        assert error.value.fix == "give a writable folder on this machine"
 
     def denied(path: Any, *rest: Any) -> int:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -431,7 +431,7 @@ def test_a_disk_too_full_to_count_is_no_room(
         left = 0
         with pytest.raises(UsageError, match="cannot be used") as error:
             FolderCache(tmp_path / "new")
-    assert error.value.found == "another process has it locked, or its disk is full"
+    assert error.value.found == "another process has locked it, or its disk is full"
     assert cache.put("a", 2, page("a", 2), never)
     assert counted(cache.folder) == on_disk(cache.folder)
     check(cache.folder)
@@ -741,7 +741,7 @@ def test_the_cache_comes_from_arguments_and_environment(
     assert isinstance(cache, FolderCache)
     assert (cache.folder, cache.limit) == (tmp_path / "three", 10**8)
     for limit in (0, "0"):
-        with pytest.raises(UsageError, match="no room for a page"):
+        with pytest.raises(UsageError, match="too small for a page"):
             cache_from(cache_limit=limit)
     monkeypatch.setenv("SHARDKIT_CACHE_LIMIT", "much")
     with pytest.raises(UsageError, match="invalid size as the limit") as error:

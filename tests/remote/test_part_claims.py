@@ -117,8 +117,8 @@ def test_a_part_that_comes_as_others_end_is_the_last(
 
 def test_a_part_keeps_a_whole_run_out_which_says_which(bucket: Bucket) -> None:
     two = begun(bucket, TWO)
-    error = refused(bucket, None, "part 2/2 of this output is at work, and a whole run cannot")
-    assert error.found == "at work: 2/2"
+    error = refused(bucket, None, "part 2/2 of this output is running, and a run without --part")
+    assert error.found == "running: 2/2"
     two.check()
     two.release()
     whole = begun(bucket)
@@ -130,7 +130,7 @@ def test_a_part_keeps_a_whole_run_out_which_says_which(bucket: Bucket) -> None:
 
 def test_a_part_that_is_at_work_is_not_begun_twice(bucket: Bucket) -> None:
     two = begun(bucket, TWO)
-    refused(bucket, TWO, "part 2/2 is at work already")
+    refused(bucket, TWO, "part 2/2 is already running")
     begun(bucket, PartOf(2, 3))
     two.check()
     two.release()
@@ -139,15 +139,15 @@ def test_a_part_that_is_at_work_is_not_begun_twice(bucket: Bucket) -> None:
 
 def test_parts_of_another_job_wait_for_those_at_work_and_then_begin_anew(bucket: Bucket) -> None:
     one = begun(bucket, ONE)
-    error = refused(bucket, TWO, "part 1/2 of this output is at work, and this one has", OTHER)
-    assert error.found == "at work: 1/2"
+    error = refused(bucket, TWO, "part 1/2 of this output is running, and this one has", OTHER)
+    assert error.found == "running: 1/2"
     assert one.job() == JOB
     one.check()
     one.release()
     two = begun(bucket, TWO, OTHER)
     assert two.job() == OTHER
     begun(bucket, THREE, OTHER)
-    refused(bucket, ONE, "parts? 2/2 .* is at work", JOB)
+    refused(bucket, ONE, "parts? 2/2 .* is running", JOB)
     two.check()
 
 
@@ -215,7 +215,7 @@ def test_a_part_that_waited_removes_no_work_of_another_job(bucket: Bucket) -> No
     one = begun(bucket, ONE)
     one.keep_outline(b"")
     one.release()
-    refused(bucket, TWO, "there is unfinished work of other options", OTHER)
+    refused(bucket, TWO, "there is unfinished work with other options", OTHER)
     assert one.job() == JOB
 
 
@@ -240,7 +240,7 @@ def test_no_part_slips_in_as_another_job_begins(
     monkeypatch.setattr(StorePartial, "_refuse_parts", look)
     two = begun(bucket, TWO, OTHER)
     assert slow == [two]
-    refused(bucket, ONE, "part 2/2 of this output is at work")
+    refused(bucket, ONE, "part 2/2 of this output is running")
     two.check()
 
 
@@ -248,7 +248,7 @@ def test_the_wait_for_a_run_is_announced(bucket: Bucket) -> None:
     begun(bucket, ONE)
     with (
         pytest.warns(ShardkitWarning, match="was claimed by a run on"),
-        pytest.raises(OutputError, match="part 1/2 is at work already"),
+        pytest.raises(OutputError, match="part 1/2 is already running"),
     ):
         begun(bucket, ONE)
 

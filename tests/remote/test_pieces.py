@@ -35,7 +35,7 @@ from tests.test_verify import as_earlier_versions_wrote_it
 FORMATS = ("wds", "lmdb", "arrow", "parquet", "hf", "beton", "megatron")
 SAMPLES, SIZE = 60, 70_000  # two shards of 2 MB
 LIST = f"__shardkit__/{manifests.PIECES}"
-OTHER = "the bytes that the store sent are not those that were written"
+OTHER = "the bytes that the store returned are not those that were written"
 
 
 def make(out: Path, format: str, *, lengths: bool = False) -> Path:
@@ -96,7 +96,7 @@ def test_bytes_that_stay_wrong_are_an_error(
         with pytest.raises(DamagedError, match=OTHER) as caught:
             found[n]
         assert str(caught.value.where["path"]) == f"{url}/{name}"
-        assert "also when they were requested once more" in str(caught.value.found)
+        assert "also when they were requested again" in str(caught.value.found)
     loader = Loader(url, batch_size=4, shuffle=True, storage_options=options)
     with pytest.raises(DamagedError, match=OTHER):
         list(loader)
@@ -166,7 +166,7 @@ def test_lengths_and_other_lists_are_compared(
     bucket, proxy = upload(google, make(tmp_path / "d", "wds", lengths=True)), through(google)
     found = opened(google.url(bucket), google.options(proxy.endpoint))
     proxy.add(Rule(flip=200, times=1, method="GET", match="lengths[.]npy$"))
-    with pytest.raises(DamagedError, match="a file is not as it was written"):
+    with pytest.raises(DamagedError, match="a file has changed since it was written"):
         found.lengths("x")
     assert found.lengths("x").tolist() == [SIZE + n for n in range(SAMPLES)]
 
@@ -233,7 +233,7 @@ def test_a_damaged_list_is_an_error(
             client.put(f"wds/{LIST}", listed.read_bytes()[:-1])
     try:
         found = opened(google.url(bucket, "wds"), google.options(proxy.endpoint))
-        with pytest.raises(DamagedError, match="the list of checksums of pieces") as caught:
+        with pytest.raises(DamagedError, match="the list of piece checksums") as caught:
             [found[n] for n in (0, SAMPLES - 1)]
         assert str(caught.value).count(manifests.PIECES) >= 1
     finally:
@@ -344,7 +344,7 @@ def test_verify_names_pieces_and_samples_at_a_url(google: Google, datasets: Path
     ("change", "what"),
     [
         (lambda data: data + b"x", "a file is longer than it was"),
-        (lambda data: data[:-1], "a file is cut short"),
+        (lambda data: data[:-1], "a file is truncated"),
     ],
 )
 def test_verify_asks_the_store_for_sizes(
@@ -376,7 +376,7 @@ def test_verify_requests_a_long_list_once_more(google: Google, proxy: Proxy) -> 
         assert proxy.count("GET", "list$").requests == 4
         proxy.add(Rule(flip=1000, method="GET", match="list$"))
         (problem,) = check_files(folder, [file], kind, Meter(None))
-        assert problem.what == "a file is not as it was written"
+        assert problem.what == "a file has changed since it was written"
 
 
 def test_digests_of_very_many_shards_take_little_memory() -> None:

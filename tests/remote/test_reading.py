@@ -144,7 +144,7 @@ def test_a_web_server_that_refuses_to_show_folders(web: Nginx, datasets: Path) -
     assert len(open_dataset(f"{web.endpoint}/unlisted/wds")) == SAMPLES
     with pytest.raises(StorageError, match="refuses access") as caught:
         open_dataset(f"{web.endpoint}/unlisted/images")
-    assert "that has its manifest" in (caught.value.fix or "")
+    assert "datasets with a manifest" in (caught.value.fix or "")
 
 
 def test_any_file_system_of_fsspec(datasets: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_fault_that_stays_is_an_error(
     proxy = through(s3)
     found = opened(s3.url(bucket, "wds"), s3.options(proxy.endpoint))
     proxy.add(Rule(status=503, match="shard"))
-    with pytest.raises(StorageError, match="does not answer as it should") as caught:
+    with pytest.raises(StorageError, match="returned an unexpected response") as caught:
         found[0]
     assert caught.value.found == "HTTP 503"
     assert s3.url(bucket) in str(caught.value)
@@ -271,10 +271,10 @@ def test_what_cannot_be_opened(s3: S3, bucket: str, monkeypatch: pytest.MonkeyPa
             UnreachableError,
             "refused",
         ),
-        ("nonsense://x/y", {}, UsageError, "scheme of a URL is not known"),
+        ("nonsense://x/y", {}, UsageError, "unknown URL scheme"),
         ("https://a:secret@example.org/x", {}, UsageError, "a URL with a password"),
         ("https://example.org/x?token=secret", {}, UsageError, "with a query"),
-        ("s3://", options, UsageError, "does not say where the data are"),
+        ("s3://", options, UsageError, "does not name a bucket or server"),
     ]
     for url, given, kind, words in cases:
         with pytest.raises(kind) as caught:
@@ -311,10 +311,10 @@ def test_what_was_meant_is_said(s3: S3, datasets: Path, tmp_path: Path) -> None:
     (tmp_path / "in/photos/a.JPG").write_bytes(make_image())
     url, options = s3.url(upload(s3, tmp_path / "in")), s3.options()
     cases = {
-        "made.partial": (FormatError, f"it was; to read the dataset, give {url}/made"),
-        "begun": (NotFoundError, "its conversion is unfinished: run the command"),
+        "made.partial": (FormatError, f"it stopped; to read the dataset, give {url}/made"),
+        "begun": (NotFoundError, "its conversion is unfinished: run the interrupted command"),
         "done.partial": (NotFoundError, f"to read the dataset, give {url}/done"),
-        "photos/a.JPG": (FormatError, f"give the folder that it is in, {url}/photos"),
+        "photos/a.JPG": (FormatError, f"pass the folder that contains it, {url}/photos"),
     }
     for name, (kind, words) in cases.items():
         with pytest.raises(kind) as caught:
@@ -342,7 +342,7 @@ def test_no_permission(s3: S3, bucket: str, through: Through) -> None:
 
 
 def test_a_path_of_this_machine_is_demanded_by_functions_of_the_system() -> None:
-    with pytest.raises(UsageError, match="needs a path on this machine"):
+    with pytest.raises(UsageError, match="needs a local path"):
         os.stat(storage.source("s3://bucket/x"))
 
 
@@ -451,7 +451,7 @@ def test_reads_through_a_cache_have_the_same_client() -> None:
 
 
 def test_a_name_that_no_object_has(s3: S3, bucket: str) -> None:
-    with pytest.raises(UsageError, match="cannot be the name of an object"):
+    with pytest.raises(UsageError, match="not a valid object name"):
         opened(s3.url(bucket, "a\0b"), s3.options())
 
 

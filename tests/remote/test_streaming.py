@@ -37,7 +37,7 @@ from tests.remote.proxy import Proxy, Rule
 from tests.remote.servers import Google
 from tests.remote.test_reading import upload
 
-pytestmark = pytest.mark.filterwarnings("ignore:the cache has room for")
+pytestmark = pytest.mark.filterwarnings("ignore:the cache holds")
 FORMATS = ("wds", "lmdb", "arrow", "parquet", "hf", "beton", "megatron")
 SAMPLES, SIZE = 600, 40_000  # 24 MB: enough pages to have more of them than a cache takes
 
@@ -173,7 +173,7 @@ def test_a_cache_that_is_small_for_the_window_is_warned_of(
     """Once, with a size that is enough: with that size the second epoch requests nothing."""
     url, options = google.url(bucket, "wds"), google.options(counted.endpoint)
     size = stored(datasets / "wds")
-    with pytest.warns(ShardkitWarning, match="the cache has room for 12 MB") as told:
+    with pytest.warns(ShardkitWarning, match="the cache holds 12 MB") as told:
         list(loader(url, options, cache_limit="12MB"))
     assert len(told) == 1
     enough = re.findall('cache_limit="(.*?)"', str(told[0].message))
@@ -284,7 +284,7 @@ def test_a_store_that_goes_away_ends_the_epoch_with_an_error(
     batches = iter(there)
     next(batches)
     counted.add(Rule(status=503))
-    with pytest.raises(StorageError, match="does not answer as it should"):
+    with pytest.raises(StorageError, match="returned an unexpected response"):
         list(batches)
 
 

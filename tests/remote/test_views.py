@@ -36,7 +36,7 @@ VIEWS: dict[str, Callable[[Dataset], Dataset]] = {
 }
 
 
-small_cache = pytest.mark.filterwarnings("ignore:the cache has room:shardkit.ShardkitWarning")
+small_cache = pytest.mark.filterwarnings("ignore:the cache holds:shardkit.ShardkitWarning")
 
 
 @pytest.fixture(scope="module")

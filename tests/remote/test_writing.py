@@ -269,7 +269,7 @@ def test_a_dataset_that_comes_while_a_run_works_is_refused(
         convert(source, url, shard_size=None, storage_options=bucket.options, **options)
 
     monkeypatch.setattr(run, "assemble", assembled)
-    with pytest.raises(OutputError, match="came to the output while this run worked") as error:
+    with pytest.raises(OutputError, match="put at the output while this run was") as error:
         made()
     assert str(error.value.fix).endswith(f"/sets/{name}.partial")
     found = bucket.objects()
@@ -523,7 +523,7 @@ def test_work_that_is_done_is_not_done_again_on_another_machine_either(
     monkeypatch.setattr(claims, "machine", lambda: "another")
     monkeypatch.setattr(claims, "BEAT", 0.05)
     with pytest.warns(
-        shardkit.ShardkitWarning, match="waiting up to 0 s to see whether it is at work"
+        shardkit.ShardkitWarning, match="waiting up to 0 s to see whether it is still running"
     ):
         bucket.convert(source)
     made = {key for key in puts.keys if key.endswith("result.zip")}
@@ -878,7 +878,7 @@ def test_ctrl_c_does_not_wait_for_a_long_request(
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=20)
     assert process.returncode == 130
-    assert "waiting up to 1 s for requests that were made" in told
+    assert "waiting up to 1 s for pending requests" in told
     assert ("publishing: the store copies" in told) == ("partial" not in match)
     made = {key for key in bucket.objects() if re.search(match, f"/{key}")}
     assert not made
@@ -892,7 +892,7 @@ def test_ctrl_c_does_not_wait_for_a_long_request(
 @pytest.mark.parametrize("url", ["https://example.org/x", "memory://x", "hf://datasets/a/b"])
 def test_other_urls_are_not_written(url: str, source: Path) -> None:
     for call in (lambda: convert(source, url), lambda: create(url)):
-        with pytest.raises(UsageError, match="nothing can be written to a URL of this") as error:
+        with pytest.raises(UsageError, match="cannot write to this") as error:
             call()
         assert "then copy the result to the URL" in str(error.value.fix)
 
@@ -912,7 +912,7 @@ def test_a_bucket_that_is_not_there(source: Path, s3: S3) -> None:
 @pytest.mark.parametrize(
     ("status", "code", "words"),
     [
-        (403, "AccessDenied", "the store does not allow to write here"),
+        (403, "AccessDenied", "the store does not allow writing here"),
         (400, "ExpiredToken", "the credentials have expired"),
     ],
 )
@@ -939,12 +939,12 @@ def test_an_object_in_the_place_of_the_output(source: Path, bucket: Bucket) -> N
 def test_objects_of_others_in_the_output(source: Path, bucket: Bucket) -> None:
     bucket.put("out/theirs.txt")
     for overwrite in (False, True):
-        with pytest.raises(OutputError, match="not a dataset of ours") as error:
+        with pytest.raises(OutputError, match="not a dataset written by shardkit") as error:
             bucket.convert(source, overwrite=overwrite)
         assert "theirs.txt" in str(error.value)
     bucket.clear()
     bucket.put("out.partial/theirs.txt")
-    with pytest.raises(OutputError, match="holds something else") as error:
+    with pytest.raises(OutputError, match="contains something else") as error:
         bucket.convert(source)
     assert "theirs.txt" in str(error.value)
     assert list(bucket.objects()) == ["out.partial/theirs.txt"]
@@ -962,7 +962,7 @@ def test_an_output_in_the_source(out: str, source: Path, tmp_path: Path, bucket:
     convert(source, tmp_path / "first")
     bucket.upload(tmp_path / "first", "in/first")
     bucket.out = bucket.store.url(bucket.name, out)
-    with pytest.raises(OutputError, match="must not lie inside one another"):
+    with pytest.raises(OutputError, match="must not contain each other"):
         bucket.convert(bucket.store.url(bucket.name, "in/first"), "arrow")
 
 

@@ -185,7 +185,7 @@ def test_one_folder_of_images_for_several_splits(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="splits 'train' and 'val' overlap") as error:
         opened(tmp_path)
     assert "000000.png" in str(error.value.found)
-    with pytest.raises(UsageError, match="each file of annotations"):
+    with pytest.raises(UsageError, match="several annotation files"):
         opened(tmp_path, split="none")
 
 
@@ -250,11 +250,11 @@ OBJECT = {"id": 1, "image_id": 100, "category_id": 44, "bbox": [1, 2, 3, 4]}
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"bbox": [0, 0, -1, 5]}, "end is before its beginning"),
-        ({"bbox": [0, 0, float("nan"), 5]}, "no number"),
+        ({"bbox": [0, 0, -1, 5]}, "a box that ends before it begins"),
+        ({"bbox": [0, 0, float("nan"), 5]}, "not finite"),
         ({"bbox": [500, 0, 5, 5]}, "outside its image"),
         ({"bbox": [-9, 0, 5, 5]}, "outside its image"),
-        ({"category_id": 2}, "of no category"),
+        ({"category_id": 2}, "a category that the annotations do not define"),
     ],
 )
 def test_an_object_that_cannot_be_is_an_error_of_its_image(
@@ -281,7 +281,7 @@ def test_boxes_at_the_edge_and_without_area_are_counted(tmp_path: Path) -> None:
     assert source[0]["boxes"].tolist() == expected
     assert source[0]["categories"].tolist() == [1, 1]
     assert source.ignored["objects whose box has no area"] == 2
-    assert "1 boxes reach beyond their image" in source.notes[0]
+    assert "1 boxes extend beyond their image" in source.notes[0]
     assert not source.problems
 
 
@@ -302,7 +302,7 @@ def test_very_many_problems_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(annotated, "_MOST_PROBLEMS", 10)
     images = [{"id": n, "file_name": f"{n}.png", "width": 9, "height": 9} for n in range(10)]
     root = single(tmp_path, *some_painted(1)[:1], images=images, annotations=[])
-    with pytest.raises(SourceError, match="11 images and annotations do not fit") as error:
+    with pytest.raises(SourceError, match="11 images and annotations do not match") as error:
         opened(root)
     assert "not there: 0.png" in str(error.value.found)
 
@@ -311,14 +311,14 @@ def test_objects_of_no_image_and_ids_that_repeat_are_said(tmp_path: Path) -> Non
     objects = [OBJECT, OBJECT, {**OBJECT, "image_id": 7}]
     source = one(single(tmp_path, *some_painted(2), annotations=objects))
     assert source.ignored["objects of images that the annotations do not list"] == 1
-    assert "2 objects have the id of another one" in source.notes[0]
+    assert "2 objects in instances_default.json have a duplicate id" in source.notes[0]
 
 
 def test_an_image_of_another_size_than_annotated_is_an_error(tmp_path: Path) -> None:
     images = some_painted(3)
     root = single(tmp_path / "x", *images)
     put(root, {"images/000001.png": images[1]._replace(size=(50, 40), boxes=[]).file()})
-    with pytest.raises(SampleError, match="not of the size that its annotations are for") as error:
+    with pytest.raises(SampleError, match="size of the image differs") as error:
         shardkit.convert(root, "wds", tmp_path / "out", workers=0)
     assert error.value.where["key"] == "000001"
     result = shardkit.convert(root, "wds", tmp_path / "out", workers=0, on_error="skip")
@@ -344,23 +344,23 @@ def test_boxes_of_upright_images_become_those_of_stored_ones(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "'{' expected, 'the end' found"),
-        ("{}", "no 'images' in it"),
-        ("[1]", "'{' expected, '\\['"),
+        ("", "expected '{', found 'the end'"),
+        ("{}", "it lists no 'images'"),
+        ("[1]", "expected '{', found '\\['"),
         ('{"images": [{"id": 1}]}', r"images\[0\] has no 'file_name'"),
-        ('{"images": [{"id": 1, "file_name": "a.png", "width": -1}]}', "no number of pixels"),
-        ('{"images": [7]}', r"images\[0\] has another form"),
+        ('{"images": [{"id": 1, "file_name": "a.png", "width": -1}]}', "not a number of pixels"),
+        ('{"images": [7]}', r"images\[0\] is invalid"),
         ('{"images": [{"id": [1], "file_name": "a"}]}', "unhashable"),
         ('{"annotations": [{"image_id": 1, "category_id": 1}]}', "has no 'bbox'"),
         ('{"annotations": [{"image_id": 1, "category_id": 1, "bbox": [1, 2]}]}', "unpack"),
-        ('{"annotations": [{"image_id": 1, "category_id": 1, "bbox": "abcd"}]}', "no number"),
-        ('{"categories": [{"id": 1, "name": "a"}, {"id": 1, "name": "b"}]}', "that of another"),
-        ('{"images": [', "not JSON"),
-        ('{"images": [] "annotations": []}', "',' expected"),
-        ("{" * 100_000, "not JSON"),
-        ('{"x": ' + "[" * 100_000, "not JSON"),
-        ('{"x": 1} 2', "follows its end"),
-        ('{"images": [{"id": 1, "file_name": "\udcff"}]}', "not JSON"),
+        ('{"annotations": [{"image_id": 1, "category_id": 1, "bbox": "abcd"}]}', "not a number"),
+        ('{"categories": [{"id": 1, "name": "a"}, {"id": 1, "name": "b"}]}', "already in use"),
+        ('{"images": [', "not valid JSON"),
+        ('{"images": [] "annotations": []}', "expected ','"),
+        ("{" * 100_000, "not valid JSON"),
+        ('{"x": ' + "[" * 100_000, "not valid JSON"),
+        ('{"x": 1} 2', "extra data after its end"),
+        ('{"images": [{"id": 1, "file_name": "\udcff"}]}', "not valid JSON"),
     ],
 )
 def test_damaged_json_is_an_error_with_its_place(tmp_path: Path, text: str, message: str) -> None:
@@ -369,7 +369,7 @@ def test_damaged_json_is_an_error_with_its_place(tmp_path: Path, text: str, mess
     with pytest.raises(SourceError, match=message) as error:
         opened(tmp_path)
     assert error.value.where["path"] == tmp_path / "annotations/a.json"
-    assert "the images alone" in str(error.value.fix)
+    assert "give the image folder" in str(error.value.fix)
 
 
 def test_two_categories_of_one_name_are_one(tmp_path: Path) -> None:
@@ -379,7 +379,7 @@ def test_two_categories_of_one_name_are_one(tmp_path: Path) -> None:
     source = one(single(tmp_path, *some_painted(1), annotations=objects, categories=categories))
     assert source.class_names == {"categories": ("cat", "dog")}
     assert source[0]["categories"].tolist() == [0, 1, 0]
-    assert "categories of one name are one: 'cat'" in source.notes[0]
+    assert "categories of one name were merged: 'cat'" in source.notes[0]
 
 
 def test_annotations_whose_folder_was_not_downloaded_are_passed_over(tmp_path: Path) -> None:
@@ -467,7 +467,7 @@ def test_voc_as_its_xml_says(tmp_path: Path) -> None:
     )
     sources = opened(tmp_path / "VOCdevkit")
     assert list(sources) == ["train", "val"]
-    assert "trainval.txt is train.txt and val.txt together" in sources["train"].notes[0]
+    assert "trainval.txt is not read" in sources["train"].notes[0]
     for source, images in zip(sources.values(), (train, val), strict=True):
         assert source.class_names == {"categories": BY_NAME}
         assert len(source) == len(images)
@@ -543,7 +543,7 @@ FILE = '<!DOCTYPE a [<!ENTITY b SYSTEM "file:///etc/passwd">]>'
     [
         ("", "no element found"),
         ("<annotation>", "no element found"),
-        ("<other/>", "begins with <other>"),
+        ("<other/>", "root element is <other>"),
         (f"{BOMB}<annotation>&c;</annotation>", "DOCTYPE"),
         (f"{FILE}<annotation>&b;</annotation>", "DOCTYPE"),
         (f"{FILE}<annotation>&b;</annotation>".encode("utf-16"), "not UTF-8"),

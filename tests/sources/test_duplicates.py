@@ -134,7 +134,7 @@ def test_without_images_all_but_the_label_is_compared(tmp_path):
     rows = [{"text": text, "label": n} for n, text in enumerate(["a", "b", "a"])]
     shardkit.convert(rows, "parquet", tmp_path / "out", dedup="exact")
     assert [sample["label"] for sample in shardkit.open(tmp_path / "out")] == [0, 1]
-    with pytest.raises(UsageError, match="one field of images"):
+    with pytest.raises(UsageError, match="exactly one image field"):
         shardkit.convert(rows, "parquet", tmp_path / "near", dedup="near")
 
 
@@ -187,7 +187,7 @@ def test_fields_that_are_not_stored_are_not_compared(tmp_path):
         shardkit.convert(rows, "parquet", out, schema=schema, overwrite=True, **options)
         return len(shardkit.open(out))
 
-    with pytest.raises(UsageError, match="one field of images"):
+    with pytest.raises(UsageError, match="exactly one image field"):
         left(dedup="near")
     assert left(dedup="near", drop=["right"]) == 2
     assert left(dedup="exact", fields=["left"]) == 2

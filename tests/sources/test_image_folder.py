@@ -71,7 +71,7 @@ def test_a_list_of_classes_gives_their_order(images: Path) -> None:
 
 @pytest.mark.parametrize(
     ("names", "message"),
-    [(["class0", "class1"], "does not name the folder 'class2'"), (["a", "a"], "names one twice")],
+    [(["class0", "class1"], "does not name the folder 'class2'"), (["a", "a"], "has a duplicate")],
 )
 def test_a_list_of_classes_that_does_not_fit_is_refused(
     images: Path, names: list[str], message: str
@@ -94,7 +94,7 @@ def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
 def test_an_empty_folder_beside_classes_is_refused_unless_classes_are_named(images: Path) -> None:
     (images / "class00").mkdir()
     put(images / "notes/deep/a.txt", "x")
-    with pytest.raises(UsageError, match="folders without images beside those of the") as error:
+    with pytest.raises(UsageError, match="without images beside the class folders") as error:
         open_one(images)
     assert error.value.found == "class00/, notes/"
     source = open_one(images, classes=["class0", "class00", "class1", "class2"])
@@ -286,20 +286,20 @@ def test_metadata_that_name_no_image_are_a_problem(images: Path) -> None:
     put(images / "metadata.csv", "file_name,x\nclass0/000.jpg,1\nclass0/nothing.jpg,2\n")
     source = open_one(images)
     assert len(source.problems) == 1
-    assert "line 3 of the metadata names a file that is not there" in str(source.problems[0])
+    assert "line 3 of the metadata names a file that does not exist" in str(source.problems[0])
 
 
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("metadata.csv", "file_name,x\na.jpg\n", "has 1 cells, and the first line 2"),
+        ("metadata.csv", "file_name,x\na.jpg\n", "has 1 cells, but the header has 2"),
         ("metadata.csv", "name,x\na.jpg,1\n", "have no column .file_name. that names files"),
         ("metadata.csv", "file_name;x\na.jpg;1\n", "seem to be separated by ';'"),
-        ("metadata.csv", "file_name,x,x\na.jpg,1,2\n", "two columns have one name"),
-        ("metadata.csv", 'file_name\n"a', "is not CSV"),
-        ("metadata.jsonl", "{", "is not JSON"),
+        ("metadata.csv", "file_name,x,x\na.jpg,1,2\n", "two columns have the same name"),
+        ("metadata.csv", 'file_name\n"a', "is not valid CSV"),
+        ("metadata.jsonl", "{", "is not valid JSON"),
         ("metadata.jsonl", "[]", "is not a JSON object"),
-        ("metadata.csv", b"file_name\n\xff.jpg\n", "not UTF-8"),
+        ("metadata.csv", b"file_name\n\xff.jpg\n", "not valid UTF-8"),
         ("metadata.csv", "file_name,image\nclass0/000.jpg,1\n", "the name of another field"),
         (
             "metadata.csv",
@@ -342,7 +342,7 @@ def test_links_that_lead_out_are_counted(images: Path, tmp_path: Path) -> None:
     assert open_one(images).notes == ()
     (images / "class1/001.txt").symlink_to(tmp_path / "secret")
     (note,) = open_one(images).notes
-    says = f"1 link leads out of {images}, to what is read as well: "
+    says = f"1 link leads out of {images}, to data that are read as well: "
     assert note == f"{says}{images}/class1/001.txt -> {tmp_path}/secret"
     (images / "class2/002.txt").symlink_to("../../secret")
     (images / "class3").symlink_to("../images/class0/../../images")  # inside, and a loop
@@ -368,10 +368,10 @@ def test_a_link_to_itself_and_a_broken_link_are_bad_samples(images: Path) -> Non
     (images / "class0/broken.jpg").symlink_to("nowhere.jpg")
     source = open_one(images)
     names = {source.name(n): n for n in range(len(source))}
-    with pytest.raises(SampleError, match="the link leads nowhere") as error:
+    with pytest.raises(SampleError, match="the symbolic link is broken") as error:
         source[names["class0/broken.jpg"]]
     assert error.value.found == "a link to 'nowhere.jpg'"
-    with pytest.raises(SampleError, match="the link cannot be followed: Too many levels"):
+    with pytest.raises(SampleError, match="the symbolic link cannot be followed: Too many levels"):
         source[names["class0/self.jpg"]]
 
 

@@ -88,7 +88,7 @@ def test_a_flat_val_has_the_labels_of_the_devkit_as_torchvision_has_them(tmp_pat
         ["image", "label"],
         ["image"],
     ]
-    assert sources["val"].notes == (f"the labels of val are those in {kit / GROUND_TRUTH}",)
+    assert sources["val"].notes == (f"the labels of val come from {kit / GROUND_TRUTH}",)
     assert sources["train"].ignored == {"devkit folder": 1}
     result = shardkit.convert(root, "wds", tmp_path / "out", workers=0)
     assert {name: split.samples for name, split in result.splits.items()} == {
@@ -116,7 +116,7 @@ def test_tables_of_the_images_are_read(tmp_path: Path, kind: str, place: str) ->
     name = table(imagenet(tmp_path) / place, kind)
     assert labels(tmp_path) == EXPECTED
     sources = open_sources(tmp_path)
-    assert sources["val"].notes == (f"the labels of val are those in {tmp_path / place / name}",)
+    assert sources["val"].notes == (f"the labels of val come from {tmp_path / place / name}",)
     assert sources["train"].ignored == sources["val"].ignored == {}
 
 
@@ -177,12 +177,12 @@ def test_val_in_class_folders_needs_no_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "error", "message", "found"),
     [
-        ({}, UsageError, "images of val have no labels", "images alone"),
-        ({GROUND_TRUTH: "1\n"}, SourceError, "nothing tells which they are", None),
+        ({}, UsageError, "images of val have no labels", "no class folders"),
+        ({GROUND_TRUTH: "1\n"}, SourceError, "no file maps them to class names", None),
         (
             {GROUND_TRUTH: "1\n", "map_clsloc.txt": "n01440764 1 x\n"},
             SourceError,
-            "does not name an image",
+            "lacks an image",
             NAMES[1],
         ),
         (
@@ -195,7 +195,7 @@ def test_val_in_class_folders_needs_no_file(tmp_path: Path) -> None:
         (
             {"val.txt": f"{NAMES[0]}.JPEG 4\n"},
             SourceError,
-            "a number of a class",
+            "a class index that is out of range",
             "4, of 4 classes",
         ),
         (
@@ -230,7 +230,7 @@ def test_a_flat_val_by_itself_has_no_labels_and_that_is_said(tmp_path: Path) -> 
     table(imagenet(tmp_path), "kaggle")
     (source,) = open_sources(tmp_path / "val").values()
     assert (list(source.schema), len(source.notes)) == (["image"], 1)
-    assert "the folder above has them" in source.notes[0]
+    assert "give the parent folder with train" in source.notes[0]
     (source,) = open_sources(tmp_path / "test").values()
     assert source.notes == ()
 

@@ -115,7 +115,7 @@ def test_columns_of_the_tables_alone_are_joined_by_key(
     new = {"score", "tags"} if with_json else {*meta("000000000"), "score", "tags"} - {"key"}
     own = {"image", "text"} if form == "files" else {"jpg", "txt"}
     assert set(source.schema) == own | new | ({"json"} if with_json else set())
-    assert any("columns of the tables beside the images" in note for note in source.notes)
+    assert any("columns from the tables beside the images" in note for note in source.notes)
     chosen = source.select(np.array([2, 0]))
     assert [chosen[n]["score"] for n in range(2)] == [0.0, 0.0]
     assert [source[n]["score"] for n in range(3)] == [0.0, 1.0, 0.0]

@@ -122,7 +122,7 @@ def test_very_many_problems_are_one_error(
     asked: dict[str, Any] = {**KAGGLE, "on_error": "skip", "metadata": tmp_path / "t.csv"}
     for rows, what in (
         ("a,x\nb,x\n", "2 files have no row in the metadata, such as c.jpg"),
-        ("a,x\nb,x\nc,x\nd,x\ne,x\nf,x\n", "2 rows name files that are not there, such as e.jpg"),
+        ("a,x\nb,x\nc,x\nd,x\ne,x\nf,x\n", "2 rows name files that do not exist, such as e.jpg"),
         ("a,\nb,\nc,x\nd,x\n", "2 rows have no label: there is no label"),
     ):
         put(tmp_path / "t.csv", "image_id,label\n" + rows)
@@ -169,8 +169,8 @@ def test_splits_have_one_table_of_classes(tmp_path: Path) -> None:
         (("b,dog", "a,dog"), {}, "line 5 of the metadata names a file a second time", "a.jpg"),
         (("a,cat", ",cat"), {}, "line 3 of the metadata is damaged: there is no 'image_id'", ""),
         (("", ""), {"file_suffix": ".png"}, "no row of the metadata names a file", "d.png"),
-        (("", ""), {"classes": ["cat", "cat"]}, "the list of classes names one twice", "'cat'"),
-        (("label,age", "breed,label"), {"label_column": "breed"}, "is there already", "label"),
+        (("", ""), {"classes": ["cat", "cat"]}, "the list of classes has a duplicate", "'cat'"),
+        (("label,age", "breed,label"), {"label_column": "breed"}, "already exists", "label"),
         (("label,age", "age,label"), {"label_separator": "|"}, "is not text", "int"),
     ],
 )
@@ -193,12 +193,12 @@ def test_mistakes_in_a_table_have_their_sentence(
     ("change", "options", "what", "key"),
     [
         (("a,cat,2\n", ""), {}, "a file has no row in the metadata", "a"),
-        (("\nb,", "\nx,y,1\nb,"), {}, "line 5 of the metadata names a file that is not there", ""),
+        (("\nb,", "\nx,y,1\nb,"), {}, "line 5 .* names a file that does not exist", ""),
         (("a,cat", "a,"), {}, "line 3 of the metadata: there is no label", "a"),
         (
             ("a,cat", "a,emu"),
             {"classes": ["cat", "dog"]},
-            "line 3 .* the label is of no class",
+            "line 3 .* the label is not a known class",
             "a",
         ),
     ],
@@ -245,7 +245,7 @@ def test_classes_give_the_order_and_names_of_numbers(flat: Path, tmp_path: Path)
     put(table, TABLE.replace("cat", "0").replace("dog", "3"))
     for wrong in ("3", "-2"):
         put(table, TABLE.replace("cat", "0").replace("dog", wrong))
-        with pytest.raises(SampleError, match="line 5 of the metadata: the label is of no class"):
+        with pytest.raises(SampleError, match=r"line 5 .*: the label is not a known class"):
             shardkit.convert(flat, "wds", tmp_path / "wrong", **asked)
 
 
@@ -254,7 +254,7 @@ def test_numbers_with_fractions_are_targets(flat: Path, tmp_path: Path) -> None:
     shardkit.convert(flat, "wds", tmp_path / "out", metadata=table, **KAGGLE)
     assert shardkit.open(tmp_path / "out").schema["label"] == Float()
     assert labels(tmp_path / "out") == {"a": 0.5, "b": 7.0, "c": 0.5, "d": 7.0}
-    with pytest.raises(UsageError, match="are no classes"):
+    with pytest.raises(UsageError, match="are not classes"):
         shardkit.convert(flat, "wds", tmp_path / "no", metadata=table, classes=["x"], **KAGGLE)
 
 
@@ -290,7 +290,7 @@ def test_several_labels_are_arrays_of_classes(flat: Path, tmp_path: Path, way: s
     assert theirs["label"][0] == [1, 0]
     assert verify(out, flat, metadata=table).sound
     asked = {**KAGGLE, **options, "classes": ["cat", "dog"]}
-    with pytest.raises(SampleError, match="the label is of no class"):
+    with pytest.raises(SampleError, match="the label is not a known class"):
         shardkit.convert(flat, "hf", tmp_path / "no", metadata=table, **asked)
 
 
@@ -320,12 +320,12 @@ def test_the_table_is_packed_and_typed_as_a_whole() -> None:
 @pytest.mark.parametrize(
     ("source", "options", "what"),
     [
-        ("in", {"file_column": "x"}, "file_column is about a table"),
-        ("in", {"label_separator": "|"}, "label_separator is about a column"),
+        ("in", {"file_column": "x"}, "file_column requires a metadata table"),
+        ("in", {"label_separator": "|"}, "label_separator requires label_column"),
         ("in", {"label_column": "label"}, "there is no table with the column 'label'"),
-        ("in", {"metadata": "nowhere.csv"}, "no such file for --metadata"),
-        ("in", {"metadata": "in/a.jpg"}, "metadata are a table, told by the name"),
-        ("shards", {"metadata": "t.csv"}, "metadata are for folders"),
+        ("in", {"metadata": "nowhere.csv"}, "file given by --metadata does not exist"),
+        ("in", {"metadata": "in/a.jpg"}, "not a table in a supported format"),
+        ("shards", {"metadata": "t.csv"}, "a metadata table is for folders"),
     ],
 )
 def test_options_that_do_not_fit(
@@ -383,8 +383,8 @@ def test_folders_of_texts_are_classes_as_those_of_images(tmp_path: Path) -> None
         "unsup/0": -1,
         "unsup/1": -1,
     }
-    assert "documents of no class, whose label is -1: 2" in result.notes
-    assert any("taken for classes: neg/, pos/; --drop label" in note for note in result.notes)
+    assert "documents without a class, whose label is -1: 2" in result.notes
+    assert any("taken as classes: neg/, pos/; --drop label" in note for note in result.notes)
     assert result.ignored == {".txt file": 3, ".vocab file": 1, "file without suffix": 1}
     assert verify(tmp_path / "out", root).sound
     shardkit.convert(root, "hf", tmp_path / "plain", drop=["label"], workers=0)
@@ -400,10 +400,10 @@ def test_folders_of_texts_are_classes_as_those_of_images(tmp_path: Path) -> None
         (["2019", "2020"], "", "2019/ may be"),
         (["data", "pos"], "", "data/ may be"),
         (["part1", "part2"], "", "part1/ may be"),
-        (["volume 1", "volume 2"], "", "differ in numbers alone"),
-        (["pos", "neg"], "notes.txt", "'notes.txt' lies beside them"),
-        (["pos", "neg/deep"], "", "there are folders in them, such as neg/deep/"),
-        (["pos", "neg"], "empty/x.txt", "empty/ beside them holds no text"),
+        (["volume 1", "volume 2"], "", "differ only in numbers"),
+        (["pos", "neg"], "notes.txt", "'notes.txt' is next to them"),
+        (["pos", "neg/deep"], "", "they contain folders, such as neg/deep/"),
+        (["pos", "neg"], "empty/x.txt", "empty/ next to them contains no text"),
     ],
 )
 def test_folders_that_may_be_no_classes_are_none_and_a_note_says_why(
@@ -423,7 +423,7 @@ def test_class_folders_of_texts_one_folder_below_are_said(tmp_path: Path) -> Non
     for _ in range(2):
         (source,) = open_sources(tmp_path).values()
         (note,) = source.notes
-        assert note.endswith(f"neg/, pos/ lie in corpus/reviews/, for labels give {root}")
+        assert note.endswith(f"neg/, pos/ are in corpus/reviews/; for labels, give {root}")
         assert list(source.schema) == ["text"]
         put(root.parent / "reviews/.hidden", "x")
     assert len(open_sources(root)[""].classes or ()) == 2
@@ -437,7 +437,7 @@ def test_a_split_whose_texts_lie_in_no_folders_has_no_labels(tmp_path: Path) -> 
     for number, options in enumerate(({}, {"classes": ["pos", "neg"]})):
         out = tmp_path / str(number)
         result = shardkit.convert(root, "wds", out, workers=0, **options)
-        assert "no labels in test: its texts lie in no folders" in result.notes
+        assert "no labels in test: its texts are not in folders" in result.notes
         assert list(shardkit.open(out / "test").schema) == ["text"]
         assert labels(out / "train")["pos/0"] == 1 - number
         assert verify(out, root).sound
@@ -489,7 +489,7 @@ def test_a_table_labels_texts_that_are_a_document_each(tmp_path: Path) -> None:
     assert samples(tmp_path / "out")[0]["stars"] == 5
     assert verify(tmp_path / "out", root, metadata=root / "labels.csv").sound
     text = shardkit.TextOptions(documents="line")
-    with pytest.raises(UsageError, match="files that are a document each"):
+    with pytest.raises(UsageError, match="if each file is a document"):
         shardkit.convert(root, "wds", tmp_path / "no", text=text, **asked)
 
 
@@ -569,7 +569,7 @@ def test_mistakes_in_columns_name_the_document(tmp_path: Path) -> None:
     path = put(tmp_path / "in.jsonl", "\n".join(map(json.dumps, ROWS)))
     text = shardkit.TextOptions(field="review")
     asked: dict[str, Any] = {"text": text, "workers": 0}
-    with pytest.raises(SampleError, match="the label is of no class") as error:
+    with pytest.raises(SampleError, match="the label is not a known class") as error:
         shardkit.convert(
             path, "wds", tmp_path / "o", label_column="mood", classes=["happy"], **asked
         )
@@ -590,7 +590,7 @@ def test_mistakes_in_columns_name_the_document(tmp_path: Path) -> None:
     )
     assert len(shardkit.open(tmp_path / "skipped")) == 2
     pandas.DataFrame(ROWS).assign(label=1).to_parquet(tmp_path / "in.parquet")
-    for name, what in (("mood", "there already"), ("x", "no column 'x' for labels")):
+    for name, what in (("mood", "already exists"), ("x", "no column 'x' for labels")):
         with pytest.raises(UsageError, match=what):
             shardkit.convert(
                 tmp_path / "in.parquet", "wds", tmp_path / "o", label_column=name, workers=0

@@ -68,7 +68,7 @@ def test_opening_several_splits_says_how_to_open_one(tmp_path: Path) -> None:
     assert shardkit.convert(train, "wds", tmp_path / "out", workers=0).samples == 3
     assert verify(tmp_path / "out", against=train).sound
     assert splits(data, split="none") == {"": 4}
-    with pytest.raises(UsageError, match="nothing fits the pattern"):
+    with pytest.raises(UsageError, match="nothing matches the pattern"):
         shardkit.open(data / "val-*.parquet")
 
 
@@ -109,7 +109,7 @@ def test_shares_do_not_mix_splits(tmp_path: Path) -> None:
     root = real.hub_repository(tmp_path / "hub")
     put(tmp_path / "images", {f"{split}/cat/1.jpg": None for split in ("train", "val")})
     for source in (root, tmp_path / "images"):
-        with pytest.raises(UsageError, match="splits of its own, which shares would mix"):
+        with pytest.raises(UsageError, match="the source already has splits"):
             open_sources(source, Recipe("wds", split="train=0.9,val=0.1"))
     one = put(tmp_path / "one", {f"train/{name}/1.jpg": None for name in ("cat", "dog", "owl")})
     shardkit.convert(one, "wds", tmp_path / "out", workers=0, split="train=0.5,val=0.5")
@@ -246,17 +246,17 @@ def test_one_of_several_subsets_is_chosen_by_its_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("readme", "message"),
     [
-        (card({**DEFAULT, "data_files": "no*.csv"}), "names files that are not there"),
+        (card({**DEFAULT, "data_files": "no*.csv"}), "are missing"),
         (
             card({**DEFAULT, "data_files": of_splits(**{"../x": "data.csv"})}),
-            "cannot be understood",
+            "cannot be parsed",
         ),
-        (card({**DEFAULT, "data_files": [{"split": "train"}]}), "cannot be understood"),
-        (card({**DEFAULT, "data_files": [{"split": "train", "path": 3}]}), "cannot be understood"),
-        ("---\nconfigs:\n- {config_name: [\n---\n", "cannot be understood"),
-        ("---\nconfigs:\n- a\n---\n", "cannot be understood"),
-        ("---\nconfigs: &a\n- *a\n---\n", "cannot be understood"),
-        (card({**DEFAULT, "data_files": ["*a" * 40 + "b"]}), "names files that are not there"),
+        (card({**DEFAULT, "data_files": [{"split": "train"}]}), "cannot be parsed"),
+        (card({**DEFAULT, "data_files": [{"split": "train", "path": 3}]}), "cannot be parsed"),
+        ("---\nconfigs:\n- {config_name: [\n---\n", "cannot be parsed"),
+        ("---\nconfigs:\n- a\n---\n", "cannot be parsed"),
+        ("---\nconfigs: &a\n- *a\n---\n", "cannot be parsed"),
+        (card({**DEFAULT, "data_files": ["*a" * 40 + "b"]}), "are missing"),
         (card({**DEFAULT, "data_files": ["*"] * 101}), "more than 100 patterns"),
     ],
 )
@@ -276,8 +276,8 @@ def test_a_readme_that_leaves_a_question_is_refused(
 @pytest.mark.parametrize(
     ("configs", "message"),
     [
-        ([{**DEFAULT, "data_files": of_splits(train="a/**", test="b/**")}], "do not tell"),
-        ([{"config_name": "a"}, {"config_name": "b"}], "told by their folders"),
+        ([{**DEFAULT, "data_files": of_splits(train="a/**", test="b/**")}], "do not match"),
+        ([{"config_name": "a"}, {"config_name": "b"}], "selected by their folders"),
     ],
 )
 def test_a_readme_of_images_is_compared_with_their_folders(
@@ -380,7 +380,7 @@ def test_every_command_takes_a_dataset_dict(tmp_path: Path, listed: bool) -> Non
     if listed:
         datasets.DatasetDict(sft=dicts["train"], gen=dicts["test"]).save_to_disk(tmp_path / "y/odd")
         for use in (shardkit.open, open_sources, inspect):
-            with pytest.raises(FormatError, match="the dataset lies in a folder below") as error:
+            with pytest.raises(FormatError, match="the dataset is in a subfolder") as error:
                 use(tmp_path / "y")
             assert error.value.fix == f"give it: {tmp_path}/y/odd"
     else:
@@ -427,7 +427,7 @@ CLASSES = ["cat/1.jpg", "dog/2.jpg", "dog/3.jpg"]
 def test_documents_about_data_are_no_data(tmp_path: Path) -> None:
     about = {"README.md": "# Data", "LICENSE.txt": "MIT", "dataset_infos.json": "{}"}
     put(tmp_path / "zip", {**about, "images.zip": b"PK"})
-    with pytest.raises(SourceError, match="only text here is about the data") as error:
+    with pytest.raises(SourceError, match="only text here describes the data") as error:
         open_sources(tmp_path / "zip")
     assert error.value.found == "1 x .zip file"
     put(tmp_path / "text", {**about, "train.txt": "a\nb\n", "test.txt": "c\n"})
@@ -505,7 +505,7 @@ def test_tables_of_text_are_split_by_their_names(
 def test_tables_in_folders_that_speak_of_splits_are_refused(tmp_path: Path) -> None:
     for name in ("en/train.csv", "de/test.csv"):
         put(tmp_path, {name: "text\nx\n"})
-    with pytest.raises(UsageError, match="tell of several splits"):
+    with pytest.raises(UsageError, match="seem to contain several splits"):
         open_sources(tmp_path)
     put(tmp_path / "essays", {"a/train.txt": "x", "b/test.txt": "y"})  # a document each
     assert splits(tmp_path / "essays") == {"": 2}
@@ -540,7 +540,7 @@ def test_images_with_annotations_are_no_classes(
         (["a/b/cat/1.jpg", "a/b/dog/1.jpg"], "the only class", "a/b;"),
         (["images/1.jpg", "images/2.jpg"], "which is not a class", "images"),
         (["train2017/1.jpg"], "which is not a class", "train2017"),
-        (["seg_train/a/1.jpg", "foo_test/a/1.jpg"], "tell of several splits", "rename"),
+        (["seg_train/a/1.jpg", "foo_test/a/1.jpg"], "seem to contain several splits", "rename"),
         (["seg_train/a/1.jpg", "seg_test/a/1.jpg", "seg_pred/1.jpg"], "something else", "away"),
         (
             ["a/train/cat/1.jpg", "a/test/cat/1.jpg", "b/train/cat/1.jpg", "b/test/cat/1.jpg"],
@@ -549,13 +549,13 @@ def test_images_with_annotations_are_no_classes(
         ),
         (["train/a/1.jpg", "val/a/2.jpg", "valid/a/3.jpg"], "val and valid are both", "at a time"),
         (["train/1.jpg", "dev/2.jpg", "val/3.jpg"], "val and dev are both", "at a time"),
-        (["Train/a/1.jpg", "train/a/2.jpg", "val/a/3.jpg"], "Train/ and train/", "move one away"),
+        (["Train/a/1.jpg", "train/a/2.jpg", "val/a/3.jpg"], "Train/ and train/", "move one"),
         (["train/a/1.jpg", "train2/a/2.jpg", "val/a/3.jpg"], "train/ and train2/", "move one"),
         (["train/a/1.jpg", "val/2.jpg"], "images of val have no labels", "class folders"),
         (["train/a/1.jpg", "train/b/1.jpg", "val/images/2.jpg"], "val have no labels", "class"),
         (["bottle/train/good/1.png", "bottle/test/broken/1.png", "cap/1.png"], "splits", "rename"),
         (["image/1.jpg", "mask/1.png"], "cannot read yet", "image"),
-        (["1.jpg", "masks/1.png"], "cannot read yet", "images alone"),
+        (["1.jpg", "masks/1.png"], "cannot read yet", "only images"),
     ],
 )
 def test_folders_that_are_no_classes_are_refused(
@@ -611,7 +611,7 @@ def test_what_is_guessed_of_splits_is_noted(tmp_path: Path) -> None:
     assert [note for source in found.values() for note in source.notes] == [
         f"the splits were found in {tmp_path}/x/data",
         "classes of val that train does not have: owl",
-        "no labels in test: its images lie in new/, which is no class of the others",
+        "no labels in test: its images are in new/, not a class of other splits",
     ]
     assert found["train"].ignored == {".csv file": 1, ".md file": 1, "__MACOSX folder": 1}
     assert [sorted(source[0]) for source in found.values()] == [
@@ -623,7 +623,7 @@ def test_what_is_guessed_of_splits_is_noted(tmp_path: Path) -> None:
     assert verify(tmp_path.parent / "out", against=tmp_path).sound
     put(tmp_path / "flat", {**dict.fromkeys(names[:2]), "test/1.jpg": None})
     assert open_sources(tmp_path / "flat")["test"].notes == (
-        "no labels in test: its images lie in no folders",
+        "no labels in test: its images are in no class folders",
     )
 
 
@@ -632,7 +632,7 @@ def test_a_single_class_is_noted(tmp_path: Path) -> None:
     put(tmp_path, {"img_align_celeba/1.jpg": None, "list_attr_celeba.txt": "1\n"})
     (source,) = open_sources(tmp_path).values()
     assert source.classes == ("img_align_celeba",)
-    assert source.notes[0].endswith(f"for none, give {tmp_path}/img_align_celeba")
+    assert source.notes[0].endswith(f"to convert without labels, give {tmp_path}/img_align_celeba")
     (source,) = open_sources(tmp_path / "img_align_celeba").values()
     assert (source.classes, source.notes) == (None, ())
 
@@ -668,7 +668,7 @@ def test_classes_that_look_like_annotations_can_be_named(tmp_path: Path) -> None
     put(tmp_path, {"rgb/1.png": None, "depth/1.png": None})
     with pytest.raises(UsageError, match="cannot read yet") as error:
         open_sources(tmp_path)
-    assert "if these folders are classes, name them with --classes FILE" in str(error.value.fix)
+    assert "if these folders are classes, list them with --classes FILE" in str(error.value.fix)
     (source,) = open_sources(tmp_path, Recipe("wds", classes=("depth", "rgb"))).values()
     assert source.classes == ("depth", "rgb")
 
@@ -703,9 +703,9 @@ def test_what_tensorflow_datasets_prepared(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "name"),
     [
-        (real.mds, "MosaicML Streaming that are not MDS"),
-        (real.cifar10, "CIFAR for Python, which is pickled"),
-        (real.cifar100, "CIFAR for Python, which is pickled"),
+        (real.mds, "MosaicML Streaming data that is not in MDS"),
+        (real.cifar10, "CIFAR for Python, which consists of pickles"),
+        (real.cifar100, "CIFAR for Python, which consists of pickles"),
     ],
 )
 @pytest.mark.parametrize(
@@ -736,7 +736,7 @@ def test_sources_of_arrays_are_no_datasets(
     tmp_path: Path, make: Make, name: str, use: Callable[[Path], object]
 ) -> None:
     root = make(tmp_path / "data")
-    with pytest.raises(FormatError, match=f"this is .*{name}.*no dataset") as error:
+    with pytest.raises(FormatError, match=f"this is .*{name}.*not opened as a dataset") as error:
         use(root)
     assert error.value.fix == f"convert it first: shardkit convert {root} --to wds"
 
@@ -749,7 +749,7 @@ def test_sources_of_arrays_are_no_datasets(
         ("chunk-0-0.zstd.bin", b"", "LitData"),
         ("cifar-10-python.tar.gz", b"", "CIFAR"),
         ("data_batch_1", b"", "CIFAR"),
-        ("train_32x32.mat", b"", "Matlab"),
+        ("train_32x32.mat", b"", "MATLAB"),
         ("song.AAC", b"", "audio"),
         ("film.flv", b"", "video"),
     ],
@@ -767,7 +767,7 @@ def test_other_names_are_of_no_such_format(tmp_path: Path) -> None:
     for name in ("train.bin", "shard-000000.tar", "a.txt", "index.json", "chunk.bin", "mds", "h5"):
         assert kind_by_name(name) is None
     (tmp_path / "x").write_bytes(struct.pack("<QI", 14, 0) + bytes(20))  # no such checksum
-    with pytest.raises(FormatError, match="no dataset or shard"):
+    with pytest.raises(FormatError, match="not a dataset or shard"):
         shardkit.open(tmp_path / "x")
 
 
@@ -783,7 +783,7 @@ def test_a_few_other_files_beside_what_can_be_read_are_counted(
     put(tmp_path / "text", {"d.flv": b"", "e.flv": b""})
     with pytest.raises(FormatError, match="video") as error:
         open_sources(tmp_path / "text")
-    assert "to convert the others alone" in str(error.value.fix)
+    assert "to convert only the others" in str(error.value.fix)
 
 
 # --- TARs with other files beside them -----------------------------------------------------------
@@ -818,7 +818,7 @@ def test_img2datasets_folders_of_files_are_no_classes(tmp_path: Path, beside: st
         put(tmp_path, {beside.format(part): "{}"})
     (source,) = open_sources(tmp_path).values()
     assert list(source.schema) == ["image", "text"]
-    assert "a part that img2dataset made" in source.notes[0]
+    assert "a part written by img2dataset" in source.notes[0]
     (tmp_path / beside.format("00001")).unlink()
     (source,) = open_sources(tmp_path).values()
     assert source.classes == ("00000", "00001")

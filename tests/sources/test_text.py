@@ -279,8 +279,8 @@ def test_the_only_field_of_text_is_the_text(tmp_path: Path) -> None:
     source = stream(put_lines(tmp_path / "a.jsonl", [{"n": 1, "content": "c"}]))
     assert values(source, "content") == ["c"]
     assert source.notes == [
-        "the text is the field 'content': the only one of text",
-        "of documents the text alone is stored, without n: --keep-fields",
+        "the text is the field 'content', the only one of type text",
+        "only the text of documents is stored; --keep-fields also stores n",
     ]
     told = stream(put_lines(tmp_path / "b.jsonl", [{"n": 1, "text": "c"}]), keep_fields=True)
     assert told.notes == []
@@ -452,7 +452,7 @@ def test_text_cut_inside_a_character_is_still_found_to_be_utf8(tmp_path: Path) -
 
 def test_an_encoding_without_ends_of_lines_is_refused(tmp_path: Path) -> None:
     path = put(tmp_path / "a.txt", "one")
-    with pytest.raises(UsageError, match="not one that files of text have"):
+    with pytest.raises(UsageError, match="not supported for text files"):
         stream(path, encoding="punycode")
 
 

@@ -40,22 +40,22 @@ def good(path: Path, **options: Any) -> list[str]:
         (b'{"text": "a", "n": ' + b"9" * 5000 + b"}", 0, "not JSON", None),
         (b'["text"]', 0, "not a JSON object", "'[\"text\"]'"),
         (b"12", 0, "not a JSON object", "'12'"),
-        (b'{"text": "a\xff"}', 11, "not text in UTF-8", "0xff: invalid start byte"),
-        (b'{"text": "\xed\xa0\x80"}', 10, "not text in UTF-8", None),
+        (b'{"text": "a\xff"}', 11, "not valid UTF-8", "0xff: invalid start byte"),
+        (b'{"text": "\xed\xa0\x80"}', 10, "not valid UTF-8", None),
         (b'{"n": 2}', 0, "has no text", "no such field, but n"),
         (b"{}", 0, "has no text", "no such field, but none at all"),
         (b'{"text": null}', 0, "has no text", "null"),
         (b'{"text": ["a"]}', 0, "has no text", "list ['a']"),
-        (b'{"text": "a\\ud800b"}', 0, "half of a character", "\\ud800 after 1 characters"),
-        (b'{"text": "a", "s": "\\udc00"}', 0, "half of a character", None),
-        (b'{"text": "a", "j": ["\\udc00"]}', 0, "half of a character", None),
-        (b'{"text": "a", "j": NaN}', 0, "not of the type", "float nan"),
-        (b'{"text": "a", "j": [1e999]}', 0, "not of the type", "list [inf]"),
-        (b'{"text": "a", "n": "b"}', 0, "not of the type", "str 'b'"),
-        (b'{"text": "a", "n": true}', 0, "not of the type", "bool True"),
-        (b'{"text": "a", "n": 9223372036854775808}', 0, "not of the type", None),
-        (b'{"text": "a", "f": 1' + b"0" * 400 + b"}", 0, "not of the type", None),
-        (b'{"text": "a", "x": 1}', 0, "the first ones do not have", "int 1"),
+        (b'{"text": "a\\ud800b"}', 0, "a lone surrogate", "\\ud800 after 1 characters"),
+        (b'{"text": "a", "s": "\\udc00"}', 0, "a lone surrogate", None),
+        (b'{"text": "a", "j": ["\\udc00"]}', 0, "a lone surrogate", None),
+        (b'{"text": "a", "j": NaN}', 0, "not have the type", "float nan"),
+        (b'{"text": "a", "j": [1e999]}', 0, "not have the type", "list [inf]"),
+        (b'{"text": "a", "n": "b"}', 0, "not have the type", "str 'b'"),
+        (b'{"text": "a", "n": true}', 0, "not have the type", "bool True"),
+        (b'{"text": "a", "n": 9223372036854775808}', 0, "not have the type", None),
+        (b'{"text": "a", "f": 1' + b"0" * 400 + b"}", 0, "not have the type", None),
+        (b'{"text": "a", "x": 1}', 0, "the first documents do not have", "int 1"),
     ],
 )
 def test_a_bad_line_of_json_is_an_error_with_its_place(
@@ -95,7 +95,7 @@ def test_what_json_allows_is_no_error(tmp_path: Path) -> None:
 )
 def test_a_file_of_one_json_value_says_so(tmp_path: Path, content: str, kind: str) -> None:
     path = put(tmp_path / "a.json", content)
-    with pytest.raises(SourceError, match=f"the file is one JSON {kind}") as caught:
+    with pytest.raises(SourceError, match=f"the file is a single JSON {kind}") as caught:
         stream(path)
     assert "jq" in str(caught.value.fix)
     put_lines(tmp_path / "b.json", [{"text": "b"}])
@@ -107,15 +107,15 @@ def test_a_file_of_one_json_value_says_so(tmp_path: Path, content: str, kind: st
 @pytest.mark.parametrize(
     ("row", "offset", "what"),
     [
-        (b"one,2,3", 0, "another number of cells"),
-        (b"one", 0, "another number of cells"),
+        (b"one,2,3", 0, "not have as many cells"),
+        (b"one", 0, "not have as many cells"),
         (b'"one"x,2', 0, "not CSV"),
         (b"one\rtwo,2", 0, "not CSV"),
-        (b"\xff,2", 0, "not text in UTF-8"),
-        (b'"one\ntw\xff",2', 7, "not text in UTF-8"),
+        (b"\xff,2", 0, "not valid UTF-8"),
+        (b'"one\ntw\xff",2', 7, "not valid UTF-8"),
         (b'"one\ntw\0",2', 7, "a NUL character"),
-        (b"one,x", 0, "not of the type"),
-        (b"one,2.5", 0, "not of the type"),
+        (b"one,x", 0, "not have the type"),
+        (b"one,2.5", 0, "not have the type"),
     ],
 )
 def test_a_bad_row_is_an_error_with_its_place(
@@ -155,7 +155,7 @@ def test_a_quote_that_swallows_too_much_is_an_error(
 @pytest.mark.parametrize(
     ("content", "what"),
     [
-        ("text,a,a\nx,1,2\n", "two columns of the table have one name"),
+        ("text,a,a\nx,1,2\n", "two columns of the table have the same name"),
         ('"text\nx\n', "never closed"),
         ("title,body\na,b\n", "no field 'text'"),
         ("\0", "a NUL character"),
@@ -197,7 +197,7 @@ def test_bytes_that_are_no_text_are_found_in_every_form(tmp_path: Path) -> None:
     assert error.found == "0xfc: invalid start byte"
     assert "--encoding" in str(error.fix)
     assert good(tmp_path / "a.txt") == ["one", "three"]
-    with pytest.raises(SampleError, match="not text in UTF-8") as caught:
+    with pytest.raises(SampleError, match="not valid UTF-8") as caught:
         files(tmp_path)[0]
     assert caught.value.where == {"path": str(tmp_path / "a.txt"), "key": "a", "offset": 8}
 
@@ -241,7 +241,7 @@ def test_a_compressed_file_cut_short_gives_what_lies_before(
     source = stream(tmp_path)
     (error,) = errors(source)
     assert "damaged" in error.what
-    assert str(error.found).startswith("it ends too soon")
+    assert str(error.found).startswith("it is truncated")
     assert error.where["path"] == str(tmp_path / f"a.jsonl.{how}")
     assert len(lines) <= error.where["offset"] < len(lines) + len(rest)
     assert good(tmp_path) == [*map(str, range(50)), "b"]
@@ -316,7 +316,7 @@ def test_what_is_no_file_is_an_error_in_its_turn(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "d.csv")
     source = stream(tmp_path)
     assert [e.what for e in errors(source)] == [
-        "the link leads nowhere",
+        "the symbolic link is broken",
         "the file cannot be read: it is a pipe, not a regular file",
         "the file cannot be read: it is a pipe, not a regular file",
     ]

@@ -128,11 +128,11 @@ def test_tf_data_has_our_batches_and_states_that_travel_with_them(data):
     for words, message in zip(
         (
             ("UsageError", "'caption'", "fields="),
-            ("UsageError", "this is not a state"),
+            ("UsageError", "not a valid state"),
             ("UsageError", "epochs must be 1 or more"),
-            ("UsageError", "no tensor holds these values", "'label'", "dict"),
+            ("UsageError", "the values cannot become a tensor", "'label'", "dict"),
             ("UnknownError", "SampleError", "key '0020', field 'label'"),
-            ("UnknownError", "a batch is unlike the first one", "'label'"),
+            ("UnknownError", "a batch differs from the first one", "'label'"),
         ),
         messages,
         strict=True,

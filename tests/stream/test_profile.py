@@ -128,7 +128,7 @@ def test_a_loader_that_was_not_asked_has_no_clocks(
     monkeypatch.setattr(Clock, "enter", fail)
     made = Loader(photos, batch_size=8, fields=["label"], threads=2)
     assert len(list(made)) == 5
-    with pytest.raises(UsageError, match="does not measure itself"):
+    with pytest.raises(UsageError, match="has no profile"):
         _ = made.profile
 
 

@@ -170,7 +170,7 @@ def test_a_shuffled_dataset_is_never_warned_about(stored, window):
 
 def test_the_warning_says_how_much_a_window_sees_and_what_is_enough(stored):
     message = warned(stored / "sorted", window=128)
-    assert "a window of 128 of them sees about" in message
+    assert "a window of 128 samples contains about" in message
     assert "of 100 classes" in message
     seen = int(message.split("about ")[1].split(" of")[0])
     assert 5 <= seen <= 25

@@ -214,7 +214,7 @@ def test_a_state_continues_at_every_step_and_with_other_ranks(photos, sampling):
 def test_a_state_of_another_sampling_is_refused(photos):
     state = loader_of(photos, Balanced("label"), batch_size=4).state_dict()
     for sampling in (None, Balanced("label", samples=50), Weighted("weight"), Balanced(LABELS)):
-        with pytest.raises(UsageError, match="another dataset or of other settings"):
+        with pytest.raises(UsageError, match="another dataset or other settings"):
             loader_of(photos, sampling, batch_size=4).load_state_dict(state)
     loader_of(photos, Balanced("label"), batch_size=4).load_state_dict(state)
 
@@ -273,13 +273,13 @@ def test_a_dataloader_with_workers_draws_the_same(photos):
     ("options", "words"),
     [
         ({"sampling": "label"}, "sampling must be shardkit.Balanced"),
-        ({"sampling": Balanced("label"), "shuffle": False}, "say shuffle=True"),
-        ({"sampling": Balanced("label"), "weights": [1]}, "in two ways how often"),
+        ({"sampling": Balanced("label"), "shuffle": False}, "requires shuffle=True"),
+        ({"sampling": Balanced("label"), "weights": [1]}, "cannot be used together"),
         ({"sampling": Balanced("colour")}, "no field 'colour'"),
         ({"sampling": Balanced("weight")}, "a class for each sample"),
         ({"sampling": Balanced("species")}, r"found: 1 of 37"),
         ({"sampling": Balanced([1, 2])}, r"expected: 37 values"),
-        ({"sampling": Balanced(np.zeros((37, 2)))}, "of one dimension"),
+        ({"sampling": Balanced(np.zeros((37, 2)))}, "one-dimensional array"),
         ({"sampling": Balanced(samples=0)}, "samples= of a sampling"),
         ({"sampling": Weighted("species")}, r"1 of 37|must be numbers"),
         ({"sampling": Weighted([1.0] * 36 + [-1.0])}, "not negative.*sample 36"),
@@ -302,7 +302,7 @@ def test_samples_without_a_class_are_no_class_of_their_own(tmp_path):
     with shardkit.create(path, to="wds", schema=schema, classes=["cat", "dog"]) as writer:
         for number, label in enumerate([0, 0, 1, -1]):
             writer.write({"__key__": f"{number}", "label": label})
-    with pytest.raises(UsageError, match=r"(?s)without 'label'.*found: 1 of 4"):
+    with pytest.raises(UsageError, match=r"(?s)value of 'label' for each.*found: 1 of 4"):
         Loader(path, batch_size=1, shuffle=True, sampling=Balanced("label"))
     labelled = shardkit.open(path).filter("label >= 0")
     loader = Loader(labelled, batch_size=1, shuffle=True, sampling=Balanced("label", samples=6))
@@ -319,7 +319,7 @@ def test_class_names_that_differ_are_no_common_classes(tmp_path):
             for number in range(2):
                 writer.write({"__key__": f"{number}", "label": number})
         paths.append(path)
-    with pytest.raises(UsageError, match="other class names for 'label'"):
+    with pytest.raises(UsageError, match="different class names for 'label'"):
         Loader(paths, batch_size=1, shuffle=True, sampling=Balanced("label"))
     names = ["cat", "dog", "dog", "emu"]
     loader = Loader(paths, batch_size=1, shuffle=True, sampling=Balanced(names, samples=6))

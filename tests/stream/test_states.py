@@ -151,7 +151,9 @@ FIELDS = ["order_version", "epoch", "samples", "batches", "stream"]
 @pytest.mark.parametrize("name", FIELDS)
 def test_the_error_of_a_state_names_the_field(door, name):
     state = door().state_dict()
-    with pytest.raises(UsageError, match=f"not a state of a Loader: invalid {name}") as caught:
+    with pytest.raises(
+        UsageError, match=f"not a valid state of a Loader: invalid {name}"
+    ) as caught:
         door({**state, name: -1})
     assert caught.value.found == "-1"
 

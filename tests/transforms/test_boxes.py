@@ -207,8 +207,8 @@ def test_padding_needs_arrays_that_are_alike() -> None:
 @pytest.mark.parametrize(
     ("fields", "steps", "message"),
     [
-        (("image", "boxes"), CROP, "'categories' has a row for each"),
-        (("image", "boxes", "categories"), CROP, "'iscrowd' has a row for each"),
+        (("image", "boxes"), CROP, "'categories' also has a row for each"),
+        (("image", "boxes", "categories"), CROP, "'iscrowd' also has a row for each"),
         (("image", "categories"), CROP, "'categories' cannot be the mask of an image, or boxes"),
         (("image", "boxes", "image_id"), CROP, "'image_id' cannot be the mask of an image"),
     ],
@@ -241,7 +241,7 @@ def test_two_fields_of_boxes_are_refused() -> None:
         ({"boxes": np.zeros((2, 4), int)}, "boxes", "not boxes"),
         ({"boxes": np.zeros((2, 3))}, "boxes", "not boxes"),
         ({"boxes": None}, "boxes", "not boxes"),
-        ({"categories": np.zeros(7, int)}, "categories", "other numbers of boxes"),
+        ({"categories": np.zeros(7, int)}, "categories", "differs from the number of boxes"),
     ],
 )
 def test_values_that_do_not_fit_are_errors_of_their_sample(

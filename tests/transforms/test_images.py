@@ -281,7 +281,7 @@ def test_pixels_of_another_size_than_their_field_says_are_an_error() -> None:
     right = {"__key__": "a", "image": np.zeros((8, 9, 3), np.uint8)}
     wrong = {"__key__": "b", "image": np.zeros((9, 8, 3), np.uint8)}
     assert applied({"image": FLIP}, [right], schema)[0]["image"].shape == (8, 9, 3)
-    with pytest.raises(SampleError, match="not of the size") as error:
+    with pytest.raises(SampleError, match="not have the size") as error:
         applied({"image": FLIP}, [right, wrong], schema)
     assert error.value.found == "8 x 9 pixels instead of 9 x 8"
 
@@ -358,13 +358,13 @@ def test_masks_may_be_arrays_and_images_in_colour_that_is_grey() -> None:
 @pytest.mark.parametrize(
     ("mask", "words", "found"),
     [
-        (encoded(PIL.Image.new("L", (80, 120)), "PNG"), "does not fit its image", "80 x 120"),
-        (np.zeros((120, 80), np.uint8), "does not fit its image", "80 x 120"),
+        (encoded(PIL.Image.new("L", (80, 120)), "PNG"), "does not match its image", "80 x 120"),
+        (np.zeros((120, 80), np.uint8), "does not match its image", "80 x 120"),
         (encoded(scene(), "PNG"), "not a mask", "uint8 (80, 120, 3)"),
         (np.zeros((80, 120), np.float32), "not a mask", "float32"),
         (np.zeros(3, np.int64), "not a mask", "(3,)"),
         ("text", "not a mask", "str"),
-        (encoded(drawn(), "PNG")[:-20], "is cut", "png"),
+        (encoded(drawn(), "PNG")[:-20], "is truncated", "png"),
         (b"", "not an image", "empty"),
     ],
 )

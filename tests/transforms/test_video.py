@@ -176,14 +176,14 @@ def test_what_cannot_be_decoded_is_an_error_or_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "steps", "words"),
     [
-        ("video", Resize(8), "begin with one that says which frames"),
-        ("video", Decode(), "begin with one that says which frames"),
-        ("video", [Resize(8), SampleFrames(2)], "begin with one"),
-        ("video", [SampleFrames(2), SampleFrames(2)], "begin with one"),
+        ("video", Resize(8), "first transform of a video must select"),
+        ("video", Decode(), "first transform of a video must select"),
+        ("video", [Resize(8), SampleFrames(2)], "must select frames"),
+        ("video", [SampleFrames(2), SampleFrames(2)], "must select frames"),
         ("video", [SampleFrames(2), lambda clip: clip, Resize(8)], "comes after a function"),
         ("video", [SampleFrames(2), Normalize((0, 0, 0), (1, 1, 1))], "Normalize"),
         ("image", SampleFrames(2), "video"),
-        (("video", "image"), SampleFrames(2), "one field"),
+        (("video", "image"), SampleFrames(2), "a single field"),
     ],
 )
 def test_what_transforms_of_video_are_not_for(field: Any, steps: Any, words: str) -> None:

@@ -1,4 +1,4 @@
-"""Tokenizers: from text to ids, the same as by the library that a tokenizer was made for."""
+"""Tokenizers: text to ids, identical to those of the library for which a tokenizer was made."""
 
 from shardkit.codecs.tokenizers.names import load_tokenizer, open_copy
 from shardkit.codecs.tokenizers.tokenizer import Tokenizer

@@ -1,16 +1,16 @@
-"""Which byte-level BPE of `tokenizers` tiktoken's engine follows exactly, and the proof of it.
+"""Prove that tiktoken's engine gives the same ids as a byte-level BPE of `tokenizers`.
 
-Both split a text into pieces and merge neighbours inside a piece, the best pair first and the
-leftmost of equal ones. `tokenizers` takes the pair listed first in its merges; tiktoken takes the
-pair whose joined bytes are the token of the lowest id, whether or not that pair is listed. They do
-the same if, for every token that merges make, merging its bytes by the lower ids alone ends in two
-parts that are listed as a merge, and if these merges are in the order of the ids. For nothing was
-merged across the ends of two neighbours so far: inside them went what goes on in their bytes
-alone. So, step by step, a pair that joins to a token is the pair that those bytes alone end in:
-the one that was checked, the same in both engines, and in the same order among others.
+Both split a text into pieces and merge neighbouring tokens inside a piece, the best pair first and
+the leftmost of equal pairs. `tokenizers` takes the pair listed first in its merges; tiktoken takes
+the pair whose joined bytes are the token with the lowest id, whether or not that pair is listed.
+Both give the same result if, for every token that a merge makes, merging its bytes by lower ids
+alone ends in two parts that are listed as a merge, and if these merges are in the order of the ids.
+Proof: as nothing has been merged yet across the outer ends of two neighbours, the merges inside
+are those of their bytes alone. So, by induction, a pair that joins to a token is the pair in which
+those bytes alone end: the one that was checked, the same and equally ordered in both engines.
 
-In tokenizer.json a character stands for each byte, so that tokens are strings; here they stay so
-until tiktoken gets them.
+In tokenizer.json a character stands for each byte, so that tokens are strings; they remain strings
+here until they are passed to tiktoken.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ Json = dict[str, Any]
 
 
 class UnprovenError(Exception):
-    """Why tiktoken's engine might give other ids: a clause that completes "because"."""
+    """Why tiktoken's engine might give different ids: a clause that could follow "because"."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What goes before merging."""
+    """The steps before merging."""
 
     pattern: str
     nfc: bool
-    added: dict[str, int]  # tokens that are found in the text before it is split
+    added: dict[str, int]  # tokens that are searched for before the text is split
 
 
 def settings(document: Json, special_tokens: str) -> Settings:
-    """Of a tokenizer.json as the installed `tokenizers` writes it, where nothing is implied."""
+    """Read a tokenizer.json as written by the installed `tokenizers`, with all options explicit."""
     _check_model(document["model"])
     nfc = _is_nfc(document["normalizer"])
     tokens = document["added_tokens"]
@@ -50,7 +50,7 @@ def settings(document: Json, special_tokens: str) -> Settings:
 
 
 def ranks(model: Json, pattern: str) -> dict[str, int]:
-    """The tokens that tiktoken is to know; all that can come out of a piece of text."""
+    """Return the tokens to give to tiktoken: all that can result from a piece of text."""
     vocab = {token: i for token, i in model["vocab"].items() if _is_spelled(token)}
     if not vocab.keys() >= _CHARACTERS:
         raise UnprovenError("a single byte is not in the vocabulary")
@@ -63,12 +63,12 @@ def ranks(model: Json, pattern: str) -> dict[str, int]:
 
 
 def prove(model: Json, vocab: dict[str, int]) -> None:
-    """Raises UnprovenError unless merging by ids is merging by the list, as said above."""
+    """Raise UnprovenError unless merging by ids equals merging by the list, as explained above."""
     orders: dict[tuple[str, ...], int] = {}
     orders.update((pair, order) for order, pair in enumerate(_merges(model)))
     listed = {left + right: (left, right) for left, right in orders}
     if not vocab.keys() >= listed.keys():
-        raise UnprovenError("there is a merge of what does not stand for bytes")
+        raise UnprovenError("a merge has characters that do not stand for bytes")
     proven = dict.fromkeys(_CHARACTERS, (-1, "", ""))
     before = -1
     for token in sorted(listed, key=vocab.__getitem__):
@@ -78,7 +78,7 @@ def prove(model: Json, vocab: dict[str, int]) -> None:
         pair = (left, right) if apart else _last_parts(token, rank, vocab)
         order = orders.get(pair, -1)
         if order < 0:
-            raise UnprovenError(f"the bytes of token {rank}, {token!r}, merge otherwise by ids")
+            raise UnprovenError(f"the bytes of token {rank}, {token!r}, merge differently by ids")
         if order < before:
             raise UnprovenError(f"its merges are not in the order of ids, at {rank}, {token!r}")
         proven[token] = (rank, pair[0], pair[1])
@@ -88,13 +88,13 @@ def prove(model: Json, vocab: dict[str, int]) -> None:
 def _stay_apart(
     left: str, right: str, vocab: dict[str, int], proven: dict[str, tuple[int, str, str]]
 ) -> bool:
-    """Whether the bytes of two tokens merge to just these two; False where that is not seen.
+    """Whether the bytes of two tokens merge to just these two; False if that cannot be shown.
 
-    Each of them does, if it is `proven`: by its id, of its first and its last part; and its merges
-    have rising ids. So what stands at its end at any time is one of its last parts, of their last
-    parts, and so on. The two tokens' bytes merge otherwise only if at some time what meets there
-    joins to a token, of no higher id than that of the merge that makes a longer end of one of the
-    two. These pairs of ends are gone through from the last to the first.
+    Each token in `proven`, which has its id, first part and last part, results from its own bytes
+    by merges with rising ids. So at any time, the token at its end is its last part, or the last
+    part of that, and so on. The bytes of the two merge differently only if at some time the tokens
+    that meet at their boundary join to a token with an id not higher than that of the merge that
+    makes a longer one on either side. These pairs are checked from the last to the first.
     """
     if left not in proven or right not in proven:
         return False
@@ -113,7 +113,7 @@ def _stay_apart(
 
 
 def _last_parts(token: str, rank: int, vocab: dict[str, int]) -> tuple[str, ...]:
-    """The parts that a token's bytes merge to by ids below its own; as far as to two."""
+    """Return the parts to which a token's bytes merge by ids below its own, stopping at two."""
     parts = list(token)
     joined = [vocab.get(left + right, rank) for left, right in pairwise(parts)]
     while len(parts) > 2:
@@ -135,7 +135,7 @@ def in_bytes(vocab: dict[str, int]) -> dict[bytes, int]:
 
 
 def _merges(model: Json) -> Iterable[tuple[str, str]]:
-    """Pairs; older files have strings with a space between the two."""
+    """Yield the pairs; in older files they are strings with a space in between."""
     for merge in model["merges"]:
         left, right = merge.split(" ") if isinstance(merge, str) else merge
         yield left, right
@@ -160,18 +160,18 @@ def _pattern(step: Json | None) -> str:
         raise UnprovenError(f"the pre-tokenizer is {' + '.join(one['type'] for one in steps)}")
     split, byte_level = steps
     _check_byte_level(byte_level, use_regex=False)
-    # The known patterns match all characters: no matter whether pieces are matches or between.
+    # The known patterns match all characters, so inverted and isolated pieces are the same.
     if (split["behavior"], split["invert"]) not in (("Isolated", False), ("Removed", True)):
-        raise UnprovenError(f"pieces are {split['behavior']}, inverted: {split['invert']}")
+        raise UnprovenError(f"pieces are {split['behavior']}, with invert = {split['invert']}")
     pattern = split["pattern"].get("Regex")
     if pattern not in KNOWN:
-        raise UnprovenError("text is split by none of the patterns of GPT-2, -4, -4o and Qwen2")
+        raise UnprovenError("the split pattern is not that of GPT-2, GPT-4, GPT-4o or Qwen2")
     return str(pattern)
 
 
 def _check_byte_level(step: Json, use_regex: bool) -> None:
     if step["add_prefix_space"]:
-        raise UnprovenError("a space is put before the text")
+        raise UnprovenError("a space is added before the text")
     if step["use_regex"] != use_regex:
         raise UnprovenError(f"ByteLevel has use_regex = {step['use_regex']}")
 
@@ -183,7 +183,7 @@ def _is_nfc(normalizer: Json | None) -> bool:
 
 
 def _check_added(tokens: list[Json], nfc: bool) -> None:
-    """Whether the tokens are found alike in whatever order they are looked for.
+    """Raise UnprovenError unless the order in which added tokens are searched for is irrelevant.
 
     None may begin inside another: so none overlaps another, or is a part of it.
     """
@@ -200,10 +200,10 @@ def _check_added(tokens: list[Json], nfc: bool) -> None:
 
 
 def _whole_pieces(unmade: Iterable[str], made: Container[str], pattern: str) -> set[str]:
-    """Tokens that no merge makes, but that are taken where a piece is one of them as a whole.
+    """Return tokens that no merge makes, but that are used if they equal a whole piece.
 
-    tiktoken does so too, but must not be able to merge to them. One that the pattern would split
-    is never a piece: what a part of the pattern matches in a longer text, it matches of this alone.
+    tiktoken does the same, but must not be able to reach them by merging. A token that the pattern
+    would split is never a piece: what a pattern matches in a longer text, it also matches alone.
     """
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import Split
@@ -219,7 +219,7 @@ def _whole_pieces(unmade: Iterable[str], made: Container[str], pattern: str) -> 
 
 
 def _text(token: str) -> str:
-    """What a token spells; nothing for a part of a character, which is no piece of any text."""
+    """Return the text of a token; "" for a partial character, which is never a piece of text."""
     try:
         return token.translate(_ALPHABET).encode("latin-1").decode()
     except UnicodeDecodeError:
@@ -227,9 +227,9 @@ def _text(token: str) -> str:
 
 
 def _alphabet() -> dict[int, int]:
-    """The byte that a character stands for, both as numbers.
+    """Map the code of each character to the byte for which it stands.
 
-    Bytes that Latin-1 has a visible character for are that, the others U+0100 and on.
+    Bytes with a visible character in Latin-1 are that character, the others U+0100 and up.
     """
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = sorted(set(range(256)) - set(visible))

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 Ids = npt.NDArray[np.uint32]
 
-_AT_ONCE = 1 << 16  # characters that are looked up at a time, to bound memory
-# Without special tokens, tiktoken searches for the empty string: 0.02 s for each megabyte.
+_AT_ONCE = 1 << 16  # characters to look up at a time, to bound memory
+# Without special tokens, tiktoken would search for the empty string: 0.02 s per megabyte.
 _NO_SPECIAL = {"\0": 2**32 - 2}
 
 
@@ -36,9 +36,9 @@ class Engine(Protocol):
 
 @functools.lru_cache(maxsize=1)
 def open_tokenizers(data: bytes, path: str, special_tokens: str) -> tokenizers.Tokenizer:
-    """A tokenizer.json, without truncation and padding.
+    """Open a tokenizer.json, without truncation and padding.
 
-    Cached, as opening is slow and happens twice: to inspect it, and to compare the fast engine.
+    Cached, as opening is slow and happens twice: to inspect it, and to check the fast engine.
     """
     from tokenizers import Tokenizer
 
@@ -60,7 +60,7 @@ def open_tokenizers(data: bytes, path: str, special_tokens: str) -> tokenizers.T
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether a library failed; a panic in Rust raises a BaseException."""
+    """Whether an error is a failure of a library; a panic in Rust raises a BaseException."""
     if isinstance(error, ShardkitError | MemoryError):
         return False
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
@@ -95,7 +95,7 @@ def make_encoding(
 
 
 def encode_text(encoding: tiktoken.Encoding, text: str, special: set[str]) -> Ids | None:
-    """The ids of a text; None if tiktoken's regex engine fails, as it does on a million spaces."""
+    """Return the ids of a text; None if tiktoken's regex engine fails, as on a million spaces."""
     try:
         return encoding.encode_to_numpy(text, allowed_special=special, disallowed_special=())
     except UnicodeEncodeError:
@@ -105,9 +105,9 @@ def encode_text(encoding: tiktoken.Encoding, text: str, special: set[str]) -> Id
 
 
 class ByteLevelByTiktoken:
-    """tiktoken's engine for a tokenizer.json that is proven to get the same ids from it.
+    """tiktoken's engine for a tokenizer.json for which it provably gives the same ids.
 
-    Documents with characters that the two engines may treat differently go to `tokenizers`.
+    Documents with characters that the two engines may treat differently use `tokenizers`.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class ByteLevelByTiktoken:
     def _encode(self, text: str) -> Ids:
         if self._nfc and not unicodedata.is_normalized("NFC", text):
             normal = self._slow.tokenizer.normalizer.normalize_str(text)
-            # Added tokens are found before normalization, and end it.
+            # Added tokens are found before normalization, which does not reach across them.
             has_added = any(token in text or token in normal for token in self._added)
             if has_added or self._are_odd(normal):
                 return self._by_tokenizers(text)
@@ -181,7 +181,7 @@ class Tiktoken:
         return self._by_pieces(text) if ids is None else ids
 
     def _by_pieces(self, text: str) -> Ids:
-        """The same, split by `tokenizers`, whose regex engine has no such limit."""
+        """Encode after splitting with `tokenizers`, whose regex engine has no such limit."""
         from tokenizers import Regex
         from tokenizers.pre_tokenizers import Split
 
@@ -189,7 +189,7 @@ class Tiktoken:
         if not known or _has_any(_table(patterns.unsafe(self._pattern)), text):
             raise SampleError(
                 "tiktoken cannot split the text of a document: its regex engine gives up",
-                found="hundreds of thousands of spaces in a row, or the like",
+                found="hundreds of thousands of spaces in a row, or similar",
                 fix="leave the document out, or use the tokenizer.json of the same model",
             )
         split = Split(Regex(self._pattern), "isolated")
@@ -231,7 +231,7 @@ def open_sentencepiece(data: bytes, path: str) -> Any:
 
 
 def check_unicode(texts: Sequence[str]) -> None:
-    """Raises SampleError for a lone surrogate, which JSON can contain and UTF-8 cannot."""
+    """Raise SampleError for a lone surrogate, which JSON can contain but UTF-8 cannot."""
     for text in texts:
         if text.isascii():
             continue
@@ -247,7 +247,7 @@ def check_unicode(texts: Sequence[str]) -> None:
 
 
 def _has_any(table: npt.NDArray[np.bool_], text: str) -> bool:
-    """Whether a text has one of the code points that the table marks."""
+    """Whether a text contains a code point that is marked in the table."""
     return any(
         table.take(
             np.frombuffer(text[start : start + _AT_ONCE].encode("utf-32-le"), np.uint32)
@@ -257,11 +257,11 @@ def _has_any(table: npt.NDArray[np.bool_], text: str) -> bool:
 
 
 def _table(ranges: Iterable[tuple[int, int]], unassigned: bool = False) -> npt.NDArray[np.bool_]:
-    """A table that marks the code points for which a document is encoded by `tokenizers`.
+    """Return a table that marks the code points whose documents are encoded by `tokenizers`.
 
-    For normalization, also those that are unassigned in this Python's Unicode. Text without them is
-    normalized for `tokenizers` if it is for Python: it stays normalized in later versions of
-    Unicode, and in earlier ones, which have fewer characters that are reordered or composed.
+    With normalization, also those unassigned in Python's version of Unicode. Text without these
+    that is normalized for Python is so for `tokenizers`, too: it stays normalized in later versions
+    of Unicode, and in earlier ones, which reorder and compose fewer characters.
     """
     table = np.zeros(CODES, bool)
     for start, stop in ranges:

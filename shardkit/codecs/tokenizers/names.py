@@ -1,4 +1,4 @@
-"""Finds the tokenizer that a user names, and decides which library encodes with it."""
+"""Find the tokenizer that a user names, and decide which library encodes with it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from shardkit.remote.path import RemotePath
 
 SPECIAL_TOKENS = ("special", "text")
 _SIDECARS = ("tokenizer_config.json", "special_tokens_map.json")
-# Names that tokenizers give to such tokens, most likely first.
+# Usual names of these tokens, most likely first.
 _USUAL = {
     "eos": (
         *("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "[EOS]", "<|eos|>", "<EOS>"),
@@ -42,9 +42,9 @@ _USUAL = {
 def load_tokenizer(
     name: str | os.PathLike[str], special_tokens: str = "special", eos_token: str | None = None
 ) -> Tokenizer:
-    """The tokenizer of a file, a folder or a name.
+    """Load the tokenizer of a file, a folder or a name.
 
-    In this order: a path that exists; an encoding of tiktoken's; a repository of the Hugging Face
+    Tried in this order: an existing path; a tiktoken encoding; a repository on the Hugging Face
     hub. `special_tokens`: how text such as "<|endoftext|>" in a document is encoded, as a "special"
     token or as "text". Raises UsageError for anything that is not a tokenizer or cannot be loaded.
     """
@@ -54,7 +54,7 @@ def load_tokenizer(
         )
     if "://" in str(name):
         raise UsageError(
-            "a tokenizer is not read from a URL", found=str(name), fix="copy it to this machine"
+            "a tokenizer cannot be read from a URL", found=str(name), fix="copy it to this machine"
         )
     path = Path(name).expanduser()
     if path.is_dir():
@@ -73,10 +73,10 @@ def load_tokenizer(
 def open_copy(
     path: str | os.PathLike[str], identity: Mapping[str, Any], fast: bool = False
 ) -> Tokenizer:
-    """The tokenizer of a dataset, from the copy of its file beside the manifest.
+    """Open the tokenizer of a dataset from the copy of its file next to the manifest.
 
-    `fast`: use the faster engine if it is proven to give the same ids, which takes time. Raises
-    DamagedError if the file is not the one that the manifest names.
+    `fast`: use the faster engine if it provably gives the same ids, which takes time to check.
+    Raises DamagedError if the file is not the one in the manifest.
     """
     file = path if isinstance(path, Path) else Path(path)
     if file.is_dir():
@@ -84,7 +84,7 @@ def open_copy(
     data = read_file(file)
     if digest(data) != identity["digest"]:
         raise DamagedError(
-            "the tokenizer beside a dataset is not the one it was made with",
+            "the tokenizer file of a dataset is not the one with which it was created",
             path=str(file),
             expected=f"xxh3-128 {identity['digest']}",
             found=digest(data),
@@ -97,7 +97,7 @@ def open_copy(
     engine = {"huggingface": "tokenizers"}.get(identity["kind"], identity["kind"])
     if engine not in ("tokenizers", "tiktoken", "sentencepiece"):
         raise FormatError(
-            "the tokenizer of the dataset is of a kind that this version does not know",
+            "the tokenizer of the dataset has a kind that this version does not know",
             path=str(file),
             found=f"{identity['kind']!r:.60}",
             fix="use the shardkit that wrote it, or a newer one",
@@ -126,12 +126,12 @@ def _looks_like_path(name: str) -> bool:
 
 
 def _in_folder(folder: Path) -> Path:
-    """The file of a folder that holds the tokenizer."""
+    """Return the file in a folder that contains the tokenizer."""
     try:
         names = sorted(os.listdir(folder))
     except OSError as error:
         raise StorageError(
-            "a tokenizer's folder cannot be listed", path=str(folder), found=error.strerror
+            "the folder of a tokenizer cannot be listed", path=str(folder), found=error.strerror
         ) from error
     if "tokenizer.json" in names:
         return folder / "tokenizer.json"
@@ -139,27 +139,27 @@ def _in_folder(folder: Path) -> Path:
     if len(others) == 1:
         return folder / others[0]
     raise UsageError(
-        "a folder holds no tokenizer" if not others else "a folder holds several tokenizers",
+        "the folder has no tokenizer" if not others else "the folder has several tokenizers",
         path=str(folder),
         expected="tokenizer.json, or one file that ends in .model or .tiktoken",
         found=", ".join(others or names[:10]) or "nothing",
-        fix="give the file; vocab.json with merges.txt, or vocab.txt, are turned into a "
-        "tokenizer.json by transformers' AutoTokenizer.from_pretrained and save_pretrained",
+        fix="give the file; to make a tokenizer.json from vocab.json and merges.txt, or vocab.txt, "
+        "use transformers' AutoTokenizer.from_pretrained and save_pretrained",
     )
 
 
 def _fetched(name: str) -> Path:
-    """The local folder of a hub repository's tokenizer, downloaded or from the hub's cache."""
+    """Return the local folder of a hub repository's tokenizer, downloaded or from the cache."""
     from huggingface_hub import snapshot_download
 
     wanted = ["tokenizer.json", "*.model", "*.tiktoken", *_SIDECARS]
     try:
         return Path(snapshot_download(name, allow_patterns=wanted))
-    except Exception as error:  # its own errors, those of its HTTP client, and ValueError
+    except Exception as error:  # the hub's errors, those of its HTTP client, and ValueError
         raise UsageError(
-            f"there is no file {name!r}, and it could not be had from the Hugging Face hub",
+            f"there is no file {name!r}, and it could not be downloaded from the Hugging Face hub",
             found=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
-            fix="check the name; where there is no network, give a tokenizer.json or its folder",
+            fix="check the name; without a network, give a tokenizer.json or its folder",
         ) from error
 
 
@@ -198,7 +198,9 @@ def _huggingface(path: Path, data: bytes, special_tokens: str, eos_token: str | 
         fast = {"pattern": found.pattern, "nfc": found.nfc, "unsafe": measured.result()}
         fast["added"] = tuple(found.added.items())
     except bytelevel.UnprovenError as why:
-        notes.append(f"tokenizers is used, and not tiktoken, which is several times as fast: {why}")
+        notes.append(
+            f"tokenizers is used instead of tiktoken, which is several times as fast: {why}"
+        )
     libraries = ("tokenizers", "tiktoken") if fast else ("tokenizers",)
     return Tokenizer(
         kind="huggingface",
@@ -216,7 +218,7 @@ def _huggingface(path: Path, data: bytes, special_tokens: str, eos_token: str | 
 
 
 def _ranks(path: Path, data: bytes, special_tokens: str, eos_token: str | None) -> Tokenizer:
-    """A file of ranks has neither the split pattern nor the special tokens: its name tells them."""
+    """Load a file of ranks, whose name determines the split pattern and the special tokens."""
     facts = FACTS.get(path.stem)
     if facts is None:
         raise UsageError(
@@ -251,15 +253,15 @@ def _tiktoken(
     taken = set(ranks.values())
     if any(bytes([byte]) not in ranks for byte in range(256)) or len(taken) < len(ranks):
         raise UsageError(
-            "a file of tiktoken's ranks is not complete, or has a number twice",
+            "a file of tiktoken's ranks is incomplete, or has a duplicate number",
             path=path or file,
-            expected="each of the 256 bytes, and other numbers on all lines",
+            expected="each of the 256 bytes, and a different number on every line",
         )
     if not taken.isdisjoint(special.values()):
         raise UsageError(
-            "a file of tiktoken's ranks uses numbers that its encoding has for special tokens",
+            "a file of tiktoken's ranks uses numbers that its encoding reserves for special tokens",
             path=path or file,
-            expected=f"{name}, as the name of the file says",
+            expected=f"ranks of {name}, as the file name says",
         )
     ids, notes = _ids(special, special, {}, eos_token)
     return Tokenizer(
@@ -288,7 +290,7 @@ def _sentencepiece(
     vocab = {processor.id_to_piece(index): index for index in range(size)}
     ids, notes = _ids(vocab, {}, named, eos_token)
     if special_tokens == "special":
-        notes.append("SentencePiece never takes text of a document for one of its control tokens")
+        notes.append("SentencePiece never encodes text of a document as one of its control tokens")
     return Tokenizer(
         kind="sentencepiece",
         engine="sentencepiece",
@@ -306,7 +308,7 @@ def _sentencepiece(
 def _ids(
     vocab: Mapping[str, int], added: Iterable[str], named: Mapping[str, str], eos_token: str | None
 ) -> tuple[dict[str, Any], list[str]]:
-    """`eos_id`, `bos_id` and `pad_id`, given, named by a file or guessed; and notes on them."""
+    """Return `eos_id`, `bos_id` and `pad_id`: given, named by a file or guessed; and notes."""
     if eos_token is not None and eos_token not in vocab:
         raise UsageError(
             f"eos_token is {eos_token!r}, which is not in the vocabulary",
@@ -323,12 +325,12 @@ def _ids(
                 notes.append(f"documents end with {token} ({vocab[token]}), going by its name")
         ids[f"{name}_id"] = None if token is None else vocab[token]
     if ids["eos_id"] is None:
-        notes.append("no token that ends documents is known; eos_token names one")
+        notes.append("no token that ends documents is known; set one with eos_token")
     return ids, notes
 
 
 def _named_beside(path: Path) -> dict[str, str]:
-    """The eos, bos and pad tokens that the files beside a tokenizer.json name."""
+    """Return the eos, bos and pad tokens named by the files next to a tokenizer.json."""
     named: dict[str, str] = {}
     for sidecar in (path.with_name(name) for name in _SIDECARS):
         if not sidecar.exists():
@@ -337,7 +339,7 @@ def _named_beside(path: Path) -> dict[str, str]:
             content = checked(dict[str, Any], json.loads(read_file(sidecar)))
         except (ValueError, RecursionError) as error:
             raise UsageError(
-                "a file beside a tokenizer is not a JSON object",
+                "a file next to a tokenizer is not a JSON object",
                 path=str(sidecar),
                 found=str(error),
             ) from error

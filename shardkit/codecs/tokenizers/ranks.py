@@ -1,4 +1,4 @@
-"""Files of tiktoken's ranks: lines of base64 and a number; and the facts that they lack."""
+"""Files of tiktoken's ranks, with lines of base64 and a number, and the facts that they lack."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _harmony() -> dict[str, int]:
     return special | {"<|reserved_200018|>": 200018}
 
 
-# As tiktoken_ext.openai_public has them; its patterns are spelled otherwise and split the same.
+# As in tiktoken_ext.openai_public, whose patterns are written differently but split the same.
 FACTS = {
     "gpt2": Facts(GPT2, {END: 50256}),
     "r50k_base": Facts(GPT2, {END: 50256}),
@@ -47,7 +47,7 @@ FACTS = {
 
 
 def are_ranks(data: bytes) -> bool:
-    """Whether the first line of a file is one of ranks."""
+    """Whether the first line of a file is a line of ranks."""
     return _LINE.match(data) is not None
 
 

@@ -1,4 +1,4 @@
-"""A tokenizer as a small object that workers get, and its engine, loaded where it is used."""
+"""A tokenizer as a small object to send to workers, and its engine, loaded on first use."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _LOCK = threading.Lock()
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A tokenizer's file, and how it is encoded with; `load_tokenizer` makes one.
+    """A tokenizer's file, and how to encode with it; created by `load_tokenizer`.
 
-    Its pickle holds no engine: that is loaded where it is first used, once per process. Workers
-    do not decide again, so they must have the same libraries, and the file as it was.
+    Its pickle does not contain the engine, which is loaded on first use, once per process. Workers
+    do not choose the engine again, so they must have the same libraries and an unchanged file.
     """
 
     kind: str  # "huggingface", "tiktoken" or "sentencepiece"
     engine: str  # the library that encodes: "tokenizers", "tiktoken" or "sentencepiece"
-    path: str | RemotePath | None  # None: an encoding of tiktoken's, with the name of `file`
+    path: str | RemotePath | None  # None: a tiktoken encoding, named by `file`
     file: str  # the file name of the copy in a dataset
     digest: str  # xxh3-128 of the file's bytes, as 32 hex digits
     special_tokens: str
@@ -43,20 +43,20 @@ class Tokenizer:
     bos_id: int | None
     pad_id: int | None
     notes: tuple[str, ...] = ()  # for the user: what was decided, and why
-    # What tiktoken needs beside the ranks.
+    # What tiktoken needs besides the ranks.
     pattern: str = ""
     nfc: bool = False
     added: tuple[tuple[str, int], ...] = ()
-    unsafe: tuple[tuple[int, int], ...] = ()  # code points that the fast engine is not used for
+    unsafe: tuple[tuple[int, int], ...] = ()  # code points for which the fast engine is not used
     libraries: tuple[tuple[str, str], ...] = ()
 
     @property
     def dtype(self) -> str:
-        """The smallest unsigned type that holds all ids, as numpy writes it."""
+        """The smallest unsigned type that can hold all ids, as a NumPy type string."""
         return np.min_scalar_type(max(self.vocab_size - 1, 0)).newbyteorder("<").str
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
-        """The ids of each text, without any that mark its beginning or end.
+        """Return the ids of each text, without tokens that mark its beginning or end.
 
         Thread-safe. Raises SampleError for a text that is not valid Unicode, or that the tokenizer
         cannot encode.
@@ -76,7 +76,7 @@ class Tokenizer:
             ) from error
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text for people; not always the text that was encoded."""
+        """Return text for display, which may differ from the text that was encoded."""
         numbers = [int(index) for index in ids]
         try:
             return self._engine().decode(numbers)
@@ -91,7 +91,7 @@ class Tokenizer:
             ) from error
 
     def identity(self) -> dict[str, Any]:
-        """The entry of a manifest, which `open_copy` takes with the file."""
+        """Return the entry for a manifest, which `open_copy` takes along with the file."""
         found: dict[str, Any] = {
             "kind": self.kind,
             "file": self.file,
@@ -107,19 +107,19 @@ class Tokenizer:
         return found
 
     def versions(self) -> dict[str, str]:
-        """The versions of the libraries on which the ids depend."""
+        """Return the versions of the libraries on which the ids depend."""
         return dict(self.libraries)
 
     def files(self) -> dict[str, bytes]:
-        """The files to store in a dataset, by name, for `open_copy`."""
+        """Return the files to store in a dataset, by name, for `open_copy`."""
         return {self.file: self._data()}
 
     def at(self, path: str | Path) -> Tokenizer:
-        """The same tokenizer, read from a copy of its file."""
+        """Return the same tokenizer, read from a copy of its file."""
         return replace(self, path=str(path))
 
     def checked_on(self, texts: Sequence[str]) -> Tokenizer:
-        """Itself, or one that uses `tokenizers` if the fast engine is wrong on a document."""
+        """Return itself, or one that uses `tokenizers` if the fast engine errs on a document."""
         if (self.kind, self.engine) != ("huggingface", "tiktoken"):
             return self
         slow = replace(self, engine="tokenizers", unsafe=(), libraries=versions("tokenizers"))
@@ -146,7 +146,7 @@ class Tokenizer:
             ) from error
 
     def _data(self) -> bytes:
-        """The file's bytes; raises SourceError if they have changed since it was opened."""
+        """Return the file's bytes; raises SourceError if they have changed since it was opened."""
         if self.path is None:
             data = encoding_data(Path(self.file).stem)
         else:
@@ -157,7 +157,7 @@ class Tokenizer:
                 path=self.path or self.file,
                 expected=f"xxh3-128 {self.digest}",
                 found=digest(data),
-                fix="leave the file alone while it is used, and run again",
+                fix="do not modify the file while it is used, and run again",
             )
         return data
 
@@ -166,7 +166,7 @@ class Tokenizer:
 def _load(tokenizer: Tokenizer) -> Engine:
     if tokenizer.libraries != versions(*dict(tokenizer.libraries)):
         raise UsageError(
-            "this machine would tokenize with other versions than the one that began",
+            "this machine has other versions of the tokenizer libraries than the one that started",
             expected=_listed(tokenizer.libraries),
             found=_listed(versions(*dict(tokenizer.libraries))),
             fix="install the same versions on all machines",
@@ -189,7 +189,7 @@ def _difference(number: int, ours: Ids, theirs: Ids) -> str:
     at = int(differs[0]) if len(differs) else same
     return (
         f"in document {number} of those compared, token {at} is "
-        f"{_at(theirs, at)}, and tiktoken gave {_at(ours, at)}"
+        f"{_at(theirs, at)}, but tiktoken gave {_at(ours, at)}"
     )
 
 
@@ -221,15 +221,15 @@ def read_file(path: str | Path) -> bytes:
 
 
 def encoding_data(name: str) -> bytes:
-    """The ranks of an encoding that tiktoken knows by name, as a file; it may fetch them."""
+    """Return the ranks of an encoding that tiktoken knows by name, as a file; may download them."""
     import tiktoken
 
     try:
         return write_ranks(tiktoken.get_encoding(name)._mergeable_ranks)
     except OSError as error:  # requests' errors are OSErrors
         raise UsageError(
-            f"tiktoken downloads a file for its encoding {name}, and that failed",
+            f"tiktoken could not download the file of its encoding {name}",
             found=type(error).__name__,
-            fix=f"give a local file, such as {name}.tiktoken or a tokenizer.json; or fill a folder "
-            "where there is a network, and name it in TIKTOKEN_CACHE_DIR",
+            fix=f"give a local file, such as {name}.tiktoken or a tokenizer.json; or set "
+            "TIKTOKEN_CACHE_DIR to a folder that was filled on a machine with a network",
         ) from error

@@ -1,8 +1,8 @@
-"""ArrayRecord files of tf.train.Example, as TFDS and Grain write and read them.
+"""ArrayRecord files of tf.train.Example records, compatible with TFDS and Grain.
 
-records.py   records by their positions, without the library
-reader.py    Examples at random, or records that are none as bytes
-writer.py    Examples by the library
+records.py   random access to raw records, without the array_record library
+reader.py    random access to Examples; other records are returned as bytes
+writer.py    writes Examples with the array_record library
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from shardkit.formats.tfrecord import Examples
 class ArrayRecord(Examples):
     name = "array_record"
     abilities = (
-        "write: tf.train.Example, all field types, one to a chunk, not compressed",
+        "write: tf.train.Example, all field types, one per chunk, not compressed",
         "read at random, from URLs too: uncompressed, Zstandard, Brotli and Snappy",
-        "read foreign files: features of all lists; records that are no Example as Bytes",
+        "read foreign files: features of all list types; records other than Examples as Bytes",
     )
     reader = ArrayRecordReader
     writer = ArrayRecordWriter
 
     def bound(self, payload: npt.NDArray[np.int64], fields: int) -> npt.NDArray[np.int64]:
         bound = super().bound(payload, fields) + CHUNK_BYTES
-        return bound + bound // 1000  # headers of blocks
+        return bound + bound // 1000  # block headers
 
 
 FORMAT = ArrayRecord()

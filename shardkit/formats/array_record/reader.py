@@ -1,4 +1,4 @@
-"""Reads ArrayRecord files at random: records are Examples, or bytes."""
+"""Random access to ArrayRecord files, whose records are Examples or arbitrary bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardkit.formats.tfrecord.reader import ExampleReader
 from shardkit.sample import Sample
 from shardkit.schema import Bytes, Schema
 
-RECORD = "record"  # the field of a foreign file whose records are no Examples
+RECORD = "record"  # the field of a foreign file whose records are not Examples
 
 
 class ArrayRecordReader(ExampleReader):

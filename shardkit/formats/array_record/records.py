@@ -1,10 +1,11 @@
-"""Records of an ArrayRecord file, read at random: what of Riegeli's format such files have.
+"""Random access to the records of an ArrayRecord file: the subset of Riegeli that such files use.
 
-A file is chunks (a header of 40 bytes, then data) with a header of 24 bytes wherever a block of 64
-KiB begins. Its last block has a chunk that says where the footer is: a chunk whose records are
-facts of the file, and then the offset of each chunk of data and how many records it has.
+A file is a sequence of chunks (a 40-byte header, then data), with a 24-byte block header at every
+multiple of 64 KiB. The last block has a chunk with the offset of the footer. The footer is a chunk
+too: its first record describes the file, and the others have the offset and the number of records
+of each data chunk.
 
-Riegeli's hashes are not compared: in Python that takes a thousand times as long as reading.
+Riegeli's hashes are not verified: in Python this takes a thousand times as long as reading.
 """
 
 from __future__ import annotations
@@ -25,44 +26,45 @@ from shardkit.extras import extra
 from shardkit.formats.tfrecord.example import unpacked
 
 _Numbers = npt.NDArray[np.int64]
-_Chunk = tuple[bytes, list[int]]  # records, and where each ends
+_Chunk = tuple[bytes, list[int]]  # records, and the end of each
 
 BLOCK = 1 << 16
 BLOCK_HEADER = 24
-_CHUNK = struct.Struct("<8xQ8xQQ")  # bytes of data; type and number of records; bytes of these
-_SIGNATURE = bytes.fromhex("83af70d10d884a3f")  # of the header of the first block
+# Chunk header: size of the data; type and number of records; decoded size of the records.
+_CHUNK = struct.Struct("<8xQ8xQQ")
+_SIGNATURE = bytes.fromhex("83af70d10d884a3f")  # start of the first block header
 _MAGIC = 0x71930E704FDAE05E
 _ZSTD = ord("z")
 _CODECS = {ord("b"): "brotli", ord("s"): "snappy"}
 
 
 class TransposedError(FormatError):
-    """Records whose fields lie in columns."""
+    """Records in Riegeli's transposed encoding, whose fields are stored in columns."""
 
 
 class Records:
-    """The records of a file, by their positions."""
+    """The records of a file, by position."""
 
     def __init__(self, source: ByteSource) -> None:
         if source.read(0, min(source.size, 8)) != _SIGNATURE:
-            raise FormatError("this is no ArrayRecord file", path=source.path, offset=0)
+            raise FormatError("this is not an ArrayRecord file", path=source.path, offset=0)
         at = last = source.size - BLOCK
         try:
             if last < BLOCK or last % BLOCK:
-                raise ValueError("it was cut, or never closed")
+                raise ValueError("the file is truncated, or was never closed")
             records, ends = _chunk(source, last, source.size)
             facts = dict(_facts(records, 0, ends[0]))
             at = facts.get(1, 0)
             if facts.get(2) != _MAGIC or not 0 < at < last:
-                raise ValueError("it was cut, or its last block is damaged")
+                raise ValueError("the file is truncated, or its last block is damaged")
             self._starts, self._group, self._count = _footer(source, at, last)
         except (ValueError, IndexError) as error:
             raise DamagedError(
-                f"the file is not whole: {error}",
+                f"cannot read the footer: {error}",
                 path=source.path,
                 offset=max(at, 0),
                 expected="the footer of an ArrayRecord file",
-                fix="copy it again, or write it again: ArrayRecordWriter.close() ends a file",
+                fix="copy it again, or write it again: ArrayRecordWriter.close() writes the footer",
             ) from error
         self.in_memory = self._starts.nbytes
         self._latest: tuple[int, _Chunk] = -1, (b"", [])
@@ -71,7 +73,7 @@ class Records:
         return self._count
 
     def read(self, source: ByteSource, position: int) -> bytes:
-        """A record; raises ValueError for one that is damaged."""
+        """A record; raises ValueError if it is damaged."""
         number, row = divmod(position, self._group)
         latest, chunk = self._latest
         if latest != number:
@@ -84,53 +86,53 @@ class Records:
         return records[ends[row - 1] if row else 0 : ends[row]]
 
     def spans(self) -> _Numbers:
-        """Where the chunk of each record begins and ends."""
+        """The start and the end of the chunk of each record."""
         chunks = np.arange(self._count) // self._group
         return np.stack([self._starts[chunks], self._starts[chunks + 1]], axis=1)
 
     def offset(self, position: int) -> int:
-        """Where the chunk of a record begins."""
+        """The start of the chunk of a record."""
         return int(self._starts[position // self._group])
 
 
 def _footer(source: ByteSource, at: int, stop: int) -> tuple[_Numbers, int, int]:
-    """Where chunks begin and the last one ends, records of the first, and of all."""
+    """The starts of all chunks and the end of the last, records per chunk, and records in total."""
     records, ends = _chunk(source, at, stop)
     facts: dict[int, int] = {}
     for _, start, end in fields(records, 0, ends[0]):
         facts |= _facts(records, start, end)
     if facts.get(1) != 1:
-        raise ValueError(f"it is of version {facts.get(1)}, not 1")
-    rows = unpacked(records[ends[0] :]).reshape(-1, 6)  # tag and number of three fields
+        raise ValueError(f"it has version {facts.get(1)}, not 1")
+    rows = unpacked(records[ends[0] :]).reshape(-1, 6)  # tag and value of three fields
     if (rows[:, ::2] != (0x08, 0x10, 0x18)).any():
-        raise ValueError("it has other fields")
+        raise ValueError("it has unexpected fields")
     starts, counts = np.append(rows[:, 1], at), rows[:, 5]
     group = int(counts[0]) if len(counts) else 1
     full = counts[:-1] == group
     if not (full.all() and (counts > 0).all() and (counts <= group).all()):
-        raise ValueError("its chunks are not alike")
+        raise ValueError("its chunks have different numbers of records")
     if len(rows) != facts.get(2, 0) or counts.sum() != facts.get(3, 0):
         raise ValueError(f"it has {len(rows):,} chunks, not {facts.get(2, 0):,}")
     if (np.diff(starts) <= 0).any() or starts[0] <= 0:
-        raise ValueError("chunks overlap")
+        raise ValueError("its chunks overlap")
     return starts, group, int(counts.sum())
 
 
 def _chunk(source: ByteSource, at: int, stop: int) -> _Chunk:
-    """The records of the chunk in these bytes of the file."""
+    """The records of the chunk that occupies the bytes from `at` to `stop`."""
     data = _bytes(source, at, stop)
     size, kind, total = _CHUNK.unpack(data[: _CHUNK.size].ljust(_CHUNK.size, b"\0"))
     if size > len(data) - _CHUNK.size:
         raise ValueError(f"a chunk of {size:,} bytes overlaps the next, at {stop:,}")
     if kind & 0xFF == ord("t"):
         raise TransposedError(
-            "the records are transposed, which shardkit does not read",
+            "the records are in transposed encoding, which shardkit does not support",
             path=source.path,
             offset=at,
-            fix="write them again by the library array_record, without transpose:true",
+            fix="write them again with the array_record library, without transpose:true",
         )
     if kind & 0xFF != ord("r"):
-        raise ValueError("it is no chunk of records")
+        raise ValueError("it is not a chunk of records")
     end = _CHUNK.size + size
     length, start = varint(data, _CHUNK.size + 1, end)
     codec, middle = data[_CHUNK.size], start + length
@@ -147,7 +149,7 @@ def _chunk(source: ByteSource, at: int, stop: int) -> _Chunk:
 
 
 def _bytes(source: ByteSource, at: int, stop: int) -> bytes:
-    """The bytes of a range without the headers of the blocks in it."""
+    """The bytes of a range, without the block headers in it."""
     data = source.read(at, stop - at)
     first = -at % BLOCK
     if first >= len(data):
@@ -157,14 +159,14 @@ def _bytes(source: ByteSource, at: int, stop: int) -> bytes:
 
 
 def _facts(data: bytes, at: int, stop: int) -> Iterator[tuple[int, int]]:
-    """The fields of a message that are numbers, by their own numbers."""
+    """The number and the value of each varint field of a message."""
     for tag, start, end in fields(data, at, stop):
         if not tag & 7:
             yield tag >> 3, varint(data, start, end)[0]
 
 
 class _Zstandard(threading.local):
-    """Of each thread one: making it takes as long as the rest of reading 28 kB."""
+    """One decompressor per thread: creating it takes as long as the rest of reading 28 kB."""
 
     def __init__(self) -> None:
         with extra("zstd", "reading Zstandard"):
@@ -186,13 +188,13 @@ def _decompressed(codec: int, every: bytes, start: int, stop: int) -> bytes:
         zstandard = _zstandard()
         try:
             if zstandard.size_of(data) not in (-1, size):
-                raise ValueError("two sizes of its compressed bytes contradict each other")
+                raise ValueError("the two stored sizes of its decompressed bytes differ")
             found: bytes = zstandard.decompress(data, max_output_size=size)
         except zstandard.error as error:
             raise ValueError(str(error)) from error
         return found
     if codec not in _CODECS:
-        raise ValueError(f"{codec} is no compression that is known")
+        raise ValueError(f"{codec} is not a known compression type")
     with extra("arrow", f"reading {_CODECS[codec]}"):
         import pyarrow
     try:

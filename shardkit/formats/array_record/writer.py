@@ -1,6 +1,7 @@
-"""Writes Examples by the library array_record, one to a chunk, as Grain wants them.
+"""Writes Examples with the array_record library, one per chunk, as Grain expects.
 
-They are not compressed: images are already, and bytes do not depend on a version of Zstandard.
+Chunks are not compressed: images are compressed already, and so the bytes do not depend on the
+version of Zstandard.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from shardkit.formats.base import ShardSpec, ShardWriter
 from shardkit.formats.tfrecord.writer import example
 from shardkit.sample import Sample
 
-CHUNK_BYTES = 72  # of a chunk at most beside its record, with its row of the footer
+CHUNK_BYTES = 72  # overhead of a chunk with its footer entry, at most
 _OPTIONS = "uncompressed,group_size:1"
 _ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.ENOENT)
 
@@ -28,11 +29,11 @@ class ArrayRecordWriter(ShardWriter):
         super().__init__(path, spec)
         with extra("array-record", "writing ArrayRecord files"):
             from array_record.python.array_record_module import ArrayRecordWriter as Writer
-        self._size = 0  # of chunks and rows of the footer, at most
+        self._size = 0  # of chunks and footer entries, at most
         with self._explained():
             self._writer = Writer(str(path), _OPTIONS)
             if not self._writer.ok():
-                self._writer.close()  # which raises what opening met
+                self._writer.close()  # raises the error from opening
 
     def write(self, sample: Sample) -> bool:
         data = b"".join(example(sample, self.spec.schema))
@@ -50,7 +51,7 @@ class ArrayRecordWriter(ShardWriter):
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """The library's errors, which are texts, as those of the system."""
+        """Convert the library's errors, which carry only text, to those of the system."""
         try:
             yield
         except RuntimeError as error:
@@ -60,5 +61,5 @@ class ArrayRecordWriter(ShardWriter):
 
 
 def _file_size(size: int) -> int:
-    """Bytes of a file with so many of chunks: whole blocks, and one for the postscript."""
+    """File size for `size` bytes of chunks: whole blocks, and one for the postscript."""
     return (-(-(size + 256) // (BLOCK - 2 * BLOCK_HEADER)) + 1) * BLOCK

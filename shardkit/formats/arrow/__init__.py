@@ -1,10 +1,10 @@
-"""The formats of Arrow columns: `arrow` (IPC files) here, `parquet` and `hf` in their modules.
+"""The formats with Arrow columns: `arrow` (IPC files) here, `parquet` and `hf` in their modules.
 
-columns.py   which column holds which field, in shards of ours and in foreign files
-values.py    from arrays to values
-messages.py  positions of the batches in an IPC file or stream
+columns.py   maps fields to columns, in shards of ours and in foreign files
+values.py    decodes arrays into values
+messages.py  finds the batches in an IPC file or stream
 reader.py    random access to the rows of batches
-writer.py    from values to arrays, and batches into a file
+writer.py    encodes values into arrays, and writes batches to a file
 parquet.py   Parquet files
 hf.py        folders as Hugging Face datasets saves them
 """
@@ -23,13 +23,13 @@ from shardkit.formats.arrow.reader import BatchReader, IpcReader
 from shardkit.formats.arrow.writer import BatchWriter, MakeOutput, ipc_file, join_batches
 from shardkit.formats.base import Format, ShardSpec
 
-# Offsets, validity bits, padding and the batch's header.
+# Estimated bytes for offsets, validity bits, padding and batch headers.
 _FIELD_OVERHEAD = 32
 _SAMPLE_OVERHEAD = 64
 
 
 class ColumnFormat(Format):
-    """A format whose shards hold columns: a reader, and what encodes batches."""
+    """A format whose shards consist of columns, defined by a reader and an encoder of batches."""
 
     reader: Callable[[Path, dict[str, Any] | None], BatchReader]
 
@@ -55,9 +55,9 @@ class Arrow(ColumnFormat):
     name = "arrow"
     abilities = (
         "write: IPC files without compression, all field types, class names for Hugging Face",
-        "read at random: IPC files and streams, value by value; compressed ones decoded",
+        "read at random: IPC files and streams, value by value; compressed ones by batches",
         "read foreign files: all of Arrow's types that a field or JSON can hold",
-        "convert on with nothing decoded: values and JSON text pass through as they are",
+        "convert to other formats without decoding: values and JSON text pass through unchanged",
     )
 
 

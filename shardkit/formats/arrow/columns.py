@@ -1,8 +1,8 @@
-"""Which Arrow column holds which field, and the metadata of shards.
+"""Maps fields to Arrow columns, and handles the metadata of shards.
 
-Images, audio and video are structs of bytes and path, as Hugging Face's features store them, and
-several images are a list of such; an array of plain numbers is a list, nested once per dimension;
-any other array is the bytes of a `.npy` file.
+Images, audio and video are structs of bytes and path, as in Hugging Face's features, and several
+images are a list of these structs. An array of plain numbers is a list, nested once per dimension;
+any other array is stored as the bytes of a `.npy` file.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ _SIMPLE: dict[type, pa.DataType] = {
 }
 _NUMBERS = {f"<{kind}{size}" for kind in "iuf" for size in (2, 4, 8)} | {"|i1", "|u1"}
 if int(pa.__version__.partition(".")[0]) < 15:
-    _NUMBERS.remove("<f2")  # such a pyarrow cannot write them to Parquet
+    _NUMBERS.remove("<f2")  # older versions of pyarrow cannot write float16 to Parquet
 
 
 def arrow_schema(schema: Schema, classes: Mapping[str, Sequence[str]] | None = None) -> pa.Schema:
     """The columns of a shard, with our schema and Hugging Face's features as metadata.
 
-    All are nullable, even those of fields that are not optional: otherwise Hugging Face datasets
-    does not take its features from the metadata.
+    All columns are nullable, even if their field is not optional: otherwise Hugging Face datasets
+    ignores the features in the metadata.
     """
     fields = [pa.field(KEY, pa.string())]
     fields += [pa.field(name, arrow_type(kind)) for name, kind in schema.items()]
@@ -97,7 +97,7 @@ def arrow_type(kind: FieldType) -> pa.DataType:
 
 
 def is_nested(kind: Array) -> bool:
-    """Whether lists of numbers can hold arrays of this type without loss of their shape."""
+    """Whether nested lists of numbers can hold arrays of this type without losing their shape."""
     if kind.dtype not in _NUMBERS or not kind.shape:
         return False
     first, *others = kind.shape
@@ -105,7 +105,7 @@ def is_nested(kind: Array) -> bool:
 
 
 def features(schema: Schema, classes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """The features of Hugging Face datasets for the columns, as it writes them in JSON."""
+    """The columns as features of Hugging Face datasets, in its JSON form."""
     found: dict[str, Any] = {KEY: _value(pa.string())}
     for name, kind in schema.items():
         names = classes.get(name)
@@ -124,13 +124,13 @@ def features(schema: Schema, classes: Mapping[str, Sequence[str]]) -> dict[str, 
 
 
 def _are_labels(type: pa.DataType) -> bool:
-    """Whether a column can be labels for Hugging Face: int64, or lists of it."""
+    """Whether Hugging Face can use a column as labels: int64, or lists of int64."""
     is_list = pa.types.is_list(type)
     return bool(pa.types.is_int64(type.value_type if is_list else type))
 
 
 def _feature(type: pa.DataType) -> dict[str, Any]:
-    """Lists are `Sequence`, which every version of datasets reads: `List` is new in version 4."""
+    """Lists become `Sequence`, which all versions of datasets read: `List` is new in version 4."""
     if pa.types.is_fixed_size_list(type):
         return {"feature": _feature(type.value_type), "length": type.list_size, "_type": "Sequence"}
     if pa.types.is_list(type):
@@ -144,7 +144,7 @@ def _value(type: pa.DataType) -> dict[str, Any]:
 
 
 class _Version(TypedDict):
-    """The part of our metadata that every version has."""
+    """The part of our metadata that is the same in every version."""
 
     version: Any
 
@@ -157,9 +157,9 @@ class _About(_Version):
 
 
 def own_metadata(schema: pa.Schema) -> tuple[Schema, dict[str, list[str]]] | None:
-    """Schema and classes of a shard of ours; None if its columns are not those of our schema.
+    """Schema and classes of a shard of ours; None if its columns do not match our schema.
 
-    Other programs drop or change columns and copy the metadata along.
+    Other programs may drop or change columns, but copy the metadata.
     """
     text = (schema.metadata or {}).get(_OURS)
     if text is None:
@@ -180,7 +180,7 @@ def own_metadata(schema: pa.Schema) -> tuple[Schema, dict[str, list[str]]] | Non
 
 
 def foreign_features(schema: pa.Schema) -> dict[str, dict[str, Any]]:
-    """The feature of each column in Hugging Face's metadata; empty without such metadata."""
+    """The feature of each column in Hugging Face's metadata; empty if there is none."""
     try:
         found = parse((schema.metadata or {})[_HUGGING_FACE])["info"]["features"]
     except (ValueError, KeyError, TypeError):
@@ -195,11 +195,11 @@ def foreign_features(schema: pa.Schema) -> dict[str, dict[str, Any]]:
 _IMAGE_PARTS = {"bytes", "path"}  # as Hugging Face stores images
 
 Arrays: TypeAlias = Mapping[str, pa.Array]
-Scan: TypeAlias = Callable[[Collection[str]], Iterator[Arrays]]  # some columns, batch by batch
+Scan: TypeAlias = Callable[[Collection[str]], Iterator[Arrays]]  # reads columns, batch by batch
 
 
 def check_names(columns: pa.Schema) -> None:
-    """Raises FormatError for columns that cannot be fields of a sample."""
+    """Raise FormatError for columns that cannot be fields of a sample."""
     names = Counter(columns.names)
     for name, count in names.most_common(1):
         if count > 1:
@@ -213,17 +213,17 @@ def _unusable(name: str, what: str, fix: str) -> FormatError:
 
 
 class Known(NamedTuple):
-    """What a file tells about its columns without them being read."""
+    """What is known about the columns of a file without reading them."""
 
-    nulls: dict[str, int]  # how many rows have no value
+    nulls: dict[str, int]  # number of rows without a value
     whole: set[str]  # columns without nulls at any level
 
 
 def layout_of(columns: pa.Schema, rows: int, known: Known, scan: Scan) -> dict[str, Any]:
-    """The layout of a file that comes without one.
+    """The layout of a file, from its columns.
 
     `unusable` has the columns that no field can hold, and `empty` those without a single value,
-    whose type therefore means nothing.
+    whose type is therefore meaningless.
     """
     ours = own_metadata(columns)
     if ours is not None:
@@ -250,7 +250,7 @@ def layout_of(columns: pa.Schema, rows: int, known: Known, scan: Scan) -> dict[s
         "schema": Schema(fields).to_json(),
         "unusable": unusable,
         "classes": {n: [*map(str, v)] for n, v in named.items() if isinstance(v, list) and v},
-        # Of linked images the bytes are null, but those are values all the same.
+        # Images that are only linked have null bytes, but still count as values.
         "empty": [
             name
             for name in fields
@@ -261,7 +261,7 @@ def layout_of(columns: pa.Schema, rows: int, known: Known, scan: Scan) -> dict[s
 
 
 def _names(feature: Mapping[str, Any]) -> Any:
-    """The names of the classes that a feature of Hugging Face numbers, in lists too."""
+    """The class names of a ClassLabel feature of Hugging Face, or of a list of these."""
     inner = feature.get("feature")
     return (inner if isinstance(inner, dict) else feature).get("names")
 
@@ -269,7 +269,7 @@ def _names(feature: Mapping[str, Any]) -> Any:
 def _fields(
     columns: pa.Schema, features: Mapping[str, Mapping[str, Any]]
 ) -> tuple[dict[str, FieldType], dict[str, FormatError]]:
-    """The fields as far as the columns' types tell, and why the other columns cannot be fields."""
+    """The fields according to the types of columns, and why the other columns cannot be fields."""
     fields: dict[str, FieldType] = {}
     unusable: dict[str, FormatError] = {}
     for column in columns:
@@ -279,7 +279,7 @@ def _fields(
         try:
             if name in RESERVED:
                 fix = f"convert without it: {drop_option(name)}, or rename the column"
-                raise _unusable(name, "a column has a name that samples keep", fix)
+                raise _unusable(name, "a column has a reserved name", fix)
             fields[name] = _kind(column, features.get(name, {}))
         except FormatError as error:
             unusable[name] = error
@@ -287,7 +287,7 @@ def _fields(
 
 
 def _kind(column: pa.Field, feature: Mapping[str, Any]) -> FieldType:
-    """The type of the field for a column, as far as the column's type tells."""
+    """The type of the field for a column, according to the type of the column."""
     if getattr(column.type, "extension_name", None) == "arrow.json":
         return Json()
     stored = plain_type(column.type)
@@ -310,12 +310,12 @@ def _kind(column: pa.Field, feature: Mapping[str, Any]) -> FieldType:
     raise _holds_no_field(column)
 
 
-# Hugging Face's features of encoded files.
+# Hugging Face's features for encoded files.
 _ENCODED = {kind.__name__: kind for kind in Encoded.__subclasses__()}
 
 
 def _says_encoded(feature: Mapping[str, Any]) -> bool:
-    """Whether a feature of Hugging Face is that of encoded files, or of lists of images."""
+    """Whether a feature of Hugging Face is for encoded files, or for lists of images."""
     inner = feature.get("feature")
     listed = isinstance(inner, dict) and inner.get("_type") == "Image"
     return listed or feature.get("_type") in _ENCODED
@@ -332,7 +332,7 @@ def _holds_no_field(column: pa.Field) -> FormatError:
 
 
 def _array(column: pa.Field, feature: Mapping[str, Any]) -> Array | None:
-    """The array in tensors or nested lists, of which all lengths but the first must be known."""
+    """The array type for tensors or nested lists; all lengths except the first must be fixed."""
     try:
         tensor = tensor_of(column.type)
     except FormatError as error:
@@ -344,7 +344,7 @@ def _array(column: pa.Field, feature: Mapping[str, Any]) -> Array | None:
         stored = stored.value_type
     if not is_number(stored):
         return None
-    declared = feature.get("shape")  # of Array2D to Array5D, which are nested lists of any length
+    declared = feature.get("shape")  # of Array2D to Array5D, which are variable-length nested lists
     if tensor is not None:
         shape = [*tensor.shape]
     elif isinstance(declared, list) and len(declared) == len(shape):
@@ -361,9 +361,9 @@ def _is_length(value: Any) -> bool:
 def _count_nulls(
     columns: pa.Schema, fields: dict[str, FieldType], known: Known, scan: Scan
 ) -> dict[str, int]:
-    """How many rows of each column are null; makes JSON of lists that have nulls inside.
+    """The number of null rows in each column; changes the type of lists with nulls inside to JSON.
 
-    Only columns of which the file itself does not count the nulls are read.
+    Only reads columns whose nulls are not counted in the file itself.
     """
     counted = {n: 0 if n in known.whole else known.nulls.get(n, 0) for n in fields}
     unsure = fields.keys() - known.whole
@@ -388,7 +388,7 @@ def _nulls(array: pa.Array) -> int:
 def _nulls_inside(array: pa.Array) -> bool:
     """Whether there are nulls inside lists; lists that are null themselves do not count."""
     while is_list(array.type):
-        # `flatten` ends the process if an offset is outside the values.
+        # `flatten` crashes the process if an offset is outside the values.
         array.validate(full=True)
         array = plain(array.flatten())
         if array.null_count:
@@ -397,7 +397,7 @@ def _nulls_inside(array: pa.Array) -> bool:
 
 
 def _first(name: str, kind: FieldType, scan: Scan) -> bytes | None:
-    """The first value of a column of bytes, or of lists of such."""
+    """The first value in a column of bytes or of lists of bytes."""
     for arrays in scan([name]):
         array = plain(arrays[name])
         get = values_of(kind, None, array, 0, len(array)).get

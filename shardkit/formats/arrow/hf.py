@@ -1,4 +1,4 @@
-"""A folder as Hugging Face datasets saves it: Arrow streams, and two files that describe them."""
+"""Folders as saved by Hugging Face datasets: Arrow streams, and two files that describe them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _File(TypedDict):
 
 
 class _State(TypedDict):
-    """state.json of a folder that Hugging Face datasets saved."""
+    """The file state.json of a folder that Hugging Face datasets saved."""
 
     _data_files: list[_File]
 
@@ -36,7 +36,7 @@ class Hf(ColumnFormat):
     abilities = (
         "write: folders for load_from_disk with features Image and ClassLabel, all field types",
         "read at random: folders of save_to_disk and streams, value by value",
-        "convert on with nothing decoded: values and JSON text pass through as they are",
+        "convert to other formats without decoding: values and JSON text pass through unchanged",
     )
 
     def listed(self, folder: Path) -> list[str] | None:
@@ -72,12 +72,12 @@ class Hf(ColumnFormat):
         return [_write(folder / "dataset_info.json", info), _write(folder / "state.json", state)]
 
     def complete_splits(self, folder: Path, splits: Mapping[str, Manifest]) -> list[Path]:
-        """Make a folder whose subfolders are splits one that loads as a DatasetDict."""
+        """Let a folder whose subfolders are splits be loaded as a DatasetDict."""
         return [_write(folder / "dataset_dict.json", {"splits": [*splits]}, indent=None)]
 
 
 def _fingerprint(manifest: Manifest) -> str:
-    """What datasets names its caches after: the same for the same data."""
+    """The fingerprint by which datasets names its caches: the same for the same data."""
     digest = xxhash.xxh3_64()
     for file in manifest.all_files():
         digest.update(f"{file.checksum} ".encode())

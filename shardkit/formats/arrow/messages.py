@@ -1,8 +1,8 @@
-"""Where the record batches of an Arrow file or stream are, read from message headers alone.
+"""Finds the record batches of an Arrow file or stream by reading only the message headers.
 
 pyarrow would load every batch to count its rows. A message is a marker, a length, a flatbuffer and
-a body. In a stream messages follow one another; in a file the footer lists their positions (Polars
-writes dictionaries behind the batches that use them). Layout: the Arrow columnar format,
+a body. In a stream, messages follow one another; in a file, the footer lists their positions
+(Polars writes dictionaries behind the batches that use them). Layout: the Arrow columnar format,
 "Serialization and Interprocess Communication"; File.fbs, Message.fbs, Schema.fbs.
 """
 
@@ -20,15 +20,15 @@ MAGIC = b"ARROW1"
 _FILE_START = 8  # the magic, padded
 _FILE_END = 4 + len(MAGIC)  # length of the footer, and the magic
 _MARKER = b"\xff" * 4
-_SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3  # of the union MessageHeader
-_FREE_ROWS = 1 << 20  # bytes that a batch may lack for its rows: nulls take none
+_SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3  # values of the union MessageHeader
+_FREE_ROWS = 1 << 20  # allowance in bytes when rows are checked, as rows of type null take no bytes
 
 
 class Message(NamedTuple):
     """A record batch or a dictionary: byte positions of its message in the file."""
 
     offset: int
-    body: int  # where its buffers begin
+    body: int  # start of its buffers
     end: int
     kind: int
     rows: int
@@ -38,10 +38,10 @@ class Message(NamedTuple):
 class Messages(NamedTuple):
     """All messages of a file or stream, in order."""
 
-    schema: bytes | None  # the message that begins a stream; None in a file
+    schema: bytes | None  # the first message of a stream; None for a file
     dictionaries: list[Message]
     batches: list[Message]
-    needed: list[int]  # of each batch: it needs the first so many dictionaries
+    needed: list[int]  # for each batch, the number of dictionaries that must be read before it
 
 
 def find_messages(source: ByteSource) -> Messages:
@@ -69,7 +69,7 @@ def _of_stream(source: ByteSource) -> Messages:
         if message is None:
             break
         if (message.kind == _SCHEMA) is bool(schema):
-            raise _damaged("it does not begin with its schema", source, at)
+            raise _damaged("the schema is not the first message, or not the only one", source, at)
         if message.kind == _SCHEMA:
             schema = source.read(at, message.end - at)
         elif message.kind == _DICTIONARY:
@@ -78,7 +78,7 @@ def _of_stream(source: ByteSource) -> Messages:
             batches.append(message)
             needed.append(len(dictionaries))
         else:
-            raise _damaged("a message of a kind that holds no rows", source, at)
+            raise _damaged("a message has an unexpected type", source, at)
         at = message.end
     if not schema:
         raise _damaged("there is no schema", source, 0)
@@ -99,12 +99,12 @@ def _of_file(source: ByteSource) -> Messages:
         for at in positions:
             message = _message(source, at, start) if _FILE_START <= at < start else None
             if message is None or message.kind != kind:
-                raise _damaged("the footer names a byte where no message begins", source, at)
+                raise _damaged("the footer refers to a byte where no message begins", source, at)
             messages.append(message)
     dictionaries, batches = found
     for before, after in pairwise(sorted(dictionaries + batches)):
         if after.offset < before.end:
-            raise _damaged("the footer names messages that overlap", source, after.offset)
+            raise _damaged("the footer refers to overlapping messages", source, after.offset)
     return Messages(None, dictionaries, batches, [len(dictionaries)] * len(batches))
 
 
@@ -122,15 +122,15 @@ def _footer_start(source: ByteSource) -> int:
         )
     size = int.from_bytes(tail[:4], "little", signed=True)
     if not 0 < size <= end - _FILE_START:
-        raise _damaged("the footer has an impossible length", source, end)
+        raise _damaged("the footer has an invalid length", source, end)
     return end - size
 
 
 def _message(source: ByteSource, at: int, end: int) -> Message | None:
-    """The message at byte `at`, which ends before `end`; None for the end-of-stream marker."""
+    """The message at byte `at`, which must end by `end`; None for the end-of-stream marker."""
     front = source.read(at, min(8, end - at))
     try:
-        marked = front[:4] == _MARKER  # before Arrow 0.15 there was no marker
+        marked = front[:4] == _MARKER  # there is no marker before Arrow 0.15
         (size,) = struct.unpack("<I", front[4:] if marked else front[:4])
         body = at + (8 if marked else 4) + size
         if size == 0:
@@ -146,7 +146,7 @@ def _message(source: ByteSource, at: int, end: int) -> Message | None:
 
 
 def _header(message: _Table) -> tuple[int, int, bool, int]:
-    """Kind of a message, its rows, whether its buffers are compressed, bytes of its body."""
+    """Kind of a message, number of rows, whether buffers are compressed, bytes of the body."""
     kind, body = message.number("<B", 1), message.number("<q", 3)
     rows, compressed = 0, False
     if kind == _SCHEMA:
@@ -156,7 +156,7 @@ def _header(message: _Table) -> tuple[int, int, bool, int]:
         rows, compressed = batch.number("<q", 0), batch.position(3) > 0
     if body < 0 or rows < 0:
         raise ValueError("a negative length")
-    if rows > 8 * (body * (EXPANSION if compressed else 1) + _FREE_ROWS):  # at least a bit each
+    if rows > 8 * (body * (EXPANSION if compressed else 1) + _FREE_ROWS):  # at least a bit per row
         raise ValueError(f"{rows:,} rows in {body:,} bytes")
     return kind, rows, compressed, body
 
@@ -167,16 +167,16 @@ def _check_byte_order(schema: _Table) -> None:
 
 
 def null_counts(message: memoryview) -> list[int]:
-    """The nulls in each array of a batch: columns in order, each before its children.
+    """The number of nulls in each array of a batch: columns in order, each before its children.
 
-    `message` may lack its body. Raises ValueError or struct.error for a damaged header.
+    `message` need not include its body. Raises ValueError or struct.error for a damaged header.
     """
     header, _ = _parts(message)
     return [nulls for _, nulls in header.table(2).records(1, "<qq")]
 
 
 def decompressed_size(message: memoryview) -> int:
-    """Bytes that the buffers of a batch or a dictionary claim to have once decompressed.
+    """Bytes of the buffers of a batch or a dictionary after decompression, as stated in them.
 
     Raises ValueError or struct.error for a damaged header.
     """
@@ -187,7 +187,7 @@ def decompressed_size(message: memoryview) -> int:
     if not batch.position(3):
         return 0
     starts = [start for start, size in batch.records(2, "<qq") if size >= 8]
-    # Each buffer begins with its length, or with -1 where it is not compressed.
+    # Each buffer begins with its decompressed length, or with -1 if it is not compressed.
     return sum(max(_number(body, "<q", start), 0) for start in starts)
 
 
@@ -202,7 +202,7 @@ class _Table(NamedTuple):
     """A table of a flatbuffer.
 
     It begins with the distance back to its vtable, which has the offset of each field in the table:
-    0 for a field that is left out, and so has its default.
+    0 for a field that is omitted and therefore has its default value.
     """
 
     data: bytes
@@ -213,7 +213,7 @@ class _Table(NamedTuple):
         return cls(data, _number(data, "<I", 0))
 
     def position(self, field: int) -> int:
-        """The byte at which a field begins; 0, where no field can be, if it is left out."""
+        """The byte at which a field begins; 0, which is not a valid position, if it is omitted."""
         vtable = self.at - _number(self.data, "<i", self.at)
         at = vtable + 4 + 2 * field
         if at + 2 > vtable + _number(self.data, "<H", vtable):
@@ -226,33 +226,33 @@ class _Table(NamedTuple):
         return _number(self.data, code, at) if at else 0
 
     def table(self, field: int) -> _Table:
-        """The table that a field refers to; raises ValueError where it is left out."""
+        """The table that a field refers to; raises ValueError if the field is omitted."""
         at = self.position(field)
         if not at:
-            raise ValueError(f"it lacks field {field}")
+            raise ValueError(f"field {field} is missing")
         return _Table(self.data, at + _number(self.data, "<I", at))
 
     def records(self, field: int, code: str) -> list[tuple[Any, ...]]:
-        """The structs in a vector, which may be left out."""
+        """The structs in a vector; empty if the field is omitted."""
         if not self.position(field):
             return []
         at = self.table(field).at
         stop = at + 4 + _number(self.data, "<I", at) * struct.calcsize(code)
         if stop > len(self.data):
-            raise ValueError(f"a list that is longer than its {len(self.data)} bytes")
+            raise ValueError(f"a list is longer than the {len(self.data)} bytes of the header")
         return list(struct.iter_unpack(code, self.data[at + 4 : stop]))
 
 
 def _number(data: bytes | memoryview, code: str, at: int) -> int:
     if at < 0:
-        raise ValueError("an offset leads out of it")
+        raise ValueError("an offset is out of range")
     (value,) = struct.unpack_from(code, data, at)
     return int(value)
 
 
 def _truncated(source: ByteSource, at: int, needed: int, end: int) -> DamagedError:
     return DamagedError(
-        "the Arrow data are truncated inside a message",
+        "the Arrow data is truncated inside a message",
         path=source.path,
         offset=at,
         expected=f"{needed - at:,} bytes from here",
@@ -263,7 +263,7 @@ def _truncated(source: ByteSource, at: int, needed: int, end: int) -> DamagedErr
 
 def _damaged(what: str, source: ByteSource, at: int) -> DamagedError:
     return DamagedError(
-        f"not an Arrow file or stream, or a damaged one: {what}",
+        f"this is a damaged Arrow file or stream, or not one at all: {what}",
         path=source.path,
         offset=at,
         fix="copy the file again, or write it again where it was made",

@@ -1,4 +1,4 @@
-"""Parquet files of the same columns, of which a row group is read and in memory at a time."""
+"""Parquet files with the same columns, which are read and kept in memory by row groups."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from shardkit.formats.arrow.reader import BatchReader, Cursor
 from shardkit.formats.arrow.values import is_list
 from shardkit.storage import FREE_EXPANSION, check_expansion
 
-# Older ones write missing lists of a fixed size, but cannot read them.
+# Older versions write fixed-size lists that are null, but cannot read them.
 READS_GAPS = int(pa.__version__.partition(".")[0]) >= 26
 _GAP = re.compile(r"Expected all lists to be of size=\d+ but index \d+ had size=0")
 
 
 def _if_known(function: Any, **options: Any) -> dict[str, Any]:
-    """Those options that the installed pyarrow has."""
+    """The options that the installed version of pyarrow supports."""
     known = inspect.signature(function).parameters
     return {name: value for name, value in options.items() if name in known}
 
@@ -38,7 +38,7 @@ _CHECK_CHECKSUMS = _if_known(pq.ParquetFile.__init__, page_checksum_verification
 
 
 class ParquetOutput:
-    """Images and bytes uncompressed, the rest in zstd; a row group for each batch."""
+    """Writes images and bytes uncompressed, the rest with zstd; a row group per batch."""
 
     def __init__(self, sink: Any, schema: pa.Schema) -> None:
         numbers = [f.name for f in schema if pa.types.is_primitive(f.type)]
@@ -47,7 +47,7 @@ class ParquetOutput:
             schema,
             compression={path: codec for f in schema for path, codec in _codecs(f)},
             use_dictionary=False,
-            write_statistics=numbers,  # of others they repeat whole values
+            write_statistics=numbers,  # for other types, statistics contain whole values
             **_WRITE_CHECKSUMS,
         )
 
@@ -60,7 +60,7 @@ class ParquetOutput:
 
 
 def _codecs(field: pa.Field) -> list[tuple[str, str]]:
-    """The codec of each leaf of a column, by the leaf's path."""
+    """The path and the codec of each leaf of a column."""
     if field.type in (IMAGE, pa.list_(IMAGE)):
         path = field.name if field.type == IMAGE else f"{field.name}.list.element"
         return [(f"{path}.bytes", "none"), (f"{path}.path", "none")]
@@ -73,12 +73,12 @@ def _codecs(field: pa.Field) -> list[tuple[str, str]]:
 
 
 def _list_bytes(value: npt.NDArray[Any]) -> int:
-    """At most: small numbers take four bytes, and a byte says how lists nest."""
+    """An upper bound: a number takes at least four bytes, and its nesting level one byte."""
     return int(value.size) * (max(value.itemsize, 4) + 1)
 
 
 class ParquetReader(BatchReader):
-    """A Parquet file, which each thread opens for itself: pyarrow's reader has a state."""
+    """A Parquet file. Each thread opens its own reader, as that of pyarrow is not thread-safe."""
 
     def _open(self) -> tuple[pa.Schema, list[int]]:
         self._local = threading.local()
@@ -86,7 +86,7 @@ class ParquetReader(BatchReader):
         return self._file().schema_arrow, [group.rows for group in self._groups]
 
     def _file(self) -> pq.ParquetFile:
-        """This thread's own."""
+        """The reader of this thread."""
         source = self._opened
         file: pq.ParquetFile | None = getattr(self._local, "file", None)
         if file is None:
@@ -101,18 +101,18 @@ class ParquetReader(BatchReader):
             if READS_GAPS or not _GAP.search(str(error)):
                 raise
             raise FormatError(
-                f"pyarrow {pa.__version__} cannot read missing lists of a fixed size from Parquet",
+                f"pyarrow {pa.__version__} cannot read missing lists of fixed size from Parquet",
                 expected="pyarrow 26 or newer",
                 fix="pip install 'pyarrow>=26', which needs Python 3.11 or newer",
             ) from error
         expected = self._groups[number].rows
         if len(table) != expected:
-            raise ValueError(f"{len(table)} rows where {expected} are announced")
+            raise ValueError(f"found {len(table)} rows, not {expected} as in the footer")
         table.validate()
         return {name: _one(table.column(name)) for name in names}
 
     def _read(self, number: int, names: list[str]) -> pa.Table:
-        """Columns of a row group: in parts if all rows may refer to one long value."""
+        """Columns of a row group: read in parts if many rows may refer to one long value."""
         file, group = self._file(), self._groups[number]
         longest = max((_dictionary_size(self._opened, at) for at in group.pages), default=0)
         if longest * group.rows <= FREE_EXPANSION:
@@ -130,14 +130,14 @@ class ParquetReader(BatchReader):
         return [*pairwise([*starts, self._opened.size])]
 
     def _known_nulls(self) -> Known:
-        """From the statistics of columns that do not nest, where the writer made them.
+        """From the statistics of columns that are not nested, if the writer stored them.
 
-        Of lists writers count different things: nulls, or empty lists as well.
+        For lists, they are ambiguous: some writers also count empty lists as nulls.
         """
         found: dict[str, int | None] = {}
         for group in self._groups:
             for path, nulls in group.nulls.items():
-                name = path.removesuffix(".bytes")  # of an image: its path does not matter
+                name = path.removesuffix(".bytes")  # an image is null if its bytes are
                 known = found.get(name, 0)
                 found[name] = None if known is None or nulls is None else known + nulls
         return Known({n: nulls for n, nulls in found.items() if nulls is not None}, set())
@@ -148,7 +148,7 @@ class ParquetReader(BatchReader):
 
 
 def _one(column: pa.ChunkedArray) -> pa.Array:
-    """A column of a row group in one array."""
+    """A column of a row group as a single array."""
     if column.num_chunks == 1:
         return column.chunk(0)
     found = column.combine_chunks()
@@ -159,29 +159,29 @@ def _one(column: pa.ChunkedArray) -> pa.Array:
 
 # --- the footer ----------------------------------------------------------------------------------
 
-# pyarrow reads it too, but aborts the process where it is damaged so that its statistics contradict
-# each other. Layout: parquet.thrift; Thrift's compact protocol. Numbers below are those of fields.
+# pyarrow also parses the footer, but aborts the process if its statistics are inconsistent.
+# Layout: parquet.thrift; Thrift's compact protocol. The numbers below are field numbers.
 
 _MAGIC = b"PAR1"
-_TAIL = 8  # the footer's length, and the magic
-_PAGE_HEADER = 64  # bytes of a page's header in which its type and size are
+_TAIL = 8  # length of the footer, and the magic
+_PAGE_HEADER = 64  # first bytes of a page's header, which contain its type and size
 _DICTIONARY_PAGE = 2
 
 
 class RowGroup(NamedTuple):
     rows: int
-    nulls: dict[str, int | None]  # of each leaf column, by its path; None if they are not counted
-    pages: list[int]  # where the first page of each column begins: its dictionary, if it has one
+    nulls: dict[str, int | None]  # by path of the leaf column; None if they are not counted
+    pages: list[int]  # offset of the first page of each column: its dictionary page, if it has one
 
 
 def _row_groups(source: ByteSource) -> list[RowGroup]:
-    """The row groups in the footer; raises ValueError or IndexError for a damaged one."""
+    """The row groups in the footer; raises ValueError or IndexError if it is damaged."""
     size = source.size
     first, last = source.read(0, min(4, size)), source.read(max(size - _TAIL, 0), min(_TAIL, size))
     if first != _MAGIC or last[-4:] != _MAGIC or size < 4 + _TAIL:
         cut = first == _MAGIC
         raise DamagedError(
-            "the Parquet file is truncated" if cut else "this is no Parquet file",
+            "the Parquet file is truncated" if cut else "this is not a Parquet file",
             path=source.path,
             offset=size if cut else 0,
             expected=f"{_MAGIC.decode()!r} as the first and the last bytes",
@@ -193,7 +193,7 @@ def _row_groups(source: ByteSource) -> list[RowGroup]:
         raise ValueError(f"a footer of {length} bytes in a file of {size}")
     footer = dict(_Compact(source.read(size - _TAIL - length, length)).fields())
     if 4 not in footer:
-        raise ValueError("a footer without row groups")
+        raise ValueError("the footer has no row groups")
     return [_row_group(group) for group in footer[4]]
 
 
@@ -210,9 +210,9 @@ def _row_group(group: dict[int, Any]) -> RowGroup:
 
 
 def _dictionary_size(source: ByteSource, page: int) -> int:
-    """Bytes of the dictionary of a column once decompressed; 0 for a column without one.
+    """Bytes of a column's dictionary after decompression; 0 for a column without a dictionary.
 
-    If the page does not tell, FREE_EXPANSION: rows are then read one at a time.
+    FREE_EXPANSION if the size cannot be determined: rows are then read one at a time.
     """
     at = min(max(page, 0), source.size)
     header = _Compact(source.read(at, min(_PAGE_HEADER, source.size - at)))
@@ -226,21 +226,21 @@ def _dictionary_size(source: ByteSource, page: int) -> int:
 
 
 class _Compact:
-    """Values in Thrift's compact protocol, one after the other."""
+    """Decodes consecutive values in Thrift's compact protocol."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0
 
     def fields(self) -> Iterator[tuple[int, Any]]:
-        """Number and value of each field of a struct; a struct in it is a dict of its fields."""
+        """Number and value of each field of a struct; a nested struct is a dict of its fields."""
         field = 0
         while head := self._byte():
             field = field + (head >> 4) if head >> 4 else self._number()
             yield field, self._value(head & 15)
 
     def _value(self, kind: int) -> Any:
-        if kind in (1, 2):  # true and false, which have no bytes
+        if kind in (1, 2):  # true and false, which take no bytes
             return kind == 1
         if kind in (4, 5, 6):
             return self._number()
@@ -249,16 +249,16 @@ class _Compact:
         if kind in (9, 10):
             head = self._byte()
             count = head >> 4 if head >> 4 < 15 else self._varint()
-            if count > len(self._data):  # each takes a byte at least
+            if count > len(self._data):  # each element takes at least a byte
                 raise ValueError(f"a list of {count} elements in {len(self._data)} bytes")
-            inner = 3 if head & 15 in (1, 2) else head & 15  # in lists, true and false are bytes
+            inner = 3 if head & 15 in (1, 2) else head & 15  # in lists, booleans take a byte
             return [self._value(inner) for _ in range(count)]
         if kind not in (3, 7, 8):  # parquet.thrift has no maps
-            raise ValueError(f"a value of the unknown type {kind}")
+            raise ValueError(f"a value has the unknown type {kind}")
         size = self._varint() if kind == 8 else {3: 1, 7: 8}[kind]
         self._at += size
         if self._at > len(self._data):
-            raise ValueError("a value that is longer than the footer")
+            raise ValueError("a value is longer than the footer")
         return self._data[self._at - size : self._at]
 
     def _number(self) -> int:
@@ -278,17 +278,17 @@ class _Compact:
             if byte < 128:
                 return value
             shift += 7
-        raise ValueError("a number without an end")
+        raise ValueError("a number is too long")
 
 
 class Parquet(ColumnFormat):
     name = "parquet"
     grouped = True
     abilities = (
-        "write: images and bytes as they are, the rest in zstd; page checksums; all field types",
-        "read at random: by row groups, of which the last ones are in memory",
+        "write: images and bytes uncompressed, the rest in zstd; page checksums; all field types",
+        "read at random: by row groups, with the latest ones kept in memory",
         "read foreign files: all types that a field or JSON can hold",
-        "convert on with nothing decoded: values and JSON text pass through as they are",
+        "convert to other formats without decoding: values and JSON text pass through unchanged",
     )
 
 

@@ -1,8 +1,8 @@
 """Random access to shards of columns: IPC files and streams here, Parquet files in `parquet.py`.
 
-Of an uncompressed batch, single values are read; offsets and small values are read for a page of
-rows at a time and stay in memory, within a limit. A batch that must be decoded (it is compressed,
-or has dictionaries) is read whole, and the latest ones stay in memory.
+From an uncompressed batch, single values are read; offsets and small values are read for a page of
+rows at a time and kept in memory, up to a limit. A batch that must be decoded (because it is
+compressed or has dictionaries) is read as a whole, and the latest ones are kept in memory.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ from shardkit.sample import JsonText, Sample, key_of
 from shardkit.schema import Array, Json, Text
 from shardkit.storage import check_expansion
 
-_IN_MEMORY = 32 << 20  # bytes of offsets and small values of an open shard
-_ALL_IN_MEMORY = 256 << 20  # the same of all open shards of the process
-_BATCH = 4096  # bytes of a batch in memory, beside its pages
+_IN_MEMORY = 32 << 20  # limit for offsets and small values of an open shard, in bytes
+_ALL_IN_MEMORY = 256 << 20  # limit for all open shards of the process
+_BATCH = 4096  # bytes of memory for a batch, without its pages
 _DECODED = 64 << 20  # bytes of decoded batches, per thread
 _OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
-_SCAN = 16 << 20  # bytes of a column that are scanned at a time
+_SCAN = 16 << 20  # bytes of a column to scan at a time
 
 Load = Callable[[Collection[str]], Arrays]
 
 
 class Batch:
-    """One batch of rows: the arrays and pages of columns that were read."""
+    """One batch of rows: its arrays, and the pages of columns that have been read."""
 
     def __init__(self, load: Load, buffers: Buffers = MEMORY) -> None:
         self._load = load
         self.buffers = buffers
         self.pages: defaultdict[int, dict[str, Column]] = defaultdict(dict)
-        # Columns that cannot be read, and why: each row of a damaged batch is asked for.
+        # Columns that cannot be read, with the error, so that it is not determined for each row.
         self.failed: dict[tuple[str, ...], ShardkitError] = {}
         self.size = 0  # bytes of its arrays in memory
         self._arrays: dict[str, pa.Array] = {}
@@ -82,15 +82,15 @@ class Batch:
 
 
 class BatchReader(ShardReader):
-    """One shard of a format of columns."""
+    """One shard of a column format."""
 
-    _total = 0  # `in_memory` of all readers
-    _starts: list[int]  # the position of each batch's first row, and the end
+    _total = 0  # sum of `in_memory` of all readers
+    _starts: list[int]  # the position of the first row of each batch, and the end
 
     def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
         self.path = path
-        self._token = object()  # its name in `DECODED`
-        self._batches: dict[int, Batch] = {}  # those that are not decoded
+        self._token = object()  # identifies the reader in `DECODED`
+        self._batches: dict[int, Batch] = {}  # batches whose values are read from the file
         self._source: ByteSource | None = None
         with self._damage("the shard is damaged"):
             self._source = self._bytes_of(path)
@@ -121,7 +121,7 @@ class BatchReader(ShardReader):
 
     @abstractmethod
     def _load(self, number: int, names: Collection[str]) -> Arrays:
-        """These columns of a batch, or all, in memory."""
+        """Load a batch into memory: at least these columns."""
 
     def _located(self, number: int) -> Batch | None:
         """A batch whose values are read from the file; None if it must be decoded."""
@@ -129,16 +129,16 @@ class BatchReader(ShardReader):
 
     @abstractmethod
     def _extents(self) -> list[tuple[int, int]]:
-        """Where each batch begins and ends in the file."""
+        """The start and end of each batch in the file."""
 
     def spans(self) -> npt.NDArray[np.int64] | None:
-        """Those of the batches that samples are in."""
+        """The byte ranges of the batches that contain the samples."""
         extents = np.array(self._extents(), np.int64).reshape(-1, 2)
         return np.repeat(extents, np.diff(self._starts), axis=0)
 
     @abstractmethod
     def _known_nulls(self) -> Known:
-        """The nulls of those columns of which the file counts them."""
+        """The nulls in columns for which the file contains their number."""
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -161,7 +161,7 @@ class BatchReader(ShardReader):
                     value = json.loads(value)
                 sample[name] = value
             elif name == KEY or not self.schema[name].optional:
-                raise ValueError("it is null, which its column cannot be")
+                raise ValueError("it is null, but the field is not optional")
         return sample
 
     def _batch(self, number: int) -> Batch:
@@ -172,13 +172,13 @@ class BatchReader(ShardReader):
                 self._batches[number] = batch
                 self._note(_BATCH)
             else:
-                reader = weakref.proxy(self)  # so that closing the file does not wait for the batch
+                reader = weakref.proxy(self)  # so that the batch does not keep the file open
                 batch = Batch(lambda names: reader._load(number, names))
                 DECODED.add((self._token, number), batch)
         return batch
 
     def _note(self, size: int) -> None:
-        """Count bytes in memory; forget those of this shard if they are too many."""
+        """Count bytes in memory; free the memory of this shard if a limit is exceeded."""
         self.in_memory += size
         BatchReader._total += size
         if self.in_memory > _IN_MEMORY or BatchReader._total > _ALL_IN_MEMORY:
@@ -192,7 +192,7 @@ class BatchReader(ShardReader):
         self._forget()
 
     def _page(self, number: int, row: int, names: Collection[str]) -> dict[str, Column]:
-        """The columns of the page that has a row of a batch; those of these names at least."""
+        """The columns of the page that contains a row of a batch: at least these columns."""
         batch = self._batches.get(number) or self._batch(number)
         page = batch.pages[row // PAGE]
         if all(map(page.__contains__, names)):
@@ -213,7 +213,7 @@ class BatchReader(ShardReader):
         except ShardkitError as error:
             if not isinstance(error, StorageError):
                 cause = error.__cause__
-                if cause is not None:  # frames of tracebacks would keep the shard open
+                if cause is not None:  # the frames of its traceback would keep the shard open
                     cause.with_traceback(None).__context__ = None
                 batch.failed[missing] = error.located()
             raise
@@ -224,7 +224,7 @@ class BatchReader(ShardReader):
         return self._starts[number + 1] - self._starts[number]
 
     def _find(self, name: str, positions: npt.NDArray[np.int64]) -> Iterator[tuple[Column, int]]:
-        """The column in the page of each sample, and the row of that page."""
+        """The column in the page of each sample, and the sample's row in that page."""
         starts, low, high = self._starts, 0, 0
         for position in positions.tolist():
             if not low <= position < high:
@@ -240,7 +240,7 @@ class BatchReader(ShardReader):
             keys = [found.get(row) for found, row in self._find(KEY, positions)]
             if None not in keys and not self.closed:
                 return keys
-        return super().read_keys(positions)  # one by one, so that errors name the damaged sample
+        return super().read_keys(positions)  # reads one by one, so that errors name the bad sample
 
     def read_values(self, field: str, positions: npt.NDArray[np.int64]) -> list[Any]:
         kind = self.schema[field]
@@ -260,13 +260,13 @@ class BatchReader(ShardReader):
         self._source = None
 
     def whole_batches(self) -> Iterator[pa.RecordBatch]:
-        """All batches, in memory."""
+        """Load all batches into memory, one by one."""
         for number in range(len(self._starts) - 1):
             arrays = self._load(number, self._columns.names)
             yield pa.record_batch([arrays[name] for name in self._columns.names], self._columns)
 
     def _scan(self, names: Collection[str]) -> Iterator[Arrays]:
-        """Some columns in memory, up to a batch at a time."""
+        """Load some columns into memory, at most a batch at a time."""
         for number in range(len(self._starts) - 1):
             with self._damage("a batch is damaged", number):
                 batch, rows = self._batch(number), self._rows(number)
@@ -281,7 +281,7 @@ class BatchReader(ShardReader):
                     yield {n: fetch(a, first, stop, batch.buffers) for n, a in arrays.items()}
 
     def _check_columns(self) -> None:
-        """Raises FormatError unless the columns can hold the fields of the schema."""
+        """Raise FormatError unless the columns can hold the fields of the schema."""
         columns = {column.name: column.type for column in self._columns}
         for name, kind in self.schema.items():
             if name not in columns:
@@ -293,20 +293,20 @@ class BatchReader(ShardReader):
                 )
             if not fits(kind, columns[name]):
                 raise FormatError(
-                    "a column is not of the type that its field has",
+                    "the type of a column does not match the type of its field",
                     field=name,
                     expected=f"a column that can hold {kind}",
                     found=str(columns[name]),
-                    fix="convert the shards of each kind by themselves",
+                    fix="convert shards with different types separately",
                 )
 
     def _where(self, number: int) -> int | None:
-        """The byte at which a batch begins, if it is known."""
+        """The byte at which a batch begins; None if it is unknown."""
         return None
 
     @contextlib.contextmanager
     def _damage(self, what: str, number: int | None = None) -> Iterator[None]:
-        """Turn what pyarrow raises into a DamagedError that names the file and the batch."""
+        """Convert exceptions of pyarrow to a DamagedError that names the file and the batch."""
         try:
             yield
         except ShardkitError as error:
@@ -326,7 +326,7 @@ class BatchReader(ShardReader):
 
 
 class Decoded(threading.local):
-    """The latest decoded batches of all readers, within a limit, per thread."""
+    """A cache of the latest decoded batches of all readers, per thread and with a size limit."""
 
     def __init__(self) -> None:
         self._batches: OrderedDict[tuple[object, int], Batch] = OrderedDict()
@@ -352,7 +352,7 @@ DECODED = Decoded()
 
 
 class Cursor:
-    """A source as pyarrow reads it, with a position."""
+    """A file object for pyarrow that reads a source from a current position."""
 
     closed = False
 
@@ -374,7 +374,7 @@ class Cursor:
         return self._at
 
     def close(self) -> None:
-        """Does nothing: the source may have other readers."""
+        """Do nothing, as the source may have other readers."""
 
 
 # --- IPC files and streams -----------------------------------------------------------------------
@@ -408,7 +408,7 @@ class IpcReader(BatchReader):
         return dict(zip(self._columns.names, batch.columns, strict=True))
 
     def _decode(self, number: int) -> pa.RecordBatch:
-        """A whole batch."""
+        """Read and decode a whole batch."""
         batch, needed = self._messages.batches[number], self._messages.needed[number]
         messages = []
         for message in (*self._messages.dictionaries[:needed], batch):
@@ -423,7 +423,7 @@ class IpcReader(BatchReader):
             with pa.ipc.open_stream(stream, options=_OPTIONS) as reader:
                 found = reader.read_next_batch()
         if found.num_rows != batch.rows:
-            raise ValueError(f"{found.num_rows} rows where {batch.rows} are announced")
+            raise ValueError(f"found {found.num_rows} rows, not {batch.rows} as in the header")
         found.validate()
         return found
 
@@ -484,7 +484,7 @@ class IpcReader(BatchReader):
 
 
 def _begin(found: Column, row: int, length: int) -> int:
-    """The byte of the file at which the array of a row begins, which is `length` bytes."""
+    """The byte of the file at which the array of a row begins; it must have `length` bytes."""
     offsets, width, _, end, at, present = found.ranges  # type: ignore[misc]
     start, stop = offsets[row] * width, offsets[row + 1] * width
     null = present is not None and not present[row]
@@ -505,32 +505,32 @@ def _size(value: Any) -> int:
 
 
 def _nulls(stored: pa.DataType, counts: Iterator[int]) -> tuple[float, float]:
-    """How many rows of a column have no value, and how many nulls it has at any level.
+    """The number of rows of a column without a value, and the number of its nulls at all levels.
 
-    `counts` has the nulls of the column's array, then of those inside it. NaN if these do not tell:
-    a dictionary may contain a null.
+    `counts` yields the nulls of the column's array, then those of its children. NaN if the counts
+    are not sufficient, as a dictionary may contain a null.
     """
     if isinstance(stored, pa.BaseExtensionType):
         return _nulls(stored.storage_type, counts)
     count = next(counts, None)
     if count is None:
-        raise ValueError("a batch has fewer arrays than its columns take")
+        raise ValueError("a batch has fewer arrays than its columns need")
     fields = [stored.field(n) for n in range(stored.num_fields)]
     inside = [_nulls(field.type, counts) for field in fields]
     if pa.types.is_dictionary(stored) or pa.types.is_null(stored) or count < 0:
         return math.nan, math.nan
     rows: float = count
-    if pa.types.is_struct(stored):  # an image is null where its bytes are
+    if pa.types.is_struct(stored):  # an image is null if its bytes are
         rows = rows or sum(n for f, (n, _) in zip(fields, inside, strict=True) if f.name == "bytes")
     return rows, count + sum(every for _, every in inside)
 
 
-# pyarrow tells where buffers are in the file: it is given a batch's header, and for the body zeros,
-# which it does not look at. A buffer's address among the zeros is its offset in the body.
+# pyarrow is used to locate buffers in the file: it gets the header of a batch, and zeros as its
+# body, which it does not read. The address of a buffer within the zeros is its offset in the body.
 
 
 class _FileBuffers(Buffers):
-    """Buffers of zeros, whose bytes are in a file."""
+    """Buffers that pyarrow sees as zeros, and whose bytes are read from a file."""
 
     in_file = True
 
@@ -547,7 +547,7 @@ class _FileBuffers(Buffers):
 
         def cut(start: int, stop: int) -> bytes:
             if not 0 <= start <= stop <= end:
-                raise ValueError(f"bytes {start} to {stop} of {end}")
+                raise ValueError(f"bytes {start} to {stop} are outside of a buffer of {end}")
             return read(base + start, stop - start)
 
         return cut
@@ -557,7 +557,7 @@ class _FileBuffers(Buffers):
 
 
 class _Header:
-    """A message as pyarrow reads a file: its header, then zeros for its body."""
+    """A file object for pyarrow with a message: its header, then zeros as its body."""
 
     closed = False
 
@@ -575,13 +575,13 @@ class _Header:
 def _located(
     file: ByteSource, message: Message, columns: pa.Schema
 ) -> tuple[pa.RecordBatch, Buffers]:
-    """A batch of buffers of zeros, and how their bytes are read from the file."""
+    """A batch whose buffers are zeros, and the object that reads their bytes from the file."""
     zeros = _zeros(message.end - message.body)
     front = memoryview(file.read(message.offset, message.body - message.offset))
     source = pa.PythonFile(_Header(front, zeros), mode="r")
     batch = pa.ipc.read_record_batch(pa.ipc.read_message(source), columns)
     if batch.num_rows != message.rows:
-        raise ValueError(f"{batch.num_rows} rows where {message.rows} are announced")
+        raise ValueError(f"found {batch.num_rows} rows, not {message.rows} as in the header")
     batch.validate()
     return batch, _FileBuffers(file, message.body, zeros)
 
@@ -590,7 +590,7 @@ _latest_zeros = memoryview(b"")
 
 
 def _zeros(size: int) -> memoryview:
-    """At least so many zeros, which take no memory as they are never written to."""
+    """At least `size` zeros, which take no memory because they are never written to."""
     global _latest_zeros  # noqa: PLW0603 - all batches share them
     zeros = _latest_zeros
     if len(zeros) < size:

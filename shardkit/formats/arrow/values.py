@@ -1,8 +1,9 @@
-"""Which column types hold which fields, and the values of a page of rows.
+"""Checks which column types can hold which fields, and decodes the values of a page of rows.
 
-A value that is one range of bytes (bytes, text, images, lists of numbers) is read from the column's
-buffer, in memory or in the file. For all others pyarrow makes an array of the rows, and Python
-values of that. Offsets and lengths are checked before they are used, as files may be damaged.
+A value that is a single byte range (bytes, text, images, lists of numbers) is read from the buffer
+of the column, in memory or in the file. For all other values, pyarrow makes an array of the rows
+and converts it to Python values. Offsets and lengths are checked before use, as files may be
+damaged.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from shardkit.storage import check_expansion
 
 PAGE = 1024  # rows whose offsets and small values are read at once
 _SMALL = 64  # bytes per row up to which the values of a page are read at once
-_FEW = 1024  # bytes that are read at once, however few rows there are
+_FEW = 1024  # bytes that may be added to this limit, for pages with few rows
 _LARGEST_INT = 2**63 - 1
 
-Getter: TypeAlias = Callable[[int], Any]  # from a row of a page to its value; None for a null
-Cut: TypeAlias = "Callable[[int, int], bytes | memoryview]"  # bytes from a start to before an end
+Getter: TypeAlias = Callable[[int], Any]  # maps a row of a page to its value; None for a null
+Cut: TypeAlias = "Callable[[int, int], bytes | memoryview]"  # returns the bytes [start, stop)
 
 
 # --- types ---------------------------------------------------------------------------------------
 
 
 def plain_type(stored: pa.DataType) -> pa.DataType:
-    """The storage type of an extension type, the value type of a dictionary."""
+    """The type without extension types and dictionaries: their storage and value types."""
     while isinstance(stored, pa.BaseExtensionType | pa.DictionaryType):
         dictionary = isinstance(stored, pa.DictionaryType)
         stored = stored.value_type if dictionary else stored.storage_type
@@ -53,7 +54,7 @@ def is_number(stored: pa.DataType) -> bool:
     return bool(pa.types.is_integer(stored) or pa.types.is_floating(stored))
 
 
-# By name, as an old pyarrow has no views.
+# These types are checked by name, as old versions of pyarrow do not have view types.
 
 
 def is_text(stored: pa.DataType) -> bool:
@@ -73,7 +74,7 @@ def _children(stored: pa.DataType) -> list[pa.Field]:
 
 
 def _holds_images(stored: pa.DataType) -> bool:
-    """Bytes, or as Hugging Face stores images a struct of bytes and path."""
+    """Whether a type is bytes, or a struct of bytes and path, as in Hugging Face's images."""
     if not pa.types.is_struct(stored):
         return _is_bytes(stored)
     found = [plain_type(field.type) for field in _children(stored) if field.name == "bytes"]
@@ -81,7 +82,7 @@ def _holds_images(stored: pa.DataType) -> bool:
 
 
 def json_holds(stored: pa.DataType) -> bool:
-    """Whether JSON can say what values of a type are, dates and times as ISO 8601."""
+    """Whether JSON can represent the values of a type, with dates and times as ISO 8601."""
     types, stored = pa.types, plain_type(stored)
     if types.is_struct(stored):
         fields = _children(stored)
@@ -97,30 +98,30 @@ def json_holds(stored: pa.DataType) -> bool:
 
 
 class Tensor(NamedTuple):
-    """What a column of type `arrow.fixed_shape_tensor` holds."""
+    """The shape of the values in a column of type `arrow.fixed_shape_tensor`."""
 
-    stored: tuple[int, ...]  # the shape in which the numbers stand
-    order: tuple[int, ...]  # how its dimensions are permuted
-    shape: tuple[int, ...]  # that of the values
+    stored: tuple[int, ...]  # the shape in which the numbers are stored
+    order: tuple[int, ...]  # the permutation of its dimensions
+    shape: tuple[int, ...]  # the shape of the values
 
     def arranged(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The value that is stored as these numbers."""
+        """The tensor with these stored numbers."""
         return numbers.reshape(self.stored).transpose(self.order).copy("C")
 
 
 def tensor_of(stored: pa.DataType) -> Tensor | None:
     """Shape and order of a column of tensors; None for any other column.
 
-    Raises FormatError where its order is no plain exchange of dimensions: there the specification
-    and pyarrow, which writes such, mean different arrays.
+    Raises FormatError if the permutation is not its own inverse: the specification and pyarrow,
+    which writes such columns, then disagree about the values.
     """
     if getattr(stored, "extension_name", None) != "arrow.fixed_shape_tensor":
         return None
     shape, order = tuple(stored.shape), tuple(stored.permutation or range(len(stored.shape)))
     if any(order[order[n]] != n for n in order):
         raise FormatError(
-            "a column holds tensors whose dimensions are rotated, which programs read differently",
-            expected="an order that is its own inverse, such as [1, 0]",
+            "a column has tensors with rotated dimensions, which programs interpret differently",
+            expected="a permutation that is its own inverse, such as [1, 0]",
             found=str(list(order)),
             fix="write it with arrays that are contiguous (numpy.ascontiguousarray)",
         )
@@ -128,7 +129,7 @@ def tensor_of(stored: pa.DataType) -> Tensor | None:
 
 
 def fits(kind: FieldType, stored: pa.DataType) -> bool:
-    """Whether a column of a type can hold the values of a field."""
+    """Whether a column of the type `stored` can hold the values of a field."""
     tensor, stored = tensor_of(stored), plain_type(stored)
     if pa.types.is_null(stored):
         return True
@@ -158,18 +159,18 @@ _FITS: dict[type, Callable[[pa.DataType], bool]] = {
 
 
 def plain(array: pa.Array) -> pa.Array:
-    """The array as one of its `plain_type`; raises ValueError for a damaged dictionary."""
+    """The array converted to its `plain_type`; raises ValueError for a damaged dictionary."""
     while isinstance(array, pa.ExtensionArray):
         array = array.storage
     if not pa.types.is_dictionary(array.type):
         return array
-    array.validate(full=True)  # an index out of the dictionary must not be followed
+    array.validate(full=True)  # an index may be outside of the dictionary
     values = array.dictionary
-    if _is_view(values.type):  # dictionaries of views cannot be decoded
+    if _is_view(values.type):  # pyarrow cannot decode dictionaries of views
         values = fetch(values, 0, len(values), MEMORY)
         array = pa.DictionaryArray.from_arrays(array.indices, values)
     if is_text(values.type) or _is_bytes(values.type):
-        # A few long values that many rows refer to must not take the memory of all rows.
+        # Decoding copies each value for all rows that refer to it: limit the memory for that.
         uses = np.bincount(array.indices.drop_null().to_numpy(), minlength=len(values))
         ranges = _ranges(values, Bytes(), None, 0, len(values), MEMORY)
         assert ranges is not None
@@ -181,17 +182,17 @@ def plain(array: pa.Array) -> pa.Array:
 
 
 class Buffers:
-    """How the buffers of arrays are read: these are in memory."""
+    """Reads the buffers of arrays. This base class is for buffers in memory."""
 
     in_file = False
 
     def cut(self, buffer: pa.Buffer | None, end: int | None = None) -> Cut:
-        """Reads ranges of a buffer, or of its first `end` bytes; ValueError for any other range."""
+        """A function that reads ranges of a buffer, or ValueError outside its first `end` bytes."""
         view = memoryview(buffer).cast("B") if buffer is not None and buffer.size else b""
         return _cut(view[:end])
 
     def position(self, buffer: pa.Buffer | None) -> int | None:
-        """The byte of the file at which a buffer begins; None if it is in no file."""
+        """The byte of the file at which a buffer begins; None if it is in memory."""
         return None
 
 
@@ -199,19 +200,19 @@ MEMORY = Buffers()
 
 
 def _cut(data: bytes | memoryview, first: int = 0) -> Cut:
-    """Gives ranges of bytes, of which `data` are those from byte `first` on."""
+    """A function that returns ranges of bytes, of which `data` are those from byte `first` on."""
     end = first + len(data)
 
     def cut(start: int, stop: int) -> bytes | memoryview:
         if not first <= start <= stop <= end:
-            raise ValueError(f"bytes {start} to {stop} of {end}")
+            raise ValueError(f"bytes {start} to {stop} are outside of a buffer of {end}")
         return data[start - first : stop - first]
 
     return cut
 
 
 def _bits(buffer: pa.Buffer, start: int, stop: int, buffers: Buffers) -> npt.NDArray[np.uint8]:
-    """The bits from `start` to before `stop`, each 0 or 1."""
+    """The bits [start, stop) of a bitmap, each 0 or 1."""
     data = buffers.cut(buffer)(start >> 3, (stop + 7) >> 3)
     bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
     return bits[start & 7 : (start & 7) + stop - start]
@@ -220,7 +221,7 @@ def _bits(buffer: pa.Buffer, start: int, stop: int, buffers: Buffers) -> npt.NDA
 def _present(
     array: pa.Array, start: int, stop: int, buffers: Buffers
 ) -> npt.NDArray[np.uint8] | None:
-    """For each of the rows 0 if it is null, else 1; None if no row of the array is null."""
+    """0 for each row that is null, else 1; None if no row of the array is null."""
     bitmap = array.buffers()[0]
     if bitmap is None or not array.null_count:
         return None
@@ -228,7 +229,7 @@ def _present(
 
 
 def _offsets(array: pa.Array, start: int, stop: int, buffers: Buffers) -> memoryview:
-    """The offset at which each of the rows begins, and that at which the last ends."""
+    """The offset at which each row begins, and that at which the last one ends."""
     size, code = (8, "q") if str(array.type).startswith("large_") else (4, "i")
     first, end = array.offset + start, array.offset + stop + 1
     data = buffers.cut(array.buffers()[1])(first * size, end * size)
@@ -236,11 +237,11 @@ def _offsets(array: pa.Array, start: int, stop: int, buffers: Buffers) -> memory
 
 
 def fetch(array: pa.Array, start: int, stop: int, buffers: Buffers) -> pa.Array:
-    """Rows of an array, in memory, without extension types and views; offsets are checked."""
+    """Load rows of an array into memory, without extension types and views; checks offsets."""
     while isinstance(array, pa.ExtensionArray):
         array = array.storage
     if not 0 <= start <= stop <= len(array):
-        raise ValueError(f"rows {start} to {stop} of {len(array)}")
+        raise ValueError(f"rows {start} to {stop} are outside of an array of {len(array)}")
     stored, count, types = array.type, stop - start, pa.types
     if types.is_null(stored):
         return pa.nulls(count)
@@ -264,7 +265,7 @@ def fetch(array: pa.Array, start: int, stop: int, buffers: Buffers) -> pa.Array:
     elif is_list(stored) or types.is_map(stored) or len(array.buffers()) == 3:
         offsets = np.array(_offsets(array, start, stop, buffers))
         if (offsets[1:] < offsets[:-1]).any():
-            raise ValueError("values of a negative length")
+            raise ValueError("a value has a negative length")
         first, end = int(offsets[0]), int(offsets[-1])
         found.append(pa.py_buffer(offsets - first))
         if is_list(stored) or types.is_map(stored):
@@ -279,7 +280,7 @@ def fetch(array: pa.Array, start: int, stop: int, buffers: Buffers) -> pa.Array:
 
 
 def _list_of(stored: pa.DataType, inner: pa.DataType) -> pa.DataType:
-    """A type of lists or maps with another type inside."""
+    """The type of lists or maps `stored`, with another type inside."""
     if pa.types.is_map(stored):
         return pa.map_(inner.field(0).type, inner.field(1).type)
     return pa.large_list(inner) if pa.types.is_large_list(stored) else pa.list_(inner)
@@ -290,7 +291,7 @@ def _packed(bits: npt.NDArray[np.uint8]) -> pa.Buffer:
 
 
 def _fetch_views(array: pa.Array, start: int, stop: int, buffers: Buffers) -> pa.Array:
-    """Each row has a view: a length, then up to 12 bytes, or 4 of them, a buffer and an offset."""
+    """A view is a length, then up to 12 bytes, or the first 4 bytes, a buffer and an offset."""
     present = _present(array, start, stop, buffers)
     _, views, *more = array.buffers()
     data = bytes(buffers.cut(views)(16 * (array.offset + start), 16 * (array.offset + stop)))
@@ -306,7 +307,7 @@ def _fetch_views(array: pa.Array, start: int, stop: int, buffers: Buffers) -> pa
         else:
             number, at = struct.unpack_from("<ii", data, 16 * row + 8)
             if not 0 <= number < len(parts):
-                raise ValueError(f"buffer {number} of {len(parts)}")
+                raise ValueError(f"buffer {number} does not exist: there are {len(parts)}")
             values.append(bytes(parts[number](at, at + size)))
     found = pa.array(values, pa.large_binary())
     return found.view(pa.large_string()) if is_text(array.type) else found
@@ -316,12 +317,12 @@ def _fetch_views(array: pa.Array, start: int, stop: int, buffers: Buffers) -> pa
 
 
 class Ranges(NamedTuple):
-    """Values that are byte ranges: number n lies between offsets n and n + 1, times `width`."""
+    """Values that are byte ranges: value n lies between offsets n and n + 1, times `width`."""
 
     offsets: Sequence[int]
     width: int
     cut: Cut
-    end: int  # bytes of the buffer
+    end: int  # size of the buffer in bytes
     at: int | None  # the byte of the file at which the buffer begins; None if it is in memory
     present: npt.NDArray[np.uint8] | None  # 0 for a null, else 1; None if there are no nulls
 
@@ -329,7 +330,7 @@ class Ranges(NamedTuple):
         """Bytes of each value that is not null."""
         lengths: npt.NDArray[np.int64] = np.diff(np.array(self.offsets, np.int64)) * self.width  # type: ignore[assignment]
         if len(lengths) and lengths.min() < 0:
-            raise ValueError("values of a negative length")
+            raise ValueError("a value has a negative length")
         return lengths if self.present is None else lengths[self.present > 0]
 
 
@@ -337,7 +338,7 @@ class Column(NamedTuple):
     """A column in a page of rows."""
 
     get: Getter
-    size: int  # bytes that it takes in memory
+    size: int  # bytes of memory that it uses
     ranges: Ranges | None = None
 
 
@@ -349,10 +350,7 @@ def column(
     stop: int,
     buffers: Buffers = MEMORY,
 ) -> Column:
-    """The values of a field in the rows from `first` to before `stop`.
-
-    `array` is a `plain` one. JSON comes as JsonText.
-    """
+    """The values of a field in the rows [first, stop) of a `plain` array; JSON as JsonText."""
     if pa.types.is_null(array.type):
         return Column(lambda row: None, 0)
     if isinstance(kind, Bytes) and pa.types.is_struct(array.type):
@@ -382,7 +380,7 @@ def average_size(array: pa.Array) -> float:
 def _ranges(
     array: pa.Array, kind: FieldType, tensor: Tensor | None, first: int, stop: int, buffers: Buffers
 ) -> Ranges | None:
-    """The byte ranges of bytes, text or lists of numbers; None for other values."""
+    """The ranges of values that are bytes, text or lists of numbers; None for other values."""
     width, fixed, stored = 1, None, array.type
     end = None
     if isinstance(kind, Array) and is_list(stored):
@@ -420,7 +418,7 @@ def _ranges(
 def _range_column(
     make: Callable[[Any], Any], ranges: Ranges, rows: int, buffers: Buffers
 ) -> Column:
-    """A column of values made of byte ranges: small ones are read at once."""
+    """A column of values that are byte ranges: the small values of a page are read at once."""
     offsets, width, cut, _, _, present = ranges
     low, high = offsets[0] * width, offsets[-1] * width
     size = 8 * rows
@@ -437,7 +435,7 @@ def _range_column(
 
 
 def _images(array: pa.StructArray, first: int, stop: int, buffers: Buffers) -> Column:
-    """Images as Hugging Face stores them: the bytes, or the path of an image that is elsewhere."""
+    """Images as Hugging Face stores them: their bytes, or the path of a file outside the shard."""
     names = [field.name for field in _children(array.type)]
     data = plain(array.field(names.index("bytes")))
     found = column(Bytes(), None, data, first, stop, buffers)
@@ -463,14 +461,14 @@ def _images(array: pa.StructArray, first: int, stop: int, buffers: Buffers) -> C
 
 
 def _elsewhere(path: str | None) -> None:
-    """Raises SampleError for the path of an image, audio or video without bytes."""
+    """Raise SampleError for the path of an image, audio or video without bytes."""
     if path:
         raise SampleError(
-            "the shard has only the path of a file, which lies elsewhere",
+            "the shard contains only the path of a file, not its bytes",
             expected="the bytes of the file",
             found=repr(path),
-            fix="embed the files where the dataset was made: datasets' save_to_disk does, or its"
-            " table.embed_table_storage before a file is written",
+            fix="embed the files where the dataset was made: with save_to_disk of datasets, or with"
+            " its table.embed_table_storage before writing a file",
         )
 
 
@@ -482,7 +480,7 @@ _FROM_BYTES: dict[type, Callable[[Any], Any]] = {
 
 
 def maker(kind: FieldType, tensor: Tensor | None, stored: pa.DataType) -> Callable[[Any], Any]:
-    """Makes a value of its bytes: those of arrays are numbers, or a `.npy` file."""
+    """A function that decodes the bytes of a value: for arrays, numbers or a `.npy` file."""
     if not isinstance(kind, Array):
         return kind.entry(_FROM_BYTES)
     if not is_list(stored):
@@ -494,7 +492,7 @@ def maker(kind: FieldType, tensor: Tensor | None, stored: pa.DataType) -> Callab
 
 
 def _getter(kind: FieldType, tensor: Tensor | None, array: pa.Array) -> Getter:
-    """The values that pyarrow makes of an array in memory."""
+    """A getter for values of an array in memory that pyarrow decodes."""
     if isinstance(kind, Scalar):
         if array.null_count or isinstance(kind, Bool):
             array = array.cast(pa.float64()) if isinstance(kind, Float) else array
@@ -528,7 +526,7 @@ def _checked(value: int | None) -> int | None:
 
 
 def _image_list(values: list[Any]) -> list[bytes]:
-    """The bytes of several images."""
+    """The bytes of each image in a list."""
     found = []
     for value in values:
         data = value["bytes"] if isinstance(value, dict) else value
@@ -536,27 +534,27 @@ def _image_list(values: list[Any]) -> list[bytes]:
             path = value.get("path")
             _elsewhere(path if isinstance(path, str) else None)
         if data is None:
-            raise ValueError("a list has a null among its images")
+            raise ValueError("a list of images contains a null")
         found.append(bytes(data))
     return found
 
 
 def _numbers(array: pa.Array, kind: Array, tensor: Tensor | None) -> npt.NDArray[Any]:
-    """The numbers in an array of one list, nested once per dimension."""
+    """The numbers in an array of a single list, which is nested once per dimension."""
     shape: list[int] = []
     for length in (kind.shape or ()) if tensor is None else (math.prod(tensor.stored),):
         if array.null_count:
-            raise ValueError("a list has a null among its lists")
+            raise ValueError("a nested list contains a null")
         if pa.types.is_fixed_size_list(array.type):
             lengths = {array.type.list_size}
         else:
             lengths = {*np.diff(array.offsets.to_numpy()).tolist()} or {length or 0}
         if len(lengths) > 1 or length not in (None, *lengths):
-            raise ValueError("lists of several lengths where all should have one")
+            raise ValueError("lists in one dimension have different or unexpected lengths")
         shape.append(lengths.pop())
         array = plain(array.flatten())
     if array.null_count:
-        raise ValueError("a list has a null among its numbers")
+        raise ValueError("a list of numbers contains a null")
     numbers = array.to_numpy(zero_copy_only=False)
     return numbers.reshape(shape).copy() if tensor is None else tensor.arranged(numbers)
 

@@ -1,6 +1,6 @@
 """Writes a shard batch by batch: an IPC file or stream here, a Parquet file in `parquet.py`.
 
-Samples are collected until a batch is full; pyarrow encodes it, into a file of `storage`.
+Samples are collected until a batch is full; pyarrow then encodes it into a file of `storage`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from shardkit.formats.base import KEY, ShardSpec, ShardWriter
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Bytes, Encoded, FieldType, Images, Json, Scalar, Schema, Text
 
-# Rows of a batch: fewer if they are large, as in Hugging Face datasets, since readers read batches.
+# Rows of a batch: fewer if they are large, as in Hugging Face datasets, as readers load batches.
 _ROWS = 1000
 _LARGE_ROWS = 100
 _BATCH_BYTES = 16 << 20
-_LARGEST = 2**31 - 1  # bytes of all values in one column of a batch: offsets are 32 bits, signed
+_LARGEST = 2**31 - 1  # bytes of all values in a column of a batch: offsets are signed 32-bit
 
 
 class Output(Protocol):
-    """Encodes batches into a file: a writer of pyarrow's, for one."""
+    """Encodes batches into a file, such as a writer of pyarrow."""
 
     def write(self, batch: pa.RecordBatch) -> None: ...
 
@@ -54,16 +54,16 @@ def ipc_stream(sink: Any, schema: pa.Schema) -> Output:
 
 
 class _Sink:
-    """A file as pyarrow writes to it."""
+    """A file object to which pyarrow writes."""
 
-    closed = False  # pyarrow asks
+    closed = False  # required by pyarrow
 
     def __init__(self, file: storage.BufferedFile) -> None:
         self._file = file
         self.flush = file.flush
 
     def write(self, data: Any) -> int:
-        view = memoryview(data)  # which keeps pyarrow's buffer alive
+        view = memoryview(data)  # keeps pyarrow's buffer alive
         if view.nbytes:
             self._file.write(view.cast("B"))
         return view.nbytes
@@ -72,11 +72,11 @@ class _Sink:
         return self._file.size
 
     def close(self) -> None:
-        """Does nothing: pyarrow calls it even if writing failed."""
+        """Do nothing, as pyarrow also calls it if writing failed."""
 
 
 class BatchFile:
-    """A new file of record batches; it is complete once its context has ended."""
+    """A context manager for a new file of record batches, which is complete on exit."""
 
     def __init__(self, path: Path, schema: pa.Schema, make: MakeOutput) -> None:
         self._file = storage.BufferedFile(path)
@@ -103,7 +103,7 @@ class BatchFile:
 
 
 class BatchWriter(ShardWriter):
-    """One shard of a format of columns."""
+    """One shard of a column format."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class BatchWriter(ShardWriter):
         self._rows: list[list[Any]] = []
         self._pending = 0  # bytes of those rows
         self._any = False
-        # At most, of the file if it ended with the batches that are written.
+        # Upper bounds: size of the file if it were finished now, and overhead of another batch.
         self._finished, self._per_batch = 0, 0
         if spec.max_bytes is not None:
             self._finished, self._per_batch = self._overheads(make)
@@ -142,7 +142,7 @@ class BatchWriter(ShardWriter):
         size += self._fixed
         if self.spec.max_bytes is not None and self._any:
             pending = self._pending + size
-            # Parquet's pages of numbers may be a little larger than the numbers.
+            # Parquet's pages of numbers may be slightly larger than the numbers.
             total = self._finished + self._per_batch + pending + (pending >> 7)
             if total > self.spec.max_bytes:
                 return False
@@ -159,7 +159,7 @@ class BatchWriter(ShardWriter):
                 self._write_batch()
 
     def _encode(self, sample: Sample) -> tuple[list[Any], int]:
-        """The values of a sample as `Column.encode` gives them, and their bytes."""
+        """The values of a sample, prepared by `Column.encode`, and their size in bytes."""
         row: list[Any] = []
         total = 0
         for name, encode, weigh, _, _ in self._columns:
@@ -172,7 +172,7 @@ class BatchWriter(ShardWriter):
             elif encode is not None:
                 try:
                     value = encode(value)
-                except (TypeError, ValueError, RecursionError) as error:  # a lone surrogate, say
+                except (TypeError, ValueError, RecursionError) as error:  # e.g. a lone surrogate
                     raise _not_stored(sample, name, error) from error
             if weigh is not None:
                 size = weigh(value)
@@ -201,7 +201,7 @@ def _most_rows(schema: Schema) -> int:
 def join_batches(
     path: Path, batches: Iterable[pa.RecordBatch], spec: ShardSpec, make: MakeOutput
 ) -> None:
-    """One shard of the batches of several; small batches become larger ones."""
+    """Write the batches of several shards into one; combines small batches."""
     schema = arrow_schema(spec.schema, spec.classes)
     batches = (
         pa.RecordBatch.from_arrays([b.column(n) for n in schema.names], schema=schema)
@@ -215,7 +215,7 @@ def join_batches(
 def _filled(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema, most_rows: int
 ) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches as large as a writer makes them, as far as whole ones fit."""
+    """Combine consecutive batches into larger ones, up to the size that a writer uses."""
     pending: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
@@ -227,14 +227,14 @@ def _filled(
     yield from pa.Table.from_batches(pending, schema).combine_chunks().to_batches()
 
 
-# Bytes by which the header and padding of a column may be longer than in the smallest file.
+# Bytes per column by which the header and padding may be longer than in the measured file.
 _SLACK = 320
 
 
 def _overheads(make: MakeOutput, schema: pa.Schema) -> tuple[int, int]:
-    """Bytes of a file without a batch, and at most those of a batch beside its rows.
+    """Bytes of a file without batches, and an upper bound of the overhead of a batch.
 
-    They are measured: only the library knows how long the header of a batch is.
+    They are measured, as only the library knows the length of a batch's header.
     """
     sizes = []
     for rows in range(2):
@@ -260,12 +260,12 @@ def _not_stored(sample: Sample, name: str, error: Exception) -> SampleError:
 
 def _too_large(sample: Sample, name: str, size: int) -> SampleError:
     return SampleError(
-        "a value is larger than a column of Arrow can hold",
+        "a value is larger than a column of Arrow can hold in a batch",
         key=sample["__key__"],
         field=name,
         expected=f"at most {_LARGEST:,} bytes",
         found=f"{size:,} bytes",
-        fix="split the value, leave it out, or choose another format, such as wds",
+        fix="split the value, omit it, or choose another format, such as wds",
     )
 
 
@@ -273,10 +273,10 @@ def _too_large(sample: Sample, name: str, size: int) -> SampleError:
 
 
 class Column(NamedTuple):
-    """How the values of one field become an array.
+    """How the values of a field are converted to an array.
 
-    `encode` prepares a value, `build` makes an array of prepared values. `weigh` counts the bytes
-    of a prepared value, and `fixed` those that each row takes beside it.
+    `encode` prepares a value, and `build` makes an array of prepared values. `weigh` returns the
+    bytes of a prepared value, and `fixed` is the overhead of each row in bytes.
     """
 
     name: str
@@ -287,7 +287,7 @@ class Column(NamedTuple):
 
 
 def columns(schema: Schema, weigh_list: Callable[[npt.NDArray[Any]], int]) -> list[Column]:
-    """The columns of a shard, the keys first; `weigh_list` counts the bytes of a nested list."""
+    """The columns of a shard, keys first; `weigh_list` returns the bytes of a nested list."""
     text = pa.string()
     found = [Column(KEY, str.encode, len, 9, lambda values: _binary(values, text))]
     return found + [_column(name, kind, weigh_list) for name, kind in schema.items()]
@@ -315,7 +315,7 @@ _ENCODERS: dict[type, Callable[[Any], bytes] | None] = {
 
 
 def _binary(values: Sequence[bytes | None], type: pa.DataType) -> pa.Array:
-    """One copy of all bytes: pyarrow's own conversion would grow its memory step by step."""
+    """Copies all bytes just once, whereas pyarrow's own conversion grows its buffer repeatedly."""
     validity, missing = _validity(values)
     present = [value or b"" for value in values] if missing else values
     offsets = _offsets(map(len, present), len(values))  # type: ignore[arg-type]
@@ -324,7 +324,7 @@ def _binary(values: Sequence[bytes | None], type: pa.DataType) -> pa.Array:
 
 
 def _numbers(values: Sequence[Any], type: pa.DataType) -> pa.Array:
-    """Not by `pa.array`, which imports pandas where there is one: 0.5 s of each process."""
+    """Does not use `pa.array`, which imports pandas if installed: 0.5 s in each process."""
     validity, missing = _validity(values)
     dtype = np.dtype(type.to_pandas_dtype())
     present = np.array([0 if v is None else v for v in values] if missing else values, dtype)
@@ -351,7 +351,7 @@ def _lists(values: Sequence[npt.NDArray[Any] | None], kind: Array) -> pa.Array:
     assert kind.shape is not None
     first, *others = kind.shape
     inner = math.prod(n or 1 for n in others)
-    # A null in a column of fixed lengths takes the space of a value all the same.
+    # In a column of fixed-size lists, a null takes as much space as a value.
     absent = np.zeros((first or 0) * inner, kind.dtype)
     flat = [absent if value is None else value.reshape(-1) for value in values]
     data = np.concatenate([np.zeros(0, kind.dtype), *flat])
@@ -374,7 +374,7 @@ def _offsets(lengths: Any, count: int) -> pa.Buffer:
 
 
 def _validity(values: Sequence[Any]) -> tuple[pa.Buffer | None, int]:
-    """The validity bitmap, None without nulls, and the number of nulls."""
+    """The validity bitmap (None if there are no nulls) and the number of nulls."""
     missing = sum(value is None for value in values)
     if not missing:
         return None, 0

@@ -1,7 +1,7 @@
-"""Images as a .beton stores them: FFCV decodes plain JPEGs and raw pixels, nothing else.
+"""Images as a .beton stores them: FFCV only decodes plain JPEGs and raw pixels.
 
 A JPEG that FFCV decodes correctly is stored byte for byte, a PPM as its pixels. Other images are
-re-encoded: FFCV decodes them to garbage without an error, and ignores EXIF's orientation.
+re-encoded, because FFCV decodes them to garbage without an error, and ignores EXIF's orientation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MAX_SIDE = 0xFFFF
 
 
 class Image(NamedTuple):
-    """An image as it is stored. `encoded` is the reason why it was re-encoded, or ""."""
+    """A stored image. `encoded` is the reason why it was re-encoded, or ""."""
 
     mode: int
     width: int
@@ -34,7 +34,7 @@ class Image(NamedTuple):
         return bytes(self.data)
 
 
-NOTHING = Image(RAW, 1, 1, bytes(3), "")  # for samples without an image
+NOTHING = Image(RAW, 1, 1, bytes(3), "")  # the placeholder for samples without an image
 
 
 def stored(value: bytes) -> Image:
@@ -46,12 +46,12 @@ def stored(value: bytes) -> Image:
         reason = _reason(header, value)
         if reason:
             return _reencoded(value, reason)
-        if not header.huffman:  # FFCV would use those of the previous image
+        if not header.huffman:  # FFCV would use the tables of the previous image
             tables = with_huffman_tables(value)
             return Image(JPEG, header.width, header.height, tables, "jpeg without Huffman tables")
         return Image(JPEG, header.width, header.height, value, "")
     if max(ppm.width, ppm.height) > _MAX_SIDE:
-        raise ValueError(f"{ppm.width:,} x {ppm.height:,} pixels, over {_MAX_SIDE:,} a side")
+        raise ValueError(f"{ppm.width:,} x {ppm.height:,} pixels, more than {_MAX_SIDE:,} per side")
     start = pixels.ppm_start(ppm.width, ppm.height)
     same = ppm.stop == len(value) and value.startswith(start)
     data = memoryview(value)[ppm.start : ppm.stop]
@@ -65,13 +65,13 @@ def _reencoded(value: bytes, reason: str) -> Image:
     return Image(JPEG, width, height, data, reason)
 
 
-# What a JPEG cannot hold of other images.
+# Properties of images that a JPEG cannot represent.
 _LOST = {"animated": "{} (first frame)", "transparent": "{} (transparent)", "16-bit": "{} (16-bit)"}
 _PORTABLE = {b"P4": "pbm", b"P5": "pgm", b"P6": "16-bit ppm"}
 
 
 def _reason(header: Header, value: bytes) -> str:
-    """Why an image cannot be stored as it is; "" for a plain JPEG."""
+    """Why an image cannot be stored unchanged; "" for a plain JPEG."""
     if header.format != "jpeg":
         kind = _PORTABLE.get(value[:2]) or header.format
         return _LOST.get(header.oddity, "{}").format(kind)

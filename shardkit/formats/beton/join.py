@@ -1,4 +1,4 @@
-"""Joins several .beton files into one: values are packed into pages again, and copied in runs."""
+"""Joins several .beton files into one: assigns the values to new pages and copies them in runs."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class _Part(NamedTuple):
     reader: BetonReader
     section: Section
     allocations: npt.NDArray[np.void]
-    pointers: npt.NDArray[np.int64]  # of its values in the joined file
-    end: int  # of its values in the joined file
-    samples: int  # number of samples before it
-    keys: int  # bytes of keys before it
+    pointers: npt.NDArray[np.int64]  # offsets of its values in the joined file
+    end: int  # end of its values in the joined file
+    samples: int  # number of samples in earlier parts
+    keys: int  # bytes of keys in earlier parts
 
 
 def join(path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
@@ -71,10 +71,10 @@ def join(path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
 
 
 def _opened(paths: Sequence[Path], schema: Schema, at: int) -> Iterator[_Part]:
-    """Each part; values of the first begin at `at` in the joined file.
+    """Open the parts one by one; the values of the first begin at `at` in the joined file.
 
-    Parts are opened again for each pass: so one file is open and the pointers of one part are in
-    memory at a time.
+    Parts are opened again for each pass, so that only one file is open and the pointers of only one
+    part are in memory at a time.
     """
     samples, keys = 0, 0
     for path in paths:
@@ -83,11 +83,11 @@ def _opened(paths: Sequence[Path], schema: Schema, at: int) -> Iterator[_Part]:
         if section is None:
             raise DamagedError("a part has no section with its keys and types", path=path)
         if dict(section.schema) != dict(schema):
-            raise DamagedError("a part has other fields than the whole", path=path)
+            raise DamagedError("the fields of a part differ from the schema", path=path)
         values = len(reader) * sum(field.has_data for field in reader.fields)
         if len(rows) != values:
             raise DamagedError(
-                "a part has another number of values than its samples",
+                "the number of values in a part does not match its samples",
                 path=path,
                 expected=f"{values:,}",
                 found=f"{len(rows):,}",
@@ -100,13 +100,13 @@ def _opened(paths: Sequence[Path], schema: Schema, at: int) -> Iterator[_Part]:
 
 
 def _room(allocations: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
-    """Bytes that each value takes: an empty one takes one byte."""
+    """Bytes that each value occupies: an empty value occupies one byte."""
     return np.maximum(allocations["size"].astype(np.int64), 1)
 
 
 def _moved_table(part: _Part) -> bytes:
-    """The table of a part with the pointers of the joined file."""
-    # The bytes are copied: a copy of rows by numpy has undefined padding between their fields.
+    """The table of a part, with the pointers of the joined file."""
+    # Copy the bytes, as a copy by numpy has undefined padding between the fields of a row.
     moved = bytearray(part.reader.rows.record(0, len(part.reader)))
     table = np.frombuffer(moved, part.reader.row.dtype)
     with_data = [number for number, field in enumerate(part.reader.fields) if field.has_data]
@@ -118,13 +118,13 @@ def _moved_table(part: _Part) -> bytes:
 def _copy_values(file: storage.NewFile, part: _Part, at: int) -> int:
     """Append the values of a part to a file of `at` bytes; returns its new size.
 
-    Values that are neighbours in both files are copied as one run: a page has two or three.
+    Values that are contiguous in both files are copied as one run: two or three runs per page.
     """
     rows, pointers = part.allocations, part.pointers
     if not len(rows):
         return at
     sources, ends = rows["ptr"].astype(np.int64), pointers + _room(rows)
-    # A run ends where the distance between the files changes, or where two values have a gap.
+    # A run ends where the shift between the files changes, or at a gap between two values.
     breaks = np.diff(pointers - sources).astype(bool) | (pointers[1:] != ends[:-1])
     firsts = np.concatenate([[0], np.flatnonzero(breaks) + 1, [len(rows)]]).tolist()
     for first, stop in pairwise(firsts):

@@ -1,22 +1,22 @@
-"""The byte layout of a .beton file, version 2: declared once, for the reader and the writer.
+"""The byte layout of a .beton file, version 2, for the reader and the writer.
 
 Layout: FFCV 1.0, `types.py`, `fields/*` and `memory_managers/*`. All numbers are little-endian, all
 pointers count bytes from the start of the file.
 
     header        24 bytes
     descriptors   1,041 bytes per field: its type, its name, arguments of the type
-    table         a row per sample: numbers themselves, pointers to images, bytes and arrays
-    data          the values that pointers lead to; none may cross a multiple of the page size
-    section       ours, which FFCV ignores: keys, types, absent values
+    table         a row per sample: the values of numbers, pointers to images, bytes and arrays
+    data          the values that pointers refer to; none may cross a multiple of the page size
+    section       our own, ignored by FFCV: keys, types, absent values
     allocations   {sample, pointer, size} of every value in the data, up to the end of the file
 
 The section:
 
-    head          bytes of the text, bytes of the keys
-    text          JSON: version, schema, classes; zeros to a multiple of 8
-    offsets       of each key in the keys, and of their end
-    presence      for each optional field a byte per sample, 0 where the value is absent
-    keys          UTF-8, one after the other
+    head          size of the text, size of the keys, in bytes
+    text          JSON: version, schema, classes; padded with zeros to a multiple of 8
+    offsets       offset of each key in the keys, and of their end
+    presence      a byte per sample for each optional field, 0 if the value is absent
+    keys          concatenated, in UTF-8
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from shardkit.errors import DamagedError, FormatError
 from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
 
 VERSION = 2
-PAGE = 1 << 23  # bytes: FFCV's default; a file with a larger value has larger pages
-MAX_VALUE = 1 << 31  # the largest power of two that is a page size: those are below 4 GiB
+PAGE = 1 << 23  # bytes of a page: FFCV's default; a file with a larger value has larger pages
+MAX_VALUE = 1 << 31  # the largest power of two that is a valid page size, which is a uint32
 MAX_NAME = 16
 MAX_FIELDS = 0xFFFF
 
@@ -56,17 +56,17 @@ ALLOCATION = np.dtype([("sample_id", "<u8"), ("ptr", "<u8"), ("size", "<u8")])
 ALLOCATION_STRUCT = struct.Struct("<QQQ")
 
 _ARRAY_ARGUMENTS = np.dtype([("shape", "<u8", 32), ("type_length", "<u8")])
-# The position of our section, at the end of the first field's arguments. FFCV reads the arguments
-# of arrays alone, and those only up to the text of the dtype.
+# The position of our section, at the end of the first field's arguments. FFCV only reads the
+# arguments of arrays, and only up to the text of the dtype.
 MARK = np.dtype([("magic", "S16"), ("ptr", "<u8"), ("size", "<u8")])
 MAGIC = b"shardkit section"
 _MARK_AT = DESCRIPTOR["arguments"].itemsize - MARK.itemsize
 
-RAW, JPEG = 1, 0  # modes of an image: its pixels as rows of RGB, or a JPEG file
+RAW, JPEG = 1, 0  # modes of an image: rows of RGB pixels, or a JPEG file
 
 
 class TypeId(IntEnum):
-    """FFCV's number of a field's type."""
+    """FFCV's numbers of the types of fields."""
 
     FLOAT = 0
     INT = 1
@@ -80,7 +80,7 @@ class TypeId(IntEnum):
 
 _IMAGE = np.dtype([("mode", "u1"), ("width", "<u2"), ("height", "<u2"), ("ptr", "<u8")])
 _SIZED = np.dtype([("ptr", "<u8"), ("size", "<u8")])
-# A field's part of a row: as a numpy dtype, and in the codes of `struct`.
+# A field's part of a row, as a numpy dtype and as a format of `struct`.
 _COLUMNS = {
     TypeId.FLOAT: (np.dtype("<f8"), "d"),
     TypeId.INT: (np.dtype("<i8"), "q"),
@@ -93,7 +93,7 @@ _COLUMNS = {
 
 
 class Field(NamedTuple):
-    """A field as its descriptor has it. `dtype` and `shape` are of arrays, else None and ()."""
+    """A field from its descriptor. `dtype` and `shape` are None and () if it is not an array."""
 
     name: str
     type_id: TypeId
@@ -102,7 +102,7 @@ class Field(NamedTuple):
 
     @property
     def has_data(self) -> bool:
-        """Whether the values are in the data, and not in the row itself."""
+        """Whether the values are in the data, not in the row itself."""
         return self.type_id not in (TypeId.FLOAT, TypeId.INT)
 
     @property
@@ -113,7 +113,7 @@ class Field(NamedTuple):
 
 
 class Row:
-    """The layout of a row: an aligned struct, in which images and sized values are not aligned."""
+    """The layout of a row: a struct whose columns are aligned, except images and sized values."""
 
     def __init__(self, fields: list[Field]) -> None:
         columns = [_COLUMNS[field.type_id] for field in fields]
@@ -130,7 +130,7 @@ class Row:
         self.struct = struct.Struct(codes + "x" * (self.dtype.itemsize - at))
 
     def pointers(self, rows: npt.NDArray[np.void], field: int) -> npt.NDArray[np.uint64]:
-        """The pointers of a field that has data, as a view of `rows`."""
+        """The pointers of a field with data, as a view of `rows`."""
         column = rows[f"f{field}"]
         found: npt.NDArray[np.uint64] = column if column.dtype.names is None else column["ptr"]
         return found
@@ -140,10 +140,10 @@ class Row:
 
 
 def fields_of(schema: Schema) -> list[Field]:
-    """The fields that store a schema; raises FormatError for a schema that no .beton can hold."""
+    """The fields that store a schema; raises FormatError if a .beton cannot hold it."""
     if not 0 < len(schema) <= MAX_FIELDS:
         raise FormatError(
-            "a .beton needs a field",
+            "a .beton cannot have this number of fields",
             expected=f"1 to {MAX_FIELDS:,} fields",
             found=f"{len(schema):,}",
         )
@@ -188,9 +188,9 @@ _NATIVE = re.compile(r"\|b1|\|[iu]1|<[iu][248]|<f[48]|<c(8|16)")
 
 
 def is_native(kind: Array) -> bool:
-    """Whether FFCV can load such arrays: they have one shape, and one dtype that it knows.
+    """Whether FFCV can load such arrays: they have a fixed shape, and a dtype that it supports.
 
-    It drops trailing zeros of a shape, so that no size may be 0.
+    No dimension may be 0, as FFCV drops trailing zeros of a shape.
     """
     return (
         kind.dtype is not None
@@ -212,14 +212,14 @@ def kind_of(field: Field) -> FieldType:
 
 
 def front_size(fields: int, row_size: int, samples: int) -> int:
-    """Bytes of header, descriptors and table."""
+    """Total bytes of header, descriptors and table."""
     return HEADER.itemsize + fields * DESCRIPTOR.itemsize + samples * row_size
 
 
 def pack_front(
     fields: list[Field], page_size: int, samples: int, allocations: int, section: tuple[int, int]
 ) -> bytes:
-    """Header and descriptors, with the offsets of `allocations` and `section` (and its size)."""
+    """Header and descriptors. `allocations` is an offset, `section` an offset and a size."""
     header = np.array((VERSION, len(fields), page_size, samples, allocations), HEADER)
     descriptors = np.zeros(len(fields), DESCRIPTOR)
     for number, field in enumerate(fields):
@@ -241,7 +241,7 @@ def _array_arguments(field: Field) -> bytes:
 
 
 def unpack_field(descriptor: np.void, path: Path, offset: int) -> Field:
-    """The field of a descriptor, which is at `offset`."""
+    """Decode the descriptor of a field, which is at `offset`."""
     raw, number = bytes(descriptor["name"]), int(descriptor["type_id"])
     if not raw.isascii():
         raise DamagedError(
@@ -250,7 +250,7 @@ def unpack_field(descriptor: np.void, path: Path, offset: int) -> Field:
     name = raw.split(b"\0")[0].decode("ascii")
     if number == TypeId.CUSTOM:
         raise FormatError(
-            f"the field {name!r} is of a type that only the code of its author can read",
+            f"the field {name!r} has a custom type, which only the code of its author can read",
             path=path,
             offset=offset,
             expected="FFCV's own field types",
@@ -258,10 +258,10 @@ def unpack_field(descriptor: np.void, path: Path, offset: int) -> Field:
         )
     if number not in _COLUMNS:
         raise DamagedError(
-            f"the field {name!r} is of no type that FFCV has",
+            f"the field {name!r} has an unknown type",
             path=path,
             offset=offset,
-            expected="type 0 to 6",
+            expected="one of FFCV's types, 0 to 6",
             found=str(number),
         )
     type_id = TypeId(number)
@@ -275,7 +275,7 @@ def unpack_field(descriptor: np.void, path: Path, offset: int) -> Field:
         ) from error
 
 
-_MOST_ELEMENTS = 2**40  # of an array, as in a schema
+_MOST_ELEMENTS = 2**40  # most elements of an array, as in a schema
 _DTYPE = re.compile(r"\|[biuSV][1-9]\d{0,5}|[<>|][iufcmMSUV][1-9]\d{0,5}(\[\d*\w+\])?")
 
 
@@ -286,14 +286,14 @@ def _array_type(arguments: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]:
     try:
         ((_, code),) = description
     except (TypeError, ValueError):
-        raise ValueError(f"the dtype {description!r:.60}") from None
+        raise ValueError(f"invalid dtype {description!r:.60}") from None
     if not isinstance(code, str) or not _DTYPE.fullmatch(code):
-        raise ValueError(f"the dtype {code!r:.60}")
+        raise ValueError(f"invalid dtype {code!r:.60}")
     shape = header["shape"].tolist()
     while shape and shape[-1] == 0:
         shape.pop()
     if not shape or not 0 < math.prod(shape) <= _MOST_ELEMENTS:
-        raise ValueError(f"the shape {shape}")
+        raise ValueError(f"invalid shape {shape}")
     return np.dtype(code), tuple(shape)
 
 
@@ -311,7 +311,7 @@ KEY_OFFSET = np.dtype("<u8")
 
 
 def optional_fields(schema: Schema) -> list[str]:
-    """The fields that have a column of presence, in the order of those columns."""
+    """The fields that have a presence column, in the order of those columns."""
     return [name for name, kind in schema.items() if kind.optional]
 
 
@@ -343,20 +343,20 @@ def page_for(size: int) -> int:
 
 
 def value_offset(at: int, size: int) -> int:
-    """The first offset, `at` or later, where a value crosses no page.
+    """The first offset, `at` or later, where a value does not cross a page boundary.
 
-    The page size of a file depends on its largest value, which is known at the end only. So a value
-    stays within a page of the size that it needs itself: multiples of a larger power of two are
-    multiples of that size too.
+    The page size of a file depends on its largest value, which is only known at the end. So each
+    value is placed within a page of the size that it needs itself: the boundaries of larger pages
+    are also boundaries of that size, as all sizes are powers of two.
     """
     page = page_for(size)
     return at if at % page + size <= page else at + -at % page
 
 
 def value_offsets(sizes: npt.NDArray[np.int64], at: int) -> tuple[npt.NDArray[np.int64], int]:
-    """The offsets of values, as `value_offset` gives them one by one, and the end of the last.
+    """The offsets of values, the same as from `value_offset`, and the end of the last value.
 
-    Takes a step for each page, not for each value.
+    Takes one step per page, not per value.
     """
     ends = np.cumsum(sizes)
     starts = ends - sizes
@@ -366,7 +366,7 @@ def value_offsets(sizes: npt.NDArray[np.int64], at: int) -> tuple[npt.NDArray[np
         at = value_offset(at, int(sizes[first]))
         left = PAGE - at % PAGE
         fitting = int(np.searchsorted(ends, starts[first] + left, "right"))
-        stop = max(fitting, first + 1)  # a value over a page is a step of its own
+        stop = max(fitting, first + 1)  # a value larger than a page takes a step of its own
         pointers[first:stop] = starts[first:stop] + (at - starts[first])
         at += int(ends[stop - 1] - starts[first])
         first = stop
@@ -376,8 +376,8 @@ def value_offsets(sizes: npt.NDArray[np.int64], at: int) -> tuple[npt.NDArray[np
 def moved_offset(start: int, stop: int, at: int, page: int) -> int:
     """The first offset, `at` or later, to which the data from `start` to `stop` may be moved.
 
-    Data within one page may go anywhere within one page. More data move by whole pages of the size
-    `page`, so that still no value crosses a page.
+    Data within one page may go anywhere within one page. Longer data move by a multiple of `page`,
+    so that their values still do not cross pages.
     """
     if start // PAGE == max(start, stop - 1) // PAGE:
         return value_offset(at, stop - start)

@@ -1,7 +1,7 @@
-"""Reads a .beton at random: a row of its table has the numbers and pointers of a sample.
+"""Random access to a .beton: a row of its table has the numbers and pointers of a sample.
 
-Opening reads the header, the descriptors and the text of our section. No number of the file is used
-before it is compared with the file's size.
+Opening reads the header, the descriptors and the text of our section. Offsets and sizes in the file
+are compared with the size of the file before they are used.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from shardkit.schema import (
 
 _NUMBER_BYTES = 8
 
-# Converts a number or stored bytes to a value; the flag asks for JSON as its text.
+# Converts a number or stored bytes to a value; the flag requests JSON as its text.
 _Decode: TypeAlias = Callable[[Any, bool], Any]
 
 
 class _Column(NamedTuple):
-    """A field as it is read."""
+    """How a field is read."""
 
     name: str
-    presence: int  # start of its column of presence; -1 for a field that is never absent
+    presence: int  # start of its presence column; -1 for a field that is never absent
     at: int  # index of its first number in an unpacked row
-    blob: int  # index among the fields that have data; -1 for one that has none
+    blob: int  # index among the fields that have data; -1 for a field without data
     is_image: bool
-    size: int  # bytes of a value, where all have the same size; else -1
+    size: int  # bytes of each value if they have the same size, else -1
     decode: _Decode | None
 
 
@@ -115,7 +115,7 @@ class BetonReader(ShardReader):
         return sample
 
     def _image(self, numbers: tuple[Any, ...], blob: int, position: int) -> bytes:
-        """The JPEG as it is stored, or raw pixels as a PPM."""
+        """The stored JPEG, or raw pixels as a PPM."""
         mode, width, height, ptr = numbers
         if mode == JPEG:
             return self._value(ptr, self.allocations.size(blob, position, ptr))
@@ -126,7 +126,7 @@ class BetonReader(ShardReader):
     def _value(self, ptr: int, size: int) -> bytes:
         """The `size` bytes at a pointer."""
         if ptr < self._data_at or ptr + size > self.source.size:
-            raise ValueError(f"the file has no {size:,} bytes of it")
+            raise ValueError(f"the file does not contain its {size:,} bytes")
         return self.source.read(ptr, size)
 
     def offset(self, position: int, field: str) -> int | None:
@@ -136,7 +136,7 @@ class BetonReader(ShardReader):
         return int(self.row.pointers(self.rows.slice(position, position + 1), number)[0])
 
     def keys(self) -> list[str]:
-        with contextlib.suppress(ValueError):  # a damaged one is then named
+        with contextlib.suppress(ValueError):  # reading them one by one then finds the damaged one
             if self.section is not None:
                 return self.section.all_keys()
         return super().keys()
@@ -144,7 +144,7 @@ class BetonReader(ShardReader):
     def read_rows(
         self, field: str, positions: npt.NDArray[np.int64], out: npt.NDArray[Any]
     ) -> bool:
-        """For arrays of one shape and dtype, which FFCV has a type for."""
+        """Supports arrays of a fixed shape and dtype, for which FFCV has a type."""
         if self.closed:
             raise ValueError(f"{self.path} is closed")
         number = self._numbers[field]
@@ -183,7 +183,7 @@ class BetonReader(ShardReader):
             del self.rows, self.allocations, self.section, self._columns
 
     def _found_layout(self) -> dict[str, Any]:
-        """The layout by our section, or by the descriptors of a file that FFCV wrote."""
+        """The layout from our section, or from the descriptors of a file that FFCV wrote."""
         if self.section is None:
             schema = Schema({field.name: bytes_of.kind_of(field) for field in self.fields})
             return {"schema": schema.to_json()}
@@ -217,11 +217,11 @@ class BetonReader(ShardReader):
         return sum(field.has_data for field in self.fields[:number])
 
     def _column(self, name: str, kind: FieldType) -> _Column:
-        """How a field of the schema, which is that of the whole dataset, is read from this file."""
+        """How to read a field of the schema, which is that of the whole dataset, from this file."""
         number = self._numbers.get(name)
         if number is None:
             raise DamagedError(
-                f"the .beton has no field {name!r}, which its manifest names",
+                f"the .beton has no field {name!r}, which is in its manifest",
                 path=self.path,
                 expected=", ".join(self.schema),
                 found=", ".join(self._numbers),
@@ -230,7 +230,7 @@ class BetonReader(ShardReader):
         found, decode = _decoder(field, kind)
         if not found:
             raise DamagedError(
-                "a field is of another type than its manifest says",
+                "the type of a field differs from its type in the manifest",
                 path=self.path,
                 field=name,
                 expected=str(kind),
@@ -256,7 +256,7 @@ def _read_front(source: ByteSource) -> tuple[np.void, list[Field], tuple[int, in
     head = np.frombuffer(source.read(0, header.itemsize), header)[0]
     if head["version"] != bytes_of.VERSION:
         raise FormatError(
-            "the file is not a .beton that shardkit reads",
+            "this is not a .beton that shardkit can read",
             path=path,
             expected=f"version {bytes_of.VERSION}",
             found=f"version {head['version']}",
@@ -281,16 +281,16 @@ def _read_front(source: ByteSource) -> tuple[np.void, list[Field], tuple[int, in
 class Allocations:
     """The table of the sizes of all values in the data, up to the end of the file.
 
-    Rows may have any order. In most files, and in all of ours, it is that of samples and fields, so
-    the row at that index is tried first. Only where it is another value's are the pointers sorted,
-    once.
+    Rows may be in any order. In most files, and in all of ours, they are in the order of samples
+    and fields, so the row at that index is tried first. If it belongs to another value, all
+    pointers are sorted once for a search.
     """
 
     def __init__(self, source: ByteSource, at: int, data_at: int, fields: int) -> None:
-        """`fields` is the number of those that have data; a truncated last row is not read."""
+        """`fields` is the number of fields with data; a truncated last row is ignored."""
         if not data_at <= at <= source.size:
             raise DamagedError(
-                "the .beton is not complete, or cut: its table of allocations is not in it",
+                "the .beton is incomplete or truncated: it does not contain its allocation table",
                 path=source.path,
                 offset=bytes_of.HEADER.fields["alloc_table_ptr"][1],  # type: ignore[index] # it has fields
                 expected=f"{data_at:,} to {source.size:,}",
@@ -314,11 +314,11 @@ class Allocations:
                 return int(size)
         size = self._search(np.array([ptr], np.uint64))[0]
         if size < 0:
-            raise ValueError("the table of allocations does not say how long it is")
+            raise ValueError("its size is not in the allocation table")
         return int(size)
 
     def sizes(self, field: int, pointers: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-        """The same for the field of all samples; -1 where unknown."""
+        """Bytes of the field's value in all samples; -1 if unknown."""
         rows = self.rows.slice(0, len(self.rows))[field :: self._fields]
         if len(rows) == len(pointers) and (rows["ptr"] == pointers).all() and rows["size"].all():
             sizes: npt.NDArray[np.int64] = rows["size"].astype(np.int64)
@@ -329,7 +329,7 @@ class Allocations:
         if not len(self.rows):
             return np.full(len(pointers), -1, np.int64)
         if self._sorted is None:
-            # FFCV gives an empty value the next pointer: of equal pointers the longest counts.
+            # In FFCV, an empty value has the pointer of the next one: the largest size counts.
             rows = self.rows.slice(0, len(self.rows))
             order = np.lexsort((rows["size"], rows["ptr"]))
             self._sorted = (rows["ptr"][order], rows["size"][order])
@@ -341,23 +341,23 @@ class Allocations:
 
 
 class _About(TypedDict):
-    """The text of a section."""
+    """The JSON text of a section."""
 
     schema: dict[str, Any]
     classes: dict[str, list[str]] | None
 
 
-_KEY_SPAN = struct.Struct("<QQ")  # where a key begins, and where the next one does
+_KEY_SPAN = struct.Struct("<QQ")  # the start of a key, and that of the next one
 _SECTION = "the section with keys and types"
 
 
 class Section:
-    """Our section: keys, types and absent values, which FFCV's own layout cannot store."""
+    """Our section: keys, types and absent values, which FFCV's layout has no place for."""
 
     def __init__(
         self, source: ByteSource, at: int, size: int, samples: int, fields: list[Field]
     ) -> None:
-        """Raises DamagedError where the section of `size` bytes at `at` contradicts the file."""
+        """Raises DamagedError if the section of `size` bytes at `at` does not match the file."""
         head = bytes_of.SECTION_HEAD
         where: dict[str, Any] = {"path": source.path, "offset": at}
         text_size = keys_size = 0
@@ -368,8 +368,8 @@ class Section:
             raise DamagedError(
                 f"{_SECTION} is damaged",
                 **where,
-                expected=f"a text in a section that ends before byte {source.size:,}",
-                found=f"a text of {text_size:,} bytes in a section of {size:,}",
+                expected=f"text in a section that ends at or before byte {source.size:,}",
+                found=f"text of {text_size:,} bytes in a section of {size:,}",
                 fix="copy the file again, or convert again",
             )
         text = source.read(text_at, text_size).rstrip(b"\0")
@@ -387,7 +387,7 @@ class Section:
         presence_at = offsets_at + bytes_of.KEY_OFFSET.itemsize * (samples + 1)
         keys_at = presence_at + len(optional) * samples
         if keys_at + keys_size != at + size:
-            parts = f"parts of {keys_at + keys_size - at:,} bytes in {size:,}"
+            parts = f"parts of {keys_at + keys_size - at:,} bytes in a section of {size:,}"
             raise DamagedError(f"{_SECTION} is damaged", found=parts, **where)
         self.offsets = Table(source, offsets_at, samples + 1, bytes_of.KEY_OFFSET)
         self.presence = Table(source, presence_at, len(optional) * samples, "u1")
@@ -405,7 +405,7 @@ class Section:
         return self.keys.record(start, stop - start).decode()
 
     def all_keys(self) -> list[str]:
-        """The keys of all samples; raises ValueError where one is damaged."""
+        """The keys of all samples; raises ValueError if one is damaged."""
         offsets = self.offsets.slice(0, len(self.offsets)).tolist()
         text = self.keys.record(0, len(self.keys))
         if offsets != sorted(offsets) or offsets[-1] > len(text):
@@ -414,12 +414,12 @@ class Section:
 
 
 def _check_fields(schema: Schema, fields: list[Field], path: Path) -> None:
-    """Compare the fields with those that store the section's schema."""
-    with contextlib.suppress(FormatError):  # a schema that cannot be stored at all
+    """Raise DamagedError unless the fields are those for the section's schema."""
+    with contextlib.suppress(FormatError):  # the schema cannot be stored at all
         if bytes_of.fields_of(schema) == fields:
             return
     raise DamagedError(
-        "the .beton has other fields than its section says",
+        "the fields of the .beton differ from those in its section",
         path=path,
         expected=", ".join(schema),
         found=", ".join(field.name for field in fields),
@@ -432,7 +432,7 @@ def _check_fields(schema: Schema, fields: list[Field], path: Path) -> None:
 def _decoder(field: Field, kind: FieldType) -> tuple[bool, _Decode | None]:
     """Whether values of a field can be read as `kind`, and the function that converts them, if any.
 
-    Every field can be read as bytes, which is the common type where the files of a dataset differ.
+    Every field can be read as bytes: the common type if the files of a dataset differ.
     """
     if field.dtype is None:
         types = (field.type_id, type(kind))
@@ -455,7 +455,7 @@ def _json(data: bytes, json_text: bool) -> Any:
 def _text(data: bytes, json_text: bool) -> str:
     found = _json(data, False)
     if not isinstance(found, str):
-        raise ValueError("JSON that is not text")
+        raise ValueError("its JSON is not a string")
     return found
 
 

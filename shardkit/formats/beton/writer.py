@@ -1,7 +1,7 @@
-"""Writes a .beton in one pass: values as they come, and at the end the table before them.
+"""Writes a .beton in one pass: values as they arrive, and at the end the table before them.
 
-The size of the table is known at the end only. Some room is left for it; values that a larger table
-would overwrite move behind the others, which writes as many bytes again as the table has.
+The size of the table is only known at the end. Some space is reserved for it; values that a larger
+table would overwrite are moved behind the others, which writes about one table size more.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from shardkit.formats.beton.layout import ALLOCATION, Field, Row, TypeId, front_
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Audio, Bytes, FieldType, Image, Json, Text, Video
 
-ROOM = 1 << 15  # bytes left free for the table
+ROOM = 1 << 15  # bytes reserved for the table
 _BLOCK = 1 << 20  # bytes copied at a time
 _ZEROS = memoryview(bytes(_BLOCK))
 
 
 class _Prepared(NamedTuple):
-    """A sample as it is written, unless it would take the file over its limit."""
+    """A sample that is ready to be written, unless the file would exceed its limit."""
 
     row: list[Any]
     chunks: list[bytes | memoryview]
     allocations: list[tuple[int, int]]  # pointer and size
-    encoded: list[str]  # why images were re-encoded
-    end: int  # of the data with this sample
+    encoded: list[str]  # reasons why images were re-encoded
+    end: int  # end of the data including this sample
 
 
 class BetonWriter(ShardWriter):
@@ -56,10 +56,10 @@ class BetonWriter(ShardWriter):
         self._allocations = bytearray()
         self._keys: list[bytes] = []
         self._keys_size = 0
-        self._largest = 0  # of the values in the data
-        self._covered = 0  # allocations that the table would overwrite
+        self._largest = 0  # size of the largest value in the data
+        self._covered = 0  # number of values that the table would overwrite
         self._start = front_size(len(self._fields), 0, 0) + ROOM
-        self._end = self._start  # of the data, with what is still in the buffer
+        self._end = self._start  # end of the data, including the file's buffer
         self._encoded: Counter[str] = Counter()
         self.encoded = self._encoded
         self._file = storage.BufferedFile(path)
@@ -115,7 +115,7 @@ class BetonWriter(ShardWriter):
             if encode is not None and name in sample:
                 try:
                     value = encode(value)
-                except (TypeError, ValueError, RecursionError) as error:  # a lone surrogate, say
+                except (TypeError, ValueError, RecursionError) as error:  # e.g. a lone surrogate
                     raise _unusable(error, value, sample[KEY], name) from error
             if type_id in _NUMBERS:
                 row.append(value)
@@ -134,7 +134,7 @@ class BetonWriter(ShardWriter):
                     expected=f"at most {layout.MAX_VALUE:,} bytes",
                     found=f"{size:,}",
                 )
-            # FFCV finds a value's size by its pointer, so an empty one has a byte of its own.
+            # FFCV looks up the size of a value by its pointer, so an empty value occupies a byte.
             ptr = layout.value_offset(end, size or 1)
             chunks += zeros(ptr - end)
             chunks.append(value if size else b"\0")
@@ -146,7 +146,7 @@ class BetonWriter(ShardWriter):
         return _Prepared(row, chunks, allocations, encoded, end)
 
     def _size_with(self, prepared: _Prepared, key_size: int) -> int:
-        """Bytes of the file if it ended with this sample; a little more where values must move."""
+        """Bytes of the file if this is its last sample; slightly more if values must be moved."""
         samples = self._samples + 1
         page = layout.page_for(max([self._largest, *(size for _, size in prepared.allocations)]))
         table_end = front_size(len(self._fields), self._row.dtype.itemsize, samples)
@@ -202,7 +202,7 @@ class BetonWriter(ShardWriter):
 
 
 def _end_of_data(start: int, stop: int, end: int, table_end: int, page: int) -> int:
-    """The end of the data after those from `start` to `stop` have moved behind the others."""
+    """The end of the data once those from `start` to `stop` have been moved behind the others."""
     if table_end <= start:
         return end
     return layout.moved_offset(start, stop, max(end, table_end), page) + stop - start
@@ -217,12 +217,12 @@ def zeros(count: int) -> list[bytes | memoryview]:
 
 
 class _Column(NamedTuple):
-    """A field as it is written: all that the inner loop needs."""
+    """The properties of a field that the inner loop needs."""
 
     name: str
     type_id: TypeId
     encode: Callable[[Any], Any] | None  # None for a number
-    absent: Any  # the value for a sample that does not have the field
+    absent: Any  # the placeholder for a sample without the field
 
 
 def _column(field: Field, kind: FieldType) -> _Column:
@@ -250,7 +250,7 @@ def _whole(kind: Audio | Video, value: bytes) -> bytes:
 def _json(value: Any) -> bytes:
     text = JsonText.of(value).encode()
     if b"\0" in text:
-        raise ValueError("FFCV takes JSON to end at its first zero byte")
+        raise ValueError("FFCV treats the first zero byte as the end of the JSON")
     return text + b"\0"
 
 

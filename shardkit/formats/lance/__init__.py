@@ -1,10 +1,10 @@
-"""Lance through pylance: a dataset is one of Lance, of which our shards are the fragments.
+"""Lance, with pylance: a shardkit dataset is a Lance dataset whose fragments are the shards.
 
-process.py   what is asked of pylance, which runs in a process of its own
+process.py   calls to pylance, which runs in a separate process
 server.py    that process
 reader.py    random access to data files and datasets
-writer.py    a data file in one pass
-commit.py    the manifest of Lance for a dataset's files
+writer.py    writes a data file in one pass
+commit.py    writes the Lance manifest of a dataset
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shardkit.formats.lance.writer import LanceWriter
 from shardkit.manifest import Manifest
 from shardkit.schema import Schema
 
-if find_spec("lance") is None:  # it is imported by the process of `server.py` alone
+if find_spec("lance") is None:  # only the process of `server.py` imports it
     raise ModuleNotFoundError("No module named 'lance'", name="pylance")
 
 _SAMPLE_OVERHEAD, _FIELD_OVERHEAD = 64, 40
@@ -33,9 +33,9 @@ _SAMPLE_OVERHEAD, _FIELD_OVERHEAD = 64, 40
 class Lance(Format):
     name = "lance"
     abilities = (
-        "write: one Lance dataset, of which the shards are the fragments; all field types",
-        "read at random: images, bytes and long lists of ours from the file, without pylance",
-        "read foreign datasets: the latest version, deletions and blobs, on this machine's disks",
+        "write: one Lance dataset, whose fragments are the shards; all field types",
+        "read at random: its own images, bytes and long lists from the file, without pylance",
+        "read foreign datasets: the latest version, deletions and blobs, on local disks",
     )
     reader = LanceReader
     writer = LanceWriter
@@ -44,9 +44,9 @@ class Lance(Format):
         for name in schema:
             if "." in name or not name:
                 raise FormatError(
-                    "Lance has no columns with dots in their names, which lead into structs",
+                    "Lance column names cannot be empty or contain dots, which address structs",
                     field=name,
-                    fix="name the field otherwise, or leave it out",
+                    fix="rename the field, or leave it out",
                 )
         return super().layout(schema)
 
@@ -57,12 +57,12 @@ class Lance(Format):
         return f"{DATA}/shard-{number:06d}"
 
     def listed(self, folder: Path) -> list[str] | None:
-        """The manifest of the latest version: files of older ones are not to be read."""
+        """The manifest of the latest version: files of older versions must not be read."""
         found = [path.name for path in (folder / VERSIONS).glob("*.manifest")]
         numbers = {int(name.partition(".")[0]): name for name in found if name[:-9].isdigit()}
         if not numbers:
             return None
-        down = max(numbers) >= 2**63  # versions are numbered from the largest number downwards
+        down = max(numbers) >= 2**63  # Lance can number versions downwards from 2**64 - 1
         return [f"{VERSIONS}/{numbers[(min if down else max)(numbers)]}"]
 
     def complete(self, folder: Path, manifest: Manifest) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Makes data files a dataset: pylance writes its manifest, and we take times and UUIDs out."""
+"""Turns data files into a dataset: pylance writes its manifest; times and UUIDs are removed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from shardkit.formats.lance.process import ask
 from shardkit.formats.lance.writer import lance_schema
 from shardkit.manifest import Manifest
 
-# Fields of a manifest that differ from run to run: when it was written, and by which transaction.
+# Fields of a manifest that differ from run to run: the time, and the transaction that wrote it.
 _CHANGING = {7, 12, 23}
 
 
 def commit(folder: Path, manifest: Manifest) -> list[Path]:
-    """Write the manifest of the first version; the data files are those of our manifest."""
+    """Write the Lance manifest of version 1, with the data files listed in our manifest."""
     schema = lance_schema(arrow_schema(manifest.schema, manifest.class_names))
     every = [(Path(s.file.name).name, s.samples, s.file.bytes) for s in manifest.shards]
     shards = [shard for shard in every if shard[1]]
@@ -30,7 +30,7 @@ def commit(folder: Path, manifest: Manifest) -> list[Path]:
 
 
 def _repeatable(data: bytes) -> bytes:
-    """A manifest without the fields that change, and without a copy of its transaction."""
+    """A Lance manifest without the fields that change, and without a copy of its transaction."""
     start = int.from_bytes(data[-16:-8], "little")
     length = int.from_bytes(data[start : start + 4], "little")
     at, kept = start + 4, b""

@@ -1,7 +1,7 @@
-"""pylance, in a process of its own.
+"""Calls to pylance, which runs in a separate process.
 
-Its threads do not survive a fork: a forked process, such as a worker of torch's DataLoader, waits
-for ever or crashes. And damaged files can make it panic, or end the process that it is in.
+Its threads do not survive a fork: a forked process, such as a worker of torch's DataLoader, hangs
+or crashes. Also, damaged files can make it panic, or abort the process that it runs in.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import pyarrow as pa
 from shardkit.errors import DamagedError
 from shardkit.pickled_process import PickledProcess
 
-_PATIENCE = 60  # seconds for an answer
-# Bytes that the process may take, as damaged files make pylance take any: four times the largest
-# value; less for small files, where 4 GiB of nonsense would take their time, too.
+_PATIENCE = 60  # seconds to wait for a response
+# Memory limits of the process, in bytes, as damaged files can make pylance allocate any amount:
+# four times the largest value; less for small files, where filling 4 GiB would also take long.
 MEMORY, SMALL, _TIMES = 8 << 30, 2 << 30, 100
 _SIGKILL = 9
 _MEMORY = re.compile(
@@ -33,48 +33,48 @@ _MEMORY = re.compile(
 
 
 class Page(NamedTuple):
-    """Values of a column that stand in the file as they are.
+    """Values of a column that are stored uncompressed, one after the other.
 
-    Their ends are little-endian numbers of `width` bytes in the file at `ends`, where there is one,
-    and count from `start`. Before each value are `before` bytes, of which the first says whether
-    the value is null if `nulls`.
+    If `ends` is not 0, it is the offset of an array of little-endian numbers of `width` bytes: the
+    ends of the values, relative to `start`. Each value is preceded by `before` bytes; if `nulls`,
+    the first of these says whether the value is null.
     """
 
     first: int  # row
     rows: int
     start: int
     ends: int
-    width: int  # without `ends`, bytes of a value
+    width: int  # if `ends` is 0: bytes of each value
     before: int
     nulls: bool
 
 
 class About(NamedTuple):
-    """What a file or dataset holds."""
+    """The contents of a file or dataset."""
 
     columns: pa.Schema  # blobs as bytes
     rows: int
-    average: dict[str, float]  # bytes of a value in each column, about
-    pages: dict[str, list[Page]]  # of columns that can be read without pylance
+    average: dict[str, float]  # approximate bytes of a value, by column
+    pages: dict[str, list[Page]]  # for columns that can be read without pylance
     deleted: int = 0  # rows
 
 
 class _EndedError(Exception):
-    """The process has ended, with a code."""
+    """The process has exited, with a code."""
 
 
 _process: PickledProcess | None = None
 _starting = threading.Lock()
-_of_parent: list[Any] = []  # never collected: their pipes are the parent's
+_of_parent: list[Any] = []  # kept alive: collecting them would close the pipes of the parent
 
 
 def ask(path: Path, method: str, *arguments: Any) -> Any:
-    """What a method of `server.Server` answers, or raises."""
+    """Call a method of `server._Server`, and return its result or raise its error."""
     return call(path, method, *arguments)()
 
 
 def call(path: Path, method: str, *arguments: Any) -> Callable[[], Any]:
-    """Begin a call, of which the result waits for the end; the process is started if need be."""
+    """Start a call, and the process if needed; the returned function waits for the result."""
     global _process  # noqa: PLW0603 - one for all readers
     with _starting:
         if _process is None:
@@ -95,34 +95,34 @@ def _answer(process: PickledProcess, answer: Future[Any], path: Path, reads: boo
             _process = None if _process is process else _process
         words = _want_of_memory(process.kill(), bound(path) if reads else MEMORY)
         if error.args == (-_SIGKILL,):
-            words = "it was killed, as systems do where memory runs out"
+            words = "it was killed, as operating systems do when memory runs out"
         if words is not None:
             raise MemoryError(f"in the process of pylance, at {path}: {words}") from error
         if isinstance(error, _EndedError):
-            raise DamagedError("pylance ended its process over this file", path=path) from error
+            raise DamagedError("this file made the process of pylance exit", path=path) from error
         raise DamagedError(
-            f"pylance does not answer over this file within {_PATIENCE} s",
+            f"pylance did not respond for this file within {_PATIENCE} s",
             path=path,
-            fix="try again where more memory is free; if it does not answer there either, the file "
-            "is damaged: copy it again from where it is whole, or make it again",
+            fix="try again with more free memory; if it still does not respond, the file is "
+            "damaged: copy it again from an intact copy, or create it again",
         ) from error
 
 
 def bound(path: Path) -> int:
-    """Bytes of memory that a data file, or the dataset of a manifest, may make the process take."""
+    """The memory limit of the process, in bytes, for a data file or the dataset of a manifest."""
     files = path.parent.parent.rglob("*") if path.suffix == ".manifest" else [path]
     size = sum(file.stat().st_size for file in files)
     return min(SMALL + _TIMES * size, MEMORY)
 
 
 def _want_of_memory(said: str, bound: int) -> str | None:
-    """What the process said of it, if memory ran out for what may be a value, not for damage."""
+    """The process's message, if memory ran out for what may be a valid value, not due to damage."""
     found = _MEMORY.search(said)
     return None if found is None or int(found[1] or 0) > bound // 4 else found[0]
 
 
 def _forget() -> None:
-    """In a forked process, which has no copy of its parent's threads."""
+    """After a fork: the child does not have the parent's threads, so it starts its own process."""
     global _process, _starting
     _of_parent.append(_process)
     _process, _starting = None, threading.Lock()

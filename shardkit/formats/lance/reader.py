@@ -1,8 +1,8 @@
-"""Random access to Lance: data files of ours, and the datasets of others.
+"""Random access to Lance data files written by shardkit, and to foreign Lance datasets.
 
-pylance tells, in a process of its own, where values are. Those that stand in a file as they are
-(images, other bytes, long lists of numbers, as we write them) are read from there; of others small
-ones are read for a page of rows at a time, and each large one by itself.
+pylance, in a separate process, finds where values are stored. Values that are stored uncompressed
+(images, other bytes and long lists of numbers, as shardkit writes them) are read directly from the
+file. Of all others, small ones are read for a page of rows at a time, and large ones individually.
 """
 
 from __future__ import annotations
@@ -29,25 +29,26 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 VERSIONS, DATA = "_versions", "data"  # folders of a dataset
-_SMALL = 256  # bytes of a value, up to which those of a page are read at once
+_SMALL = 256  # bytes of a value, up to which a page of values is read at once
 _SCAN = 16 << 20  # bytes that are scanned at a time
-_COUNTED = 256 << 20  # bytes of a column of which nulls are counted
+_COUNTED = 256 << 20  # bytes of a column up to which its nulls are counted
 
 
 class LanceReader(BatchReader):
-    """A data file, or a version of a dataset: the path is that of its manifest."""
+    """A data file, or a version of a dataset, given by the path of its Lance manifest."""
 
     def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
         if isinstance(path, RemotePath):
             raise FormatError(
-                "Lance is read from the disks of this machine alone",
+                "Lance can only be read from local disks",
                 path=path,
                 fix="copy the dataset to this machine first",
             )
         folder = self._folder = path.parent.parent
         if layout is None and path.parent.name == DATA and (folder / VERSIONS).is_dir():
             raise FormatError(
-                "this is a part of a Lance dataset, which alone says what of it counts",
+                "this is a single data file of a Lance dataset; only the dataset says which rows"
+                " are valid",
                 path=path,
                 fix=f"give {folder}",
             )
@@ -62,8 +63,8 @@ class LanceReader(BatchReader):
 
     def _open(self) -> tuple[pa.Schema, list[int]]:
         for part in self._folder.rglob("*") if self._foreign else ():
-            if not (part.is_file() or part.is_dir()):  # pylance would wait for a pipe
-                open_source(part)  # which says what it is
+            if not (part.is_file() or part.is_dir()):  # pylance would block on a named pipe
+                open_source(part)  # raises an error that says what it is
         about = self.path.stat()
         self._which = os.path.abspath(self.path), (about.st_ino, about.st_size, about.st_mtime_ns)
         self._about: About = ask(self.path, "about", self._which)
@@ -74,10 +75,10 @@ class LanceReader(BatchReader):
         return self._table(names, self._starts[number], self._starts[number + 1])
 
     def _table(self, names: Collection[str], first: int, stop: int) -> Arrays:
-        _ = self._opened  # a closed one is not read
+        _ = self._opened  # raises if the reader is closed
         table = ask(self.path, "rows", self._which, [*names], first, stop)
         if len(table) != stop - first:
-            raise ValueError(f"{len(table)} rows where {stop - first} are announced")
+            raise ValueError(f"{len(table)} rows instead of {stop - first}")
         table.validate()
         return {name: plain(table.column(name).chunk(0)) for name in names}
 
@@ -93,7 +94,7 @@ class LanceReader(BatchReader):
         return self._about.average[name] > _SMALL or bool(self._stored(name))
 
     def _large(self, name: str, first: int) -> Column:
-        """The values of a column from row `first` on, which are read one by one."""
+        """The values of a column from row `first` on, read one by one."""
         kind: FieldType = Text() if name == KEY else self.schema[name]
         tensor, pages = self._tensors.get(name), self._stored(name)
 
@@ -115,7 +116,7 @@ class LanceReader(BatchReader):
         return _at(pages, position).range(position)[0] if pages else self._where(0)
 
     def _stored(self, name: str) -> list[_Stored]:
-        """Where the values of a column stand in the file as they are; empty where they do not."""
+        """The pages of a column whose values are stored uncompressed; empty for other columns."""
         found = self._in_file.get(name)
         if found is None:
             found = []
@@ -138,14 +139,14 @@ class LanceReader(BatchReader):
                 yield self._table(names, first, min(first + step, len(self)))
 
     def _known_nulls(self) -> Known:
-        """Of very large columns without a word about it there may be some."""
+        """Very large columns may have nulls, unless their pages say that there are none."""
         about = self._about
         found = {n: 1 for n, a in about.average.items() if a * about.rows > _COUNTED}
         whole = {n for n, pages in about.pages.items() if not any(page.nulls for page in pages)}
         return Known(found, {name for name in whole if not is_list(about.columns.field(name).type)})
 
     def _where(self, number: int) -> int:
-        return 0  # the file: only pylance knows more
+        return 0  # the whole file: only pylance knows the offset
 
     def spans(self) -> None:
         return None
@@ -170,7 +171,7 @@ class _Stored:
         self.in_memory = 200 + (self.ends.in_memory if self.ends else 0)
 
     def range(self, row: int) -> tuple[int, int]:
-        """Where a value stands in the file, with what is before it, and its bytes."""
+        """Offset and size of a value in the file, including the bytes before it."""
         row -= self.first
         if self.ends is None:
             return self.start + row * self.width, self.width
@@ -180,7 +181,7 @@ class _Stored:
         return self.start + begin, end - begin
 
     def read(self, row: int, file: ByteSource) -> bytes | None:
-        """The bytes of a value; None for a null."""
+        """The bytes of a value; None if it is null."""
         data = file.read(*self.range(row))
         if self.ends is None:
             return data
@@ -188,5 +189,5 @@ class _Stored:
             return None
         size = int.from_bytes(data[self._nulls : self._before], "little")
         if size != len(data) - self._before or (self._nulls and data[0]):
-            raise ValueError(f"a value of {size:,} bytes where there are {len(data):,}")
+            raise ValueError(f"a value of {size:,} bytes in a range of {len(data):,} bytes")
         return data[self._before :]

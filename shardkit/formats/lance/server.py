@@ -1,5 +1,5 @@
-# ruff: noqa: E402 - what is not imported is said before the imports
-"""The process that has pylance: `process.ask` is answered here.
+# ruff: noqa: E402 - the import of pandas is blocked before the other imports
+"""The process that runs pylance and serves the calls of `process.ask`.
 
 python -m shardkit.formats.lance.server
 """
@@ -20,7 +20,7 @@ from typing import Any, Final
 
 
 class _NoPandas:
-    """pyarrow imports pandas if it is there, which takes half of the start, and is not needed."""
+    """Keeps pyarrow from importing pandas, which takes half of the startup time, unneeded."""
 
     @staticmethod
     def find_spec(name: str, *_: object) -> None:
@@ -38,17 +38,17 @@ from shardkit.formats.lance.process import MEMORY, SMALL, About, Page, bound
 from shardkit.names import is_safe
 from shardkit.pickled_process import read_message, serve
 
-_VERSION: Final = "2.2"  # of the file format, which pylance 14 writes unless told otherwise
+_VERSION: Final = "2.2"  # of the file format: the default of pylance 14
 _OPEN = 64  # files and datasets that are open at once
-_LATEST = 2**63  # from here on, files of versions are numbered downwards
-_LOOKED_AT, _LOOKED_AT_BYTES = 16, 32 << 20  # rows, to find out how large values are
+_LATEST = 2**63  # manifests with numbers from here on are numbered downwards
+_LOOKED_AT, _LOOKED_AT_BYTES = 16, 32 << 20  # rows and bytes read to estimate the sizes of values
 _BLOB = (b"lance-encoding:blob", b"true")
-_EXTERNAL = 3  # the kind of a blob that is somewhere else
+_EXTERNAL = 3  # the kind of a blob that is stored outside of the dataset
 
 
 def _allow(memory: int) -> None:
-    """Let this process take so many bytes, or as many as it could before; at first, any."""
-    with contextlib.suppress(ImportError, ValueError, OSError):  # other systems, a lower limit
+    """Limit the memory of this process, in bytes; an existing limit is only ever raised."""
+    with contextlib.suppress(ImportError, ValueError, OSError):  # Windows, or a lower hard limit
         import resource
 
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -57,16 +57,16 @@ def _allow(memory: int) -> None:
 
 
 class _File:
-    """A data file, opened for each column: it may get another name or none meanwhile."""
+    """A data file, opened for each column: it may be renamed or removed in the meantime."""
 
     def __init__(self, path: str) -> None:
         reader = LanceFileReader(path)
         about = reader.metadata()
         columns, rows = about.schema, reader.num_rows()
         self._readers = {name: LanceFileReader(path, columns=[name]) for name in columns.names}
-        self._lock = threading.Lock()  # of two threads one would find a reader borrowed
+        self._lock = threading.Lock()  # a reader cannot be used by two threads at once
         pages = {}
-        # A column of the file for each of the schema, so that they are those in order.
+        # Only if each column of the schema is one column of the file, in the same order.
         if len(about.columns) == len(columns):
             found = zip(columns.names, about.columns, strict=True)
             pages = {name: list(_pages(column.pages)) for name, column in found}
@@ -82,7 +82,7 @@ class _File:
 
 
 class _Dataset:
-    """A version of a dataset, of which the path is that of its manifest."""
+    """A version of a dataset, given by the path of its manifest."""
 
     def __init__(self, path: str) -> None:
         number, folder = int(Path(path).stem), Path(path).parent.parent
@@ -91,7 +91,7 @@ class _Dataset:
         fragments = self._dataset.get_fragments()
         for file in (file for fragment in fragments for file in fragment.data_files()):
             if file.base_id is not None or not is_safe(str(file.path)):
-                raise ValueError(f"its data lie elsewhere: {file.path!s}")
+                raise ValueError(f"a data file is outside of the dataset: {file.path!s}")
         columns = self._dataset.schema
         self._blobs = {field.name for field in columns if _is_blob(field)}
         for name in self._blobs:
@@ -106,7 +106,7 @@ class _Dataset:
         found = self._dataset.take(numbers, columns=[*names])
         for name in self._blobs.intersection(names):
             if any((one or {}).get("kind") == _EXTERNAL for one in found[name].to_pylist()):
-                raise ValueError("the value is a URI of what lies elsewhere")
+                raise ValueError("the value is a URI of data outside of the dataset")
             values = [value for _, value in self._dataset.read_blobs(name, indices=numbers)]
             position = found.schema.get_field_index(name)
             found = found.set_column(position, name, pa.array(values, pa.large_binary()))
@@ -114,7 +114,7 @@ class _Dataset:
 
 
 class _Server:
-    """Answers `ask`."""
+    """Serves the calls of `process.ask`."""
 
     def __init__(self) -> None:
         self._opened: OrderedDict[Any, _File | _Dataset] = OrderedDict()
@@ -122,7 +122,7 @@ class _Server:
         self._writers: dict[str, Any] = {}
 
     def about(self, which: tuple[str, object]) -> About:
-        """`which` has the path, and when and how the file there was made."""
+        """`which` has the path, and the inode, size and time of the file to detect changes."""
         return self._open(which).about
 
     def rows(self, which: tuple[str, object], names: list[str], first: int, stop: int) -> pa.Table:
@@ -146,7 +146,7 @@ class _Server:
         self._writers[path] = LanceFileWriter(path, schema, version=_VERSION)
 
     def write(self, path: str, batch: pa.RecordBatch) -> None:
-        writer = self._writers.pop(path)  # for good, if this fails
+        writer = self._writers.pop(path)  # not put back if this fails
         writer.write_batch(batch)
         self._writers[path] = writer
 
@@ -159,12 +159,12 @@ class _Server:
     def commit(
         self, folder: str, schema: pa.Schema, shards: list[tuple[str, int, int]]
     ) -> tuple[str, bytes]:
-        """A manifest for data files with these names, rows and bytes, and what it is called.
+        """The file name and bytes of a manifest for data files with these names, rows and sizes.
 
-        `folder` is for temporary files: this process may have begun with another.
+        `folder` is for temporary files: the default one may have changed since this process began.
         """
         with tempfile.TemporaryDirectory(prefix="shardkit-", dir=folder) as temporary:
-            # A file like ours tells which of their columns holds which field.
+            # A file with the same schema shows which of its columns stores which field.
             row = pa.table([pa.nulls(1, stored) for stored in schema.types], schema=schema)
             one = lance.write_dataset(row, f"{temporary}/one", data_storage_version=_VERSION)
             (like,) = one.get_fragments()[0].data_files()
@@ -186,7 +186,7 @@ def _is_blob(field: pa.Field) -> bool:
 
 
 def _average(of: _File | _Dataset, columns: pa.Schema, rows: int) -> dict[str, float]:
-    """From the types, or from a few rows."""
+    """Approximate bytes of a value, by column: from its type, or from a few rows."""
     found: dict[str, float] = {}
     for field in columns:
         try:
@@ -200,7 +200,7 @@ def _average(of: _File | _Dataset, columns: pa.Schema, rows: int) -> dict[str, f
     return found
 
 
-# A page as `str` shows it, without its punctuation.
+# The `str` of a page's encoding, reduced to its words.
 _HEAD = (
     r"PageLayout layout Some FullZipLayout FullZipLayout bits_rep 0 bits_def ([01])"
     r" num_items (\d+) num_visible_items \2 value_compression Some CompressiveEncoding compression"
@@ -218,7 +218,7 @@ _LISTS = re.compile(
 
 
 def _pages(pages: Sequence[Any]) -> Iterator[Page]:
-    """The pages of a column as far as their values stand there as they are, uncompressed."""
+    """The leading pages of a column whose values are stored uncompressed."""
     first = 0
     for page in pages:
         words = " ".join(re.findall(r"\w+", str(page.encoding)))
@@ -239,7 +239,7 @@ def _pages(pages: Sequence[Any]) -> Iterator[Page]:
 
 
 class _Plain:
-    """The server's methods, whose errors have their number where the system gave one."""
+    """The server's methods, with pylance's errors converted: OSError if the system raised it."""
 
     def __init__(self, server: _Server) -> None:
         self._server = server
@@ -253,14 +253,14 @@ class _Plain:
             except OSError as error:
                 if number := re.search(r"\(os error (\d+)\)", str(error)):
                     raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
-                raise ValueError(str(error)) from error  # of pylance, for whatever it cannot read
+                raise ValueError(str(error)) from error  # pylance, for anything it cannot read
 
         return call
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks
-    # Else images that come again would stand in dictionaries, which only pylance reads.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
+    # Without this, repeated images would be stored in dictionaries, which only pylance can read.
     os.environ["LANCE_ENCODING_DICT_DIVISOR"] = str(10**9)
     _allow(SMALL)
     read_message(sys.stdin.buffer)

@@ -1,4 +1,4 @@
-"""Writes a data file of Lance batch by batch: images and other bytes as plain columns of bytes."""
+"""Writes a Lance data file batch by batch; images and other bytes become plain binary columns."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from shardkit.formats.arrow.writer import BatchFile, BatchWriter, MakeOutput, ip
 from shardkit.formats.base import ShardSpec
 from shardkit.formats.lance.process import call
 
-# Bytes that a value takes beside itself, a column in a batch, and a file.
+# Overhead in bytes of a value, of a column in a batch, and of a file.
 _VALUE, _COLUMN, _FILE = 20, 1024, 2048
-# So that values stand in the file as they are. Of two entries the order differs from run to run.
+# Values are stored uncompressed. Only one entry: the order of two would differ from run to run.
 _PLAIN = {"lance-encoding:compression": "none"}
-# For text Lance would choose FSST, with symbols of random samples: other bytes in every run.
+# For text Lance would choose FSST, whose symbols come from random samples: not reproducible.
 _TEXT = {"lance-encoding:compression": "zstd"}
 
 
 def lance_schema(schema: pa.Schema) -> pa.Schema:
-    """The columns for those of `arrow_schema`."""
+    """The Lance columns for the columns of `arrow_schema`."""
     fields = []
     for field in schema:
         stored = _stored(field.type)
@@ -41,7 +41,7 @@ def _stored(type: pa.DataType) -> pa.DataType:
 
 
 def _plain(array: pa.Array) -> pa.Array:
-    """The array with bytes in place of structs of bytes and path."""
+    """The array, with structs of bytes and path replaced by the bytes."""
     if array.type == IMAGE:
         array = array.field("bytes")
     elif array.type == pa.list_(IMAGE):
@@ -51,17 +51,17 @@ def _plain(array: pa.Array) -> pa.Array:
 
 
 class _File(BatchFile):
-    """A data file, which pylance itself writes."""
+    """A data file, which pylance writes in its own process."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         storage.make_folder(path.parent)
-        storage.remove(path)  # of an earlier run; or a link, which must not be written through
+        storage.remove(path)  # from an earlier run; or a symbolic link, which must not be followed
         self._path, self._schema = path.absolute(), lance_schema(schema)
-        self._answer: Callable[[], object] | None = None  # of the latest call
+        self._answer: Callable[[], object] | None = None  # waits for the latest call
         self._call("create", self._schema)
 
     def _call(self, method: str, *arguments: object) -> None:
-        """Begin a call once the one before is answered: pylance works while samples are read."""
+        """Start a call once the previous one is done: pylance works while samples are read."""
         self._wait()
         with storage.explained("write", self._path):
             self._answer = call(self._path, method, str(self._path), *arguments)
@@ -72,7 +72,7 @@ class _File(BatchFile):
             try:
                 if answer is not None:
                     answer()
-            except ValueError as error:  # control characters in the path, for one
+            except ValueError as error:  # for example, control characters in the path
                 raise StorageError(f"pylance cannot write: {error}", path=self._path) from error
 
     def write(self, batch: pa.RecordBatch) -> int:

@@ -1,10 +1,10 @@
-"""LitData's datasets: chunks of samples, and an index.json that says how to read them.
+"""LitData datasets: chunks of samples, and an index.json that describes how to read them.
 
-values.py    its serializers; nested.py: that of lists and objects
+values.py    LitData's serializers; nested.py: the one for lists and objects
 index.py     index.json
 chunk.py     where the samples of a chunk are, and how they are compressed
-reader.py    random access; rows.py: to rows that LitData stores as Arrow
-writer.py    a chunk in one pass
+reader.py    random access; rows.py: the same for rows that LitData stores as Arrow
+writer.py    writes a chunk in one pass
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class LitData(Format):
     name = "litdata"
     abilities = (
         "write: folders for litdata.StreamingDataset with their index.json, all field types",
-        "read at random: all serializers but pickles, tokens, text rows; Zstandard of any kind",
+        "read at random: all serializers (except pickle), tokens, text rows; all Zstandard modes",
     )
     reader = staticmethod(open_chunk)
     writer = LitDataWriter
@@ -42,12 +42,12 @@ class LitData(Format):
             kind = schema.get(name)
             if stored == FILE and isinstance(kind, Array):
                 found.append(
-                    f"{name!r}: arrays of types that LitData lacks are bytes of .npy files"
+                    f"{name!r}: LitData has no such arrays, so they are stored as .npy bytes"
                 )
             if stored == FILE and isinstance(kind, Image):
-                found.append(f"{name!r}: images that some samples may lack are bytes, not decoded")
+                found.append(f"{name!r}: LitData returns optional images as bytes, not decoded")
         if any(kind.optional for kind in schema.values()):
-            found.append("LitData sees absent values as 0, nan, null or empty ones")
+            found.append("LitData returns missing values as 0, nan, null or empty values")
         return found
 
     def listed(self, folder: Path) -> list[str] | None:
@@ -55,7 +55,7 @@ class LitData(Format):
         return None if index is None else [*index.samples]
 
     def shard_stem(self, number: int, shards: int) -> str:
-        return f"chunk-0-{number:05d}"  # some of LitData's own tools look for such names
+        return f"chunk-0-{number:05d}"  # some of LitData's tools expect such names
 
     def complete(self, folder: Path, manifest: Manifest) -> list[Path]:
         return [write_index(folder, manifest)]

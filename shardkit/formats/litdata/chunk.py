@@ -1,4 +1,4 @@
-"""Where the samples of a chunk are: as they are, compressed each, some together, or all."""
+"""Locates the samples of a chunk, which may be compressed one by one, in frames or as a whole."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from shardkit.codecs.unpack import unpacked
 from shardkit.errors import DamagedError, FormatError
 
 _FRAMED = b"LDFZ01\0\0"
-_PREFIX = struct.Struct("<8sHHIII")  # magic, version, flags, samples, samples of a frame, frames
-_FRAME = struct.Struct("<IIQII")  # first sample, samples, offset, bytes, and bytes decompressed
+_PREFIX = struct.Struct("<8sHHIII")  # magic, version, flags, samples, samples per frame, frames
+_FRAME = struct.Struct("<IIQII")  # first sample, samples, offset, size, decompressed size
 _ROWS, _TAIL = b"LDARW01\0", struct.Struct("<I8s")
 _PAIR = struct.Struct("<2I")
 
 
-Item = tuple[ByteSource, int, int]  # where the bytes of a sample begin and end
+Item = tuple[ByteSource, int, int]  # start and end of the bytes of a sample
 
 
 class Items:
-    """A plain chunk: the number of samples, the offset of each and of the end, the samples."""
+    """An uncompressed chunk: the number of samples, their offsets and the end, the samples."""
 
     count: int
 
@@ -36,7 +36,7 @@ class Items:
     def bounds(self, position: int) -> tuple[int, int]:
         start, stop = _PAIR.unpack(self.offsets.record(position, 2))
         if start > stop:
-            raise ValueError(f"it begins at byte {start:,} and ends at byte {stop:,}")
+            raise ValueError(f"it starts at byte {start:,} and ends at byte {stop:,}")
         return start, stop
 
     def item(self, position: int) -> Item:
@@ -44,7 +44,7 @@ class Items:
 
 
 class Compressed(Items):
-    """The same with each sample compressed (`compression_level="sample"`)."""
+    """A chunk whose samples are compressed one by one (`compression_level="sample"`)."""
 
     def item(self, position: int) -> Item:
         start, stop = self.bounds(position)
@@ -53,20 +53,20 @@ class Compressed(Items):
 
 
 class Framed(Items):
-    """Frames of so many samples each (`compression_level="batch"`)."""
+    """A chunk of compressed frames of several samples each (`compression_level="batch"`)."""
 
     def __init__(self, source: ByteSource) -> None:
         head = _PREFIX.unpack(source.read(0, _PREFIX.size))
         _, version, _, self.count, self._each, frames = head
         if version != 1:
-            raise FormatError("the chunk is of another version", path=source.path, offset=8)
+            raise FormatError("unsupported version of the chunk", path=source.path, offset=8)
         if not self._each or frames != -(-self.count // self._each):
             raise DamagedError("the header of the chunk is damaged", path=source.path, offset=12)
         start = _PREFIX.size
         self.source, self.offsets = source, Table(source, start, self.count + 1, "<u4")
         start += 4 * (self.count + 1)
         self._frames = Table(source, start, frames, np.dtype((np.void, _FRAME.size)))
-        self._latest = (-1, b"")  # replaced as one, as threads read
+        self._latest = (-1, b"")  # one tuple, so that threads replace both values at once
 
     def item(self, position: int) -> Item:
         number = position // self._each
@@ -81,14 +81,14 @@ class Framed(Items):
 
 
 def rows_of(source: ByteSource) -> ByteSource | None:
-    """The Arrow file at the end of a chunk; None where there is none."""
+    """The Arrow file at the end of a chunk; None if there is none."""
     start = source.size - _TAIL.size
     size, magic = _TAIL.unpack(source.read(start, _TAIL.size)) if start > 0 else (0, b"")
     return Part(source, start - size, size) if magic == _ROWS else None
 
 
 def items_of(source: ByteSource, each: bool) -> tuple[Items, int]:
-    """The samples of a chunk, `each` compressed or not, and the bytes of its temporary file."""
+    """The samples of a chunk, and the size of its temporary file. `each`: compressed one by one."""
     head = source.read(0, min(len(_FRAMED), source.size))
     if head == _FRAMED:
         return Framed(source), 0
@@ -100,7 +100,7 @@ def items_of(source: ByteSource, each: bool) -> tuple[Items, int]:
 
 
 def _inflated(data: bytes, size: int | None = None) -> bytes:
-    """What a frame becomes; raises ValueError, also if these are not `size` bytes."""
+    """A decompressed frame. Raises ValueError if it is damaged, or has not `size` bytes."""
     found = bytearray()
     starts = range(0, len(data), COMPRESSED_BLOCK)
     for piece in decompressed((data[at : at + COMPRESSED_BLOCK] for at in starts), "zst"):
@@ -108,5 +108,5 @@ def _inflated(data: bytes, size: int | None = None) -> bytes:
         if size is not None and len(found) > size:
             break
     if size is not None and len(found) != size:
-        raise ValueError(f"a frame does not become {size:,} bytes")
+        raise ValueError(f"a frame does not decompress to {size:,} bytes")
     return bytes(found)

@@ -1,4 +1,4 @@
-"""The index.json of a folder: its chunks, and what each sample of them is made of."""
+"""The index.json of a folder: its chunks, and the values that their samples consist of."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shardkit.names import checked_name
 from shardkit.schema import Schema
 
 NAME = "index.json"
-ABOUT = "shardkit"  # our entry: schema and classes, for readers of ours without a manifest
+ABOUT = "shardkit"  # our entry: schema and classes, for reading without a shardkit manifest
 
 Leaves = list[tuple[str, str]]  # name and serializer of each value of a sample, in order
 
@@ -47,21 +47,21 @@ class _About(TypedDict):
 
 
 class Index(NamedTuple):
-    """What a reader needs of it."""
+    """What a reader needs from index.json."""
 
     samples: Mapping[str, int]  # by chunk
     layout: Mapping[str, Any]  # of all chunks
 
 
 def load(folder: Path) -> Index | None:
-    """The index of a folder; None where there is none, or one of another format."""
+    """The index of a folder; None if there is none, or if it belongs to another format."""
     path = folder / NAME
     with storage.explained("open", path):
         found = path.stat() if path.is_file() else None
     return found and _load(path, found.st_size, found.st_mtime_ns)
 
 
-@functools.lru_cache(4)  # opening each of many chunks asks for it
+@functools.lru_cache(4)  # it is needed again for each chunk that is opened
 def _load(path: Path, size: int, changed: int) -> Index | None:
     text = storage.read(path, MOST_BYTES)
     if not all(re.search(rb'"%b"\s*:' % key, text) for key in (b"chunks", b"config")):
@@ -81,7 +81,7 @@ def _load(path: Path, size: int, changed: int) -> Index | None:
 
 
 def _layout(config: _Config, index: dict[str, Any]) -> dict[str, Any]:
-    """That of all chunks; one without a schema where the values are to tell it."""
+    """The layout of all chunks, without a schema if it has to be guessed from the values."""
     leaves = [*zip(_names(config["data_spec"]), config["data_format"], strict=True)]
     if ABOUT in index:
         about = checked(_About, index[ABOUT], ABOUT)
@@ -95,13 +95,13 @@ def _layout(config: _Config, index: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refuse(config: dict[str, Any], path: Path) -> None:
-    """Raise FormatError for samples that are stored in another way."""
+    """Raise FormatError for datasets that are stored in an unsupported way."""
     loader = config.get("item_loader", "PyTreeLoader")
-    what, fix = "", "read them with LitData, and write them with shardkit.create"
+    what, fix = "", "read them with LitData and write them with shardkit.create"
     if config.get("encryption"):
         what = "the chunks are encrypted"
     elif loader == "ParquetLoader":
-        what, fix = "the index lists Parquet files", "give these: 'FOLDER/*.parquet'"
+        what, fix = "the index lists Parquet files", "give the Parquet files: 'FOLDER/*.parquet'"
     elif loader not in ("PyTreeLoader", "TokensLoader"):
         what = f"the chunks are for another loader, {loader!r:.60}"
     if what:
@@ -109,14 +109,14 @@ def _refuse(config: dict[str, Any], path: Path) -> None:
 
 
 def _names(spec: str) -> list[str]:
-    """Those of the leaves of a pytree: the names on the way to each."""
+    """The names of the leaves of a pytree: for each, the keys on the path to it."""
     try:
         version, tree = json.loads(spec)
         names = ["/".join(way) or "value" for way in _leaves(tree)]
     except (TypeError, KeyError, RecursionError):
         version, names = 0, []
     if version != 1 or len({*names}) < len(names):
-        raise MismatchError("a pytree, with other names for each leaf", spec, "config", "data_spec")
+        raise MismatchError("a pytree with distinct leaf names", spec, "config", "data_spec")
     return names
 
 
@@ -125,7 +125,7 @@ def _leaves(tree: dict[str, Any], *way: str) -> Iterator[tuple[str, ...]]:
     if tree["type"] is None:
         yield way
     context = json.loads(tree["context"] or "null")
-    if isinstance(context, dict):  # of a defaultdict
+    if isinstance(context, dict):  # a defaultdict
         context = context["dict_context"]
     keys = context if isinstance(context, list) else range(len(children))
     for key, child in zip(keys, children, strict=True):
@@ -133,12 +133,12 @@ def _leaves(tree: dict[str, Any], *way: str) -> Iterator[tuple[str, ...]]:
 
 
 def leaves_of(schema: Schema) -> Leaves:
-    """The values of samples of ours; raises FormatError for what LitData cannot hold."""
+    """The values of samples that shardkit writes; FormatError for types LitData cannot store."""
     return [(KEY, "str"), *((name, serializer_for(name, kind)) for name, kind in schema.items())]
 
 
 def write_index(folder: Path, manifest: Manifest) -> Path:
-    """Write that of a finished dataset."""
+    """Write the index.json of a finished dataset."""
     names, formats = zip(*leaves_of(manifest.schema), strict=True)
     leaf: dict[str, Any] = {"type": None, "context": None, "children_spec": []}
     tree = {
@@ -159,7 +159,7 @@ def write_index(folder: Path, manifest: Manifest) -> Path:
         "encryption": None,
         "item_loader": "PyTreeLoader",
     }
-    version = xxhash.xxh3_64()  # LitData's caches are named after it
+    version = xxhash.xxh3_64()  # LitData names its caches after it
     for file in manifest.all_files():
         version.update(f"{file.checksum} ".encode())
     index = {

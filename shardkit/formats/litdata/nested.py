@@ -1,4 +1,4 @@
-"""What LitData's serializer `json` makes of lists and objects: JSON text, or bytes of its own."""
+"""Decodes lists and objects from LitData's serializer `json`: JSON text, or a binary encoding."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 
 from shardkit.sample import JsonText
 
-_DEPTH = 200  # objects inside one another
-_LISTS = {2: "q", 3: "d", 4: "?"}  # of numbers of one type, by tag
+_DEPTH = 200  # nested objects
+_LISTS = {2: "q", 3: "d", 4: "?"}  # lists of numbers of one type, by tag
 _NUMBERS = {8: "q", 9: "d", 10: "?"}
 _TEXT, _NONE = 7, 11
 _CELLS = {16: _NONE, 17: _TEXT, 18: 8, 19: 9, 20: 10}  # tags of values in records
 
 
 def load_json(data: bytes) -> JsonText:
-    """The text of a value; raises ValueError or struct.error."""
+    """A value as JSON text; raises ValueError or struct.error."""
     if not data or data[0] > 0x20:
         return JsonText.checked(data.decode())
     return JsonText.of(_Values(data).value())
 
 
 class _Values:
-    """Values from front to back: a tag each, then lengths and numbers, which are little-endian."""
+    """Parses the binary encoding: each value is a tag, then little-endian lengths and numbers."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
@@ -52,7 +52,7 @@ class _Values:
             return [self._text() for _ in range(self._count())]
         if tag == 5 and depth:
             return {self._text(): self.value(depth - 1) for _ in range(self._count())}
-        if tag == 6:  # objects with the same names, which stand once
+        if tag == 6:  # a list of objects with the same names, which are stored once
             count, names = self._count(), range(self._count())
             every = [self._text() for _ in names]
             return [{name: self._cell() for name in every} for _ in range(count)]

@@ -1,4 +1,4 @@
-"""Reads chunks at random."""
+"""Random access to chunks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shardkit.formats.litdata.values import decoder, guessed
 from shardkit.sample import JsonText, Sample, key_of
 from shardkit.schema import RESERVED, Schema
 
-_WHOLE = 1 << 16  # bytes of a sample that is read whole, whatever is asked for
+_WHOLE = 1 << 16  # bytes of a sample up to which all its values are read at once
 
 
 def open_chunk(path: Path, layout: dict[str, Any] | None = None) -> ShardReader:
@@ -37,11 +37,11 @@ def open_chunk(path: Path, layout: dict[str, Any] | None = None) -> ShardReader:
 
 
 def _of_index(path: Path) -> dict[str, Any]:
-    """What index.json says of a chunk."""
+    """The layout of a chunk, from index.json."""
     index = load(path.parent)
     if index is None or path.name not in index.samples:
         raise FormatError(
-            "a chunk is read by the index.json beside it, which must list it",
+            "a chunk can only be read with an index.json beside it that lists it",
             path=path,
             expected=str(path.with_name(NAME)),
             fix="copy the index.json too, and give the folder",
@@ -50,7 +50,7 @@ def _of_index(path: Path) -> dict[str, Any]:
 
 
 class LitDataReader(ShardReader):
-    """A chunk of samples, each the sizes of its values and the values."""
+    """A chunk of samples; each is stored as the sizes of its values, then the values."""
 
     _items: Items | None
     _count: int
@@ -80,14 +80,14 @@ class LitDataReader(ShardReader):
     def _check(self, samples: int) -> None:
         if self._count != samples:
             raise DamagedError(
-                "the chunk does not have the samples that index.json lists",
+                "the chunk does not have as many samples as index.json says",
                 path=self.path,
                 expected=f"{samples:,}",
                 found=f"{self._count:,}",
             )
 
     def _guessed(self, layout: dict[str, Any]) -> dict[str, Any]:
-        """A layout with types by serializers and the first sample, and why values are not read."""
+        """The layout with a schema, guessed from serializers and the first sample, and problems."""
         fields, unusable, ignored = {}, {}, {}
         first: list[bytes] = []
         try:
@@ -122,7 +122,7 @@ class LitDataReader(ShardReader):
         return self._items.item(position)
 
     def _values(self, position: int) -> list[bytes]:
-        """All values of a sample, and last what stands behind them."""
+        """All values of a sample, and as the last item the bytes that follow them."""
         source, start, stop = self._item(position)
         data = source.read(start, stop - start)
         if self._sizes is None:
@@ -132,12 +132,12 @@ class LitDataReader(ShardReader):
             found.append(data[at : at + size])
             at += size
         if at > len(data):
-            raise ValueError(f"the sizes of its values are {at:,} bytes, in {len(data):,}")
+            raise ValueError(f"its values have {at:,} bytes, but the sample has {len(data):,}")
         found.append(data[at:])
         return found
 
     def _some(self, position: int, numbers: Collection[int]) -> list[bytes] | dict[int, bytes]:
-        """These values of a sample; of a large one, no others are read."""
+        """These values of a sample. Of a large sample, no other values are read."""
         source, start, stop = self._item(position)
         if stop - start <= _WHOLE or self._sizes is None:
             return self._values(position)

@@ -1,4 +1,4 @@
-"""Reads rows of text and numbers, which LitData stores as an Arrow file at the end of a chunk."""
+"""Random access to text rows, which LitData stores as an Arrow file at the end of a chunk."""
 
 from __future__ import annotations
 

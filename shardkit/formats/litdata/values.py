@@ -1,6 +1,6 @@
-"""LitData's serializers, by their names in `data_format`: values to bytes and back.
+"""LitData's serializers, by their names in `data_format`: encoding and decoding of values.
 
-Facts: `streaming/serializers.py` and `constants.py` of LitData 0.2.76.
+See `streaming/serializers.py` and `constants.py` of LitData 0.2.76.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from shardkit.formats.litdata.nested import load_json
 from shardkit.sample import JsonText
 from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Images, Int, Json, Text
 
-FILE = "file"  # bytes: those of `bytes` come as views, which loaders of processes cannot pickle
+FILE = "file"  # for bytes: `bytes` gives memory views, which DataLoader workers cannot pickle
 Decode = Callable[[bytes], Any]  # raises ValueError or struct.error
 
-# The types of arrays by their codes. Of torch's some have two; the tenth is bfloat16.
+# The dtypes of arrays by code. Some of torch's have two codes; the empty one is bfloat16.
 _NUMPY = (
     "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16",
     "|b1",
@@ -38,7 +38,7 @@ _TORCH = (
 
 def _bool(data: bytes) -> bool:
     if len(data) != 1:
-        raise ValueError(f"{len(data)} bytes for true or false")
+        raise ValueError(f"{len(data)} bytes instead of one for true or false")
     return data != b"\0"
 
 
@@ -48,22 +48,22 @@ def _number(form: str, data: bytes) -> Any:
 
 def _dtype(types: tuple[str, ...], code: int) -> np.dtype[Any]:
     if code >= len(types) or not types[code]:
-        raise ValueError(f"{code} stands for no type of arrays that is read")
+        raise ValueError(f"{code} is not the code of a supported array type")
     return np.dtype(types[code])
 
 
 def _array(types: tuple[str, ...], order: str, data: bytes) -> npt.NDArray[Any]:
-    """An array behind the code of its type and its shape."""
+    """An array, stored after the code of its dtype and its shape."""
     code, rank = struct.unpack_from(f"{order}2I", data)
     start, dtype = 8 + 4 * rank, _dtype(types, code)
     shape = struct.unpack_from(f"{order}{rank}I", data, 8) if start <= len(data) else (len(data),)
     if math.prod(shape) * dtype.itemsize != len(data) - start:
-        raise ValueError(f"{len(data):,} bytes for an array of {rank} dimensions, {dtype}")
+        raise ValueError(f"{len(data):,} bytes do not fit {rank} dimensions of {dtype}")
     return np.frombuffer(data[start:], dtype).reshape(shape).copy()
 
 
 _BYTES = ("bytes", "file", "image", "tifffile", "tiff", "video", "audio", "nifti", "mesh", "pdf")
-# With the type of the values; None where the first of them tells.
+# The type of the values, or None if it is guessed from the first value, and the decoder.
 _SERIALIZERS: dict[str, tuple[FieldType | None, Decode]] = {
     "str": (Text(), bytes.decode),
     "text": (Text(), bytes.decode),
@@ -81,7 +81,7 @@ _SERIALIZERS: dict[str, tuple[FieldType | None, Decode]] = {
 
 
 def serializer(name: str) -> tuple[FieldType | None, Decode]:
-    """The type of the values, as above, and what reads them; FormatError for what is not read."""
+    """The type of the values, as above, and their decoder; FormatError if it is not supported."""
     base, _, code = name.partition(":")
     types = {"no_header_numpy": _NUMPY, "no_header_tensor": _TORCH}.get(base)
     if types and code.isdecimal() and int(code[:3]) < len(types) and types[int(code)]:
@@ -93,14 +93,14 @@ def serializer(name: str) -> tuple[FieldType | None, Decode]:
     raise FormatError(
         "the values are pickled, and reading a pickle runs the code in it"
         if pickled
-        else "the values are of a serializer that shardkit does not know",
+        else "shardkit does not know the serializer of the values",
         found=f"{name!r:.60}",
         fix="read them with LitData, if you trust them, and write them with shardkit.create",
     )
 
 
 def guessed(name: str, value: bytes | None) -> FieldType:
-    """The type of the values of a serializer, of which the first is this, if there is one."""
+    """The type of a serializer's values, guessed from the first value if necessary."""
     kind, decode = serializer(name)
     if kind is not None:
         return kind
@@ -110,13 +110,13 @@ def guessed(name: str, value: bytes | None) -> FieldType:
 
 
 def decoder(name: str, kind: FieldType) -> Decode:
-    """What reads the values of a field."""
+    """The decoder of a field's values."""
     if not isinstance(kind, Array) or kind.dtype is None:
         return serializer(name)[1]
     if name == FILE:
         return load_array
     dtype, decode = kind.dtype, serializer(name)[1]
-    # LitData has no arrays of big-endian numbers.
+    # LitData has no big-endian arrays: they are stored as little-endian, and converted back.
     return (lambda data: decode(data).astype(dtype)) if dtype[0] == ">" else decode
 
 
@@ -124,21 +124,21 @@ def decoder(name: str, kind: FieldType) -> Decode:
 
 
 def serializer_for(name: str, kind: FieldType) -> str:
-    """The serializer of a field of ours, by name; FormatError where there is none."""
+    """The name of the serializer for a field; FormatError if there is none."""
     if isinstance(kind, Images) and kind.optional:
         raise FormatError(
-            "LitData cannot read lists without images, which would stand for absent ones",
+            "LitData cannot store optional lists of images, as it cannot read empty lists",
             field=name,
             found=str(kind),
-            fix="write a dataset without this field, or another format",
+            fix="leave this field out, or write another format",
         )
     if isinstance(kind, Array):
         code = _little(kind.dtype or "<f4")
         if code not in _NUMPY:
-            return FILE  # of .npy
+            return FILE  # as .npy
         flat = kind.dtype and kind.shape is not None and len(kind.shape) == 1
         return f"no_header_numpy:{_NUMPY.index(code)}" if flat else "numpy"
-    if isinstance(kind, Image):  # LitData decodes images, and so cannot have empty ones
+    if isinstance(kind, Image):  # LitData decodes images, so none may be empty
         return FILE if kind.optional else "jpeg"
     known: dict[type[FieldType], str] = {
         Int: "int", Float: "float", Bool: "bool", Text: "str", Json: "json", Images: "jpeg_array",
@@ -147,7 +147,7 @@ def serializer_for(name: str, kind: FieldType) -> str:
 
 
 def encoder(name: str, kind: FieldType) -> Callable[[Any], bytes]:
-    """What makes the bytes of a value of ours; raises TypeError or ValueError."""
+    """The function that encodes a field's values; it raises TypeError or ValueError."""
     if isinstance(kind, Array):
         bare = _bare if name.startswith("no_header") else _dumped
         return dump_array if name == FILE else bare
@@ -155,7 +155,7 @@ def encoder(name: str, kind: FieldType) -> Callable[[Any], bytes]:
 
 
 def absent(name: str, kind: FieldType) -> bytes:
-    """What stands for a value that a sample lacks, and LitData can read."""
+    """The placeholder for a missing value, which LitData can read."""
     if isinstance(kind, Array):
         shape = [n or 0 for n in kind.shape or (0,)]
         return encoder(name, kind)(np.zeros(shape, kind.dtype or "<f4"))
@@ -181,7 +181,7 @@ def _dumped(value: npt.NDArray[Any]) -> bytes:
 
 def _list(images: list[bytes]) -> bytes:
     if not images:
-        raise ValueError("LitData cannot read a list without images")
+        raise ValueError("LitData cannot read an empty list of images")
     return np.array([len(images), *map(len, images)], "<u4").tobytes() + b"".join(images)
 
 
@@ -191,6 +191,6 @@ _ENCODERS: dict[type[FieldType], Callable[[Any], bytes]] = {
     Bool: lambda value: b"\1" if value else b"\0",
     Text: str.encode,
     Images: _list,
-    # What begins with a byte up to a blank is no JSON text to LitData.
+    # LitData takes a value for JSON text only if its first byte is greater than a space.
     Json: lambda value: JsonText.of(value).lstrip().encode(),
 }

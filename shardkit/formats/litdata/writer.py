@@ -1,4 +1,4 @@
-"""Writes a chunk: offsets, then of each sample the sizes of its values, and the values."""
+"""Writes a chunk: offsets, then for each sample the sizes of its values and the values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LitDataWriter(OffsetsWriter):
         ]
 
     def stored(self, sample: Sample) -> list[bytes]:
-        """The sizes of the values, the values, and the names of absent fields."""
+        """The sizes of the values, the values, and the names of missing fields."""
         key = sample[KEY]
         values = [key_bytes(key)]
         for name, kind, encode, nothing in self._fields:
@@ -38,7 +38,7 @@ class LitDataWriter(OffsetsWriter):
                 values.append(encode(value) if name in sample else nothing)
             except (TypeError, ValueError, RecursionError) as error:
                 raise not_stored(error, value, key, name) from error
-        # LitData does not look behind the last value.
+        # LitData ignores bytes after the last value.
         missing = [name for name, *_ in self._fields if name not in sample]
         sizes = self._sizes.pack(*map(len, values))
         return [sizes, *values, json.dumps(missing).encode() if missing else b""]

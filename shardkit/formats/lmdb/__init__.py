@@ -1,9 +1,9 @@
 """LMDB environments: a folder with `data.mdb`, keys of 12 digits, values in msgpack.
 
-layout.py    the bytes of an LMDB file, and a tree that checks every pointer
+layout.py    the byte layout of an LMDB file, and a tree that checks every pointer
 reader.py    random access by number
-writer.py    an environment in one pass
-foreign.py   which entries of others' are samples; foreign_values.py what is in them
+writer.py    writes an environment in one pass
+foreign.py   finds the samples of a foreign LMDB; foreign_values.py decodes their values
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from shardkit.formats.lmdb.layout import HEADER, NODE_MAX, PAGE
 from shardkit.formats.lmdb.reader import LmdbReader
 from shardkit.formats.lmdb.writer import LmdbWriter, join
 
-_FIELD_BYTES = 32  # a name and a header
-_SAMPLE_BYTES = 96  # a key, its numbers in leaf and branch pages
+_FIELD_BYTES = 32  # estimated bytes of a field's name and msgpack header
+_SAMPLE_BYTES = 96  # estimated bytes of a key and of the numbers in leaf and branch pages
 
 
 class Lmdb(Format):
@@ -26,7 +26,7 @@ class Lmdb(Format):
         "write: one environment by default, in one pass, all field types",
         "read at random: without the LMDB library, every pointer checked",
         "read foreign LMDBs: images, msgpack, JSON, Caffe's Datum, bytes; pickles are refused",
-        "convert on with nothing decoded: values and JSON text pass through as they are",
+        "convert to other formats without decoding: values and JSON text pass through unchanged",
     )
     reader = LmdbReader
     writer = LmdbWriter

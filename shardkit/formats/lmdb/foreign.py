@@ -1,8 +1,8 @@
-"""LMDBs that others made: which entries are samples, found out from the file.
+"""Foreign LMDBs: finds out from the file which entries are samples.
 
-A sample is one entry, or several: `image-000000001` and `label-000000001`, as text recognition has
-them. What stands in an entry, `foreign_values.py` finds out. Read too are what lists the samples:
-`__keys__`, `num-samples`, and BasicSR's `meta_info.txt`.
+A sample is one entry, or several entries such as `image-000000001` and `label-000000001`, as in
+text recognition datasets. `foreign_values.py` determines how the values are stored. Lists and
+counts of the samples are used as well: `__keys__`, `num-samples`, and BasicSR's `meta_info.txt`.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from shardkit.formats.lmdb.layout import DUPDATA, SUBDATA, Entry, Tree
 from shardkit.sample import Sample, key_of, unique_key
 from shardkit.schema import Schema
 
-_LOOKED_AT = 100  # values, spread evenly, that are looked at to find the fields of all
+_LOOKED_AT = 100  # number of evenly spaced values from which the fields are inferred
 _CAFFE_KEY = re.compile(r"\d{8,10}_(?=.)")  # convert_imageset numbers its file names
 _PART_KEY = re.compile(rb"([a-z]+)-(\d{9})")  # image-000000001
 _LSUN_KEY = re.compile(rb"[0-9a-f]{40}")
 _META_LINE = re.compile(rb"([^.]+)\.\S+ \(\d+,\d+,\d+\) \d+")  # baboon.png (480,500,3) 1
-# Entries about the others, as torchvision-style and text-recognition datasets have them.
+# Entries with metadata, as in torchvision-style and text recognition datasets.
 ABOUT_OTHERS = re.compile(rb"__.*|num-samples|length|size|len", re.DOTALL)
 _MOST_PARTS = 8  # of a sample
 _COUNTS = (b"num-samples", b"__len__")
-_COUNT_BYTES = 20  # of a count, as text or in msgpack
+_COUNT_BYTES = 20  # longest count, as text or in msgpack
 
 
 class _Samples(NamedTuple):
-    """The entries of all samples: of each sample a row, of each part a column; None: it has none.
+    """The entries of all samples: a row per sample, a column per part; None for a missing part.
 
-    Without `parts` a sample is one entry.
+    If `parts` is ("",), each sample is a single entry.
     """
 
     keys: list[bytes]
@@ -54,10 +54,10 @@ class _Samples(NamedTuple):
 
 @dataclass(frozen=True)
 class Entries:
-    """Where the samples are, and how the values of each part are stored."""
+    """The positions of the samples, and how the values of each part are stored."""
 
     keys: list[str]
-    places: npt.NDArray[np.int64]  # (samples, parts, 2): offset and size; 0: it has no such part
+    places: npt.NDArray[np.int64]  # (samples, parts, 2): offset and size; 0 for a missing part
     kinds: Mapping[str, Kind]  # by part; a part with a name is a field
 
     def __len__(self) -> int:
@@ -65,7 +65,7 @@ class Entries:
 
     @property
     def in_memory(self) -> int:
-        """About the bytes that these take."""
+        """The approximate size in memory, in bytes."""
         return self.places.nbytes + sum(map(getsizeof, self.keys))
 
     def location(self, position: int) -> tuple[int, int]:
@@ -74,7 +74,7 @@ class Entries:
         return offset, size
 
     def sample(self, position: int, tree: Tree, schema: Schema) -> Sample:
-        """A sample, checked against what the others hold; JSON as its text."""
+        """A sample, checked against the schema; JSON values as their text."""
         sample: Sample = {KEY: self.keys[position]}
         places = self.places[position].tolist()
         for (part, kind), (offset, size) in zip(self.kinds.items(), places, strict=True):
@@ -85,16 +85,16 @@ class Entries:
         for name in schema.keys() - sample.keys():
             if not schema[name].optional:
                 raise SampleError(
-                    f"the sample has no field {name!r}, as all have that were looked at on opening",
+                    f"the sample has no field {name!r}, unlike all samples examined on opening",
                     field=name,
-                    fix="convert the LMDB: `shardkit convert` reads all values before it says which"
+                    fix="convert the LMDB: `shardkit convert` reads all values to find out which"
                     " fields every sample has",
                 )
         return schema.check(sample)
 
 
 def _fields(part: str, kind: Kind, value: bytes, offset: int) -> Sample:
-    """The fields in a value: one, if it is a part of the sample with a name."""
+    """The fields in a value; a named part of a sample is a single field with that name."""
     try:
         found = kind.read(value)
     except (ValueError, RecursionError) as error:
@@ -105,7 +105,7 @@ def _fields(part: str, kind: Kind, value: bytes, offset: int) -> Sample:
 
 
 def scan(tree: Tree) -> dict[str, Any]:
-    """The layout of a foreign LMDB: every key, and a schema from the first values."""
+    """The layout of a foreign LMDB: all keys, and a schema inferred from some of the values."""
     every = _entries(tree)
     about = [entry for entry in every if ABOUT_OTHERS.fullmatch(entry.key)]
     entries = [entry for entry in every if not ABOUT_OTHERS.fullmatch(entry.key)]
@@ -131,7 +131,7 @@ def scan(tree: Tree) -> dict[str, Any]:
 
 
 def _values(tree: Tree, samples: _Samples, number: int) -> tuple[Kind, Schema]:
-    """Of which kind the values of a part are, and the fields in them; from some of the values."""
+    """The kind of the values of a part and their fields, inferred from some of the values."""
     part = samples.parts[number]
     there = [entry for row in samples.rows if (entry := row[number])]
     values = _some(there, tree)
@@ -147,12 +147,12 @@ def _values(tree: Tree, samples: _Samples, number: int) -> tuple[Kind, Schema]:
 
 
 def passed_over(keys: list[bytes]) -> dict[str, Any]:
-    """The `ignored` of a layout: entries about the samples, if there are any."""
+    """The entry `ignored` of a layout: the LMDB's entries with metadata, if there are any."""
     return {"ignored": {f"entry {_text(key)!r}": 1 for key in keys}} if keys else {}
 
 
 def _some(entries: list[Entry], tree: Tree) -> list[bytes]:
-    """The values of some entries, none of them of a kind that is refused."""
+    """The values of some entries; raises FormatError if one is of a kind that is refused."""
     count = min(len(entries), _LOOKED_AT)
     values = []
     for number in range(count):
@@ -167,7 +167,7 @@ def _some(entries: list[Entry], tree: Tree) -> list[bytes]:
 
 
 def _samples(entries: list[Entry]) -> _Samples:
-    """The samples: entries that are numbered alike are one, if some of them are images."""
+    """The samples: entries with the same number form one sample, if one of the parts is `image`."""
     parts: tuple[str, ...] = ()
     if all(_PART_KEY.fullmatch(entry.key) for entry in entries):
         parts = tuple(dict.fromkeys(entry.key.partition(b"-")[0].decode() for entry in entries))
@@ -182,7 +182,7 @@ def _samples(entries: list[Entry]) -> _Samples:
 
 
 def _check_counts(tree: Tree, about: list[Entry], samples: int) -> None:
-    """Raise DamagedError where an entry promises more samples than there are."""
+    """Raise DamagedError if an entry states more samples than there are."""
     for entry in about:
         if entry.key not in _COUNTS or entry.size > _COUNT_BYTES:
             continue
@@ -201,7 +201,7 @@ def _check_counts(tree: Tree, about: list[Entry], samples: int) -> None:
 def _listed(
     tree: Tree, samples: _Samples, kind: Kind | None, about: list[Entry]
 ) -> tuple[_Samples, str]:
-    """The samples in the order of a list of them, if there is one; and by whose convention."""
+    """The samples, in the order of their list if there is one, and their storage convention."""
     if kind is None:
         parts = ", ".join(f"{part}-000000001" for part in samples.parts)
         return samples, f"text recognition's {parts}, ..."
@@ -229,7 +229,7 @@ def _listed(
 def _ordered(
     samples: _Samples, names: list[bytes], what: str, where: Mapping[str, Any]
 ) -> _Samples:
-    """The samples in the order of a list, if that names all; each that it names must be there."""
+    """The samples in the order of a list, if it names all. All samples that it names must exist."""
     rows = dict(zip(samples.keys, samples.rows, strict=True))
     lost = next((name for name in names if name not in rows), None)
     if lost is not None:
@@ -242,7 +242,7 @@ def _ordered(
 
 
 def _unpacked(value: bytes) -> Any:
-    """What msgpack finds in a value; None where that is none of its."""
+    """The value that msgpack decodes; None if it is not msgpack."""
     try:
         return msgpack.unpackb(value)
     except (ValueError, TypeError, RecursionError):
@@ -265,14 +265,14 @@ def _entries(tree: Tree) -> list[Entry]:
         )
     if any(entry.flags & DUPDATA for entry in entries):
         raise FormatError(
-            "the LMDB holds several values under one key (DUPSORT), and a sample has one",
+            "the LMDB holds several values under one key (DUPSORT), but a sample has one value",
             path=tree.path,
         )
     return entries
 
 
 def _keys(stored: list[bytes]) -> list[str]:
-    """Keys as text: without Caffe's number and an image's suffix, and with no dots in the name."""
+    """Keys as text, without Caffe's number, the suffix of an image, and dots in the base name."""
     keys: dict[str, None] = {}
     raw = [_text(key) for key in stored]
     caffe = bool(raw) and all(_CAFFE_KEY.match(key) for key in raw)

@@ -1,7 +1,8 @@
-"""Values of LMDBs that others made.
+"""Values of foreign LMDBs.
 
-Known are images, JSON, msgpack maps and lists, Caffe's Datum messages, and bytes. Pickles are
-refused by name, as reading one runs the code in it, and so is what pyarrow.serialize made.
+Supported are images, JSON, msgpack maps and lists, Caffe's Datum messages, and bytes. Pickles are
+refused with an error that says so, as loading one runs the code in it, and so is the output of
+pyarrow.serialize.
 """
 
 from __future__ import annotations
@@ -25,36 +26,36 @@ from shardkit.errors import FormatError
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Bytes, FieldType, Image, Json, Schema, Text, is_unicode
 
-# Counts of tensors and buffers, and the schema of an Arrow stream with one field, `list`.
+# Numbers of tensors and buffers, then the schema of an Arrow stream with a single field, `list`.
 _PYARROW = re.compile(rb"(..\0\0){2,6}(\xff{4})?..\0\0.\0\0\0.{0,240}\0list\0", re.DOTALL)
 
 
 class Kind(NamedTuple):
-    """How all values of an LMDB are stored."""
+    """The way in which all values of an LMDB are stored."""
 
     name: str
     read: Callable[[bytes], Sample]  # raises ValueError for a value of another kind
-    schema: Schema | None  # None where fields differ from value to value
+    schema: Schema | None  # None if the fields vary between values
 
 
 def refuse(value: bytes) -> None:
-    """Raise FormatError for a value that may run code when it is read, or that nothing reads."""
-    again = "where you trust them, and write what comes out with shardkit.create"
+    """Raise FormatError for a value that may run code when it is loaded, or cannot be read."""
+    again = "if you trust them, and write the results with shardkit.create"
     if _is_pickle(value):
         raise FormatError(
             "the values of the LMDB are Python pickles, which shardkit never loads: they run code",
-            fix=f"load them with pickle, {again}: docs/lmdb.md says how",
+            fix=f"load them with pickle, {again}, as docs/lmdb.md shows",
         )
     if _PYARROW.match(value[:400]):
         raise FormatError(
-            "the values of the LMDB are of pyarrow.serialize, which pyarrow no longer has, and in"
-            " which there may be pickles",
-            fix=f"load them with pyarrow.deserialize of pyarrow 11, {again}: docs/lmdb.md says how",
+            "the values of the LMDB were written by pyarrow.serialize, which was removed from"
+            " pyarrow, and may contain pickles",
+            fix=f"load them with pyarrow.deserialize of pyarrow 11, {again}, as docs/lmdb.md shows",
         )
 
 
 def kind_of(values: list[bytes], *, part: bool = False) -> Kind:
-    """The first kind that all values are of; that of a `part` of samples is an image or text."""
+    """The first kind that fits all values; for a named `part`, an image, text or bytes."""
     for kind in (IMAGE, _TEXT) if part else _KINDS:
         try:
             if all(kind.read(value) for value in values):
@@ -65,7 +66,7 @@ def kind_of(values: list[bytes], *, part: bool = False) -> Kind:
 
 
 def schema_of(kind: Kind, values: list[bytes]) -> Schema:
-    """The fields of all values: optional where some lack them, JSON where types differ."""
+    """The fields of all values: optional if some values lack them, JSON if their types differ."""
     if kind.schema is not None:
         return kind.schema
     samples = [kind.read(value) for value in values]
@@ -79,21 +80,21 @@ def schema_of(kind: Kind, values: list[bytes]) -> Schema:
 
 
 def _both(one: FieldType, other: FieldType) -> FieldType:
-    """A type for values of both."""
+    """A type that can hold values of both types."""
     if one == other:
         return one
     if isinstance(one, Array) and isinstance(other, Array):
         return Array()
-    if isinstance(one, Bytes) and isinstance(other, Bytes):  # images and others
+    if isinstance(one, Bytes) and isinstance(other, Bytes):  # one may be a subclass, such as Image
         return Bytes()
     return Json()
 
 
 def _is_pickle(value: bytes) -> bool:
-    """Whether the value is a pickle from beginning to end. Its code is looked at, never run."""
+    """Whether the whole value is a pickle. Its opcodes are parsed, but never executed."""
     if len(value) < 4 or value[-1:] != b"." or is_image(value[:64]):
         return False
-    if value[0] == 0x80:  # protocol 2 and up say so; in msgpack this is an empty map
+    if value[0] == 0x80:  # the PROTO opcode of protocol 2 and above; an empty map in msgpack
         return 2 <= value[1] <= 5
     try:
         *_, (last, _, at) = pickletools.genops(value)
@@ -112,22 +113,22 @@ def _image(value: bytes) -> Sample:
 
 
 def _unpacked(value: bytes) -> Any:
-    """What msgpack holds. Before its version 1 it had one type for bytes and text."""
+    """The msgpack value. Old versions of msgpack have a single type for bytes and text."""
     try:
         return msgpack.unpackb(value, strict_map_key=False, unicode_errors="surrogateescape")
     except TypeError as error:  # a key that is a list or a map
-        raise ValueError(f"not a map of names: {error}") from error
+        raise ValueError(f"not a map with names as keys: {error}") from error
 
 
 def _msgpack_map(value: bytes) -> Sample:
     fields = _unpacked(value)
     if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
-        raise ValueError("not a map of names")
+        raise ValueError("not a map with names as keys")
     return {n: _plain(v) for n, v in fields.items() if n != "__key__"}
 
 
 def _msgpack_list(value: bytes) -> Sample:
-    """A list of fields, which have no names; most often an image and its label."""
+    """A list of unnamed fields, usually an image and its label."""
     items = _unpacked(value)
     if not isinstance(items, list):
         raise ValueError("not a list")
@@ -141,7 +142,7 @@ def _msgpack_list(value: bytes) -> Sample:
 
 
 def _plain(value: Any) -> Any:
-    """What a field may hold: arrays as msgpack-numpy packs them, bytes and JSON as they are."""
+    """The value of a field: decodes the arrays of msgpack-numpy, keeps bytes and JSON."""
     if isinstance(value, msgpack.ExtType | msgpack.Timestamp):
         raise ValueError("a msgpack extension")
     if isinstance(value, dict) and value.get(b"nd", value.get("nd")) is True:
@@ -165,14 +166,14 @@ def _packed_array(value: dict[str, Any]) -> Any:
         if dtype.hasobject:
             raise ValueError("an array of objects")
         return np.frombuffer(_stored(value["data"]), dtype).reshape(value["shape"]).copy()
-    except (KeyError, TypeError, SyntaxError) as error:  # NumPy reads some types as Python
+    except (KeyError, TypeError, SyntaxError) as error:  # NumPy parses some dtypes as Python code
         raise ValueError(f"an invalid array: {error!r}") from error
 
 
 def _json(value: bytes) -> Sample:
     text = value.decode()
     if not isinstance(json.loads(text), dict | list):
-        raise ValueError("not a JSON object")
+        raise ValueError("not a JSON object or array")
     return {"json": JsonText(text)}
 
 
@@ -187,8 +188,8 @@ def _text(value: bytes) -> Sample:
 def _datum(value: bytes) -> Sample:
     """Caffe's Datum: 1 channels, 2 height, 3 width, 4 data, 5 label, 6 float_data, 7 encoded.
 
-    As in Caffe, floats are the pixels where there are no bytes. All other fields of the message
-    are one field, `other`, as they are stored.
+    As in Caffe, float_data contains the pixels if there is no data. All other fields of the message
+    are put unchanged into one field, `other`.
     """
     numbers: dict[int, int] = {}
     data = b""
@@ -226,11 +227,11 @@ def _pixels(data: bytes, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]
     return np.frombuffer(data, dtype).reshape(shape).copy()
 
 
-_FLOAT, _FLOATS = 0x35, 4096  # the tag of a single float in float_data; how many are read at once
+_FLOAT, _FLOATS = 0x35, 4096  # tag of a single float in float_data; most floats to read at once
 
 
 def _protobuf(data: bytes) -> Iterator[tuple[int, int | bytes, bytes]]:
-    """The fields of a message: number, value, and the bytes that both are stored in."""
+    """The fields of a message: number, value, and the encoded field."""
     at = 0
     while at < len(data):
         start, content = at, b""
@@ -246,7 +247,7 @@ def _protobuf(data: bytes) -> Iterator[tuple[int, int | bytes, bytes]]:
 
 
 def _floats(data: bytes) -> bytes:
-    """The floats that the data begin with, each behind its tag."""
+    """The floats at the start of the data, each of which follows a tag."""
     rows = np.frombuffer(data, np.uint8, len(data) // 5 * 5).reshape(-1, 5)
     others = np.flatnonzero(rows[:, 0] != _FLOAT)
     return rows[: others[0] if len(others) else len(rows), 1:].tobytes()

@@ -1,9 +1,9 @@
-"""The bytes of an LMDB file: two meta pages, then the pages of a B+ tree.
+"""The byte layout of an LMDB file: two meta pages, then the pages of a B+ tree.
 
 Layout: LMDB 0.9, mdb.c (MDB_page, MDB_node, MDB_meta; data version 1). All numbers are
-little-endian; a page is 4,096 bytes in what we write, any size that a meta page names in what we
-read. Files are parsed here rather than by the LMDB library since that trusts every pointer it
-finds: a cut or changed file ends the process.
+little-endian. Pages have 4,096 bytes in files that we write, and the size given by the meta page in
+files that we read. Files are parsed here, not by the LMDB library, because the library trusts every
+pointer that it reads: a truncated or damaged file crashes the process.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from shardkit.byte_source import ByteSource, open_source
 from shardkit.errors import DamagedError, FormatError
 
 PAGE = 4096  # bytes of a page that we write
-HEADER = 16  # bytes that every page begins with
-BRANCH, LEAF, OVERFLOW, META = 1, 2, 4, 8  # kinds of pages
-BIG, SUBDATA, DUPDATA = 1, 2, 4  # kinds of nodes: value elsewhere, a database, several values
+HEADER = 16  # bytes of a page's header
+BRANCH, LEAF, OVERFLOW, META = 1, 2, 4, 8  # flags of pages
+BIG, SUBDATA, DUPDATA = 1, 2, 4  # flags of nodes: on overflow pages, a database, several values
 NODE = 8  # bytes of a node before its key
-# A node of more bytes than this (so that two fit a page) keeps its value on pages of its own.
+# The values of larger nodes are stored on overflow pages, so that two nodes fit on a page.
 NODE_MAX = (((PAGE - HEADER) // 2) & ~1) - 2
 
 page_header = struct.Struct("<QHHHH")  # number, unused, kind, end of pointers, start of nodes
@@ -36,11 +36,11 @@ _VERSION = 1
 _NO_ROOT = 2**64 - 1  # the root of an empty database
 _INTEGER_KEYS = 8  # how the list of free pages is sorted
 _SMALLEST_ENTRY = 2 + NODE  # bytes: its pointer and its node
-_DEEPEST = 32  # levels of a tree; 4 hold 10^8 values
+_DEEPEST = 32  # most levels of a tree; 4 levels suffice for 10^8 values
 
 
 class Database(NamedTuple):
-    """What a meta page says of one tree. `pad` is the page size in that of the free pages."""
+    """A meta page's record of one tree. For that of the free pages, `pad` is the page size."""
 
     pad: int
     flags: int
@@ -53,7 +53,7 @@ class Database(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A key, and where its value stands in the file, in bytes."""
+    """A key, and the offset and size of its value in the file, in bytes."""
 
     key: bytes
     offset: int
@@ -62,7 +62,7 @@ class Entry(NamedTuple):
 
 
 def meta_page(number: int, database: Database | None, last_page: int) -> bytes:
-    """Meta page 0 or 1. The one with the higher transaction counts, which is page 1."""
+    """Meta page 0 or 1. Page 1 is the current one, as it has the higher transaction number."""
     none = (0, 0, 0, 0, 0, _NO_ROOT)
     free = _database.pack(PAGE, _INTEGER_KEYS, *none)
     main = _database.pack(*(database or (0, 0, *none)))
@@ -72,12 +72,12 @@ def meta_page(number: int, database: Database | None, last_page: int) -> bytes:
 
 
 def overflow_pages(size: int) -> int:
-    """Pages that a value of `size` bytes takes when it does not fit a leaf."""
+    """Number of pages for a value of `size` bytes that does not fit into a leaf."""
     return (HEADER - 1 + size) // PAGE + 1
 
 
 class Page(NamedTuple):
-    """A page of the tree, whose header is checked."""
+    """A page of the tree, with a valid header."""
 
     number: int
     kind: int  # BRANCH or LEAF
@@ -100,8 +100,8 @@ class Tree:
                 found=f"{source.size:,} bytes",
             )
         if self.main.entries > source.size // _SMALLEST_ENTRY:
-            raise self._damaged("the LMDB file names more entries than it has room for", 0)
-        self._latest = Page(-1, 0, 0, b"")  # the page that was looked at last
+            raise self._damaged("the LMDB file states more entries than it has room for", 0)
+        self._latest = Page(-1, 0, 0, b"")  # the page that was read last
 
     def read(self, offset: int, size: int) -> bytes:
         """The bytes of a value."""
@@ -112,9 +112,9 @@ class Tree:
         return self._source.read(offset, size)
 
     def get(self, key: bytes, page: int | None = None, guess: int = 0) -> Entry | None:
-        """The entry with this key, found from the root or the page that its branch begins with.
+        """The entry with this key, searched from the root or from `page`.
 
-        `guess` is the number that it may have in its leaf.
+        `guess` is the probable number of the entry in its leaf.
         """
         page = self.main.root if page is None else page
         if page == _NO_ROOT:
@@ -126,7 +126,7 @@ class Tree:
         return entry if entry.key == key else None
 
     def leaf(self, key: bytes, page: int) -> Page:
-        """The leaf below a page in which a key would be."""
+        """The leaf at or below a page that would contain a key."""
         for _ in range(_DEEPEST):
             found = self._look(page)
             if found.kind == LEAF:
@@ -152,7 +152,7 @@ class Tree:
                 pending += reversed(children)
 
     def level(self, most: int) -> list[tuple[bytes, int]]:
-        """The lowest level of the tree with at most so many pages: the key each begins with."""
+        """The lowest level of the tree with at most `most` pages: first key and number of each."""
         pages = [(b"", self.main.root)]
         for _ in range(min(self.main.depth, _DEEPEST) - 1):
             below: list[tuple[bytes, int]] = []
@@ -161,7 +161,7 @@ class Tree:
                 if page.kind == LEAF or len(below) + page.nodes > most:
                     return pages
                 children = [self._branch(page, n) for n in range(page.nodes)]
-                below += [(key, children[0][1]), *children[1:]]  # the first has no key of its own
+                below += [(key, children[0][1]), *children[1:]]  # the first child's key is empty
             pages = below
         return pages
 
@@ -171,19 +171,19 @@ class Tree:
         for number in range(leaf.nodes):
             entry = self._entry(leaf, number)
             size += NODE + len(entry.key)
-            if size > self._page:  # many pointers to one long key would fill memory
+            if size > self._page:  # many pointers to one long key could exhaust the memory
                 raise self._damaged("the nodes of a page overlap", leaf.number * self._page)
             found.append(entry)
         return found
 
     def root_of(self, entry: Entry) -> int:
-        """The root of a named database, which is an entry of the main one."""
+        """The root of a named database, which is an entry of the main database."""
         if entry.size != _database.size:
             raise self._damaged("a named database is damaged", entry.offset)
         return Database(*_database.unpack(self.read(entry.offset, entry.size))).root
 
     def _look(self, number: int) -> Page:
-        """A page of the tree."""
+        """Read a page of the tree and check its header."""
         if number == self._latest.number:
             return self._latest
         at = number * self._page
@@ -207,26 +207,26 @@ class Tree:
         return page
 
     def _node(self, page: Page, number: int) -> tuple[int, int, int, int, bytes]:
-        """Where in its page a node is, two halves of a size or page number, flags, and the key."""
+        """A node: offset in its page, low and high half of a size or page number, flags, key."""
         at = HEADER + 2 * number
         (pointer,) = _pointer.unpack_from(page.data, at)
         if not HEADER <= pointer <= self._page - NODE:
             raise self._damaged(
-                "a pointer in a page leads out of it", page.number * self._page + at
+                "a pointer in a page is out of range", page.number * self._page + at
             )
         low, high, flags, size = node_header.unpack_from(page.data, pointer)
         start = pointer + NODE
         if start + size > self._page:
-            raise self._damaged("a key leads out of its page", page.number * self._page + pointer)
+            raise self._damaged("a key exceeds its page", page.number * self._page + pointer)
         return pointer, low, high, flags, page.data[start : start + size]
 
     def _branch(self, page: Page, number: int) -> tuple[bytes, int]:
-        """Smallest key, and number, of a child page."""
+        """Smallest key and page number of a child."""
         _, low, high, flags, key = self._node(page, number)
         return key, low | high << 16 | flags << 32
 
     def _last_up_to(self, page: Page, key: bytes) -> int:
-        """The last node whose key is not behind this one; a branch does not store its first."""
+        """The last node whose key is at most this one; the first key of a branch is not stored."""
         return bisect_right(range(page.nodes), key, 1, key=lambda n: self._node(page, n)[-1]) - 1
 
     def _entry(self, page: Page, number: int) -> Entry:
@@ -234,22 +234,22 @@ class Tree:
         page_at = page.number * self._page
         start, size = at + NODE + len(key), low | high << 16
         if start + (8 if flags & BIG else size) > self._page:
-            raise self._damaged("a value leads out of its page", page_at + at)
+            raise self._damaged("a value exceeds its page", page_at + at)
         if not flags & BIG:
             return Entry(key, page_at + start, size, flags)
         (first,) = _page_number.unpack_from(page.data, start)
-        # The pages behind the header's last page may be there, but belong to no value.
+        # The file may have pages after the header's last page, but they do not belong to a value.
         if not 2 <= first <= self._last or (
             first * self._page + HEADER + size > (self._last + 1) * self._page
         ):
-            raise self._damaged("a value lies outside of the file", page_at + at)
+            raise self._damaged("a value is outside of the file", page_at + at)
         return Entry(key, first * self._page + HEADER, size, flags)
 
     def _damaged(self, what: str, offset: int) -> DamagedError:
         return DamagedError(what, path=self.path, offset=offset)
 
     def _too_deep(self) -> DamagedError:
-        return self._damaged("the pages of the tree lead in a circle", 0)
+        return self._damaged("the pages of the tree form a cycle", 0)
 
 
 _pointer = struct.Struct("<H")
@@ -257,7 +257,7 @@ _page_number = struct.Struct("<Q")
 
 
 def _first_pages(source: ByteSource) -> tuple[int, int, Database]:
-    """Page size, last page and main database of the meta page that counts."""
+    """Page size, last page and main database of the current meta page."""
     found = []
     page = PAGE
     for number in (0, 1):
@@ -285,7 +285,7 @@ _META_SIZE = HEADER + _meta.size + 2 * _database.size + _tail.size
 
 
 def _parse_meta(data: bytes) -> tuple[int, int, int, Database] | None:
-    """Transaction, page size, last page, main database; None for another page."""
+    """Transaction, page size, last page and main database; None if it is not a meta page."""
     magic, version, _, _ = _meta.unpack_from(data, HEADER)
     if (magic, version) != (_MAGIC, _VERSION):
         return None

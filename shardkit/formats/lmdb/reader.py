@@ -1,4 +1,4 @@
-"""Reads an LMDB file at random, with nothing of the LMDB library: see layout.py for why."""
+"""Random access to an LMDB file, without the LMDB library: layout.py explains why."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ from shardkit.formats.lmdb.layout import Tree
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Bool, Bytes, Float, Images, Int, Json, Schema, Text, int64
 
-ABOUT = b"__shardkit__"  # the entry that describes the others; it sorts after all digits
+ABOUT = b"__shardkit__"  # the key of the metadata entry; it sorts after all digits
 VERSION = 1
-_HEAD = 128  # bytes of a value that its key most often ends in
-_ENTRY = 16  # bytes of offset and size of a value
-_BEHIND = 2**63 - 1  # the position of a page that has no samples
+_HEAD = 128  # first bytes of a value, which usually contain its whole key
+_ENTRY = 16  # bytes of the offset and size of a value
+_BEHIND = 2**63 - 1  # the position of a page without samples
 
 
 class _Column(NamedTuple):
-    """A field as it is read."""
+    """How a field is read."""
 
     name: str
-    kind: type  # of what msgpack gives
-    decode: Callable[[Any], Any] | None  # makes it a value
+    kind: type  # the Python type that msgpack returns
+    decode: Callable[[Any], Any] | None  # converts it to the value
     optional: bool
 
 
 class LmdbReader(ShardReader):
     """One environment.
 
-    The locations of values are in memory once they were looked up, in shards of up to 65,536
-    samples. In larger ones a leaf is read for each sample, found by an index in memory of its
-    branch pages.
+    In shards of up to 65,536 samples, the locations of values are kept in memory after the first
+    lookup. In larger ones, a leaf is read for each sample; an index of branch pages is kept in
+    memory to find it.
     """
 
     def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
         self._tree = tree = Tree(path)
         about = _about(tree)
         self._foreign: foreign.Entries | None = None
-        self._locations: array[int] | None = None  # offset and size of each value; 0: not looked up
+        self._locations: array[int] | None = None  # offset and size of each value; 0 if unknown
         if about is None:
             layout = layout if layout and "entries" in layout else foreign.scan(tree)
             self._foreign = layout["entries"]
@@ -71,7 +71,7 @@ class LmdbReader(ShardReader):
         }
         self._columns = [_Column(KEY, str, None, False)]
         self._columns += [_Column(name, *of_kind) for name, of_kind in kinds.items()]
-        self._index: tuple[array[int], array[int]] | None = None  # first positions, and pages
+        self._index: tuple[array[int], array[int]] | None = None  # first positions and pages
 
     def __len__(self) -> int:
         return self._length
@@ -119,7 +119,7 @@ class LmdbReader(ShardReader):
                 value = found if decode is None else decode(found)
                 sample[name] = JsonText(found) if json_text and decode is json.loads else value
             elif not optional:
-                raise TypeError("it is not there")
+                raise TypeError("it is missing")
         return sample
 
     def _foreign_sample(
@@ -129,7 +129,7 @@ class LmdbReader(ShardReader):
         fields: Collection[str] | None,
         json_text: bool,
     ) -> Sample:
-        """With `json_text` it may lack fields that are only guessed to be in every sample."""
+        """With `json_text`, the sample may lack fields that are only guessed not to be optional."""
         if fields is not None and not fields:
             return {KEY: entries.keys[position]}
         schema = self._relaxed if json_text else self.schema
@@ -144,10 +144,10 @@ class LmdbReader(ShardReader):
         return {n: json.loads(v) if type(v) is JsonText else v for n, v in sample.items()}
 
     def _key(self, position: int) -> str:
-        """The key alone, which every value of ours begins with."""
+        """Read only the key, with which each of our values begins."""
         offset, size = self._location(position)
         head = self._tree.read(offset, min(size, _HEAD))
-        # A map of up to 15 fields, the name "__key__", a text with a header of one or two bytes.
+        # A map of up to 15 fields, the name "__key__", then text with a header of 1 or 2 bytes.
         tag = head[9] if head[1:9] == b"\xa7__key__" and len(head) > 10 else 0
         start, size = (10, tag & 31) if tag >> 5 == 5 else (11, head[10]) if tag == 0xD9 else (0, 0)
         if 0 < start <= start + size <= len(head):
@@ -177,18 +177,18 @@ class LmdbReader(ShardReader):
         )
 
     def _look_up(self, position: int, locations: array[int]) -> None:
-        """Note where the values of all samples in a leaf are."""
+        """Store the locations of all values in the leaf of a sample."""
         _, page = self._page_of(position)
         for entry in self._tree.entries(self._tree.leaf(_number(position), page)):
             at = 2 * int(entry.key) if _is_number(entry.key) else len(locations)
             if at < len(locations):
                 locations[at + 1] = entry.size
-                locations[at] = entry.offset  # last: by it threads know that both are there
+                locations[at] = entry.offset  # set last: other threads check it to see if both are
 
     def _page_of(self, position: int) -> tuple[int, int]:
-        """The page in or below which a sample is, and the position that it begins with.
+        """The first position of the page at or below which a sample is stored, and its number.
 
-        Two threads may make the index at once, and make the same.
+        Two threads may build the index concurrently; the results are the same.
         """
         if self._index is None:
             level = self._tree.level(IN_MEMORY // _ENTRY)
@@ -201,7 +201,7 @@ class LmdbReader(ShardReader):
 
 
 class _About(TypedDict):
-    """Our own entry."""
+    """The content of our metadata entry."""
 
     samples: Count
     schema: dict[str, Any]
@@ -209,7 +209,7 @@ class _About(TypedDict):
 
 
 def _about(tree: Tree) -> _About | None:
-    """What our own entry says; None for an environment of others."""
+    """The content of our metadata entry; None for a foreign environment."""
     entry = tree.get(ABOUT)
     if entry is None:
         return None
@@ -236,10 +236,10 @@ def _is_number(key: bytes) -> bool:
 
 
 def _counted(tree: Tree, samples: int) -> tuple[int, dict[str, Any]]:
-    """How many samples there are, and what else is passed over, as a layout has it.
+    """The number of samples, and the entry `ignored` of the layout for other entries.
 
-    All keys are read only where the number of entries is not the one that was written: the lmdb
-    library may have added samples under the next numbers, or removed some.
+    All keys are read only if the number of entries is not the one that was written: samples may
+    have been added under the next numbers, or removed, with the lmdb library.
     """
     if tree.main.entries == samples + 1:
         return samples, {}
@@ -249,11 +249,11 @@ def _counted(tree: Tree, samples: int) -> tuple[int, dict[str, Any]]:
     strange = [key for key in others if not foreign.ABOUT_OTHERS.fullmatch(key)]
     if strange:
         raise FormatError(
-            "the LMDB has entries beside its samples, which nobody would read",
+            "the LMDB has entries that are not samples and would be ignored",
             path=tree.path,
             expected="keys of 12 digits: 000000000000, 000000000001, ...",
             found=f"{len(strange):,} others, such as {strange[0]!r:.60}",
-            fix="delete them, or put them under the next numbers, with the lmdb library",
+            fix="delete them, or move them to the next numbers, with the lmdb library",
         )
     if found < samples:
         raise DamagedError(
@@ -267,7 +267,7 @@ def _counted(tree: Tree, samples: int) -> tuple[int, dict[str, Any]]:
 
 def _all_bytes(values: list[Any]) -> list[bytes]:
     if not all(type(value) is bytes for value in values):
-        raise TypeError("a list of images holds something else")
+        raise TypeError("a list of images contains other values")
     return values
 
 

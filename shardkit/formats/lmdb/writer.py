@@ -1,8 +1,8 @@
-"""Writes an LMDB file from front to back: values as they come, leaves as they fill, the root last.
+"""Writes an LMDB file from front to back: values as they arrive, full leaves, and the root last.
 
-This is what LMDB's own compacting copy leaves: no free pages, one transaction. Its bytes depend on
-the samples alone, where those that the library writes depend on map size, batches and version;
-there is no map that could be full, and no page is written twice.
+The file is like the result of LMDB's own compacting copy: no free pages, one transaction. Its bytes
+only depend on the samples, while those written by the library also depend on map size, batches and
+version. There is no map that could become full, and no page is written twice.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class LmdbWriter(ShardWriter):
         return self.put(self._pack(sample), sample[KEY])
 
     def put(self, value: bytes, key: str | None = None) -> bool:
-        """Add a sample that is packed already; False if it is too much for the shard."""
+        """Add a packed sample; False if the shard is full."""
         size = len(value)
         if size > _LARGEST:
             raise SampleError(
@@ -113,7 +113,7 @@ class LmdbWriter(ShardWriter):
                     stored[name] = value if encode is None else encode(value)
             return _packed(stored)
         except (ValueError, OverflowError) as error:
-            for field, each in stored.items():  # which holds a lone surrogate, say?
+            for field, each in stored.items():  # find the field, such as text with a lone surrogate
                 with contextlib.suppress(ValueError, OverflowError):
                     _packed(each)
                     continue
@@ -122,7 +122,7 @@ class LmdbWriter(ShardWriter):
             raise not_stored(error, value, key, name) from error
 
     def _after(self, size: int) -> int:
-        """Bytes of the file, at most, if a value of `size` bytes is added and it is closed then."""
+        """Upper bound of the file size if a value of `size` bytes is the last one."""
         branches, about = len(self._leaves) // 100 + 3, len(str(self.spec.schema)) // PAGE
         pages = overflow_pages(size) + 1 + 2 + branches + about
         return (self._next + pages) * PAGE
@@ -182,7 +182,7 @@ class LmdbWriter(ShardWriter):
 
 
 def join(path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
-    """One LMDB of several: the values as they are, under new numbers."""
+    """Join several LMDBs: copies the values unchanged, under new numbers."""
     writer = LmdbWriter(path, spec)
     try:
         for part in parts:
@@ -195,7 +195,7 @@ def join(path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
 
 
 def page(number: int, kind: int, nodes: list[bytes]) -> bytes:
-    """A leaf or a branch: pointers from the front, nodes from the back."""
+    """A leaf or branch page: pointers grow from the front, nodes from the back."""
     sizes = [len(node) for node in nodes]
     pointers, at = [], PAGE
     for size in sizes:
@@ -219,5 +219,5 @@ def _packed(value: Any) -> bytes:
     return bytes(msgpack.packb(value))
 
 
-# What msgpack holds in place of values; all others are stored as they are.
+# Conversions of values for msgpack; all other types are stored unchanged.
 _ENCODERS: dict[type[FieldType], Callable[[Any], Any]] = {Json: JsonText.of, Array: dump_array}

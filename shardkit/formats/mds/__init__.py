@@ -1,9 +1,9 @@
-"""MDS, the shards of MosaicML Streaming, with the index.json that its StreamingDataset asks for.
+"""MDS, the shards of MosaicML Streaming, with the index.json that StreamingDataset needs.
 
 layout.py    encodings of columns, and the bytes of values
 reader.py    random access; each shard describes itself
-writer.py    one shard
-index.py     index.json: written of ours, and compared with the shards of others
+writer.py    writes one shard
+index.py     index.json: written for our datasets, and compared with foreign shards
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Mds(Format):
     name = "mds"
     abilities = (
         "write: folders for StreamingDataset with their index.json, all field types",
-        "read at random: all encodings but pickles; shards compressed with zstd, gz and bz2 too",
-        "verify shards of others: sizes and hashes as index.json has them",
+        "read at random: all encodings (except pickle); also shards compressed with zstd, gz, bz2",
+        "verify foreign shards: sizes and hashes from index.json",
     )
     reader = MdsReader
     writer = MdsWriter
@@ -38,7 +38,7 @@ class Mds(Format):
     def layout(self, schema: Schema) -> dict[str, Any]:
         if ABSENT in schema:
             raise FormatError(
-                f"{ABSENT!r} is the column in which shardkit notes what a sample lacks",
+                f"{ABSENT!r} is the column in which shardkit stores the names of missing fields",
                 field=ABSENT,
                 fix="rename the field",
             )
@@ -48,11 +48,11 @@ class Mds(Format):
         found = []
         for name, kind in schema.items():
             if isinstance(kind, Array) and encoding_of(kind) == "bytes":
-                found.append(f"{name!r}: arrays of types that MDS lacks are bytes of .npy files")
+                found.append(f"{name!r}: MDS has no such arrays, so they are stored as .npy bytes")
             if isinstance(kind, Image) and kind.optional:
-                found.append(f"{name!r}: images that some samples may lack are bytes, not decoded")
+                found.append(f"{name!r}: MDS returns optional images as bytes, not decoded")
         if any(kind.optional for kind in schema.values()):
-            found.append(f"the column {ABSENT!r} names the fields that a sample lacks")
+            found.append(f"the column {ABSENT!r} has the names of a sample's missing fields")
         return found
 
     def shard_stem(self, number: int, shards: int) -> str:

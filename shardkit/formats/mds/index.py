@@ -1,4 +1,4 @@
-"""The index.json of a folder: which shards it has, with what encodings, sizes and hashes."""
+"""The index.json of a folder: its shards, with their encodings, sizes and hashes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Shard(TypedDict):
     format: str
     samples: Count
     raw_data: _File
-    zip_data: _File | None  # the same, compressed; one of the two is there, or both are
+    zip_data: _File | None  # the same, compressed; one of the two files exists, or both
 
 
 class _Index(TypedDict):
@@ -46,7 +46,7 @@ class _Index(TypedDict):
 
 
 def write_index(folder: Path, manifest: Manifest) -> Path:
-    """Write that of a finished dataset."""
+    """Write the index.json of a finished dataset."""
     shards = [
         {
             **columns_of(manifest.schema),
@@ -62,7 +62,7 @@ def write_index(folder: Path, manifest: Manifest) -> Path:
 
 
 def files_of(folder: Path) -> list[tuple[_Shard, _File]] | None:
-    """The shards of a folder, each with the file of it that is there; None if it is not MDS."""
+    """The shards of a folder, each with its existing file; None if the index is not MDS."""
     path, found = folder / NAME, []
     text = storage.read(path, MOST_BYTES)
     if not re.search(rb'"shards"\s*:', text) or re.search(rb'"chunks"\s*:', text):  # LitData's
@@ -81,7 +81,7 @@ def files_of(folder: Path) -> list[tuple[_Shard, _File]] | None:
 
 
 def problems(folder: Path, names: Sequence[str]) -> Iterator[ShardkitError]:
-    """What is not as the index, if there is one, says of shards with these names."""
+    """Differences between the index, if there is one, and the shards with these names."""
     for shard, file in (files_of(folder) or ()) if (folder / NAME).is_file() else ():
         if file["basename"] in names:
             yield from _differing(folder / file["basename"], shard, file)
@@ -100,5 +100,5 @@ def _differing(path: Path, shard: _Shard, file: _File) -> Iterator[ShardkitError
         found["samples"] = int.from_bytes(source.read(0, min(4, source.size)), "little")
     for name, value in said.items():
         if value != found.get(name, "no such hash"):
-            words = {"expected": f"{name} {value}", "found": f"{found.get(name, 'not known')}"}
-            yield DamagedError(f"the shard is not as {NAME} says", path=path, **words)
+            words = {"expected": f"{name} {value}", "found": f"{found.get(name, 'unknown')}"}
+            yield DamagedError(f"the shard does not match {NAME}", path=path, **words)

@@ -1,6 +1,6 @@
-"""The encodings of MDS: which type of ours has which, and the bytes of its values.
+"""The encodings of MDS: which field type uses which encoding, and the bytes of its values.
 
-Facts: `base/format/mds/encodings.py` of MosaicML Streaming. All numbers are little-endian.
+See `base/format/mds/encodings.py` of MosaicML Streaming. All numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from shardkit.formats.offsets import LARGEST
 from shardkit.sample import JsonText
 from shardkit.schema import Array, Bytes, FieldType, Float, Image, Images, Int, Json, Text, int64
 
-ABSENT = "__absent__"  # our column with the names of the optional fields that a sample lacks
+ABSENT = "__absent__"  # our column with the names of a sample's missing optional fields
 
 _SCALARS = {
     "int": "<q", "int8": "<b", "int16": "<h", "int32": "<i", "int64": "<q",
     "uint8": "<B", "uint16": "<H", "uint32": "<I", "uint64": "<Q",
     "float16": "<e", "float32": "<f", "float64": "<d",
 }  # fmt: skip
-# The codes of arrays' types: there are no others.
+# The codes of array dtypes; there are no others.
 _CODES = {
     8: "|u1", 9: "|i1", 16: "<u2", 17: "<i2", 18: "<f2", 32: "<u4", 33: "<i4", 34: "<f4",
     64: "<u8", 65: "<i8", 66: "<f8",
@@ -37,17 +37,17 @@ _DTYPES = {np.dtype(dtype).name: dtype for dtype in _CODES.values()}
 
 
 class Codec(NamedTuple):
-    """An encoding: the type of its values, and how they become bytes and are made of them."""
+    """An encoding: the type of its values, and how they are encoded and decoded."""
 
     kind: FieldType
-    decode: Callable[[bytes], Any]  # raises any error for damaged bytes
+    decode: Callable[[bytes], Any]  # may raise any error for damaged bytes
     encode: Callable[[Any], bytes] = bytes
-    size: int | None = None  # bytes of a value, if all have as many
-    absent: bytes = b""  # what stands for no value, and others can decode
+    size: int | None = None  # bytes of a value, if it is fixed
+    absent: bytes = b""  # placeholder for a missing value, which StreamingDataset can decode
 
 
 def encoding_of(kind: FieldType) -> str:
-    """The encoding in which we store a type; that of an optional one takes empty values."""
+    """The name of the encoding in which we store a type; for an optional type it allows b""."""
     if isinstance(kind, Array) and kind.dtype in _CODES.values():
         fixed = kind.shape and all(kind.shape) and not kind.optional
         shape = ":" + ",".join(map(str, kind.shape or ())) if fixed else ""
@@ -64,7 +64,7 @@ _ENCODINGS = {
 
 
 def own_codec(kind: FieldType) -> Codec:
-    """The encoding in which we store a type."""
+    """The codec with which we store a type."""
     encoding = encoding_of(kind)
     found = codec(encoding)
     if encoding == _ENCODINGS["Bool"]:
@@ -75,7 +75,7 @@ def own_codec(kind: FieldType) -> Codec:
 
 
 def codec(encoding: str) -> Codec | None:
-    """An encoding by its name; None for one that is not read."""
+    """The codec of an encoding, by name; None if the encoding is not supported."""
     if encoding in _SCALARS:
         return _scalar_codec(Float() if "float" in encoding else Int(), _SCALARS[encoding])
     name, *given = encoding.split(":")
@@ -89,7 +89,7 @@ def _scalar_codec(kind: FieldType, format: str) -> Codec:
 
 
 def _array_codec(dtype: str = "", shape: str = "") -> Codec | None:
-    """That of arrays: type and shape are in the encoding's name, or in each value."""
+    """The codec of arrays: dtype and shape are in the encoding's name, or in each value."""
     if dtype and dtype not in _DTYPES:
         return None
     kind = Array(_DTYPES.get(dtype))
@@ -106,14 +106,14 @@ def _array_codec(dtype: str = "", shape: str = "") -> Codec | None:
 
 
 def _array_bytes(value: npt.NDArray[Any]) -> bytes:
-    """An array behind its shape, in the smallest numbers that hold it."""
+    """Encode an array: its shape, in the smallest integers that can hold it, then the values."""
     width = next(n for n in range(4) if max(value.shape, default=0) < 1 << (8 << n))
     shape = np.array(value.shape, f"<u{1 << width}").tobytes()
     return bytes([value.ndim << 2 | width]) + shape + value.tobytes()
 
 
 def _list_bytes(values: Sequence[bytes]) -> bytes:
-    """A zero, how many there are, their sizes, and the values."""
+    """Encode a list: a zero, the number of values, their sizes, and the values."""
     return b"".join([np.array([0, len(values), *map(len, values)], "<u4").tobytes(), *values])
 
 
@@ -126,12 +126,12 @@ def _scalar(stored: struct.Struct, whole: bool, data: bytes) -> Any:
 
 
 def _array(own: Array, data: bytes) -> npt.NDArray[Any]:
-    """An array; its type and its shape stand before the values, unless the encoding has them."""
+    """Decode an array; dtype and shape precede the values, unless the encoding's name has them."""
     at, dtype, shape = 0, own.dtype, own.shape
     if dtype is None:
         at, dtype = 1, _CODES.get(data[0])
         if dtype is None:
-            raise ValueError(f"{data[0]} stands for no type of arrays")
+            raise ValueError(f"{data[0]} is not the code of an array type")
     if shape is None:
         sides, width = data[at] >> 2, 1 << (data[at] & 3)
         shape = tuple(np.frombuffer(data, f"<u{width}", sides, at + 1).tolist())

@@ -1,4 +1,4 @@
-"""Reads MDS shards at random: offsets of samples, then in each the sizes of its columns."""
+"""Random access to MDS shards, by the offsets of samples and the column sizes in each sample."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from shardkit.formats.mds.layout import ABSENT, Codec, codec, encoding_of, own_c
 from shardkit.sample import JsonText, Sample, key_of
 from shardkit.schema import RESERVED, Bytes, FieldType, Schema
 
-_WHOLE = 1 << 15  # bytes of a sample that is read at once, whichever fields are asked for
+_WHOLE = 1 << 15  # bytes of a sample up to which all its fields are read at once
 _WORDS = Words("a compressed MDS shard", "compressed MDS shards", "mds")
 
 
 class _About(TypedDict):
-    """What we add to the header, which StreamingDataset does not read."""
+    """Our entry in the header, which StreamingDataset ignores."""
 
     schema: dict[str, Any]
     classes: dict[str, list[str]]
@@ -39,13 +39,13 @@ class _Columns(TypedDict):
 
 
 class _Header(_Columns, total=False):
-    """The JSON behind the offsets."""
+    """The JSON header after the offsets."""
 
     shardkit: _About
 
 
 class _Column(NamedTuple):
-    """A field as it is read; `number` is that of its column."""
+    """How a field is read; `number` is the number of its column."""
 
     name: str
     number: int
@@ -53,7 +53,7 @@ class _Column(NamedTuple):
 
 
 class MdsReader(ShardReader):
-    """One shard, which describes itself; one that is compressed is unpacked while it is open."""
+    """One self-describing shard; a compressed one is unpacked to a temporary file while open."""
 
     def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
         plain = path.name.lower().endswith(".mds")
@@ -78,7 +78,7 @@ class MdsReader(ShardReader):
             encoding = encodings.get(name, "none")
             known = _codec(ours, name, encoding)
             if known is None or not _fits(known.kind, kind):
-                what, found = "a shard lacks a column that it should have", f"{encoding!r:.60}"
+                what, found = "a column of the shard is missing or wrong", f"{encoding!r:.60}"
                 raise DamagedError(what, path=path, field=name, expected=str(kind), found=found)
             self._columns.append(_Column(name, names.index(name), known.decode))
 
@@ -120,7 +120,7 @@ class MdsReader(ShardReader):
         return np.stack([ends[:-1], ends[1:]], axis=1)
 
     def _bounds(self, position: int) -> tuple[int, int]:
-        """Where a sample begins and ends."""
+        """The start and the end of a sample."""
         begin, end = struct.unpack("<2I", self._ends.record(position, 2))
         if not self._start <= begin <= end <= self.source.size:
             about = {"expected": f"a range from {self._start:,} to {self.source.size:,}"}
@@ -130,7 +130,7 @@ class MdsReader(ShardReader):
         return begin, end
 
     def _spans(self, begin: int, end: int, data: bytes) -> list[tuple[int, int]]:
-        """Offset and size of each column's value in a sample, which begins with `data`."""
+        """Offset and size of each column's value in a sample; `data` is the start of the sample."""
         at, found = self._head.size, []
         given = iter(self._head.unpack_from(data) if len(data) >= at else ())
         for fixed in self._sizes:
@@ -144,25 +144,27 @@ class MdsReader(ShardReader):
 
 
 def _offsets(source: ByteSource) -> tuple[Table, int]:
-    """The offsets of all samples and of the end, and the first of them."""
+    """The offsets of all samples and of the end, and the first offset."""
     count = int.from_bytes(source.read(0, 4), "little")
     ends = Table(source, 4, count + 1, "<u4")
     first, last = int(ends.slice(0, 1)[0]), int(ends.slice(count, count + 1)[0])
     if not 4 * (count + 2) <= first <= last == source.size:
         expected = f"offsets of {count:,} samples that end at byte {source.size:,}"
         about = {"expected": expected, "found": f"{first:,} to {last:,}"}
-        raise DamagedError("an MDS shard is damaged or cut", path=source.path, offset=4, **about)
+        raise DamagedError(
+            "an MDS shard is damaged or truncated", path=source.path, offset=4, **about
+        )
     return ends, first
 
 
 def _header(source: ByteSource, start: int, stop: int) -> _Header:
     what, where = "the header of the shard", {"path": source.path, "offset": start}
-    text = source.read(start, stop - start).rstrip()  # ours has room for offsets, filled up so
+    text = source.read(start, stop - start).rstrip()  # our writer pads the header with spaces
     header = from_json(_Header, text, what, **where)
     names = header["column_names"]
     lists = (set(names), names, header["column_encodings"], header["column_sizes"])
     if min(map(len, lists)) < max(map(len, lists)):
-        raise damaged(what, ValueError("not every column has a name, an encoding, a size"), **where)
+        raise damaged(what, ValueError("a column lacks its name, encoding or size"), **where)
     return header
 
 
@@ -177,7 +179,7 @@ def _schema(about: _About, path: Path) -> Schema:
 
 
 def _codec(ours: Schema | None, name: str, encoding: str) -> Codec | None:
-    """How a column is read; None where a shard of ours cannot have it so."""
+    """The codec of a column; None if our writer would not have written it this way."""
     if ours is None:
         return codec(encoding)
     kind = ours.get(name)
@@ -185,7 +187,7 @@ def _codec(ours: Schema | None, name: str, encoding: str) -> Codec | None:
 
 
 def _fits(own: FieldType, kind: FieldType) -> bool:
-    """Whether values are of the type that is asked for: images are bytes as well."""
+    """Whether values have the requested type; images can also be read as bytes."""
     same = replace(own, optional=kind.optional) == kind
     return same or (type(kind) is Bytes and isinstance(own, Bytes))
 
@@ -195,7 +197,7 @@ def _ours(about: _About) -> dict[str, Any]:
 
 
 def _foreign(encodings: dict[str, str], path: Path) -> dict[str, Any]:
-    """The layout of a shard of others: types by their encodings; what is not read, and why."""
+    """The layout of a foreign shard: types from encodings; unsupported and ignored columns."""
     fields, unusable, ignored = {}, {}, {}
     for name, encoding in encodings.items():
         known = codec(encoding)
@@ -207,10 +209,10 @@ def _foreign(encodings: dict[str, str], path: Path) -> dict[str, Any]:
             pickled = "is pickled, and reading a pickle runs the code in it"
             unusable[name] = FormatError(
                 f"the column {name!r} "
-                + (pickled if encoding == "pkl" else "has an encoding that is not known"),
+                + (pickled if encoding == "pkl" else "has an unknown encoding"),
                 path=path,
                 field=name,
                 found=f"the encoding {encoding!r:.60}",
-                fix=f"convert without it: {drop_option(name)}; or write it anew, as json, say",
+                fix=f"convert without it: {drop_option(name)}; or write it as json, for example",
             )
     return {"schema": Schema(fields).to_json(), "unusable": unusable, "ignored": ignored}

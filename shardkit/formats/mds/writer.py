@@ -1,4 +1,4 @@
-"""Writes MDS shards: offsets, a header in JSON, filled up with blanks, and the samples."""
+"""Writes MDS shards: offsets, a JSON header padded with spaces, and the samples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardkit.schema import Schema
 
 
 def columns_of(schema: Schema) -> dict[str, Any]:
-    """What headers and index.json say of a shard; columns are in the order of their names."""
+    """The description of a shard in its header and in index.json, with columns sorted by name."""
     encodings = {KEY: "str", **{name: encoding_of(kind) for name, kind in schema.items()}}
     sizes = {name: own_codec(kind).size for name, kind in schema.items()}
     if any(kind.optional for kind in schema.values()):

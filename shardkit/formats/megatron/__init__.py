@@ -1,9 +1,9 @@
-"""Megatron-LM's indexed datasets: tokens in a `.bin`, their offsets in a `.idx` beside it.
+"""Megatron-LM's indexed datasets: tokens in a `.bin` file, their offsets in a `.idx` beside it.
 
-layout.py    the bytes of a `.idx`, the types of tokens, which schema fits
-index.py     a `.idx`, and a third file of our own, with the keys of the samples
+layout.py    the bytes of a `.idx`, the dtypes of tokens, and which schemas are supported
+index.py     reads a `.idx`, and a `.keys`: a third file of ours, with the keys of the samples
 reader.py    random access by document
-writer.py    the three files in one pass; one shard of several
+writer.py    writes the three files in one pass; joins several shards into one
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from shardkit.schema import Schema
 class Megatron(Format):
     name = "megatron"
     abilities = (
-        "write: one field of tokens, a document a sample, one pair of .bin and .idx by default",
-        "write: uint16 or int32 as Megatron's tools do, other whole numbers too; never cut to fit",
+        "write: one field of tokens, one document per sample, one pair of .bin and .idx by default",
+        "write: uint16 or int32 like Megatron's tools, also other integers; never truncated",
         "read at random: any .bin with its .idx, the sequences of a document as one sample",
     )
     reader = MegatronReader
@@ -46,8 +46,8 @@ class Megatron(Format):
         given, stored = np.dtype(kind.dtype).name, stored_dtype(kind).name
         if given == stored:
             return []
-        refused = "; those too large for it are refused" if given in ("uint32", "uint64") else ""
-        return [f"tokens of {given} are stored as {stored}, as Megatron has them{refused}"]
+        refused = "; larger values are refused" if given in ("uint32", "uint64") else ""
+        return [f"tokens of {given} are stored as {stored}, as Megatron supports them{refused}"]
 
 
 FORMAT = Megatron()

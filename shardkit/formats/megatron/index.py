@@ -1,4 +1,4 @@
-"""The files beside a `.bin`: the `.idx` with the offsets of documents, and our `.keys`."""
+"""Readers of the files beside a `.bin`: the `.idx` with the document offsets, and our `.keys`."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from shardkit.formats.megatron.layout import (
     keys_path,
 )
 
-_BOUNDS = struct.Struct("<qq")  # two numbers side by side
+_BOUNDS = struct.Struct("<qq")  # two adjacent numbers
 _LENGTH, _POINTER = struct.Struct("<i"), struct.Struct("<q")
 
 
 class Index:
     """A `.idx`: documents, each of any number of sequences, each of any number of tokens.
 
-    Opening compares its size, and its first and last numbers, with both files. The numbers of a
-    document are checked when they are read. Offsets and sizes are in bytes of the `.bin`.
+    Opening checks the size of the file, and its first and last numbers. The numbers of a document
+    are checked when they are read. Offsets and sizes are in bytes of the `.bin`.
     """
 
     def __init__(self, path: Path, bin_size: int) -> None:
-        """`path` is that of the .bin, which has `bin_size` bytes."""
+        """`path` is the path of the .bin, which has `bin_size` bytes."""
         self.path = index_path(path)
         if not self.path.exists():
             raise FormatError(
-                "a .bin is read as tokens of Megatron, and needs its index beside it",
+                "a .bin file is read as Megatron tokens, and needs its index beside it",
                 path=path,
                 expected=str(self.path),
-                fix="copy the .idx too; a .bin of another kind is nothing that shardkit reads",
+                fix="copy the .idx too; shardkit does not read other kinds of .bin files",
             )
         self._bin_size = bin_size
         source = open_source(self.path)
@@ -53,30 +53,30 @@ class Index:
         self._pointers_at = HEADER.size + self.sequences * LENGTH.itemsize
         self._ends_at = self._pointers_at + self.sequences * POINTER.itemsize
         end = self._ends_at + entries * END.itemsize
-        if source.size < end:  # modes of sequences may follow, which are not read
+        if source.size < end:  # sequence modes may follow, which are not read
             raise self._damaged(
-                "the .idx is cut",
+                "the .idx is truncated",
                 source.size,
                 f"{end:,} bytes for {self.sequences:,} sequences and {entries:,} entries",
                 f"{source.size:,} bytes",
             )
         self.lengths = Table(source, HEADER.size, self.sequences, LENGTH)  # in tokens
         self._pointers = Table(source, self._pointers_at, self.sequences, POINTER)
-        # The number of sequences before each document, and at last of all.
+        # The number of sequences before each document, and finally the total.
         self._ends = Table(source, self._ends_at, entries, END)
         self.in_memory = sum(t.in_memory for t in (self.lengths, self._pointers, self._ends))
         for entry, expected in ((0, 0), (self.documents, self.sequences)):
             if self._ends.slice(entry, entry + 1)[0] != expected:
                 raise self._bad_end(entry, str(expected))
-        if self.sequences:  # nearly always the one at the end of the .bin, which may be cut
+        if self.sequences:  # the last one nearly always ends the .bin, which may be truncated
             self._sequences(self.sequences - 1, self.sequences)
 
     def _header(self, source: ByteSource) -> tuple[np.dtype[Any], int, int]:
-        """The type of the tokens, the number of sequences, and of entries of the document index."""
+        """The dtype of the tokens, and the numbers of sequences and document index entries."""
         head = source.read(0, min(HEADER.size, source.size))
         if len(head) < HEADER.size or not head.startswith(MAGIC):
             raise self._damaged(
-                "not a .idx of Megatron",
+                "not a .idx file of Megatron",
                 0,
                 f"{MAGIC!r} and a header of {HEADER.size} bytes",
                 f"{head[: len(MAGIC)]!r}, {source.size:,} bytes",
@@ -84,7 +84,7 @@ class Index:
         _, version, code, sequences, entries = HEADER.unpack(head)
         if version != VERSION:
             raise FormatError(
-                "the .idx is of another version",
+                "unsupported version of the .idx",
                 path=self.path,
                 offset=9,
                 expected=f"version {VERSION}",
@@ -92,7 +92,7 @@ class Index:
             )
         if code not in DTYPES:
             raise self._damaged(
-                "invalid type of tokens in the .idx", 17, "a code from 1 to 8", str(code)
+                "invalid type code of tokens in the .idx", 17, "a code from 1 to 8", str(code)
             )
         if not entries:
             raise self._damaged("the .idx has no document index", 26, "at least one entry", "none")
@@ -116,11 +116,11 @@ class Index:
         return starts, sizes
 
     def _bounds(self, first: int, stop: int) -> npt.NDArray[np.int64]:
-        """The sequences before each of some documents, and before the one that follows them."""
+        """The number of sequences before each of these documents, and before the next one."""
         ends = self._ends.slice(first, stop + 1)
         bad = (np.diff(ends, prepend=0) < 0) | (ends > self.sequences)
         if bad.any():
-            raise self._bad_end(first + int(bad.argmax()), "no less than in the entry before")
+            raise self._bad_end(first + int(bad.argmax()), "at least the previous entry")
         return ends
 
     def _bad_end(self, entry: int, expected: str) -> DamagedError:
@@ -139,7 +139,7 @@ class Index:
     def spans(self, document: int) -> list[tuple[int, int]]:
         """Offset and size of each sequence of a document."""
         first, stop = _BOUNDS.unpack(self._ends.record(document, 2))
-        if stop - first == 1 and 0 <= first < self.sequences:  # as it is nearly always
+        if stop - first == 1 and 0 <= first < self.sequences:  # the usual case: one sequence
             (tokens,) = _LENGTH.unpack(self.lengths.record(first))
             (start,) = _POINTER.unpack(self._pointers.record(first))
             size = tokens * self.dtype.itemsize
@@ -148,12 +148,12 @@ class Index:
         first, stop = self._bounds(document, document + 1).tolist()
         starts, sizes = self._sequences(first, stop)
         if sizes.sum(dtype=np.float64) > self._bin_size:
-            # Else a small file could ask for any amount of memory.
+            # Otherwise a small file could request any amount of memory.
             raise ValueError("its sequences overlap, and are longer than the whole .bin")
         return list(zip(starts.tolist(), sizes.tolist(), strict=True))
 
     def rows(self, documents: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64] | None:
-        """Offsets of documents; None where one is anything else than one sequence of `length`."""
+        """Offsets of documents; None unless each is a single sequence of `length` tokens."""
         first, stop = self._ends.take(documents, 2).T
         single = (stop - first == 1) & (first >= 0) & (first < self.sequences)
         if not single.all() or (self.lengths.take(first) != length).any():
@@ -172,14 +172,14 @@ class Index:
 
 
 class Keys:
-    """A `.keys`: the keys of a shard's samples, which Megatron's own files cannot hold.
+    """A `.keys`: the keys of a shard's samples, which Megatron's own files cannot store.
 
-    The keys in UTF-8, one after the other; then a uint64 for each that says where it begins, and
-    one for the end of the last; then their number as a uint64. All is little-endian.
+    It has the keys in UTF-8, concatenated; then the start of each and the end of the last as
+    uint64; then their number as a uint64. Everything is little-endian.
     """
 
     def __init__(self, path: Path, samples: int) -> None:
-        """`path` is that of the .bin."""
+        """`path` is the path of the .bin."""
         self.path, self.samples = keys_path(path), samples
         if not self.path.exists():
             raise DamagedError("the file with the keys of the samples is missing", path=self.path)
@@ -195,13 +195,13 @@ class Keys:
                 offset=max(self.size, 0),
                 expected=f"bounds from 0 to {self.size:,}, then {samples:,} samples",
                 found=f"{source.size:,} bytes with other bounds",
-                fix="copy it again, or move it away if it belongs to something else",
+                fix="copy it again, or move it elsewhere if it belongs to other data",
             )
         self._text = Table(source, 0, self.size, np.uint8)
         self.in_memory = self.bounds.in_memory + self._text.in_memory
 
     def __getitem__(self, position: int) -> str:
-        """The key of a sample; raises ValueError for one that is damaged."""
+        """The key of a sample; raises ValueError if it is damaged."""
         start, stop = _BOUNDS.unpack(self.bounds.record(position, 2))
         if not 0 <= start <= stop <= self.size:
             raise ValueError("invalid offset of the key")

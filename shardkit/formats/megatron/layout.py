@@ -1,7 +1,7 @@
-"""The bytes of a `.idx`, the types of tokens, and which schema a `.bin` can hold.
+"""The bytes of a `.idx`, the dtypes of tokens, and the schemas that a `.bin` can store.
 
-Facts: `core/datasets/indexed_dataset.py` of Megatron-LM. The three arrays follow the header of 34
-bytes at once, so they are not aligned.
+See `core/datasets/indexed_dataset.py` of Megatron-LM. The three arrays directly follow the header
+of 34 bytes, so they are not aligned.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from shardkit.schema import Array, Image, Images, Schema, Text
 
 MAGIC = b"MMIDIDX\0\0"
 VERSION = 1
-# Magic, version, code of the tokens' type, sequences, entries of the document index.
+# Magic, version, dtype code of the tokens, number of sequences, entries of the document index.
 HEADER = struct.Struct("<9sQBQQ")
 LENGTH, POINTER, END = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<i8")
-NUMBER = np.dtype("<u8")  # of a `.keys`
-MAX_TOKENS = 2**31 - 1  # of a sequence: its length is an int32
+NUMBER = np.dtype("<u8")  # in a `.keys`
+MAX_TOKENS = 2**31 - 1  # of a sequence, as its length is an int32
 
-# The codes of numpy's types; a file of floats can be read, not written.
+# NumPy dtypes by their codes; files of floats can be read, but not written.
 DTYPES = {
     code: np.dtype(name)
     for code, name in enumerate(("u1", "i1", "<i2", "<i4", "<i8", "<f8", "<f4", "<u2"), 1)
 }
 CODES = {dtype: code for code, dtype in DTYPES.items()}
-# What tokens of a type are stored as: in uint16 or int32, as Megatron's own tools do, where their
-# range does not ask for another.
+# The dtype in which tokens are stored: uint16 or int32, like Megatron's own tools, unless their
+# range needs another.
 _STORED = {
     "u1": "<u2", "u2": "<u2", "u4": "<i4", "u8": "<i8",
     "i1": "i1", "i2": "<i2", "i4": "<i4", "i8": "<i8",
 }  # fmt: skip
 
-_CHUNK = 1 << 14  # numbers at a time: few enough to stay in the processor's cache
+_CHUNK = 1 << 14  # numbers at a time, which fit into the CPU cache
 
 
 def index_path(path: Path) -> Path:
@@ -52,12 +52,12 @@ def keys_path(path: Path) -> Path:
 
 
 def index_size(samples: int) -> int:
-    """Bytes of the `.idx` of so many documents of one sequence each."""
+    """The size, in bytes, of the `.idx` of `samples` documents of one sequence each."""
     return HEADER.size + samples * (LENGTH.itemsize + POINTER.itemsize) + (samples + 1) * 8
 
 
 def field_of(schema: Schema) -> tuple[str, Array]:
-    """The only field, of tokens; raises FormatError for any other schema."""
+    """The single field, of tokens; raises FormatError for any other schema."""
     if len(schema) == 1:
         ((name, kind),) = schema.items()
         flat = isinstance(kind, Array) and (kind.shape is None or len(kind.shape) == 1)
@@ -73,21 +73,21 @@ def field_of(schema: Schema) -> tuple[str, Array]:
 
 def _fix(schema: Schema) -> str:
     if "doc_ends" in schema:
-        return "tokenize without --seq-len: Megatron packs documents into sequences by itself"
+        return "tokenize without --seq-len: Megatron packs documents into sequences itself"
     if any(isinstance(kind, Image | Images) for kind in schema.values()):
         return "store images as wds, lmdb, arrow, parquet, hf or beton"
     if any(isinstance(kind, Text) for kind in schema.values()):
-        return "give --tokenizer, which makes tokens of text"
-    return "write the tokens alone, or all fields to another format"
+        return "give --tokenizer, which converts text to tokens"
+    return "write only the tokens, or write all fields to another format"
 
 
 def stored_dtype(kind: Array) -> np.dtype[Any]:
-    """The type of the tokens in the file; raises FormatError for what are no whole numbers."""
+    """The dtype of the tokens in the file; raises FormatError if they are not integers."""
     dtype = np.dtype(kind.dtype)
     stored = _STORED.get(f"{dtype.kind}{dtype.itemsize}")
     if stored is None:
         raise FormatError(
-            "a Megatron file holds whole numbers only",
+            "a Megatron file holds integers only",
             expected="a dtype of uint8 to uint64 or int8 to int64",
             found=str(kind),
         )
@@ -95,7 +95,7 @@ def stored_dtype(kind: Array) -> np.dtype[Any]:
 
 
 def check_range(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> None:
-    """Raise ValueError for a number that another type cannot hold. Megatron itself casts anyhow."""
+    """Raise ValueError for a number that `dtype` cannot hold; Megatron itself casts silently."""
     if not len(values) or np.can_cast(values.dtype, dtype):
         return
     limits = np.iinfo(dtype)
@@ -105,13 +105,13 @@ def check_range(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> None:
 
 
 def chunks(count: int) -> Iterator[tuple[int, int]]:
-    """0 to `count` in pieces that fit the processor's cache: first and stop of each."""
+    """Split 0 to `count` into ranges that fit into the CPU cache: first and stop of each."""
     for first in range(0, count, _CHUNK):
         yield first, min(first + _CHUNK, count)
 
 
 def sums_before(sizes: Iterable[npt.NDArray[Any]]) -> Iterator[npt.NDArray[np.int64]]:
-    """For chunks of sizes: the sum of all that come before each."""
+    """For each size, in chunks, the sum of all previous sizes."""
     total = 0
     for chunk in sizes:
         ends = np.cumsum(chunk, dtype=np.int64) + total

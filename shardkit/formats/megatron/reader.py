@@ -1,4 +1,4 @@
-"""Reads Megatron's files at random: a sample is a document, its sequences one after the other."""
+"""Random access to Megatron's files: a sample is a document, with its sequences concatenated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardkit.schema import Array, Schema
 
 
 class MegatronReader(ShardReader):
-    """A `.bin` with its `.idx`, and its `.keys` if it has them."""
+    """A `.bin` with its `.idx`, and with its `.keys` if there is one."""
 
     def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
         source = open_source(path)
@@ -34,7 +34,7 @@ class MegatronReader(ShardReader):
         self._tokens = kind.shape[0] if kind.shape else None
         if stored != self._dtype and stored != stored_dtype(kind):
             raise DamagedError(
-                "the tokens are of another type than the manifest says",
+                "the tokens have a different type than the manifest says",
                 path=self._index.path,
                 offset=17,
                 expected=f"{stored_dtype(kind)} for {kind}",
@@ -64,7 +64,7 @@ class MegatronReader(ShardReader):
     def read_rows(
         self, field: str, positions: npt.NDArray[np.int64], out: npt.NDArray[Any]
     ) -> bool:
-        """The tokens of documents that are equally long and of one sequence each."""
+        """The tokens of documents that have the same length and one sequence each."""
         source, stored, length = self.source, self._index.dtype, out.shape[1]
         if self._tokens not in (None, length):
             return False

@@ -1,4 +1,4 @@
-"""Writes tokens as they come, and beside them the index and the keys of the samples."""
+"""Writes tokens as they arrive, and beside them the index and the keys of the samples."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _Chunks = Iterator[npt.NDArray[Any]]
 
 
 class MegatronWriter(ShardWriter):
-    """Memory grows by eight bytes with every sample: their lengths are written last."""
+    """Keeps eight bytes per sample in memory, as the lengths are written at the end."""
 
     def __init__(self, path: Path, spec: ShardSpec) -> None:
         super().__init__(path, spec)
@@ -60,13 +60,13 @@ class MegatronWriter(ShardWriter):
         return True
 
     def _checked(self, sample: Sample) -> npt.NDArray[Any]:
-        """The tokens as they are stored."""
+        """The tokens, in the dtype in which they are stored."""
         tokens: npt.NDArray[Any] = sample[self._field]
         try:
             if tokens.ndim != 1:
                 raise ValueError("they must be an array of one dimension")
             if len(tokens) > MAX_TOKENS:
-                raise ValueError(f"a document is too long: it may have {MAX_TOKENS:,} tokens")
+                raise ValueError(f"the document is too long: the limit is {MAX_TOKENS:,} tokens")
             check_range(tokens, self._dtype)
         except ValueError as error:
             raise SampleError(
@@ -88,9 +88,9 @@ class MegatronWriter(ShardWriter):
 
 
 def join(path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
-    """One shard of several: tokens and keys one after the other, then the numbers of all parts.
+    """Join several shards into one: all tokens, all keys, then the numbers of all parts.
 
-    The files of a part are reopened for each step, as a process may open few files.
+    The files of a part are reopened for each step, as a process can only open a limited number.
     """
     dtype = stored_dtype(field_of(spec.schema)[1])
     with storage.create(path) as file:
@@ -119,7 +119,7 @@ def join(path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
 def _index_of(part: Path, dtype: np.dtype[Any]) -> Index:
     index = Index(part, part.stat().st_size)
     if index.dtype != dtype or index.documents != index.sequences:
-        raise DamagedError("a part has other tokens than the whole", path=index.path)
+        raise DamagedError("the index of a part does not match its shard", path=index.path)
     return index
 
 
@@ -131,7 +131,7 @@ def _cut(values: npt.NDArray[Any]) -> _Chunks:
 def _write_index(
     path: Path, dtype: np.dtype[Any], samples: int, lengths: Callable[[], _Chunks]
 ) -> None:
-    """The `.idx` of documents of one sequence each, side by side in the `.bin`."""
+    """Write the `.idx` of documents of one sequence each, contiguous in the `.bin`."""
     with storage.create(index_path(path)) as file:
         storage.write(file, [HEADER.pack(MAGIC, VERSION, CODES[dtype], samples, samples + 1)])
         for chunk in lengths():

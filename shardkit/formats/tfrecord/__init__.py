@@ -1,11 +1,11 @@
-"""TFRecord files of tf.train.Example, as TensorFlow and TFDS write and read them.
+"""TFRecord files of tf.train.Example, compatible with TensorFlow and TFDS.
 
-example.py   the messages, without protobuf's library
+example.py   encodes and decodes the messages, without the protobuf library
 records.py   records with their checksums, and the index beside a shard
-values.py    which features a field is, and what TensorFlow parses them with
-writer.py    records in one pass
+values.py    conversion of fields to features and back, and TensorFlow's parsing arguments
+writer.py    writes records in one pass
 reader.py    random access by the index
-foreign.py   the fields of files that others wrote
+foreign.py   guesses the fields of foreign files
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from shardkit.schema import Array, Schema
 
 
 class Examples(Format):
-    """Formats whose records are Examples."""
+    """Base class of formats whose records are Examples."""
 
     layout_types = MappingProxyType({"features": dict[str, dict[str, Any]], "raw": dict[str, str]})
 
@@ -35,8 +35,8 @@ class Examples(Format):
         named = [n + (SHAPE if n in raw else EXACT) for n in schema]
         if taken := schema.keys() & {*named}:
             raise FormatError(
-                f"a feature that describes another field would have the name of {min(taken)!r}",
-                fix="give the field another name: --rename",
+                f"a feature that belongs to another field would have the name of {min(taken)!r}",
+                fix="rename the field, with --rename",
             )
         return {"schema": schema.to_json(), "features": features_table(schema), "raw": raw}
 
@@ -47,7 +47,7 @@ class Examples(Format):
         raw = raw_table(schema)
         npy = [n for n, k in schema.items() if isinstance(k, Array) and list_of(k) == BYTES]
         npy = [name for name in npy if name not in raw]
-        words = "arrays that TensorFlow has no decoder for are stored as .npy: "
+        words = "arrays that TensorFlow cannot decode are stored as .npy: "
         return [words + ", ".join(npy)] if npy else []
 
 
@@ -56,7 +56,7 @@ class TFRecord(Examples):
     abilities = (
         "write: tf.train.Example, all field types, CRC-32C, an index beside each shard",
         "read at random: its own by their index, others after one pass over their headers",
-        "read foreign files: features of all lists, gzip after unpacking; no SequenceExample",
+        "read foreign files: features of all list types, gzip after unpacking; no SequenceExample",
     )
     reader = TFRecordReader
     writer = TFRecordWriter

@@ -1,7 +1,7 @@
-"""tf.train.Example as bytes: the messages of tensorflow/core/example/feature.proto.
+"""Encodes and decodes tf.train.Example, the message of tensorflow/core/example/feature.proto.
 
 Example {1: Features {1: map of names to Feature}}; a Feature is one of three lists, and each list
-is {1: values}. Unknown fields and any order are read, and numbers packed or one by one.
+is {1: values}. The decoder accepts unknown fields, any order, and packed or unpacked numbers.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from shardkit.codecs.protobuf import alone, dump_field, dump_varint, fields, var
 
 BYTES, FLOATS, INTS = 1, 2, 3
 LISTS = ("no list", "a bytes_list", "a float_list", "an int64_list")
-_FIRST, _SECOND = 0x0A, 0x12  # tags of the fields 1 and 2, where these have a length
-_ALONE = {FLOATS: 0x0D, INTS: 0x08}  # tags of numbers that are not packed
+_FIRST, _SECOND = 0x0A, 0x12  # tags of fields 1 and 2, if length-delimited
+_ALONE = {FLOATS: 0x0D, INTS: 0x08}  # tags of unpacked numbers
 _CHUNK = 1 << 16  # numbers that are packed, and bytes that are unpacked, at a time
-_CONTINUED = bytes(range(0x80, 0x100))  # a number goes on behind them
+_CONTINUED = bytes(range(0x80, 0x100))  # bytes that do not end a varint
 
 
 class Feature(NamedTuple):
-    """Which list it is, and the values in it: numbers as they are packed."""
+    """The type of the list, and its values; numbers are in packed form."""
 
     list: int
     parts: Sequence[bytes]
@@ -42,9 +42,9 @@ class Feature(NamedTuple):
 
 
 def features(data: bytes, *, whole: bool = True) -> dict[str, tuple[int, int]]:
-    """Where the features of an Example are, by name; raises ValueError for what is none.
+    """The byte ranges of the features of an Example, by name. Raises ValueError if it is invalid.
 
-    Not `whole`: of its beginning, which ends behind a feature.
+    If not `whole`, `data` is the beginning of an Example, and ends at the end of a feature.
     """
     found: dict[str, tuple[int, int]] = {}
     tops = fields(data, 0, len(data)) if whole else [(_FIRST, varint(data, 1, 11)[1], len(data))]
@@ -53,7 +53,7 @@ def features(data: bytes, *, whole: bool = True) -> dict[str, tuple[int, int]]:
             raise ValueError("it is a SequenceExample")
         for tag, at, end in fields(data, start, stop) if top == _FIRST else ():
             if tag == _FIRST and end > at + 1 and data[at] == _FIRST and data[at + 1] < 0x80:
-                # Nearly always a short name, and behind it a feature.
+                # The usual case: a short name, followed by a feature.
                 middle = at + 2 + data[at + 1]
                 which, first = alone(data, middle, end)
                 if which == _SECOND:
@@ -67,7 +67,7 @@ def features(data: bytes, *, whole: bool = True) -> dict[str, tuple[int, int]]:
 
 
 def feature(data: bytes, span: tuple[int, int]) -> Feature:
-    """The feature that is there."""
+    """The feature in a byte range."""
     tag, start = alone(data, *span)
     if tag >> 3 in (BYTES, FLOATS, INTS):
         inner, at = alone(data, start, span[1])
@@ -77,7 +77,7 @@ def feature(data: bytes, span: tuple[int, int]) -> Feature:
     parts: list[bytes] = []
     for tag, start, stop in fields(data, *span):
         if tag & 7 == 2 and tag >> 3 in (BYTES, FLOATS, INTS):
-            if tag >> 3 != which:  # of several the last counts
+            if tag >> 3 != which:  # the last of several lists wins
                 which, parts = tag >> 3, []
             items = fields(data, start, stop)
             parts += [data[at:end] for tag, at, end in items if tag in (_FIRST, _ALONE.get(which))]
@@ -86,7 +86,7 @@ def feature(data: bytes, span: tuple[int, int]) -> Feature:
 
 def unpacked(data: bytes) -> npt.NDArray[np.int64]:
     found, at = [np.zeros(0, np.int64)], 0
-    while at < len(data):  # some at a time, as that takes 60 bytes for each
+    while at < len(data):  # in chunks, as unpacking takes 60 bytes of memory for each byte
         part = data[at : at + _CHUNK]
         part = part if at + _CHUNK >= len(data) else part.rstrip(_CONTINUED)
         found.append(_unpacked(part))
@@ -100,7 +100,7 @@ def _unpacked(data: bytes) -> npt.NDArray[np.int64]:
     starts = np.append(0, ends[:-1] + 1)[: len(ends)]
     lengths = ends - starts + 1
     if not len(ends) or lengths.sum() != len(octets) or lengths.max(initial=0) > 10:
-        raise ValueError("it has a number that does not end")
+        raise ValueError("it has a truncated number")
     found = np.zeros(len(ends), np.uint64)
     for n in range(lengths.max(initial=0)):
         has = lengths > n
@@ -122,7 +122,7 @@ def packed(values: npt.NDArray[Any]) -> bytes:
 
 
 def entry(name: str, found: Feature) -> list[bytes]:
-    """A feature and its name, as an Example has them, in chunks: values are not copied."""
+    """Encode a feature and its name as an entry of an Example, in chunks: values are not copied."""
     items = [each for part in found.parts for each in (b"\x0a" + dump_varint(len(part)), part)]
     size = sum(map(len, items))
     head = b"%c%b" % (found.list << 3 | 2, dump_varint(size))

@@ -1,4 +1,4 @@
-"""The fields of a TFRecord file that others wrote, from some of its records."""
+"""Guesses the fields of a foreign TFRecord file from some of its records."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from shardkit.names import is_safe
 from shardkit.sample import JsonText
 from shardkit.schema import RESERVED, Array, Bytes, FieldType, Float, Image, Images, Int, Json, Text
 
-_LOOKED_AT, _BYTES = 100, 8 << 20  # records, spread evenly, that tell the fields of all; at most
-_LABELS = 16 << 20  # bytes of a file with names of classes
+_LOOKED_AT, _BYTES = 100, 8 << 20  # limits for the evenly spaced records that are examined
+_LABELS = 16 << 20  # bytes that are read of a file with class names
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
 def scan(path: Path, count: int, read: Callable[[int], bytes]) -> dict[str, Any]:
-    """The layout of so many records: schema, all `known` features, which are lists of `texts`."""
+    """The layout of `count` records: schema, `known` features, and those that are lists of text."""
     samples = _some(path, count, read)
     fields: dict[str, FieldType] = {}
     unusable: dict[str, ShardkitError] = {}
@@ -51,7 +51,7 @@ def scan(path: Path, count: int, read: Callable[[int], bytes]) -> dict[str, Any]
         "schema": {name: fields[name].to_json() for name in known if name in fields},
         "known": list(known),
         "texts": texts,
-        "classes": {n: _lines(labels[n]) for n in named},  # as TFDS names them
+        "classes": {n: _lines(labels[n]) for n in named},  # in TFDS's labels files
         "unusable": unusable,
         "guessed": [n for n, kind in fields.items() if some and not kind.optional],
         "ignored": {f"feature {name!r}": 1 for name in known if name in RESERVED - {KEY}},
@@ -70,11 +70,11 @@ def _some(path: Path, count: int, read: Callable[[int], bytes]) -> list[dict[str
             data = read(number)
             left -= len(data)
             samples.append({n: feature(data, span) for n, span in features(data).items()})
-        except ValueError as error:  # whoever reads the record will be told
+        except ValueError as error:  # raised again when the record is read
             problem = f"record {number:,}: {error}"
     if count and not any(samples):
         raise FormatError(
-            f"no record can be read of those that were looked at: {problem}",
+            f"none of the examined records can be read: {problem}",
             path=path,
             expected="features that are lists of bytes, floats or int64, and no SequenceExample",
             fix="read them with TensorFlow, and write the samples with shardkit.create",
@@ -87,7 +87,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def is_absent(found: Feature, many: bool) -> bool:
-    """Whether a feature has no value: an empty list is one where values are lists."""
+    """Whether a feature has no value. If values are lists (`many`), an empty list is a value."""
     return not found.list or not (many or found.parts)
 
 
@@ -108,7 +108,7 @@ def _type(name: str, found: list[Feature]) -> tuple[FieldType, bool]:
     if many:
         if kind is Image or all(map(_is_text, values)):
             return (Images() if kind is Image else Json()), True
-        raise ValueError("its values are lists of bytes, which no field can hold")
+        raise ValueError("its values are lists of bytes, which no field type supports")
     if kind is not None or not all(map(_is_text, values)):
         return (kind or Bytes)(), False
     return (

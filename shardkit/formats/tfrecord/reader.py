@@ -1,4 +1,4 @@
-"""Reads a TFRecord file at random, by an index of its records."""
+"""Random access to a TFRecord file, by an index of its records."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SUFFIX = re.compile(r"\.(tfrecord|array_?record)")
 
 
 class ExampleReader(ShardReader):
-    """Reads shards whose records are Examples, whatever they lie in."""
+    """Reads shards whose records are Examples, independent of the file format."""
 
     def __init__(self, path: Path, layout: dict[str, Any], source: ByteSource) -> None:
         super().__init__(path, layout, source)
@@ -43,10 +43,10 @@ class ExampleReader(ShardReader):
 
     @abstractmethod
     def record(self, position: int, numbers: bool) -> tuple[bytes, bool]:
-        """An Example, and True; its beginning, and False, where `numbers` alone are asked for."""
+        """An Example, and True; for `numbers` only it may be just its beginning, and False."""
 
     def key(self, position: int) -> str:
-        """The key of a record that has none."""
+        """The generated key of a record without a stored one."""
         return f"{self._prefix}/{position:09d}"
 
     def read(
@@ -73,7 +73,7 @@ class ExampleReader(ShardReader):
             found = get(name)
             if found is None or is_absent(found, name in self._lists):
                 if not kind.optional:
-                    raise ValueError(f"the record has no value of {name!r}")
+                    raise ValueError(f"the record has no value for {name!r}")
             elif name in self._texts:
                 value = [part.decode() for part in found.parts]
                 sample[name] = JsonText.of(value) if json_text else value

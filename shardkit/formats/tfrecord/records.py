@@ -1,6 +1,6 @@
 """Records of a TFRecord file: length, its masked CRC-32C, payload, its masked CRC-32C.
 
-Layout: tensorflow/core/lib/io/record_writer.h. Beside a shard of ours lies an index of its records.
+See tensorflow/core/lib/io/record_writer.h. Shards written by shardkit have an index beside them.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from shardkit.errors import DamagedError, FormatError
 from shardkit.formats.streamed import Streamed
 from shardkit.manifest import FOLDER
 
-HEAD, TAIL = 12, 4  # bytes around a payload
-# Of each record the first byte, the size with all around it, and of that the part with key and
-# numbers, which can be read alone: all, where nobody knows.
+HEAD, TAIL = 12, 4  # bytes before and after a payload
+# For each record: its offset, its size with header and checksum, and the size of the leading part
+# with key and numbers, which can be read alone; the whole size if this is unknown.
 INDEX = np.dtype([("offset", "<u8"), ("size", "<u8"), ("head", "<u8")])
 ROW = struct.Struct("<3Q")
 _BLOCK = 1 << 12  # bytes that are read at once to find headers
 
 
 def checksum(*chunks: bytes) -> bytes:
-    """The masked CRC-32C of all together."""
+    """The masked CRC-32C of all chunks together."""
     crc: int = reduce(google_crc32c.extend, chunks, 0)
     return (((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
 
 
 def header(size: int) -> bytes:
-    """What stands before a payload of so many bytes."""
+    """The header of a record with a payload of `size` bytes."""
     length = size.to_bytes(8, "little")
     return length + checksum(length)
 
@@ -42,16 +42,16 @@ def is_header(head: bytes) -> bool:
 
 
 def payload(source: ByteSource, offset: int, size: int) -> bytes:
-    """What is in a record; raises ValueError where a checksum does not hold."""
+    """The payload of a record; raises ValueError if a checksum does not match."""
     record = source.read(offset, size)
     data = record[HEAD:-TAIL]
     if record[:HEAD] != header(len(data)) or record[-TAIL:] != checksum(data):
-        raise ValueError("the CRC-32C of the record, or of its length, does not hold")
+        raise ValueError("the CRC-32C of the record, or of its length, does not match")
     return data
 
 
 def scanned(source: ByteSource) -> bytes:
-    """The index of a file that has none, from the headers of its records."""
+    """Create the index of a file that has none, from the headers of its records."""
     source = Streamed(source) if isinstance(source, RemoteFile) else source
     rows, at, start, block = bytearray(), 0, 0, b""
     while at < source.size:
@@ -62,17 +62,17 @@ def scanned(source: ByteSource) -> bytes:
         left = source.size - at
         if not at and not is_header(head):
             raise FormatError(
-                "this is no TFRecord file: the CRC-32C of the first length does not hold",
+                "this is not a TFRecord file: the CRC-32C of the first length does not match",
                 path=source.path,
                 offset=at,
-                expected="records as TensorFlow writes them, or gzip around all of them",
+                expected="records as written by TensorFlow, or a gzip file of such records",
             )
         if len(head) < HEAD or (is_header(head) and size > left):
             found = f"{left:,} bytes, then the end of the file"
             words = "the file ends inside a record"
             raise DamagedError(words, path=source.path, offset=at, found=found)
         if not is_header(head):
-            words = "the CRC-32C of a record's length does not hold"
+            words = "the CRC-32C of a record's length does not match"
             raise DamagedError(words, path=source.path, offset=at)
         rows += ROW.pack(at, size, size)
         at += size
@@ -80,5 +80,5 @@ def scanned(source: ByteSource) -> bytes:
 
 
 def index_path(shard: Path) -> Path:
-    """Where the index of `data.tfrecord` belongs: `__shardkit__/data.records.npy`."""
+    """The path of a shard's index: `__shardkit__/data.records.npy` for `data.tfrecord`."""
     return shard.parent / FOLDER / (shard.name.removesuffix(".tfrecord") + ".records.npy")

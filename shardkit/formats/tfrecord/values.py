@@ -1,4 +1,4 @@
-"""Values of fields as features and back, and what TensorFlow parses them with."""
+"""Conversion of field values to features and back, and TensorFlow's arguments to parse them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from shardkit.schema import Array, Bool, FieldType, Float, Images, Int, Json, Sc
 
 Get = Callable[[str], Feature | None]
 
-# Behind a field's name: the feature with all bits of a float that a float_list rounds, and the one
-# with the shape of an array in bytes.
+# Suffixes of feature names: the exact value of a float that a float_list rounds, and the shape of
+# an array that is stored as bytes.
 EXACT, SHAPE = "/float64", "/shape"
-# Arrays that are lists of numbers, if their schema tells the shape. Others are bytes: the values
-# alone, for tf.io.decode_raw, if that has the type, and else .npy.
+# Arrays that are stored as lists of numbers, if the schema has their shape. Others are stored as
+# bytes: only the values, if tf.io.decode_raw supports the dtype, and otherwise .npy.
 _LISTED = {"<f4": FLOATS, **dict.fromkeys(("<i2", "<i4", "<i8", "<u2", "<u4"), INTS)}
 _RAW = ("<f2", "<f4", "<f8", "|u1", "|i1", "|b1", "<u2", "<i2", "<i4", "<i8", "<c8", "<c16")
 
 
 def list_of(kind: FieldType) -> int:
-    """The list that values of a field are."""
+    """The type of list in which values of a field are stored."""
     if isinstance(kind, Scalar):
         return FLOATS if isinstance(kind, Float) else INTS
     if not isinstance(kind, Array) or kind.shape is None or 0 in kind.shape:
@@ -63,9 +63,9 @@ def encoded(name: str, kind: FieldType, value: Any) -> Iterator[tuple[str, Featu
 
 
 def decoded(kind: FieldType, found: Feature, beside: Get, *, json_text: bool = False) -> Any:
-    """The value of a feature; `beside` gives those whose names are this one's and an ending.
+    """The value of a feature; `beside` returns the feature whose name has the given suffix.
 
-    Raises ValueError for what is no value of the type.
+    Raises ValueError if it is not a value of the type.
     """
     if found.list != list_of(kind):
         raise ValueError(f"it is {LISTS[found.list]}, not {LISTS[list_of(kind)]}")
@@ -105,7 +105,7 @@ def _int(data: bytes) -> int:
 
 def _bool(data: bytes) -> bool:
     if data not in (b"\0", b"\1"):
-        raise ValueError("neither 0 nor 1")
+        raise ValueError("it is neither 0 nor 1")
     return data == b"\1"
 
 
@@ -124,7 +124,7 @@ _DECODERS: dict[type[FieldType], Callable[[bytes], Any]] = {
 
 
 def features_table(schema: Schema) -> dict[str, dict[str, Any]]:
-    """By name, what tf.io.parse_single_example takes: the class in tf.io, `type`, and arguments."""
+    """For tf.io.parse_single_example, by name: the class in tf.io, as `type`, and its arguments."""
     table: dict[str, dict[str, Any]] = {}
     for name, kind in {"__key__": Text(), **schema}.items():
         which = list_of(kind)
@@ -141,6 +141,6 @@ def features_table(schema: Schema) -> dict[str, dict[str, Any]]:
 
 
 def raw_table(schema: Schema) -> dict[str, str]:
-    """By name, of arrays in bytes, the type for tf.io.decode_raw."""
+    """The dtypes for tf.io.decode_raw, by name, of arrays that are stored as raw bytes."""
     arrays = {n: k for n, k in schema.items() if isinstance(k, Array) and list_of(k) == BYTES}
     return {name: np.dtype(kind.dtype).name for name, kind in arrays.items() if kind.dtype in _RAW}

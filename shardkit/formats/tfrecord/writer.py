@@ -1,4 +1,4 @@
-"""Writes records of tf.train.Example, and their index."""
+"""Writes tf.train.Example records, and their index."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shardkit.schema import Scalar, Schema
 
 
 class TFRecordWriter(ShardWriter):
-    """Key and numbers come first in a record, so that they can be read without the rest."""
+    """Stores key and numbers first in a record, so that they can be read without the rest."""
 
     def __init__(self, path: Path, spec: ShardSpec) -> None:
         super().__init__(path, spec)
@@ -44,7 +44,7 @@ class TFRecordWriter(ShardWriter):
 
 
 def example(sample: Sample, schema: Schema) -> list[bytes]:
-    """The Example of a sample, in chunks, of which the first has the key and the numbers."""
+    """The Example of a sample, in chunks; the first one has the key and the numbers."""
     key = sample[KEY]
     first = entry(KEY, Feature(BYTES, [key_bytes(key)]))
     others: list[bytes] = []
@@ -64,7 +64,7 @@ def example(sample: Sample, schema: Schema) -> list[bytes]:
 
 
 def join(path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
-    """One file of several: their records one after the other."""
+    """Join several files into one, by concatenating their records and indexes."""
     rows, start = bytearray(), 0
     with storage.create(path) as file:
         for part in parts:

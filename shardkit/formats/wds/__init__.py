@@ -1,12 +1,13 @@
 """TAR shards, as the WebDataset library writes and reads them.
 
-names.py        which member is which field of which sample
-values.py       values of fields as the payloads of members
-layout.py       the bytes of our shards and of their indexes
-writer.py       a shard and its index
+names.py        maps member names to keys and fields
+values.py       encodes and decodes the payloads of members
+layout.py       the byte layout of our shards and their indexes
+writer.py       writes a shard and its index
 reader.py       random access through the index
-members.py      the members of any TAR
-foreign.py      the index of a TAR that has none
+members.py      parses the members of any TAR
+foreign.py      builds the index of a TAR that has none
+kept.py         caches the indexes of remote TARs
 beside.py       files for the loaders of other libraries
 """
 
@@ -34,12 +35,12 @@ class Wds(Format):
         "write: ustar, one index beside each shard, all field types",
         "read at random: its own shards by their index, others after one pass over their headers",
         "read foreign TARs: ustar, GNU, pax and V7; .gz, .zst, .bz2, .xz after unpacking (slow)",
-        "convert on with nothing decoded: values and JSON text pass through as they are",
+        "convert to other formats without decoding: values and JSON text pass through unchanged",
     )
     reader = WdsReader
     writer = WdsWriter
     join = staticmethod(join)
-    any_as_bytes = True  # any member of a TAR
+    any_as_bytes = True  # the payload of any member can be read as bytes
     beside = MappingProxyType(beside.LOADERS)
     layout_types = MappingProxyType({"extensions": dict[str, list[str]]})
 
@@ -52,7 +53,7 @@ class Wds(Format):
             return []
         return [
             "fields whose names have blanks or characters outside of ASCII, which DALI's index of a"
-            f" TAR and other tools cannot take: {', '.join(map(repr, odd))[:200]}; --rename"
+            f" TAR and other tools cannot handle: {', '.join(map(repr, odd))[:200]}; use --rename"
         ]
 
     def bound(self, payload: npt.NDArray[np.int64], fields: int) -> npt.NDArray[np.int64]:

@@ -1,10 +1,10 @@
-"""Files beside TARs, with which other libraries' loaders take them as they are: `--beside`.
+"""Files beside TARs that let the loaders of other libraries read them unchanged: `--beside`.
 
-dali      shard-000000.idx      the index of DALI's fn.readers.webdataset, as wds2idx 1.2 has it
-energon   shard-000000.tar.idx  where each sample begins; and `.nv-meta`, which describes the folder
-wids      wids.json             the shards, and how many samples each has
+dali      shard-000000.idx      the index of DALI's fn.readers.webdataset, as wds2idx 1.2 writes it
+energon   shard-000000.tar.idx  the offsets of the samples; `.nv-meta` describes the folder
+wids      wids.json             the shards and their numbers of samples
 
-The writer of a shard makes its own two; the others are made of the manifest.
+The two `.idx` files are written with each shard, the others from the manifest at the end.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from shardkit.errors import FormatError, SampleError
 from shardkit.formats.wds.layout import BLOCK, NAME
 from shardkit.manifest import Manifest
 
-# Name -> whether an output that is one file can have it: Energon describes a folder.
+# Name -> whether it works for an output that is a single file: Energon's files describe a folder.
 LOADERS = {"dali": True, "energon": False, "wids": True}
 
 _VERSION = b"v1.2"  # of DALI's index
-_WORDS = 4  # of a member in it: extension, offset, size, name
+_WORDS = 4  # words per member in DALI's index: extension, offset, size, name
 _BLANK = re.compile(rb"\s")
 _META = ".nv-meta"
-_LARGEST = 8**11  # bytes of a member whose size is in octal digits, all that wids reads
+_LARGEST = 8**11  # bytes of a member from which its size is not in octal, which wids cannot read
 _ENERGON = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 
 
 class Beside:
-    """The files beside one shard, as far as loaders in `asked` want any, while it is written."""
+    """Collects and writes the files that the loaders in `asked` need beside one shard."""
 
     def __init__(self, path: Path, asked: Iterable[str], extensions: Iterable[bytes]) -> None:
-        """Raises FormatError for an extension that a loader cannot take."""
+        """Raises FormatError for an extension that a loader cannot handle."""
         self._path = path
         self._asked = frozenset(asked)
         self._lines: list[bytes] = []
         for extension in extensions if "dali" in self._asked else ():
             if len(extension) < 2 or _BLANK.search(extension):
                 raise FormatError(
-                    "DALI's index, which has names between blanks, cannot hold a field",
+                    "DALI's index, which separates names by blanks, cannot hold a field",
                     found=f"the extension {extension.decode()!r}",
-                    fix="rename the field, with --rename, or do without --beside dali",
+                    fix="rename the field with --rename, or omit --beside dali",
                 )
 
     def add(self, key: str, members: Sequence[tuple[bytes, bytes, int, int]]) -> None:
-        """A sample's members: name, extension with its dot, offset and size.
+        """Add a sample's members: name, extension with its dot, offset and size.
 
-        Raises SampleError for what a loader cannot read.
+        Raises SampleError for a sample that a loader cannot read.
         """
         for name, extension, _, size in members:
             if "wids" in self._asked and (len(name) + len(extension) > NAME or size >= _LARGEST):
@@ -62,21 +62,21 @@ class Beside:
                     key=key,
                     expected=f"a name of up to {NAME} bytes, and less than 8 GiB",
                     found=f"{len(name) + len(extension)} bytes of name, {size:,} bytes",
-                    fix="give it a shorter key, or do without --beside wids",
+                    fix="give it a shorter key, or omit --beside wids",
                 )
         if "dali" not in self._asked:
             return
         if _BLANK.search(members[0][0]):
             raise SampleError(
-                "DALI's index, which has names between blanks, cannot hold a key",
+                "DALI's index, which separates names by blanks, cannot hold a key",
                 key=key,
-                fix="--safe-keys encodes blanks; or do without --beside dali",
+                fix="use --safe-keys, which encodes blanks, or omit --beside dali",
             )
         words = [b"%b %d %d %b%b" % (e[1:], at, size, n, e) for n, e, at, size in members]
         self._lines.append(b" ".join(words))
 
     def write(self, index: npt.NDArray[np.void]) -> None:
-        """Write the files, now that all samples are in the `index`."""
+        """Write the files of a finished shard; `index` contains all of its samples."""
         if "dali" in self._asked:
             lines = [b"%b %d" % (_VERSION, len(self._lines)), *self._lines, b""]
             storage.write_file(self._path.with_suffix(".idx"), b"\n".join(lines))
@@ -84,7 +84,7 @@ class Beside:
             storage.write_file(_energon_path(self._path), _starts(index).tobytes())
 
     def append(self, part: Path, start: int) -> None:
-        """Add the samples of a shard, which begin at byte `start` of this one."""
+        """Add the samples of the shard `part`, which begin at byte `start` of this one."""
         if "dali" in self._asked:
             for line in storage.read(part.with_suffix(".idx")).splitlines()[1:]:
                 words = line.split(b" ")
@@ -97,7 +97,7 @@ def _energon_path(shard: Path) -> Path:
 
 
 def _starts(index: npt.NDArray[np.void]) -> npt.NDArray[np.uint64]:
-    """Where each sample begins: behind the last member of the one before. Last, where all end."""
+    """The offset of each sample, which is the end of the previous one, and the end of the last."""
     starts = np.zeros(len(index) + 1, "<u8")
     for name in index.dtype.names or ():
         if name != "__key__":
@@ -107,7 +107,7 @@ def _starts(index: npt.NDArray[np.void]) -> npt.NDArray[np.uint64]:
 
 
 def complete(folder: Path, parts: Mapping[str, Manifest]) -> list[Path]:
-    """Write what describes a folder's dataset, called "", or datasets of its splits, by name."""
+    """Write the files that describe a folder: its dataset (named ""), or its splits by name."""
     asked = {name for manifest in parts.values() for name in manifest.recipe.get("beside", ())}
     shards = {name: [s for s in each.shards if s.samples] for name, each in parts.items()}
     written = []

@@ -1,4 +1,4 @@
-"""The layout of a TAR that others made, or whose index is lost, from the headers of its members."""
+"""Builds the layout of a foreign TAR, or of one whose index is lost, from its member headers."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from shardkit.formats.wds.values import DECODERS
 from shardkit.sample import key_hash
 from shardkit.schema import Bytes, FieldType, Image, Schema
 
-_INDEX_BYTES = 64 << 20  # of the index of a foreign TAR, which may be as large as the TAR too
+_INDEX_BYTES = 64 << 20  # limit of a foreign TAR's index, unless the TAR itself is larger
 
 
 class _Scanned(NamedTuple):
-    """A sample as its members name it."""
+    """A sample found in a TAR."""
 
     key: str
-    offset: int  # of the key in the file; -1 where it is not stored contiguously
+    offset: int  # of the key in the file; -1 if it is not stored contiguously
     fields: dict[str, Member]
 
 
 def scan(source: ByteSource, layout: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The layout of a TAR: schema, index, odd keys, hashes of all keys, and words to warn with.
+    """The layout of a TAR: schema, index, odd keys, hashes of all keys, and warnings.
 
-    Odd keys are those that are not stored contiguously, or are not Unicode. A TAR of ours
-    that has lost its index comes with its `layout`, which names fields and types.
+    Odd keys are those that are not stored contiguously or are not valid Unicode. For a TAR of ours
+    that has lost its index, `layout` defines the fields and types.
     """
     ignored: Counter[str] = Counter()
     warned: list[str] = []
@@ -47,11 +47,11 @@ def scan(source: ByteSource, layout: dict[str, Any] | None = None) -> dict[str, 
         ]
     if len(samples) * index_struct(schema).size > max(_INDEX_BYTES, source.size):
         raise FormatError(
-            "the TAR has too many extensions, most of which few of its samples have",
+            "the TAR has too many extensions, most of which only a few of its samples have",
             path=source.path,
             expected="the same few members in each sample: a.jpg a.json, b.jpg b.json, ...",
             found=f"{len(schema):,} extensions in {len(samples):,} samples",
-            fix="give members of a kind one extension: all behind the first dot of a name is it",
+            fix="give members of one kind the same extension (all that follows a name's first dot)",
         )
     odd_keys: dict[int, str] = {}
     return {
@@ -66,7 +66,7 @@ def scan(source: ByteSource, layout: dict[str, Any] | None = None) -> dict[str, 
 
 
 def _records(schema: Schema, samples: list[_Scanned], odd_keys: dict[int, str]) -> Iterator[bytes]:
-    """The records of the index. `odd_keys` gets the keys that they cannot hold, by position."""
+    """The records of the index. Keys that they cannot hold are added to `odd_keys`, by position."""
     pack = index_struct(schema).pack
     images = {name for name, kind in schema.items() if isinstance(kind, Image)}
     for position, (key, offset, fields) in enumerate(samples):
@@ -85,7 +85,7 @@ def _records(schema: Schema, samples: list[_Scanned], odd_keys: dict[int, str]) 
 
 
 def _schema(source: ByteSource, samples: list[_Scanned]) -> Schema:
-    """Fields of the types that their extensions stand for, in the order in which they appear."""
+    """The fields in order of appearance, with the types that their extensions stand for."""
     first: dict[str, Member] = {}
     count: Counter[str] = Counter()
     for sample in samples:
@@ -98,7 +98,7 @@ def _schema(source: ByteSource, samples: list[_Scanned]) -> Schema:
 
 
 def _type(source: ByteSource, field: str, first: Member) -> type[FieldType]:
-    """The type of the extension; plain bytes where the first value of the field is not of it."""
+    """The type of the extension; plain bytes if the field's first value cannot be decoded as it."""
     kind = names.decoded_type(field)
     decode = kind().entry(DECODERS)
     if decode is not None:
@@ -110,7 +110,7 @@ def _type(source: ByteSource, field: str, first: Member) -> type[FieldType]:
 
 
 def _samples(source: ByteSource, ignored: Counter[str], warned: list[str]) -> list[_Scanned]:
-    """Members grouped as WebDataset groups them: those with one key that stand side by side."""
+    """Members grouped as WebDataset groups them: consecutive members with the same key."""
     samples: dict[str, _Scanned] = {}
     current = None
     for member in members(source, ignored, warned):
@@ -133,11 +133,11 @@ def _samples(source: ByteSource, ignored: Counter[str], warned: list[str]) -> li
                 path=source.path,
                 key=key,
                 offset=member.offset,
-                expected="every extension once per sample; letter case does not count",
+                expected="every extension once per sample, ignoring case",
                 fix="rename one of the members and pack the TAR again",
             )
         fields[field] = member
-    # A member x.__bad__ that is not empty marks a sample which WebDataset drops.
+    # WebDataset drops samples that have a non-empty member x.__bad__.
     good = [s for s in samples.values() if not _is_bad(s.fields)]
     if len(good) < len(samples):
         ignored["sample marked as __bad__"] += len(samples) - len(good)
@@ -155,12 +155,12 @@ def _key_again(member: Member, field: str, earlier: dict[str, Member]) -> Damage
         what = "two samples of the TAR have the same key"
         fix = "give them different names, or keep one, and pack the TAR again"
     else:
-        what = "the members of a sample do not stand side by side in the TAR"
-        fix = "pack it again in order of names: tar --sort=name -cf new.tar folder"
+        what = "the members of a sample are not next to each other in the TAR"
+        fix = "pack it again, sorted by name: tar --sort=name -cf new.tar folder"
     return DamagedError(
         what,
         offset=member.offset,
-        expected="all members of a key in one run",
+        expected="all members with the same key in a row",
         found=f"{member.name!r} here, {first.name!r} at byte {first.offset}, other keys between",
         fix=fix,
     )

@@ -1,7 +1,7 @@
-"""The layouts of foreign TARs at URLs, kept in the cache folder: each TAR is searched once.
+"""Caches the layouts of foreign TARs at URLs in the cache folder, so that each is scanned once.
 
-A layout is kept as pages of a file of its own, which has another name where the TAR was replaced.
-The cache counts them in its limit, removes them like others, and compares their checksums.
+A layout is stored as the pages of a file of its own, whose name changes if the TAR is replaced. The
+cache treats these pages like any others: its limit, eviction and checksums apply to them.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from shardkit.remote.path import RemotePath
 from shardkit.remote.store import Info
 from shardkit.schema import Schema
 
-_VERSION = 1  # of what is kept: changes with what `scan` makes of a TAR
+_VERSION = 1  # of the cached layouts: increase it when the result of `scan` changes
 
 
 def index_id(path: RemotePath, info: Info) -> str:
-    """The name in a cache of what is kept of a TAR."""
+    """The name of a TAR's layout in the cache."""
     name = f"layout {_VERSION} {path} {info.size} {info.version}"
     return f"layout{xxhash.xxh3_64_hexdigest(name.encode())}"
 
 
 def scanned(source: ByteSource, layout: dict[str, Any] | None) -> dict[str, Any]:
-    """As `scan`, which a TAR at a URL needs once, if there is a cache folder."""
+    """Like `scan`, but uses the cache folder, if there is one, for TARs at URLs."""
     kept = None
     if isinstance(source, RemoteFile):
         cache = _cache(source)
@@ -51,7 +51,7 @@ def scanned(source: ByteSource, layout: dict[str, Any] | None) -> dict[str, Any]
 
 
 def _cache(source: RemoteFile) -> FolderCache | None:
-    """The folder that a loader has, or that the environment names."""
+    """The cache folder of the loader, or that named by the environment."""
     pages = source.path.store.pages
     if isinstance(pages, Pages):
         return pages.cache if isinstance(pages.cache, FolderCache) else None
@@ -66,7 +66,7 @@ def _folder(folder: str, limit: str | None) -> FolderCache | None:
 
 
 class _Kept:
-    """What is kept of one TAR: a line of JSON, the index, the hashes of the keys."""
+    """The cached layout of one TAR: a line of JSON, the index, the hashes of the keys."""
 
     def __init__(self, source: RemoteFile, cache: FolderCache) -> None:
         self._cache = cache
@@ -74,7 +74,7 @@ class _Kept:
         self._file = index_id(source.path, source.path.store.info(source.path.key))
 
     def load(self) -> dict[str, Any] | None:
-        """None where it is not there, or is not as it was saved."""
+        """The layout; None if it is not in the cache or is damaged."""
         page, data = self._cache.get(self._file, 0), b""
         while page is not None:
             data += page
@@ -103,13 +103,13 @@ class _Kept:
         }
 
     def save(self, layout: dict[str, Any]) -> None:
-        """As far as there is room for it. Raises StorageError where the folder fails otherwise."""
+        """Save the layout if the cache has room. Raises StorageError for other storage failures."""
         index, hashes = layout["index"], layout["key_hashes"]
         rest = index + hashes.tobytes()
         about = {name: layout[name] for name in layout.keys() - {"index", "key_hashes"}}
         about |= {"samples": len(hashes), "checksum": xxhash.xxh3_128_hexdigest(rest)}
         data = json.dumps(about).encode() + b"\n" + rest
-        # The last page is a short one, which says that it is the last.
+        # The last page is always a short one (perhaps empty), which marks the end.
         for number in range(len(data) // PAGE + 1):
             page = data[number * PAGE : (number + 1) * PAGE]
             if not self._cache.put(self._file, number, page, lambda file, page: float("inf"), 0):

@@ -1,4 +1,4 @@
-"""The members of any TAR: ustar, GNU, pax and old V7.
+"""Parses the members of any TAR: ustar, GNU, pax and old V7.
 
 Layout: POSIX.1-1988 (ustar), POSIX.1-2001 (pax), and GNU tar's manual, "Basic Tar Format".
 """
@@ -15,20 +15,20 @@ from shardkit.byte_source import ByteSource
 from shardkit.errors import DamagedError
 from shardkit.formats.wds.layout import BLOCK, END, MAGIC, NAME
 
-_MAX_EXTENDED = 1 << 20  # bytes of a pax header or a long name: no file system has such names
-_OCTAL = re.compile(rb" *([0-7]*)[ \0]*(?:\0.*)?", re.DOTALL)  # blanks before, a zero byte ends it
-_DECIMAL = re.compile(r"[0-9]{1,20}")  # of more digits, `int` takes long or refuses
-_RECORD = re.compile(rb"([0-9]{1,20}) ([^=]*)=")  # what a pax record begins with: length, name
+_MAX_EXTENDED = 1 << 20  # bytes of a pax header or long name: no file system has longer names
+_OCTAL = re.compile(rb" *([0-7]*)[ \0]*(?:\0.*)?", re.DOTALL)  # may have leading blanks; ends at \0
+_DECIMAL = re.compile(r"[0-9]{1,20}")  # `int` is slow for, or rejects, many more digits
+_RECORD = re.compile(rb"([0-9]{1,20}) ([^=]*)=")  # start of a pax record: length and name
 
-_SPARSE = "GNU.sparse"  # what the names of records of sparse members begin with
+_SPARSE = "GNU.sparse"  # prefix of the names of pax records of sparse members
 
-_Records = dict[str, tuple[str, int]]  # of a pax header: name -> value, and its offset in the file
+_Records = dict[str, tuple[str, int]]  # pax records: name -> value and its offset in the file
 
 
 class Member(NamedTuple):
-    """A regular file in a TAR: offsets in bytes from the start of the file.
+    """A regular file in a TAR: offsets in bytes from the start of the TAR.
 
-    `name_offset` is -1 where the name is not stored contiguously.
+    `name_offset` is -1 if the name is not stored contiguously.
     """
 
     name: str
@@ -38,15 +38,15 @@ class Member(NamedTuple):
 
 
 def members(source: ByteSource, ignored: Counter[str], warned: list[str]) -> Iterator[Member]:
-    """The regular files of a TAR in order; links and devices are passed over, and counted.
+    """The regular files of a TAR in order; links and devices are skipped and counted.
 
-    Raises DamagedError at the byte where the file is cut or contradicts itself. As in all readers,
-    the first zero block ends the archive; `warned` gets words about anything else than zeros behind
-    it, and about a TAR without it.
+    Raises DamagedError with the byte where the TAR is truncated or inconsistent. As in all TAR
+    readers, the first zero block ends the archive; a warning is added to `warned` if this block is
+    missing, or if anything but zeros follows it.
     """
     path, at, end = source.path, 0, source.size
-    of_all: _Records = {}  # what pax and GNU headers say of all members that follow,
-    of_next: _Records = {}  # and of the next
+    of_all: _Records = {}  # records of pax and GNU headers that apply to all following members,
+    of_next: _Records = {}  # or only to the next one
     if not end:
         raise DamagedError("the TAR file is empty", path=path, expected="at least 1,024 bytes")
     while at < end:
@@ -62,7 +62,7 @@ def members(source: ByteSource, ignored: Counter[str], warned: list[str]) -> Ite
                 _check_end(source, payload, size, "an extended header")
                 if size > _MAX_EXTENDED:
                     raise DamagedError(
-                        "a TAR has an extended header that is too long",
+                        "an extended header of the TAR is too long",
                         expected=f"at most {_MAX_EXTENDED:,} bytes",
                         found=f"{size:,}",
                         fix="pack it again with shorter names",
@@ -70,7 +70,7 @@ def members(source: ByteSource, ignored: Counter[str], warned: list[str]) -> Ite
                 text = source.read(payload, size)
                 if kind == b"L":
                     of_next["path"] = _text(text), payload
-                elif kind != b"K":  # the long name of a link's target does not matter here
+                elif kind != b"K":  # the long name of a link target, which is not needed
                     (of_all if kind == b"g" else of_next).update(_pax(text, payload))
                 at = payload + _padded(size)
                 continue
@@ -88,31 +88,31 @@ def members(source: ByteSource, ignored: Counter[str], warned: list[str]) -> Ite
         if kind in b"123456":  # links, devices, folders, pipes have no payload
             size = 0
         _check_end(source, payload, _padded(size), f"the member {name!r}")
-        # Type 0 with a slash at the end of the name is V7's way to say folder.
+        # In V7, a folder has type 0 and a name that ends with a slash.
         if kind in b"07" or (kind == b"\0" and not name.endswith("/")):
             yield Member(name, payload, size, name_offset)
         elif kind in b"12346":
             ignored["TAR member that is a link or a device"] += 1
         at = payload + _padded(size)
     warned.append(
-        f"{path} ends at byte {end} without the zero blocks that close a TAR; it may be cut short"
+        f"{path} ends at byte {end} without the zero blocks that close a TAR; it may be truncated"
     )
 
 
 def _kind_and_size(block: bytes) -> tuple[bytes, int]:
-    """Type and size of a header block, once its checksum holds."""
+    """Type and size in a header block, whose checksum is verified."""
     field = block[148:156]
     stored = _octal(field)
-    blanks = 8 * 0x20 - sum(field)  # the sum counts the checksum as blanks
-    # The low half of adler32 is 1 + the sum, modulo 65521, in 0.2 us; `sum` takes 3.
+    blanks = 8 * 0x20 - sum(field)  # the checksum field itself counts as blanks
+    # The low half of adler32 is (1 + the sum) modulo 65521. It takes 0.2 us, `sum` takes 3 us.
     if stored != (zlib.adler32(block) & 0xFFFF) - 1 + blanks:
         unsigned = sum(block) + blanks
-        # Some old writers summed signed bytes.
+        # Some old writers compute the sum of signed bytes.
         signed = unsigned - 256 * sum(byte > 127 for byte in block[:148] + block[156:])
         if stored not in (unsigned, signed):
             raise DamagedError(
                 "a TAR header is damaged",
-                expected=f"checksum {unsigned:o} (octal)",
+                expected=f"the checksum {unsigned:o} (octal)",
                 found=repr(field.rstrip(b"\0 ").decode("ascii", "replace")),
             )
     number = block[124:136]
@@ -120,7 +120,7 @@ def _kind_and_size(block: bytes) -> tuple[bytes, int]:
     if size < 0:
         raise DamagedError(
             "a TAR header has an invalid size",
-            expected="octal digits, or a number in base 256 that is not negative",
+            expected="octal digits, or a non-negative number in base 256",
             found=repr(number),
         )
     return block[156:157], size
@@ -135,13 +135,13 @@ def _octal(field: bytes) -> int:
 def _short_name(block: bytes, at: int) -> tuple[str, int]:
     name = _text(block[:NAME])
     prefix = _text(block[345:500])
-    if prefix and block[257:265] == MAGIC:  # GNU and V7 headers have other things there
+    if prefix and block[257:265] == MAGIC:  # GNU and V7 headers have no prefix field
         return f"{prefix}/{name}", -1
     return name, at
 
 
 def _pax(text: bytes, at: int) -> _Records:
-    """Records of the pax header at byte `at`: those that matter, as each member copies them."""
+    """The records of the pax header at byte `at`, without those that are not used."""
     records: _Records = {}
     start = 0
     while start < len(text) and text[start]:
@@ -184,10 +184,10 @@ def _check_end(source: ByteSource, at: int, size: int, where: str) -> None:
 
 
 def _look_behind(source: ByteSource, at: int, warned: list[str]) -> None:
-    """Whether something follows the zero block that ends the archive at `at`."""
+    """Warn if anything but zeros follows the zero block at `at`, which ends the archive."""
     rest = source.read(at, min(source.size - at, 1 << 20))
     if rest.count(0) != len(rest):
         warned.append(
-            f"{source.path} goes on behind its end mark at byte {at}; what follows is not read"
-            " (archives joined with `cat` are not one archive)"
+            f"{source.path} has more data after its end marker at byte {at}, which is not read"
+            " (TARs joined with `cat` do not form a single archive)"
         )

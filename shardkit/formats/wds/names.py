@@ -1,12 +1,12 @@
-"""Which member of a TAR is which field of which sample: WebDataset's rules, and our field names.
+"""Maps member names of a TAR to keys and fields, by WebDataset's rules and our field names.
 
-A member `KEY.EXTENSION` is split at the first dot of its base name. Members with the same key that
-stand next to each other are one sample, whose fields are the extensions in lower case. Source:
-webdataset 1.0, `tariterators.py`; tests/formats/test_wds_names.py asks that library itself.
+A member `KEY.EXTENSION` is split at the first dot of its base name. Consecutive members with the
+same key form one sample, whose fields are the extensions in lower case. Source: webdataset 1.0,
+`tariterators.py`; tests/formats/test_wds_foreign.py compares the rules with that library.
 
-Our own datasets give fields names of their own (`image`, `label`), and the manifest keeps the map
-from field to extensions. An image's extension says what its bytes are, so it has several; so do
-audio and video.
+In our own datasets, fields have other names (`image`, `label`), and the manifest maps each field to
+its extensions. An image field has several, as the extension depends on the format of the file; so
+do audio and video.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Images, Int, J
 _SPLIT = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _META = re.compile(r"__[^/]*__($|/)")
 
-# What WebDataset decodes an extension to, as far as that needs no pickle.
+# The types to which WebDataset decodes extensions, without those that need pickle.
 _DECODED: dict[str, type[FieldType]] = {
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), Int),
     **dict.fromkeys(("txt", "text", "transcript"), Text),
@@ -28,7 +28,7 @@ _DECODED: dict[str, type[FieldType]] = {
     "npy": Array,
     **{suffix: kind for kind, suffixes in SUFFIXES_OF.items() for suffix in suffixes},
 }
-# Fields with an extension that WebDataset users expect, which is not the field's own name.
+# Fields for which WebDataset users expect an extension other than the name of the field.
 _EXPECTED = {"label": (Int, "cls"), "text": (Text, "txt")}
 _DEFAULT: dict[type[FieldType], str] = {
     **dict.fromkeys((Int, Float, Bool, Json), "json"),
@@ -38,7 +38,7 @@ _DEFAULT: dict[type[FieldType], str] = {
 
 
 def split(member: str) -> tuple[str, str] | None:
-    """Key and field of a member; None for one that WebDataset passes over.
+    """Key and field of a member; None for a member that WebDataset skips.
 
     >>> split("a/b.seg.PNG")
     ('a/b', 'seg.png')
@@ -57,7 +57,7 @@ def decoded_type(field: str) -> type[FieldType]:
 def extensions(schema: Schema) -> dict[str, list[str]]:
     """The extensions that each field may have in a TAR; several for encoded files.
 
-    Raises FormatError where names cannot be members of a TAR or would meet in one.
+    Raises FormatError if a field name cannot be an extension, or if two fields would share one.
     """
     result: dict[str, list[str]] = {}
     for field, kind in schema.items():

@@ -1,6 +1,6 @@
-"""Reads a TAR shard at random: one record of the index says where a sample's values stand.
+"""Random access to a TAR shard: one index record has the offsets of all values of a sample.
 
-Our own shards have that index beside them. For others it is made from the headers, in memory.
+Our own shards have an index beside them. For others, it is built in memory from the headers.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from shardkit.formats.wds.layout import column, find_index, index_dtype, index_s
 from shardkit.sample import Sample
 from shardkit.schema import Array, Image, Json, Schema
 
-_BETWEEN = 8192  # bytes that one read for all of a sample may take too many
+_BETWEEN = 8192  # unneeded bytes that a single read for several values of a sample may include
 
-# A field, where its offset is in an unpacked record, and what decodes it.
+# A field, the position of its offset in an unpacked record, and its decoder.
 _Column = tuple[str, int, values.Decoder | None]
-_Found = tuple[str, int, int, values.Decoder | None]  # with its offset in the file and its size
+_Found = tuple[str, int, int, values.Decoder | None]  # a field, its offset, size and decoder
 
 
 class WdsReader(ShardReader):
@@ -35,7 +35,7 @@ class WdsReader(ShardReader):
 
     def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
         index = None if layout is None or "index" in layout else find_index(path)
-        # One that we have an index of is plain: no look at its first bytes.
+        # A shard with an index is never compressed, so its first bytes need not be checked.
         source, self.temporary_bytes = (open_source(path), 0) if index else opened(path)
         if layout is None or ("index" not in layout and index is None):
             layout = scanned(source, layout)
@@ -68,7 +68,7 @@ class WdsReader(ShardReader):
             if start and (fields is None or name in fields):
                 size = record[at + 1]
                 found.append((name, start, size, decode))
-                first = start if start < first else first  # `min` takes longer
+                first = start if start < first else first  # faster than `min`
                 stop = start + size if start + size > stop else stop
                 most += size
         data = source.read(first, stop - first) if stop - first <= most else None
@@ -88,7 +88,7 @@ class WdsReader(ShardReader):
     def read_rows(
         self, field: str, positions: npt.NDArray[np.int64], out: npt.NDArray[Any]
     ) -> bool:
-        """Arrays of one shape in many samples: `.npy` members that begin with the same header."""
+        """Supports arrays of the same shape: `.npy` members that begin with the same header."""
         source = self.source
         if not isinstance(self.schema[field], Array) or not len(positions):
             return not len(positions)
@@ -117,7 +117,7 @@ class WdsReader(ShardReader):
         try:
             read: Iterable[Any] = self.source.read_ranges(pairs)
             read = iter(read if decode is None else [decode(value) for value in read])
-        except (ValueError, ShardkitError):  # reading them one by one says where
+        except (ValueError, ShardkitError):  # reading them one by one finds the bad one
             return super().read_values(field, positions)
         return [next(read) if has else None for has in there.tolist()]
 
@@ -126,7 +126,7 @@ class WdsReader(ShardReader):
         pairs = zip(spans["offset"].tolist(), spans["size"].tolist(), strict=True)
         try:
             keys = [key.decode() for key in self.source.read_ranges(pairs)]
-        except (UnicodeDecodeError, ShardkitError):  # reading them one by one says where
+        except (UnicodeDecodeError, ShardkitError):  # reading them one by one finds the bad one
             return super().read_keys(positions)
         if self._odd_keys:
             for number, position in enumerate(positions.tolist()):

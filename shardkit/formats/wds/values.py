@@ -1,4 +1,4 @@
-"""Values of fields as the payloads of members, and back."""
+"""Encodes values of fields as the payloads of members, and decodes them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def json_text(data: bytes) -> JsonText:
 def _bool(data: bytes) -> bool:
     value = json.loads(data)
     if not isinstance(value, bool):
-        raise ValueError("neither true nor false")
+        raise ValueError("it is neither true nor false")
     return value
 
 
@@ -35,12 +35,12 @@ def _json_bytes(value: Any) -> bytes:
 
 
 def _float_bytes(value: float) -> bytes:
-    """JSON has no NaN and no infinities: they are strings, as Protocol Buffers has them in JSON."""
+    """JSON has no NaN or infinities: they become strings, as in the JSON of Protocol Buffers."""
     text = json.dumps(value)
     return (text if math.isfinite(value) else f'"{text}"').encode()
 
 
-# None for what is stored as it is.
+# None for values that are stored unchanged.
 DECODERS: dict[type, Decoder | None] = {
     Bytes: None,
     Int: int64,

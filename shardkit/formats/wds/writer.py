@@ -1,4 +1,4 @@
-"""Writes a TAR shard: samples' members side by side, and the index beside the shard."""
+"""Writes a TAR shard: the members of each sample in a row, and the index beside the shard."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from shardkit.formats.wds.values import ENCODERS, Encoder
 from shardkit.sample import Sample
 from shardkit.schema import Image, Schema
 
-# What keys must not have for the tool wds2idx of DALI: it writes ASCII names between blanks.
+# Characters that DALI's wds2idx cannot handle in keys: it writes ASCII names separated by blanks.
 ODD = re.compile(r"[\s\x80-\U0010ffff]")
 _BLANK = re.compile(r"\s")
 
@@ -87,7 +87,7 @@ class WdsWriter(ShardWriter):
         if ODD.search(key):
             blank = _BLANK.search(key)
             self.keys["blanks" if blank else "characters outside of ASCII"] += 1
-        # A name over 100 bytes is whole in the member before, one block in.
+        # The full name of over 100 bytes is in GNU's long-name member, after its header block.
         name_at = start if len(chunks[0]) == BLOCK else start + BLOCK
         self._rows += self._pack(name_at, len(name), *row)
         self._file.write(*chunks)
@@ -103,7 +103,7 @@ class WdsWriter(ShardWriter):
 
 
 def join(path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
-    """One TAR of several: their members one after the other, and their indexes moved along."""
+    """Join several TARs: concatenates their members, and their indexes with shifted offsets."""
     beside = Beside(path, spec.beside, ())
     indexes, start = [np.zeros(0, index_dtype(spec.schema))], 0
     with storage.create(path) as file:
@@ -112,7 +112,7 @@ def join(path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
             for column in index.dtype.names:
                 offsets = index[column]["offset"]
                 offsets[offsets != 0] += start  # 0: the sample has no such field
-            # The first key of a TAR is at byte 0, so keys are told by their size.
+            # For a key, offset 0 does not mean absent: the first key of a TAR is at byte 0.
             index["__key__"]["offset"][index["__key__"]["offset"] == 0] = start
             indexes.append(index)
             beside.append(part, start)
@@ -130,12 +130,12 @@ def _write_index(path: Path, index: npt.NDArray[np.void]) -> None:
 
 
 class _Field(NamedTuple):
-    """What is known of a field before any sample: all that the inner loop needs."""
+    """The properties of a field that the inner loop needs."""
 
     name: str
-    encode: Encoder | None  # None for an encoded file, which is stored as it is
-    extensions: dict[str, bytes]  # by the file's format; by "" for any other value
-    absent: tuple[int, ...]  # the field's part of an index row where a sample does not have it
+    encode: Encoder | None  # None for an encoded file, which is stored unchanged
+    extensions: dict[str, bytes]  # by the format of the file; under "" for other values
+    absent: tuple[int, ...]  # the field's part of the index record of a sample without it
 
 
 def _fields(schema: Schema) -> list[_Field]:
@@ -143,11 +143,10 @@ def _fields(schema: Schema) -> list[_Field]:
     for name, endings in names.extensions(schema).items():
         kind = schema[name]
         first, *_ = dotted = [b"." + ending.encode() for ending in endings]
-        if type(kind) in SUFFIXES_OF:  # a field with one extension keeps it for all formats
+        if type(kind) in SUFFIXES_OF:  # a field with a single extension uses it for all formats
             by_suffix = {e.rpartition(".")[2]: d for e, d in zip(endings, dotted, strict=True)}
-            suffixes = reversed(
-                [*SUFFIXES_OF[type(kind)].items()]
-            )  # the first of a format is taken
+            # Reversed, so that the first suffix of a format takes precedence.
+            suffixes = reversed([*SUFFIXES_OF[type(kind)].items()])
             by_format = {format: by_suffix.get(suffix, first) for suffix, format in suffixes}
             absent = (0, 0, 0, 0) if isinstance(kind, Image) else (0, 0)
             fields.append(_Field(name, None, by_format, absent))
@@ -157,9 +156,9 @@ def _fields(schema: Schema) -> list[_Field]:
 
 
 def _member_name(key: str) -> bytes:
-    """The key as the beginning of a member's name.
+    """The key as the prefix of a member name.
 
-    Raises SampleError where WebDataset would read another key from it, or none.
+    Raises SampleError if WebDataset would read another key, or none, from that name.
     """
     base = key[key.rfind("/") + 1 :]
     plain = base and "." not in base and key[:2] != "__" and "\0" not in key and "\n" not in key
@@ -168,6 +167,6 @@ def _member_name(key: str) -> bytes:
             "a TAR member cannot be named after this key",
             key=key,
             expected="a base name without dots, not of the form __name__, and no zero bytes",
-            fix="--safe-keys encodes what a key must not have; or replace the dots by '_'",
+            fix="use --safe-keys, which encodes such characters, or replace the dots by '_'",
         )
     return key_bytes(key)

@@ -1,7 +1,7 @@
-"""Images and labels in files of their own: idx, as MNIST has them, and the batches of CIFAR.
+"""Images and labels in binary files: idx, the format of MNIST, and the batches of CIFAR.
 
 Layouts: http://yann.lecun.com/exdb/mnist (its page in web archives), and
-https://www.cs.toronto.edu/~kriz/cifar.html. Images become PNG, without loss.
+https://www.cs.toronto.edu/~kriz/cifar.html. Images become PNG, which is lossless.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _DTYPES = {8: "|u1", 9: "|i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
 
 def find_idx(root: Path, names: Iterable[str]) -> Found:
-    """The images and labels below a folder, by split: `t10k` is the test."""
+    """Return the images and labels below a folder, by split; `t10k` is the test split."""
     files: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
     copies = 0
-    for name in sorted(names):  # a plain file before its compressed copy, which torchvision keeps
+    for name in sorted(names):  # plain files come before compressed copies, kept by torchvision
         match = _IDX.fullmatch(name.rpartition("/")[2])
         if match is None:
             raise SourceError(
-                "the name of a file of MNIST's kind does not tell what it holds",
+                "cannot tell from its name what an idx file (MNIST's format) contains",
                 path=root / name,
                 expected="such as train-images-idx3-ubyte.gz and train-labels-idx1-ubyte.gz",
                 fix="rename it, or move it away",
@@ -53,10 +53,10 @@ def find_idx(root: Path, names: Iterable[str]) -> Found:
     groups = sorted({group for group, _ in files})
     if len(groups) > 1:
         raise UsageError(
-            "the folder holds several datasets of MNIST's kind",
+            "the folder contains several datasets in MNIST's format",
             path=root,
             found=", ".join(group.strip("/") or "train-images, ..." for group in groups),
-            fix="move the files of one into a folder of its own, and give that",
+            fix="move the files of one into a separate folder, and give that folder",
         )
     splits: dict[str, dict[str, Column]] = {}
     for (_, split), group in files.items():
@@ -75,7 +75,7 @@ def find_idx(root: Path, names: Iterable[str]) -> Found:
 
 
 def read_idx(field: str, path: Path) -> Rows:
-    """The rows of an idx file: images of bytes as PNG, single numbers, or arrays."""
+    """Return the rows of an idx file: images of bytes as PNG, single numbers, or arrays."""
     with storage.explained("open", path):
         source = Part(path).open()
         compression = compression_of(source.read(0, min(6, source.size)))
@@ -84,13 +84,13 @@ def read_idx(field: str, path: Path) -> Rows:
         head = source.read(0, min(4, source.size))
         dims = head[3] if len(head) == 4 else 0
         if head[:2] != b"\0\0" or len(head) < 4 or head[2] not in _DTYPES or not dims:
-            raise damaged(path, "the file is not in the format idx", "two zeros first", head.hex())
+            raise damaged(path, "the file is not in idx format", "two zero bytes first", head.hex())
         start = 4 + 4 * dims
         lengths = np.frombuffer(source.read(4, 4 * dims), ">u4").tolist()
     dtype, shape = np.dtype(_DTYPES[head[2]]), tuple(lengths[1:])
     size = int(np.prod([dtype.itemsize, *lengths], dtype=object))
     if source.size != start + size:
-        what = "an idx file does not have the bytes that its header announces"
+        what = "the size of an idx file does not match its header"
         raise damaged(path, what, f"{start + size:,} bytes", f"{source.size:,}")
     kind, make = kind_of(field, dtype, shape)
     if field == "image" and dtype == np.uint8 and len(shape) == 2 and all(shape):
@@ -106,7 +106,7 @@ def _same_length(path: Path, labels: int, images: int) -> None:
             path=path,
             expected=f"{images:,} labels",
             found=f"{labels:,}",
-            fix="the files are of two datasets, or one is damaged: download them again",
+            fix="the files belong to two datasets, or one is damaged: download them again",
         )
 
 
@@ -115,7 +115,7 @@ def _mapping(group: str) -> str:
 
 
 def _emnist_names(root: Path, group: str) -> tuple[str, ...]:
-    """The characters that EMNIST's labels stand for: lines of a label and codes of characters."""
+    """Return the characters of EMNIST's labels, from lines of a label and character codes."""
     path = root / _mapping(group)
     if not group or not path.is_file():
         return ()
@@ -124,10 +124,10 @@ def _emnist_names(root: Path, group: str) -> tuple[str, ...]:
         names = {label: chr(codes[0]) for label, *codes in lines}
     except (ValueError, IndexError, OverflowError) as error:
         raise damaged(
-            path, "the names of classes are damaged", "lines of numbers", str(error)
+            path, "the class name file is damaged", "lines of numbers", str(error)
         ) from error
     if not all(0 <= label < 1000 for label in names):
-        raise damaged(path, "the names of classes are damaged", "labels up to 999", str(max(names)))
+        raise damaged(path, "the class name file is damaged", "labels up to 999", str(max(names)))
     return tuple(names.get(label, "N/A") for label in range(max(names, default=-1) + 1))
 
 
@@ -142,7 +142,7 @@ def _png_of_planes(values: npt.NDArray[Any]) -> bytes:
 
 
 def find_cifar(root: Path, names: Sequence[str]) -> Found:
-    """CIFAR-10's or CIFAR-100's binary batches in a folder or one below it."""
+    """Return the binary batches of CIFAR-10 or CIFAR-100 in a folder or one below it."""
     folder = min(names).rpartition("/")[0]
     prefix = f"{folder}/" if folder else ""
     base = root / folder if folder else root
@@ -163,7 +163,7 @@ def find_cifar(root: Path, names: Sequence[str]) -> Found:
     splits = {s: _cifar(files, labels) for s, files in of_split.items() if files}
     if not splits:
         raise SourceError(
-            "there are no batches of CIFAR in its folder",
+            "the folder contains no batches of CIFAR",
             path=base,
             expected="data_batch_1.bin to test_batch.bin, or train.bin and test.bin",
         )
@@ -178,7 +178,7 @@ def find_cifar(root: Path, names: Sequence[str]) -> Found:
 
 
 def _cifar(files: Sequence[Path], labels: Mapping[str, int]) -> dict[str, Column]:
-    """Each record is a byte for each label, and three planes of 32 rows of 32 pixels."""
+    """Return the columns; a record is a byte per label, and three planes of 32 x 32 pixels."""
     record = len(labels) + _PIXELS
     counts = []
     for path in files:

@@ -1,4 +1,4 @@
-"""Which source of arrays a path is."""
+"""Find out which array format a path has, and open its sources."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from shardkit.splits import in_order, split_of
 from shardkit.walk import is_folder, scandir
 from shardkit.walk import kind_of_file as in_words
 
-_MOST_ROWS = 1 << 23  # of small files
-_TEXTS = 20  # files that may describe arrays
+_MOST_ROWS = 1 << 23  # allowed for small files
+_TEXTS = 20  # text files that may accompany arrays, to describe them
 
 
 def array_sources(
     path: Path, found: Contents | None, *, split: str, classes: Sequence[str] | None
 ) -> dict[str, Source] | None:
-    """The sources, one per split, of a file or a folder of arrays; None for anything else.
+    """Return the sources of a file or folder of arrays, one per split; None for anything else.
 
-    `found` is what is in a folder. Raises UsageError where it is not clear what a sample is.
+    `found` is the content of a folder. Raises UsageError if it is not clear what a sample is.
     """
     told = _of_file(path) if found is None else _of_folder(path, found)
     if told is None:
         return None
     if split == "none" and len(told.splits) > 1:
         raise UsageError(
-            "arrays of several splits cannot be taken as one",
+            "arrays of several splits cannot be merged into one",
             path=path,
             found=", ".join(told.splits),
-            fix="leave --split none away, and convert the results together",
+            fix="remove --split none, and convert the results together",
         )
     whole = len(told.splits) == 1
     sources: dict[str, Source] = {}
@@ -58,16 +58,16 @@ def array_sources(
 
 
 def _check_rows(path: Path, columns: Mapping[str, Column]) -> None:
-    """Raise SourceError for more rows than files of this size can have."""
+    """Raise SourceError if there are more rows than files of this size can hold."""
     size = sum(file.stat().st_size for file in {f for c in columns.values() for f in c.files})
     rows = max(map(len, columns.values()))
     if rows > max(8 * size, _MOST_ROWS):
         raise SourceError(
             "the arrays have more rows than their files can hold",
             path=path,
-            expected=f"at most 8 for each of {size:,} bytes",
+            expected=f"at most 8 per byte, of {size:,} bytes",
             found=f"{rows:,}",
-            fix="the files are damaged, or hold nothing: make them again",
+            fix="the files are damaged or hold no data: create them again",
         )
 
 
@@ -81,17 +81,17 @@ def _named(
     found: Mapping[str, tuple[str, ...]],
     classes: Sequence[str] | None,
 ) -> dict[str, tuple[str, ...]]:
-    """The names of classes: those of the files, or those that a user gives."""
+    """Return the class names: those of the files, or those given by the user."""
     if classes is None:
         return source.names_in(source.schema, {}) | {
             field: names for field, names in found.items() if field in source.schema
         }
     if "label" not in source.schema:
         raise UsageError(
-            "there are names of classes, and no field 'label'",
+            "class names were given, but there is no field 'label'",
             path=path,
             found=", ".join(source.schema),
-            fix="leave --classes away, or say which field it is about: --label-column NAME",
+            fix="remove --classes, or name the field of the labels: --label-column NAME",
         )
     return {**found, "label": tuple(classes)}
 
@@ -124,19 +124,19 @@ def _of_folder(root: Path, found: Contents) -> Found | None:
 
 
 def _columns(root: Path, count: int) -> Found | None:
-    """A few arrays in a folder that are the fields of the same samples."""
+    """Return the few arrays in a folder if they are the fields of the same samples."""
     with scandir(root) as entries:
         names = sorted(
             e.name for e in entries if e.name.lower().endswith(".npy") and not is_folder(e)
         )
     if len(names) != count or not npy.are_columns(root, names):
         return None
-    note = f"{', '.join(names)} are the fields of the same samples, as they have one length"
+    note = f"{', '.join(names)} are the fields of the same samples: their lengths match"
     return npy.find_columns(root, names)._replace(notes=(note,))
 
 
 def _each(find: Callable[[Path], Found]) -> Callable[[Path, Sequence[str]], Found]:
-    """Files that are a dataset each, or the splits of one by their names."""
+    """Extend `find` to several files that are the splits of a dataset by their names."""
 
     def found(root: Path, names: Sequence[str]) -> Found:
         paths = {name: root / name if name else root for name in names}
@@ -149,7 +149,7 @@ def _each(find: Callable[[Path], Found]) -> Callable[[Path, Sequence[str]], Foun
             one = find(path)
             if split is None or split in splits or list(one.splits) != [""]:
                 raise UsageError(
-                    "the folder holds several files of arrays",
+                    "the folder contains several files of arrays",
                     path=root,
                     found=", ".join(sorted(names)[:5]),
                     expected="one, or files named after splits: train.npz, test.npz",

@@ -1,4 +1,4 @@
-"""HDF5, by h5py: datasets of one length are fields, groups that are named so are splits."""
+"""HDF5, read with h5py: datasets of equal length are fields; groups may be splits, by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shardkit.sources.arrays.npy import arranged
 from shardkit.sources.arrays.rows import Column, Found, kind_of, unusable
 from shardkit.splits import KINDS
 
-_CACHE = 64 << 20  # bytes of chunks that are kept unpacked, for each dataset
+_CACHE = 64 << 20  # bytes of unpacked chunks that are cached per dataset
 _MOST = 4096  # datasets in a file
 
 
@@ -32,7 +32,7 @@ def _h5py() -> Any:
     return h5py
 
 
-_reading = threading.Lock()  # the library itself has one, which not all of its builds take
+_reading = threading.Lock()  # not all builds of the HDF5 library lock by themselves
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Stored:
 
     @cached_property
     def _opened(self) -> tuple[Any, Any]:
-        """The file, which is open as long as this refers to it, and the dataset."""
+        """The file, which stays open as long as it is referenced here, and the dataset."""
         file = _h5py().File(self.path, "r", rdcc_nbytes=_CACHE)
         return file, file[self.dataset]
 
@@ -72,14 +72,14 @@ def _value(kind: FieldType, value: Any) -> Any:
         return value.decode() if isinstance(value, bytes) else str(value)
     if isinstance(kind, Array):
         return np.array(value, kind.dtype)
-    if isinstance(kind, Bytes):  # of an encoded file too
+    if isinstance(kind, Bytes):  # including encoded files
         return value.tobytes() if isinstance(value, np.ndarray) else bytes(value)
     number = np.asarray(value).reshape(-1)[0].item()
     return int64(number) if isinstance(number, int) and not isinstance(number, bool) else number
 
 
 def find_hdf5(path: Path) -> Found:
-    """The datasets of a file; raises UsageError where it is not clear what a sample is."""
+    """Return the datasets of a file; raises UsageError if it is not clear what a sample is."""
     if isinstance(path, RemotePath):
         raise UsageError(
             "HDF5 cannot be read from a URL", path=path, fix="copy the file to this machine first"
@@ -114,7 +114,7 @@ def find_hdf5(path: Path) -> Found:
 
 
 def _flat(name: str) -> str:
-    """The name of a dataset in groups as that of a field: `train/images` is of a split."""
+    """Return the field name of a dataset in groups: `train_images` for `train/images`, a split."""
     first, slash, rest = name.partition("/")
     if slash and first.lower() in KINDS:
         return f"{first}_{rest.replace('/', '.')}"
@@ -122,7 +122,7 @@ def _flat(name: str) -> str:
 
 
 def _collect(h5py: Any, path: Path, group: Any, prefix: str, found: dict[str, Any]) -> None:
-    """All datasets, by their paths. Links to elsewhere are refused: they lead to other files."""
+    """Collect all datasets by path. Soft and external links are refused: they may leave a file."""
     for name in group:
         if not isinstance(group.get(name, getlink=True), h5py.HardLink):
             raise SourceError(
@@ -137,11 +137,11 @@ def _collect(h5py: Any, path: Path, group: Any, prefix: str, found: dict[str, An
         elif isinstance(item, h5py.Group) and prefix.count("/") < 8:
             _collect(h5py, path, item, f"{prefix}{name}/", found)
         if len(found) > _MOST:
-            raise SourceError("the HDF5 file holds too many datasets", path=path)
+            raise SourceError("the HDF5 file contains too many datasets", path=path)
 
 
 def _column(h5py: Any, path: Path, name: str, dataset: Any) -> Column | ShardkitError:
-    """A dataset as a column, or why it cannot be a field."""
+    """Return a dataset as a column, or the error that says why it cannot be a field."""
     try:
         kind, row_bytes = _kind(h5py, path, name, dataset)
     except FormatError as error:
@@ -150,14 +150,14 @@ def _column(h5py: Any, path: Path, name: str, dataset: Any) -> Column | Shardkit
 
 
 def _kind(h5py: Any, path: Path, name: str, dataset: Any) -> tuple[FieldType, int]:
-    """The type of the field in a dataset, and the bytes of a row. Raises FormatError."""
+    """Return the field type of a dataset, and the bytes per row. Raises FormatError."""
     if dataset.is_virtual or dataset.external:
-        raise unusable(name, "data that lie in other files")
+        raise unusable(name, "data in other files")
     if not dataset.shape:
         raise unusable(name, "a single value")
     inner, dtype = dataset.shape[1:], dataset.dtype
     row_bytes = int(np.prod(inner, dtype=object)) * max(dtype.itemsize, 1)
-    try:  # where nothing is stored, the library makes values up
+    try:  # HDF5 returns fill values where nothing is stored
         storage.check_expansion(row_bytes, path.stat().st_size)
     except ValueError as error:
         raise unusable(name, str(error)) from error
@@ -180,7 +180,7 @@ def _kind(h5py: Any, path: Path, name: str, dataset: Any) -> tuple[FieldType, in
 
 
 def _class_names(h5py: Any, found: dict[str, Any]) -> dict[str, tuple[str, ...]]:
-    """The names of the values of enumerations that count from zero."""
+    """Return the value names of enumerations that count from zero."""
     named = {}
     for name, dataset in found.items():
         values = h5py.check_enum_dtype(dataset.dtype) or {}

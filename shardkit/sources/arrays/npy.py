@@ -1,4 +1,4 @@
-"""`.npy` and `.npz`: arrays of one length are fields, named after splits or not."""
+"""`.npy` and `.npz`: arrays of equal length are fields, optionally named after splits."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from shardkit.errors import FormatError, ShardkitError, SourceError, UsageError
 from shardkit.sources.arrays.rows import Column, Found, Part, Rows, damaged, kind_of, unusable
 from shardkit.splits import KINDS
 
-_HEAD = 1 << 16  # bytes: numpy's headers have some hundred
-_LOCAL = 30  # bytes of the header of a member, before its name
+_HEAD = 1 << 16  # bytes; numpy's headers have a few hundred
+_LOCAL = 30  # bytes of a member's local header, before its name
 _METHODS = {zipfile.ZIP_STORED: "", zipfile.ZIP_DEFLATED: "deflate"}
 _MOST = 4096  # arrays in a file
 
 
 def find_npy(path: Path) -> Found:
-    """The rows of one array, in the field `array`."""
+    """Return the rows of one array, as the field `array`."""
     source = Part(path).open()
     return arranged(path, {"array": rows("array", Part(path), source, 0, source.size)}, [path.name])
 
 
 def find_columns(root: Path, names: Sequence[str]) -> Found:
-    """Files of one array each, which are fields of the same samples."""
+    """Return the arrays of several files as fields of the same samples."""
     columns: dict[str, Column | ShardkitError] = {}
     for name in names:
         source = Part(root / name).open()
@@ -41,17 +41,17 @@ def find_columns(root: Path, names: Sequence[str]) -> Found:
 
 
 def find_npz(path: Path) -> Found:
-    """The arrays of an archive."""
+    """Return the arrays of an archive."""
     source = Part(path).open()
     try:
         with zipfile.ZipFile(io.BufferedReader(_File(source))) as archive:
             members = [m for m in archive.infolist() if m.filename.endswith(".npy")]
             others = len(archive.infolist()) - len(members)
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError) as error:
-        fix = "copy or make the file again"
+        fix = "copy or create the file again"
         raise SourceError("the .npz is damaged", path=path, found=str(error), fix=fix) from error
     if len(members) > _MOST:
-        raise SourceError("the .npz holds too many arrays", path=path, found=f"{len(members):,}")
+        raise SourceError("the .npz contains too many arrays", path=path, found=f"{len(members):,}")
     columns = {m.filename[:-4]: _member(path, source, m) for m in members}
     found = arranged(path, columns, [path.name])
     ignored = {**found.ignored, **({"member that is no array": others} if others else {})}
@@ -59,7 +59,7 @@ def find_npz(path: Path) -> Found:
 
 
 class _File(io.RawIOBase):
-    """A `ByteSource` as a file, which is what `zipfile` reads."""
+    """A file object over a `ByteSource`, for `zipfile`."""
 
     def __init__(self, source: ByteSource) -> None:
         self._source, self._at = source, 0
@@ -84,7 +84,7 @@ class _File(io.RawIOBase):
 def _member(path: Path, source: ByteSource, member: zipfile.ZipInfo) -> Rows | ShardkitError:
     if member.compress_type not in _METHODS or member.flag_bits & 1:
         raise SourceError(
-            "an array in the .npz is encrypted or compressed in a way that numpy does not write",
+            "an array in the .npz is encrypted, or compressed by a method that numpy does not use",
             path=path,
             field=member.filename[:-4],
             fix="write it with numpy.savez",
@@ -100,14 +100,14 @@ def _member(path: Path, source: ByteSource, member: zipfile.ZipInfo) -> Rows | S
 
 
 def rows(name: str, part: Part, source: ByteSource, start: int, size: int) -> Rows | ShardkitError:
-    """The rows of the `.npy` at an offset in `source`, the bytes of a part; or why it is no field.
+    """Return the rows of the `.npy` at `start` in `source`, or the error if it cannot be a field.
 
-    Raises DamagedError for a file that is cut.
+    `source` has the bytes of `part`. Raises DamagedError for a truncated file.
     """
     data = source.read(start, min(_HEAD, size, source.size - start))
     header = npy_header(data)
     if header is None:
-        raise damaged(part.path, f"{name!r} is no array in the format .npy", "its header",
+        raise damaged(part.path, f"the array {name!r} is not in .npy format", "its header",
                       data[:8].hex(" "))  # fmt: skip
     try:
         dtype = header.simple
@@ -115,16 +115,16 @@ def rows(name: str, part: Part, source: ByteSource, start: int, size: int) -> Ro
         dtype = None
     if dtype is None:
         objects = b"'|O" in header.descr or b"'O" in header.descr
-        what = "Python objects, which are pickled" if objects else "records, or types unknown"
+        what = "Python objects, which are pickled" if objects else "records, or an unknown type"
         return unusable(name, what)
     length = int(np.prod([dtype.itemsize, *header.shape], dtype=object))
     if header.start + length != size:
-        what = f"the array {name!r} does not have the bytes that its header announces"
+        what = f"the size of the array {name!r} does not match its header"
         raise damaged(part.path, what, f"{header.start + length:,} bytes", f"{size:,}")
     if not header.shape:
         return unusable(name, "a single value")
     if header.fortran and len(header.shape) > 1:
-        return unusable(name, "an array in Fortran's order: save numpy.ascontiguousarray of it")
+        return unusable(name, "an array in Fortran order: save numpy.ascontiguousarray(array)")
     try:
         kind, make = kind_of(split_in(name)[1], dtype, header.shape[1:])
     except FormatError as error:
@@ -139,7 +139,7 @@ _WORDS = re.compile(r"[_.\-]")
 
 
 def split_in(name: str) -> tuple[str, str]:
-    """The split that an array is named after, "" if none, and what is left of its name.
+    """Return the split that an array is named after, "" if none, and the rest of its name.
 
     >>> split_in("train_images"), split_in("x_test"), split_in("features")
     (('train', 'images'), ('test', 'x'), ('', 'features'))
@@ -154,9 +154,9 @@ def split_in(name: str) -> tuple[str, str]:
 def arranged(
     path: Path, arrays: Mapping[str, Column | ShardkitError], files: Sequence[str]
 ) -> Found:
-    """The arrays as fields of samples, by split: those of one length, which the others do not have.
+    """Return the arrays of each split as fields: the longest ones, which have one common length.
 
-    Raises UsageError where it is not clear which arrays belong together.
+    Shorter arrays are ignored. Raises UsageError if it is not clear which arrays belong together.
     """
     groups: dict[str, dict[str, Column]] = defaultdict(dict)
     others: dict[str, dict[str, ShardkitError]] = defaultdict(dict)
@@ -184,26 +184,26 @@ def arranged(
 def _of_one_length(
     path: Path, columns: Mapping[str, Column]
 ) -> tuple[dict[str, Column], list[str]]:
-    """The longest arrays, and the names of the others, of which no two have one length."""
+    """Return the longest arrays, and the names of the others, no two of which are equally long."""
     lengths = Counter(len(column) for column in columns.values())
     longest = max(lengths)
     if any(count > 1 for length, count in lengths.items() if length != longest):
         found = ", ".join(f"{name!r} of {len(column):,}" for name, column in columns.items())
         raise UsageError(
-            "the arrays are of several lengths, so that it is not clear what a sample is",
+            "the arrays have several lengths, so it is not clear what a sample is",
             path=path,
-            expected="one length, that of all samples; or names such as train_images, test_images",
+            expected="one length for all samples; or names such as train_images, test_images",
             found=found,
-            fix="save those that belong together in files of their own",
+            fix="save the arrays that belong together in separate files",
         )
     chosen = {name: column for name, column in columns.items() if len(column) == longest}
     return chosen, [name for name in columns if name not in chosen]
 
 
 def are_columns(root: Path, names: Sequence[str]) -> bool:
-    """Whether a few files are fields of the same samples, and not a sample each.
+    """Whether a few files are fields of the same samples, rather than one sample each.
 
-    They are, where they have one length and other shapes or types, or names of splits.
+    They are if they have one length and different shapes or types, or are named after splits.
     """
     if not 2 <= len(names) <= 16:
         return False

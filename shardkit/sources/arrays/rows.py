@@ -1,4 +1,4 @@
-"""One field of all samples, whose values are rows of an array; and the source of such fields."""
+"""One field of all samples, whose values are rows of an array, and the source of such fields."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ from shardkit.schema import (
 from shardkit.sources.base import Indices, Source
 from shardkit.sources.files import Planned, refuse_changed
 
-Make = Callable[["npt.NDArray[Any]"], Any]  # a value of a row, which is a view of read-only bytes
+Make = Callable[["npt.NDArray[Any]"], Any]  # makes a value from a row, a view of read-only bytes
 
 
 class Column(Protocol):
-    """One field: row `index` of it, in any thread. Small when it is pickled for a worker."""
+    """One field, whose rows any thread can read. Small when pickled for a worker process."""
 
     @property
     def kind(self) -> FieldType: ...
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a value, as well as they are known."""
+        """Bytes per value, as far as known."""
 
     @property
     def files(self) -> Sequence[Path]: ...
@@ -59,19 +59,19 @@ class Column(Protocol):
 
 @dataclass(frozen=True)
 class Part:
-    """Bytes of a file: all of it, or those of a member of an archive, unpacked if need be."""
+    """Bytes of a file: all of it, or a member of an archive; decompressed if necessary."""
 
     path: Path
-    compression: str = ""  # a name of `codecs.compression`
+    compression: str = ""  # a name from `codecs.compression`
     start: int = 0
-    size: int = -1  # as they are stored; -1: to the end of the file
+    size: int = -1  # as stored; -1: to the end of the file
 
     def open(self) -> ByteSource:
-        """The bytes; offsets in them count from the beginning of the file if they are plain."""
+        """Return the bytes; unless compressed, offsets count from the beginning of the file."""
         return _open(self, self.path.stat().st_mtime_ns)
 
 
-@lru_cache(8)  # tasks follow one another in a process: each would unpack the file anew
+@lru_cache(8)  # otherwise each task in a process would unpack the file again
 def _open(part: Part, time: int) -> ByteSource:
     source = open_source(part.path)
     if not part.compression:
@@ -89,7 +89,7 @@ class Rows:
     """Values of one type, each at a multiple of `stride` bytes in one or several files."""
 
     kind: FieldType
-    parts: tuple[tuple[Part, int, int], ...]  # with the offset of the first value, and how many
+    parts: tuple[tuple[Part, int, int], ...]  # the part, the offset of its first value, the count
     dtype: str
     shape: tuple[int, ...]
     stride: int
@@ -108,7 +108,7 @@ class Rows:
 
     @cached_property
     def _opened(self) -> tuple[list[int], list[ByteSource], int]:
-        """Where the rows of each part end, the bytes of each, and the size of a row."""
+        """The index at which each part's rows end, the bytes of each part, the size of a row."""
         ends = np.cumsum([count for _, _, count in self.parts]).tolist()
         return ends, [part.open() for part, _, _ in self.parts], self.row_bytes
 
@@ -159,10 +159,10 @@ LABELS = ("label", "labels", "target", "targets", "y")
 
 
 def kind_of(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[FieldType, Make]:
-    """The type of a field whose values have this type and shape, and what makes a value.
+    """Return the field type for values of this type and shape, and a function to make a value.
 
-    Single numbers and texts are no arrays, nor are labels of shape (1,). Raises FormatError for
-    what no field can hold.
+    Single numbers and texts are not arrays, nor are labels of shape (1,). Raises FormatError for
+    values that no field can hold.
     """
     if dtype.hasobject or dtype.names is not None or dtype.kind == "V":
         what = "Python objects, which are pickled" if dtype.hasobject else f"records of {dtype}"
@@ -175,9 +175,9 @@ def kind_of(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[Fi
 
 
 def unusable(name: str, found: str) -> FormatError:
-    """The error for an array that cannot be a field."""
+    """Return the error for an array that cannot be a field."""
     return FormatError(
-        "an array holds what no field can",
+        "an array cannot be stored as a field",
         field=name,
         expected="numbers, text or bytes; nothing is ever unpickled",
         found=found,
@@ -186,7 +186,7 @@ def unusable(name: str, found: str) -> FormatError:
 
 
 class Found(NamedTuple):
-    """What was found at a path: the columns of each split, and the files that they are in."""
+    """What was found at a path: the columns of each split, and the files that contain them."""
 
     splits: Mapping[str, Mapping[str, Column]]
     files: Sequence[str]
@@ -197,7 +197,7 @@ class Found(NamedTuple):
 
 
 class ArraySource(Source):
-    """Samples that are the rows of columns of one length. Keys are their numbers."""
+    """Samples that are the rows of columns of one length. Keys are row numbers."""
 
     def __init__(
         self,
@@ -233,7 +233,7 @@ class ArraySource(Source):
         return self._checked(sample)
 
     def _checked(self, sample: Sample) -> Sample:
-        """The sample, if its labels are those of classes."""
+        """Return the sample after checking that its labels are valid for their classes."""
         for field, names in self.class_names.items():
             check_label(sample, field, names)
         return sample
@@ -274,6 +274,6 @@ class ArraySource(Source):
 
 
 def damaged(path: Path, what: str, expected: str, found: str) -> DamagedError:
-    """The error for a file whose size is not what its header says."""
+    """Return the error for a file that does not match its header."""
     fix = "copy or download the file again"
     return DamagedError(what, path=path, expected=expected, found=found, fix=fix)

@@ -1,4 +1,4 @@
-"""The bytes of a file in blocks, decompressed where it is compressed."""
+"""Read the bytes of a file block by block, decompressing them if necessary."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from shardkit.remote.store import pool
 from shardkit.sources.files import FilePath, changed, unreadable
 
 BLOCK = 1 << 20  # bytes per read
-_SMALL = 1 << 16  # bytes of a request for what may be more than is wanted
-_AHEAD = 8  # requests of a reader at a time
-_EXPANSION_BLOCKS = 32  # that tell how much a file grows
+_SMALL = 1 << 16  # bytes of a request when the reader may need only a little
+_AHEAD = 8  # concurrent requests per reader
+_EXPANSION_BLOCKS = 32  # blocks from which the compression ratio is estimated
 
 
 def blocks(
     path: FilePath, size: int, compression: str = "", start: int = 0, end: int | None = None
 ) -> Iterator[bytes]:
-    """The bytes from `start` on of a file that was `size` bytes long when the run was planned.
+    """Yield the bytes from `start` on of a file that had `size` bytes when the run was planned.
 
-    Not much behind `end`, if it is given, is requested of an object.
+    If `end` is given, little beyond it is requested from an object store.
 
-    Raises SampleError for a file that cannot be read or has changed, and where a compressed one is
-    damaged, after what lies before the damage.
+    Raises SampleError if the file cannot be read or has changed. For a damaged compressed file,
+    the bytes before the damage are yielded first.
     """
     if not compression:
         return stored_blocks(path, size, start, BLOCK, end)
@@ -41,13 +41,13 @@ def blocks(
 
 
 def expansion(path: FilePath, size: int, compression: str) -> tuple[int, int]:
-    """Bytes of the beginning of a compressed file, and how many they make."""
+    """Return how many bytes at the start of a compressed file were read, and their full size."""
     stored = itertools.islice(stored_blocks(path, size, 0, COMPRESSED_BLOCK), _EXPANSION_BLOCKS)
     made = 0
     try:
         for block in _decompressed(path, stored, compression):
             made += len(block)
-    except SampleError:  # the end of the beginning, or damage, which is told when it is read
+    except SampleError:  # cut off after the blocks above, or damaged: reading reports it
         pass
     return min(size, _EXPANSION_BLOCKS * COMPRESSED_BLOCK), made
 
@@ -55,7 +55,7 @@ def expansion(path: FilePath, size: int, compression: str) -> tuple[int, int]:
 def stored_blocks(
     path: FilePath, size: int, start: int, block: int, end: int | None = None
 ) -> Iterator[bytes]:
-    """The bytes as the file has them, so many at a time."""
+    """Yield the bytes as stored in the file, at most `block` at a time."""
     if isinstance(path, RemotePath):
         with _explained(path, size):
             for data in _requested(path, size, start, end):
@@ -77,7 +77,7 @@ def stored_blocks(
 
 
 def head(path: FilePath, size: int, length: int, version: int) -> bytes:
-    """The first bytes of a file; of an object, of this version."""
+    """Return the first bytes of a file; those of an object are cached per version."""
     if isinstance(path, RemotePath):
         with _explained(path, size):
             return _head(path, min(length, size), version)
@@ -86,18 +86,18 @@ def head(path: FilePath, size: int, length: int, version: int) -> bytes:
 
 @functools.lru_cache(maxsize=1024)
 def _head(path: RemotePath, length: int, version: int) -> bytes:
-    """Those of an object, which are needed for each of its ranges.
+    """Return the first bytes of an object, cached because each of its ranges needs them.
 
-    That they are of the `version` is known once a range was read.
+    Reading a range verifies that the object still has this `version`.
     """
     return path.store.read(path.key, 0, length)
 
 
 def _requested(path: RemotePath, size: int, start: int, end: int | None) -> Iterator[bytes]:
-    """The same of an object, with requests ahead, up to `end` and the rest of a line behind it.
+    """Yield the bytes of an object, prefetching up to `end` and the rest of the line after it.
 
-    Whoever asks for little may want no more than the beginning: there the first request is small,
-    and there are more and more ahead. More that lies behind `end` is asked for when it is wanted.
+    A reader of a short range may stop early: then the first request is small, and the number of
+    concurrent requests grows. Bytes further beyond `end` are requested only on demand.
     """
     long = end is not None and end - start > BLOCK
     ahead = _AHEAD if long else 1
@@ -124,7 +124,7 @@ def _requested(path: RemotePath, size: int, start: int, end: int | None) -> Iter
 
 @contextmanager
 def _explained(path: RemotePath, size: int) -> Iterator[None]:
-    """Say of an object that it has changed, where that is why it cannot be read."""
+    """If reading an object fails because it has changed, raise an error that says so."""
     try:
         yield
     except (DamagedError, StorageError, OSError) as error:
@@ -135,7 +135,7 @@ def _explained(path: RemotePath, size: int) -> Iterator[None]:
 
 
 def _changed(error: Exception, path: RemotePath, size: int) -> ShardkitError | None:
-    """The error for an object that is not what it was, if that is why it cannot be read."""
+    """Return a clearer error if the object is unreadable or has changed since planning."""
     if isinstance(error, OSError):
         return unreadable(error, path)
     if isinstance(error, DamagedError):
@@ -163,9 +163,9 @@ def _decompressed(path: FilePath, stored: Iterator[bytes], compression: str) -> 
 
 def _damaged(path: FilePath, offset: int, reason: str) -> SampleError:
     return SampleError(
-        "the compressed file is damaged: what follows in it cannot be read",
+        "the compressed file is damaged: the rest of it cannot be read",
         path=path,
         offset=offset,
         found=f"{reason}, after {offset:,} bytes decompressed",
-        fix="fetch the file again, or keep what was read by --on-error skip",
+        fix="download the file again, or use --on-error skip to keep what was read",
     )

@@ -1,8 +1,8 @@
-"""Folders of texts that are classes: `pos/`, `neg/`, as IMDb's reviews have them.
+"""Folders of texts as classes: `pos/` and `neg/`, as in the IMDb reviews.
 
-Folders of images are classes by convention; those of texts are as often languages, years or parts
-of a corpus. So they are classes if a list names them, or if all speaks for it: each text is a
-document and lies in a folder of the first level, and these are called like classes.
+Folders of images are classes by convention, but folders of texts are just as often languages,
+years or parts of a corpus. They are taken as classes only if a list names them, or if everything
+suggests it: each file is a document in a top-level folder, and the names look like classes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from shardkit.sources.labels import check_names
 from shardkit.sources.metadata import Labelling
 from shardkit.sources.text.files import Files
 
-# Of documents that have no class, whose label is -1.
+# Folders of documents without a class, whose label is -1.
 _UNLABELLED = {"unsup", "unsupervised", "unlabeled", "unlabelled"}
-# What parts of a corpus are called, in lower case.
+# Common names for parts of a corpus, in lower case.
 _PARTS = {
     *("data", "text", "texts", "txt", "raw", "clean", "cleaned", "corpus", "corpora", "source"),
     *("docs", "documents", "document", "files", "file", "src", "output", "out", "extracted"),
@@ -30,19 +30,19 @@ _PARTS = {
     *("part", "parts", "shard", "shards", "chunk", "chunks", "batch", "original", "processed"),
 }
 _LANGUAGE = re.compile(r"[a-z]{2}([-_][a-z]{2,4})?", re.I)
-_FEW = 10  # folders; more are classes only if there are more documents
+_FEW = 10  # more folders are classes only if there are more documents than folders
 
 
 @dataclass(frozen=True)
 class FolderClasses:
-    """The classes that folders are, and what was decided."""
+    """The classes given by folders, and notes on what was decided."""
 
-    names: tuple[str, ...] | None  # None: folders are none
+    names: tuple[str, ...] | None  # None: folders are not classes
     notes: tuple[str, ...] = ()
-    unlabelled: frozenset[str] = frozenset()  # splits whose texts lie in no folders
+    unlabelled: frozenset[str] = frozenset()  # splits whose texts are not in folders
 
     def labels(self, split: str, files: Files) -> list[int | None]:
-        """The label of each of the folders of a split; -1 for none."""
+        """Return the label of each folder of a split; -1 for folders without a class."""
         if self.names is None or split in self.unlabelled:
             return []
         number = {name: label for label, name in enumerate(self.names)}
@@ -57,10 +57,10 @@ def folder_classes(
     *,
     whole: bool,
 ) -> FolderClasses:
-    """The classes that folders are, whose labels the files get.
+    """Determine the classes given by folders, and set the labels of the files.
 
-    `every` has all folders of each split, also those without texts; `whole` says whether each file
-    is a document. Raises UsageError where a list of classes does not fit.
+    `every` lists all folders of each split, including those without texts; `whole` says whether
+    each file is a document. Raises UsageError if a list of classes does not fit.
     """
     classes = FolderClasses(None)
     if labelling.classes is not None:
@@ -77,7 +77,7 @@ def folder_classes(
 def _listed(
     path: Path, splits: Mapping[str, Files], classes: Sequence[str], *, strict: bool
 ) -> FolderClasses:
-    """The classes that a list names; unless `strict`, folders that it lacks come after them."""
+    """Return the listed classes; unless `strict`, folders that are not listed are appended."""
     check_names(classes)
     flat = _flat(splits)
     for name, files in splits.items():
@@ -102,7 +102,7 @@ def _listed(
 
 
 def _found(splits: Mapping[str, Files], every: Mapping[str, Iterable[str]]) -> FolderClasses:
-    """The classes, if folders are clearly some; a note says what was decided."""
+    """Return the classes if the folders clearly are classes; a note says what was decided."""
     flat = _flat(splits)
     nested = {name: files for name, files in splits.items() if name not in flat}
     tops = sorted({_top(f) for files in nested.values() for f in files.folders} - {""})
@@ -112,14 +112,14 @@ def _found(splits: Mapping[str, Files], every: Mapping[str, Iterable[str]]) -> F
     empty = {_top(f) for name in nested for f in every[name]} - {*tops, ""}
     doubt = next(_doubts(nested, names, sorted(empty)), None)
     if doubt is not None:
-        words = f"no labels from the folders {_some(tops)}: {doubt}; --classes FILE takes them"
+        words = f"no labels from the folders {_some(tops)}: {doubt}; --classes FILE overrides this"
         return FolderClasses(None, (words,))
-    said = f"labels from the folders, taken for classes: {_some(names)}; --drop label without"
+    said = f"labels from the folders, taken as classes: {_some(names)}; --drop label omits them"
     return FolderClasses(names, (said, *_notes(splits, names)), flat)
 
 
 def _too_high(path: Path, splits: Mapping[str, Files]) -> tuple[str, ...]:
-    """A note where all texts lie in what may be class folders, in one folder below."""
+    """Return a note if all texts are in folders that may be classes, inside one common folder."""
     folders = [folder for files in splits.values() for folder in files.folders]
     above = posixpath.commonpath(folders) if list(splits) == [""] and all(folders) else ""
     names = sorted({folder[len(above) + 1 :] for folder in folders})
@@ -128,36 +128,36 @@ def _too_high(path: Path, splits: Mapping[str, Files]) -> tuple[str, ...]:
     if next(_doubts({}, names, ()), None) is not None:
         return ()
     return (
-        f"no labels: the folders {_some(names)} lie in {above}/, for labels give {path / above}",
+        f"no labels: the folders {_some(names)} are in {above}/; for labels, give {path / above}",
     )
 
 
 def _doubts(
     splits: Mapping[str, Files], names: Sequence[str], empty: Sequence[str]
 ) -> Iterator[str]:
-    """Why folders may be no classes."""
+    """Yield the reasons why the folders may not be classes."""
     for files in splits.values():
         if "" in files.folders:
-            yield f"{_stray(files)!r} lies beside them"
+            yield f"{_stray(files)!r} is next to them"
         if deep := [folder for folder in files.folders if "/" in folder]:
-            yield f"there are folders in them, such as {deep[0]}/"
+            yield f"they contain folders, such as {deep[0]}/"
     if empty:
-        yield f"{empty[0]}/ beside them holds no text"
+        yield f"{empty[0]}/ next to them contains no text"
     if len(names) < 2:
-        yield "a single one is no choice"
+        yield "there is only one"
     for name in names:
         letters = re.sub(r"[\W\d_]", "", name).lower()
         if len(name) < 3 or _LANGUAGE.fullmatch(name) or letters in {"", *_PARTS}:
-            yield f"{name}/ may be a language, a year or a part"
+            yield f"{name}/ may be a language, a year or a part of a corpus"
     if len({re.sub(r"\d+", "", name) for name in names}) < len(names):
-        yield "their names differ in numbers alone"
+        yield "their names differ only in numbers"
     if splits and len(names) > _FEW and len(names) >= sum(map(len, splits.values())):
-        yield "each holds a single document"
+        yield "each contains a single document"
 
 
 def _notes(splits: Mapping[str, Files], names: Sequence[str]) -> tuple[str, ...]:
     notes = [
-        f"no labels in {name}: its texts lie in no folders"
+        f"no labels in {name}: its texts are not in folders"
         for name in sorted(_flat(splits))
         if name
     ]
@@ -166,17 +166,17 @@ def _notes(splits: Mapping[str, Files], names: Sequence[str]) -> tuple[str, ...]
         of_none = [n for n, f in enumerate(files.folders) if _top(f) in _UNLABELLED - set(names)]
         without += int(np.isin(files.folder_of, of_none).sum())
     if without:
-        notes.append(f"documents of no class, whose label is -1: {without:,}")
+        notes.append(f"documents without a class, whose label is -1: {without:,}")
     return tuple(notes)
 
 
 def _flat(splits: Mapping[str, Files]) -> frozenset[str]:
-    """The splits whose texts lie in no folders."""
+    """Return the splits whose texts are not in folders."""
     return frozenset(name for name, files in splits.items() if set(files.folders) == {""})
 
 
 def _stray(files: Files) -> str:
-    """The name of a file in no folder."""
+    """Return the name of a file that is not in a folder."""
     return str(files.names[files.folder_of.tolist().index(files.folders.index(""))])
 
 

@@ -1,4 +1,4 @@
-"""The two sources of documents: whole files, and files of which every line or row is one."""
+"""The two sources of documents: whole files, and files in which each line or row is one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from shardkit.sources.text.records import LINE_FIELD, TextFile
 
 
 class TextFiles(FileSource[Files]):
-    """Files of text under `root`, each a document."""
+    """Text files under `root`, each of which is a document."""
 
     reads_text = True
     unique_keys = True
@@ -35,7 +35,7 @@ class TextFiles(FileSource[Files]):
         self.schema = Schema({LINE_FIELD: Text()})
 
     def add_labels(self, classes: tuple[str, ...] | None) -> None:
-        """Add the labels of folders, which have these names, and the columns of metadata."""
+        """Add the labels from folders, with these class names, and the columns of metadata."""
         fields: dict[str, FieldType] = {**self.schema}
         files = self.files
         if files.labels and classes is not None:
@@ -76,14 +76,14 @@ class TextFiles(FileSource[Files]):
 
 
 class Ranges(NamedTuple):
-    """Byte ranges of files: the number of the file, and between which bytes a record begins."""
+    """Byte ranges of files: the index of the file, and the bytes between which a record begins."""
 
     file: npt.NDArray[np.uint32]
     start: npt.NDArray[np.int64]
-    end: npt.NDArray[np.int64]  # of a compressed file an estimate, which nothing is cut by
+    end: npt.NDArray[np.int64]  # an estimate for a compressed file, which is never split
 
     def runs(self) -> Iterator[tuple[int, int, int]]:
-        """The same, where ranges that lie one behind the other are one."""
+        """Yield the ranges, merging adjacent ones."""
         behind = (self.file[1:] == self.file[:-1]) & (self.start[1:] == self.end[:-1])
         first = np.flatnonzero(np.concatenate([[True], ~behind])[: len(self.file)])
         last = np.concatenate([first[1:], [len(self.file)]])[: len(first)] - 1
@@ -96,9 +96,9 @@ class Ranges(NamedTuple):
 
 
 class TextStream(Stream):
-    """Files of lines or rows under `root`, each a document: JSON Lines, CSV, or text.
+    """Files under `root` whose lines or rows are documents: JSON Lines, CSV, or text.
 
-    Blank lines are no documents; the next document counts their bytes as its own.
+    Blank lines are skipped; their bytes count towards the next document.
     """
 
     reads_text = True
@@ -117,12 +117,12 @@ class TextStream(Stream):
         self.class_names = {} if fields.label is None else fields.label.class_names
 
     def add_labels(self, classes: tuple[str, ...] | None) -> None:
-        """Add the labels of folders, which have these names."""
+        """Add the labels from folders, with these class names."""
         if self._files.labels and classes is not None:
             if LABEL in self.schema:
                 raise UsageError(
-                    "the documents have a field 'label', and folders have labels, too",
-                    fix="leave --classes away, or name the field: --label-column label",
+                    "the documents have a field 'label', and their folders are classes, too",
+                    fix="remove --classes, or take the field: --label-column label",
                 )
             self.schema = Schema({**self.schema, LABEL: Int()})
             self.class_names = {LABEL: classes}
@@ -162,7 +162,7 @@ class TextStream(Stream):
                 sample: Sample | SampleError
                 ignored: tuple[str, ...] = ()
                 if done == start > 0:
-                    done = at  # what lies between is the end of the last range's last line
+                    done = at  # skip the end of the previous range's last line
                 try:
                     if isinstance(value, SampleError):
                         raise value
@@ -174,18 +174,18 @@ class TextStream(Stream):
                 except SampleError as error:
                     sample = located(error, text.path, at, f"{relative}/{at}")
                 size = after - done
-                if not name.compression:  # the last line may have no end
+                if not name.compression:  # the last line may lack a line end
                     size = min(size, text.size - done)
                 yield Document(f"{relative}: byte {at}", sample, size, ignored)
                 done = after
             check_unchanged(text.path, self._files.planned(file))
-        except SampleError as error:  # what follows in this file cannot be read
+        except SampleError as error:  # the rest of this file cannot be read
             offset = error.where.get("offset", done)
             yield Document(f"{relative}: byte {offset}", located(error, text.path, offset), 0)
 
 
 def located(error: SampleError, path: FilePath, offset: int, key: str | None = None) -> SampleError:
-    """The error with path, offset and key, unless it has its own."""
+    """Return the error with path, offset and key, unless it has its own."""
     return cast(SampleError, error.located(path=path, offset=offset, key=key))
 
 

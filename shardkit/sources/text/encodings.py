@@ -1,4 +1,4 @@
-"""Bytes into text: byte order marks, characters that are none, and which encoding a file has."""
+"""Decoding bytes: byte order marks, invalid bytes, and detection of a file's encoding."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from shardkit.sources.text.lines import find
 if TYPE_CHECKING:
     from charset_normalizer import CharsetMatches
 
-_MARKS = (  # UTF-32's before UTF-16's, which begins like it
+_MARKS = (  # UTF-32-LE before UTF-16-LE, whose mark is a prefix of it
     (codecs.BOM_UTF32_LE, "utf-32-le"),
     (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
     (codecs.BOM_UTF8, "utf-8"),
 )
-MARK_SIZE = 4  # bytes at the start of a file that may be a mark
-_FEW_BYTES = 16  # that are not ASCII: too few to tell by
-# The marks and zeros of these are looked for first: what has none is not one of them.
+MARK_SIZE = 4  # bytes of the longest byte order mark
+_FEW_BYTES = 16  # fewer non-ASCII bytes are not enough for detection
+# Ruled out before detection: `_by_start` recognizes these by byte order marks and NUL bytes.
 _SETTLED = ["utf_16", "utf_16_be", "utf_16_le", "utf_32", "utf_32_be", "utf_32_le", "utf_8_sig"]
-_TELLING_BYTES = 1 << 16  # of a file that are looked at to tell its encoding
+_TELLING_BYTES = 1 << 16  # bytes of non-ASCII lines from which an encoding is detected
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """How the bytes of one file become text."""
+    """How to decode the bytes of one file."""
 
     path: FilePath
-    encoding: str  # Python's name, of one without a mark
+    encoding: str  # Python's name of a codec without byte order mark
     errors: str  # "strict", "replace" or "ignore"
-    mark: int  # bytes of the mark at the start of the file
+    mark: int  # length of the byte order mark of the file
 
     @classmethod
     def of(cls, path: FilePath, encoding: str, errors: str, head: bytes) -> Decoder:
-        """The decoder of a file that begins with `head`; its mark overrules the encoding's order.
+        """Return the decoder of a file that begins with `head`; its mark decides the byte order.
 
-        Raises SampleError for the mark of UTF-16 where UTF-8 is expected.
+        Raises SampleError for the mark of UTF-16 or UTF-32 if UTF-8 is expected.
         """
         mark, marked = next(((m, n) for m, n in _MARKS if head.startswith(m)), (b"", ""))
         if encoding in ("utf-8", "utf-8-sig"):
@@ -54,12 +54,12 @@ class Decoder:
                     offset=0,
                     expected="UTF-8",
                     found=mark.hex(" "),
-                    fix=f"use --encoding {marked[:6]}, or --encoding auto for files of many kinds",
+                    fix=f"use --encoding {marked[:6]}, or --encoding auto for mixed encodings",
                 )
             return cls(path, "utf-8", errors, len(mark))
         if encoding in ("utf-16", "utf-32"):
             known = marked.startswith(encoding)
-            order = marked if known else f"{encoding}-le"  # as Windows writes it
+            order = marked if known else f"{encoding}-le"  # as written by Windows
             return cls(path, order, errors, len(mark) if known else 0)
         return cls(path, encoding, errors, len(mark) if marked == encoding else 0)
 
@@ -68,14 +68,14 @@ class Decoder:
         return "\n".encode(self.encoding)
 
     def text(self, data: bytes, offset: int) -> str:
-        """The text of bytes that lie at `offset` in the file. Raises SampleError for bad ones."""
+        """Decode the bytes at `offset` in the file. Raises SampleError for invalid ones."""
         try:
             return data.decode(self.encoding, self.errors)
         except UnicodeError as error:
             raise self._bad_bytes(data, offset, error) from error
 
     def raw_text(self, data: bytes, offset: int) -> str:
-        """The same for text that is no JSON, in which NUL bytes have no business either."""
+        """Decode text other than JSON, in which NUL characters are invalid, too."""
         try:
             text = data.decode(self.encoding, self.errors)
         except UnicodeError as error:
@@ -83,21 +83,21 @@ class Decoder:
         if "\0" in text:
             at = offset + max(find(data, "\0".encode(self.encoding)), 0)
             raise SampleError(
-                "a NUL character in the text: the file is of another encoding, or binary",
+                "the text contains a NUL character: the file is binary or has another encoding",
                 path=self.path,
                 offset=at,
                 expected=f"text, {self.encoding.upper()}",
                 found="U+0000",
                 fix="remove it, or use --on-error skip"
                 if self.encoding.startswith(("utf-16", "utf-32"))
-                else f"use --encoding {self.wide(data, offset)} if it is that, or --on-error skip",
+                else f"try --encoding {self.wide(data, offset)}, or use --on-error skip",
             )
         return text
 
     def wide(self, data: bytes, offset: int) -> str:
-        """Which encoding of two or four bytes a character has NULs where these bytes have them.
+        """Return the two- or four-byte encoding that explains the positions of the NUL bytes.
 
-        Of ASCII's characters every second byte is NUL then, or three of four.
+        For ASCII characters, every second byte is NUL in UTF-16, and three of four in UTF-32.
         """
         at = data.find(0)
         if data[at : at + 3] == bytes(3):
@@ -108,7 +108,7 @@ class Decoder:
         start, end = getattr(error, "start", 0), getattr(error, "end", 1)
         likely = self.wide(data, offset) if b"\0" in data else "latin-1 or auto"
         return SampleError(
-            f"bytes that are not text in {self.encoding.upper()}",
+            f"the bytes are not valid {self.encoding.upper()}",
             path=self.path,
             offset=offset + start,
             expected=self.encoding.upper(),
@@ -118,7 +118,7 @@ class Decoder:
 
 
 def check_encoding(encoding: str) -> None:
-    """Raise UsageError for an encoding in which the ends of lines cannot be found."""
+    """Raise UsageError for an encoding in which line ends cannot be found."""
     try:
         wide = encoding.startswith(("utf-16", "utf-32"))
         if wide or len("\n".encode(encoding)) == 1 or encoding == "utf-8-sig":
@@ -126,25 +126,25 @@ def check_encoding(encoding: str) -> None:
     except UnicodeError:
         pass
     raise UsageError(
-        "this encoding is not one that files of text have",
+        "this encoding is not supported for text files",
         found=repr(encoding),
         expected="utf-8, utf-16, latin-1, cp1252, auto",
     )
 
 
 def load_detector() -> Callable[[Iterable[bytes]], str]:
-    """A function that tells the encoding of a file by all its blocks.
+    """Return a function that detects the encoding of a file from all its blocks.
 
     Raises UsageError if the library for it is missing.
     """
-    with extra("encodings", "finding out encodings", ", or say --encoding NAME"):
+    with extra("encodings", "detecting encodings", ", or use --encoding NAME"):
         from charset_normalizer import from_bytes
 
     return lambda blocks: _detect(blocks, from_bytes)
 
 
 def _detect(blocks: Iterable[bytes], from_bytes: Callable[..., CharsetMatches]) -> str:
-    """What is valid UTF-8 to its end is UTF-8; of all else, lines that are not ASCII tell."""
+    """Return UTF-8 if all of the file is valid; otherwise guess from lines that are not ASCII."""
     utf8, telling = codecs.getincrementaldecoder("utf-8")(), b""
     valid = first = True
     for block in blocks:
@@ -163,19 +163,19 @@ def _detect(blocks: Iterable[bytes], from_bytes: Callable[..., CharsetMatches]) 
             telling += b"\n".join(line for line in block.split(b"\n") if not line.isascii())
         elif not valid:
             break
-    if valid:  # it may end inside a character, which reading will say
+    if valid:  # reading reports a last character that is truncated
         return "utf-8"
     telling = telling[:_TELLING_BYTES]
     matches = from_bytes(telling, cp_exclusion=_SETTLED)
     alike = [name for match in matches for name in match.could_be_from_charset]
     best = matches.best()
     few = sum(byte > 127 for byte in telling) < _FEW_BYTES
-    # Where it cannot be told from those that fit as well, the one that most files have.
+    # If several encodings fit equally well, choose the most common one.
     if (few or (best and not best.multi_byte_usage and "cp1252" in alike)) and _is(
         telling, "cp1252"
     ):
         return "cp1252"
-    # Where nothing fits, reading as UTF-8 says which byte is wrong.
+    # If nothing fits, reading the file as UTF-8 reports the invalid byte.
     return "utf-8" if best is None else codecs.lookup(best.encoding).name
 
 
@@ -188,9 +188,9 @@ def _is(data: bytes, encoding: str) -> bool:
 
 
 def _by_start(head: bytes) -> str | None:
-    """The encoding of a file with a mark, or of UTF-16 without one; None for all others."""
+    """Return the encoding of a file with a mark, or of UTF-16 without one; otherwise None."""
     marked = next((name for mark, name in _MARKS if head.startswith(mark)), None)
-    if marked is None and head.count(0) > len(head) // 4:  # every second byte, in Latin letters
+    if marked is None and head.count(0) > len(head) // 4:  # every second byte of Latin text
         odd = head[1::2].count(0) > head[::2].count(0)
         return "utf-16-le" if odd else "utf-16-be"
     return marked

@@ -1,4 +1,4 @@
-"""The fields of documents: which one is the text, of which types the others are."""
+"""The fields of documents: which one is the text, and the types of the others."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from shardkit.sources.text.records import LINE_FIELD
 
 @dataclass(frozen=True)
 class Fields:
-    """The fields to read: the text, and others with their types."""
+    """The fields to read: the text, and the others with their types."""
 
     text: str
     others: Mapping[str, FieldType]
-    every: bool = False  # whether a field that is none of these is an error
-    selection: Selection = ALL_FIELDS  # other fields are left out without being counted
-    also: Collection[str] = ()  # of the others, those that are read to choose by them alone
-    label: Labels | None = None  # made of a field of the type `label_kind`
+    every: bool = False  # whether any other field is an error
+    selection: Selection = ALL_FIELDS  # fields outside it are dropped without being counted
+    also: Collection[str] = ()  # those of `others` that are read only to filter by them
+    label: Labels | None = None  # made from a field of type `label_kind`
     label_kind: FieldType = Text()  # noqa: RUF009 - it is frozen
 
     @property
@@ -34,7 +34,7 @@ class Fields:
         return Schema({self.text: Text(), **label, **self.others})
 
     def take(self, values: Mapping[str, Any], *, cells: bool) -> Sample:
-        """The fields of a document; `cells` are text, as CSV has them. Raises SampleError."""
+        """Return a document's fields; `cells` means values from CSV. Raises SampleError."""
         text = values.get(self.text)
         if not isinstance(text, str):
             raise self._no_text(values)
@@ -52,7 +52,7 @@ class Fields:
         return sample
 
     def left_out(self, values: Mapping[str, Any], taken: Sample, *, cells: bool) -> tuple[str, ...]:
-        """The fields of a document that have a value, are selected, and were not taken."""
+        """Return the selected fields of a document that have a value but were not taken."""
         if len(values) == len(taken):
             return ()
         return tuple(
@@ -70,7 +70,7 @@ class Fields:
         return None if self.label is None else self.label.column
 
     def _label_value(self, values: Mapping[str, Any], cells: bool) -> Any:
-        """The value of which the label is made."""
+        """Return the value from which the label is made."""
         name = str(self._label_column)
         value = values.get(name)
         if value is None or value == "" or isinstance(self.label_kind, Json):
@@ -91,7 +91,7 @@ class Fields:
         except (TypeError, ValueError, RecursionError):
             pass
         raise SampleError(
-            "a value is not of the type that its field has in the first documents",
+            "a value does not have the type of its field in the first documents",
             field=name,
             expected=kind.python,
             found=f"{type(value).__name__} {value!r:.60}",
@@ -103,7 +103,7 @@ class Fields:
         for name, value in values.items():
             if name not in known and value is not None and self.selection.has(name):
                 raise SampleError(
-                    "a document has a field that the first ones do not have",
+                    "a document has a field that the first documents do not have",
                     field=name,
                     expected=", ".join((self.text, *self.others)),
                     found=f"{type(value).__name__} {value!r:.60}",
@@ -129,7 +129,7 @@ def _check_unicode(name: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise SampleError(
-            "half of a character: a lone surrogate, which no encoding can store",
+            "the text contains a lone surrogate, which no encoding can store",
             field=name,
             expected="Unicode text, with surrogates only in pairs",
             found=f"\\u{ord(text[error.start]):04x} after {error.start:,} characters",
@@ -138,12 +138,12 @@ def _check_unicode(name: str, text: str) -> None:
 
 
 class Sampled:
-    """What the first documents hold, from which the fields are made."""
+    """The values of the first documents, from which the fields are derived."""
 
     def __init__(self) -> None:
         self._json: list[Mapping[str, Any]] = []
         self._cells: list[Mapping[str, Any]] = []
-        self.whole = True  # whether these are all that there are
+        self.whole = True  # whether no other document can have more fields
 
     def add(self, values: Mapping[str, Any], *, cells: bool) -> None:
         (self._cells if cells else self._json).append(values)
@@ -152,7 +152,7 @@ class Sampled:
         return len(self._json) + len(self._cells)
 
     def types(self) -> dict[str, FieldType]:
-        """The fields in the order in which they come up, with the narrowest types that fit."""
+        """Return the fields in order of appearance, with the narrowest types that fit."""
         types: dict[str, FieldType] = {}
         for name, values in _columns(self._json).items():
             types[name] = _json_type(values)
@@ -184,16 +184,16 @@ def _json_type(values: list[Any]) -> FieldType:
 
 
 def _wider(a: FieldType, b: FieldType) -> FieldType:
-    """A type that holds what both hold."""
+    """Return a type that can hold the values of both."""
     if a == b:
         return a
     return Float() if {a, b} == {Int(), Float()} else Json()
 
 
 def choose(sampled: Sampled, asked: str | None, label: str | None = None) -> str | None:
-    """The field that is the text: the one asked for, "text", or the only one of text; or None.
+    """Return the field of the text: the one asked for, "text", the only one of type Text, or None.
 
-    The field of the `label` is none.
+    The field of the `label` is not considered.
     """
     types = sampled.types()
     if asked is not None:
@@ -213,9 +213,9 @@ def fields_of(
     *,
     keep: bool,
 ) -> Fields:
-    """The fields to read, the others being optional: any document may lack them.
+    """Return the fields to read. All but the text are optional, as any document may lack them.
 
-    That of which the `label` is made is none of these.
+    The field from which the `label` is made is not one of the others.
     """
     others = {
         name: type(kind)(optional=True)

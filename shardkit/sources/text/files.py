@@ -1,4 +1,4 @@
-"""The files of a corpus: which hold what, in which encoding."""
+"""The files of a text corpus: their names, sizes and encodings."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from shardkit.sources.text.names import Name, parse_name
 
 @dataclass
 class Files(FileTable):
-    """Files of text."""
+    """The table of text files."""
 
     columns = (*FileTable.columns, "encoding_of")
 
     encodings: list[str] = field(default_factory=list)
     encoding_of: npt.NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
-    # Bytes of output for one byte of input, by compression.
+    # Decompressed bytes per compressed byte, by compression.
     ratios: dict[str, float] = field(default_factory=dict)
 
     def name(self, index: int) -> Name:
         name = parse_name(self.names[index])
-        assert name is not None  # others are no files of text
+        assert name is not None  # other files are not listed
         return name
 
     def stem(self, index: int) -> str:
-        """The path without its suffixes, that of compression too."""
+        """Return the path without its suffixes, including that of the compression."""
         suffixes = len(self.names[index]) - len(self.name(index).stem)
         return self.relative(index)[:-suffixes]
 
@@ -40,12 +40,12 @@ class Files(FileTable):
         return encoding
 
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Bytes once decompressed, as estimated by the ratios."""
+        """Return the sizes after decompression, estimated from the ratios."""
         ratio = [self.ratios.get(name.rpartition(".")[2].lower(), 1.0) for name in self.names]
         return (np.maximum(self.sizes, 0) * np.array(ratio, np.float64)).astype(np.int64)
 
     def fingerprint(self, fields: list[str], classes: Sequence[str] | None) -> dict[str, str]:
-        """What identifies the files, and that these fields of them are read."""
+        """Return hashes that identify the files and the fields that are read from them."""
         digest = xxhash.xxh3_128()
         for texts in (fields, self.folders):
             digest.update("\0".join(texts).encode("utf-8", "surrogateescape") + b"\0\0")

@@ -1,25 +1,25 @@
-"""Blocks of bytes into lines, each with its offset in the file."""
+"""Split blocks of bytes into lines, each with its offset in the file."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
-MAX_LINE = (1 << 31) - (1 << 16)  # bytes: formats hold texts of less than 2 GiB
+MAX_LINE = (1 << 31) - (1 << 16)  # bytes; formats limit a text to less than 2 GiB
 
-# Where a line begins, and its bytes without the line's end; None if there are too many.
+# The offset of a line, and its bytes without the line end; None if there are too many.
 Line: TypeAlias = tuple[int, bytes | None]
 
 
 def lines(
     blocks: Iterable[bytes], newline: bytes, start: int, end: int | None, *, midway: bool
 ) -> Iterator[Line]:
-    """The lines of which the first byte lies between `start` and `end`, to their own ends.
+    """Yield the complete lines whose first byte is between `start` and `end`.
 
-    `blocks` begin at `start`; `midway` says that this may be inside a line, which then belongs to
-    whoever reads what lies before. Memory holds one line of at most MAX_LINE bytes.
+    `blocks` begin at `start`. With `midway`, that may be inside a line, which is skipped because it
+    belongs to the previous range. At most one line of MAX_LINE bytes is held in memory.
     """
-    offset = start  # of the line that is being read
+    offset = start  # of the current line
     held: list[bytes] = []
     size = 0
     for block in blocks if len(newline) == 1 else _whole_units(blocks, len(newline)):
@@ -51,7 +51,7 @@ def lines(
 
 
 def split(block: bytes, newline: bytes) -> list[bytes]:
-    """The parts between line ends; of wide characters only where one begins."""
+    """Split at line ends; those of wide characters count only if aligned to their width."""
     if len(newline) == 1:
         return block.split(newline)
     parts = []
@@ -63,7 +63,7 @@ def split(block: bytes, newline: bytes) -> list[bytes]:
 
 
 def find(data: bytes, character: bytes, start: int = 0) -> int:
-    """Where a character of fixed width is; -1 if nowhere."""
+    """Return the position of a fixed-width character, aligned to its width, or -1."""
     found = data.find(character, start)
     while found >= 0 and found % len(character):
         found = data.find(character, found + 1)
@@ -71,7 +71,7 @@ def find(data: bytes, character: bytes, start: int = 0) -> int:
 
 
 def _whole_units(blocks: Iterable[bytes], width: int) -> Iterator[bytes]:
-    """The same bytes, so that no block ends inside a character of this width."""
+    """Regroup the bytes so that no block ends inside a character of this width."""
     rest = b""
     for block in blocks:
         data = rest + block

@@ -1,4 +1,4 @@
-"""What a file holds, by its name: `corpus.jsonl.gz` is lines of JSON, compressed."""
+"""What a file contains, by its name: `corpus.jsonl.gz` is compressed JSON Lines."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class Name(NamedTuple):
     """A file's name in parts."""
 
     stem: str  # without the suffixes
-    suffix: str  # of FORMS
-    compression: str  # of COMPRESSIONS, or "" for none
+    suffix: str  # a key of FORMS
+    compression: str  # one of COMPRESSIONS, or "" for none
 
     @property
     def form(self) -> str:
-        """What it holds: "text", or a table: "json", "csv", "tsv"."""
+        """The kind of content: "text", or a table: "json", "csv", "tsv"."""
         return FORMS[self.suffix]
 
 
 def parse_name(name: str) -> Name | None:
-    """The parts of a name that text files have; None for others.
+    """Return the parts of a text file's name; None for other files.
 
     >>> parse_name("part-0.jsonl.gz")
     Name(stem='part-0', suffix='jsonl', compression='gz')

@@ -1,4 +1,4 @@
-"""One file of text: its records, with their offsets, or the whole of it."""
+"""One text file: its records with their offsets, or its whole content."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from shardkit.sources.text.blocks import blocks, head
 from shardkit.sources.text.encodings import MARK_SIZE, Decoder
 from shardkit.sources.text.lines import MAX_LINE, Line, lines
 
-LINE_FIELD = "text"  # of documents that are nothing but text
-# Characters of a cell: csv keeps 4 bytes for each, and what follows an open quote is one cell.
+LINE_FIELD = "text"  # the field of plain-text documents
+# Characters per cell: csv uses 4 bytes for each, and an unclosed quote makes the rest one cell.
 _MAX_CELL = 1 << 28
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 
 class Record(NamedTuple):
-    """A line or a row: where it begins and ends in the file, and its fields, or what is wrong."""
+    """A line or a row: where it begins and ends in the file, and its fields or an error."""
 
     start: int
     end: int
@@ -43,9 +43,9 @@ class TextFile:
     version: int = 0  # as `Planned.time`
 
     def records(self, start: int = 0, end: int | None = None) -> Iterator[Record]:
-        """The records of which the first byte lies between `start` and `end`.
+        """Return the records whose first byte is between `start` and `end`.
 
-        Raises SampleError where the rest of the file cannot be read.
+        Raises SampleError if the rest of the file cannot be read.
         """
         decoder, found = self._lines(start, end)
         if self.form == "text":
@@ -57,7 +57,7 @@ class TextFile:
         return _table_records(rows, top, self.field)
 
     def text(self, planned: Planned) -> str:
-        """All of it, as one document. Raises SampleError where it is not as it was `planned`."""
+        """Return the whole file as one document. Raises SampleError if it is not as `planned`."""
         if self.compression:
             data = b"".join(_bounded(self.path, blocks(self.path, self.size, self.compression)))
             check_unchanged(self.path, planned)
@@ -69,7 +69,7 @@ class TextFile:
         return decoder.raw_text(data[decoder.mark :], decoder.mark)
 
     def blocks(self) -> Iterator[bytes]:
-        """All its bytes, decompressed."""
+        """Return all bytes of the file, decompressed."""
         return blocks(self.path, self.size, self.compression)
 
     def _decoder(self, head: bytes) -> Decoder:
@@ -78,7 +78,7 @@ class TextFile:
     def _lines(self, start: int, end: int | None) -> tuple[Decoder, Iterator[Line]]:
         if start:
             decoder = self._decoder(head(self.path, self.size, MARK_SIZE, self.version))
-            # A line end right before `start` makes it the start of a line.
+            # If a line ends right before `start`, the next one begins at `start`.
             before = start - len(decoder.newline)
             stored = blocks(self.path, self.size, start=before, end=end)
             return decoder, lines(stored, decoder.newline, before, end, midway=True)
@@ -90,7 +90,7 @@ class TextFile:
 
 
 def _first(stored: Iterator[bytes], size: int) -> Iterator[bytes]:
-    """Blocks until there are `size` bytes."""
+    """Yield blocks until they add up to `size` bytes."""
     while size > 0 and (block := next(stored, b"")):
         size -= len(block)
         yield block
@@ -118,7 +118,7 @@ def _too_long(path: FilePath, offset: int) -> SampleError:
 def _records(
     found: Iterator[Line], decoder: Decoder, parse: Callable[[bytes, int], dict[str, Any] | None]
 ) -> Iterator[Record]:
-    """A record of every line that `parse` makes something of: blank ones are passed over."""
+    """Yield a record per line, except for blank lines, for which `parse` returns None."""
     width = len(decoder.newline)
     for start, line in found:
         value: dict[str, Any] | SampleError | None
@@ -162,7 +162,7 @@ def _json_object(text: str, line: bytes, start: int, decoder: Decoder) -> dict[s
         column = getattr(error, "pos", 0)
         fix = "repair the line, or use --on-error skip"
         if "\0" in text:
-            fix = f"use --encoding {decoder.wide(line, start)} if it is that, or {fix}"
+            fix = f"try --encoding {decoder.wide(line, start)}, or {fix}"
         before = text[:column].encode(decoder.encoding, "replace")
         raise SampleError(
             f"a line is not JSON: {getattr(error, 'msg', error)}",
@@ -185,18 +185,18 @@ def _json_object(text: str, line: bytes, start: int, decoder: Decoder) -> dict[s
 
 
 def _one_by_line(found: Iterator[Line], decoder: Decoder) -> Iterator[Line]:
-    """The lines of a file, unless the first says that the file is a single value."""
+    """Yield the lines of a file, unless the first one shows that the file is a single value."""
     for start, line in found:
         first = (line or b"")[:64].decode(decoder.encoding, "ignore").strip()
         if first.startswith("[") or first == "{":
             kind, jq = ("array", ".[]") if first.startswith("[") else ("object", ".")
             raise SampleError(
-                f"the file is one JSON {kind} over all its lines",
+                f"the file is a single JSON {kind}, not JSON Lines",
                 path=decoder.path,
                 offset=start,
-                expected="JSON Lines: one object on every line",
+                expected="one JSON object on every line",
                 found=repr(first[:30]),
-                fix=f"make lines of it: jq -c '{jq}' FILE > FILE.jsonl",
+                fix=f"convert it to JSON Lines: jq -c '{jq}' FILE > FILE.jsonl",
             )
         yield start, line
         if first:
@@ -208,22 +208,22 @@ def _one_by_line(found: Iterator[Line], decoder: Decoder) -> Iterator[Line]:
 
 
 class _Rows:
-    """The rows of a table by Python's csv, with their offsets.
+    """The rows of a table, parsed by Python's csv, with their offsets.
 
-    It asks for lines one by one, so that the offset of a row is that of the next line.
+    csv requests lines one by one, so the offset of a row is that of the next line requested.
     """
 
     def __init__(self, found: Iterator[Line], decoder: Decoder, form: str) -> None:
-        csv.field_size_limit(max(csv.field_size_limit(), _MAX_CELL))  # of the whole process
+        csv.field_size_limit(max(csv.field_size_limit(), _MAX_CELL))  # for the whole process
         self._found = found
         self.path = decoder.path
         self._decoder = decoder
         self.at = decoder.mark  # where the next line begins
-        self._problem: SampleError | None = None  # with a line of the row
+        self._problem: SampleError | None = None  # in a line of the current row
         self._reader = csv.reader(self._lines(), delimiter=_DELIMITERS[form], strict=True)
 
     def __iter__(self) -> Iterator[tuple[int, int, list[str] | SampleError]]:
-        """Where a row begins and ends, and its cells; blank lines are passed over."""
+        """Yield where each row begins and ends, and its cells; blank lines are skipped."""
         while True:
             self._start, self._problem = -1, None
             row: list[str] | SampleError
@@ -237,14 +237,14 @@ class _Rows:
                 yield self._start, self.at, self._problem or row
 
     def header(self) -> list[str]:
-        """The names of the columns. Raises SampleError for a row that does not name them."""
+        """Return the column names. Raises SampleError if the row is damaged or repeats a name."""
         for start, _, row in self:
             if isinstance(row, SampleError):
                 raise row
             if len(set(row)) == len(row):
                 return row
             raise SampleError(
-                "two columns of the table have one name",
+                "two columns of the table have the same name",
                 path=self.path,
                 offset=start,
                 expected="a first line with the names of the columns",
@@ -265,7 +265,7 @@ class _Rows:
             self.at = start + len(line) + width
             try:
                 text = text_of(line, start)
-            except SampleError as error:  # of the row: its other lines still belong to it
+            except SampleError as error:  # the other lines still belong to this row
                 self._problem = self._problem or error
                 text = line.decode(self._decoder.encoding, "replace").replace("\0", "")
             yield text + "\n"
@@ -278,13 +278,13 @@ class _Rows:
             f"a row is not CSV: {what}",
             path=self.path,
             offset=self._start,
-            expected='cells as RFC 4180 has them: quoted "so", a quote inside doubled',
+            expected='cells as in RFC 4180: quoted "like this", with quotes inside doubled',
             fix="repair the row, or use --on-error skip",
         )
 
 
 def _table_records(rows: _Rows, top: _Rows, field: str | None) -> Iterator[Record]:
-    """The rows after the header, which `top` begins with."""
+    """Yield the rows after the header, which is the first row of `top`."""
     path = rows.path
     header = top.header()
     first = top.at
@@ -297,7 +297,7 @@ def _table_records(rows: _Rows, top: _Rows, field: str | None) -> Iterator[Recor
             fix="say which column is the text: --text-field NAME",
         )
     for start, end, row in rows:
-        if start < first:  # the header itself, where `rows` begin above it
+        if start < first:  # the header itself, if `rows` includes it
             continue
         if isinstance(row, SampleError):
             yield Record(start, end, row)
@@ -309,7 +309,7 @@ def _table_records(rows: _Rows, top: _Rows, field: str | None) -> Iterator[Recor
 
 def _other_width(row: list[str], header: list[str], path: FilePath, start: int) -> SampleError:
     return SampleError(
-        "a row has another number of cells than the first line",
+        "a row does not have as many cells as the first line",
         path=path,
         offset=start,
         expected=f"{len(header)}: {', '.join(header)[:200]}",

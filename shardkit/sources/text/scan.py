@@ -1,4 +1,4 @@
-"""Planning a text corpus: which files it has, in which splits, and what its documents hold."""
+"""Plan a text corpus: its files, their splits, and the fields of their documents."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from shardkit.sources.text.records import LINE_FIELD
 from shardkit.splits import Split, grouped
 from shardkit.walk import NO_FILE, Walk, kind_of_file, look, relative_to
 
-# Files at the top of a folder that describe its data: themselves data only if there are no others.
+# Files at the top of a folder that describe its data; they are data only if there are no others.
 _ABOUT = re.compile(
     r"(readme|licen[cs]e|changelog|contributing|citation|code_of_conduct|notice|datasheet)"
     r"([-_.][^.]*)?(\.(md|txt|text))?|(dataset_info|dataset_infos|dataset_dict|config)\.json"
 )
-_OF_IMDB = re.compile(r"urls_(pos|neg|unsup)\.txt|imdbEr\.txt")  # beside its folders of reviews
-RANGE = 1 << 19  # bytes of a range of a file that can be cut; a multiple of 4, as characters may be
+_OF_IMDB = re.compile(r"urls_(pos|neg|unsup)\.txt|imdbEr\.txt")  # next to the folders of reviews
+RANGE = 1 << 19  # bytes per range of a splittable file; a multiple of 4, the widest character
 _SAMPLE_FILES = 16
-_SAMPLE_DOCUMENTS = 100  # of each
-_SAMPLE_BYTES = 256 << 10  # of each, unless its first document is longer
+_SAMPLE_DOCUMENTS = 100  # per file
+_SAMPLE_BYTES = 256 << 10  # per file, unless its first document is longer
 _EXPANSION_FILES = 8
 
 
@@ -59,13 +59,13 @@ def open_text(
     also: Collection[str] = (),
     labels: Labelling | None = None,
 ) -> dict[str, Source | Stream]:
-    """The documents of a file or a folder, one source per split; `{"": source}` without splits.
+    """Open the documents of a file or folder, one source per split; `{"": source}` without splits.
 
-    With `listed` those of these files, as if the folder held no others. Of the fields `also` those
-    that are there are read in any case, to choose documents by them. `labels` says where labels
+    With `listed`, only these files are read, as if the folder contained no others. The fields in
+    `also` that exist are read in any case, to filter documents by them. `labels` says where labels
     come from; without it there are none.
 
-    Raises SourceError where there are none, or none of the first ones has the text.
+    Raises SourceError if there are no documents, or none of the first ones has the text.
     """
     if options.encoding != "auto":
         check_encoding(options.encoding)
@@ -103,7 +103,7 @@ def open_text(
         ]
         if left and selection == ALL_FIELDS and not options.keep_fields:
             some = ", ".join(left[:5]) + (", ..." if len(left) > 5 else "")
-            notes.append(f"of documents the text alone is stored, without {some}: --keep-fields")
+            notes.append(f"only the text of documents is stored; --keep-fields also stores {some}")
     chosen = splits or {"": Split("", list(range(len(corpus.files))))}
     by_split = {name: _files_of(corpus, split, whole=whole) for name, split in chosen.items()}
     every = {name: _below(corpus.files.folders, split.folder) for name, split in chosen.items()}
@@ -122,12 +122,12 @@ def open_text(
 
 
 def _refuse_table(path: Path, labels: Labelling) -> None:
-    """Raise UsageError for a table that names files, where these are no documents."""
+    """Raise UsageError for a metadata table, which names files, if these are not documents."""
     if labels.given is not None:
         raise UsageError(
-            "metadata are for files that are a document each",
+            "metadata can only be used if each file is a document",
             path=path,
-            fix="leave --metadata away, or take whole files as documents: --documents file",
+            fix="remove --metadata, or take whole files as documents: --documents file",
         )
 
 
@@ -139,7 +139,7 @@ def _join_table(
     *,
     whole: bool,
 ) -> list[ShardkitError]:
-    """Find the rows of files, of which those without one are left out and returned as problems."""
+    """Join metadata rows to the files; files without a row are dropped and returned as problems."""
     if labels.given is None:
         if whole and labels.asked is not None:
             raise UsageError(
@@ -154,12 +154,12 @@ def _join_table(
         files[name] = files[name].select(found.files)
         files[name].metadata = found.metadata
         if LABEL in found.metadata.schema:
-            files[name].labels = []  # of folders
+            files[name].labels = []  # the table replaces labels from folders
     return [problem for found in joined for problem in found.problems]
 
 
 def _files_of(corpus: _Corpus, split: Split, *, whole: bool) -> Files:
-    """The files of a split, in folders relative to its own."""
+    """Return the files of a split, with folders relative to that of the split."""
     files = corpus.files.select(np.array(split.numbers, np.int64))
     files.folders = _below(files.folders, split.folder)
     if whole:
@@ -168,7 +168,7 @@ def _files_of(corpus: _Corpus, split: Split, *, whole: bool) -> Files:
 
 
 def _below(folders: Iterable[str], above: str) -> list[str]:
-    """Those of the folders that lie in another, relative to it; and that one, as ""."""
+    """Return the folders inside `above`, relative to it, and `above` itself as ""."""
     inside = (f for f in folders if not above or f == above or f.startswith(f"{above}/"))
     return [folder[len(above) :].lstrip("/") for folder in inside]
 
@@ -181,7 +181,7 @@ def _source(
     errors: str,
     classes: FolderClasses,
 ) -> Source | Stream:
-    """The documents of one split; without `fields` each file is one."""
+    """Return the documents of one split; without `fields`, each file is one."""
     if fields is None:
         source = TextFiles(root, files, errors)
         source.add_labels(classes.names)
@@ -196,7 +196,7 @@ def _source(
 
 
 class _Corpus(NamedTuple):
-    """What was found under a root."""
+    """The files found under a root."""
 
     root: FilePath
     files: Files
@@ -218,10 +218,10 @@ def _single(path: Path) -> _Corpus:
     name = parse_name(path.name)
     if name is None:
         raise SourceError(
-            "this is not a text file, by its name",
+            "this is not a text file, judging by its name",
             path=path,
             expected=_suffixes(),
-            fix="rename it by what it holds",
+            fix="rename it according to its content",
         )
     with storage.explained("read the source", path):
         about = path.stat()
@@ -235,7 +235,7 @@ def _single(path: Path) -> _Corpus:
 
 
 def _listed(root: Path, paths: Sequence[Path]) -> _Corpus:
-    """Some of the files below a folder, all of them tables or all texts, in this order."""
+    """Return the given files below a folder, all of them tables or all texts, in this order."""
     folders: dict[str, int] = {}
     found = []
     for path in paths:
@@ -253,13 +253,13 @@ def _listed(root: Path, paths: Sequence[Path]) -> _Corpus:
 
 
 def _folder(root: Path, given: GivenTable | None = None) -> _Corpus:
-    """The files below a folder: tables if there are any, and else texts."""
+    """Return the files below a folder: the tables if there are any, otherwise the texts."""
     walk = Walk(root, None if given is None else relative_to(given.path, root))
     folders: list[str] = []
     texts: list[_Found] = []
     tables: list[_Found] = []
-    about: list[_Found] = []  # beside all others: README.md, LICENSE.txt, dataset_infos.json
-    suffixes: Counter[str] = Counter()  # of the texts, which tables put aside
+    about: list[_Found] = []  # describe the data: README.md, LICENSE.txt, dataset_infos.json
+    suffixes: Counter[str] = Counter()  # of the texts, which are ignored if there are tables
     for listing in walk:
         number = len(folders)
         folders.append(listing.folder.relative)
@@ -293,26 +293,26 @@ def _folder(root: Path, given: GivenTable | None = None) -> _Corpus:
 
 
 def _is_about(folder: str, name: str) -> bool:
-    """Whether a file tells of the data: at the top, or a list among IMDb's reviews."""
+    """Whether a file describes the data: at the top, or a list among IMDb's reviews."""
     return bool(_OF_IMDB.fullmatch(name) or (not folder and _ABOUT.fullmatch(name.lower())))
 
 
 def _refuse_only_about(root: Path, about: list[_Found], others: Counter[str]) -> None:
-    """Raise SourceError where the only files that can be read describe others that cannot."""
+    """Raise SourceError if the only readable files describe others that cannot be read."""
     beside = {kind: count for kind, count in others.items() if kind not in ("hidden", "empty file")}
     if beside:
         raise SourceError(
-            f"the only text here is about the data: {about[0].name}",
+            f"the only text here describes the data: {about[0].name}",
             path=root,
             found=", ".join(f"{count} x {kind}" for kind, count in beside.items()),
             expected=_suffixes(),
-            fix="unpack archives, or give the files that hold the data",
+            fix="unpack archives, or give the files that contain the data",
         )
 
 
 def _table(folders: list[str], found: list[_Found]) -> Files:
-    """The files, with the folders in the order of their paths."""
-    order = sorted(range(len(folders)), key=folders.__getitem__)  # whatever order they came in
+    """Return the table of files, with the folders sorted by path."""
+    order = sorted(range(len(folders)), key=folders.__getitem__)
     number = {folder: n for n, folder in enumerate(order)}
     return Files(
         folders=[folders[folder] for folder in order],
@@ -337,7 +337,7 @@ def _nothing(path: Path, corpus: _Corpus) -> ShardkitError:
 
 def _suffixes() -> str:
     names = ", ".join("." + suffix for suffix in FORMS)
-    return f"files that end in {names}, each with {', '.join('.' + c for c in COMPRESSIONS)} or not"
+    return f"files that end in {names}, or these with {', '.join('.' + c for c in COMPRESSIONS)}"
 
 
 # --- splits --------------------------------------------------------------------------------------
@@ -346,7 +346,7 @@ def _suffixes() -> str:
 def _splits(
     path: Path, corpus: _Corpus, options: TextOptions, subset: str, *, listed: bool
 ) -> dict[str, Split]:
-    """The splits that the names of files tell, or README.md; files of none are counted."""
+    """Return the splits given by file names or README.md; files outside them are counted."""
     names = [corpus.files.relative(index) for index in range(len(corpus.files))]
     documents = _one_document_each(corpus, options)
     if listed:
@@ -366,7 +366,7 @@ def _whole_files(
 ) -> bool:
     """Whether every file is one document.
 
-    Unless told, those of a folder are, but neither a single file nor `train.txt` beside `test.txt`.
+    By default, the files of a folder are; a single file is not, nor `train.txt` next to `test.txt`.
     """
     if corpus.tables:
         return False
@@ -374,7 +374,7 @@ def _whole_files(
         raise UsageError(
             f"files of plain text have no field {options.field!r}",
             path=path,
-            fix="leave --text-field away: the field is called text",
+            fix="remove --text-field: the field is called text",
         )
     if options.documents != "auto":
         return options.documents == "file"
@@ -386,7 +386,7 @@ def _whole_files(
 
 
 def _spread(indices: Iterable[int], count: int) -> list[int]:
-    """At most so many of them, spread evenly."""
+    """Return at most `count` of the indices, spread evenly."""
     chosen = list(indices)
     if len(chosen) <= count:
         return chosen
@@ -394,7 +394,7 @@ def _spread(indices: Iterable[int], count: int) -> list[int]:
 
 
 def _ratios(corpus: _Corpus) -> dict[str, float]:
-    """How much files grow when they are decompressed, by compression, from the first of a few."""
+    """Return how much files grow when decompressed, by compression, estimated from a few files."""
     files = corpus.files
     by_compression: dict[str, list[int]] = {}
     for index, name in enumerate(files.names):
@@ -413,7 +413,7 @@ def _ratios(corpus: _Corpus) -> dict[str, float]:
 
 
 def _find_encodings(corpus: _Corpus) -> list[str]:
-    """Set every file's encoding, and say how many have which."""
+    """Detect the encoding of each file, and return a note with their counts."""
     files, detect = corpus.files, load_detector()
     files.encodings = ["utf-8"]
     for index in range(len(files)):
@@ -427,7 +427,7 @@ def _find_encodings(corpus: _Corpus) -> list[str]:
         files.encoding_of[index] = files.encodings.index(encoding)
     counts = Counter(files.encodings[number] for number in files.encoding_of.tolist())
     found = ", ".join(f"{name} ({count:,})" for name, count in counts.most_common())
-    return [f"encodings found, with the number of files: {found}"]
+    return [f"detected encodings, with the number of files: {found}"]
 
 
 def _fields(
@@ -439,7 +439,7 @@ def _fields(
     also: Collection[str],
     asked: Asked | None,
 ) -> tuple[Fields, Sampled]:
-    """Which fields to read, from the first documents of a few files; and those documents."""
+    """Choose the fields from the first documents of a few files; return them and the documents."""
     sampled, problems = _sample(corpus, options)
     if not sampled:
         if corpus.tables or (not problems and len(corpus.files) <= _SAMPLE_FILES):
@@ -457,34 +457,38 @@ def _fields(
             fix="say which field is the text: --text-field NAME",
         )
     if text != LINE_FIELD and options.field is None:
-        notes.append(f"the text is the field {text!r}: the only one of text")
+        notes.append(f"the text is the field {text!r}, the only one of type text")
     if options.keep_fields and sampled.reserved():
         names = ", ".join(sampled.reserved())
-        notes.append(f"left out, as samples have such names of their own: {names}")
+        notes.append(f"left out, because these names are reserved: {names}")
     fields = fields_of(sampled, text, selection, also, column, keep=options.keep_fields)
     if asked is not None:
         fields = _labelled(corpus, options, fields, asked, sampled)
         if asked.classes is None and fields.label is not None and fields.label.names is not None:
-            notes.append("all documents were read once for their classes: --classes FILE spares it")
+            notes.append(
+                "all documents were read once to find their classes; --classes FILE avoids this"
+            )
     return fields, sampled
 
 
 def _labelled(
     corpus: _Corpus, options: TextOptions, fields: Fields, asked: Asked, sampled: Sampled
 ) -> Fields:
-    """The fields with a label; its words are looked for in all documents."""
+    """Return the fields with a label, whose values are collected from all documents."""
     types = sampled.types()
     asked.refuse_unknown([name for name in types if name != LABEL or asked.column == LABEL])
     if asked.column == fields.text or LABEL in fields.others:
         asked.refuse_unknown([LABEL, *types])
-        raise UsageError(f"the field {asked.column!r} is the text", fix="name another label")
+        raise UsageError(
+            f"the field {asked.column!r} is the text", fix="choose another field as the label"
+        )
     kind = types[asked.column]
     labels = find_labels(asked, kind, lambda: _values(corpus, options, asked.column))
     return replace(fields, label=labels, label_kind=kind)
 
 
 def _values(corpus: _Corpus, options: TextOptions, column: str) -> Iterator[Any]:
-    """The values of a field in all documents that can be read."""
+    """Yield the values of a field in all documents that can be read."""
     for index in range(len(corpus.files)):
         with contextlib.suppress(SampleError):  # which is reported when the file is read
             file = open_file(corpus.root, corpus.files, index, options.encoding_errors)
@@ -506,7 +510,7 @@ def _sample(corpus: _Corpus, options: TextOptions) -> tuple[Sampled, list[Sample
                 else:
                     sampled.add(record.value, cells=file.form in ("csv", "tsv"))
                 if number == _SAMPLE_DOCUMENTS or record.end >= _SAMPLE_BYTES:
-                    sampled.whole &= file.form == "text"  # whose lines have no other fields
+                    sampled.whole &= file.form == "text"  # lines of text have no other fields
                     break
         except SampleError as error:
             problems.append(located(error, file.path, 0))
@@ -519,7 +523,7 @@ def _unusable(path: Path, problems: list[SampleError]) -> SourceError:
             "there are no documents here",
             path=path,
             expected="a document on a line, or a row of a table below its header",
-            found="blank lines at most",
+            found="only blank lines, if any",
             fix="remove the files without documents",
         )
     first = problems[0]
@@ -532,7 +536,7 @@ def _unusable(path: Path, problems: list[SampleError]) -> SourceError:
 
 
 def _ranges(root: FilePath, files: Files) -> Ranges:
-    """Long files in ranges of equal length, where a reader finds the start of a line by itself."""
+    """Split long files into ranges of equal length; readers find the start of a line themselves."""
     lengths = files.lengths()
     cut = np.zeros(len(files), bool)
     for index in np.flatnonzero(files.sizes > RANGE).tolist():
@@ -546,9 +550,9 @@ def _ranges(root: FilePath, files: Files) -> Ranges:
 
 
 def _can_be_cut(root: FilePath, files: Files, index: int) -> bool:
-    """Whether the start of a record is known by the bytes before it.
+    """Whether the start of a record can be found from the bytes right before it.
 
-    A row of a table may hold line ends, but only within quotes.
+    A row of a table may contain line ends, but only within quotes.
     """
     name = files.name(index)
     if name.compression:
