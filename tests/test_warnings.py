@@ -59,7 +59,7 @@ def test_opening(made: Path) -> None:
         shardkit.open(folder)  # of opening
 
     found = told(call)
-    assert "no folders beside them" in str(found.message)
+    assert "not those in its folders" in str(found.message)
     assert found.lineno == line("of opening")
 
 

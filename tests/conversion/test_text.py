@@ -1010,7 +1010,7 @@ def test_an_unfinished_run_goes_on_only_with_the_same_options(
         with pytest.raises(OutputError, match="unfinished conversion") as error:
             make(source, "arrow", out, {**options, **change}, shard_size="8kB")
         assert words in str(error.value)
-        assert "options, and files as they were, to finish it" in str(error.value.fix)
+        assert "its own options and unchanged files" in str(error.value.fix)
     again = {"shard_size": "8kB", "on_error": "skip"}
     make(source, "arrow", tmp_path / "whole", options, **again)
     make(source, "arrow", out, options, workers=2, **again)

@@ -341,7 +341,7 @@ def test_what_is_refused(made: Path, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     with pytest.raises(FormatError, match="cannot be empty or contain dots"):
         LANCE.layout(Schema({"a.b": Int()}))
-    with pytest.raises(UsageError, match="the output is called like"):
+    with pytest.raises(UsageError, match="the suffix of the output is that of"):
         shardkit.convert(made, "lance", tmp_path / "out.tar")
     shardkit.convert(made, "lance", tmp_path / "a" / "out.lance")
     shutil.copytree(tmp_path / "a" / "out.lance", tmp_path / "a" / "other.lance")

@@ -357,11 +357,11 @@ def test_folders_beside_shards_are_named(s3: S3, datasets: Path, tmp_path: Path)
         shutil.copytree(datasets / name, tmp_path / name)
     shutil.copy(datasets / "parquet/shard-000000.parquet", tmp_path / "train.parquet")
     url = s3.url(upload(s3, tmp_path))
-    with pytest.warns(ShardkitWarning, match="no folders beside them: 'lmdb', 'wds'"):
+    with pytest.warns(ShardkitWarning, match="not those in its folders: 'lmdb', 'wds'"):
         found = opened(url, s3.options())
     assert len(found) == 15
     assert found.ignored["folder"] == 2
-    with pytest.warns(ShardkitWarning, match="no folders beside them: 'lmdb', 'wds'"):
+    with pytest.warns(ShardkitWarning, match="not those in its folders: 'lmdb', 'wds'"):
         assert inspect(url, storage_options=s3.options())["ignored"]["folder"] == 2
 
 

@@ -666,7 +666,7 @@ def test_an_output_that_another_run_completes_meanwhile(
         return found
 
     monkeypatch.setattr(existing, "is_complete", late)
-    with pytest.raises(OutputError, match="another run makes it") as error:
+    with pytest.raises(OutputError, match="another run created or replaced") as error:
         bucket.convert(source)
     assert "repeat the command" in (error.value.fix or "")
     bucket.convert(source)

@@ -198,7 +198,7 @@ def test_batches_of_padded_boxes(shards: Path) -> None:
 
 def test_padding_needs_arrays_that_are_alike() -> None:
     samples = [{"boxes": np.zeros((2, 4), np.float32)}, {"boxes": np.zeros((2, 5), np.float32)}]
-    with pytest.raises(SampleError, match="not alike") as error:
+    with pytest.raises(SampleError, match="differ in shape or type") as error:
         pad_collate(field="boxes")(samples)
     assert error.value.expected == "an array of float32 of shape (n, 4)"
     assert pad_collate(field="boxes")(samples[:1])["boxes"].shape == (1, 2, 4)
