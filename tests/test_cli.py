@@ -145,7 +145,7 @@ def test_convert_says_what_it_made(images: Path, tmp_path: Path) -> None:
     assert found.stderr.startswith("shardkit: 12 samples")
     assert len(shardkit.open(tmp_path / "images-wds")) == 12
     again = run("convert", images, "--to", "wds")
-    assert "It was complete already" in again.stdout
+    assert "The output was already complete" in again.stdout
 
 
 def test_quiet_says_nothing(images: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_plan_tells_what_is_at_the_output(tmp_path: Path) -> None:
     (tmp_path / "out.partial/job.json").write_text("{")
     assert state() == "unfinished, and its description is damaged: the run is refused"
     run(*words, "--overwrite")
-    assert state() == "complete already: there is nothing to do"
+    assert state() == "already complete: there is nothing to do"
     assert state("--overwrite") == "a dataset, which is replaced"
     assert state("--shuffle") == "another dataset, which is not replaced without --overwrite"
     run(*words, "--plan", "--part", "1/2")

@@ -163,7 +163,7 @@ def test_results_loaders_and_options_tell_of_themselves_in_a_line(
         rf"<ConvertResult {out}: wds, 12 samples, [\d.]+ kB in \d+\.\d s>", repr(made)
     )
     again = shardkit.convert(images, "wds", out, workers=0)
-    assert repr(again).endswith(" s, complete already>")
+    assert repr(again).endswith(" s, already complete>")
     options = {"split": "train=0.5,val=0.5", "stratify": "label", "workers": 0}
     splits = shardkit.convert(images, "wds", tmp_path / "splits", **options)
     assert repr(splits).startswith(f"<ConvertResult {tmp_path / 'splits'} (train, val): wds, 12")

@@ -217,7 +217,7 @@ def test_every_command_on_a_terminal(screen: Path, tmp_path: Path) -> None:
     shown = check_terminal(*convert)
     assert "━" in shown
     assert "\\x1b[6n" in shown
-    check_terminal(*convert)  # it was complete already
+    check_terminal(*convert)  # the output was already complete
     check_terminal(*convert, "--plan")
     check_terminal(*convert, "--limit", 1, check=2)
     check_terminal("merge", out)

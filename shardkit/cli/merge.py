@@ -47,4 +47,4 @@ def command(
     if as_json:
         print_json(result.to_dict())
     elif not quiet:
-        show_result(result, complete="It was complete already.")
+        show_result(result, complete="The output was already complete.")

@@ -221,7 +221,7 @@ _USUAL: dict[str, ImageOptions | AudioOptions | TextOptions] = {
 _LABELS = {"image": "images"}
 
 
-_COMPLETE = "It was complete already: same source (names and sizes), same options."
+_COMPLETE = "The output was already complete: same source (names and sizes), same options."
 
 
 def show_result(result: ConvertResult, complete: str = _COMPLETE) -> None:

@@ -20,7 +20,7 @@ class State(Enum):
     """What a run finds at its output; the values are shown by `--plan`."""
 
     FREE = ""
-    COMPLETE = "complete already: there is nothing to do"
+    COMPLETE = "already complete: there is nothing to do"
     UNFINISHED = "unfinished: the run continues where it stopped"
     OTHER_WORK = "unfinished, with other options or another source: the run is refused"
     DAMAGED_WORK = "unfinished, and its description is damaged: the run is refused"

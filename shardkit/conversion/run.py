@@ -148,7 +148,7 @@ class ConvertResult:
     def __repr__(self) -> str:
         words = f"{self.samples:,} samples, {in_bytes(self.bytes)} in {self.seconds:,.1f} s"
         words += f", {self.errors:,} dropped" * bool(self.errors)
-        words += ", complete already" * self.already_complete
+        words += ", already complete" * self.already_complete
         parts = [name for name in self.splits if name]
         if self.part is not None:
             parts = [f"part {self.part.part}"]

@@ -442,7 +442,7 @@ def test_the_commands(source: Path, tmp_path: Path) -> None:
     assert json.loads(made.stdout)["part"] is None
     merged = command("merge", out, "--json")
     assert json.loads(merged.stdout)["already_complete"]
-    assert "complete already" in command("merge", out).stdout
+    assert "already complete" in command("merge", out).stdout
     assert command("merge", out, "--quiet").stdout == ""
 
 

@@ -330,7 +330,7 @@ def test_keys_of_a_file(images: Path, tmp_path: Path) -> None:
     ]
     assert shardkit.verify(again, against=out).problems == []
     short = put(tmp_path / "short.txt", "class2/001")
-    assert "complete already" in command(images, "--to", "wds", "-o", out, "--keys", keys)
+    assert "already complete" in command(images, "--to", "wds", "-o", out, "--keys", keys)
     with pytest.raises(OutputError) as error:
         command(images, "--to", "wds", "-o", out, "--keys", short)
     assert error.value.found == "count was 2, is 1; the list of keys has changed"
@@ -651,7 +651,7 @@ def test_all_of_it_together_and_in_the_plan(tmp_path: Path) -> None:
     }
     assert plan["parts"][0]["classes"] == 3
     assert "passed over" in command(source, "--to", "wds", "-o", tmp_path / "out", *words)
-    assert "complete already" in command(source, "--to", "wds", "-o", tmp_path / "out", *words)
+    assert "already complete" in command(source, "--to", "wds", "-o", tmp_path / "out", *words)
     for name in ("train", "val"):
         checked = shardkit.verify(tmp_path / "out" / name, against=source)
         assert checked.problems == []
