@@ -76,9 +76,11 @@ class PartLock:
         self, part: PartOf, prepare: Callable[[bool], object], fits: Callable[[], bool]
     ) -> OutputError | None:
         """Try once; returns what prevents it, perhaps only for a moment."""
-        storage.make_folder(self._path)
-        alone = try_lock(self._path, LOCK, advice=_MERGE)
-        if alone not in (None, HELD):
+        alone = None
+        while alone is None:  # a part that did not get so far has just removed the folder
+            storage.make_folder(self._path)
+            alone = try_lock(self._path, LOCK, advice=_MERGE)
+        if alone != HELD:
             try:
                 prepare(alone != UNLOCKED)
             finally:

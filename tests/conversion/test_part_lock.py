@@ -172,6 +172,24 @@ def test_parts_of_another_job_wait_for_those_at_work_and_then_begin_anew(out: Pa
     ]
 
 
+def test_a_folder_that_is_removed_before_it_is_locked_is_made_again(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, removed = locks.try_lock, []
+
+    def late(folder: Path, *rest: Any, **more: Any) -> int | None:
+        if not removed:
+            removed.append(folder)
+            folder.rmdir()
+        return real(folder, *rest, **more)
+
+    monkeypatch.setattr(part_lock, "try_lock", late)
+    one = begun(out, ONE)
+    assert removed
+    assert one.begun() == [(ONE, False)]
+    one.release()
+
+
 def test_a_part_that_begins_again_has_not_ended(out: Path) -> None:
     two = begun(out, TWO)
     two.end_part()
