@@ -240,7 +240,7 @@ def test_files_are_found_by_their_names(theirs: Path, tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_refused(theirs: Path) -> None:
     with pytest.raises(FormatError, match="SequenceExample"):
         shardkit.open(theirs / "sequence.tfrecord")
-    with pytest.raises(FormatError, match="no TFRecord file"):
+    with pytest.raises(FormatError, match="not a TFRecord file"):
         shardkit.open(theirs / "zlib.tfrecord")
 
 
