@@ -92,7 +92,7 @@ def _parsed(state: dict[str, Any] | str | bytes | None) -> dict[str, Any] | None
         parsed: dict[str, Any] = json.loads(state)
     except ValueError:
         raise UsageError(
-            "this is not a state",
+            "not a valid state",
             expected=f"the value of {STATE!r} in a batch",
             found=f"{state!r:.200}",
         ) from None

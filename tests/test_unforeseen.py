@@ -221,7 +221,7 @@ for name in ("a.csv", "b.csv"):
     try:
         shardkit.convert(f"{folder}/{name}", to="wds", out=f"{folder}/out", workers=0, text=text)
     except shardkit.errors.ShardkitError as error:
-        assert name == "b.csv" and "one name" in error.what
+        assert name == "b.csv" and "the same name" in error.what
 table = pa.table({f"c{n}": [n] for n in range(8_000)})
 with pa.ipc.new_file(f"{folder}/a.arrow", table.schema) as file:
     file.write(table)

@@ -31,6 +31,7 @@ from shardkit.conversion.work import (
     Report,
     Work,
     is_finished,
+    unheard,
     unpack,
 )
 from shardkit.errors import OutputError, UsageError, WorkerError, warn
@@ -218,6 +219,7 @@ class RayEngine:
                 f" shardkit and its extras; {_AGAIN}",
             ) from error
         if work.upload is None and is_finished(work.folder):  # it died after finishing the task
+            report(unheard(work.folder, given.reported))
             self._given.remove(given)
             return
         if given.died:

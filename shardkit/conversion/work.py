@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import io
 import json
+import operator
 import time
 import uuid
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,11 @@ class Progress:
         """The progress that undoes this one."""
         return Progress(-self.samples, -self.bytes, -self.errors)
 
+    def __add__(self, other: Progress) -> Progress:
+        return Progress(
+            self.samples + other.samples, self.bytes + other.bytes, self.errors + other.errors
+        )
+
 
 Report = Callable[[Progress], None]
 
@@ -117,7 +123,8 @@ def _write(work: Work, folder: Path, report: Report) -> None:
     )
     lists: dict[str, list[bytes]] = {ERRORS: [], FILTERED: [], KEYS: []}
     try:
-        _write_samples(work, shards, lists, _Reporter(report))
+        reporter = _Reporter(report)
+        _write_samples(work, shards, lists, reporter)
         shards.close()
     except BaseException:
         shards.abandon()
@@ -126,7 +133,7 @@ def _write(work: Work, folder: Path, report: Report) -> None:
         if lines:
             storage.write_file(folder / name, b"".join(lines))
     pieces = [digests.hex() for digests in shards.pieces]
-    result = TaskResult(shards.shards, len(lists[ERRORS]), shards.stats, pieces)
+    result = TaskResult(shards.shards, len(lists[ERRORS]), shards.stats, pieces, reporter.reported)
     storage.write_file(folder / RESULT, json.dumps(plain(result), allow_nan=False).encode())
     if work.upload is not None:
         storage.put(pack(folder), work.upload / PACKED)
@@ -179,6 +186,7 @@ class _Reporter:
 
     def __init__(self, report: Report) -> None:
         self._report = report
+        self.reported = Progress(0, 0, 0)
         self._samples = self._bytes = self._errors = 0
         self._next = time.monotonic() + _REPORT_SECONDS
 
@@ -190,7 +198,9 @@ class _Reporter:
             self.flush()
 
     def flush(self) -> None:
-        self._report(Progress(self._samples, self._bytes, self._errors))
+        progress = Progress(self._samples, self._bytes, self._errors)
+        self._report(progress)
+        self.reported += progress
         self._samples = self._bytes = self._errors = 0
         self._next = time.monotonic() + _REPORT_SECONDS
 
@@ -217,6 +227,7 @@ class TaskResult:
     errors: Count  # samples that were dropped
     stats: Stats
     pieces: list[str]  # digests of each shard in hex, as returned by `finished_shard`
+    progress: Progress = Progress(0, 0, 0)  # everything that the worker has reported
 
 
 def read_result(folder: Path) -> TaskResult:
@@ -242,6 +253,11 @@ def read_result(folder: Path) -> TaskResult:
 
 def is_finished(folder: Path) -> bool:
     return (folder / RESULT).is_file()
+
+
+def unheard(folder: Path, heard: Iterable[Progress]) -> Progress:
+    """The progress of a finished task that was lost when its worker died."""
+    return sum(map(operator.neg, heard), read_result(folder).progress)
 
 
 def pack(folder: Path) -> bytes:

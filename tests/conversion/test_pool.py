@@ -12,8 +12,12 @@ import pytest
 
 import shardkit
 from shardkit.conversion import pool
+from shardkit.conversion.run import prepare, work_of
+from shardkit.conversion.work import Progress, run_task, unheard
+from shardkit.options import ConvertOptions
 from shardkit.sources import open_sources
 from shardkit.testing import make_image
+from tests.conftest import write_images
 
 
 @pytest.mark.parametrize("at", ["the path", "what to import", "a task", "garbage"])
@@ -75,3 +79,22 @@ def test_a_task_carries_no_keys_of_other_samples(tmp_path: Path) -> None:
     with shardkit.open(tmp_path / "first") as first, shardkit.open(tmp_path / "second") as second:
         assert len(first.original_paths()) == 300
         assert first.original_paths() == second.original_paths()
+
+
+def test_what_a_task_reported_is_in_its_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a task that was finished as its node died, reports may be lost."""
+    monkeypatch.setattr("shardkit.conversion.work._REPORT_SECONDS", 0)
+    photos = write_images(tmp_path / "in", classes=2, each=5)
+    (photos / "class0/bad.jpg").write_bytes(b"text")
+    plan = prepare(photos, "wds", tmp_path / "out", ConvertOptions(on_error="skip"))
+    (task,) = plan.tasks
+    heard: list[Progress] = []
+    (tmp_path / "tasks").mkdir()
+    run_task(work_of(task, plan.recipe, tmp_path / "tasks/000000"), heard.append)
+    total = sum(heard, Progress(0, 0, 0))
+    assert (total.samples, total.errors, total.bytes) == (11, 1, task.size)
+    for known in (0, 4, len(heard)):
+        lost = sum(heard[known:], Progress(0, 0, 0))
+        assert unheard(tmp_path / "tasks/000000", heard[:known]) == lost
