@@ -111,6 +111,30 @@ def test_numbers_are_written_without_pandas(tmp_path: Path) -> None:
     assert done.stdout == f"[{whole}, {{}}, {{'real': nan, 'truth': False}}]\nFalse\n"
 
 
+_THREADS = """
+import os, sys
+import pyarrow, pyarrow.parquet
+import shardkit
+before = len(os.listdir("/proc/self/task"))
+for path in sys.argv[1:]:
+    with shardkit.open(path) as dataset:
+        dataset[len(dataset) - 1]
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads in /proc")
+def test_reading_starts_no_threads(shard: Path, tmp_path: Path) -> None:
+    """A process that exits while pyarrow starts threads may be aborted."""
+    table = table_of(shard)
+    categories = table.append_column("c", pa.array(["a"] * len(table)).dictionary_encode())
+    with pa.ipc.new_file(tmp_path / "c.arrow", categories.schema) as file:
+        file.write(categories)
+    command = [sys.executable, "-c", _THREADS, str(shard), str(tmp_path / "c.arrow")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "0\n", done.stderr
+
+
 def test_pandas_reads_the_same_values(shard: Path) -> None:
     frame = pandas.read_feather(shard)
     for number, expected in enumerate(everything(n) for n in range(7)):

@@ -38,7 +38,7 @@ class Message(NamedTuple):
 class Messages(NamedTuple):
     """All messages of a file or stream, in order."""
 
-    schema: bytes | None  # the first message of a stream; None for a file
+    schema: bytes | None  # the first message; None for a file that does not begin with it
     dictionaries: list[Message]
     batches: list[Message]
     needed: list[int]  # for each batch, the number of dictionaries that must be read before it
@@ -105,7 +105,23 @@ def _of_file(source: ByteSource) -> Messages:
     for before, after in pairwise(sorted(dictionaries + batches)):
         if after.offset < before.end:
             raise _damaged("the footer refers to overlapping messages", source, after.offset)
-    return Messages(None, dictionaries, batches, [len(dictionaries)] * len(batches))
+    schema = _schema(source, start)
+    return Messages(schema, dictionaries, batches, [len(dictionaries)] * len(batches))
+
+
+def _schema(source: ByteSource, end: int) -> bytes | None:
+    """The first message of a file, if it is a schema: Polars only writes that of the footer.
+
+    With it, a file is decoded like a stream. Otherwise pyarrow must open the file, which starts
+    threads, and a short process that exits meanwhile is aborted (0.4 % of runs with pyarrow 26).
+    """
+    try:
+        message = _message(source, _FILE_START, end)
+    except DamagedError:
+        return None
+    if message is None or message.kind != _SCHEMA:
+        return None
+    return source.read(message.offset, message.end - message.offset)
 
 
 def _footer_start(source: ByteSource) -> int:
