@@ -82,9 +82,9 @@ def partial_of(out: Path) -> Path:
     return out.with_name(f"{out.name}.partial")
 
 
-def finished(out: Path) -> int:
-    """How many tasks of an unfinished run are done."""
-    return len(list(partial_of(out).glob("tasks/*[0-9]/result.json")))
+def finished(out: Path) -> list[Path]:
+    """The results of the tasks that a run has finished; those in the making have an ending."""
+    return list(partial_of(out).glob("tasks/[0-9][0-9][0-9][0-9][0-9][0-9]/result.json"))
 
 
 def kill_at_random(
@@ -109,7 +109,7 @@ def kill_at_random(
         if early:
             time.sleep(dice.uniform(0.2, 0.8))
         else:
-            wait_for(lambda run=process, n=done: finished(out) >= n or run.poll() is not None)
+            wait_for(lambda run=process, n=done: len(finished(out)) >= n or run.poll() is not None)
         workers = workers_of(process)
         one_worker = workers and number % 2 and not early
         try:

@@ -16,7 +16,7 @@ import shardkit
 from shardkit.options import TextOptions
 from tests.codecs import tokenizer_zoo
 from tests.conftest import files_of
-from tests.conversion.test_kill import finish, wait_for, workers_of
+from tests.conversion.test_kill import finish, finished, wait_for, workers_of
 from tests.conversion.text_corpora import prose, write_corpus
 
 pytestmark = [
@@ -63,11 +63,6 @@ def start(source: Path, out: Path, tokenizer: Path, workers: int) -> subprocess.
     return subprocess.Popen(
         [sys.executable, "-m", "shardkit", *words], start_new_session=True, stderr=subprocess.PIPE
     )
-
-
-def finished(out: Path) -> list[Path]:
-    """The results of the tasks that a run has finished; those in the making have an ending."""
-    return list(Path(f"{out}.partial").glob("tasks/[0-9][0-9][0-9][0-9][0-9][0-9]/result.json"))
 
 
 def done(out: Path) -> int:
