@@ -1,0 +1,52 @@
+"""Writes what each test spent: in its fixtures, in itself, and in processes that it waited for."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+_phases: dict[str, float] = {}
+
+
+def _children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    began, own, children = time.monotonic(), time.process_time(), _children()
+    _phases.clear()
+    result = yield
+    line = {
+        "test": item.nodeid, "own": time.process_time() - own, "children": _children() - children,
+        "wall": time.monotonic() - began,
+        "property": hasattr(getattr(item, "obj", None), "hypothesis"), **_phases,
+    }  # fmt: skip
+    file = os.open(os.environ["SHARDKIT_COSTS"], os.O_WRONLY | os.O_APPEND)
+    os.write(file, json.dumps(line).encode() + b"\n")
+    os.close(file)
+    return result
+
+
+def _phase(name: str) -> Any:
+    @pytest.hookimpl(wrapper=True)
+    def measured(item: pytest.Item) -> Iterator[None]:
+        before = time.process_time()
+        try:
+            return (yield)
+        finally:
+            _phases[name] = time.process_time() - before
+
+    return measured
+
+
+pytest_runtest_setup = _phase("setup")
+pytest_runtest_call = _phase("call")
+pytest_runtest_teardown = _phase("teardown")
