@@ -130,7 +130,7 @@ def main() -> int:
         tests: Counter[str] = Counter()
         for line in lines:
             if "test" in line:
-                name = "::".join(line["test"].split("[")[0].split("::")[:length * 2 - 1])
+                name = "::".join(line["test"].split("[")[0].split("::")[: length * 2 - 1])
                 tests[name] += line["own"] + line["children"]
         _print(what, tests, 60, busy)
     return code

@@ -1,4 +1,4 @@
-"""Every Python process of a measured run imports this first, and writes what it spent as it ends."""
+"""Each Python process of a measured run imports this first, and writes at its end what it spent."""
 
 import atexit
 import json
