@@ -38,7 +38,7 @@ class Mutation(NamedTuple):
 
 
 def listed() -> list[Mutation]:
-    """The faults of mutations.txt: a line "FILE TESTS...", "-" and the old text, "+" and the new."""
+    """The faults of mutations.txt: a line "FILE TESTS", "-" and the old text, "+" and the new."""
     text = (_HERE / "mutations.txt").read_text("utf-8")
     found = []
     for head, *lines in map(str.splitlines, re.findall(r"^[^-+].*\n(?:[-+].*\n)+", text, re.M)):
