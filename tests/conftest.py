@@ -7,7 +7,8 @@ import re
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,9 @@ _quiet = {
     "deadline": None,
     "suppress_health_check": [HealthCheck.too_slow],
     "derandomize": bool(os.environ.get("CI")),
+    "print_blob": True,
 }
-_EXAMPLES, _MORE = 20, 10
+_EXAMPLES, _MORE = 20, 5
 settings.register_profile("default run", max_examples=_EXAMPLES, **_quiet)
 settings.register_profile("large", max_examples=_MORE * _EXAMPLES, **_quiet)
 
@@ -94,9 +96,12 @@ def large(pytestconfig: pytest.Config) -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests of properties, and those that ask whether the run is a large one, are in both runs.
 
-    Lance, whose library takes a process to run in, is in the large one but for its own tests.
+    Lance, whose library takes a process to run in, is in the large one but for its own tests. So
+    are docs, and processes that train together.
     """
     for item in items:
+        if item.get_closest_marker("docs") or item.get_closest_marker("torchrun"):
+            item.add_marker("large")
         values = item.callspec.params.values() if hasattr(item, "callspec") else ()
         if "lance" in map(str, values) and item.path.name != "test_lance.py":
             item.add_marker("large")
@@ -118,6 +123,26 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         group = item.get_closest_marker("xdist_group")
         if group is not None and not item.nodeid.endswith(f"@{group.args[0]}"):
             raise pytest.UsageError(f"{item.nodeid} is not in its group {group.args[0]!r}")
+
+
+_earlier: deque[str] = deque(maxlen=5)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failure says how to repeat it, with what ran before it in its process."""
+    report = yield
+    if report.failed:
+        names = (re.sub(r"@\w+$", "", name) for name in [*_earlier, item.nodeid])  # no group
+        tests = " ".join(f"'{name}'" for name in names)
+        load = "load {:.1f} {:.1f} {:.1f}".format(*os.getloadavg())
+        command = f"pytest -n 0 -m '{item.config.option.markexpr}' {tests}"
+        report.sections.append(("To repeat it", f"{command}\n({load})"))
+    if call.when == "teardown":
+        _earlier.append(item.nodeid)
+    return report
 
 
 @pytest.fixture(scope="session")
