@@ -73,7 +73,7 @@ def test_it_counts(link: Link, store: Any) -> None:
 
 def test_it_takes_its_time(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(DATA)
-    with Link(tmp_path, latency=0.1, rate=5e6) as slow:
+    with Link(tmp_path, latency=0.02, rate=5e7) as slow:
         began = time.monotonic()
         assert request(slow.url("a")) == DATA
-        assert time.monotonic() - began >= 0.1 + len(DATA) / 5e6
+        assert time.monotonic() - began >= 0.02 + len(DATA) / 5e7
