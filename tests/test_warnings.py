@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import gzip
 import shutil
 import threading
@@ -15,7 +14,7 @@ import pytest
 import shardkit
 from shardkit.errors import ShardkitWarning
 from shardkit.stream import Loader
-from tests.conftest import PACKAGE
+from tests.parsed import code
 
 
 def told(call: Callable[[], object]) -> warnings.WarningMessage:
@@ -131,9 +130,4 @@ def test_a_thread_of_the_user(made: Path) -> None:
 
 def test_all_warnings_go_the_same_way() -> None:
     """tests/conftest.py looks at each that any test sees."""
-    wrong = []
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.Attribute) and ast.unparse(node) == "warnings.warn":
-                wrong.append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
-    assert [place.partition(":")[0] for place in wrong] == ["errors.py"]
+    assert [file for file, name in code().attributes if name == "warnings.warn"] == ["errors.py"]

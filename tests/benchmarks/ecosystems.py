@@ -227,6 +227,13 @@ def timed(name: str, who: str, action: str, photos: Path, few_photos: Path, stor
     return done(photos, store)
 
 
+def environ(name: str, who: str) -> dict[str, str]:
+    """Only the library itself finds the folder of libraries."""
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
+    path = os.pathsep.join([*([CLIENTS] if who == name else []), str(ROOT)])
+    return {**quiet, "PYTHONPATH": path}
+
+
 def compare(name: str, photos: Path, work: Path, rounds: int) -> Iterator[dict[str, Any]]:
     """The results of a library, one for each action."""
     samples, few = sorted(photos.glob("*/*.jpg")), work / "few-photos"
@@ -236,15 +243,13 @@ def compare(name: str, photos: Path, work: Path, rounds: int) -> Iterator[dict[s
         shutil.copyfile(path, copy)
 
     def run(action: str, who: str) -> float:
-        """In a process of its own; only the library's own has its folder."""
+        """In a process of its own."""
         store = work / f"{name}-{who}"
         if action == "write":
             fresh(store.with_name(f"{store.name}-few"))
             fresh(store)
-        quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
-        path = os.pathsep.join([*([CLIENTS] if who == name else []), str(ROOT)])
         command = [sys.executable, "-m", "tests.benchmarks.ecosystems", "--run", name, who, action]
-        return float(answer(*command, photos, few, store, **quiet, PYTHONPATH=path))
+        return float(answer(*command, photos, few, store, **environ(name, who)))
 
     for action, of in {
         "write": ("shardkit", "cores", "copy", name),

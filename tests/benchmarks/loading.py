@@ -73,6 +73,7 @@ def main(words: list[str]) -> dict[str, Any]:
     given = parser.parse_args(words)
     store = given.work / "wds"
     if not store.exists():
+        given.work.mkdir(parents=True, exist_ok=True)
         shardkit.convert(given.data, "wds", store, workers=2)
 
     def first_batch() -> float:

@@ -135,7 +135,7 @@ class Bench:
         return Contender(self.python(name), name, asked, {**link.environ(), **environ})
 
     def prepare(self, data: Path) -> dict[str, Any]:
-        fresh(self.root)
+        (fresh(self.root) / "photos").mkdir(parents=True)
         shardkit.convert(data, "wds", self.store("shardkit"), shard_size=SHARD, workers=2)
         peers = ("litdata", "streaming") if self.peers else ()
         for name in peers:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # where `tests` is: this may
 
 from tests.benchmarks.harness import (
     SHARDKIT,
-    answer,
     arguments,
+    called,
     fresh,
     measure,
     seconds_of,
@@ -40,24 +41,28 @@ def main(words: list[str]) -> dict[str, Any]:
     peer = Path(__file__).with_name("tokens_peer.py")
     tokens: dict[str, int] = {}
 
-    def shardkit(name: str, workers: str) -> float:
-        words = ["--to", "arrow", "--tokenizer", tokenizer, "--seq-len", 1024, "--json", "--quiet"]
-        command = [*SHARDKIT, "convert", corpus, *words, "--workers", workers, "-o"]
-        return run(name, *command, find=lambda said: said["splits"][""]["text"]["tokens"])
-
-    def run(name: str, *command: Any, find: Any = lambda said: said["tokens"]) -> float:
+    def run(name: str, count: Callable[[str], int], *command: Any) -> float:
         out = fresh(given.work / name)
 
         def work() -> None:
-            tokens[name] = find(answer(*command, out))
+            tokens[name] = count(called(*command, out))
 
         return seconds_of(work)
+
+    def shardkit(name: str, workers: str) -> float:
+        words = ["--to", "arrow", "--tokenizer", tokenizer, "--seq-len", 1024, "--json", "--quiet"]
+        command = [*SHARDKIT, "convert", corpus, *words, "--workers", workers, "-o"]
+        return run(name, lambda said: json.loads(said)["splits"][""]["text"]["tokens"], *command)
+
+    def by_peer(name: str) -> float:
+        command = [python, peer, name, corpus, tokenizer]
+        return run(name, lambda said: json.loads(said.splitlines()[-1])["tokens"], *command)
 
     first, *more = given.workers.split(",")
     runs = {"shardkit": partial(shardkit, "shardkit", first)}
     runs |= {f"shardkit, workers {n}": partial(shardkit, f"shardkit-{n}", n) for n in more}
     for name in filter(None, given.only.split(",")):
-        runs[name] = partial(run, name, python, peer, name, corpus, tokenizer)
+        runs[name] = partial(by_peer, name)
     seconds = measure(runs, given.rounds)
     if len({*tokens.values()}) > 1:
         raise SystemExit(f"they do not make the same tokens: {tokens}")

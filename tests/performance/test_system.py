@@ -57,23 +57,23 @@ def child(code):
 
 # --- processes -----------------------------------------------------------------------------------
 
-BURN = "import time\nwhile time.process_time() < 0.3: pass"
+BURN = "import time\nwhile time.process_time() < 0.15: pass"
 
 
 def test_processors_are_counted_of_this_process_and_its_children_also_when_they_have_ended():
     system = System(None)
     system.begin()
-    end = time.process_time() + 0.2
+    end = time.process_time() + 0.1
     while time.process_time() < end:
         pass
     with child(BURN) as running:
         used = system.used(last=True).cpu
-        assert used >= 0.45  # such clocks tick a hundred times a second
+        assert used >= 0.2  # such clocks tick a hundred times a second
         running.communicate(b"\n")
     assert system.used(last=True).cpu >= 0
     with child(BURN) as ended:
         ended.communicate(b"\n")
-    assert system.used(last=True).cpu >= 0.25
+    assert system.used(last=True).cpu >= 0.1
 
 
 @LINUX
