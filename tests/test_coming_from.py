@@ -171,7 +171,7 @@ def test_both_give_the_same_samples(section: str, tmp_path: Path, forks: Path) -
             words = ["bash", "-euc", block]
             subprocess.run(words, cwd=tmp_path, env={**os.environ, "PATH": path}, check=True)
         else:
-            assert _run(forks / "forked-python", RECORD + block + PRINT, tmp_path) == before
+            assert _run(forks / "python", RECORD + block + PRINT, tmp_path) == before
 
 
 def _run(python: object, script: str, folder: Path) -> Any:

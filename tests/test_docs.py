@@ -29,6 +29,7 @@ MODULE = re.compile(r"<!-- module: (.+) -->")  # a file of its own; see formats/
 # Runs a page's blocks in order: shell blocks in bash, Python blocks in one namespace.
 DRIVER = """
 import json, subprocess, sys
+sys.path[0] = ""
 namespace = {"__name__": "docs"}
 for language, code in json.load(sys.stdin):
     if language == "sh":
@@ -77,7 +78,7 @@ def run_blocks(text: str, tmp_path: Path, forks: Path | None = None, **environ: 
     driver = [sys.executable, "-c", DRIVER]
     if forks:
         (forks / "driver.py").write_text(DRIVER)
-        driver = [forks / "forked-python", forks / "driver.py"]
+        driver = [forks / "python", forks / "driver.py"]
     found = subprocess.run(
         driver, input=json.dumps(blocks), check=False, cwd=tmp_path,
         env={**os.environ, **environ, "PATH": ":".join(map(str, path))},

@@ -1,8 +1,8 @@
 """Five planted bottlenecks: does the doctor name each first, and does its advice give what it says?
 
-    python tests/benchmarks/planted.py --work FOLDER [--data PHOTOS] [--seconds 3]
+    python tests/benchmarks/planted.py --data PHOTOS --work FOLDER [--seconds 3]
 
-PHOTOS are originals, some hundred pixels larger than a crop; without them images are made.
+PHOTOS are originals, some hundred pixels larger than a crop.
 Prints one JSON object: for each plant the cause that is named first, the rate before, the rate that
 was predicted, the rate with the advice followed, and what that is of the prediction.
 """
@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import simplejpeg
 
 import shardkit
 from shardkit.byte_source import LocalFile
@@ -62,7 +61,7 @@ def slow(pixels: Any) -> Any:
 class Plants:
     """The plants, with their data in a folder."""
 
-    def __init__(self, work: Path, data: Path | None, seconds: float) -> None:
+    def __init__(self, work: Path, data: Path, seconds: float) -> None:
         self.work, self.data, self.seconds = work, data, seconds
 
     def store(self, name: str, source: Path, **image: Any) -> Path:
@@ -73,20 +72,10 @@ class Plants:
         return out
 
     def originals(self) -> Path:
-        return self.store("originals", self.data or self._made(self.work / "made"))
+        return self.store("originals", self.data)
 
     def small(self) -> Path:
         return self.store("small", self.originals(), resize=256, quality=90)
-
-    @staticmethod
-    def _made(folder: Path) -> Path:
-        for number in range(48):
-            seed = np.random.default_rng(number)
-            pixels = seed.integers(0, 255, (75, 100, 3), np.uint8).repeat(12, 0).repeat(12, 1)
-            file = folder / f"{number % 2}/{number:02d}.jpg"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), quality=90))
-        return folder
 
     def documents(self) -> Path:
         out = self.work / "documents"
@@ -197,7 +186,7 @@ def main(words: list[str]) -> dict[str, Row]:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--data", type=Path)
+    parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=3.0)
     given = parser.parse_args(words)
     given.work.mkdir(parents=True, exist_ok=True)

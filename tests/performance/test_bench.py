@@ -125,7 +125,6 @@ def test_loading_counts_whole_batches_but_no_padding(images: Path) -> None:
         assert runner.run({**request, "threads": threads})["samples"] == 12
 
 
-@pytest.mark.large
 def test_workers_of_a_dataloader_stay_and_begin_the_same_epoch_anew(images: Path) -> None:
     pytest.importorskip("torch")
     runner = Runner(str(images), 9)
