@@ -66,12 +66,11 @@ def _captured(patch: pytest.MonkeyPatch) -> Iterator[list[str]]:
                 texts.append(file.read())
 
 
-def test_help_names_every_command_and_every_command_has_help() -> None:
+def test_help_names_every_command() -> None:
     text = run("--help").stdout
     for name, summary in COMMANDS.items():
         assert f"{name} " in text
         assert summary in text
-        assert "Usage: shardkit" in run(name, "--help").stdout
     assert shardkit.__version__ in run("--version").stdout
 
 
@@ -157,20 +156,17 @@ def test_convert_says_what_it_made(images: Path, tmp_path: Path) -> None:
     assert "The output was already complete" in again.stdout
 
 
-def test_quiet_says_nothing(images: Path) -> None:
-    found = run("convert", images, "--to", "wds", "--quiet", "--workers", 0)
+def test_quiet_says_nothing_and_json_is_one_object(images: Path, tmp_path: Path) -> None:
+    words = ["convert", images, "--to", "wds", "--workers", 0]
+    found = run(*words, "--quiet")
     assert (found.stdout, found.stderr) == ("", "")
-
-
-def test_json_is_one_object(images: Path, tmp_path: Path) -> None:
-    words = ["convert", images, "--to", "wds", "--json", "--workers", 0]
-    report = json.loads(run(*words).stdout)
+    report = json.loads(run(*words, "--json").stdout)
     assert report["samples"] == 12
     assert report["splits"][""]["shards"] == 1
     assert report["splits"][""]["fields"]["image"]["count"] == 12
     report = json.loads(run("inspect", tmp_path / "images-wds", "--json").stdout)
     assert report["samples"] == 12
-    failed = run(*words, "--shuffle", check=2)
+    failed = run(*words, "--json", "--shuffle", check=2)
     assert json.loads(failed.stdout)["error"] == "OutputError"
 
 

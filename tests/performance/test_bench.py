@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -54,22 +55,6 @@ def settings_of(report: dict[str, Any], measure: str, contender: str) -> list[tu
         for run in report["runs"]
         if (run["measure"], run["contender"]) == (measure, contender)
     ]
-
-
-class Counting:
-    """Hears how far a benchmark is."""
-
-    def __init__(self) -> None:
-        self.runs = self.done = 0
-
-    def note(self, words: str) -> None:
-        pass
-
-    def start(self, doing: str, total: int, unit: str) -> None:
-        self.runs = total
-
-    def advance(self, count: int) -> None:
-        self.done += count
 
 
 @pytest.fixture
@@ -171,9 +156,6 @@ def test_a_process_that_fails_is_told_and_may_be_asked_again(code: str, error: s
     for _ in range(2):
         assert re.search(error, process.ask({})["error"])
         process.close()
-
-
-def test_a_process_that_cannot_be_started_is_told() -> None:
     assert "cannot be started" in Process(["/no/such/python"]).ask({})["error"]
 
 
@@ -209,7 +191,7 @@ def test_datasets_of_all_kinds_are_measured_side_by_side(
     images: Path, tokens: Path, tmp_path: Path, here: list[Any]
 ) -> None:
     shardkit.convert(images, "wds", tmp_path / "shards", workers=0)
-    progress = Counting()
+    progress = Mock()
     paths = [images, tmp_path / "shards", tokens]
     report = bench(
         paths, threads=(1, 2), batch_sizes=(4,), size=16, rounds=2, limit=8, progress=progress
@@ -220,7 +202,9 @@ def test_datasets_of_all_kinds_are_measured_side_by_side(
         assert run["samples"] == [8, 8]
         assert run["min"] <= run["rate"] <= run["max"]
         assert run["bytes_per_second"] > 0
-    assert progress.runs == progress.done == len(report["runs"]) * 3
+    runs = len(report["runs"]) * 3
+    assert [call.args[1] for call in progress.start.call_args_list] == [runs]
+    assert sum(call.args[0] for call in progress.advance.call_args_list) == runs
     assert [c["format"] for c in report["contenders"]] == ["folder", "wds", "arrow"]
     for name in ("images", "shards"):
         assert settings_of(report, "read", name) == [(n, None, None, None) for n in (1, 2)]
@@ -279,24 +263,17 @@ def test_cold_runs_have_processes_of_their_own_whose_files_are_dropped(
     assert [(run["cold"], run["stayed"]) for run in report["runs"]] == [(False, None), (True, 0.01)]
 
 
-def test_where_files_stay_in_memory_no_run_is_called_cold(
+def test_runs_whose_files_stay_in_memory_or_come_back_are_not_called_cold(
     images: Path, monkeypatch: pytest.MonkeyPatch, here: list[Any]
 ) -> None:
-    monkeypatch.setattr(benching, "drop_from_cache", lambda paths: 0.71)
-    report = bench([images], measures=["read"], threads=(1,), rounds=1, cold=True)
-    assert [run["cold"] for run in report["runs"]] == [False]
-    assert report["skipped"] == {
-        "images, cold": "not possible here (71% of the bytes stayed in memory)"
-    }
-
-
-def test_a_run_whose_files_come_back_is_not_called_cold(
-    images: Path, monkeypatch: pytest.MonkeyPatch, here: list[Any]
-) -> None:
-    shares = iter([0.0, 0.3])
+    shares = iter([0.71, 0.0, 0.3])
     monkeypatch.setattr(benching, "drop_from_cache", lambda paths: next(shares))
-    report = bench([images], measures=["read"], threads=(1,), rounds=2, cold=True)
-    warm, cold = report["runs"]
+    options: dict[str, Any] = {"measures": ["read"], "threads": (1,), "cold": True}
+    report = bench([images], rounds=1, **options)
+    assert [run["cold"] for run in report["runs"]] == [False]
+    skipped = {"images, cold": "not possible here (71% of the bytes stayed in memory)"}
+    assert report["skipped"] == skipped
+    warm, cold = bench([images], rounds=2, **options)["runs"]
     assert warm["error"] is None
     assert cold["error"] == "not cold: 30% of the bytes are in memory"
 
@@ -357,24 +334,16 @@ def test_without_torch_workers_are_skipped_and_that_is_said(
 # --- the plot and the command --------------------------------------------------------------------
 
 
-def report_of(*rates: float | None) -> dict[str, Any]:
-    run = {
-        "contender": "photos", "measure": "load", "threads": 2, "workers": None, "batch_size": 64,
-        "transform": "crop", "size": 224, "cold": False,
-    }  # fmt: skip
-    return {
-        "runs": [
-            {**run, "rate": rate, "min": rate and rate / 2, "max": rate and rate * 2}
-            for rate in rates
-        ]
-    }
-
-
 def test_a_plot_is_drawn_of_what_was_measured(tmp_path: Path) -> None:
     matplotlib = pytest.importorskip("matplotlib")
+    run = {
+        "contender": "photos", "measure": "load", "threads": 2, "workers": None, "batch_size": 64,
+        "transform": "crop", "size": 224, "cold": False, "rate": None, "min": None, "max": None,
+    }  # fmt: skip
+    measured = {"rate": 100.0, "min": 50.0, "max": 200.0}
     with matplotlib.rc_context({"svg.fonttype": "none"}):
-        for rates, bars in (((100.0, None, 200.0), 2), ((None,), 0)):
-            benching.draw(report_of(*rates), tmp_path / "bench.svg")
+        for runs, bars in (([run | measured, run, run | measured], 2), ([run], 0)):
+            benching.draw({"runs": runs}, tmp_path / "bench.svg")
             text = (tmp_path / "bench.svg").read_text("utf-8")
             assert text.count("photos, 2 threads, batch 64, crop 224") == bars
 

@@ -65,9 +65,8 @@ def drawing(number, size=PHOTO, colour=None):
     image = PIL.Image.new("RGB", size, "white")
     draw = PIL.ImageDraw.Draw(image)
     for line in range(0, size[1], 14):
-        draw.text(
-            (5, line), f"line {number} {line} " * 9, fill=colour or (200 * (line % 3), 0, line)
-        )
+        fill = colour or (200 * (line % 3), 0, line)
+        draw.text((5, line), f"line {number} {line} " * 9, fill=fill)
     return np.asarray(image)
 
 
@@ -179,12 +178,6 @@ def test_images_that_are_not_looked_at_are_not_converted(tmp_path):
     assert_accepted(stored_size(stream(tmp_path / "mask", transforms=both)).command)
 
 
-def test_large_drawings_become_smaller_and_stay_png(tmp_path):
-    found = stored_size(stream(photos(tmp_path / "png", encoded, drawing), transforms=CROP))
-    assert "--resize 40 --quality 90" in found.command
-    assert_accepted(found.command)
-
-
 @pytest.mark.parametrize("format", ["PNG", "TIFF", "BMP", "WEBP"])
 def test_formats_without_loss_are_found_where_jpeg_is_faster(tmp_path, prices, format):
     def encode(pixels):
@@ -237,6 +230,12 @@ def test_one_image_that_jpeg_would_harm_is_enough_to_keep_png(tmp_path, pixels):
     values = [encoded(photo(n)) for n in range(7)]
     path = write(tmp_path / "mixed", [*values, encoded(pixels(0))])
     assert png(stream(path, transforms=SMALL)) is None
+
+
+def test_large_drawings_become_smaller_and_stay_png(tmp_path):
+    found = stored_size(stream(photos(tmp_path / "png", encoded, drawing), transforms=CROP))
+    assert "--resize 40 --quality 90" in found.command
+    assert_accepted(found.command)
 
 
 def test_a_smaller_size_and_another_format_are_one_finding(tmp_path):
@@ -351,6 +350,9 @@ def labelled(out, labels, classes):
 def test_data_sorted_by_class_are_found_in_a_small_window(tmp_path):
     labels = np.repeat(np.arange(100), 40)
     path = labelled(tmp_path / "sorted", labels, 100)
+    both = sorted_order(stream(path, shuffle=False, window=128))
+    assert both.settings.keys() == {"shuffle", "window"}
+    assert sorted_order(stream(path, **both.settings)) is None
     found = sorted_order(stream(path, window=128))
     assert (found.cause, found.rate) == ("order", None)
     assert "of 100 classes" in found.seen
@@ -373,13 +375,6 @@ def test_sorted_data_that_are_not_shuffled_are_found(tmp_path, classes):
     list(Loader(path, batch_size=500, **found.settings))  # warns of nothing
     mixed = labelled(tmp_path / "mixed", np.random.default_rng(0).permutation(labels), classes)
     assert sorted_order(stream(mixed, shuffle=False)) is None
-
-
-def test_a_window_is_advised_too_where_shuffling_is_not_enough(tmp_path):
-    path = labelled(tmp_path / "sorted", np.repeat(np.arange(100), 40), 100)
-    found = sorted_order(stream(path, shuffle=False, window=128))
-    assert found.settings.keys() == {"shuffle", "window"}
-    assert sorted_order(stream(path, **found.settings)) is None
 
 
 def test_data_of_one_class_or_without_labels_are_not_sorted(tmp_path):
@@ -455,20 +450,15 @@ def test_the_padding_now_and_with_buckets_is_that_of_a_real_loader(texts, option
     assert found.settings["batching"].batch_size == 16
 
 
-def test_settings_alone_make_a_loader(texts):
+def test_settings_alone_make_a_loader_and_other_batches_are_named_with_their_padding(texts):
     found = padding(stream(texts, collate=pad_collate()), 1)
     assert len(list(Loader(texts, **found.settings))) > 80
     for boundary in found.settings["batching"].boundaries:
         assert f" {boundary}, " in found.do or f" {boundary} tokens" in found.do
-
-
-def test_other_batches_are_named_with_the_padding_that_they_leave(texts):
-    found = padding(stream(texts, collate=pad_collate()), 1)
     for name in ("Dynamic", "Pack"):
         batching, share = re.search(rf"({name}\(.*?\)) (\S+%)", found.do).groups()
         made = eval(batching, vars(shardkit))
-        loaded = padded(texts, shuffle=True, batching=made)
-        assert f"{loaded:.1%}" == share
+        assert f"{padded(texts, shuffle=True, batching=made):.1%}" == share
 
 
 def test_buckets_with_poor_boundaries_are_found_and_good_ones_are_not(texts):
@@ -501,9 +491,8 @@ def test_batches_that_are_not_padded_or_not_known_give_no_finding(texts, options
 
 def test_samples_of_like_lengths_give_no_finding(tmp_path):
     like = documents(tmp_path / "like", np.arange(100) % 3 + 50)
-    blocks = write(
-        tmp_path / "blocks", np.zeros((40, 9), int), "arrow", "tokens", Array("<i8", (9,))
-    )
+    kind = {"name": "tokens", "kind": Array("<i8", (9,))}
+    blocks = write(tmp_path / "blocks", np.zeros((40, 9), int), "arrow", **kind)
     for path in (like, blocks):
         assert padding(stream(path, collate=pad_collate()), 1) is None
 

@@ -92,12 +92,6 @@ def epoch(contender: Contender, **setting: Any) -> list[Any]:
     return list(made)
 
 
-@pytest.mark.large
-def test_processes_answer_with_all_samples(ready: dict[str, Contender]) -> None:
-    found = answers(started(ready["imagefolder"]), READ, LOAD, READ)
-    assert [answer.get("samples") for answer in found] == [SAMPLES] * 3, found
-
-
 @pytest.mark.large  # ffcv takes its time to be imported and compiled
 @pytest.mark.skipif(importlib.util.find_spec("ffcv") is None, reason="ffcv is not installed")
 def test_ffcv_loads_what_we_wrote_for_it(ready: dict[str, Contender], tmp_path: Path) -> None:
@@ -137,7 +131,7 @@ def test_the_mapped_loop_gets_the_tokens(tokens: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.large
-def test_what_a_library_prints_is_no_answer(tokens: Path, tmp_path: Path) -> None:
+def test_processes_answer_whatever_a_library_prints(tokens: Path, tmp_path: Path) -> None:
     ready, _ = contenders(open_any(tokens), [], tmp_path / "work", limit=100)
     (mmap,) = (contender for contender in ready if contender.name == "mmap")
     noisy = "import os\nos.write(1, b'noise')\ndef xxh3_64_intdigest(data): print('more noise')"
