@@ -49,7 +49,7 @@ def prices(monkeypatch):
 
 
 def stream(source, **options):
-    return Stream(source, StreamOptions(**{"batch_size": 8, "shuffle": True, **options}))
+    return Stream(source, StreamOptions(**{"batch_size": 4, "shuffle": True, **options}))
 
 
 def photo(number, size=PHOTO):
@@ -92,7 +92,7 @@ def write(out, values, to="wds", name="image", kind=None, **options):
     return out
 
 
-def photos(out, encode=jpeg, pixels=photo, count=8, **options):
+def photos(out, encode=jpeg, pixels=photo, count=4, **options):
     return write(out, [encode(pixels(n)) for n in range(count)], **options)
 
 
@@ -189,7 +189,7 @@ def test_formats_without_loss_are_found_where_jpeg_is_faster(tmp_path, prices, f
     given = stream(photos(tmp_path / "some", encode), transforms=SMALL)
     found = png(given)
     assert (found.cause, found.stage, found.share) == ("decode", "decode", 0.5)
-    assert f"8 of 8 images are stored in lossless formats: {format}" in found.seen
+    assert f"4 of 4 images are stored in lossless formats: {format}" in found.seen
     assert "--image-format jpeg --quality 90" in found.command
     assert_accepted(found.command)
     prices[False] = 1.7
