@@ -273,10 +273,6 @@ def _items(block: str) -> list[str]:
     return items
 
 
-def _indented(doc: str) -> str:
-    return " ".join(_escaped(doc).split())
-
-
 def _escaped(text: str) -> str:
     """Text with what Markdown would take for markup escaped, but in `code`."""
     parts = re.split(r"(`[^`]*`)", text)

@@ -76,8 +76,7 @@ def test_what_a_sample_takes(name: str, tmp_path: Path) -> None:
     assert said == pytest.approx(beside, rel=0.1)
 
 
-@pytest.mark.parametrize("name", few(FORMATS))
-def test_all_but_megatron_hold_all_types_of_fields(name: str) -> None:
+def test_all_but_megatron_hold_all_types_of_fields() -> None:
     kinds = (Int(), Float(), Bool(), Text(), Bytes(), Json(), Audio(), Video(), Array("<f4", (2,)))
-    held = [_holds(name, field=kind) for kind in kinds]
-    assert held == [name != "megatron"] * len(kinds)
+    for name in FORMATS:
+        assert {_holds(name, field=kind) for kind in kinds} == {name != "megatron"}

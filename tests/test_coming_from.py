@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 
 from shardkit.testing import make_image
 from tests import clients
+from tests.forks import forking
 from tests.formats.test_litdata import _START as LITDATA
 from tests.formats.test_mds_streaming import _IMPORT as STREAMING
 
@@ -138,9 +140,16 @@ def test_every_section_is_run() -> None:
         assert [kind for kind, *_ in blocks][:2] == ["before", "after"]
 
 
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Path]:
+    """Commands whose processes are forks of one that has imported all of ours."""
+    with forking() as folder:
+        yield folder
+
+
 @pytest.mark.large
 @pytest.mark.parametrize("section", SECTIONS)
-def test_both_give_the_same_samples(section: str, tmp_path: Path) -> None:
+def test_both_give_the_same_samples(section: str, tmp_path: Path, forks: Path) -> None:
     for label in range(3):
         folder = tmp_path / "photos" / f"class{label}"
         folder.mkdir(parents=True)
@@ -148,24 +157,28 @@ def test_both_give_the_same_samples(section: str, tmp_path: Path) -> None:
             image = make_image(label * 100 + number, size=(80, 64))
             (folder / f"{number}.jpg").write_bytes(image)
     (_, library, _, code), *after = SECTIONS[section]
-    before = _run(library, RECORD + MADE[section] + code + PRINT, tmp_path)
+    script = RECORD + MADE[section] + code + PRINT
+    if find_spec(library) is None:
+        before = clients.run(library, script, tmp_path)
+    else:
+        before = _run(sys.executable, script, tmp_path)
     assert len(before) == 12
     assert len({pixels for pixels, _ in before}) == 12
 
     for _, _, language, block in after:
         if language == "sh":
-            path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+            path = f"{forks}:{Path(sys.executable).parent}:{os.environ['PATH']}"
             words = ["bash", "-euc", block]
             subprocess.run(words, cwd=tmp_path, env={**os.environ, "PATH": path}, check=True)
         else:
-            assert _run("shardkit", RECORD + block + PRINT, tmp_path) == before
+            assert _run(forks / "python", RECORD + block + PRINT, tmp_path) == before
 
 
-def _run(library: str, script: str, folder: Path) -> Any:
-    """What the script prints, in this environment or in that of tests/clients.py."""
-    if find_spec(library) is None:
-        return clients.run(library, script, folder)
-    words = [sys.executable, "-c", script, str(folder)]
+def _run(python: object, script: str, folder: Path) -> Any:
+    """What the script prints."""
+    file = folder / "script.py"
+    file.write_text(script)
+    words = [str(python), str(file), str(folder)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])

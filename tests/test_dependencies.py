@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import sys
@@ -13,13 +12,13 @@ import pytest
 
 from shardkit.errors import UsageError
 from shardkit.extras import extra
+from tests.parsed import ROOT, code
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     tomllib = pytest.importorskip("tomli")
 
-ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 # Modules that are not called like what installs them.
 INSTALLED_BY = {
@@ -58,59 +57,32 @@ EXTRAS = {
 }
 
 
-def guarded(parents: list[ast.AST]) -> bool:
-    """Whether an import is only for types, or what surrounds it says what to do without it."""
-    for node in parents:
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            return True
-        if isinstance(node, ast.With) and ast.unparse(node.items[0]).startswith("extra("):
-            return True
-        if isinstance(node, ast.Try) and any(
-            "ImportError" in ast.unparse(handler.type or node) for handler in node.handlers
-        ):
-            return True
-    return False
-
-
-def imports(node: ast.AST, parents: list[ast.AST]) -> Iterator[tuple[str, bool]]:
-    """The modules that others made, and whether their imports are guarded."""
-    names: list[str] = []
-    if isinstance(node, ast.Import):
-        names = [alias.name for alias in node.names]
-    elif isinstance(node, ast.ImportFrom) and not node.level:
-        names = [node.module or ""]
-    for name in {name.partition(".")[0] for name in names}:
-        if name not in {*sys.stdlib_module_names, "shardkit"}:
-            yield name, guarded(parents)
-    for child in ast.iter_child_nodes(node):
-        yield from imports(child, [*parents, node])
-
-
-def every_import() -> Iterator[tuple[str, str, bool]]:
-    for path in sorted((ROOT / "shardkit").rglob("*.py")):
-        for module, is_guarded in imports(ast.parse(path.read_text("utf-8")), []):
-            yield path.relative_to(ROOT / "shardkit").as_posix(), module, is_guarded
-
-
 def by(module: str) -> str:
     return INSTALLED_BY.get(module, module).lower().replace("_", "-")
 
 
+def others() -> Iterator[tuple[str, str, bool]]:
+    """File, module and guard of each import of a library that others made."""
+    for file, _, module, guarded in code().imports:
+        name = module.partition(".")[0]
+        if name not in {*sys.stdlib_module_names, "shardkit"}:
+            yield file, name, guarded
+
+
 def test_every_import_is_declared_and_guarded_where_it_is_an_extra() -> None:
     wrong = []
-    for file, module, is_guarded in every_import():
+    for file, module, guarded in others():
         extras = {name for name, libraries in EXTRAS.items() if by(module) in libraries}
-        whole = file.startswith(WHOLLY)
-        if by(module) in CORE or (extras and (is_guarded or whole)):
+        if by(module) in CORE or (extras and (guarded or file.startswith(WHOLLY))):
             continue
-        if is_guarded and module == "typing_extensions":  # of the type checker alone
+        if guarded and module == "typing_extensions":  # of the type checker alone
             continue
         wrong.append(f"{file}: {module}, {'an extra' if extras else 'not declared'}")
     assert not wrong
 
 
 def test_every_library_that_is_installed_at_once_is_imported() -> None:
-    assert {by(module) for _, module, _ in every_import()} >= CORE
+    assert {by(module) for _, module, _ in others()} >= CORE
 
 
 def test_extras_that_errors_name_exist() -> None:

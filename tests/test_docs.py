@@ -8,9 +8,12 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.forks import forking
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -26,6 +29,7 @@ MODULE = re.compile(r"<!-- module: (.+) -->")  # a file of its own; see formats/
 # Runs a page's blocks in order: shell blocks in bash, Python blocks in one namespace.
 DRIVER = """
 import json, subprocess, sys
+sys.path[0] = ""
 namespace = {"__name__": "docs"}
 for language, code in json.load(sys.stdin):
     if language == "sh":
@@ -41,19 +45,25 @@ REMOTE, CLUSTER = ROOT / "docs" / "remote.md", ROOT / "docs" / "cluster.md"
 COMING_FROM = ROOT / "docs" / "coming-from.md"
 
 
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Path]:
+    """Commands whose processes are forks of one that has imported all."""
+    with forking() as folder:
+        yield folder
+
+
 @pytest.mark.docs
 @pytest.mark.parametrize(
     "page",
     [page for page in PAGES if page not in (REMOTE, CLUSTER, COMING_FROM)],
     ids=lambda page: page.name,
 )
-def test_code_blocks_run(page: Path, tmp_path: Path) -> None:
-    run_blocks(page.read_text("utf-8"), tmp_path)
+def test_code_blocks_run(page: Path, tmp_path: Path, forks: Path) -> None:
+    run_blocks(page.read_text("utf-8"), tmp_path, forks)
 
 
-def run_blocks(text: str, tmp_path: Path, **environ: str) -> None:
+def run_blocks(text: str, tmp_path: Path, forks: Path | None = None, **environ: str) -> None:
     """Run the code blocks of a page in a folder with the sample data."""
-    shutil.copytree(ROOT / "sample_data", tmp_path / "sample_data")
     blocks = []
     for match in BLOCK.finditer(text):
         if MODULE.fullmatch(match["before"]) or NOT_RUN.fullmatch(match["before"]):
@@ -61,19 +71,19 @@ def run_blocks(text: str, tmp_path: Path, **environ: str) -> None:
         if match["language"] != "text":
             assert match["language"] in ("sh", "python"), f"a block neither run nor marked: {match}"
             blocks.append((match["language"], match["code"]))
+    if not blocks:
+        return
+    shutil.copytree(ROOT / "sample_data", tmp_path / "sample_data")
+    path = [*([forks] if forks else []), Path(sys.executable).parent, os.environ["PATH"]]
+    driver = [sys.executable, "-c", DRIVER]
+    if forks:
+        (forks / "driver.py").write_text(DRIVER)
+        driver = [forks / "python", forks / "driver.py"]
     found = subprocess.run(
-        [sys.executable, "-c", DRIVER],
-        input=json.dumps(blocks),
-        check=False,
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            **environ,
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        },
-        capture_output=True,
-        text=True,
-    )
+        driver, input=json.dumps(blocks), check=False, cwd=tmp_path,
+        env={**os.environ, **environ, "PATH": ":".join(map(str, path))},
+        capture_output=True, text=True,
+    )  # fmt: skip
     assert found.returncode == 0, f"{found.stdout}\n{found.stderr}"
 
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterator
 from itertools import takewhile
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-PACKAGE = ROOT / "shardkit"
+from tests.parsed import PACKAGE, ROOT, code
 
 
 def layers() -> dict[str, int]:
@@ -26,39 +22,22 @@ def layers() -> dict[str, int]:
     return found
 
 
-def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and unit of each import of the package, late ones and those for types too."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        names = []
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module]
-            if node.module == "shardkit":
-                names = [f"shardkit.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        for name in names:
-            if name.startswith("shardkit."):
-                yield node.lineno, name.split(".")[1]
-
-
-def modules() -> Iterator[tuple[str, Path]]:
-    """All modules, with the folder or module that they are listed by."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        unit = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-        if unit != "__init__":
-            yield unit, path
+def unit(file: str) -> str:
+    """The folder or module that a file of the package is listed by."""
+    return file.partition("/")[0].removesuffix(".py")
 
 
 def test_each_folder_and_module_is_listed_once() -> None:
-    assert set(layers()) == {unit for unit, _ in modules()}
+    files = [path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")]
+    assert set(layers()) == {unit(file) for file in files} - {"__init__"}
 
 
 def test_no_import_leads_upwards() -> None:
-    order = layers()
-    wrong = [
-        f"{path.relative_to(ROOT)}:{line} imports {found}"
-        for unit, path in modules()
-        for line, found in imports(path)
-        if found != unit and order[found] <= order[unit]
-    ]
+    """Late ones and those for types neither."""
+    order, wrong = layers(), []
+    for file, line, module, _ in code().imports:
+        if module.startswith("shardkit.") and unit(file) != "__init__":
+            found = module.split(".")[1]
+            if found != unit(file) and order[found] <= order[unit(file)]:
+                wrong.append(f"{file}:{line} imports {found}")
     assert not wrong

@@ -58,14 +58,10 @@ def test_it_has_every_oddity() -> None:
     assert max(map(len, essays)) > 2 * min(map(len, essays))
 
 
-def test_the_images_convert(tmp_path: Path) -> None:
-    result = shardkit.convert(SAMPLE_DATA / "images", "wds", tmp_path / "out", workers=0)
-    assert result.samples == 17
-    assert shardkit.open(tmp_path / "out").classes == ("circle", "square", "stripes")
-
-
-def test_the_texts_convert(tmp_path: Path) -> None:
+def test_it_converts(tmp_path: Path) -> None:
     text = SAMPLE_DATA / "text"
-    for source, documents in (("essays", 8), ("notes.jsonl", 3), ("shards.txt", 2)):
-        result = shardkit.convert(text / source, "wds", tmp_path / source, workers=0)
-        assert result.samples == documents
+    sources = [(SAMPLE_DATA / "images", 17), (text / "essays", 8), (text / "notes.jsonl", 3)]
+    for source, samples in (*sources, (text / "shards.txt", 2)):
+        out = tmp_path / source.name
+        assert shardkit.convert(source, "wds", out, workers=0).samples == samples
+    assert shardkit.open(tmp_path / "images").classes == ("circle", "square", "stripes")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import shutil
 from collections.abc import Callable
@@ -14,24 +13,14 @@ import shardkit
 from shardkit.errors import ShardkitError
 from shardkit.stream import Loader
 from tests.conftest import write_images
+from tests.parsed import ROOT, code
 
-ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text("utf-8")
 MESSAGES = re.findall(r"^### `(.+)`$", PAGE, re.MULTILINE)
 
 
-def _literals() -> set[str]:
-    """All texts in the code; of f-strings and sums of texts, what stands between their values."""
-    found = set()
-    for path in (ROOT / "shardkit").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.add(node.value)
-    return found
-
-
 def test_every_heading_is_a_message_of_the_code() -> None:
-    texts = _literals()
+    texts = code().texts
     for message in MESSAGES:
         for part in (part.strip() for part in message.split("…")):
             assert not part or any(part in text for text in texts), message

@@ -19,6 +19,7 @@ import tarfile
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,10 @@ def load(item: tuple[str, int]) -> dict[str, Any]:
     return {"jpg": Path(item[0]).read_bytes(), "cls": item[1]}
 
 
-def write_shardkit(format: str) -> Callable[[Path, Path], None]:
-    def write(photos: Path, store: Path) -> None:
-        import shardkit
+def write_shardkit(format: str, photos: Path, store: Path) -> None:
+    import shardkit
 
-        shardkit.convert(photos, format, store, workers=2)
-
-    return write
+    shardkit.convert(photos, format, store, workers=2)
 
 
 def write_webdataset(photos: Path, store: Path) -> None:
@@ -97,12 +95,8 @@ def write_ffcv(photos: Path, store: Path, max_resolution: int | None = None) -> 
 
 
 def shorter_256(width: int, height: int) -> tuple[int, int]:
-    short = min(width, height)
-    return (
-        (round(width * 256 / short), round(height * 256 / short))
-        if short > 256
-        else (width, height)
-    )
+    scale = min(256 / min(width, height), 1)
+    return round(width * scale), round(height * scale)
 
 
 def by_pillow(path: str, filter: str) -> bytes:
@@ -128,21 +122,13 @@ def write_tar_by_pillow(items: list[tuple[str, int]], filter: str, tar: str) -> 
             out.addfile(member, io.BytesIO(data))
 
 
-def resize_with_pool(photos: Path, store: Path, filter: str) -> None:
+def resize_pillow(photos: Path, store: Path, filter: str) -> None:
     """A pool of two processes, each of which writes its own TARs: nothing goes through pipes."""
     items = photos_in(photos)
     parts = [items[at : at + 500] for at in range(0, len(items), 500)]
     with multiprocessing.get_context("fork").Pool(2) as pool:
         work = [(part, filter, f"{store}/{n}.tar") for n, part in enumerate(parts)]
         pool.starmap(write_tar_by_pillow, work, chunksize=1)
-
-
-def resize_pillow_bilinear(photos: Path, store: Path) -> None:
-    resize_with_pool(photos, store, "BILINEAR")
-
-
-def resize_pillow_lanczos(photos: Path, store: Path) -> None:
-    resize_with_pool(photos, store, "LANCZOS")
 
 
 def load_resized(item: tuple[str, int]) -> dict[str, Any]:
@@ -200,16 +186,13 @@ def resize_shardkit_codecs(photos: Path, store: Path) -> float:
     return time.perf_counter() - began
 
 
-def verify_shardkit(store: Path) -> Callable[[], None]:
+def verify_shardkit(store: Path) -> None:
     from shardkit import verify
 
-    def check() -> None:
-        assert verify(store).sound
-
-    return check
+    assert verify(store).sound
 
 
-def verify_xxh3(store: Path) -> Callable[[], None]:
+def verify_xxh3(store: Path) -> None:
     """Read every file and hash it, as many at a time as there are cores."""
     import xxhash
 
@@ -221,29 +204,23 @@ def verify_xxh3(store: Path) -> Callable[[], None]:
                 hasher.update(view[:count])
         return hasher.hexdigest()
 
-    def check() -> None:
-        with ThreadPoolExecutor(os.cpu_count()) as threads:
-            list(threads.map(digest, [path for path in store.rglob("*") if path.is_file()]))
-
-    return check
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        list(threads.map(digest, [path for path in store.rglob("*") if path.is_file()]))
 
 
 def main(action: str, name: str, *paths: str) -> None:
     places = [Path(path) for path in paths]
-    seconds = None
-    if action == "resize":
-        began = time.perf_counter()
-        seconds = globals()[f"resize_{name}"](*places)
-    elif action == "write":
-        began = time.perf_counter()
-        _, _, format = name.partition("shardkit_")
-        work = write_shardkit(format) if format else globals()[f"write_{name}"]
-        work(*places)
+    work: Callable[..., float | None]
+    if action == "write" and name.startswith("shardkit_"):
+        work = partial(write_shardkit, name.removeprefix("shardkit_"))
+    elif name.startswith("pillow_"):
+        work = partial(resize_pillow, filter=name.removeprefix("pillow_").upper())
     else:
-        check = globals()[f"verify_{name}"](*places)
-        check()
-        began = time.perf_counter()
-        check()
+        work = globals()[f"{action}_{name}"]
+    if action == "verify":
+        work(*places)
+    began = time.perf_counter()
+    seconds = work(*places)
     print(json.dumps({"seconds": seconds or time.perf_counter() - began}), flush=True)
 
 

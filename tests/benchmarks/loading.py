@@ -12,74 +12,16 @@ JSON object.
 
 from __future__ import annotations
 
-import argparse
 import json
-import subprocess
 import sys
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[2]))  # where `tests` is: this may run as a file
+
 import shardkit
-from tests.benchmarks.bench import Pairs, measure, summary
-
-
-class Bench:
-    """The store of one benchmark, and how far the loop of `free` counts."""
-
-    def __init__(self, data: Path, work: Path, count: int) -> None:
-        self.store, self.count = work / "wds", count
-        self.busy: dict[str, list[float]] = {}  # processors that threads kept busy, by contender
-        work.mkdir(parents=True, exist_ok=True)
-        if not self.store.exists():
-            shardkit.convert(data, "wds", self.store, workers=2)
-
-    def start(self) -> Pairs:
-        return {"first batch": self.first_batch}, {}
-
-    def first_batch(self) -> float:
-        """From the start of the interpreter on; `import torch` is taken out."""
-        began = time.perf_counter()
-        subprocess.run([sys.executable, "-c", "pass"], check=True)
-        bare = time.perf_counter() - began
-        command = [sys.executable, "-c", FIRST, str(self.store)]
-        return bare + float(subprocess.run(command, check=True, capture_output=True).stdout)
-
-    def free(self) -> Pairs:
-        """A loop beside threads of the Loader, beside one that has a process of its own, alone."""
-        runs = {f"beside {n} threads": lambda n=n: self.loop(n) for n in (1, 2)}
-        runs["beside another process"] = self.loop_beside
-        runs["alone"] = lambda: self.loop(0)
-        return runs, {name: ["alone"] for name in runs if name != "alone"}
-
-    def profile(self) -> Pairs:
-        """The second epoch of a process, with clocks and without, while nothing else is done."""
-        runs = {
-            name: lambda name=name: self.epoch(name) for name in ("profile=False", "profile=True")
-        }
-        return runs, {"profile=True": ["profile=False"]}
-
-    def epoch(self, options: str) -> float:
-        command = [sys.executable, "-c", EPOCH.replace("OPTIONS", options), str(self.store)]
-        return float(subprocess.run(command, check=True, capture_output=True).stdout)
-
-    def loop(self, threads: int) -> float:
-        command = [sys.executable, "-c", FREE, str(self.store), str(threads), str(self.count)]
-        found = subprocess.run(command, check=True, capture_output=True, text=True)
-        seconds, busy = map(float, found.stdout.split())
-        if threads:
-            self.busy.setdefault(f"beside {threads} threads", []).append(round(busy, 2))
-        return seconds
-
-    def loop_beside(self) -> float:
-        command = [sys.executable, "-c", BUSY, str(self.store)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
-            assert other.stdout is not None
-            other.stdout.readline()
-            seconds = self.loop(0)
-            other.kill()
-        return seconds
-
+from tests.benchmarks.harness import Pairs, arguments, measure, script, summary, timed
 
 FIRST = """
 import time, torch
@@ -90,73 +32,71 @@ crop = {"image": shardkit.RandomResizedCrop(224)}
 next(iter(Loader(sys.argv[1], batch_size=64, shuffle=True, transforms=crop)))
 print(time.perf_counter() - began)
 """
-
-EPOCH = """
-import sys, time, shardkit
-from shardkit.stream import Loader
-crop = {"image": shardkit.RandomResizedCrop(224)}
-loader = Loader(sys.argv[1], batch_size=64, shuffle=True, transforms=crop, OPTIONS)
-for _ in loader:
-    pass
-began = time.perf_counter()
-for _ in loader:
-    pass
-print(time.perf_counter() - began)
-"""
-
 LOADER = """
 import sys, time, shardkit
 from shardkit.stream import Loader
-def made(threads):
-    crop = {"image": shardkit.RandomResizedCrop(224)}
-    return Loader(
-        sys.argv[1], batch_size=64, shuffle=True, transforms=crop, threads=threads, prefetch=500,
-        prefetch_bytes="8GiB",
-    )
+crop = {"image": shardkit.RandomResizedCrop(224)}
+options = dict(batch_size=64, shuffle=True, transforms=crop)
 """
-# Seconds of a loop in Python, and the processors that the Loader's threads keep busy beside it.
+# The second epoch of a process, while nothing else is done.
+EPOCH = (
+    LOADER
+    + """
+loader = Loader(sys.argv[1], **options, profile=sys.argv[2] == "True")
+for epoch in range(2):
+    began = time.perf_counter()
+    for _ in loader:
+        pass
+print(time.perf_counter() - began)
+"""
+)
+# Seconds of a loop in Python beside the Loader's threads.
 FREE = (
     LOADER
     + """
-threads = int(sys.argv[2])
-if threads:
-    iterator = iter(made(threads))
+if threads := int(sys.argv[2]):
+    more = dict(threads=threads, prefetch=500, prefetch_bytes="8GiB")
+    iterator = iter(Loader(sys.argv[1], **options, **more))
     next(iterator)
-before, began, total = time.process_time(), time.perf_counter(), 0
+began, total = time.perf_counter(), 0
 for number in range(int(sys.argv[3])):
     total += number
-seconds = time.perf_counter() - began
-print(seconds, (time.process_time() - before) / seconds - 1)
-"""
-)
-# One thread of the Loader in a process of its own.
-BUSY = (
-    LOADER
-    + """
-print(flush=True)
-while True:
-    for _ in made(1):
-        pass
+print(time.perf_counter() - began)
 """
 )
 
 
-def main(arguments: list[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+def main(words: list[str]) -> dict[str, Any]:
+    parser = arguments(__doc__, "data", "work", "rounds")
     parser.add_argument("what", choices=["start", "free", "profile"])
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--count", type=int, default=30_000_000)
-    options = parser.parse_args(arguments)
-    bench = Bench(options.data, options.work, options.count)
-    runs, pairs = getattr(bench, options.what)()
-    samples = 64 if options.what == "start" else 1
-    report = {
-        "benchmark": options.what,
-        **summary(measure(runs, options.rounds), pairs, samples),
+    parser.add_argument("--count", type=int, default=30_000_000, help="how far `free` counts")
+    given = parser.parse_args(words)
+    store = given.work / "wds"
+    if not store.exists():
+        given.work.mkdir(parents=True, exist_ok=True)
+        shardkit.convert(given.data, "wds", store, workers=2)
+
+    def first_batch() -> float:
+        """From the start of the interpreter on; `import torch` is taken out."""
+        return timed([sys.executable, "-c", "pass"]) + float(script(FIRST, store))
+
+    made: dict[str, Pairs] = {
+        "start": ({"first batch": first_batch}, {}),
+        "free": (
+            {
+                name: partial(script, FREE, store, threads, given.count)
+                for threads, name in enumerate(("alone", "beside 1 threads", "beside 2 threads"))
+            },
+            {"beside 1 threads": "alone", "beside 2 threads": "alone"},
+        ),
+        "profile": (
+            {f"profile={each}": partial(script, EPOCH, store, each) for each in (False, True)},
+            {"profile=True": "profile=False"},
+        ),
     }
-    return report | ({"busy": bench.busy} if bench.busy else {})
+    runs, pairs = made[given.what]
+    samples = 64 if given.what == "start" else 1
+    return {"benchmark": given.what, **summary(measure(runs, given.rounds), pairs, samples)}
 
 
 if __name__ == "__main__":

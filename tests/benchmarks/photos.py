@@ -11,10 +11,11 @@ files are copied whole, for benchmarks that resize them.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import simplejpeg
 from PIL import Image
 
@@ -23,40 +24,38 @@ QUALITY = 90
 STEP = 13  # cuts per axis: 13 x 13 = 169 different repeats
 
 
-def make_photos(photos: Path, out: Path, samples: int) -> int:
-    """Write `samples` JPEG files to `out/<class>/<repeat>.jpg`; returns their bytes."""
-    images = [_load(path) for path in sorted(photos.rglob("*")) if path.is_file()]
-    repeats = -(-samples // len(images))
-    if repeats > STEP * STEP:
+def make_photos(photos: Path, out: Path, samples: int, *, as_they_are: bool = False) -> int:
+    """Write `samples` files to `out/<class>/<repeat>.jpg`; returns their bytes."""
+    paths = [path for path in sorted(photos.rglob("*")) if path.is_file()]
+    repeats = -(-samples // len(paths))
+    if repeats > STEP * STEP and not as_they_are:
         raise SystemExit(f"{samples} samples need {repeats} repeats; at most {STEP * STEP} differ")
+    originals = [partial(_whole, path) if as_they_are else _cuts(path) for path in paths]
     written = 0
     for number in range(samples):
-        repeat, photo = divmod(number, len(images))
-        folder = out / f"{photo:04d}"
-        folder.mkdir(parents=True, exist_ok=True)
-        cut = images[photo][repeat % STEP :, repeat // STEP :]
-        data = simplejpeg.encode_jpeg(np.ascontiguousarray(cut), QUALITY, "RGB", "420")
-        (folder / f"{repeat:03d}.jpg").write_bytes(data)
-        written += len(data)
+        repeat, photo = divmod(number, len(paths))
+        file = out / f"{photo:04d}/{repeat:03d}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        written += file.write_bytes(originals[photo](repeat))
     return written
 
 
-def copy_photos(photos: Path, out: Path, samples: int) -> int:
-    """Write `samples` copies of the files to `out/<class>/<repeat>.jpg`; returns their bytes."""
-    images = [path.read_bytes() for path in sorted(photos.rglob("*")) if path.is_file()]
-    for number in range(samples):
-        repeat, photo = divmod(number, len(images))
-        folder = out / f"{photo:04d}"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{repeat:03d}.jpg").write_bytes(images[photo])
-    return sum(len(images[n % len(images)]) for n in range(samples))
+def _whole(path: Path, repeat: int) -> bytes:
+    return path.read_bytes()
 
 
-def _load(path: Path) -> npt.NDArray[np.uint8]:
+def _cuts(path: Path) -> Callable[[int], bytes]:
     with Image.open(path) as image:
         scale = min(SHORT_SIDE / min(image.size), 1)
         size = (round(image.width * scale), round(image.height * scale))
-        return np.asarray(image.convert("RGB").resize(size, Image.Resampling.BOX))
+        pixels = np.asarray(image.convert("RGB").resize(size, Image.Resampling.BOX))
+
+    def cut(repeat: int) -> bytes:
+        part = np.ascontiguousarray(pixels[repeat % STEP :, repeat // STEP :])
+        data: bytes = simplejpeg.encode_jpeg(part, QUALITY, "RGB", "420")
+        return data
+
+    return cut
 
 
 if __name__ == "__main__":
@@ -65,7 +64,6 @@ if __name__ == "__main__":
     parser.add_argument("out", type=Path)
     parser.add_argument("--samples", type=int, default=50_000)
     parser.add_argument("--as-they-are", action="store_true")
-    options = parser.parse_args()
-    make = copy_photos if options.as_they_are else make_photos
-    total = make(options.photos, options.out, options.samples)
-    print(f"{options.samples} photos, {total / options.samples:.0f} bytes each, in {options.out}")
+    given = parser.parse_args()
+    total = make_photos(given.photos, given.out, given.samples, as_they_are=given.as_they_are)
+    print(f"{given.samples} photos, {total / given.samples:.0f} bytes each, in {given.out}")

@@ -1,8 +1,8 @@
 """Five planted bottlenecks: does the doctor name each first, and does its advice give what it says?
 
-    python tests/benchmarks/planted.py --work FOLDER [--data PHOTOS] [--seconds 3]
+    python tests/benchmarks/planted.py --data PHOTOS --work FOLDER [--seconds 3]
 
-PHOTOS are originals, some hundred pixels larger than a crop; without them images are made.
+PHOTOS are originals, some hundred pixels larger than a crop.
 Prints one JSON object: for each plant the cause that is named first, the rate before, the rate that
 was predicted, the rate with the advice followed, and what that is of the prediction.
 """
@@ -15,12 +15,10 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import simplejpeg
 
 import shardkit
 from shardkit.byte_source import LocalFile
@@ -33,6 +31,7 @@ from shardkit.torch import Loader as TorchLoader
 BATCH = 32
 LATE = 0.004  # seconds until the throttled storage answers
 STEP = 2e-6  # seconds that a model takes for a token, padding included
+Row = dict[str, Any]
 
 
 @contextmanager
@@ -59,27 +58,24 @@ def slow(pixels: Any) -> Any:
     return pixels
 
 
-@dataclass
 class Plants:
-    """The data of all plants, in a folder."""
+    """The plants, with their data in a folder."""
 
-    work: Path
-    data: Path | None
-    seconds: float
+    def __init__(self, work: Path, data: Path, seconds: float) -> None:
+        self.work, self.data, self.seconds = work, data, seconds
+
+    def store(self, name: str, source: Path, **image: Any) -> Path:
+        out = self.work / name
+        if not out.exists():
+            options = shardkit.ImageOptions(**image)
+            shardkit.convert(source, "wds", out, workers=0, image=options)
+        return out
 
     def originals(self) -> Path:
-        out = self.work / "originals"
-        if not out.exists():
-            source = self.data or self._made(self.work / "made")
-            shardkit.convert(source, "wds", out, workers=0)
-        return out
+        return self.store("originals", self.data)
 
     def small(self) -> Path:
-        out = self.work / "small"
-        if not out.exists():
-            image = shardkit.ImageOptions(resize=256, quality=90)
-            shardkit.convert(self.originals(), "wds", out, workers=0, image=image)
-        return out
+        return self.store("small", self.originals(), resize=256, quality=90)
 
     def documents(self) -> Path:
         out = self.work / "documents"
@@ -87,90 +83,71 @@ class Plants:
             lengths = np.random.default_rng(0).lognormal(5, 1, 2_000).astype(int) + 1
             schema = {"tokens": shardkit.Array("uint16", (None,))}
             with shardkit.create(out, to="arrow", schema=schema) as writer:
-                for number, length in enumerate(lengths):
-                    tokens = np.arange(length, dtype=np.uint16)
-                    writer.write({"__key__": f"{number:06d}", "tokens": tokens})
+                for length in lengths:
+                    writer.write({"tokens": np.arange(length, dtype=np.uint16)})
         return out
-
-    @staticmethod
-    def _made(folder: Path) -> Path:
-        for number in range(48):
-            seed = np.random.default_rng(number)
-            pixels = seed.integers(0, 255, (75, 100, 3), np.uint8).repeat(12, 0).repeat(12, 1)
-            file = folder / f"{number % 2}/{number:02d}.jpg"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), quality=90))
-        return folder
 
     def crops(self, path: Path, *steps: Any, size: int = 224, **options: Any) -> Loader:
         transforms = {"image": [shardkit.RandomResizedCrop(size), *steps]}
-        return TorchLoader(
-            path, batch_size=BATCH, shuffle=True, transforms=transforms, profile=True, **options
-        )
+        options |= {"batch_size": BATCH, "shuffle": True, "transforms": transforms}
+        return TorchLoader(path, profile=True, **options)
 
     def rate(self, loader: Loader) -> float:
         return sorted(run(loader, self.seconds / 3).rate for _ in range(3))[1]
 
-    def settings(self, loader: Loader, found: Finding) -> Loader:
-        return loader.with_options(**found.settings)
+    def diagnosed(self, loader: Loader) -> tuple[Diagnosis, Finding]:
+        """With what is named first."""
+        found = doctor(loader, seconds=self.seconds)
+        return found, (*found.findings, Finding("nothing", "", "", rate=found.rate))[0]
 
+    def storage(self) -> Row:
+        """Values come late: keep them, or wait with more threads."""
+        with throttled():
+            loader = self.crops(self.small())
+            found, first = self.diagnosed(loader)
+            better = loader.with_options(**first.settings)
+            for _ in better:  # the first epoch fills a cache
+                pass
+            return row(first, found.rate, first.rate, self.rate(better))
 
-@dataclass(frozen=True)
-class Result:
-    """What the doctor said of a plant, and what came of it; rates are samples/s."""
-
-    expected: str
-    named: str
-    before: float
-    predicted: float
-    after: float
-
-    def to_dict(self) -> dict[str, Any]:
-        reached = self.after / self.predicted
-        return {**self.__dict__, "of the prediction": round(reached, 3)}
-
-
-def first_of(found: Diagnosis) -> Finding:
-    return (*found.findings, Finding("nothing", "", "", rate=found.rate))[0]
-
-
-def storage_plant(plants: Plants) -> Result:
-    """Values come late: keep them, or wait with more threads."""
-    with throttled():
-        loader = plants.crops(plants.small())
-        found = doctor(loader, seconds=plants.seconds)
-        first = first_of(found)
-        better = plants.settings(loader, first)
-        for _ in better:  # the first epoch fills a cache
-            pass
-        return Result("storage", first.cause, found.rate, first.rate or 0, plants.rate(better))
-
-
-def decode_plant(plants: Plants) -> Result:
-    """Huge originals for a small crop: store smaller ones, by the command that is said."""
-    loader = plants.crops(plants.originals(), size=96)
-    found = doctor(loader, seconds=plants.seconds)
-    first = first_of(found)
-    out = plants.work / "resized"
-    words = (first.command or "").split()
-    if "--resize" in words and not out.exists():
+    def decode(self) -> Row:
+        """Huge originals for a small crop: store smaller ones, by the command that is said."""
+        found, first = self.diagnosed(self.crops(self.originals(), size=96))
+        words = (first.command or "").split()
+        if "--resize" not in words:
+            return row(first, found.rate, first.rate, 0)
         size = int(words[words.index("--resize") + 1])
-        image = shardkit.ImageOptions(resize=size, format="jpeg", quality=90)
-        shardkit.convert(plants.originals(), "wds", out, workers=0, image=image)
-    after = plants.rate(plants.crops(out, size=96)) if out.exists() else 0.0
-    return Result("decode", first.cause, found.rate, first.rate or 0, after)
+        out = self.store("resized", self.originals(), resize=size, format="jpeg", quality=90)
+        return row(first, found.rate, first.rate, self.rate(self.crops(out, size=96)))
+
+    def transform(self) -> Row:
+        """A transform that keeps the interpreter: processes."""
+        loader = self.crops(self.small(), slow)
+        found, first = self.diagnosed(loader)
+        batches = dataloader_like(loader, first.settings.get("workers", 1))
+        return row(first, found.rate, first.rate, epochs(batches, self.seconds))
+
+    def threads(self) -> Row:
+        """One thread, with processors idle."""
+        loader = self.crops(self.small(), threads=1)
+        found, first = self.diagnosed(loader)
+        better = loader.with_options(**first.settings)
+        return row(first, found.rate, first.rate, self.rate(better))
+
+    def padding(self) -> Row:
+        """Much padding: real tokens a second of a model whose step takes as long as all of them."""
+        options: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, "profile": True}
+        loader = TorchLoader(self.documents(), collate=shardkit.pad_collate(), **options)
+        _, first = self.diagnosed(loader)
+        before = trained(loader)
+        after = trained(loader.with_options(**first.settings))
+        return row(first, before, before * first.gain, after)
 
 
-def transform_plant(plants: Plants) -> Result:
-    """A transform that keeps the interpreter: processes."""
-    loader = plants.crops(plants.small(), slow)
-    found = doctor(loader, seconds=plants.seconds)
-    first = first_of(found)
-    workers = first.settings.get("workers", 1)
-    batches = dataloader_like(loader, workers)
-    return Result(
-        "transform", first.cause, found.rate, first.rate or 0, epochs(batches, plants.seconds)
-    )
+def row(first: Finding, before: float, predicted: float | None, after: float) -> Row:
+    share = round(after / predicted, 3) if predicted else None
+    rates = {"before": before, "predicted": predicted, "after": after}
+    return {"named": first.cause, **rates, "of the prediction": share}
 
 
 def epochs(batches: Iterable[Any], seconds: float) -> float:
@@ -186,27 +163,6 @@ def epochs(batches: Iterable[Any], seconds: float) -> float:
     return samples / spent
 
 
-def threads_plant(plants: Plants) -> Result:
-    """One thread, with processors idle."""
-    loader = plants.crops(plants.small(), threads=1)
-    found = doctor(loader, seconds=plants.seconds)
-    first = first_of(found)
-    after = plants.rate(plants.settings(loader, first))
-    return Result("threads", first.cause, found.rate, first.rate or 0, after)
-
-
-def padding_plant(plants: Plants) -> Result:
-    """Much padding: real tokens a second of a model whose step takes as long as all of them."""
-    options: dict[str, Any] = {"batch_size": BATCH, "shuffle": True}
-    collate = shardkit.pad_collate()
-    loader = TorchLoader(plants.documents(), collate=collate, profile=True, **options)
-    found = doctor(loader, seconds=plants.seconds)
-    first = first_of(found)
-    before = trained(loader)
-    after = trained(plants.settings(loader, first))
-    return Result("padding", first.cause, before, before * first.gain, after)
-
-
 def trained(loader: Loader) -> float:
     """Real tokens a second of an epoch."""
     began, tokens = time.perf_counter(), 0
@@ -216,25 +172,26 @@ def trained(loader: Loader) -> float:
     return tokens / (time.perf_counter() - began)
 
 
-PLANTS: dict[str, Callable[[Plants], Result]] = {
-    "throttled storage": storage_plant,
-    "huge originals": decode_plant,
-    "slow transform": transform_plant,
-    "too few threads": threads_plant,
-    "padding": padding_plant,
+PLANTS: dict[str, Callable[[Plants], Row]] = {
+    "throttled storage": Plants.storage,
+    "huge originals": Plants.decode,
+    "slow transform": Plants.transform,
+    "too few threads": Plants.threads,
+    "padding": Plants.padding,
 }
 
 
-def main(arguments: list[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+def main(words: list[str]) -> dict[str, Row]:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--data", type=Path)
+    parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--only", default=",".join(PLANTS))
-    options = parser.parse_args(arguments)
-    options.work.mkdir(parents=True, exist_ok=True)
-    plants = Plants(options.work, options.data, options.seconds)
-    return {name: PLANTS[name](plants).to_dict() for name in options.only.split(",")}
+    given = parser.parse_args(words)
+    given.work.mkdir(parents=True, exist_ok=True)
+    plants = Plants(given.work, given.data, given.seconds)
+    return {name: plant(plants) for name, plant in PLANTS.items()}
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ go through pipes. This script imports nothing of shardkit but for shardkit's own
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import os
 import resource
@@ -32,13 +32,8 @@ Epochs = Callable[[], Iterable[int]]  # an epoch: the samples of each batch
 
 def loops() -> Any:
     """The script with the loops of `shardkit bench`, whose crops and imports are used here."""
-    spec = importlib.util.spec_from_file_location("peer_loops", PEER_LOOPS)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["peer_loops"] = module
-    spec.loader.exec_module(module)
-    return module
+    sys.path.append(str(PEER_LOOPS.parent))
+    return importlib.import_module("peer_loops")
 
 
 def lengths(samples: list[dict[str, Any]]) -> tuple[list[int], None]:

@@ -3,27 +3,23 @@
     python -m tests.benchmarks.remote_convert --data PHOTOS --work FOLDER [--rounds 5]
 
 PHOTOS is what photos.py made. `from` reads a bucket behind link.py (50 ms a request, 100 MB/s a
-connection) and writes here; `there` reads and writes S3 (moto). Whole commands with two workers,
-interleaved, each round in another order. The transfer alone is obstore's in a process of its own,
-with 64 threads: each photo is read and, for `there`, the finished shards are uploaded.
+connection) and writes here; `there` reads and writes S3 (moto). Whole commands with two workers.
+The transfer alone is obstore's in a process of its own, with 64 threads: each photo is read and,
+for `there`, the finished shards are uploaded.
 Prints one JSON object; the last figures are conversion / (local conversion + transfer).
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import shutil
-import subprocess
 import sys
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.bench import Run, measure, summary
+from tests.benchmarks.harness import SHARDKIT, arguments, fresh, measure, script, summary, timed
 from tests.benchmarks.link import Link
 from tests.remote.servers import S3
 
@@ -58,57 +54,31 @@ def upload(server: S3, data: Path) -> str:
     return bucket
 
 
-def convert(source: str, out: str, environ: dict[str, str]) -> float:
+def convert(source: object, out: str | Path, environ: dict[str, str]) -> float:
+    if isinstance(out, Path):
+        fresh(out)
     words = [source, "--to", "wds", "-o", out, "--workers", "2", "--quiet", "--overwrite"]
-    began = time.perf_counter()
-    subprocess.run(
-        [sys.executable, "-m", "shardkit", "convert", *words], check=True, env=os.environ | environ
-    )
-    return time.perf_counter() - began
+    return timed([*SHARDKIT, "convert", *words], **environ)
 
 
-def transfer(environ: dict[str, str], *words: str) -> float:
-    command = [sys.executable, "-c", TRANSFER, *words]
-    found = subprocess.run(command, check=True, capture_output=True, env=os.environ | environ)
-    return float(found.stdout)
-
-
-def fresh(out: Path, run: Callable[[], float]) -> Run:
-    def measured() -> float:
-        shutil.rmtree(out, ignore_errors=True)
-        return run()
-
-    return measured
-
-
-def main(arguments: list[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args(arguments)
-    data, work = options.data.resolve(), options.work.resolve()
-    (work / "root/bucket").mkdir(parents=True, exist_ok=True)
-    linked = work / "root/bucket/photos"
-    if not linked.exists():
-        shutil.copytree(data, linked)
-    local, got = work / "local", work / "got"
-    convert(str(data), str(local), {})
+def main(words: list[str]) -> dict[str, Any]:
+    given = arguments(__doc__, "data", "work", "rounds").parse_args(words)
+    data, work = given.data.resolve(), given.work.resolve()
+    if not (work / "root/bucket/photos").exists():
+        shutil.copytree(data, work / "root/bucket/photos")
+    local = work / "local"
+    convert(data, local, {})
     with Link(work / "root") as link, S3() as s3:
-        bucket = upload(s3, data)
-        near, far = s3.environ(), link.environ()
-        runs: dict[str, Run] = {
-            "local": fresh(local, lambda: convert(str(data), str(local), {})),
-            "from": fresh(got, lambda: convert("s3://bucket/photos", str(got), far)),
-            "from, transfer": lambda: transfer(far, "s3://bucket"),
-            "there": lambda: convert(f"s3://{bucket}/photos", f"s3://{bucket}/out", near),
-            "there, transfer": lambda: transfer(near, f"s3://{bucket}", str(local)),
+        bucket, near, far = f"s3://{upload(s3, data)}", s3.environ(), link.environ()
+        runs = {
+            "local": partial(convert, data, local, {}),
+            "from": partial(convert, "s3://bucket/photos", work / "got", far),
+            "from, transfer": partial(script, TRANSFER, "s3://bucket", **far),
+            "there": partial(convert, f"{bucket}/photos", f"{bucket}/out", near),
+            "there, transfer": partial(script, TRANSFER, bucket, local, **near),
         }
-        seconds = measure(runs, options.rounds)
-    samples = sum(path.is_file() for path in data.rglob("*"))
-    found = summary(seconds, {}, samples)
+        seconds = measure(runs, given.rounds)
+    found = summary(seconds, {}, sum(path.is_file() for path in data.rglob("*")))
     median = found["median"]
     found["of_local_and_transfer"] = {
         name: round(median[name] / (median["local"] + median[f"{name}, transfer"]), 2)

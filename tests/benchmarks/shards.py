@@ -1,24 +1,20 @@
-"""What planning a conversion costs, of sources with many shards: time, memory, and tasks.
+"""What planning a conversion costs, of sources with many shards, and listing a bucket.
 
     python -m tests.benchmarks.shards ours --shards 1000 10000 100000 --samples 1000
-    python -m tests.benchmarks.shards foreign --shards 1000 10000 --samples 4
     python -m tests.benchmarks.shards listing --shards 10000 --latency 0.05
 
-`ours` are manifests of shards that hold nothing but holes, `foreign` real TARs without a manifest,
-`listing` keys of a store that can but list them, with latency, in folders of 1,000. Each is
-measured in a process of its own. Prints a line of JSON for each: seconds to open and to plan,
-seconds and pickled bytes of a task (the mean of some), and the most anonymous memory meanwhile.
+`ours` are manifests of shards that hold nothing but holes, `listing` keys of a store that can but
+list them, with latency, in folders of 1,000. Each is measured in a process of its own. Prints a
+line of JSON for each: seconds to open and to plan, seconds and pickled bytes of a task (the mean of
+some), and the most anonymous memory meanwhile.
 """
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import os
 import pickle
-import re
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -37,10 +33,13 @@ from shardkit.manifest import NAME as MANIFEST_NAME
 from shardkit.options import ConvertOptions
 from shardkit.pieces import WHOLE
 from shardkit.schema import Image, Int, Schema
-from shardkit.storage import using
+from shardkit.storage import source, using
+from shardkit.walk import Walk
+from tests.benchmarks.harness import Memory, answer, arguments, seconds_of
 
 _SAMPLE = 30_000  # bytes of a sample of ours
 _TASKS = 8  # that are measured
+_HERE = [sys.executable, "-m", "tests.benchmarks.shards"]
 
 
 def make_ours(folder: Path, shards: int, samples: int) -> None:
@@ -57,7 +56,7 @@ def make_ours(folder: Path, shards: int, samples: int) -> None:
 
 
 def make_foreign(folder: Path, shards: int, samples: int) -> None:
-    """TARs of small samples, as others write them."""
+    """TARs of small samples, as others write them: for the tests of sources with many shards."""
     folder.mkdir(parents=True)
     for number in range(shards):
         with tarfile.open(folder / f"data-{number:06d}.tar", "w") as tar:
@@ -68,82 +67,34 @@ def make_foreign(folder: Path, shards: int, samples: int) -> None:
                     tar.addfile(entry, io.BytesIO(value))
 
 
-class _Memory(threading.Thread):
-    """The most anonymous memory of this process, looked at every 5 ms."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.first = self.most = self._now()
-        self._over = threading.Event()
-
-    @staticmethod
-    def _now() -> int:
-        found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
-        return int(found[1]) << 10 if found else 0
-
-    def run(self) -> None:
-        while not self._over.wait(0.005):
-            self.most = max(self.most, self._now())
-
-    def end(self) -> int:
-        self._over.set()
-        return max(self.most, self._now()) - self.first
-
-
-def plan(source: str, options: dict[str, Any]) -> dict[str, Any]:
+def plan(folder: str) -> dict[str, Any]:
     """What it costs to plan a conversion of a folder to TARs, and to make some of its tasks."""
-    storage_options = options.pop("storage_options", None)
-    memory, times, processor = _Memory(), [time.perf_counter()], time.process_time()
-    memory.start()
-    with using(storage_options, source):
-        made = prepare(
-            source, "wds", f"{os.path.dirname(source)}/out", ConvertOptions.of(**options)
-        )
-    times.append(time.perf_counter())
-    planned, processor = memory.end(), time.process_time() - processor
+    began, processor = time.perf_counter(), time.process_time()
+    with Memory() as memory:
+        made = prepare(folder, "wds", f"{os.path.dirname(folder)}/out", ConvertOptions())
+    seconds, processor = time.perf_counter() - began, time.process_time() - processor
     some = made.tasks[:: max(len(made.tasks) // _TASKS, 1)]
-    sizes = [len(pickle.dumps(task.reading())) for task in some]
-    times.append(time.perf_counter())
+    sizes: list[int] = []
+    tasks = seconds_of(lambda: sizes.extend(len(pickle.dumps(t.reading())) for t in some))
     return {
         "samples": made.samples,
         "tasks": len(made.tasks),
-        "plan_seconds": round(times[1] - times[0], 3),
+        "plan_seconds": round(seconds, 3),
         "plan_cpu": round(processor, 3),
-        "plan_mb": planned >> 20,
-        "task_seconds": round((times[2] - times[1]) / max(len(some), 1), 4),
-        "task_bytes": sum(sizes) // max(len(sizes), 1),
+        "plan_mb": memory.anonymous,
+        "task_seconds": round(tasks / len(some), 4),
+        "task_bytes": sum(sizes) // len(sizes),
     }
 
 
-def walk(source: str, options: dict[str, Any]) -> dict[str, Any]:
+def walk(endpoint: str) -> dict[str, Any]:
     """What it costs to list a folder in a store with all below."""
-    from shardkit.storage import source as opened
-    from shardkit.walk import Walk
-
-    memory, began = _Memory(), time.perf_counter()
-    memory.start()
-    with using(options["storage_options"], source):
-        found = sum(len(files) for _, files, _ in Walk(opened(source).listed()))  # type: ignore[attr-defined]
-    return {
-        "objects": found,
-        "seconds": round(time.perf_counter() - began, 3),
-        "mb": memory.end() >> 20,
-    }
-
-
-def in_process(what: str, source: object, options: dict[str, Any]) -> dict[str, Any]:
-    """What one of the two says in a process of its own."""
-    words = [
-        sys.executable,
-        "-m",
-        "tests.benchmarks.shards",
-        what,
-        str(source),
-        json.dumps(options),
-    ]
-    done = subprocess.run(words, stdout=subprocess.PIPE, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    folder, options = "s3://b/data", {"endpoint": endpoint, "skip_signature": "true"}
+    began = time.perf_counter()
+    with Memory() as memory, using(options, folder):
+        found = sum(len(files) for _, files, _ in Walk(source(folder).listed()))  # type: ignore[attr-defined]
+    seconds = round(time.perf_counter() - began, 3)
+    return {"objects": found, "seconds": seconds, "mb": memory.anonymous}
 
 
 class _Listing(ThreadingHTTPServer):
@@ -198,21 +149,19 @@ class _Answers(BaseHTTPRequestHandler):
         time.sleep(server.latency)
         asked = dict(parse_qsl(self.path.partition("?")[2]))
         after = asked.get("continuation-token", asked.get("start-after", ""))
-        found = "list-type" in asked
-        body = (
-            server.page(asked.get("prefix", ""), asked.get("delimiter", ""), after) if found else ""
-        )
-        self.send_response(200 if found else 404)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
+        page = server.page(asked.get("prefix", ""), asked.get("delimiter", ""), after)
         with server.lock:
             server.now -= 1
-        self.wfile.write(body.encode())
+        self._answer(200, page) if "list-type" in asked else self._answer(404)
 
     def do_HEAD(self) -> None:
-        self.send_response(404)
-        self.send_header("Content-Length", "0")
+        self._answer(404)
+
+    def _answer(self, status: int, body: str = "") -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
+        self.wfile.write(body.encode())
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -221,45 +170,33 @@ class _Answers(BaseHTTPRequestHandler):
 def listing(objects: int, latency: float) -> dict[str, Any]:
     with _Listing(objects, latency) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        endpoint = f"http://127.0.0.1:{server.server_address[1]}"
-        options = {"storage_options": {"endpoint": endpoint, "skip_signature": "true"}}
-        found = in_process("walk", "s3://b/data", options)
+        found = answer(*_HERE, "walk", f"http://127.0.0.1:{server.server_address[1]}")
         server.shutdown()
         return {**found, "requests": server.requests, "at_once": server.most}
 
 
-def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("what", choices=("ours", "foreign", "listing"))
+def main(words: list[str]) -> list[dict[str, Any]]:
+    parser = arguments(__doc__)
+    parser.add_argument("what", choices=("ours", "listing"))
     parser.add_argument("--shards", type=int, nargs="+", default=[1000])
     parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--latency", type=float, default=0.05)
-    parser.add_argument("--options", type=json.loads, default={}, help="of the conversion, as JSON")
-    parser.add_argument("--work", type=Path, default=None)
-    given = parser.parse_args(arguments)
+    given = parser.parse_args(words)
     reports = []
     for shards in given.shards:
-        with tempfile.TemporaryDirectory(dir=given.work) as work:
-            if given.what == "listing":
-                found = listing(shards, given.latency)
-            else:
-                make = make_ours if given.what == "ours" else make_foreign
-                make(Path(work, "data"), shards, given.samples)
-                found = in_process("plan", Path(work, "data"), given.options)
+        if given.what == "listing":
+            found = listing(shards, given.latency)
+        else:
+            with tempfile.TemporaryDirectory() as work:
+                make_ours(Path(work, "data"), shards, given.samples)
+                found = answer(*_HERE, "plan", Path(work, "data"))
         reports.append({"what": given.what, "shards": shards, **found})
+        print(json.dumps(reports[-1]), flush=True)
     return reports
 
 
 if __name__ == "__main__":
     if sys.argv[1] in ("plan", "walk"):
-        print(
-            json.dumps(
-                {"plan": plan, "walk": walk}[sys.argv[1]](sys.argv[2], json.loads(sys.argv[3]))
-            )
-        )
-        sys.stdout.flush()
+        print(json.dumps({"plan": plan, "walk": walk}[sys.argv[1]](sys.argv[2])), flush=True)
         os._exit(0)
-    for report in main():
-        print(json.dumps(report), flush=True)
+    main(sys.argv[1:])

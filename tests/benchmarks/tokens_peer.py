@@ -7,14 +7,11 @@ blocks of 1,024 and store those. Prints {"tokens": ...}.
 
 datasets         `map(batched=True, num_proc=2)`, tokens and blocks in one function; then saved
 encode_batch     tokenizers' own threads, 1,000 documents at a time; blocks appended to a file
-encode_batch_fast  the same without offsets
-megatron         a pool of two processes, one document at a time, as preprocess_data.py does it
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import sys
 from collections.abc import Iterator
@@ -63,53 +60,22 @@ def texts(corpus: str) -> Iterator[list[str]]:
     yield batch
 
 
-def with_batches(corpus: str, tokenizer: str, out: str, *, fast: bool) -> int:
+def with_batches(corpus: str, tokenizer: str, out: str) -> int:
     import numpy as np
 
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     encoder = load(tokenizer)
-    encode = encoder.encode_batch_fast if fast else encoder.encode_batch
     end, total = encoder.token_to_id(END), 0
     with open(out, "wb") as file:
         for batch in texts(corpus):
-            encoded = encode(batch, add_special_tokens=False)
+            encoded = encoder.encode_batch(batch, add_special_tokens=False)
             run = np.fromiter((t for d in encoded for t in (*d.ids, end)), np.uint16)
             run.tofile(file)
             total += len(run)
     return total
 
 
-def start(tokenizer: str) -> None:
-    global encoder, end  # noqa: PLW0603 - as preprocess_data.py keeps its encoder
-    encoder = load(tokenizer)
-    end = encoder.token_to_id(END)
-
-
-def one(line: str) -> list[int]:
-    return [*encoder.encode(json.loads(line)["text"], add_special_tokens=False).ids, end]
-
-
-def with_pool(corpus: str, tokenizer: str, out: str) -> int:
-    import numpy as np
-
-    total = 0
-    with (
-        multiprocessing.Pool(2, initializer=start, initargs=(tokenizer,)) as pool,
-        open(corpus, encoding="utf-8") as lines,
-        open(out, "wb") as file,
-    ):
-        for ids in pool.imap(one, lines, 32):
-            np.array(ids, np.uint16).tofile(file)
-            total += len(ids)
-    return total
-
-
-PEERS = {
-    "datasets": with_datasets,
-    "encode_batch": lambda *words: with_batches(*words, fast=False),
-    "encode_batch_fast": lambda *words: with_batches(*words, fast=True),
-    "megatron": with_pool,
-}
+PEERS = {"datasets": with_datasets, "encode_batch": with_batches}
 
 if __name__ == "__main__":
     name, *words = sys.argv[1:]

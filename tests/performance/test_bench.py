@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -56,21 +57,24 @@ def settings_of(report: dict[str, Any], measure: str, contender: str) -> list[tu
     ]
 
 
-class Counting:
-    """Hears how far a benchmark is."""
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Contenders run in this process; what each is asked, and that it was closed."""
+    events: list[Any] = []
 
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.runs = self.done = 0
+    class Here(Process):
+        def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+            events.append(dict(request))
+            try:
+                return dict(Runner(self._command[-2], int(self._command[-1])).run(request))
+            except ShardkitError as error:
+                return {"error": str(error)}
 
-    def note(self, words: str) -> None:
-        self.notes.append(words)
+        def close(self) -> None:
+            events.append("closed")
 
-    def start(self, doing: str, total: int, unit: str) -> None:
-        self.runs = total
-
-    def advance(self, count: int) -> None:
-        self.done += count
+    monkeypatch.setattr(benching, "Process", Here)
+    return events
 
 
 # --- the process of a contender, without the process ---------------------------------------------
@@ -81,7 +85,6 @@ def test_reading_and_decoding_take_each_sample_once(images: Path, measure: str) 
     for threads in (0, 1, 3):
         answer = Runner(str(images), 100).run({"measure": measure, "threads": threads})
         assert answer["samples"] == 12
-        assert answer["seconds"] > 0
     assert Runner(str(images), 5).run({"measure": measure, "threads": 2})["samples"] == 5
 
 
@@ -120,7 +123,6 @@ def test_workers_of_a_dataloader_stay_and_begin_the_same_epoch_anew(images: Path
     assert first == next(iter(shardkit.stream.Loader(open_any(images), **options)))["__key__"]
 
 
-@pytest.mark.large
 def test_a_damaged_image_is_an_error_that_says_where(images: Path) -> None:
     (images / "class1/001.jpg").write_bytes(make_image(101)[:-200])
     for measure in ("decode", "load"):
@@ -150,38 +152,46 @@ def test_a_process_answers_and_ends() -> None:
     ],
 )
 def test_a_process_that_fails_is_told_and_may_be_asked_again(code: str, error: str) -> None:
-    process = Process([sys.executable, "-c", code])
+    process = Process([sys.executable, "-S", "-c", code])
     for _ in range(2):
         assert re.search(error, process.ask({})["error"])
         process.close()
-
-
-def test_a_process_that_cannot_be_started_is_told() -> None:
     assert "cannot be started" in Process(["/no/such/python"]).ask({})["error"]
 
 
-def test_ctrl_c_ends_a_benchmark_and_its_processes_at_once(tokens: Path) -> None:
-    command = [sys.executable, "-m", "shardkit", "bench", tokens, "--rounds", "100000"]
+@pytest.mark.large
+def test_ctrl_c_ends_a_benchmark_and_its_processes_at_once(images: Path, tmp_path: Path) -> None:
+    """While it waits for an answer: a transform says when, and ends with its process alone."""
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "mine_steps.py").write_text(
+        "import threading\n"
+        "def stays(pixels):\n"
+        "    with open('fifo', 'w') as file:\n"
+        "        print(file=file, flush=True)\n"
+        "        threading.Event().wait()\n"
+    )
+    words = ["--measure=load", "--transform=mine_steps:stays", "--threads=1", "--batch-size=4"]
+    command = [sys.executable, "-m", "shardkit", "bench", images, *words]
     pipe = subprocess.PIPE
-    with subprocess.Popen(
-        [*command, "--batch-size", "4"], stdout=pipe, stderr=pipe, text=True
-    ) as run:
-        assert run.stderr is not None
-        assert "runs" in run.stderr.readline()
-        time.sleep(1)  # it waits for an answer by then
-        run.send_signal(signal.SIGINT)
-        _, stderr = run.communicate(timeout=60)
-        assert (run.returncode, stderr) == (130, "\n\nshardkit: interrupted\n")
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=tmp_path) as run:
+        with (tmp_path / "fifo").open() as fifo:
+            assert fifo.readline() == "\n"
+            run.send_signal(signal.SIGINT)
+            _, stderr = run.communicate(timeout=60)
+            assert fifo.read() == ""  # nobody has it open any more
+        assert run.returncode == 130
+        assert stderr.endswith("\n\nshardkit: interrupted\n")
+        assert "Traceback" not in stderr
 
 
 # --- the whole -----------------------------------------------------------------------------------
 
 
 def test_datasets_of_all_kinds_are_measured_side_by_side(
-    images: Path, tokens: Path, tmp_path: Path
+    images: Path, tokens: Path, tmp_path: Path, here: list[Any]
 ) -> None:
     shardkit.convert(images, "wds", tmp_path / "shards", workers=0)
-    progress = Counting()
+    progress = Mock()
     paths = [images, tmp_path / "shards", tokens]
     report = bench(
         paths, threads=(1, 2), batch_sizes=(4,), size=16, rounds=2, limit=8, progress=progress
@@ -192,7 +202,9 @@ def test_datasets_of_all_kinds_are_measured_side_by_side(
         assert run["samples"] == [8, 8]
         assert run["min"] <= run["rate"] <= run["max"]
         assert run["bytes_per_second"] > 0
-    assert progress.runs == progress.done == len(report["runs"]) * 3
+    runs = len(report["runs"]) * 3
+    assert [call.args[1] for call in progress.start.call_args_list] == [runs]
+    assert sum(call.args[0] for call in progress.advance.call_args_list) == runs
     assert [c["format"] for c in report["contenders"]] == ["folder", "wds", "arrow"]
     for name in ("images", "shards"):
         assert settings_of(report, "read", name) == [(n, None, None, None) for n in (1, 2)]
@@ -204,6 +216,7 @@ def test_datasets_of_all_kinds_are_measured_side_by_side(
     assert report["machine"]["processors"] >= 1
 
 
+@pytest.mark.large
 def test_what_fails_is_told_and_the_others_go_on(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,68 +239,41 @@ def test_what_fails_is_told_and_the_others_go_on(
     assert good["samples"] == [12]
 
 
-def test_each_round_has_all_runs_in_an_order_of_its_own(
-    images: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[int] = []
-
-    class Recording(Process):
-        def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-            asked.append(request["threads"])
-            return {"seconds": 1.0, "samples": 1}
-
-    monkeypatch.setattr(benching, "Process", Recording)
+def test_each_round_has_all_runs_in_an_order_of_its_own(images: Path, here: list[Any]) -> None:
     threads = (1, 2, 3, 4, 5, 6)
     bench([images], measures=["read"], threads=threads, rounds=3)
+    asked = [event["threads"] for event in here if event != "closed"]
     rounds = [asked[start : start + 6] for start in range(0, len(asked), 6)]
     assert [sorted(each) for each in rounds] == [list(threads)] * 4
     assert len({tuple(each) for each in rounds}) == 4
 
 
 def test_cold_runs_have_processes_of_their_own_whose_files_are_dropped(
-    images: Path, monkeypatch: pytest.MonkeyPatch
+    images: Path, monkeypatch: pytest.MonkeyPatch, here: list[Any]
 ) -> None:
-    events: list[Any] = []
-
-    class Recording(Process):
-        def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-            events.append(request["measure"])
-            return {"seconds": 1.0, "samples": 1}
-
-        def close(self) -> None:
-            events.append("closed")
-
     def drop(paths: Sequence[Path]) -> float:
-        events.append(list(paths))
+        here.append(list(paths))
         return 0.01
 
-    monkeypatch.setattr(benching, "Process", Recording)
     monkeypatch.setattr(benching, "drop_from_cache", drop)
     report = bench([images], measures=["read"], threads=(1,), rounds=2, cold=True)
     run_cold = ["open", [images], "read", "closed"]
+    events = [event["measure"] if isinstance(event, dict) else event for event in here]
     assert events == [[images], *["read"] * 3, "closed", *run_cold, *run_cold]
     assert [(run["cold"], run["stayed"]) for run in report["runs"]] == [(False, None), (True, 0.01)]
 
 
-def test_where_files_stay_in_memory_no_run_is_called_cold(
-    images: Path, monkeypatch: pytest.MonkeyPatch
+def test_runs_whose_files_stay_in_memory_or_come_back_are_not_called_cold(
+    images: Path, monkeypatch: pytest.MonkeyPatch, here: list[Any]
 ) -> None:
-    monkeypatch.setattr(benching, "drop_from_cache", lambda paths: 0.71)
-    report = bench([images], measures=["read"], threads=(1,), rounds=1, cold=True)
-    assert [run["cold"] for run in report["runs"]] == [False]
-    assert report["skipped"] == {
-        "images, cold": "not possible here (71% of the bytes stayed in memory)"
-    }
-
-
-def test_a_run_whose_files_come_back_is_not_called_cold(
-    images: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shares = iter([0.0, 0.3])
+    shares = iter([0.71, 0.0, 0.3])
     monkeypatch.setattr(benching, "drop_from_cache", lambda paths: next(shares))
-    monkeypatch.setattr(Process, "ask", lambda *_: {"seconds": 1.0, "samples": 1})
-    report = bench([images], measures=["read"], threads=(1,), rounds=2, cold=True)
-    warm, cold = report["runs"]
+    options: dict[str, Any] = {"measures": ["read"], "threads": (1,), "cold": True}
+    report = bench([images], rounds=1, **options)
+    assert [run["cold"] for run in report["runs"]] == [False]
+    skipped = {"images, cold": "not possible here (71% of the bytes stayed in memory)"}
+    assert report["skipped"] == skipped
+    warm, cold = bench([images], rounds=2, **options)["runs"]
     assert warm["error"] is None
     assert cold["error"] == "not cold: 30% of the bytes are in memory"
 
@@ -295,13 +281,15 @@ def test_a_run_whose_files_come_back_is_not_called_cold(
 def test_other_libraries_are_measured_beside_and_missing_ones_named(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    half = {"seconds": 0.5, "samples": 12}
+    monkeypatch.setattr(benching.Process, "ask", lambda *_: half)
+
     def contenders(
         dataset: Dataset, interpreters: Sequence[str], work: Path, *, limit: int
     ) -> tuple[list[Contender], dict[str, str]]:
         assert (len(dataset), list(interpreters), work, limit) == (12, [], tmp_path / "work", 8)
-        process = [sys.executable, "-c", ECHO]
         about = {"version": "parrot 1.0", "note": "a note"}
-        peer = Contender("parrot", "peer", process, images, about, ("load",))
+        peer = Contender("parrot", "peer", [], images, about, ("load",))
         return [peer], {"dodo": "not installed: pip install dodo"}
 
     monkeypatch.setattr(peers, "contenders", contenders)
@@ -346,27 +334,18 @@ def test_without_torch_workers_are_skipped_and_that_is_said(
 # --- the plot and the command --------------------------------------------------------------------
 
 
-def report_of(*rates: float | None) -> dict[str, Any]:
+def test_a_plot_is_drawn_of_what_was_measured(tmp_path: Path) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
     run = {
         "contender": "photos", "measure": "load", "threads": 2, "workers": None, "batch_size": 64,
-        "transform": "crop", "size": 224, "cold": False,
+        "transform": "crop", "size": 224, "cold": False, "rate": None, "min": None, "max": None,
     }  # fmt: skip
-    return {
-        "runs": [
-            {**run, "rate": rate, "min": rate and rate / 2, "max": rate and rate * 2}
-            for rate in rates
-        ]
-    }
-
-
-@pytest.mark.parametrize("rates", [(100.0, 200.0), (None, 3.0), (None,)])
-def test_a_plot_is_drawn_of_what_was_measured(tmp_path: Path, rates: tuple[Any, ...]) -> None:
-    matplotlib = pytest.importorskip("matplotlib")
+    measured = {"rate": 100.0, "min": 50.0, "max": 200.0}
     with matplotlib.rc_context({"svg.fonttype": "none"}):
-        benching.draw(report_of(*rates), tmp_path / "bench.svg")
-    text = (tmp_path / "bench.svg").read_text("utf-8")
-    measured = [rate for rate in rates if rate is not None]
-    assert text.count("photos, 2 threads, batch 64, crop 224") == len(measured)
+        for runs, bars in (([run | measured, run, run | measured], 2), ([run], 0)):
+            benching.draw({"runs": runs}, tmp_path / "bench.svg")
+            text = (tmp_path / "bench.svg").read_text("utf-8")
+            assert text.count("photos, 2 threads, batch 64, crop 224") == bars
 
 
 def test_a_plot_that_cannot_be_written_is_told_before_anything_is_measured(
@@ -394,7 +373,7 @@ def test_a_plot_that_cannot_be_written_is_told_before_anything_is_measured(
 
 
 def test_the_command_shows_tables_and_draws_the_plot(
-    images: Path, tokens: Path, tmp_path: Path
+    images: Path, tokens: Path, tmp_path: Path, here: list[Any]
 ) -> None:
     options = "--threads=1 --batch-size=4 --size=16 --rounds=1 --transform=crop,none --plot"
     words = [str(images), str(tokens), *options.split(" "), str(tmp_path / "bench.png")]
@@ -407,7 +386,7 @@ def test_the_command_shows_tables_and_draws_the_plot(
     assert (tmp_path / "bench.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_the_command_fails_where_all_runs_do(tmp_path: Path) -> None:
+def test_the_command_fails_where_all_runs_do(tmp_path: Path, here: list[Any]) -> None:
     images = write_images(tmp_path / "bad", classes=1, each=4)
     for path in images.rglob("*.jpg"):
         path.write_bytes(make_image(0)[:-200])
@@ -419,8 +398,8 @@ def test_the_command_fails_where_all_runs_do(tmp_path: Path) -> None:
     assert report["runs"][0]["error"] in found.stderr.replace("shardkit: bad: ", "")
 
 
-@pytest.mark.parametrize("option", ["--threads", "--workers", "--batch-size"])
-def test_numbers_that_are_none_are_told(images: Path, option: str) -> None:
-    found = CliRunner().invoke(command, [str(images), option, "1,x"])
-    assert found.exit_code == 2
-    assert "such as 1,2,4" in found.output
+def test_numbers_that_are_none_are_told(images: Path) -> None:
+    for option in ("--threads", "--workers", "--batch-size"):
+        found = CliRunner().invoke(command, [str(images), option, "1,x"])
+        assert found.exit_code == 2
+        assert "such as 1,2,4" in found.output

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -140,7 +140,7 @@ def test_a_missing_extension_is_named_first(
 
 
 def test_large_images_are_named_first(tmp_path: Path, machine: Machine) -> None:
-    out = write_photos(tmp_path / "large", samples=16, size=(1000, 800))
+    out = write_photos(tmp_path / "large", samples=8, size=(480, 360))
     found = doctor(Loader(out, batch_size=4, transforms=CROP), seconds=SECONDS)
     assert found.findings[0].cause == "decode"
     assert "--resize 24" in (found.findings[0].command or "")
@@ -171,8 +171,8 @@ def test_padding_is_named_first(tmp_path: Path, machine: Machine) -> None:
     assert found.findings[0].gain == pytest.approx(gain, rel=0.01)
 
 
-def test_what_a_loader_warns_of_is_a_finding(tmp_path: Path) -> None:
-    write_images(tmp_path / "in", classes=100, each=8, kilobytes=1)
+def test_what_a_loader_warns_of_is_a_finding(tmp_path: Path, machine: Machine) -> None:
+    write_images(tmp_path / "in", classes=100, each=8)
     shardkit.convert(tmp_path / "in", "wds", tmp_path / "sorted", workers=0, shard_samples=50)
     loader = Loader(tmp_path / "sorted", batch_size=8, shuffle=True, window=64, transforms=CROP)
     found = doctor(loader, seconds=0.02)  # a warning would be an error here
@@ -180,18 +180,17 @@ def test_what_a_loader_warns_of_is_a_finding(tmp_path: Path) -> None:
     assert found.findings[-1].settings["window"] > 64
 
 
-def test_a_step_tells_how_much_the_model_takes(photos: Path, machine: Machine) -> None:
+def test_a_step_tells_how_much_the_model_takes(
+    photos: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loader = Loader(photos, batch_size=8, transforms=CROP)
-    batches = []
-
-    def step(batch: Any) -> None:
-        batches.append(batch)
-        time.sleep(0.05)
-
-    found = doctor(loader, step=step, seconds=SECONDS)
+    batches: list[Any] = []
+    clock = SimpleNamespace(perf_counter=lambda: len(batches) * 0.5)
+    monkeypatch.setattr(doctoring, "time", clock)
+    found = doctor(loader, step=batches.append, seconds=SECONDS)
+    assert len(batches) > runs.ROUNDS
     assert all(batch is batches[0] for batch in batches)
-    assert found.need is not None
-    assert found.need <= 8 / 0.05
+    assert found.need == 8 / 0.5
     assert "keeps up" in found.verdict
     assert not [finding for finding in found.findings if finding.rate]  # nothing to gain
     assert doctor(loader, need=1e9, seconds=SECONDS).need == 1e9
@@ -200,22 +199,22 @@ def test_a_step_tells_how_much_the_model_takes(photos: Path, machine: Machine) -
 def test_what_was_measured_while_training_is_used(photos: Path) -> None:
     loader = Loader(photos, batch_size=8, transforms=CROP, profile=True)
     for _ in loader:
-        time.sleep(0.02)
+        pass
     found = doctor(loader, seconds=SECONDS)
     assert found.need == loader.profile.stepping
     assert loader.profile.batches == 8
 
 
-def test_settings_are_tried_side_by_side(photos: Path) -> None:
+def test_settings_are_tried_side_by_side(photos: Path, machine: Machine) -> None:
     steps = {"image": [shardkit.RandomResizedCrop(16), np.sort]}
     loader = Loader(photos, batch_size=8, transforms=steps, threads=1)
     found = doctor(loader, seconds=SECONDS, tune=True)
     assert found.tuned is not None
     first, *others = found.tuned
     assert first.startswith(f"Loader('{photos}', transforms={{'image': [shardkit.RandomResizedCrop")
-    assert len(others) <= 3
-    assert found.best in found.tuned
-    assert all(rate > 0 for rate in found.tuned.values())
+    assert 1 <= len(others) <= 3
+    assert found.best == max(found.tuned, key=lambda line: found.tuned[line])
+    assert found.best != first
 
 
 def test_processes_and_memory_can_be_tried(photos: Path) -> None:
@@ -232,31 +231,31 @@ def test_processes_and_memory_can_be_tried(photos: Path) -> None:
 
 
 @pytest.mark.large
-def test_a_dataloader_is_compared_with_threads(photos: Path, machine: Machine) -> None:
-    dataset = shardkit.torch.StreamingDataset(photos, batch_size=8, transforms=CROP)
-    found = doctor(DataLoader(dataset, batch_size=None, num_workers=1), seconds=SECONDS)
-    assert any("shardkit.torch.Loader" in finding.do for finding in found.findings)
-    assert len(list(dataset)) == 8
-    fields = ["image", "label"]
-    single = shardkit.torch.StreamingDataset(photos, transforms=CROP, fields=fields)
-    assert doctor(DataLoader(single, batch_size=8, num_workers=0), seconds=SECONDS).rate > 0
-
-
-def test_a_path_takes_any_size_of_batches(photos: Path, tmp_path: Path) -> None:
-    few = write_photos(tmp_path / "few", samples=5)
-    for path, options in (
-        (few, {}),
-        (photos, {"global_batch_size": 16}),
-        (write_documents(tmp_path / "documents", [5] * 40), {"batching": shardkit.Bucket(8, 2)}),
-    ):
-        assert doctor(path, seconds=0.02, **options).rate > 0
-
-
-def test_workers_that_start_for_each_epoch_are_told(photos: Path, machine: Machine) -> None:
+def test_a_dataloader_is_compared_with_threads_and_with_workers_that_stay(
+    photos: Path, machine: Machine
+) -> None:
     dataset = shardkit.torch.StreamingDataset(photos, batch_size=32, transforms=CROP)
     found = doctor(DataLoader(dataset, batch_size=None, num_workers=1), seconds=SECONDS)
+    assert any("shardkit.torch.Loader" in finding.do for finding in found.findings)
     told = [finding for finding in found.findings if "persistent_workers=True" in finding.do]
     assert any("restarted for each epoch" in finding.seen for finding in told)
+    assert len(list(dataset)) == 2
+    fields = ["image", "label"]
+    single = shardkit.torch.StreamingDataset(photos, transforms=CROP, fields=fields)
+    # A machine's DataLoader makes an epoch a second.
+    assert doctor(DataLoader(single, batch_size=8, num_workers=0), seconds=SECONDS).rate == 64
+
+
+def test_a_path_takes_any_size_of_batches(photos: Path, tmp_path: Path, machine: Machine) -> None:
+    few = write_photos(tmp_path / "few", samples=5)
+    documents = write_documents(tmp_path / "documents", [5] * 40)
+    for path, size, options in (
+        (few, 5, {}),  # all there are
+        (photos, 16, {"global_batch_size": 16}),
+        (documents, 8, {"batching": shardkit.Bucket(8, 2)}),
+    ):
+        times = doctor(path, seconds=SECONDS, **options).times
+        assert times.samples / times.batches == size
 
 
 def test_a_dataloader_of_something_else_is_refused() -> None:
@@ -265,7 +264,7 @@ def test_a_dataloader_of_something_else_is_refused() -> None:
 
 
 def test_a_gpu_that_gets_batches_from_ordinary_memory_is_told(
-    photos: Path, monkeypatch: pytest.MonkeyPatch
+    photos: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
 
@@ -294,6 +293,9 @@ def test_what_cannot_be_measured_is_said(photos: Path) -> None:
     with pytest.raises(UsageError, match="no rate can be measured"):
         doctor(loader)
 
+    done = CliRunner().invoke(command, [str(photos), "--batch-size", "65"])
+    assert "smaller than one batch" in str(done.exception)
+
     with pytest.raises(UsageError, match="must be over 0"):
         doctor(photos, seconds=0)
 
@@ -306,7 +308,7 @@ def test_what_cannot_be_measured_is_said(photos: Path) -> None:
     assert error.value.where["path"].parent == photos
 
 
-def test_the_command_prints_what_was_found(photos: Path) -> None:
+def test_the_command_prints_what_was_found(photos: Path, machine: Machine) -> None:
     def run(*arguments: str) -> str:
         options = ["--seconds", str(SECONDS), "--size", "16", "--batch-size", "8"]
         done = CliRunner().invoke(command, [str(photos), *options, *arguments])
@@ -321,23 +323,16 @@ def test_the_command_prints_what_was_found(photos: Path) -> None:
     report = json.loads(run("--json", "--need", "1", "--workers", "0"))
     assert report["source"] == str(photos)
     assert report["need"] == 1
-    assert report["rate"] > 0
+    assert report["rate"] == 64  # what a machine's DataLoader makes a second
     assert "keeps up" in report["verdict"]
 
 
 def test_the_command_finds_functions_in_the_current_folder(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "own_steps.py").write_text("def turned(pixels):\n    return pixels[::-1]\n")
+    (tmp_path / "own_steps.py").write_text("def turned(pixels):\n    raise ValueError('no luck')\n")
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)
     options = ["--transform", "own_steps:turned", "--batch-size", "8", "--seconds", "0.02"]
     done = CliRunner().invoke(command, [str(photos), *options, "--json"])
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.output)["times"]["stages"]["transform"]["seconds"] > 0
-
-
-def test_the_command_refuses_what_is_too_small(photos: Path) -> None:
-    done = CliRunner().invoke(command, [str(photos), "--batch-size", "65"])
-    assert isinstance(done.exception, UsageError)
-    assert "smaller than one batch" in str(done.exception)
+    assert "own_steps.turned raised ValueError: no luck" in str(done.exception)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def case(path: Path, now: Run, alone: Run, loader: dict[str, Any] | None = None,
     return Case(Loader(path, batch_size=8, **options), now=now, alone=alone, **others)
 
 
-def test_more_threads_are_advised_where_they_gave_more(path: Path) -> None:
+def test_other_threads_are_advised_where_they_gave_more(path: Path) -> None:
     found = findings.threads(case(path, run(100), run(100, 0), tried={4: run(350, 4)}))
     assert found is not None
     assert (found.cause, found.rate, found.gain) == ("threads", 350, 3.5)
@@ -56,12 +57,9 @@ def test_more_threads_are_advised_where_they_gave_more(path: Path) -> None:
     assert "one thread makes 100 samples/s with 4 processors; 4 made 350" in found.seen
     assert findings.threads(case(path, run(100), run(100, 0), tried={4: run(105, 4)})) is None
     assert findings.threads(case(path, run(100), run(100, 0))) is None
-
-
-def test_fewer_threads_are_advised_where_they_gave_more(path: Path) -> None:
-    found = findings.threads(case(path, run(100, 16), run(90, 0), tried={4: run(150, 4)}))
-    assert found is not None
-    assert found.settings == {"threads": 4}
+    fewer = findings.threads(case(path, run(100, 16), run(90, 0), tried={4: run(150, 4)}))
+    assert fewer is not None
+    assert fewer.settings == {"threads": 4}
 
 
 def test_late_storage_is_waited_for_by_more_threads_or_kept_in_memory(path: Path) -> None:
@@ -145,11 +143,8 @@ def test_steps_of_unlike_length_need_more_batches_ahead(path: Path) -> None:
     assert found is not None
     assert found.settings == {"prefetch": 16}
     assert found.gain == pytest.approx(1.25)
-    even = Times(1.0, 2, 200, 20, data=0.2, step=0.8, spent={"decode": Spent(2.0, 2.0)})
-    assert (
-        findings.prefetch(made, Times(**{**vars(even), "spent": {**even.spent, IDLE: Spent()}}))
-        is None
-    )
+    even = replace(uneven, spent={"decode": Spent(2.0, 2.0), IDLE: Spent()})
+    assert findings.prefetch(made, even) is None
 
 
 def test_what_data_cost_becomes_a_rate(path: Path) -> None:
@@ -170,12 +165,8 @@ def test_findings_are_sorted_by_what_they_give_to_training() -> None:
         Finding("decode", "", "", rate=400, gain=4),
         Finding("padding", "", "", gain=2),
     ]
-    assert [one.cause for one in ranked(some, 100, None)] == [
-        "decode",
-        "padding",
-        "threads",
-        "order",
-    ]
+    causes = [one.cause for one in ranked(some, 100, None)]
+    assert causes == ["decode", "padding", "threads", "order"]
     assert [one.cause for one in ranked(some, 100, 90)] == ["padding", "order"]
     limited = ranked(some, 100, 160)
     assert [(one.cause, round(one.gain, 2)) for one in limited] == [

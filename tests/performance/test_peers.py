@@ -92,19 +92,6 @@ def epoch(contender: Contender, **setting: Any) -> list[Any]:
     return list(made)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "imagefolder",
-        *(pytest.param(n, marks=pytest.mark.large) for n in ("webdataset", "datasets")),
-    ],
-)
-def test_processes_answer_with_all_samples(ready: dict[str, Contender], name: str) -> None:
-    found = answers(started(ready[name]), READ, LOAD, READ)
-    assert [answer.get("samples") for answer in found] == [SAMPLES] * 3, found
-    assert all(answer["seconds"] > 0 for answer in found)
-
-
 @pytest.mark.large  # ffcv takes its time to be imported and compiled
 @pytest.mark.skipif(importlib.util.find_spec("ffcv") is None, reason="ffcv is not installed")
 def test_ffcv_loads_what_we_wrote_for_it(ready: dict[str, Contender], tmp_path: Path) -> None:
@@ -112,8 +99,7 @@ def test_ffcv_loads_what_we_wrote_for_it(ready: dict[str, Contender], tmp_path: 
     (raw,), _ = contenders(open_any(pixels), [], tmp_path / "work", limit=100)
     for contender in (ready["ffcv"], raw):
         assert contender.measures == ("load",)
-        counts = [answer.get("samples") for answer in answers(started(contender), LOAD, LOAD)]
-        assert counts == [SAMPLES, SAMPLES]
+        assert [one.get("samples") for one in answers(started(contender), LOAD)] == [SAMPLES]
     assert ready["ffcv"].about["note"] == "encoded as JPEG for it: 1 png"
 
 
@@ -145,7 +131,7 @@ def test_the_mapped_loop_gets_the_tokens(tokens: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.large
-def test_what_a_library_prints_is_no_answer(tokens: Path, tmp_path: Path) -> None:
+def test_processes_answer_whatever_a_library_prints(tokens: Path, tmp_path: Path) -> None:
     ready, _ = contenders(open_any(tokens), [], tmp_path / "work", limit=100)
     (mmap,) = (contender for contender in ready if contender.name == "mmap")
     noisy = "import os\nos.write(1, b'noise')\ndef xxh3_64_intdigest(data): print('more noise')"
@@ -192,11 +178,6 @@ def test_stores_are_of_these_samples_alone(images: Path, tmp_path: Path) -> None
     assert any("5-images" in path.name for path in (tmp_path / "work").iterdir())
 
 
-def test_workers_do_not_have_to_share_a_tar(ready: dict[str, Contender]) -> None:
-    tars = list(ready["webdataset"].path.glob("*.tar"))
-    assert len(tars) >= min(2 * processors(), SAMPLES)
-
-
 def write_pixels(out: Path, to: str) -> Path:
     """Images as their pixels, in arrays; in a .beton, as raw images."""
     pixels = np.arange(SAMPLES * 20 * 30 * 3, dtype=np.uint8).reshape(SAMPLES, 20, 30, 3)
@@ -240,6 +221,8 @@ def test_a_peer_that_is_not_installed_is_named(images: Path, tmp_path: Path, bar
     ready, _ = contenders(open_any(images), [bare], tmp_path / "work", limit=100)
     assert {"imagefolder", "webdataset"} <= {contender.name for contender in ready}
     assert all(contender.command[0] == bare for contender in ready)
+    (tars,) = (contender.path for contender in ready if contender.name == "webdataset")
+    assert len([*tars.glob("*.tar")]) >= min(2 * processors(), SAMPLES)  # none has to be shared
 
 
 def test_environments_are_found_in_folders_and_beside_each_other(tmp_path: Path) -> None:

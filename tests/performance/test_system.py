@@ -50,30 +50,30 @@ def child(code):
     """A process that says a line when it has run the code, and then waits to be told to end."""
     code += "\nprint(flush=True)\ninput()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    process = subprocess.Popen([sys.executable, "-c", code], **pipes)
+    process = subprocess.Popen([sys.executable, "-IS", "-c", code], **pipes)
     assert process.stdout.readline()
     return process
 
 
 # --- processes -----------------------------------------------------------------------------------
 
-BURN = "import time\nwhile time.process_time() < 0.3: pass"
+BURN = "import time\nwhile time.process_time() < 0.15: pass"
 
 
 def test_processors_are_counted_of_this_process_and_its_children_also_when_they_have_ended():
     system = System(None)
     system.begin()
-    end = time.process_time() + 0.2
+    end = time.process_time() + 0.1
     while time.process_time() < end:
         pass
     with child(BURN) as running:
         used = system.used(last=True).cpu
-        assert used >= 0.45  # such clocks tick a hundred times a second
+        assert used >= 0.2  # such clocks tick a hundred times a second
         running.communicate(b"\n")
     assert system.used(last=True).cpu >= 0
     with child(BURN) as ended:
         ended.communicate(b"\n")
-    assert system.used(last=True).cpu >= 0.25
+    assert system.used(last=True).cpu >= 0.1
 
 
 @LINUX
@@ -230,37 +230,31 @@ def gpu_of(number):
     return found["gpu"], found["gpu_memory"]
 
 
-def test_a_gpu_is_looked_at(nvml):
-    assert gpu_of(1) == (0.3, 5_000)
-    assert set(nvml.asked) == {"GPU-b"}
-
-
 @pytest.mark.parametrize(
     ("visible", "number", "expected"),
-    [("1", 0, "GPU-b"), ("1,0", 1, "GPU-a"), ("GPU-c,GPU-d", 1, "GPU-d")],
+    [(None, 1, "GPU-b"), ("1", 0, "GPU-b"), ("1,0", 1, "GPU-a"), ("GPU-c,GPU-d", 1, "GPU-d")],
 )
-def test_gpus_are_numbered_as_this_process_sees_them(nvml, monkeypatch, visible, number, expected):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    gpu_of(number)
+def test_a_gpu_is_looked_at_by_the_number_that_this_process_has_for_it(
+    nvml, monkeypatch, visible, number, expected
+):
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert gpu_of(number) == (0.3, 5_000)
     assert set(nvml.asked) == {expected}
 
 
-def test_what_a_gpu_cannot_say_is_left_out(nvml, monkeypatch):
-    def refuse(handle):
-        raise NVMLError
+def refuse(*_):
+    raise NVMLError
 
+
+def test_what_a_gpu_cannot_say_is_left_out(nvml, monkeypatch):
     monkeypatch.setattr(nvml, "nvmlDeviceGetUtilizationRates", refuse)
     assert gpu_of(0) == (None, 5_000)
 
 
 def test_without_a_gpu_a_driver_or_its_library_there_are_no_values_and_no_error(nvml, monkeypatch):
-    assert gpu_of(None) == (None, None)
-    assert gpu_of(5) == (None, None)
-
-    def absent():
-        raise NVMLError
-
-    monkeypatch.setattr(nvml, "nvmlInit", absent)
+    assert gpu_of(None) == gpu_of(5) == (None, None)
+    monkeypatch.setattr(nvml, "nvmlInit", refuse)
     assert gpu_of(0) == (None, None)
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert gpu_of(0) == (None, None)

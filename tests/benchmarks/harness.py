@@ -1,0 +1,154 @@
+"""What the benchmarks share: contenders that run in turns, medians, versions, and JSON at the end.
+
+Each round runs every contender once, in an order of its own, so that what slows the machine down
+for a while slows all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+SHARDKIT = [sys.executable, "-m", "shardkit"]
+PACKAGES = ("shardkit", "webdataset", "numpy", "xxhash", "obstore")  # whose versions are reported
+
+Run = Callable[[], float]  # returns seconds
+Pairs = tuple[dict[str, Run], dict[str, str]]  # contenders; peer -> ours, which it is compared with
+
+
+def arguments(doc: str | None, *names: str, rounds: int = 5) -> argparse.ArgumentParser:
+    """A parser with the options that most have: --data, --work, --peers and --rounds, if named."""
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name in names:
+        if name == "rounds":
+            parser.add_argument("--rounds", type=int, default=rounds)
+        else:
+            parser.add_argument(f"--{name}", type=Path, required=name != "peers")
+    return parser
+
+
+def seconds_of(work: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def called(*command: object, **environ: str) -> str:
+    """What a command prints to stdout."""
+    words = list(map(str, command))
+    done = subprocess.run(
+        words, env={**os.environ, **environ}, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{words} failed:\n{done.stderr[-3000:]}")
+    return done.stdout
+
+
+def timed(*commands: list[Any], **environ: str) -> float:
+    """Seconds of these commands together, with their starts."""
+    return seconds_of(lambda: [called(*command, **environ) for command in commands])
+
+
+def answer(*command: object, **environ: str) -> Any:
+    """The JSON in the last line that a command prints."""
+    return json.loads(called(*command, **environ).splitlines()[-1])
+
+
+def script(code: str, *words: object, python: object = sys.executable, **environ: str) -> Any:
+    """The same of Python code in an interpreter of its own."""
+    return answer(python, "-W", "ignore", "-c", code, *words, **environ)
+
+
+def fresh(place: Path) -> Path:
+    """A place for an output, with what stood there gone from the disk as well."""
+    if place.is_dir():
+        shutil.rmtree(place)
+    place.unlink(missing_ok=True)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    os.sync()
+    return place
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+def measure(runs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[Any]]:
+    """What each contender returns, once a round."""
+    found: dict[str, list[Any]] = {name: [] for name in runs}
+    order = list(runs)
+    for number in range(rounds):
+        random.Random(number).shuffle(order)
+        for name in order:
+            value = runs[name]()
+            found[name].append(round(value, 6) if isinstance(value, float) else value)
+    return found
+
+
+def summary(
+    seconds: Mapping[str, list[float]], pairs: Mapping[str, str], samples: int
+) -> dict[str, Any]:
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    return {
+        "seconds": seconds,
+        "median": medians,
+        "samples_per_second": {name: round(samples / m) for name, m in medians.items()},
+        "faster_by": {
+            f"{ours} than {peer}": round(medians[peer] / medians[ours], 2)
+            for peer, ours in pairs.items()
+        },
+        "samples": samples,
+        **machine(),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """The versions of what is measured, and on what."""
+    there = [name for name in PACKAGES if importlib.util.find_spec(name)]
+    versions = {"python": platform.python_version(), **{name: version(name) for name in there}}
+    return {"versions": versions, "cores": os.cpu_count()}
+
+
+class Memory:
+    """The most memory of this process meanwhile, in MB, looked up every few milliseconds.
+
+    `anonymous` is what the system cannot take away; `with_files` has the pages of temporary files
+    as well, which it can.
+    """
+
+    def __enter__(self) -> Memory:
+        self.anonymous = self.with_files = 0
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        over = False
+        while not over:
+            over = self._end.wait(0.01)
+            lines = Path("/proc/self/status").read_text().splitlines()
+            sizes = {line.split(":")[0]: line.split()[1] for line in lines if line.endswith(" kB")}
+            self.anonymous = max(self.anonymous, int(sizes["RssAnon"]) >> 10)
+            self.with_files = max(self.with_files, int(sizes["VmRSS"]) >> 10)
