@@ -17,8 +17,8 @@ from shardkit.errors import MissingKeyError, OutputError, SampleError, UsageErro
 from shardkit.formats import FORMATS
 from shardkit.schema import Array, Int, Json, Schema, Text
 from shardkit.stream.loader import Loader
-from tests.conftest import files_of
-from tests.stream.data import keys, real_keys, same, through_json, write_documents, write_photos
+from tests.conftest import few
+from tests.stream.data import keys, real_keys, same, through_json, write_photos
 
 SAMPLES = 37
 GENERATOR = np.random.default_rng(3)
@@ -70,44 +70,24 @@ def test_views_of_views_are_as_those_of_lists(ds: Dataset) -> None:
         assert labels(ds[::-3][cut]) == list(range(SAMPLES))[::-3][cut]
 
 
-def test_distances_that_are_equal_are_a_range(ds: Dataset) -> None:
-    assert ds[::-1][::2].indices == ds.select([*range(36, -1, -2)]).indices == range(36, -1, -2)
-    assert ds.select(np.arange(37) % 7 == 1).indices == range(1, 37, 7)
-    assert ds[:].indices is None
-    assert ds.select(range(37)).indices is None
-    assert ds[9:9].indices == ds.select(range(50, 40)).indices == range(0)
-    assert ds.select(range(-3, 2)).indices.tolist() == [34, 35, 36, 0, 1]  # type: ignore[union-attr]
-    assert ds.select(range(-3, -1)).indices == range(34, 36)
-    assert isinstance(ds.select([1, 2, 4]).indices, np.ndarray)
-
-
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
         ([37], IndexError, "index 37 is out of range: there are 37 samples"),
-        ([0, -38], IndexError, "index -38 is out of range"),
-        (range(30, 40), IndexError, "index 39 is out of range"),
         (range(10**12), IndexError, "index 999999999999 is out of range"),
         ([0.5], UsageError, "float64"),
-        (["0003"], UsageError, "selected by their numbers"),
         ("0003", UsageError, "selected by their numbers"),
-        (7, UsageError, "selected by their numbers"),
         ([[1], [2]], UsageError, r"shape \(2, 1\)"),
         ([[1], [2, 3]], UsageError, "selected by their numbers"),
         (np.ones(36, bool), UsageError, "a mask has one value per sample"),
-        ({3, 4}, UsageError, "selected by their numbers"),
         (None, UsageError, "selected by their numbers"),
+        (slice("a", "b"), UsageError, "invalid slice of samples"),
+        (slice(None, None, 0), UsageError, "invalid slice of samples"),
     ],
 )
 def test_what_cannot_be_selected(ds: Dataset, given: Any, error: type, words: str) -> None:
     with pytest.raises(error, match=words):
-        ds.select(given)
-
-
-def test_slices_are_of_whole_numbers(ds: Dataset) -> None:
-    for cut in (slice("a", "b"), slice(0, 1.5), slice(None, None, 0)):
-        with pytest.raises(UsageError, match="invalid slice of samples"):
-            ds[cut]
+        ds[given] if isinstance(given, slice) else ds.select(given)
 
 
 def test_filters_take_functions_and_conditions(ds: Dataset) -> None:
@@ -117,39 +97,34 @@ def test_filters_take_functions_and_conditions(ds: Dataset) -> None:
     chosen = ds.select(GENERATOR.integers(0, SAMPLES, 60))
     for text, function in (
         ("caption is null", lambda s: "caption" not in s),
-        ("caption > 'image 2' and label < 30", lambda s: s.get("caption", "") > "image 2"),
+        ("caption > 'image 2'", lambda s: s.get("caption", "") > "image 2"),
         ("key in ('0003', '0004')", lambda s: s["__key__"] in ("0003", "0004")),
     ):
-        for view in (ds, chosen, chosen[::-1]):
-            expected = [s["label"] for s in view if function(s)]
-            if "30" in text:
-                expected = [n for n in expected if n < 30]
-            assert labels(view.filter(text)) == expected
+        for view in (ds, chosen[::-1]):
+            assert labels(view.filter(text)) == [s["label"] for s in view if function(s)]
     seen: list[Any] = []
     ds[:3].filter(lambda sample: seen.append(sorted(sample)), fields=["caption"])
     assert seen == [["__key__"], ["__key__", "caption"], ["__key__", "caption"]]
-    assert len(ds.filter("label > 100")) == 0
-    with pytest.raises(UsageError, match="no field 'lable'"):
-        ds.filter("lable == 3")
-    with pytest.raises(UsageError, match="no field 'lable'") as caught:
-        ds.filter(len, fields=["lable"])
-    assert "did you mean label?" in str(caught.value.expected)
-    with pytest.raises(UsageError, match="a condition names its fields itself"):
-        ds.filter("label == 3", fields=["label"])
-    with pytest.raises(UsageError, match="a condition or a function"):
-        ds.filter({"label": 3})  # type: ignore[arg-type]
+    mistakes: list[tuple[Any, list[str] | None, str]] = [
+        ("lable == 3", None, "no field 'lable'"),
+        (len, ["lable"], "(?s)no field 'lable'.*did you mean label"),
+        ("label == 3", ["label"], "a condition names its fields itself"),
+        ({"label": 3}, None, "a condition or a function"),
+    ]
+    for given, fields, words in mistakes:
+        with pytest.raises(UsageError, match=words):
+            ds.filter(given, fields=fields)
 
 
 def test_they_are_as_those_of_hugging_face_datasets(ds: Dataset) -> None:
     datasets = pytest.importorskip("datasets")
     theirs = datasets.Dataset.from_list([{"label": n, "odd": n % 2 == 1} for n in range(SAMPLES)])
-    for chosen in ([3, 1, 1, 36], range(5, 20, 3), np.array([36, 0]), iter([4, 5])):
-        again = [4, 5] if not hasattr(chosen, "__len__") else chosen
-        assert labels(ds.select(chosen)) == theirs.select(again)["label"][:]
-    condition = lambda sample: sample["label"] % 3 == 1  # noqa: E731
-    assert labels(ds.filter(condition)) == theirs.filter(condition)["label"][:]
+    for chosen in ([3, 1, 1, 36], range(5, 20, 3), np.array([36, 0])):
+        assert labels(ds.select(chosen)) == theirs.select(chosen)["label"][:]
+    assert labels(ds.select(iter([4, 5]))) == [4, 5]
+    odd = theirs.filter(lambda sample: sample["odd"])
+    assert labels(ds.filter(lambda sample: sample["label"] % 2 == 1)) == odd["label"][:]
     assert labels(ds[4:-3:2]) == theirs[4:-3:2]["label"]  # theirs are columns, ours a view
-    assert ds.column("label").tolist() == theirs["label"][:]
     with pytest.raises(IndexError):
         theirs.select([SAMPLES])
 
@@ -187,7 +162,6 @@ def test_views_of_many_samples_take_no_memory(ds: Dataset) -> None:
     some = ds.select(GENERATOR.permutation(SAMPLES))
     assert len(pickle.dumps(some)) - len(pickle.dumps(ds)) < 8 * SAMPLES + 300
     assert labels(pickle.loads(pickle.dumps(some[3:]))) == labels(some)[3:]
-    assert some._readers is ds._readers  # shards are opened once for all views
 
 
 def test_views_take_8_bytes_a_sample() -> None:
@@ -212,7 +186,9 @@ def test_views_take_8_bytes_a_sample() -> None:
 # --- keys and columns ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("to", [name for name in FORMATS if name not in ("megatron", "beton")])
+@pytest.mark.parametrize(
+    "to", few((name for name in FORMATS if name not in ("megatron", "beton")), "arrow", "wds")
+)
 def test_columns_are_the_values_in_all_samples(tmp_path: Path, to: str) -> None:
     schema = {
         "n": Int(), "maybe": Int(optional=True), "text": Text(), "data": Json(optional=True),
@@ -315,21 +291,18 @@ def test_loaders_read_the_samples_of_a_view(ds: Dataset, shuffle: bool) -> None:
         if not shuffle:
             assert [k for b in keys(batches) for k in b][: len(view)] == view.keys()
         ranks = [
-            list(Loader(view, batch_size=2, shuffle=shuffle, rank=rank, world_size=2))
+            keys(Loader(view, batch_size=2, shuffle=shuffle, rank=rank, world_size=2))
             for rank in range(2)
         ]
-        together = [a + b for a, b in zip(*map(keys, ranks), strict=True)]
-        assert [sorted(b) for b in together] == [sorted(b) for b in keys(batches)]
+        together = [sorted(a + b) for a, b in zip(*ranks, strict=True)]
+        assert together == [sorted(b) for b in keys(batches)]
 
 
 def test_sampling_goes_by_the_samples_of_a_view(ds: Dataset) -> None:
     view = ds.select([30, 2, 31, 3])
-    for sampling in (
-        shardkit.Weighted([0.0, 1.0, 0.0, 3.0], samples=8),
-        shardkit.Weighted(np.array([0, 1, 0, 3]), samples=8),
-    ):
-        loader = Loader(view, batch_size=4, shuffle=True, sampling=sampling)
-        assert real_keys(list(loader)) == {"0002": 2, "0003": 6}
+    sampling: Any = shardkit.Weighted(np.array([0, 1, 0, 3]), samples=8)
+    loader = Loader(view, batch_size=4, shuffle=True, sampling=sampling)
+    assert real_keys(list(loader)) == {"0002": 2, "0003": 6}
     sampling = shardkit.Balanced("label", samples=8)
     loader = Loader(view, batch_size=4, shuffle=True, sampling=sampling)
     assert real_keys(list(loader)) == dict.fromkeys(view.keys(), 2)
@@ -356,24 +329,6 @@ def test_a_state_is_of_a_selection(ds: Dataset) -> None:
         Loader(view[::-1], batch_size=3).load_state_dict(ordered)
 
 
-def test_formats_give_the_same_batches_of_a_view(ds: Dataset, tmp_path: Path) -> None:
-    other = shardkit.open(write_photos(tmp_path / "arrow", "arrow"))
-    chosen = GENERATOR.permutation(SAMPLES)[:25]
-    options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "window": 16, "parts": 2}
-    one, two = (keys(Loader(each.select(chosen), **options)) for each in (ds, other))
-    assert one == two
-
-
-def test_lengths_are_those_of_the_view(tmp_path: Path) -> None:
-    lengths = GENERATOR.integers(1, 60, 120)
-    ds = shardkit.open(write_documents(tmp_path / "out", lengths))
-    chosen = GENERATOR.permutation(120)[:50]
-    view = ds.select(chosen)
-    assert view.lengths("tokens").tolist() == lengths[chosen].tolist()
-    loader = Loader(view, batching=shardkit.Dynamic(max_tokens=200), shuffle=True)
-    assert real_keys(list(loader)) == Counter(view.keys())
-
-
 def test_rows_of_several_views_are_read_at_once(tmp_path: Path) -> None:
     schema = {"row": Array("float32", (2,))}
     with shardkit.create(tmp_path / "out", "arrow", schema=schema, shard_samples=9) as writer:
@@ -388,20 +343,12 @@ def test_rows_of_several_views_are_read_at_once(tmp_path: Path) -> None:
         assert all(row.tolist() == [int(key), -int(key)] for key, row in found.items())
 
 
-def test_a_view_without_samples_is_refused(ds: Dataset) -> None:
-    with pytest.raises(UsageError, match="the view has no samples") as caught:
-        Loader(ds.filter("label > 100"), batch_size=2)
-    assert "none of 37" in str(caught.value.found)
-
-
 # --- converting ----------------------------------------------------------------------------------
 
 
 def test_views_are_converted(ds: Dataset, tmp_path: Path) -> None:
     view = ds.select(GENERATOR.permutation(SAMPLES)[:21])[::-1]
-    for workers in (0, 2):
-        shardkit.convert(view, "wds", tmp_path / f"{workers}", shard_samples=4, workers=workers)
-    assert files_of(tmp_path / "0") == files_of(tmp_path / "2")
+    shardkit.convert(view, "wds", tmp_path / "0", shard_samples=4, workers=0)
     found = shardkit.open(tmp_path / "0")
     assert [*found] == [*view]
     assert shardkit.verify(tmp_path / "0", view).sound
@@ -412,24 +359,18 @@ def test_views_are_converted(ds: Dataset, tmp_path: Path) -> None:
     for other in (view[::-1], view[:20], ds):
         with pytest.raises(OutputError):
             shardkit.convert(other, "wds", tmp_path / "0", shard_samples=4)
-
-
-def test_a_filter_leaves_what_where_leaves(out: Path, ds: Dataset, tmp_path: Path) -> None:
-    for number, text in enumerate(("label < 9 and caption is not null", "image.width > 50")):
-        view = ds.filter(text)
-        if not len(view):
-            with pytest.raises(shardkit.ShardkitError):
-                shardkit.convert(out, "wds", tmp_path / f"{number}", where=text, workers=0)
-            continue
-        shardkit.convert(out, "wds", tmp_path / f"{number}", where=text, workers=0)
-        assert [*shardkit.open(tmp_path / f"{number}")] == [*view]
-
-
-def test_a_sample_that_is_selected_twice_is_not_converted(ds: Dataset, tmp_path: Path) -> None:
-    with pytest.raises(shardkit.ShardkitError, match="0003"):
+    with pytest.raises(shardkit.ShardkitError, match="0003"):  # twice
         shardkit.convert(ds.select([3, 1, 3]), "wds", tmp_path / "out")
     with pytest.raises(shardkit.ShardkitError, match="the view has no samples"):
         shardkit.convert(ds[:0], "wds", tmp_path / "out")
+    with pytest.raises(UsageError, match=r"(?s)the view has no samples.*none of 37"):
+        Loader(ds.filter("label > 100"), batch_size=2)
+
+
+def test_a_filter_leaves_what_where_leaves(out: Path, ds: Dataset, tmp_path: Path) -> None:
+    text = "label < 9 and caption is not null"
+    shardkit.convert(out, "wds", tmp_path / "out", where=text, workers=0)
+    assert [*shardkit.open(tmp_path / "out")] == [*ds.filter(text)]
 
 
 @pytest.mark.parametrize("to", ["wds", "lmdb"])
@@ -439,12 +380,8 @@ def test_inspecting_a_view_is_about_its_samples(tmp_path: Path, to: str) -> None
     report = shardkit.inspect(view, full=True, samples=2)
     assert report["samples"] == 5
     assert [first["__key__"] for first in report["first"]] == ["0030", "0002"]
-    assert {each["label"]: each["samples"] for each in report["classes"]} == {
-        2: 1,
-        3: 2,
-        30: 1,
-        31: 1,
-    }
+    counts = {each["label"]: each["samples"] for each in report["classes"]}
+    assert counts == {2: 1, 3: 2, 30: 1, 31: 1}
     assert report["images"]["image"]["formats"] == {"jpeg": 5}
     stats = report["fields"]["image"]["stats"]
     if to == "wds":
