@@ -87,7 +87,6 @@ def test_views_are_concatenated(parts: list[Dataset]) -> None:
     one = shardkit.concatenate([a[2:5], a[7:], a[2:3]])
     assert one.classes == a.classes
     check(one, [*a[2:5], *a[7:], *a[2:3]])
-    assert shardkit.concatenate([a[:6], a[6:]]).indices is None
 
 
 def test_transforms_are_those_of_each_dataset(parts: list[Dataset]) -> None:
