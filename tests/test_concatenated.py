@@ -14,6 +14,7 @@ import pytest
 import shardkit
 from shardkit.dataset import Dataset
 from shardkit.errors import FormatError, UsageError
+from shardkit.performance.checks import convert_command
 from shardkit.schema import Array, Bool, Int, Text
 from shardkit.stream.loader import Loader
 from tests.conftest import files_of
@@ -101,6 +102,12 @@ def test_transforms_are_those_of_each_dataset(parts: list[Dataset]) -> None:
         Loader(joined, batch_size=2)
     with pytest.raises(UsageError, match="a dataset with transforms cannot be converted"):
         shardkit.convert(joined, "wds", "never")
+
+
+def test_advice_names_each_dataset(parts: list[Dataset]) -> None:
+    loader = Loader(shardkit.concatenate([parts[0][:5], parts[1]]), batch_size=2)
+    commands = [f"shardkit convert {part.place} --to {part.format}" for part in parts[:2]]
+    assert convert_command(loader.dataset.stream) == " && ".join(commands)
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

@@ -65,10 +65,9 @@ def test_every_format_by_index_and_by_key(tmp_path: Path, format: str) -> None:
     samples = [{"__key__": f"k{n}", "image": make_image(n), "label": n} for n in range(5)]
     data = write(tmp_path / "x", samples, schema, to=format, shard_samples=2)
     keys = shardkit.open(data).keys()
-    for number in (0, 3, -1):
-        for name in (str(number), keys[number]):
-            run("cat", "--field", "image", "-o", tmp_path / "i", "--overwrite", "--", data, name)
-            assert (tmp_path / "i").read_bytes() == samples[number]["image"]
+    for name, number in (("0", 0), ("-1", -1), (keys[3], 3)):
+        run("cat", "--field", "image", "-o", tmp_path / "i", "--overwrite", "--", data, name)
+        assert (tmp_path / "i").read_bytes() == samples[number]["image"]
     lines = [json.loads(line) for line in run("head", data, "-n", 3, "--json").stdout.splitlines()]
     assert [(line["index"], line["key"]) for line in lines] == list(enumerate(keys[:3]))
     expected = [{"image": {"bytes": len(s["image"])}, "label": s["label"]} for s in samples[:3]]
@@ -101,10 +100,10 @@ def test_what_head_says(every: Path, tmp_path: Path) -> None:
     assert re.search(r" text +line 3 Ä 漢 🎉", shown)
     assert re.search(r' about +\{"n": 3, "list"', shown)
     assert "sample 4" not in shown
-    line = json.loads(run("head", every, "-n", 1, "--json").stdout)
-    assert line["fields"]["text"] == everything(0)["text"]
-    assert line["fields"]["about"] == everything(0)["about"]
-    assert line["fields"]["points"] == {"dtype": "<f4", "shape": [0, 2], "first": []}
+    found, sample = json.loads(run("head", every, "-n", 1, "--json").stdout), everything(0)
+    points = {"dtype": "<f4", "shape": [0, 2], "first": []}
+    expected = {"text": sample["text"], "about": sample["about"], "points": points}
+    assert found["fields"].items() >= expected.items()
     long = write(tmp_path / "x", [{"__key__": "a", "text": "word " * 500}], {"text": Text()})
     assert "word ... (2,500 characters)" in " ".join(run("head", long).stdout.split())
 
@@ -219,6 +218,7 @@ def test_tokens_are_decoded(tmp_path: Path, format: str) -> None:
     shown = run("head", tmp_path / "out").stdout
     assert "uint16 (3,): 3, 1, 4; as text: w3 w1 w4 \n" in shown
     assert " w31... " in " ".join(shown.split())
+    assert "w3 w1 w4" in run("inspect", tmp_path / "out").stdout
     lines = run("head", tmp_path / "out", "--json").stdout.splitlines()
     assert json.loads(lines[1])["fields"]["tokens"]["text"] == "w3 w1 w4"
     shown = on_terminal("cat", tmp_path / "out", 0, "--field", "tokens")
@@ -252,13 +252,9 @@ def test_a_damaged_sample_is_named_and_others_are_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
-        ({"TERM": "xterm-kitty"}, "kitty"),
         ({"TERM": "xterm-256color", "KITTY_WINDOW_ID": "1"}, "kitty"),
-        ({"TERM": "xterm-ghostty"}, "kitty"),
         ({"TERM": "xterm-256color", "TERM_PROGRAM": "iTerm.app"}, "iterm"),
-        ({"TERM": "xterm-256color", "TERM_PROGRAM": "WezTerm"}, "iterm"),
         ({"TERM": "xterm-256color", "LC_TERMINAL": "iTerm2"}, "iterm"),
-        ({"TERM": "xterm-256color"}, "blocks"),
         ({"TERM": "tmux-256color", "KITTY_WINDOW_ID": "1"}, "blocks"),
         ({"TERM": "xterm-kitty", "TMUX": "/tmp/x"}, "blocks"),
         ({"TERM": "xterm-256color", "KITTY_WINDOW_ID": "1", "NVIM": "x"}, "blocks"),

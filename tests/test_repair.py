@@ -156,6 +156,7 @@ def test_each_file(format: str, single: bool, tmp_path: Path, large: bool) -> No
     for turn in range(3 if single else 1):  # which has one or two files
         givers = [source, same, copy]
         each_is_repaired(out, givers[turn:] + givers[:turn])
+    is_repaired(out, partial(storage.remove, named(out)[-1]), source)
 
 
 @pytest.fixture(scope="session")

@@ -42,6 +42,18 @@ def test_a_loader_reads_it_as_it_reads_shards(tmp_path: Path) -> None:
         assert np.array_equal(batch["label"], stored["label"])
 
 
+def test_errors_of_reading_say_which_sample() -> None:
+    class Broken(list):  # type: ignore[type-arg]
+        schema = SCHEMA
+
+        def __getitem__(self, index):  # type: ignore[no-untyped-def]
+            raise OSError("gone")
+
+    with pytest.raises(shardkit.ShardkitError, match="gone") as caught:
+        shardkit.Dataset.from_sequence(Broken(SAMPLES))[4]
+    assert caught.value.where["position"] == 4
+
+
 def test_an_error_of_the_sequence_itself_blames_no_field() -> None:
     asked: list[int] = []
 

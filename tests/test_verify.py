@@ -323,6 +323,7 @@ def test_a_png_with_a_wrong_checksum_is_damaged() -> None:
     """Decoding does not look at it."""
     data = bytearray(photo(1, "PNG"))
     assert damage(bytes(data)) is None
+    assert damage(b"text")
     data[-13] ^= 1  # the last byte of IDAT's, which IEND follows
     with PIL.Image.open(io.BytesIO(data)) as opened:
         opened.load()
@@ -342,13 +343,13 @@ def test_decoding_finds_the_image_that_is_cut(images: Path, tmp_path: Path, form
 
 
 @EACH_FORMAT
-def test_values_of_every_type_are_sound(tmp_path: Path, format: str) -> None:
+def test_values_of_every_type_equal_those_of_their_source(tmp_path: Path, format: str) -> None:
     source = tmp_path / "in"
     with shardkit.create(source, "wds", EVERYTHING) as writer:
         for n in range(7):
             writer.write(everything(n) | {"score": math.nan if n else 0.5})
-    out = make(source, format, tmp_path / "out", shard_samples=3)
-    assert shardkit.verify(out, decode=True, against=source).problems == []
+    out = make(source, format, tmp_path / "out", shard_samples=3, shuffle=True)
+    assert whats(out, decode=True, against=source) == []
 
 
 def test_values_that_cannot_be_read_or_are_of_no_class_are_found(tmp_path: Path) -> None:
@@ -367,16 +368,6 @@ def test_values_that_cannot_be_read_or_are_of_no_class_are_found(tmp_path: Path)
 
 
 # --- against --------------------------------------------------------------------------------------
-
-
-@EACH_FORMAT
-def test_two_formats_of_one_source_are_equal(images: Path, tmp_path: Path, format: str) -> None:
-    (images / "class0/000.json").write_text('{"b": 1, "a": [1.0, 2]}')
-    other = "lmdb" if format == "wds" else "wds"
-    one = make(images, other, tmp_path / "one", shuffle=True)
-    two = make(one, format, tmp_path / "two", shard_samples=4)
-    assert whats(two, against=one) == []
-    assert whats(two, against=images) == []
 
 
 @EACH_FORMAT
@@ -433,6 +424,15 @@ def test_what_differs_from_the_source_is_named(images: Path, tmp_path: Path) -> 
     assert len(ours) == 4
 
 
+def test_a_changed_label_is_named(tmp_path: Path) -> None:
+    samples = [{"__key__": f"{n}", "label": n} for n in range(5)]
+    out = make(samples, "wds", tmp_path / "out")
+    samples[3] = {"__key__": "3", "label": 4}
+    (problem,) = shardkit.verify(out, against=samples).problems
+    assert (problem.where["key"], problem.where["field"]) == ("3", "label")
+    assert (problem.expected, problem.found) == ("int 4", "int 3")
+
+
 def test_dropped_samples_and_those_beyond_a_limit_are_notes(images: Path, tmp_path: Path) -> None:
     (images / "class0/001.jpg").write_text("no image")
     options: dict[str, Any] = {"on_error": "skip", "shuffle": True, "seed": 1}
@@ -477,6 +477,7 @@ def test_a_source_that_is_damaged_is_said_and_no_crash(
         (np.array([math.nan, 1]), np.array([math.nan, 1]), True),
         (np.array(["a"]), np.array(["b"]), False),
         (b"ab", b"abc", False),
+        ("ab", "ac", False),
     ],
 )
 def test_values_are_equal_by_value_and_type(found: Any, expected: Any, same: bool) -> None:
@@ -920,3 +921,88 @@ def test_what_lies_beside_splits_is_compared(images: Path, tmp_path: Path) -> No
     (out / "train/__shardkit__/manifest.json").unlink()
     shutil.rmtree(out / "__shardkit__")
     assert whats(out) == [INCOMPLETE]
+
+
+# --- parts: together they check what one process does, or say what they do not -------------------
+
+
+def parts_of(path: Path, number: int, **options: bool) -> list[shardkit.VerifyReport]:
+    return [
+        shardkit.verify(path, part=f"{part}/{number}", **options) for part in range(1, number + 1)
+    ]
+
+
+@pytest.mark.parametrize(("format", "number"), [("wds", 2), ("lmdb", 5)])
+def test_parts_check_every_shard_and_file_once(
+    images: Path, tmp_path: Path, format: str, number: int
+) -> None:
+    out = make(images, format, tmp_path / "out", shard_samples=4)
+    whole, parts = shardkit.verify(out), parts_of(out, number)
+    assert all(part.sound for part in parts)
+    for name in ("samples", "shards", "files", "bytes"):
+        assert sum(getattr(part, name) for part in parts) == getattr(whole, name)
+    assert [part.shards for part in parts] == ([2, 1] if number == 2 else [1, 1, 1, 0, 0])
+    assert [part.part for part in parts] == [f"{n + 1}/{number}" for n in range(number)]
+    assert whole.part is None
+    assert any("without --part" in note for note in parts[0].notes)
+    assert any("part 1 checks" in note for note in parts[1].notes)
+
+
+@pytest.mark.parametrize("format", few(IMAGE_FORMATS, "lmdb", "wds"))
+def test_parts_find_what_the_whole_finds(images: Path, tmp_path: Path, format: str) -> None:
+    """Each problem is found by exactly one of them, and named the same."""
+    (images / "class1/broken.jpg").write_bytes(b"no image")
+    out = make(images, format, tmp_path / "out", shard_samples=3, on_error="skip")
+    paths = shard_paths(out)
+    for path in (paths[0], paths[1], out / f"{manifests.FOLDER}/{manifests.ERRORS}"):
+        flip(path, path.stat().st_size // 2)
+    (paths[2] if paths[2].is_file() else paths[2].parent).replace(tmp_path / "away")
+    if format != "lance":  # whose own manifest says what counts
+        top = out / paths[1].relative_to(out).parts[0]
+        (shutil.copytree if top.is_dir() else shutil.copy)(top, out / top.name.replace("1", "7", 1))
+    whole = sorted(map(str, shardkit.verify(out).problems))
+    assert len(whole) >= 4
+    parts = [sorted(map(str, part.problems)) for part in parts_of(out, 3)]
+    assert sorted(problem for part in parts for problem in part) == whole
+    assert all(parts)
+
+
+def test_shards_of_splits_are_shared_as_one_list(images: Path, tmp_path: Path) -> None:
+    out = make(images, "wds", tmp_path / "out", folds=4, shard_samples=None)
+    assert [part.shards for part in parts_of(out, 4)] == [1, 1, 1, 1]
+    shard = out / "fold2/shard-000000.tar"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert [part.sound for part in parts_of(out, 4)] == [True, True, False, True]
+
+
+def test_shards_of_others_are_shared_too(images: Path, tmp_path: Path) -> None:
+    out = make(images, "wds", tmp_path / "out", shard_samples=4)
+    shutil.rmtree(out / manifests.FOLDER)
+    for path in out.glob("*.tar"):
+        path.rename(out / path.name.replace("shard", "theirs"))
+    second = out / "theirs-000001.tar"
+    second.write_bytes(second.read_bytes()[:2000])
+    whole = {str(problem) for problem in shardkit.verify(out).problems}
+    assert whole  # what cannot be opened is said by each part
+    assert [{str(problem) for problem in part.problems} for part in parts_of(out, 3)] == [whole] * 3
+
+
+@pytest.mark.large  # webdataset imports torch
+def test_a_part_decodes_and_asks_the_library_for_its_shards_alone(
+    images: Path, tmp_path: Path
+) -> None:
+    out = make(images, "wds", tmp_path / "out", shard_samples=5)
+    second = shardkit.verify(out, part="2/2", client=True, decode=True)
+    assert second.sound
+    assert (second.samples, second.clients["webdataset"].samples) == (5, 5)
+    assert +second.clients["webdataset"].not_compared == {}
+
+
+def test_the_command_takes_a_part(images: Path, out: Path) -> None:
+    report = json.loads(run("verify", out, "--part", "3/3", "--json").stdout)
+    assert (report["part"], report["samples"], report["sound"]) == ("3/3", 2, True)
+    assert "part 3/3 of 3 shards" in run("verify", out, "--part", "3/3").stdout
+    assert "--part I/N" in run("verify", out, "--part", "0/3", check=2).stderr
+    with pytest.raises(UsageError, match="cannot be compared with its source"):
+        shardkit.verify(out, images, part="1/2")
+    assert shardkit.verify(out, images, part="1/1").sound

@@ -21,7 +21,6 @@ from tests.conftest import few
 from tests.stream.data import keys, real_keys, same, through_json, write_photos
 
 SAMPLES = 37
-GENERATOR = np.random.default_rng(3)
 MANY = 10**8
 
 
@@ -64,8 +63,8 @@ def test_views_of_views_are_as_those_of_lists(ds: Dataset) -> None:
             assert view[-1] == view[len(view) - 1] == ds[expected[-1]]
         with pytest.raises(IndexError):
             view[len(expected)]
-    for _ in range(20):
-        start, stop, step = (int(n) for n in GENERATOR.integers(-50, 50, 3))
+    assert labels(ds.select(range(-3, 2))) == [34, 35, 36, 0, 1]
+    for start, stop, step in np.random.default_rng(3).integers(-50, 50, (20, 3)).tolist():
         cut = slice(start, stop, step or None)
         assert labels(ds[::-3][cut]) == list(range(SAMPLES))[::-3][cut]
 
@@ -94,7 +93,7 @@ def test_filters_take_functions_and_conditions(ds: Dataset) -> None:
     assert labels(ds.filter(lambda s: s["label"] % 5 == 2)) == [2, 7, 12, 17, 22, 27, 32]
     assert labels(ds[::-1].filter("label < 4 or label == 20")) == [20, 3, 2, 1, 0]
     assert labels(ds.filter("image.width == 48 and label >= 35")) == [35, 36]
-    chosen = ds.select(GENERATOR.integers(0, SAMPLES, 60))
+    chosen = ds.select(np.random.default_rng(3).integers(0, SAMPLES, 60))
     for text, function in (
         ("caption is null", lambda s: "caption" not in s),
         ("caption > 'image 2'", lambda s: s.get("caption", "") > "image 2"),
@@ -146,7 +145,7 @@ def test_views_of_many_samples_take_no_memory(ds: Dataset) -> None:
     assert len(pickle.dumps(view)) < 2000
     chosen = many.select(np.array([5, 7, MANY - 1]))[1:]
     assert labels(chosen) == [7, MANY - 1]
-    some = ds.select(GENERATOR.permutation(SAMPLES))
+    some = ds.select(np.random.default_rng(3).permutation(SAMPLES))
     assert len(pickle.dumps(some)) - len(pickle.dumps(ds)) < 8 * SAMPLES + 300
     assert labels(pickle.loads(pickle.dumps(some[3:]))) == labels(some)[3:]
 
@@ -183,13 +182,10 @@ def test_columns_are_the_values_in_all_samples(tmp_path: Path, to: str) -> None:
     }  # fmt: skip
     with shardkit.create(tmp_path / "out", to, schema=schema, shard_samples=7) as writer:
         for n in range(20):
-            sample: dict[str, Any] = {
-                "__key__": f"a/{n}", "n": -n, "text": "é" * n, "row": np.full(3, n, np.float32),
-                "tokens": np.arange(n, dtype=np.uint16),
-            }  # fmt: skip
-            if n % 3:
-                sample |= {"maybe": n, "data": {"n": [n, None]}}
-            writer.write(sample)
+            row, tokens = np.full(3, n, np.float32), np.arange(n, dtype=np.uint16)
+            sample = {"__key__": f"a/{n}", "n": -n, "text": "é" * n, "row": row, "tokens": tokens}
+            maybe = {"maybe": n, "data": {"n": [n, None]}} if n % 3 else {}
+            writer.write({**sample, **maybe})
     every = shardkit.open(tmp_path / "out")
     for ds in (every, every[::-1], every.select([4, 19, 4, 0, 13])):
         samples = list(ds)
@@ -267,7 +263,7 @@ def test_a_key_of_several_samples_is_refused(out: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_loaders_read_the_samples_of_a_view(ds: Dataset, shuffle: bool) -> None:
-    chosen = GENERATOR.permutation(SAMPLES)[:23]
+    chosen = np.random.default_rng(3).permutation(SAMPLES)[:23]
     for view in (ds[30:3:-2], ds.select(chosen)):
         loader = Loader(view, batch_size=4, shuffle=shuffle, threads=2)
         batches = list(loader)
@@ -290,15 +286,15 @@ def test_sampling_goes_by_the_samples_of_a_view(ds: Dataset) -> None:
 
 
 def test_a_state_is_of_a_selection(ds: Dataset) -> None:
-    view = ds.select(GENERATOR.permutation(SAMPLES)[:20])
+    view = ds.select(np.random.default_rng(3).permutation(SAMPLES)[:20])
     loader = Loader(view, batch_size=3, shuffle=True)
     whole, states = [], []
     for batch in loader:
         whole.append(batch)
         states.append(through_json(loader.state_dict()))
-    for done, state in enumerate(states[:-1], 1):
+    for done in (1, 4):
         again = Loader(view, batch_size=3, shuffle=True)
-        again.load_state_dict(state)
+        again.load_state_dict(states[done - 1])
         assert same(list(again), whole[done:])
     # Shuffled, the order of a view does not matter; which samples it has does.
     Loader(view[::-1], batch_size=3, shuffle=True).load_state_dict(states[0])
@@ -314,17 +310,15 @@ def test_a_state_is_of_a_selection(ds: Dataset) -> None:
 
 
 def test_views_are_converted(ds: Dataset, tmp_path: Path) -> None:
-    view = ds.select(GENERATOR.permutation(SAMPLES)[:21])[::-1]
+    view = ds.select(np.random.default_rng(3).permutation(SAMPLES)[:21])[::-1]
     shardkit.convert(view, "wds", tmp_path / "0", shard_samples=4, workers=0)
     assert [*shardkit.open(tmp_path / "0")] == [*view]
     text = "label < 9 and caption is not null"
     shardkit.convert(ds.path, "wds", tmp_path / "where", where=text, workers=0)
     assert [*shardkit.open(tmp_path / "where")] == [*ds.filter(text)]
     assert shardkit.verify(tmp_path / "0", view).sound
-    problems = shardkit.verify(tmp_path / "0", view[1:]).problems
-    assert len(problems) == 1
-    again = shardkit.convert(view, "wds", tmp_path / "0", shard_samples=4)
-    assert again.already_complete
+    assert len(shardkit.verify(tmp_path / "0", view[1:]).problems) == 1
+    assert shardkit.convert(view, "wds", tmp_path / "0", shard_samples=4).already_complete
     for other in (view[::-1], view[:20], ds):
         with pytest.raises(OutputError):
             shardkit.convert(other, "wds", tmp_path / "0", shard_samples=4)
@@ -347,16 +341,12 @@ def test_inspecting_a_view_is_about_its_samples(tmp_path: Path, to: str) -> None
     assert counts == {2: 1, 3: 2, 30: 1, 31: 1}
     assert report["images"]["image"]["formats"] == {"jpeg": 5}
     stats = report["fields"]["image"]["stats"]
-    if to == "wds":
-        lengths = [len(sample["image"]) for sample in view]
-        assert (stats["count"], stats["bytes"], stats["max"]) == (5, sum(lengths), max(lengths))
-    else:
-        assert stats is None
+    lengths = [len(sample["image"]) for sample in view]
+    expected = {"count": 5, "bytes": sum(lengths), "max": max(lengths)}
+    assert stats is None if to == "lmdb" else stats.items() >= expected.items()
     assert report["bytes"] is None  # `caption` is optional: its sizes are not told by sample
-    whole = shardkit.inspect(ds)
-    assert whole == shardkit.inspect(tmp_path / "out")
-    both = shardkit.inspect(shardkit.concatenate([view, ds[:3]]))
-    assert both["samples"] == 8
+    assert shardkit.inspect(ds) == shardkit.inspect(tmp_path / "out")
+    assert shardkit.inspect(shardkit.concatenate([view, ds[:3]]))["samples"] == 8
 
 
 # --- torch ---------------------------------------------------------------------------------------

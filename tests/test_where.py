@@ -16,7 +16,7 @@ from shardkit.errors import SampleError, UsageError
 from shardkit.sample import JsonText
 from shardkit.schema import Array, Audio, Bool, Bytes, Float, Image, Int, Json, Schema, Text, Video
 from shardkit.testing import make_audio, make_image, make_video
-from shardkit.where import Head, condition
+from shardkit.where import condition
 
 SCHEMA = Schema(
     {
@@ -177,17 +177,6 @@ def test_fields_go_before_what_follows_from_images() -> None:
     assert condition("width == 7 and key == 8 and a.b == 9 and __key__ == 'k'", schema)(sample)
 
 
-def test_heads_of_images_are_enough() -> None:
-    whole = make_image(size=(40, 30))
-    head = Head(whole[:700])
-    head.size = len(whole)
-    sample = {"__key__": "k", "image": head}
-    schema = Schema({"image": Image()})
-    assert condition(f"width == 40 and size == {len(whole)}", schema)(sample) is True
-    with pytest.raises(SampleError, match="not an image"):
-        condition("width > 3", schema)({"__key__": "k", "image": b"x"})
-
-
 @pytest.mark.parametrize(
     ("text", "what", "expected", "column"),
     [
@@ -212,6 +201,8 @@ def test_heads_of_images_are_enough() -> None:
         ("label in ()", "expected values", None, 10),
         ("text", "expected a comparison", None, 1),
         ("label == null", "`is null`", None, 10),
+        ("label is 3", "`is null`", None, 10),
+        ("(label == 3) & good", "expected and", None, 1),
         ("__import__('os')", "expected a field, a number", None, 1),
         ("label.__class__ == 3", "no '__class__'", None, 1),
         ("[x for x in text]", "expected a field, a number", None, 1),
