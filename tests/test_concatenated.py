@@ -113,15 +113,17 @@ def test_advice_names_each_dataset(parts: list[Dataset]) -> None:
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_loaders_read_them(parts: list[Dataset], shuffle: bool) -> None:
     joined = shardkit.concatenate(parts)
-    for dataset in (joined, joined[::-3], joined.filter("odd")):
+    for dataset in (joined, joined[::-3], joined.filter("odd"), parts[0][::-2]):
         loader = Loader(dataset, batch_size=4, shuffle=shuffle, threads=2, last="short")
         batches = list(loader)
         assert real_keys(batches) == Counter(dataset.keys())
         for batch in batches:
             for n, key in enumerate(batch["__key__"]):
-                assert batch["label"][n] == joined[key]["label"]
-                assert batch["row"][n].tolist() == joined[key]["row"].tolist()
-    state = loader.state_dict()
+                assert batch["label"][n] == dataset[key]["label"]
+                assert batch["row"][n].tolist() == dataset[key]["row"].tolist()
+        if not shuffle:
+            assert [key for batch in batches for key in batch["__key__"]] == dataset.keys()
+    state = Loader(joined, batch_size=4, shuffle=shuffle, last="short").state_dict()
     with pytest.raises(UsageError):
         Loader(joined[1:], batch_size=4, shuffle=shuffle, last="short").load_state_dict(state)
 

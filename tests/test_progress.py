@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,9 @@ class Calls:
                 self.source, "wds", self.out, shard_samples=3, workers=0, progress=progress
             ),
             "merge": lambda: shardkit.merge(self.made, out=self.out, progress=progress),
-            "verify": lambda: shardkit.verify(self.made, decode=True, progress=progress),
+            "verify": lambda: shardkit.verify(
+                self.made, self.source, decode=True, progress=progress
+            ),
             "export": lambda: shardkit.export(self.made, "files", self.out, progress=progress),
             "stats": lambda: shardkit.open(self.made).stats(progress=progress),
             "bench": lambda: shardkit.bench(
@@ -49,14 +52,19 @@ def test_a_function_hears_how_far_each_step_is(calls: Calls, name: str) -> None:
     with pytest.raises(UsageError, match="progress must be True or a function"):
         calls(name, "yes")
     heard: list[Progress] = []
-    calls(name, heard.append)
+
+    def hear(step: Progress) -> None:
+        assert threading.current_thread() is threading.main_thread()
+        heard.append(step)
+
+    calls(name, hear)
     assert heard[0].done == 0
     last = {step.doing: step for step in heard}
     assert all(step.done == step.total for step in last.values())
     assert [(doing, step.unit) for doing, step in last.items()] == {
         "convert": [("converting", "samples")],
         "merge": [("converting", "samples")],
-        "verify": [("reading", "bytes"), ("decoding", "samples")],
+        "verify": [("reading", "bytes"), ("decoding", "samples"), ("comparing", "samples")],
         "stats": [("counting", "samples")],
         "export": [("exporting", "samples")],
         "bench": [("measuring", "runs")],
@@ -93,7 +101,7 @@ def test_a_terminal_and_a_notebook_have_one_line(
     first, *lines = shown.removesuffix("\n").split("\r")
     assert first == ""
     assert {len(line) for line in lines} == {78}  # so that each covers the one before
-    assert lines[-1].rstrip() == "decoding: 12 of 12 samples"
+    assert lines[-1].rstrip() == "comparing: 12 of 12 samples"
 
 
 def test_a_function_ends_the_call_by_raising_and_the_call_continues(calls: Calls) -> None:

@@ -651,29 +651,6 @@ def test_the_order_of_problems_does_not_depend_on_threads(
     assert reports[0] == reports[1]
 
 
-def test_a_monitor_hears_of_all_steps_in_the_callers_thread(images: Path, out: Path) -> None:
-    class Listening:
-        def __init__(self) -> None:
-            self.steps: list[list[Any]] = []
-
-        def start(self, doing: str, total: int, unit: str) -> None:
-            self.steps.append([doing, total, unit, 0])
-
-        def advance(self, count: int) -> None:
-            assert threading.current_thread() is threading.main_thread()
-            self.steps[-1][3] += count
-
-    shard_paths(out)[0].unlink()
-    monitor = Listening()
-    shardkit.verify(out, decode=True, against=images, progress=monitor)
-    size = sum(file.bytes for file in manifests.load(out).all_files())
-    assert monitor.steps == [
-        ["reading", size, "bytes", size],
-        ["decoding", 7, "samples", 7],
-        ["comparing", 12, "samples", 12],
-    ]
-
-
 # --- the command ----------------------------------------------------------------------------------
 
 
@@ -987,15 +964,14 @@ def test_shards_of_others_are_shared_too(images: Path, tmp_path: Path) -> None:
     assert [{str(problem) for problem in part.problems} for part in parts_of(out, 3)] == [whole] * 3
 
 
-@pytest.mark.large  # webdataset imports torch
 def test_a_part_decodes_and_asks_the_library_for_its_shards_alone(
     images: Path, tmp_path: Path
 ) -> None:
-    out = make(images, "wds", tmp_path / "out", shard_samples=5)
+    out = make(images, "lmdb", tmp_path / "out")
     second = shardkit.verify(out, part="2/2", client=True, decode=True)
     assert second.sound
-    assert (second.samples, second.clients["webdataset"].samples) == (5, 5)
-    assert +second.clients["webdataset"].not_compared == {}
+    assert (second.samples, second.clients["lmdb"].samples) == (5, 5)
+    assert +second.clients["lmdb"].not_compared == {}
 
 
 def test_the_command_takes_a_part(images: Path, out: Path) -> None:

@@ -185,7 +185,8 @@ def test_splits_and_single_shards(tmp_path: Path, format: str) -> None:
                 pages = {} if number == 1 else {"pages": [make_image(n) for n in range(number)]}
                 writer.write({"__key__": f"{number}", **pages})
     (shard, _) = shard_paths(tmp_path / "out/train")
-    for path, count in {tmp_path / "out": 5, shard: 2}.items():
+    # Of a whole folder of "hf" the test above has the library read all.
+    for path, count in {shard: 2, **({tmp_path / "out": 5} if format == "lmdb" else {})}.items():
         report = checked(path)
         assert report.problems == []
         assert {found.samples for found in report.clients.values()} == {count}
@@ -353,28 +354,6 @@ def test_a_library_that_fails_is_an_error(
     assert Path(problem.where["path"]).name == "shard-000000.tar"
     if how not in ("hangs", "later"):  # it may have been too slow to say anything
         assert report.clients["webdataset"].not_compared["samples"] == 3
-
-
-@pytest.mark.large
-def test_a_library_that_a_damaged_file_ends_is_an_error_of_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """LMDB follows any pointer; here the file is damaged after its checksum was compared."""
-    out = make(tmp_path, "lmdb", count=2000)
-    damaged = shard_paths(out)[0]
-    compare = client.compare
-
-    def damage_first(*arguments: Any) -> None:
-        data = bytearray(damaged.read_bytes())
-        for page in range(2, len(data) // 4096):
-            data[page * 4096 + 16 : page * 4096 + 40] = b"\xff" * 24  # the pointers of its nodes
-        damaged.write_bytes(data)
-        compare(*arguments)
-
-    monkeypatch.setattr(client, "compare", damage_first)
-    report = checked(out)
-    assert not report.sound
-    assert any("lmdb" in problem.what for problem in report.problems)
 
 
 # --- the script -----------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from shardkit.formats import FORMATS
 from shardkit.schema import Array, Int, Json, Schema, Text
 from shardkit.stream.loader import Loader
 from tests.conftest import few
-from tests.stream.data import keys, real_keys, same, through_json, write_photos
+from tests.stream.data import real_keys, same, through_json, write_photos
 
 SAMPLES = 37
 MANY = 10**8
@@ -259,20 +259,6 @@ def test_a_key_of_several_samples_is_refused(out: Path, tmp_path: Path) -> None:
 
 
 # --- loading -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_loaders_read_the_samples_of_a_view(ds: Dataset, shuffle: bool) -> None:
-    chosen = np.random.default_rng(3).permutation(SAMPLES)[:23]
-    for view in (ds[30:3:-2], ds.select(chosen)):
-        loader = Loader(view, batch_size=4, shuffle=shuffle, threads=2)
-        batches = list(loader)
-        assert real_keys(batches) == Counter(view.keys())
-        for batch in batches:
-            for key, image in zip(batch["__key__"], batch["image"], strict=True):
-                assert image == ds[key]["image"]
-        if not shuffle:
-            assert [k for b in keys(batches) for k in b][: len(view)] == view.keys()
 
 
 def test_sampling_goes_by_the_samples_of_a_view(ds: Dataset) -> None:
