@@ -44,7 +44,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def run(code: str, *paths: Path) -> None:
-    command = [sys.executable, "-W", "ignore", "-c", START + code, *paths]
+    command = [sys.executable, "-W", "ignore", "-c", f"{START}SHARDS = {SHARDS}\n{code}", *paths]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -67,25 +67,9 @@ def every(tmp_path_factory: pytest.TempPathFactory, large: bool) -> list[Path]:
 
 
 def test_few_files_are_enough_for_many_shards_and_datasets(every: list[Path]) -> None:
-    code = (
-        f"SHARDS = {SHARDS}"
-        + """
+    code = """
 limit(64)
-for path in paths:
-    assert shardkit.verify(path).sound, path
-datasets = [shardkit.open(path) for path in paths]
-for number in range(SHARDS):
-    for dataset in datasets:
-        dataset[number]
-assert held() < 60, held()
-del dataset, datasets
 photos = [path for path in paths if "megatron" not in path]
-options = {"batch_size": 8, "shuffle": True, "last": "short"}
-for threads in (0, 3):
-    loader = shardkit.stream.Loader(photos, threads=threads, **options)
-    assert sum(len(batch["label"]) for batch in loader) == SHARDS * len(photos)
-assert held() < 60, held()
-del loader
 
 # As many shards stay open as may, however often they were opened.
 dataset = shardkit.open(photos[0])
@@ -97,6 +81,21 @@ for number in random.Random(0).choices(range(SHARDS), k=300):
 assert held() == most, (held(), most)
 dataset.close()
 
+for path in paths:
+    assert shardkit.verify(path).sound, path
+datasets = [shardkit.open(path) for path in paths]
+for number in range(SHARDS):
+    for dataset in datasets:
+        dataset[number]
+assert held() < 60, held()
+del dataset, datasets
+options = {"batch_size": 8, "shuffle": True, "last": "short"}
+for threads in (0, 3):
+    loader = shardkit.stream.Loader(photos, threads=threads, **options)
+    assert sum(len(batch["label"]) for batch in loader) == SHARDS * len(photos)
+assert held() < 60, held()
+del loader
+
 # Shards make room for what the process opens besides.
 limit(200)
 dataset = shardkit.open(photos[-1])
@@ -106,7 +105,6 @@ fill([])
 dataset[25]
 assert shardkit.open(photos[-1])[3]["label"] == 3
 """
-    )
     run(code, *every)
 
 

@@ -707,6 +707,9 @@ def test_a_damaged_piece_and_its_samples_are_named(tmp_path: Path, format: str) 
     out = large(tmp_path / "out", format)
     assert shardkit.verify(out).sound
     second = shard_paths(out)[1]
+    whole, kind = second.read_bytes(), "<u2" if format == "megatron" else "|u1"
+    values = [np.frombuffer(shardkit.open(out)[40 + n]["x"], "|u1") for n in range(40)]
+    places = [whole.find(value.astype(kind).tobytes()) for value in values]
     flip(second, PIECE + PIECE // 2, PIECE + PIECE // 2 + 10)
     (problem,) = shardkit.verify(out).problems
     if format == "wds":  # by itself, it has the same digests
@@ -722,14 +725,16 @@ def test_a_damaged_piece_and_its_samples_are_named(tmp_path: Path, format: str) 
     assert found is not None, problem.found
     first, last = int(found[1]), int(found[2])
     assert (found[3], found[4]) == (f"k{40 + first}", f"k{40 + last}")
-    size = 2 * SIZE if format == "megatron" else SIZE  # which has no tokens of one byte
-    lying = [n for n in range(40) if n * size < 2 * PIECE and (n + 1) * size > PIECE]
-    if format in ("arrow", "hf", "parquet"):  # a batch of rows
-        assert first <= lying[0]
-        assert last >= lying[-1]
-    else:  # values are in their order, beside some bytes of the format's own
-        assert abs(first - lying[0]) <= 1
-        assert abs(last - lying[-1]) <= 1
+    if format == "array_record":  # which packs them
+        return
+    assert min(places) >= 0
+    size = SIZE * np.dtype(kind).itemsize
+    lying = [n for n, at in enumerate(places) if at < 2 * PIECE and at + size > PIECE]
+    assert first <= lying[0]
+    assert last >= lying[-1]
+    if format not in ("arrow", "hf", "parquet"):  # which name a batch of rows
+        assert first >= lying[0] - 1
+        assert last <= lying[-1] + 1
 
 
 def test_pieces_that_lie_side_by_side_are_named_together(tmp_path: Path) -> None:
