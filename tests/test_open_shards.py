@@ -61,7 +61,7 @@ def write(out: Path, to: str, shards: int) -> Path:
 @pytest.fixture(scope="module")
 def every(tmp_path_factory: pytest.TempPathFactory, large: bool) -> list[Path]:
     root = tmp_path_factory.mktemp("every")
-    few = ["arrow", "lmdb", "megatron", "wds"]
+    few = ["lmdb", "megatron", "wds"]
     formats = sorted({*FORMATS} - {*few}) if large else few
     return [write(root / format, format, SHARDS) for format in formats]
 

@@ -153,7 +153,7 @@ def test_each_file(format: str, single: bool, tmp_path: Path, large: bool) -> No
     out = make(source, format, tmp_path / "out" / name, shard_samples=None if single else 5)
     same = Path(shutil.copytree(out.parent, tmp_path / "same")) / name
     copy = make(out, other(format), tmp_path / "copy", shard_samples=7)
-    for turn in range(3 if single else 1):  # which has one or two files
+    for turn in range(3 if single and large else 1):  # which has one or two files
         givers = [source, same, copy]
         each_is_repaired(out, givers[turn:] + givers[:turn])
     is_repaired(out, partial(storage.remove, named(out)[-1]), source)
@@ -218,7 +218,7 @@ def test_splits_lists_and_transforms(format: str, tmp_path: Path) -> None:
     same = Path(shutil.copytree(out, tmp_path / "same"))
     copy = make(out, other(format), tmp_path / "copy", shard_samples=3)
     each_is_repaired(out, [source, same], source={"transform": shout})
-    for path in named(out):
+    for path in named(out)[::2]:
         if path.name not in ("errors.jsonl", "filtered.jsonl", "keys.jsonl"):  # it has its own
             is_repaired(out, path.unlink, copy)
 

@@ -477,7 +477,7 @@ def test_a_source_that_is_damaged_is_said_and_no_crash(
         (np.array([math.nan, 1]), np.array([math.nan, 1]), True),
         (np.array(["a"]), np.array(["b"]), False),
         (b"ab", b"abc", False),
-        ("ab", "ac", False),
+        (JsonText("[1, 2]"), JsonText("[1,2]"), False),
     ],
 )
 def test_values_are_equal_by_value_and_type(found: Any, expected: Any, same: bool) -> None:

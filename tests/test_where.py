@@ -185,6 +185,7 @@ def test_fields_go_before_what_follows_from_images() -> None:
         ("image.depth > 3", "no 'depth'", "image.width, image.height", 1),
         ("label.width > 3", "no 'width'", "label alone", 1),
         ("label == 'dgo'", "no class 'dgo'", "dog", 10),
+        ("label in ('cat', 'tod')", "no class 'tod'", "toad", 18),
         ("'pink' in tags", "no class 'pink'", "red, green, blue", 1),
         ("label < 'dog'", "no order", None, 9),
         ("width == 'a'", "width is a number, and 'a' is text", None, 10),
