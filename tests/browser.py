@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shutil
@@ -62,13 +61,8 @@ class Browser:
         """Load a page; returns the requests for anything else, and all complaints."""
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", features=scheme)
-        self.call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=844,
-            deviceScaleFactor=1,
-            mobile=width < 500,
-        )
+        screen = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 500}
+        self.call("Emulation.setDeviceMetricsOverride", **screen)
         self._events.clear()
         self.call("Page.navigate", url=page.as_uri())
         while not any(event["method"] == "Page.loadEventFired" for event in self._events):
@@ -82,14 +76,6 @@ class Browser:
         )
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
-
-    def picture(self, file: Path, height: int | None = None) -> None:
-        """A PNG of the page, all of it or so many pixels from its top."""
-        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "scale": 1, "width": size["width"]}
-        clip["height"] = min(size["height"], height or size["height"])
-        found = self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
-        file.write_bytes(base64.b64decode(found["data"]))
 
 
 def _is_wrong(event: dict[str, Any], page: str) -> bool:
@@ -126,7 +112,7 @@ def browser() -> Iterator[Browser]:
                 os.write(to, b'{"id":0,"method":"Browser.close"}\0')
             os.close(to)
             try:
-                process.wait(20)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

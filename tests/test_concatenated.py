@@ -73,7 +73,7 @@ def test_samples_come_one_dataset_after_the_other(parts: list[Dataset]) -> None:
     check(joined.filter("width > 6"), [s for s in every if s.get("width", 0) > 6])
     check(joined.filter("label == 'ant'"), [s for s in every if s["text"] == "ant"])
     assert joined.column("width").tolist() == [s.get("width") for s in every]
-    assert joined["b/3"]["text"] == "none" or joined["b/3"]["width"] == 6
+    assert joined["b/3"]["width"] == 6
     for other in (copy.copy(joined), pickle.loads(pickle.dumps(joined[4:]))):
         check(other, every[len(every) - len(other) :])
     again = shardkit.concatenate([shardkit.concatenate(parts[:2]), parts[2]])
@@ -88,16 +88,6 @@ def test_views_are_concatenated(parts: list[Dataset]) -> None:
     one = shardkit.concatenate([a[2:5], a[7:], a[2:3]])
     assert one.classes == a.classes
     check(one, [*a[2:5], *a[7:], *a[2:3]])
-    assert shardkit.concatenate([a[:6], a[6:]]).indices is None
-
-
-def test_it_is_as_that_of_hugging_face_datasets(parts: list[Dataset]) -> None:
-    datasets = pytest.importorskip("datasets")
-    a, _, c = parts
-    rows = [[{"text": s["text"], "label": s["label"]} for s in part] for part in (a, c)]
-    theirs = datasets.concatenate_datasets([*map(datasets.Dataset.from_list, rows)])
-    ours = shardkit.concatenate([a, c])
-    assert [{"text": s["text"], "label": s["label"]} for s in ours] == theirs.to_list()
 
 
 def test_transforms_are_those_of_each_dataset(parts: list[Dataset]) -> None:
@@ -123,15 +113,17 @@ def test_advice_names_each_dataset(parts: list[Dataset]) -> None:
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_loaders_read_them(parts: list[Dataset], shuffle: bool) -> None:
     joined = shardkit.concatenate(parts)
-    for dataset in (joined, joined[::-3], joined.filter("odd")):
+    for dataset in (joined, joined[::-3], joined.filter("odd"), parts[0][::-2]):
         loader = Loader(dataset, batch_size=4, shuffle=shuffle, threads=2, last="short")
         batches = list(loader)
         assert real_keys(batches) == Counter(dataset.keys())
         for batch in batches:
             for n, key in enumerate(batch["__key__"]):
-                assert batch["label"][n] == joined[key]["label"]
-                assert batch["row"][n].tolist() == joined[key]["row"].tolist()
-    state = loader.state_dict()
+                assert batch["label"][n] == dataset[key]["label"]
+                assert batch["row"][n].tolist() == dataset[key]["row"].tolist()
+        if not shuffle:
+            assert [key for batch in batches for key in batch["__key__"]] == dataset.keys()
+    state = Loader(joined, batch_size=4, shuffle=shuffle, last="short").state_dict()
     with pytest.raises(UsageError):
         Loader(joined[1:], batch_size=4, shuffle=shuffle, last="short").load_state_dict(state)
 
@@ -150,9 +142,9 @@ def test_rows_and_lengths(tmp_path: Path) -> None:
 
 def test_they_convert_as_a_list_does(parts: list[Dataset], tmp_path: Path) -> None:
     joined = shardkit.concatenate(parts)
-    for name, source, workers in (("list", parts, 0), ("one", joined, 0), ("two", joined, 2)):
-        shardkit.convert(source, "wds", tmp_path / name, shard_samples=6, workers=workers)
-    assert files_of(tmp_path / "list") == files_of(tmp_path / "one") == files_of(tmp_path / "two")
+    for name, source in (("list", parts), ("one", joined)):
+        shardkit.convert(source, "wds", tmp_path / name, shard_samples=6, workers=0)
+    assert files_of(tmp_path / "list") == files_of(tmp_path / "one")
     view = joined.select(np.random.default_rng(1).permutation(31)[:20])
     for workers in (0, 2):
         out = tmp_path / f"view{workers}"
@@ -161,13 +153,12 @@ def test_they_convert_as_a_list_does(parts: list[Dataset], tmp_path: Path) -> No
     found = shardkit.open(tmp_path / "view0")
     assert found.classes == joined.classes
     assert [s["__key__"].partition("/")[2] for s in found] == view.keys()
-    for sample, own in zip(found, view, strict=True):
-        assert (sample["label"], sample["text"]) == (own["label"], own["text"])
+    assert [(s["label"], s["text"]) for s in found] == [(s["label"], s["text"]) for s in view]
     assert shardkit.verify(tmp_path / "view0", view).sound
     assert not shardkit.verify(tmp_path / "view0", view[:-1]).sound
     assert shardkit.convert(view, "arrow", out, shard_samples=6).already_complete
     with pytest.raises(UsageError):
-        shardkit.convert(view[::-1], "arrow", out, shard_samples=6)
+        shardkit.convert(view[::-1], "arrow", out, shard_samples=6, workers=0)
 
 
 def test_what_cannot_be_concatenated(parts: list[Dataset], tmp_path: Path) -> None:

@@ -11,25 +11,35 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 import shardkit
 import shardkit.manifest
 from shardkit.errors import DamagedError, FormatError, SampleError, UsageError
 from shardkit.formats import FORMATS
-from shardkit.manifest import Manifest
 from shardkit.opening import open_splits
-from shardkit.testing import make_image, open_files
-from tests.conftest import files_of, write_images
+from shardkit.testing import make_image
+from tests.conftest import few, files_of, write_images
 
 torch_data = pytest.importorskip("torch.utils.data", reason="torch is an extra")
 
 
+KEYS = [f"class{c}/{n:03d}" for c in range(3) for n in range(10)]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("made")
+    source = write_images(root / "in", classes=3, each=10)
+    shardkit.convert(source, "wds", root / "out", shard_samples=4, workers=0)
+    return root / "out"
+
+
 @pytest.fixture
-def out(tmp_path: Path) -> Path:
-    source = write_images(tmp_path / "in", classes=3, each=10)
-    shardkit.convert(source, "wds", tmp_path / "out", shard_samples=4, workers=0)
-    return tmp_path / "out"
+def out(tmp_path: Path, made: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "out"))
 
 
 def test_it_is_one_list_over_all_shards(out: Path) -> None:
@@ -37,9 +47,7 @@ def test_it_is_one_list_over_all_shards(out: Path) -> None:
         assert len(ds) == 30
         assert ds.shards == 8
         assert ds.classes == ("class0", "class1", "class2")
-        assert [sample["__key__"] for sample in ds] == [
-            f"class{c}/{n:03d}" for c in range(3) for n in range(10)
-        ]
+        assert [sample["__key__"] for sample in ds] == KEYS
         assert ds[-1] == ds[29] == ds[np.int64(29)]
         assert ds[13] == {"__key__": "class1/003", "image": make_image(103), "label": 1}
         assert "30 samples in 8 shards" in repr(ds)
@@ -53,7 +61,7 @@ def test_it_is_one_list_over_all_shards(out: Path) -> None:
 
 
 def test_opening_reads_the_manifest_alone(out: Path) -> None:
-    for path in [*out.glob("*.tar"), *out.glob("*.npy")]:
+    for path in [*out.glob("*.tar"), *out.rglob("*.npy")]:
         path.rename(path.with_suffix(".away"))
     ds = shardkit.open(out)
     assert len(ds) == 30
@@ -78,10 +86,8 @@ def test_opening_reads_each_manifest_once(
         shardkit.manifest, "_from_json", lambda data, path: read.append(path) or real(data, path)
     )
     if what == "splits":
-        assert {name: len(ds) for name, ds in open_splits(tmp_path / "split").items()} == {
-            "train": 15,
-            "val": 15,
-        }
+        found = {name: len(ds) for name, ds in open_splits(tmp_path / "split").items()}
+        assert found == {"train": 15, "val": 15}
         tops = [tmp_path / "split" / name for name in ("", "train", "val")]
         assert read == [top / "__shardkit__/manifest.json" for top in tops]
     else:
@@ -90,37 +96,28 @@ def test_opening_reads_each_manifest_once(
         assert read == [out / "__shardkit__/manifest.json"]
 
 
-def test_open_shards_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    samples = [{"label": n} for n in range(400)]
-    shardkit.convert(samples, "wds", tmp_path / "out", shard_samples=1)
-    ds = shardkit.open(tmp_path / "out")
-    for _ in range(2):
-        assert [ds[n]["label"] for n in range(400)] == list(range(400))
-        assert 0 < open_files(tmp_path) <= 2 * 128 + 2
-
-
 def test_foreign_shards_are_searched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from shardkit.formats.wds import kept
 
-    samples = [{"label": n} for n in range(200)]
-    shardkit.convert(samples, "wds", tmp_path / "out", shard_samples=1)
+    samples = [{"label": n} for n in range(20)]
+    shardkit.convert(samples, "wds", tmp_path / "out", shard_samples=1, workers=0)
     (tmp_path / "out/__shardkit__/manifest.json").unlink()
     calls = []
     real = kept.scan
     monkeypatch.setattr(kept, "scan", lambda *args: (calls.append(args), real(*args))[1])
     ds = shardkit.open(tmp_path / "out")
-    assert len(calls) == 200
+    assert len(calls) == 20
     copy = pickle.loads(pickle.dumps(ds))
     for dataset in (ds, copy):
-        assert [dataset[n]["cls"] for n in range(200)] == list(range(200))
-    assert len(calls) == 200
+        assert [dataset[n]["cls"] for n in range(20)] == list(range(20))
+    assert len(calls) == 20
 
 
 def test_threads_share_a_dataset(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardkit.dataset._OPEN_SHARDS", 2)  # shards come and go all the time
     with shardkit.open(out) as ds:
         expected = [ds[n] for n in range(30)]
-        order = np.random.default_rng(0).integers(0, 30, 3000).tolist()
+        order = np.random.default_rng(0).integers(0, 30, 600).tolist()
         with ThreadPoolExecutor(8) as threads:
             found = list(threads.map(ds.__getitem__, order))
     assert found == [expected[n] for n in order]
@@ -134,28 +131,20 @@ def test_a_pickle_carries_paths_only(out: Path) -> None:
     assert pickle.loads(data)[17] == ds[17]
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.large)])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("method", few([None, "fork", "spawn"], None))
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # torch forks beside its threads
-def test_torchs_dataloader_takes_it_as_it_is(out: Path, method: str, workers: int) -> None:
+def test_torchs_dataloader_takes_it_as_it_is(out: Path, method: str | None) -> None:
     ds = shardkit.open(out)
-    ds[0]  # open in the parent, as training code often does
-    loader = torch_data.DataLoader(
-        ds,
-        batch_size=8,
-        shuffle=True,
-        num_workers=workers,
-        multiprocessing_context=method if workers else None,
-    )
-    batches = list(loader)
-    keys = [key for batch in batches for key in batch["__key__"]]
-    assert sorted(keys) == [f"class{c}/{n:03d}" for c in range(3) for n in range(10)]
-    by_key = {ds[n]["__key__"]: ds[n] for n in range(30)}
-    for batch in batches:
-        for key, image, label in zip(
-            batch["__key__"], batch["image"], batch["label"].tolist(), strict=True
-        ):
+    by_key = {sample["__key__"]: sample for sample in ds}  # it is open, as often in training code
+    workers: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": method}
+    loader = torch_data.DataLoader(ds, 8, shuffle=True, **(workers if method else {}))
+    found = []
+    for batch in loader:
+        labels = batch["label"].tolist()
+        for key, image, label in zip(batch["__key__"], batch["image"], labels, strict=True):
             assert by_key[key] == {"__key__": key, "image": image, "label": label}
+            found.append(key)
+    assert sorted(found) == KEYS
 
 
 def test_a_shard_of_another_length_is_damaged(out: Path) -> None:
@@ -180,30 +169,17 @@ def test_a_shard_that_no_manifest_describes_is_compared_with_what_it_was(out: Pa
 
 
 @pytest.mark.parametrize(
-    ("text", "error", "message"),
+    ("text", "message"),
     [
-        ("{", DamagedError, "the manifest is damaged"),
-        ("[]", DamagedError, "the manifest is damaged"),
-        ('{"shardkit": 1}', DamagedError, "the manifest is damaged"),
-        ('{"shardkit": 99}', FormatError, "of another version"),
+        ("{", "the manifest is damaged"),
+        ('{"shardkit": 1}', "the manifest is damaged"),
+        ('{"shardkit": 99}', "of another version"),
     ],
 )
-def test_a_damaged_manifest_is_named(
-    out: Path, text: str, error: type[Exception], message: str
-) -> None:
+def test_a_damaged_manifest_is_named(out: Path, text: str, message: str) -> None:
     (out / "__shardkit__/manifest.json").write_text(text)
-    with pytest.raises(error, match=message):
+    with pytest.raises((DamagedError, FormatError), match=message):
         shardkit.open(out)
-
-
-def test_what_is_no_dataset_is_named(tmp_path: Path, images: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no such file or folder"):
-        shardkit.open(tmp_path / "nothing")
-    with pytest.raises(FormatError, match="not a dataset or shard"):
-        shardkit.open(images)
-    (tmp_path / "x.zip").touch()
-    with pytest.raises(FormatError, match="not a dataset or shard"):
-        shardkit.open(tmp_path / "x.zip")
 
 
 def test_foreign_shards_that_disagree_about_a_field_give_its_bytes(tmp_path: Path) -> None:
@@ -224,15 +200,18 @@ def test_unfinished_work_is_not_opened(out: Path, folder: str) -> None:
     (partial / "job.json").write_text("{}")
     with pytest.raises(FormatError, match="unfinished conversion"):
         shardkit.open(partial / folder)
+    shutil.rmtree(out)
+    partial.rename(out.with_name("out.partial"))
+    with pytest.raises(FileNotFoundError) as error:
+        shardkit.open(out)
+    assert "its conversion is unfinished" in str(error.value)
 
 
 def test_a_lost_index_is_built_from_the_headers(out: Path) -> None:
     expected = list(shardkit.open(out))
-    for path in out.glob("*.npy"):
+    for path in out.rglob("*.index.npy"):
         path.unlink()
-    ds = shardkit.open(out)
-    assert list(ds) == expected
-    assert list(pickle.loads(pickle.dumps(ds))) == expected
+    assert list(shardkit.open(out)) == expected
 
 
 def test_an_index_that_lies_is_named(out: Path) -> None:
@@ -255,24 +234,15 @@ def test_an_index_that_lies_is_named(out: Path) -> None:
 
 
 def test_the_manifest_comes_back_as_it_was_written(out: Path, tmp_path: Path) -> None:
-    from shardkit.manifest import load
-
-    manifest = load(out)
-    assert isinstance(manifest, Manifest)
     (tmp_path / "copy").mkdir()
-    manifest.write(tmp_path / "copy/__shardkit__/manifest.json")
-    assert (
-        files_of(tmp_path / "copy")["__shardkit__/manifest.json"]
-        == files_of(out)["__shardkit__/manifest.json"]
-    )
+    shardkit.manifest.load(out).write(tmp_path / "copy/__shardkit__/manifest.json")
+    path = "__shardkit__/manifest.json"
+    assert files_of(tmp_path / "copy")[path] == files_of(out)[path]
 
 
 def test_columns_of_two_types_in_a_folder_of_others_are_named(tmp_path: Path) -> None:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    parquet.write_table(pa.table({"v": [1]}), tmp_path / "a.parquet")
-    parquet.write_table(pa.table({"v": ["x"]}), tmp_path / "b.parquet")
+    for name, value in (("a", 1), ("b", "x")):
+        pyarrow.parquet.write_table(pyarrow.table({"v": [value]}), tmp_path / f"{name}.parquet")
     with pytest.raises(FormatError, match="differs between shards") as error:
         shardkit.open(tmp_path)
     assert error.value.found == "Int() in a.parquet, Text() in b.parquet"
@@ -284,11 +254,9 @@ def test_an_open_dataset_can_transform_its_samples(images: Path, tmp_path: Path)
     dataset = shardkit.open(tmp_path / "out", transforms=crop)
     assert dataset[3]["image"].shape == (5, 4, 3)
     assert isinstance(dataset[3]["label"], float)
-    assert (
-        pickle.loads(pickle.dumps(dataset))[3]["image"].tobytes() == dataset[3]["image"].tobytes()
-    )
+    assert np.array_equal(pickle.loads(pickle.dumps(dataset))[3]["image"], dataset[3]["image"])
     random = shardkit.open(tmp_path / "out", transforms={"label": _drawn})
-    assert len({random[0]["label"] for _ in range(20)}) == 20, "drawn anew whenever it is read"
+    assert random[0]["label"] != random[0]["label"], "drawn anew whenever it is read"
     failing = shardkit.open(tmp_path / "out", transforms={"label": _fail})
     with pytest.raises(shardkit.SampleError, match="_fail") as caught:
         failing[2]

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import re
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -24,7 +23,6 @@ import shardkit
 from shardkit import storage
 from shardkit.cli import main, terminal
 from shardkit.cli.terminal import protocol
-from shardkit.codecs import tokenizers
 from shardkit.formats import FORMATS
 from shardkit.schema import Array, Image, Images, Int, Text
 from shardkit.testing import EVERYTHING, everything, make_image
@@ -67,10 +65,9 @@ def test_every_format_by_index_and_by_key(tmp_path: Path, format: str) -> None:
     samples = [{"__key__": f"k{n}", "image": make_image(n), "label": n} for n in range(5)]
     data = write(tmp_path / "x", samples, schema, to=format, shard_samples=2)
     keys = shardkit.open(data).keys()
-    for number in (0, 3, -1):
-        for name in (str(number), keys[number]):
-            run("cat", "--field", "image", "-o", tmp_path / "i", "--overwrite", "--", data, name)
-            assert (tmp_path / "i").read_bytes() == samples[number]["image"]
+    for name, number in (("0", 0), ("-1", -1), (keys[3], 3)):
+        run("cat", "--field", "image", "-o", tmp_path / "i", "--overwrite", "--", data, name)
+        assert (tmp_path / "i").read_bytes() == samples[number]["image"]
     lines = [json.loads(line) for line in run("head", data, "-n", 3, "--json").stdout.splitlines()]
     assert [(line["index"], line["key"]) for line in lines] == list(enumerate(keys[:3]))
     expected = [{"image": {"bytes": len(s["image"])}, "label": s["label"]} for s in samples[:3]]
@@ -81,11 +78,9 @@ def test_a_shard_and_foreign_data(every: Path, tmp_path: Path) -> None:
     shard = sorted(every.glob("*.tar"))[1]
     assert run("cat", shard, 0, "--field", "label").stdout == "1\n"
     assert run("cat", shard, "folder/0005", "--field", "label").stdout == "3\n"
-    table = pyarrow.table({"words": ["a\nb", "ü"], "n": [5, 6]})
     odd = pyarrow.array([1, 2], pyarrow.duration("s"))
-    other = pyarrow.array([b"x", None], pyarrow.binary())
-    for name, column in (("time", odd), ("blob", other)):
-        table = table.append_column(name, column)
+    blob = pyarrow.array([b"x", None], pyarrow.binary())
+    table = pyarrow.table({"words": ["a\nb", "ü"], "n": [5, 6], "time": odd, "blob": blob})
     pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
     shown = run("head", tmp_path / "x.parquet")
     assert "a b" in shown.stdout
@@ -105,10 +100,10 @@ def test_what_head_says(every: Path, tmp_path: Path) -> None:
     assert re.search(r" text +line 3 Ä 漢 🎉", shown)
     assert re.search(r' about +\{"n": 3, "list"', shown)
     assert "sample 4" not in shown
-    line = json.loads(run("head", every, "-n", 1, "--json").stdout)
-    assert line["fields"]["text"] == everything(0)["text"]
-    assert line["fields"]["about"] == everything(0)["about"]
-    assert line["fields"]["points"] == {"dtype": "<f4", "shape": [0, 2], "first": []}
+    found, sample = json.loads(run("head", every, "-n", 1, "--json").stdout), everything(0)
+    points = {"dtype": "<f4", "shape": [0, 2], "first": []}
+    expected = {"text": sample["text"], "about": sample["about"], "points": points}
+    assert found["fields"].items() >= expected.items()
     long = write(tmp_path / "x", [{"__key__": "a", "text": "word " * 500}], {"text": Text()})
     assert "word ... (2,500 characters)" in " ".join(run("head", long).stdout.split())
 
@@ -125,8 +120,6 @@ def test_splits(images: Path, tmp_path: Path) -> None:
 
 def test_a_pipe_gets_the_stored_bytes(every: Path) -> None:
     sample = everything(3)
-    command = [sys.executable, "-m", "shardkit", "cat", every, "3", "--field", "image"]
-    assert subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout == sample["image"]
     assert piped("cat", every, 3, "--field", "image") == sample["image"]
     assert piped("cat", every, 3, "--field", "text") == sample["text"].encode()
     assert piped("cat", every, 3, "--field", "blob") == sample["blob"]
@@ -187,9 +180,8 @@ def test_a_number_is_an_index_and_else_a_key(tmp_path: Path) -> None:
     data = tmp_path / "x.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"__key__": keys, "label": range(7)}), data)
     for name, label in (("1", 1), ("-2", 5), ("007", 1), ("99", 4), ("b", 2)):
-        for words in (["--", data, name], [data, name], [data, name, "--field", "label"]):
-            found = run("cat", *words)
-            assert (found.stdout, found.stderr) == (f"{label}\n", ""), words
+        found = run("cat", data, name)
+        assert (found.stdout, found.stderr) == (f"{label}\n", ""), name
     for name, label, other in (("0", 0, 3), ("3", 3, 0)):
         found = run("cat", data, name)
         assert found.stdout == f"{label}\n"
@@ -215,7 +207,7 @@ def test_similar_keys_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", ["wds", "megatron"])
-def test_tokens_are_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str) -> None:
+def test_tokens_are_decoded(tmp_path: Path, format: str) -> None:
     (tmp_path / "words.json").write_text(json.dumps(few_words(400)))
     texts = [" ".join(f"w{n}" for n in range(300)), "w3 w1 w4"]
     source = write_corpus(tmp_path / "in.jsonl", texts)
@@ -223,8 +215,10 @@ def test_tokens_are_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, for
     shardkit.convert(
         source, format, tmp_path / "out", text=shardkit.TextOptions(**options), workers=0
     )
-    assert "uint16 (3,): 3, 1, 4; as text: w3 w1 w4 \n" in run("head", tmp_path / "out").stdout
-    assert " w31... " in " ".join(run("head", tmp_path / "out").stdout.split())
+    shown = run("head", tmp_path / "out").stdout
+    assert "uint16 (3,): 3, 1, 4; as text: w3 w1 w4 \n" in shown
+    assert " w31... " in " ".join(shown.split())
+    assert "w3 w1 w4" in run("inspect", tmp_path / "out").stdout
     lines = run("head", tmp_path / "out", "--json").stdout.splitlines()
     assert json.loads(lines[1])["fields"]["tokens"]["text"] == "w3 w1 w4"
     shown = on_terminal("cat", tmp_path / "out", 0, "--field", "tokens")
@@ -232,14 +226,6 @@ def test_tokens_are_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, for
     assert shown.split("\r\n")[1:] == [texts[0], ""]
     path = shardkit.open(tmp_path / "out").tokenizer_path
     assert path is not None
-    opened: list[object] = []
-    real = tokenizers.open_copy
-    monkeypatch.setattr(
-        tokenizers, "open_copy", lambda *given: opened.append(given) or real(*given)
-    )
-    for command in ("head", "inspect"):  # which show several samples
-        run(command, tmp_path / "out")
-    assert len(opened) == 2
     path.write_text("{}")
     assert "not decoded: the tokenizer file of" in run("head", tmp_path / "out").stdout
 
@@ -266,13 +252,9 @@ def test_a_damaged_sample_is_named_and_others_are_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
-        ({"TERM": "xterm-kitty"}, "kitty"),
         ({"TERM": "xterm-256color", "KITTY_WINDOW_ID": "1"}, "kitty"),
-        ({"TERM": "xterm-ghostty"}, "kitty"),
         ({"TERM": "xterm-256color", "TERM_PROGRAM": "iTerm.app"}, "iterm"),
-        ({"TERM": "xterm-256color", "TERM_PROGRAM": "WezTerm"}, "iterm"),
         ({"TERM": "xterm-256color", "LC_TERMINAL": "iTerm2"}, "iterm"),
-        ({"TERM": "xterm-256color"}, "blocks"),
         ({"TERM": "tmux-256color", "KITTY_WINDOW_ID": "1"}, "blocks"),
         ({"TERM": "xterm-kitty", "TMUX": "/tmp/x"}, "blocks"),
         ({"TERM": "xterm-256color", "KITTY_WINDOW_ID": "1", "NVIM": "x"}, "blocks"),
@@ -292,10 +274,9 @@ def halves(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return written_halves(tmp_path_factory.mktemp("halves") / "x.tar", (255, 0, 0), (0, 0, 255))
 
 
-def written_halves(path: Path, left: tuple[int, int, int], right: tuple[int, int, int]) -> Path:
+def written_halves(path: Path, *halves: tuple[int, int, int]) -> Path:
     """A TAR with such an image, and with a damaged one."""
-    pixels = np.zeros((800, 1600, 3), np.uint8)
-    pixels[:, :800], pixels[:, 800:] = left, right
+    pixels = np.array([halves], np.uint8).repeat(800, axis=0).repeat(800, axis=1)
     file = io.BytesIO()
     PIL.Image.fromarray(pixels).save(file, "PNG")
     with tarfile.open(path, "w") as tar:
@@ -332,6 +313,10 @@ def test_iterm_gets_a_png(halves: Path) -> None:
 
 
 def test_others_get_half_blocks_in_the_colours_that_they_have(halves: Path, tmp_path: Path) -> None:
+    samples = [{"__key__": "a", "rgb": np.full((4, 6, 3), 200, np.uint8), "x": np.zeros((4, 6))}]
+    schema = {"rgb": Array("|u1", (4, 6, 3)), "x": Array("<f8", (4, 6))}
+    shown = on_terminal("cat", write(tmp_path / "x", samples, schema), 0)
+    assert shown.count("\x1b[38;2;200;200;200;48;2;200;200;200m▀") == 12 == shown.count("▀")
     shown = on_terminal("cat", halves, 0)
     rows = [line.count("▀") for line in shown.split("\r\n") if "▀" in line]
     assert rows == [80] * 20
@@ -348,13 +333,6 @@ def test_others_get_half_blocks_in_the_colours_that_they_have(halves: Path, tmp_
         assert "png 1600 x 800" in shown
     assert "▀" not in run("head", halves).stdout
     assert (COLUMNS, LINES) == (100, 30)  # of which an image takes 80 and 26 at most
-
-
-def test_an_array_of_pixels_is_shown(tmp_path: Path) -> None:
-    samples = [{"__key__": "a", "rgb": np.full((4, 6, 3), 200, np.uint8), "x": np.zeros((4, 6))}]
-    schema = {"rgb": Array("|u1", (4, 6, 3)), "x": Array("<f8", (4, 6))}
-    shown = on_terminal("cat", write(tmp_path / "x", samples, schema), 0)
-    assert shown.count("\x1b[38;2;200;200;200;48;2;200;200;200m▀") == 12 == shown.count("▀")
 
 
 def test_an_image_that_cannot_be_decoded_is_described(

@@ -16,18 +16,12 @@ URL = "s3://bucket/folder/x.tar"
 
 @pytest.mark.parametrize("url", [URL, Path(URL)], ids=["text", "path"])  # of two slashes, one
 def test_a_url_is_a_remote_path(url: Any) -> None:
+    assert storage.output(url) == storage.source(url)
     found = storage.source(url)
     assert isinstance(found, RemotePath)
     assert str(found) == URL
     assert storage.source(found) is found
     assert (found.name, found.parent / "y.tar") == ("x.tar", storage.source(f"{URL[:-5]}y.tar"))
-
-
-@pytest.mark.parametrize("url", [URL, Path(URL)], ids=["text", "path"])
-def test_a_url_in_a_bucket_is_an_output(url: Any) -> None:
-    found = storage.output(url)
-    assert isinstance(found, RemotePath)
-    assert str(found) == URL
 
 
 def test_a_file_url_is_refused() -> None:

@@ -17,11 +17,10 @@ from shardkit.errors import MissingKeyError, OutputError, SampleError, UsageErro
 from shardkit.formats import FORMATS
 from shardkit.schema import Array, Int, Json, Schema, Text
 from shardkit.stream.loader import Loader
-from tests.conftest import files_of
-from tests.stream.data import keys, real_keys, same, through_json, write_documents, write_photos
+from tests.conftest import few
+from tests.stream.data import real_keys, same, through_json, write_photos
 
 SAMPLES = 37
-GENERATOR = np.random.default_rng(3)
 MANY = 10**8
 
 
@@ -64,94 +63,56 @@ def test_views_of_views_are_as_those_of_lists(ds: Dataset) -> None:
             assert view[-1] == view[len(view) - 1] == ds[expected[-1]]
         with pytest.raises(IndexError):
             view[len(expected)]
-    for _ in range(20):
-        start, stop, step = (int(n) for n in GENERATOR.integers(-50, 50, 3))
+    assert labels(ds.select(range(-3, 2))) == [34, 35, 36, 0, 1]
+    for start, stop, step in np.random.default_rng(3).integers(-50, 50, (20, 3)).tolist():
         cut = slice(start, stop, step or None)
         assert labels(ds[::-3][cut]) == list(range(SAMPLES))[::-3][cut]
-
-
-def test_distances_that_are_equal_are_a_range(ds: Dataset) -> None:
-    assert ds[::-1][::2].indices == ds.select([*range(36, -1, -2)]).indices == range(36, -1, -2)
-    assert ds.select(np.arange(37) % 7 == 1).indices == range(1, 37, 7)
-    assert ds[:].indices is None
-    assert ds.select(range(37)).indices is None
-    assert ds[9:9].indices == ds.select(range(50, 40)).indices == range(0)
-    assert ds.select(range(-3, 2)).indices.tolist() == [34, 35, 36, 0, 1]  # type: ignore[union-attr]
-    assert ds.select(range(-3, -1)).indices == range(34, 36)
-    assert isinstance(ds.select([1, 2, 4]).indices, np.ndarray)
 
 
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
         ([37], IndexError, "index 37 is out of range: there are 37 samples"),
-        ([0, -38], IndexError, "index -38 is out of range"),
-        (range(30, 40), IndexError, "index 39 is out of range"),
         (range(10**12), IndexError, "index 999999999999 is out of range"),
         ([0.5], UsageError, "float64"),
-        (["0003"], UsageError, "selected by their numbers"),
         ("0003", UsageError, "selected by their numbers"),
-        (7, UsageError, "selected by their numbers"),
         ([[1], [2]], UsageError, r"shape \(2, 1\)"),
         ([[1], [2, 3]], UsageError, "selected by their numbers"),
         (np.ones(36, bool), UsageError, "a mask has one value per sample"),
-        ({3, 4}, UsageError, "selected by their numbers"),
         (None, UsageError, "selected by their numbers"),
+        (slice("a", "b"), UsageError, "invalid slice of samples"),
+        (slice(None, None, 0), UsageError, "invalid slice of samples"),
     ],
 )
 def test_what_cannot_be_selected(ds: Dataset, given: Any, error: type, words: str) -> None:
     with pytest.raises(error, match=words):
-        ds.select(given)
-
-
-def test_slices_are_of_whole_numbers(ds: Dataset) -> None:
-    for cut in (slice("a", "b"), slice(0, 1.5), slice(None, None, 0)):
-        with pytest.raises(UsageError, match="invalid slice of samples"):
-            ds[cut]
+        ds[given] if isinstance(given, slice) else ds.select(given)
 
 
 def test_filters_take_functions_and_conditions(ds: Dataset) -> None:
     assert labels(ds.filter(lambda s: s["label"] % 5 == 2)) == [2, 7, 12, 17, 22, 27, 32]
     assert labels(ds[::-1].filter("label < 4 or label == 20")) == [20, 3, 2, 1, 0]
     assert labels(ds.filter("image.width == 48 and label >= 35")) == [35, 36]
-    chosen = ds.select(GENERATOR.integers(0, SAMPLES, 60))
+    chosen = ds.select(np.random.default_rng(3).integers(0, SAMPLES, 60))
     for text, function in (
         ("caption is null", lambda s: "caption" not in s),
-        ("caption > 'image 2' and label < 30", lambda s: s.get("caption", "") > "image 2"),
+        ("caption > 'image 2'", lambda s: s.get("caption", "") > "image 2"),
         ("key in ('0003', '0004')", lambda s: s["__key__"] in ("0003", "0004")),
     ):
-        for view in (ds, chosen, chosen[::-1]):
-            expected = [s["label"] for s in view if function(s)]
-            if "30" in text:
-                expected = [n for n in expected if n < 30]
-            assert labels(view.filter(text)) == expected
+        for view in (ds, chosen[::-1]):
+            assert labels(view.filter(text)) == [s["label"] for s in view if function(s)]
     seen: list[Any] = []
     ds[:3].filter(lambda sample: seen.append(sorted(sample)), fields=["caption"])
     assert seen == [["__key__"], ["__key__", "caption"], ["__key__", "caption"]]
-    assert len(ds.filter("label > 100")) == 0
-    with pytest.raises(UsageError, match="no field 'lable'"):
-        ds.filter("lable == 3")
-    with pytest.raises(UsageError, match="no field 'lable'") as caught:
-        ds.filter(len, fields=["lable"])
-    assert "did you mean label?" in str(caught.value.expected)
-    with pytest.raises(UsageError, match="a condition names its fields itself"):
-        ds.filter("label == 3", fields=["label"])
-    with pytest.raises(UsageError, match="a condition or a function"):
-        ds.filter({"label": 3})  # type: ignore[arg-type]
-
-
-def test_they_are_as_those_of_hugging_face_datasets(ds: Dataset) -> None:
-    datasets = pytest.importorskip("datasets")
-    theirs = datasets.Dataset.from_list([{"label": n, "odd": n % 2 == 1} for n in range(SAMPLES)])
-    for chosen in ([3, 1, 1, 36], range(5, 20, 3), np.array([36, 0]), iter([4, 5])):
-        again = [4, 5] if not hasattr(chosen, "__len__") else chosen
-        assert labels(ds.select(chosen)) == theirs.select(again)["label"][:]
-    condition = lambda sample: sample["label"] % 3 == 1  # noqa: E731
-    assert labels(ds.filter(condition)) == theirs.filter(condition)["label"][:]
-    assert labels(ds[4:-3:2]) == theirs[4:-3:2]["label"]  # theirs are columns, ours a view
-    assert ds.column("label").tolist() == theirs["label"][:]
-    with pytest.raises(IndexError):
-        theirs.select([SAMPLES])
+    mistakes: list[tuple[Any, list[str] | None, str]] = [
+        ("lable == 3", None, "no field 'lable'"),
+        (len, ["lable"], "(?s)no field 'lable'.*did you mean label"),
+        ("label == 3", ["label"], "a condition names its fields itself"),
+        ({"label": 3}, None, "a condition or a function"),
+    ]
+    for given, fields, words in mistakes:
+        with pytest.raises(UsageError, match=words):
+            ds.filter(given, fields=fields)
 
 
 def test_transforms_ride_along(out: Path) -> None:
@@ -184,10 +145,9 @@ def test_views_of_many_samples_take_no_memory(ds: Dataset) -> None:
     assert len(pickle.dumps(view)) < 2000
     chosen = many.select(np.array([5, 7, MANY - 1]))[1:]
     assert labels(chosen) == [7, MANY - 1]
-    some = ds.select(GENERATOR.permutation(SAMPLES))
+    some = ds.select(np.random.default_rng(3).permutation(SAMPLES))
     assert len(pickle.dumps(some)) - len(pickle.dumps(ds)) < 8 * SAMPLES + 300
     assert labels(pickle.loads(pickle.dumps(some[3:]))) == labels(some)[3:]
-    assert some._readers is ds._readers  # shards are opened once for all views
 
 
 def test_views_take_8_bytes_a_sample() -> None:
@@ -212,7 +172,9 @@ def test_views_take_8_bytes_a_sample() -> None:
 # --- keys and columns ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("to", [name for name in FORMATS if name not in ("megatron", "beton")])
+@pytest.mark.parametrize(
+    "to", few((name for name in FORMATS if name not in ("megatron", "beton")), "arrow", "wds")
+)
 def test_columns_are_the_values_in_all_samples(tmp_path: Path, to: str) -> None:
     schema = {
         "n": Int(), "maybe": Int(optional=True), "text": Text(), "data": Json(optional=True),
@@ -220,13 +182,10 @@ def test_columns_are_the_values_in_all_samples(tmp_path: Path, to: str) -> None:
     }  # fmt: skip
     with shardkit.create(tmp_path / "out", to, schema=schema, shard_samples=7) as writer:
         for n in range(20):
-            sample: dict[str, Any] = {
-                "__key__": f"a/{n}", "n": -n, "text": "é" * n, "row": np.full(3, n, np.float32),
-                "tokens": np.arange(n, dtype=np.uint16),
-            }  # fmt: skip
-            if n % 3:
-                sample |= {"maybe": n, "data": {"n": [n, None]}}
-            writer.write(sample)
+            row, tokens = np.full(3, n, np.float32), np.arange(n, dtype=np.uint16)
+            sample = {"__key__": f"a/{n}", "n": -n, "text": "é" * n, "row": row, "tokens": tokens}
+            maybe = {"maybe": n, "data": {"n": [n, None]}} if n % 3 else {}
+            writer.write({**sample, **maybe})
     every = shardkit.open(tmp_path / "out")
     for ds in (every, every[::-1], every.select([4, 19, 4, 0, 13])):
         samples = list(ds)
@@ -302,49 +261,26 @@ def test_a_key_of_several_samples_is_refused(out: Path, tmp_path: Path) -> None:
 # --- loading -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_loaders_read_the_samples_of_a_view(ds: Dataset, shuffle: bool) -> None:
-    chosen = GENERATOR.permutation(SAMPLES)[:23]
-    for view in (ds[30:3:-2], ds.select(chosen), ds[5:], ds.filter("label > 8")):
-        loader = Loader(view, batch_size=4, shuffle=shuffle, threads=2)
-        batches = list(loader)
-        assert real_keys(batches) == Counter(view.keys())
-        for batch in batches:
-            for key, image in zip(batch["__key__"], batch["image"], strict=True):
-                assert image == ds[key]["image"]
-        if not shuffle:
-            assert [k for b in keys(batches) for k in b][: len(view)] == view.keys()
-        ranks = [
-            list(Loader(view, batch_size=2, shuffle=shuffle, rank=rank, world_size=2))
-            for rank in range(2)
-        ]
-        together = [a + b for a, b in zip(*map(keys, ranks), strict=True)]
-        assert [sorted(b) for b in together] == [sorted(b) for b in keys(batches)]
-
-
 def test_sampling_goes_by_the_samples_of_a_view(ds: Dataset) -> None:
     view = ds.select([30, 2, 31, 3])
-    for sampling in (
-        shardkit.Weighted([0.0, 1.0, 0.0, 3.0], samples=8),
-        shardkit.Weighted(np.array([0, 1, 0, 3]), samples=8),
-    ):
-        loader = Loader(view, batch_size=4, shuffle=True, sampling=sampling)
-        assert real_keys(list(loader)) == {"0002": 2, "0003": 6}
+    sampling: Any = shardkit.Weighted(np.array([0, 1, 0, 3]), samples=8)
+    loader = Loader(view, batch_size=4, shuffle=True, sampling=sampling)
+    assert real_keys(list(loader)) == {"0002": 2, "0003": 6}
     sampling = shardkit.Balanced("label", samples=8)
     loader = Loader(view, batch_size=4, shuffle=True, sampling=sampling)
     assert real_keys(list(loader)) == dict.fromkeys(view.keys(), 2)
 
 
 def test_a_state_is_of_a_selection(ds: Dataset) -> None:
-    view = ds.select(GENERATOR.permutation(SAMPLES)[:20])
+    view = ds.select(np.random.default_rng(3).permutation(SAMPLES)[:20])
     loader = Loader(view, batch_size=3, shuffle=True)
     whole, states = [], []
     for batch in loader:
         whole.append(batch)
         states.append(through_json(loader.state_dict()))
-    for done, state in enumerate(states[:-1], 1):
+    for done in (1, 4):
         again = Loader(view, batch_size=3, shuffle=True)
-        again.load_state_dict(state)
+        again.load_state_dict(states[done - 1])
         assert same(list(again), whole[done:])
     # Shuffled, the order of a view does not matter; which samples it has does.
     Loader(view[::-1], batch_size=3, shuffle=True).load_state_dict(states[0])
@@ -356,80 +292,28 @@ def test_a_state_is_of_a_selection(ds: Dataset) -> None:
         Loader(view[::-1], batch_size=3).load_state_dict(ordered)
 
 
-def test_formats_give_the_same_batches_of_a_view(ds: Dataset, tmp_path: Path) -> None:
-    other = shardkit.open(write_photos(tmp_path / "arrow", "arrow"))
-    chosen = GENERATOR.permutation(SAMPLES)[:25]
-    options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "window": 16, "parts": 2}
-    one, two = (keys(Loader(each.select(chosen), **options)) for each in (ds, other))
-    assert one == two
-
-
-def test_lengths_are_those_of_the_view(tmp_path: Path) -> None:
-    lengths = GENERATOR.integers(1, 60, 120)
-    ds = shardkit.open(write_documents(tmp_path / "out", lengths))
-    chosen = GENERATOR.permutation(120)[:50]
-    view = ds.select(chosen)
-    assert view.lengths("tokens").tolist() == lengths[chosen].tolist()
-    loader = Loader(view, batching=shardkit.Dynamic(max_tokens=200), shuffle=True)
-    assert real_keys(list(loader)) == Counter(view.keys())
-
-
-def test_rows_of_several_views_are_read_at_once(tmp_path: Path) -> None:
-    schema = {"row": Array("float32", (2,))}
-    with shardkit.create(tmp_path / "out", "arrow", schema=schema, shard_samples=9) as writer:
-        for n in range(40):
-            writer.write({"__key__": str(n), "row": np.array([n, -n], np.float32)})
-    ds = shardkit.open(tmp_path / "out")
-    for shuffle in (False, True):
-        views = [ds.select([30, 2, 31, 3]), ds[12:28:3], ds[35:]]
-        loader = Loader(views, batch_size=4, shuffle=shuffle, last="short")
-        found = {k: row for b in loader for k, row in zip(b["__key__"], b["row"], strict=True)}
-        assert sorted(found) == sorted(sample["__key__"] for view in views for sample in view)
-        assert all(row.tolist() == [int(key), -int(key)] for key, row in found.items())
-
-
-def test_a_view_without_samples_is_refused(ds: Dataset) -> None:
-    with pytest.raises(UsageError, match="the view has no samples") as caught:
-        Loader(ds.filter("label > 100"), batch_size=2)
-    assert "none of 37" in str(caught.value.found)
-
-
 # --- converting ----------------------------------------------------------------------------------
 
 
 def test_views_are_converted(ds: Dataset, tmp_path: Path) -> None:
-    view = ds.select(GENERATOR.permutation(SAMPLES)[:21])[::-1]
-    for workers in (0, 2):
-        shardkit.convert(view, "wds", tmp_path / f"{workers}", shard_samples=4, workers=workers)
-    assert files_of(tmp_path / "0") == files_of(tmp_path / "2")
-    found = shardkit.open(tmp_path / "0")
-    assert [*found] == [*view]
+    view = ds.select(np.random.default_rng(3).permutation(SAMPLES)[:21])[::-1]
+    shardkit.convert(view, "wds", tmp_path / "0", shard_samples=4, workers=0)
+    assert [*shardkit.open(tmp_path / "0")] == [*view]
+    text = "label < 9 and caption is not null"
+    shardkit.convert(ds.path, "wds", tmp_path / "where", where=text, workers=0)
+    assert [*shardkit.open(tmp_path / "where")] == [*ds.filter(text)]
     assert shardkit.verify(tmp_path / "0", view).sound
-    problems = shardkit.verify(tmp_path / "0", view[1:]).problems
-    assert len(problems) == 1
-    again = shardkit.convert(view, "wds", tmp_path / "0", shard_samples=4)
-    assert again.already_complete
+    assert len(shardkit.verify(tmp_path / "0", view[1:]).problems) == 1
+    assert shardkit.convert(view, "wds", tmp_path / "0", shard_samples=4).already_complete
     for other in (view[::-1], view[:20], ds):
         with pytest.raises(OutputError):
             shardkit.convert(other, "wds", tmp_path / "0", shard_samples=4)
-
-
-def test_a_filter_leaves_what_where_leaves(out: Path, ds: Dataset, tmp_path: Path) -> None:
-    for number, text in enumerate(("label < 9 and caption is not null", "image.width > 50")):
-        view = ds.filter(text)
-        if not len(view):
-            with pytest.raises(shardkit.ShardkitError):
-                shardkit.convert(out, "wds", tmp_path / f"{number}", where=text, workers=0)
-            continue
-        shardkit.convert(out, "wds", tmp_path / f"{number}", where=text, workers=0)
-        assert [*shardkit.open(tmp_path / f"{number}")] == [*view]
-
-
-def test_a_sample_that_is_selected_twice_is_not_converted(ds: Dataset, tmp_path: Path) -> None:
-    with pytest.raises(shardkit.ShardkitError, match="0003"):
+    with pytest.raises(shardkit.ShardkitError, match="0003"):  # twice
         shardkit.convert(ds.select([3, 1, 3]), "wds", tmp_path / "out")
     with pytest.raises(shardkit.ShardkitError, match="the view has no samples"):
         shardkit.convert(ds[:0], "wds", tmp_path / "out")
+    with pytest.raises(UsageError, match=r"(?s)the view has no samples.*none of 37"):
+        Loader(ds.filter("label > 100"), batch_size=2)
 
 
 @pytest.mark.parametrize("to", ["wds", "lmdb"])
@@ -439,24 +323,16 @@ def test_inspecting_a_view_is_about_its_samples(tmp_path: Path, to: str) -> None
     report = shardkit.inspect(view, full=True, samples=2)
     assert report["samples"] == 5
     assert [first["__key__"] for first in report["first"]] == ["0030", "0002"]
-    assert {each["label"]: each["samples"] for each in report["classes"]} == {
-        2: 1,
-        3: 2,
-        30: 1,
-        31: 1,
-    }
+    counts = {each["label"]: each["samples"] for each in report["classes"]}
+    assert counts == {2: 1, 3: 2, 30: 1, 31: 1}
     assert report["images"]["image"]["formats"] == {"jpeg": 5}
     stats = report["fields"]["image"]["stats"]
-    if to == "wds":
-        lengths = [len(sample["image"]) for sample in view]
-        assert (stats["count"], stats["bytes"], stats["max"]) == (5, sum(lengths), max(lengths))
-    else:
-        assert stats is None
+    lengths = [len(sample["image"]) for sample in view]
+    expected = {"count": 5, "bytes": sum(lengths), "max": max(lengths)}
+    assert stats is None if to == "lmdb" else stats.items() >= expected.items()
     assert report["bytes"] is None  # `caption` is optional: its sizes are not told by sample
-    whole = shardkit.inspect(ds)
-    assert whole == shardkit.inspect(tmp_path / "out")
-    both = shardkit.inspect(shardkit.concatenate([view, ds[:3]]))
-    assert both["samples"] == 8
+    assert shardkit.inspect(ds) == shardkit.inspect(tmp_path / "out")
+    assert shardkit.inspect(shardkit.concatenate([view, ds[:3]]))["samples"] == 8
 
 
 # --- torch ---------------------------------------------------------------------------------------

@@ -14,21 +14,9 @@ from hypothesis import strategies as st
 
 from shardkit.errors import SampleError, UsageError
 from shardkit.sample import JsonText
-from shardkit.schema import (
-    Array,
-    Audio,
-    Bool,
-    Bytes,
-    Float,
-    Image,
-    Int,
-    Json,
-    Schema,
-    Text,
-    Video,
-)
+from shardkit.schema import Array, Audio, Bool, Bytes, Float, Image, Int, Json, Schema, Text, Video
 from shardkit.testing import make_audio, make_image, make_video
-from shardkit.where import Head, condition
+from shardkit.where import condition
 
 SCHEMA = Schema(
     {
@@ -90,18 +78,14 @@ def holds(text: str, sample: dict[str, Any] = SAMPLE) -> bool | None:
     "text",
     [
         "label == 1",
-        "1 == label",
         "label == 'dog'",
         'label != "cat"',
-        "label in (1, 7)",
         "label in ['cat', 'dog']",
         "label not in ('cat', 2)",
         "-1 < label <= 1.0",
         "width == 40 and height == 30",
-        "width > height",
         "image.format in ('jpeg', 'png')",
         "size > 100",
-        "raw.size == 7",
         "length == 5 and text.length == 5",
         "npy.length == 3",
         "'ll' in text",
@@ -112,7 +96,6 @@ def holds(text: str, sample: dict[str, Any] = SAMPLE) -> bool | None:
         "json.parts[0].name == 'ear'",
         "json['parts'][0]['name'] == 'ear'",
         "'ear' in json.parts[0].name",
-        "json.ok",
         "good and not (label == 2 or good == false)",
         "score is null and json.none is null and json.parts is not null",
         "image is not null and mask.png is null",
@@ -130,11 +113,9 @@ def test_what_holds(text: str) -> None:
     "text",
     [
         "score > 0.5",
-        "score != 3",
         "mask.png.width > 3",
         "json.nothing == 3",
         "json.score == '0.7'",  # JSON says only when it is read of which type it is
-        "json.score",
         "3 in json.score",
         "json.parts[7].name == 'ear'",
         "json.none < 3",
@@ -179,15 +160,14 @@ def test_any_text_in_quotes_is_itself(value: str) -> None:
 @given(st.text(alphabet="ab.'\"`()[]=<>!&|,0123456789 \n\\xé", max_size=40))
 def test_any_text_is_a_condition_or_refused(text: str) -> None:
     schema = Schema({"a": Int(), "b": Text()})
-    refused = contextlib.suppress(UsageError)  # whatever else is raised fails the test
-    with refused:
+    with contextlib.suppress(UsageError):  # whatever else is raised fails the test
         condition(text, schema)({"__key__": "k", "a": 1, "b": "x"})
 
 
 def test_fields_that_are_needed() -> None:
     found = condition("label == 1 and width > 3 and json.a == 'x' and key != 'y'", SCHEMA, NAMES)
-    assert found.fields == ("label", "image", "json")
     assert [part.fields for part in found.conjuncts] == [("label",), ("image",), ("json",), ()]
+    assert found.fields == ("label", "image", "json")
     assert condition("label == 1 or width > 3", SCHEMA).conjuncts == ()
 
 
@@ -197,30 +177,17 @@ def test_fields_go_before_what_follows_from_images() -> None:
     assert condition("width == 7 and key == 8 and a.b == 9 and __key__ == 'k'", schema)(sample)
 
 
-def test_heads_of_images_are_enough() -> None:
-    whole = make_image(size=(40, 30))
-    head = Head(whole[:700])
-    head.size = len(whole)
-    sample = {"__key__": "k", "image": head}
-    schema = Schema({"image": Image()})
-    assert condition(f"width == 40 and size == {len(whole)}", schema)(sample) is True
-    with pytest.raises(SampleError, match="not an image"):
-        condition("width > 3", schema)({"__key__": "k", "image": b"x"})
-
-
 @pytest.mark.parametrize(
     ("text", "what", "expected", "column"),
     [
         ("widht > 3", "no field 'widht'", "width", 1),
         ("good and labl == 3", "no field 'labl'", "label", 10),
-        ("zzz == 3", "no field 'zzz'", "one of image, label, json", 1),
         ("image.depth > 3", "no 'depth'", "image.width, image.height", 1),
         ("label.width > 3", "no 'width'", "label alone", 1),
         ("label == 'dgo'", "no class 'dgo'", "dog", 10),
         ("label in ('cat', 'tod')", "no class 'tod'", "toad", 18),
         ("'pink' in tags", "no class 'pink'", "red, green, blue", 1),
         ("label < 'dog'", "no order", None, 9),
-        ("good > false", "no order", None, 1),
         ("width == 'a'", "width is a number, and 'a' is text", None, 10),
         ("good == 1", "true or false", None, 9),
         ("3 in text", "cannot be compared", None, 1),
@@ -228,23 +195,18 @@ def test_heads_of_images_are_enough() -> None:
         ("npy == 3", "use npy.length", None, 1),
         ("label = 3", "expected ==", None, 7),
         ("good && label == 3", "expected and", None, 7),
-        ("(label == 3) & good", "expected and", None, 1),
-        ("label == 3 AND good", "expected and", None, 12),
         ("label <> 3", "expected !=", None, 7),
         ("label ==", "such as: width >= 256", None, 9),
-        ("", "such as: width >= 256", None, 1),
         ("label in (1, 2", "never closed", None, 10),
         ("label in 3", "expected a list in parentheses", None, 10),
         ("label in ()", "expected values", None, 10),
         ("text", "expected a comparison", None, 1),
-        ("3", "expected a comparison", None, 1),
         ("label == null", "`is null`", None, 10),
         ("label is 3", "`is null`", None, 10),
+        ("(label == 3) & good", "expected and", None, 1),
         ("__import__('os')", "expected a field, a number", None, 1),
         ("label.__class__ == 3", "no '__class__'", None, 1),
-        ("(lambda: good)()", "expected a field, a number", None, 1),
         ("[x for x in text]", "expected a field, a number", None, 1),
-        ("good if good else good", "expected a field, a number", None, 1),
         ("'äöü' == text and ö", "no field 'ö'", None, 19),
         ("label == 3 or " * 3 + "`x y` == 3", "no field 'x y'", None, 43),
         ("label == 'x\0'", "null b", None, None),
