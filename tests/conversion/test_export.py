@@ -8,9 +8,7 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +33,7 @@ from shardkit.testing import (
     make_video,
 )
 from tests.conftest import IMAGE_FORMATS, examples, few, files_of
+from tests.conversion.part_kills import Forks
 from tests.test_cli import run
 
 KINDS = ("folder", "jsonl", "files")
@@ -767,24 +766,18 @@ def test_an_export_that_dies_begins_again(
 
 @pytest.mark.large
 def test_an_export_that_is_killed_begins_again(tmp_path: Path) -> None:
-    samples: list[Sample] = [{"__key__": f"k{n}", "blob": b"x"} for n in range(3000)]
+    samples: list[Sample] = [{"__key__": f"k{n}", "blob": b"x"} for n in range(200)]
     dataset = write(tmp_path / "a", samples, {"blob": shardkit.Bytes()}, shard_size="1MB")
-    words = [sys.executable, "-m", "shardkit", "export", str(dataset), "--to", "files", "-o"]
-    killed = 0
-    for number in range(3):
-        out = tmp_path / f"out{number}"
-        process = subprocess.Popen([*words, str(out)], stdout=subprocess.DEVNULL)
-        partial = tmp_path / f"out{number}.partial" / "dataset"
-        while process.poll() is None and len([*partial.glob("*")]) < 100 * (number + 1):
-            time.sleep(0.001)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        if not out.exists():
-            killed += 1
-            shardkit.export(dataset, "files", out)
-        assert shardkit.diff(dataset, out).equal_samples == len(samples)
-        assert not partial.parent.exists()
-    assert killed
+    out = tmp_path / "out"
+    with Forks(tmp_path) as forks:
+        for at in (1, 50, 300):
+            died = forks.start("export", dataset, "--to", "files", "-o", out, at=at).wait()
+            assert died == (-signal.SIGKILL, "")
+            assert not out.exists()
+            assert (tmp_path / "out.partial").exists()
+        shardkit.export(dataset, "files", out)
+    assert shardkit.diff(dataset, out).equal_samples == len(samples)
+    assert not (tmp_path / "out.partial").exists()
 
 
 def test_an_interrupt_says_how_to_go_on(
