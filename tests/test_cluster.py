@@ -110,9 +110,7 @@ def test_a_part_of_slurm_that_is_missing_is_named_and_run_again(
 def expanded(text: str, environ: dict[str, str]) -> str:
     """As Kubernetes replaces $(NAME) of a variable that it knows, and leaves what it does not."""
     return re.sub(
-        r"\$(\$|\(([^)]*)\))",
-        lambda m: "$" if m[1] == "$" else environ.get(m[2], m[0]),
-        text,
+        r"\$(\$|\(([^)]*)\))", lambda m: "$" if m[1] == "$" else environ.get(m[2], m[0]), text
     )
 
 

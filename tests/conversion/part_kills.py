@@ -19,7 +19,7 @@ from typing import Any
 # Forks for each line, a command: starting Python each time would take most of the time. It answers
 # with the child's number, and to a number with the child's exit code.
 _FORKS = """
-import json, os, sys
+import json, os, sys, traceback
 import shardkit.cli.convert, shardkit.cli.merge, shardkit.cli.progress, shardkit.conversion.merge
 import shardkit.conversion.convert, shardkit.sources.image_folder
 from shardkit.cli import main
@@ -39,8 +39,9 @@ for line in sys.stdin:
             main()
         except SystemExit as ended:
             os._exit(ended.code or 0)
-        finally:
-            os._exit(70)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(70)
     print(child, flush=True)
 """
 # Counts changes by the length of a file, to which all processes of a run append.
@@ -97,15 +98,21 @@ class Forks:
         return int(self._process.stdout.readline())
 
     def start(
-        self, *words: object, at: int = 0, sent: signal.Signals = signal.SIGKILL, to: str = "group"
+        self,
+        *words: object,
+        at: int = 0,
+        sent: signal.Signals = signal.SIGKILL,
+        to: str = "group",
+        first: str = "",
     ) -> Run:
         """After the change number `at`, from 1 on, a signal is sent to the "run", to its "group"
-        with the workers, or to the "worker" that makes this change of all that workers make."""
+        with the workers, or to the "worker" that makes this change of all that workers make.
+        The code `first` runs before the command."""
         self.started += 1
         said, counts = (self._folder / f"{name}-{self.started}" for name in ("said", "counts"))
         act = _TO.get(to, "os.kill(os.getpid(), {})").format(int(sent))
         code = _COUNTS.format(counts=str(counts), at=at, act=act)
-        code = _IN_WORKERS.format(code=code) + (code if to in _TO else "")
+        code = _IN_WORKERS.format(code=code) + (code if to in _TO else "") + first
         return Run(self._ask([str(said), code, *map(str, words)]), said, counts, self)
 
     def wait(self, child: int) -> int:
@@ -119,8 +126,13 @@ class Run:
         self.child, self._said, self._counts, self._forks = child, said, counts, forks
 
     def wait(self) -> tuple[int, str]:
-        code = self._forks.wait(self.child)
-        return code, self._said.read_text() if self._said.exists() else ""
+        return self._forks.wait(self.child), self.said()
+
+    def said(self) -> str:
+        return self._said.read_text() if self._said.exists() else ""
+
+    def kill(self) -> None:
+        os.killpg(self.child, signal.SIGKILL)
 
     def changes(self) -> int:
         return self._counts.stat().st_size

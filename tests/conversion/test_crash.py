@@ -83,9 +83,7 @@ def test_a_run_that_dies_anywhere_is_continued(
 
 
 @pytest.mark.parametrize(
-    "seed",
-    [pytest.param(1, marks=pytest.mark.large), 2],
-    ids=["another", "of the same recipe"],
+    "seed", [pytest.param(1, marks=pytest.mark.large), 2], ids=["another", "of the same recipe"]
 )
 def test_replacing_a_dataset_that_dies_anywhere_keeps_the_old_or_gives_the_new(
     source: Path, tmp_path: Path, here: Path, seed: int, large: bool
