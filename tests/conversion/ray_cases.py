@@ -203,7 +203,7 @@ def a_store() -> Any:
     """Source and output are in a bucket."""
     bucket = SERVER.bucket()
     source = f"s3://{bucket}/in"
-    local(PHOTOS, "wds", source, **SMALL)
+    local(PHOTOS, "wds", source, limit=30, **SMALL)
     continued(source, f"s3://{bucket}/a", local, on_ray)
     on_ray(source, "wds", f"s3://{bucket}/b", **RESIZED)
     local(source, "wds", f"s3://{bucket}/c", **RESIZED)
@@ -315,7 +315,7 @@ def options() -> Any:
             "another": given(ray_address="127.0.0.1:9"),
         }
     asked = {"memory": "1MB", "special": 0.5}
-    found["special"] = on_ray(PHOTOS, "wds", "x", limit=9, ray_options=asked, **SMALL).samples
+    found["special"] = on_ray(PHOTOS, "wds", "special", limit=9, ray_options=asked, **SMALL).samples
     return found
 
 
