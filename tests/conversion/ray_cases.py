@@ -1,6 +1,6 @@
-"""Conversions on a Ray cluster of two nodes; writes what they came to, as JSON.
+"""Conversions on a Ray cluster of two nodes; writes how each ended, as JSON.
 
-A process of its own, as Ray leaves threads: `test_ray.py` starts it once, and looks at the results.
+A process of its own, as Ray leaves threads: `test_ray.py` starts it once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.remote.servers import S3
 
 SMALL = {"shard_size": "8kB"}
 RESIZED: dict[str, Any] = {"image": ImageOptions(resize=16), **SMALL}
-CASES: dict[str, Callable[[], Any]] = {}
+CASES: dict[str, Callable[[], None]] = {}
 
 # They do something on nodes alone: planning tries them where the run was started.
 TRANSFORMS = """
@@ -69,7 +69,7 @@ def leaves(sample):
 """
 
 
-def case(function: Callable[[], Any]) -> Callable[[], Any]:
+def case(function: Callable[[], None]) -> Callable[[], None]:
     CASES[function.__name__] = function
     return function
 
@@ -78,11 +78,11 @@ class Counts:
     """A monitor that adds up progress, and does something at the first of it."""
 
     def __init__(self, at_first: Callable[[], Any] = lambda: None) -> None:
-        self.done = self.samples = self._reports = 0
+        self.samples = self._reports = 0
         self._at_first = at_first
 
     def start(self, plan: Any, done: int) -> None:
-        self.done = done
+        pass
 
     def advance(self, progress: Any) -> None:
         self.samples += progress.samples
@@ -106,16 +106,15 @@ def local(source: Any, to: str, name: Any, **options: Any) -> Any:
     return shardkit.convert(source, to, out(name), workers=0, **options)
 
 
-def same(source: Any, to: str, name: str, **options: Any) -> dict[str, Any]:
-    """What a conversion on Ray comes to, and whether its bytes are those of one process."""
-    counts = Counts()
-    result = on_ray(source, to, f"{name}-ray", progress=counts, **options)
+def assert_same(
+    source: Any, to: str, name: str, samples: int, errors: int = 0, **options: Any
+) -> None:
+    """A conversion on Ray has the bytes of one process, and leaves nothing."""
+    result = on_ray(source, to, f"{name}-ray", progress=(counts := Counts()), **options)
     local(source, to, f"{name}-local", **options)
-    return {
-        "same": files_of(out(f"{name}-ray")) == files_of(out(f"{name}-local")),
-        "samples": result.samples, "seen": counts.samples, "errors": result.errors,
-        "left": [path.name for path in out("").glob("*.partial")],
-    }  # fmt: skip
+    assert files_of(out(f"{name}-ray")) == files_of(out(f"{name}-local"))
+    assert (result.samples, result.errors, counts.samples) == (samples, errors, samples + errors)
+    assert not list(out("").glob("*.partial"))
 
 
 def error_of(function: Callable[..., Any], *args: Any, **options: Any) -> dict[str, Any]:
@@ -147,46 +146,44 @@ def terms(**changed: Any) -> Any:
 
 
 @case
-def tokens() -> Any:
+def tokens() -> None:
     tokenizer = tokenizer_zoo.write_json(WORK / "tokenizer", "gpt2")
     corpus = write_corpus(WORK / "corpus.jsonl", prose(200))
-    return same(corpus, "megatron", "tokens", text=TextOptions(tokenizer=str(tokenizer)), **SMALL)
+    text = TextOptions(tokenizer=str(tokenizer))
+    assert_same(corpus, "megatron", "tokens", 200, text=text, **SMALL)
 
 
 @case
-def one_shard() -> Any:
-    return same(PHOTOS, "beton", "joined", image=ImageOptions(resize=16))
+def one_shard() -> None:
+    assert_same(PHOTOS, "beton", "joined", 90, image=ImageOptions(resize=16))
 
 
 @case
-def splits_and_samples_that_are_skipped() -> Any:
-    """Of a relative path."""
+def splits_and_samples_that_are_skipped() -> None:
+    """Of a relative path; and their shards."""
     os.chdir(WORK)
     try:
-        return same("bad", "arrow", "bad", split="train=0.8,val=0.2", on_error="skip", **RESIZED)
+        options = {"split": "train=0.8,val=0.2", "on_error": "skip", **RESIZED}
+        assert_same("bad", "arrow", "bad", 28, errors=2, **options)
     finally:
         os.chdir("/")
+    assert_same(out("bad-local/train"), "parquet", "parquet", 23, **SMALL)
 
 
 @case
-def shards() -> Any:
-    return same(out("bad-local/train"), "parquet", "parquet", **SMALL)
-
-
-@case
-def a_sequence() -> Any:
+def a_sequence() -> None:
     samples = [{"__key__": f"{n:03d}", "text": "word " * n} for n in range(100)]
-    return same(samples, "arrow", "sequence", **SMALL)
+    assert_same(samples, "arrow", "sequence", 100, **SMALL)
 
 
 @case
-def inodes_of_another_machine() -> Any:
+def inodes_of_another_machine() -> None:
     with terms(machine="another"):
-        return same(PHOTOS, "wds", "inodes", limit=40, **SMALL)
+        assert_same(PHOTOS, "wds", "inodes", 40, limit=40, **SMALL)
 
 
-def continued(source: Any, to: Any, first: Any, second: Any) -> int:
-    """A run that was interrupted goes on with the other engine; so many samples were done."""
+def continued(source: Any, to: Any, first: Any, second: Any) -> None:
+    """A run that was interrupted goes on with the other engine."""
 
     def interrupt() -> None:
         raise KeyboardInterrupt
@@ -194,12 +191,11 @@ def continued(source: Any, to: Any, first: Any, second: Any) -> int:
     with contextlib.suppress(KeyboardInterrupt):
         first(source, "wds", to, progress=Counts(interrupt), **RESIZED)
         raise AssertionError("it was not interrupted")
-    second(source, "wds", to, progress=(counts := Counts()), **RESIZED)
-    return counts.done
+    second(source, "wds", to, **RESIZED)
 
 
 @case
-def a_store() -> Any:
+def a_store() -> None:
     """Source and output are in a bucket."""
     bucket = SERVER.bucket()
     source = f"s3://{bucket}/in"
@@ -211,19 +207,20 @@ def a_store() -> Any:
     for key, data in SERVER.objects(bucket).items():
         top, _, rest = key.partition("/")
         found.setdefault(top, {})[rest] = data
-    return {"same": [found[n] == found["c"] for n in "ab"], "all": sorted(found)}
+    assert found["a"] == found["b"] == found["c"]
+    assert sorted(found) == ["a", "b", "c", "in"]
 
 
 @case
-def interrupted_runs() -> Any:
+def interrupted_runs() -> None:
     continued(PHOTOS, "a", on_ray, local)
     continued(PHOTOS, "b", local, on_ray)
     local(PHOTOS, "wds", "c", **RESIZED)
-    return {"same": files_of(out("a")) == files_of(out("b")) == files_of(out("c"))}
+    assert files_of(out("a")) == files_of(out("b")) == files_of(out("c"))
 
 
 @case
-def ctrl_c() -> Any:
+def ctrl_c() -> None:
     """The command, while tasks are held; the same again completes it."""
     command = [
         sys.executable, "-m", "shardkit", "convert", str(PHOTOS), "--to", "wds",
@@ -235,92 +232,103 @@ def ctrl_c() -> Any:
     tasks = out("command.partial/tasks")
     wait_for(lambda: any(tasks.glob("[0-9]*[0-9]")) or process.poll() is not None)
     process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=60)
-    left = [path.name for path in tasks.iterdir() if not path.name.isdigit()]
+    printed, said = process.communicate(timeout=60)
+    assert (process.returncode, printed) == (130, "")  # Ray has printed nothing
+    assert "interrupted; the same command run again continues" in said
+    assert all(path.name.isdigit() for path in tasks.iterdir())
     GO.touch()
-    again = subprocess.run([*command, "--json"], cwd=MODULES, check=False, **pipes)
+    again = subprocess.run([*command, "--json"], cwd=MODULES, check=True, **pipes)
+    assert "continuing" in again.stderr
+    assert json.loads(again.stdout)["samples"] == 90
     local(PHOTOS, "wds", "command-local", transform="steps:held", **SMALL)
     GO.unlink()
-    return {
-        "code": process.returncode, "said": said, "left": left, "again": again.stderr,
-        "samples": json.loads(again.stdout)["samples"],
-        "same": files_of(out("command")) == files_of(out("command-local")),
-    }  # fmt: skip
+    assert files_of(out("command")) == files_of(out("command-local"))
 
 
 # --- what dies, and errors ------------------------------------------------------------------------
 
 
 @case
-def a_worker_that_dies_once() -> Any:
-    return same(PHOTOS, "wds", "once", transform="steps:deadly_once", **RESIZED)
+def a_worker_that_dies_once() -> None:
+    assert_same(PHOTOS, "wds", "once", 90, transform="steps:deadly_once", **RESIZED)
 
 
 @case
-def workers_that_die_twice() -> Any:
-    return [
-        error_of(on_ray, PHOTOS, "wds", name, transform=f"steps:{name}", **SMALL)
-        for name in ("deadly", "leaves")
-    ]
+def workers_that_die_twice() -> None:
+    for name in ("deadly", "leaves"):
+        found = error_of(on_ray, PHOTOS, "wds", name, transform=f"steps:{name}", **SMALL)
+        assert found["error"] == "WorkerError"
+        assert "two workers or their nodes died on the same task" in found["what"]
+        assert "class1/00" in found["found"]
 
 
 @case
-def bad_samples() -> Any:
-    return [
-        error_of(on_ray, BAD, "wds", "x", **RESIZED),
-        error_of(local, BAD, "wds", "x", **RESIZED),
-        error_of(on_ray, BAD, "wds", "y", on_error="skip", max_errors=1, **RESIZED),
-    ]
+def bad_samples() -> None:
+    ours = error_of(on_ray, BAD, "wds", "ours", **RESIZED)
+    assert ours == error_of(local, BAD, "wds", "theirs", **RESIZED)
+    assert ours["key"] == "a/005"
+    found = error_of(on_ray, BAD, "wds", "many", on_error="skip", max_errors=1, **RESIZED)
+    assert found["what"] == "more than 1 samples are bad"
 
 
 @case
-def a_transform_that_nodes_cannot_import() -> Any:
+def a_transform_that_nodes_cannot_import() -> None:
     folder = WORK / "elsewhere"
     folder.mkdir()
     (folder / "only_here.py").write_text("def same(sample):\n    return sample\n")
     sys.path.insert(0, str(folder))
     import only_here
 
-    return error_of(on_ray, PHOTOS, "wds", "import", transform=only_here.same, **SMALL)
+    found = error_of(on_ray, PHOTOS, "wds", "import", transform=only_here.same, **SMALL)
+    assert "No module named 'only_here'" in found["found"]
+    assert "on node " in found["found"]
+    assert "ray job submit --working-dir" in found["fix"]
 
 
 @case
-def a_node_that_differs() -> Any:
+def a_node_that_is_not_as_the_driver() -> None:
     photo = str(next(PHOTOS.rglob("*.jpg")))
     versions = ray_engine.versions_of
-    differing = {
+    for name, differs in {
         "output": terms(probe="/nowhere/tasks/probe"),
         "source": terms(witnesses=[("/nowhere/a.jpg", 10)]),
         "size": terms(witnesses=[(photo, 10)]),
         "versions": set_to(versions_of=lambda work: {**versions(work), "shardkit": "0.0.1"}),
-    }
-    found = {}
-    for name, differs in differing.items():
+    }.items():
         with differs:
-            found[name] = error_of(on_ray, PHOTOS, "wds", "terms", limit=40, **SMALL)
-    return found
+            found = error_of(on_ray, PHOTOS, "wds", "terms", limit=40, **SMALL)
+        assert "on node " in found["found"]
+        if name == "output":
+            assert found["what"] == "a node does not see the output"
+            assert "s3://bucket/name" in found["fix"]
+        elif name == "versions":
+            assert found["expected"] == "shardkit 0.0.1"
+        else:
+            assert "does not see the source" in found["what"]
+            assert found["expected"] == "10 bytes"
 
 
 @case
-def options() -> Any:
-    def given(**options: Any) -> dict[str, Any]:
-        return error_of(on_ray, PHOTOS, "wds", "options", **options)
+def what_tasks_may_ask_for() -> None:
+    def what(expected: str = "", **options: Any) -> str:
+        found = error_of(on_ray, PHOTOS, "wds", "options", **options)
+        assert not expected or found["expected"] == expected
+        return str(found["what"])
 
     with set_to(_PATIENCE=0.5, _LOOK=0.5):
-        found = {
-            "unknown": given(ray_options={"num_gpus": 1}),
-            "number": given(ray_options={"num_cpus": "many"}),
-            "zero": given(ray_options={"memory": 0}),
-            "room": given(ray_options={"num_cpus": 2, "special": 0.5}, **SMALL),
-            "another": given(ray_address="127.0.0.1:9"),
-        }
-    asked = {"memory": "1MB", "special": 0.5}
-    found["special"] = on_ray(PHOTOS, "wds", "special", limit=9, ray_options=asked, **SMALL).samples
-    return found
+        assert "'num_gpus'" in what("num_cpus, memory, special", ray_options={"num_gpus": 1})
+        for asked in ({"num_cpus": "many"}, {"memory": 0}):
+            assert "must be a number above 0" in what(ray_options=asked)
+        assert "another Ray cluster already" in what(ray_address="127.0.0.1:9")
+        too_much = {"num_cpus": 2, "special": 0.5}
+        no_room = what("num_cpus=2, special=0.5", ray_options=too_much, **SMALL)
+        assert no_room == "no node of the Ray cluster has room for a task"
+    enough = {"memory": "1MB", "special": 0.5}
+    assert on_ray(PHOTOS, "wds", "enough", limit=9, ray_options=enough, **SMALL).samples == 9
 
 
 @case
-def a_node_that_dies() -> Any:
+def a_node_that_dies() -> None:
     """At the first report of progress, while tasks are held."""
 
     def die() -> None:
@@ -330,15 +338,17 @@ def a_node_that_dies() -> Any:
     options = {"transform": "steps:held", **SMALL}
     on_ray(PHOTOS, "wds", "orphans", progress=(counts := Counts(die)), **options)
     local(PHOTOS, "wds", "alive", **options)
-    return {"same": files_of(out("orphans")) == files_of(out("alive")), "seen": counts.samples}
+    assert counts.samples == 90
+    assert files_of(out("orphans")) == files_of(out("alive"))
 
 
 @case
-def a_cluster_that_does_not_listen() -> Any:
+def addresses_that_lead_nowhere() -> None:
     ray.shutdown()
-    addresses = ("127.0.0.1:9", "ray://here:10001")
-    found = [error_of(on_ray, PHOTOS, "wds", "x", ray_address=address) for address in addresses]
-    return {"errors": found, "running": ray.is_initialized()}
+    for address in ("127.0.0.1:9", "ray://here:10001"):
+        found = error_of(on_ray, PHOTOS, "wds", "x", ray_address=address)
+        assert found["what"] == "cannot connect to a Ray cluster"
+    assert not ray.is_initialized()
 
 
 if __name__ == "__main__":
@@ -364,12 +374,12 @@ if __name__ == "__main__":
         try:
             ray.init(ADDRESS, log_to_driver=False)
             for name in sys.argv[2:] or CASES:
-                began = time.monotonic()
+                began, error = time.monotonic(), ""
                 try:
-                    result = CASES[name]()
+                    CASES[name]()
                 except BaseException:
-                    result = {"raised": traceback.format_exc()}
-                line = json.dumps([name, result, round(time.monotonic() - began, 1)])
+                    error = traceback.format_exc()
+                line = json.dumps([name, error, round(time.monotonic() - began, 1)])
                 with (WORK / "results.jsonl").open("a") as results:
                     results.write(f"{line}\n")
         finally:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import shardkit
 from shardkit.sample import JsonText, Sample
-from shardkit.schema import Audio, Video
+from shardkit.schema import Array, Audio, Bytes, Int, Json, Text, Video
 from shardkit.sources.dataset import DatasetSource
 from shardkit.testing import (
     EVERYTHING,
@@ -98,9 +98,9 @@ def boxes(count: int) -> Sample:
 
 
 BOXES = {
-    "boxes": shardkit.Array("float32", (None, 4)),
-    "categories": shardkit.Array("int64", (None,)),
-    "iscrowd": shardkit.Array("bool", (None,)),
+    "boxes": Array("float32", (None, 4)),
+    "categories": Array("int64", (None,)),
+    "iscrowd": Array("bool", (None,)),
 }
 CHAINS: dict[str, tuple[dict[str, Any], list[Sample], dict[str, tuple[str, ...]]]] = {
     "audio and video": (
@@ -113,12 +113,12 @@ CHAINS: dict[str, tuple[dict[str, Any], list[Sample], dict[str, tuple[str, ...]]
     ),
     "no samples": (dict(EVERYTHING), [], {}),
     "the text of JSON": (
-        {"about": shardkit.Json()},
+        {"about": Json()},
         [{"__key__": "x", "about": JsonText('{"b" :1.50,\n "a":[ ],"ü":"\\u00e4"}')}],
         {},
     ),
     "classes": (
-        {"label": shardkit.Int()},
+        {"label": Int()},
         [{"__key__": f"{n}", "label": label} for n, label in enumerate((0, 1, 1, -1))],
         {"label": ("cat", "dog")},
     ),
@@ -177,7 +177,7 @@ def any_samples_without_image() -> st.SearchStrategy[Sample]:
 def test_a_value_of_64_megabytes_passes_through_every_format(tmp_path: Path) -> None:
     values = [b"x", np.random.default_rng(0).bytes(64_000_001), b""]
     path = tmp_path / "first"
-    with shardkit.create(path, "wds", {"blob": shardkit.Bytes()}) as writer:
+    with shardkit.create(path, "wds", {"blob": Bytes()}) as writer:
         for key, value in zip(("small", "big", "last"), values, strict=True):
             writer.write({"__key__": key, "blob": value})
     for format in IMAGE_FORMATS:
@@ -191,7 +191,7 @@ def test_a_value_of_64_megabytes_passes_through_every_format(tmp_path: Path) -> 
 @pytest.mark.parametrize("format", IMAGE_FORMATS)
 def test_class_names_of_every_field_travel(tmp_path: Path, format: str) -> None:
     """There and back, also without the manifest where the shards themselves have the names."""
-    schema = {"fine": shardkit.Int(), "n": shardkit.Int(), "coarse": shardkit.Int()}
+    schema = {"fine": Int(), "n": Int(), "coarse": Int()}
     names = {"fine": ("cat", "dog", "ant"), "coarse": ("mammal", "insect")}
     with shardkit.create(tmp_path / "a", format, schema, classes=names) as writer:
         for n in range(3):
@@ -217,7 +217,7 @@ def test_class_names_of_every_field_travel(tmp_path: Path, format: str) -> None:
     ("schema", "names", "good", "bad"),
     [
         (
-            {"fine": shardkit.Int(), "coarse": shardkit.Int()},
+            {"fine": Int(), "coarse": Int()},
             {"fine": ["a", "b", "c"], "coarse": ["x"]},
             {"fine": 2, "coarse": -1},
             {"fine": 2, "coarse": 1},
@@ -245,7 +245,7 @@ def test_class_names_by_field_are_for_python_samples(tmp_path: Path) -> None:
 
 
 def test_class_names_of_what_is_no_class_are_refused(tmp_path: Path) -> None:
-    schema = {"text": shardkit.Text(), "n": shardkit.Int()}
+    schema = {"text": Text(), "n": Int()}
     for classes in (["a"], {"text": ["a"]}, {"other": ["a"]}, {"n": "ab"}, {"n": [1]}):
         with pytest.raises(shardkit.UsageError, match="class"):
             shardkit.create(tmp_path / "a", "wds", schema, classes=classes)

@@ -21,6 +21,7 @@ from shardkit.errors import DamagedError, OutputError, SampleError, SourceError,
 from shardkit.part_of import PartOf
 from tests.codecs import tokenizer_zoo
 from tests.conftest import IMAGE_FORMATS, files_of, write_images
+from tests.conversion.deaths import Interrupted
 from tests.conversion.part_kills import Forks, at_once, killed_parts
 from tests.test_cli import run as command
 
@@ -41,18 +42,8 @@ def convert(source: Path, out: Path, part: str | None = None, to: str = "wds", *
 def stop(source: Path, out: Path, part: str | None, at: int, **options: Any) -> None:
     """Begin a part, or a whole run, and interrupt it when so many samples are done."""
 
-    class Stopping:
-        done = 0
-
-        def start(self, plan: Any, done: int) -> None: ...
-        def copied(self, more: int, total: int) -> None: ...
-        def advance(self, progress: Any) -> None:
-            self.done += progress.samples
-            if self.done >= at:
-                raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        convert(source, out, part, progress=Stopping(), **options)
+        convert(source, out, part, progress=Interrupted(most=at - 1), **options)
 
 
 def shards_of(folder: Path) -> list[Path]:
