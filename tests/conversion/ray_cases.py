@@ -28,7 +28,7 @@ from tests.codecs import tokenizer_zoo
 from tests.conftest import files_of, write_images
 from tests.conversion.part_kills import wait_for
 from tests.conversion.text_corpora import prose, write_corpus
-from tests.remote.servers import S3
+from tests.remote.servers import Google
 
 SMALL = {"shard_size": "8kB"}
 RESIZED: dict[str, Any] = {"image": ImageOptions(resize=16), **SMALL}
@@ -198,11 +198,11 @@ def continued(source: Any, to: Any, first: Any, second: Any) -> None:
 def a_store() -> None:
     """Source and output are in a bucket."""
     bucket = SERVER.bucket()
-    source = f"s3://{bucket}/in"
+    source = SERVER.url(bucket, "in")
     local(PHOTOS, "wds", source, limit=30, **SMALL)
-    continued(source, f"s3://{bucket}/a", local, on_ray)
-    on_ray(source, "wds", f"s3://{bucket}/b", **RESIZED)
-    local(source, "wds", f"s3://{bucket}/c", **RESIZED)
+    continued(source, SERVER.url(bucket, "a"), local, on_ray)
+    on_ray(source, "wds", SERVER.url(bucket, "b"), **RESIZED)
+    local(source, "wds", SERVER.url(bucket, "c"), **RESIZED)
     found: dict[str, dict[str, bytes]] = {}
     for key, data in SERVER.objects(bucket).items():
         top, _, rest = key.partition("/")
@@ -367,7 +367,7 @@ if __name__ == "__main__":
     for broken in ("005.jpg", "017.jpg"):
         (BAD / "a" / broken).write_bytes((BAD / "a" / broken).read_bytes()[:300])
     node = {"num_cpus": 1, "object_store_memory": 100 << 20, "resources": {"special": 1}}
-    with S3() as SERVER:
+    with Google() as SERVER:
         os.environ.update(SERVER.environ())
         CLUSTER = Cluster(initialize_head=True, head_node_args=node)
         ADDRESS, NODE = CLUSTER.address, CLUSTER.add_node(**node)

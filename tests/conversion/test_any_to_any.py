@@ -24,7 +24,7 @@ from shardkit.testing import (
     make_image,
     make_video,
 )
-from tests.conftest import IMAGE_FORMATS, examples, few
+from tests.conftest import IMAGE_FORMATS, examples
 
 # Their shards by themselves have no names of classes.
 NAMELESS = ("wds", "tfrecord", "array_record")
@@ -251,7 +251,7 @@ def test_class_names_of_what_is_no_class_are_refused(tmp_path: Path) -> None:
             shardkit.create(tmp_path / "a", "wds", schema, classes=classes)
 
 
-@pytest.mark.parametrize("format", few(IMAGE_FORMATS))
+@pytest.mark.parametrize("format", IMAGE_FORMATS)
 def test_shards_of_every_format_keep_their_limits_and_order(tmp_path: Path, format: str) -> None:
     write(tmp_path / "a", "wds", FIFTEEN)
     shardkit.convert(tmp_path / "a", format, tmp_path / "b", workers=0, shard_samples=7)

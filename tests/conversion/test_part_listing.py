@@ -110,6 +110,7 @@ def audio(root: Path) -> None:
 CASES: dict[str, tuple[Callable[[Path], object], dict[str, Any]]] = {
     "splits": (splits, {"on_error": "skip"}),
     "flat": (flat, {"shuffle": True, "limit": 8, "split": "a=0.5,b=0.5"}),
+    "fields": (splits, {"fields": ["image"], "split": "none", "on_error": "skip"}),
     "audio": (audio, {}),
 }
 

@@ -20,7 +20,7 @@ from shardkit.conversion import ray_engine
 from shardkit.conversion.ray_engine import _connect
 from shardkit.errors import ShardkitWarning, SourceError, UsageError, WorkerError
 from tests.conftest import write_images
-from tests.remote.servers import S3
+from tests.remote.servers import Google
 
 ROOT = Path(__file__).parent.parent.parent
 _SECONDS = 280  # for all cases, on a busy machine
@@ -33,8 +33,8 @@ CASES = re.findall(r"@case\ndef (\w+)", (Path(__file__).parent / "ray_cases.py")
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What went wrong in each case: one cluster, and one process, for all of them."""
-    if S3.missing():
-        pytest.skip(S3.missing())
+    if Google.missing():
+        pytest.skip(Google.missing())
     folder = tmp_path_factory.mktemp("ray")
     command = [sys.executable, "-m", "tests.conversion.ray_cases", str(folder)]
     pipe = subprocess.PIPE
