@@ -94,8 +94,9 @@ def left_by_deaths(
 ) -> Iterator[None]:
     """Run, and put a folder into each state that a death of the run would have left there.
 
-    It is copied in the middle of and after each change `everywhere`, else the first of each kind: a
-    kind is what is done to which kind of path. Nothing is run again to get there.
+    It is copied in the middle of and after each change `everywhere`, else the first of each kind
+    that writes, renames or removes: a kind is what is done to which kind of path. Nothing is run
+    again to get there.
     """
     saved = folder.with_name(f"{folder.name}-at-deaths")
     moments: list[str] = []
@@ -103,7 +104,8 @@ def left_by_deaths(
     def seen(number: int, when: str) -> None:
         name, path = layer.log[number]
         differs = name != "sync" if when == "after" else name in ("write", "remove")
-        chosen = everywhere or layer.log.count((name, path)) == 1
+        some = name in ("write", "rename", "remove") and layer.log.count((name, path)) == 1
+        chosen = everywhere or some
         if when != "before" and differs and chosen:
             shutil.copytree(folder, saved / f"{len(moments)}", symlinks=True)
             moments.append(f"{when} operation {number}, {name} {path}")

@@ -171,8 +171,13 @@ def test_a_single_file_that_dies_anywhere_is_continued(
         assert files_of(out.parent) == reference
 
 
-@pytest.mark.parametrize("damage", ["cut", "zeros", "gone"])
-@pytest.mark.parametrize("format", few(JOINED))
+@pytest.mark.parametrize(
+    ("format", "damage"),
+    [
+        *[("wds", "cut"), ("lmdb", "zeros"), ("wds", "gone")],
+        *(pytest.param(format, "zeros", marks=pytest.mark.large) for format in JOINED),
+    ],
+)
 def test_a_part_that_a_power_cut_took_is_made_again(
     source: Path, tmp_path: Path, format: str, damage: str
 ) -> None:
