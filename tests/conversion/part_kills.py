@@ -1,4 +1,7 @@
-"""Parts of a conversion as processes that are killed at random moments and run again."""
+"""Commands in real processes that a signal ends at one of their changes, and what is left of them.
+
+Not time decides when: each change of a file or an object is counted, by a run and its workers.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 # Forks for each line, a command: starting Python each time would take most of the time. It answers
 # with the child's number, and to a number with the child's exit code.
 _FORKS = """
-import json, os, sys
+import json, os, sys, traceback
 import shardkit.cli.convert, shardkit.cli.merge, shardkit.cli.progress, shardkit.conversion.merge
 import shardkit.conversion.convert, shardkit.sources.image_folder
 from shardkit.cli import main
@@ -29,15 +33,43 @@ for line in sys.stdin:
         os.setsid()
         said = os.open(asked[0], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(said, 1), os.dup2(said, 2)
-        sys.argv = ["shardkit", *asked[1:]]
+        sys.argv = ["shardkit", *asked[2:]]
         try:
+            exec(asked[1])
             main()
         except SystemExit as ended:
             os._exit(ended.code or 0)
-        finally:
-            os._exit(70)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(70)
     print(child, flush=True)
 """
+# Counts changes by the length of a file, to which all processes of a run append.
+_COUNTS = """
+import os
+from shardkit import storage
+
+def counting(operation):
+    def changed(*args):
+        result = operation(*args)
+        os.write(counts, b".")
+        if os.lseek(counts, 0, os.SEEK_CUR) == {at}:
+            {act}
+        return result
+    return changed
+
+counts = os.open({counts!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+for name in (*storage.CHANGES, *storage.STORE_CHANGES):
+    setattr(storage, name, counting(getattr(storage, name)))
+"""
+# The same in the workers: `code` runs in them before anything else of shardkit.
+_IN_WORKERS = """
+from shardkit.conversion import pool
+serve = "from shardkit.conversion.pool import serve"
+assert serve in pool._START
+pool._START = pool._START.replace(serve, "exec(" + repr({code!r}) + "); " + serve)
+"""
+_TO = {"run": "os.kill(os.getsid(0), {})", "group": "os.killpg(0, {})"}
 
 
 class Forks:
@@ -65,30 +97,67 @@ class Forks:
         self._process.stdin.flush()
         return int(self._process.stdout.readline())
 
-    def start(self, *words: object) -> Run:
+    def start(
+        self,
+        *words: object,
+        at: int = 0,
+        sent: signal.Signals = signal.SIGKILL,
+        to: str = "group",
+        first: str = "",
+    ) -> Run:
+        """After the change number `at`, from 1 on, a signal is sent to the "run", to its "group"
+        with the workers, or to the "worker" that makes this change of all that workers make.
+        The code `first` runs before the command."""
         self.started += 1
-        said = self._folder / f"said-{self.started}"
-        return Run(self._ask([str(said), *map(str, words)]), said, self)
+        said, counts = (self._folder / f"{name}-{self.started}" for name in ("said", "counts"))
+        act = _TO.get(to, "os.kill(os.getpid(), {})").format(int(sent))
+        code = _COUNTS.format(counts=str(counts), at=at, act=act)
+        code = _IN_WORKERS.format(code=code) + (code if to in _TO else "") + first
+        return Run(self._ask([str(said), code, *map(str, words)]), said, counts, self)
 
     def wait(self, child: int) -> int:
         return self._ask(child)
 
 
 class Run:
-    """A process that was started."""
+    """A process that was started, the first of its session."""
 
-    def __init__(self, child: int, said: Path, forks: Forks) -> None:
-        self.child, self._said, self._forks = child, said, forks
-
-    def kill(self) -> None:
-        try:
-            os.killpg(self.child, signal.SIGKILL)
-        except ProcessLookupError:  # it has no group of its own yet
-            os.kill(self.child, signal.SIGKILL)
+    def __init__(self, child: int, said: Path, counts: Path, forks: Forks) -> None:
+        self.child, self._said, self._counts, self._forks = child, said, counts, forks
 
     def wait(self) -> tuple[int, str]:
-        code = self._forks.wait(self.child)
-        return code, self._said.read_text() if self._said.exists() else ""
+        return self._forks.wait(self.child), self.said()
+
+    def said(self) -> str:
+        return self._said.read_text() if self._said.exists() else ""
+
+    def kill(self) -> None:
+        os.killpg(self.child, signal.SIGKILL)
+
+    def changes(self) -> int:
+        return self._counts.stat().st_size
+
+    def states(self) -> str:
+        """A letter of each process of the session that is not dead, as in Linux's /proc."""
+        found = ""
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                state, _, _, session = path.read_text().rpartition(") ")[2].split()[:4]
+            except OSError:  # it has just ended
+                continue
+            found += state if int(session) == self.child and state not in "ZX" else ""
+        return found
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 60) -> Any:
+    """The first true answer; a run that hangs fails here."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        answer = condition()
+        if answer:
+            return answer
+        time.sleep(0.002)
+    raise AssertionError("it did not happen in time")
 
 
 # What a process may be told that others are in the way of, or have just been.
@@ -96,21 +165,20 @@ _MEANWHILE = ("another run", "of this output is running", "is already running")
 
 
 def killed_parts(
-    forks: Forks, command: list[object], out: object, seconds: float, dice: random.Random
+    forks: Forks, command: list[object], out: object, changes: float, dice: random.Random
 ) -> dict[str, int]:
-    """Run four parts at a time, kill some of them, and repeat each until it is done.
+    """Run four parts at a time, kill some after one of their first `changes`, and repeat each until
+    it is done.
 
     Returns how often what has happened; in the end the dataset is there.
     """
     seen = {"killed": 0, "told": 0, "merged": 0}
     parts = [f"{number}/4" for number in range(1, 5)]
     for turn in range(8):
-        runs = {part: forks.start(*command, "--part", part) for part in parts}
-        began = time.monotonic()
-        victims = [part for part in parts if turn < 2 and dice.random() < 0.7]
-        for when, part in sorted((dice.uniform(0, seconds), part) for part in victims):
-            time.sleep(max(0, began + when - time.monotonic()))
-            runs[part].kill()
+        runs = {}
+        for part in parts:
+            at = 1 + int(dice.uniform(0, changes)) if turn < 2 and dice.random() < 0.7 else 0
+            runs[part] = forks.start(*command, "--part", part, at=at)
         ended = {part: run.wait() for part, run in runs.items()}
         for code, said in ended.values():
             seen["killed"] += code == -signal.SIGKILL

@@ -124,10 +124,8 @@ def check(done: list[dict[str, Any]], killed: bool) -> None:
 def at_once(
     out: str, environ: Mapping[str, str], count: int, *, beat: float, patience: float
 ) -> None:
-    seed = random.randrange(10**9)
-    print(f"seed {seed}")
     said: Counter[str] = Counter()
-    for done, killed in rounds(out, environ, count, beat=beat, patience=patience, seed=seed):
+    for done, killed in rounds(out, environ, count, beat=beat, patience=patience, seed=1):
         check(done, killed)
         said.update(one["said"].partition(" where:")[0] or "went on" for one in done)
         said["alone"] += sum(alone for one in done for alone, _ in one["times"])

@@ -1,10 +1,11 @@
-"""Conversions on a Ray cluster of three nodes; writes what they came to, as JSON.
+"""Conversions on a Ray cluster of two nodes; writes how each ended, as JSON.
 
-A process of its own, as Ray leaves threads: `test_ray.py` starts it once, and looks at the results.
+A process of its own, as Ray leaves threads: `test_ray.py` starts it once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,41 +26,50 @@ from shardkit import ImageOptions, ShardkitError, TextOptions
 from shardkit.conversion import ray_engine
 from tests.codecs import tokenizer_zoo
 from tests.conftest import files_of, write_images
+from tests.conversion.part_kills import wait_for
 from tests.conversion.text_corpora import prose, write_corpus
-from tests.remote.servers import S3
+from tests.remote.servers import Google
 
-SMALL = {"shard_size": "20kB"}
-CASES: dict[str, Callable[[], Any]] = {}
+SMALL = {"shard_size": "8kB"}
+RESIZED: dict[str, Any] = {"image": ImageOptions(resize=16), **SMALL}
+CASES: dict[str, Callable[[], None]] = {}
 
+# They do something on nodes alone: planning tries them where the run was started.
 TRANSFORMS = """
-import os, pathlib, signal, time
+import os, pathlib, signal, sys, time
+from shardkit.conversion import work
 
 FLAGS = pathlib.Path({flags!r})
+ON_NODE = "default_worker" in sys.argv[0]
+work._REPORT_SECONDS = 0  # each sample is reported
 
-def slow(sample):
-    time.sleep(0.02)
+def comes(sample):
+    return ON_NODE and sample["__key__"] == "class1/005"
+
+def held(sample):
+    while ON_NODE and sample["__key__"] >= "class1" and not (FLAGS / "go").exists():
+        time.sleep(0.01)
     return sample
 
 def deadly(sample):
-    if sample["__key__"] == "class1/005":
+    if comes(sample):
         os.kill(os.getpid(), signal.SIGKILL)
     return sample
 
 def deadly_once(sample):
-    if sample["__key__"] == "class1/005" and not (FLAGS / "died").exists():
+    if comes(sample) and not (FLAGS / "died").exists():
         (FLAGS / "died").touch()
-        time.sleep(2)
         os.kill(os.getpid(), signal.SIGKILL)
     return sample
 
 def leaves(sample):
-    if sample["__key__"] == "class1/005":
+    if comes(sample):
         raise SystemExit(3)
     return sample
 """
 
 
-def case(function: Callable[[], Any]) -> Callable[[], Any]:
+def case(function: Callable[[], None]) -> Callable[[], None]:
     CASES[function.__name__] = function
     return function
 
@@ -67,354 +77,309 @@ def case(function: Callable[[], Any]) -> Callable[[], Any]:
 class Counts:
     """A monitor that adds up progress, and does something at the first of it."""
 
-    def __init__(self, at_first: Callable[[], Any] | None = None) -> None:
-        self.done = self.samples = self.reports = self.errors = 0
+    def __init__(self, at_first: Callable[[], Any] = lambda: None) -> None:
+        self.samples = self._reports = 0
         self._at_first = at_first
 
     def start(self, plan: Any, done: int) -> None:
-        self.done = done
+        pass
 
     def advance(self, progress: Any) -> None:
         self.samples += progress.samples
-        self.errors += progress.errors
-        self.reports += 1
-        action, self._at_first = self._at_first, None
-        if action is not None:
-            action()
+        self._reports += 1
+        if self._reports == 1:
+            self._at_first()
 
     def copied(self, more: int, total: int) -> None:
         pass
 
 
-def interrupt() -> None:
-    raise KeyboardInterrupt
-
-
-def out(name: str) -> Path:
-    (WORK / "out").mkdir(exist_ok=True)
-    return WORK / "out" / name
+def out(name: Any) -> Any:
+    return name if "://" in str(name) else WORK / "out" / name
 
 
 def on_ray(source: Any, to: str, name: Any, **options: Any) -> Any:
-    path = name if "://" in str(name) else out(name)
-    return shardkit.convert(source, to, path, engine="ray", **options)
+    return shardkit.convert(source, to, out(name), engine="ray", **options)
 
 
 def local(source: Any, to: str, name: Any, **options: Any) -> Any:
-    path = name if "://" in str(name) else out(name)
-    return shardkit.convert(source, to, path, workers=0, **options)
+    return shardkit.convert(source, to, out(name), workers=0, **options)
 
 
-def same(source: Any, to: str, name: str, **options: Any) -> Mapping[str, Any]:
-    """What a conversion on Ray comes to, and whether its bytes are those of one process."""
-    counts = Counts()
-    result = on_ray(source, to, f"{name}-ray", progress=counts, **options)
+def assert_same(
+    source: Any, to: str, name: str, samples: int, errors: int = 0, **options: Any
+) -> None:
+    """A conversion on Ray has the bytes of one process, and leaves nothing."""
+    result = on_ray(source, to, f"{name}-ray", progress=(counts := Counts()), **options)
     local(source, to, f"{name}-local", **options)
-    ours, theirs = files_of(out(f"{name}-ray")), files_of(out(f"{name}-local"))
-    return {
-        "same": ours == theirs, "shards": sum(s.shards for s in result.splits.values()),
-        "samples": result.samples, "seen": counts.samples, "errors": result.errors,
-        "left": [p.name for p in out("").glob("*.partial")],
-    }  # fmt: skip
+    assert files_of(out(f"{name}-ray")) == files_of(out(f"{name}-local"))
+    assert (result.samples, result.errors, counts.samples) == (samples, errors, samples + errors)
+    assert not list(out("").glob("*.partial"))
 
 
-def error_of(function: Callable[[], Any]) -> dict[str, Any]:
+def error_of(function: Callable[..., Any], *args: Any, **options: Any) -> dict[str, Any]:
     try:
-        function()
+        function(*args, **options)
     except ShardkitError as error:
         return error.to_dict()
     return {"error": None}
+
+
+@contextlib.contextmanager
+def set_to(**values: Any) -> Iterator[None]:
+    """Names of `ray_engine` that mean something else meanwhile."""
+    before = {name: getattr(ray_engine, name) for name in values}
+    try:
+        vars(ray_engine).update(values)
+        yield
+    finally:
+        vars(ray_engine).update(before)
+
+
+def terms(**changed: Any) -> Any:
+    """Set the terms that a node has to fulfil to what differs from what it finds."""
+    before = ray_engine.terms_for
+    return set_to(terms_for=lambda *args: {**before(*args), **changed})
 
 
 # --- as one machine -------------------------------------------------------------------------------
 
 
 @case
-def photos() -> Any:
-    return same(PHOTOS, "wds", "photos", image=ImageOptions(resize=16), **SMALL)
-
-
-@case
-def tokens() -> Any:
+def tokens() -> None:
     tokenizer = tokenizer_zoo.write_json(WORK / "tokenizer", "gpt2")
-    corpus = write_corpus(WORK / "corpus.jsonl", prose(3000))
+    corpus = write_corpus(WORK / "corpus.jsonl", prose(200))
     text = TextOptions(tokenizer=str(tokenizer))
-    return same(corpus, "megatron", "tokens", text=text, **SMALL)
+    assert_same(corpus, "megatron", "tokens", 200, text=text, **SMALL)
 
 
 @case
-def tars_to_parquet() -> Any:
-    return same(out("photos-ray"), "parquet", "parquet", **SMALL)
+def one_shard() -> None:
+    assert_same(PHOTOS, "beton", "joined", 90, image=ImageOptions(resize=16))
 
 
 @case
-def one_shard() -> Any:
-    return same(PHOTOS, "beton", "joined", image=ImageOptions(resize=16))
-
-
-@case
-def splits_and_samples_that_are_skipped() -> Any:
-    return same(
-        BAD, "arrow", "skipped", split="train=0.8,val=0.2", on_error="skip",
-        image=ImageOptions(resize=16), **SMALL,
-    )  # fmt: skip
-
-
-@case
-def a_relative_path() -> Any:
+def splits_and_samples_that_are_skipped() -> None:
+    """Of a relative path; and their shards."""
     os.chdir(WORK)
     try:
-        return same("photos", "wds", "relative", limit=40, **SMALL)
+        options = {"split": "train=0.8,val=0.2", "on_error": "skip", **RESIZED}
+        assert_same("bad", "arrow", "bad", 28, errors=2, **options)
     finally:
         os.chdir("/")
+    assert_same(out("bad-local/train"), "parquet", "parquet", 23, **SMALL)
 
 
 @case
-def a_sequence() -> Any:
-    samples = [{"__key__": f"{n:03d}", "text": "word " * n} for n in range(300)]
-    return same(samples, "arrow", "sequence", **SMALL)
+def a_sequence() -> None:
+    samples = [{"__key__": f"{n:03d}", "text": "word " * n} for n in range(100)]
+    assert_same(samples, "arrow", "sequence", 100, **SMALL)
 
 
 @case
-def inodes_of_another_machine() -> Any:
-    before = ray_engine.terms_for
-    ray_engine.terms_for = lambda *a: {**before(*a), "machine": "another"}  # type: ignore[assignment]
-    try:
-        return same(PHOTOS, "wds", "inodes", limit=40, **SMALL)
-    finally:
-        ray_engine.terms_for = before
+def inodes_of_another_machine() -> None:
+    with terms(machine="another"):
+        assert_same(PHOTOS, "wds", "inodes", 40, limit=40, **SMALL)
+
+
+def continued(source: Any, to: Any, first: Any, second: Any) -> None:
+    """A run that was interrupted goes on with the other engine."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with contextlib.suppress(KeyboardInterrupt):
+        first(source, "wds", to, progress=Counts(interrupt), **RESIZED)
+        raise AssertionError("it was not interrupted")
+    second(source, "wds", to, **RESIZED)
 
 
 @case
-def a_store() -> Any:
-    """Source and output are in a bucket; runs that were interrupted go on with the other engine."""
+def a_store() -> None:
+    """Source and output are in a bucket."""
     bucket = SERVER.bucket()
-    source = f"s3://{bucket}/in"
-    options = {"image": ImageOptions(resize=16), **SMALL}
-    local(PHOTOS, "wds", source, limit=120, **SMALL)
-    earlier = []
-    for name, first, second in (("a", on_ray, local), ("b", local, on_ray)):
-        to = f"s3://{bucket}/{name}"
-        interrupted(lambda: first(source, "wds", to, progress=Counts(interrupt), **options))  # noqa: B023
-        second(source, "wds", to, progress=(counts := Counts()), **options)
-        earlier.append(counts.done)
-    on_ray(source, "wds", f"s3://{bucket}/c", **options)
-    local(source, "wds", f"s3://{bucket}/d", **options)
+    source = SERVER.url(bucket, "in")
+    local(PHOTOS, "wds", source, limit=30, **SMALL)
+    continued(source, SERVER.url(bucket, "a"), local, on_ray)
+    on_ray(source, "wds", SERVER.url(bucket, "b"), **RESIZED)
+    local(source, "wds", SERVER.url(bucket, "c"), **RESIZED)
     found: dict[str, dict[str, bytes]] = {}
     for key, data in SERVER.objects(bucket).items():
         top, _, rest = key.partition("/")
         found.setdefault(top, {})[rest] = data
-    return {"same": [found[n] == found["d"] for n in "abc"], "all": sorted(found), "done": earlier}
-
-
-# --- interrupted ----------------------------------------------------------------------------------
-
-
-def interrupted(run: Callable[[], Any]) -> None:
-    try:
-        run()
-    except KeyboardInterrupt:
-        return
-    raise AssertionError("it was not interrupted")
+    assert found["a"] == found["b"] == found["c"]
+    assert sorted(found) == ["a", "b", "c", "in"]
 
 
 @case
-def interrupted_runs() -> Any:
-    options = {"image": ImageOptions(resize=16), "limit": 600, **SMALL}
-    earlier = {}
-    for name, first, second in (("a", on_ray, local), ("b", local, on_ray)):
-        monitor = Counts(lambda: None)
-        monitor.advance = until_some(out(f"{name}.partial"))  # type: ignore[method-assign]
-        interrupted(lambda: first(PHOTOS, "wds", name, progress=monitor, **options))  # noqa: B023
-        left = sorted(path.name for path in out(f"{name}.partial/tasks").iterdir())
-        second(PHOTOS, "wds", name, progress=(counts := Counts()), **options)
-        earlier[name] = {"done": counts.done, "left": [n for n in left if "." in n]}
-    local(PHOTOS, "wds", "c", **options)
-    return {"same": files_of(out("a")) == files_of(out("b")) == files_of(out("c")), **earlier}
-
-
-def until_some(partial: Path) -> Callable[[Any], None]:
-    def advance(progress: Any) -> None:
-        if sum(path.name.isdigit() for path in (partial / "tasks").iterdir()) >= 2:
-            raise KeyboardInterrupt
-
-    return advance
+def interrupted_runs() -> None:
+    continued(PHOTOS, "a", on_ray, local)
+    continued(PHOTOS, "b", local, on_ray)
+    local(PHOTOS, "wds", "c", **RESIZED)
+    assert files_of(out("a")) == files_of(out("b")) == files_of(out("c"))
 
 
 @case
-def ctrl_c() -> Any:
-    """The command, with a transform that takes long; the same again completes it."""
+def ctrl_c() -> None:
+    """The command, while tasks are held; the same again completes it."""
     command = [
         sys.executable, "-m", "shardkit", "convert", str(PHOTOS), "--to", "wds",
-        "-o", str(out("command")), "--shard-size", "20kB", "--transform", "slow_ones:slow",
-        "--limit", "150", "--engine", "ray", "--ray-address", ADDRESS, "--ray-option", "num_cpus=1",
+        "-o", str(out("command")), "--shard-size", "8kB", "--transform", "steps:held",
+        "--engine", "ray", "--ray-address", ADDRESS, "--ray-option", "num_cpus=1",
     ]  # fmt: skip
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, cwd=MODULES, **pipes)
     tasks = out("command.partial/tasks")
-    while not any(tasks.glob("[0-9]*[0-9]")) and process.poll() is None:
-        time.sleep(0.02)
+    wait_for(lambda: any(tasks.glob("[0-9]*[0-9]")) or process.poll() is not None)
     process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=60)
-    done = len([path for path in tasks.iterdir() if path.name.isdigit()])
-    left = [path.name for path in tasks.iterdir() if not path.name.isdigit()]
-    again = subprocess.run([*command, "--json"], cwd=MODULES, check=False, **pipes)
-    local(PHOTOS, "wds", "command-local", limit=150, transform="slow_ones:slow", **SMALL)
-    return {
-        "code": process.returncode, "said": said, "done": done, "left": left, "again": again.stderr,
-        "samples": json.loads(again.stdout)["samples"],
-        "same": files_of(out("command")) == files_of(out("command-local")),
-    }  # fmt: skip
+    printed, said = process.communicate(timeout=60)
+    assert (process.returncode, printed) == (130, "")  # Ray has printed nothing
+    assert "interrupted; the same command run again continues" in said
+    assert all(path.name.isdigit() for path in tasks.iterdir())
+    GO.touch()
+    again = subprocess.run([*command, "--json"], cwd=MODULES, check=True, **pipes)
+    assert "continuing" in again.stderr
+    assert json.loads(again.stdout)["samples"] == 90
+    local(PHOTOS, "wds", "command-local", transform="steps:held", **SMALL)
+    GO.unlink()
+    assert files_of(out("command")) == files_of(out("command-local"))
 
 
-# --- what dies ------------------------------------------------------------------------------------
-
-
-@case
-def a_node_that_dies() -> Any:
-    options = {"transform": "slow_ones:slow", "limit": 300, **SMALL}
-    counts = Counts(lambda: CLUSTER.remove_node(NODES.pop(), allow_graceful=False))
-    on_ray(PHOTOS, "wds", "orphans", progress=counts, **options)
-    local(PHOTOS, "wds", "alive", **options)
-    return {"same": files_of(out("orphans")) == files_of(out("alive")), "seen": counts.samples}
+# --- what dies, and errors ------------------------------------------------------------------------
 
 
 @case
-def a_worker_that_dies_once() -> Any:
-    options = {"transform": "slow_ones:deadly_once", "image": ImageOptions(resize=16), **SMALL}
-    return same(PHOTOS, "wds", "once", limit=300, **options)
+def a_worker_that_dies_once() -> None:
+    assert_same(PHOTOS, "wds", "once", 90, transform="steps:deadly_once", **RESIZED)
 
 
 @case
-def a_worker_that_dies_twice() -> Any:
-    run = lambda: on_ray(PHOTOS, "wds", "twice", transform="slow_ones:deadly", **SMALL)  # noqa: E731
-    return error_of(run)
+def workers_that_die_twice() -> None:
+    for name in ("deadly", "leaves"):
+        found = error_of(on_ray, PHOTOS, "wds", name, transform=f"steps:{name}", **SMALL)
+        assert found["error"] == "WorkerError"
+        assert "two workers or their nodes died on the same task" in found["what"]
+        assert "class1/00" in found["found"]
 
 
 @case
-def a_transform_that_leaves() -> Any:
-    run = lambda: on_ray(PHOTOS, "wds", "leaves", transform="slow_ones:leaves", **SMALL)  # noqa: E731
-    return error_of(run)
-
-
-# --- errors ---------------------------------------------------------------------------------------
-
-
-@case
-def a_bad_sample() -> Any:
-    options = {"image": ImageOptions(resize=16)}
-    ours = error_of(lambda: on_ray(BAD, "wds", "bad", **options))
-    return {"ours": ours, "theirs": error_of(lambda: local(BAD, "wds", "bad", **options))}
+def bad_samples() -> None:
+    ours = error_of(on_ray, BAD, "wds", "ours", **RESIZED)
+    assert ours == error_of(local, BAD, "wds", "theirs", **RESIZED)
+    assert ours["key"] == "a/005"
+    found = error_of(on_ray, BAD, "wds", "many", on_error="skip", max_errors=1, **RESIZED)
+    assert found["what"] == "more than 1 samples are bad"
 
 
 @case
-def too_many_bad_samples() -> Any:
-    options = {"image": ImageOptions(resize=16), "on_error": "skip", "max_errors": 1}
-    return error_of(lambda: on_ray(BAD, "wds", "too-many", **options))
-
-
-@case
-def a_transform_that_nodes_cannot_import() -> Any:
+def a_transform_that_nodes_cannot_import() -> None:
     folder = WORK / "elsewhere"
     folder.mkdir()
     (folder / "only_here.py").write_text("def same(sample):\n    return sample\n")
     sys.path.insert(0, str(folder))
     import only_here
 
-    run = lambda: on_ray(PHOTOS, "wds", "import", transform=only_here.same, **SMALL)  # noqa: E731
-    return error_of(run)
-
-
-def with_terms(**changed: Any) -> dict[str, Any]:
-    """The error where a node is not as the driver says it is here."""
-    before = ray_engine.terms_for
-    ray_engine.terms_for = lambda *a: {**before(*a), **changed}
-    try:
-        return error_of(lambda: on_ray(PHOTOS, "wds", "terms", limit=40, **SMALL))
-    finally:
-        ray_engine.terms_for = before
+    found = error_of(on_ray, PHOTOS, "wds", "import", transform=only_here.same, **SMALL)
+    assert "No module named 'only_here'" in found["found"]
+    assert "on node " in found["found"]
+    assert "ray job submit --working-dir" in found["fix"]
 
 
 @case
-def a_node_that_differs() -> Any:
+def a_node_that_is_not_as_the_driver() -> None:
     photo = str(next(PHOTOS.rglob("*.jpg")))
     versions = ray_engine.versions_of
-    ray_engine.versions_of = lambda work: {**versions(work), "shardkit": "0.0.1"}
-    try:
-        other = with_terms()
-    finally:
-        ray_engine.versions_of = versions
-    return {
-        "output": with_terms(probe="/nowhere/tasks/probe"),
-        "source": with_terms(witnesses=[("/nowhere/a.jpg", 10)]),
-        "size": with_terms(witnesses=[(photo, 10)]),
-        "versions": other,
-    }
+    for name, differs in {
+        "output": terms(probe="/nowhere/tasks/probe"),
+        "source": terms(witnesses=[("/nowhere/a.jpg", 10)]),
+        "size": terms(witnesses=[(photo, 10)]),
+        "versions": set_to(versions_of=lambda work: {**versions(work), "shardkit": "0.0.1"}),
+    }.items():
+        with differs:
+            found = error_of(on_ray, PHOTOS, "wds", "terms", limit=40, **SMALL)
+        assert "on node " in found["found"]
+        if name == "output":
+            assert found["what"] == "a node does not see the output"
+            assert "s3://bucket/name" in found["fix"]
+        elif name == "versions":
+            assert found["expected"] == "shardkit 0.0.1"
+        else:
+            assert "does not see the source" in found["what"]
+            assert found["expected"] == "10 bytes"
 
 
 @case
-def options() -> Any:
-    def given(**options: Any) -> dict[str, Any]:
-        return error_of(lambda: on_ray(PHOTOS, "wds", "options", **options))
+def what_tasks_may_ask_for() -> None:
+    def what(expected: str = "", **options: Any) -> str:
+        found = error_of(on_ray, PHOTOS, "wds", "options", **options)
+        assert not expected or found["expected"] == expected
+        return str(found["what"])
 
-    ray_engine._PATIENCE, ray_engine._LOOK = 0.5, 0.5
-    try:
-        return {
-            "unknown": given(ray_options={"num_gpus": 1}),
-            "number": given(ray_options={"num_cpus": "many"}),
-            "zero": given(ray_options={"memory": 0}),
-            "room": given(ray_options={"num_cpus": 2, "special": 0.5}, **SMALL),
-            "another": given(ray_address="127.0.0.1:9"),
-            "special": on_ray(PHOTOS, "wds", "special", limit=40, **SMALL,
-                              ray_options={"memory": "1MB", "special": 0.5}).samples,
-        }  # fmt: skip
-    finally:
-        ray_engine._PATIENCE, ray_engine._LOOK = 600.0, 5.0
+    with set_to(_PATIENCE=0.5, _LOOK=0.5):
+        assert "'num_gpus'" in what("num_cpus, memory, special", ray_options={"num_gpus": 1})
+        for asked in ({"num_cpus": "many"}, {"memory": 0}):
+            assert "must be a number above 0" in what(ray_options=asked)
+        assert "another Ray cluster already" in what(ray_address="127.0.0.1:9")
+        too_much = {"num_cpus": 2, "special": 0.5}
+        no_room = what("num_cpus=2, special=0.5", ray_options=too_much, **SMALL)
+        assert no_room == "no node of the Ray cluster has room for a task"
+    enough = {"memory": "1MB", "special": 0.5}
+    assert on_ray(PHOTOS, "wds", "enough", limit=9, ray_options=enough, **SMALL).samples == 9
 
 
 @case
-def a_cluster_that_does_not_listen() -> Any:
+def a_node_that_dies() -> None:
+    """At the first report of progress, while tasks are held."""
+
+    def die() -> None:
+        CLUSTER.remove_node(NODE, allow_graceful=False)
+        GO.touch()
+
+    options = {"transform": "steps:held", **SMALL}
+    on_ray(PHOTOS, "wds", "orphans", progress=(counts := Counts(die)), **options)
+    local(PHOTOS, "wds", "alive", **options)
+    assert counts.samples == 90
+    assert files_of(out("orphans")) == files_of(out("alive"))
+
+
+@case
+def addresses_that_lead_nowhere() -> None:
     ray.shutdown()
-    try:
-        return {
-            "silent": error_of(lambda: on_ray(PHOTOS, "wds", "x", ray_address="127.0.0.1:9")),
-            "client": error_of(lambda: on_ray(PHOTOS, "wds", "x", ray_address="ray://here:10001")),
-            "running": ray.is_initialized(),
-        }
-    finally:
-        ray.init(ADDRESS, log_to_driver=False)
+    for address in ("127.0.0.1:9", "ray://here:10001"):
+        found = error_of(on_ray, PHOTOS, "wds", "x", ray_address=address)
+        assert found["what"] == "cannot connect to a Ray cluster"
+    assert not ray.is_initialized()
 
 
 if __name__ == "__main__":
     WORK = Path(sys.argv[1])
-    MODULES = WORK / "modules"
+    MODULES, GO, PHOTOS, BAD = (WORK / name for name in ("modules", "go", "photos", "bad"))
     MODULES.mkdir()
-    (MODULES / "slow_ones.py").write_text(TRANSFORMS.format(flags=str(WORK)))
+    (WORK / "out").mkdir()
+    (MODULES / "steps.py").write_text(TRANSFORMS.format(flags=str(WORK)))
     sys.path.insert(0, str(MODULES))
     os.environ["PYTHONPATH"] = os.pathsep.join([str(MODULES), os.environ.get("PYTHONPATH", "")])
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     for name, milliseconds in (("period", 500), ("timeout", 1000), ("initial_delay", 500)):
         os.environ[f"RAY_health_check_{name}_ms"] = str(milliseconds)
-    PHOTOS = write_images(WORK / "photos", classes=3, each=500)
-    BAD = shutil.copytree(PHOTOS / "class1", WORK / "bad" / "a")
-    for broken in ("017.jpg", "123.jpg"):
-        (BAD / broken).write_bytes((BAD / broken).read_bytes()[:300])
-    BAD = BAD.parent
-    NODE = {"num_cpus": 1, "object_store_memory": 100 << 20, "resources": {"special": 1}}
-    with S3() as SERVER:
+    write_images(PHOTOS, classes=3, each=30)
+    shutil.copytree(PHOTOS / "class1", BAD / "a")
+    for broken in ("005.jpg", "017.jpg"):
+        (BAD / "a" / broken).write_bytes((BAD / "a" / broken).read_bytes()[:300])
+    node = {"num_cpus": 1, "object_store_memory": 100 << 20, "resources": {"special": 1}}
+    with Google() as SERVER:
         os.environ.update(SERVER.environ())
-        CLUSTER = Cluster(initialize_head=True, head_node_args=NODE)
-        ADDRESS = CLUSTER.address
-        NODES = [CLUSTER.head_node, CLUSTER.add_node(**NODE), CLUSTER.add_node(**NODE)]
+        CLUSTER = Cluster(initialize_head=True, head_node_args=node)
+        ADDRESS, NODE = CLUSTER.address, CLUSTER.add_node(**node)
         try:
             ray.init(ADDRESS, log_to_driver=False)
             for name in sys.argv[2:] or CASES:
-                began = time.monotonic()
+                began, error = time.monotonic(), ""
                 try:
-                    result = CASES[name]()
+                    CASES[name]()
                 except BaseException:
-                    result = {"raised": traceback.format_exc()}
-                line = json.dumps([name, result, round(time.monotonic() - began, 1)])
+                    error = traceback.format_exc()
+                line = json.dumps([name, error, round(time.monotonic() - began, 1)])
                 with (WORK / "results.jsonl").open("a") as results:
                     results.write(f"{line}\n")
         finally:

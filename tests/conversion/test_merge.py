@@ -56,18 +56,6 @@ def test_what_cannot_be_merged_is_refused(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"a", "b"}
 
 
-@pytest.mark.parametrize("format", few(IMAGE_FORMATS))
-def test_shards_of_another_size_hold_the_same_values(tmp_path: Path, format: str) -> None:
-    write(tmp_path / "a", format, SAMPLES)
-    shardkit.convert(tmp_path / "a", format, tmp_path / "small", shard_samples=5, workers=0)
-    with shardkit.open(tmp_path / "small") as small:
-        assert small.shards == 3
-    shardkit.convert(tmp_path / "small", format, tmp_path / "again", workers=0)
-    for name in ("small", "again"):
-        assert_holds(tmp_path / name, SAMPLES)
-        assert shardkit.diff(tmp_path / "a", tmp_path / name).equal
-
-
 def test_tokens_are_merged_and_cut_into_other_shards(tmp_path: Path) -> None:
     schema = {"tokens": shardkit.Array("<i4", (None,))}
     tokens = [np.arange(n, 3 * n, dtype="<i4") for n in range(1, 9)]

@@ -11,11 +11,9 @@ import pytest
 
 import shardkit
 from shardkit.conversion import run
-from shardkit.conversion.plan import Plan
-from shardkit.conversion.work import Progress
 from shardkit.errors import OutputError
 from tests.conftest import files_of, write_images
-from tests.conversion.test_crash import change
+from tests.conversion.deaths import Interrupted, change
 
 
 @pytest.fixture
@@ -28,23 +26,6 @@ def convert(source: Path, out: Path, **options: Any) -> Any:
     return shardkit.convert(source, "wds", out, **{"workers": 0, **options})
 
 
-class Interrupted:
-    """A monitor of a run that ends with its first sample; `done` samples were there before."""
-
-    done = -1
-
-    def start(self, plan: Plan, done: int) -> None:
-        self.done, self.samples = done, 0
-
-    def advance(self, progress: Progress) -> None:
-        self.samples += progress.samples
-        if self.samples > 8:
-            raise KeyboardInterrupt
-
-    def copied(self, more: int, total: int) -> None:
-        raise AssertionError("it was to be interrupted before")
-
-
 def test_replacing_a_dataset_of_the_same_recipe_is_continued(source: Path, tmp_path: Path) -> None:
     out, options = tmp_path / "out", {"shard_size": "50kB"}
     convert(source, out, **options)
@@ -52,7 +33,7 @@ def test_replacing_a_dataset_of_the_same_recipe_is_continued(source: Path, tmp_p
     change(source / "class1/019.jpg")
     done = []
     for _ in range(2):
-        monitor = Interrupted()
+        monitor = Interrupted(most=8)
         with pytest.raises(KeyboardInterrupt):
             convert(source, out, progress=monitor, overwrite=True, **options)
         done.append(monitor.done)
@@ -97,8 +78,7 @@ def test_a_dataset_that_comes_while_a_run_works_is_refused(
         assert found[0]["__key__"] == as_it_came[0]["__key__"]
     with pytest.raises(OutputError, match="holds another dataset"):
         convert(source, out)
-    monitor = Interrupted()
-    monitor.copied = lambda more, total: None  # type: ignore[method-assign]
+    monitor = Interrupted(most=40)
     assert convert(source, out, progress=monitor, overwrite=True).samples == 40
     assert monitor.done == 40
     convert(source, tmp_path / name)

@@ -322,4 +322,4 @@ def test_what_a_probe_of_locks_has_left_is_no_stranger(out: Path) -> None:
 @pytest.mark.timeout(600)
 def test_processes_that_begin_at_once(out: Path) -> None:
     """Parts and whole runs, of two jobs, some killed: nobody is alone beside another."""
-    at_once(str(out), os.environ, 24, beat=1, patience=0.2)
+    at_once(str(out), os.environ, 12, beat=1, patience=0.2)

@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,44 +20,29 @@ from shardkit.sources import open_sources
 from shardkit.testing import make_image
 from tests.conftest import write_images
 
+PIPES: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+WORKER = [sys.executable, "-c", pool._START]
 
-@pytest.mark.parametrize("at", ["the path", "what to import", "a task", "garbage"])
-def test_a_worker_ends_when_its_parent_is_killed_while_sending(at: str) -> None:
+
+def test_a_worker_ends_when_its_parent_is_killed_while_sending() -> None:
+    """The path, what to import, or a task; and when a message is none."""
     messages = [pickle.dumps(sys.path), pickle.dumps(["json"]), pickle.dumps(["task"] * 100)]
-    cut = {"the path": 0, "what to import": 1, "a task": 2}.get(at)
-    if cut is not None:
-        messages = [*messages[:cut], messages[cut][: len(messages[cut]) // 2]]
-    else:
-        messages[2] = b"no pickle at all"
-    worker = subprocess.Popen(
-        [sys.executable, "-c", pool._START],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    try:
-        assert worker.stdin is not None
-        worker.stdin.write(b"".join(messages))
-        worker.stdin.flush()
-        if cut is not None:  # garbage ends it by itself
-            worker.stdin.close()
-            worker.stdin = None
-        _, said = worker.communicate(timeout=60) if cut is not None else (b"", b"")
-        assert worker.wait(60) == 1
-        assert said == b""
-    finally:
-        worker.kill()
-        worker.communicate()
+    sent = [b"".join([*messages[:at], messages[at][: len(messages[at]) // 2]]) for at in range(3)]
+    workers = [subprocess.Popen(WORKER, **PIPES) for _ in range(4)]
+    for worker, data in zip(workers, [*sent, b"".join([*messages[:2], b"no pickle"])], strict=True):
+        if worker is workers[-1]:  # garbage ends it by itself
+            worker.stdin.write(data)
+            worker.stdin.flush()
+            assert worker.wait(60) == 1
+            worker.communicate()
+        else:
+            assert worker.communicate(data, timeout=60)[1] == b""
+            assert worker.returncode == 1
 
 
 def test_a_worker_whose_parent_reads_no_more_ends_without_a_word() -> None:
     """Also while its other thread waits for tasks, from a pipe that is still open."""
-    pipe = subprocess.PIPE
-    command = [sys.executable, "-c", pool._START]
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as worker:
-        assert worker.stdin is not None
-        assert worker.stdout is not None
-        assert worker.stderr is not None
+    with subprocess.Popen(WORKER, **PIPES) as worker:
         worker.stdout.close()
         for message in (sys.path, [], b"no task, which it reports"):
             worker.stdin.write(pickle.dumps(message))

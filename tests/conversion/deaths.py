@@ -1,0 +1,237 @@
+"""Runs that die: storage layers that die at an operation, that copy what a death there would leave,
+and that know what a power cut would lose."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardkit import storage
+
+
+class Died(BaseException):
+    """The process is gone: no `except Exception` may catch this."""
+
+
+class Watched:
+    """A storage layer that calls `seen` with the number of each operation, and with "before" it,
+    in its "middle", and "after" it.
+
+    `log` has what each operation did to which kind of path: numbers are left out.
+    """
+
+    dead = False
+
+    def __init__(self, patch: pytest.MonkeyPatch, seen: Callable[[int, str], None]) -> None:
+        self.log: list[tuple[str, str]] = []
+        self._seen = seen
+        for name in storage.CHANGES:
+            patch.setattr(storage, name, self._wrap(name, getattr(storage, name)))
+
+    def _wrap(self, name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any) -> Any:
+            if self.dead:
+                raise Died
+            number = len(self.log)
+            path = args[0].path if name in ("write", "rewrite") else args[0]
+            kind = re.sub(r"(?<=\.)[0-9a-f]+(?=\.tmp)|\d+", "#", "/".join(path.parts[-2:]))
+            self.log.append((name, kind))
+            self._seen(number, "before")
+            first, second = _halves(name, operation, args)
+            result = first()
+            try:
+                self._seen(number, "middle")
+                second()
+                self._seen(number, "after")
+            except Died:
+                if name == "create":
+                    result.close()
+                raise
+            return result
+
+        return wrapped
+
+
+def _halves(
+    name: str, operation: Callable[..., Any], args: tuple[Any, ...]
+) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """An operation in two steps; the second of most does nothing."""
+    if name == "write":
+        file, chunks = args
+        data = b"".join(chunks)
+        half = len(data) // 2
+        return (lambda: operation(file, [data[:half]])), (lambda: operation(file, [data[half:]]))
+    if name == "remove" and args[0].is_dir():
+        children = sorted(args[0].iterdir())
+        some = children[: len(children) // 2 + 1]
+        return (lambda: [operation(child) for child in some]), (lambda: operation(*args))
+    return (lambda: operation(*args)), (lambda: None)
+
+
+class Dying(Watched):
+    """A storage layer that dies before, in the middle of, or after its operation number `at`.
+
+    Once dead, it does nothing more, whatever clean-up code tries.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch, at: int = -1, when: str = "never") -> None:
+        super().__init__(patch, self._die)
+        self._moment = at, when
+
+    def _die(self, number: int, when: str) -> None:
+        if (number, when) == self._moment:
+            self.dead = True
+            raise Died
+
+
+def left_by_deaths(
+    folder: Path, run: Callable[[], None], everywhere: bool = False
+) -> Iterator[None]:
+    """Run, and put a folder into each state that a death of the run would have left there.
+
+    It is copied in the middle of and after each change `everywhere`, else the first of each kind
+    that writes, renames or removes: a kind is what is done to which kind of path. Nothing is run
+    again to get there.
+    """
+    saved = folder.with_name(f"{folder.name}-at-deaths")
+    moments: list[str] = []
+
+    def seen(number: int, when: str) -> None:
+        name, path = layer.log[number]
+        differs = name != "sync" if when == "after" else name in ("write", "remove")
+        some = name in ("write", "rename", "remove") and layer.log.count((name, path)) == 1
+        chosen = everywhere or some
+        if when != "before" and differs and chosen:
+            shutil.copytree(folder, saved / f"{len(moments)}", symlinks=True)
+            moments.append(f"{when} operation {number}, {name} {path}")
+
+    with pytest.MonkeyPatch.context() as patch:
+        layer = Watched(patch, seen)
+        run()
+    assert len(layer.log) > 15
+    for number, moment in enumerate(moments):
+        print(f"died {moment}")
+        shutil.rmtree(folder)
+        (saved / f"{number}").rename(folder)
+        storage._written.clear()  # what a new process does not know
+        yield
+    shutil.rmtree(saved)
+
+
+def logged(dying: Any, begin: Callable[[], None], run: Callable[[], None]) -> list[Any]:
+    """What a run does that does not die; `dying` is a class like `Dying`."""
+    begin()
+    with pytest.MonkeyPatch.context() as patch:
+        whole = dying(patch)
+        run()
+    assert len(whole.log) > 15
+    found: list[Any] = whole.log
+    return found
+
+
+def died_at(
+    moments: Iterable[tuple[int, str]],
+    dying: Any,
+    log: list[Any],
+    begin: Callable[[], None],
+    run: Callable[[], None],
+) -> Iterator[None]:
+    """Begin anew and run, dying at another of the moments each time: at which operation, and when
+    ("before" it, ...). For what cannot be copied: see `left_by_deaths`."""
+    for at, when in moments:
+        begin()
+        with pytest.MonkeyPatch.context() as patch:
+            layer = dying(patch, at, when)
+            try:
+                run()
+            except Died:
+                pass
+        assert layer.dead
+        assert layer.log == log[: at + 1]
+        yield
+
+
+def died_everywhere(
+    begin: Callable[[], None], run: Callable[[], None], large: bool
+) -> Iterator[None]:
+    """Die after each change in the large run, else after the first of each kind."""
+    log = logged(Dying, begin, run)
+    changes = [(at, kind) for at, kind in enumerate(log) if kind[0] != "sync"]
+    moments = [(at, "after") for at, kind in changes if large or kind not in log[:at]]
+    return died_at(moments, Dying, log, begin, run)
+
+
+class Recorder:
+    """A storage layer that knows what a power cut would lose, and checks what becomes visible."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.unsynced: set[Path] = set()  # files with bytes, folders with entries
+        self.log: list[tuple[str, Path]] = []
+        for name in storage.CHANGES:
+            patch.setattr(storage, name, self._wrap(name, getattr(storage, name)))
+
+    def _wrap(self, name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
+        note = getattr(self, f"_{name}")
+
+        def wrapped(*args: Any) -> Any:
+            note(*args)
+            path = args[0].path if name in ("write", "rewrite") else args[0]
+            self.log.append((name, path))
+            return operation(*args)
+
+        return wrapped
+
+    def _make_folder(self, path: Path) -> None:
+        if not path.exists():
+            self.unsynced.add(path.parent)
+
+    def _create(self, path: Path) -> None:
+        self.unsynced |= {path, path.parent}
+
+    def _write(self, file: storage.NewFile, *data: object) -> None:
+        self.unsynced.add(file.path)
+
+    _rewrite = _write
+
+    def _sync(self, path: Path) -> None:
+        self.unsynced.discard(path)
+
+    def _rename(self, old: Path, new: Path) -> None:
+        lost = [path for path in self.unsynced if path == old or old in path.parents]
+        assert not lost, f"{old} becomes {new} before these are on the disk: {lost}"
+        self.unsynced |= {old.parent, new.parent}
+
+    def _remove(self, path: Path) -> None:
+        self.unsynced = {p for p in self.unsynced if p != path and path not in p.parents}
+
+
+def change(image: Path) -> None:
+    """In place, so that a dataset of it is still of the same recipe."""
+    data = bytearray(image.read_bytes())
+    data[-10] ^= 1
+    image.write_bytes(data)
+
+
+class Interrupted:
+    """A monitor that ends a run when more than `most` samples are done; `done` were before it."""
+
+    done = -1
+
+    def __init__(self, most: float) -> None:
+        self._most, self.samples = most, 0
+
+    def start(self, plan: Any, done: int) -> None:
+        self.done = done
+
+    def advance(self, progress: Any) -> None:
+        self.samples += progress.samples
+        if self.samples > self._most:
+            raise KeyboardInterrupt
+
+    def copied(self, more: int, total: int) -> None:
+        pass
