@@ -81,6 +81,7 @@ def foreign(number: int) -> bytes:
 
 class TestArrayRecord(FormatContract):
     tested = ARRAY_RECORD
+    provides = frozenset({"spans"})
     least_bytes = 1 << 17
 
     def independent_keys(self, path: Path) -> list[str]:

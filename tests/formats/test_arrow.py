@@ -24,6 +24,7 @@ from shardkit.sample import JsonText
 from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
 from shardkit.testing import (
     EVERYTHING,
+    OPTIONAL,
     FormatContract,
     assert_same,
     everything,
@@ -43,6 +44,7 @@ def table_of(path: Path) -> pa.Table:
 
 class TestArrow(FormatContract):
     tested = get_format("arrow")
+    provides = OPTIONAL
 
     def independent_keys(self, path: Path) -> list[str]:
         return list(table_of(path).column("__key__").to_pylist())

@@ -38,6 +38,7 @@ from shardkit.schema import (
 )
 from shardkit.testing import (
     EVERYTHING,
+    OPTIONAL,
     FormatContract,
     everything,
     make_audio,
@@ -63,6 +64,7 @@ def datasets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 class TestHf(FormatContract):
     tested = get_format("hf")
+    provides = OPTIONAL
 
     def independent_keys(self, path: Path) -> list[str]:
         with pa.OSFile(str(path)) as source, pa.ipc.open_stream(source) as stream:

@@ -89,6 +89,7 @@ def values_of(item: bytes) -> list[bytes]:
 
 class TestLitData(FormatContract):
     tested = LITDATA
+    provides = frozenset({"spans"})
     gaps: ClassVar = {
         "test_without_its_layout_a_shard_still_reads": "names and types are in index.json alone"
     }

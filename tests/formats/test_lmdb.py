@@ -33,6 +33,7 @@ def entries(path: Path) -> dict[bytes, bytes]:
 
 class TestLmdb(FormatContract):
     tested = get_format("lmdb")
+    provides = frozenset({"join", "spans"})
     least_bytes = 6 * PAGE
 
     def independent_keys(self, path: Path) -> list[str]:

@@ -58,6 +58,7 @@ def by_facts(path: Path) -> list[dict[str, bytes]]:
 
 class TestMds(FormatContract):
     tested = get_format("mds")
+    provides = frozenset({"spans"})
 
     def independent_keys(self, path: Path) -> list[str]:
         return [sample["__key__"].decode() for sample in by_facts(path)]

@@ -29,6 +29,7 @@ PARQUET = get_format("parquet")
 
 class TestParquet(FormatContract):
     tested = get_format("parquet")
+    provides = frozenset({"join", "spans"})
 
     def independent_keys(self, path: Path) -> list[str]:
         return list(pandas.read_parquet(path, columns=["__key__"])["__key__"])

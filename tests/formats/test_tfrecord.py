@@ -75,6 +75,7 @@ def by_protobuf(record: bytes) -> dict[str, object]:
 
 class TestTFRecord(FormatContract):
     tested = TFRECORD
+    provides = frozenset({"join", "spans"})
 
     def independent_keys(self, path: Path) -> list[str]:
         found = map(by_protobuf, records(path))

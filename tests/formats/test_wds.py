@@ -18,6 +18,7 @@ from shardkit.formats.wds.layout import index_path
 from shardkit.schema import Array, Bool, Bytes, Float, Image, Int, Json, Schema, Text
 from shardkit.testing import (
     EVERYTHING,
+    OPTIONAL,
     FormatContract,
     assert_same,
     everything,
@@ -31,6 +32,7 @@ WDS = get_format("wds")
 
 class TestWds(FormatContract):
     tested = get_format("wds")
+    provides = OPTIONAL
 
     def independent_keys(self, path: Path) -> list[str]:
         return [sample["__key__"] for sample in by_webdataset(path)]
