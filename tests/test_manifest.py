@@ -6,8 +6,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,8 +20,10 @@ from shardkit import checked
 from shardkit import manifest as manifests
 from shardkit.cli.inspect import command as inspect
 from shardkit.errors import DamagedError, FormatError, NotFoundError
+from shardkit.testing_samples import in_fork
 from tests.codecs.tokenizer_zoo import write_json
 from tests.conftest import IMAGE_FORMATS, write_images
+from tests.fuzz_manifests import fuzz
 
 
 @pytest.fixture(scope="module")
@@ -379,27 +379,15 @@ def test_a_histogram_of_no_documents_is_shown(datasets: Path, tmp_path: Path) ->
     assert "Histogram" in result.output
 
 
-@pytest.mark.parametrize(
-    "part", [0, *(pytest.param(n, marks=pytest.mark.large) for n in (1, 2, 3))]
-)
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_manifests_with_wrong_values_give_samples_or_our_errors(
-    datasets: Path, large: bool, part: int
+    datasets: Path, large: bool
 ) -> None:
     """X1, X4: none ends the process, takes 1 GiB more than a sound one, or 10 seconds."""
     full = int(os.environ.get("SHARDKIT_DAMAGE", "0"))  # as in formats/test_damage.py
-    seed = 4 * random.randrange(10**6) + part if full else 2_170_800 + part
-    count = (full // 4 or 500) if large else 120
-    command = [sys.executable, "-m", "tests.fuzz_manifests", datasets, seed, 0, count]
-    done = subprocess.run(
-        list(map(str, command)),
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[1],
-        env={**os.environ, "MALLOC_ARENA_MAX": "2"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    *failed, outcomes = done.stdout.splitlines()
-    assert not failed, done.stdout[:10_000]
-    assert json.loads(outcomes)["open: done"] > count / 20
-    assert json.loads(outcomes)["open: DamagedError"] > count / 20
+    seed = random.randrange(10**6) if full else 2_170_800
+    count = (full or 500) if large else 100
+    failed, outcomes = in_fork(fuzz, datasets, seed, count)
+    assert not failed, "\n".join(failed)[:10_000]
+    assert outcomes["open: done"] > count / 20
+    assert outcomes["open: DamagedError"] > count / 20
