@@ -452,10 +452,12 @@ def _serve(numbers: range, attempt: Callable[[int], None], what: str) -> int:
         if not child:
             try:
                 _attempt_all(numbers, done, attempt, what, shared)
-            finally:
                 os._exit(0)
+            finally:
+                os._exit(1)
         _, status = os.waitpid(child, 0)
         if not os.WIFSIGNALED(status):
+            assert status == 0, "a child did not come to the end"
             break
         done, _ = struct.unpack_from("<qq", shared)
         died += 1

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import random
-import subprocess
-import sys
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ import pytest
 import shardkit
 from shardkit.byte_source import LocalFile
 from shardkit.codecs.protobuf import dump_field
-from shardkit.errors import DamagedError, FormatError, NotFoundError, SampleError
+from shardkit.errors import DamagedError, FormatError, NotFoundError, SampleError, StorageError
 from shardkit.formats import get_format
 from shardkit.formats.array_record.records import Records
 from shardkit.formats.base import ShardSpec
@@ -31,6 +30,7 @@ from shardkit.formats.tfrecord.example import (
 )
 from shardkit.schema import Array, Bytes, Image, Int, Schema, Text
 from shardkit.testing import FormatContract, make_image
+from shardkit.testing_samples import in_fork
 from tests.stream.data import write_photos
 
 module = pytest.importorskip("array_record.python.array_record_module", reason="needs array_record")
@@ -188,29 +188,22 @@ def test_grain_reads_ours_at_random_in_several_epochs(tmp_path: Path) -> None:
     assert epochs[0] != epochs[1]
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_full_disk_is_an_error_of_ours(tmp_path: Path) -> None:
     """In a process of its own, whose files may have so many bytes."""
-    script = f"""
-import resource
-from pathlib import Path
-from shardkit.errors import StorageError
-from shardkit.formats import get_format
-from shardkit.formats.base import ShardSpec
-from shardkit.schema import Bytes, Schema
-resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
-writer = get_format("array_record").create(Path({str(tmp_path / "x")!r}), ShardSpec(
-    Schema({{"x": Bytes()}})))
-try:
-    for number in range(100):
-        writer.write({{"__key__": str(number), "x": bytes(10_000)}})
-    writer.close()
-except StorageError as error:
-    print(error)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert "File too large" in done.stdout
+
+    def fill() -> str:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+        writer = ARRAY_RECORD.create(tmp_path / "x", ShardSpec(Schema({"x": Bytes()})))
+        try:
+            for number in range(100):
+                writer.write({"__key__": str(number), "x": bytes(10_000)})
+            writer.close()
+        except StorageError as error:
+            return str(error)
+        return "all were written"
+
+    assert "File too large" in in_fork(fill)
     with pytest.raises(NotFoundError):
         ARRAY_RECORD.create(tmp_path / "no" / "x", ShardSpec(Schema({"x": Bytes()})))
 

@@ -80,7 +80,7 @@ def tree_of(path: Path, values: list[bytes]) -> None:
             assert transaction.get(b"000000000000x") is None
 
 
-@pytest.mark.parametrize("count", [1, 2, 29, 30, 31, 5_000, 40_000])
+@pytest.mark.parametrize("count", [1, 2, 29, 30, 31, 5_000, 30_000])
 def test_trees_of_any_height_are_those_of_the_library(tmp_path: Path, count: int) -> None:
     tree_of(tmp_path / "t.lmdb/data.mdb", [b"%d" % n * (n % 30) for n in range(count)])
 
@@ -143,7 +143,7 @@ def test_a_single_environment_has_its_manifest_beside_it(tmp_path: Path) -> None
     assert len(entries(out / "data.mdb")) == 2
 
 
-@pytest.mark.parametrize("memory", [200, 3000, 200_000])
+@pytest.mark.parametrize("memory", [200, 200_000])
 def test_large_shards_are_read_with_little_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: int
 ) -> None:
@@ -152,7 +152,7 @@ def test_large_shards_are_read_with_little_in_memory(
     values = [b"%d" % n * (n % 9) if n % 500 else bytes([n % 7]) * 9000 for n in range(12_000)]
     samples = [{"__key__": f"k{n}", "x": value} for n, value in enumerate(values)]
     reader = write_shard(LMDB, tmp_path / "t.lmdb/data.mdb", Schema({"x": Bytes()}), samples)
-    for number in np.random.default_rng(1).permutation(len(values)).tolist():
+    for number in np.random.default_rng(1).permutation(len(values))[:1500].tolist():
         assert reader[number] == samples[number]
     assert reader.keys() == [sample["__key__"] for sample in samples]
     assert 0 < reader.in_memory <= 2 * memory
