@@ -32,7 +32,7 @@ from shardkit.formats.beton.layout import (
 from shardkit.formats.beton.reader import BetonReader
 from shardkit.formats.beton.writer import ROOM
 from shardkit.sample import JsonText, Sample
-from shardkit.schema import Array, Bytes, Float, Image, Int, Json, Schema, Text
+from shardkit.schema import Array, Bytes, Image, Int, Json, Schema, Text
 from shardkit.testing import (
     EVERYTHING,
     OPTIONAL,
@@ -168,23 +168,16 @@ def test_runs_of_values_move_without_crossing_pages() -> None:
             assert (ptr + shift) // page == (ptr + shift + size - 1) // page
 
 
-@pytest.mark.large
 def test_values_make_room_for_a_long_table(path: Path) -> None:
     schema = {"blob": Bytes(), "label": Int(), "about": Json()}
     samples = [
         {"__key__": str(n), "blob": b"%d" % n * (n % 3), "label": n, "about": [n]}
-        for n in range(5000)
+        for n in range(1500)
     ]
     reader = written(path, schema, samples)
-    assert layout.front_size(3, 40, 5000) > layout.front_size(3, 0, 0) + ROOM
-    assert [reader[n] for n in range(5000)] == samples
+    assert layout.front_size(3, 40, 1500) > layout.front_size(3, 0, 0) + ROOM
+    assert [reader[n] for n in range(1500)] == samples
     assert keys_by_hand(path) == [sample["__key__"] for sample in samples]
-
-
-def test_numbers_alone_make_a_table_of_any_length(path: Path) -> None:
-    samples: list[Sample] = [{"__key__": str(n), "x": n, "y": n / 2} for n in range(9000)]
-    reader = written(path, {"x": Int(), "y": Float()}, samples)
-    assert [reader[n] for n in range(9000)] == samples
 
 
 def test_a_bounded_file_keeps_its_bound_when_values_make_room(path: Path) -> None:
@@ -207,18 +200,18 @@ def test_joined_files_of_many_pages_hold_their_values(tmp_path: Path) -> None:
         {"__key__": f"k{n}", "blob": rng.bytes(size), "text": str(n)}
         for n, size in enumerate([4_000_000, 5_000_000, 1, 9_000_000, 0, 2_000_000] * 2)
     ]
-    samples += [{"__key__": f"s{n}", "blob": b"%d" % n, "text": "t"} for n in range(3000)]
+    samples += [{"__key__": f"s{n}", "blob": b"%d" % n, "text": "t"} for n in range(700)]
     for sample in samples[::3]:
         sample["x"] = np.array([1, len(sample["blob"])], "<i4")
     parts = []
-    for number, (start, stop) in enumerate([(0, 4), (4, 4), (4, 5), (5, 12), (12, 3000)]):
+    for number, (start, stop) in enumerate([(0, 4), (4, 4), (4, 5), (5, 12), (12, 700)]):
         parts.append(tmp_path / f"{number}.beton")
         write_shard(BETON, parts[-1], schema, samples[start:stop])
     whole = tmp_path / "whole.beton"
     BETON.join(whole, parts, ShardSpec(schema, classes={"label": ["a", "b"]}))
     reader = BETON.open(whole)
     assert reader.layout["classes"] == {"label": ["a", "b"]}
-    for number, sample in enumerate(samples[:3000]):
+    for number, sample in enumerate(samples[:700]):
         found = reader[number]
         assert ("x" in found) == ("x" in sample)
         assert [found[n] for n in ("__key__", "blob", "text")] == [
@@ -228,7 +221,7 @@ def test_joined_files_of_many_pages_hold_their_values(tmp_path: Path) -> None:
     assert struct.unpack_from("<I", whole.read_bytes(), 4) == (page,)
     sizes = np.maximum(rows["size"], 1)
     assert (rows["ptr"] // page == (rows["ptr"] + sizes - 1) // page).all()
-    assert rows["sample_id"].tolist() == np.repeat(np.arange(3000), 3).tolist()
+    assert rows["sample_id"].tolist() == np.repeat(np.arange(700), 3).tolist()
 
 
 def test_a_join_takes_only_parts_of_its_kind(tmp_path: Path) -> None:
@@ -258,14 +251,6 @@ def test_a_joined_file_is_packed_like_one_that_was_written_whole(tmp_path: Path)
     write_shard(BETON, whole, schema, samples)
     BETON.join(joined, parts, ShardSpec(schema))
     assert abs(whole.stat().st_size - joined.stat().st_size) < ROOM + 100_000
-
-
-def test_class_names_travel_in_the_file(path: Path) -> None:
-    writer = BETON.create(
-        path, ShardSpec(Schema({"label": Int()}), classes={"label": ["cat", "漢"]})
-    )
-    writer.close()
-    assert BETON.open(path).layout["classes"] == {"label": ["cat", "漢"]}
 
 
 # --- what is stored as what ----------------------------------------------------------------------
@@ -346,17 +331,12 @@ def test_a_cut_image_is_named(path: Path) -> None:
     writer.close()
 
 
-@pytest.mark.parametrize("name", ["ü", "a" * 17, "", "a\0b"])
-def test_names_that_ffcv_would_cut_or_choke_on_are_refused(name: str) -> None:
-    with pytest.raises(FormatError, match="cannot have a field named") as error:
-        BETON.layout(Schema({name: Int()}))
-    assert "--rename" in str(error.value)
+def test_names_that_ffcv_would_cut_or_choke_on_are_refused(path: Path) -> None:
+    for name in ("ü", "a" * 17, "", "a\0b"):
+        with pytest.raises(FormatError, match="cannot have a field named") as error:
+            BETON.layout(Schema({name: Int()}))
+        assert "--rename" in str(error.value)
     BETON.layout(Schema({"a" * 16: Int()}))
-
-
-def test_a_file_without_fields_is_refused(path: Path) -> None:
-    with pytest.raises(FormatError, match="this number of fields"):
-        BETON.layout(Schema({}))
     with pytest.raises(FormatError, match="this number of fields"):
         BETON.create(path, ShardSpec(Schema({})))
 
@@ -378,27 +358,16 @@ def test_values_that_ffcv_could_not_hold_are_refused(
     assert BETON.open(path)[0]["about"] == "\0"
 
 
-@pytest.mark.parametrize(
-    ("kind", "native"),
-    [
-        (Array("<f4", (2, 3)), True),
-        (Array("|b1", (1,)), True),
-        (Array("<u2", (1,) * 32), True),
-        (Array("<c8", (2,)), True),
-        (Array("<f2", (2,)), False),
-        (Array(">f4", (2,)), False),
-        (Array("<U3", (2,)), False),
-        (Array("<f4", ()), False),
-        (Array("<f4", (2, None)), False),
-        (Array("<f4", (2, 0)), False),
-        (Array("<f4"), False),
-        (Array(), False),
-    ],
-)
-def test_arrays_that_ffcv_has_a_type_for(kind: Array, native: bool) -> None:
-    (field,) = layout.fields_of(Schema({"x": kind}))
-    assert field.type_id == (layout.TypeId.NDARRAY if native else layout.TypeId.BYTES)
-    assert any(".npy" in note for note in BETON.notes(Schema({"x": kind}))) is not native
+def test_arrays_that_ffcv_has_a_type_for() -> None:
+    native = [("<f4", (2, 3)), ("|b1", (1,)), ("<u2", (1,) * 32), ("<c8", (2,))]
+    others: Any = [("<f2", (2,)), (">f4", (2,)), ("<U3", (2,)), ("<f4", ()), ("<f4", (2, None))]
+    others += [("<f4", (2, 0)), ("<f4", None), (None, None)]
+    for kind in (*native, *others):
+        schema = Schema({"x": Array(*kind)})
+        (field,) = layout.fields_of(schema)
+        expected = layout.TypeId.NDARRAY if kind in native else layout.TypeId.BYTES
+        assert field.type_id == expected, kind
+        assert any(".npy" in note for note in BETON.notes(schema)) == (kind in others)
 
 
 def test_notes_say_what_is_stored_otherwise() -> None:
@@ -601,34 +570,7 @@ def fixed(number: int) -> Sample:
     return {**everything(number), "fixed": np.array([number, 1, -1], "<i2")}
 
 
-# --- stored files --------------------------------------------------------------------------------
-
-
 def unpacked(name: str, folder: Path) -> BetonReader:
     path = folder / f"{name}.beton"
     path.write_bytes(lzma.decompress((STORED / f"{name}.beton.xz").read_bytes()))
     return BetonReader(path)
-
-
-def test_the_stored_file_of_ours_reads_as_it_did(tmp_path: Path) -> None:
-    reader = unpacked("ours-1", tmp_path)
-    expected = json.loads((STORED / "ours-1.json").read_text("utf-8"))
-    assert reader.layout["classes"] == {"label": ["circle", "square"]}
-    assert len(reader) == len(expected) == 4
-    for number, sample in enumerate(expected):
-        found = reader[number]
-        assert found.pop("image").hex() == sample.pop("image")
-        assert found.pop("x").tolist() == sample.pop("x")
-        assert found == sample
-
-
-def test_the_stored_file_of_ffcv_reads_as_it_did(tmp_path: Path) -> None:
-    reader = unpacked("ffcv-1.0.2", tmp_path)
-    expected = json.loads((STORED / "ffcv-1.0.2.json").read_text("utf-8"))
-    assert len(reader) == len(expected) == 4
-    for number, sample in enumerate(expected):
-        found = reader[number]
-        assert found.pop("image").hex() == sample.pop("image")
-        assert found.pop("blob").hex() == sample.pop("blob")
-        assert found.pop("x").tolist() == sample.pop("x")
-        assert found == {"__key__": f"ffcv-1_0_2/{number:09d}", **sample}

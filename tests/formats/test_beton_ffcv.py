@@ -20,8 +20,8 @@ from shardkit.codecs.pixels import ppm_header, to_ppm, to_rgb
 from shardkit.formats import get_format
 from shardkit.formats.base import ShardSpec
 from shardkit.sample import Sample
-from shardkit.schema import Array, Bool, Bytes, Float, Image, Int, Json, Schema, Text
-from shardkit.testing import write_shard
+from shardkit.schema import Array, Bytes, Float, Image, Int, Json, Schema, Text
+from shardkit.testing import EVERYTHING, everything, write_shard
 
 pytestmark = [
     pytest.mark.large,
@@ -124,38 +124,25 @@ def others() -> list[bytes]:
 
 FIXED = Schema(
     {
-        "image": Image(),
-        "label": Int(),
-        "score": Float(),
-        "good": Bool(),
-        "text": Text(),
-        "blob": Bytes(),
-        "about": Json(),
+        **EVERYTHING,
         "points": Array("<f4", (2, 3)),
         "odd": Array("<f2", (2,)),
         "mask": Array("|b1", (5,)),
-        "caption": Text(optional=True),
     }
 )
 
 
 def fixed(number: int, image: bytes) -> Sample:
     sample: Sample = {
-        "__key__": f"folder/{number:04d}",
+        **everything(number),
         "image": image,
-        "label": number - 2,
-        "score": number / 3,
-        "good": number % 2 == 0,
         "text": f"line {number}\nÄ 漢 🎉" if number % 5 else "",
         "blob": bytes(range(number % 7)),
-        "about": {"n": number, "list": [1, 2.5, None, "x"]},
         "points": np.arange(6, dtype="<f4").reshape(2, 3) + number,
         "odd": np.array([number, 0.5], "<f2"),
         "mask": np.arange(5) % (number % 3 + 1) == 0,
     }
-    if number % 3 == 0:
-        sample["caption"] = "x" * number
-    return sample
+    return sample | ({"caption": "x" * number} if number % 3 == 0 else {})
 
 
 SIZES = [(40, 64), (64, 40), (33, 33), (17, 90)]

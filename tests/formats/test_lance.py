@@ -255,20 +255,11 @@ def test_workers_of_a_data_loader_read_it(made: Path, tmp_path: Path) -> None:
     from torch.utils.data import DataLoader
 
     foreign(tmp_path / "theirs.lance", "blob v2", "2.2")
-    for dataset, rows in (
-        (shardkit.open(made), 60),
-        (shardkit.open(tmp_path / "theirs.lance"), 40),
-    ):
+    for path, rows, method in ((made, 60, "fork"), (tmp_path / "theirs.lance", 40, "spawn")):
+        dataset: Any = shardkit.open(path)
         dataset[0]
-        for method in ("fork", "spawn"):
-            loader = DataLoader(
-                dataset,  # type: ignore[arg-type]
-                batch_size=None,
-                num_workers=2,
-                multiprocessing_context=method,
-            )
-            for _ in range(2):
-                assert sum(1 for _ in loader) == rows
+        options: Any = {"batch_size": None, "num_workers": 2, "multiprocessing_context": method}
+        assert sum(1 for _ in DataLoader(dataset, **options)) == rows
 
 
 def test_when_its_process_dies_the_next_call_starts_another(made: Path) -> None:

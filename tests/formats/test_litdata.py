@@ -309,18 +309,6 @@ def test_without_its_manifest_index_json_tells_types_and_classes(tmp_path: Path)
         assert_same(sample, expected)
 
 
-def test_folders_of_splits_are_found(tmp_path: Path) -> None:
-    (tmp_path / "both").mkdir()
-    for split in ("train", "val"):
-        out = dataset(tmp_path / "both" / split, [{"__key__": split, "n": 1}], {"n": Int()})
-        shutil.rmtree(out / "__shardkit__")
-    found = shardkit.opening.open_splits(tmp_path / "both")
-    assert {split: [*each.keys()] for split, each in found.items()} == {
-        "train": ["train"],
-        "val": ["val"],
-    }
-
-
 def test_an_index_json_of_others_is_none_of_litdata(tmp_path: Path) -> None:
     (tmp_path / "index.json").write_text('{"chunks": [], "other": 1}')
     assert LITDATA.listed(tmp_path) is None

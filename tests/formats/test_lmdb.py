@@ -15,7 +15,7 @@ from shardkit.formats import get_format
 from shardkit.formats.base import ShardSpec
 from shardkit.formats.lmdb import reader as lmdb_reader
 from shardkit.formats.lmdb.layout import PAGE, Tree
-from shardkit.schema import Bytes, Schema, Text
+from shardkit.schema import Bytes, Schema
 from shardkit.testing import EVERYTHING, FormatContract, everything, write_shard
 from tests.conftest import files_of
 
@@ -119,28 +119,19 @@ def test_a_joined_file_has_the_bytes_of_one_that_was_written_whole(tmp_path: Pat
 
 
 def test_a_dataset_is_one_environment_that_opens_by_any_of_its_names(tmp_path: Path) -> None:
-    with shardkit.create(tmp_path / "out", "lmdb", EVERYTHING) as writer:
-        for number in range(5):
-            writer.write(everything(number))
-    assert set(files_of(tmp_path / "out")) == {
-        "__shardkit__/manifest.json",
-        "shard-000000.lmdb/data.mdb",
-    }
-    for name in ("out", "out/shard-000000.lmdb", "out/shard-000000.lmdb/data.mdb"):
+    inside = "out/shard-000000.lmdb/data.mdb"
+    for out, files in {
+        "out": {"out/__shardkit__/manifest.json", inside},
+        "train.lmdb": {"__shardkit__/train.lmdb.manifest.json", "train.lmdb/data.mdb"},
+    }.items():
+        before = set(files_of(tmp_path))
+        with shardkit.create(tmp_path / out, "lmdb", EVERYTHING) as writer:
+            for number in range(5):
+                writer.write(everything(number))
+        assert set(files_of(tmp_path)) - before == files
+    for name in ("out", "out/shard-000000.lmdb", inside, "train.lmdb"):
         with shardkit.open(tmp_path / name) as dataset:
             assert dataset[3]["text"] == everything(3)["text"]
-
-
-def test_a_single_environment_has_its_manifest_beside_it(tmp_path: Path) -> None:
-    out = tmp_path / "train.lmdb"
-    with shardkit.create(out, "lmdb", {"text": Text()}, classes=None) as writer:
-        writer.write({"text": "a"})
-    assert set(files_of(tmp_path)) == {
-        "train.lmdb/data.mdb",
-        "__shardkit__/train.lmdb.manifest.json",
-    }
-    assert shardkit.open(out)[0]["text"] == "a"
-    assert len(entries(out / "data.mdb")) == 2
 
 
 @pytest.mark.parametrize("memory", [200, 200_000])

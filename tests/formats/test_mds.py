@@ -134,15 +134,6 @@ def test_splits_are_folders_with_an_index_each(images: Path, tmp_path: Path) -> 
     assert (sorted(found), sum(map(len, found.values()))) == (["train", "val"], 12)
 
 
-def test_to_tar_and_back(tmp_path: Path) -> None:
-    out = converted(tmp_path)
-    shardkit.convert(out, "wds", tmp_path / "wds", workers=0)
-    shardkit.convert(tmp_path / "wds", "mds", tmp_path / "again", workers=0)
-    assert (tmp_path / "again/shard.00000.mds").read_bytes() == (
-        out / "shard.00000.mds"
-    ).read_bytes()
-
-
 THEIRS = Path(__file__).with_name("bytes") / "mds"
 
 
@@ -255,11 +246,3 @@ def test_a_name_of_ours_is_refused_and_what_surprises_is_noted() -> None:
     notes = MDS.notes(Schema({"a": Array("|b1"), "b": Image(optional=True), "c": Image()}))
     assert [note.partition(":")[0] for note in notes[:2]] == ["'a'", "'b'"]
     assert len(notes) == 3
-
-
-def test_columns_may_be_called_as_other_indexes_call_their_parts(tmp_path: Path) -> None:
-    samples = [{"__key__": "a", "chunks": 1, "config": 2, "shards": 3}]
-    shardkit.convert(samples, "mds", tmp_path / "x")
-    shutil.rmtree(tmp_path / "x" / "__shardkit__")
-    with shardkit.open(tmp_path / "x") as dataset:
-        assert [*dataset] == samples

@@ -11,7 +11,6 @@ import sys
 import tarfile
 import tempfile
 import threading
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -130,7 +129,7 @@ def test_shards_are_unpacked_one_after_the_other_also_where_the_first_is_not_com
 
     def slowly(given: Any, what: str) -> Any:
         alone.append(at_work.acquire(blocking=False))
-        time.sleep(0.01)  # so that others would be at it
+        os.sched_yield()  # to another thread, if there is one
         try:
             return real(given, what)
         finally:
