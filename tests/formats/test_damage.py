@@ -74,15 +74,13 @@ SOUND = damage.tar_header(b"a.txt", b"5") + damage.padded(b"hello")
 
 
 @pytest.mark.parametrize("kind", [b"x", b"g", b"L", b"0", b"5"])
-@pytest.mark.parametrize(
-    "size", [b"-1000", b"-0777", b"\xff" * 12, b"\xff" * 11 + b"\0", b"1_0", b"0o5", b"x"]
-)
-def test_a_tar_with_a_size_that_is_none(tmp_path: Path, kind: bytes, size: bytes) -> None:
+def test_a_tar_with_a_size_that_is_none(tmp_path: Path, kind: bytes) -> None:
     path = tmp_path / "x.tar"
-    path.write_bytes(SOUND + damage.tar_header(b"b.txt", size, kind) + END)
-    error = refused(path, "wds")
-    assert "invalid size" in error.what
-    assert error.where["offset"] == len(SOUND)
+    for size in (b"-1000", b"-0777", b"\xff" * 12, b"\xff" * 11 + b"\0", b"1_0", b"0o5", b"x"):
+        path.write_bytes(SOUND + damage.tar_header(b"b.txt", size, kind) + END)
+        error = refused(path, "wds")
+        assert "invalid size" in error.what, size
+        assert error.where["offset"] == len(SOUND)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import subprocess
 import sys
@@ -100,7 +101,6 @@ answer = {
     assert found["fragments"] == len(list((made / "data").iterdir())) > 1
     assert found["filtered"] == sum(n % 7 == 3 for n in range(60))
     assert found["batches"] == 60
-    import hashlib
 
     def digest(data: bytes | None) -> str | None:
         return None if data is None else hashlib.sha256(data).hexdigest()

@@ -212,13 +212,8 @@ def test_damage_is_found_where_it_is(tmp_path: Path) -> None:
     assert [reader[0], reader[2]] == [samples[0], samples[2]]
     with pytest.raises(SampleError, match="CRC-32C") as error:
         reader[1]
-    assert error.value.where == {
-        "path": path,
-        "position": 1,
-        "offset": size,
-        "key": "k1",
-        "field": "text",
-    }
+    where = {"path": path, "position": 1, "offset": size, "key": "k1", "field": "text"}
+    assert error.value.where == where
     assert reader.sample(1, ["label"]) == {"__key__": "k1", "label": 1}  # the rest is not read
     for cut in (1, 13, size - 5):
         path.write_bytes(whole[:-cut])

@@ -164,20 +164,15 @@ def test_what_a_loader_cannot_hold_is_refused(tmp_path: Path) -> None:
         given = [{"__key__": "a", field: b"x"}]
         with pytest.raises(FormatError, match="cannot hold a field"):
             convert(tmp_path / "field", given, schema=None, beside=["dali"])
-
-
-@pytest.mark.parametrize(
-    ("to", "beside", "says"),
-    [
+    requests: list[tuple[str, Any, str]] = [
         ("lmdb", ["wids"], "--to wds, whose TARs"),
         ("wds", ["tfds"], "dali, energon, wids"),
         ("wds", "wids", "must be a list of names"),
-    ],
-)
-def test_requests_that_make_no_sense(tmp_path: Path, to: str, beside: Any, says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        shardkit.convert(samples(), to, tmp_path / "out", schema=SCHEMA, beside=beside)
-    assert not list(tmp_path.iterdir())
+    ]
+    for to, beside, says in requests:
+        with pytest.raises(UsageError, match=says):
+            shardkit.convert(samples(), to, tmp_path / "none", schema=SCHEMA, beside=beside)
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_copy_without_manifest_passes_over_them(tmp_path: Path) -> None:
@@ -212,7 +207,7 @@ def test_splits_are_energons_parts(splits: Path) -> None:
 @pytest.mark.large
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # a dead process closes nothing
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("name", ["one", "splits", "train.tar"])
+@pytest.mark.parametrize("name", ["splits", "train.tar"])
 def test_runs_that_die_anywhere_are_continued(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
