@@ -10,6 +10,7 @@ import faulthandler
 import json
 import random
 import resource
+import signal
 import traceback
 import warnings
 from collections import Counter
@@ -25,7 +26,8 @@ from shardkit.cli.inspect import command as inspect
 from shardkit.conversion.run import prepare
 from shardkit.formats import FORMATS
 
-SECONDS = 10  # that one manifest may take before the process ends with a traceback
+SECONDS = 10  # of processor time that one manifest may take; then the process ends
+HANGS = 250  # seconds of a clock after which it is not working at all
 MEMORY = 1 << 30  # bytes of address space beside what is there at first
 READ = 20  # samples
 NUMBERS: list[Any] = [0, -1, 1, 2**31, 2**63, 2**64, 10**30, -(2**63), 1.5]
@@ -144,6 +146,7 @@ def fuzz(folder: Path, seed: int, count: int) -> tuple[list[str], Counter[str]]:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     failed: list[str] = []
     outcomes: Counter[str] = Counter()
     for number in range(count):
@@ -156,7 +159,8 @@ def fuzz(folder: Path, seed: int, count: int) -> tuple[list[str], Counter[str]]:
         manifests.manifest_path(path).write_bytes(manifests._sealed(text_bytes))
         which = f"manifest {number} of seed {seed}, of {path.name}"
         print(which, flush=True)  # the last one, if the process ends
-        faulthandler.dump_traceback_later(SECONDS, exit=True)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        faulthandler.dump_traceback_later(HANGS, exit=True)
         failed += [f"{which}: {problem}" for problem in failures(path, outcomes)]
         faulthandler.cancel_dump_traceback_later()
         manifests.manifest_path(path).write_bytes(wholes[path])

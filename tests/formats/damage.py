@@ -33,7 +33,8 @@ from shardkit.schema import Array, Schema
 from shardkit.testing import EVERYTHING, everything, make_image, write_shard
 
 STORED = Path(__file__).with_name("bytes")
-SECONDS, MEMORY = 10, 1 << 30  # that reading one damaged shard may take
+SECONDS, MEMORY = 10, 1 << 30  # of processor time, that reading one damaged shard may take
+HANGS = 250  # seconds of a clock after which it is not working at all
 _SAMPLES = 50  # that are read of each at most
 _ENDS = 3000  # bytes at the beginning and at the end of a file, which is where headers are
 _EVERYTHING = Schema({**EVERYTHING, "fixed": Array("<i2", (3,))})
@@ -470,11 +471,13 @@ def _attempt_all(
     numbers: range, first: int, attempt: Callable[[int], None], what: str, shared: mmap.mmap
 ) -> None:
     warnings.simplefilter("ignore")
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends a child that hangs, in C too
+    for ends in (signal.SIGALRM, signal.SIGPROF):  # a child that hangs, in C too
+        signal.signal(ends, signal.SIG_DFL)
     _limit_memory()
     for index in range(first, len(numbers)):
         struct.pack_into("<q", shared, 0, index)
-        signal.setitimer(signal.ITIMER_REAL, SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        signal.setitimer(signal.ITIMER_REAL, HANGS)
         try:
             attempt(numbers[index])
         except BaseException:

@@ -253,7 +253,7 @@ def run(script: str, folder: Path, given: Any) -> None:
         check=False,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=290,
     )
     assert found.returncode == 0, found.stderr[-3000:]
 
