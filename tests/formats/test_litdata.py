@@ -343,11 +343,10 @@ def test_an_index_that_cannot_be_read_says_why(
 
 def test_a_chunk_without_its_index_is_named(tmp_path: Path) -> None:
     out = dataset(tmp_path / "out", [{"__key__": "a", "n": 1}], {"n": Int()})
-    index = (out / "index.json").read_text()
-    (out / "index.json").write_text(index.replace('"chunk_size": 1', '"chunk_size": 2'))
-    del_about = json.loads((out / "index.json").read_text())
-    del del_about["shardkit"]
-    (out / "index.json").write_text(json.dumps(del_about))
+    text = (out / "index.json").read_text().replace('"chunk_size": 1', '"chunk_size": 2')
+    index = json.loads(text)
+    del index["shardkit"]
+    (out / "index.json").write_text(json.dumps(index))
     with pytest.raises(DamagedError, match=r"as many samples as index\.json says"):
         LITDATA.open(out / "chunk-0-00000.bin")
     (out / "index.json").unlink()

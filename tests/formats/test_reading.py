@@ -102,28 +102,21 @@ def test_arrays_of_several_lengths_are_rows_where_they_are_alike(tmp_path: Path,
 def test_rows_of_any_shape_and_type_are_the_arrays_of_the_samples(
     tmp_path: Path, name: str
 ) -> None:
-    schema = Schema(
-        {
-            "a": Array("<f4", (3, 4)),
-            "b": Array("|u1", (2, 3, 2)),
-            "c": Array("<i8", (None, 2)),
-            "d": Array(">i2", (5,)),
-            "e": Array("<u2", (300,), optional=True),
-            "f": Array("<f8", (300,)),
-            "text": Text(),
-        }
-    )
+    kinds = {
+        "a": Array("<f4", (3, 4)), "b": Array("|u1", (2, 3, 2)), "c": Array("<i8", (None, 2)),
+        "d": Array(">i2", (5,)), "e": Array("<u2", (300,), optional=True),
+        "f": Array("<f8", (300,)),
+    }  # fmt: skip
+    schema = Schema({**kinds, "text": Text()})
     random = np.random.default_rng(3)
-    samples = []
+    samples: list[Sample] = []
     for number in range(25):
-        sample: Sample = {"__key__": f"{number}"}
-        for field, shape in {"a": (3, 4), "b": (2, 3, 2), "c": (4, 2), "d": (5,)}.items():
-            kind = schema[field]
-            assert isinstance(kind, Array)
-            sample[field] = random.integers(0, 99, shape).astype(kind.dtype)
-        if number != 20:
-            sample["e"] = random.integers(0, 2**16, 300).astype("<u2")
-        samples.append({**sample, "f": random.random(300), "text": "x"})
+        samples.append({"__key__": f"{number}"})
+        for field, kind in kinds.items():
+            shape = [4 if size is None else size for size in kind.shape or ()]
+            samples[-1][field] = random.integers(0, 99, shape).astype(kind.dtype)
+        samples[-1]["text"] = "x"
+    del samples[20]["e"]
     reader = shard(tmp_path, name, schema, samples)
     positions = np.array([3, 19, 0, 3])
     seen = set()
