@@ -119,22 +119,14 @@ def test_empty_values_have_a_byte_of_their_own(path: Path) -> None:
     assert allocations(path)["size"].tolist() == [0, 0, 0, 1, 0, 0, 0, 1, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("at", "size", "expected"),
-    [
-        (0, PAGE, 0),
-        (1, PAGE, PAGE),
-        (PAGE - 1, 1, PAGE - 1),
-        (PAGE - 1, 2, PAGE),
+def test_no_value_crosses_a_page_of_its_size() -> None:
+    for at, size, expected in (
+        (0, PAGE, 0), (1, PAGE, PAGE), (PAGE - 1, 1, PAGE - 1), (PAGE - 1, 2, PAGE),
         (1, PAGE + 1, 1),  # needs pages of twice the size, and is within the first of those
-        (PAGE, PAGE + 1, 2 * PAGE),
-        (5, 3 * PAGE, 5),
-        (PAGE + 1, 3 * PAGE, 4 * PAGE),
+        (PAGE, PAGE + 1, 2 * PAGE), (5, 3 * PAGE, 5), (PAGE + 1, 3 * PAGE, 4 * PAGE),
         (0, 1 << 31, 0),
-    ],
-)
-def test_no_value_crosses_a_page_of_its_size(at: int, size: int, expected: int) -> None:
-    assert value_offset(at, size) == expected
+    ):  # fmt: skip
+        assert value_offset(at, size) == expected, (at, size)
 
 
 def test_many_values_are_placed_like_one_after_the_other() -> None:

@@ -131,12 +131,8 @@ def test_features_are_of_the_types_that_every_version_of_datasets_knows(
     tmp_path: Path, name: str
 ) -> None:
     """Those of datasets 2.0, whose `Features.from_dict` looks a type up by its name."""
-    kinds = {
-        "tokens": Array("<i4", (None,)),
-        "box": Array("<f4", (4,)),
-        "big": Array("<f4", (2, 3)),
-    }
-    schema = Schema({**EVERYTHING, **kinds})
+    kinds = {"tokens": Array("<i4", (None,)), "box": Array("<f4", (4,))}
+    schema = Schema({**EVERYTHING, **kinds, "big": Array("<f4", (2, 3))})
     path = tmp_path / "s"
     get_format(name).create(path, ShardSpec(schema, classes={"label": CLASSES})).close()
     opener: Any = {"arrow": pa.ipc.open_file, "parquet": pq.ParquetFile, "hf": pa.ipc.open_stream}
@@ -237,19 +233,11 @@ def test_a_folder_that_datasets_saved_is_read(datasets: Any, tmp_path: Path, sha
         assert found.format == "hf"
         assert found.classes == ("cat", "dog")
         assert dict(found.schema) == {
-            "image": Image(),
-            "label": Int(),
-            "score": Float(),
-            "small": Int(),
-            "text": Text(),
-            "blob": Bytes(),
-            "vector": Array("<f4", (None,)),
-            "pair": Array("<i8", (2,)),
-            "grid": Array("|u1", (2, 3)),
-            "tags": Json(),
-            "more": Json(),
+            "image": Image(), "label": Int(), "score": Float(), "small": Int(), "text": Text(),
+            "blob": Bytes(), "vector": Array("<f4", (None,)), "pair": Array("<i8", (2,)),
+            "grid": Array("|u1", (2, 3)), "tags": Json(), "more": Json(),
             "maybe": Text(optional=True),
-        }
+        }  # fmt: skip
         assert len(found) == 10
         for number in range(10):
             sample = found[number]
@@ -385,12 +373,8 @@ def test_lists_of_images_in_parquet_of_datasets_and_others(datasets: Any, tmp_pa
 
 
 def test_a_list_with_a_gap_or_a_link_names_its_sample(tmp_path: Path) -> None:
-    lists = [
-        [{"bytes": make_image(1), "path": None}],
-        None,
-        [{"bytes": None, "path": "a.jpg"}],
-        [None],
-    ]
+    stored, linked = {"bytes": make_image(1), "path": None}, {"bytes": None, "path": "a.jpg"}
+    lists = [[stored], None, [linked], [None]]
     pq.write_table(pa.table({"x": lists}), tmp_path / "a.parquet")
     with shardkit.open(tmp_path / "a.parquet") as found:
         assert (found[0]["x"], "x" in found[1]) == ([make_image(1)], False)
@@ -402,11 +386,8 @@ def test_a_list_with_a_gap_or_a_link_names_its_sample(tmp_path: Path) -> None:
 
 def test_lists_of_images_elsewhere(tmp_path: Path) -> None:
     """What is not for them says so; the rest looks at each."""
-    samples = [
-        {"pages": [make_image(1), make_image(2)]},
-        {"pages": [make_image(3)[:-9]]},
-        {"pages": []},
-    ]
+    lists = [[make_image(1), make_image(2)], [make_image(3)[:-9]], []]
+    samples = [{"pages": images} for images in lists]
     for format in ("wds", "beton", "megatron"):
         with pytest.raises(shardkit.FormatError):
             shardkit.convert(samples, format, tmp_path / format, workers=0)

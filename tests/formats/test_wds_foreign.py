@@ -158,16 +158,8 @@ def test_any_name_is_split_as_webdataset_splits_it(name: str) -> None:
 
 
 def test_a_sample_marked_bad_is_dropped_as_webdataset_drops_it(tmp_path: Path) -> None:
-    path = pack(
-        tmp_path / "x.tar",
-        [
-            ("a.txt", b"1"),
-            ("b.txt", b"2"),
-            ("b.__bad__", b"x"),
-            ("c.txt", b"3"),
-            ("c.__bad__", b""),
-        ],
-    )
+    members = [("a.txt", b"1"), ("b.txt", b"2"), ("b.__bad__", b"x")]
+    path = pack(tmp_path / "x.tar", [*members, ("c.txt", b"3"), ("c.__bad__", b"")])
     assert [s["__key__"] for s in raw(path)] == [s["__key__"] for s in by_webdataset(path)]
     assert [s["__key__"] for s in raw(path)] == ["a", "c"]
 
