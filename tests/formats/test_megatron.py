@@ -229,6 +229,8 @@ def test_tokens_that_do_not_fit_their_schema_are_named(path: Path) -> None:
     for dtype in ("<f4", "|b1", "<c8", "<U3"):
         with pytest.raises(FormatError, match="integers only"):
             MEGATRON.layout(Schema({"x": Array(dtype, (None,))}))
+        with pytest.raises(FormatError, match="integers only"):
+            MEGATRON.create(path, ShardSpec(Schema({"x": Array(dtype, (None,))})))
     reader = write_shard(MEGATRON, path, TOKENS, [tokens(n) for n in range(2)])
     other = Schema({"tokens": Array("<i4", (None,))})
     with pytest.raises(DamagedError, match="does not match its shard"):

@@ -15,6 +15,7 @@ import polars.testing
 import pytest
 
 import shardkit
+from shardkit.errors import ShardkitError
 from shardkit.formats import get_format
 from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Text
 from shardkit.testing import EVERYTHING, everything, make_image, write_shard
@@ -150,6 +151,19 @@ class Counting:
         data: bytes = self._file[place]
         self._asked.append(len(data))
         return data
+
+
+@pytest.mark.parametrize("way", ["plain", "oldest", "zstd", "stream"])
+def test_a_changed_file_gives_samples_or_errors_of_ours(tmp_path: Path, way: str) -> None:
+    path = written(tmp_path, way)
+    data = path.read_bytes()
+    for at in range(len(data) - 1, max(0, len(data) - 3000), -211):  # the footer
+        path.write_bytes(data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :])
+        try:
+            for n in range(len(found := shardkit.open(path))):
+                found[n]
+        except ShardkitError:
+            pass
 
 
 @pytest.mark.parametrize("format", ["arrow", "parquet", "hf"])
