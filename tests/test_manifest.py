@@ -356,7 +356,7 @@ def test_manifests_with_wrong_values_give_samples_or_our_errors(
     """X1, X4: none ends the process, takes 1 GiB more than a sound one, or 10 seconds."""
     full = int(os.environ.get("SHARDKIT_DAMAGE", "0"))  # as in formats/test_damage.py
     seed = random.randrange(10**6) if full else 2_170_800
-    count = (full or 500) if large else 100
+    count = (full or 300) if large else 100
     failed, outcomes = in_fork(fuzz, datasets, seed, count)
     assert not failed, "\n".join(failed)[:10_000]
     assert outcomes["open: done"] > count / 20
