@@ -98,7 +98,7 @@ def joined(folder: Path) -> dict[str, Any]:
 
 def test_megatron_reads_what_we_write_and_we_what_it_writes(tmp_path: Path) -> None:
     ours = {**of_every_type(tmp_path), **joined(tmp_path)}
-    files = [(f"{tmp_path}/{dtype}-{many}", dtype, many) for dtype in TYPES for many in (0, 1)]
+    files = [(f"{tmp_path}/{dtype}", dtype, number % 2) for number, dtype in enumerate(TYPES)]
     given = {"files": files, "documents": DOCUMENTS, "ours": [*ours]}
     command = [sys.executable, "-W", "ignore", "-c", SCRIPT]  # it warns of what it would like
     done = subprocess.run(
