@@ -1,7 +1,6 @@
-"""Manifests with wrong values, through all that reads them; run by test_manifest.py.
+"""Manifests with wrong values, through all that reads them; forked by test_manifest.py.
 
-python -m tests.fuzz_manifests FOLDER SEED FIRST STOP: the datasets in FOLDER get the manifests with
-these numbers, one after the other. One number says what becomes of one of them.
+A seed and a number say what becomes of a manifest.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import faulthandler
 import json
 import random
 import resource
-import sys
+import signal
 import traceback
 import warnings
 from collections import Counter
@@ -25,9 +24,10 @@ import shardkit
 from shardkit import manifest as manifests
 from shardkit.cli.inspect import command as inspect
 from shardkit.conversion.run import prepare
-from shardkit.formats import FORMATS, get_format
+from shardkit.formats import FORMATS
 
-SECONDS = 10  # that one manifest may take before the process ends with a traceback
+SECONDS = 10  # of processor time that one manifest may take; then the process ends
+HANGS = 250  # seconds of a clock after which it is not working at all
 MEMORY = 1 << 30  # bytes of address space beside what is there at first
 READ = 20  # samples
 NUMBERS: list[Any] = [0, -1, 1, 2**31, 2**63, 2**64, 10**30, -(2**63), 1.5]
@@ -136,18 +136,20 @@ def failures(dataset: Path, outcomes: Counter[str]) -> list[str]:
     return found
 
 
-def main(folder: str, seed: str, first: str, stop: str) -> None:
+def fuzz(folder: Path, seed: int, count: int) -> tuple[list[str], Counter[str]]:
+    """So many manifests, one after the other: what failed, and how often what came of them."""
     warnings.simplefilter("ignore")
-    datasets = sorted(Path(folder).iterdir())
+    datasets = sorted(folder.iterdir())
     wholes = {path: manifests.manifest_path(path).read_bytes() for path in datasets}
     for path in datasets:  # all that is loaded later belongs to what is there at first
-        problems = failures(path, Counter())
-        assert not problems, problems[0]
+        assert not (problems := failures(path, Counter())), problems[0]
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    failed: list[str] = []
     outcomes: Counter[str] = Counter()
-    for number in range(int(first), int(stop)):
+    for number in range(count):
         chance = random.Random(f"{seed} {number}")
         path = chance.choice(datasets)
         data = json.loads(wholes[path])
@@ -155,16 +157,11 @@ def main(folder: str, seed: str, first: str, stop: str) -> None:
         text = json.dumps(mutated(data, chance), ensure_ascii=False, indent=1)
         text_bytes = text.encode("utf-8", "backslashreplace")
         manifests.manifest_path(path).write_bytes(manifests._sealed(text_bytes))
-        print(f"manifest {number} of seed {seed}, of {path.name}", file=sys.stderr, flush=True)
-        faulthandler.dump_traceback_later(SECONDS, exit=True)
-        for problem in failures(path, outcomes):
-            print(f"FAILED manifest {number} of seed {seed}, of {path.name}: {problem}")
+        which = f"manifest {number} of seed {seed}, of {path.name}"
+        print(which, flush=True)  # the last one, if the process ends
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        faulthandler.dump_traceback_later(HANGS, exit=True)
+        failed += [f"{which}: {problem}" for problem in failures(path, outcomes)]
         faulthandler.cancel_dump_traceback_later()
         manifests.manifest_path(path).write_bytes(wholes[path])
-    print(json.dumps(outcomes))
-
-
-if __name__ == "__main__":
-    for name in FORMATS:
-        get_format(name)
-    main(*sys.argv[1:])
+    return failed, outcomes

@@ -6,8 +6,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,8 +20,10 @@ from shardkit import checked
 from shardkit import manifest as manifests
 from shardkit.cli.inspect import command as inspect
 from shardkit.errors import DamagedError, FormatError, NotFoundError
+from shardkit.testing_samples import in_fork
 from tests.codecs.tokenizer_zoo import write_json
 from tests.conftest import IMAGE_FORMATS, write_images
+from tests.fuzz_manifests import fuzz
 
 
 @pytest.fixture(scope="module")
@@ -97,25 +97,12 @@ def test_a_value_that_is_wrong_is_named(
     assert str(error.value).isascii()
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        {"dtype": "O"},
-        {"dtype": "(1,"},
-        {"dtype": "<f3"},
-        {"dtype": "i4,i4"},
-        {"dtype": "<f4", "shape": "abc"},
-        {"shape": [-1]},
-        {"shape": [2**40, 2]},
-        {"shape": [1] * 33},
-        {"unknown": 1},
-    ],
-)
-def test_array_types_that_nobody_can_have_are_refused(
-    change: Callable[..., Path], kind: dict[str, Any]
-) -> None:
-    with pytest.raises(DamagedError, match=r"at layout\.schema\.x"):
-        shardkit.open(change({"type": "Array", **kind}, "layout", "schema", "x"))
+def test_array_types_that_nobody_can_have_are_refused(change: Callable[..., Path]) -> None:
+    kinds = [{"dtype": dtype} for dtype in ("O", "(1,", "<f3", "i4,i4")]
+    kinds += [{"dtype": "<f4", "shape": "abc"}, {"shape": [-1]}, {"shape": [2**40, 2]}]
+    for kind in (*kinds, {"shape": [1] * 33}, {"unknown": 1}):
+        with pytest.raises(DamagedError, match=r"at layout\.schema\.x"):
+            shardkit.open(change({"type": "Array", **kind}, "layout", "schema", "x"))
 
 
 def test_what_a_later_version_may_say_is_no_damage(change: Callable[..., Path]) -> None:
@@ -193,14 +180,11 @@ def listed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "out"
 
 
-BAD_LINES = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     "data",
     [b"{", b"\xff\xfe", b"[1]\n", b'{"key": [1], "path": "x"}', b"[" * 10**5, b'{"key": NaN}'],
 )
-
-
-@BAD_LINES
-def test_a_damaged_key_table_is_named(listed: Path, tmp_path: Path, data: bytes) -> None:
+def test_a_damaged_line_of_a_list_is_named(listed: Path, tmp_path: Path, data: bytes) -> None:
     dataset = Path(shutil.copytree(listed, tmp_path / "out"))
     path = replaced(dataset, "keys.jsonl", b'{"key": "a", "path": "b"}\n' + data)
     for use in (
@@ -210,11 +194,7 @@ def test_a_damaged_key_table_is_named(listed: Path, tmp_path: Path, data: bytes)
         with pytest.raises(DamagedError, match="line 2 of the key table is damaged") as error:
             use()
         assert error.value.where["path"] == path
-
-
-@BAD_LINES
-def test_a_damaged_list_of_errors_is_named(listed: Path, tmp_path: Path, data: bytes) -> None:
-    dataset = Path(shutil.copytree(listed, tmp_path / "out"))
+    dataset = Path(shutil.copytree(listed, tmp_path / "other"))
     path = replaced(dataset, "errors.jsonl", data)
     (problem,) = shardkit.verify(dataset).problems
     assert "line 1 of errors.jsonl is damaged" in problem.what
@@ -224,9 +204,13 @@ def test_a_damaged_list_of_errors_is_named(listed: Path, tmp_path: Path, data: b
 HEADER = "{'descr': %s, 'fortran_order': False, 'shape': (%d,), }"
 
 
-@pytest.mark.parametrize(
-    ("header", "values"),
-    [
+def test_a_damaged_table_of_lengths_is_named(tmp_path: Path) -> None:
+    tokens = [{"__key__": str(n), "tokens": np.arange(n, dtype="<u2")} for n in range(9)]
+    schema = {"tokens": shardkit.Array("<u2", (None,))}
+    out = tmp_path / "out"
+    shardkit.convert(tokens, "parquet", out, schema=schema, workers=0)
+    assert shardkit.open(out).lengths("tokens").tolist() == [*range(9)]
+    for header, values in (
         ("{'descr': [('tokens', '<u4'", 36),
         ("'''", 36),
         (HEADER % ("[('tokens', '<u4')]", 10**21), 36),
@@ -235,20 +219,13 @@ HEADER = "{'descr': %s, 'fortran_order': False, 'shape': (%d,), }"
         (HEADER % ("[('tokens', '|S0')]", 10**12), 0),
         (HEADER % ("[('tokens', '<f4')]", 9), 36),
         (HEADER % ("'|O'", 9), 72),
-    ],
-)
-def test_a_damaged_table_of_lengths_is_named(tmp_path: Path, header: str, values: int) -> None:
-    tokens = [{"__key__": str(n), "tokens": np.arange(n, dtype="<u2")} for n in range(9)]
-    schema = {"tokens": shardkit.Array("<u2", (None,))}
-    out = tmp_path / "out"
-    shardkit.convert(tokens, "parquet", out, schema=schema, workers=0)
-    assert shardkit.open(out).lengths("tokens").tolist() == [*range(9)]
-    text = header.ljust(117).encode() + b"\n"
-    start = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little")
-    path = replaced(out, "lengths.npy", start + text + bytes(values))
-    with pytest.raises(DamagedError, match="the table of arrays' lengths") as error:
-        shardkit.open(out).lengths("tokens")
-    assert error.value.where["path"] == path
+    ):
+        text = header.ljust(117).encode() + b"\n"
+        start = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little")
+        path = replaced(out, "lengths.npy", start + text + bytes(values))
+        with pytest.raises(DamagedError, match="the table of arrays' lengths") as error:
+            shardkit.open(out).lengths("tokens")
+        assert error.value.where["path"] == path
 
 
 def test_a_missing_shard_is_named_when_a_conversion_is_planned(made: Path, tmp_path: Path) -> None:
@@ -260,36 +237,32 @@ def test_a_missing_shard_is_named_when_a_conversion_is_planned(made: Path, tmp_p
 
 
 @pytest.mark.parametrize("format", ["arrow", "lmdb", "beton"])
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ('"classes"', '"klasses"'),
-        ('["class0", "class1", "class2"]', '["class0", "class1", 12345678]'),
-        ('"label": {"type": "Int"}', '"label": {"type": 12345}'),
-        ('"label": {"type": "Int"}', '"label": ["type", "Int"]'),
-        ('"schema"', '"sxhema"'),
-        ('"schema": {"image"', '"schema": {{{{{{{{'),
-    ],
-)
-def test_damaged_metadata_in_a_shard_are_named(
-    made: Path, tmp_path: Path, format: str, old: str, new: str
-) -> None:
+def test_damaged_metadata_in_a_shard_are_named(made: Path, tmp_path: Path, format: str) -> None:
     """Shards of ours without a manifest say themselves what is in them."""
-    if format == "beton":  # whose text has no blanks
-        old, new = old.replace(" ", ""), new.replace(" ", "")
     shardkit.convert(made, format, tmp_path / "to", workers=0)
     with shardkit.open(tmp_path / "to") as dataset:
         path = dataset.shard_path(0)
     shutil.rmtree(tmp_path / "to/__shardkit__")
     assert len(shardkit.open(path)) == 12
     whole = path.read_bytes()
-    changed = whole.replace(old.encode(), new.encode())
-    assert len(changed) == len(whole), "all offsets stay as they are"
-    assert changed != whole
-    path.write_bytes(changed)
-    with pytest.raises(DamagedError, match=r"damaged|contradicts") as error:
-        shardkit.open(path)
-    assert error.value.where["path"] == path
+    for old, new in (
+        ('"classes"', '"klasses"'),
+        ('["class0", "class1", "class2"]', '["class0", "class1", 12345678]'),
+        ('"label": {"type": "Int"}', '"label": {"type": 12345}'),
+        ('"label": {"type": "Int"}', '"label": ["type", "Int"]'),
+        ('"schema"', '"sxhema"'),
+        ('"schema": {"image"', '"schema": {{{{{{{{'),
+    ):
+        if format == "beton":  # whose text has no blanks
+            changed = whole.replace(old.replace(" ", "").encode(), new.replace(" ", "").encode())
+        else:
+            changed = whole.replace(old.encode(), new.encode())
+        assert len(changed) == len(whole), "all offsets stay as they are"
+        assert changed != whole
+        path.write_bytes(changed)
+        with pytest.raises(DamagedError, match=r"damaged|contradicts") as error:
+            shardkit.open(path)
+        assert error.value.where["path"] == path
 
 
 def test_no_memory_is_taken_for_samples_that_no_shard_has(
@@ -304,18 +277,8 @@ def test_no_memory_is_taken_for_samples_that_no_shard_has(
         shardkit.convert(dataset, "arrow", tmp_path / "to", workers=0)
 
 
-@pytest.mark.parametrize(
-    ("value", "keys", "place"),
-    [
-        ("x", ("errors",), "errors"),
-        (-1, ("shards", 0, "samples"), r"shards\[0\]\.samples"),
-        ({"x": 1}, ("stats", "labels"), "labels"),
-        (..., ("stats", "text"), "text"),
-        ([], ("stats", "fields", "image", "buckets"), "fields.image.buckets"),
-    ],
-)
 def test_a_damaged_result_of_a_task_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: Any, keys: Any, place: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images = write_images(tmp_path / "in")
 
@@ -328,12 +291,19 @@ def test_a_damaged_result_of_a_task_is_named(
             convert()
     path = tmp_path / "out.partial/tasks/000000/result.json"
     whole = path.read_bytes()
-    path.write_text(json.dumps(put(json.loads(whole), value, keys)))
-    with pytest.raises(
-        DamagedError, match=f"the result of a task is damaged at .*{place}"
-    ) as error:
-        convert()
-    assert error.value.where["path"] == path
+    damages: list[tuple[Any, tuple[Any, ...], str]] = [
+        ("x", ("errors",), "errors"),
+        (-1, ("shards", 0, "samples"), r"shards\[0\]\.samples"),
+        ({"x": 1}, ("stats", "labels"), "labels"),
+        (..., ("stats", "text"), "text"),
+        ([], ("stats", "fields", "image", "buckets"), "fields.image.buckets"),
+    ]
+    for value, keys, place in damages:
+        path.write_text(json.dumps(put(json.loads(whole), value, keys)))
+        said = f"the result of a task is damaged at .*{place}"
+        with pytest.raises(DamagedError, match=said) as error:
+            convert()
+        assert error.value.where["path"] == path
     shutil.rmtree(path.parent)  # as the error says
     convert()
 
@@ -379,27 +349,15 @@ def test_a_histogram_of_no_documents_is_shown(datasets: Path, tmp_path: Path) ->
     assert "Histogram" in result.output
 
 
-@pytest.mark.parametrize(
-    "part", [0, *(pytest.param(n, marks=pytest.mark.large) for n in (1, 2, 3))]
-)
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_manifests_with_wrong_values_give_samples_or_our_errors(
-    datasets: Path, large: bool, part: int
+    datasets: Path, large: bool
 ) -> None:
     """X1, X4: none ends the process, takes 1 GiB more than a sound one, or 10 seconds."""
     full = int(os.environ.get("SHARDKIT_DAMAGE", "0"))  # as in formats/test_damage.py
-    seed = 4 * random.randrange(10**6) + part if full else 2_170_800 + part
-    count = (full // 4 or 500) if large else 120
-    command = [sys.executable, "-m", "tests.fuzz_manifests", datasets, seed, 0, count]
-    done = subprocess.run(
-        list(map(str, command)),
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[1],
-        env={**os.environ, "MALLOC_ARENA_MAX": "2"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    *failed, outcomes = done.stdout.splitlines()
-    assert not failed, done.stdout[:10_000]
-    assert json.loads(outcomes)["open: done"] > count / 20
-    assert json.loads(outcomes)["open: DamagedError"] > count / 20
+    seed = random.randrange(10**6) if full else 2_170_800
+    count = (full or 300) if large else 100
+    failed, outcomes = in_fork(fuzz, datasets, seed, count)
+    assert not failed, "\n".join(failed)[:10_000]
+    assert outcomes["open: done"] > count / 20
+    assert outcomes["open: DamagedError"] > count / 20

@@ -1,17 +1,13 @@
-"""Damaged shards of every format, read in processes of their own.
+"""Damaged shards of every format, read in forked processes.
 
-A run damages one shard many times. As a program it is a server that forks: a child reads one
-damaged shard after the other, with the memory and the time that each may take limited, and says
-in shared memory which it is at, so that a child that dies or hangs names the damage. The next
-child goes on behind it.
-
-    python -m tests.formats.damage SHARD SEED '{"mutate": 100, "flip": 0}' FOLDER
+A child reads one damaged shard after the other, with the memory and the time that each may take
+limited, and says in shared memory which it is at, so that a child that dies or hangs names the
+damage. The next child goes on behind it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import lzma
 import mmap
 import os
@@ -21,7 +17,6 @@ import shutil
 import signal
 import struct
 import subprocess
-import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -33,13 +28,13 @@ import numpy as np
 import zstandard
 
 from shardkit.errors import ShardkitError
-from shardkit.formats import file_name, get_format
+from shardkit.formats import FORMATS, file_name, get_format
 from shardkit.schema import Array, Schema
-from shardkit.testing import EVERYTHING, everything, write_shard
+from shardkit.testing import EVERYTHING, everything, make_image, write_shard
 
-ROOT = Path(__file__).parent.parent.parent
 STORED = Path(__file__).with_name("bytes")
-SECONDS, MEMORY = 10, 1 << 30  # that reading one damaged shard may take
+SECONDS, MEMORY = 10, 1 << 30  # of processor time, that reading one damaged shard may take
+HANGS = 250  # seconds of a clock after which it is not working at all
 _SAMPLES = 50  # that are read of each at most
 _ENDS = 3000  # bytes at the beginning and at the end of a file, which is where headers are
 _EVERYTHING = Schema({**EVERYTHING, "fixed": Array("<i2", (3,))})
@@ -131,7 +126,6 @@ def _lmdb(name: str) -> Shard:
     def write(folder: Path) -> Path:
         import msgpack
 
-        from shardkit.testing import make_image
         from tests.formats import test_lmdb_foreign as foreign
 
         about = {b"__len__": b"6", b"__keys__": msgpack.packb([f"{n}" for n in range(6)])}
@@ -169,22 +163,9 @@ def _array_record(options: str) -> Shard:
 
 SHARDS = {
     **{
-        name: _ours(name)
-        for name in (
-            "wds",
-            "lmdb",
-            "arrow",
-            "parquet",
-            "hf",
-            "beton",
-            "mds",
-            "tfrecord",
-            "array_record",
-            "lance",
-        )
+        name: _ours(name, _TOKENS if name == "megatron" else _EVERYTHING)
+        for name in sorted(FORMATS)
     },
-    "megatron": _ours("megatron", _TOKENS),
-    "litdata": _ours("litdata"),
     "wds-theirs": _stored("wds", "wds/theirs.tar"),
     "lmdb-theirs": _stored("lmdb", "lmdb/theirs.mdb"),
     "hf-theirs": _stored("hf", "arrow/datasets.arrow"),
@@ -307,8 +288,7 @@ def mend_tar(data: bytearray) -> None:
     """Make the checksums of a TAR's headers right, so that what is behind them is looked at."""
     for at in range(0, len(data) - 511, 512):
         if data[at + 257 : at + 262] == b"ustar":
-            data[at + 148 : at + 156] = b" " * 8
-            data[at + 148 : at + 156] = b"%06o\0 " % sum(data[at : at + 512])
+            seal_header(data, at)
 
 
 def mend_records(data: bytearray, path: Path) -> None:
@@ -334,11 +314,13 @@ def tar_header(
     block = bytearray(512)
     for at, field in ((0, name[:100]), (124, size[:12]), (156, kind), (257, magic), (345, prefix)):
         block[at : at + len(field)] = field
-    mend_tar(block) if magic[:5] == b"ustar" else None
-    if magic[:5] != b"ustar":
-        block[148:156] = b" " * 8
-        block[148:156] = b"%06o\0 " % sum(block)
+    seal_header(block)
     return bytes(block)
+
+
+def seal_header(block: bytearray, at: int = 0) -> None:
+    block[at + 148 : at + 156] = b" " * 8
+    block[at + 148 : at + 156] = b"%06o\0 " % sum(block[at : at + 512])
 
 
 def padded(data: bytes) -> bytes:
@@ -362,23 +344,7 @@ _NUMBERS = [
     b"0", b"5", b"-5", b"-1", b"1e3", b"", b" 5", b"\xd9\xa3", b"9" * 20, b"9" * 4200, b"9" * 5000,
     b"512", b"-1024", b"0005", b"5.0", b"\xff",
 ]  # fmt: skip
-_KINDS = [
-    b"0",
-    b"\0",
-    b"x",
-    b"g",
-    b"X",
-    b"L",
-    b"K",
-    b"S",
-    b"1",
-    b"2",
-    b"5",
-    b"6",
-    b"7",
-    b"D",
-    b"\xff",
-]
+_KINDS = [bytes([kind]) for kind in b"0\0xgXLKS12567D\xff"]
 _NAMES = [b"a.txt", b"b.json", b"nodot", b"dir/", b"", b".x", b"c.cls", b"\xff.jpg", b"n" * 100]
 
 
@@ -444,12 +410,13 @@ def _ours_only(files: Files) -> Iterator[None]:
             raise
 
 
-# --- the server ----------------------------------------------------------------------------------
+# --- children ------------------------------------------------------------------------------------
+
+_KINDS_OF = {"mutate": mutate, "tar": tar_of_headers}
 
 
-def main(name: str, seed: int, kinds: dict[str, int], folder: Path) -> int:
-    """Damage a shard in several ways, each so often (every flip: 0); gives 1 if a reader failed."""
-    warnings.simplefilter("ignore")
+def run(name: str, seed: int, kinds: dict[str, int], folder: Path) -> None:
+    """Damage a shard in several ways, each so often (every flip: 0); fail where a reader does."""
     shard = SHARDS[name]
     path = shard.write(folder)
     layout = None if shard.schema is None else get_format(shard.format).layout(shard.schema)
@@ -471,13 +438,9 @@ def main(name: str, seed: int, kinds: dict[str, int], folder: Path) -> int:
         if kind == "flip":
             step = max(flips // count, 1) if count else 1
             numbers = range(seed % step, flips, step)
-        failed = _serve(numbers, partial(attempt, kind), f"{name} {kind} seed {seed}")
-        print(f"{name}: {kind} of {len(numbers):,}: {failed} failures", flush=True)
-        failures += failed
-    return min(failures, 1)
-
-
-_KINDS_OF = {"mutate": mutate, "tar": tar_of_headers}
+        failures += _serve(numbers, partial(attempt, kind), f"{name} {kind} seed {seed}")
+    shutil.rmtree(folder, ignore_errors=True)
+    assert not failures, f"{failures} failures, printed by the children"
 
 
 def _serve(numbers: range, attempt: Callable[[int], None], what: str) -> int:
@@ -488,26 +451,38 @@ def _serve(numbers: range, attempt: Callable[[int], None], what: str) -> int:
     while done < len(numbers):
         child = os.fork()
         if not child:
-            _limit_memory()
-            for index in range(done, len(numbers)):
-                struct.pack_into("<q", shared, 0, index)
-                signal.setitimer(signal.ITIMER_REAL, SECONDS)
-                try:
-                    attempt(numbers[index])
-                except BaseException:
-                    failed = struct.unpack_from("<q", shared, 8)[0] + 1
-                    struct.pack_into("<q", shared, 8, failed)
-                    print(f"{what} number {numbers[index]}:", traceback.format_exc(-4), flush=True)
-            os._exit(0)
+            try:
+                _attempt_all(numbers, done, attempt, what, shared)
+                os._exit(0)
+            finally:
+                os._exit(1)
         _, status = os.waitpid(child, 0)
         if not os.WIFSIGNALED(status):
+            assert status == 0, "a child did not come to the end"
             break
-        done, failed = struct.unpack_from("<qq", shared)
+        done, _ = struct.unpack_from("<qq", shared)
         died += 1
-        name = signal.Signals(os.WTERMSIG(status)).name
-        print(f"{what} number {numbers[done]}: {name}", flush=True)
+        print(f"{what} number {numbers[done]}: {signal.Signals(os.WTERMSIG(status)).name}")
         done += 1
     return died + int(struct.unpack_from("<q", shared, 8)[0])
+
+
+def _attempt_all(
+    numbers: range, first: int, attempt: Callable[[int], None], what: str, shared: mmap.mmap
+) -> None:
+    warnings.simplefilter("ignore")
+    for ends in (signal.SIGALRM, signal.SIGPROF):  # a child that hangs, in C too
+        signal.signal(ends, signal.SIG_DFL)
+    _limit_memory()
+    for index in range(first, len(numbers)):
+        struct.pack_into("<q", shared, 0, index)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        signal.setitimer(signal.ITIMER_REAL, HANGS)
+        try:
+            attempt(numbers[index])
+        except BaseException:
+            struct.pack_into("<q", shared, 8, struct.unpack_from("<q", shared, 8)[0] + 1)
+            print(f"{what} number {numbers[index]}:", traceback.format_exc(-4), flush=True)
 
 
 def _limit_memory() -> None:
@@ -518,24 +493,3 @@ def _limit_memory() -> None:
     # pylance's process has a bound of its own: it needs more addresses than this to begin with.
     free = partial(resource.setrlimit, resource.RLIMIT_AS, before)
     subprocess.Popen = partial(subprocess.Popen, preexec_fn=free)  # type: ignore[assignment, misc]
-
-
-def run(name: str, seed: int, kinds: dict[str, int], folder: Path) -> None:
-    """Run the program, and fail with what it prints."""
-    words = [name, str(seed), json.dumps(kinds), str(folder)]
-    command = [sys.executable, "-m", __name__, *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    shutil.rmtree(folder, ignore_errors=True)
-    assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
-
-
-def run_code(code: str) -> None:
-    """Run a few lines in a process of their own, and fail with what they print."""
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{done.returncode} {done.stderr[-3000:]}"
-
-
-if __name__ == "__main__":
-    _, name, seed, kinds, folder = sys.argv
-    sys.exit(main(name, int(seed), json.loads(kinds), Path(folder)))

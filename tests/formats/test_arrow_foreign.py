@@ -24,8 +24,6 @@ from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Js
 from shardkit.testing import EVERYTHING, everything, make_image, write_shard
 
 ARROW, PARQUET = get_format("arrow"), get_format("parquet")
-ROOT = Path(__file__).parent.parent.parent
-HERE = Path(__file__).parent / "bytes" / "arrow"
 WAYS = ["file", "stream", "lz4", "zstd", "parquet"]
 
 
@@ -51,11 +49,6 @@ def read(path: Path) -> Any:
 
 def column(reader: Any, name: str = "x") -> list[Any]:
     return [reader[n].get(name) for n in range(len(reader))]
-
-
-def reads_gaps(way: str) -> None:
-    if way == "parquet" and not READS_GAPS:
-        pytest.skip("this pyarrow cannot read missing lists of a fixed size from Parquet")
 
 
 DAY = datetime.datetime(2020, 1, 2, 3, 4, 5)
@@ -111,23 +104,36 @@ if hasattr(pa, "string_view"):  # which an old pyarrow does not have
     ]
 
 
+def foreign_table() -> pa.Table:
+    """Three rows of all of TYPES, each of which takes another way through the reader."""
+    columns = {}
+    for number, (array, _, _) in enumerate(TYPES):
+        rows = [array[n : n + 1] for n in (0, len(array) // 2, len(array) - 1)]
+        columns[f"c{number}"] = pa.concat_arrays(rows)
+    return pa.table(columns)
+
+
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("case", range(len(TYPES)), ids=lambda n: str(TYPES[n][0].type))
-def test_columns_become_fields(tmp_path: Path, way: str, case: int) -> None:
-    array, kind, values = TYPES[case]
-    if pa.types.is_fixed_size_list(array.type):
-        reads_gaps(way)
-    path = write(pa.table({"x": array}), tmp_path, way)
+@pytest.mark.parametrize("dictionaries", [False, True])  # with which batches are read whole
+def test_columns_become_fields(tmp_path: Path, way: str, dictionaries: bool) -> None:
+    table = foreign_table()
+    kinds = {field.name: field.type for field in table.schema}
+    table = table.select([n for n in kinds if pa.types.is_dictionary(kinds[n]) == dictionaries])
+    if way == "parquet" and not READS_GAPS:  # this pyarrow cannot read such from Parquet
+        fixed = [n for n in table.column_names if pa.types.is_fixed_size_list(kinds[n])]
+        table = table.drop_columns(fixed)
+    path = write(table, tmp_path, way, rows=2)
     reader = read(path)
-    assert dict(reader.schema) == {"x": kind}
-    for found, expected in zip(column(reader), values, strict=True):
-        np.testing.assert_equal(found, np.array(expected) if is_array(kind, expected) else expected)
     again = type(reader)(path, reader.layout)
-    np.testing.assert_equal(column(again), column(reader))
-
-
-def is_array(kind: FieldType, value: Any) -> bool:
-    return isinstance(kind, Array) and value is not None
+    for name in table.column_names:
+        array, kind, values = TYPES[int(name[1:])]
+        assert reader.schema[name] == kind, array.type
+        for number, place in enumerate((0, len(array) // 2, len(array) - 1)):
+            expected = values[place]
+            if isinstance(kind, Array) and expected is not None:
+                expected = np.array(expected)
+            for found in (reader, again):
+                np.testing.assert_equal(found[number].get(name), expected)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -254,40 +260,40 @@ def test_shards_that_differ_are_read_with_one_schema(tmp_path: Path) -> None:
         assert [found[n]["x"] for n in range(2)] == [b"1", make_image(1)]
 
 
-PARTS: list[tuple[dict[str, list[Any]], dict[str, list[Any]], FieldType]] = [
-    ({"x": ["a", None]}, {"x": [None, None]}, Text(optional=True)),
-    ({"x": [None]}, {"x": [1, 2]}, Int(optional=True)),
-    ({"x": [0.5]}, {"x": []}, Float()),
-    ({"x": [[1, 2], [3]]}, {"x": [None]}, Array("<i8", (None,), optional=True)),
-    ({"x": [make_image(1)]}, {"x": [None]}, Image(optional=True)),
-    ({"x": [{"a": 1}]}, {"x": [None]}, Json(optional=True)),
-    ({"x": [None]}, {"x": [None]}, Json(optional=True)),
-]
+PARTS: dict[str, tuple[list[Any], list[Any], FieldType]] = {
+    "text": (["a", None], [None, None], Text(optional=True)),
+    "int": ([None, None], [1, 2], Int(optional=True)),
+    "array": ([[1, 2], [3]], [None, None], Array("<i8", (None,), optional=True)),
+    "image": ([make_image(1)] * 2, [None, None], Image(optional=True)),
+    "json": ([{"a": 1}] * 2, [None, None], Json(optional=True)),
+    "none": ([None, None], [None, None], Json(optional=True)),
+}
 
 
 @pytest.mark.parametrize("kind", ["parquet", "feather"])
-@pytest.mark.parametrize("case", range(len(PARTS)))
-def test_a_column_without_values_is_of_any_type(tmp_path: Path, kind: str, case: int) -> None:
+def test_a_column_without_values_is_of_any_type(tmp_path: Path, kind: str) -> None:
     """pandas writes such a column as null, whatever the other files of the folder have there."""
-    one, other, expected = PARTS[case]
     source = tmp_path / "in"
     source.mkdir()
-    for part, columns in enumerate((one, other)):
-        frame = pandas.DataFrame({**columns, "n": range(len(columns["x"]))}, dtype=object)
-        write_frame = frame.to_parquet if kind == "parquet" else frame.to_feather
-        write_frame(source / f"{part}.{kind}")
-    with shardkit.open(source) as found:
-        assert dict(found.schema) == {"x": expected, "n": Int()}
-        values = [*one["x"], *other["x"]]
-        read = [found[n].get("x") for n in range(len(found))]
-        np.testing.assert_equal(
-            [v if v is None else np.asarray(v) for v in read],
-            [v if v is None else np.asarray(v) for v in values],
-        )
+    for part in range(2):
+        frame = pandas.DataFrame({name: PARTS[name][part] for name in PARTS}, dtype=object)
+        getattr(frame, f"to_{kind}")(source / f"{part}.{kind}")
     shardkit.convert(source, "wds", tmp_path / "out", workers=0)
-    with shardkit.open(tmp_path / "out") as again:
-        assert dict(again.schema) == {"x": expected, "n": Int()}
-        assert [again[n].get("x") is None for n in range(len(again))] == [v is None for v in values]
+    for place in (source, tmp_path / "out"):
+        with shardkit.open(place) as found:
+            assert dict(found.schema) == {
+                name: expected for name, (_, _, expected) in PARTS.items()
+            }
+            for name, (one, other, _) in PARTS.items():
+                for number, value in enumerate([*one, *other]):
+                    expected = np.array(value) if name == "array" and value else value
+                    np.testing.assert_equal(found[number].get(name), expected)
+
+
+def test_a_file_without_rows_agrees_with_any_type(tmp_path: Path) -> None:
+    for name, values in {"a": [0.5], "b": []}.items():
+        pandas.DataFrame({"x": values}, dtype=object).to_parquet(tmp_path / f"{name}.parquet")
+    assert dict(shardkit.open(tmp_path).schema) == {"x": Float()}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -369,30 +375,31 @@ TENSORS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("case", TENSORS)
-def test_tensors_keep_their_shape(tmp_path: Path, way: str, case: str) -> None:
-    reads_gaps(way)
-    values, shape = TENSORS[case]
-    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(values)
-    np.testing.assert_array_equal(tensors.to_numpy_ndarray(), values)
-    gap = pa.ExtensionArray.from_storage(
-        tensors.type, pa.concat_arrays([tensors.storage[1:], pa.nulls(1, tensors.storage.type)])
-    )
-    path = write(pa.table({"x": tensors, "gap": gap}), tmp_path, way)
-    with shardkit.open(path) as found:
-        kind = Array(values.dtype.str, shape)
-        assert dict(found.schema) == {"x": kind, "gap": replace(kind, optional=True)}
-        for n in range(2):
-            np.testing.assert_array_equal(found[n]["x"], values[n])
-            assert found[n]["x"].flags.c_contiguous
-        np.testing.assert_array_equal(found[0]["gap"], values[1])
-        assert "gap" not in found[1]
+def test_tensors_keep_their_shape(tmp_path: Path, way: str) -> None:
+    columns = {}
+    for name, (values, _) in TENSORS.items():
+        columns[name] = tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(values)
+        parts = [tensors.storage[1:], pa.nulls(1, tensors.storage.type)]
+        if way != "parquet" or READS_GAPS:
+            columns[f"{name} gap"] = pa.ExtensionArray.from_storage(
+                tensors.type, pa.concat_arrays(parts)
+            )
+    path = write(pa.table(columns), tmp_path, way)
     (batch,) = shardkit.stream.Loader(path, batch_size=2, shuffle=False)
-    np.testing.assert_array_equal(batch["x"], values)
     shardkit.convert(path, "hf", tmp_path / "out", workers=0)
-    with shardkit.open(tmp_path / "out") as again:
-        assert again.schema["x"] == kind
-        np.testing.assert_array_equal(again[1]["x"], values[1])
+    with shardkit.open(path) as found, shardkit.open(tmp_path / "out") as again:
+        for name, (values, shape) in TENSORS.items():
+            kind = Array(values.dtype.str, shape)
+            assert found.schema[name] == again.schema[name] == kind
+            for n in range(2):
+                np.testing.assert_array_equal(found[n][name], values[n])
+                np.testing.assert_array_equal(again[n][name], values[n])
+                assert found[n][name].flags.c_contiguous
+            np.testing.assert_array_equal(batch[name], values)
+            if f"{name} gap" in columns:
+                assert found.schema[f"{name} gap"] == replace(kind, optional=True)
+                np.testing.assert_array_equal(found[0][f"{name} gap"], values[1])
+                assert f"{name} gap" not in found[1]
 
 
 def test_tensors_whose_dimensions_are_rotated_are_refused(tmp_path: Path) -> None:
@@ -411,64 +418,6 @@ def test_a_table_without_rows_or_columns(tmp_path: Path) -> None:
     assert read(write(pa.table({}), tmp_path, "stream")).schema == Schema({})
 
 
-@pytest.mark.parametrize("file", ["pandas.feather", "pandas.parquet"])
-def test_stored_files_of_pandas(file: str) -> None:
-    reader = read(HERE / file)
-    assert dict(reader.schema) == {
-        "image": Image(), "label": Int(), "text": Text(optional=True), "kind": Text(),
-        "when": Json(),
-    }  # fmt: skip
-    assert column(reader, "image") == images()
-    assert column(reader, "label") == [0, 1, 0]
-    assert column(reader, "text") == ["a", None, "c"]
-    assert column(reader, "kind") == ["p", "q", "p"]
-    assert column(reader, "when") == ["2020-01-02T00:00:00"] * 3
-
-
-@pytest.mark.parametrize("file", ["pyarrow-14.arrow", "pyarrow-14.parquet"])
-def test_stored_files_of_an_old_pyarrow(file: str) -> None:
-    reader = read(HERE / file)
-    assert column(reader, "image") == images()
-    assert column(reader, "label") == [0, 1, 0]
-    assert column(reader, "text") == ["a", None, "c"]
-    assert [a.tolist() for a in column(reader, "vector")] == [[1.0, 2.0], [], [3.0]]
-
-
-def test_a_stored_shard_of_datasets() -> None:
-    reader = get_format("hf").open(HERE / "datasets.arrow")
-    assert reader.layout["classes"] == {"label": ["x", "y"]}
-    assert reader.schema["box"] == Array("<f4", (4,))
-    assert column(reader, "image") == images()
-    assert column(reader, "text") == ["a", None, "c"]
-    assert [a.tolist() for a in column(reader, "box")] == [[n, 1, 2, 3] for n in range(3)]
-
-
-def images() -> list[bytes]:
-    return [(HERE / f"{n}.jpg").read_bytes() for n in range(3)]
-
-
-def test_what_pandas_writes_now_is_read(tmp_path: Path) -> None:
-    frame = pandas.DataFrame({"n": [1, 2], "text": ["a", None], "x": [[1.0, 2.0], [3.0]]})
-    frame.to_feather(tmp_path / "a.feather")
-    frame.to_parquet(tmp_path / "a.parquet")
-    for name in ("a.feather", "a.parquet"):
-        reader = read(tmp_path / name)
-        assert column(reader, "n") == [1, 2]
-        assert column(reader, "text") == ["a", None]
-        np.testing.assert_array_equal(reader[0]["x"], [1.0, 2.0])
-
-
-def foreign_table() -> pa.Table:
-    """Columns of all kinds that take another way through the reader."""
-    names = [f"c{n}" for n in range(len(TYPES))]
-    return pa.table(
-        {
-            name: pa.concat_arrays([array[:1], array[-1:], array[:1]])
-            for name, (array, _, _) in zip(names, TYPES, strict=True)
-        }
-    )
-
-
 # --- damage --------------------------------------------------------------------------------------
 
 
@@ -478,7 +427,7 @@ def test_a_file_that_is_cut_is_named(tmp_path: Path, name: str) -> None:
     path = tmp_path / f"s.{name}"
     write_shard(format, path, EVERYTHING, [everything(n) for n in range(4)]).close()
     data = path.read_bytes()
-    for size in [*range(0, len(data) - 8, 97), 3, 7, 8, 12, len(data) - 9]:
+    for size in [*range(0, len(data) - 8, len(data) // 16), 3, 7, 8, 12, len(data) - 9]:
         path.write_bytes(data[:size])
         with pytest.raises((DamagedError, FormatError)) as error:
             format.open(path, format.layout(EVERYTHING))

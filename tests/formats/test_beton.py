@@ -32,9 +32,10 @@ from shardkit.formats.beton.layout import (
 from shardkit.formats.beton.reader import BetonReader
 from shardkit.formats.beton.writer import ROOM
 from shardkit.sample import JsonText, Sample
-from shardkit.schema import Array, Bytes, Float, Image, Int, Json, Schema, Text
+from shardkit.schema import Array, Bytes, Image, Int, Json, Schema, Text
 from shardkit.testing import (
     EVERYTHING,
+    OPTIONAL,
     FormatContract,
     assert_same,
     everything,
@@ -45,7 +46,6 @@ from tests.codecs.sample_images import photo_like
 
 BETON = get_format("beton")
 STORED = Path(__file__).parent / "bytes" / "beton"
-_ENCODED = "FFCV decodes JPEG and raw pixels alone: other images are encoded as JPEG"
 
 
 def keys_by_hand(path: Path) -> list[str]:
@@ -62,11 +62,8 @@ def keys_by_hand(path: Path) -> list[str]:
 
 class TestBeton(FormatContract):
     tested = get_format("beton")
+    provides = OPTIONAL
     least_bytes = 40_000  # the room for the table
-    gaps = {  # noqa: RUF012 - a ClassVar, as the contract declares
-        f"test_an_image_comes_back_byte_for_byte[{format}]": _ENCODED
-        for format in ("PNG", "WEBP", "GIF", "BMP", "TIFF")
-    }
 
     def independent_keys(self, path: Path) -> list[str]:
         return keys_by_hand(path)
@@ -122,22 +119,14 @@ def test_empty_values_have_a_byte_of_their_own(path: Path) -> None:
     assert allocations(path)["size"].tolist() == [0, 0, 0, 1, 0, 0, 0, 1, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("at", "size", "expected"),
-    [
-        (0, PAGE, 0),
-        (1, PAGE, PAGE),
-        (PAGE - 1, 1, PAGE - 1),
-        (PAGE - 1, 2, PAGE),
+def test_no_value_crosses_a_page_of_its_size() -> None:
+    for at, size, expected in (
+        (0, PAGE, 0), (1, PAGE, PAGE), (PAGE - 1, 1, PAGE - 1), (PAGE - 1, 2, PAGE),
         (1, PAGE + 1, 1),  # needs pages of twice the size, and is within the first of those
-        (PAGE, PAGE + 1, 2 * PAGE),
-        (5, 3 * PAGE, 5),
-        (PAGE + 1, 3 * PAGE, 4 * PAGE),
+        (PAGE, PAGE + 1, 2 * PAGE), (5, 3 * PAGE, 5), (PAGE + 1, 3 * PAGE, 4 * PAGE),
         (0, 1 << 31, 0),
-    ],
-)
-def test_no_value_crosses_a_page_of_its_size(at: int, size: int, expected: int) -> None:
-    assert value_offset(at, size) == expected
+    ):  # fmt: skip
+        assert value_offset(at, size) == expected, (at, size)
 
 
 def test_many_values_are_placed_like_one_after_the_other() -> None:
@@ -171,23 +160,16 @@ def test_runs_of_values_move_without_crossing_pages() -> None:
             assert (ptr + shift) // page == (ptr + shift + size - 1) // page
 
 
-@pytest.mark.large
 def test_values_make_room_for_a_long_table(path: Path) -> None:
     schema = {"blob": Bytes(), "label": Int(), "about": Json()}
     samples = [
         {"__key__": str(n), "blob": b"%d" % n * (n % 3), "label": n, "about": [n]}
-        for n in range(5000)
+        for n in range(1500)
     ]
     reader = written(path, schema, samples)
-    assert layout.front_size(3, 40, 5000) > layout.front_size(3, 0, 0) + ROOM
-    assert [reader[n] for n in range(5000)] == samples
+    assert layout.front_size(3, 40, 1500) > layout.front_size(3, 0, 0) + ROOM
+    assert [reader[n] for n in range(1500)] == samples
     assert keys_by_hand(path) == [sample["__key__"] for sample in samples]
-
-
-def test_numbers_alone_make_a_table_of_any_length(path: Path) -> None:
-    samples: list[Sample] = [{"__key__": str(n), "x": n, "y": n / 2} for n in range(9000)]
-    reader = written(path, {"x": Int(), "y": Float()}, samples)
-    assert [reader[n] for n in range(9000)] == samples
 
 
 def test_a_bounded_file_keeps_its_bound_when_values_make_room(path: Path) -> None:
@@ -210,18 +192,18 @@ def test_joined_files_of_many_pages_hold_their_values(tmp_path: Path) -> None:
         {"__key__": f"k{n}", "blob": rng.bytes(size), "text": str(n)}
         for n, size in enumerate([4_000_000, 5_000_000, 1, 9_000_000, 0, 2_000_000] * 2)
     ]
-    samples += [{"__key__": f"s{n}", "blob": b"%d" % n, "text": "t"} for n in range(3000)]
+    samples += [{"__key__": f"s{n}", "blob": b"%d" % n, "text": "t"} for n in range(700)]
     for sample in samples[::3]:
         sample["x"] = np.array([1, len(sample["blob"])], "<i4")
     parts = []
-    for number, (start, stop) in enumerate([(0, 4), (4, 4), (4, 5), (5, 12), (12, 3000)]):
+    for number, (start, stop) in enumerate([(0, 4), (4, 4), (4, 5), (5, 12), (12, 700)]):
         parts.append(tmp_path / f"{number}.beton")
         write_shard(BETON, parts[-1], schema, samples[start:stop])
     whole = tmp_path / "whole.beton"
     BETON.join(whole, parts, ShardSpec(schema, classes={"label": ["a", "b"]}))
     reader = BETON.open(whole)
     assert reader.layout["classes"] == {"label": ["a", "b"]}
-    for number, sample in enumerate(samples[:3000]):
+    for number, sample in enumerate(samples[:700]):
         found = reader[number]
         assert ("x" in found) == ("x" in sample)
         assert [found[n] for n in ("__key__", "blob", "text")] == [
@@ -231,7 +213,7 @@ def test_joined_files_of_many_pages_hold_their_values(tmp_path: Path) -> None:
     assert struct.unpack_from("<I", whole.read_bytes(), 4) == (page,)
     sizes = np.maximum(rows["size"], 1)
     assert (rows["ptr"] // page == (rows["ptr"] + sizes - 1) // page).all()
-    assert rows["sample_id"].tolist() == np.repeat(np.arange(3000), 3).tolist()
+    assert rows["sample_id"].tolist() == np.repeat(np.arange(700), 3).tolist()
 
 
 def test_a_join_takes_only_parts_of_its_kind(tmp_path: Path) -> None:
@@ -263,20 +245,13 @@ def test_a_joined_file_is_packed_like_one_that_was_written_whole(tmp_path: Path)
     assert abs(whole.stat().st_size - joined.stat().st_size) < ROOM + 100_000
 
 
-def test_class_names_travel_in_the_file(path: Path) -> None:
-    writer = BETON.create(
-        path, ShardSpec(Schema({"label": Int()}), classes={"label": ["cat", "漢"]})
-    )
-    writer.close()
-    assert BETON.open(path).layout["classes"] == {"label": ["cat", "漢"]}
-
-
 # --- what is stored as what ----------------------------------------------------------------------
 
 
 def encoded(format: str, mode: str = "RGB", **options: Any) -> bytes:
     file = io.BytesIO()
-    PIL.Image.effect_noise((20, 12), 90).convert(mode).save(file, format, **options)
+    noise = np.random.default_rng(1).integers(0, 256, (12, 20), np.uint8)
+    PIL.Image.fromarray(noise).convert(mode).save(file, format, **options)
     return file.getvalue()
 
 
@@ -349,17 +324,12 @@ def test_a_cut_image_is_named(path: Path) -> None:
     writer.close()
 
 
-@pytest.mark.parametrize("name", ["ü", "a" * 17, "", "a\0b"])
-def test_names_that_ffcv_would_cut_or_choke_on_are_refused(name: str) -> None:
-    with pytest.raises(FormatError, match="cannot have a field named") as error:
-        BETON.layout(Schema({name: Int()}))
-    assert "--rename" in str(error.value)
+def test_names_that_ffcv_would_cut_or_choke_on_are_refused(path: Path) -> None:
+    for name in ("ü", "a" * 17, "", "a\0b"):
+        with pytest.raises(FormatError, match="cannot have a field named") as error:
+            BETON.layout(Schema({name: Int()}))
+        assert "--rename" in str(error.value)
     BETON.layout(Schema({"a" * 16: Int()}))
-
-
-def test_a_file_without_fields_is_refused(path: Path) -> None:
-    with pytest.raises(FormatError, match="this number of fields"):
-        BETON.layout(Schema({}))
     with pytest.raises(FormatError, match="this number of fields"):
         BETON.create(path, ShardSpec(Schema({})))
 
@@ -381,27 +351,16 @@ def test_values_that_ffcv_could_not_hold_are_refused(
     assert BETON.open(path)[0]["about"] == "\0"
 
 
-@pytest.mark.parametrize(
-    ("kind", "native"),
-    [
-        (Array("<f4", (2, 3)), True),
-        (Array("|b1", (1,)), True),
-        (Array("<u2", (1,) * 32), True),
-        (Array("<c8", (2,)), True),
-        (Array("<f2", (2,)), False),
-        (Array(">f4", (2,)), False),
-        (Array("<U3", (2,)), False),
-        (Array("<f4", ()), False),
-        (Array("<f4", (2, None)), False),
-        (Array("<f4", (2, 0)), False),
-        (Array("<f4"), False),
-        (Array(), False),
-    ],
-)
-def test_arrays_that_ffcv_has_a_type_for(kind: Array, native: bool) -> None:
-    (field,) = layout.fields_of(Schema({"x": kind}))
-    assert field.type_id == (layout.TypeId.NDARRAY if native else layout.TypeId.BYTES)
-    assert any(".npy" in note for note in BETON.notes(Schema({"x": kind}))) is not native
+def test_arrays_that_ffcv_has_a_type_for() -> None:
+    native = [("<f4", (2, 3)), ("|b1", (1,)), ("<u2", (1,) * 32), ("<c8", (2,))]
+    others: Any = [("<f2", (2,)), (">f4", (2,)), ("<U3", (2,)), ("<f4", ()), ("<f4", (2, None))]
+    others += [("<f4", (2, 0)), ("<f4", None), (None, None)]
+    for kind in (*native, *others):
+        schema = Schema({"x": Array(*kind)})
+        (field,) = layout.fields_of(schema)
+        expected = layout.TypeId.NDARRAY if kind in native else layout.TypeId.BYTES
+        assert field.type_id == expected, kind
+        assert any(".npy" in note for note in BETON.notes(schema)) == (kind in others)
 
 
 def test_notes_say_what_is_stored_otherwise() -> None:
@@ -457,20 +416,19 @@ def test_a_foreign_file_has_types_and_keys(tmp_path: Path) -> None:
     assert_same(again[1], reader[1])
 
 
-def test_a_foreign_file_may_be_read_as_bytes(tmp_path: Path) -> None:
+def test_a_foreign_file_is_read_as_a_manifest_says_or_not(tmp_path: Path) -> None:
     path, _ = foreign(tmp_path / "a.beton")
     kinds = {"image": Bytes(), "blob": Bytes(), "about": Bytes(optional=True)}
     reader = BETON.open(path, {"schema": Schema(kinds).to_json()})
-    assert reader[1]["image"] == JPEG
-    assert reader[1]["about"] == b"[1] "
-
-
-def test_a_manifest_that_names_other_fields_is_told(tmp_path: Path) -> None:
-    path, _ = foreign(tmp_path / "a.beton")
+    assert (reader[1]["image"], reader[1]["about"]) == (JPEG, b"[1] ")
     with pytest.raises(DamagedError, match="has no field 'label'"):
         BETON.open(path, {"schema": Schema({"label": Int()}).to_json()})
     with pytest.raises(DamagedError, match="differs from its type in the manifest"):
         BETON.open(path, {"schema": Schema({"blob": Text()}).to_json()})
+    for size in (0, 23, 500):
+        path.write_bytes(struct.pack("<HHIQQ", 2, 1, PAGE, 0, 0)[:size].ljust(size, b"\0"))
+        with pytest.raises(DamagedError, match="the file ends before"):
+            BETON.open(path)
 
 
 def patched(path: Path, at: int, data: bytes) -> None:
@@ -502,13 +460,6 @@ def test_damage_that_opening_meets(
     patched(path, at, data)
     with pytest.raises(error, match=what):
         BETON.open(path)
-
-
-def test_short_files_are_told(path: Path) -> None:
-    for size in (0, 23, 500):
-        path.write_bytes(struct.pack("<HHIQQ", 2, 1, PAGE, 0, 0)[:size].ljust(size, b"\0"))
-        with pytest.raises(DamagedError, match="the file ends before"):
-            BETON.open(path)
 
 
 @pytest.mark.parametrize(
@@ -604,34 +555,7 @@ def fixed(number: int) -> Sample:
     return {**everything(number), "fixed": np.array([number, 1, -1], "<i2")}
 
 
-# --- stored files --------------------------------------------------------------------------------
-
-
 def unpacked(name: str, folder: Path) -> BetonReader:
     path = folder / f"{name}.beton"
     path.write_bytes(lzma.decompress((STORED / f"{name}.beton.xz").read_bytes()))
     return BetonReader(path)
-
-
-def test_the_stored_file_of_ours_reads_as_it_did(tmp_path: Path) -> None:
-    reader = unpacked("ours-1", tmp_path)
-    expected = json.loads((STORED / "ours-1.json").read_text("utf-8"))
-    assert reader.layout["classes"] == {"label": ["circle", "square"]}
-    assert len(reader) == len(expected) == 4
-    for number, sample in enumerate(expected):
-        found = reader[number]
-        assert found.pop("image").hex() == sample.pop("image")
-        assert found.pop("x").tolist() == sample.pop("x")
-        assert found == sample
-
-
-def test_the_stored_file_of_ffcv_reads_as_it_did(tmp_path: Path) -> None:
-    reader = unpacked("ffcv-1.0.2", tmp_path)
-    expected = json.loads((STORED / "ffcv-1.0.2.json").read_text("utf-8"))
-    assert len(reader) == len(expected) == 4
-    for number, sample in enumerate(expected):
-        found = reader[number]
-        assert found.pop("image").hex() == sample.pop("image")
-        assert found.pop("blob").hex() == sample.pop("blob")
-        assert found.pop("x").tolist() == sample.pop("x")
-        assert found == {"__key__": f"ffcv-1_0_2/{number:09d}", **sample}

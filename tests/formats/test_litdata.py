@@ -89,6 +89,7 @@ def values_of(item: bytes) -> list[bytes]:
 
 class TestLitData(FormatContract):
     tested = LITDATA
+    provides = frozenset({"spans"})
     gaps: ClassVar = {
         "test_without_its_layout_a_shard_still_reads": "names and types are in index.json alone"
     }
@@ -116,7 +117,7 @@ inner.decode_jpeg = inner.decode_image = decode
 inner.ImageReadMode = types.SimpleNamespace(RGB="RGB")
 sys.modules |= {"torchvision": vision, "torchvision.io": inner}
 """
-_READ = """
+_SCRIPT = """
 import litdata
 def plain(value):
     if isinstance(value, list):
@@ -139,51 +140,10 @@ collated = litdata.StreamingDataLoader(whole, batch_size=4, num_workers=2)
 for epoch in range(2):
     epochs.append([key for batch in loader for key in batch])
 batches = [[batch["blob"], batch["n"].tolist()] for batch in collated]
-print(json.dumps([samples, epochs, [[each.hex() for each in b] for b, _ in batches],
-                  [n for _, n in batches]]))
-"""
-
-
-def seen(value: Any, decoded: bool) -> Any:
-    """A value as the script above prints it."""
-    if isinstance(value, list) and value and isinstance(value[0], bytes):
-        return [seen(each, decoded) for each in value]
-    if isinstance(value, bytes) and decoded:
-        pixels = np.array(PIL.Image.open(io.BytesIO(value)).convert("RGB")).transpose(2, 0, 1)
-        return seen(np.ascontiguousarray(pixels), False)
-    if isinstance(value, bytes):
-        return f"bytes {zlib.crc32(value)}"
-    if isinstance(value, np.ndarray):
-        if value.dtype.kind == "U":
-            return seen(dump_array(value), False)
-        little = value.astype(value.dtype.newbyteorder("<"))
-        return f"{little.dtype} {little.shape} {zlib.crc32(little.tobytes())}"
-    return value
-
-
-@pytest.mark.large
-def test_litdata_reads_every_value_in_order_and_shuffled_by_processes(tmp_path: Path) -> None:
-    samples = [rich(n) for n in range(20)]
-    out = dataset(tmp_path / "out", samples, shard_samples=6)
-    some = [{"__key__": f"{n}", "blob": bytes([n] * n), "n": n} for n in range(20)]
-    small = dataset(tmp_path / "small", some, {"blob": Bytes(), "n": Int()})
-    found, epochs, blobs, numbers = clients.run("litdata", _START + _READ, out, small)
-    for sample, value in zip(samples, found, strict=True):
-        expected = {n: seen(v, n in ("image", "images")) for n, v in sample.items()}
-        assert value == {"caption": "", **expected}
-        assert list(value) == ["__key__", *RICH]
-    keys = [sample["__key__"] for sample in samples]
-    assert [sorted(epoch) for epoch in epochs] == [keys, keys]
-    assert epochs[0] != epochs[1]
-    together = dict(zip(itertools.chain(*numbers), itertools.chain(*blobs), strict=True))
-    assert together == {n: (bytes([n] * n)).hex() for n in range(20)}
-
-
-_WRITE = """
 from litdata.streaming.item_loader import TokensLoader
 from litdata.streaming.writer import BinaryWriter
 def write(name, samples, **options):
-    writer = BinaryWriter(f"{sys.argv[1]}/{name}", **{"chunk_size": 4, **options})
+    writer = BinaryWriter(f"{sys.argv[3]}/{name}", **{"chunk_size": 4, **options})
     for number, sample in enumerate(samples):
         writer[number] = sample
     writer.done()
@@ -213,14 +173,63 @@ write("tokens", tokens, chunk_size=300, item_loader=TokensLoader(block_size=10))
 write("single", range(10))
 write("tuples", [(n, str(n)) for n in range(10)])
 write("pickles", [{"n": n, "set": {n}, "blob": b"x"} for n in range(10)])
-print(json.dumps("done"))
+print(json.dumps([samples, epochs, [[each.hex() for each in b] for b, _ in batches],
+                  [n for _, n in batches]]))
 """
 
 
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("theirs")
+
+
+@pytest.fixture(scope="module")
+def read(theirs: Path) -> Any:
+    """What LitData, in one process, reads of two datasets of ours; it writes some of its own."""
+    out = dataset(theirs / "out", [rich(n) for n in range(20)], shard_samples=6)
+    some = [{"__key__": f"{n}", "blob": bytes([n] * n), "n": n} for n in range(20)]
+    small = dataset(theirs / "small", some, {"blob": Bytes(), "n": Int()})
+    return clients.run("litdata", _START + _SCRIPT, out, small, theirs)
+
+
+def seen(value: Any, decoded: bool) -> Any:
+    """A value as the script above prints it."""
+    if isinstance(value, list) and value and isinstance(value[0], bytes):
+        return [seen(each, decoded) for each in value]
+    if isinstance(value, bytes) and decoded:
+        pixels = np.array(PIL.Image.open(io.BytesIO(value)).convert("RGB")).transpose(2, 0, 1)
+        return seen(np.ascontiguousarray(pixels), False)
+    if isinstance(value, bytes):
+        return f"bytes {zlib.crc32(value)}"
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind == "U":
+            return seen(dump_array(value), False)
+        little = value.astype(value.dtype.newbyteorder("<"))
+        return f"{little.dtype} {little.shape} {zlib.crc32(little.tobytes())}"
+    return value
+
+
 @pytest.mark.large
-def test_what_litdata_writes_is_read(tmp_path: Path) -> None:
-    clients.run("litdata", _START + _WRITE, tmp_path)
-    plain = [*shardkit.open(tmp_path / "plain")]
+@pytest.mark.xdist_group("litdata")
+def test_litdata_reads_every_value_in_order_and_shuffled_by_processes(read: Any) -> None:
+    found, epochs, blobs, numbers = read
+    samples = [rich(n) for n in range(20)]
+    for sample, value in zip(samples, found, strict=True):
+        expected = {n: seen(v, n in ("image", "images")) for n, v in sample.items()}
+        assert value == {"caption": "", **expected}
+        assert list(value) == ["__key__", *RICH]
+    keys = [sample["__key__"] for sample in samples]
+    assert [sorted(epoch) for epoch in epochs] == [keys, keys]
+    assert epochs[0] != epochs[1]
+    together = dict(zip(itertools.chain(*numbers), itertools.chain(*blobs), strict=True))
+    assert together == {n: (bytes([n] * n)).hex() for n in range(20)}
+
+
+@pytest.mark.large
+@pytest.mark.xdist_group("litdata")
+@pytest.mark.usefixtures("read")
+def test_what_litdata_writes_is_read(theirs: Path, tmp_path: Path) -> None:
+    plain = [*shardkit.open(theirs / "plain")]
     assert len(plain) == 10
     for n, sample in enumerate(plain):
         assert sample.pop("__key__") == f"chunk-0-{n // 4}/{n % 4:09d}"
@@ -238,23 +247,23 @@ def test_what_litdata_writes_is_read(tmp_path: Path) -> None:
             "boxes": [[1, 2, n], [3.5]], "people": [{"a": 1, "b": None}, {"a": 2, "b": "x"}],
             "flags": [True], "words": ["x", "é"], "none": [], "object/k": "y", "object/z": [1],
         }  # fmt: skip
-    whole = [*shardkit.open(tmp_path / "plain")]
+    whole = [*shardkit.open(theirs / "plain")]
     for way in ("batch", "sample", "chunk"):
-        for sample, expected in zip(shardkit.open(tmp_path / way), whole, strict=True):
+        for sample, expected in zip(shardkit.open(theirs / way), whole, strict=True):
             assert_same(sample, expected)
     for way in ("rows", "packed-rows"):
-        for n, sample in enumerate(shardkit.open(tmp_path / way)):
+        for n, sample in enumerate(shardkit.open(theirs / way)):
             assert sample.pop("__key__") == f"chunk-0-{n // 4}/{n % 4:09d}"
             assert sample == {"text": f"t{n}", "n": n, "d": {"a": n}} | ({} if n % 2 else {"x": 1})
-    tokens = shardkit.open(tmp_path / "tokens")
+    tokens = shardkit.open(theirs / "tokens")
     assert dict(tokens.schema) == {"value": Array("<u2", (None,))}
     assert [len(sample["value"]) for sample in tokens] == [n * 10 for n in range(1, 11)]
-    assert [sample["value"] for sample in shardkit.open(tmp_path / "single")] == [*range(10)]
-    assert shardkit.open(tmp_path / "tuples")[7]["1"] == "7"
+    assert [sample["value"] for sample in shardkit.open(theirs / "single")] == [*range(10)]
+    assert shardkit.open(theirs / "tuples")[7]["1"] == "7"
     with pytest.raises(FormatError, match="pickled") as error:
-        shardkit.open(tmp_path / "pickles")
+        shardkit.open(theirs / "pickles")
     assert "--drop set" in (error.value.fix or "")
-    shardkit.convert(tmp_path / "pickles", "wds", tmp_path / "wds", drop=["set"], workers=0)
+    shardkit.convert(theirs / "pickles", "wds", tmp_path / "wds", drop=["set"], workers=0)
     assert shardkit.open(tmp_path / "wds")[3]["n"] == 3
 
 
@@ -300,18 +309,6 @@ def test_without_its_manifest_index_json_tells_types_and_classes(tmp_path: Path)
         assert_same(sample, expected)
 
 
-def test_folders_of_splits_are_found(tmp_path: Path) -> None:
-    (tmp_path / "both").mkdir()
-    for split in ("train", "val"):
-        out = dataset(tmp_path / "both" / split, [{"__key__": split, "n": 1}], {"n": Int()})
-        shutil.rmtree(out / "__shardkit__")
-    found = shardkit.opening.open_splits(tmp_path / "both")
-    assert {split: [*each.keys()] for split, each in found.items()} == {
-        "train": ["train"],
-        "val": ["val"],
-    }
-
-
 def test_an_index_json_of_others_is_none_of_litdata(tmp_path: Path) -> None:
     (tmp_path / "index.json").write_text('{"chunks": [], "other": 1}')
     assert LITDATA.listed(tmp_path) is None
@@ -346,11 +343,10 @@ def test_an_index_that_cannot_be_read_says_why(
 
 def test_a_chunk_without_its_index_is_named(tmp_path: Path) -> None:
     out = dataset(tmp_path / "out", [{"__key__": "a", "n": 1}], {"n": Int()})
-    index = (out / "index.json").read_text()
-    (out / "index.json").write_text(index.replace('"chunk_size": 1', '"chunk_size": 2'))
-    del_about = json.loads((out / "index.json").read_text())
-    del del_about["shardkit"]
-    (out / "index.json").write_text(json.dumps(del_about))
+    text = (out / "index.json").read_text().replace('"chunk_size": 1', '"chunk_size": 2')
+    index = json.loads(text)
+    del index["shardkit"]
+    (out / "index.json").write_text(json.dumps(index))
     with pytest.raises(DamagedError, match=r"as many samples as index\.json says"):
         LITDATA.open(out / "chunk-0-00000.bin")
     (out / "index.json").unlink()

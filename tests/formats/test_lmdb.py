@@ -15,7 +15,7 @@ from shardkit.formats import get_format
 from shardkit.formats.base import ShardSpec
 from shardkit.formats.lmdb import reader as lmdb_reader
 from shardkit.formats.lmdb.layout import PAGE, Tree
-from shardkit.schema import Bytes, Schema, Text
+from shardkit.schema import Bytes, Schema
 from shardkit.testing import EVERYTHING, FormatContract, everything, write_shard
 from tests.conftest import files_of
 
@@ -33,6 +33,7 @@ def entries(path: Path) -> dict[bytes, bytes]:
 
 class TestLmdb(FormatContract):
     tested = get_format("lmdb")
+    provides = frozenset({"join", "spans"})
     least_bytes = 6 * PAGE
 
     def independent_keys(self, path: Path) -> list[str]:
@@ -79,7 +80,7 @@ def tree_of(path: Path, values: list[bytes]) -> None:
             assert transaction.get(b"000000000000x") is None
 
 
-@pytest.mark.parametrize("count", [1, 2, 29, 30, 31, 5_000, 40_000])
+@pytest.mark.parametrize("count", [1, 2, 29, 30, 31, 5_000, 30_000])
 def test_trees_of_any_height_are_those_of_the_library(tmp_path: Path, count: int) -> None:
     tree_of(tmp_path / "t.lmdb/data.mdb", [b"%d" % n * (n % 30) for n in range(count)])
 
@@ -118,31 +119,22 @@ def test_a_joined_file_has_the_bytes_of_one_that_was_written_whole(tmp_path: Pat
 
 
 def test_a_dataset_is_one_environment_that_opens_by_any_of_its_names(tmp_path: Path) -> None:
-    with shardkit.create(tmp_path / "out", "lmdb", EVERYTHING) as writer:
-        for number in range(5):
-            writer.write(everything(number))
-    assert set(files_of(tmp_path / "out")) == {
-        "__shardkit__/manifest.json",
-        "shard-000000.lmdb/data.mdb",
-    }
-    for name in ("out", "out/shard-000000.lmdb", "out/shard-000000.lmdb/data.mdb"):
+    inside = "out/shard-000000.lmdb/data.mdb"
+    for out, files in {
+        "out": {"out/__shardkit__/manifest.json", inside},
+        "train.lmdb": {"__shardkit__/train.lmdb.manifest.json", "train.lmdb/data.mdb"},
+    }.items():
+        before = set(files_of(tmp_path))
+        with shardkit.create(tmp_path / out, "lmdb", EVERYTHING) as writer:
+            for number in range(5):
+                writer.write(everything(number))
+        assert set(files_of(tmp_path)) - before == files
+    for name in ("out", "out/shard-000000.lmdb", inside, "train.lmdb"):
         with shardkit.open(tmp_path / name) as dataset:
             assert dataset[3]["text"] == everything(3)["text"]
 
 
-def test_a_single_environment_has_its_manifest_beside_it(tmp_path: Path) -> None:
-    out = tmp_path / "train.lmdb"
-    with shardkit.create(out, "lmdb", {"text": Text()}, classes=None) as writer:
-        writer.write({"text": "a"})
-    assert set(files_of(tmp_path)) == {
-        "train.lmdb/data.mdb",
-        "__shardkit__/train.lmdb.manifest.json",
-    }
-    assert shardkit.open(out)[0]["text"] == "a"
-    assert len(entries(out / "data.mdb")) == 2
-
-
-@pytest.mark.parametrize("memory", [200, 3000, 200_000])
+@pytest.mark.parametrize("memory", [200, 200_000])
 def test_large_shards_are_read_with_little_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: int
 ) -> None:
@@ -151,7 +143,7 @@ def test_large_shards_are_read_with_little_in_memory(
     values = [b"%d" % n * (n % 9) if n % 500 else bytes([n % 7]) * 9000 for n in range(12_000)]
     samples = [{"__key__": f"k{n}", "x": value} for n, value in enumerate(values)]
     reader = write_shard(LMDB, tmp_path / "t.lmdb/data.mdb", Schema({"x": Bytes()}), samples)
-    for number in np.random.default_rng(1).permutation(len(values)).tolist():
+    for number in np.random.default_rng(1).permutation(len(values))[:1500].tolist():
         assert reader[number] == samples[number]
     assert reader.keys() == [sample["__key__"] for sample in samples]
     assert 0 < reader.in_memory <= 2 * memory

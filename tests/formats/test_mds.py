@@ -19,7 +19,6 @@ from shardkit.codecs.image import probe
 from shardkit.errors import DamagedError, FormatError, SampleError, UsageError
 from shardkit.formats import get_format
 from shardkit.formats.base import ShardSpec
-from shardkit.opening import open_splits
 from shardkit.schema import Array, Bytes, Image, Int, Schema, Text
 from shardkit.testing import (
     EVERYTHING,
@@ -58,6 +57,7 @@ def by_facts(path: Path) -> list[dict[str, bytes]]:
 
 class TestMds(FormatContract):
     tested = get_format("mds")
+    provides = frozenset({"spans"})
 
     def independent_keys(self, path: Path) -> list[str]:
         return [sample["__key__"].decode() for sample in by_facts(path)]
@@ -122,24 +122,6 @@ def test_without_a_manifest_schema_and_classes_are_known(tmp_path: Path) -> None
             assert (dataset.schema, dataset.classes) == (EVERYTHING, ("cat", "dog"))
             for found, sample in zip(dataset, expected, strict=True):
                 assert_same(found, sample)
-
-
-def test_splits_are_folders_with_an_index_each(images: Path, tmp_path: Path) -> None:
-    shardkit.convert(images, "mds", tmp_path / "out", split="train=0.5,val=0.5", workers=0)
-    for manifest in list(tmp_path.glob("out/**/__shardkit__")):
-        shutil.rmtree(manifest)
-    found = open_splits(tmp_path / "out")
-    assert {name: dataset.path.name for name, dataset in found.items()} == {n: n for n in found}
-    assert (sorted(found), sum(map(len, found.values()))) == (["train", "val"], 12)
-
-
-def test_to_tar_and_back(tmp_path: Path) -> None:
-    out = converted(tmp_path)
-    shardkit.convert(out, "wds", tmp_path / "wds", workers=0)
-    shardkit.convert(tmp_path / "wds", "mds", tmp_path / "again", workers=0)
-    assert (tmp_path / "again/shard.00000.mds").read_bytes() == (
-        out / "shard.00000.mds"
-    ).read_bytes()
 
 
 THEIRS = Path(__file__).with_name("bytes") / "mds"
@@ -221,31 +203,26 @@ def test_an_index_of_others_is_none(tmp_path: Path, theirs: Path) -> None:
         shardkit.open(theirs)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "what"),
-    [
+def test_a_header_that_does_not_fit_is_an_error(tmp_path: Path) -> None:
+    path, schema = tmp_path / "x.mds", Schema({"n": Int()})
+    write_shard(MDS, path, schema, [{"__key__": "a", "n": 1}]).close()
+    data = path.read_bytes()
+    for old, new, what in (
         (b'"column_sizes": [null,', b'"column_sizes": [', "header"),
         (b'["__key__", "n"]', b'["n", "n", "n"]', "header"),
         (b'["str", "int"]', b'["str", "png"]', "missing or wrong"),
         (b'["str", "int"]', b'["str", "???"]', "missing or wrong"),
         (b'{"type": "Int"}', b'{"type": 7}', "header"),
         (b'{"type": "Int"}', b'{"type": "X"}', "does not know"),
-    ],
-)
-def test_a_header_that_does_not_fit_is_an_error(
-    tmp_path: Path, old: bytes, new: bytes, what: str
-) -> None:
-    path, schema = tmp_path / "x.mds", Schema({"n": Int()})
-    write_shard(MDS, path, schema, [{"__key__": "a", "n": 1}]).close()
-    data = path.read_bytes()
-    assert old in data
-    start, size = len(data) - 13, len(new) - len(old)
-    changed = np.array([1, start + size, start + size + 13], "<u4").tobytes()
-    path.write_bytes(changed + data[12:].replace(old, new))
-    for layout in (None, MDS.layout(schema)):
-        with pytest.raises((DamagedError, FormatError), match=what) as error:
-            MDS.open(path, layout)
-        assert error.value.where["path"] == path
+    ):
+        assert old in data
+        start, size = len(data) - 13, len(new) - len(old)
+        changed = np.array([1, start + size, start + size + 13], "<u4").tobytes()
+        path.write_bytes(changed + data[12:].replace(old, new))
+        for layout in (None, MDS.layout(schema)):
+            with pytest.raises((DamagedError, FormatError), match=what) as error:
+                MDS.open(path, layout)
+            assert error.value.where["path"] == path
 
 
 def test_a_name_of_ours_is_refused_and_what_surprises_is_noted() -> None:
@@ -254,11 +231,3 @@ def test_a_name_of_ours_is_refused_and_what_surprises_is_noted() -> None:
     notes = MDS.notes(Schema({"a": Array("|b1"), "b": Image(optional=True), "c": Image()}))
     assert [note.partition(":")[0] for note in notes[:2]] == ["'a'", "'b'"]
     assert len(notes) == 3
-
-
-def test_columns_may_be_called_as_other_indexes_call_their_parts(tmp_path: Path) -> None:
-    samples = [{"__key__": "a", "chunks": 1, "config": 2, "shards": 3}]
-    shardkit.convert(samples, "mds", tmp_path / "x")
-    shutil.rmtree(tmp_path / "x" / "__shardkit__")
-    with shardkit.open(tmp_path / "x") as dataset:
-        assert [*dataset] == samples

@@ -23,7 +23,7 @@ from shardkit.formats.base import Joins, ShardReader, ShardSpec
 from shardkit.formats.megatron.reader import MegatronReader
 from shardkit.sample import Sample
 from shardkit.schema import Array, Bytes, Image, Int, Schema, Text
-from shardkit.testing import FormatContract, any_keys, assert_same, write_shard
+from shardkit.testing import ARRAYS, OPTIONAL, FormatContract, any_keys, assert_same, write_shard
 from tests.conftest import files_of
 
 MEGATRON = get_format("megatron")
@@ -85,40 +85,28 @@ def by_hand(
     return path
 
 
-_ONE_FIELD = "Megatron holds one field, a one-dimensional array of whole numbers"
-_IMAGES = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-_ARRAYS = (
-    "Array(dtype='<f4', shape=(2, 3))-6",
-    "Array(dtype='<f8', shape=(None, 2))-4",
-    "Array(dtype='<i8', shape=())-1",
-    "Array(dtype='|b1', shape=(2,))-2",
-    "Array(dtype='<f2', shape=(3,))-3",
-    "Array(dtype='<c8', shape=(1,))-1",
-    "Array(dtype='<U3', shape=(2,))-2",
-    "Array()-3",
-    "Array(dtype='|u1', shape=(0, 2))-0",
-)
-
-
 class TestMegatron(FormatContract):
     tested = get_format("megatron")
+    provides = OPTIONAL
     schema = TOKENS
     small = Schema({"input_ids": Array("<i4", (2,))})
     small_values = (np.array([1, -1], "<i4"), np.array([70_000, 0], "<i4"))
     large = TOKENS
+    arrays = tuple(
+        kind for kind, _ in ARRAYS if kind.dtype in ("<u2", ">i4") and len(kind.shape or "xx") == 1
+    )
     gaps: ClassVar[dict[str, str]] = dict.fromkeys(
         (
             "test_empty_values_come_back",
+            "test_images_come_back_byte_for_byte_or_as_the_format_says",
             "test_an_absent_value_of_any_type_is_absent",
             "test_audio_and_video_come_back_byte_for_byte",
             "test_without_its_layout_a_shard_still_reads",
             "test_an_image_that_is_none_is_refused_and_the_rest_goes_on",
             "test_json_text_is_stored_as_it_is",
             "test_the_bound_holds_with_images",
-            *(f"test_an_image_comes_back_byte_for_byte[{format}]" for format in _IMAGES),
-            *(f"test_arrays_keep_dtype_and_shape[{array}]" for array in _ARRAYS),
         ),
-        _ONE_FIELD,
+        "Megatron holds one field, a one-dimensional array of whole numbers",
     )
 
     def sample(self, number: int) -> Sample:
@@ -165,19 +153,9 @@ def test_the_bytes_are_those_that_the_facts_describe(path: Path, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("dtype", "stored"),
-    [
-        ("|u1", "<u2"),
-        ("<u2", "<u2"),
-        ("<u4", "<i4"),
-        ("<u8", "<i8"),
-        ("|i1", "i1"),
-        ("<i2", "<i2"),
-        ("<i4", "<i4"),
-        ("<i8", "<i8"),
-        (">u2", "<u2"),
-        (">i8", "<i8"),
-    ],
-)
+    [("|u1", "<u2"), ("<u2", "<u2"), ("<u4", "<i4"), ("<u8", "<i8"), ("|i1", "i1"), ("<i2", "<i2"),
+     ("<i4", "<i4"), ("<i8", "<i8"), (">u2", "<u2"), (">i8", "<i8")],
+)  # fmt: skip
 def test_a_type_is_stored_as_megatron_has_it_and_comes_back(
     path: Path, dtype: str, stored: str
 ) -> None:
@@ -247,10 +225,23 @@ def test_another_schema_is_refused_with_what_to_do(fields: dict[str, Any], fix: 
     assert fix in (error.value.fix or "")
 
 
-@pytest.mark.parametrize("dtype", ["<f4", "|b1", "<c8", "<U3"])
-def test_numbers_that_are_not_whole_are_refused(dtype: str) -> None:
-    with pytest.raises(FormatError, match="integers only"):
-        MEGATRON.layout(Schema({"x": Array(dtype, (None,))}))
+def test_tokens_that_do_not_fit_their_schema_are_named(path: Path) -> None:
+    for dtype in ("<f4", "|b1", "<c8", "<U3"):
+        with pytest.raises(FormatError, match="integers only"):
+            MEGATRON.layout(Schema({"x": Array(dtype, (None,))}))
+        with pytest.raises(FormatError, match="integers only"):
+            MEGATRON.create(path, ShardSpec(Schema({"x": Array(dtype, (None,))})))
+    reader = write_shard(MEGATRON, path, TOKENS, [tokens(n) for n in range(2)])
+    other = Schema({"tokens": Array("<i4", (None,))})
+    with pytest.raises(DamagedError, match="does not match its shard"):
+        MEGATRON.join(path.with_name("b.bin"), [path], ShardSpec(other))  # type: ignore[attr-defined]
+    with pytest.raises(DamagedError, match="a different type"):
+        MEGATRON.open(path, MEGATRON.layout(other))
+    fixed = MEGATRON.open(path, MEGATRON.layout(Schema({"tokens": Array("<u2", (4,))})))
+    with pytest.raises(SampleError, match="7 tokens, not 4"):
+        fixed[1]
+    path.write_bytes(b"")
+    assert reader.sample(1, ()) == {"__key__": "folder/0001"}  # without its tokens
 
 
 def test_the_limit_is_of_tokens_and_index_together(path: Path) -> None:
@@ -275,11 +266,11 @@ def test_a_joined_shard_has_the_bytes_of_one_that_was_written_whole(tmp_path: Pa
     assert isinstance(MEGATRON, Joins)
     draw = random.Random(5)
     # More samples than are handled at a time, and parts without any.
-    samples = [{"__key__": "k" * draw.randrange(9) + f"/{n}"} for n in range(40_000)]
+    samples = [{"__key__": "k" * draw.randrange(9) + f"/{n}"} for n in range(20_000)]
     for number, sample in enumerate(samples):
         sample["tokens"] = np.full(draw.randrange(3), number, "<u2")  # type: ignore[assignment]
     parts = []
-    for number, (first, stop) in enumerate(itertools.pairwise([0, 0, 30_000, 30_001, 40_000])):
+    for number, (first, stop) in enumerate(itertools.pairwise([0, 0, 17_000, 17_001, 20_000])):
         parts.append(tmp_path / f"part-{number}.bin")
         write_shard(MEGATRON, parts[-1], TOKENS, samples[first:stop]).close()
     MEGATRON.join(tmp_path / "joined.bin", parts, ShardSpec(TOKENS))
@@ -288,15 +279,6 @@ def test_a_joined_shard_has_the_bytes_of_one_that_was_written_whole(tmp_path: Pa
         joined, whole = (tmp_path / f"{name}{suffix}" for name in ("joined", "whole"))
         assert joined.read_bytes() == whole.read_bytes()
     assert sorted(p.suffix for p in tmp_path.glob("joined.*")) == [".bin", ".idx", ".keys"]
-
-
-def test_parts_of_another_type_are_not_joined(tmp_path: Path) -> None:
-    assert isinstance(MEGATRON, Joins)
-    write_shard(MEGATRON, tmp_path / "a.bin", TOKENS, [tokens(1)])
-    with pytest.raises(DamagedError, match="does not match its shard"):
-        MEGATRON.join(
-            tmp_path / "b.bin", [tmp_path / "a.bin"], ShardSpec(Schema({"x": Array("<i4")}))
-        )
 
 
 # --- files that others made ----------------------------------------------------------------------
@@ -375,20 +357,6 @@ def test_a_bin_without_its_index_is_named(tmp_path: Path) -> None:
 
 
 # --- reading -------------------------------------------------------------------------------------
-
-
-def test_a_key_is_read_without_its_tokens(path: Path) -> None:
-    reader = write_shard(MEGATRON, path, TOKENS, [tokens(n) for n in range(5)])
-    path.write_bytes(b"")
-    assert reader.sample(4, ()) == {"__key__": "folder/0004"}
-
-
-def test_a_fixed_length_is_kept(path: Path) -> None:
-    kind = Array("<u2", (3,))
-    written(path, kind, [[1, 2, 3], [4, 5, 6]])
-    reader = MEGATRON.open(path, MEGATRON.layout(Schema({"x": Array("<u2", (4,))})))
-    with pytest.raises(SampleError, match="3 tokens, not 4"):
-        reader[1]
 
 
 def test_a_dataset_is_a_pair_with_its_keys_and_converts_on_and_back(tmp_path: Path) -> None:
@@ -494,14 +462,13 @@ def test_a_number_that_contradicts_the_files_is_named(
 
 
 def test_a_bad_number_far_into_the_index_is_found(tmp_path: Path) -> None:
-    path = by_hand(tmp_path / "x.bin", [[[1]]] * 50_000)
+    path = by_hand(tmp_path / "x.bin", [[[1]]] * 20_000)
     index = path.with_suffix(".idx").read_bytes()
-    for at, match in ((34 + 12 * 49_999, "outside"), (34 + 12 * 50_000 + 8 * 16_384, "document")):
+    # The high byte of a length, and of the end of a document: now it is negative.
+    ends = 34 + 12 * 20_000
+    for at, match in ((34 + 4 * 19_999 + 3, "outside"), (ends + 8 * 16_384 + 7, "document")):
         damaged = bytearray(index)
-        damaged[at + 7] = 0x80  # now it is negative
-        if match == "outside":
-            damaged = bytearray(index)
-            damaged[34 + 4 * 49_999 + 3] = 0x80
+        damaged[at] = 0x80
         path.with_suffix(".idx").write_bytes(damaged)
         for read in (read_all, lambda reader: reader.sizes("tokens")):
             with pytest.raises(DamagedError, match=match) as error:
@@ -561,12 +528,6 @@ def test_a_short_bin_or_index_is_named_at_once(path: Path) -> None:
             )
         file.write_bytes(whole)
     MEGATRON.open(path, known)
-
-
-def test_tokens_of_another_type_than_the_manifest_says_are_named(path: Path) -> None:
-    write_shard(MEGATRON, path, TOKENS, [tokens(1)])
-    with pytest.raises(DamagedError, match="a different type"):
-        MEGATRON.open(path, MEGATRON.layout(Schema({"tokens": Array("<i4", (None,))})))
 
 
 def test_a_number_that_the_declared_type_cannot_hold_is_damage(path: Path) -> None:

@@ -55,23 +55,29 @@ def rows(layout: str) -> dict[str, int]:
     return {"train": ROWS["train"]} if layout == "one" else ROWS
 
 
-def test_pandas(made: Path, layout: str) -> None:
-    frame = pandas.read_parquet(made / f"parquet-{layout}")
-    assert len(frame) == sum(rows(layout).values())
-    assert list(frame["tokens"][1]) == [1, 1]
-
-
 @pytest.mark.parametrize("format", ["parquet", "arrow"])
-def test_pyarrow(made: Path, layout: str, format: str) -> None:
-    found = pyarrow.dataset.dataset(made / f"{format}-{layout}", format=NAMES[format][0])
-    assert found.to_table().num_rows == sum(rows(layout).values())
-
-
-@pytest.mark.parametrize("format", ["parquet", "arrow"])
-def test_polars_with_a_pattern(made: Path, layout: str, format: str) -> None:
+def test_pandas_pyarrow_and_polars(made: Path, layout: str, format: str) -> None:
+    folder, count = made / f"{format}-{layout}", sum(rows(layout).values())
+    found = pyarrow.dataset.dataset(folder, format=NAMES[format][0])
+    assert found.to_table().num_rows == count
     scan = polars.scan_parquet if format == "parquet" else polars.scan_ipc
-    found = scan(made / f"{format}-{layout}/**/*.{format}").collect()
-    assert len(found) == sum(rows(layout).values())
+    assert len(scan(folder / f"**/*.{format}").collect()) == count
+    if format == "parquet":
+        frame = pandas.read_parquet(folder)
+        assert len(frame) == count
+        assert list(frame["tokens"][1]) == [1, 1]
+
+
+@pytest.mark.parametrize("format", NAMES)
+def test_datasets_by_the_name_of_the_format_and_by_the_folder(
+    made: Path, layout: str, format: str, tmp_path: Path
+) -> None:
+    folder, cache = str(made / f"{format}-{layout}"), str(tmp_path)
+    found = datasets.load_dataset(NAMES[format][1], data_dir=folder, cache_dir=cache)
+    counts = {split.replace("validation", "val"): len(found[split]) for split in found}
+    assert counts == rows(layout)
+    found = datasets.load_dataset(folder, cache_dir=cache)
+    assert sum(len(found[split]) for split in found) == sum(rows(layout).values())
 
 
 def test_polars_refuses_any_folder_with_another_suffix(tmp_path: Path, made: Path) -> None:
@@ -85,23 +91,6 @@ def test_polars_refuses_any_folder_with_another_suffix(tmp_path: Path, made: Pat
         (folder / name).write_text("{}")
         with pytest.raises(polars.exceptions.PolarsError, match="glob pattern"):
             polars.read_parquet(folder)
-
-
-@pytest.mark.parametrize("format", NAMES)
-def test_datasets_by_the_name_of_the_format(
-    made: Path, layout: str, format: str, tmp_path: Path
-) -> None:
-    found = datasets.load_dataset(
-        NAMES[format][1], data_dir=str(made / f"{format}-{layout}"), cache_dir=str(tmp_path)
-    )
-    counts = {split.replace("validation", "val"): len(found[split]) for split in found}
-    assert counts == rows(layout)
-
-
-@pytest.mark.parametrize("format", NAMES)
-def test_datasets_by_the_folder(made: Path, layout: str, format: str, tmp_path: Path) -> None:
-    found = datasets.load_dataset(str(made / f"{format}-{layout}"), cache_dir=str(tmp_path))
-    assert sum(len(found[split]) for split in found) == sum(rows(layout).values())
 
 
 def test_datasets_from_disk(made: Path, layout: str) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import lzma
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ import xxhash
 
 import shardkit
 from shardkit.formats import get_format
+from shardkit.formats.base import ShardReader
 from shardkit.schema import Array, Schema
 from shardkit.testing import EVERYTHING, assert_same, everything
 
@@ -19,40 +23,82 @@ IMAGES = ["e301bd4808361739", "22566077e0d8ef65", "7f08a1ce18c1ce04"]
 
 
 @pytest.mark.parametrize(
-    ("format", "name", "with_layout"),
-    [
-        ("wds", "ours.tar", True),
-        ("lmdb", "ours.mdb", True),
-        ("lmdb", "ours.mdb", False),
-        ("mds", "ours-1.mds", True),
-        ("mds", "ours-1.mds", False),
-    ],
-)
-def test_our_own(format: str, name: str, with_layout: bool) -> None:
+    ("format", "name"),
+    [("wds", "wds/ours.tar"), ("lmdb", "lmdb/ours.mdb"), ("mds", "mds/ours-1.mds"),
+     ("arrow", "arrow/ours.arrow"), ("parquet", "arrow/ours.parquet"),
+     ("hf", "arrow/ours-hf.arrow")],
+)  # fmt: skip
+def test_our_own(format: str, name: str) -> None:
     known = get_format(format)
-    reader = known.open(BYTES / format / name, known.layout(EVERYTHING) if with_layout else None)
-    assert len(reader) == 3
-    for number in range(3):
-        found = reader[number]
-        assert xxhash.xxh3_64_hexdigest(found["image"]) == IMAGES[number]
-        assert_same(found, {**everything(number), "image": found["image"]})
+    for layout in (known.layout(EVERYTHING), None):
+        if layout is None and format == "wds":  # which has other names without it
+            continue
+        reader = known.open(BYTES / name, layout)
+        assert len(reader) == 3
+        assert reader.schema == EVERYTHING
+        if name.startswith("arrow/") and layout is None:
+            assert reader.layout["classes"] == {"label": ["a", "b", "c"]}
+        for number in range(3):
+            found = reader[number]
+            assert xxhash.xxh3_64_hexdigest(found["image"]) == IMAGES[number]
+            assert_same(found, {**everything(number), "image": found["image"]})
+
+
+def column(reader: ShardReader, name: str) -> list[Any]:
+    values = [reader[number].get(name) for number in range(len(reader))]
+    return [v.tolist() if isinstance(v, np.ndarray) else v for v in values]
+
+
+THREE = {"image": "images", "label": [0, 1, 0], "text": ["a", None, "c"]}
+PANDAS = {**THREE, "kind": ["p", "q", "p"], "when": ["2020-01-02T00:00:00"] * 3}
+OLD = {**THREE, "vector": [[1.0, 2.0], [], [3.0]]}
+DATASETS = {**THREE, "box": [[n, 1, 2, 3] for n in range(3)]}
+TOKENS = {"tokens": [[*range(n + 1), 70_000 + n] for n in range(3)]}
 
 
 @pytest.mark.parametrize(
-    ("format", "name", "fields"),
-    [("wds", "theirs.tar", {"jpg", "cls", "json"}), ("lmdb", "theirs.mdb", {"image"})],
-)
-def test_those_of_others(format: str, name: str, fields: set[str]) -> None:
-    reader = get_format(format).open(BYTES / format / name, None)
-    assert set(reader.schema) == fields
-    assert len(reader) == 3
-    for number in range(3):
-        found = reader[number]
-        assert found.pop("__key__") == f"cat/{number}"
-        assert found.get("cls", number) == number
-        assert found.get("json", {"n": number}) == {"n": number}
-        image = found.get("jpg", found.get("image"))
-        assert xxhash.xxh3_64_hexdigest(image) == IMAGES[number]
+    ("format", "name", "key", "expected"),
+    [
+        ("wds", "wds/theirs.tar", "cat/{}", {"jpg": "images", "cls": [0, 1, 2]}),
+        ("lmdb", "lmdb/theirs.mdb", "cat/{}", {"image": "images"}),
+        ("arrow", "arrow/pandas.feather", "pandas/{:09}", PANDAS),
+        ("parquet", "arrow/pandas.parquet", "pandas/{:09}", PANDAS),
+        ("arrow", "arrow/pyarrow-14.arrow", "pyarrow-14/{:09}", OLD),
+        ("parquet", "arrow/pyarrow-14.parquet", "pyarrow-14/{:09}", OLD),
+        ("hf", "arrow/datasets.arrow", "datasets/{:09}", DATASETS),
+        ("megatron", "megatron/theirs.bin", "theirs/{:09}", TOKENS),
+    ],
+)  # fmt: skip
+def test_those_of_others(format: str, name: str, key: str, expected: dict[str, Any]) -> None:
+    reader = get_format(format).open(BYTES / name, None)
+    assert reader.keys() == [key.format(number) for number in range(3)]
+    assert {*reader.schema} - {*expected} <= {"json"}
+    for field, values in expected.items():
+        found = column(reader, field)
+        if values == "images":
+            assert list(map(xxhash.xxh3_64_hexdigest, found)) == IMAGES
+        else:
+            assert found == values
+    if format == "hf":
+        assert reader.layout["classes"] == {"label": ["x", "y"]}
+        assert reader.schema["box"] == Array("<f4", (4,))
+    if format == "wds":
+        assert column(reader, "json") == [{"n": number} for number in range(3)]
+
+
+@pytest.mark.parametrize("name", ["ours-1", "ffcv-1.0.2"])
+def test_beton_of_ours_and_of_ffcv(tmp_path: Path, name: str) -> None:
+    path = tmp_path / f"{name}.beton"
+    path.write_bytes(lzma.decompress((BYTES / f"beton/{name}.beton.xz").read_bytes()))
+    reader = get_format("beton").open(path)
+    expected = json.loads((BYTES / f"beton/{name}.json").read_text("utf-8"))
+    assert len(reader) == len(expected) == 4
+    for number, sample in enumerate(expected):
+        found = {n: v.hex() if isinstance(v, bytes) else v for n, v in reader[number].items()}
+        found["x"] = found["x"].tolist()
+        assert found == {"__key__": f"ffcv-1_0_2/{number:09d}", **sample}
+    if name == "ours-1":
+        assert reader.layout["classes"] == {"label": ["circle", "square"]}
 
 
 @pytest.mark.parametrize("name", ["folder", "train.tar"])
@@ -71,11 +117,3 @@ def test_tokens_of_our_own() -> None:
         for number in range(3):
             tokens = np.arange(number * number, dtype="<u2")
             assert_same(reader[number], {"__key__": f"doc/{number}", "tokens": tokens})
-
-
-def test_tokens_of_others() -> None:
-    reader = get_format("megatron").open(BYTES / "megatron/theirs.bin", None)
-    assert len(reader) == 3
-    for number in range(3):
-        tokens = np.array([*range(number + 1), 70_000 + number], "<i4")
-        assert_same(reader[number], {"__key__": f"theirs/{number:09d}", "tokens": tokens})

@@ -75,6 +75,7 @@ def by_protobuf(record: bytes) -> dict[str, object]:
 
 class TestTFRecord(FormatContract):
     tested = TFRECORD
+    provides = frozenset({"join", "spans"})
 
     def independent_keys(self, path: Path) -> list[str]:
         found = map(by_protobuf, records(path))
@@ -211,13 +212,8 @@ def test_damage_is_found_where_it_is(tmp_path: Path) -> None:
     assert [reader[0], reader[2]] == [samples[0], samples[2]]
     with pytest.raises(SampleError, match="CRC-32C") as error:
         reader[1]
-    assert error.value.where == {
-        "path": path,
-        "position": 1,
-        "offset": size,
-        "key": "k1",
-        "field": "text",
-    }
+    where = {"path": path, "position": 1, "offset": size, "key": "k1", "field": "text"}
+    assert error.value.where == where
     assert reader.sample(1, ["label"]) == {"__key__": "k1", "label": 1}  # the rest is not read
     for cut in (1, 13, size - 5):
         path.write_bytes(whole[:-cut])
@@ -302,18 +298,12 @@ def test_names_of_features_that_collide_are_refused() -> None:
         assert "--rename" in str(error.value.fix)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["a.tfrecord", "a.TFRecords", "a.tfrec", "a.tfrecord.gz", "mnist-train.tfrecord-00000-of-00010",
-     "train-00000-of-01024"],
-)  # fmt: skip
-def test_names_of_files(name: str) -> None:
-    assert format_of(Path(name)) == "tfrecord"
-
-
-@pytest.mark.parametrize("name", ["train-00000-of-00001.parquet", "a.tfrecord.txt", "00000-of-1"])
-def test_other_names(name: str) -> None:
-    assert format_of(Path(name)) != "tfrecord"
+def test_names_of_files() -> None:
+    names = "a.tfrecord a.TFRecords a.tfrec a.tfrecord.gz mnist-train.tfrecord-00000-of-00010"
+    for name in (*names.split(), "train-00000-of-01024"):
+        assert format_of(Path(name)) == "tfrecord"
+    for name in ("train-00000-of-00001.parquet", "a.tfrecord.txt", "00000-of-1"):
+        assert format_of(Path(name)) != "tfrecord"
 
 
 def test_a_file_without_the_suffix_is_called_what_it_is(tmp_path: Path) -> None:
