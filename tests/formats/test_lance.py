@@ -197,9 +197,15 @@ def foreign(path: Path, how: str, version: str) -> list[bytes | None]:
     return images
 
 
+OTHER_VERSIONS = [("plain", "2.0"), ("blob", "2.1")]
+
+
 @pytest.mark.parametrize(
     ("how", "version"),
-    [("plain", "2.2"), ("blob v2", "2.2"), ("plain", "legacy"), ("blob", "2.0")],
+    [
+        *[("plain", "2.2"), ("blob v2", "2.2"), ("plain", "legacy"), ("blob", "2.0")],
+        *(pytest.param(how, v, marks=pytest.mark.large) for how, v in OTHER_VERSIONS),
+    ],
 )
 def test_datasets_that_pylance_writes_are_read(tmp_path: Path, how: str, version: str) -> None:
     path = tmp_path / "theirs.lance"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from shardkit import byte_source
 from shardkit.byte_source import LocalFile
 from shardkit.errors import DamagedError
 from shardkit.formats import FORMATS, file_name, get_format
+from shardkit.opening import open_splits
 from shardkit.sample import Sample
 from shardkit.schema import Array, Bytes, Schema, Text
 from shardkit.testing import assert_same, open_files, write_shard
@@ -221,3 +223,19 @@ def test_a_shard_that_was_replaced_before_it_is_opened_is_noticed(tmp_path: Path
     path.write_bytes(path.read_bytes()[:-512])
     with pytest.raises(DamagedError, match="not as long as its manifest says"):
         dataset[1]
+
+
+@pytest.mark.parametrize("name", ["litdata", "mds"])
+def test_splits_without_our_manifest_are_folders_with_an_index_each(
+    images: Path, tmp_path: Path, name: str
+) -> None:
+    out = tmp_path / "out"
+    shardkit.convert(images, name, out, split="train=0.5,val=0.5", workers=0)
+    for manifest in list(out.glob("**/__shardkit__")):
+        shutil.rmtree(manifest)
+    found = open_splits(out)
+    assert {split: dataset.path.name for split, dataset in found.items()} == {
+        "train": "train",
+        "val": "val",
+    }
+    assert sum(map(len, found.values())) == 12
