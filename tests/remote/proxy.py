@@ -49,6 +49,7 @@ class Rule:
     close_after: int | None = None  # closes it after so many bytes, fewer than were announced
     shorten: int = 0  # so many bytes are missing at the end of the body; Content-Length agrees
     flip: int | None = None  # a bit of this byte of the body is flipped
+    cached: bool = False  # as by a cache on the way: not of requests that are to go past it
     whole: bool = False  # the range is ignored: 200, and all of it
 
 
@@ -186,6 +187,8 @@ class _Handler(BaseHTTPRequestHandler):
             over = self.server.over
         try:
             rule = self.server.rule(self.command, target)
+            if rule.cached and self.headers.get("Cache-Control") == "no-cache":
+                rule = Rule()
             if rule.hold:
                 over.wait()
                 self._reset()

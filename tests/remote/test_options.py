@@ -114,7 +114,7 @@ def test_bench_takes_them_and_measures_work_apart_from_downloads(
     """By a process of its own. Each sample comes once for `read` and `decode` together, and once
     for `load`, of any rounds; where the cache has no room for them, bench says what it measures."""
     url = seen.url("photos")
-    command = ("bench", url, "--rounds", "2", "--threads", "1", "--batch-size", "8", "--cold")
+    command = ("bench", url, "--rounds", "1", "--threads", "1", "--batch-size", "8", "--cold")
     report = json.loads(run(seen, tmp_path, *command, "--json").stdout)
     (contender,) = report["contenders"]
     assert contender["path"] == url
@@ -123,7 +123,9 @@ def test_bench_takes_them_and_measures_work_apart_from_downloads(
     assert report["skipped"] == {"photos, cold": "data at a URL are not in the page cache"}
     shards = [e.target for e in seen.proxy.log() if e.method == "GET" and e.target[-4:] == ".tar"]
     assert 4 <= len(shards) <= 2 * len(set(shards))
-    assert "first runs download about" in _network(4000, 5000)
+    words = " ".join(run(seen, tmp_path, *command).stdout.split())
+    assert "first runs download about" in words
+    assert "the others read from the cache" in words
     assert "include the network" in _network(5000, 4000)
 
 
@@ -156,23 +158,17 @@ def test_a_wrong_one_is_named_and_no_value_is(data: Bucket, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("url", "name"),
-    [
-        ("s3://bucket/a", "AWS_ENDPOINT_URL"),
-        ("gs://bucket/a", "GOOGLE_BASE_URL"),
-        ("az://container/a", "AZURE_STORAGE_ENDPOINT"),
-    ],
+    ("scheme", "name"),
+    [("s3", "AWS_ENDPOINT_URL"), ("gs", "GOOGLE_BASE_URL"), ("az", "AZURE_STORAGE_ENDPOINT")],
 )
 def test_an_endpoint_without_a_scheme_is_refused(
-    url: str, name: str, monkeypatch: pytest.MonkeyPatch
+    scheme: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UsageError, match="has no scheme") as caught:
-        shardkit.open(url, storage_options={"endpoint": "127.0.0.1:9000"})
-    assert caught.value.found == "endpoint"
     monkeypatch.setenv(name, "storage.example.org")
-    with pytest.raises(UsageError, match="has no scheme") as caught:
-        shardkit.open(url)
-    assert caught.value.found == name
+    for options, found in (({"endpoint": "127.0.0.1:9000"}, "endpoint"), (None, name)):
+        with pytest.raises(UsageError, match="has no scheme") as caught:
+            shardkit.open(f"{scheme}://bucket/a", storage_options=options)
+        assert caught.value.found == found
 
 
 def test_options_without_a_url_are_refused(local: Path, tmp_path: Path) -> None:

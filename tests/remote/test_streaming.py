@@ -106,17 +106,16 @@ def test_an_epoch_downloads_the_dataset_once(seen: Bucket, datasets: Path) -> No
     assert second == 0
 
 
-@pytest.mark.large
-@pytest.mark.parametrize("folder", [False, True])
+@pytest.mark.parametrize("folder", [False, pytest.param(True, marks=pytest.mark.large)])
 def test_with_room_for_half_later_epochs_download_half(
     folder: bool, seen: Bucket, datasets: Path, tmp_path: Path
 ) -> None:
     size = stored(datasets / "wds")
     more = {"cache": tmp_path} if folder else {}
     made = loader(seen.url("wds"), seen.options, cache_limit=size // 2, **more)
-    first, *later = downloads(seen, made, 3)
+    first, later = downloads(seen, made, 2)
     assert first <= 1.15 * size  # the samples that came before their page was there
-    assert max(later) <= 0.57 * size  # of 25 pages, one is 4 %
+    assert later <= 0.57 * size  # of 25 pages, one is 4 %
 
 
 @pytest.mark.large
@@ -230,14 +229,12 @@ def test_a_fork_does_not_wait_for_requests_of_its_parent(seen: Bucket) -> None:
 def test_a_program_ends_in_the_middle_of_an_epoch(data: Bucket) -> None:
     program = (
         "import sys; from shardkit.stream.dataset import StreamingDataset\n"
-        "sys.made = iter(StreamingDataset(sys.argv[1], batch_size=8))\n"
-        "next(sys.made)"
+        "sys.made = iter(StreamingDataset(sys.argv[1], batch_size=8)); next(sys.made)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, data.url("wds")],
-        check=False, env={**os.environ, **data.environ}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
+    command = [sys.executable, "-c", program, data.url("wds")]
+    environ = {**os.environ, **data.environ}
+    done = subprocess.run(command, env=environ, check=True, capture_output=True)
+    assert done.stderr == b""
 
 
 # --- the order of use ----------------------------------------------------------------------------

@@ -14,12 +14,8 @@ import shardkit
 from shardkit.dataset import Dataset
 from shardkit.errors import ShardkitWarning
 from shardkit.page_cache import PAGE
-from shardkit.pages import file_id
-from shardkit.remote.path import RemotePath
 from shardkit.schema import Bytes, Int
 from shardkit.stream.loader import Loader
-from shardkit.stream.order import Order
-from shardkit.stream.read_ahead import NextUse
 from tests.remote.buckets import Bucket
 from tests.remote.servers import Google
 
@@ -31,7 +27,9 @@ VIEWS: dict[str, Callable[[Dataset], Dataset]] = {
     "chosen": lambda ds: ds.select(CHOSEN),
     "where": lambda ds: ds.filter("label in (3, 5)"),
     "twice": lambda ds: shardkit.concatenate([ds[:50], ds[30:80]]),
+    "beside a folder": lambda ds: shardkit.concatenate([ds[100:160], _local[0][:40]]),
 }
+_local: list[Dataset] = []  # of this machine
 pytestmark = pytest.mark.filterwarnings("ignore:the cache holds:shardkit.ShardkitWarning")
 
 
@@ -42,6 +40,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with shardkit.create(root / "d", "wds", schema=schema, shard_size="3MB") as out:
         for n in range(SAMPLES):
             out.write({"__key__": f"k{n}", "x": rng.bytes(SIZE), "label": n % 7})
+    _local[:] = [shardkit.open(root / "d")]
     return root / "d"
 
 
@@ -71,6 +70,7 @@ def downloaded(seen: Bucket, made: Loader) -> int:
     [
         ("chosen", True),
         ("twice", False),
+        ("beside a folder", True),
         *(
             pytest.param(name, shuffle, marks=pytest.mark.large)
             for name, shuffle in (
@@ -97,7 +97,6 @@ def test_a_view_downloads_its_pages_alone(there: Dataset, seen: Bucket) -> None:
     assert downloaded(seen, made) == 0
 
 
-@pytest.mark.large
 def test_a_small_cache_keeps_what_the_view_needs_next(there: Dataset, seen: Bucket) -> None:
     """Half of the pages stay; with the oldest removed first, a whole epoch is downloaded anew."""
     view = there[50:350]
@@ -105,39 +104,6 @@ def test_a_small_cache_keeps_what_the_view_needs_next(there: Dataset, seen: Buck
     made = loader(view, shuffle=True, cache_limit=size // 2)
     downloaded(seen, made)
     assert downloaded(seen, made) <= 0.7 * size
-
-
-def test_the_next_use_of_a_page_is_that_of_its_samples_in_the_view(there: Dataset) -> None:
-    view = there[5::30]
-    stream = Loader(view, batch_size=2, shuffle=True, window=2).dataset.stream
-    order = stream.order
-    assert isinstance(order, Order)
-    uses = NextUse(order, stream.datasets)
-    uses.at(0, 0, None)
-    window = np.empty(len(view))  # in which each sample of the view comes
-    window[order.draw(0, np.arange(len(view))).number] = np.arange(len(view)) // order.window
-    [dataset] = stream.datasets
-    numbers = dataset.stored(np.arange(len(view)))
-    seen = 0
-    for shard in range(dataset.shards):
-        path = dataset.shard_path(shard)
-        assert isinstance(path, RemotePath)
-        info = path.store.info(path.key)
-        samples = dataset.extent(shard)[0]
-        for page in range(-(-info.size // PAGE)):
-            first = dataset.start(shard) + page * PAGE * samples / info.size
-            last = first + PAGE * samples / info.size
-            half = 0.6 * (last - first) + 1
-            own = (numbers >= dataset.start(shard)) & (numbers < dataset.start(shard) + samples)
-            inside = window[own & (numbers >= first) & (numbers < last)]
-            near = window[own & (numbers >= first - half) & (numbers < last + half)]
-            found = uses(file_id(path, info), page)
-            if not len(near):
-                assert found == np.inf
-            elif len(inside):
-                assert found <= inside.min()
-                seen += found > 0
-    assert seen
 
 
 def test_a_filter_requests_each_page_once(there: Dataset, here: Path, seen: Bucket) -> None:
@@ -165,15 +131,6 @@ def test_large_downloads_of_small_fields_are_warned_of(
         assert [warning.filename for warning in told] == [__file__]
         read(there[:100])
         read(shardkit.open(here))
-
-
-def test_concatenated_data_of_a_store_and_of_this_machine(there: Dataset, here: Path) -> None:
-    local = shardkit.open(here)
-    both = shardkit.concatenate([there[100:160], local[:40]])
-    alone = shardkit.concatenate([shardkit.open(here)[100:160], local[:40]])
-    for shuffle in (False, True):
-        batches = [list(loader(one, shuffle=shuffle)) for one in (both, alone)]
-        assert pickle.dumps(batches[0]) == pickle.dumps(batches[1])
 
 
 def test_views_are_converted_from_a_store(there: Dataset, here: Path, tmp_path: Path) -> None:
