@@ -129,14 +129,6 @@ def test_bench_takes_them_and_measures_work_apart_from_downloads(
     assert "include the network" in _network(5000, 4000)
 
 
-def test_functions_take_them(data: Bucket, tmp_path: Path) -> None:
-    url, given = data.url("photos"), {"storage_options": data.options}
-    assert len(shardkit.open(url, **given)) == 40
-    assert inspect(url, **given)["samples"] == 40
-    assert shardkit.verify(url, url, **given).sound
-    assert shardkit.convert(url, "lmdb", tmp_path / "out", workers=0, **given).samples == 40
-
-
 def test_a_wrong_one_is_named_and_no_value_is(data: Bucket, tmp_path: Path) -> None:
     url = data.url("photos")
     for given, words in (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,6 @@ from shardkit.conversion.store_partial import StorePartial
 from shardkit.conversion.target import Target
 from shardkit.errors import OutputError, ShardkitWarning
 from shardkit.part_of import PartOf
-from tests.conversion.part_process import at_once
 from tests.conversion.test_part_lock import JOB, ONE, OTHER, TWO
 from tests.remote.buckets import Bucket
 
@@ -250,10 +248,3 @@ def test_no_part_slips_in_as_another_job_begins(
     assert slow == [two]
     refused(bucket, ONE, "part 2/2 of this output is running")
     two.check()
-
-
-@pytest.mark.large
-@pytest.mark.timeout(600)
-def test_processes_that_begin_at_once(bucket: Bucket) -> None:
-    """Parts and whole runs, of two jobs, some killed: nobody is alone beside another."""
-    at_once(bucket.out, {**os.environ, **bucket.environ}, 8, beat=0.5, patience=0.5)
