@@ -267,7 +267,7 @@ def test_every_store(store: Store, trees: Path, same: Same) -> None:
     for kind in ("classes", "lines"):
         bucket.put(trees / kind, f"{kind}/")
         same(bucket.url(kind), str(trees / kind), bucket.options, **TREES[kind][1])
-    for mark in ("in/", "in/c0/"):  # of folders
+    for mark in ("in/", "in/c0/") if store.scheme != "az" else ():  # of folders
         request(f"{bucket.store.endpoint}/{bucket.name}/{mark}", "PUT", b"", **SIGNED)
     for name, count in (("in/c0/0.jpg", 1), ("in/c0/0.jpg/1.jpg", 2)):
         bucket.put({name: make_image()})
