@@ -72,7 +72,7 @@ def test_processes_keep_the_limit_at_every_moment_and_leave_nothing(
     draw, most = random.Random(5), 0
     processes = [Process(cache, n, *more, *(["full"] if loads and not n else [])) for n in range(3)]
     try:
-        for kill in range(9 if large else 4):
+        for kill in range(6 if large else 3):
             for process in processes:
                 process.go_on(draw.randrange(1, 20))
             with stopped(processes):
