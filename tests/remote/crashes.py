@@ -69,7 +69,7 @@ def resumed(
     moments = [("", bucket.snapshot())]
     with changes_to(bucket, lambda what: moments.append((what, bucket.snapshot()))):
         run()
-    assert len(moments) > 16
+    assert len(moments) > 12
     if few is not None:
         patterns = [re.compile("{} .*{}".format(*what.split(" "))) for what in few]
         moments = [next(m for m in moments if pattern.fullmatch(m[0])) for pattern in patterns]

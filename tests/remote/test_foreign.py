@@ -115,7 +115,11 @@ def _forged(page: Path) -> None:
     page.write_bytes(xxhash.xxh3_64_digest(data) + data)
 
 
-@pytest.mark.parametrize("damage", [_cut, _forged, Path.unlink])
+def _nonsense(page: Path) -> None:
+    page.write_bytes(xxhash.xxh3_64_digest(b"[1]\n") + b"[1]\n")
+
+
+@pytest.mark.parametrize("damage", [_cut, _forged, _nonsense, Path.unlink])
 def test_a_damaged_layout_is_made_again(
     damage: Any, data: Bucket, shards: Path, cache: Path
 ) -> None:
@@ -125,7 +129,7 @@ def test_a_damaged_layout_is_made_again(
     damage(page)
     found = data.open("small-000.tar")
     assert everything(found) == everything(open_dataset(shards / "small-000.tar"))
-    if damage is not _forged:  # which nothing removes, as its checksum holds
+    if damage not in (_forged, _nonsense):  # which nothing removes, as their checksums hold
         assert page.read_bytes() == whole
 
 
@@ -175,6 +179,12 @@ def test_a_cache_that_is_smaller_than_a_batch(data: Bucket, shards: Path) -> Non
     assert epochs(Loader(url, cache_limit=PAGE, **more), 2) == epochs(here, 2)
     with pytest.raises(UsageError, match="too small for a page"):
         Loader(url, cache_limit=PAGE - 1, **more)
+
+
+def test_a_cache_folder_that_cannot_be_used(data: Bucket, cache: Path) -> None:
+    cache.write_text("x")
+    with pytest.raises(UsageError, match="cache folder"):
+        data.open("small-000.tar")
 
 
 # --- names ---------------------------------------------------------------------------------------

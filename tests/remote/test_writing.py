@@ -679,8 +679,12 @@ def test_ctrl_c_does_not_wait_for_a_long_request(match: str, source: Path, seen:
     """Neither for an upload nor for a copy: what they were to make is not made."""
     seen.proxy.add(Rule(method="PUT", match=match, hold=True))
     words = command(source, seen.out, "--workers", "0")
-    words[1:3] = ["-c", "from shardkit.remote import store; store._GOODBYE = 1.0\n"
-                  "from shardkit.cli import main; main()"]  # fmt: skip
+    program = (  # a shell's background processes ignore Ctrl-C, and so do their children
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from shardkit.remote import store; store._GOODBYE = 1.0\n"
+        "from shardkit.cli import main; main()"
+    )
+    words[1:3] = ["-c", program]
     environ = {**os.environ, **seen.environ}
     with subprocess.Popen(words, env=environ, stderr=subprocess.PIPE, text=True) as process:
         seen.proxy.wait("PUT", match)
