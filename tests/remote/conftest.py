@@ -1,4 +1,4 @@
-"""Servers and proxies for tests, started when the first asks, one of each."""
+"""Servers and proxies for tests, started when the first asks, one of each in a process."""
 
 from __future__ import annotations
 
@@ -8,23 +8,36 @@ from typing import Any
 
 import pytest
 
+from shardkit.remote import store as stores
 from tests.conftest import few
+from tests.remote.buckets import Bucket
 from tests.remote.process import Process
 from tests.remote.proxy import Proxy
 from tests.remote.servers import S3, Azure, Google, Nginx, Store, self_signed
 
 Through = Callable[[Process], Proxy]
-_SERVERS = {"s3", "google", "azure", "store", "web", "secure_web", "certificate", "through"}
+_SLOW = {"s3", "azure", "store"}  # servers that take seconds to start
+_QUICK = {"google", "bucket", "seen", "web", "secure_web", "through"}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with servers run in one process, so that each server is started once."""
+    """Tests with slow servers run in one process, so that each of those is started once. Of others,
+    those of a file do, as they share its datasets."""
     for item in items:
         params = getattr(item, "callspec", None)  # some ask for a server by name
         named = map(str, params.params.values()) if params is not None else ()
-        if not _SERVERS.isdisjoint((*getattr(item, "fixturenames", ()), *named)):
+        asked = {*getattr(item, "fixturenames", ()), *named}
+        if asked & _SLOW:
             item.add_marker(pytest.mark.xdist_group("servers"))
+        elif asked & _QUICK:
+            item.add_marker(pytest.mark.xdist_group(f"remote {item.path.stem}"))
+
+
+@pytest.fixture(autouse=True)
+def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails is requested again at once."""
+    monkeypatch.setattr(stores, "_PAUSE", (0, 0))
 
 
 def _run(server: Any) -> Iterator[Any]:
@@ -49,11 +62,23 @@ def azure() -> Iterator[Azure]:
     yield from _run(Azure)
 
 
-@pytest.fixture(scope="session", params=few(["s3", "google", "azure"], "google"))
+@pytest.fixture(scope="session", params=few(["google", "s3", "azure"], "google", "s3"))
 def store(request: pytest.FixtureRequest) -> Store:
-    """Each of the object stores."""
+    """Each of the object stores, for what may differ between them."""
     running: Store = request.getfixturevalue(request.param)
     return running
+
+
+@pytest.fixture
+def bucket(google: Google) -> Bucket:
+    """An empty bucket of the store that answers quickly."""
+    return Bucket(google)
+
+
+@pytest.fixture
+def seen(data: Bucket, through: Through) -> Bucket:
+    """The `data` of a module, through a proxy that counts requests and disturbs them by rules."""
+    return data.through(through(data.store))
 
 
 @pytest.fixture(scope="session")
@@ -89,7 +114,7 @@ def _proxies() -> Iterator[dict[str, Proxy]]:
 
 
 @pytest.fixture
-def through(_proxies: dict[str, Proxy]) -> Through:
+def through(_proxies: dict[str, Proxy]) -> Iterator[Through]:
     """`through(server)` is a proxy before it, without rules and with nothing counted."""
 
     def start(server: Process) -> Proxy:
@@ -98,4 +123,6 @@ def through(_proxies: dict[str, Proxy]) -> Through:
         _proxies[server.endpoint].clear()
         return _proxies[server.endpoint]
 
-    return start
+    yield start
+    for proxy in _proxies.values():  # what it holds must not hold the threads of this process
+        proxy.clear()

@@ -1,7 +1,7 @@
 """A small Google Cloud Storage, in memory: what obstore asks of its XML interface, and no more.
 
 gcp-storage-emulator knows the JSON interface only, which obstore does not use. Credentials are not
-looked at. The root accepts a PUT of a bucket, as S3 does.
+looked at. The root accepts a PUT of a bucket, as S3 does; with `copy=OTHER`, it becomes another.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ class _Object:
 @dataclass
 class _Store:
     buckets: dict[str, dict[str, _Object]] = field(default_factory=dict)
-    uploads: dict[str, dict[int, bytes]] = field(default_factory=dict)  # unfinished, their parts
-    names: dict[str, tuple[str, str]] = field(default_factory=dict)  # of those: bucket and key
     numbers: Any = field(default_factory=lambda: itertools.count(1))
     lock: Any = field(default_factory=threading.Lock)
 
@@ -68,14 +66,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def answer(self, data: bytes) -> tuple[int, dict[str, str], bytes]:
         if not self.key and self.command == "PUT":
-            self.store.buckets.setdefault(self.bucket, {})
+            copied = self.store.buckets.get(self.query.get("copy", ""), {})
+            self.store.buckets[self.bucket] = {**copied}
             return 200, {}, b""
         if self.bucket not in self.store.buckets:
             return _error(404, "NoSuchBucket")
         if not self.key:
-            return self.uploads() if "uploads" in self.query else self.listing()
-        if self.query.keys() & {"uploads", "uploadId"}:
-            return self.multipart(data)
+            return self.listing()
         return self.object(self.store.buckets[self.bucket], data)
 
     def object(self, bucket: dict[str, _Object], data: bytes) -> tuple[int, dict[str, str], bytes]:
@@ -119,40 +116,6 @@ class _Handler(BaseHTTPRequestHandler):
             data = self.store.buckets[other][key].data
         bucket[self.key] = _Object(data, next(self.store.numbers))
         return 200, _headers(bucket[self.key]), b""
-
-    def multipart(self, data: bytes) -> tuple[int, dict[str, str], bytes]:
-        if "uploads" in self.query:
-            name = f"upload{next(self.store.numbers)}"
-            self.store.uploads[name], self.store.names[name] = {}, (self.bucket, self.key)
-            return _xml(
-                f"<InitiateMultipartUploadResult><UploadId>{name}</UploadId>"
-                "</InitiateMultipartUploadResult>"
-            )
-        name = self.query["uploadId"]
-        if name not in self.store.uploads:
-            return _error(404, "NoSuchUpload")
-        if self.command == "PUT":
-            self.store.uploads[name][int(self.query["partNumber"])] = data
-            return 200, {"ETag": f'"{hashlib.md5(data).hexdigest()}"'}, b""
-        parts = self.store.uploads.pop(name)
-        if self.command == "DELETE":
-            return 204, {}, b""
-        whole = _Object(b"".join(parts[n] for n in sorted(parts)), next(self.store.numbers))
-        self.store.buckets[self.bucket][self.key] = whole
-        return _xml(
-            f"<CompleteMultipartUploadResult><ETag>{escape(whole.tag)}</ETag>"
-            "</CompleteMultipartUploadResult>",
-            _headers(whole),
-        )
-
-    def uploads(self) -> tuple[int, dict[str, str], bytes]:
-        here = [
-            f"<Upload><Key>{escape(self.store.names[name][1])}</Key><UploadId>{name}</UploadId>"
-            "</Upload>"
-            for name in self.store.uploads
-            if self.store.names[name][0] == self.bucket
-        ]
-        return _xml(f"<ListMultipartUploadsResult>{''.join(here)}</ListMultipartUploadsResult>")
 
     def listing(self) -> tuple[int, dict[str, str], bytes]:
         bucket = self.store.buckets[self.bucket]

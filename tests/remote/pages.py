@@ -1,19 +1,27 @@
-"""Pages for the tests of the cache, and a process that reads and adds them at random.
+"""Pages for the tests of the cache, and processes that share a folder of them.
 
-`python -m tests.remote.pages FOLDER SEED TURNS` says that it has begun, and then how many pages it
-has added. It compares all that it reads.
+`python -m tests.remote.pages FOLDER SEED` reads and adds pages at random, and says after each turn
+that it goes on. `python -m tests.remote.pages FOLDER SEED URL [full]` loads a dataset at a URL, and
+says so after each batch, and "epoch" after each epoch; with `full` its disk is full in the middle
+of every third page. Both compare all that they read, and go on until they are killed.
 """
 
 from __future__ import annotations
 
+import errno
+import itertools
 import math
+import os
 import random
 import sys
+from typing import Any
 
+from shardkit import storage
 from shardkit.page_cache import PAGE, FolderCache, NextUse
 
 FULL_PAGE = PAGE + 4096  # bytes that a page takes of the disk
-LIMIT = 8 * FULL_PAGE  # of the process: a third of what it reads
+LIMIT = 8 * FULL_PAGE  # of the processes: a third of what they read
+SAMPLES, SIZE = 600, 40_000  # of the dataset
 
 
 def never(file: str, number: int) -> float:
@@ -25,27 +33,61 @@ def page(file: str, number: int, size: int = PAGE) -> bytes:
     return (pattern * (size // 97 + 1))[:size]
 
 
-def rotated(turn: int) -> NextUse:
+def _rotated(turn: int) -> NextUse:
     return lambda file, number: (number - turn) % 10
 
 
-def main(folder: str, seed: int, turns: int) -> None:
-    cache, draw, added = FolderCache(folder, LIMIT), random.Random(seed), 0
-    print("started", flush=True)
-
-    for turn in range(turns):
+def use_pages(folder: str, seed: int) -> None:
+    cache, draw = FolderCache(folder, LIMIT), random.Random(seed)
+    for turn in itertools.count():
+        print("on", flush=True)
         file, number = draw.choice("abc"), draw.randrange(10)
         size = PAGE if number else 123_456
         start = draw.randrange(size)
         stop = draw.choice([start + 1000, None])
-        data = cache.get(file, number, start, stop)
-        expected = page(file, number, size)
+        data, expected = cache.get(file, number, start, stop), page(file, number, size)
         if data is None:
-            added += cache.put(file, number, expected, rotated(turn), draw.choice([None, 0.0]))
+            cache.put(file, number, expected, _rotated(turn), draw.choice([None, 0.0]))
         else:
             assert data == expected[start:stop]
-    print(added)
+
+
+def fail_in_the_middle(code: int, every: int = 1) -> Any:
+    """A `storage.write` that writes a half, and then finds the disk full, or another error."""
+    write, calls = storage.write, itertools.count(1)
+
+    def failing(file: storage.NewFile, chunks: Any) -> None:
+        if next(calls) % every:
+            write(file, chunks)
+            return
+        joined = b"".join(chunks)
+        write(file, [joined[: len(joined) // 2]])
+        with storage.explained("write", file.path):
+            raise OSError(code, os.strerror(code))
+
+    return failing
+
+
+def load(folder: str, seed: int, url: str, *full: str) -> None:
+    from shardkit.stream.loader import Loader
+
+    if full:
+        storage.write = fail_in_the_middle(errno.ENOSPC, 3)
+    loader = Loader(
+        url, batch_size=10, shuffle=True, window=100, seed=seed, last="short",
+        cache=folder, cache_limit=LIMIT,
+    )  # fmt: skip
+    while True:
+        seen = set()
+        for batch in loader:
+            print("on", flush=True)
+            for key, found in zip(batch["__key__"], batch["x"], strict=True):
+                assert found == page("x", int(key), SIZE), key
+                seen.add(key)
+        assert len(seen) == SAMPLES
+        print("epoch", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    words = sys.argv[1], int(sys.argv[2])
+    load(*words, *sys.argv[3:]) if sys.argv[3:] else use_pages(*words)

@@ -40,22 +40,17 @@ class Rule:
     match: str = ""  # a regular expression, searched in the path with its query, unquoted
     skip: int = 0  # so many that match pass before
     times: int | None = None  # and this rule applies to so many; None: to all that follow
-    latency: float = 0  # seconds before the request is passed on
-    rate: float = 0  # bytes a second, of each response
+    gather: int = 0  # held until so many are held at the same time, which then pass together
+    hold: bool = False  # held until `clear`, and then not passed on
     status: int = 0  # answers with it, without asking the server
     body: str = ""  # of that answer
-    retry_after: str = ""  # its header
     refuse: bool = False  # resets the connection, without asking the server
     reset_after: int | None = None  # resets it after so many bytes of the body; 0: before the head
     close_after: int | None = None  # closes it after so many bytes, fewer than were announced
-    stall_after: int | None = None  # after so many bytes of the body nothing comes ...
-    stall: float = 3600  # ... for so many seconds
     shorten: int = 0  # so many bytes are missing at the end of the body; Content-Length agrees
     flip: int | None = None  # a bit of this byte of the body is flipped
-    shift: int = 0  # the body is that of the range so many bytes further on; the headers are right
+    cached: bool = False  # as by a cache on the way: not of requests that are to go past it
     whole: bool = False  # the range is ignored: 200, and all of it
-    stale: bool = False  # the same answer as to the first such request (for listings)
-    replace: str | None = None  # the object is first replaced at the server, by a PUT of this
 
 
 _DEFAULTS = asdict(Rule())
@@ -71,8 +66,6 @@ class Entry:
     status: int  # 0: the connection was reset before
     received: int  # bytes of the request's body
     sent: int  # bytes of the response's body
-    start: float  # time.time()
-    end: float  # 0 while it lasts
 
 
 @dataclass(frozen=True)
@@ -95,8 +88,16 @@ class Proxy(Process):
             self._ask("add", asdict(rule))
 
     def clear(self) -> None:
-        """Forgets all rules and requests."""
+        """Forgets all rules and requests, and ends those that are held."""
         self._ask("clear")
+
+    def wait(self, method: str = "", match: str = "", requests: int = 1) -> None:
+        """Until there were so many requests; the time only ends what would never end."""
+        for _ in range(6000):
+            if self.count(method, match).requests >= requests:
+                return
+            time.sleep(0.01)
+        raise AssertionError(f"{requests} requests did not come: {self.log()}")
 
     def log(self) -> list[Entry]:
         """The requests, in the order of their starts."""
@@ -126,7 +127,8 @@ class _Server(ThreadingHTTPServer):
         self.lock = threading.Lock()
         self.rules: list[tuple[Rule, list[int]]] = []  # and how many requests each has matched
         self.log: list[Entry] = []
-        self.answers: dict[str, tuple[int, dict[str, str], bytes]] = {}  # of stale requests
+        self.over = threading.Event()  # set for those that are held
+        self.gathered: dict[int, threading.Barrier] = {}  # by how many they are to be
         super().__init__(("127.0.0.1", port), _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -151,7 +153,10 @@ class _Server(ThreadingHTTPServer):
             if what == "add":
                 self.rules.append((Rule(**data), [0]))
             elif what == "clear":
-                self.rules, self.log, self.answers = [], [], {}
+                self.over.set()
+                for barrier in self.gathered.values():
+                    barrier.abort()
+                self.over, self.gathered, self.rules, self.log = threading.Event(), {}, [], []
             else:
                 return [asdict(entry) for entry in self.log]
         return None
@@ -170,20 +175,28 @@ class _Handler(BaseHTTPRequestHandler):
     upstream: http.client.HTTPConnection | None = None
 
     def handle_request(self) -> None:
-        start, data, target = time.time(), self._read_body(), unquote(self.path)
+        data, target = self._read_body(), unquote(self.path)
         span = self.headers.get("Range", "")
-        self.entry = Entry(self.command, target, span, 0, len(data), 0, start, 0)
+        self.entry = Entry(self.command, target, span, 0, len(data), 0)
         if self.path.startswith(_CONTROL):
             done = self.server.control(self.path.rpartition("/")[2], json.loads(data))
             self._send_bytes(200, {}, json.dumps(done).encode())
             return
         with self.server.lock:
             self.server.log.append(self.entry)
+            over = self.server.over
         try:
-            self._answer(self.server.rule(self.command, target), data)
+            rule = self.server.rule(self.command, target)
+            if rule.cached and self.headers.get("Cache-Control") == "no-cache":
+                rule = Rule()
+            if rule.hold:
+                over.wait()
+                self._reset()
+            if rule.gather:
+                self._gather(rule.gather)
+            self._answer(rule, data)
         except (_BrokenError, OSError, http.client.HTTPException):
             self.close_connection = True
-        self.entry.end = time.time()
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_OPTIONS = handle_request  # noqa: N815
 
@@ -200,36 +213,24 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile.readline()
         return data
 
+    def _gather(self, count: int) -> None:
+        with self.server.lock:
+            barrier = self.server.gathered.setdefault(count, threading.Barrier(count))
+        try:
+            barrier.wait(60)
+        except threading.BrokenBarrierError:  # they do not come at the same time
+            self._reset()
+
     def _answer(self, rule: Rule, data: bytes) -> None:
-        time.sleep(rule.latency)
         if rule.refuse:
             self._reset()
         if rule.status:
-            headers = {"Retry-After": rule.retry_after} if rule.retry_after else {}
-            self._send_bytes(rule.status, headers, rule.body.encode())
+            self._send_bytes(rule.status, {}, rule.body.encode())
             return
-        asked = {k: v for k, v in self.headers.items() if k.lower() != "transfer-encoding"}
-        if rule.replace is not None:
-            allowed = {k: v for k, v in asked.items() if k.lower() == "authorization"}
-            done = self._ask("PUT", allowed, rule.replace.encode())
-            assert done.status < 300, done.read()
-            done.read()
-        span = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        if span and (rule.whole or rule.shift):
-            asked = {k: v for k, v in asked.items() if k.lower() != "range"}
-            if rule.shift:
-                asked["Range"] = "bytes={}-{}".format(*(int(n) + rule.shift for n in span.groups()))
-        if rule.stale:
-            if self.path not in self.server.answers:
-                response = self._ask(self.command, asked, data)
-                self.server.answers[self.path] = response.status, _head(response), response.read()
-            self._send_bytes(*self.server.answers[self.path])
-            return
+        dropped = {"transfer-encoding", "range" if rule.whole else ""}
+        asked = {k: v for k, v in self.headers.items() if k.lower() not in dropped}
         response = self._ask(self.command, asked, data)
         headers, length = _head(response), response.length
-        if span and rule.shift and response.status == 206:
-            size = headers["Content-Range"].rpartition("/")[2]
-            headers["Content-Range"] = f"bytes {span[1]}-{span[2]}/{size}"
         if length is None:  # chunked
             body = response.read()
             self._send_bytes(response.status, headers, body)
@@ -274,13 +275,12 @@ class _Handler(BaseHTTPRequestHandler):
         for header in headers.items():
             self.send_header(*header)
         self.end_headers()
-        stops = (rule.reset_after, rule.close_after, rule.stall_after)
-        stop = min((n for n in stops if n is not None), default=None)
-        start = time.monotonic()
+        stop = rule.close_after if rule.reset_after is None else rule.reset_after
         while left:
             if self.entry.sent == stop:
-                self._stop(rule, stop)
-                stop = None
+                if rule.reset_after is not None:
+                    self._reset()
+                raise _BrokenError
             piece = read(min(_PIECE, left, left if stop is None else stop - self.entry.sent))
             if not piece:
                 raise _BrokenError
@@ -290,15 +290,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.entry.sent += len(piece)
             self.wfile.write(piece)
             left -= len(piece)
-            if rule.rate:
-                time.sleep(max(0, start + self.entry.sent / rule.rate - time.monotonic()))
-
-    def _stop(self, rule: Rule, sent: int) -> None:
-        if sent == rule.reset_after:
-            self._reset()
-        if sent == rule.close_after:
-            raise _BrokenError
-        time.sleep(rule.stall)
 
     def _reset(self) -> None:
         """Without a farewell: the client's next call of the connection fails."""

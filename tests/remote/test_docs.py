@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import shardkit
+from tests.remote.buckets import Bucket
 from tests.remote.servers import S3, Azure, Google, Nginx
-from tests.remote.test_reading import upload
 from tests.test_docs import REMOTE, ROOT, run_blocks
 
 
@@ -25,15 +25,15 @@ def test_code_blocks_run(
         shutil.copytree(ROOT / "sample_data" / kind, data / kind)
     shutil.copytree(data, web.root / "docs")
     text, environ = REMOTE.read_text("utf-8"), {**s3.environ(), **google.environ()}
-    text = text.replace("s3://datasets", s3.url(upload(s3, data)))
-    text = text.replace("gs://datasets", google.url(upload(google, data)))
+    text = text.replace("s3://datasets", Bucket(s3, data).url())
+    text = text.replace("gs://datasets", Bucket(google, data).url())
     text = text.replace("https://storage.example.org", s3.endpoint)
     text = text.replace("https://data.example.org", f"{web.endpoint}/docs")
     if Azure.missing():
         text = text.replace("shardkit inspect az://datasets/photos\n", "")
     else:
         azure: Azure = request.getfixturevalue("azure")
-        text = text.replace("az://datasets", azure.url(upload(azure, data)))
+        text = text.replace("az://datasets", Bucket(azure, data).url())
         environ |= azure.environ()
     folder = tmp_path / "pages"
     folder.mkdir()

@@ -9,16 +9,14 @@ from typing import Any
 
 import pytest
 
+from shardkit.errors import StorageError
 from shardkit.remote import clients, listing
 from shardkit.remote.listing import ListedStore
-from shardkit.remote.path import RemotePath
 from shardkit.remote.store import Entry, Info, Page, PassingError, Store
-from shardkit.storage import source, using
 from tests.conftest import few
+from tests.remote.buckets import Bucket
 from tests.remote.conftest import Through
 from tests.remote.proxy import Rule
-from tests.remote.servers import Google
-from tests.remote.test_sources import put_all
 
 PAGE = 10  # objects, in these tests
 
@@ -42,7 +40,7 @@ class Keys:
                 self.pages += 1
                 number = self.pages
             if number in self.failing:
-                raise PassingError(listing_failed())
+                raise PassingError(StorageError("again"))
             yield [(key, Info(len(key), tag=key)) for key in found[start : start + PAGE]]
 
     def entries(self, folder: str) -> list[Entry]:
@@ -59,16 +57,9 @@ class Keys:
         return None
 
 
-def listing_failed() -> Any:
-    from shardkit.errors import StorageError
-
-    return StorageError("again")
-
-
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing, "FULL_PAGE", PAGE)
-    monkeypatch.setattr("shardkit.remote.store._PAUSE", (0, 0))
 
 
 def listed(client: Keys, monkeypatch: pytest.MonkeyPatch) -> dict[str, Info | None]:
@@ -121,10 +112,8 @@ def test_small_and_flat_folders_take_one_listing_more_at_most(
         ([f"in/{n}.jpg" for n in range(9)], 2),
         ([f"in/{n}/x.jpg" for n in range(9)], 2),
         ([f"in/{n:03d}/x.jpg" for n in range(200)], 21),
-        (
-            [f"in/sub/{n:03d}.jpg" for n in range(200)],
-            23,
-        ),  # of `in`, once more, and of nothing else
+        # Of `in`, once more, and of nothing else.
+        ([f"in/sub/{n:03d}.jpg" for n in range(200)], 23),
     ):
         client = Keys(keys)
         assert listed(client, monkeypatch).keys() == {*keys}
@@ -132,19 +121,13 @@ def test_small_and_flat_folders_take_one_listing_more_at_most(
 
 
 def test_folders_of_many_objects_are_listed_side_by_side(
-    google: Google, through: Through, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, through: Through, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clients, "FULL_PAGE", PAGE)
-    files = {f"in/c{n % 12:02}/{n}.txt": b"x" for n in range(240)}
-    proxy = through(google)
-    url = google.url(put_all(google, files), "in")
-    proxy.add(Rule(latency=0.3))
-    with using(google.options(proxy.endpoint), url):
-        path = source(url)
-        assert isinstance(path, RemotePath)
-        root = path.listed()
-        below = [e for folder in root.scandir() for e in (root / folder.name).scandir()]  # type: ignore[attr-defined]
+    bucket.put({f"in/c{n % 12:02}/{n}.txt": b"x" for n in range(240)})
+    proxy = through(bucket.store)
+    proxy.add(Rule(match=r"prefix=in/c\d", gather=8, times=8))
+    root: Any = bucket.through(proxy).path("in").listed()
+    below = [e for folder in root.scandir() for e in (root / folder.name).scandir()]
     assert len(below) == 240
-    events = sorted((t, step) for e in proxy.log() for t, step in ((e.start, 1), (e.end, -1)))
-    at_once = [sum(step for _, step in events[:n]) for n in range(len(events))]
-    assert max(at_once) >= 8
+    assert proxy.count(match=r"prefix=in/c\d").requests >= 8

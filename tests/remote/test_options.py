@@ -12,19 +12,17 @@ from typing import Any
 import pytest
 
 import shardkit
-from shardkit import storage
 from shardkit.cli.bench import _network
 from shardkit.errors import UsageError
 from shardkit.inspection import inspect
 from shardkit.performance.contender import MEASURES
 from shardkit.stream.loader import Loader
 from shardkit.testing import make_image
-from tests.remote.conftest import Through
-from tests.remote.servers import S3, Nginx
-from tests.remote.test_reading import upload
+from tests.remote.buckets import Bucket
+from tests.remote.servers import Google, Nginx
 from tests.test_cli import run as command_line
 
-SECRET = "testsecret"  # of tests.remote.servers
+SECRET = "testtoken"  # of tests.remote.servers
 
 
 @pytest.fixture(scope="module")
@@ -39,167 +37,141 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def bucket(s3: S3, local: Path) -> str:
-    return upload(s3, local.parent)
+def data(google: Google, local: Path) -> Bucket:
+    return Bucket(google, local.parent)
 
 
-def run(s3: S3, cwd: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """A command without anything of the store in its environment."""
-    given = [f"--storage-option={name}={value}" for name, value in s3.options().items()]
+def run(
+    bucket: Bucket, cwd: Path, *command: str, check: int | None = 0
+) -> subprocess.CompletedProcess[str]:
+    """A command without anything of the store in its environment, which tells no secret."""
+    given = [f"--storage-option={name}={value}" for name, value in bucket.options.items()]
     with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith("AWS_")]:
+        for name in [name for name in os.environ if name.startswith("GOOGLE_")]:
             patch.delenv(name)
-        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
         patch.chdir(cwd)
-        return command_line(*command, *given, check=None)
+        done = command_line(*command, *given, check=check)
+    assert SECRET not in done.stdout + done.stderr
+    return done
+
+
+def no_secret_below(folder: Path, name: str) -> None:
+    written = [path for path in folder.rglob("*") if path.is_file()]
+    assert any(path.name == name for path in written)
+    assert not [path for path in written if SECRET.encode() in path.read_bytes()]
 
 
 def test_a_conversion_passes_them_to_its_workers_and_writes_them_nowhere(
-    s3: S3, bucket: str, local: Path, tmp_path: Path
+    data: Bucket, tmp_path: Path
 ) -> None:
-    url = s3.url(bucket, "photos")
-    command = ("convert", url, "--to", "arrow", "-o", "out", "--shard-samples", "5", "--json")
-    planned = run(s3, tmp_path, *command, "--plan")
+    command = ("convert", data.url("photos"), "--to", "arrow", "-o", "out", "--shard-samples", "5")
+    run(data, tmp_path, *command, "--json", "--plan")
     # Images are decoded, so that there are more tasks than one for the workers.
-    done = run(s3, tmp_path, *command, "--workers", "2", "--resize", "16")
-    for each in (planned, done):
-        assert each.returncode == 0, each.stderr
-        assert SECRET not in each.stdout + each.stderr
+    run(data, tmp_path, *command, "--json", "--workers", "2", "--resize", "16")
     assert len(shardkit.open(tmp_path / "out")) == 40
-    written = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert any(path.name == "manifest.json" for path in written)
-    assert not [path for path in written if SECRET.encode() in path.read_bytes()]
+    no_secret_below(tmp_path, "manifest.json")
 
 
-def test_samples_are_shown_and_written(s3: S3, bucket: str, local: Path, tmp_path: Path) -> None:
-    url = s3.url(bucket, "photos")
-    shown = run(s3, tmp_path, "head", url, "-n", "2", "--json")
+def test_an_unfinished_conversion_has_none_either(data: Bucket, tmp_path: Path) -> None:
+    (tmp_path / "stop.py").write_text("def stop(sample):\n    raise ValueError('no')\n")
+    command = ("convert", data.url("photos"), "--to", "arrow", "-o", "out", "--workers", "0")
+    more = ("--transform", "stop:stop", "--json", "--max-errors", "5", "--on-error", "skip")
+    assert run(data, tmp_path, *command, *more, check=None).returncode != 0
+    no_secret_below(tmp_path, "job.json")
+
+
+def test_samples_are_shown_and_written(data: Bucket, tmp_path: Path) -> None:
+    url = data.url("photos")
+    shown = run(data, tmp_path, "head", url, "-n", "2", "--json")
     assert [json.loads(line)["key"] for line in shown.stdout.splitlines()] == ["k0", "k1"]
     for name in ("k7", "7"):
-        wrote = run(s3, tmp_path, "cat", url, name, "--field", "image", "-o", f"{name}.jpg")
-        assert wrote.returncode == 0, wrote.stderr
+        run(data, tmp_path, "cat", url, name, "--field", "image", "-o", f"{name}.jpg")
         assert (tmp_path / f"{name}.jpg").read_bytes() == make_image(7)
-    missed = run(s3, tmp_path, "cat", url, "k99")
+    missed = run(data, tmp_path, "cat", url, "k99", check=None)
     assert "similar keys: 'k9'" in missed.stderr
-    assert SECRET not in missed.stdout + missed.stderr
-
-
-def test_an_unfinished_conversion_has_none_either(s3: S3, bucket: str, tmp_path: Path) -> None:
-    url = s3.url(bucket, "photos")
-    (tmp_path / "stop.py").write_text("def stop(sample):\n    raise ValueError('no')\n")
-    command = ("convert", url, "--to", "arrow", "-o", "out", "--transform", "stop:stop")
-    failed = run(s3, tmp_path, *command, "--json", "--max-errors", "5", "--on-error", "skip")
-    assert failed.returncode != 0
-    assert SECRET not in failed.stdout + failed.stderr
-    written = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert any(path.name == "job.json" for path in written)
-    assert not [path for path in written if SECRET.encode() in path.read_bytes()]
 
 
 @pytest.mark.parametrize(
     "command",
     [
-        ("inspect", "{url}", "--full", "--json"),
-        ("verify", "{url}", "--decode", "--against", "{local}", "--json"),
-        ("verify", "{local}", "--against", "{url}", "--json"),
-        ("doctor", "{url}", "--seconds", "0.1", "--batch-size", "8", "--json"),
+        ("inspect", "{url}", "--full"),
+        ("verify", "{url}", "--decode", "--against", "{local}"),
+        ("verify", "{local}", "--against", "{url}"),
+        ("doctor", "{url}", "--seconds", "0.1", "--batch-size", "8"),
     ],
     ids=lambda command: command[0],
 )
 def test_commands_take_them(
-    command: tuple[str, ...], s3: S3, bucket: str, local: Path, tmp_path: Path
+    command: tuple[str, ...], data: Bucket, local: Path, tmp_path: Path
 ) -> None:
-    url = s3.url(bucket, "photos")
-    done = run(s3, tmp_path, *(word.format(url=url, local=local) for word in command))
-    assert done.returncode == 0, done.stderr
-    assert SECRET not in done.stdout + done.stderr
-    assert json.loads(done.stdout)
+    words = [word.format(url=data.url("photos"), local=local) for word in command]
+    assert json.loads(run(data, tmp_path, *words, "--json").stdout)
 
 
-def test_bench_takes_them(s3: S3, bucket: str, tmp_path: Path) -> None:
-    """Each dataset is measured by a process of its own."""
-    url = s3.url(bucket, "photos")
+def test_bench_takes_them_and_measures_work_apart_from_downloads(
+    seen: Bucket, tmp_path: Path
+) -> None:
+    """By a process of its own. Each sample comes once for `read` and `decode` together, and once
+    for `load`, of any rounds; where the cache has no room for them, bench says what it measures."""
+    url = seen.url("photos")
     command = ("bench", url, "--rounds", "1", "--threads", "1", "--batch-size", "8", "--cold")
-    done = run(s3, tmp_path, *command, "--json")
-    assert done.returncode == 0, done.stderr
-    assert SECRET not in done.stdout + done.stderr
-    report = json.loads(done.stdout)
+    report = json.loads(run(seen, tmp_path, *command, "--json").stdout)
     (contender,) = report["contenders"]
     assert contender["path"] == url
     assert (contender["downloads"], contender["cache_limit"]) == (contender["bytes"], 1 << 30)
     assert {r["measure"]: r["error"] for r in report["runs"]} == dict.fromkeys(MEASURES)
     assert report["skipped"] == {"photos, cold": "data at a URL are not in the page cache"}
-
-
-def test_bench_measures_work_apart_from_downloads(s3: S3, bucket: str, through: Through) -> None:
-    """Each sample comes once for `read` and `decode` together, and once for `load`, of any rounds;
-    where the cache has no room for them, bench says what it measures."""
-    proxy, url = through(s3), s3.url(bucket, "photos")
-    given = [f"--storage-option={n}={v}" for n, v in s3.options(proxy.endpoint).items()]
-    command = ("bench", url, "--rounds", "3", "--threads", "1", "--batch-size", "8", *given)
-    words = " ".join(command_line(*command).stdout.split())
+    shards = [e.target for e in seen.proxy.log() if e.method == "GET" and e.target[-4:] == ".tar"]
+    assert 4 <= len(shards) <= 2 * len(set(shards))
+    words = " ".join(run(seen, tmp_path, *command).stdout.split())
     assert "first runs download about" in words
     assert "the others read from the cache" in words
-    shards = [e.target for e in proxy.log() if e.method == "GET" and e.target.endswith(".tar")]
-    assert 4 <= len(shards) <= 2 * len(set(shards))
     assert "include the network" in _network(5000, 4000)
 
 
-def test_functions_take_them(s3: S3, bucket: str, tmp_path: Path) -> None:
-    url, options = s3.url(bucket, "photos"), s3.options()
-    assert len(shardkit.open(url, storage_options=options)) == 40
-    assert inspect(url, storage_options=options)["samples"] == 40
-    assert shardkit.verify(url, url, storage_options=options).sound
-    made = shardkit.convert(url, "lmdb", tmp_path / "out", storage_options=options)
-    assert made.samples == 40
-
-
-def test_a_wrong_one_is_named_and_no_value_is(s3: S3, bucket: str, tmp_path: Path) -> None:
-    url = s3.url(bucket, "photos")
-    cases: list[tuple[str, str]] = [
+def test_a_wrong_one_is_named_and_no_value_is(data: Bucket, tmp_path: Path) -> None:
+    url = data.url("photos")
+    for given, words in (
         ("=hunter2", "expected KEY=VALUE"),
         ("hunter2", "expected KEY=VALUE"),
         ("secret_key=hunter2", "found: secret_key"),
-    ]
-    for given, words in cases:
-        failed = run(s3, tmp_path, "inspect", url, "--storage-option", given)
-        assert failed.returncode == 2
+    ):
+        failed = run(data, tmp_path, "inspect", url, "--storage-option", given, check=2)
         assert words in failed.stderr
         assert "hunter2" not in failed.stdout + failed.stderr
     bad: Any = "key=hunter2"
-    with pytest.raises(UsageError, match="must be a dict") as caught:
-        shardkit.open(url, storage_options=bad)
-    assert "hunter2" not in str(caught.value)
+    for where, options, message in (
+        (url, bad, "must be a dict"),
+        ("sftp://user:hunter2@example.org/data", None, "a URL with a password"),
+    ):
+        with pytest.raises(UsageError, match=message) as caught:
+            shardkit.open(where, storage_options=options)
+        assert "hunter2" not in str(caught.value)
 
 
-@pytest.mark.parametrize("url", ["s3://bucket/a", "gs://bucket/a", "az://container/a"])
-def test_an_endpoint_without_a_scheme_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="has no scheme") as caught:
-        shardkit.open(url, storage_options={"endpoint": "127.0.0.1:9000"})
-    assert caught.value.found == "endpoint"
-    names = {"s3": "AWS_ENDPOINT_URL", "gs": "GOOGLE_BASE_URL", "az": "AZURE_STORAGE_ENDPOINT"}
-    for name in names.values():
-        monkeypatch.setenv(name, "storage.example.org")
-    with pytest.raises(UsageError, match="has no scheme") as caught:
-        shardkit.open(url)
-    assert caught.value.found == names[url.partition(":")[0]]
-
-
-def test_a_password_in_a_url_is_refused() -> None:
-    with pytest.raises(UsageError, match="a URL with a password") as caught:
-        storage.source("sftp://user:hunter2@example.org/data")
-    assert "hunter2" not in str(caught.value)
+@pytest.mark.parametrize(
+    ("scheme", "name"),
+    [("s3", "AWS_ENDPOINT_URL"), ("gs", "GOOGLE_BASE_URL"), ("az", "AZURE_STORAGE_ENDPOINT")],
+)
+def test_an_endpoint_without_a_scheme_is_refused(
+    scheme: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "storage.example.org")
+    for options, found in (({"endpoint": "127.0.0.1:9000"}, "endpoint"), (None, name)):
+        with pytest.raises(UsageError, match="has no scheme") as caught:
+            shardkit.open(f"{scheme}://bucket/a", storage_options=options)
+        assert caught.value.found == found
 
 
 def test_options_without_a_url_are_refused(local: Path, tmp_path: Path) -> None:
-    options = {"secret_access_key": SECRET}
+    given = {"storage_options": {"secret_access_key": SECRET}}
     calls: list[Any] = [
-        lambda: shardkit.open(local, storage_options=options),
-        lambda: shardkit.verify(local, storage_options=options),
-        lambda: shardkit.convert(local, "arrow", tmp_path / "out", storage_options=options),
-        lambda: Loader(local, batch_size=4, storage_options=options),
-        lambda: Loader(shardkit.open(local), batch_size=4, storage_options=options),
-        lambda: inspect(local, storage_options=options),
+        lambda: shardkit.open(local, **given),
+        lambda: shardkit.verify(local, **given),
+        lambda: shardkit.convert(local, "arrow", tmp_path / "out", **given),
+        lambda: Loader(local, batch_size=4, **given),
+        lambda: Loader(shardkit.open(local), batch_size=4, **given),
+        lambda: inspect(local, **given),
     ]
     for call in calls:
         with pytest.raises(UsageError, match="storage options are for URLs") as caught:
@@ -217,13 +189,4 @@ def test_a_dataset_on_a_web_server(web: Nginx, local: Path, tmp_path: Path) -> N
         assert report.sound
         assert report.notes == ["a web server has no listings: extra shards cannot be detected"]
     assert shardkit.verify(url, local, decode=True).samples == 40
-    assert shardkit.convert(url, "arrow", tmp_path / "out").samples == 40
-
-
-def test_shards_that_others_made_convert(s3: S3, local: Path, tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    for shard in local.glob("*.tar"):
-        (tmp_path / "in" / shard.name).write_bytes(shard.read_bytes())
-    url = s3.url(upload(s3, tmp_path), "in")
-    made = shardkit.convert(url, "arrow", tmp_path / "out", storage_options=s3.options())
-    assert made.samples == 40
+    assert shardkit.convert(url, "arrow", tmp_path / "out", workers=0).samples == 40

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,30 +15,40 @@ from shardkit.conversion.store_partial import StorePartial
 from shardkit.conversion.target import Target
 from shardkit.errors import OutputError, ShardkitWarning
 from shardkit.part_of import PartOf
-from tests.conversion.part_process import at_once
 from tests.conversion.test_part_lock import JOB, ONE, OTHER, TWO
-from tests.remote.servers import S3, Store
-from tests.remote.test_writing import Bucket
+from tests.remote.buckets import Bucket
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* was claimed by a run")
 THREE = PartOf(3, 3)
 
 
+_open: list[StorePartial] = []
+
+
 @pytest.fixture(autouse=True)
-def beat(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(claims, "BEAT", 0.03)
+def _beat(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Whoever waits sees that all that are alive renew their claims, and nothing else does."""
+
+    made: list[Claim] = []
+    take = Claim.take
+
+    def taken(*given: Any, **more: Any) -> Claim:
+        made.append(take(*given, **more))
+        return made[-1]
+
+    def beat(seconds: float) -> None:
+        for claim in made:
+            if claim.run in claims._held:
+                claim.say()
+
+    monkeypatch.setattr(Claim, "take", taken)
+    monkeypatch.setattr(claims, "BEAT", 1e6)
+    monkeypatch.setattr("time.sleep", beat)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-
-
-@pytest.fixture
-def bucket(google: Store) -> Iterator[Bucket]:
-    yield Bucket(google)
+    yield
     for run in _open:
         run.release()
     _open.clear()
-
-
-_open: list[StorePartial] = []
 
 
 def begun(bucket: Bucket, part: PartOf | None = None, job: dict[str, Any] = JOB) -> StorePartial:
@@ -69,7 +78,6 @@ def test_who_looks_whether_anybody_is_at_work_is_told(bucket: Bucket) -> None:
 def die(run: StorePartial) -> None:
     """As a process of this machine does."""
     assert run._claim is not None
-    run._claim._end.set()
     claims._held.discard(run._claim.run)
 
 
@@ -130,7 +138,8 @@ def test_a_part_keeps_a_whole_run_out_which_says_which(bucket: Bucket) -> None:
 
 def test_a_part_that_is_at_work_is_not_begun_twice(bucket: Bucket) -> None:
     two = begun(bucket, TWO)
-    refused(bucket, TWO, "part 2/2 is already running")
+    with pytest.warns(ShardkitWarning, match="was claimed by a run on"):
+        refused(bucket, TWO, "part 2/2 is already running")
     begun(bucket, PartOf(2, 3))
     two.check()
     two.release()
@@ -169,9 +178,8 @@ def test_parts_and_runs_of_the_dead_are_passed_over(
         two_again = begun(bucket, TWO)
     for run in [two] if known else [one, two]:
         assert run._claim is not None
-        run._claim._renewed = 0.0
         with pytest.raises(OutputError, match="taken over"):
-            run.check()
+            run._claim.say()
     two_again.check()
 
 
@@ -191,7 +199,7 @@ def test_a_whole_run_that_withdraws_lets_a_waiting_part_in(
 
 def test_a_part_whose_output_is_of_another_job_now_is_not_alone(bucket: Bucket) -> None:
     one = begun(bucket, ONE)
-    bucket.put("out.partial/job.json", b'{"recipe": {}}')
+    bucket.put({"out.partial/job.json": b'{"recipe": {}}'})
     assert not one.try_alone()
     begun(bucket).check()
 
@@ -212,17 +220,15 @@ def test_a_claim_that_a_run_removes_as_it_ends_is_no_fault_of_the_store(
 
 
 def test_a_part_that_waited_removes_no_work_of_another_job(bucket: Bucket) -> None:
+    """Without work, the parts of the other job have not begun in this one."""
     one = begun(bucket, ONE)
-    one.keep_outline(b"")
     one.release()
-    refused(bucket, TWO, "there is unfinished work with other options", OTHER)
-    assert one.job() == JOB
-
-
-def test_parts_of_another_job_have_not_begun(bucket: Bucket) -> None:
-    begun(bucket, ONE).release()
     two = begun(bucket, TWO, OTHER)
     assert two.begun() == [(TWO, False)]
+    two.keep_outline(b"")
+    two.release()
+    refused(bucket, ONE, "there is unfinished work with other options", JOB)
+    assert two.job() == OTHER
 
 
 def test_no_part_slips_in_as_another_job_begins(
@@ -242,21 +248,3 @@ def test_no_part_slips_in_as_another_job_begins(
     assert slow == [two]
     refused(bucket, ONE, "part 2/2 of this output is running")
     two.check()
-
-
-def test_the_wait_for_a_run_is_announced(bucket: Bucket) -> None:
-    begun(bucket, ONE)
-    with (
-        pytest.warns(ShardkitWarning, match="was claimed by a run on"),
-        pytest.raises(OutputError, match="part 1/2 is already running"),
-    ):
-        begun(bucket, ONE)
-
-
-@pytest.mark.large
-@pytest.mark.timeout(600)
-def test_processes_that_begin_at_once(s3: S3) -> None:
-    """Parts and whole runs, of two jobs, some killed: nobody is alone beside another."""
-    bucket = Bucket(s3)
-    environ = {**os.environ, **s3.environ()}
-    at_once(bucket.out, environ, 8, beat=0.5, patience=0.5)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import random
-import time
-from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import shardkit
-from tests.conftest import IMAGE_FORMATS, write_images
-from tests.conversion.part_kills import Forks, at_once, killed_parts
+from tests.conftest import write_images
+from tests.conversion.part_kills import Forks, at_once, was_told
 from tests.conversion.test_part_listing import lists
-from tests.remote.servers import S3, Google
-from tests.remote.test_writing import Bucket, below, died_everywhere, whole_or_no_dataset
+from tests.remote.buckets import Bucket, below
+from tests.remote.conftest import Through
+from tests.remote.crashes import resumed
+from tests.remote.proxy import Rule
+from tests.remote.test_writing import whole_or_no_dataset
 
 SIZE = 8_000
 
@@ -25,106 +26,94 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def bucket(s3: S3) -> Bucket:
-    return Bucket(s3)
+def whole(source: Path, tmp_path: Path) -> dict[str, bytes]:
+    """What one run makes."""
+    shardkit.convert(source, "wds", tmp_path / "whole", workers=0, shard_size=SIZE)
+    return below(tmp_path / "whole")
+
+
+def part(bucket: Bucket, source: Path, which: str | None, size: int = SIZE) -> Any:
+    return bucket.convert(source, part=which, shard_size=size, on_error="fail")
 
 
 def test_two_parts_and_merge_make_what_one_run_makes(
-    source: Path, tmp_path: Path, google: Google
+    source: Path, whole: dict[str, bytes], bucket: Bucket
 ) -> None:
-    bucket = Bucket(google)
-    convert(source, tmp_path / "whole")
-    options = {"shard_size": SIZE, "on_error": "fail"}
-    first = bucket.convert(source, part="1/2", **options)
+    def merge() -> shardkit.ConvertResult:
+        return shardkit.merge(bucket.out, storage_options=bucket.options)
+
+    first = part(bucket, source, "1/2")
     assert (first.part.tasks, first.part.missing) == (6, 5)
     with pytest.raises(shardkit.OutputError, match="not all parts") as error:
-        merge(bucket)
+        merge()
     assert error.value.found == "5 tasks are missing: 2/2 never began"
-    bucket.convert(source, part="2/2", **options)
-    assert bucket.objects() == below(tmp_path / "whole")
-    assert merge(bucket).already_complete
-    assert bucket.convert(source, part="1/2", **options).already_complete
+    part(bucket, source, "2/2")
+    assert bucket.objects() == whole
+    assert merge().already_complete
+    assert part(bucket, source, "1/2").already_complete
 
 
 def test_what_a_part_has_listed_is_in_the_store_for_the_others(
-    source: Path, tmp_path: Path, google: Google
+    source: Path, whole: dict[str, bytes], bucket: Bucket
 ) -> None:
-    bucket = Bucket(google)
-    convert(source, tmp_path / "whole")
-    options = {"shard_size": SIZE, "on_error": "fail"}
-    for part, listed in (("1/3", True), ("1/3", False), ("2/3", False), ("3/3", False)):
-        found = lists(source, lambda part=part: bucket.convert(source, part=part, **options))  # type: ignore[misc]
-        assert bool(found) is listed
-    assert bucket.objects() == below(tmp_path / "whole")
-
-
-def convert(source: Path, out: Path, to: str = "wds") -> None:
-    shardkit.convert(source, to, out, workers=0, shard_size=SIZE)
-
-
-def merge(bucket: Bucket) -> shardkit.ConvertResult:
-    return shardkit.merge(bucket.out, storage_options=bucket.options)
+    for which, listed in (("1/3", True), ("1/3", False), ("2/3", False), ("3/3", False)):
+        assert bool(lists(source, lambda which=which: part(bucket, source, which))) is listed  # type: ignore[misc]
+    assert bucket.objects() == whole
 
 
 @pytest.mark.large
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # a dead process closes nothing
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_parts_that_die_anywhere_are_continued(
-    source: Path, tmp_path: Path, google: Google
+    source: Path, tmp_path: Path, bucket: Bucket
 ) -> None:
     """The last part and a whole run go on in turn."""
-    bucket = Bucket(google)
     shardkit.convert(source, "wds", tmp_path / "whole", workers=0, shard_size=30_000)
     whole = below(tmp_path / "whole")
 
-    def part(which: str | None) -> None:
-        bucket.convert(source, part=which, shard_size=30_000, on_error="fail")
-
-    def parts() -> None:
-        part("1/2")
-        part("2/2")
+    def go_on(*parts: str | None) -> None:
+        for which in parts:
+            part(bucket, source, which, 30_000)
 
     few = ["put_if outline.zip", "put_if 2-of-2.json", "put result.zip", "put_if run.json"]
     few += ["put unfinished.json", "copy .tar", "delete outline.zip", "delete job.json"]
-    for number, _ in enumerate(died_everywhere(bucket.clear, parts, False, few)):
+    for number, _ in enumerate(resumed(bucket, lambda: go_on("1/2", "2/2"), few)):
         whole_or_no_dataset(bucket, whole)
-        (parts if number % 2 else lambda: part(None))()
+        go_on(*(["1/2", "2/2"] if number % 2 else [None]))
         assert bucket.objects() == whole
 
 
 @pytest.mark.large
-@pytest.mark.timeout(600)
-def test_parts_that_are_killed_at_random_are_continued(
-    source: Path, tmp_path: Path, bucket: Bucket
+def test_parts_that_are_killed_are_continued(
+    source: Path, tmp_path: Path, whole: dict[str, bytes], bucket: Bucket, through: Through
 ) -> None:
-    """C1, C2: four at a time, of some formats in turn."""
-    seed = random.randrange(10**9)
-    dice, seen = random.Random(seed), Counter[str]()
-    print(f"seed {seed}")
-    with Forks(tmp_path, **bucket.store.environ()) as forks:
-        for to in dice.sample(IMAGE_FORMATS, 4):
-            convert(source, tmp_path / to, to)
-            command = ["convert", source, "--to", to, "--shard-size", SIZE, "--workers", 0]
-            bucket.clear()
-            began = time.monotonic()
-            assert forks.start(*command, "-o", bucket.out).wait()[0] == 0
-            seconds = 1.5 * (time.monotonic() - began)
-            bucket.clear()
-            command += ["-o", bucket.out]
-            seen.update(killed_parts(forks, command, bucket.out, seconds, dice))
-            assert bucket.objects() == below(tmp_path / to), to
-    print(dict(seen))
-    assert seen["killed"] > 3
+    """C1, C2: four at a time, of which some are killed in their requests; then all again."""
+    seen = bucket.through(through(bucket.store))
+    command = ["convert", source, "--to", "wds", "--shard-size", SIZE, "--workers", 0]
+    parts = [f"{number}/4" for number in range(1, 5)]
+    with Forks(tmp_path, **seen.environ) as forks:
+        for match in ("result.zip", "/parts/2-of-4", "/0+[1-9]/shard-"):
+            seen.proxy.clear()
+            seen.proxy.add(Rule(method="PUT", match=match, skip=1, hold=True))
+            runs = [forks.start(*command, "-o", bucket.out, "--part", which) for which in parts]
+            seen.proxy.wait("PUT", match, 2)
+            for run in runs[::2] if "parts" not in match else runs:
+                run.kill()
+            seen.proxy.clear()  # the others request again what was held
+            for code, said in (run.wait() for run in runs):
+                assert code in (0, 2, -9), said
+                was_told(code, said)
+        for which in parts:
+            code, said = forks.start(*command, "-o", bucket.out, "--part", which).wait()
+            assert code == 0, said
+    assert bucket.objects() == whole
 
 
 @pytest.mark.large
 @pytest.mark.timeout(600)
 def test_parts_and_whole_runs_that_begin_at_once(
-    source: Path, tmp_path: Path, bucket: Bucket
+    source: Path, tmp_path: Path, whole: dict[str, bytes], bucket: Bucket
 ) -> None:
-    """Nothing is lost, and all but some are told."""
-    convert(source, tmp_path / "whole")
+    """Nothing is lost; some are told that others are at work, and come again."""
     command = ["convert", source, "--to", "wds", "--shard-size", SIZE, "--workers", 0]
-    with Forks(tmp_path, **bucket.store.environ()) as forks:
-        assert at_once(forks, [*command, "-o", bucket.out], bucket.out)
-    assert bucket.objects() == below(tmp_path / "whole")
+    with Forks(tmp_path, **bucket.environ) as forks:
+        at_once(forks, [*command, "-o", bucket.out], bucket.out)
+    assert bucket.objects() == whole

@@ -8,75 +8,67 @@ from typing import Any
 import pytest
 
 import shardkit
-from shardkit.conversion import claim as claims
 from shardkit.errors import OutputError
 from shardkit.verification.repair import Repair
 from shardkit.verification.work import Meter
 from tests.conftest import few, write_images
-from tests.remote.test_writing import QUICK, Bucket, bucket, scratch  # noqa: F401
+from tests.remote.buckets import Bucket
+
+
+def repaired(bucket: Bucket, url: str, giver: Path, name: str) -> None:
+    """The object that was damaged, and no other, becomes what it was."""
+    report = shardkit.verify(url, repair=giver, storage_options=bucket.options)
+    assert report.sound, (name, report.problems, report.repair.left)
+    assert [file.path.endswith(name) for file in report.repair.files] == [True]
 
 
 @pytest.mark.parametrize("format", few(["arrow", "beton", "hf", "lmdb", "mds", "wds"], "wds"))
-@QUICK
 def test_objects_become_what_they_were(
-    bucket: Bucket,  # noqa: F811
-    format: str,
-    tmp_path: Path,
-    large: bool,
+    bucket: Bucket, format: str, tmp_path: Path, large: bool
 ) -> None:
-    source = write_images(tmp_path / "source", each=6)
-    options: dict[str, Any] = {"shard_samples": 4, "shard_size": None}
+    """Removed, or of other bytes; from the source, or from a copy of another format."""
+    source = write_images(tmp_path / "source", each=4)
+    options: dict[str, Any] = {"shard_samples": 3, "shard_size": None}
     bucket.convert(source, format, split="train=0.5,val=0.5", **options)
     shardkit.convert(bucket.out, "arrow", tmp_path / "copy", storage_options=bucket.options)
     whole = bucket.objects()
     names = [name for name in whole if not name.endswith("manifest.json")]
     for number, name in enumerate(names if large else names[::4]):
-        giver = [source, tmp_path / "copy"][number % 2]
         if number % 3:
-            bucket.put(name, b"damaged")
+            bucket.put({name: b"damaged"})
         else:
-            bucket.store.open(bucket.name).delete(name)
-        report = shardkit.verify(bucket.out, repair=giver, storage_options=bucket.options)
-        assert report.sound, (name, report.problems, report.repair.left)
+            bucket.delete(name)
+        repaired(bucket, bucket.out, [source, tmp_path / "copy"][number % 2], name)
         assert bucket.objects() == whole
-        assert [file.path.endswith(name) for file in report.repair.files] == [True]
 
 
-@QUICK
 @pytest.mark.large
-def test_a_single_object(bucket: Bucket, tmp_path: Path) -> None:  # noqa: F811
-    source = write_images(tmp_path / "source", kilobytes=400)
-    out = f"{bucket.out}/train.tar"
+def test_a_single_object(bucket: Bucket, tmp_path: Path) -> None:
+    source, out = write_images(tmp_path / "source"), bucket.url("out/train.tar")
     shardkit.convert(source, "wds", out, storage_options=bucket.options, workers=0)
     whole = bucket.objects()
     for name in whole:
         if not name.endswith("manifest.json"):
-            bucket.store.open(bucket.name).delete(name)
-            report = shardkit.verify(out, repair=source, storage_options=bucket.options)
-            assert report.sound, (name, report.problems)
+            bucket.delete(name)
+            repaired(bucket, out, source, name)
             assert bucket.objects() == whole
 
 
-@QUICK
 @pytest.mark.filterwarnings("ignore:.*was claimed by a run")
 def test_two_repairs_at_once(
-    bucket: Bucket,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claims, "BEAT", 0.05)
     source = write_images(tmp_path / "source")
     bucket.convert(source)
-    whole = bucket.objects()
-    bucket.put("out/shard-000000.tar", b"damaged")
-    before = bucket.objects()
-    options = {"storage_options": bucket.options}
-    datasets = [shardkit.open(bucket.out, **options)]
-    with Repair(bucket.path("out"), datasets, source, None, None, Meter(None)):
+    whole, name = bucket.objects(), "out/shard-000000.tar"
+    bucket.put({name: b"damaged"})
+    with Repair(bucket.path("out"), [bucket.open("out")], source, None, None, Meter(None)) as first:
+        # Who looks sees it renewed.
+        monkeypatch.setattr("time.sleep", lambda seconds: first._partial._claim.say())
         with pytest.raises(OutputError, match="another run"):
-            shardkit.verify(bucket.out, repair=source, **options)
+            shardkit.verify(bucket.out, repair=source, storage_options=bucket.options)
         with pytest.raises(OutputError, match="another run"):
             bucket.convert(source, overwrite=True)
-    assert bucket.objects() == before
-    assert shardkit.verify(bucket.out, repair=source, **options).sound
+    assert bucket.objects() == whole | {name: b"damaged"}
+    repaired(bucket, bucket.out, source, name)
     assert bucket.objects() == whole

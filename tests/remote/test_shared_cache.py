@@ -1,89 +1,92 @@
-"""Loaders in several processes share a cache folder that is too small, and are killed."""
+"""Processes share a cache folder that is too small for them, and are killed."""
 
 from __future__ import annotations
 
+import contextlib
 import random
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import shardkit
-from shardkit.page_cache import PAGE, FolderCache
 from shardkit.schema import Bytes
-from tests.remote.epochs import value
-from tests.remote.pages import FULL_PAGE
+from tests.remote.buckets import Bucket
+from tests.remote.pages import LIMIT, SAMPLES, SIZE, page
 from tests.remote.process import ROOT
-from tests.remote.servers import Nginx
-from tests.remote.test_page_cache import CLAIMS, LOCK, MARK, counted, linux, on_disk, stopped
-
-SAMPLES, LIMIT = 600, 9 * FULL_PAGE  # of 24 pages
+from tests.remote.test_page_cache import check, linux, on_disk
 
 
 class Process(subprocess.Popen[str]):
-    """One that does epochs, maybe on a disk that is full now and then."""
+    """One of tests/remote/pages.py."""
 
-    def __init__(self, url: str, cache: Path, seed: int, full: bool) -> None:
-        words = [url, SAMPLES, cache, LIMIT, seed, *["full"] * full]
-        super().__init__(
-            [sys.executable, "-m", "tests.remote.epochs", *map(str, words)],
-            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+    def __init__(self, *words: object) -> None:
+        command = [sys.executable, "-m", "tests.remote.pages", *map(str, words)]
+        super().__init__(command, cwd=ROOT, stdout=-1, stderr=-1, text=True)
 
-    def began(self) -> float:
-        """When the next epoch that ends began; 0 at first. An error with what it wrote, if it has
-        ended."""
+    def go_on(self, turns: int = 1, word: str = "") -> None:
+        """Until it has said so often that it goes on; an error with what it wrote, if it ended."""
         assert self.stdout is not None
-        line = self.stdout.readline()
-        if not line:
-            raise AssertionError(self.communicate(timeout=60)[1])
-        return float(line)
+        while turns:
+            line = self.stdout.readline()
+            assert line, self.communicate()[1]
+            turns -= line.startswith(word)
+
+    def die(self) -> None:
+        self.kill()
+        self.communicate()
 
 
-@pytest.fixture(scope="module")
-def url(web: Nginx) -> str:
-    with shardkit.create(web.root / "shared", "wds", {"x": Bytes()}, shard_size="5MB") as out:
-        for number in range(SAMPLES):
-            out.write({"__key__": f"{number}", "x": value(number)})
-    return f"{web.endpoint}/shared"
+@contextlib.contextmanager
+def stopped(processes: list[Process]) -> Iterator[None]:
+    """No process moves: what is on the disk then was there at one moment."""
+    for process in processes:
+        process.send_signal(signal.SIGSTOP)
+    for process in processes:
+        while Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2][0] not in "TtZX":
+            time.sleep(0.0005)
+    yield
+    for process in processes:
+        process.send_signal(signal.SIGCONT)
 
 
-@pytest.mark.large
 @linux
-def test_four_loaders_share_a_cache_and_are_killed(url: str, tmp_path: Path, large: bool) -> None:
-    """The last of them meets a full disk now and then."""
-    draw, cache, kills = random.Random(5), tmp_path / "cache", 15 if large else 4
-    loaders = [Process(url, cache, seed, seed == 3) for seed in range(4)]
+@pytest.mark.parametrize("loads", [False, pytest.param(True, marks=pytest.mark.large)])
+def test_processes_keep_the_limit_at_every_moment_and_leave_nothing(
+    loads: bool, large: bool, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They use pages, or load a dataset; one of those meets a full disk now and then."""
+    cache, more = tmp_path / "cache", []
+    if loads:
+        with shardkit.create(tmp_path / "in", "wds", {"x": Bytes()}, shard_size="5MB") as out:
+            for number in range(SAMPLES):
+                out.write({"__key__": f"{number}", "x": page("x", number, SIZE)})
+        bucket.put(tmp_path / "in")
+        more = [bucket.url()]
+        for name, value in bucket.environ.items():
+            monkeypatch.setenv(name, value)
+    draw, most = random.Random(5), 0
+    processes = [Process(cache, n, *more, *(["full"] if loads and not n else [])) for n in range(3)]
     try:
-        for loader in loaders:
-            assert loader.began() == 0
-        for kill in range(kills):
-            time.sleep(draw.uniform(0, 0.3))
-            victim = kill if kill < 4 else draw.randrange(4)
-            loaders[victim].kill()
-            loaders[victim].communicate(timeout=60)
-            with stopped(loaders[:victim] + loaders[victim + 1 :]):
+        for kill in range(6 if large else 3):
+            for process in processes:
+                process.go_on(draw.randrange(1, 20))
+            with stopped(processes):
+                most = max(most, on_disk(cache))
+                processes[victim := kill % 3].die()
                 assert on_disk(cache) <= LIMIT
-            loaders[victim] = Process(url, cache, 100 + kill, victim == 3)
-        last, most = time.monotonic(), 0
-        for loader in loaders:  # a whole epoch of each
-            while loader.began() < last:
-                with stopped(loaders):  # there may be few pages while many are requested
-                    most = max(most, on_disk(cache))
+            processes[victim] = Process(cache, 100 + kill, *more)
+        for process in processes if loads else ():
+            process.go_on(2, "epoch")
         assert LIMIT / 3 < most <= LIMIT
     finally:
-        for loader in loaders:
-            loader.kill()
-        for loader in loaders:
-            loader.communicate(timeout=60)
-    again = FolderCache(cache, LIMIT)
-    pages = {path.name for path in cache.iterdir()} - {MARK, LOCK, CLAIMS}
-    assert LIMIT >= counted(cache) == on_disk(cache) > 0
-    for name in pages:
-        assert name.endswith(".page")
-        file, number = name.removesuffix(".page").split("-")
-        page = again.get(file, int(number))
-        assert page is not None  # its checksum was compared
-        assert 0 < len(page) <= PAGE
+        for process in processes:
+            process.die()
+    check(cache, ours=not loads)
+    again = Process(cache, 1, *more)
+    again.go_on(5)
+    again.die()

@@ -1,19 +1,14 @@
-"""Loaders over data in a store: the same batches, and no more bytes than needed.
-
-The store is our own small one, which answers in a tenth of the time that moto takes.
-"""
+"""Loaders over data in a store: the same batches, and no more bytes than needed."""
 
 from __future__ import annotations
 
 import os
 import pickle
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import threading
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -22,20 +17,18 @@ import numpy as np
 import pytest
 
 import shardkit
-from shardkit import storage
 from shardkit.errors import ShardkitWarning, StorageError
 from shardkit.opening import open_dataset
 from shardkit.options import parse_size
-from shardkit.page_cache import PAGE, MemoryCache
-from shardkit.remote import store as stores
+from shardkit.page_cache import PAGE
 from shardkit.schema import Array, Bytes, Schema
 from shardkit.stream.loader import Loader
 from shardkit.stream.order import Order
 from shardkit.stream.read_ahead import NextUse
-from tests.remote.conftest import Through
-from tests.remote.proxy import Proxy, Rule
+from tests.conftest import few
+from tests.remote.buckets import Bucket
+from tests.remote.proxy import Rule
 from tests.remote.servers import Google
-from tests.remote.test_reading import upload
 
 pytestmark = pytest.mark.filterwarnings("ignore:the cache holds")
 FORMATS = ("wds", "lmdb", "arrow", "parquet", "hf", "beton", "megatron")
@@ -44,13 +37,13 @@ SAMPLES, SIZE = 600, 40_000  # 24 MB: enough pages to have more of them than a c
 
 @pytest.fixture(scope="module")
 def datasets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One of each format, the others than TAR with a third of the samples."""
+    """One of each format, the others than TAR with a sixth of the samples."""
     root, rng = tmp_path_factory.mktemp("datasets"), np.random.default_rng(5)
     values = [rng.integers(0, 200, SIZE, np.uint8) for _ in range(SAMPLES)]
     for format in FORMATS:
         tokens = format == "megatron"
         kind: Any = Array("|u1", (None,)) if tokens else Bytes()
-        samples = SAMPLES if format == "wds" else SAMPLES // 3
+        samples = SAMPLES if format == "wds" else SAMPLES // 6
         with shardkit.create(root / format, format, Schema({"x": kind}), shard_size="3MB") as out:
             for n, value in enumerate(values[:samples]):
                 out.write({"__key__": f"k{n}", "x": value if tokens else value.tobytes()})
@@ -58,11 +51,11 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def bucket(google: Google, datasets: Path) -> str:
-    return upload(google, datasets)
+def data(google: Google, datasets: Path) -> Bucket:
+    return Bucket(google, datasets)
 
 
-def loader(source: Any, options: dict[str, Any], **more: Any) -> Loader:
+def loader(source: Any, options: Any = None, **more: Any) -> Loader:
     return Loader(
         source, batch_size=16, shuffle=True, seed=7, storage_options=options or None, **more
     )
@@ -80,264 +73,172 @@ def stored(path: Path) -> int:
 @pytest.mark.parametrize(
     ("format", "cache"),
     [
-        pytest.param(
-            format, cache, marks=[] if "memory" in cache or format == "wds" else pytest.mark.large
-        )
-        for format in FORMATS
-        for cache in ("memory", "half", "folder")
+        *((format, "memory") for format in FORMATS),
+        *(pytest.param(*case.values, "folder", marks=case.marks) for case in few(FORMATS, "wds")),
     ],
 )
 def test_the_batches_are_those_of_this_machine(
-    format: str, cache: str, google: Google, bucket: str, datasets: Path, tmp_path: Path
+    format: str, cache: str, data: Bucket, datasets: Path, tmp_path: Path
 ) -> None:
-    more: dict[str, Any] = {}
-    if cache == "half":
-        more = {"cache_limit": stored(datasets / format) // 2}
-    elif cache == "folder":
-        more = {"cache": tmp_path / "cache", "cache_limit": stored(datasets / format) // 2}
-    here = Loader(datasets / format, batch_size=16, shuffle=True, seed=7)
-    there = loader(google.url(bucket, format), google.options(), **more)
+    """With room for half of the dataset."""
+    more: dict[str, Any] = {"cache_limit": stored(datasets / format) // 2}
+    if cache == "folder":
+        more["cache"] = tmp_path / "cache"
+    here, there = loader(datasets / format), loader(data.url(format), data.options, **more)
     assert epochs(there, 2) == epochs(here, 2)
 
 
-@pytest.fixture
-def counted(google: Google, bucket: str, through: Through) -> Proxy:
-    return through(google)
-
-
-def downloads(proxy: Proxy, made: Loader, count: int) -> list[float]:
+def downloads(seen: Bucket, made: Loader, count: int) -> list[float]:
     """Bytes of each epoch."""
     found = []
     for _ in range(count):
-        proxy.clear()
+        seen.proxy.clear()
         for _ in made:
             pass
-        found.append(proxy.count("GET").sent)
+        found.append(seen.proxy.count("GET").sent)
     return found
 
 
-def test_an_epoch_downloads_the_dataset_once(
-    google: Google, bucket: str, datasets: Path, counted: Proxy
-) -> None:
+def test_an_epoch_downloads_the_dataset_once(seen: Bucket, datasets: Path) -> None:
     size = stored(datasets / "wds")
-    made = loader(google.url(bucket, "wds"), google.options(counted.endpoint))
-    first, second = downloads(counted, made, 2)
+    first, second = downloads(seen, loader(seen.url("wds"), seen.options), 2)
     assert 0.9 * size < first <= 1.02 * size
     assert second == 0
 
 
-@pytest.mark.large
-@pytest.mark.parametrize("folder", [False, True])
+@pytest.mark.parametrize("folder", [False, pytest.param(True, marks=pytest.mark.large)])
 def test_with_room_for_half_later_epochs_download_half(
-    folder: bool, google: Google, bucket: str, datasets: Path, counted: Proxy, tmp_path: Path
+    folder: bool, seen: Bucket, datasets: Path, tmp_path: Path
 ) -> None:
     size = stored(datasets / "wds")
     more = {"cache": tmp_path} if folder else {}
-    made = loader(
-        google.url(bucket, "wds"), google.options(counted.endpoint), cache_limit=size // 2, **more
-    )
-    first, *later = downloads(counted, made, 3)
+    made = loader(seen.url("wds"), seen.options, cache_limit=size // 2, **more)
+    first, later = downloads(seen, made, 2)
     assert first <= 1.15 * size  # the samples that came before their page was there
-    assert max(later) <= 0.57 * size  # of 25 pages, one is 4 %
+    assert later <= 0.57 * size  # of 25 pages, one is 4 %
 
 
 @pytest.mark.large
-def test_an_epoch_does_not_begin_before_the_cache_knows_of_it(
-    google: Google,
-    bucket: str,
-    datasets: Path,
-    counted: Proxy,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A thread that is late compares what the epoch before needed with what this one does: to it
-    all pages in the cache are needed later than its own, which then takes their room."""
-    reserve = MemoryCache.reserve
-
-    def late(*given: Any) -> bool:
-        time.sleep(0.1)
-        return reserve(*given)
-
-    size = stored(datasets / "wds")
-    made = loader(
-        google.url(bucket, "wds"), google.options(counted.endpoint), cache_limit=size // 2
-    )
-    downloads(counted, made, 1)
-    monkeypatch.setattr(MemoryCache, "reserve", late)
-    assert max(downloads(counted, made, 2)) <= 0.57 * size
-
-
-@pytest.mark.large
-def test_a_cache_that_is_small_for_the_window_is_warned_of(
-    google: Google, bucket: str, datasets: Path, counted: Proxy
-) -> None:
+def test_a_cache_that_is_small_for_the_window_is_warned_of(seen: Bucket, datasets: Path) -> None:
     """Once, with a size that is enough: with that size the second epoch requests nothing."""
-    url, options = google.url(bucket, "wds"), google.options(counted.endpoint)
-    size = stored(datasets / "wds")
+    url, size = seen.url("wds"), stored(datasets / "wds")
     with pytest.warns(ShardkitWarning, match="the cache holds 12 MB") as told:
-        list(loader(url, options, cache_limit="12MB"))
+        list(loader(url, seen.options, cache_limit="12MB"))
     assert len(told) == 1
     enough = re.findall('cache_limit="(.*?)"', str(told[0].message))
-    assert downloads(counted, loader(url, options, cache_limit=enough[0]), 2)[1] == 0
+    assert downloads(seen, loader(url, seen.options, cache_limit=enough[0]), 2)[1] == 0
     assert size < parse_size(enough[0]) < 1.1 * size
     with warnings.catch_warnings():
         warnings.simplefilter("error", ShardkitWarning)
-        list(loader(url, options, cache_limit="12MB", window=140))
-        list(loader(url, options, cache_limit=enough[0]))
+        list(loader(url, seen.options, cache_limit="12MB", window=140))
+        list(loader(url, seen.options, cache_limit=enough[0]))
 
 
-def test_two_machines_download_half_each(
-    google: Google, bucket: str, datasets: Path, counted: Proxy, tmp_path: Path
-) -> None:
-    size = stored(datasets / "wds")
+def test_two_machines_download_half_each(seen: Bucket, datasets: Path, tmp_path: Path) -> None:
     for rank in range(2):
-        made = loader(
-            google.url(bucket, "wds"), google.options(counted.endpoint),
-            parts=2, rank=rank, world_size=2, cache=tmp_path / str(rank),
-        )  # fmt: skip
-        assert downloads(counted, made, 1)[0] <= 0.55 * size + 3 * PAGE  # where blocks are cut
+        more = {"parts": 2, "rank": rank, "world_size": 2, "cache": tmp_path / str(rank)}
+        made = loader(seen.url("wds"), seen.options, **more)
+        # The pages where blocks are cut are of both.
+        assert downloads(seen, made, 1)[0] <= 0.55 * stored(datasets / "wds") + 3 * PAGE
 
 
 def test_ranks_of_one_machine_request_each_page_once(
-    google: Google, bucket: str, datasets: Path, counted: Proxy, tmp_path: Path
+    seen: Bucket, datasets: Path, tmp_path: Path
 ) -> None:
     """At the same time, and of the same pages: all samples of a block are shuffled."""
     program = (
         "import sys; from shardkit.stream.loader import Loader\n"
         "made = Loader(sys.argv[1], batch_size=16, shuffle=True, rank=int(sys.argv[2]),"
         " world_size=2, cache=sys.argv[3])\n"
-        "print(len(made), flush=True); input()\n"
         "for batch in made: pass"
     )
-    counted.add(Rule(latency=0.1, method="GET", match="tar"))
-    environ = {**os.environ, **google.environ(counted.endpoint)}
+    # Both have asked for pages before either gets one.
+    seen.proxy.add(Rule(method="GET", match="tar", gather=2, times=2))
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", program, google.url(bucket, "wds"), str(rank), str(tmp_path)],
-            env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, "-c", program, seen.url("wds"), str(rank), str(tmp_path)],
+            env={**os.environ, **seen.environ},
         )
         for rank in range(2)
-    ]  # fmt: skip
-    for process in ranks:
-        assert process.stdout is not None
-        process.stdout.readline()
-    for process in ranks:
-        assert process.stdin is not None
-        process.stdin.write(b"\n")
-        process.stdin.flush()
-    for process in ranks:
-        process.communicate(timeout=60)
-    assert [process.returncode for process in ranks] == [0, 0]
-    assert counted.count("GET", "tar").sent <= stored(datasets / "wds")
+    ]
+    assert [process.wait(120) for process in ranks] == [0, 0]
+    assert seen.proxy.count("GET", "tar").sent <= stored(datasets / "wds")
 
 
-def test_opening_takes_few_requests_and_no_payload(
-    google: Google, counted: Proxy, tmp_path: Path
-) -> None:
-    with shardkit.create(tmp_path / "d", "wds", {"x": Bytes()}, shard_samples=1) as out:
-        for n in range(200):
-            out.write({"x": bytes([n])})
-    bucket = upload(google, tmp_path / "d")
-    with storage.using(google.options(counted.endpoint)):
-        found = open_dataset(google.url(bucket))
-        assert len(found) == 200
-    assert counted.count().requests <= 10
-    assert counted.count(match=r"\.tar").requests == 0
-
-
-def test_the_first_batch_takes_two_rounds(google: Google, bucket: str, counted: Proxy) -> None:
+def test_opening_takes_few_requests_and_the_first_batch_two_rounds(seen: Bucket) -> None:
     """An index and pages, and beside them the list of checksums: each request waits for one other
     at most."""
-    with storage.using(google.options(counted.endpoint)):
-        found = open_dataset(google.url(bucket, "wds"))
-    counted.clear()
+    found = seen.open("wds")
+    assert len(found) == SAMPLES
+    assert seen.proxy.count().requests <= 10
+    assert seen.proxy.count(match=r"\.tar").requests == 0
+    seen.proxy.clear()
     next(iter(Loader(found, batch_size=16, shuffle=True)))
-    kinds = {(e.method, e.target.rpartition(".")[2]) for e in counted.log()}
+    kinds = {(e.method, e.target.rpartition(".")[2]) for e in seen.proxy.log()}
     assert kinds == {("GET", "npy"), ("GET", "tar"), ("HEAD", "xxh3"), ("GET", "xxh3")}
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [
-        Rule(status=503, times=20, skip=3, match="tar", method="GET"),
-        Rule(reset_after=1000, times=10, skip=3, match="tar", method="GET"),
-        Rule(close_after=1000, times=10, skip=3, match="tar", method="GET"),
-        Rule(shorten=100, times=10, skip=3, match="tar", method="GET"),
-        Rule(whole=True, times=10, skip=3, match="tar", method="GET"),
-    ],
-    ids=["503", "reset", "close", "shorten", "whole"],
-)
-def test_faults_that_pass_change_nothing(
-    rule: Rule, google: Google, bucket: str, datasets: Path, counted: Proxy
-) -> None:
-    counted.add(rule)
-    there = loader(google.url(bucket, "wds"), google.options(counted.endpoint))
-    assert epochs(there, 1) == epochs(loader(datasets / "wds", {}), 1)
+def test_faults_that_pass_change_nothing(seen: Bucket, datasets: Path) -> None:
+    faults: list[dict[str, Any]] = [{"status": 503}, {"reset_after": 1000}, {"shorten": 100}]
+    for number, fault in enumerate([*faults, {"whole": True}]):
+        seen.proxy.add(Rule(method="GET", match="tar", skip=3 + 4 * number, times=3, **fault))
+    assert epochs(loader(seen.url("wds"), seen.options), 1) == epochs(loader(datasets / "wds"), 1)
+    assert seen.proxy.count("GET", "tar").requests > 19  # all faults
 
 
-def test_a_store_that_goes_away_ends_the_epoch_with_an_error(
-    google: Google, bucket: str, counted: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stores, "ATTEMPTS", 2)
-    there = loader(
-        google.url(bucket, "wds"), google.options(counted.endpoint), cache_limit=2 * PAGE
-    )
-    batches = iter(there)
+def test_a_store_that_goes_away_ends_the_epoch_with_an_error(seen: Bucket) -> None:
+    batches = iter(loader(seen.url("wds"), seen.options, cache_limit=2 * PAGE))
     next(batches)
-    counted.add(Rule(status=503))
+    seen.proxy.add(Rule(status=503))
     with pytest.raises(StorageError, match="returned an unexpected response"):
         list(batches)
 
 
-def test_a_state_goes_on_from_another_machine(google: Google, bucket: str, datasets: Path) -> None:
-    here = loader(datasets / "wds", {})
+def test_a_state_goes_on_from_another_machine(data: Bucket, datasets: Path) -> None:
+    here, there = loader(datasets / "wds"), loader(data.url("wds"), data.options)
     batches = iter(here)
     for _ in range(5):
         next(batches)
-    there = loader(google.url(bucket, "wds"), google.options())
     there.load_state_dict(here.state_dict())
     assert pickle.dumps(list(batches)) == pickle.dumps(list(there))
 
 
-def test_a_fork_does_not_wait_for_requests_of_its_parent(
-    google: Google, bucket: str, counted: Proxy
-) -> None:
-    made = loader(google.url(bucket, "wds"), google.options(counted.endpoint)).dataset
-    counted.add(Rule(latency=1, method="GET", match="tar"))
+def test_a_fork_does_not_wait_for_requests_of_its_parent(seen: Bucket) -> None:
+    made = loader(seen.url("wds"), seen.options).dataset
+    # Those of this process, as many as it makes at a time, are held until the other has its batch.
     thread = threading.Thread(target=lambda: next(made.iterate(0)))
+    seen.proxy.add(Rule(method="GET", match="tar", times=1, hold=True))
     thread.start()
-    pages = made.stream.pages
-    while pages is None or not pages._requested:
-        time.sleep(0.01)
+    seen.proxy.wait("GET", "tar")
     child = os.fork()
     if not child:
-        signal.alarm(40)  # ends it
+        signal.alarm(120)  # ends it
         try:
             next(made.iterate(0))
             os._exit(0)
         finally:
             os._exit(1)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    seen.proxy.clear()
     thread.join()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert code == 0
 
 
-def test_a_program_ends_in_the_middle_of_an_epoch(google: Google, bucket: str) -> None:
+def test_a_program_ends_in_the_middle_of_an_epoch(data: Bucket) -> None:
     program = (
         "import sys; from shardkit.stream.dataset import StreamingDataset\n"
-        "sys.made = iter(StreamingDataset(sys.argv[1], batch_size=8))\n"
-        "next(sys.made)"
+        "sys.made = iter(StreamingDataset(sys.argv[1], batch_size=8)); next(sys.made)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, google.url(bucket, "wds")],
-        check=False, env={**os.environ, **google.environ()}, capture_output=True, text=True,
-        timeout=60,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
+    command = [sys.executable, "-c", program, data.url("wds")]
+    environ = {**os.environ, **data.environ}
+    done = subprocess.run(command, env=environ, check=True, capture_output=True)
+    assert done.stderr == b""
 
 
 # --- the order of use ----------------------------------------------------------------------------
 
 
-def test_next_use_is_that_of_the_order(tmp_path: Path) -> None:
+def test_next_use_is_that_of_the_order(datasets: Path) -> None:
     """Against a plain simulation: the next window in which any sample of a block comes."""
     order = Order(np.array([100, 250, 70]), shuffle=True, seed=4, parts=3, window=32)
     for parts in (None, frozenset({1})):
@@ -356,9 +257,6 @@ def test_next_use_is_that_of_the_order(tmp_path: Path) -> None:
                     finite = [w for w in (begin[block], end[block]) if w < np.inf]
                     assert {*finite} <= {*windows.tolist()}
                     assert min(finite) == min(windows) or len({*part.tolist()}) > 1
-
-
-def test_pages_are_of_the_blocks_that_they_hold(datasets: Path) -> None:
     dataset = open_dataset(datasets / "wds")
     sizes = np.array([dataset.extent(n)[0] for n in range(dataset.shards)])
     order = Order(sizes, shuffle=True, seed=1, window=64)
@@ -370,7 +268,6 @@ def test_pages_are_of_the_blocks_that_they_hold(datasets: Path) -> None:
 def test_a_folder_for_the_cache_is_left_as_it_was_by_local_data(
     datasets: Path, tmp_path: Path
 ) -> None:
-    shutil.copytree(datasets / "arrow", tmp_path / "d")
     with pytest.raises(shardkit.UsageError, match="for remote data"):
-        loader(tmp_path / "d", {}, cache=tmp_path / "cache")
+        loader(datasets / "wds", cache=tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
