@@ -427,14 +427,15 @@ def test_long_files_are_not_shuffled_and_what_has_samples_is(
 # --- datasets as sources --------------------------------------------------------------------------
 
 
-def by_pyarrow(path: Path, to: str, columns: dict[str, Any]) -> Path:
-    table = pa.table(columns)
+def by_pyarrow(folder: Path, to: str, columns: dict[str, Any], name: str = "theirs") -> Path:
+    folder.mkdir(exist_ok=True)
+    table, path = pa.table(columns), folder / f"{name}.{to}"
     if to == "parquet":
-        pq.write_table(table, path / "theirs.parquet", row_group_size=30)
-        return path / "theirs.parquet"
-    with pa.ipc.new_file(path / "theirs.arrow", table.schema) as writer:
-        writer.write_table(table, max_chunksize=30)
-    return path / "theirs.arrow"
+        pq.write_table(table, path, row_group_size=30)
+    else:
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table, max_chunksize=30)
+    return path
 
 
 @pytest.mark.parametrize("to", ["arrow", "parquet"])
