@@ -355,6 +355,12 @@ CASES: dict[str, tuple[Callable[[Path], Any], dict[str, Any], dict[str, int]]] =
         lambda root: tree(root, "train/a/1.jpg", "val/a/1.jpg", "val/a/2.json", "x.pdf", "val/y"),
         {}, once(".json", ".pdf", BARE),
     ),
+    "split folders without classes": (
+        lambda root: tree(
+            root, "train/a.jpg", "val/a.jpg", "train.csv", "README.md", ".DS_Store", "val/list.csv"
+        ),
+        {}, {".csv file": 2, **once(".md", "hidden")},
+    ),
     "documents": (
         lambda root: tree(root, "a.txt", "b/c.txt", "README.md", "LICENSE", "d.pdf", "b/.h"),
         {}, once(".md", ".pdf", BARE, "hidden"),

@@ -29,7 +29,9 @@ def first_batch(path: Path) -> dict[str, Any]:
     return next(iter(shardkit.stream.Loader(path, batch_size=4, shuffle=False)))
 
 
-@pytest.mark.parametrize("to", few(["wds", "lmdb", "arrow", "parquet", "hf", "beton"]))
+@pytest.mark.parametrize(
+    "to", few(["wds", "lmdb", "arrow", "parquet", "hf", "beton"], "wds", "lmdb", "arrow", "hf")
+)
 def test_kept_fields_of_documents(tmp_path: Path, to: str) -> None:
     rows: list[dict[str, Any]] = [{"text": f"{n}", "label": n, "some": n} for n in range(9)]
     del rows[7]["some"]
