@@ -1041,7 +1041,7 @@ def measures(test: Callable[..., None]) -> Callable[..., None]:
 @measures
 @pytest.mark.parametrize(
     ("more", "size", "limit"),  # tokens take four times as long
-    [([], 300_000_000, 250_000_000), (["--seq-len", 1024], 100_000_000, 200_000_000)],
+    [([], 200_000_000, 150_000_000), (["--seq-len", 1024], 100_000_000, 200_000_000)],
     ids=["text", "tokens"],
 )
 def test_gigabytes_take_little_memory(
