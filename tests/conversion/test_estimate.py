@@ -57,7 +57,7 @@ def planned(source: Path, to: str, out: Path, **options: Any) -> estimate.Estima
     return estimate.estimate(prepare(source, to, out, ConvertOptions(**options)))
 
 
-@pytest.mark.parametrize("format", few(IMAGE_FORMATS, "arrow", "beton", "lmdb", "wds"))
+@pytest.mark.parametrize("format", few(IMAGE_FORMATS, "beton", "wds"))
 def test_bytes_are_about_those_written_and_what_cannot_fit_is_refused(
     photos: Path, tmp_path: Path, format: str, free: Free
 ) -> None:

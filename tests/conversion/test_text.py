@@ -170,7 +170,7 @@ def test_every_format_holds_the_blocks_of_packings(
     assert shardkit.verify(out, against=corpus).problems == []
 
 
-@pytest.mark.parametrize("format", few(TEXT_FORMATS))
+@pytest.mark.parametrize("format", few(TEXT_FORMATS, "wds"))
 def test_every_format_holds_the_text_and_it_becomes_tokens(
     format: str, corpus: Path, gpt2: Path, expected: list[list[int]], tmp_path: Path
 ) -> None:
@@ -941,7 +941,7 @@ def test_blocks_of_one_token_and_of_more_than_there_are(gpt2: Path, tmp_path: Pa
     assert samples_of(tmp_path / "70000-pad")[0]["doc_ends"].dtype == "<u4"
 
 
-@pytest.mark.parametrize("format", few(sorted(FORMATS)))
+@pytest.mark.parametrize("format", few(sorted(FORMATS), "megatron", "wds"))
 @pytest.mark.parametrize("texts", [[""], ["", "a", "", ""]], ids=len)
 def test_documents_without_tokens(
     texts: list[str], format: str, gpt2: Path, tmp_path: Path
