@@ -30,7 +30,6 @@ from shardkit.manifest import load
 from shardkit.schema import Array, Int, Text
 from shardkit.testing import make_audio, make_image
 from tests.codecs import tokenizer_zoo
-from tests.conftest import files_of, write_images
 from tests.sources import real
 from tests.sources.test_text import put, put_lines
 
@@ -59,12 +58,6 @@ def test_fields_of_json_lines_and_columns_of_tables(tmp_path: Path) -> None:
     assert ignored(lines, tmp_path / "three", text=keep) == {}
 
 
-def test_names_that_samples_have_of_their_own(tmp_path: Path) -> None:
-    lines = put_lines(tmp_path / "a.jsonl", [{"text": "a", "__key__": "k", "n": 1}])
-    keep = shardkit.TextOptions(keep_fields=True)
-    assert ignored(lines, tmp_path / "out", text=keep) == {"values of '__key__'": 1}
-
-
 def test_fields_of_a_dataset_beside_the_text(gpt2: Path, tmp_path: Path) -> None:
     samples = [{"text": f"some words {n}", "label": n} for n in range(5)]
     del samples[2]["label"]
@@ -81,19 +74,17 @@ def with_length(sample: dict[str, Any]) -> dict[str, Any]:
     return {**sample, "length": len(sample["text"])}
 
 
-def test_fields_that_a_transform_adds_to_what_becomes_tokens(gpt2: Path, tmp_path: Path) -> None:
-    source = put_lines(tmp_path / "a.jsonl", [{"text": "some words"}] * 3)
-    text = shardkit.TextOptions(tokenizer=gpt2)
-    found = ignored(source, tmp_path / "out", text=text, transform=with_length)
-    assert found == {"values of 'length'": 3}
-
-
-def test_fields_that_a_transform_adds_to_text_are_stored(tmp_path: Path) -> None:
+def test_fields_that_a_transform_adds_to_text_are_stored_but_with_tokens(
+    gpt2: Path, tmp_path: Path
+) -> None:
     source = [{"text": "some words", "label": 1}] * 3
-    text = shardkit.TextOptions(field="text")
-    found = ignored(source, tmp_path / "out", text=text, transform=with_length)
-    assert found == {"values of 'label'": 3}
-    assert list(load(tmp_path / "out").schema) == ["text", "length"]
+    for name, text, counted in (
+        ("text", {"field": "text"}, {"values of 'label'": 3}),
+        ("tokens", {"tokenizer": gpt2}, {"values of 'label'": 3, "values of 'length'": 3}),
+    ):
+        options = {"text": shardkit.TextOptions(**text), "transform": with_length}
+        assert ignored(source, tmp_path / name, **options) == counted
+    assert list(load(tmp_path / "text").schema) == ["text", "length"]
 
 
 def test_each_split_has_its_own(tmp_path: Path) -> None:
@@ -106,30 +97,6 @@ def test_each_split_has_its_own(tmp_path: Path) -> None:
     assert train.ignored == {".xyz file": 1, "values of 'label'": train.samples}
     assert val.ignored == {"values of 'label'": val.samples}
     assert result.ignored == {".xyz file": 1, "values of 'label'": 40}
-
-
-def test_with_a_limit_of_those_that_were_read(tmp_path: Path) -> None:
-    source = put_lines(tmp_path / "a.jsonl", [{"text": f"{n}", "label": n} for n in range(9)])
-    assert ignored(source, tmp_path / "out", limit=4) == {"values of 'label'": 4}
-
-
-def test_c1_the_counts_are_the_same_for_any_number_of_workers(tmp_path: Path) -> None:
-    for number in range(6):
-        rows = [{"text": "x" * 900, f"n{n % 3}": n} for n in range(number + 3)]
-        put_lines(tmp_path / f"in/{number}.jsonl", rows)
-    for workers in (0, 2):
-        options = {"workers": workers, "shard_size": 4096}
-        shardkit.convert(tmp_path / "in", "arrow", tmp_path / f"out{workers}", **options)
-    assert files_of(tmp_path / "out0") == files_of(tmp_path / "out2")
-    assert sum(load(tmp_path / "out0").ignored.values()) == load(tmp_path / "out0").samples == 33
-
-
-def test_a_run_that_finds_its_work_done_says_the_same(tmp_path: Path) -> None:
-    source = put_lines(tmp_path / "a.jsonl", [{"text": "a", "label": 1}])
-    first = ignored(source, tmp_path / "out")
-    again = shardkit.convert(source, "arrow", tmp_path / "out", workers=0)
-    assert again.already_complete
-    assert again.ignored == first
 
 
 def test_a_manifest_names_no_more_than_a_hundred_kinds(tmp_path: Path) -> None:
@@ -201,49 +168,23 @@ def test_samples_deleted_from_our_lmdb_are_missed(tmp_path: Path) -> None:
         shardkit.open(source)
 
 
-def test_what_is_no_sample_in_archives_and_lmdbs_of_others(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "a.tar", "w") as tar:
-        for name, data in (("a.txt", b"x"), ("README", b"?"), ("b.txt", b"y"), ("b.__bad__", b"!")):
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
+def test_what_is_no_sample_in_archives_of_others(tmp_path: Path) -> None:
+    path = packed(tmp_path / "a.tar", "a.txt", "README", "b.txt", "b.__bad__")
+    with tarfile.open(path, "a") as tar:
         link = tarfile.TarInfo("c.txt")
         link.type, link.linkname = tarfile.SYMTYPE, "a.txt"
-        tar.addfile(link)
         folder = tarfile.TarInfo("d")
         folder.type = tarfile.DIRTYPE
-        tar.addfile(folder)
-    assert ignored(tmp_path / "a.tar", tmp_path / "out") == {
+        for member in (link, folder):
+            tar.addfile(member)
+    assert ignored(path, tmp_path / "out") == {
         "TAR member that is a link or a device": 1,
         "TAR member without an extension": 1,
         "sample marked as __bad__": 1,
     }
 
 
-@pytest.mark.parametrize("names", [["train/a.jpg", "val/a.jpg"], ["train/c/a.jpg", "val/c/a.jpg"]])
-def test_files_beside_the_folders_of_splits(tmp_path: Path, names: list[str]) -> None:
-    for name in names:
-        (tmp_path / "in" / name).parent.mkdir(parents=True)
-        (tmp_path / "in" / name).write_bytes(make_image())
-    for name in ("train.csv", "README.md", ".DS_Store"):
-        put(tmp_path / "in" / name, "x")
-    put(tmp_path / "in/val/list.csv", "x")
-    result = shardkit.convert(tmp_path / "in", "wds", tmp_path / "out", workers=0)
-    assert result.samples == 2
-    assert result.ignored == {".csv file": 2, ".md file": 1, "hidden": 1}
-
-
-def test_images_without_a_row_of_metadata(tmp_path: Path) -> None:
-    folder = write_images(tmp_path / "in", classes=1, each=3)
-    first = sorted(p.relative_to(folder) for p in folder.rglob("*.jpg"))[0]
-    put(folder / "metadata.csv", f"file_name,n\n{first},1\n")
-    assert ignored(folder, tmp_path / "out") == {"images without a row of metadata": 2}
-
-
-def test_the_summary_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = put_lines(tmp_path / "a.jsonl", [{"text": "a", "label": 1}] * 2)
-    show_result(shardkit.convert(source, "arrow", tmp_path / "out", workers=0))
-    assert "passed over  2 values of 'label'" in capsys.readouterr().out
+def test_a_summary_has_singular_and_plural() -> None:
     assert tally({"values of 'a'": 1, "hidden": 1, "values of 'b'": 11}) == (
         "1 value of 'a', 1 hidden, 11 values of 'b'"
     )
@@ -279,16 +220,16 @@ def tree(root: Path, *names: str, **files: str | bytes) -> Path:
 def packed(path: Path, *names: str) -> Path:
     with tarfile.open(path, "w") as tar:
         for name in names:
+            data = JPEG if name.endswith((".jpg", ".png", ".xyz")) else b"x"
             member = tarfile.TarInfo(name)
-            member.size = len(JPEG)
-            tar.addfile(member, io.BytesIO(JPEG))
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
     return path
 
 
-def made(root: Path, to: str, **options: Any) -> Path:
+def made(root: Path, to: str) -> Path:
     """A dataset of ours, of two samples."""
-    samples = [{"n": 1, "text": "a"}, {"n": 2, "text": "b"}]
-    shardkit.convert(samples, to, root, workers=0, **options)
+    shardkit.convert([{"n": 1, "text": "a"}, {"n": 2, "text": "b"}], to, root, workers=0)
     return root
 
 
@@ -311,6 +252,15 @@ def without_label(sample: dict[str, Any]) -> dict[str, Any]:
     return {name: sample[name] for name in ("__key__", "image")}
 
 
+def once(*names: str) -> dict[str, int]:
+    """Each name with a count of 1: suffixes of files, and what is no suffix."""
+    return {f"{name} file" if name[0] == "." else name: 1 for name in names}
+
+
+def left_out(*names: str) -> dict[str, int]:
+    return {f"fields left out as asked: {', '.join(map(repr, names))}": len(names)}
+
+
 def images_and_others(root: Path) -> Path:
     return tree(
         root, "cat/1.jpg", "dog/1.jpg", ".DS_Store", "cat/.2.jpg", "cat/2.txt", "cat/notes.pdf",
@@ -318,11 +268,8 @@ def images_and_others(root: Path) -> Path:
     )  # fmt: skip
 
 
-OTHER_FILES = {
-    **dict.fromkeys((".heic file", ".md file", ".npy file", ".pdf file", ".txt file"), 1),
-    "file without suffix": 1,
-    "hidden": 2,
-}
+BARE = "file without suffix"
+OTHER_FILES = {**once(".heic", ".md", ".npy", ".pdf", ".txt", BARE), "hidden": 2}
 
 
 def rows_and_others(root: Path) -> Path:
@@ -332,10 +279,7 @@ def rows_and_others(root: Path) -> Path:
     return tree(root, "b.txt", "README.md", "LICENSE", "c.html", ".h", "d.svg")
 
 
-BESIDE_ROWS = {
-    **dict.fromkeys((".html file", ".md file", ".svg file", ".txt file", "empty file"), 1),
-    **dict.fromkeys(("file without suffix", "hidden"), 1),
-}
+BESIDE_ROWS = once(".html", ".md", ".svg", ".txt", "empty file", BARE, "hidden")
 
 
 def metadata(root: Path) -> Path:
@@ -390,139 +334,96 @@ def animated(root: Path) -> Path:
 
 
 KEEP = {"text": shardkit.TextOptions(keep_fields=True)}
+NO_ROW = "images without a row of metadata"
 # What is converted, how, and what of it is named: by a case, its maker, options and `ignored`.
 CASES: dict[str, tuple[Callable[[Path], Any], dict[str, Any], dict[str, int]]] = {
     "a folder of images": (images_and_others, {}, OTHER_FILES),
     "some fields": (
-        images_and_others,
-        {"fields": ["image"]},
-        {**OTHER_FILES, "fields left out as asked: 'label'": 1},
-    ),
-    "all fields but some": (
-        images_and_others,
-        {"drop": ["label"]},
-        {**OTHER_FILES, "fields left out as asked: 'label'": 1},
+        images_and_others, {"fields": ["image"]}, {**OTHER_FILES, **left_out("label")}
     ),
     "other names": (images_and_others, {"rename": {"image": "jpg"}}, OTHER_FILES),
     "a transform": (
-        images_and_others,
-        {"transform": without_label},
-        {**OTHER_FILES, "values of 'label'": 2},
+        images_and_others, {"transform": without_label}, {**OTHER_FILES, "values of 'label'": 2}
     ),
     "classes that are listed": (
-        lambda root: tree(root, "cat/1.jpg", "none/notes.txt"),
-        {"classes": ["cat"]},
-        {".txt file": 1, "folder without images": 1},
+        lambda root: tree(root, "cat/1.jpg", "none/notes.txt"), {"classes": ["cat"]},
+        once(".txt", "folder without images"),
     ),
-    "metadata": (metadata, {}, {"images without a row of metadata": 1}),
-    "columns of metadata": (
-        metadata,
-        {"drop": ["m"]},
-        {"images without a row of metadata": 1, "fields left out as asked: 'm'": 1},
-    ),
+    "metadata": (metadata, {}, once(NO_ROW)),
+    "columns of metadata": (metadata, {"drop": ["m"]}, {**once(NO_ROW), **left_out("m")}),
     "split folders": (
         lambda root: tree(root, "train/a/1.jpg", "val/a/1.jpg", "val/a/2.json", "x.pdf", "val/y"),
-        {},
-        {".json file": 1, ".pdf file": 1, "file without suffix": 1},
+        {}, once(".json", ".pdf", BARE),
+    ),
+    "split folders without classes": (
+        lambda root: tree(
+            root, "train/a.jpg", "val/a.jpg", "train.csv", "README.md", ".DS_Store", "val/list.csv"
+        ),
+        {}, {".csv file": 2, **once(".md", "hidden")},
     ),
     "documents": (
         lambda root: tree(root, "a.txt", "b/c.txt", "README.md", "LICENSE", "d.pdf", "b/.h"),
-        {},
-        {".md file": 1, ".pdf file": 1, "file without suffix": 1, "hidden": 1},
+        {}, once(".md", ".pdf", BARE, "hidden"),
     ),
     "rows": (
-        rows_and_others,
-        {},
-        {**BESIDE_ROWS, "values of 'n'": 1, "values of 'm'": 1, "values of '__key__'": 1},
+        rows_and_others, {},
+        {**BESIDE_ROWS, **once("values of 'n'", "values of 'm'", "values of '__key__'")},
     ),
-    "rows with all fields": (rows_and_others, KEEP, {**BESIDE_ROWS, "values of '__key__'": 1}),
+    "some rows": (rows_and_others, {"limit": 1}, {
+        **BESIDE_ROWS, **once("values of 'n'", "values of '__key__'")
+    }),
+    "rows with all fields": (rows_and_others, KEEP, {**BESIDE_ROWS, **once("values of '__key__'")}),
     "rows with some fields": (
-        rows_and_others,
-        {"fields": ["text", "m"]},
-        {**BESIDE_ROWS, "fields left out as asked: 'n', '__key__'": 2},
+        rows_and_others, {"fields": ["text", "m"]}, {**BESIDE_ROWS, **left_out("n", "__key__")}
     ),
     "a TAR of others": (
         lambda root: packed(root.with_name("a.tar"), "1.jpg", "1.png", "1.xyz", "README", ".x.jpg"),
-        {"drop": ["xyz"]},
-        {"TAR member without an extension": 2, "fields left out as asked: 'xyz'": 1},
+        {"drop": ["xyz"]}, {"TAR member without an extension": 2, **left_out("xyz")},
     ),
     "a folder of Parquet": (
         lambda root: tree(
             table_of(root / "a.parquet", n=[1], d=[2]).parent, "_SUCCESS", "a.crc", ".h", "b.md"
         ),
-        {"fields": ["n"]},
-        {
-            **dict.fromkeys((".crc file", ".md file", "file without suffix", "hidden"), 1),
-            "fields left out as asked: 'd'": 1,
-        },
+        {"fields": ["n"]}, {**once(".crc", ".md", BARE, "hidden"), **left_out("d")},
     ),
     "a column of a type that no field has": (
         lambda root: table_of(root / "a.parquet", n=[1], __url__=["x"]),
-        {"drop": ["__url__"]},
-        {"fields left out as asked: '__url__'": 1},
+        {"drop": ["__url__"]}, left_out("__url__"),
     ),
     "a dataset of datasets": (
         lambda root: tree(saved(root, train=[1, 2]), "notes.txt", "cache-0123.arrow"),
-        {},
-        {".arrow file": 1, ".txt file": 1},
+        {}, once(".arrow", ".txt"),
     ),
     "a dictionary of datasets": (
         lambda root: tree(saved(root, train=[1], test=[2]), "notes.txt", "extra/state.json"),
-        {},
-        {".txt file": 1, "folder": 1},
+        {}, once(".txt", "folder"),
     ),
-    "a dataset of ours": (
-        repeated,
-        {},
-        {".tar file": 1, ".txt file": 1, "folder": 1, "hidden": 1},
-    ),
+    "a dataset of ours": (repeated, {}, once(".tar", ".txt", "folder", "hidden")),
     "splits of ours": (of_splits, {}, {".txt file": 2, "folder": 1}),
-    "Megatron's files": (tokens_of_others, {}, {".json file": 1, ".txt file": 1}),
-    "samples": (
-        lambda root: [{"n": 1, "x": object()}],
-        {"drop": ["x"]},
-        {"fields left out as asked: 'x'": 1},
-    ),
+    "Megatron's files": (tokens_of_others, {}, once(".json", ".txt")),
+    "samples": (lambda root: [{"n": 1, "x": object()}], {"drop": ["x"]}, left_out("x")),
     "arrays": (
-        arrays,
-        {},
-        {"array 'mean' of another length": 1, "array 'names' of another length": 1},
+        arrays, {}, once("array 'mean' of another length", "array 'names' of another length")
     ),
-    "files of arrays": (
-        rows_of_arrays,
-        {},
-        {".pdf file": 1, ".txt file": 1, "hidden": 1},
-    ),
-    "CIFAR": (
-        lambda root: tree(real.cifar10_binary(root), "notes.dat"),
-        {},
-        {".dat file": 1, ".html file": 1},
-    ),
+    "files of arrays": (rows_of_arrays, {}, once(".pdf", ".txt", "hidden")),
+    "CIFAR": (lambda root: tree(real.cifar10_binary(root), "notes.dat"), {}, once(".dat", ".html")),
     "audio": (
         lambda root: tree(sounds(root), "yes/0.lab", "cover.jpg", "README.md"),
-        {},
-        {".jpg file": 1, ".lab file": 1, ".md file": 1},
+        {}, once(".jpg", ".lab", ".md"),
     ),
     "a condition": (
-        images_and_others,
-        {"where": "label == 0"},
+        images_and_others, {"where": "label == 0"},
         {**OTHER_FILES, "samples that --where leaves out": 1},
     ),
     "classes": (
-        images_and_others,
-        {"exclude_class": ["cat"]},
+        images_and_others, {"exclude_class": ["cat"]},
         {**OTHER_FILES, "samples of other classes": 1},
     ),
     "several sources": (
         lambda root: [images_and_others(root), metadata(root.with_name("two"))],
-        {"drop": ["label"]},
-        {
-            **OTHER_FILES,
-            "images without a row of metadata": 1,
-            "fields left out as asked: 'label'": 1,
-        },
+        {"drop": ["label"]}, {**OTHER_FILES, **once(NO_ROW), **left_out("label")},
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)

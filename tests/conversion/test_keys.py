@@ -33,13 +33,11 @@ def write_tar(path: Path, members: Members) -> Path:
     return path
 
 
-def shards(folder: Path, *names: str, samples: int = 3, first: int = 0) -> Path:
+def shards(folder: Path, *names: str, samples: int = 3) -> Path:
     """TARs that all count their samples from 0, as img2dataset and many scripts do."""
     for shard, name in enumerate(names):
-        write_tar(
-            folder / name,
-            [(f"{n:09d}.txt", f"{shard} {n}".encode()) for n in range(first, samples)],
-        )
+        members = [(f"{n:09d}.txt", f"{shard} {n}".encode()) for n in range(samples)]
+        write_tar(folder / name, members)
     return folder
 
 
@@ -63,9 +61,11 @@ def content(path: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("to", ["wds", "lmdb", "parquet"])
 def test_keys_that_shards_repeat_begin_with_the_shard(tmp_path: Path, to: str) -> None:
-    source = shards(tmp_path / "in", "00000.tar", "00001.tar")
+    source = shards(tmp_path / "in", "00000.tar")
     write_tar(source / "00002.tar", [("000000009.txt", b"2 9")])  # which no other shard has
-    result = convert(source, to, tmp_path / "out")
+    assert convert(source, to, tmp_path / "differ").notes == []
+    assert list(content(tmp_path / "differ")) == [f"{n:09d}" for n in (0, 1, 2, 9)]
+    result = convert(shards(source, "00000.tar", "00001.tar"), to, tmp_path / "out")
     expected = {f"{s:05d}/{n:09d}": {"txt": f"{s} {n}"} for s in range(2) for n in range(3)}
     assert content(tmp_path / "out") == {**expected, "00002/000000009": {"txt": "2 9"}}
     (note,) = result.notes
@@ -85,18 +85,20 @@ def test_every_task_gives_the_same_keys(tmp_path: Path) -> None:
     assert shardkit.verify(tmp_path / "out", against=source).sound
 
 
-def test_keys_that_differ_stay_as_they_are(tmp_path: Path) -> None:
-    source = shards(tmp_path / "in", "a.tar")
-    write_tar(source / "b.tar", [("x.txt", b"x")])
-    assert convert(source, "wds", tmp_path / "out").notes == []
-    assert list(content(tmp_path / "out")) == ["000000000", "000000001", "000000002", "x"]
-
-
-def test_shards_whose_names_differ_in_their_suffix_alone(tmp_path: Path) -> None:
-    source = shards(tmp_path / "in", "a.tar", "b.tar", samples=1)
-    (source / "b.tar").rename(source / "a.tar.gz")  # it is told by its bytes
-    convert(source, "lmdb", tmp_path / "out")
-    assert set(content(tmp_path / "out")) == {"a.tar/000000000", "a.tar.gz/000000000"}
+@pytest.mark.parametrize(
+    ("names", "safe", "found"),
+    [
+        (("a.tar", "a.tar.gz"), False, {"a.tar/000000000", "a.tar.gz/000000000"}),
+        (("part 1.tar", "part 2.tar"), True, {"part%201/000000000", "part%202/000000000"}),
+    ],
+)
+def test_names_of_shards_that_repeat_keys(
+    tmp_path: Path, names: tuple[str, ...], safe: bool, found: set[str]
+) -> None:
+    source = shards(tmp_path / "in", *names, samples=1)  # a .gz that is none is told by its bytes
+    convert(source, "wds", tmp_path / "out", safe_keys=safe)
+    assert set(content(tmp_path / "out")) == found
+    assert shardkit.verify(tmp_path / "out", against=source).sound
 
 
 def test_a_key_again_in_one_shard_is_refused_where_webdataset_makes_two_samples(
@@ -113,14 +115,9 @@ def test_a_key_again_in_one_shard_is_refused_where_webdataset_makes_two_samples(
 ODD = ["a b", "dir name/c", "tab\tx", "\u00fc/\u732b", "50%", "a%20b", "x.y", "__x__", "//x/", ".."]
 
 
-@pytest.fixture
-def odd() -> list[dict[str, Any]]:
-    return [{"__key__": key, "text": key} for key in ODD]
-
-
-def test_safe_keys_are_safe_and_reversible(odd: list[dict[str, Any]], tmp_path: Path) -> None:
-    result = convert(odd, "wds", tmp_path / "out", safe_keys=True)
-    assert not result.notes
+def test_safe_keys_are_safe_and_reversible(tmp_path: Path) -> None:
+    odd = [{"__key__": key, "text": key} for key in ODD]
+    assert not convert(odd, "wds", tmp_path / "out", safe_keys=True).notes
     found = content(tmp_path / "out")
     assert [unquote(key) for key in found] == ODD
     assert [sample["text"] for sample in found.values()] == ODD
@@ -140,25 +137,20 @@ def test_any_key(key: str) -> None:
     assert not safe.startswith("/")
 
 
-def test_keys_that_others_cannot_take_are_counted(tmp_path: Path) -> None:
-    source = [{"__key__": key, "text": ""} for key in ("a b", "c\td", "\u00e9", "e", "f/g-h_i")]
-    result = convert(source, "wds", tmp_path / "out", shard_samples=1)
+def test_keys_and_fields_that_others_cannot_take_are_counted(tmp_path: Path) -> None:
+    keys = [{"__key__": key, "text": ""} for key in ("a b", "c\td", "\u00e9", "e", "f/g-h_i")]
+    result = convert(keys, "wds", tmp_path / "keys", shard_samples=1)
     assert result.splits[""].keys == {"blanks": 2, "characters outside of ASCII": 1}
     blanks, other = result.notes
     assert blanks.startswith("keys with blanks")
     assert "cannot handle: 2; --safe-keys" in blanks
     assert "outside of ASCII" in other
-    assert convert(source, "parquet", tmp_path / "p").notes == []
-
-
-def test_fields_that_others_cannot_take_are_named(tmp_path: Path) -> None:
-    """A blank in what stands behind the dot of a member's name, which is a field."""
-    source = [{"__key__": "a", "my text": "", "b": ""}]
-    (note,) = convert(source, "wds", tmp_path / "out").notes
-    assert "DALI's index" in note
-    assert "'my text'" in note
-    assert "--rename" in note
-    assert convert(source, "parquet", tmp_path / "p").notes == []
+    # A blank in what stands behind the dot of a member's name, which is a field.
+    fields = [{"__key__": "a", "my text": "", "b": ""}]
+    (note,) = convert(fields, "wds", tmp_path / "fields").notes
+    assert all(said in note for said in ("DALI's index", "'my text'", "--rename"))
+    for number, source in enumerate((keys, fields)):
+        assert convert(source, "parquet", tmp_path / f"{number}").notes == []
 
 
 def test_the_command_says_so_and_its_safe_keys_are_verified_and_resumed(tmp_path: Path) -> None:
@@ -180,13 +172,6 @@ def test_the_command_says_so_and_its_safe_keys_are_verified_and_resumed(tmp_path
     assert content(tmp_path / "on").keys() == content(tmp_path / "safe").keys()
     assert shardkit.verify(tmp_path / "on", against=tmp_path / "safe").sound
     assert shardkit.verify(tmp_path / "safe", against=tmp_path / "on").sound
-
-
-def test_safe_keys_of_shards_that_repeat_theirs(tmp_path: Path) -> None:
-    source = shards(tmp_path / "in", "part 1.tar", "part 2.tar", samples=1)
-    convert(source, "wds", tmp_path / "out", safe_keys=True)
-    assert set(content(tmp_path / "out")) == {"part%201/000000000", "part%202/000000000"}
-    assert shardkit.verify(tmp_path / "out", against=source).sound
 
 
 def test_lists_have_the_keys_of_the_dataset(tmp_path: Path) -> None:

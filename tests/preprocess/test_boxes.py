@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image as Pillow
 
@@ -17,19 +17,14 @@ from shardkit import ImageOptions, SampleError, UsageError
 from shardkit.codecs.boxes import TURNED_BACK, boxes_in, turned_boxes
 from shardkit.codecs.window import Window
 from shardkit.preprocess.images import Shaped
-from shardkit.preprocess.steps import steps_for
 from shardkit.schema import Array, Image, Json, Schema
 from shardkit.sources.sequence import SequenceSource
 from tests.boxed import COLOURS, Painted, coco, painted_box, some_painted, turned_back
+from tests.conftest import examples, few
+from tests.preprocess.test_images import steps_of
 
-SCHEMA = Schema(
-    {
-        "image": Image(),
-        "boxes": Array("<f4", (None, 4)),
-        "categories": Array("<i8", (None,)),
-    }
-)
-FORMATS = ["wds", "lmdb", "arrow", "parquet", "hf", "beton"]
+NUMBERS = Array("<i8", (None,))
+KINDS = {"image": Image(), "boxes": Array("<f4", (None, 4)), "categories": NUMBERS}
 
 
 def stored_sample(image: Painted, format: str = "PNG") -> dict[str, Any]:
@@ -43,10 +38,8 @@ def stored_sample(image: Painted, format: str = "PNG") -> dict[str, Any]:
     }
 
 
-def converted(sample: dict[str, Any], raw: str = "array", **options: Any) -> Shaped:
-    steps = steps_for(SCHEMA, ImageOptions(**options), None, raw)
-    assert steps is not None
-    return steps(sample)
+def converted(sample: dict[str, Any], **options: Any) -> Shaped:
+    return steps_of(KINDS, **options)(sample)
 
 
 def assert_painted(sample: dict[str, Any], image: Painted, tolerance: float) -> None:
@@ -84,7 +77,7 @@ def painted_images(draw: Any) -> Painted:
     return Painted("0", (width, height), boxes, ["person"] * len(boxes), draw(st.integers(1, 8)))
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(30))
 @given(
     painted_images(),
     st.sampled_from(["shorter", "longer", "exact", "crop", "pad"]),
@@ -103,26 +96,23 @@ def test_what_is_painted_stays_in_its_box(
     assert gone == 0 or mode == "crop"
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("mode", ["shorter", "crop", "pad"])
-def test_turning_cutting_and_padding_are_exact(orientation: int, mode: str) -> None:
-    for image in some_painted(12, orientation, (orientation,)):
+def test_turning_cutting_and_padding_are_exact(mode: str) -> None:
+    for image in some_painted(16, 3, range(1, 9)):
         side = {"shorter": 500, "crop": min(image.size), "pad": max(image.size)}[mode]
-        shaped = converted(
-            stored_sample(image), resize=side, resize_mode=mode, format="png", icc="srgb"
-        )
+        options = {"resize_mode": mode, "format": "png", "icc": "srgb"}
+        shaped = converted(stored_sample(image), resize=side, **options)
         assert_painted(shaped.sample, image, 0)
 
 
-def test_turning_there_and_back_gives_the_same(tmp_path: Path) -> None:
-    boxes = np.array([[1, 2, 30, 14], [0, 0, 80, 20]], np.float32)
+def test_turning_there_and_back_gives_the_same() -> None:
+    size, boxes = (80, 20), np.array([[1, 2, 30, 14], [0, 0, 80, 20]], np.float32)
+    pixels = np.zeros((20, 80, 3), np.uint8)
+    pixels[2:14, 1:30] = COLOURS[0]
     for orientation in range(1, 9):
-        size = (80, 20)
         stored = size if orientation < 5 else size[::-1]
         back = turned_boxes(boxes, TURNED_BACK[orientation], size)
         assert np.array_equal(turned_boxes(back, orientation, stored), boxes)
-        pixels = np.zeros((20, 80, 3), np.uint8)
-        pixels[2:14, 1:30] = COLOURS[0]
         assert painted_box(turned_back(pixels, orientation), COLOURS[0]) == tuple(back[0])
 
 
@@ -130,13 +120,7 @@ def test_an_image_that_passes_leaves_its_boxes_alone() -> None:
     """Also those that are clipped otherwise, or have no area: nothing is looked at twice."""
     sample = stored_sample(some_painted(4)[3])
     sample["boxes"] = np.array([[-5, 0, 900, 3], [1, 1, 1, 1], [0, 0, 1, 1]], np.float64)
-    steps = steps_for(
-        Schema({**SCHEMA, "boxes": Array("<f8", (None, 4))}),
-        ImageOptions(icc="srgb"),
-        None,
-        "array",
-    )
-    assert steps is not None
+    steps = steps_of({**KINDS, "boxes": Array("<f8", (None, 4))}, icc="srgb")
     assert steps(sample).sample["boxes"] is sample["boxes"]
     shaped = converted(sample, resize=20)
     assert shaped.sample["boxes"].dtype == np.float64
@@ -155,89 +139,72 @@ def test_a_crop_drops_boxes_with_their_rows() -> None:
     assert boxes_in(boxes[:0], window)[0].shape == (0, 4)
 
 
-@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize(
+    "to", few(["wds", "lmdb", "arrow", "parquet", "hf", "beton"], "lmdb", "beton")
+)
 def test_boxes_through_every_format_with_and_without_steps(tmp_path: Path, to: str) -> None:
     """From COCO to a format, moved there; and on to another, moved again."""
     images = some_painted(7, 3, (1, 5, 6, 7, 8))
-    root = coco(tmp_path / "coco", images)
-    shardkit.convert(root, to, tmp_path / "a", workers=0)
-    shardkit.convert(
-        tmp_path / "a", "wds", tmp_path / "b", workers=0, image=ImageOptions(icc="srgb")
-    )
-    shardkit.convert(
-        tmp_path / "b", to, tmp_path / "c", workers=0,
-        image=ImageOptions(resize=50, resize_mode="crop"),
-    )  # fmt: skip
-    for folder, tolerance in (("b", 3 if to == "beton" else 0), ("c", 3)):
-        dataset = shardkit.open(tmp_path / folder / "train")
+    a, b, c = (tmp_path / name for name in "abc")
+    shardkit.convert(coco(tmp_path / "coco", images), to, a, workers=0)
+    shardkit.convert(a, "wds", b, workers=0, image=ImageOptions(icc="srgb"))
+    crop = ImageOptions(resize=50, resize_mode="crop")
+    shardkit.convert(b, to, c, workers=0, image=crop)
+    for folder in (b, c):
+        dataset = shardkit.open(folder / "train")
         assert dataset.class_names["categories"] == ("person", "bottle", "toothbrush")
         lost = dict(dataset.manifest.ignored).get("boxes of which a crop left nothing", 0)
         boxes = sum(len(sample["boxes"]) for sample in dataset)
         assert boxes + lost == sum(len(image.boxes) for image in images)
         for sample, image in zip(dataset, images, strict=True):
             assert len(sample["boxes"]) == len(sample["categories"]) == len(sample["iscrowd"])
-            if folder == "b":
+            if folder == b:
                 sample["categories"] = np.arange(len(sample["boxes"]))
-                assert_painted(sample, image, tolerance)
-    assert shardkit.verify(tmp_path / "c", against=tmp_path / "b").sound
-
-
-def dataset_of(*samples: dict[str, Any], **kinds: Any) -> SequenceSource:
-    return SequenceSource(list(samples), Schema({"image": Image(), **kinds}), None)
+                assert_painted(sample, image, 3 if to == "beton" else 0)
+    assert shardkit.verify(c, against=b).sound
 
 
 def test_which_fields_are_boxes() -> None:
-    boxes, numbers = Array("<f4", (None, 4)), Array("<i8", (None,))
-    schema = Schema({"image": Image(), "boxes": boxes, "iscrowd": numbers, "tokens": numbers})
-    steps = steps_for(schema, ImageOptions(resize=9), None, "array")
-    assert steps is not None
+    boxes = Array("<f4", (None, 4))
+    schema = {"image": Image(), "boxes": boxes, "iscrowd": NUMBERS, "tokens": NUMBERS}
+    steps = steps_of(schema, resize=9)
     assert steps.boxes["boxes"] == ("image", ("iscrowd",))
     assert "'boxes' is taken as boxes on 'image': x0, y0, x1, y1 in pixels" in steps.notes()[0]
     assert steps.notes()[0].endswith("along with 'iscrowd'")
-    for options in (ImageOptions(min_size=3), ImageOptions(check="decode")):
-        quiet = steps_for(schema, options, None, "array")
-        assert quiet is not None
-        assert not quiet.notes()
-    none = steps_for(schema, ImageOptions(resize=9, boxes="none"), None, "array")
-    assert none is not None
-    assert not none.boxes
+    for options in ({"min_size": 3}, {"check": "decode"}):
+        assert not steps_of(schema, **options).notes()
+    assert not steps_of(schema, resize=9, boxes="none").boxes
 
 
 @pytest.mark.parametrize(
-    "kinds",
+    ("name", "kind"),
     [
-        {"bbox": Array("<f4", (None, 4))},
-        {"gt_bboxes": Array("<f8", (None, 4))},
-        {"boxes": Array("<i8", (None, 4))},
-        {"boxes": Array()},
-        {"boxes": Array("<f4", (None, None))},
-        {"box": Array("<f4", (4,))},
+        ("bbox", Array("<f4", (None, 4))),
+        ("gt_bboxes", Array("<f8", (None, 4))),
+        ("boxes", Array("<i8", (None, 4))),
+        ("boxes", Array()),
+        ("boxes", Array("<f4", (None, None))),
+        ("box", Array("<f4", (4,))),
     ],
 )
-def test_what_may_be_boxes_is_asked_about(kinds: dict[str, Array]) -> None:
-    schema = Schema({"image": Image(), **kinds})
-    ((name, _),) = kinds.items()
+def test_what_may_be_boxes_is_asked_about(name: str, kind: Array) -> None:
+    schema = {"image": Image(), name: kind}
     with pytest.raises(UsageError, match=f"'{name}' may be boxes") as error:
-        steps_for(schema, ImageOptions(resize=9), None, "array")
+        steps_of(schema, resize=9)
     assert f"--boxes {name}" in str(error.value.fix)
-    for options in (ImageOptions(min_size=3), ImageOptions(resize=9, boxes="none")):
-        steps = steps_for(schema, options, None, "array")
-        assert steps is not None
-        assert not steps.boxes
-    said = steps_for(schema, ImageOptions(resize=9, boxes=name), None, "array")
-    assert said is not None
-    assert list(said.boxes) == [name]
+    for options in ({"min_size": 3}, {"resize": 9, "boxes": "none"}):
+        assert not steps_of(schema, **options).boxes
+    assert list(steps_of(schema, resize=9, boxes=name).boxes) == [name]
 
 
 def test_what_cannot_be_boxes_is_not_asked_about() -> None:
     kinds = {"box": Array("<f4", (None, 3)), "inbox": Array("<f4", (None, 4)), "objects": Json()}
-    schema = Schema({"image": Image(), **kinds})
-    steps = steps_for(schema, ImageOptions(resize=9), None, "array")
-    assert steps is not None
-    assert steps.notes() == ["'objects' is JSON: boxes in it are not moved"]
+    schema = {"image": Image(), **kinds}
+    notes = steps_of(schema, resize=9).notes()
+    assert notes == ["'objects' is JSON: boxes in it are not moved"]
     for name in ("box", "objects", "image", "other"):
         with pytest.raises(UsageError, match=f"'{name}' is not a field of boxes"):
-            steps_for(schema, ImageOptions(boxes=name), None, "array")
+            steps_of(schema, boxes=name)
 
 
 def test_arrays_with_as_many_rows_go_with_the_boxes() -> None:
@@ -247,34 +214,24 @@ def test_arrays_with_as_many_rows_go_with_the_boxes() -> None:
         sample["scores"] = sample["categories"] / 8
         sample["tokens"] = np.arange(7)
         sample["points"] = np.repeat(sample["boxes"][:, None], 2, axis=1)
-    kinds = {
-        **SCHEMA,
-        "scores": Array("<f8", (None,)),
-        "tokens": Array("<i8", (None,)),
-        "points": Array("<f4", (None, 2, 4)),
-    }
-    source = dataset_of(*samples, **kinds)
-    steps = steps_for(
-        source.schema, ImageOptions(resize=30, resize_mode="crop"), None, "array", source
-    )
-    assert steps is not None
+    points = Array("<f4", (None, 2, 4))
+    kinds = {**KINDS, "scores": Array("<f8", (None,)), "tokens": NUMBERS, "points": points}
+    source = SequenceSource(samples, Schema(kinds), None)
+    steps = steps_of(kinds, source, resize=30, resize_mode="crop")
     assert steps.boxes["boxes"].others == ("categories", "scores", "points")
-    shaped = steps(
-        {**samples[3], "boxes": samples[3]["boxes"] - [[400, 0, 400, 0], *[[0] * 4] * 2]}
-    )
-    assert shaped.sample["categories"].tolist()[0] != 0
-    assert np.array_equal(shaped.sample["scores"] * 8, shaped.sample["categories"])
-    assert len(shaped.sample["points"]) == len(shaped.sample["boxes"])
-    assert len(shaped.sample["tokens"]) == 7
+    moved = samples[3]["boxes"] - [[400, 0, 400, 0], *[[0] * 4] * 2]
+    found = steps({**samples[3], "boxes": moved}).sample
+    assert found["categories"].tolist()[0] != 0
+    assert np.array_equal(found["scores"] * 8, found["categories"])
+    assert len(found["points"]) == len(found["boxes"])
+    assert len(found["tokens"]) == 7
     with pytest.raises(SampleError, match="the field has more or fewer rows") as error:
         steps({**samples[3], "scores": np.arange(9)})
     assert error.value.where["field"] == "scores"
 
 
 def test_values_that_are_no_boxes_are_an_error() -> None:
-    schema = Schema({"image": Image(), "bbox": Array()})
-    steps = steps_for(schema, ImageOptions(resize=30, boxes="bbox"), None, "array")
-    assert steps is not None
+    steps = steps_of({"image": Image(), "bbox": Array()}, resize=30, boxes="bbox")
     for value in (np.zeros((2, 5), np.float32), np.zeros((2, 4), int), np.zeros(4)):
         with pytest.raises(SampleError, match="the value is not boxes"):
             steps({**stored_sample(some_painted(1)[0]), "bbox": value})
@@ -290,23 +247,20 @@ def halved(sample: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_transform_gets_boxes_on_the_pixels_that_it_gets(tmp_path: Path) -> None:
     images = some_painted(7, 5, range(1, 9))
-    samples = [stored_sample(image) for image in images]
-    out = tmp_path / "out"
-    shardkit.convert(samples, "wds", out, schema=SCHEMA, transform=halved)
+    samples, out = [stored_sample(image) for image in images], tmp_path / "out"
+    shardkit.convert(samples, "wds", out, schema=Schema(KINDS), transform=halved)
     for sample, image in zip(shardkit.open(out), images, strict=True):
         assert_painted(sample, image, 1)
 
 
 def test_options_decide_whether_a_run_is_the_same(tmp_path: Path) -> None:
-    root = coco(tmp_path / "coco", some_painted(4))
-    options = ImageOptions(resize=50, resize_mode="crop")
-    first = shardkit.convert(root, "wds", tmp_path / "out", workers=0, image=options)
+    root, out = coco(tmp_path / "coco", some_painted(4)), tmp_path / "out"
+    options = {"workers": 0, "image": ImageOptions(resize=50, resize_mode="crop")}
+    first = shardkit.convert(root, "wds", out, **options)
     assert not first.already_complete
     assert any("'boxes' is taken as boxes" in note for note in first.notes)
-    assert shardkit.convert(
-        root, "wds", tmp_path / "out", workers=0, image=options
-    ).already_complete
-    assert shardkit.verify(tmp_path / "out", against=root).sound
-    alone = ImageOptions(resize=50, resize_mode="crop", boxes="none")
-    with pytest.raises(shardkit.ShardkitError, match=r"already|differ|exists"):
-        shardkit.convert(root, "wds", tmp_path / "out", workers=0, image=alone)
+    assert shardkit.convert(root, "wds", out, **options).already_complete
+    assert shardkit.verify(out, against=root).sound
+    options["image"] = ImageOptions(resize=50, resize_mode="crop", boxes="none")
+    with pytest.raises(shardkit.OutputError, match="another dataset"):
+        shardkit.convert(root, "wds", out, **options)

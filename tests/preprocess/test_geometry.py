@@ -34,81 +34,45 @@ def canvas_of(window: Window) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(
-    ("mode", "size", "resize", "expected", "canvas"),
+    ("mode", "size", "resize", "upscale", "expected", "canvas"),
     [
         # The other side is its exact length, rounded: half a pixel is rounded up.
-        ("shorter", (500, 375), 256, (341, 256), (341, 256)),  # 341.33
-        ("shorter", (375, 500), 256, (256, 341), (256, 341)),
-        ("shorter", (400, 300), 200, (267, 200), (267, 200)),  # 266.67
-        ("shorter", (301, 200), 100, (151, 100), (151, 100)),  # 150.5
-        ("longer", (500, 375), 256, (256, 192), (256, 192)),
-        ("longer", (375, 500), 256, (192, 256), (192, 256)),
-        ("longer", (200, 301), 100, (66, 100), (66, 100)),  # 66.45
-        ("exact", (500, 375), 256, (256, 256), (256, 256)),
-        ("crop", (500, 375), 256, (341, 256), (256, 256)),
-        ("crop", (375, 500), 256, (256, 341), (256, 256)),
-        ("pad", (500, 375), 256, (256, 192), (256, 256)),
-        ("pad", (375, 500), 256, (192, 256), (256, 256)),
-        ("shorter", (65500, 1), 1, (65500, 1), (65500, 1)),
-        ("longer", (65500, 1), 100, (100, 1), (100, 1)),  # never less than one pixel
-        ("longer", (1, 65500), 100, (1, 100), (1, 100)),
-        ("exact", (65500, 1), 100, (100, 1), (100, 1)),
-        ("crop", (65500, 1), 100, (65500, 1), (100, 1)),
-        ("pad", (65500, 1), 100, (100, 1), (100, 100)),
+        ("shorter", (500, 375), 256, False, (341, 256), (341, 256)),  # 341.33
+        ("shorter", (400, 300), 200, False, (267, 200), (267, 200)),  # 266.67
+        ("shorter", (301, 200), 100, False, (151, 100), (151, 100)),  # 150.5
+        ("longer", (500, 375), 256, False, (256, 192), (256, 192)),
+        ("longer", (200, 301), 100, False, (66, 100), (66, 100)),  # 66.45
+        ("exact", (500, 375), 256, False, (256, 256), (256, 256)),
+        ("crop", (500, 375), 256, False, (341, 256), (256, 256)),
+        ("pad", (500, 375), 256, False, (256, 192), (256, 256)),
+        ("shorter", (65500, 1), 1, False, (65500, 1), (65500, 1)),
+        ("longer", (65500, 1), 100, False, (100, 1), (100, 1)),  # never less than one pixel
+        ("exact", (65500, 1), 100, False, (100, 1), (100, 1)),
+        ("crop", (65500, 1), 100, False, (65500, 1), (100, 1)),
+        ("pad", (65500, 1), 100, False, (100, 1), (100, 100)),
+        # Between the two sides, only what is too long becomes shorter.
+        ("shorter", (400, 100), 256, False, (400, 100), (400, 100)),
+        ("longer", (400, 100), 256, False, (256, 64), (256, 64)),
+        ("exact", (400, 100), 256, False, (256, 100), (256, 100)),
+        ("crop", (400, 100), 256, False, (400, 100), (256, 100)),
+        ("pad", (400, 100), 256, False, (256, 64), (256, 256)),
+        # A small image is enlarged if that is asked for.
+        ("shorter", (100, 75), 256, False, (100, 75), (100, 75)),
+        ("exact", (100, 75), 256, False, (100, 75), (100, 75)),
+        ("pad", (100, 75), 256, False, (100, 75), (256, 256)),
+        ("shorter", (100, 75), 256, True, (341, 256), (341, 256)),
+        ("longer", (100, 75), 256, True, (256, 192), (256, 192)),
+        ("exact", (100, 75), 256, True, (256, 256), (256, 256)),
+        ("crop", (100, 75), 256, True, (341, 256), (256, 256)),
+        ("pad", (100, 75), 256, True, (256, 192), (256, 256)),
     ],
 )  # fmt: skip
 def test_sizes_are_exact(
-    mode: str,
-    size: tuple[int, int],
-    resize: int,
-    expected: tuple[int, int],
-    canvas: tuple[int, int],
+    mode: str, size: tuple[int, int], resize: int, upscale: bool, expected: Any, canvas: Any
 ) -> None:
-    made = placed(*size, resize, mode)
+    made = placed(*size, resize, mode, upscale=upscale)
     assert (full(made), canvas_of(made)) == (expected, canvas)
-
-
-@pytest.mark.parametrize(
-    ("mode", "expected", "canvas"),
-    [
-        ("shorter", (100, 75), (100, 75)),
-        ("longer", (100, 75), (100, 75)),
-        ("exact", (100, 75), (100, 75)),
-        ("crop", (100, 75), (100, 75)),
-        ("pad", (100, 75), (256, 256)),
-    ],
-)
-def test_a_small_image_is_not_enlarged(
-    mode: str, expected: tuple[int, int], canvas: tuple[int, int]
-) -> None:
-    made = placed(100, 75, 256, mode)
-    assert (full(made), canvas_of(made)) == (expected, canvas)
-
-
-@pytest.mark.parametrize(
-    ("mode", "expected", "canvas"),
-    [
-        ("shorter", (341, 256), (341, 256)),
-        ("longer", (256, 192), (256, 192)),
-        ("exact", (256, 256), (256, 256)),
-        ("crop", (341, 256), (256, 256)),
-        ("pad", (256, 192), (256, 256)),
-    ],
-)
-def test_a_small_image_is_enlarged_if_that_is_asked_for(
-    mode: str, expected: tuple[int, int], canvas: tuple[int, int]
-) -> None:
-    made = placed(100, 75, 256, mode, upscale=True)
-    assert (full(made), canvas_of(made)) == (expected, canvas)
-
-
-def test_between_the_two_sides_only_what_is_too_long_becomes_shorter() -> None:
-    assert full(placed(400, 100, 256)) == (400, 100)
-    assert full(placed(400, 100, 256, "longer")) == (256, 64)
-    assert full(placed(400, 100, 256, "exact")) == (256, 100)
-    cropped, padded = placed(400, 100, 256, "crop"), placed(400, 100, 256, "pad")
-    assert (full(cropped), canvas_of(cropped)) == ((400, 100), (256, 100))
-    assert (full(padded), canvas_of(padded)) == ((256, 64), (256, 256))
+    assert (made == Window.whole(*size)) == (expected == canvas == size)
 
 
 def test_without_resize_nothing_changes() -> None:
@@ -136,42 +100,28 @@ def test_crops_and_margins_are_around_the_centre(
     assert (full(made), canvas_of(made)) == (size, (6, 6))
 
 
-def test_a_change_is_one_of_size_or_canvas() -> None:
-    assert placed(256, 256, 256, "crop") == Window.whole(256, 256)
-    assert placed(300, 256, 256, "crop") != Window.whole(300, 256)  # cut, and not resized
-    assert placed(256, 100, 256, "pad") != Window.whole(256, 100)  # margins alone
-    assert placed(512, 512, 256) != Window.whole(512, 512)
-    assert placed(100, 75, 256) == Window.whole(100, 75)
-
-
 # --- for any image -----------------------------------------------------------------------------
-
-
-@given(SIDES, SIDES, SIDES, MODES)
-def test_no_side_becomes_longer(width: int, height: int, resize: int, mode: str) -> None:
-    made = placed(width, height, resize, mode)
-    assert 1 <= made.full_width <= width
-    assert 1 <= made.full_height <= height
-    if mode == "pad":
-        assert canvas_of(made) == (resize, resize)
-    else:
-        assert made.columns <= made.full_width
-        assert made.rows <= made.full_height
 
 
 @given(SIDES, SIDES, SIDES, MODES, st.booleans())
 def test_the_side_that_is_named_has_the_length_that_is_asked_for(
     width: int, height: int, resize: int, mode: str, upscale: bool
 ) -> None:
+    """And no side becomes longer unasked, or none at all."""
     made = placed(width, height, resize, mode, upscale=upscale)
+    assert upscale or (1 <= made.full_width <= width and 1 <= made.full_height <= height)
+    if mode == "pad":
+        assert canvas_of(made) == (resize, resize)
+    else:
+        assert made.columns <= made.full_width
+        assert made.rows <= made.full_height
     if mode == "exact":
         limit = (resize, resize) if upscale else (min(resize, width), min(resize, height))
         assert (full(made), canvas_of(made)) == (limit, limit)
         return
     which = max if mode in ("longer", "pad") else min
     old = which(width, height)
-    new = which(made.full_width, made.full_height)
-    assert new == (resize if upscale else min(old, resize))
+    assert which(full(made)) == (resize if upscale else min(old, resize))
 
 
 @given(SIDES, SIDES, SIDES, MODES.filter("exact".__ne__), st.booleans())
@@ -189,23 +139,14 @@ def test_the_aspect_is_kept_to_half_a_pixel(
 
 
 @given(SIDES, SIDES, SIDES, MODES, st.booleans())
-def test_the_centre_stays_the_centre(
-    width: int, height: int, resize: int, mode: str, upscale: bool
-) -> None:
-    made = placed(width, height, resize, mode, upscale=upscale)
-    for start, size, canvas in (
-        (made.left, made.full_width, made.columns),
-        (made.top, made.full_height, made.rows),
-    ):
-        behind = size - canvas - start
-        assert 0 <= behind - start <= 1
-
-
-@given(SIDES, SIDES, SIDES, MODES, st.booleans())
-def test_a_turned_image_becomes_the_turned_one(
+def test_the_centre_stays_the_centre_and_a_turned_image_becomes_the_turned_one(
     width: int, height: int, resize: int, mode: str, upscale: bool
 ) -> None:
     made = placed(width, height, resize, mode, upscale=upscale)
     other = placed(height, width, resize, mode, upscale=upscale)
-    assert (full(other)[::-1], canvas_of(other)[::-1]) == (full(made), canvas_of(made))
-    assert (other.top, other.left) == (made.left, made.top)
+    for window, start, size, canvas in (
+        (other, made.left, made.full_width, made.columns),
+        (made, made.top, made.full_height, made.rows),
+    ):
+        assert 0 <= size - canvas - 2 * start <= 1
+        assert (window.top, window.full_height, window.rows) == (start, size, canvas)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import random
 import struct
 import zlib
 from collections.abc import Callable
@@ -22,12 +21,11 @@ from PIL.JpegImagePlugin import get_sampling
 from shardkit.errors import SampleError, UsageError
 from shardkit.options import ImageOptions
 from shardkit.preprocess.filtered import Filtered
-from shardkit.preprocess.images import Shaped
+from shardkit.preprocess.images import ImageSteps, Shaped
 from shardkit.preprocess.steps import steps_for
 from shardkit.schema import Image, Int, Schema
 
 FORMATS = ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"]
-MODES = ["shorter", "longer", "exact", "crop", "pad"]
 
 
 def photo(mode: str = "RGB", size: tuple[int, int] = (120, 80), seed: int = 0) -> PIL.Image.Image:
@@ -59,10 +57,17 @@ def exif(orientation: int) -> PIL.Image.Exif:
     return made
 
 
-def shaped(data: bytes, raw: str = "array", **options: Any) -> Shaped:
-    steps = steps_for(Schema({"image": Image()}), ImageOptions(**options), None, raw)
+def steps_of(
+    schema: dict[str, Any], source: Any = None, raw: str = "array", **options: Any
+) -> ImageSteps:
+    """The steps for images of such fields."""
+    steps = steps_for(Schema(schema), ImageOptions(**options), None, raw, source)
     assert steps is not None
-    return steps({"__key__": "a", "image": data})
+    return steps
+
+
+def shaped(data: bytes, raw: str = "array", **options: Any) -> Shaped:
+    return steps_of({"image": Image()}, raw=raw, **options)({"__key__": "a", "image": data})
 
 
 def made(data: bytes, **options: Any) -> Any:
@@ -122,24 +127,18 @@ PLAIN = {
 @pytest.mark.parametrize("kind", PLAIN)
 def test_a_plain_image_of_the_right_size_passes_byte_for_byte(kind: str) -> None:
     for options in (
-        {"resize": 80},
         {"resize": 120, "resize_mode": "longer"},
         {"resize": 500},  # no image becomes larger unasked
         {"resize": 200, "resize_mode": "exact"},
         {"resize": 200, "resize_mode": "crop"},
-        {"icc": "srgb"},
+        {"icc": "srgb", "background": "black"},
         {"icc": "keep"},
-        {"background": "black"},
-        {"check": "decode"},
         {"resize": 80, "check": "decode"},
         {"min_size": 80, "max_aspect": 1.5, "max_pixels": 120 * 80},
     ):
         assert_passes(PLAIN[kind], **options)
-
-
-@pytest.mark.parametrize("format", ["jpeg", "png", "webp"])
-def test_an_image_that_has_the_codec_asked_for_passes(format: str) -> None:
-    assert_passes(encoded(photo(), format.upper()), format=format, resize=80)
+    if kind in ("jpeg", "png", "webp"):
+        assert_passes(PLAIN[kind], format=kind, resize=80)
 
 
 def test_without_a_pixel_step_even_odd_images_pass() -> None:
@@ -156,14 +155,11 @@ def test_a_dataset_without_images_has_no_use_for_their_options() -> None:
 
 
 def test_every_image_of_a_sample_is_shaped_and_an_absent_one_is_not() -> None:
-    schema = Schema({"left": Image(), "right": Image(optional=True), "label": Int()})
-    steps = steps_for(schema, ImageOptions(resize=20), None, "array")
-    assert steps is not None
+    steps = steps_of({"left": Image(), "right": Image(optional=True), "label": Int()}, resize=20)
     data = PLAIN["png"]
     both = steps({"__key__": "a", "left": data, "right": data, "label": 3})
-    assert both.images["resized"] == 2
-    assert both.images["bytes in"] == 2 * len(data)
-    assert both.images["bytes out"] == 2 * len(both.sample["left"])
+    size = len(both.sample["left"])
+    assert both.images == {"resized": 2, "bytes in": 2 * len(data), "bytes out": 2 * size}
     assert both.sample["left"] == both.sample["right"] != data
     one = steps({"__key__": "a", "left": data, "label": 3})
     assert one.sample == {"__key__": "a", "left": both.sample["left"], "label": 3}
@@ -189,6 +185,20 @@ def frames(format: str, **options: Any) -> bytes:
     return encoded(photo(), format, save_all=True, append_images=[other], duration=50, **options)
 
 
+def chunk(name: bytes, content: bytes) -> bytes:
+    """Of a PNG."""
+    return (
+        struct.pack(">I", len(content)) + name + content
+        + struct.pack(">I", zlib.crc32(name + content))
+    )  # fmt: skip
+
+
+def png(width: int, height: int, depth: int, colour: int, rows: bytes) -> bytes:
+    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+    chunks = (b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*each) for each in chunks)
+
+
 def deep(suffix: str) -> bytes:
     """16 bits a channel, of which the low ones are noise."""
     noise = np.random.default_rng(2).integers(0, 256, (80, 120, 3), np.uint16)
@@ -198,16 +208,7 @@ def deep(suffix: str) -> bytes:
         return b"P6 %d %d 65535\n" % (width, height) + pixels.astype(">u2").tobytes()
     if suffix == ".png":
         rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
-        chunks = {
-            b"IHDR": struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0),
-            b"IDAT": zlib.compress(rows),
-            b"IEND": b"",
-        }
-        return b"\x89PNG\r\n\x1a\n" + b"".join(
-            struct.pack(">I", len(content)) + name + content
-            + struct.pack(">I", zlib.crc32(name + content))
-            for name, content in chunks.items()
-        )  # fmt: skip
+        return png(width, height, 16, 2, rows)
     tags = {256: width, 257: height, 258: 122, 259: 1, 262: 2, 273: 128, 277: 3, 278: height}
     tags[279] = pixels.nbytes
     entries = [struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items()]
@@ -346,29 +347,29 @@ def test_reasons_add_up_and_resizing_is_counted_apart() -> None:
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
 def test_all_orientations_are_applied_as_pillow_does_it(format: str, orientation: int) -> None:
     options = {"lossless": True} if format == "WEBP" else {}
-    # 17 times as large as the result: a JPEG is decoded at a part of its size there.
-    for size in (121, 83), (596, 409):
-        data = encoded(photo(size=size), format, exif=exif(orientation), **options)
-        expected = PIL.ImageOps.exif_transpose(opened(data))
-        width, height = (35, 24) if orientation < 5 else (24, 35)
-        by_pillow = expected.resize((width, height), Resampling.BILINEAR)
-        for way in ("raw", "png", "jpeg"):
-            found = made(data, resize=24, format=way, quality=100, chroma="444")
-            assert pixels_of(found).shape == (height, width, 3)
-            assert psnr(pixels_of(found), by_pillow) > 40
-            if way != "raw":
-                assert not opened(found).getexif()
-                assert b"Exif" not in found
+    # A JPEG 17 times as large as the result is decoded at a part of its size.
+    data = encoded(
+        photo(size=(596, 409) if format == "JPEG" else (121, 83)),
+        format,
+        exif=exif(orientation),
+        **options,
+    )
+    width, height = (35, 24) if orientation < 5 else (24, 35)
+    upright = PIL.ImageOps.exif_transpose(opened(data))
+    by_pillow = upright.resize((width, height), Resampling.BILINEAR)
+    for way in ("raw", "png", "jpeg"):
+        found = made(data, resize=24, format=way, quality=100, chroma="444")
+        assert pixels_of(found).shape == (height, width, 3)
+        assert psnr(pixels_of(found), by_pillow) > 40
+        if way != "raw":
+            assert not opened(found).getexif()
+            assert b"Exif" not in found
 
 
 def test_an_orientation_behind_the_pixels_of_a_png_counts_too() -> None:
     """Where some editors put it, and the PNG specification allows it."""
-    tiff = exif(6).tobytes().removeprefix(b"Exif\0\0")
-    chunk = b"eXIf" + tiff
     data = PLAIN["png"]
-    data = (
-        data[:-12] + struct.pack(">I", len(tiff)) + chunk + struct.pack(">I", zlib.crc32(chunk))
-    ) + data[-12:]
+    data = data[:-12] + chunk(b"eXIf", exif(6).tobytes().removeprefix(b"Exif\0\0")) + data[-12:]
     expected = PIL.ImageOps.exif_transpose(opened(data))
     assert expected.size == (80, 120)
     np.testing.assert_array_equal(made(data, format="raw"), expected)
@@ -385,22 +386,13 @@ def test_the_bound_on_resizing_tells_a_shift_of_half_a_pixel() -> None:
     ("mode", "upscale", "size", "expected"),
     [
         ("shorter", False, (120, 80), (60, 40)),
-        ("shorter", False, (80, 120), (40, 60)),
-        ("shorter", False, (101, 67), (60, 40)),
         ("shorter", False, (30, 20), (30, 20)),
-        ("shorter", False, (500, 20), (500, 20)),
         ("shorter", True, (30, 20), (60, 40)),
         ("longer", False, (120, 80), (40, 27)),
-        ("longer", False, (120, 60), (40, 20)),
-        ("longer", False, (1000, 2), (40, 1)),
-        ("longer", True, (30, 20), (40, 27)),
-        ("exact", False, (120, 80), (40, 40)),
         ("exact", False, (30, 80), (30, 40)),
         ("exact", True, (30, 80), (40, 40)),
-        ("crop", False, (120, 80), (40, 40)),
         ("crop", False, (30, 80), (30, 40)),
         ("crop", True, (30, 80), (40, 40)),
-        ("pad", False, (120, 80), (40, 40)),
         ("pad", False, (30, 20), (40, 40)),
         ("pad", True, (30, 20), (40, 40)),
     ],
@@ -408,6 +400,7 @@ def test_the_bound_on_resizing_tells_a_shift_of_half_a_pixel() -> None:
 def test_every_mode_gives_its_size(
     mode: str, upscale: bool, size: tuple[int, int], expected: tuple[int, int]
 ) -> None:
+    """More sizes are in tests/preprocess/test_geometry.py."""
     data = encoded(photo(size=size), "PNG")
     found = shaped(data, resize=40, resize_mode=mode, upscale=upscale)
     assert opened(found.sample["image"]).size == expected
@@ -417,33 +410,21 @@ def test_every_mode_gives_its_size(
 
 @pytest.mark.parametrize("mode", ["shorter", "longer", "exact"])
 def test_resized_pixels_are_pillows_in_every_mode(mode: str) -> None:
-    for size in (300, 200), (200, 301), (41, 43):
+    """Larger, smaller, and where one side can grow while the other shrinks."""
+    for size in (300, 200), (200, 301), (41, 43), (30, 20), (300, 12):
         image = photo(size=size)
-        found = made(encoded(image, "PNG"), resize=40, resize_mode=mode)
+        found = made(encoded(image, "PNG"), resize=40, resize_mode=mode, upscale=True)
         expected = image.resize(opened(found).size, Resampling.BILINEAR)
         assert psnr(pixels_of(found), expected) > 40
 
 
-def test_upscaled_pixels_are_pillows() -> None:
-    image = photo(size=(30, 20))
-    for mode, size in (("shorter", (60, 40)), ("longer", (40, 27)), ("exact", (40, 40))):
-        found = made(encoded(image, "PNG"), resize=40, resize_mode=mode, upscale=True)
-        assert psnr(pixels_of(found), image.resize(size, Resampling.BILINEAR)) > 45
-
-
-def test_one_side_can_grow_while_the_other_shrinks() -> None:
-    image = photo(size=(300, 12))
-    found = made(encoded(image, "PNG"), resize=40, resize_mode="exact", upscale=True)
-    assert psnr(pixels_of(found), image.resize((40, 40), Resampling.BILINEAR)) > 40
-
-
-@pytest.mark.parametrize("turned", [False, True])
-def test_a_crop_is_the_middle(turned: bool) -> None:
-    image = photo(size=(90, 150) if turned else (150, 90))
-    small = image.resize((40, 67) if turned else (67, 40), Resampling.BILINEAR)
-    left, top = (small.width - 40) // 2, (small.height - 40) // 2
-    found = made(encoded(image, "PNG"), resize=40, resize_mode="crop")
-    assert psnr(pixels_of(found), small.crop((left, top, left + 40, top + 40))) > 40
+def test_a_crop_is_the_middle() -> None:
+    for size, small in (((150, 90), (67, 40)), ((90, 150), (40, 67))):
+        image = photo(size=size)
+        left, top = (small[0] - 40) // 2, (small[1] - 40) // 2
+        expected = image.resize(small, Resampling.BILINEAR).crop((left, top, left + 40, top + 40))
+        found = made(encoded(image, "PNG"), resize=40, resize_mode="crop")
+        assert psnr(pixels_of(found), expected) > 40
 
 
 def test_a_crop_alone_leaves_the_pixels_that_stay_as_they_were() -> None:
@@ -481,32 +462,29 @@ def test_padding_puts_a_small_image_unchanged_in_the_middle() -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("upscale", [False, True])
-def test_a_single_pixel_goes_through_everything(format: str, mode: str, upscale: bool) -> None:
+@pytest.mark.parametrize(
+    ("mode", "upscale", "side"),
+    [("shorter", False, 1), ("pad", False, 5), ("longer", True, 5), ("exact", True, 5),
+     ("crop", True, 5)],
+)  # fmt: skip
+def test_a_single_pixel_goes_through_everything(
+    format: str, mode: str, upscale: bool, side: int
+) -> None:
     data = encoded(PIL.Image.new("RGB", (1, 1), (200, 100, 50)), format)
-    side = 5 if upscale or mode == "pad" else 1
-    for way in ("keep", "jpeg", "png", "webp", "raw"):
+    for way in ("keep", "webp", "raw", "png"):
         found = made(data, resize=5, resize_mode=mode, upscale=upscale, format=way)
-        assert pixels_of(found).shape == (side, side, 3)
-        colour = pixels_of(made(data, resize=5, resize_mode=mode, upscale=upscale, format="png"))
-        assert np.abs(colour[side // 2, side // 2] - np.array([200, 100, 50])).max() <= 4
+        pixels = pixels_of(found)
+        assert pixels.shape == (side, side, 3)
+    assert np.abs(pixels[side // 2, side // 2] - np.array([200, 100, 50])).max() <= 4
 
 
-@pytest.mark.parametrize("size", [(65500, 3), (2, 65500)])
-def test_a_side_of_65500_pixels_is_resized_and_kept(size: tuple[int, int]) -> None:
-    strip = photo(size=(131, 3)).resize(size, Resampling.NEAREST)
-    data = encoded(strip, "JPEG", quality=95)
+def test_a_side_of_65500_pixels_is_resized_and_kept() -> None:
+    data = encoded(photo(size=(131, 3)).resize((65500, 3), Resampling.NEAREST), "JPEG", quality=95)
     assert_passes(data, resize=3)
-    longer = size.index(65500)
     found = made(data, resize=131, resize_mode="longer", format="raw")
-    assert found.shape == ((1, 131, 3) if longer == 0 else (131, 1, 3))
-    by_pillow = opened(data).resize((131, 1) if longer == 0 else (1, 131), Resampling.BILINEAR)
-    assert psnr(found, by_pillow) > 40
-    assert opened(made(data, resize=100, resize_mode="exact")).size == (
-        (100, 3) if longer == 0 else (2, 100)
-    )
-    assert opened(made(data, quality=10)).size == size  # as long as a JPEG can be
+    assert psnr(found, opened(data).resize((131, 1), Resampling.BILINEAR)) > 40
+    assert opened(made(data, resize=100, resize_mode="exact")).size == (100, 3)
+    assert opened(made(data, quality=10)).size == (65500, 3)  # as long as a JPEG can be
 
 
 def test_an_image_that_its_codec_cannot_hold_is_a_clear_error() -> None:
@@ -523,17 +501,11 @@ def test_an_image_that_its_codec_cannot_hold_is_a_clear_error() -> None:
 # --- codecs ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("format", "kept"),
-    [
-        ("JPEG", "JPEG"), ("PNG", "PNG"), ("WEBP", "WEBP"), ("PPM", "PPM"), ("GIF", "PNG"),
-        ("BMP", "PNG"), ("TIFF", "PNG"),
-    ],
-)  # fmt: skip
-def test_keep_keeps_the_codec_or_takes_one_without_loss(format: str, kept: str) -> None:
-    found = made(encoded(photo(), format), resize=40)
-    assert opened(found).format == kept
-    assert opened(found).mode == "RGB"
+def test_keep_keeps_the_codec_or_takes_one_without_loss() -> None:
+    for format in FORMATS:
+        found = opened(made(encoded(photo(), format), resize=40))
+        assert found.format == ("PNG" if format in ("GIF", "BMP", "TIFF") else format)
+        assert found.mode == "RGB"
 
 
 def test_a_lossless_webp_stays_lossless_and_a_lossy_one_lossy() -> None:
@@ -546,17 +518,14 @@ def test_a_lossless_webp_stays_lossless_and_a_lossy_one_lossy() -> None:
 
 
 @pytest.mark.parametrize("source", FORMATS)
-@pytest.mark.parametrize("format", ["jpeg", "png", "webp"])
-def test_images_are_converted_to_the_codec_asked_for(source: str, format: str) -> None:
+def test_images_are_converted_to_the_codec_asked_for(source: str) -> None:
     data = encoded(photo(), source)
-    found = shaped(data, format=format)
-    if source.lower() == format:
-        assert found.images["passed"] == 1
-        return
-    assert found.reasons == {f"{source.lower()} to {format}": 1}
-    assert opened(found.sample["image"]).format == format.upper()
-    bound = 27 if format != "png" else 60  # grain, at quality 90
-    assert psnr(pixels_of(found.sample["image"]), opened(data).convert("RGB")) > bound
+    for format in {"jpeg", "png", "webp"} - {source.lower()}:
+        found = shaped(data, format=format)
+        assert found.reasons == {f"{source.lower()} to {format}": 1}
+        assert opened(found.sample["image"]).format == format.upper()
+        bound = 27 if format != "png" else 60  # grain, at quality 90
+        assert psnr(pixels_of(found.sample["image"]), opened(data).convert("RGB")) > bound
 
 
 def test_quality_and_chroma_are_those_asked_for_or_the_defaults() -> None:
@@ -576,19 +545,17 @@ def test_quality_and_chroma_are_those_asked_for_or_the_defaults() -> None:
     assert sizes == sorted(set(sizes))
 
 
-@pytest.mark.parametrize("raw", ["array", "ppm"])
-def test_raw_images_are_pixels(raw: str) -> None:
+def test_raw_images_are_pixels() -> None:
     for kind in ("png", "palette png", "lossless webp", "bmp", "ppm", "grey png"):
-        found = shaped(PLAIN[kind], raw, format="raw")
-        value = found.sample["image"]
         expected = np.asarray(opened(PLAIN[kind]).convert("RGB"))
-        if raw == "array":
-            assert (value.dtype, value.flags.c_contiguous) == (np.uint8, True)
-            np.testing.assert_array_equal(value, expected)
-            assert found.images["bytes out"] == expected.size
-        else:
-            assert opened(value).format == "PPM"
-            np.testing.assert_array_equal(pixels_of(value), expected)
+        found = shaped(PLAIN[kind], "array", format="raw")
+        value = found.sample["image"]
+        assert (value.dtype, value.flags.c_contiguous) == (np.uint8, True)
+        np.testing.assert_array_equal(value, expected)
+        assert found.images["bytes out"] == expected.size
+        ppm = opened(shaped(PLAIN[kind], "ppm", format="raw").sample["image"])
+        assert ppm.format == "PPM"
+        np.testing.assert_array_equal(ppm, expected)
 
 
 # --- recompression --------------------------------------------------------------------------------
@@ -613,10 +580,10 @@ def test_a_finer_jpeg_is_recompressed(options: dict[str, Any]) -> None:
     assert psnr(result, opened(data)) > 30
 
 
-@pytest.mark.parametrize("quality", [1, 30, 49, 50, 51, 75, 90, 100])
-def test_a_jpeg_of_that_quality_or_a_coarser_one_passes(quality: int) -> None:
-    assert_passes(jpeg(quality), quality=quality)
-    assert_passes(jpeg(max(quality // 2, 1)), quality=quality)
+def test_a_jpeg_of_that_quality_or_a_coarser_one_passes() -> None:
+    for quality in (1, 49, 50, 51, 90, 100):
+        assert_passes(jpeg(quality), quality=quality)
+        assert_passes(jpeg(max(quality // 2, 1)), quality=quality)
 
 
 def test_a_jpeg_that_would_come_out_larger_keeps_its_bytes() -> None:
@@ -660,12 +627,11 @@ def test_a_lossy_webp_is_recompressed_if_that_makes_it_smaller() -> None:
 # --- colour profiles and transparency -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
-def test_a_profile_is_applied_or_kept(format: str) -> None:
-    options: dict[str, Any] = {
-        "JPEG": {"quality": 100, "subsampling": 0},
-        "WEBP": {"lossless": True},
-    }.get(format, {})
+@pytest.mark.parametrize(
+    ("format", "options"),
+    [("JPEG", {"quality": 100, "subsampling": 0}), ("PNG", {}), ("WEBP", {"lossless": True})],
+)
+def test_a_profile_is_applied_or_kept(format: str, options: dict[str, Any]) -> None:
     data = encoded(photo(), format, icc_profile=SWAPPED, **options)
     small = photo().resize((60, 40), Resampling.BILINEAR)
     for icc, expected, profile in (
@@ -694,11 +660,11 @@ def test_srgb_itself_is_not_stored_again() -> None:
         assert opened(made(PLAIN[kind], resize=40, icc="keep")).info["icc_profile"] == SRGB
 
 
-@pytest.mark.parametrize("background", ["white", "#000000", "rgb(10, 200, 30)"])
-def test_transparent_pixels_show_the_background(background: str) -> None:
-    for image in (see_through(), see_through("LA"), palette_with_a_hole()):
-        found = made(encoded(image, "PNG"), background=background)
-        np.testing.assert_array_equal(pixels_of(found), over_white(image, background))
+def test_transparent_pixels_show_the_background() -> None:
+    for background in ("white", "#000000", "rgb(10, 200, 30)"):
+        for image in (see_through(), see_through("LA"), palette_with_a_hole()):
+            found = made(encoded(image, "PNG"), background=background)
+            np.testing.assert_array_equal(pixels_of(found), over_white(image, background))
 
 
 # --- filters --------------------------------------------------------------------------------------
@@ -711,19 +677,17 @@ def unwanted(data: bytes, **options: Any) -> dict[str, str]:
 
 
 def test_filters_say_what_they_drop_and_keep_what_is_on_the_line() -> None:
+    """They look at the image before it is resized."""
     data = encoded(photo(size=(120, 40)), "PNG")
     assert_passes(data, min_size=40, max_aspect=3, max_pixels=4800)
-    assert unwanted(data, min_size=41) == {
-        "key": "a", "reason": "smaller than 41", "found": "120 x 40"
-    }  # fmt: skip
-    assert unwanted(data, max_aspect=2.9)["reason"] == "aspect over 2.9"
-    assert unwanted(data, max_pixels=4799)["reason"] == "more than 4,799 pixels"
-
-
-def test_filters_look_at_the_image_before_it_is_resized() -> None:
-    data = encoded(photo(size=(120, 40)), "PNG")
-    assert unwanted(data, min_size=41, resize=10)["found"] == "120 x 40"
-    assert unwanted(data, min_size=41, resize=100, upscale=True)["reason"] == "smaller than 41"
+    for options, reason in (
+        ({"min_size": 41}, "smaller than 41"),
+        ({"min_size": 41, "resize": 10}, "smaller than 41"),
+        ({"min_size": 41, "resize": 100, "upscale": True}, "smaller than 41"),
+        ({"max_aspect": 2.9}, "aspect over 2.9"),
+        ({"max_pixels": 4799}, "more than 4,799 pixels"),
+    ):
+        assert unwanted(data, **options) == {"key": "a", "reason": reason, "found": "120 x 40"}
     for orientation in (1, 6):
         turned = encoded(photo(size=(120, 40)), "JPEG", exif=exif(orientation))
         assert unwanted(turned, max_aspect=2)["reason"] == "aspect over 2"
@@ -731,12 +695,7 @@ def test_filters_look_at_the_image_before_it_is_resized() -> None:
 
 def bomb(width: int, height: int, depth: int = 8) -> bytes:
     """A grey PNG of a few bytes whose header announces so many pixels."""
-    header = struct.pack(">IIBBBBB", width, height, depth, 0, 0, 0, 0)
-    chunks = (b"IHDR" + header, b"IDAT" + zlib.compress(bytes(1000)), b"IEND")
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
-        for chunk in chunks
-    )
+    return png(width, height, depth, 0, bytes(1000))
 
 
 def test_more_pixels_than_memory_has_room_for_are_an_error_unless_they_are_filtered() -> None:
@@ -801,12 +760,11 @@ def test_an_image_that_is_cut_is_an_error_in_every_step(kind: str) -> None:
 @pytest.mark.parametrize("progressive", [False, True])
 def test_no_image_is_made_of_what_decoding_calls_damaged(progressive: bool) -> None:
     """Unless the damage is to nothing that is seen."""
-    data = encoded(photo(size=(320, 240)), "JPEG", quality=85, progressive=progressive)
-    whole = made(data, resize=200, format="raw")
-    dice = random.Random(0)
+    data = encoded(photo(size=(160, 120)), "JPEG", quality=85, progressive=progressive)
+    whole = made(data, resize=100, format="raw")
+    first, behind = 8 * (data.index(b"\xff\xda") + 20), 8 * (len(data) - 2)
     refused, ruined = 0, []
-    for _ in range(300):
-        bit = dice.randrange(8 * (data.index(b"\xff\xda") + 20), 8 * (len(data) - 2))
+    for bit in range(first, behind, (behind - first) // 150 | 1):
         damaged = bytearray(data)
         damaged[bit // 8] ^= 1 << bit % 8
         with contextlib.suppress(SampleError):
@@ -814,7 +772,7 @@ def test_no_image_is_made_of_what_decoding_calls_damaged(progressive: bool) -> N
             continue
         refused += 1
         with contextlib.suppress(SampleError):
-            found = made(bytes(damaged), resize=200, format="raw")
+            found = made(bytes(damaged), resize=100, format="raw")
             ruined += [bit] if psnr(found, whole) < 30 else []
     assert refused
     assert ruined == []
@@ -830,10 +788,8 @@ def test_an_image_of_many_pixels_that_is_allowed_is_decoded_by_the_check() -> No
 
 
 def test_threads_make_the_same_bytes() -> None:
-    schema = Schema({"image": Image()})
-    steps = steps_for(schema, ImageOptions(resize=40, resize_mode="pad"), None, "array")
-    assert steps is not None
-    images = [*PLAIN.values(), *(make() for make, *_ in ODD.values())] * 3
+    steps = steps_of({"image": Image()}, resize=40, resize_mode="pad")
+    images = [*PLAIN.values(), *(make() for make, *_ in ODD.values())]
     samples = [{"__key__": str(n), "image": data} for n, data in enumerate(images)]
     before = [bytes(data) for data in images]
     expected = [steps(sample).sample for sample in samples]
