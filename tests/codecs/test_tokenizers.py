@@ -107,13 +107,6 @@ TORTURE = [
 ]
 
 
-@pytest.mark.parametrize("special_tokens", MODES)
-@pytest.mark.parametrize("name", zoo.NAMES)
-def test_ids_are_those_of_tokenizers(folder, name, special_tokens, large):
-    texts = zoo.documents(60 if large else 20, seed=1)
-    assert_same_ids(folder / name, texts + TORTURE, special_tokens)
-
-
 @pytest.mark.parametrize("name", few(zoo.FAST, "gpt2"))
 def test_characters_of_all_planes_are_split_alike(folder, name, large):
     """By default some, as the long run has all but of the large uniform blocks."""
@@ -169,16 +162,6 @@ def test_a_megabyte_without_a_word_gets_its_ids(folder, name, large):
     for kind, text in LONG.items():
         whole = large or kind == "spaces and a letter"
         assert_same_ids(folder / name, [text if whole else text[-(len(text) // 10) :]])
-
-
-@pytest.mark.parametrize("name", zoo.NAMES)
-def test_the_fast_engine_is_used_where_it_is_right(folder, name):
-    tokenizer = loaded(folder / name)
-    slow = name not in zoo.FAST
-    assert tokenizer.kind == "huggingface"
-    assert tokenizer.engine == ("tokenizers" if slow else "tiktoken")
-    assert set(tokenizer.versions()) == {"tokenizers", tokenizer.engine}
-    assert slow == any("tokenizers is used" in note for note in tokenizer.notes)
 
 
 def _model(**options: Any) -> Change:
@@ -378,19 +361,62 @@ def test_the_known_patterns_are_those_of_the_models():
     assert set(patterns.KNOWN) == {patterns.GPT2, zoo.LLAMA3, zoo.QWEN2, zoo.GPT4O}
 
 
+@pytest.mark.parametrize("special_tokens", MODES)
+@pytest.mark.parametrize("name", zoo.NAMES)
+def test_ids_are_those_of_tokenizers_by_the_fast_engine_where_it_is_right(
+    folder, name, special_tokens, large
+):
+    texts = zoo.documents(60 if large else 20, seed=1)
+    assert_same_ids(folder / name, texts + TORTURE, special_tokens)
+    tokenizer, slow = loaded(folder / name, special_tokens), name not in zoo.FAST
+    assert tokenizer.kind == "huggingface"
+    assert tokenizer.engine == ("tokenizers" if slow else "tiktoken")
+    assert set(tokenizer.versions()) == {"tokenizers", tokenizer.engine}
+    assert slow == any("tokenizers is used" in note for note in tokenizer.notes)
+
+
+# Though its tables may be older, and give other normal forms to text that is not.
 @pytest.mark.large
 def test_what_python_says_is_normalized_is_so_for_tokenizers():
-    """Though its tables may be older, and give other normal forms to text that is not."""
     dice = random.Random(0)
-    known = [c for c in characters() if unicodedata.category(c) != "Cn"]
+    known = [c for c in characters(13) if unicodedata.category(c) != "Cn"]
     marks = [c for c in known if unicodedata.combining(c)]
-    texts = ["a".join(known), "\u0327".join(known), "\u0338\u0301 ".join(known)]
-    texts += ["".join(dice.choices(marks, k=5)).join(known) for _ in range(3)]
+    texts = [joint.join(known) for joint in ("a", "\u0327", "\u0338\u0301 ")]
+    texts += ["".join(dice.choices(marks, k=5)).join(known)]
     texts += ["".join(dice.choices(marks + known[:4000], k=100_000))]
     normalize = tokenizers.normalizers.NFC().normalize_str
     for text in texts:
         normal = unicodedata.normalize("NFC", text)
         assert normalize(normal) == normal
+
+
+def test_a_file_or_libraries_that_changed_since_are_an_error(folder, tmp_path):
+    path = zoo.write_json(tmp_path, "gpt2")
+    tokenizer = load_tokenizer(path)
+    path.write_text(path.read_text("utf-8") + " ", "utf-8")
+    for use in (lambda: tokenizer.encode(["a"]), tokenizer.files):
+        with pytest.raises(SourceError, match="has changed") as caught:
+            use()
+        assert caught.value.where["path"] == str(path)
+    tokenizer = replace(loaded(folder / "gpt2"), libraries=(("tokenizers", "0.0.1"),))
+    with pytest.raises(UsageError, match="other versions") as caught:
+        tokenizer.encode(["a"])
+    assert caught.value.expected == "tokenizers 0.0.1"
+
+
+def test_the_vocabulary_gives_the_type_of_ids_and_what_options_may_name(tmp_path, folder):
+    gpt2 = loaded(folder / "gpt2")
+    for size, dtype in [(256, "|u1"), (257, "<u2"), (65536, "<u2"), (65537, "<u4")]:
+        assert replace(gpt2, vocab_size=size).dtype == dtype
+    assert loaded(folder / "qwen2").vocab_size == zoo.SIZE + 4
+    assert load_tokenizer(changed(tmp_path / "a", _first_added(id=0))).vocab_size == zoo.SIZE
+    found = load_tokenizer(changed(tmp_path / "b", lambda d: d["added_tokens"].clear()))
+    assert found.eos_id is None
+    assert "set one with eos_token" in found.notes[0]
+    with pytest.raises(UsageError, match="not in the vocabulary"):
+        load_tokenizer(folder / "gpt2", eos_token="<nothing>")
+    with pytest.raises(UsageError, match="special_tokens is 'some'"):
+        load_tokenizer(folder / "gpt2", special_tokens="some")
 
 
 def test_another_process_gets_the_same_ids_without_a_proof(folder):
@@ -418,23 +444,6 @@ def test_many_threads_get_the_same_ids(folder, name):
     for batch, arrays in zip(batches, found, strict=True):
         expected = original(folder / name).encode_batch(batch, add_special_tokens=False)
         assert as_lists(arrays) == [encoding.ids for encoding in expected]
-
-
-def test_a_file_that_changed_since_is_an_error(tmp_path):
-    path = zoo.write_json(tmp_path, "gpt2")
-    tokenizer = load_tokenizer(path)
-    path.write_text(path.read_text("utf-8") + " ", "utf-8")
-    for use in (lambda: tokenizer.encode(["a"]), tokenizer.files):
-        with pytest.raises(SourceError, match="has changed") as caught:
-            use()
-        assert caught.value.where["path"] == str(path)
-
-
-def test_a_worker_with_other_libraries_is_an_error(folder):
-    tokenizer = replace(loaded(folder / "gpt2"), libraries=(("tokenizers", "0.0.1"),))
-    with pytest.raises(UsageError, match="other versions") as caught:
-        tokenizer.encode(["a"])
-    assert caught.value.expected == "tokenizers 0.0.1"
 
 
 @pytest.mark.parametrize("name", ["gpt2", "wordpiece"])
@@ -524,30 +533,6 @@ def test_files_beside_a_tokenizer_name_its_special_ids(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(UsageError, match="not a JSON object"):
         load_tokenizer(path)
-
-
-def test_a_tokenizer_may_have_no_end_token(tmp_path):
-    path = changed(tmp_path, lambda document: document["added_tokens"].clear())
-    found = load_tokenizer(path)
-    assert found.eos_id is None
-    assert "set one with eos_token" in found.notes[0]
-
-
-def test_the_type_is_the_smallest_that_holds_all_ids(folder):
-    for size, dtype in [(256, "|u1"), (257, "<u2"), (65536, "<u2"), (65537, "<u4")]:
-        assert replace(loaded(folder / "gpt2"), vocab_size=size).dtype == dtype
-
-
-def test_the_vocabulary_ends_with_the_largest_id(tmp_path, folder):
-    assert loaded(folder / "qwen2").vocab_size == zoo.SIZE + 4
-    assert load_tokenizer(changed(tmp_path, _first_added(id=0))).vocab_size == zoo.SIZE
-
-
-def test_unknown_options_are_errors(folder):
-    with pytest.raises(UsageError, match="not in the vocabulary"):
-        load_tokenizer(folder / "gpt2", eos_token="<nothing>")
-    with pytest.raises(UsageError, match="special_tokens is 'some'"):
-        load_tokenizer(folder / "gpt2", special_tokens="some")
 
 
 def test_the_proof_takes_a_short_way_only_where_it_comes_to_the_same(monkeypatch):
