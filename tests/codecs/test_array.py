@@ -74,6 +74,7 @@ def test_arrays_of_parts_and_in_the_order_of_fortran_come_back():
         ("'<f8'", "(1000000000, 1000000000)", "the header says"),
         *[(kind, "(1000000000000,)", "without bytes") for kind in ("'|S0'", "'<U0'", "'|V0'")],
         ("[('a', '|S0')]", "(1000000000000,)", "without bytes"),
+        ("[('a', '<f8')]", "(1000000000, 1000000000)", "the header says"),
         ("'<f8'", "(3,)", "24 bytes of values, but there are 80"),
     ],
 )

@@ -97,33 +97,29 @@ def test_tables_of_an_mp4_spare_reading_all_packets(name, monkeypatch):
     assert len(taken(encode(**VIDEOS[name]), range(3, 40, 6))) == 7
 
 
-def _patched(data: bytes, name: bytes, at: int, value: int) -> bytes:
-    start = data.index(name, data.index(b"moov")) + 4 + at
-    return data[:start] + struct.pack(">i", value) + data[start + 4 :]
+EDITS = [
+    (b"elst", 8, 800),  # of 1,600 milliseconds
+    (b"elst", 12, 10 * 512 + 1024),
+    (b"elst", 12, -1),
+    (b"elst", 4, 0),
+    (b"ctts", 12, 7 * 512),
+    (b"ctts", 4, 1 << 30),
+    (b"stts", 12, 0),
+    (b"stts", 8, 39),
+    (b"stts", 8, 1 << 30),
+    (b"stss", 12, 3),  # a keyframe that is none
+    (b"stss", 12, 0),
+    (b"stss", 12, 1 << 30),
+    (b"stss", 4, 0),
+    (b"stss", 4, 1 << 30),
+]
 
 
-@pytest.mark.parametrize(
-    ("box", "at", "value"),
-    [
-        (b"elst", 8, 800),  # of 1,600 milliseconds
-        (b"elst", 12, 10 * 512 + 1024),
-        (b"elst", 12, -1),
-        (b"elst", 4, 0),
-        (b"ctts", 12, 7 * 512),
-        (b"ctts", 4, 1 << 30),
-        (b"stts", 12, 0),
-        (b"stts", 8, 39),
-        (b"stts", 8, 1 << 30),
-        (b"stss", 12, 3),  # a keyframe that is none
-        (b"stss", 12, 0),
-        (b"stss", 12, 1 << 30),
-        (b"stss", 4, 0),
-        (b"stss", 4, 1 << 30),
-    ],
-)
+@pytest.mark.parametrize(("box", "at", "value"), EDITS)
 def test_edits_and_wrong_tables_give_what_pyav_gives_or_an_error(box, at, value):
-    data = _patched(encode(**VIDEOS["h264 in mp4"]), box, at, value)
-    counts = []
+    data, counts = encode(**VIDEOS["h264 in mp4"]), []
+    start = data.index(box, data.index(b"moov")) + 4 + at
+    data = data[:start] + struct.pack(">i", value) + data[start + 4 :]
     try:
         whole = everything(data)
     except av.FFmpegError:

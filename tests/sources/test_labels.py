@@ -15,11 +15,11 @@ import pandas
 import pytest
 
 import shardkit
-from shardkit.errors import SampleError, ShardkitError, UsageError
+from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError
 from shardkit.manifest import load
 from shardkit.recipe import Recipe
 from shardkit.schema import Array, Float, Image, Int, Text
-from shardkit.sources import open_sources
+from shardkit.sources import metadata, open_sources
 from shardkit.sources.columns import Building, typed_column
 from shardkit.verification.verify import verify
 from tests.codecs import tokenizer_zoo
@@ -90,6 +90,54 @@ def test_metadata_parquet_beside_images_are_read_as_by_datasets(flat, tmp_path):
     assert {row["__key__"]: (row["n"], row["word"]) for row in ours} == found
 
 
+@pytest.mark.parametrize("fields", [None, ["image"]])
+def test_verify_needs_the_table(flat, tmp_path, fields):
+    table, out = written(tmp_path / "train.csv"), tmp_path / "out"
+    convert(flat, out, metadata=table, fields=fields, **KAGGLE)
+    assert load(out).recipe["metadata"] == "train.csv"
+    assert convert(flat, out, metadata=table, fields=fields, **KAGGLE).already_complete
+    assert verify(out, flat, metadata=table).sound
+    with pytest.raises(UsageError, match="was made with metadata"):
+        verify(out, flat)
+    written(table, TABLE.replace("d,dog", "d,cat"))
+    assert verify(out, flat, metadata=table).sound == (fields is not None)
+    convert(out, tmp_path / "on", "arrow")
+    assert verify(tmp_path / "on", out, decode=True).sound
+
+
+def test_splits_have_one_table_of_classes(tmp_path):
+    put(tmp_path / "in", {f"{name}.jpg": None for name in ("train/x/a", "train/x/b", "val/x/a")})
+    rows = "image_id,label\nval/x/a,dog\ntrain/x/a,cat\ntrain/x/b,emu\n"
+    table = written(tmp_path / "in/all.csv", rows)
+    result = convert(tmp_path / "in", tmp_path / "out", metadata=table, **KAGGLE)
+    assert list(result.splits) == ["train", "val"]
+    for split in ("train", "val"):
+        assert shardkit.open(tmp_path / "out" / split).classes == ("cat", "dog", "emu")
+    assert labels(tmp_path / "out/val") == {"x/a": 1}
+    assert labels(tmp_path / "out/train") == {"x/a": 0, "x/b": 2}
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "what", "more"),
+    [
+        (("image_id", "id"), {}, "have no column 'image_id' that names files", "id, label, age"),
+        (("", ""), {"label_column": "breed"}, "no column 'breed' for labels", "label, age"),
+        (("b,dog", "a,dog"), {}, "line 5 of the metadata names a file a second time", "a.jpg"),
+        (("a,cat", ",cat"), {}, "line 3 of the metadata is damaged: there is no 'image_id'", ""),
+        (("", ""), {"file_suffix": ".png"}, "no row of the metadata names a file", "d.png"),
+        (("", ""), {"classes": ["cat", "cat"]}, "the list of classes has a duplicate", "'cat'"),
+        (("label,age", "breed,label"), {"label_column": "breed"}, "already exists", "label"),
+        (("label,age", "age,label"), {"label_separator": "|"}, "is not text", "int"),
+        (("a,cat,2\nc,cat,\nb,dog,4\n", ""), {}, "a file has no row", "3 of 4 files have none"),
+    ],
+)
+def test_mistakes_in_a_table_have_their_sentence(flat, tmp_path, change, options, what, more):
+    table = written(tmp_path / "train.csv", TABLE.replace(*change) if change[0] else TABLE)
+    with pytest.raises((SourceError, UsageError, SampleError), match=what) as error:
+        convert(flat, tmp_path / "out", metadata=table, **{**KAGGLE, **options})
+    assert more in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("change", "options", "what", "key"),
     [
@@ -112,6 +160,21 @@ def test_what_is_wrong_with_a_file_ends_or_is_listed(flat, tmp_path, change, opt
     expected.pop(key, None)
     assert labels(out) == expected
     assert verify(out, flat, metadata=table).sound
+
+
+@pytest.mark.parametrize(
+    ("rows", "what"),
+    [
+        ("a,x\nb,x\n", "2 files have no row in the metadata, such as c.jpg"),
+        ("a,x\nb,x\nc,x\nd,x\ne,x\nf,x\n", "2 rows name files that do not exist, such as e.jpg"),
+        ("a,\nb,\nc,x\nd,x\n", "2 rows have no label: there is no label"),
+    ],
+)
+def test_very_many_problems_are_one_error(flat, tmp_path, monkeypatch, rows, what):
+    monkeypatch.setattr(metadata, "_MOST_PROBLEMS", 1)
+    table = written(tmp_path / "t.csv", "image_id,label\n" + rows)
+    with pytest.raises(SourceError, match=what):
+        convert(flat, tmp_path / "out", on_error="skip", metadata=table, **KAGGLE)
 
 
 def test_classes_give_the_order_and_names_of_numbers(flat, tmp_path):

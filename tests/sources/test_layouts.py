@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,6 @@ from shardkit.splits import KINDS
 from shardkit.verification.verify import verify
 from tests.sources import real
 from tests.sources.real import put
-
-Make = Callable[[Path], Path]
 
 
 def splits(root: Path | str, **options: Any) -> dict[str, int]:
@@ -537,51 +534,71 @@ def test_folders_that_are_splits_or_classes(tmp_path, names, expected):
     assert {name: source.classes for name, source in open_sources(tmp_path).items()} == expected
 
 
-def test_what_is_guessed_of_splits_is_noted(tmp_path):
+def test_an_empty_folder_of_a_split_is_said(tmp_path):
+    for number, name in enumerate(("train/a/1.jpg", "train/1.jpg", "train/1.txt", "train/1.tar")):
+        root = put(tmp_path / str(number), {name: None, "val/.gitkeep": ""})
+        if name.endswith("txt"):
+            put(root, {name: "x"})
+        elif name.endswith("tar"):
+            real.tar(root / name, "a")
+        with pytest.raises(UsageError, match="the folder of the split 'val' is empty") as error:
+            open_sources(root)
+        assert error.value.where["path"] == root / "val"
+        if not name.endswith(".jpg"):
+            assert splits(root, split="none") == {"": 1}
+
+
+def test_what_is_guessed_of_splits_and_a_single_class_is_noted(tmp_path):
+    root = tmp_path / "in"
     names = ("train/a/1.jpg", "train/b/1.jpg", "val/a/1.jpg", "val/owl/1.jpg", "test/new/1.jpg")
-    put(tmp_path / "x/data", {**dict.fromkeys(names), "labels.csv": "?"})
-    put(tmp_path, {"README.md": "# Data", "__MACOSX/x/._data": "?"})
-    found = open_sources(tmp_path)
+    put(root / "x/data", {**dict.fromkeys(names), "labels.csv": "?"})
+    put(root, {"README.md": "# Data", "__MACOSX/x/._data": "?"})
+    found = open_sources(root)
     assert [note for source in found.values() for note in source.notes] == [
-        f"the splits were found in {tmp_path}/x/data",
+        f"the splits were found in {root}/x/data",
         "classes of val that train does not have: owl",
         "no labels in test: its images are in new/, not a class of other splits",
     ]
     assert found["train"].ignored == {".csv file": 1, ".md file": 1, "__MACOSX folder": 1}
-    assert [sorted(source[0]) for source in found.values()] == [
-        ["__key__", "image", "label"],
-        ["__key__", "image", "label"],
-        ["__key__", "image"],
-    ]
-    shardkit.convert(tmp_path, "wds", tmp_path.parent / "out", workers=0)
-    assert verify(tmp_path.parent / "out", against=tmp_path).sound
+    labelled = ["__key__", "image", "label"]
+    assert [sorted(s[0]) for s in found.values()] == [labelled, labelled, ["__key__", "image"]]
+    shardkit.convert(root, "wds", tmp_path / "out", workers=0)
+    assert verify(tmp_path / "out", against=root).sound
     put(tmp_path / "flat", {**dict.fromkeys(names[:2]), "test/1.jpg": None})
-    assert open_sources(tmp_path / "flat")["test"].notes == (
-        "no labels in test: its images are in no class folders",
-    )
-
-
-def test_a_single_class_is_noted(tmp_path):
-    """As CelebA's only folder looks, whose images have no classes."""
-    put(tmp_path, {"img_align_celeba/1.jpg": None, "list_attr_celeba.txt": "1\n"})
-    (source,) = open_sources(tmp_path).values()
-    assert source.classes == ("img_align_celeba",)
-    assert source.notes[0].endswith(f"to convert without labels, give {tmp_path}/img_align_celeba")
-    (source,) = open_sources(tmp_path / "img_align_celeba").values()
+    note = "no labels in test: its images are in no class folders"
+    assert open_sources(tmp_path / "flat")["test"].notes == (note,)
+    # CelebA has a single folder, whose images have no classes.
+    root = put(tmp_path / "celeba", {"img_align/1.jpg": None, "list_attr_celeba.txt": "1\n"})
+    (source,) = open_sources(root).values()
+    assert source.classes == ("img_align",)
+    assert source.notes[0].endswith(f"to convert without labels, give {root}/img_align")
+    (source,) = open_sources(root / "img_align").values()
     assert (source.classes, source.notes) == (None, ())
 
 
-@pytest.mark.parametrize("name", ["train/a/1.jpg", "train/1.jpg", "train/1.txt", "train/1.tar"])
-def test_an_empty_folder_of_a_split_is_said(tmp_path, name):
-    root = tmp_path / "data"
-    put(root, {name: "x" if name.endswith("txt") else None, "val/.gitkeep": ""})
-    if name.endswith("tar"):
-        real.tar(root / name, "a")
-    with pytest.raises(UsageError, match="the folder of the split 'val' is empty") as error:
-        open_sources(root)
-    assert error.value.where["path"] == root / "val"
-    if not name.endswith(".jpg"):
-        assert splits(root, split="none") == {"": 1}
+def test_other_files_beside_what_can_be_read_are_counted(images, tmp_path):
+    put(images, {"class0/sound.wav": b"RIFF", "class1/features.h5": b"x"})
+    source = open_sources(images)[""]
+    assert len(source) == 12
+    assert source.ignored == {".wav file": 1, ".h5 file": 1}
+    put(tmp_path / "text", {"a.txt": "x", "b.txt": "y", "c.mp3": b"ID3"})
+    assert splits(tmp_path / "text") == {"": 2}
+    put(tmp_path / "text", {"d.flv": b"", "e.flv": b""})
+    with pytest.raises(FormatError, match="video") as error:
+        open_sources(tmp_path / "text")
+    assert "to convert only the others" in str(error.value.fix)
+    root, beside = real.img2dataset(tmp_path / "laion"), {".parquet file": 2, ".json file": 2}
+    result = shardkit.convert(root, "wds", tmp_path / "out", workers=0)
+    assert (result.samples, result.ignored) == (4, beside)
+    with shardkit.open(root) as ds:
+        assert (ds.format, len(ds), list(ds.schema)) == ("wds", 4, ["jpg", "txt", "json"])
+    assert inspect(root)["ignored"] == beside
+    (tmp_path / "all").mkdir()
+    for name in ("one", "two"):  # two datasets are a question
+        shardkit.convert(images, "wds", tmp_path / "all" / name, workers=0)
+    with pytest.raises(FormatError, match="datasets in several folders") as error:
+        shardkit.open(tmp_path / "all")
+    assert error.value.fix == f"give one of them: {tmp_path}/all/one, {tmp_path}/all/two"
 
 
 @pytest.mark.parametrize(
@@ -671,31 +688,7 @@ def test_other_names_are_of_no_such_format(tmp_path):
         shardkit.open(tmp_path / "x")
 
 
-def test_a_few_other_files_beside_what_can_be_read_are_counted(images, tmp_path):
-    put(images, {"class0/sound.wav": b"RIFF", "class1/features.h5": b"x"})
-    source = open_sources(images)[""]
-    assert len(source) == 12
-    assert source.ignored == {".wav file": 1, ".h5 file": 1}
-    put(tmp_path / "text", {"a.txt": "x", "b.txt": "y", "c.mp3": b"ID3"})
-    assert splits(tmp_path / "text") == {"": 2}
-    put(tmp_path / "text", {"d.flv": b"", "e.flv": b""})
-    with pytest.raises(FormatError, match="video") as error:
-        open_sources(tmp_path / "text")
-    assert "to convert only the others" in str(error.value.fix)
-
-
 # --- TARs with other files beside them -----------------------------------------------------------
-
-
-def test_img2datasets_folders_are_their_tars(tmp_path):
-    root = real.img2dataset(tmp_path / "laion")
-    result = shardkit.convert(root, "wds", tmp_path / "out", workers=0)
-    assert result.samples == 4
-    assert result.ignored == {".parquet file": 2, ".json file": 2}
-    with shardkit.open(root) as ds:
-        assert (ds.format, len(ds), list(ds.schema)) == ("wds", 4, ["jpg", "txt", "json"])
-    assert inspect(root)["ignored"] == {".parquet file": 2, ".json file": 2}
-    assert verify(tmp_path / "out", against=root).sound
 
 
 @pytest.mark.parametrize("beside", ["{}.parquet", "{}_stats.json"])
@@ -725,12 +718,3 @@ def test_a_bin_without_an_index_beside_tars_is_no_megatron(tmp_path):
     put(tmp_path / "lonely", {"tokens.bin": b"x"})
     with pytest.raises(FormatError, match="needs its index beside it"):
         shardkit.open(tmp_path / "lonely")
-
-
-def test_datasets_below_a_folder_are_a_question(images, tmp_path):
-    (tmp_path / "all").mkdir()
-    shardkit.convert(images, "wds", tmp_path / "all/one", workers=0)
-    shardkit.convert(images, "wds", tmp_path / "all/two", workers=0)
-    with pytest.raises(FormatError, match="datasets in several folders") as error:
-        shardkit.open(tmp_path / "all")
-    assert error.value.fix == f"give one of them: {tmp_path}/all/one, {tmp_path}/all/two"

@@ -298,15 +298,21 @@ def test_splits_unite_split_by_split(tmp_path):
         assert {n: len(s) for n, s in open_sources(given).items()} == {"train": 2, "test": 1}
 
 
-def test_safe_keys_are_made_once(tmp_path):
+def test_safe_keys_are_made_once_and_have_more_of_paths_where_names_repeat(tmp_path):
     folder(tmp_path / "my photos", **{"a b": 1})
     convert(folder(tmp_path / "in", **{"c d": 1}), tmp_path / "safe", safe_keys=True)
     given = [tmp_path / "my photos", tmp_path / "safe"]
     convert(given, tmp_path / "out", safe_keys=True)
     assert keys(tmp_path / "out") == ["my%20photos/a%20b/0", "safe/c%20d/0"]
     assert_sound(tmp_path / "out", given)
-    convert(given, tmp_path / "plain", "arrow")
-    assert keys(tmp_path / "plain") == ["my photos/a b/0", "safe/c%20d/0"]
+    plain = open_sources(given)[""]
+    assert [plain[n]["__key__"] for n in range(2)] == ["my photos/a b/0", "safe/c%20d/0"]
+    found = open_sources([folder(tmp_path / f"{name}/train2", cat=1) for name in ("x", "y")])[""]
+    assert [found[n]["__key__"] for n in range(2)] == ["x/train2/cat/0", "y/train2/cat/0"]
+    convert([{"n": 1}], tmp_path / "one.tar")
+    convert([{"n": 1}], tmp_path / "one.arrow", "arrow")
+    found = open_sources([tmp_path / "one.tar", tmp_path / "one.arrow"])[""]
+    assert found.notes == ["keys begin with the name of their source: one, one~2"]
 
 
 def test_a_bad_sample_is_named_with_its_source(tmp_path):
@@ -411,40 +417,23 @@ def test_what_is_given_twice_is_refused(tmp_path):
     assert [views[n]["__key__"] for n in range(2)] == ["ours/000000000", "ours~2/000000001"]
 
 
-def test_sources_of_one_name_have_more_of_their_paths_in_keys(tmp_path):
-    found = open_sources([folder(tmp_path / f"{name}/train2", cat=1) for name in ("x", "y")])[""]
-    assert [found[n]["__key__"] for n in range(2)] == ["x/train2/cat/0", "y/train2/cat/0"]
-    convert([{"n": 1}], tmp_path / "one.tar")
-    convert([{"n": 1}], tmp_path / "one.arrow", "arrow")
-    found = open_sources([tmp_path / "one.tar", tmp_path / "one.arrow"])[""]
-    assert found.notes == ["keys begin with the name of their source: one, one~2"]
-
-
-def test_a_pattern_that_names_several_kinds(tmp_path):
-    folder(tmp_path / "photos", cat=1)
+def test_patterns_that_mean_nothing(tmp_path):
+    folder(tmp_path, a=1)
+    for given in ("no-*.tar", "{a,no}/*.jpg", "[no]/x.tar"):
+        with pytest.raises(NotFoundError, match="nothing matches the pattern"):
+            open_sources(tmp_path / given)
+    for given in ("{003..001}.tar", "{0..99999999}.tar", "{a,{b,c}}.tar"):
+        with pytest.raises(UsageError, match="the braces in a pattern"):
+            open_sources(tmp_path / given)
     put_lines(tmp_path / "a.jsonl", [{"text": "x"}])
     put(tmp_path, {"b.txt": "x"})
     convert([{"n": 1}], tmp_path / "c.tar")
     with pytest.raises(UsageError, match="of several kinds") as error:
-        open_sources(tmp_path / "[a-c]*")
+        open_sources(tmp_path / "[a-c]*.*")
     assert error.value.found == "tables (a.jsonl), text (b.txt), wds (c.tar)"
     assert len(open_sources([tmp_path / "a.jsonl", tmp_path / "b.txt"])[""]) == 2
     with pytest.raises(UsageError, match="does not match shards of one format"):
-        shardkit.open(tmp_path / "[a-c]*")
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        *[(name, "nothing matches the pattern") for name in ("no-*.tar", "{a,no}/*.jpg")],
-        ("[no]/x.tar", "nothing matches the pattern"),
-        *[(name, "the braces in a pattern") for name in ("{003..001}.tar", "{0..99999999}.tar")],
-        ("{a,{b,c}}.tar", "the braces in a pattern"),
-    ],
-)
-def test_patterns_that_mean_nothing(tmp_path, given, message):
-    with pytest.raises((NotFoundError, UsageError), match=message):
-        open_sources(folder(tmp_path, a=1) / given)
+        shardkit.open(tmp_path / "[a-c]*.*")
 
 
 _NAMES = ["a", "b", "ab", "x-{0..3}", "{08..11}", "{8..012}", "*", "?", "[ab]", "{a,b}", "x{a,,b}-"]

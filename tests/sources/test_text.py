@@ -21,7 +21,7 @@ import numpy as np
 import pandas
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardkit.errors import SampleError, UsageError
@@ -31,6 +31,7 @@ from shardkit.schema import Bool, Float, Int, Json, Schema, Text
 from shardkit.sources.base import Document, Source, Stream
 from shardkit.sources.text import blocks, lines, scan
 from shardkit.sources.text.scan import open_text
+from tests.conftest import examples
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
@@ -101,6 +102,7 @@ def table(rows: Iterable[Iterable[Any]], suffix: str, ending: str) -> str:
 
 
 @pytest.mark.large
+@settings(max_examples=examples(6))
 @given(st.data())
 def test_every_form_comes_back_from_any_encoding_compression_and_cutting(data):
     def one_of(*values):
@@ -379,6 +381,9 @@ def test_encodings_are_found_file_by_file(tmp_path):
     lines = stream(tmp_path, encoding="auto", documents="line")
     assert values(lines) == [text[: text.index("\n")]] * 200
     path = put(
+    (tmp_path / "f.txt").symlink_to("nowhere")  # which is reported when the file is read
+    put(tmp_path / "g.txt", "plain")
+    assert files(tmp_path, encoding="auto")[6]["text"] == "plain"
         tmp_path / "a.txt", "a" + "ü" * 70_000
     )  # cut inside a character, where it is looked at
     assert files(path, encoding="auto", documents="file")[0]["text"] == "a" + "ü" * 70_000

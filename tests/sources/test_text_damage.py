@@ -154,17 +154,14 @@ def test_a_table_without_a_good_header_is_refused(tmp_path, content, what):
         stream(put(tmp_path / "a.csv", content))
 
 
-def test_one_file_without_the_column_is_one_error(tmp_path):
-    put(tmp_path / "a.csv", "text,n\none,1\n")
-    put(tmp_path / "b.csv", "body,n\ntwo,1\nthree,2\n")
-    put(tmp_path / "c.csv", "n,text\n1,four\n")
-    (error,) = errors(stream(tmp_path))
+def test_a_field_that_there_is_not_is_one_error_that_lists_those_there_are(tmp_path):
+    put(tmp_path / "in/a.csv", "text,n\none,1\n")
+    put(tmp_path / "in/b.csv", "body,n\ntwo,1\nthree,2\n")
+    put(tmp_path / "in/c.csv", "n,text\n1,four\n")
+    (error,) = errors(stream(tmp_path / "in"))
     assert error.what == "the table has no column 'text'"
-    assert error.where["path"] == str(tmp_path / "b.csv")
-    assert good(tmp_path) == ["one", "four"]
-
-
-def test_text_without_its_field_lists_those_there_are(tmp_path):
+    assert error.where["path"] == str(tmp_path / "in/b.csv")
+    assert good(tmp_path / "in") == ["one", "four"]
     path = put_lines(tmp_path / "a.jsonl", [{"title": "a", "body": "b", "n": 1}])
     with pytest.raises(SourceError, match="no field 'text'") as caught:
         stream(path)
