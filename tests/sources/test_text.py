@@ -380,12 +380,11 @@ def test_encodings_are_found_file_by_file(tmp_path):
     assert source.select(np.array([3]))[0]["text"] == text
     lines = stream(tmp_path, encoding="auto", documents="line")
     assert values(lines) == [text[: text.index("\n")]] * 200
-    path = put(
     (tmp_path / "f.txt").symlink_to("nowhere")  # which is reported when the file is read
     put(tmp_path / "g.txt", "plain")
     assert files(tmp_path, encoding="auto")[6]["text"] == "plain"
-        tmp_path / "a.txt", "a" + "ü" * 70_000
-    )  # cut inside a character, where it is looked at
+    # Cut inside a character, where it is looked at.
+    path = put(tmp_path / "a.txt", "a" + "ü" * 70_000)
     assert files(path, encoding="auto", documents="file")[0]["text"] == "a" + "ü" * 70_000
     with pytest.raises(UsageError, match="not supported for text files"):
         stream(path, encoding="punycode")
