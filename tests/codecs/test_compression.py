@@ -15,6 +15,7 @@ import shardkit
 from shardkit import storage
 from shardkit.codecs.compression import COMPRESSED_BLOCK, compression_of, decompressed
 from shardkit.errors import DamagedError, SampleError
+from tests.conftest import few
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress,
@@ -43,7 +44,7 @@ def test_members_come_back_in_pieces(name):
             list(decompressed(blocks(stored[:-100][:-cut]), name))
 
 
-@pytest.mark.parametrize("name", COMPRESS)
+@pytest.mark.parametrize("name", few(COMPRESS, "gz", "zst"))
 def test_a_bomb_stops_at_a_thousand_times(name, tmp_path, monkeypatch):
     monkeypatch.setattr(storage, "FREE_EXPANSION", 16 * MIB)  # to be quick
     bomb, made = COMPRESS[name](bytes(4 * MIB)) * 10, 0

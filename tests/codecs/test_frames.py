@@ -20,6 +20,7 @@ from shardkit.codecs.media import NotMediaError, media_info
 from shardkit.testing import make_audio, make_image, make_video
 from shardkit.transforms import SampleFrames
 from tests.codecs.sample_videos import encode, turned
+from tests.conftest import few
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -53,6 +54,14 @@ VIDEOS: dict[str, dict[str, Any]] = {
     "av1 in webm": {"codec": "libsvtav1", "format": "webm", "preset": "12", **SHORT},
 }
 
+RARE = {  # in the long run, as others are much like them
+    "h264 in mov",
+    "h264 in fragments",
+    "h264 that is refreshed line by line",
+    "mpeg4 with B-frames in avi",
+    "av1 in webm",
+}
+
 
 def everything(data: bytes) -> list[Pixels]:
     with av.open(io.BytesIO(data)) as container:
@@ -63,7 +72,7 @@ def taken(data: bytes, indexes: Sequence[int]) -> list[Pixels]:
     return [pixels_of(frame) for frame in read_frames(data, lambda _: indexes)]
 
 
-@pytest.mark.parametrize("name", VIDEOS)
+@pytest.mark.parametrize("name", few(VIDEOS, *(set(VIDEOS) - RARE)))
 def test_frames_are_those_of_decoding_everything(name):
     data = encode(**VIDEOS[name])
     whole, counts = everything(data), []

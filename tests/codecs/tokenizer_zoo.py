@@ -69,7 +69,9 @@ def _trained(
     tokenizer: Tokenizer, trainer: Any, special: list[str], size: int = SIZE, **options: Any
 ) -> Tokenizer:
     made = trainer(vocab_size=size, special_tokens=special, show_progress=False, **options)
-    tokenizer.train_from_iterator(documents(), made)
+    # Unigram takes long, and fewer have as many pieces.
+    count = 100 if trainer is trainers.UnigramTrainer else 300
+    tokenizer.train_from_iterator(documents(count), made)
     return tokenizer
 
 
