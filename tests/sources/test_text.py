@@ -102,7 +102,7 @@ def table(rows: Iterable[Iterable[Any]], suffix: str, ending: str) -> str:
 
 
 @pytest.mark.large
-@settings(max_examples=examples(6))
+@settings(max_examples=examples(4))
 @given(st.data())
 def test_every_form_comes_back_from_any_encoding_compression_and_cutting(data):
     def one_of(*values):
