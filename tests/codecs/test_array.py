@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import io
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -34,11 +33,6 @@ def test_what_numpy_writes_is_read(value, fortran):
     assert header.simple == value.dtype
 
 
-def test_types_with_parts_are_left_to_numpy():
-    value = np.zeros(3, [("a", "<i4"), ("b", "<f8", (2,))])
-    assert (load_array(dump_array(value)) == value).all()
-
-
 @given(ARRAYS, st.data())
 def test_damage_is_a_value_error_or_another_array(value, data):
     damaged = bytearray(dump_array(value))
@@ -52,53 +46,41 @@ def test_damage_is_a_value_error_or_another_array(value, data):
         load_array(dump_array(value)[: at // 2])
 
 
-def test_bytes_behind_the_values_are_damage():
-    with pytest.raises(ValueError, match="24 bytes of values, but there are 25"):
-        load_array(dump_array(np.arange(3.0)) + b"x")
-
-
-def test_an_array_in_the_order_of_fortran_keeps_it():
-    value = np.asfortranarray(np.arange(6).reshape(2, 3))
-    assert load_array(dump_array(value)).tolist() == [[0, 1, 2], [3, 4, 5]]
-
-
-def test_a_shape_that_lies_reserves_nothing():
-    file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        file, {"descr": "<f8", "fortran_order": False, "shape": (10**9, 10**9)}
-    )
-    with pytest.raises(ValueError, match="the header says"):
-        load_array(file.getvalue() + bytes(80))
-
-
 def header(descr, shape):
     text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}\n".encode()
     return b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text
 
 
-@pytest.mark.parametrize("descr", ["'|S0'", "'<U0'", "'|V0'", "[('a', '|S0')]"])
-def test_a_shape_of_values_without_bytes_reserves_nothing(descr):
-    with pytest.raises(ValueError, match="without bytes"):
-        load_array(header(descr, "(1000000000000,)"))
+def test_arrays_of_parts_and_in_the_order_of_fortran_come_back():
+    value = np.zeros(3, [("a", "<i4"), ("b", "<f8", (2,))])
+    assert (load_array(dump_array(value)) == value).all()
+    value = np.asfortranarray(np.arange(6).reshape(2, 3))
+    assert load_array(dump_array(value)).tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
 @pytest.mark.parametrize(
-    ("descr", "shape"),
+    ("descr", "shape", "message"),
     [
-        ("'<f3'", "(1,)"),
-        ("'<M8[xx]'", "(1,)"),
-        ("'|O'", "(1,)"),
-        ("'<f8'", "(-1,)"),
-        ("'<f8'", "(0, 1000000000000000000000)"),
-        ("'<f8'", "(" + "1, " * 70 + ")"),
-        ("'<f8'", f"({'9' * 5000},)"),
-        ("'<f8'", f"({'1' * 100}x,)"),  # which a regular expression may take ages to refuse
-        ("(1,", "(1,)"),
+        ("'<f3'", "(1,)", "."),
+        ("'<M8[xx]'", "(1,)", "."),
+        ("'|O'", "(1,)", "."),
+        ("'<f8'", "(-1,)", "."),
+        ("'<f8'", "(0, 1000000000000000000000)", "."),
+        ("'<f8'", "(" + "1, " * 70 + ")", "."),
+        ("'<f8'", f"({'9' * 5000},)", "."),
+        ("'<f8'", f"({'1' * 100}x,)", "."),  # which a regular expression may take ages to refuse
+        ("(1,", "(1,)", "."),
+        # A shape that lies reserves nothing.
+        ("'<f8'", "(1000000000, 1000000000)", "the header says"),
+        *[(kind, "(1000000000000,)", "without bytes") for kind in ("'|S0'", "'<U0'", "'|V0'")],
+        ("[('a', '|S0')]", "(1000000000000,)", "without bytes"),
+        ("[('a', '<f8')]", "(1000000000, 1000000000)", "the header says"),
+        ("'<f8'", "(3,)", "24 bytes of values, but there are 80"),
     ],
 )
-def test_headers_that_lie_are_value_errors(descr, shape):
-    with pytest.raises(ValueError, match=r"."):
-        load_array(header(descr, shape) + bytes(8))
+def test_headers_that_lie_are_value_errors(descr, shape, message):
+    with pytest.raises(ValueError, match=message):
+        load_array(header(descr, shape) + bytes(0 if message == "without bytes" else 80))
 
 
 def test_threads_may_read_while_garbage_is_collected():
@@ -113,8 +95,8 @@ def test_threads_may_read_while_garbage_is_collected():
     gc.set_threshold(50)
     try:
         with ThreadPoolExecutor(4) as threads:
-            shapes = list(threads.map(lambda one: load_array(one).shape, data * 5))
+            shapes = list(threads.map(lambda one: load_array(one).shape, data))
     finally:
         gc.set_threshold(*thresholds)
         gc.callbacks.remove(collected)
-    assert shapes == [(n, 2) for n in range(300)] * 5
+    assert shapes == [(n, 2) for n in range(300)]

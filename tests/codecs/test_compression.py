@@ -6,7 +6,6 @@ import bz2
 import gzip
 import lzma
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ import shardkit
 from shardkit import storage
 from shardkit.codecs.compression import COMPRESSED_BLOCK, compression_of, decompressed
 from shardkit.errors import DamagedError, SampleError
+from tests.conftest import few
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress,
@@ -31,9 +31,9 @@ def blocks(data: bytes) -> list[bytes]:
 
 
 @pytest.mark.parametrize("name", COMPRESS)
-def test_members_come_back_in_pieces(name: str) -> None:
-    noise = np.random.default_rng(0).bytes(100_000)
-    data = noise + bytes(5 * MIB) + noise
+def test_members_come_back_in_pieces(name):
+    noise = np.random.default_rng(0).bytes(50_000)
+    data = noise + bytes(3 * MIB) + noise
     stored = COMPRESS[name](data) + COMPRESS[name](b"more") + bytes(100)
     assert compression_of(stored) == name
     found = list(decompressed(blocks(stored), name))
@@ -44,13 +44,10 @@ def test_members_come_back_in_pieces(name: str) -> None:
             list(decompressed(blocks(stored[:-100][:-cut]), name))
 
 
-@pytest.mark.parametrize("name", COMPRESS)
-def test_a_bomb_stops_at_a_thousand_times(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("name", few(COMPRESS, "gz", "zst"))
+def test_a_bomb_stops_at_a_thousand_times(name, tmp_path, monkeypatch):
     monkeypatch.setattr(storage, "FREE_EXPANSION", 16 * MIB)  # to be quick
-    bomb = COMPRESS[name](bytes(4 * MIB)) * 10
-    made = 0
+    bomb, made = COMPRESS[name](bytes(4 * MIB)) * 10, 0
     with pytest.raises(ValueError, match="over 1,000 times as many"):  # noqa: PT012
         for piece in decompressed(blocks(bomb), name):
             made += len(piece)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import PIL.Image
@@ -30,7 +28,7 @@ _ADAM7 = [
 
 
 @pytest.fixture(autouse=True)
-def _strictly() -> Iterator[None]:
+def _strictly():
     with strict_warnings():
         yield
 
@@ -82,19 +80,19 @@ def _png(mode: str) -> bytes:
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P1", "P2", "P4", "P", "LA", "RGB", "RGBA", "I;16"])
-def test_rows_of_a_png_that_are_missing(mode: str) -> None:
+def test_rows_of_a_png_that_are_missing(mode):
     whole = _png(mode)
     assert damage(_repacked(whole, bytes)) is None
-    assert damage(_repacked(whole, lambda rows: rows + bytes(9))) is None  # nothing is lost
+    # Nothing is lost by what is behind, and it takes no memory.
+    assert damage(_repacked(whole, lambda rows: rows + bytes(10_000_000))) is None
     assert damage(whole + b"\r\n") is None
     for left in (0, 1, 2, 8, 15):
-        cut = _repacked(whole, lambda rows, n=left: rows[: n * len(rows) // 16])
-        assert damage(cut), left
+        assert damage(_repacked(whole, lambda rows, n=left: rows[: n * len(rows) // 16])), left
     assert damage(_repacked(whole, lambda rows: rows[:-1]))
 
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 3), (5, 1), (1, 5), (8, 8), (9, 17), (37, 24)])
-def test_rows_of_an_interlaced_png_that_are_missing(size: tuple[int, int]) -> None:
+def test_rows_of_an_interlaced_png_that_are_missing(size):
     whole = _interlaced(*size)
     assert damage(whole) is None
     assert damage(_repacked(whole, lambda rows: rows[: len(rows) // 2]))
@@ -102,39 +100,27 @@ def test_rows_of_an_interlaced_png_that_are_missing(size: tuple[int, int]) -> No
 
 
 @pytest.mark.parametrize("default", [False, True], ids=["all", "and a default image"])
-def test_rows_of_an_animated_png_that_are_missing(default: bool) -> None:
-    frames = [photo("RGB", (24, 16)), photo("RGB", (24, 16)).rotate(90), photo().rotate(180)]
-    options: dict[str, Any] = {
-        "save_all": True,
-        "append_images": frames[1:],
-        "default_image": default,
-    }
-    whole = encoded(frames[0], "PNG", **options)
+def test_rows_of_an_animated_png_that_are_missing(default):
+    more = [photo().rotate(90), photo().rotate(180)]
+    options = {"save_all": True, "append_images": more, "default_image": default}
+    whole = encoded(photo(), "PNG", **options)
     assert damage(whole) is None
     for frame in range(3):
         assert damage(_repacked(whole, bytes, frame)) is None
         assert damage(_repacked(whole, lambda rows: rows[: len(rows) // 2], frame)), frame
 
 
-def test_a_png_that_unpacks_to_a_lot_takes_no_memory() -> None:
-    whole = encoded(photo("L"), "PNG")
-    many = _repacked(whole, lambda rows: rows + bytes(10_000_000))
-    assert len(many) < 20_000
-    assert damage(many) is None
-
-
 @pytest.mark.parametrize("format", ["GIF", "BMP", "WEBP", "PPM", "TIFF"])
-def test_other_formats_that_are_cut(format: str) -> None:
+def test_other_formats_that_are_cut(format):
     whole = encoded(photo("RGB"), format)
     assert damage(whole) is None
     for left in (1 / 4, 1 / 2, 3 / 4):
         assert damage(whole[: int(len(whole) * left)]), left
 
 
-@pytest.mark.parametrize("pixels", [0, 1, 50, 99])
-def test_a_gif_whose_codes_end_too_soon_in_good_order(pixels: int) -> None:
+def test_a_gif_whose_codes_end_too_soon_in_good_order():
     assert damage(_gif(100)) is None
-    assert damage(_gif(pixels))
+    assert all(damage(_gif(pixels)) for pixels in (0, 1, 50, 99))
 
 
 def _gif(pixels: int) -> bytes:
@@ -145,7 +131,7 @@ def _gif(pixels: int) -> bytes:
     return head + b",\0\0\0\0\n\0\n\0\0\x08" + bytes([len(packed)]) + packed + b"\0;"
 
 
-def test_verify_and_convert_find_it(tmp_path: Path) -> None:
+def test_verify_and_convert_find_it(tmp_path):
     folder = tmp_path / "images"
     folder.mkdir()
     half = _repacked(encoded(photo(), "PNG"), lambda rows: rows[: len(rows) // 2])
@@ -155,6 +141,6 @@ def test_verify_and_convert_find_it(tmp_path: Path) -> None:
     assert [p.found for p in shardkit.verify(out, decode=True).problems] == [
         "a png file whose rows end after 584 of 1,168 bytes"
     ]
-    options: dict[str, Any] = {"image": ImageOptions(check="decode"), "workers": 0}
+    options = {"image": ImageOptions(check="decode"), "workers": 0}
     with pytest.raises(SampleError, match="image"):
         shardkit.convert(folder, to="wds", out=tmp_path / "x", **options)

@@ -39,19 +39,8 @@ def sound(format: str, subtype: str, channels: int = 2, rate: int = 16000, **opt
     return file.getvalue()
 
 
-@pytest.mark.parametrize(("name", "format", "subtype"), FORMATS)
-def test_headers_say_what_libsndfile_reads(name: str, format: str, subtype: str) -> None:
-    for channels, rate in ((1, 8000), (2, 16000), (2, 48000)):
-        data = sound(format, subtype, channels, rate)
-        found, expected = media_info(data), soundfile.info(io.BytesIO(data))
-        assert (found.format, found.channels) == (name, channels)
-        assert found.sampling_rate == (48000 if name == "opus" else expected.samplerate)
-        assert found.duration == pytest.approx(expected.duration, abs=1e-3)
-        assert found[4:] == (None,) * 4
-
-
 @pytest.mark.parametrize("mode", ["VARIABLE", "CONSTANT", "AVERAGE"])
-def test_mp3_of_any_kind_of_bitrate(mode: str) -> None:
+def test_mp3_of_any_kind_of_bitrate(mode):
     data = sound("MP3", "MPEG_LAYER_III", bitrate_mode=mode)
     length = soundfile.info(io.BytesIO(data)).duration
     assert media_info(data).duration == pytest.approx(length, abs=1e-3)
@@ -61,42 +50,37 @@ def test_mp3_of_any_kind_of_bitrate(mode: str) -> None:
     assert media_info(frames).duration == pytest.approx(length, abs=0.2)
 
 
-def test_compressed_wav() -> None:
-    info = media_info(sound("WAV", "IMA_ADPCM", 2, 8000))
-    assert info.duration == pytest.approx(SAMPLES / 8000, abs=0.2)
-
-
 @pytest.mark.parametrize(("name", "format", "subtype"), FORMATS)
-def test_a_missing_end_is_found(name: str, format: str, subtype: str) -> None:
-    data = sound(format, subtype)
+def test_headers_say_what_libsndfile_reads_and_a_missing_end_is_found(name, format, subtype):
+    for channels, rate in ((1, 8000), (2, 48000)):
+        data = sound(format, subtype, channels, rate)
+        found, expected = media_info(data), soundfile.info(io.BytesIO(data))
+        assert (found.format, found.channels) == (name, channels)
+        assert found.sampling_rate == (48000 if name == "opus" else expected.samplerate)
+        assert found.duration == pytest.approx(expected.duration, abs=1e-3)
+        assert found[4:] == (None,) * 4
     ends = (len(data) // 2, len(data) - 20_000, 100, 30, 13, 4)
     for end in (*ends, len(data) - 1) if name != "flac" else ends:
         with pytest.raises(NotMediaError):
             media_info(data[:end])
 
 
-def test_a_stream_whose_size_nobody_knew_goes_to_the_end() -> None:
-    data = bytearray(make_audio(samples=800))
-    data[40:44] = b"\xff" * 4  # as ffmpeg writes to a pipe
-    assert media_info(bytes(data)).duration == 0.1
+def test_wav_that_is_compressed_or_of_a_size_that_nobody_knew():
+    info = media_info(sound("WAV", "IMA_ADPCM", 2, 8000))
+    assert info.duration == pytest.approx(SAMPLES / 8000, abs=0.2)
+    data = make_audio(samples=800)
+    piped = data[:40] + b"\xff" * 4 + data[44:]  # as ffmpeg writes to a pipe: it goes to the end
+    assert media_info(piped).duration == 0.1
 
 
 @pytest.mark.parametrize(
-    ("format", "codec", "suffix"),
-    [
-        ("mp4", "mp4v", "mp4"),
-        ("mov", "mp4v", "mov"),
-        ("avi", "MJPG", "avi"),
-        ("mkv", "MJPG", "mkv"),
-        ("webm", "VP80", "webm"),
-    ],
+    ("format", "codec"),
+    [("mp4", "mp4v"), ("mov", "mp4v"), ("avi", "MJPG"), ("mkv", "MJPG"), ("webm", "VP80")],
 )
-def test_headers_say_what_opencv_wrote(
-    tmp_path: Path, format: str, codec: str, suffix: str
-) -> None:
+def test_headers_say_what_opencv_wrote(tmp_path, format, codec):
     import cv2
 
-    path = str(tmp_path / f"x.{suffix}")
+    path = str(tmp_path / f"x.{format}")
     writer = cv2.VideoWriter(path, cv2.VideoWriter_fourcc(*codec), 24, (64, 48))
     for shade in range(36):
         writer.write(np.full((48, 64, 3), shade, np.uint8))
@@ -104,7 +88,7 @@ def test_headers_say_what_opencv_wrote(
     data = Path(path).read_bytes()
     info = media_info(data)
     assert (info.format, info.width, info.height) == (format, 64, 48)
-    assert info.frames == (None if codec in ("VP80",) or format == "mkv" else 36)
+    assert info.frames == (None if format in ("webm", "mkv") else 36)
     assert info.duration == pytest.approx(1.5)
     assert info.channels is None
     for end in (len(data) - 100, len(data) // 2, 60, 20):
@@ -130,14 +114,14 @@ def m4a(scale: int = 44100, rate: int = 44100 << 16, long: bool = False) -> byte
     return box("ftyp", b"M4A ", bytes(4)) + mdat + movie
 
 
-def test_m4a() -> None:
+def test_m4a():
     assert media_info(m4a())[:4] == ("mp4", 2.0, 44100, 2)
     assert media_info(m4a(96000, 0, long=True))[:4] == ("mp4", 2.0, 96000, 2)
     with pytest.raises(NotMediaError, match="without its table"):
         media_info(m4a().partition(b"moov")[0][:-4])
 
 
-def test_a_track_of_sound_beside_one_of_pictures() -> None:
+def test_a_track_of_sound_beside_one_of_pictures():
     video, audio = make_video(), m4a()
     track = audio[audio.index(b"trak") - 4 :]
     at = video.index(b"moov") - 4
@@ -147,27 +131,22 @@ def test_a_track_of_sound_beside_one_of_pictures() -> None:
     assert info == ("mp4", 1.0, 44100, 2, 64, 48, 25, "mpeg4")
 
 
-@pytest.mark.parametrize("data", [b"", b"hello", make_image(), b"\xff\xf1\x50\x80" * 40])
-def test_other_bytes_are_no_media(data: bytes) -> None:
-    with pytest.raises(NotMediaError):
-        media_info(data)
-
-
-def test_kinds_are_told_by_first_bytes() -> None:
-    assert guess(make_image()) is Image
-    assert guess(make_video()) is Video
-    assert guess(make_audio()) is Audio
+def test_kinds_are_told_by_first_bytes():
+    for data, kind in ((make_image(), Image), (make_video(), Video), (make_audio(), Audio)):
+        assert guess(data) is kind
     assert guess(m4a()) is Audio
     assert guess(b"\xff\xfb\x90\0") is None  # a frame of an MP3 is a weak sign
-    assert guess(b"bytes") is None
+    for data in (b"", b"hello", make_image(), b"\xff\xf1\x50\x80" * 40):
+        with pytest.raises(NotMediaError):
+            media_info(data)
 
 
-def test_damaged_headers_give_errors_or_facts() -> None:
-    """Of 4,200 files with wrong bytes: no other exception, no hang, no negative numbers."""
+def test_damaged_headers_give_errors_or_facts():
+    """Of 1,120 files with wrong bytes: no other exception, no hang, no negative numbers."""
     numbers = random.Random(0)
     files = [sound(format, subtype)[:9000] for _, format, subtype in FORMATS]
     for data in [*files, make_audio(), make_video(), m4a()]:
-        for _ in range(300):
+        for _ in range(80):
             harmed = bytearray(data)
             for _ in range(numbers.randint(1, 4)):
                 harmed[numbers.randrange(min(len(data), 400))] = numbers.choice((0, 1, 127, 255))
@@ -175,4 +154,4 @@ def test_damaged_headers_give_errors_or_facts() -> None:
                 info = media_info(bytes(harmed))
             except NotMediaError:
                 continue
-            assert all(value is None or value >= 0 for value in info[1:7])
+            assert all(value is None or value >= 0 for value in info[1:7]), bytes(harmed[:400])

@@ -5,7 +5,6 @@ tests/benchmarks/quality.py measures the same on real photos.
 
 from __future__ import annotations
 
-import functools
 import math
 
 import numpy as np
@@ -38,14 +37,11 @@ def by_pillow(pixels: Pixels, width: int, height: int) -> Pixels:
 
 @pytest.mark.parametrize("way", WAYS)
 @given(SIDES, SIDES, SIDES, SIDES, st.integers(0, 2**32 - 1))
-def test_any_size_becomes_any_other_as_pillow_does_it(
-    way: str, width: int, height: int, columns: int, rows: int, seed: int
-) -> None:
+def test_any_size_becomes_any_other_as_pillow_does_it(way, width, height, columns, rows, seed):
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
     with by(way):
-        np.testing.assert_array_equal(
-            resize(pixels, columns, rows), by_pillow(pixels, columns, rows), strict=True
-        )
+        made = resize(pixels, columns, rows)
+    np.testing.assert_array_equal(made, by_pillow(pixels, columns, rows), strict=True)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -53,7 +49,6 @@ def test_any_size_becomes_any_other_as_pillow_does_it(
     ("old", "new"),
     [
         ((65500, 3), (100, 1)),
-        ((65500, 3), (65499, 3)),
         ((65500, 3), (65500, 7)),
         ((3, 65500), (1, 333)),
         ((65500, 1), (50, 40)),
@@ -62,9 +57,7 @@ def test_any_size_becomes_any_other_as_pillow_does_it(
         ((480, 360), (700, 500)),
     ],
 )
-def test_images_of_any_shape_are_resized(
-    way: str, old: tuple[int, int], new: tuple[int, int]
-) -> None:
+def test_images_of_any_shape_are_resized(way, old, new):
     pixels = np.random.default_rng(0).integers(0, 256, (old[1], old[0], 3), np.uint8)
     before = pixels.copy()
     with by(way):
@@ -73,35 +66,28 @@ def test_images_of_any_shape_are_resized(
     np.testing.assert_array_equal(pixels, before)
 
 
-def test_no_more_pixels_between_the_passes_than_before_or_after(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_no_more_pixels_between_the_passes_than_before_or_after(monkeypatch):
     between = []
     original = crop.crop_pixels
 
-    def watched(images: list[Pixels], jobs: crop.Jobs, *rest: object) -> None:
+    def watched(images, jobs, *rest):
         between.append(len(images[0]) * jobs[0, 4])
-        original(images, jobs, *rest)  # type: ignore[arg-type]
+        original(images, jobs, *rest)
 
     monkeypatch.setattr(crop, "crop_pixels", watched)
     assert resize(np.full((1 << 18, 1, 3), 9, np.uint8), 500, 100).mean() == 9
     assert max(between) <= 1 << 18
 
 
-@functools.cache
-def jpegs(size: tuple[int, int]) -> list[bytes]:
-    photos = [photo_like(seed, *size) for seed in range(3)]
-    return [simplejpeg.encode_jpeg(photo, quality=92) for photo in photos]
-
-
-@pytest.mark.parametrize("scale", [6.1, 6.5, 7, 8, 9, 10, 12, 16, 20, 24])
-@pytest.mark.parametrize("size", [(481, 361), (487, 353), (723, 499)])
-def test_a_jpeg_decoded_at_a_smaller_size_gives_the_same(
-    size: tuple[int, int], scale: float
-) -> None:
-    wanted = int(size[0] / scale), int(size[1] / scale)
-    left = min(size[0] / wanted[0], size[1] / wanted[1])
-    for data in jpegs(size):
+@pytest.mark.parametrize(
+    ("size", "scales"),
+    [((481, 361), (6.1, 9, 16, 24)), ((487, 353), (6.5, 10, 20)), ((723, 499), (7, 8, 12))],
+)
+def test_a_jpeg_decoded_at_a_smaller_size_gives_the_same(size, scales):
+    data = simplejpeg.encode_jpeg(photo_like(len(scales), *size), quality=92)
+    for scale in scales:
+        wanted = int(size[0] / scale), int(size[1] / scale)
+        left = min(size[0] / wanted[0], size[1] / wanted[1])
         pixels, reduced, _ = decode(data, read_header(data), least=wanted)
         assert reduced == max(n for n in (2, 4, 8) if n <= left / 3)
         assert pixels.shape[:2] == (math.ceil(size[1] / reduced), math.ceil(size[0] / reduced))
@@ -113,7 +99,7 @@ def test_a_jpeg_decoded_at_a_smaller_size_gives_the_same(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_part_of_a_pixel_at_the_end_does_not_shift_the_others(way: str) -> None:
+def test_a_part_of_a_pixel_at_the_end_does_not_shift_the_others(way):
     # A ramp of 21 pixels decoded as 10.5, the last of which is cut in half: if it counted whole,
     # each new pixel would stand for a bit more than it should, and the last one be too bright.
     ramp = np.repeat((20 * np.arange(11, dtype=np.uint8))[None, :, None], 3, axis=2)
@@ -127,7 +113,7 @@ def test_a_part_of_a_pixel_at_the_end_does_not_shift_the_others(way: str) -> Non
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "uint16"])
-def test_values_are_looked_up_in_the_table_of_their_channel(way: str, dtype: str) -> None:
+def test_values_are_looked_up_in_the_table_of_their_channel(way, dtype):
     random = np.random.default_rng(1)
     table = random.integers(0, 60_000, (256, 3)).astype(dtype)
     for shape in [(1, 1), (7, 5), (40, 31)]:
@@ -139,7 +125,7 @@ def test_values_are_looked_up_in_the_table_of_their_channel(way: str, dtype: str
             np.testing.assert_array_equal(out, table[some, [0, 1, 2]])
 
 
-def test_tables_and_outputs_of_other_sizes_are_refused() -> None:
+def test_tables_and_outputs_of_other_sizes_are_refused():
     if crop._crop is None:
         pytest.skip("the extension was not built: it needs a compiler and libjpeg-dev")
     pixels, table = np.zeros((2, 2, 3), np.uint8), np.zeros((256, 3), np.float32)

@@ -34,14 +34,7 @@ Json = dict[str, Any]
 def documents(count: int = 300, seed: int = 0) -> list[str]:
     """Made-up prose in several scripts, with numbers, contractions, code and odd spaces."""
     dice = random.Random(seed)
-    letters = [
-        "etaoinshrdlu",
-        "etaoinshrdlu",
-        "оеаинтсрвл",
-        "的一是不了人我在",
-        "éàüöñç",
-        "ािकरनसत",
-    ]
+    letters = ["etaoinshrdlu"] * 2 + ["оеаинтсрвл", "的一是不了人我在", "éàüöñç", "ािकरनसत"]
     words = [
         "".join(dice.choices(alphabet, k=dice.randint(1, 9)))
         for alphabet in letters
@@ -63,27 +56,23 @@ def byte_level(pattern: str | None = None, nfc: bool = False, size: int = SIZE) 
     tokenizer = Tokenizer(models.BPE())
     if nfc:
         tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = (
-        pre_tokenizers.ByteLevel(add_prefix_space=False)
-        if pattern is None
-        else pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(Regex(pattern), "isolated"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        )
-    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(False, use_regex=pattern is None)
+    if pattern is not None:
+        split = pre_tokenizers.Split(Regex(pattern), "isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, tokenizer.pre_tokenizer])
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(documents(), trainer)
+    return _trained(tokenizer, trainers.BpeTrainer, [END], size, initial_alphabet=alphabet)
+
+
+def _trained(
+    tokenizer: Tokenizer, trainer: Any, special: list[str], size: int = SIZE, **options: Any
+) -> Tokenizer:
+    made = trainer(vocab_size=size, special_tokens=special, show_progress=False, **options)
+    # Unigram takes long, and fewer have as many pieces.
+    count = 100 if trainer is trainers.UnigramTrainer else 300
+    tokenizer.train_from_iterator(documents(count), made)
     return tokenizer
-
-
-def _gpt2() -> Json:
-    return _json(byte_level())
 
 
 def _qwen2() -> Json:
@@ -92,10 +81,6 @@ def _qwen2() -> Json:
     tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
     tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
     return _json(tokenizer)
-
-
-def _gpt4o() -> Json:
-    return _json(byte_level(GPT4O))
 
 
 def _llama3() -> Json:
@@ -119,7 +104,7 @@ def _llama3() -> Json:
 
 def _shuffled() -> Json:
     """Merges in another order than their ids: only `tokenizers` can do it."""
-    document = _gpt2()
+    document = tokenizer_json("gpt2")
     random.Random(0).shuffle(document["model"]["merges"])
     return document
 
@@ -129,32 +114,22 @@ def _wordpiece() -> Json:
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     special = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[EOS]"]
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=SIZE, special_tokens=special, show_progress=False
-    )
-    tokenizer.train_from_iterator(documents(), trainer)
-    return _json(tokenizer)
+    return _json(_trained(tokenizer, trainers.WordPieceTrainer, special))
 
 
 def _unigram() -> Json:
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(
-        vocab_size=SIZE,
-        special_tokens=["<unk>", "<s>", "</s>"],
-        unk_token="<unk>",
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(documents(), trainer)
-    return _json(tokenizer)
+    special = ["<unk>", "<s>", "</s>"]
+    return _json(_trained(tokenizer, trainers.UnigramTrainer, special, unk_token="<unk>"))
 
 
 _MAKERS = {
-    "gpt2": _gpt2,
+    "gpt2": lambda: _json(byte_level()),
     "llama3": _llama3,
     "qwen2": _qwen2,
-    "gpt4o": _gpt4o,
+    "gpt4o": lambda: _json(byte_level(GPT4O)),
     "shuffled": _shuffled,
     "wordpiece": _wordpiece,
     "unigram": _unigram,
@@ -188,23 +163,22 @@ def write_json(folder: Path, document: Json | str) -> Path:
     return path
 
 
+@functools.cache
 def ranks(pattern: str = LLAMA3) -> dict[bytes, int]:
-    """What tiktoken would be given; the same merges as `byte_level` has."""
+    """What tiktoken would be given; the same merges as `byte_level` has. Not to be changed."""
     seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     unseen = [byte for byte in range(256) if byte not in seen]
     stands_for = {chr(byte): byte for byte in seen}
     stands_for |= {chr(0x100 + i): byte for i, byte in enumerate(unseen)}
-    vocab = json.loads(byte_level(pattern).to_str())["model"]["vocab"]
+    vocab = _json(byte_level(pattern))["model"]["vocab"]
     del vocab[END]
     return {bytes(stands_for[c] for c in token): number for token, number in vocab.items()}
 
 
 def write_ranks(path: Path, pattern: str = LLAMA3) -> Path:
     """A file of tiktoken's ranks, which has to have the name of an encoding."""
-    lines = (
-        base64.b64encode(token) + b" %d\n" % rank
-        for token, rank in sorted(ranks(pattern).items(), key=lambda item: item[1])
-    )
+    by_rank = sorted(ranks(pattern).items(), key=lambda item: item[1])
+    lines = (base64.b64encode(token) + b" %d\n" % rank for token, rank in by_rank)
     path.write_bytes(b"".join(lines))
     return path
 
@@ -214,13 +188,7 @@ def sentencepiece_model(kind: str = "unigram") -> bytes:
     """A .model file of the `sentencepiece` library."""
     from sentencepiece import SentencePieceTrainer
 
-    file = io.BytesIO()
-    SentencePieceTrainer.train(
-        sentence_iterator=iter(line for text in documents() for line in text.splitlines()),
-        model_writer=file,
-        model_type=kind,
-        vocab_size=1000,
-        byte_fallback=True,
-        minloglevel=2,
-    )
+    file, lines = io.BytesIO(), (line for text in documents() for line in text.splitlines())
+    options = {"model_type": kind, "vocab_size": 1000, "byte_fallback": True, "minloglevel": 2}
+    SentencePieceTrainer.train(sentence_iterator=iter(lines), model_writer=file, **options)
     return file.getvalue()

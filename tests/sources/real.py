@@ -77,39 +77,6 @@ def img2dataset(root: Path) -> Path:
     return root
 
 
-def librispeech(root: Path) -> Path:
-    """Flac files with a transcript for each chapter."""
-    speech = "LibriSpeech/train-clean-100/84/121123/84-121123"
-    files: dict[str, bytes | str | None] = {f"{speech}-{n:04d}.flac": b"fLaC" for n in range(3)}
-    notes = {"LibriSpeech/README.TXT": "notes", "LibriSpeech/SPEAKERS.TXT": "84 | F"}
-    return put(root, {**files, f"{speech}.trans.txt": "84-121123-0000 GO ON\n", **notes})
-
-
-def coco(root: Path) -> Path:
-    return put(
-        root,
-        {
-            "annotations/instances_train2017.json": "{}",
-            "annotations/instances_val2017.json": "{}",
-            "train2017/000000000009.jpg": None,
-            "val2017/000000000139.jpg": None,
-        },
-    )
-
-
-def voc(root: Path) -> Path:
-    return put(
-        root,
-        {
-            "Annotations/2007_000027.xml": "<annotation/>",
-            "ImageSets/Main/train.txt": "2007_000027\n",
-            "JPEGImages/2007_000027.jpg": None,
-            "SegmentationClass/2007_000027.png": None,
-            "SegmentationObject/2007_000027.png": None,
-        },
-    )
-
-
 def yolo(root: Path) -> Path:
     """As Ultralytics lays it out."""
     files = {f"images/{split}/{n}.jpg": None for split in ("train", "val") for n in range(2)}
@@ -191,8 +158,3 @@ def tfds(root: Path) -> Path:
 
 def hdf5(root: Path) -> Path:
     return put(root, {"camelyonpatch_level_2_split_train_x.h5": b"\x89HDF\r\n\x1a\n" + bytes(9)})
-
-
-def speech_commands(root: Path) -> Path:
-    files = {f"{word}/{n}.wav": b"RIFF" for word in ("yes", "no") for n in range(2)}
-    return put(root, {**files, "README.md": "# Speech", "testing_list.txt": "yes/0.wav\n"})

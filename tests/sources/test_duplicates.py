@@ -15,19 +15,22 @@ from PIL import Image
 
 import shardkit
 from shardkit.codecs.perceptual import distances, perceptual_hash
-from shardkit.errors import SourceError, UsageError
+from shardkit.conversion.run import prepare
+from shardkit.errors import UsageError
+from shardkit.options import ConvertOptions
 from shardkit.sources import duplicates
 from shardkit.sources.duplicates import NEAR, Content, Copy, copies
+from tests.codecs.sample_images import encoded as saved
 from tests.codecs.sample_images import photo_like
+from tests.conftest import files_of
+from tests.sources.real import put
 from tests.test_cli import run
 
 
 @functools.cache
 def encoded(number, size=(320, 240), format="JPEG", **options):
     image = Image.fromarray(photo_like(number, 320, 240)).resize(size)
-    with io.BytesIO() as file:
-        image.save(file, format, **options)
-        return file.getvalue()
+    return saved(image, format, **options)
 
 
 @pytest.fixture
@@ -44,17 +47,15 @@ def photos(tmp_path):
         "b/7.png": flat(201),
         "b/8.png": flat(200),
     }
-    for name, data in files.items():
-        path = tmp_path / "photos" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    return tmp_path / "photos"
+    return put(tmp_path / "photos", files)
+
+
+def convert(source, out, format="wds", **options):
+    return shardkit.convert(source, format, out, **{"workers": 0, **options})
 
 
 def flat(grey):
-    with io.BytesIO() as file:
-        Image.new("L", (30, 30), grey).save(file, "PNG")
-        return file.getvalue()
+    return saved(Image.new("L", (30, 30), grey), "PNG")
 
 
 def keys(path):
@@ -68,22 +69,20 @@ def listed(path):
 
 def test_exact_copies_are_left_out_and_listed_with_what_stays(photos, tmp_path):
     out = tmp_path / "out"
-    found = json.loads(
-        run("convert", photos, "--to", "wds", "-o", out, "--dedup", "exact", "--json").stdout
-    )
+    words = ("convert", photos, "--to", "wds", "-o", out, "--dedup", "exact", "--workers", 0)
+    found = json.loads(run(*words, "--json").stdout)
     assert found["splits"][""]["filtered"] == {"duplicate": 2}
     assert keys(out) == ["a/0", "a/1", "b/3", "b/4", "b/5", "b/6", "b/7"]
     assert listed(out) == [
         {"source": "a/2.jpg", "key": "a/2", "reason": "duplicate", "found": "the same as a/0"},
         {"source": "b/8.png", "key": "b/8", "reason": "duplicate", "found": "the same as b/6"},
     ]
-    again = run("convert", photos, "--to", "wds", "-o", out, "--dedup", "exact").stdout
-    assert "2 duplicate; listed in" in " ".join(again.split())
+    assert "2 duplicate; listed in" in " ".join(run(*words).stdout.split())
 
 
 def test_near_copies_of_any_size_quality_and_format_are_left_out(photos, tmp_path):
     out = tmp_path / "out"
-    shardkit.convert(photos, "arrow", out, dedup="near")
+    convert(photos, out, "arrow", dedup="near")
     assert keys(out) == ["a/0", "a/1", "b/5", "b/6", "b/7"], "flat images are compared byte by byte"
     reasons = {line["key"]: (line["reason"], line["found"].split()[-1]) for line in listed(out)}
     assert reasons == {
@@ -94,85 +93,65 @@ def test_near_copies_of_any_size_quality_and_format_are_left_out(photos, tmp_pat
     }
     assert shardkit.verify(out).sound
     assert shardkit.verify(out, against=photos).sound
+    convert(photos, tmp_path / "few", dedup="near", where="width < 320")  # conditions come first
+    assert keys(tmp_path / "few") == ["b/3", "b/6", "b/7"]
     (photos / "b/9.jpg").write_bytes(encoded(3))
     assert not shardkit.verify(out, against=photos).sound
 
 
 @pytest.mark.parametrize("how", ["exact", "near"])
 def test_any_workers_and_formats_leave_out_the_same(photos, tmp_path, how):
-    shardkit.convert(photos, "wds", tmp_path / "all")
-    outs = []
-    for workers, source in ((0, photos), (2, photos), (0, tmp_path / "all")):
-        out = tmp_path / f"out{len(outs)}"
-        shardkit.convert(source, "wds", out, dedup=how, workers=workers, shard_samples=3)
-        outs.append({path.name: path.read_bytes() for path in sorted(out.glob("*.tar"))})
-    assert outs[0] == outs[1]
-    assert keys(tmp_path / "out0") == keys(tmp_path / "out2")
+    convert(photos, tmp_path / "all")
+    ways = {"two": (photos, 2)} if how == "near" else {}
+    for name, (source, workers) in {
+        "zero": (photos, 0),
+        **ways,
+        "of": (tmp_path / "all", 0),
+    }.items():
+        convert(source, tmp_path / name, dedup=how, workers=workers, shard_samples=3)
+    if ways:
+        assert files_of(tmp_path / "zero") == files_of(tmp_path / "two")
+    assert keys(tmp_path / "zero") == keys(tmp_path / "of")
 
 
 def test_they_are_left_out_before_samples_are_drawn_and_divided(photos, tmp_path):
-    plan = json.loads(
-        run(
-            *("convert", photos, "--to", "wds", "-o", tmp_path / "o", "--plan", "--json"),
-            *("--dedup", "near", "--split", "train=0.5,val=0.5"),
-        ).stdout
-    )
-    assert plan["filtered"] == {"duplicate": 2, "near duplicate with another label": 2}
-    assert plan["samples"] == 5
-    shardkit.convert(photos, "wds", tmp_path / "sample", dedup="exact", sample=0.5, seed=1)
-    drawn = set(keys(tmp_path / "sample"))
-    shardkit.convert(photos, "wds", tmp_path / "both", sample=0.5, seed=1)
-    assert drawn == set(keys(tmp_path / "both")) - {"a/2", "b/8"}
+    options = ConvertOptions.of(dedup="near", split="train=0.5,val=0.5")
+    plan = prepare(photos, "wds", tmp_path / "o", options)
+    found = {"duplicate": 2, "near duplicate with another label": 2}
+    assert plan.describe()["filtered"] == found
+    assert plan.samples == 5
+    convert(photos, tmp_path / "sample", dedup="exact", sample=0.5, seed=1)
+    convert(photos, tmp_path / "both", sample=0.5, seed=1)
+    assert set(keys(tmp_path / "sample")) == set(keys(tmp_path / "both")) - {"a/2", "b/8"}
 
 
-def test_conditions_come_first(photos, tmp_path):
-    shardkit.convert(photos, "wds", tmp_path / "out", dedup="near", where="width < 320")
-    assert keys(tmp_path / "out") == ["b/3", "b/6", "b/7"]
-
-
-def test_without_images_all_but_the_label_is_compared(tmp_path):
+def test_without_images_all_but_the_label_is_compared(photos, tmp_path):
     rows = [{"text": text, "label": n} for n, text in enumerate(["a", "b", "a"])]
-    shardkit.convert(rows, "parquet", tmp_path / "out", dedup="exact")
+    convert(rows, tmp_path / "out", "parquet", dedup="exact")
     assert [sample["label"] for sample in shardkit.open(tmp_path / "out")] == [0, 1]
     with pytest.raises(UsageError, match="exactly one image field"):
-        shardkit.convert(rows, "parquet", tmp_path / "near", dedup="near")
+        convert(rows, tmp_path / "near", dedup="near")
+    with pytest.raises(UsageError, match="dedup must be one of 'exact', 'near'"):
+        convert(photos, tmp_path / "fuzzy", dedup="fuzzy")
 
 
 def test_documents_of_long_files_are_refused_with_a_way(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": "a"}\n')
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a"}\n{"text": "a"}\n')
     with pytest.raises(UsageError, match=r"(?s)convert them without --dedup first"):
-        shardkit.convert(tmp_path / "a.jsonl", "arrow", tmp_path / "out", dedup="exact")
-    shardkit.convert(tmp_path / "a.jsonl", "arrow", tmp_path / "out")
-    shardkit.convert(tmp_path / "out", "arrow", tmp_path / "less", dedup="exact")
+        convert(path, tmp_path / "out", "arrow", dedup="exact")
+    convert(path, tmp_path / "out", "arrow")
+    convert(tmp_path / "out", tmp_path / "less", "arrow", dedup="exact")
     assert len(shardkit.open(tmp_path / "less")) == 1
 
 
 def test_bad_images_are_left_to_the_conversion(photos, tmp_path):
     (photos / "a/1.jpg").write_bytes(encoded(1)[:-40])
     with pytest.raises(shardkit.SampleError, match=r"a/1\.jpg"):
-        shardkit.convert(photos, "wds", tmp_path / "out", dedup="near")
-    result = shardkit.convert(photos, "wds", tmp_path / "skip", dedup="near", on_error="skip")
+        convert(photos, tmp_path / "out", dedup="near")
+    result = convert(photos, tmp_path / "skip", dedup="near", on_error="skip")
     assert result.splits[""].errors == 1
     assert keys(tmp_path / "skip") == ["a/0", "b/4", "b/5", "b/6", "b/7"]
-
-
-def test_an_unknown_way_is_refused(photos, tmp_path):
-    with pytest.raises(UsageError, match="dedup must be one of 'exact', 'near'"):
-        shardkit.convert(photos, "wds", tmp_path / "out", dedup="fuzzy")
-    assert not issubclass(SourceError, UsageError)
-
-
-def test_copies_with_other_labels_are_counted_as_such(tmp_path):
-    for name in ("a/1", "a/2", "b/3"):
-        path = tmp_path / "images" / f"{name}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(encoded(1))
-    result = shardkit.convert(
-        tmp_path / "images", "wds", tmp_path / "out", dedup="exact", workers=0
-    )
-    [split] = result.splits.values()
-    assert split.filtered == {"duplicate": 1, "duplicate with another label": 1}
-    assert shardkit.open(tmp_path / "out").keys() == ["a/1"]
 
 
 def test_fields_that_are_not_stored_are_not_compared(tmp_path):
@@ -184,7 +163,7 @@ def test_fields_that_are_not_stored_are_not_compared(tmp_path):
 
     def left(**options):
         out = tmp_path / "out"
-        shardkit.convert(rows, "parquet", out, schema=schema, overwrite=True, **options)
+        convert(rows, out, "parquet", schema=schema, overwrite=True, **options)
         return len(shardkit.open(out))
 
     with pytest.raises(UsageError, match="exactly one image field"):
@@ -196,16 +175,17 @@ def test_fields_that_are_not_stored_are_not_compared(tmp_path):
     assert left(dedup="exact", fields=["label"]) == 4  # by the images
 
 
-def test_a_split_of_which_nothing_is_left_has_no_copies(tmp_path):
-    images = tmp_path / "images"
-    for name in ("train/a/1", "train/a/2", "val/b/1"):
-        (images / name).parent.mkdir(parents=True, exist_ok=True)
-        (images / f"{name}.jpg").write_bytes(encoded(1))
-    dataset, some = tmp_path / "dataset", tmp_path / "some"
-    shardkit.convert(images, "wds", dataset, workers=0)
-    shardkit.convert(dataset, "arrow", some, where="label == 'b'", dedup="exact", workers=0)
-    assert shardkit.open(some / "val").keys() == ["b/1"]
-    assert not shardkit.verify(some, against=dataset).problems
+def test_copies_with_other_labels_are_counted_and_a_split_without_rows_has_none(tmp_path):
+    images = put(tmp_path / "in", dict.fromkeys(("train/a/1.jpg", "train/b/2.jpg"), encoded(1)))
+    put(images, dict.fromkeys(("train/a/3.jpg", "val/c/1.jpg"), encoded(1)))
+    result = convert(images, tmp_path / "out", dedup="exact")
+    labels = {"duplicate": 1, "duplicate with another label": 1}
+    assert result.splits["train"].filtered == labels
+    convert(images, tmp_path / "dataset")
+    some = tmp_path / "some"
+    convert(tmp_path / "dataset", some, "arrow", where="label == 'c'", dedup="exact")
+    assert shardkit.open(some / "val").keys() == ["c/1"]
+    assert not shardkit.verify(some, against=tmp_path / "dataset").problems
 
 
 # --- how copies are found ------------------------------------------------------------------------
@@ -236,30 +216,29 @@ def simple(contents):
     return found
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_they_are_those_of_all_pairs(seed, monkeypatch):
-    dice = random.Random(seed)
-    monkeypatch.setattr(duplicates, "_BLOCK", dice.choice([1, 7, 1024]))
-    monkeypatch.setattr(duplicates, "_PAIRS", dice.choice([1, 50, 1 << 22]))
-    centres = [dice.getrandbits(64) for _ in range(5)]
-    contents = []
-    for number in range(dice.randrange(60)):
-        looks = dice.choice(centres)
-        for _ in range(dice.randrange(9)):
-            looks ^= 1 << dice.randrange(64)
-        bad, without = dice.random() < 0.05, dice.random() < 0.1
-        digest = dice.choice([b"%d" % number, b"same"] if without else [b"%d" % number])
-        contents.append(None if bad else Content(digest, None if without else looks))
-    assert copies(contents) == simple(contents)
+def test_they_are_those_of_all_pairs(monkeypatch):
+    for seed in range(30):
+        dice = random.Random(seed)
+        monkeypatch.setattr(duplicates, "_BLOCK", dice.choice([1, 7, 1024]))
+        monkeypatch.setattr(duplicates, "_PAIRS", dice.choice([1, 50, 1 << 22]))
+        centres = [dice.getrandbits(64) for _ in range(5)]
+        contents = []
+        for number in range(dice.randrange(60)):
+            looks = dice.choice(centres)
+            for _ in range(dice.randrange(9)):
+                looks ^= 1 << dice.randrange(64)
+            bad, without = dice.random() < 0.05, dice.random() < 0.1
+            digest = dice.choice([b"%d" % number, b"same"] if without else [b"%d" % number])
+            contents.append(None if bad else Content(digest, None if without else looks))
+        assert copies(contents) == simple(contents), f"seed {seed}"
 
 
 def test_a_copy_of_a_copy_is_listed_with_the_one_that_stays():
-    contents = [Content(b"a", 0), Content(b"b", 0), Content(b"b", 0), Content(b"c", 1)]
-    contents.append(Content(b"c", 1))
+    contents = [Content(b"a", 0), Content(b"b", 0), Content(b"b", 0), *[Content(b"c", 1)] * 2]
     assert copies(contents) == [Copy(1, 0, 0), Copy(2, 0, 0), Copy(3, 0, 1), Copy(4, 0, 1)]
 
 
-def test_thousands_that_are_all_alike_are_compared_in_little_time_and_memory():
+def test_thousands_that_are_all_alike_are_compared_in_little_memory():
     """Frames of a video: each pair is near, and none is the same."""
     looks = [sum(1 << bit for bit in bits) for bits in combinations(range(64), 3)][:5000]
     contents = [Content(number.to_bytes(2, "big"), hash) for number, hash in enumerate(looks)]
@@ -267,8 +246,7 @@ def test_thousands_that_are_all_alike_are_compared_in_little_time_and_memory():
     found = copies(contents)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert [copy.number for copy in found] == [*range(1, 5000)]
-    assert {copy.of for copy in found} == {0}
+    assert [(copy.number, copy.of) for copy in found] == [(n, 0) for n in range(1, 5000)]
     assert peak < 128 << 20  # all pairs would take gigabytes
 
 

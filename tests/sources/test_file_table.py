@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +25,7 @@ FILE_NAMES = st.lists(
 
 
 @given(FILE_NAMES, st.data())
-def test_names_come_back(names: list[str], data: st.DataObject) -> None:
+def test_names_come_back(names, data):
     at = data.draw(st.lists(st.integers(0, max(len(names) - 1, 0)), max_size=9 if names else 0))
     growing = GrowingNames()
     for start in range(0, len(names), 3):
@@ -42,14 +40,14 @@ def test_names_come_back(names: list[str], data: st.DataObject) -> None:
             assert list(found.take(np.arange(len(names))[1:])) == names[1:]
 
 
-def test_a_part_of_names_takes_its_own_bytes_in_a_pickle() -> None:
+def test_a_part_of_names_takes_its_own_bytes_in_a_pickle():
     names = Names.of([f"{n:06d}.jpg" for n in range(10_000)])
     assert names[3] == "000003.jpg"
     for numbers in (np.arange(5000, 5010), np.array([7, 3])):
         assert len(pickle.dumps(names.take(numbers))) < 1000
 
 
-def test_a_zero_byte_in_a_name_is_refused() -> None:
+def test_a_zero_byte_in_a_name_is_refused():
     with pytest.raises(SourceError, match="zero byte"):
         Names.of(["a", "b\0c"])
 
@@ -58,9 +56,7 @@ def test_a_zero_byte_in_a_name_is_refused() -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"shuffle": 5}, {"split": "train=0.7,val=0.3", "limit": 20}]
 )
-def test_a_plan_from_temporary_files_is_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, options: dict[str, Any]
-) -> None:
+def test_a_plan_from_temporary_files_is_the_same(tmp_path, monkeypatch, kind, options):
     source = write_images(tmp_path / "in", classes=3, each=9)
     if kind == "texts":
         for path in [*source.rglob("*.*")]:
@@ -73,7 +69,7 @@ def test_a_plan_from_temporary_files_is_the_same(
             (image.parent / name).write_bytes(image.read_bytes())
         (image.parent / "a_b.txt").write_text("beside")
 
-    def plan() -> list[Any]:
+    def plan():
         asked = ConvertOptions.of(shard_size=4096, **options)
         made = prepare(source, "wds", tmp_path / "out", asked)
         parts = [pickle.loads(pickle.dumps(task.reading())).source for task in made.tasks]

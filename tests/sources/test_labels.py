@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 from collections import Counter
@@ -19,141 +20,96 @@ from shardkit.manifest import load
 from shardkit.recipe import Recipe
 from shardkit.schema import Array, Float, Image, Int, Text
 from shardkit.sources import metadata, open_sources
-from shardkit.sources.base import Source
 from shardkit.sources.columns import Building, typed_column
-from shardkit.testing import make_image
 from shardkit.verification.verify import verify
 from tests.codecs import tokenizer_zoo
 from tests.conversion.text_corpora import few_words
+from tests.sources.real import put
 
-KAGGLE: dict[str, Any] = {
-    "file_column": "image_id",
-    "file_suffix": ".jpg",
-    "label_column": "label",
-    "workers": 0,
-}
-
-
-def put(path: Path, data: bytes | str = b"") -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data.encode() if isinstance(data, str) else data or make_image())
-    return path
+TABLE = "image_id,label,age\nd,dog,1\na,cat,2\nc,cat,\nb,dog,4\n"
+KAGGLE = {"file_column": "image_id", "file_suffix": ".jpg", "label_column": "label"}
 
 
 @pytest.fixture
-def flat(tmp_path: Path) -> Path:
-    for name in "abcd":
-        put(tmp_path / "in" / f"{name}.jpg")
-    return tmp_path / "in"
+def flat(tmp_path):
+    return put(tmp_path / "in", {f"{name}.jpg": None for name in "abcd"})
+
+
+def written(path: Path, text: str = TABLE) -> Path:
+    """A table."""
+    path.write_text(text)
+    return path
+
+
+def convert(source: Any, out: Path, format: str = "wds", **options: Any) -> Any:
+    return shardkit.convert(source, format, out, **{"workers": 0, **options})
 
 
 def samples(out: Path) -> list[dict[str, Any]]:
-    found = shardkit.open(out)
-    return [found[number] for number in range(len(found))]
-
-
-def labels(out: Path) -> dict[str, Any]:
-    return {sample["__key__"]: sample.get("label") for sample in samples(out)}
-
-
-TABLE = "image_id,label,age\nd,dog,1\na,cat,2\nc,cat,\nb,dog,4\n"
-
-
-def rows(text: str) -> list[dict[str, Any]]:
-    head, *lines = [line.split(",") for line in text.splitlines()]
-    return [{n: v or None for n, v in zip(head, line, strict=True)} for line in lines]
-
-
-def test_a_table_apart_labels_the_files(flat: Path, tmp_path: Path) -> None:
-    table = put(tmp_path / "train.csv", TABLE)
-    shardkit.convert(flat, "wds", tmp_path / "out", metadata=table, **KAGGLE)
-    found = shardkit.open(tmp_path / "out")
-    assert found.classes == ("cat", "dog")
-    assert labels(tmp_path / "out") == {"a": 0, "b": 1, "c": 0, "d": 1}
-    assert found.schema == {"image": Image(), "label": Int(), "age": Int(optional=True)}
-    assert load(tmp_path / "out").label_counts == (2, 2)
-    # pandas maps as many do it.
-    frame = pandas.read_csv(table, dtype=str).set_index("image_id")["label"]
-    number = {name: n for n, name in enumerate(sorted(set(frame)))}
-    assert labels(tmp_path / "out") == frame.map(number).to_dict()
+    return list(shardkit.open(out))
 
 
 @pytest.mark.parametrize("name", ["x.csv", "x.tsv", "x.jsonl", "x.parquet", "x.csv.gz"])
-def test_tables_of_all_kinds_and_places_give_the_same(
-    flat: Path, tmp_path: Path, name: str
-) -> None:
-    shardkit.convert(
-        flat, "wds", tmp_path / "first", metadata=put(tmp_path / "a.csv", TABLE), **KAGGLE
-    )
-    frame = pandas.DataFrame(
-        [{**row, "age": row["age"] and int(row["age"])} for row in rows(TABLE)]
-    ).astype({"age": "Int64"})
-    path = flat / name  # among the images, of which it is none
+def test_tables_of_all_kinds_and_places_label_the_files(flat, tmp_path, name):
+    frame = pandas.read_csv(io.StringIO(TABLE)).astype({"age": "Int64"})
+    path = (tmp_path if name == "x.csv" else flat) / name  # among the images, of which it is none
     if name.endswith(".jsonl"):
         frame.to_json(path, orient="records", lines=True)
     elif name.endswith(".parquet"):
         frame.to_parquet(path)
     else:
         frame.to_csv(path, index=False, sep="\t" if name.endswith(".tsv") else ",")
-    shardkit.convert(flat, "wds", tmp_path / "out", metadata=path, **KAGGLE)
-    assert samples(tmp_path / "out") == samples(tmp_path / "first")
+    convert(flat, tmp_path / "out", metadata=path, **KAGGLE)
+    found = shardkit.open(tmp_path / "out")
+    assert found.classes == ("cat", "dog")
+    assert found.schema == {"image": Image(), "label": Int(), "age": Int(optional=True)}
+    assert load(tmp_path / "out").label_counts == (2, 2)
     assert load(tmp_path / "out").ignored == {}
+    assert [sample.get("age") for sample in found] == [2, 4, None, 1]
+    # pandas maps as many do it.
+    number = {name: n for n, name in enumerate(sorted(set(frame["label"])))}
+    assert labels(tmp_path / "out") == frame.set_index("image_id")["label"].map(number).to_dict()
 
 
-def test_metadata_parquet_beside_images_are_read_as_by_datasets(flat: Path, tmp_path: Path) -> None:
+def labels(out: Path) -> dict[str, Any]:
+    return {sample["__key__"]: sample.get("label") for sample in samples(out)}
+
+
+def test_metadata_parquet_beside_images_are_read_as_by_datasets(flat, tmp_path):
+    import datasets
+
     names = ["d.jpg", "b.jpg", "c.jpg", "a.jpg"]
     frame = pandas.DataFrame({"file_name": names, "n": [1, 2, 3, 4], "word": list("wxyz")})
     frame.to_parquet(flat / "metadata.parquet")
-    shardkit.convert(flat, "hf", tmp_path / "out", workers=0)
-    import datasets
-
-    theirs = datasets.load_dataset(
-        "imagefolder", data_dir=str(flat), cache_dir=str(tmp_path / "cache"), split="train"
-    ).cast_column("image", datasets.Image(decode=False))
+    convert(flat, tmp_path / "out", "hf")
+    where = {"data_dir": str(flat), "cache_dir": str(tmp_path / "cache"), "split": "train"}
+    theirs = datasets.load_dataset("imagefolder", **where)
+    theirs = theirs.cast_column("image", datasets.Image(decode=False))
     ours = datasets.load_from_disk(str(tmp_path / "out"))
     found = {Path(row["image"]["path"]).stem: (row["n"], row["word"]) for row in theirs}
     assert {row["__key__"]: (row["n"], row["word"]) for row in ours} == found
 
 
-def test_very_many_problems_are_one_error(
-    flat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(metadata, "_MOST_PROBLEMS", 1)
-    asked: dict[str, Any] = {**KAGGLE, "on_error": "skip", "metadata": tmp_path / "t.csv"}
-    for rows, what in (
-        ("a,x\nb,x\n", "2 files have no row in the metadata, such as c.jpg"),
-        ("a,x\nb,x\nc,x\nd,x\ne,x\nf,x\n", "2 rows name files that do not exist, such as e.jpg"),
-        ("a,\nb,\nc,x\nd,x\n", "2 rows have no label: there is no label"),
-    ):
-        put(tmp_path / "t.csv", "image_id,label\n" + rows)
-        with pytest.raises(SourceError, match=what):
-            shardkit.convert(flat, "wds", tmp_path / "out", **asked)
-
-
 @pytest.mark.parametrize("fields", [None, ["image"]])
-def test_verify_needs_the_table(flat: Path, tmp_path: Path, fields: list[str] | None) -> None:
-    table = put(tmp_path / "train.csv", TABLE)
-    out = tmp_path / "out"
-    shardkit.convert(flat, "wds", out, metadata=table, fields=fields, **KAGGLE)
+def test_verify_needs_the_table(flat, tmp_path, fields):
+    table, out = written(tmp_path / "train.csv"), tmp_path / "out"
+    convert(flat, out, metadata=table, fields=fields, **KAGGLE)
     assert load(out).recipe["metadata"] == "train.csv"
-    again = shardkit.convert(flat, "wds", out, metadata=table, fields=fields, **KAGGLE)
-    assert again.already_complete
+    assert convert(flat, out, metadata=table, fields=fields, **KAGGLE).already_complete
     assert verify(out, flat, metadata=table).sound
     with pytest.raises(UsageError, match="was made with metadata"):
         verify(out, flat)
-    put(table, TABLE.replace("d,dog", "d,cat"))
+    written(table, TABLE.replace("d,dog", "d,cat"))
     assert verify(out, flat, metadata=table).sound == (fields is not None)
-    shardkit.convert(out, "arrow", tmp_path / "on", workers=0)
-    assert verify(tmp_path / "on", out).sound
+    convert(out, tmp_path / "on", "arrow")
     assert verify(tmp_path / "on", out, decode=True).sound
 
 
-def test_splits_have_one_table_of_classes(tmp_path: Path) -> None:
-    for name in ("train/x/a", "train/x/b", "val/x/a"):
-        put(tmp_path / f"in/{name}.jpg")
-    table = put(tmp_path / "in/all.csv", "image_id,label\nval/x/a,dog\ntrain/x/a,cat\n")
-    put(table, table.read_text() + "train/x/b,emu\n")
-    result = shardkit.convert(tmp_path / "in", "wds", tmp_path / "out", metadata=table, **KAGGLE)
+def test_splits_have_one_table_of_classes(tmp_path):
+    put(tmp_path / "in", {f"{name}.jpg": None for name in ("train/x/a", "train/x/b", "val/x/a")})
+    rows = "image_id,label\nval/x/a,dog\ntrain/x/a,cat\ntrain/x/b,emu\n"
+    table = written(tmp_path / "in/all.csv", rows)
+    result = convert(tmp_path / "in", tmp_path / "out", metadata=table, **KAGGLE)
     assert list(result.splits) == ["train", "val"]
     for split in ("train", "val"):
         assert shardkit.open(tmp_path / "out" / split).classes == ("cat", "dog", "emu")
@@ -172,20 +128,13 @@ def test_splits_have_one_table_of_classes(tmp_path: Path) -> None:
         (("", ""), {"classes": ["cat", "cat"]}, "the list of classes has a duplicate", "'cat'"),
         (("label,age", "breed,label"), {"label_column": "breed"}, "already exists", "label"),
         (("label,age", "age,label"), {"label_separator": "|"}, "is not text", "int"),
+        (("a,cat,2\nc,cat,\nb,dog,4\n", ""), {}, "a file has no row", "3 of 4 files have none"),
     ],
 )
-def test_mistakes_in_a_table_have_their_sentence(
-    flat: Path,
-    tmp_path: Path,
-    change: tuple[str, str],
-    options: dict[str, Any],
-    what: str,
-    more: str,
-) -> None:
-    table = put(tmp_path / "train.csv", TABLE.replace(*change) if change[0] else TABLE)
-    asked = {**KAGGLE, "metadata": table, **options}
-    with pytest.raises((SourceError, UsageError), match=what) as error:
-        shardkit.convert(flat, "wds", tmp_path / "out", **asked)
+def test_mistakes_in_a_table_have_their_sentence(flat, tmp_path, change, options, what, more):
+    table = written(tmp_path / "train.csv", TABLE.replace(*change) if change[0] else TABLE)
+    with pytest.raises((SourceError, UsageError, SampleError), match=what) as error:
+        convert(flat, tmp_path / "out", metadata=table, **{**KAGGLE, **options})
     assert more in str(error.value)
 
 
@@ -195,114 +144,97 @@ def test_mistakes_in_a_table_have_their_sentence(
         (("a,cat,2\n", ""), {}, "a file has no row in the metadata", "a"),
         (("\nb,", "\nx,y,1\nb,"), {}, "line 5 .* names a file that does not exist", ""),
         (("a,cat", "a,"), {}, "line 3 of the metadata: there is no label", "a"),
-        (
-            ("a,cat", "a,emu"),
-            {"classes": ["cat", "dog"]},
-            "line 3 .* the label is not a known class",
-            "a",
-        ),
+        (("a,cat", "a,emu"), {"classes": ["cat", "dog"]}, "line 3 .* not a known class", "a"),
     ],
 )
-def test_what_is_wrong_with_a_file_ends_or_is_listed(
-    flat: Path,
-    tmp_path: Path,
-    change: tuple[str, str],
-    options: dict[str, Any],
-    what: str,
-    key: str,
-) -> None:
-    table = put(tmp_path / "train.csv", TABLE.replace(*change))
+def test_what_is_wrong_with_a_file_ends_or_is_listed(flat, tmp_path, change, options, what, key):
+    table, out = written(tmp_path / "train.csv", TABLE.replace(*change)), tmp_path / "out"
     asked = {**KAGGLE, "metadata": table, **options}
     with pytest.raises(SampleError, match=what) as error:
-        shardkit.convert(flat, "wds", tmp_path / "out", **asked)
+        convert(flat, out, **asked)
     assert error.value.where.get("key", "") == key
-    result = shardkit.convert(flat, "wds", tmp_path / "out", on_error="skip", **asked)
-    assert result.errors == 1
-    (listed,) = (tmp_path / "out/__shardkit__/errors.jsonl").read_text().splitlines()
+    assert convert(flat, out, on_error="skip", **asked).errors == 1
+    (listed,) = (out / "__shardkit__/errors.jsonl").read_text().splitlines()
     assert json.loads(listed)["what"] == error.value.what
     expected = {"a": 0, "b": 1, "c": 0, "d": 1}
     expected.pop(key, None)
-    assert labels(tmp_path / "out") == expected
-    assert verify(tmp_path / "out", flat, metadata=table).sound
+    assert labels(out) == expected
+    assert verify(out, flat, metadata=table).sound
 
 
-def test_the_count_of_files_without_rows_is_said(flat: Path, tmp_path: Path) -> None:
-    table = put(tmp_path / "train.csv", "image_id,label\nd,dog\n")
-    with pytest.raises(SampleError, match="3 of 4 files have none"):
-        shardkit.convert(flat, "wds", tmp_path / "out", metadata=table, **KAGGLE)
+@pytest.mark.parametrize(
+    ("rows", "what"),
+    [
+        ("a,x\nb,x\n", "2 files have no row in the metadata, such as c.jpg"),
+        ("a,x\nb,x\nc,x\nd,x\ne,x\nf,x\n", "2 rows name files that do not exist, such as e.jpg"),
+        ("a,\nb,\nc,x\nd,x\n", "2 rows have no label: there is no label"),
+    ],
+)
+def test_very_many_problems_are_one_error(flat, tmp_path, monkeypatch, rows, what):
+    monkeypatch.setattr(metadata, "_MOST_PROBLEMS", 1)
+    table = written(tmp_path / "t.csv", "image_id,label\n" + rows)
+    with pytest.raises(SourceError, match=what):
+        convert(flat, tmp_path / "out", on_error="skip", metadata=table, **KAGGLE)
 
 
-def test_classes_give_the_order_and_names_of_numbers(flat: Path, tmp_path: Path) -> None:
-    table = put(tmp_path / "train.csv", TABLE)
-    asked = {**KAGGLE, "metadata": table, "classes": ["dog", "emu", "cat"]}
-    shardkit.convert(flat, "wds", tmp_path / "out", **asked)
+def test_classes_give_the_order_and_names_of_numbers(flat, tmp_path):
+    table, names = written(tmp_path / "train.csv"), ["dog", "emu", "cat"]
+    asked = {**KAGGLE, "metadata": table, "classes": names}
+    convert(flat, tmp_path / "out", **asked)
     assert labels(tmp_path / "out") == {"a": 2, "b": 0, "c": 2, "d": 0}
     assert verify(tmp_path / "out", flat, metadata=table).sound
-    put(table, TABLE.replace("cat", "0").replace("dog", "-1"))
-    shardkit.convert(flat, "wds", tmp_path / "numbers", **asked)
+    written(table, TABLE.replace("cat", "0").replace("dog", "-1"))
+    convert(flat, tmp_path / "numbers", **asked)
     assert labels(tmp_path / "numbers") == {"a": 0, "b": -1, "c": 0, "d": -1}
-    assert shardkit.open(tmp_path / "numbers").classes == ("dog", "emu", "cat")
-    put(table, TABLE.replace("cat", "0").replace("dog", "3"))
+    assert shardkit.open(tmp_path / "numbers").classes == tuple(names)
     for wrong in ("3", "-2"):
-        put(table, TABLE.replace("cat", "0").replace("dog", wrong))
+        written(table, TABLE.replace("cat", "0").replace("dog", wrong))
         with pytest.raises(SampleError, match=r"line 5 .*: the label is not a known class"):
-            shardkit.convert(flat, "wds", tmp_path / "wrong", **asked)
-
-
-def test_numbers_with_fractions_are_targets(flat: Path, tmp_path: Path) -> None:
-    table = put(tmp_path / "train.csv", TABLE.replace("cat", "0.5").replace("dog", "7"))
-    shardkit.convert(flat, "wds", tmp_path / "out", metadata=table, **KAGGLE)
-    assert shardkit.open(tmp_path / "out").schema["label"] == Float()
-    assert labels(tmp_path / "out") == {"a": 0.5, "b": 7.0, "c": 0.5, "d": 7.0}
+            convert(flat, tmp_path / "wrong", **asked)
+    # Numbers with fractions are targets.
+    written(table, TABLE.replace("cat", "0.5").replace("dog", "7"))
+    convert(flat, tmp_path / "targets", metadata=table, **KAGGLE)
+    assert shardkit.open(tmp_path / "targets").schema["label"] == Float()
+    assert labels(tmp_path / "targets") == {"a": 0.5, "b": 7.0, "c": 0.5, "d": 7.0}
     with pytest.raises(UsageError, match="are not classes"):
-        shardkit.convert(flat, "wds", tmp_path / "no", metadata=table, classes=["x"], **KAGGLE)
+        convert(flat, tmp_path / "no", **asked)
 
 
 @pytest.mark.parametrize("way", ["cells", "jsonl", "parquet"])
-def test_several_labels_are_arrays_of_classes(flat: Path, tmp_path: Path, way: str) -> None:
+def test_several_labels_are_arrays_of_classes(flat, tmp_path, way):
+    import datasets
+
     several = {"a": ["dog", "cat"], "b": ["emu"], "c": ["cat"], "d": ["emu", "dog"]}
-    options: dict[str, Any] = {}
     frame = pandas.DataFrame({"image_id": list(several), "label": list(several.values())})
-    table = tmp_path / "t.parquet"
+    table, out, options = tmp_path / f"t.{way}", tmp_path / "out", {}
     if way == "cells":
-        options["label_separator"] = "|"
-        lines = [f"{name},{'|'.join(words)}" for name, words in several.items()]
-        table = put(tmp_path / "t.csv", "\n".join(["image_id,label", *lines]))
+        options, table = {"label_separator": "|"}, tmp_path / "t.csv"
+        frame.assign(label=frame["label"].map("|".join)).to_csv(table, index=False)
     elif way == "jsonl":
-        frame.to_json(table := tmp_path / "t.jsonl", orient="records", lines=True)
+        frame.to_json(table, orient="records", lines=True)
     else:
         frame.to_parquet(table)
-    out = tmp_path / "out"
-    shardkit.convert(flat, "hf", out, metadata=table, **KAGGLE, **options)
+    convert(flat, out, "hf", metadata=table, **KAGGLE, **options)
     found = shardkit.open(out)
     assert found.schema["label"] == Array("<i8", (None,))
     assert found.class_names == {"label": ("cat", "dog", "emu")}
-    assert {k: v.tolist() for k, v in labels(out).items()} == {
-        "a": [1, 0],
-        "b": [2],
-        "c": [0],
-        "d": [2, 1],
-    }
-    import datasets
-
+    expected = {"a": [1, 0], "b": [2], "c": [0], "d": [2, 1]}
+    assert {k: v.tolist() for k, v in labels(out).items()} == expected
     theirs = datasets.load_from_disk(str(out))
     assert theirs.features["label"].feature.names == ["cat", "dog", "emu"]
     assert theirs["label"][0] == [1, 0]
     assert verify(out, flat, metadata=table).sound
-    asked = {**KAGGLE, **options, "classes": ["cat", "dog"]}
+    asked = {**KAGGLE, **options, "classes": ["cat", "dog"], "metadata": table}
     with pytest.raises(SampleError, match="the label is not a known class"):
-        shardkit.convert(flat, "hf", tmp_path / "no", metadata=table, **asked)
+        convert(flat, tmp_path / "no", **asked)
+    if way == "cells":  # of numbers too
+        written(table, "image_id,label\na,5|0\nb,1\nc,27|1\nd,0\n")
+        convert(flat, tmp_path / "numbers", metadata=table, **KAGGLE, **options)
+        assert labels(tmp_path / "numbers")["c"].tolist() == [27, 1]
+        assert shardkit.open(tmp_path / "numbers").classes is None
 
 
-def test_numbers_in_cells_with_a_separator_are_labels(flat: Path, tmp_path: Path) -> None:
-    table = put(tmp_path / "t.csv", "image_id,label\na,5 0\nb,1\nc,27 1\nd,0\n")
-    asked = {**KAGGLE, "metadata": table, "label_separator": " "}
-    shardkit.convert(flat, "wds", tmp_path / "out", **asked)
-    assert labels(tmp_path / "out")["c"].tolist() == [27, 1]
-    assert shardkit.open(tmp_path / "out").classes is None
-
-
-def test_the_table_is_packed_and_typed_as_a_whole() -> None:
+def test_the_table_is_packed_and_typed_as_a_whole():
     building = Building(cells=True)
     for chunk in (["1", None, "2"], [], ["x", "007"]):
         building.add(chunk)
@@ -328,66 +260,48 @@ def test_the_table_is_packed_and_typed_as_a_whole() -> None:
         ("shards", {"metadata": "t.csv"}, "a metadata table is for folders"),
     ],
 )
-def test_options_that_do_not_fit(
-    flat: Path, tmp_path: Path, source: str, options: dict[str, Any], what: str
-) -> None:
-    put(tmp_path / "t.csv", TABLE)
-    shardkit.convert(flat, "wds", tmp_path / "shards", workers=0)
-    if "metadata" in options:
-        options = {"metadata": tmp_path / options["metadata"]}
+def test_options_that_do_not_fit(flat, tmp_path, source, options, what, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "t.csv")
+    convert(flat, tmp_path / "shards")
     with pytest.raises(ShardkitError, match=what):
-        shardkit.convert(tmp_path / source, "wds", tmp_path / "out", workers=0, **options)
+        convert(tmp_path / source, tmp_path / "out", **options)
 
 
 # --- text in class folders -----------------------------------------------------------------------
 
 
 def reviews(root: Path, *names: str) -> Path:
-    for name in names:
-        for number in range(2):
-            put(root / name / f"{number}.txt", f"{name} {number} words")
-    return root
+    return put(root, {f"{name}/{n}.txt": f"{name} {n} words" for name in names for n in range(2)})
 
 
-def test_tasks_of_labelled_files_are_pickled_with_their_rows_alone(
-    flat: Path, tmp_path: Path
-) -> None:
+def test_tasks_of_labelled_files_are_pickled_with_their_rows_alone(flat, tmp_path):
     lines = [f"{name},{word},{'x' * 5000}" for name, word in zip("abcd", "pqpq", strict=True)]
-    table = put(tmp_path / "t.csv", "\n".join(["image_id,label,note", *lines]))
-    recipe = Recipe("wds", metadata=str(table), file_column="image_id", file_suffix=".jpg")
-    (source,) = open_sources(flat, replace(recipe, label_column="label")).values()
-    assert isinstance(source, Source)
+    table = written(tmp_path / "t.csv", "\n".join(["image_id,label,note", *lines]))
+    (source,) = open_sources(flat, Recipe("wds", metadata=str(table), **KAGGLE)).values()
     part = pickle.dumps(source.select(np.array([2])))
     assert len(part) < 8000
     assert pickle.loads(part)[0] == source[2]
-    folder = reviews(tmp_path / "text", "pos", "neg")
-    (texts,) = open_sources(folder).values()
-    assert isinstance(texts, Source)
+    (texts,) = open_sources(reviews(tmp_path / "text", "pos", "neg")).values()
     assert pickle.loads(pickle.dumps(texts.select(np.array([3]))))[0] == texts[3]
 
 
-def test_folders_of_texts_are_classes_as_those_of_images(tmp_path: Path) -> None:
+def test_folders_of_texts_are_classes_as_those_of_images(tmp_path):
     root = reviews(tmp_path / "in", "train/pos", "train/neg", "train/unsup", "test/pos", "test/neg")
-    for name in ("train/urls_pos.txt", "test/urls_neg.txt", "imdbEr.txt", "imdb.vocab", "README"):
-        put(root / name, "http://")  # as IMDb's reviews come
-    result = shardkit.convert(root, "hf", tmp_path / "out", workers=0)
+    names = ("train/urls_pos.txt", "test/urls_neg.txt", "imdbEr.txt", "imdb.vocab", "README")
+    put(root, dict.fromkeys(names, "http://"))  # as IMDb's reviews come
+    result = convert(root, tmp_path / "out", "hf")
     assert list(result.splits) == ["train", "test"]
     for split in result.splits:
-        found = shardkit.open(tmp_path / "out" / split)
-        assert found.classes == ("neg", "pos")
-    assert labels(tmp_path / "out/train") == {
-        "neg/0": 0,
-        "neg/1": 0,
-        "pos/0": 1,
-        "pos/1": 1,
-        "unsup/0": -1,
-        "unsup/1": -1,
-    }
+        assert shardkit.open(tmp_path / "out" / split).classes == ("neg", "pos")
+    numbers = {"neg": 0, "pos": 1, "unsup": -1}
+    expected = {f"{name}/{n}": number for name, number in numbers.items() for n in range(2)}
+    assert labels(tmp_path / "out/train") == expected
     assert "documents without a class, whose label is -1: 2" in result.notes
     assert any("taken as classes: neg/, pos/; --drop label" in note for note in result.notes)
     assert result.ignored == {".txt file": 3, ".vocab file": 1, "file without suffix": 1}
     assert verify(tmp_path / "out", root).sound
-    shardkit.convert(root, "hf", tmp_path / "plain", drop=["label"], workers=0)
+    convert(root, tmp_path / "plain", "hf", drop=["label"])
     assert "label" not in shardkit.open(tmp_path / "plain/train").schema
     assert verify(tmp_path / "plain", root).sound
 
@@ -395,102 +309,91 @@ def test_folders_of_texts_are_classes_as_those_of_images(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("names", "stray", "why"),
     [
-        (["en", "de"], "", "de/ may be a language"),
-        (["zh-CN", "news"], "", "zh-CN/ may be a language"),
-        (["2019", "2020"], "", "2019/ may be"),
-        (["data", "pos"], "", "data/ may be"),
-        (["part1", "part2"], "", "part1/ may be"),
-        (["volume 1", "volume 2"], "", "differ only in numbers"),
-        (["pos", "neg"], "notes.txt", "'notes.txt' is next to them"),
-        (["pos", "neg/deep"], "", "they contain folders, such as neg/deep/"),
-        (["pos", "neg"], "empty/x.txt", "empty/ next to them contains no text"),
+        (["en", "de"], {}, "de/ may be a language"),
+        (["zh-CN", "news"], {}, "zh-CN/ may be a language"),
+        (["2019", "2020"], {}, "2019/ may be"),
+        (["data", "pos"], {}, "data/ may be"),
+        (["part1", "part2"], {}, "part1/ may be"),
+        (["volume 1", "volume 2"], {}, "differ only in numbers"),
+        (["pos", "neg"], {"notes.txt": "more"}, "'notes.txt' is next to them"),
+        (["pos", "neg/deep"], {}, "they contain folders, such as neg/deep/"),
+        (["pos", "neg"], {"empty/x.txt": ""}, "empty/ next to them contains no text"),
     ],
 )
-def test_folders_that_may_be_no_classes_are_none_and_a_note_says_why(
-    tmp_path: Path, names: list[str], stray: str, why: str
-) -> None:
-    root = reviews(tmp_path / "in", *names)
-    if stray:
-        put(root / stray, "more").write_text("" if stray.startswith("empty") else "more")
-    result = shardkit.convert(root, "wds", tmp_path / "out", workers=0)
-    assert list(shardkit.open(tmp_path / "out").schema) == ["text"]
-    assert any("no labels from the folders" in n and why in n for n in result.notes), result.notes
-    assert verify(tmp_path / "out", root).sound
+def test_folders_that_may_be_no_classes_are_none_and_a_note_says_why(tmp_path, names, stray, why):
+    root = put(reviews(tmp_path / "in", *names), stray)
+    (source,) = open_sources(root).values()
+    assert list(source.schema) == ["text"]
+    assert any("no labels from the folders" in n and why in n for n in source.notes), source.notes
 
 
-def test_class_folders_of_texts_one_folder_below_are_said(tmp_path: Path) -> None:
+def test_class_folders_of_texts_one_folder_below_are_said(tmp_path):
     root = reviews(tmp_path / "corpus/reviews", "pos", "neg")
     for _ in range(2):
         (source,) = open_sources(tmp_path).values()
         (note,) = source.notes
         assert note.endswith(f"neg/, pos/ are in corpus/reviews/; for labels, give {root}")
         assert list(source.schema) == ["text"]
-        put(root.parent / "reviews/.hidden", "x")
+        put(root, {".hidden": "x"})
     assert len(open_sources(root)[""].classes or ()) == 2
     (root / "neg").rename(root / "de")
     (source,) = open_sources(tmp_path).values()
     assert not source.notes
 
 
-def test_a_split_whose_texts_lie_in_no_folders_has_no_labels(tmp_path: Path) -> None:
+def test_a_split_whose_texts_lie_in_no_folders_has_no_labels(tmp_path):
     root = reviews(tmp_path / "in", "train/pos", "train/neg", "test")
     for number, options in enumerate(({}, {"classes": ["pos", "neg"]})):
         out = tmp_path / str(number)
-        result = shardkit.convert(root, "wds", out, workers=0, **options)
+        result = convert(root, out, **options)
         assert "no labels in test: its texts are not in folders" in result.notes
         assert list(shardkit.open(out / "test").schema) == ["text"]
         assert labels(out / "train")["pos/0"] == 1 - number
         assert verify(out, root).sound
 
 
-def test_a_list_of_classes_makes_classes_of_any_folders(tmp_path: Path) -> None:
-    root = reviews(tmp_path / "in", "en/2019", "de", "unlabeled")
-    asked: dict[str, Any] = {"classes": ["en", "de", "fr"], "workers": 0}
-    shardkit.convert(root, "wds", tmp_path / "out", **asked)
-    assert labels(tmp_path / "out")["de/0"] == 1
-    assert labels(tmp_path / "out")["en/2019/1"] == 0
-    assert labels(tmp_path / "out")["unlabeled/1"] == -1
+def test_a_list_of_classes_makes_classes_of_any_folders(tmp_path):
+    root, classes = reviews(tmp_path / "in", "en/2019", "de", "unlabeled"), ["en", "de", "fr"]
+    convert(root, tmp_path / "out", classes=classes)
+    found = labels(tmp_path / "out")
+    assert [found[key] for key in ("de/0", "en/2019/1", "unlabeled/1")] == [1, 0, -1]
     assert verify(tmp_path / "out", root).sound
-    shardkit.convert(
-        root, "wds", tmp_path / "lines", text=shardkit.TextOptions(documents="line"), **asked
-    )
+    lines = shardkit.TextOptions(documents="line")
+    convert(root, tmp_path / "lines", text=lines, classes=classes)
     assert Counter(labels(tmp_path / "lines").values()) == {0: 2, 1: 2, -1: 2}
     assert verify(tmp_path / "lines", root).sound
     with pytest.raises(UsageError, match="does not name the folder 'en'"):
-        shardkit.convert(root, "wds", tmp_path / "no", classes=["de", "fr"], workers=0)
-    put(root / "stray.txt", "one")
+        convert(root, tmp_path / "no", classes=["de", "fr"])
+    put(root, {"stray.txt": "one"})
     with pytest.raises(UsageError, match="needs a folder per class") as error:
-        shardkit.convert(root, "wds", tmp_path / "no", **asked)
+        convert(root, tmp_path / "no", classes=classes)
     assert error.value.found == "stray.txt"
 
 
-def test_labels_stay_beside_tokens_but_not_in_blocks(tmp_path: Path) -> None:
-    root, words = tmp_path / "in", tokenizer_zoo.write_json(tmp_path, few_words(8))
-    for name in ("pos", "neg"):
-        put(root / name / "1.txt", "w1 w2 w3")
+def test_labels_stay_beside_tokens_but_not_in_blocks(tmp_path):
+    root = put(tmp_path / "in", {f"{name}/1.txt": "w1 w2 w3" for name in ("pos", "neg")})
+    words = tokenizer_zoo.write_json(tmp_path, few_words(8))
     options = shardkit.TextOptions(tokenizer=words, append_eos=False)
-    shardkit.convert(root, "wds", tmp_path / "out", text=options, workers=0)
+    convert(root, tmp_path / "out", text=options)
     assert labels(tmp_path / "out") == {"neg/1": 0, "pos/1": 1}
     assert shardkit.open(tmp_path / "out").classes == ("neg", "pos")
     assert verify(tmp_path / "out", root).sound
-    packed = replace(options, seq_len=3)
-    result = shardkit.convert(root, "wds", tmp_path / "packed", text=packed, workers=0)
+    result = convert(root, tmp_path / "packed", text=replace(options, seq_len=3))
     assert list(shardkit.open(tmp_path / "packed").schema) == ["tokens", "doc_ends"]
     assert result.ignored == {"values of 'label'": 2}
     assert verify(tmp_path / "packed", root).sound
 
 
-def test_a_table_labels_texts_that_are_a_document_each(tmp_path: Path) -> None:
+def test_a_table_labels_texts_that_are_a_document_each(tmp_path):
     root = reviews(tmp_path / "in", "a")
-    put(root / "labels.csv", "id,label,stars\na/0,good,5\na/1,bad,1\n")
-    asked = {**KAGGLE, "file_column": "id", "file_suffix": ".txt", "metadata": root / "labels.csv"}
-    shardkit.convert(root, "wds", tmp_path / "out", **asked)
+    table = written(root / "labels.csv", "id,label,stars\na/0,good,5\na/1,bad,1\n")
+    asked = {**KAGGLE, "file_column": "id", "file_suffix": ".txt", "metadata": table}
+    convert(root, tmp_path / "out", **asked)
     assert labels(tmp_path / "out") == {"a/0": 1, "a/1": 0}
     assert samples(tmp_path / "out")[0]["stars"] == 5
-    assert verify(tmp_path / "out", root, metadata=root / "labels.csv").sound
-    text = shardkit.TextOptions(documents="line")
+    assert verify(tmp_path / "out", root, metadata=table).sound
     with pytest.raises(UsageError, match="if each file is a document"):
-        shardkit.convert(root, "wds", tmp_path / "no", text=text, **asked)
+        convert(root, tmp_path / "no", text=shardkit.TextOptions(documents="line"), **asked)
 
 
 # --- columns of text and datasets ----------------------------------------------------------------
@@ -503,40 +406,31 @@ ROWS = [
 
 
 @pytest.mark.parametrize(
-    "way",
+    ("way", "column", "expected", "names"),
     [
-        "jsonl",
-        "parquet",
-        *(pytest.param(w, marks=pytest.mark.large) for w in ("sequence", "splits")),
-    ],
-)
-@pytest.mark.parametrize(
-    ("column", "expected", "names"),
-    [
-        ("mood", [0, 1, 0], ("happy", "sad")),
-        ("n", [3, -1, 0], None),
-        ("score", [0.5, 2.0, 1.0], None),
-        ("tags", [[1, 0], [], [0]], ("a", "b")),
+        ("jsonl", "mood", [0, 1, 0], ("happy", "sad")),
+        ("parquet", "n", [3, -1, 0], None),
+        ("sequence", "score", [0.5, 2.0, 1.0], None),
+        ("jsonl", "tags", [[1, 0], [], [0]], ("a", "b")),
+        ("parquet", "tags", [[1, 0], [], [0]], ("a", "b")),
+        ("splits", "mood", [0, 1, 0], ("happy", "sad")),
     ],
 )
 def test_a_column_of_documents_and_datasets_becomes_the_label(
-    tmp_path: Path, way: str, column: str, expected: list[Any], names: tuple[str, ...] | None
-) -> None:
-    source: Any = tmp_path / f"in.{way}"
+    tmp_path, way, column, expected, names
+):
+    source, out = tmp_path / f"in.{way}", tmp_path / "out"
     if way == "jsonl":
-        put(source, "\n".join(map(json.dumps, ROWS)))
+        written(source, "\n".join(map(json.dumps, ROWS)))
     elif way == "sequence":
         source = ROWS
     elif way == "parquet":
         pandas.DataFrame(ROWS).to_parquet(source)
     else:
-        for number, split in enumerate(("train", "test")):
-            part = pandas.DataFrame(ROWS[2 * number : 2 * number + 2])
-            (tmp_path / "in.splits").mkdir(exist_ok=True)
-            part.to_parquet(source / f"{split}-00000-of-00001.parquet")
-    text = shardkit.TextOptions(field="review")
-    out = tmp_path / "out"
-    shardkit.convert(source, "hf", out, label_column=column, text=text, workers=0)
+        source.mkdir()
+        for split, some in (("train", ROWS[:2]), ("test", ROWS[2:])):
+            pandas.DataFrame(some).to_parquet(source / f"{split}-00000-of-00001.parquet")
+    convert(source, out, "hf", label_column=column, text=shardkit.TextOptions(field="review"))
     parts = [out / "train", out / "test"] if way == "splits" else [out]
     found = [np.asarray(label).tolist() for part in parts for label in labels(part).values()]
     assert found == expected
@@ -546,17 +440,18 @@ def test_a_column_of_documents_and_datasets_becomes_the_label(
     if way != "sequence":
         assert verify(out, source).sound
     if way == "jsonl":
-        options = shardkit.TextOptions(field="review", keep_fields=True)
-        shardkit.convert(source, "hf", tmp_path / "all", label_column=column, text=options)
+        keep = shardkit.TextOptions(field="review", keep_fields=True)
+        convert(source, tmp_path / "all", "hf", label_column=column, text=keep)
         others = {"review", "label", "mood", "n", "score", "tags"} - {column}
         assert set(shardkit.open(tmp_path / "all").schema) == others
 
 
-def test_labels_of_tables_of_text_are_as_datasets_reads_them(tmp_path: Path) -> None:
-    path = put(tmp_path / "in.csv", "review,sentiment\ngood one,positive\nbad,negative\n")
-    shardkit.convert(path, "hf", tmp_path / "out", label_column="sentiment", workers=0)
+def test_labels_of_tables_of_text_are_as_datasets_reads_them(tmp_path):
     import datasets
 
+    rows = "review,sentiment\ngood one,positive\nbad,negative\n"
+    path = written(tmp_path / "in.csv", rows)
+    convert(path, tmp_path / "out", "hf", label_column="sentiment")
     theirs = datasets.load_dataset("csv", data_files=str(path), cache_dir=str(tmp_path / "c"))
     encoded = theirs["train"].class_encode_column("sentiment")
     ours = datasets.load_from_disk(str(tmp_path / "out"))
@@ -565,33 +460,22 @@ def test_labels_of_tables_of_text_are_as_datasets_reads_them(tmp_path: Path) -> 
     assert ours["review"][:] == encoded["review"][:]
 
 
-def test_mistakes_in_columns_name_the_document(tmp_path: Path) -> None:
-    path = put(tmp_path / "in.jsonl", "\n".join(map(json.dumps, ROWS)))
-    text = shardkit.TextOptions(field="review")
-    asked: dict[str, Any] = {"text": text, "workers": 0}
+def test_mistakes_in_columns_name_the_document(tmp_path):
+    path = written(tmp_path / "in.jsonl", "\n".join(map(json.dumps, ROWS)))
+    asked = {"text": shardkit.TextOptions(field="review"), "label_column": "mood"}
     with pytest.raises(SampleError, match="the label is not a known class") as error:
-        shardkit.convert(
-            path, "wds", tmp_path / "o", label_column="mood", classes=["happy"], **asked
-        )
-    second = len(json.dumps(ROWS[0])) + 1
-    assert error.value.where == {
-        "path": str(path),
-        "key": f"in.jsonl/{second}",
-        "field": "mood",
-        "offset": second,
-    }
+        convert(path, tmp_path / "o", classes=["happy"], **asked)
+    at = len(json.dumps(ROWS[0])) + 1
+    expected = {"path": str(path), "key": f"in.jsonl/{at}", "field": "mood", "offset": at}
+    assert error.value.where == expected
     with pytest.raises(UsageError, match="no column 'nothing' for labels"):
-        shardkit.convert(path, "wds", tmp_path / "o", label_column="nothing", **asked)
-    put(path, path.read_text().replace('"mood": "sad"', '"mood": null'))
+        convert(path, tmp_path / "o", **{**asked, "label_column": "nothing"})
+    written(path, path.read_text().replace('"mood": "sad"', '"mood": null'))
     with pytest.raises(SampleError, match="there is no label"):
-        shardkit.convert(path, "wds", tmp_path / "o", label_column="mood", **asked)
-    shardkit.convert(
-        path, "wds", tmp_path / "skipped", label_column="mood", on_error="skip", **asked
-    )
+        convert(path, tmp_path / "o", **asked)
+    convert(path, tmp_path / "skipped", on_error="skip", **asked)
     assert len(shardkit.open(tmp_path / "skipped")) == 2
     pandas.DataFrame(ROWS).assign(label=1).to_parquet(tmp_path / "in.parquet")
     for name, what in (("mood", "already exists"), ("x", "no column 'x' for labels")):
         with pytest.raises(UsageError, match=what):
-            shardkit.convert(
-                tmp_path / "in.parquet", "wds", tmp_path / "o", label_column=name, workers=0
-            )
+            convert(tmp_path / "in.parquet", tmp_path / "o", label_column=name)

@@ -8,6 +8,7 @@ import pickle
 import sys
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,14 +35,11 @@ from tests.sources.test_text import (
 ONE = b'{"text": "x"}\n'
 
 
-def test_what_is_text_is_known_by_its_name() -> None:
+def test_a_folder_is_text_if_there_is_any_in_it(tmp_path):
     for name in ("a.txt", "a.MD", "a.text.xz", "a.b.jsonl.GZ", "a.ndjson", "c4.json.zst", "a.tsv"):
         assert parse_name(name)
     for name in ("a.txt.zip", "a.gz", "txt", ".txt", "a.parquet", "a.jpg"):
         assert parse_name(name) is None
-
-
-def test_a_folder_is_text_if_there_is_any_in_it(tmp_path: Path) -> None:
     put(tmp_path / "a.dat", "x")
     put(tmp_path / ".git/a.txt", "x")
     with pytest.raises(SourceError, match="no images and no text"):
@@ -50,39 +48,28 @@ def test_a_folder_is_text_if_there_is_any_in_it(tmp_path: Path) -> None:
     assert open_sources(tmp_path)[""].reads_text
 
 
-def test_files_come_in_the_order_of_their_paths(tmp_path: Path) -> None:
-    names = [
-        "a/b/1.jsonl",
-        "a/z.jsonl",
-        "a-b/1.jsonl",
-        "b.jsonl",
-        "a/B.jsonl",
-        "a.jsonl",
-        "ü.jsonl",
-    ]
+def test_files_come_in_the_order_of_their_paths(tmp_path):
+    names = [f"{name}.jsonl" for name in ("a/b/1", "a/z", "a-b/1", "b", "a/B", "a", "ü")]
     for name in names:
         put(tmp_path / name, ONE)
-    found = [sample["__key__"] for sample in samples(stream(tmp_path))]
-    assert found == [f"{name}/0" for name in sorted(names)]
+    assert keys(stream(tmp_path)) == [f"{name}/0" for name in sorted(names)]
 
 
-def test_what_is_passed_over_is_counted(tmp_path: Path) -> None:
+def keys(source: Stream) -> list[str]:
+    return [sample["__key__"] for sample in samples(source)]
+
+
+def test_what_is_passed_over_is_counted(tmp_path):
     put(tmp_path / "a.jsonl", ONE)
     for name in ("README.md", "notes.txt", "deep/more.txt", "x.pdf", ".hidden", "LICENSE"):
         put(tmp_path / name, "x")
     for name in ("empty.csv", "deep/empty.txt"):
         put(tmp_path / name, "")
-    assert stream(tmp_path).ignored == {
-        ".md file": 1,
-        ".txt file": 2,
-        ".pdf file": 1,
-        "hidden": 1,
-        "file without suffix": 1,
-        "empty file": 2,
-    }
+    kinds = {".md file": 1, ".txt file": 2, ".pdf file": 1, "hidden": 1, "empty file": 2}
+    assert stream(tmp_path).ignored == {**kinds, "file without suffix": 1}
 
 
-def test_links_to_folders_are_followed_and_loops_are_problems(tmp_path: Path) -> None:
+def test_links_to_folders_are_followed_and_loops_are_problems(tmp_path):
     put(tmp_path / "a/one.txt", "x")
     (tmp_path / "b").symlink_to("a")
     (tmp_path / "a/loop").symlink_to("..")
@@ -94,129 +81,97 @@ def test_links_to_folders_are_followed_and_loops_are_problems(tmp_path: Path) ->
     assert any("1 link leads out of" in note for note in files(tmp_path).notes)
 
 
-def test_a_corpus_without_documents_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="no documents") as caught:
-        open_one(tmp_path)
-    assert caught.value.found == "nothing"
-    put(tmp_path / "a.txt", "")
-    with pytest.raises(SourceError, match="no documents") as caught:
-        open_one(tmp_path)
-    assert caught.value.found == "1 x empty file"
-    with pytest.raises(SourceError, match="no documents"):
-        open_one(tmp_path / "a.txt")
-    with pytest.raises(SourceError, match="no documents"):
-        open_one(put(tmp_path / "b.txt", "\n \n"))
+def test_a_corpus_without_documents_is_refused(tmp_path):
+    for name, content, found in (
+        ("", "", "nothing"),
+        ("a.txt", "", None),
+        ("", "", "1 x empty file"),
+        ("b.txt", "\n \n", None),
+    ):
+        path = put(tmp_path / name, content) if name else tmp_path
+        with pytest.raises(SourceError, match="no documents") as caught:
+            open_one(path)
+        assert found in (None, caught.value.found)
     with pytest.raises(SourceError, match="not a text file"):
         open_one(put(tmp_path / "b.doc", "x"))
+
+
+@pytest.mark.parametrize(
+    ("names", "expected", "first"),
+    [
+        (
+            "train/a.jsonl train/b/c.jsonl valid/a.jsonl test/a.jsonl",
+            ["train", "valid", "test"],
+            ["a.jsonl/0", "b/c.jsonl/0"],
+        ),
+        (
+            "train.jsonl train-00001-of-00002.jsonl.gz validation-00000-of-00002.json test.v2.csv",
+            ["train", "validation", "test"],
+            ["train-00001-of-00002.jsonl.gz/0", "train.jsonl/0"],
+        ),
+        ("train/a.jsonl test.jsonl", ["train", "test"], ["a.jsonl/0"]),
+        ("train/a.jsonl test.jsonl test/a.jsonl", "test/ beside a file test", None),
+        ("train.jsonl extra.jsonl", "extra.jsonl", None),
+        ("train.jsonl extra/a.jsonl", "extra/", None),
+    ],
+)
+def test_folders_and_files_named_after_splits_are_splits(tmp_path, names, expected, first):
+    for name in names.split():
+        data = b"text\nx\n" if "csv" in name else ONE
+        put(tmp_path / name, gzip.compress(data) if name.endswith("gz") else data)
+    put(tmp_path / "README.md", "x")
+    if first is None:
+        with pytest.raises(UsageError, match="something else") as caught:
+            opened(tmp_path)
+        assert caught.value.found == expected
+    else:
+        sources = opened(tmp_path)
+        assert list(sources) == expected
+        assert keys(sources["train"]) == first
+        assert sources["train"].ignored == {".md file": 1}
+        assert sources["test"].ignored == {}
+    (whole,) = opened(tmp_path, "none").values()
+    assert len(samples(whole)) == len(names.split())
 
 
 # --- splits --------------------------------------------------------------------------------------
 
 
-def opened(root: Path, split: str = "auto", **options: str) -> dict[str, Source | Stream]:
-    return open_text(root, TextOptions(**options), split=split)  # type: ignore[arg-type]
+def opened(root: Path, split: str = "auto", **options: Any) -> dict[str, Source | Stream]:
+    return open_text(root, TextOptions(**options), split=split)
 
 
-def test_folders_named_after_splits_are_splits(tmp_path: Path) -> None:
-    for name in ("train/a.jsonl", "train/b/c.jsonl", "valid/a.jsonl", "test/a.jsonl"):
-        put(tmp_path / name, ONE)
-    sources = opened(tmp_path)
-    assert list(sources) == ["train", "valid", "test"]
-    train = sources["train"]
-    assert isinstance(train, Stream)
-    assert [s["__key__"] for s in samples(train)] == ["a.jsonl/0", "b/c.jsonl/0"]
-    (whole,) = opened(tmp_path, "none").values()
-    assert isinstance(whole, Stream)
-    assert samples(whole)[-1]["__key__"] == "valid/a.jsonl/0"
-
-
-def test_files_named_after_splits_are_splits(tmp_path: Path) -> None:
-    names = [
-        "train.jsonl",
-        "train-00001-of-00002.jsonl.gz",
-        "validation-00000-of-00002.json",
-        "test.v2.csv",
-    ]
-    for name in names:
-        data = b"text\nx\n" if "csv" in name else ONE
-        put(tmp_path / name, gzip.compress(data) if name.endswith("gz") else data)
-    put(tmp_path / "README.md", "x")
-    sources = opened(tmp_path)
-    assert list(sources) == ["train", "validation", "test"]
-    train = sources["train"]
-    assert isinstance(train, Stream)
-    assert [s["__key__"] for s in samples(train)] == [
-        "train-00001-of-00002.jsonl.gz/0",
-        "train.jsonl/0",
-    ]
-    assert train.ignored == {".md file": 1}
-    assert sources["test"].ignored == {}
-
-
-def test_splits_may_be_files_and_folders(tmp_path: Path) -> None:
-    put(tmp_path / "train/a.jsonl", ONE)
-    put(tmp_path / "test.jsonl", ONE)
-    assert list(opened(tmp_path)) == ["train", "test"]
-    put(tmp_path / "test/a.jsonl", ONE)
-    with pytest.raises(UsageError, match="something else") as caught:
-        opened(tmp_path)
-    assert caught.value.found == "test/ beside a file test"
-
-
-@pytest.mark.parametrize("other", ["extra.jsonl", "extra/a.jsonl"])
-def test_splits_beside_others_are_a_question(tmp_path: Path, other: str) -> None:
-    put(tmp_path / "train.jsonl", ONE)
-    put(tmp_path / other, ONE)
-    with pytest.raises(UsageError, match=r"holds splits \(train\) and something else") as caught:
-        opened(tmp_path)
-    assert str(caught.value.found) in ("extra.jsonl", "extra/")
-    assert list(opened(tmp_path, "none")) == [""]
-
-
-def test_all_splits_have_the_same_fields(tmp_path: Path) -> None:
+def test_all_splits_have_the_same_fields(tmp_path):
     put(tmp_path / "train.jsonl", b'{"text": "a", "n": 1, "extra": "x"}\n')
     put(tmp_path / "test.jsonl", b'{"text": "a", "n": 0.5}\n')
-    sources = open_text(tmp_path, TextOptions(keep_fields=True), split="auto")
+    sources = opened(tmp_path, keep_fields=True)
     assert sources["train"].schema == sources["test"].schema
-    test = sources["test"]
-    assert isinstance(test, Stream)
-    assert samples(test)[0]["n"] == 0.5
+    assert samples(sources["test"])[0]["n"] == 0.5
 
 
-def test_whole_files_split_by_folder_and_lines_by_file(tmp_path: Path) -> None:
-    for name in ("train/a.txt", "test/b.txt"):
-        put(tmp_path / "folders" / name, "one\ntwo\n")
+def test_whole_files_split_by_folder_and_lines_by_file(tmp_path):
+    for name in ("folders/train/a.txt", "folders/test/b.txt", "files/train.txt", "files/test.txt"):
+        put(tmp_path / name, "one\ntwo\n")
     sources = opened(tmp_path / "folders")
-    assert [type(source).__name__ for source in sources.values()] == ["TextFiles", "TextFiles"]
-    assert [source.key(0) for source in sources.values() if isinstance(source, Source)] == [
-        "a",
-        "b",
-    ]
-    for name in ("train.txt", "test.txt"):
-        put(tmp_path / "files" / name, "one\ntwo\n")
+    assert [source.key(0) for source in sources.values()] == ["a", "b"]
     (tmp_path / "files/images").mkdir()
     sources = opened(tmp_path / "files")
     assert list(sources) == ["train", "test"]
-    assert [values(s) for s in sources.values() if isinstance(s, Stream)] == [["one", "two"]] * 2
+    assert [values(source) for source in sources.values()] == [["one", "two"]] * 2
     sources = opened(tmp_path / "files", documents="file")
     assert [len(source) for source in sources.values()] == [1, 1]
-
-
-def test_an_essay_that_is_called_test_is_no_split(tmp_path: Path) -> None:
-    put(tmp_path / "test.txt", "x")
-    put(tmp_path / "essay.txt", "y")
-    assert list(opened(tmp_path)) == [""]
-    assert len(opened(tmp_path)[""]) == 2
+    # An essay that is called test is no split.
+    put(tmp_path / "essays/test.txt", "x")
+    put(tmp_path / "essays/essay.txt", "y")
+    assert [len(source) for source in opened(tmp_path / "essays").values()] == [2]
     with pytest.raises(UsageError, match="something else"):
-        opened(tmp_path, documents="line")
+        opened(tmp_path / "essays", documents="line")
 
 
 # --- parts ---------------------------------------------------------------------------------------
 
 
-def test_long_files_are_cut_where_a_line_can_be_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_files_are_cut_where_a_line_can_be_found(tmp_path, monkeypatch):
     monkeypatch.setattr(scan, "RANGE", 64)
     rows = [["text", "n"], *([f"row {n}", n] for n in range(40))]
     plain = table(rows, "tsv", "\n").replace('"', "")
@@ -232,17 +187,17 @@ def test_long_files_are_cut_where_a_line_can_be_found(
 
 
 def test_a_long_table_that_cannot_be_read_is_a_bad_sample_and_planning_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(scan, "RANGE", 64)
     for name in ("a.csv", "b.csv"):
-        (tmp_path / name).write_text("text\n" + "line\n" * 40)
+        put(tmp_path / name, "text\n" + "line\n" * 40)
     real = open
 
-    def refuse(path: object, *args: object, **more: object) -> object:
+    def refuse(path, *args, **more):
         if str(path).endswith("b.csv"):
             raise PermissionError(13, "Permission denied")
-        return real(path, *args, **more)  # type: ignore[call-overload]
+        return real(path, *args, **more)
 
     monkeypatch.setattr("builtins.open", refuse)
     found = [document.sample for document in stream(tmp_path).documents()]
@@ -251,7 +206,7 @@ def test_a_long_table_that_cannot_be_read_is_a_bad_sample_and_planning_goes_on(
 
 
 @pytest.mark.parametrize("how", sorted(COMPRESS))
-def test_sizes_are_those_of_the_text_as_well_as_they_are_known(tmp_path: Path, how: str) -> None:
+def test_sizes_are_those_of_the_text_as_well_as_they_are_known(tmp_path, how):
     content = os.urandom(20_000).hex()
     text = "".join(f"{content[n : n + 80]}\n" for n in range(0, len(content), 80))
     for name in ("a", "b/c"):
@@ -260,10 +215,9 @@ def test_sizes_are_those_of_the_text_as_well_as_they_are_known(tmp_path: Path, h
         assert source.sizes() == pytest.approx([len(text)] * 2, rel=0.01)
 
 
-def test_the_plan_of_many_files_is_small(tmp_path: Path) -> None:
-    found = [
-        scan._Found(n % 100, f"document-{n:07d}.txt", n + 1, 10**18 + n) for n in range(50_000)
-    ]
+def test_the_plan_of_many_files_is_small(tmp_path):
+    count = 10_000
+    found = [scan._Found(n % 100, f"document-{n:07d}.txt", n + 1, 10**18 + n) for n in range(count)]
     folders = [f"folder-{n}" for n in range(100)]
     tracemalloc.start()
     table = scan._table(folders, [scan._Found(*file) for file in found])
@@ -271,45 +225,34 @@ def test_the_plan_of_many_files_is_small(tmp_path: Path) -> None:
     parts = scan._ranges(str(tmp_path), table)
     held = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    assert len(parts.file) == 50_000
-    assert (held + names) / 50_000 < 200
+    assert len(parts.file) == count
+    assert (held + names) / count < 200
 
 
 # --- fingerprints --------------------------------------------------------------------------------
 
 
-def test_a_fingerprint_tells_files_sizes_fields_and_times_apart(tmp_path: Path) -> None:
+def test_a_fingerprint_tells_files_sizes_fields_and_times_apart(tmp_path):
     path = put_lines(tmp_path / "a.jsonl", [{"text": "a", "n": 1}])
     os.utime(path, ns=(1, 1))
     first = stream(tmp_path).fingerprint()
     assert first == stream(tmp_path).fingerprint()
-    assert first is not None
-    kept = stream(tmp_path, keep_fields=True).fingerprint()
-    assert kept is not None
-    assert kept["files"] != first["files"]
+    assert stream(tmp_path, keep_fields=True).fingerprint()["files"] != first["files"]
     os.utime(path, ns=(2, 2))
     later = stream(tmp_path).fingerprint()
-    assert later is not None
     assert (later["files"] == first["files"], later["times"] == first["times"]) == (True, False)
     put(tmp_path / "a.jsonl", ONE * 2)
-    longer = stream(tmp_path).fingerprint()
-    assert longer is not None
-    assert longer["files"] != first["files"]
-
-
-def test_every_source_can_be_pickled_and_picked_from(tmp_path: Path) -> None:
+    assert stream(tmp_path).fingerprint()["files"] != first["files"]
     for n in range(10):
-        put(tmp_path / f"{n}/a.b.txt", f"text {n}")
-    source = pickle.loads(pickle.dumps(files(tmp_path)))
+        put(tmp_path / f"whole/{n}/a.b.txt", f"text {n}")
+    source = pickle.loads(pickle.dumps(files(tmp_path / "whole")))
     few = source.select(np.array([7, 2]))
-    assert [few[0]["text"], few[1]["text"]] == ["text 7", "text 2"]
+    assert [few[n]["text"] for n in range(2)] == ["text 7", "text 2"]
     assert [few.original(n, "") for n in range(2)] == ["7/a.b.txt", "2/a.b.txt"]
     assert few.fingerprint() != source.fingerprint()
 
 
-def test_finding_out_encodings_needs_its_library(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finding_out_encodings_needs_its_library(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "charset_normalizer", None)
     with pytest.raises(UsageError, match="needs charset_normalizer") as caught:
         encodings.load_detector()
