@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tarfile
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import lmdb
@@ -34,7 +33,7 @@ EVIL = "é\x1b]0;title\x07\x9b31m\u202e\u2066\u200b\x7f\r\nshardkit: sound"
 FORGED = "shardkit: sound"
 
 
-def check(*words: object) -> tuple[int, str]:
+def check(*words):
     """Run a command, and look at all that it prints; returns its exit code and that."""
     printed = []
     for more in ((), ("--json",)):
@@ -51,7 +50,7 @@ def check(*words: object) -> tuple[int, str]:
 
 
 @pytest.fixture
-def evil(tmp_path: Path) -> Path:
+def evil(tmp_path):
     """Images in splits and classes whose names are all evil, with fields of such names."""
     root = tmp_path / EVIL
     for split in ("train", "val"):
@@ -70,7 +69,7 @@ def evil(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("format", few(IMAGE_FORMATS))
-def test_commands_on_evil_names(evil: Path, tmp_path: Path, format: str) -> None:
+def test_commands_on_evil_names(evil, tmp_path, format):
     out = tmp_path / ("out" + EVIL)
     given = ("convert", evil, "--to", format, "--workers", 0, "-o", out)
     code, words = check(*given)
@@ -100,7 +99,7 @@ def test_commands_on_evil_names(evil: Path, tmp_path: Path, format: str) -> None
     assert check("convert", out, "--to", "lmdb", "-o", tmp_path / "x", "--workers", 0)[0] == 1
 
 
-def _tar(path: Path) -> None:
+def _tar(path):
     with tarfile.open(path, "w") as tar:
         for name, data in (
             (f"{EVIL}.jpg", make_image(1)),
@@ -114,27 +113,27 @@ def _tar(path: Path) -> None:
             tar.addfile(info, io.BytesIO(data))
 
 
-def _table(path: Path) -> None:
+def _table(path):
     columns = {EVIL: [EVIL, None], "é": [{EVIL: EVIL}, None], "image": [make_image(1), b"\x1b]0;"]}
     pyarrow.parquet.write_table(pyarrow.table(columns), path)
 
 
-def _lmdb(path: Path) -> None:
+def _lmdb(path):
     with lmdb.open(os.fspath(path)) as database, database.begin(write=True) as entries:
         entries.put(EVIL.encode(), msgpack.packb({EVIL: EVIL, "é": b"x"}))
         entries.put(b"\xff\xfe", msgpack.packb({EVIL: 5}))
 
 
-def _lines(path: Path) -> None:
+def _lines(path):
     rows = [{"text": EVIL, EVIL: EVIL}, {"text": 5, EVIL: 5}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def _csv(path: Path) -> None:
+def _csv(path):
     path.write_bytes(f"\x1b[31m,b,b\n{EVIL},\x1b,y\n".encode())
 
 
-def _folder(path: Path) -> None:
+def _folder(path):
     bad = os.fsencode(path) + b"/\xff\x1b]0;"
     os.makedirs(bad)
     for name, data in ((b"\xfe.jpg", make_image(1)), (b"\x1b[31m.jpg", b"\x1b]0;")):
@@ -148,9 +147,7 @@ def _folder(path: Path) -> None:
         ("x.csv", _csv), ("x", _folder),
     ],
 )  # fmt: skip
-def test_commands_on_evil_data_of_others(
-    tmp_path: Path, name: str, make: Callable[[Path], None]
-) -> None:
+def test_commands_on_evil_data_of_others(tmp_path, name, make):
     path = tmp_path / (EVIL + name)
     make(path)
     for command in ("inspect", "head", "verify"):
@@ -160,7 +157,7 @@ def test_commands_on_evil_data_of_others(
         check("convert", path, "--to", "wds", "--workers", 0, "-o", out, *options)
 
 
-def test_bench_and_doctor(tmp_path: Path) -> None:
+def test_bench_and_doctor(tmp_path):
     folder = tmp_path / EVIL / EVIL
     folder.mkdir(parents=True)
     (folder / "1.jpg").write_bytes(make_image(1))
@@ -177,7 +174,7 @@ SCREEN = f"{EVIL}\x1b[6n\x1b[8m"
 OURS = re.compile(r"\x1b\[(?!8m)[0-9;]*m|\x1b\[\?25[lh]|\x1b\[(1A|2K)|\r(?=\x1b\[(1A|2K)|\n)")
 
 
-def check_terminal(*words: object, check: int | None = 0, text: bool = False) -> str:
+def check_terminal(*words, check=0, text=False):
     """Run a command on a terminal, look at all that it gets, and return that without our own.
 
     `text`: the lines of a text are shown as lines.
@@ -190,7 +187,7 @@ def check_terminal(*words: object, check: int | None = 0, text: bool = False) ->
 
 
 @pytest.fixture(scope="module")
-def screen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def screen(tmp_path_factory):
     """Images and texts with keys, classes, fields and values that a terminal would obey."""
     root = tmp_path_factory.mktemp("screen") / SCREEN
     for name in (SCREEN, "b"):
@@ -208,7 +205,7 @@ def screen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_every_command_on_a_terminal(screen: Path, tmp_path: Path) -> None:
+def test_every_command_on_a_terminal(screen, tmp_path):
     """A terminal gets bars, colours and images: none of its escape sequences is of the data."""
     out = tmp_path / SCREEN
     convert = ("convert", screen, "--to", "wds", "-o", out, "--workers", 0)
@@ -261,18 +258,18 @@ def test_every_command_on_a_terminal(screen: Path, tmp_path: Path) -> None:
     assert "has no samples" in check_terminal("head", tmp_path / f"{SCREEN}0")
 
 
-def test_no_command_is_forgotten() -> None:
+def test_no_command_is_forgotten():
     """Each of them is tried on a terminal above."""
     text = Path(__file__).read_text("utf-8")
     assert [name for name in COMMANDS if f'"{name}"' not in text] == []
 
 
-def test_lines_on_standard_error_are_escaped(capfd: pytest.CaptureFixture[str]) -> None:
+def test_lines_on_standard_error_are_escaped(capfd):
     complain(f"one\n{SCREEN}")
     assert capfd.readouterr().err == f"one\n{printable(SCREEN)}\n".replace("\\r\\n", "\\r\n")
 
 
-def test_a_traceback_is_shown_not_obeyed() -> None:
+def test_a_traceback_is_shown_not_obeyed():
     """Of a mistake of ours, with a name of the data in its message."""
     script = """
 import sys
@@ -294,7 +291,7 @@ cli.main()
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
-def test_json_is_json_in_any_encoding(evil: Path, tmp_path: Path, encoding: str) -> None:
+def test_json_is_json_in_any_encoding(evil, tmp_path, encoding):
     shardkit.convert(evil / "train", to="lmdb", out=tmp_path / "out", workers=0)
     command = [sys.executable, "-m", "shardkit", "inspect", tmp_path / "out"]
     environment = {**os.environ, "PYTHONIOENCODING": encoding}
@@ -306,7 +303,7 @@ def test_json_is_json_in_any_encoding(evil: Path, tmp_path: Path, encoding: str)
     assert ("日本" in found[0].stdout.decode(encoding)) is (encoding == "utf-8")
 
 
-def test_what_python_shows() -> None:
+def test_what_python_shows():
     assert printable("é 漢 🎉") == "é 漢 🎉"
     assert printable("a\n\tb\udcff\u2028") == r"a\n\tb\udcff\u2028"
     error = DamagedError(EVIL, path=Path(EVIL), key=EVIL, expected=EVIL, found=EVIL, fix=EVIL)

@@ -7,9 +7,6 @@ import os
 import shutil
 import signal
 import socket
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,10 +27,10 @@ class HungError(BaseException):
 
 
 @pytest.fixture(autouse=True)
-def alarm() -> Iterator[None]:
+def alarm():
     """Ends what waits for ever."""
 
-    def hung(number: int, frame: object) -> None:
+    def hung(number, frame):
         raise HungError
 
     before = signal.signal(signal.SIGALRM, hung)
@@ -43,11 +40,11 @@ def alarm() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
-def _pipe(path: Path) -> None:
+def _pipe(path):
     os.mkfifo(path)
 
 
-def _socket(path: Path) -> None:
+def _socket(path):
     here = os.getcwd()
     os.chdir(path.parent)  # names of sockets are short
     try:
@@ -57,22 +54,22 @@ def _socket(path: Path) -> None:
         os.chdir(here)
 
 
-def _device(path: Path) -> None:
+def _device(path):
     path.symlink_to("/dev/zero")
 
 
 IRREGULAR = [_pipe, _socket, _device]
 
 
-def uses(path: Path, out: Path) -> list[Callable[[], Any]]:
-    def read() -> None:
+def uses(path, out):
+    def read():
         for dataset in open_splits(path).values():
             for n in range(len(dataset)):
                 dataset[n]
             dataset.original_paths()
             dataset.lengths("ids")
 
-    def verified() -> None:
+    def verified():
         for problem in verify(path, decode=True).problems:
             raise problem
 
@@ -86,7 +83,7 @@ def uses(path: Path, out: Path) -> list[Callable[[], Any]]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("format", few(FORMATS))
-def test_whatever_stands_for_a_file_of_a_dataset(format: str, tmp_path: Path) -> None:
+def test_whatever_stands_for_a_file_of_a_dataset(format, tmp_path):
     lengths = format != "beton"  # which has no arrays of any length
     values = [np.arange(n, dtype=np.uint16) if lengths else n for n in range(6)]
     schema = {"ids": shardkit.Array("uint16", (None,)) if lengths else shardkit.Int()}
@@ -111,9 +108,7 @@ def test_whatever_stands_for_a_file_of_a_dataset(format: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("make", IRREGULAR)
 @pytest.mark.parametrize("name", ["x.tar", "x.arrow", "x.jsonl", "x.csv", "x.txt", "x.bin"])
-def test_a_single_file_that_is_none(
-    name: str, make: Callable[[Path], None], tmp_path: Path
-) -> None:
+def test_a_single_file_that_is_none(name, make, tmp_path):
     make(tmp_path / name)
     for use in uses(tmp_path / name, tmp_path / "out"):
         with pytest.raises(ShardkitError):
@@ -123,23 +118,21 @@ def test_a_single_file_that_is_none(
 class Swap:
     """A monitor that changes a source between planning and reading."""
 
-    def __init__(self, change: Callable[[], None]) -> None:
+    def __init__(self, change):
         self._change = change
 
-    def start(self, plan: Any, done: int) -> None:
+    def start(self, plan, done):
         self._change()
 
-    def advance(self, progress: Any) -> None:
+    def advance(self, progress):
         pass
 
-    def copied(self, more: int, total: int) -> None:
+    def copied(self, more, total):
         pass
 
 
 @pytest.mark.parametrize("make", IRREGULAR)
-def test_what_takes_the_place_of_a_file_while_converting(
-    make: Callable[[Path], None], tmp_path: Path
-) -> None:
+def test_what_takes_the_place_of_a_file_while_converting(make, tmp_path):
     images = write_images(tmp_path / "images")
     (tmp_path / "text").mkdir()
     for number in range(3):
@@ -149,7 +142,7 @@ def test_what_takes_the_place_of_a_file_while_converting(
         (tmp_path / "text", tmp_path / "text/1.txt"),
     ):
 
-        def swap(path: Path = path) -> None:
+        def swap(path=path):
             path.unlink()
             make(path)
 

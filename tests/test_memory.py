@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import tracemalloc
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,7 @@ def limit(more):
 """
 
 
-def limited(code: str, *paths: Path) -> None:
+def limited(code, *paths):
     # Threads have no memory in store.
     done = subprocess.run(
         [sys.executable, "-c", LIMITED + code, *paths], env={**os.environ, "MALLOC_ARENA_MAX": "1"},
@@ -47,9 +46,7 @@ def limited(code: str, *paths: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["convert", "verify"])
-def test_a_command_with_too_little_memory_says_so(
-    tmp_path: Path, command: str, large: bool
-) -> None:
+def test_a_command_with_too_little_memory_says_so(tmp_path, command, large):
     import resource
 
     # One image needs 48 MB, so that memory runs out there: where the last kilobytes are missing,
@@ -74,9 +71,7 @@ def test_a_command_with_too_little_memory_says_so(
 
 
 @pytest.mark.parametrize("suffix", ["png", "webp", "tiff", "jpg"])
-def test_an_image_that_is_too_large_for_the_memory_is_not_damaged(
-    tmp_path: Path, suffix: str
-) -> None:
+def test_an_image_that_is_too_large_for_the_memory_is_not_damaged(tmp_path, suffix):
     path = tmp_path / f"x.{suffix}"
     options = {"compression": "tiff_adobe_deflate"} if suffix == "tiff" else {"quality": 1}
     Image.new("RGB", (4000, 4000)).save(path, **options)
@@ -100,7 +95,7 @@ for use in uses:
     )
 
 
-def test_verify_finds_no_damage_where_memory_runs_out(tmp_path: Path) -> None:
+def test_verify_finds_no_damage_where_memory_runs_out(tmp_path):
     for name, side in (("small", 40), ("out", 4000)):
         Image.new("RGB", (side, side)).save(tmp_path / "x.png")
         sample = {"image": (tmp_path / "x.png").read_bytes(), "label": 0}
@@ -122,22 +117,22 @@ except MemoryError as error:
 class Hungry:
     """A sequence with a sample that memory does not suffice for."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 3
 
-    def __getitem__(self, number: int) -> dict[str, Any]:
+    def __getitem__(self, number):
         if number == 2:
             raise MemoryError
         return {"image": make_image(number), "label": number}
 
 
-def hungry(sample: dict[str, Any]) -> dict[str, Any]:
+def hungry(sample):
     if sample["label"] == 2:
         raise MemoryError
     return sample
 
 
-def test_no_sample_is_skipped_where_memory_runs_out(tmp_path: Path) -> None:
+def test_no_sample_is_skipped_where_memory_runs_out(tmp_path):
     samples = [{"image": make_image(n), "label": n} for n in range(3)]
     for source, transform in ((Hungry(), None), (samples, hungry)):
         with pytest.raises(MemoryError):
@@ -148,12 +143,10 @@ def test_no_sample_is_skipped_where_memory_runs_out(tmp_path: Path) -> None:
         assert not (tmp_path / "out").exists()
 
 
-def test_a_shard_that_memory_does_not_suffice_to_open_is_not_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shard_that_memory_does_not_suffice_to_open_is_not_damaged(tmp_path, monkeypatch):
     shardkit.convert([{"x": np.arange(3)}], "wds", tmp_path / "out", workers=0)
 
-    def fail(*arguments: Any, **named: Any) -> Any:
+    def fail(*arguments, **named):
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     dataset = shardkit.open(tmp_path / "out")
@@ -164,7 +157,7 @@ def test_a_shard_that_memory_does_not_suffice_to_open_is_not_damaged(
         dataset[0]
 
 
-def test_a_small_file_takes_little_memory_whatever_the_bound(tmp_path: Path) -> None:
+def test_a_small_file_takes_little_memory_whatever_the_bound(tmp_path):
     (tmp_path / "x").write_bytes(b"12345")
     tracemalloc.start()
     try:
@@ -175,7 +168,7 @@ def test_a_small_file_takes_little_memory_whatever_the_bound(tmp_path: Path) -> 
     assert storage.read(tmp_path / "x", 3) == b"1234"
 
 
-def test_what_is_want_of_memory() -> None:
+def test_what_is_want_of_memory():
     for error in (MemoryError(), OSError(errno.ENOMEM, ""), RuntimeError("can't start new thread")):
         assert is_want_of_memory(error)
     assert is_want_of_memory(ImportError("x.so: failed to map segment from shared object"))

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -39,7 +38,7 @@ answer.result()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into Linux's /proc")
-def test_nothing_goes_on_for_a_process_that_was_killed(tmp_path: Path) -> None:
+def test_nothing_goes_on_for_a_process_that_was_killed(tmp_path):
     (tmp_path / "sleeper.py").write_text(SERVER)
     began = tmp_path / "began"
     parent = subprocess.Popen(
@@ -56,14 +55,12 @@ def test_nothing_goes_on_for_a_process_that_was_killed(tmp_path: Path) -> None:
     wait_for(lambda: not is_alive(pid))
 
 
-def test_a_folder_is_removed_that_is_written_to_for_a_moment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_is_removed_that_is_written_to_for_a_moment(tmp_path, monkeypatch):
     folder = tmp_path / "folder"
     folder.mkdir()
     real, times = os.rmdir, [0]
 
-    def rmdir(path: str, **given: int) -> None:
+    def rmdir(path, **given):
         times[0] += 1
         if times[0] < 4:
             (folder / f"late{times[0]}").touch()
@@ -75,14 +72,12 @@ def test_a_folder_is_removed_that_is_written_to_for_a_moment(
     assert times == [4]
 
 
-def test_a_folder_that_is_written_to_all_the_time_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_is_written_to_all_the_time_is_an_error(tmp_path, monkeypatch):
     folder = tmp_path / "folder"
     folder.mkdir()
     real = os.rmdir
 
-    def rmdir(path: str, **given: int) -> None:
+    def rmdir(path, **given):
         (folder / f"{time.monotonic_ns()}").touch()
         real(path, **given)
 

@@ -19,7 +19,7 @@ OTHER_V1 = "37 25 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
 DISK = "22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n"
 
 
-def system(root: Path, groups: str, mounts: str, files: dict[str, str]) -> Path:
+def system(root, groups, mounts, files):
     """A root folder with these texts in /proc/self and /sys/fs/cgroup."""
     texts = {"proc/self/cgroup": groups, "proc/self/mountinfo": mounts}
     texts |= {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
@@ -62,10 +62,7 @@ CFS = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
         (
             "3:cpu,cpuacct:/user\n",
             V1.format(root="/"),
-            {
-                f"cpu,cpuacct/user/{CFS[0]}": "-1\n",
-                f"cpu,cpuacct/user/{CFS[1]}": "100000\n",
-            },
+            {f"cpu,cpuacct/user/{CFS[0]}": "-1\n", f"cpu,cpuacct/user/{CFS[1]}": "100000\n"},
             math.inf,
         ),
         ("0::/\n", DISK, {}, math.inf),
@@ -73,13 +70,11 @@ CFS = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
         ("0::/\n", V2.format(root="/"), {"cpu.max": "many"}, math.inf),
     ],
 )
-def test_limits_of_control_groups(
-    tmp_path: Path, groups: str, mounts: str, files: dict[str, str], expected: float
-) -> None:
+def test_limits_of_control_groups(tmp_path, groups, mounts, files, expected):
     assert quota(system(tmp_path, groups, mounts, files)) == expected
 
 
-def test_without_proc_there_is_no_limit(tmp_path: Path) -> None:
+def test_without_proc_there_is_no_limit(tmp_path):
     assert quota(tmp_path) == math.inf
 
 
@@ -87,9 +82,7 @@ def test_without_proc_there_is_no_limit(tmp_path: Path) -> None:
     ("limit", "allowed", "expected"),
     [(math.inf, 6, 6), (2.5, 6, 3), (0.1, 6, 1), (40, 6, 6), (3, 2, 2)],
 )
-def test_what_is_allowed_counts_everywhere(
-    monkeypatch: pytest.MonkeyPatch, limit: float, allowed: int, expected: int
-) -> None:
+def test_what_is_allowed_counts_everywhere(monkeypatch, limit, allowed, expected):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(allowed)), raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 192)
     monkeypatch.setattr(module, "quota", lambda: limit)
@@ -99,7 +92,7 @@ def test_what_is_allowed_counts_everywhere(
     assert ConvertOptions().processes("a path") == expected
 
 
-def test_no_other_count_is_used() -> None:
+def test_no_other_count_is_used():
     package = Path(module.__file__).parent
     users = [
         path.relative_to(package).as_posix()

@@ -13,9 +13,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
 
 import pytest
 
@@ -46,17 +44,17 @@ _RAISED = [
 
 
 @pytest.fixture(scope="module", params=few(IMAGE_FORMATS))
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     images = write_images(folder / "images", classes=2, each=2)
     shardkit.convert(images, to=request.param, out=folder / "out", workers=0)
     return folder / "out"
 
 
-def _uses(path: Path) -> dict[str, Callable[[], Any]]:
+def _uses(path):
     """All that reads the samples of a dataset."""
 
-    def verify() -> None:
+    def verify():
         for problem in shardkit.verify(path, decode=True).problems:
             raise problem
 
@@ -71,11 +69,11 @@ def _uses(path: Path) -> dict[str, Callable[[], Any]]:
     }
 
 
-def _raise(error: Exception) -> NoReturn:
+def _raise(error):
     raise error
 
 
-def _break(monkeypatch: pytest.MonkeyPatch, path: Path, error: Exception) -> None:
+def _break(monkeypatch, path, error):
     """Make a format's reader raise whatever is read."""
     reader = type(shardkit.open(path).reader(0))
     for name in _READS:
@@ -84,9 +82,7 @@ def _break(monkeypatch: pytest.MonkeyPatch, path: Path, error: Exception) -> Non
 
 
 @pytest.mark.parametrize("error", _RAISED, ids=lambda error: type(error).__name__)
-def test_what_a_reader_raises(
-    made: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_reader_raises(made, error, monkeypatch):
     _break(monkeypatch, made, error)
     for name, use in _uses(made).items():
         with pytest.raises(DamagedError, match="no specific message") as raised:
@@ -96,9 +92,7 @@ def test_what_a_reader_raises(
         assert raised.value.__cause__ is error
 
 
-def test_what_a_reader_raises_when_it_is_opened(
-    made: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_reader_raises_when_it_is_opened(made, monkeypatch):
     error = KeyError("x")
     monkeypatch.setattr(Dataset, "_open", lambda *_: _raise(error))
     for use in _uses(made).values():
@@ -106,7 +100,7 @@ def test_what_a_reader_raises_when_it_is_opened(
             use()
 
 
-def test_what_says_nothing_of_the_data(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_says_nothing_of_the_data(made, monkeypatch):
     _break(monkeypatch, made, MemoryError("x"))
     for use in _uses(made).values():
         with pytest.raises(MemoryError, match="x"):
@@ -120,7 +114,7 @@ def test_what_says_nothing_of_the_data(made: Path, monkeypatch: pytest.MonkeyPat
 # --- what was met so, and has a message now -------------------------------------------------------
 
 
-def _folder(root: Path, row: str = "", name: bytes = b"cat") -> Path:
+def _folder(root, row="", name=b"cat"):
     folder = os.fsencode(root / "in") + b"/" + name
     os.makedirs(folder)
     Path(os.fsdecode(folder + b"/0.jpg")).write_bytes(make_image(1))
@@ -130,7 +124,7 @@ def _folder(root: Path, row: str = "", name: bytes = b"cat") -> Path:
     return root / "in"
 
 
-def _tar(root: Path, *members: tuple[str, bytes]) -> Path:
+def _tar(root, *members):
     with tarfile.open(root / "in.tar", "w") as tar:
         for name, data in members:
             info = tarfile.TarInfo(name)
@@ -150,9 +144,7 @@ def _tar(root: Path, *members: tuple[str, bytes]) -> Path:
     ],
     ids=["class", "field", "member"],
 )
-def test_names_that_are_not_unicode(
-    tmp_path: Path, format: str, on_error: str, make: Callable[[Path], Path], words: str
-) -> None:
+def test_names_that_are_not_unicode(tmp_path, format, on_error, make, words):
     with pytest.raises(ShardkitError, match=words):
         shardkit.convert(
             make(tmp_path), to=format, out=tmp_path / "x", workers=0, on_error=on_error
@@ -172,9 +164,7 @@ def test_names_that_are_not_unicode(
     ],
     ids=["text", "json", "over 2^63", "under -2^63", "5,000 digits", "NaN"],
 )
-def test_values_that_no_format_can_store(
-    tmp_path: Path, format: str, make: Callable[[Path], Path]
-) -> None:
+def test_values_that_no_format_can_store(tmp_path, format, make):
     source, out = make(tmp_path), tmp_path / "out"
     with pytest.raises(SampleError) as raised:
         shardkit.convert(source, to=format, out=out, workers=0)
@@ -185,7 +175,7 @@ def test_values_that_no_format_can_store(
 
 
 @pytest.mark.parametrize("format", few(IMAGE_FORMATS))
-def test_numbers_beyond_all_floats_are_json(tmp_path: Path, format: str) -> None:
+def test_numbers_beyond_all_floats_are_json(tmp_path, format):
     number = int("9" * 400)
     source = _folder(tmp_path, f'"a": {number}')
     shardkit.convert(source, to=format, out=tmp_path / "out", workers=0)
@@ -194,9 +184,7 @@ def test_numbers_beyond_all_floats_are_json(tmp_path: Path, format: str) -> None
 
 @pytest.mark.filterwarnings("ignore:compressed TARs")
 @pytest.mark.parametrize("full", ["folder", "file"])
-def test_a_temporary_folder_that_is_full(
-    tmp_path: Path, full: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_temporary_folder_that_is_full(tmp_path, full, monkeypatch):
     path = tmp_path / "x.tar.gz"
     path.write_bytes(gzip.compress(_tar(tmp_path, ("a.txt", b"x")).read_bytes()))
     name = "gettempdir" if full == "folder" else "TemporaryFile"
@@ -230,11 +218,11 @@ assert inspect(f"{folder}/a.arrow")["fields"]["c9"]["stats"]["count"] == 1
 
 
 @pytest.mark.large
-def test_tables_of_very_many_columns(tmp_path: Path) -> None:
+def test_tables_of_very_many_columns(tmp_path):
     subprocess.run([sys.executable, "-c", _MANY, tmp_path], check=True, timeout=60)
 
 
-def test_a_tar_of_very_many_extensions(tmp_path: Path) -> None:
+def test_a_tar_of_very_many_extensions(tmp_path):
     """Its index would have a place for each of them in each sample."""
     few = _tar(tmp_path, *((f"{n}.f{n % 9}", b"x") for n in range(3000)))
     assert len(shardkit.open(few)) == 3000
@@ -246,7 +234,7 @@ def test_a_tar_of_very_many_extensions(tmp_path: Path) -> None:
 # --- tokenizers -----------------------------------------------------------------------------------
 
 
-def _tokenize(tmp_path: Path, on_error: str = "fail", **parts: Any) -> shardkit.ConvertResult:
+def _tokenize(tmp_path, on_error="fail", **parts):
     """Convert two texts with a tokenizer.json of the letters a to c, and these parts."""
     model = {"type": "BPE", "vocab": {letter: n for n, letter in enumerate("abc")}, "merges": []}
     model |= parts.pop("model", {})
@@ -261,7 +249,7 @@ def _tokenize(tmp_path: Path, on_error: str = "fail", **parts: Any) -> shardkit.
     )
 
 
-def test_a_tokenizer_that_panics(tmp_path: Path) -> None:
+def test_a_tokenizer_that_panics(tmp_path):
     """What Rust panics with is no Exception."""
     normalizer = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
     with pytest.raises(UsageError, match="not a tokenizer") as raised:
@@ -271,14 +259,14 @@ def test_a_tokenizer_that_panics(tmp_path: Path) -> None:
         _tokenize(tmp_path, pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}})
 
 
-def test_a_text_that_a_tokenizer_makes_nothing_of(tmp_path: Path) -> None:
+def test_a_text_that_a_tokenizer_makes_nothing_of(tmp_path):
     with pytest.raises(SampleError, match="cannot encode") as raised:
         _tokenize(tmp_path, model={"unk_token": "none"})
     assert "not found in the vocabulary" in (raised.value.found or "")
     assert _tokenize(tmp_path, model={"unk_token": "none"}, on_error="skip").errors == 1
 
 
-def test_a_pattern_that_is_none(tmp_path: Path) -> None:
+def test_a_pattern_that_is_none(tmp_path):
     """Of tiktoken's files it stands in the manifest."""
     tokenizer = Tokenizer(
         "tiktoken", "x.tiktoken", "", None, "tiktoken", "special", 1, None, None, None, pattern="("

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shardkit.errors import SampleError, UsageError
 from shardkit.preprocess.packing import PACKERS
-from shardkit.stream.batching import Batching, Bucket, Dynamic, MicroBatch, Pack
+from shardkit.stream.batching import Bucket, Dynamic, Pack
 
 _lengths = st.lists(st.integers(0, 40), max_size=120).map(lambda values: np.array(values, np.int64))
 _seeds = st.integers(0, 2**64 - 1)
@@ -21,23 +21,23 @@ _seeds = st.integers(0, 2**64 - 1)
 NATURAL = np.random.default_rng(0).lognormal(5, 1, 8192).clip(1, 4096).astype(np.int64)
 
 
-def same(one: list[MicroBatch], other: list[MicroBatch]) -> bool:
+def same(one, other):
     return [tuple(map(repr_of, batch)) for batch in one] == [
         tuple(map(repr_of, batch)) for batch in other
     ]
 
 
-def repr_of(numbers: np.ndarray | None) -> Any:
+def repr_of(numbers):
     return None if numbers is None else numbers.tolist()
 
 
-def padding(lengths: np.ndarray, batches: list[np.ndarray]) -> float:
+def padding(lengths, batches):
     """The share of batches, each as long as its longest sample, that is padding."""
     held = sum(int(lengths[batch].max()) * len(batch) for batch in batches)
     return 1 - int(lengths.sum()) / held
 
 
-def rows_of(batch: MicroBatch) -> list[list[tuple[int, int, int]]]:
+def rows_of(batch):
     """Document of the window, start and stop of the segments in each row of a packed batch."""
     assert batch.segments is not None
     rows: list[list[tuple[int, int, int]]] = [[] for _ in range(batch.segments[-1, 0] + 1)]
@@ -46,7 +46,7 @@ def rows_of(batch: MicroBatch) -> list[list[tuple[int, int, int]]]:
     return rows
 
 
-def segments_of_window(batches: list[MicroBatch]) -> list[tuple[int, int, int]]:
+def segments_of_window(batches):
     return [segment for batch in batches for row in rows_of(batch) for segment in row]
 
 
@@ -58,9 +58,7 @@ def segments_of_window(batches: list[MicroBatch]) -> list[tuple[int, int, int]]:
     ),
     seed=_seeds,
 )
-def test_buckets_hold_each_sample_once(
-    lengths: np.ndarray, size: int, boundaries: tuple[int, ...] | int, seed: int
-) -> None:
+def test_buckets_hold_each_sample_once(lengths, size, boundaries, seed):
     bucket = Bucket(size, boundaries).with_lengths(lengths)
     batches = bucket.plan(lengths, seed)
     assert sorted(n for b in batches for n in b.samples.tolist()) == list(range(len(lengths)))
@@ -76,14 +74,14 @@ def test_buckets_hold_each_sample_once(
     assert all(count <= 1 for count in short.values())
 
 
-def padded(lengths: np.ndarray, boundaries: tuple[int, ...]) -> int:
+def padded(lengths, boundaries):
     """Tokens, if each sample is padded to the longest of its bucket."""
     ends = np.array([*boundaries, lengths.max()])
     return int(ends[np.searchsorted(ends, lengths)].sum())
 
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=20), st.integers(1, 5))
-def test_a_number_of_buckets_is_cut_where_padding_is_least(some: list[int], buckets: int) -> None:
+def test_a_number_of_buckets_is_cut_where_padding_is_least(some, buckets):
     lengths = np.array(some)
     found = Bucket(2, buckets).with_lengths(lengths).boundaries
     values = np.unique(np.maximum(lengths, 1)).tolist()[:-1]
@@ -96,7 +94,7 @@ def test_a_number_of_buckets_is_cut_where_padding_is_least(some: list[int], buck
     assert bucket.with_lengths(lengths[:1]) == bucket  # a window's own lengths do not count
 
 
-def test_of_many_lengths_the_cuts_are_nearly_as_good() -> None:
+def test_of_many_lengths_the_cuts_are_nearly_as_good():
     by_tokens = np.sort(NATURAL)[
         np.searchsorted(np.cumsum(np.sort(NATURAL)), NATURAL.sum() * np.arange(1, 8) // 8)
     ]
@@ -105,7 +103,7 @@ def test_of_many_lengths_the_cuts_are_nearly_as_good() -> None:
     assert padded(NATURAL, found) < padded(NATURAL, tuple(by_tokens.tolist()))
 
 
-def test_a_number_of_buckets_becomes_fewer_where_many_lengths_are_equal() -> None:
+def test_a_number_of_buckets_becomes_fewer_where_many_lengths_are_equal():
     assert Bucket(16, 8).with_lengths(np.full(100, 7)).boundaries == ()
     assert Bucket(16, 8).with_lengths(np.arange(3)).boundaries == (1,)
     assert Bucket(16, 8).with_lengths(np.arange(0)).boundaries == ()
@@ -119,8 +117,8 @@ def test_a_number_of_buckets_becomes_fewer_where_many_lengths_are_equal() -> Non
     seed=_seeds,
 )
 def test_dynamic_batches_hold_each_sample_once_and_few_tokens(
-    lengths: np.ndarray, tokens: int, most: int | None, multiple: int, seed: int
-) -> None:
+    lengths, tokens, most, multiple, seed
+):
     batches = Dynamic(tokens, most, multiple).plan(lengths, seed)
     assert sorted(n for b in batches for n in b.samples.tolist()) == list(range(len(lengths)))
     could_be_larger = 0
@@ -135,14 +133,12 @@ def test_dynamic_batches_hold_each_sample_once_and_few_tokens(
 
 
 @given(lengths=_lengths, seed=_seeds)
-def test_samples_of_one_dynamic_batch_are_neighbours_by_length(
-    lengths: np.ndarray, seed: int
-) -> None:
+def test_samples_of_one_dynamic_batch_are_neighbours_by_length(lengths, seed):
     batches = [sorted(lengths[b.samples].tolist()) for b in Dynamic(100).plan(lengths, seed)]
     assert [n for batch in sorted(batches) for n in batch] == sorted(lengths.tolist())
 
 
-def test_a_sample_that_no_dynamic_batch_can_hold_is_named_before_training() -> None:
+def test_a_sample_that_no_dynamic_batch_can_hold_is_named_before_training():
     lengths = np.array([3, 97, 8, 98])
     assert Dynamic(98).with_lengths(lengths) == Dynamic(98)
     for call in (Dynamic(98, multiple_of=8).with_lengths, lambda n: Dynamic(97).plan(n, 0)):
@@ -154,9 +150,7 @@ def test_a_sample_that_no_dynamic_batch_can_hold_is_named_before_training() -> N
 
 @pytest.mark.parametrize("how", ["nosplit", "concat"])
 @given(lengths=_lengths, seq_len=st.integers(1, 50), size=st.integers(1, 5), seed=_seeds)
-def test_packing_gives_each_token_once(
-    how: str, lengths: np.ndarray, seq_len: int, size: int, seed: int
-) -> None:
+def test_packing_gives_each_token_once(how, lengths, seq_len, size, seed):
     batches = Pack(seq_len, size, how).plan(lengths, seed)
     segments = segments_of_window(batches)
     tokens = Counter((n, token) for n, start, stop in segments for token in range(start, stop))
@@ -175,9 +169,7 @@ def test_packing_gives_each_token_once(
 
 @pytest.mark.parametrize("how", ["nosplit", "concat"])
 @given(lengths=_lengths, seq_len=st.integers(1, 50), seed=_seeds)
-def test_packing_makes_the_rows_that_a_conversion_would(
-    how: str, lengths: np.ndarray, seq_len: int, seed: int
-) -> None:
+def test_packing_makes_the_rows_that_a_conversion_would(how, lengths, seq_len, seed):
     ends = np.cumsum(lengths)
     documents = [np.arange(end - n, end, dtype="<u2") for end, n in zip(ends, lengths, strict=True)]
     packer = PACKERS[how](seq_len, "keep", 0)
@@ -194,7 +186,7 @@ def test_packing_makes_the_rows_that_a_conversion_would(
 @pytest.mark.parametrize(
     "batching", [Bucket(8, 4), Dynamic(8192), Pack(512, 4), Pack(512, 4, "concat")]
 )
-def test_a_plan_depends_on_lengths_and_seed_alone_and_is_shuffled(batching: Batching) -> None:
+def test_a_plan_depends_on_lengths_and_seed_alone_and_is_shuffled(batching):
     plan = batching.plan(NATURAL, 7)
     np.random.seed(1)
     assert same(plan, batching.plan(NATURAL.copy(), 7))
@@ -208,16 +200,16 @@ def test_a_plan_depends_on_lengths_and_seed_alone_and_is_shuffled(batching: Batc
 
 
 @pytest.mark.parametrize("batching", [Bucket(8, 4), Bucket(8, (3, 9)), Dynamic(8), Pack(5, 4)])
-def test_an_empty_window_has_no_batches(batching: Batching) -> None:
+def test_an_empty_window_has_no_batches(batching):
     assert batching.with_lengths(np.arange(0)).plan(np.arange(0), 0) == []
 
 
 @pytest.mark.parametrize("how", ["nosplit", "concat"])
-def test_empty_documents_are_not_packed(how: str) -> None:
+def test_empty_documents_are_not_packed(how):
     assert Pack(5, 4, how).plan(np.zeros(3, np.int64), 0) == []
 
 
-def test_plans_stay_as_they_are() -> None:
+def test_plans_stay_as_they_are():
     """A stored position means the same sample in every version."""
     lengths = np.array([5, 2, 9, 2, 0, 7, 3, 12])
     assert [b.samples.tolist() for b in Bucket(2, (2, 7)).plan(lengths, 1)] == GOLDEN["bucket"]
@@ -226,7 +218,7 @@ def test_plans_stay_as_they_are() -> None:
         assert [rows_of(b) for b in Pack(10, 2, how).plan(lengths, 1)] == GOLDEN[how]
 
 
-def test_less_is_padding_than_in_batches_at_random() -> None:
+def test_less_is_padding_than_in_batches_at_random():
     fixed = padding(NATURAL, list(np.arange(len(NATURAL)).reshape(-1, 32)))
     dynamic = [batch.samples for batch in Dynamic(8192).plan(NATURAL, 0)]
     bucket = [batch.samples for batch in Bucket(32, 16).plan(NATURAL, 0)]
@@ -256,14 +248,12 @@ def test_less_is_padding_than_in_batches_at_random() -> None:
         (Pack, {"seq_len": 9, "batch_size": 1, "how": "pad"}, "how must be one of"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(
-    kind: type[Batching], options: dict[str, Any], message: str
-) -> None:
+def test_options_that_make_no_sense_are_refused(kind, options, message):
     with pytest.raises(UsageError, match=message):
         kind(**options)
 
 
-def test_boundaries_may_be_any_list_of_numbers() -> None:
+def test_boundaries_may_be_any_list_of_numbers():
     assert Bucket(4, list(np.array([4, 8]))) == Bucket(4, (4, 8))  # type: ignore[arg-type]
 
 

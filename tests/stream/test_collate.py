@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,18 +21,18 @@ from shardkit.stream.collate import packed, pad_collate
 _sizes = st.lists(st.integers(0, 30), min_size=1, max_size=12)
 
 
-def tokens(size: int, seed: int = 0, dtype: str = "int64") -> np.ndarray:
+def tokens(size, seed=0, dtype="int64"):
     return np.random.default_rng(seed).integers(1, 1000, size).astype(dtype)
 
 
-def samples_of(sizes: list[int], dtype: str = "int64") -> list[dict[str, Any]]:
+def samples_of(sizes, dtype="int64"):
     return [
         {"__key__": f"doc/{n}", "tokens": tokens(size, n, dtype)} for n, size in enumerate(sizes)
     ]
 
 
 @given(sizes=_sizes, value=st.integers(-100, 5), side=st.sampled_from(["right", "left"]))
-def test_padding_is_that_of_torch(sizes: list[int], value: int, side: str) -> None:
+def test_padding_is_that_of_torch(sizes, value, side):
     samples = samples_of(sizes)
     batch = pad_collate(value, side=side)(samples)
     step = 1 if side == "right" else -1  # old versions of torch pad on the right only
@@ -50,7 +48,7 @@ def test_padding_is_that_of_torch(sizes: list[int], value: int, side: str) -> No
 
 
 @given(sizes=_sizes, multiple=st.integers(1, 16))
-def test_rows_are_as_long_as_the_longest_rounded_up(sizes: list[int], multiple: int) -> None:
+def test_rows_are_as_long_as_the_longest_rounded_up(sizes, multiple):
     batch = pad_collate(multiple_of=multiple)(samples_of(sizes))
     length = batch["tokens"].shape[1]
     assert length % multiple == 0
@@ -59,7 +57,7 @@ def test_rows_are_as_long_as_the_longest_rounded_up(sizes: list[int], multiple: 
     assert batch["attention_mask"].sum(1).tolist() == sizes
 
 
-def test_all_padded_fields_share_one_length_and_keep_their_types() -> None:
+def test_all_padded_fields_share_one_length_and_keep_their_types():
     samples = [
         {"tokens": tokens(3, 1, "<u2"), "scores": np.ones(5, "<f4"), "flags": np.ones(1, "?")},
         {"tokens": tokens(4, 2, "<u2"), "scores": np.ones(0, "<f4"), "flags": np.ones(2, "?")},
@@ -78,13 +76,13 @@ def test_all_padded_fields_share_one_length_and_keep_their_types() -> None:
     assert pad_collate(field="flags")(samples)["attention_mask"].sum() == 3
 
 
-def test_lengths_are_those_of_tokens_or_else_of_the_first_array() -> None:
+def test_lengths_are_those_of_tokens_or_else_of_the_first_array():
     sample = {"a": np.ones(1), "b": np.ones(2)}
     assert pad_collate()([sample])["lengths"].tolist() == [1]
     assert pad_collate()([{**sample, "tokens": np.ones(3)}])["lengths"].tolist() == [3]
 
 
-def test_other_values_become_arrays_and_lists() -> None:
+def test_other_values_become_arrays_and_lists():
     samples = [
         {
             "__key__": f"k{n}", "label": n, "score": n / 2, "good": n > 0, "text": str(n),
@@ -115,18 +113,18 @@ def test_other_values_become_arrays_and_lists() -> None:
         ([np.True_, False], "bool"),
     ],
 )
-def test_numbers_of_several_kinds_become_one_array(values: list[Any], dtype: str) -> None:
+def test_numbers_of_several_kinds_become_one_array(values, dtype):
     batch = pad_collate()([{"x": value} for value in values])
     assert batch["x"].dtype == dtype
     assert batch["x"].tolist() == values
 
 
 @pytest.mark.parametrize("values", [[1, True], [1, "1"], [2**70, 1], [1.5, None]])
-def test_json_values_of_unlike_kinds_stay_a_list(values: list[Any]) -> None:
+def test_json_values_of_unlike_kinds_stay_a_list(values):
     assert pad_collate()([{"x": value} for value in values])["x"] == values
 
 
-def test_arrays_of_another_byte_order_become_native() -> None:
+def test_arrays_of_another_byte_order_become_native():
     samples = [{"tokens": tokens(n, n, ">i4"), "grid": np.ones((1, 2), ">f8")} for n in (2, 3)]
     batch = pad_collate()(samples)
     assert batch["tokens"].dtype.isnative
@@ -134,7 +132,7 @@ def test_arrays_of_another_byte_order_become_native() -> None:
     assert batch["tokens"][1].tolist() == samples[1]["tokens"].tolist()
 
 
-def test_rows_can_have_one_length_in_all_batches() -> None:
+def test_rows_can_have_one_length_in_all_batches():
     batch = pad_collate(length=8)(samples_of([3, 5]))
     assert batch["tokens"].shape == batch["attention_mask"].shape == (2, 8)
     with pytest.raises(SampleError, match="longer than the length of the batch") as error:
@@ -143,7 +141,7 @@ def test_rows_can_have_one_length_in_all_batches() -> None:
     assert error.value.found == "9"
 
 
-def test_a_field_that_only_some_samples_have_is_refused() -> None:
+def test_a_field_that_only_some_samples_have_is_refused():
     samples = [{"__key__": "a", "label": 1, "caption": "x"}, {"__key__": "b", "label": 2}]
     with pytest.raises(SampleError, match="lacks a field") as error:
         pad_collate()(samples)
@@ -162,7 +160,7 @@ def test_a_field_that_only_some_samples_have_is_refused() -> None:
         (np.ones((1, 2)), None),
     ],
 )
-def test_arrays_that_make_no_one_array_are_refused(first: Any, second: Any) -> None:
+def test_arrays_that_make_no_one_array_are_refused(first, second):
     with pytest.raises(SampleError, match="differ in shape or type") as error:
         pad_collate()([{"__key__": "a", "x": first}, {"__key__": "b", "x": second}])
     assert error.value.where == {"key": "b", "field": "x"}
@@ -171,13 +169,13 @@ def test_arrays_that_make_no_one_array_are_refused(first: Any, second: Any) -> N
 @pytest.mark.parametrize(
     ("value", "dtype"), [(-100, "<u2"), (70_000, "<u2"), (0.5, "<i4"), (np.nan, "<i8"), (2, "?")]
 )
-def test_a_padding_value_that_the_type_cannot_hold_is_refused(value: float, dtype: str) -> None:
+def test_a_padding_value_that_the_type_cannot_hold_is_refused(value, dtype):
     with pytest.raises(UsageError, match="cannot be represented in the field's type") as error:
         pad_collate(value)(samples_of([1, 2], dtype))
     assert error.value.where == {"field": "tokens"}
 
 
-def test_misspelt_names_are_refused() -> None:
+def test_misspelt_names_are_refused():
     for collate in (pad_collate({"token": 1}), pad_collate(field="token")):
         with pytest.raises(UsageError, match="'token' is not a padded field") as error:
             collate(samples_of([1, 2]))
@@ -187,7 +185,7 @@ def test_misspelt_names_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["attention_mask", "lengths"])
-def test_a_field_by_the_name_of_what_is_added_is_refused(name: str) -> None:
+def test_a_field_by_the_name_of_what_is_added_is_refused(name):
     with pytest.raises(UsageError, match=f"two values named '{name}'"):
         pad_collate()([{"tokens": tokens(2), name: tokens(2)}])
     assert pad_collate()([{name: 3}])[name].tolist() == [3]  # where nothing is added
@@ -204,13 +202,13 @@ def test_a_field_by_the_name_of_what_is_added_is_refused(name: str) -> None:
         ({"length": 10, "multiple_of": 8}, "length is not a multiple of multiple_of"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
+def test_options_that_make_no_sense_are_refused(options, message):
     with pytest.raises(UsageError, match=message):
         pad_collate(**options)
 
 
 @pytest.mark.large  # the process imports torch
-def test_it_serves_torchs_loader_in_other_processes(tmp_path: Path) -> None:
+def test_it_serves_torchs_loader_in_other_processes(tmp_path):
     schema = {"tokens": shardkit.Array("<u2", (None,)), "label": shardkit.Int()}
     with shardkit.create(tmp_path / "out", to="arrow", schema=schema) as writer:
         for sample in samples_of([3, 1, 4, 1, 5], "<u2"):
@@ -233,9 +231,7 @@ def test_it_serves_torchs_loader_in_other_processes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["nosplit", "concat"])
 @given(sizes=_sizes, seq_len=st.integers(1, 40), rows=st.integers(1, 4), seed=st.integers(0, 99))
-def test_packed_rows_hold_the_documents_and_say_where(
-    how: str, sizes: list[int], seq_len: int, rows: int, seed: int
-) -> None:
+def test_packed_rows_hold_the_documents_and_say_where(how, sizes, seq_len, rows, seed):
     samples = samples_of(sizes, "<u2")
     found: dict[tuple[int, int], int] = {}
     for micro in Pack(seq_len, rows, how).plan(np.array(sizes, np.int64), seed):
@@ -272,7 +268,7 @@ def test_packed_rows_hold_the_documents_and_say_where(
     }
 
 
-def test_pieces_of_a_row_follow_each_other() -> None:
+def test_pieces_of_a_row_follow_each_other():
     segments = np.array([[0, 1, 0, 2], [0, 0, 4, 5], [1, 0, 0, 4]])
     samples = [{"tokens": np.arange(10, 15)}, {"tokens": np.arange(20, 22)}]
     batch = packed(segments, samples, 5, 0, "tokens")
@@ -292,9 +288,7 @@ def test_pieces_of_a_row_follow_each_other() -> None:
         ({"tokens": 5}, "differ in shape or type"),
     ],
 )
-def test_a_document_that_is_not_what_was_planned_is_named(
-    sample: dict[str, Any], message: str
-) -> None:
+def test_a_document_that_is_not_what_was_planned_is_named(sample, message):
     samples = [{"__key__": "good", "tokens": np.arange(5)}, {"__key__": "bad", **sample}]
     segments = np.array([[0, 0, 0, 5], [1, 1, 0, 5]])
     with pytest.raises(SampleError, match=message) as error:
@@ -302,6 +296,6 @@ def test_a_document_that_is_not_what_was_planned_is_named(
     assert error.value.where == {"key": "bad", "field": "tokens"}
 
 
-def test_packing_refuses_a_padding_value_that_the_type_cannot_hold() -> None:
+def test_packing_refuses_a_padding_value_that_the_type_cannot_hold():
     with pytest.raises(UsageError, match="cannot be represented in the field's type"):
         packed(np.array([[0, 0, 0, 2]]), samples_of([2], "<u2"), 4, -100, "tokens")

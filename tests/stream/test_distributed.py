@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.torchrun, pytest.mark.xdist_group("torchrun")]
 # --- a rank --------------------------------------------------------------------------------------
 
 
-def main(data: Path, out: Path) -> None:
+def main(data, out):
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
     warnings.simplefilter("ignore", ShardkitWarning)  # that a dataset is small
     got = {}
@@ -83,7 +83,7 @@ def epochs(door, path, options):
     return made
 
 
-def meet(step: int) -> None:
+def meet(step):
     """Wait for the other ranks, which must be at the same step."""
     steps = torch.tensor([step, -step])
     dist.all_reduce(steps, dist.ReduceOp.MAX)

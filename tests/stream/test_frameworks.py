@@ -6,7 +6,6 @@ import shutil
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -207,7 +206,7 @@ def test_code_blocks_of_the_page_run(tmp_path):
 
 
 @pytest.mark.skipif("tensorflow" in sys.modules, reason="tensorflow is here")
-def test_without_tensorflow_its_extra_is_named(tmp_path: Path, monkeypatch):
+def test_without_tensorflow_its_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     with pytest.raises(UsageError, match="needs tensorflow") as error:
         shardkit.tensorflow.dataset(tmp_path)

@@ -29,7 +29,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-def epoch_of(order: Order | Mixture, epoch: int) -> list[int]:
+def epoch_of(order, epoch):
     return order.draw(epoch, np.arange(order.samples)).number.tolist()
 
 
@@ -143,10 +143,7 @@ def test_a_billion_samples_start_and_continue_in_the_memory_of_a_window():
 # --- mixtures ------------------------------------------------------------------------------------
 
 
-@given(
-    st.lists(st.tuples(SIZES, st.integers(1, 100)), min_size=1, max_size=5),
-    st.integers(0, 99),
-)
+@given(st.lists(st.tuples(SIZES, st.integers(1, 100)), min_size=1, max_size=5), st.integers(0, 99))
 def test_every_dataset_of_a_mixture_goes_through_its_own_epochs(datasets, seed):
     """S1 for each of them: within one turn no sample comes twice, and turns come one by one."""
     orders = [Order(np.array(sizes), shuffle=True, seed=seed) for sizes, _ in datasets]

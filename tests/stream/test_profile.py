@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 import shardkit
@@ -23,26 +20,26 @@ pytestmark = pytest.mark.xdist_group("timed")
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(tmp_path_factory):
     folder = tmp_path_factory.mktemp("profile")
     write_images(folder / "in", classes=2, each=20, kilobytes=3)
     shardkit.convert(folder / "in", "wds", folder / "out", workers=0)
     return folder / "out"
 
 
-def loader(path: Path, **options: Any) -> Loader:
+def loader(path, **options):
     steps = {"image": [shardkit.CenterCrop(16), *options.pop("steps", [])]}
     return Loader(path, batch_size=8, transforms=steps, profile=True, **options)
 
 
-def napping(pixels: np.ndarray) -> np.ndarray:
+def napping(pixels):
     time.sleep(NAP)
     return pixels
 
 
 @pytest.mark.large
 @pytest.mark.parametrize("threads", [0, 1, 3])
-def test_all_stages_add_up_to_the_wall(photos: Path, threads: int) -> None:
+def test_all_stages_add_up_to_the_wall(photos, threads):
     made = loader(photos, threads=threads, steps=[napping], prefetch=2)
     # Between two readings of clocks the machine may do something else: that is in neither sum.
     assert min(missed(made, threads) for _ in range(3)) < 0.05
@@ -50,7 +47,7 @@ def test_all_stages_add_up_to_the_wall(photos: Path, threads: int) -> None:
     assert (times.threads, times.samples, times.batches) == (threads, 40, 5)
 
 
-def missed(made: Loader, threads: int) -> float:
+def missed(made, threads):
     """The largest part of the wall that stages and it differ by, in an epoch."""
     began = time.perf_counter()
     for _ in made:
@@ -62,12 +59,12 @@ def missed(made: Loader, threads: int) -> float:
     return max(abs(1 - seconds / wall) for seconds in (times.seconds, *sums))
 
 
-def test_each_stage_gets_what_is_its_own(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_stage_gets_what_is_its_own(photos, monkeypatch):
     made = loader(photos, threads=1, steps=[napping])
     list(made)
     assert made.profile.share("transform") > 0.5
 
-    def slow(samples: Any) -> dict[str, Any]:
+    def slow(samples):
         time.sleep(8 * NAP)
         return {"label": [sample["label"] for sample in samples]}
 
@@ -91,7 +88,7 @@ def test_each_stage_gets_what_is_its_own(photos: Path, monkeypatch: pytest.Monke
     assert made.profile.spent["read"].busy < made.profile.spent["read"].wall / 2
 
 
-def test_an_epoch_that_is_left_early_is_counted_so_far(photos: Path) -> None:
+def test_an_epoch_that_is_left_early_is_counted_so_far(photos):
     made = loader(photos, threads=1)
     iteration = iter(made)
     next(iteration)
@@ -106,8 +103,8 @@ def test_an_epoch_that_is_left_early_is_counted_so_far(photos: Path) -> None:
     assert made.profile.batches == 1  # of the next one
 
 
-def test_what_fails_is_counted_until_then(photos: Path) -> None:
-    def failing(pixels: np.ndarray) -> np.ndarray:
+def test_what_fails_is_counted_until_then(photos):
+    def failing(pixels):
         raise ValueError("no")
 
     made = loader(photos, threads=1, steps=[failing])
@@ -118,10 +115,8 @@ def test_what_fails_is_counted_until_then(photos: Path) -> None:
     assert "0 samples" in str(made.profile)
 
 
-def test_a_loader_that_was_not_asked_has_no_clocks(
-    photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*args: Any) -> None:
+def test_a_loader_that_was_not_asked_has_no_clocks(photos, monkeypatch):
+    def fail(*args):
         raise AssertionError("a clock was read")
 
     monkeypatch.setattr(Clock, "__init__", fail)
@@ -132,7 +127,7 @@ def test_a_loader_that_was_not_asked_has_no_clocks(
         _ = made.profile
 
 
-def test_times_add_up_and_print() -> None:
+def test_times_add_up_and_print():
     one = Times(2.0, 2, 100, 10, 1.5, 0.5, {"read": Spent(1.0, 0.5), IDLE: Spent(1.0, 0.0)})
     both = one + one
     assert (both.seconds, both.samples, both.threads) == (4.0, 200, 2)
@@ -151,7 +146,7 @@ def test_times_add_up_and_print() -> None:
     }  # fmt: skip
 
 
-def test_a_clock_that_stopped_stays_so() -> None:
+def test_a_clock_that_stopped_stays_so():
     one = Clock("read")
     one.enter("decode")
     one.stop()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -66,7 +64,7 @@ def labels_of(source, epoch=0, **options):
 # --- measures ------------------------------------------------------------------------------------
 
 
-def displacement(numbers: npt.NDArray[np.int64]) -> float:
+def displacement(numbers):
     """How far samples move from their stored position: 0 for none, about 1 for a full shuffle.
 
     `numbers` are those of all samples of a dataset, at least two, in the order of the epoch.
@@ -76,7 +74,7 @@ def displacement(numbers: npt.NDArray[np.int64]) -> float:
     return float(np.abs(numbers - np.arange(size)).mean() / full)
 
 
-def run_lengths(labels: npt.NDArray[Any]) -> float:
+def run_lengths(labels):
     """The length of runs of one class: about 1 for a full shuffle, more if sorted.
 
     `labels` are those of the samples in the order of the epoch, at least two.
@@ -87,7 +85,7 @@ def run_lengths(labels: npt.NDArray[Any]) -> float:
     return float(full / (1 + np.count_nonzero(labels[1:] != labels[:-1])))
 
 
-def variety(labels: npt.NDArray[Any], batch_size: int) -> float:
+def variety(labels, batch_size):
     """The average number of classes in a batch: 1 for as many as in a full shuffle, less if sorted.
 
     `labels` are those of the samples in the order of the epoch, at least a batch.

@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.torchrun, pytest.mark.xdist_group("torchrun")]
 # --- a rank --------------------------------------------------------------------------------------
 
 
-def main(data: Path, out: Path) -> None:
+def main(data, out):
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
     warnings.simplefilter("error")
     rank, world = dist.get_rank(), dist.get_world_size()

@@ -218,7 +218,7 @@ def test_skipping_batches_reads_none_of_them(data, whole, monkeypatch):
 # --- several processes ---------------------------------------------------------------------------
 
 
-def main(data: Path, folder: Path, stop: int) -> None:
+def main(data, folder, stop):
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
     warnings.simplefilter("ignore")
     got = {name: train(data, folder / name, stop) for name, train in TRAINING.items()}

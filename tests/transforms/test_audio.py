@@ -5,9 +5,6 @@ from __future__ import annotations
 import io
 import math
 import shutil
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,13 +47,13 @@ KINDS = [
 ]
 
 
-def encoded(sound: Any, rate: int = 16_000, format: str = "WAV", subtype: str = "FLOAT") -> bytes:
+def encoded(sound, rate=16000, format="WAV", subtype="FLOAT"):
     file = io.BytesIO()
     soundfile.write(file, sound, rate, format=format, subtype=subtype)
     return file.getvalue()
 
 
-def made(values: Sequence[bytes], steps: Any, turn: int = 0, field: str = "audio") -> list[Any]:
+def made(values, steps, turn=0, field="audio"):
     """What a chain makes of values; raises the first error."""
     samples = [{"__key__": str(n), field: value} for n, value in enumerate(values)]
     draws = Draws(7, np.full(len(values), turn), np.arange(len(values)))
@@ -68,7 +65,7 @@ def made(values: Sequence[bytes], steps: Any, turn: int = 0, field: str = "audio
 
 
 @pytest.mark.parametrize(("format", "subtype"), KINDS)
-def test_samples_are_those_that_soundfile_gives(format: str, subtype: str) -> None:
+def test_samples_are_those_that_soundfile_gives(format, subtype):
     for channels in (1, 2):
         data = encoded(NOISE[:, :channels], 16_000, format, subtype)
         expected, _ = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
@@ -80,7 +77,7 @@ def test_samples_are_those_that_soundfile_gives(format: str, subtype: str) -> No
 
 
 @pytest.mark.parametrize(("format", "subtype"), KINDS)
-def test_a_part_is_the_same_whether_it_is_sought_or_cut(format: str, subtype: str) -> None:
+def test_a_part_is_the_same_whether_it_is_sought_or_cut(format, subtype):
     data = encoded(NOISE, 16_000, format, subtype)
     [whole] = made([data], Decode())
     for turn in range(5):
@@ -92,7 +89,7 @@ def test_a_part_is_the_same_whether_it_is_sought_or_cut(format: str, subtype: st
         np.testing.assert_array_equal(sought.mean(axis=0, keepdims=True, dtype="f4"), cut)
 
 
-def test_parts_begin_anywhere_and_short_audio_is_followed_by_zeros() -> None:
+def test_parts_begin_anywhere_and_short_audio_is_followed_by_zeros():
     ramp = np.arange(100, dtype=np.float32) / 128
     data = encoded(ramp, 100)
     starts = [
@@ -108,7 +105,7 @@ def test_parts_begin_anywhere_and_short_audio_is_followed_by_zeros() -> None:
 
 
 @pytest.mark.parametrize("rate", [8000, 11_025, 16_000, 22_050, 44_100, 48_000])
-def test_parts_have_one_length_whatever_the_rate_was(rate: int) -> None:
+def test_parts_have_one_length_whatever_the_rate_was(rate):
     data = encoded(NOISE[:, 0], rate)
     for seconds in (0.1, 0.333, 1 / 7):
         [part] = made([data], [RandomClip(seconds), Resample(16_000)])
@@ -116,14 +113,12 @@ def test_parts_have_one_length_whatever_the_rate_was(rate: int) -> None:
         assert part.shape == other.shape == (1, round(seconds * 16_000))
 
 
-def tones(rate: int, frequencies: Sequence[float], seconds: float = 1.0) -> npt.NDArray[np.float64]:
+def tones(rate, frequencies, seconds=1.0):
     t = np.arange(round(rate * seconds)) / rate
     return sum(np.sin(2 * np.pi * f * t + f) for f in frequencies) / len(frequencies)
 
 
-def torchaudio_resampled(
-    sound: npt.NDArray[np.float64], rate: int, to: int, width: int = 6, rolloff: float = 0.99
-) -> npt.NDArray[np.float64]:
+def torchaudio_resampled(sound, rate, to, width=6, rolloff=0.99):
     """`torchaudio.functional.resample` (sinc_interp_hann), as its documentation defines it."""
     cutoff = min(rate, to) * rolloff
     times = np.arange(math.ceil(len(sound) * to / rate)) / to
@@ -142,7 +137,7 @@ def torchaudio_resampled(
 @pytest.mark.parametrize(
     ("rate", "to"), [(44_100, 16_000), (48_000, 16_000), (16_000, 44_100), (8000, 16_000)]
 )
-def test_resampling_is_that_of_the_continuous_signal(rate: int, to: int) -> None:
+def test_resampling_is_that_of_the_continuous_signal(rate, to):
     """To 1e-5 below half of what the lower rate can hold, to 0.01 dB up to 90 %."""
     low = min(rate, to) / 2
     inner = slice(to // 50, -(to // 50))
@@ -158,7 +153,7 @@ def test_resampling_is_that_of_the_continuous_signal(rate: int, to: int) -> None
 
 
 @pytest.mark.parametrize(("rate", "to"), [(44_100, 16_000), (16_000, 44_100)])
-def test_resampling_beside_the_formula_of_torchaudio(rate: int, to: int) -> None:
+def test_resampling_beside_the_formula_of_torchaudio(rate, to):
     """With a long window to 1e-3; its own default is further from the signal, and so from ours."""
     low = min(rate, to) / 2
     frequencies = [0.01 * low, 0.3 * low, 0.7 * low]
@@ -172,14 +167,14 @@ def test_resampling_beside_the_formula_of_torchaudio(rate: int, to: int) -> None
     assert np.abs(found[0] - usual)[inner].max() < theirs + 1e-4
 
 
-def test_functions_get_samples() -> None:
+def test_functions_get_samples():
     data = encoded(NOISE, 16_000)
     assert made([data], [Decode(), np.shape]) == [(2, 9001)]
     assert made([data], [Resample(8000), Mono(), np.shape]) == [(1, 4501)]
     assert made([data], [len]) == [len(data)]
 
 
-def test_what_is_no_chain_is_refused() -> None:
+def test_what_is_no_chain_is_refused():
     schema = Schema({"audio": Audio(), "image": Image(), "n": Int(), "a": Array("<f4", (None,))})
     clip, crop = RandomClip(1), shardkit.CenterCrop(3)
     for transforms in (
@@ -204,7 +199,7 @@ def test_what_is_no_chain_is_refused() -> None:
     assert repr([clip, Resample(8000), Mono()]) == "[RandomClip(1), Resample(8000), Mono()]"
 
 
-def test_bad_audio_is_an_error_with_its_sample() -> None:
+def test_bad_audio_is_an_error_with_its_sample():
     good = make_audio()
     flac = bytearray(encoded(NOISE[:, 0], 16_000, "FLAC", "PCM_16"))
     flac[len(flac) // 2 : len(flac) // 2 + 2000] = bytes(2000)
@@ -221,7 +216,7 @@ def test_bad_audio_is_an_error_with_its_sample() -> None:
 
 
 @pytest.fixture(scope="module")
-def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def clips(tmp_path_factory):
     path = tmp_path_factory.mktemp("clips") / "clips"
     with shardkit.create(path, "wds", {"audio": Audio(), "label": Int()}) as writer:
         for number in range(40):
@@ -230,16 +225,16 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_batches_of_clips_resume_and_divide_as_those_of_images(clips: Path) -> None:
+def test_batches_of_clips_resume_and_divide_as_those_of_images(clips):
     """S-guarantees: the same clips for any ranks, threads and stops."""
 
-    def batches(rank: int = 0, size: int = 1, **options: Any) -> Any:
+    def batches(rank=0, size=1, **options):
         return Loader(
             clips, global_batch_size=8, shuffle=True, seed=3, rank=rank, world_size=size,
             transforms={"audio": [RandomClip(0.1), Resample(16_000)]}, **options,
         )  # fmt: skip
 
-    def parts(made: Any) -> dict[str, bytes]:
+    def parts(made):
         rows = (row for b in made for row in zip(b["__key__"], b["audio"], strict=True))
         return {key: part.numpy().tobytes() for key, part in rows}
 
@@ -262,7 +257,7 @@ def test_batches_of_clips_resume_and_divide_as_those_of_images(clips: Path) -> N
     assert parts(on) == parts(epochs[0][2:])
 
 
-def test_batches_by_duration_are_planned_from_headers_and_padded_behind(clips: Path) -> None:
+def test_batches_by_duration_are_planned_from_headers_and_padded_behind(clips):
     lengths = shardkit.open(clips).lengths("audio")
     assert lengths.tolist() == [round((800 + 370 * (n * 7 % 40)) / 8) for n in range(40)]
     transforms = {"audio": [Mono(), Resample(16_000)]}
@@ -289,7 +284,7 @@ def test_batches_by_duration_are_planned_from_headers_and_padded_behind(clips: P
         Loader(clips, batching=Pack(10, 2, field="audio"))
 
 
-def test_durations_of_datasets_without_a_table_are_read(clips: Path, tmp_path: Path) -> None:
+def test_durations_of_datasets_without_a_table_are_read(clips, tmp_path):
     """Of an earlier version, whose table had arrays alone, and of others."""
     kinds = {"audio": Audio(), "a": Array("<i4", (None,))}
     with shardkit.create(tmp_path / "new", "wds", kinds) as writer:
@@ -310,7 +305,7 @@ def test_durations_of_datasets_without_a_table_are_read(clips: Path, tmp_path: P
     assert there.lengths("wav").tolist() == shardkit.open(clips).lengths("audio").tolist()
 
 
-def test_stats_and_inspect_have_durations(clips: Path) -> None:
+def test_stats_and_inspect_have_durations(clips):
     found = shardkit.open(clips).stats()["fields"]["audio"]
     assert found["formats"] == {"wav": 40}
     assert found["milliseconds"]["min"] == 100

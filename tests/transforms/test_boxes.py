@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ SCHEMA = Schema(
 )
 
 
-def applied(samples: list[Any], steps: Any, schema: Schema = SCHEMA, seed: int = 0) -> list[Any]:
+def applied(samples, steps, schema=SCHEMA, seed=0):
     numbers = np.arange(len(samples))
     transforms = Transforms({FIELDS: steps}, schema)
     found = [dict(sample) for sample in samples]
@@ -57,7 +56,7 @@ CHAINS: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG"])
 @pytest.mark.parametrize("name", CHAINS)
-def test_what_is_painted_stays_in_its_box(name: str, format: str) -> None:
+def test_what_is_painted_stays_in_its_box(name, format):
     """Of every orientation; objects without a box are not to be seen, but at a crop's edge."""
     images = some_painted(48, 7, range(1, 9))
     samples = [stored_sample(image, format) for image in images]
@@ -87,7 +86,7 @@ def test_what_is_painted_stays_in_its_box(name: str, format: str) -> None:
 
 
 @pytest.mark.parametrize("steps", [Decode(), RandomHorizontalFlip(1), CenterCrop((300, 300))])
-def test_without_resizing_boxes_are_exact(steps: Any) -> None:
+def test_without_resizing_boxes_are_exact(steps):
     images = some_painted(24, 3, range(1, 9))
     for sample, image in zip(applied([*map(stored_sample, images)], steps), images, strict=True):
         assert len(sample["boxes"]) == len(image.boxes)
@@ -95,7 +94,7 @@ def test_without_resizing_boxes_are_exact(steps: Any) -> None:
             assert painted_box(sample["image"], colour) == tuple(box)
 
 
-def test_boxes_with_masks_and_pixels(tmp_path: Path) -> None:
+def test_boxes_with_masks_and_pixels(tmp_path):
     """A mask of the objects goes with them; raw pixels as images do."""
     kinds = {
         "image": Array("|u1", (None, None, 3)),
@@ -128,14 +127,14 @@ def test_boxes_with_masks_and_pixels(tmp_path: Path) -> None:
     assert seen > 10
 
 
-def loader(path: Path, **options: Any) -> Any:
+def loader(path, **options):
     from shardkit.torch import Loader
 
     return Loader(path, **{"batch_size": 4, **options})
 
 
 @pytest.fixture
-def shards(tmp_path: Path) -> Path:
+def shards(tmp_path):
     root = coco(tmp_path / "coco", some_painted(12, 2))
     shardkit.convert(root, "wds", tmp_path / "shards", workers=0)
     return tmp_path / "shards"
@@ -146,7 +145,7 @@ ALL = ("image", "boxes", "categories", "iscrowd")
 
 
 @pytest.mark.parametrize("threads", [0, 2])
-def test_batches_have_a_list_of_boxes(shards: Path, threads: int) -> None:
+def test_batches_have_a_list_of_boxes(shards, threads):
     """One tensor for each sample, as detectors take them: also where all have as many."""
     import torch
 
@@ -169,10 +168,10 @@ def test_batches_have_a_list_of_boxes(shards: Path, threads: int) -> None:
     assert isinstance(one["boxes"], list)
 
 
-def test_a_function_leaves_boxes_in_lists(shards: Path) -> None:
+def test_a_function_leaves_boxes_in_lists(shards):
     """Also where all samples of a batch have as many, so that their type never changes."""
 
-    def one(**values: Any) -> dict[str, Any]:
+    def one(**values):
         values["boxes"] = np.zeros((1, 4), np.float32)
         return values
 
@@ -182,7 +181,7 @@ def test_a_function_leaves_boxes_in_lists(shards: Path) -> None:
     assert [boxes.shape for boxes in batch["boxes"]] == [(1, 4)] * 4
 
 
-def test_batches_of_padded_boxes(shards: Path) -> None:
+def test_batches_of_padded_boxes(shards):
     collate = pad_collate({"categories": -1}, field="boxes")
     for batch in loader(shards / "train", transforms={ALL: CROP}, collate=collate):
         number = max(batch["lengths"].tolist())
@@ -196,7 +195,7 @@ def test_batches_of_padded_boxes(shards: Path) -> None:
     assert batch["boxes"].shape == (4, 9, 4)
 
 
-def test_padding_needs_arrays_that_are_alike() -> None:
+def test_padding_needs_arrays_that_are_alike():
     samples = [{"boxes": np.zeros((2, 4), np.float32)}, {"boxes": np.zeros((2, 5), np.float32)}]
     with pytest.raises(SampleError, match="differ in shape or type") as error:
         pad_collate(field="boxes")(samples)
@@ -213,12 +212,12 @@ def test_padding_needs_arrays_that_are_alike() -> None:
         (("image", "boxes", "image_id"), CROP, "'image_id' cannot be the mask of an image"),
     ],
 )
-def test_what_goes_with_boxes_is_named(shards: Path, fields: Any, steps: Any, message: str) -> None:
+def test_what_goes_with_boxes_is_named(shards, fields, steps, message):
     with pytest.raises(UsageError, match=message):
         loader(shards / "train", transforms={fields: steps})
 
 
-def test_what_drops_no_boxes_needs_no_more_than_these(shards: Path) -> None:
+def test_what_drops_no_boxes_needs_no_more_than_these(shards):
     transforms = {("image", "boxes"): [Resize((20, 30)), RandomHorizontalFlip()]}
     for batch in loader(shards / "train", transforms=transforms):
         for boxes, kinds in zip(batch["boxes"], batch["categories"], strict=True):
@@ -229,7 +228,7 @@ def test_what_drops_no_boxes_needs_no_more_than_these(shards: Path) -> None:
     assert len(next(iter(some))["boxes"]) == 4
 
 
-def test_two_fields_of_boxes_are_refused() -> None:
+def test_two_fields_of_boxes_are_refused():
     schema = Schema({**SCHEMA, "others": Array("<f4", (None, 4))})
     with pytest.raises(UsageError, match="one field of boxes"):
         Transforms({(*FIELDS, "others"): CROP}, schema)
@@ -244,9 +243,7 @@ def test_two_fields_of_boxes_are_refused() -> None:
         ({"categories": np.zeros(7, int)}, "categories", "differs from the number of boxes"),
     ],
 )
-def test_values_that_do_not_fit_are_errors_of_their_sample(
-    change: dict[str, Any], field: str, message: str
-) -> None:
+def test_values_that_do_not_fit_are_errors_of_their_sample(change, field, message):
     schema = Schema({"image": Image(), "boxes": Array(), "categories": Array()})
     sample = {**stored_sample(some_painted(4)[3]), **change}
     zero = np.zeros(1, np.int64)
@@ -255,7 +252,7 @@ def test_values_that_do_not_fit_are_errors_of_their_sample(
     assert errors[0].where["field"] == field
 
 
-def test_other_arrays_of_an_image_are_masks_as_before() -> None:
+def test_other_arrays_of_an_image_are_masks_as_before():
     schema = Schema({"image": Image(), "seg": Array("<i8", (None, None)), "label": Int()})
     assert Transforms({("image", "seg"): CROP}, schema).chains[0].kinds == ("mask",)
     assert Transforms({("image", "seg"): CROP}, schema).lists == frozenset()

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import pickle
 import random
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import example, given
@@ -26,7 +24,7 @@ from shardkit.transforms import (
     RandomResizedCrop,
     Resize,
 )
-from shardkit.transforms.steps import Geometric, to_bfloat16
+from shardkit.transforms.steps import to_bfloat16
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 SIDES = st.integers(1, 700)
@@ -54,7 +52,7 @@ SIDES = st.integers(1, 700)
         ),
     ],
 )
-def test_they_print_as_they_are_made(made: Any, text: str) -> None:
+def test_they_print_as_they_are_made(made, text):
     assert repr(made) == text
     again = eval(text, vars(transforms))
     assert again == made == pickle.loads(pickle.dumps(made))
@@ -65,7 +63,7 @@ def test_they_print_as_they_are_made(made: Any, text: str) -> None:
 @pytest.mark.parametrize(
     "size", [0, -1, 1.5, True, "224", None, (1,), (1, 2, 3), (0, 4), (4, 1.5), 1 << 16, math.inf]
 )
-def test_a_size_is_one_or_two_whole_numbers(kind: Any, size: Any) -> None:
+def test_a_size_is_one_or_two_whole_numbers(kind, size):
     with pytest.raises(UsageError, match="size must be") as error:
         kind(size)
     assert error.value.found == repr(size)
@@ -87,7 +85,7 @@ def test_a_size_is_one_or_two_whole_numbers(kind: Any, size: Any) -> None:
         (lambda: Normalize((0, 0, 0), (1, 1, 1), "int8"), "dtype must be one of"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(make: Any, words: str) -> None:
+def test_options_that_make_no_sense_are_refused(make, words):
     with pytest.raises(UsageError, match=words):
         make()
 
@@ -95,19 +93,13 @@ def test_options_that_make_no_sense_are_refused(make: Any, words: str) -> None:
 # --- where pixels go -----------------------------------------------------------------------------
 
 
-def placed(step: Geometric, width: int, height: int, *drawn: float) -> Window:
+def placed(step, width, height, *drawn):
     window = Window.whole(width, height)
     step.apply(window, drawn)
     return window
 
 
-def theirs(
-    width: int,
-    height: int,
-    scale: tuple[float, float],
-    ratio: tuple[float, float],
-    uniform: Any,
-) -> tuple[int, int, int, int]:
+def theirs(width, height, scale, ratio, uniform):
     """x, y, width, height by torchvision's definition, from a generator of its own."""
     for _ in range(10):
         area = height * width * uniform(*scale)
@@ -126,7 +118,7 @@ def theirs(
     return (width - w) // 2, (height - h) // 2, w, h
 
 
-def distance(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> float:
+def distance(one, other):
     """Of Kolmogorov and Smirnov, as a multiple of what equal distributions reach once in 1,000."""
     both = np.sort(np.concatenate([one, other]))
     shares = [np.searchsorted(np.sort(v), both, side="right") / len(v) for v in (one, other)]
@@ -144,9 +136,7 @@ def distance(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> fl
         ((120, 100), {"scale": (0.9, 1.0), "ratio": (1, 3)}),
     ],
 )
-def test_crops_are_distributed_as_torchvisions_are(
-    size: tuple[int, int], options: dict[str, Any]
-) -> None:
+def test_crops_are_distributed_as_torchvisions_are(size, options):
     count = 10_000
     step = RandomResizedCrop(224, **options)
     draws = Draws(3, np.zeros(count, np.int64), np.arange(count))
@@ -176,15 +166,13 @@ def test_crops_are_distributed_as_torchvisions_are(
     assert abs((ours[:, 0] == (size[0] - ours[:, 2]) // 2).mean() - centred) < 0.02
 
 
-def test_crops_fill_the_size_asked_for() -> None:
+def test_crops_fill_the_size_asked_for():
     window = placed(RandomResizedCrop((20, 30)), 64, 48, *[0.5] * 22)
     assert (window.full_width, window.full_height) == (window.columns, window.rows) == (30, 20)
 
 
 @given(SIDES, SIDES, st.floats(0.05, 20), st.floats(1, 20))
-def test_where_no_try_fits_the_crop_is_torchvisions(
-    width: int, height: int, least: float, factor: float
-) -> None:
+def test_where_no_try_fits_the_crop_is_torchvisions(width, height, least, factor):
     step = RandomResizedCrop(8, scale=(40, 50), ratio=(least, least * factor))
     window = placed(step, width, height, *[0.5] * 22)
     expected = theirs(width, height, step.scale, step.ratio, random.Random(0).uniform)
@@ -195,9 +183,7 @@ def test_where_no_try_fits_the_crop_is_torchvisions(
 
 
 @given(SIDES, SIDES, st.integers(1, 700))
-def test_the_shorter_side_is_resized_as_torchvision_rounds(
-    width: int, height: int, size: int
-) -> None:
+def test_the_shorter_side_is_resized_as_torchvision_rounds(width, height, size):
     window = placed(Resize(size), width, height)
     short, long = (width, height) if width <= height else (height, width)
     sides = size, int(size * long / short)
@@ -206,7 +192,7 @@ def test_the_shorter_side_is_resized_as_torchvision_rounds(
     assert Resize(size).known((height, width)) == expected[::-1]
 
 
-def test_both_sides_are_resized_as_told() -> None:
+def test_both_sides_are_resized_as_told():
     window = placed(Resize((20, 30)), 64, 48)
     assert (window.columns, window.rows) == (30, 20)
     assert Resize((20, 30)).known(None) == (20, 30)
@@ -214,7 +200,7 @@ def test_both_sides_are_resized_as_told() -> None:
 
 
 @given(SIDES, SIDES, SIDES, SIDES)
-def test_the_middle_is_torchvisions(width: int, height: int, columns: int, rows: int) -> None:
+def test_the_middle_is_torchvisions(width, height, columns, rows):
     window = placed(CenterCrop((rows, columns)), width, height)
     left = (columns - width) // 2 if columns > width else 0  # padding, and then the crop
     top = (rows - height) // 2 if rows > height else 0
@@ -229,16 +215,14 @@ def test_the_middle_is_torchvisions(width: int, height: int, columns: int, rows:
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
-def test_so_many_images_are_mirrored(p: float) -> None:
+def test_so_many_images_are_mirrored(p):
     draws = Draws(0, np.zeros(20_000, np.int64), np.arange(20_000)).uniform(0, 1).tolist()
     share = np.mean([placed(RandomHorizontalFlip(p), 4, 4, *row).flip for row in draws])
     assert share == pytest.approx(p, abs=0.015 * (0 < p < 1))
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.booleans(), st.booleans())
-def test_flips_before_and_after_a_window_are_those_of_pixels(
-    width: int, size: int, before: bool, after: bool
-) -> None:
+def test_flips_before_and_after_a_window_are_those_of_pixels(width, size, before, after):
     """Compared with what they do to a row of numbers, which has zeros beyond its edges."""
     row = np.arange(1, width + 1)[:: -1 if before else 1]
     first = placed(CenterCrop((1, size)), width, 1).left
@@ -262,7 +246,7 @@ EVERY = np.repeat(np.arange(256, dtype=np.uint8), 3).reshape(16, 16, 3)
 @pytest.mark.parametrize(
     ("dtype", "kind"), [("float32", torch.float32), ("float16", torch.float16)]
 )
-def test_normalised_values_are_those_that_torch_computes(dtype: str, kind: torch.dtype) -> None:
+def test_normalised_values_are_those_that_torch_computes(dtype, kind):
     step = Normalize(*IMAGENET, dtype)
     out = np.empty(EVERY.shape, step.stored)
     step(EVERY, out)
@@ -274,7 +258,7 @@ def test_normalised_values_are_those_that_torch_computes(dtype: str, kind: torch
 @given(st.integers(1, 40), st.integers(1, 40))
 @example(700, 600)
 @example(2, 1 << 18)
-def test_images_of_any_size_are_normalised(height: int, width: int) -> None:
+def test_images_of_any_size_are_normalised(height, width):
     pixels = np.random.default_rng(height).integers(0, 256, (height, width, 3), np.uint8)
     for dtype in ("float32", "bfloat16"):
         step = Normalize(*IMAGENET, dtype)
@@ -284,7 +268,7 @@ def test_images_of_any_size_are_normalised(height: int, width: int) -> None:
         np.testing.assert_array_equal(out, every.reshape(256, 3)[pixels, [0, 1, 2]])
 
 
-def test_bfloat16_is_rounded_as_torch_rounds() -> None:
+def test_bfloat16_is_rounded_as_torch_rounds():
     step = Normalize(*IMAGENET, "bfloat16")
     out = np.empty(EVERY.shape, step.stored)
     step(EVERY, out)
@@ -295,7 +279,7 @@ def test_bfloat16_is_rounded_as_torch_rounds() -> None:
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1))
-def test_every_number_becomes_the_nearest_bfloat16(values: list[float]) -> None:
+def test_every_number_becomes_the_nearest_bfloat16(values):
     ties = np.array([0x3F808000, 0x3F818000, 0xBF808000], np.uint32).view(np.float32)
     numbers = np.concatenate([np.array(values, np.float32), ties])
     found = torch.from_numpy(to_bfloat16(numbers)).view(torch.bfloat16)

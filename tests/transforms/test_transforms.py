@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import pickle
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
@@ -42,20 +41,20 @@ HALF = Normalize((0.5, 0.5, 0.5), (0.2, 0.2, 0.2), "bfloat16")
 SINGLE = Normalize((0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
 
 
-def noisy(image: Any, rng: np.random.Generator) -> Any:
+def noisy(image, rng):
     return image + rng.integers(0, 9, image.shape, np.uint8)
 
 
-def both_noisy(*, image: Any, mask: Any, rng: np.random.Generator) -> dict[str, Any]:
+def both_noisy(*, image, mask, rng):
     return {"image": noisy(image, rng), "mask": mask, "more": 3}
 
 
-def fails(value: Any, what: Exception) -> Any:
+def fails(value, what):
     raise what
 
 
 class Doubled:
-    def __call__(self, value: Any) -> Any:
+    def __call__(self, value):
         return value * 2
 
 
@@ -87,13 +86,11 @@ RAW = Schema({"image": Array("|u1", (40, 50, 3)), "mask": Array("<i4")})
         ({"text": str.lower, "tokens": np.sort}, SCHEMA, {}),
     ],
 )  # fmt: skip
-def test_shapes_are_known_before_anything_is_read(
-    steps: Any, schema: Schema, outputs: dict[str, Any]
-) -> None:
+def test_shapes_are_known_before_anything_is_read(steps, schema, outputs):
     assert Transforms(steps, schema).outputs() == outputs
 
 
-def test_which_fields_are_what_is_known() -> None:
+def test_which_fields_are_what_is_known():
     transforms = Transforms(
         {("image", "mask"): [CROP, HALF], "text": str.lower, "tokens": np.sort}, SCHEMA
     )
@@ -107,7 +104,7 @@ def test_which_fields_are_what_is_known() -> None:
 @pytest.mark.parametrize(
     "steps", [CROP, [CROP, SINGLE], [CROP, HALF], [Decode(), noisy, CROP], [Resize(9), FLIP, HALF]]
 )
-def test_without_memory_of_a_batch_all_is_in_the_samples(steps: Any) -> None:
+def test_without_memory_of_a_batch_all_is_in_the_samples(steps):
     """As for a dataset that is read sample by sample."""
     alone = photos(6)
     assert not Transforms({"image": steps}, IMAGES).apply(alone, draws_of(6), {})
@@ -116,7 +113,7 @@ def test_without_memory_of_a_batch_all_is_in_the_samples(steps: Any) -> None:
     assert not any(np.shares_memory(arrays[0], other) for other in arrays[1:])
 
 
-def test_what_comes_out_stays_when_more_is_made() -> None:
+def test_what_comes_out_stays_when_more_is_made():
     for steps in ([CROP, SINGLE], [CROP, Doubled()], [CROP, SINGLE, Doubled()], [FLIP, SINGLE]):
         transforms = Transforms({"image": steps}, IMAGES)
         first = photos(4)
@@ -127,13 +124,13 @@ def test_what_comes_out_stays_when_more_is_made() -> None:
             np.testing.assert_array_equal(sample["image"], image)
 
 
-def test_fields_that_are_no_images_go_through_functions() -> None:
+def test_fields_that_are_no_images_go_through_functions():
     samples = [{"__key__": "a", "text": "ABC", "tokens": np.array([3, 1, 2], np.uint16)}]
     found = applied({"text": [str.lower, Doubled()], "tokens": np.sort}, samples, SCHEMA)[0]
     assert found["text"] == "abcabc"
     assert found["tokens"].tolist() == [1, 2, 3]
 
-    def shortened(text: str, tokens: Any) -> dict[str, Any]:
+    def shortened(text, tokens):
         return {"text": text[: len(tokens)], "tokens": tokens[: len(text)], "more": 1}
 
     samples[0]["text"] = "ab"
@@ -143,7 +140,7 @@ def test_fields_that_are_no_images_go_through_functions() -> None:
     assert "more" not in found
 
 
-def test_a_function_before_any_decoding_gets_the_bytes() -> None:
+def test_a_function_before_any_decoding_gets_the_bytes():
     data = photos(1)[0]["image"]
     assert applied({"image": len}, photos(1))[0]["image"] == len(data)
     backwards = [{"__key__": "0", "image": data[::-1]}]
@@ -151,7 +148,7 @@ def test_a_function_before_any_decoding_gets_the_bytes() -> None:
     assert_same(found, applied({"image": [lambda value: value, CROP]}, photos(1)))
 
 
-def test_samples_that_are_not_there_are_left_alone() -> None:
+def test_samples_that_are_not_there_are_left_alone():
     transforms = Transforms({"image": CROP}, IMAGES)
     out = begun(transforms, 3)
     assert transforms.apply([None, None, None], draws_of(3), out) == {}
@@ -173,7 +170,7 @@ def test_samples_that_are_not_there_are_left_alone() -> None:
         {("image", "mask"): [Decode(), both_noisy, CROP]},
     ],
 )
-def test_chunks_and_threads_change_nothing(steps: Any) -> None:
+def test_chunks_and_threads_change_nothing(steps):
     samples = photos(32) + photos(32, "PNG")
     mask = {"mask": encoded(drawn(), "PNG")}
     if ("image", "mask") in steps:
@@ -185,7 +182,7 @@ def test_chunks_and_threads_change_nothing(steps: Any) -> None:
 
     transforms = Transforms(steps, schema)
 
-    def one(row: int) -> Sample:
+    def one(row):
         sample = dict(samples[row])
         assert not transforms.apply([sample], draws_of(1, first=row), {})
         return sample
@@ -194,7 +191,7 @@ def test_chunks_and_threads_change_nothing(steps: Any) -> None:
         assert_same(pool.map(one, range(64)), expected)
 
 
-def test_epochs_seeds_and_samples_differ_and_a_masks_chain_has_numbers_of_its_own() -> None:
+def test_epochs_seeds_and_samples_differ_and_a_masks_chain_has_numbers_of_its_own():
     samples = [{**photos(1)[0], "__key__": f"{n}"} for n in range(12)]
     steps = {"image": [CROP, FLIP]}
     seen = [s["image"].tobytes() for s in applied(steps, samples)]
@@ -207,8 +204,8 @@ def test_epochs_seeds_and_samples_differ_and_a_masks_chain_has_numbers_of_its_ow
     assert (found["left"] != found["right"]).any()
 
 
-def test_generators_depend_on_the_sample_and_on_the_place_in_the_chain() -> None:
-    def draw(value: Any, rng: np.random.Generator) -> Any:
+def test_generators_depend_on_the_sample_and_on_the_place_in_the_chain():
+    def draw(value, rng):
         return [*value, rng.random()] if isinstance(value, list) else [rng.random()]
 
     steps = {"text": [draw, functools.partial(draw), draw]}
@@ -219,7 +216,7 @@ def test_generators_depend_on_the_sample_and_on_the_place_in_the_chain() -> None
     np.testing.assert_array_equal(numbers, again)
 
 
-def test_albumentations_take_images_and_masks_and_draw_by_sample() -> None:
+def test_albumentations_take_images_and_masks_and_draw_by_sample():
     pytest.importorskip("albumentations", reason="an example of what plugs in, and no dependency")
     import albumentations
 
@@ -240,7 +237,7 @@ def test_albumentations_take_images_and_masks_and_draw_by_sample() -> None:
     assert_same(applied(steps, samples, BOTH, chunk=3), expected)
     transforms = Transforms(steps, BOTH)
 
-    def one(row: int) -> Sample:
+    def one(row):
         sample = dict(samples[row])
         assert not transforms.apply([sample], draws_of(1, first=row), {})
         return sample
@@ -251,7 +248,7 @@ def test_albumentations_take_images_and_masks_and_draw_by_sample() -> None:
     assert_same(samples, expected)
 
 
-def test_transforms_travel_to_other_processes() -> None:
+def test_transforms_travel_to_other_processes():
     transforms = Transforms({"image": [Decode(), noisy, CROP, FLIP, HALF]}, IMAGES)
     here, there = photos(5), photos(5)
     assert not transforms.apply(here, draws_of(5), {})
@@ -262,18 +259,18 @@ def test_transforms_travel_to_other_processes() -> None:
 # --- errors --------------------------------------------------------------------------------------
 
 
-def errors_of(steps: Any, samples: list[Any], schema: Schema = SCHEMA) -> dict[int, Any]:
+def errors_of(steps, samples, schema=SCHEMA):
     transforms = Transforms(steps, schema)
     return transforms.apply(samples, draws_of(len(samples)), begun(transforms, len(samples)))
 
 
-def odd_fails(value: str) -> str:
+def odd_fails(value):
     if int(value) % 2:
         raise KeyError("caption")
     return value
 
 
-def test_a_function_that_raises_is_an_error_of_its_sample_and_is_named() -> None:
+def test_a_function_that_raises_is_an_error_of_its_sample_and_is_named():
     samples: list[Sample] = [{"__key__": f"k{n}", "text": f"{n}"} for n in range(4)]
     errors = errors_of({"text": [odd_fails, Doubled()]}, samples)
     assert list(errors) == [1, 3]
@@ -287,8 +284,8 @@ def test_a_function_that_raises_is_an_error_of_its_sample_and_is_named() -> None
 
 
 @pytest.mark.parametrize("kind", [SampleError, ShardkitError])
-def test_errors_of_ours_stay_as_they_are(kind: type[ShardkitError]) -> None:
-    def refuses(value: str) -> str:
+def test_errors_of_ours_stay_as_they_are(kind):
+    def refuses(value):
         raise kind("too short", found="3") from ValueError("inner")
 
     (error,) = errors_of({"text": refuses}, [{"__key__": "a", "text": "abc"}]).values()
@@ -298,7 +295,7 @@ def test_errors_of_ours_stay_as_they_are(kind: type[ShardkitError]) -> None:
     assert isinstance(error.__cause__, ValueError)
 
 
-def test_what_a_function_gives_must_be_usable() -> None:
+def test_what_a_function_gives_must_be_usable():
     image = photos(1)[0]
     sample = {**image, "mask": encoded(drawn(), "PNG"), "text": "a", "tokens": np.zeros(3)}
     for field, step, words, found in (
@@ -321,8 +318,8 @@ def test_what_a_function_gives_must_be_usable() -> None:
         assert error.where["key"] == "0"
 
 
-def test_an_image_and_its_mask_must_stay_of_one_size() -> None:
-    def only_one(image: Any, mask: Any) -> dict[str, Any]:
+def test_an_image_and_its_mask_must_stay_of_one_size():
+    def only_one(image, mask):
         return {"image": image[:40], "mask": mask}
 
     sample = {"__key__": "a", "image": encoded(scene(), "PNG"), "mask": encoded(drawn(), "PNG")}
@@ -331,7 +328,7 @@ def test_an_image_and_its_mask_must_stay_of_one_size() -> None:
     assert error.where == {"key": "a", "field": "mask"}
 
 
-def test_a_sample_that_failed_goes_no_further() -> None:
+def test_a_sample_that_failed_goes_no_further():
     seen = []
     bad, good = {"__key__": "0", "image": b"", "text": "a"}, {**photos(1)[0], "text": "b"}
     steps = {"image": CROP, "text": lambda text: seen.append(text) or text}
@@ -340,7 +337,7 @@ def test_a_sample_that_failed_goes_no_further() -> None:
     assert seen == ["b"]
 
 
-def test_a_field_that_is_not_there_is_an_error_where_a_batch_needs_it() -> None:
+def test_a_field_that_is_not_there_is_an_error_where_a_batch_needs_it():
     nothing: Sample = {"__key__": "a"}
     for steps in ({"text": str.lower}, {"image": Decode()}, {("image", "mask"): Decode()}):
         assert errors_of(steps, [dict(nothing)]) == {}
@@ -376,7 +373,7 @@ def test_a_field_that_is_not_there_is_an_error_where_a_batch_needs_it() -> None:
         ({"image": [HALF, noisy]}, "noisy of 'image' comes after Normalize"),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_is_read(steps: Any, words: str) -> None:
+def test_what_cannot_work_is_refused_before_anything_is_read(steps, words):
     with pytest.raises(UsageError, match=words):
         Transforms(steps, SCHEMA)
 
@@ -384,18 +381,18 @@ def test_what_cannot_work_is_refused_before_anything_is_read(steps: Any, words: 
 @pytest.mark.parametrize(
     "kind", [Array("<f4"), Array("|u1", (8, 8)), Array("|u1", (None, None, 4)), Int()]
 )
-def test_only_images_and_their_pixels_are_cropped(kind: Any) -> None:
+def test_only_images_and_their_pixels_are_cropped(kind):
     with pytest.raises(UsageError, match="is for images"):
         Transforms({"image": CROP}, Schema({"image": kind}))
     Transforms({"image": [Doubled(), CROP]}, Schema({"image": kind}))  # who knows what it makes
 
 
 @pytest.mark.parametrize("kind", [Array(), Array("|u1"), Array("|u1", (None, None, 3)), Image()])
-def test_arrays_of_unknown_shape_may_be_pixels(kind: Any) -> None:
+def test_arrays_of_unknown_shape_may_be_pixels(kind):
     Transforms({"image": CROP}, Schema({"image": kind}))
 
 
-def test_the_names_are_public() -> None:
+def test_the_names_are_public():
     for name in ("Decode", "CenterCrop", "Normalize", "Resize"):
         assert getattr(shardkit, name).__module__ == "shardkit.transforms.steps"
     assert Draws.__module__ == "shardkit.transforms.draws"
