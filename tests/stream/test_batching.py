@@ -22,13 +22,12 @@ NATURAL = np.random.default_rng(0).lognormal(5, 1, 8192).clip(1, 4096).astype(np
 
 
 def same(one, other):
-    return [tuple(map(repr_of, batch)) for batch in one] == [
-        tuple(map(repr_of, batch)) for batch in other
-    ]
-
-
-def repr_of(numbers):
-    return None if numbers is None else numbers.tolist()
+    """Whether two plans have the same batches, each of samples and maybe segments."""
+    return all(
+        a is b or np.array_equal(a, b)
+        for pair in zip(one, other, strict=True)
+        for a, b in zip(*pair, strict=True)
+    )
 
 
 def padding(lengths, batches):
@@ -90,7 +89,8 @@ def test_a_number_of_buckets_is_cut_where_padding_is_least(some, buckets):
     real = np.maximum(lengths, 1)
     best = min(padded(real, cuts) for cuts in itertools.combinations(values, len(found)))
     assert padded(real, found) == best
-    bucket = Bucket(2, found)
+    bucket = Bucket(2, list(np.array(found)))  # any list of numbers
+    assert bucket == Bucket(2, found)
     assert bucket.with_lengths(lengths[:1]) == bucket  # a window's own lengths do not count
 
 
@@ -101,12 +101,6 @@ def test_of_many_lengths_the_cuts_are_nearly_as_good():
     found = Bucket(16, 8).with_lengths(NATURAL).boundaries
     assert isinstance(found, tuple)
     assert padded(NATURAL, found) < padded(NATURAL, tuple(by_tokens.tolist()))
-
-
-def test_a_number_of_buckets_becomes_fewer_where_many_lengths_are_equal():
-    assert Bucket(16, 8).with_lengths(np.full(100, 7)).boundaries == ()
-    assert Bucket(16, 8).with_lengths(np.arange(3)).boundaries == (1,)
-    assert Bucket(16, 8).with_lengths(np.arange(0)).boundaries == ()
 
 
 @given(
@@ -130,12 +124,8 @@ def test_dynamic_batches_hold_each_sample_once_and_few_tokens(
         assert segments is None
         could_be_larger += len(samples) != most and (len(samples) + 1) * row <= tokens
     assert could_be_larger <= 1
-
-
-@given(lengths=_lengths, seed=_seeds)
-def test_samples_of_one_dynamic_batch_are_neighbours_by_length(lengths, seed):
-    batches = [sorted(lengths[b.samples].tolist()) for b in Dynamic(100).plan(lengths, seed)]
-    assert [n for batch in sorted(batches) for n in batch] == sorted(lengths.tolist())
+    by_length = sorted(sorted(lengths[b.samples].tolist()) for b in batches)
+    assert [n for batch in by_length for n in batch] == sorted(lengths.tolist())
 
 
 def test_a_sample_that_no_dynamic_batch_can_hold_is_named_before_training():
@@ -202,11 +192,8 @@ def test_a_plan_depends_on_lengths_and_seed_alone_and_is_shuffled(batching):
 @pytest.mark.parametrize("batching", [Bucket(8, 4), Bucket(8, (3, 9)), Dynamic(8), Pack(5, 4)])
 def test_an_empty_window_has_no_batches(batching):
     assert batching.with_lengths(np.arange(0)).plan(np.arange(0), 0) == []
-
-
-@pytest.mark.parametrize("how", ["nosplit", "concat"])
-def test_empty_documents_are_not_packed(how):
-    assert Pack(5, 4, how).plan(np.zeros(3, np.int64), 0) == []
+    if isinstance(batching, Pack):  # nor have empty documents
+        assert batching.plan(np.zeros(3, np.int64), 0) == []
 
 
 def test_plans_stay_as_they_are():
@@ -230,31 +217,26 @@ def test_less_is_padding_than_in_batches_at_random():
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "message"),
+    ("make", "message"),
     [
-        (Bucket, {"batch_size": 0, "boundaries": 4}, "batch_size must be a whole number from 1 up"),
-        (Bucket, {"batch_size": 4, "boundaries": 0}, "boundaries must be a whole number from 1 up"),
-        (Bucket, {"batch_size": 4, "boundaries": "4"}, "boundaries must be a whole number"),
-        (Bucket, {"batch_size": 4, "boundaries": (8, 8)}, "boundaries must be increasing lengths"),
-        (Bucket, {"batch_size": 4, "boundaries": (8, 4)}, "boundaries must be increasing lengths"),
-        (Bucket, {"batch_size": 4, "boundaries": (-1, 4)}, "boundaries must be increasing lengths"),
-        (Bucket, {"batch_size": 4, "boundaries": (1.5,)}, "boundaries must be increasing lengths"),
-        (Dynamic, {"max_tokens": 0}, "max_tokens must be a whole number from 1 up"),
-        (Dynamic, {"max_tokens": 9, "max_samples": 0}, "max_samples must be a whole number"),
-        (Dynamic, {"max_tokens": 9, "multiple_of": 1.0}, "multiple_of must be a whole number"),
-        (Dynamic, {"max_tokens": 9, "multiple_of": 10}, "rounded up to more than max_tokens"),
-        (Pack, {"seq_len": 0, "batch_size": 1}, "seq_len must be a whole number from 1 up"),
-        (Pack, {"seq_len": 9, "batch_size": True}, "batch_size must be a whole number from 1 up"),
-        (Pack, {"seq_len": 9, "batch_size": 1, "how": "pad"}, "how must be one of"),
+        (lambda: Bucket(0, 4), "batch_size must be a whole number from 1 up"),
+        (lambda: Bucket(4, 0), "boundaries must be a whole number from 1 up"),
+        (lambda: Bucket(4, "4"), "boundaries must be a whole number"),
+        (lambda: Bucket(4, (8, 8)), "boundaries must be increasing lengths"),
+        (lambda: Bucket(4, (-1, 4)), "boundaries must be increasing lengths"),
+        (lambda: Bucket(4, (1.5,)), "boundaries must be increasing lengths"),
+        (lambda: Dynamic(0), "max_tokens must be a whole number from 1 up"),
+        (lambda: Dynamic(9, max_samples=0), "max_samples must be a whole number"),
+        (lambda: Dynamic(9, multiple_of=1.0), "multiple_of must be a whole number"),
+        (lambda: Dynamic(9, multiple_of=10), "rounded up to more than max_tokens"),
+        (lambda: Pack(0, 1), "seq_len must be a whole number from 1 up"),
+        (lambda: Pack(9, True), "batch_size must be a whole number from 1 up"),
+        (lambda: Pack(9, 1, "pad"), "how must be one of"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(kind, options, message):
+def test_options_that_make_no_sense_are_refused(make, message):
     with pytest.raises(UsageError, match=message):
-        kind(**options)
-
-
-def test_boundaries_may_be_any_list_of_numbers():
-    assert Bucket(4, list(np.array([4, 8]))) == Bucket(4, (4, 8))  # type: ignore[arg-type]
+        make()
 
 
 GOLDEN: dict[str, list[Any]] = {

@@ -79,7 +79,7 @@ def decoded(data):
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "array"])
 def test_a_random_crop_is_cropped_resized_and_mirrored(format):
-    samples = photos(40, "PNG" if format == "array" else format)
+    samples = photos(24, "PNG" if format == "array" else format)
     images = [decoded(sample["image"]) for sample in samples]
     schema = IMAGES
     if format == "array":
@@ -88,14 +88,14 @@ def test_a_random_crop_is_cropped_resized_and_mirrored(format):
             sample["image"] = np.asarray(image)
     step = RandomResizedCrop((32, 40))
     found = applied({"image": [step, RandomHorizontalFlip()]}, samples, schema)
-    numbers = draws_of(40).uniform(0, step.numbers + 1)
+    numbers = draws_of(24).uniform(0, step.numbers + 1)
     for image, sample, row in zip(images, found, numbers.tolist(), strict=True):
         window = Window.whole(*image.size)
         step.apply(window, row[:-1])
         box = window.x, window.y, window.x + window.width, window.y + window.height
         expected = np.asarray(image.crop(box).resize((40, 32), BILINEAR))
         assert_alike(sample["image"], expected[:, :: -1 if row[-1] < 0.5 else 1])
-    assert 10 < (numbers[:, -1] < 0.5).sum() < 30
+    assert 4 < (numbers[:, -1] < 0.5).sum() < 20
 
 
 SIDES = st.integers(12, 60)
@@ -154,8 +154,11 @@ def test_margins_are_black_and_lie_around_the_image():
 # --- images that are not plain -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
+# Each orientation, each format, and JPEG, which libjpeg itself turns, in all of them.
+TURNED = [("JPEG", n) for n in range(1, 9)] + [("PNG", 6), ("WEBP", 5), ("TIFF", 8), ("PNG", 2)]
+
+
+@pytest.mark.parametrize(("format", "orientation"), TURNED)
 def test_images_are_upright(format, orientation):
     options = {"lossless": True} if format == "WEBP" else {}
     data = encoded(scene(), format, exif=exif(orientation), **options)
@@ -168,67 +171,47 @@ def test_images_are_upright(format, orientation):
     assert_alike(applied({"image": steps}, [sample])[0]["image"], expected)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        encoded(photo("CMYK"), "JPEG"),
-        encoded(photo("L"), "JPEG"),
-        encoded(photo("RGB"), "JPEG", icc_profile=rgb_profile()),
-        encoded(photo("RGB"), "JPEG", progressive=True),
-        encoded(photo("RGB"), "JPEG") + b"behind the end",
-        encoded(photo("RGBA"), "PNG"),
-        encoded(photo("P"), "PNG"),
-        encoded(photo("L"), "PNG"),
-        encoded(photo("RGB"), "GIF"),
-        encoded(photo("RGB"), "BMP"),
-        to_ppm(np.asarray(photo("RGB"))),
-    ],
-    ids=[
-        "cmyk",
-        "grey",
-        "icc",
-        "progressive",
-        "tail",
-        "alpha",
-        "palette",
-        "L",
-        "gif",
-        "bmp",
-        "ppm",
-    ],
-)
+KINDS = {
+    "cmyk": encoded(photo("CMYK"), "JPEG"),
+    "grey": encoded(photo("L"), "JPEG"),
+    "icc": encoded(photo("RGB"), "JPEG", icc_profile=rgb_profile()),
+    "progressive": encoded(photo("RGB"), "JPEG", progressive=True),
+    "tail": encoded(photo("RGB"), "JPEG") + b"behind the end",
+    "alpha": encoded(photo("RGBA"), "PNG"),
+    "palette": encoded(photo("P"), "PNG"),
+    "L": encoded(photo("L"), "PNG"),
+    "gif": encoded(photo("RGB"), "GIF"),
+    "bmp": encoded(photo("RGB"), "BMP"),
+    "ppm": to_ppm(np.asarray(photo("RGB"))),
+}
+
+
+@pytest.mark.parametrize("data", KINDS.values(), ids=KINDS)
 def test_every_image_is_seen_as_the_codecs_see_it(data):
-    sample = {"__key__": "a", "image": data}
-    expected = to_rgb(data)
-    np.testing.assert_array_equal(applied({"image": Decode()}, [sample])[0]["image"], expected)
-    steps = [Resize((9, 11)), FLIP]
-    expected = by_pillow(PIL.Image.fromarray(expected), steps)
-    assert_alike(applied({"image": steps}, [sample])[0]["image"], expected)
+    upright, samples, steps = to_rgb(data), [{"__key__": "a", "image": data}], [Resize(11), FLIP]
+    np.testing.assert_array_equal(applied({"image": Decode()}, samples)[0]["image"], upright)
+    expected = by_pillow(PIL.Image.fromarray(upright), steps)
+    assert_alike(applied({"image": steps}, samples)[0]["image"], expected)
 
 
 WHOLE = {format: file_of(photo_like(1, 80, 60), format) for format in ("JPEG", "PNG", "WEBP")}
-MIDDLE = {format: len(data) // 2 for format, data in WHOLE.items()}
+HALF = {format: data[: len(data) // 2] for format, data in WHOLE.items()}
+DAMAGED = {
+    "empty": b"",
+    "text": b"some text",
+    "start": b"\xff\xd8\xff",
+    "int": 3,
+    "none": None,
+    **HALF,
+    "jpeg-end": HALF["JPEG"] + b"\xff\xd9",
+    "png-byte": HALF["PNG"] + b"\0" + WHOLE["PNG"][len(HALF["PNG"]) + 1 :],
+}
 
 
-@pytest.mark.parametrize("steps", [CROP, [Decode(), unchanged, CROP], [Resize(40), CenterCrop(32)]])
-@pytest.mark.parametrize(
-    "bad",
-    [
-        b"",
-        b"some text",
-        b"\xff\xd8\xff",
-        3,
-        None,
-        WHOLE["JPEG"][: MIDDLE["JPEG"]],
-        WHOLE["PNG"][: MIDDLE["PNG"]],
-        WHOLE["WEBP"][: MIDDLE["WEBP"]],
-        WHOLE["JPEG"][: MIDDLE["JPEG"]] + b"\xff\xd9",
-        WHOLE["PNG"][: MIDDLE["PNG"]] + b"\0" + WHOLE["PNG"][MIDDLE["PNG"] + 1 :],
-    ],
-    ids=["empty", "text", "start", "int", "none", "jpeg", "png", "webp", "jpeg-end", "png-byte"],
-)
+@pytest.mark.parametrize("steps", [CROP, [Decode(), unchanged, CROP]])
+@pytest.mark.parametrize("bad", DAMAGED.values(), ids=DAMAGED)
 def test_a_damaged_image_is_an_error_of_its_sample_alone(bad, steps):
-    samples: list[Any] = photos(7)
+    samples = photos(7)
     samples[3] = None
     samples[4]["image"] = bad
     transforms = Transforms({"image": steps}, IMAGES)
@@ -297,8 +280,6 @@ def pair(format="PNG", orientation=1, mode="L"):
     return {"__key__": "a", "image": image, "mask": encoded(drawn(mode), "PNG")}
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("format", ["PNG", "JPEG"])
 @pytest.mark.parametrize(
     "steps",
     [
@@ -309,9 +290,11 @@ def pair(format="PNG", orientation=1, mode="L"):
         [Decode()],
     ],
 )  # fmt: skip
-def test_a_mask_lies_on_its_image(steps, format, orientation):
-    for turn in range(6):
-        found = applied({("image", "mask"): steps}, [pair(format, orientation)], BOTH, turn=turn)[0]
+@pytest.mark.parametrize("format", ["PNG", "JPEG"])
+def test_a_mask_lies_on_its_image(steps, format):
+    for orientation in range(1, 9):
+        samples = [pair(format, orientation)]
+        found = applied({("image", "mask"): steps}, samples, BOTH, turn=orientation)[0]
         pixels, mask = found["image"], found["mask"]
         assert mask.dtype == np.int64
         inside = ~(pixels == 0).all(axis=2)  # without margins
@@ -325,10 +308,9 @@ def test_a_mask_lies_on_its_image(steps, format, orientation):
 def test_a_mask_has_the_nearest_of_its_own_values(mode):
     step = RandomResizedCrop((30, 41))
     values = np.asarray(drawn(mode)).astype(np.int32)
-    for turn in range(20):
-        found = applied({("image", "mask"): [step, FLIP]}, [pair(mode=mode)], BOTH, turn=turn)[0][
-            "mask"
-        ]
+    for turn in range(8):
+        steps = {("image", "mask"): [step, FLIP]}
+        found = applied(steps, [pair(mode=mode)], BOTH, turn=turn)[0]["mask"]
         window = Window.whole(120, 80)
         step.apply(window, draws_of(1, turn=turn).uniform(0, step.numbers)[0].tolist())
         box = window.x, window.y, window.x + window.width, window.y + window.height
