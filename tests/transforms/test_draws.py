@@ -82,24 +82,14 @@ def test_turns_and_indexes_cannot_be_taken_for_each_other():
 def test_a_sample_has_its_numbers_in_any_company(seed, samples, stream):
     turns, indexes = np.array(samples, np.int64).T
     together = Draws(seed, turns, indexes)
+    numbers = together.uniform(stream, 3)
+    np.testing.assert_array_equal(together.uniform(stream, 2), numbers[:, :2])
     for row in range(len(samples)):
         alone = Draws(seed, turns[row : row + 1], indexes[row : row + 1])
         some = together.of([row])
         assert len(alone) == len(some) == 1
         for one in (alone, some):
-            np.testing.assert_array_equal(
-                one.uniform(stream, 3)[0], together.uniform(stream, 3)[row]
-            )
+            np.testing.assert_array_equal(one.uniform(stream, 3)[0], numbers[row])
             assert one.number(0, stream) == together.number(row, stream)
         first = alone.generator(0, stream).random(3)
         np.testing.assert_array_equal(first, together.generator(row, stream).random(3))
-
-
-def test_more_numbers_begin_with_the_fewer():
-    np.testing.assert_array_equal(drawn(count=5)[:, :2], drawn(count=2))
-
-
-def test_generators_of_samples_differ():
-    draws = Draws(0, ZEROS, NUMBERS)
-    first = [draws.generator(row, stream).random() for row in range(500) for stream in (0, 1)]
-    assert len(set(first)) == 1000
