@@ -65,22 +65,16 @@ def made(values, steps, turn=0, field="audio"):
 
 
 @pytest.mark.parametrize(("format", "subtype"), KINDS)
-def test_samples_are_those_that_soundfile_gives(format, subtype):
-    for channels in (1, 2):
-        data = encoded(NOISE[:, :channels], 16_000, format, subtype)
-        expected, _ = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
-        [found] = made([data], Decode())
-        assert found.dtype == np.float32
-        np.testing.assert_array_equal(found, expected.T)
-        [one] = made([data], Mono())
-        np.testing.assert_array_equal(one, expected.T.mean(axis=0, keepdims=True, dtype="f4"))
-
-
-@pytest.mark.parametrize(("format", "subtype"), KINDS)
-def test_a_part_is_the_same_whether_it_is_sought_or_cut(format, subtype):
+def test_samples_and_parts_are_those_that_soundfile_gives(format, subtype):
+    """Whether a part is sought in the file, or cut from all of its samples."""
     data = encoded(NOISE, 16_000, format, subtype)
+    expected, _ = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
     [whole] = made([data], Decode())
-    for turn in range(5):
+    assert whole.dtype == np.float32
+    np.testing.assert_array_equal(whole, expected.T)
+    [one] = made([encoded(NOISE[:, 0], 16_000, format, subtype)], Mono())
+    assert one.shape == (1, 9001)
+    for turn in range(3):
         [sought] = made([data], [RandomClip(0.25)], turn)
         [cut] = made([data], [Decode(), Mono(), RandomClip(0.25)], turn)
         assert sought.shape == (2, 4000)
@@ -92,11 +86,8 @@ def test_a_part_is_the_same_whether_it_is_sought_or_cut(format, subtype):
 def test_parts_begin_anywhere_and_short_audio_is_followed_by_zeros():
     ramp = np.arange(100, dtype=np.float32) / 128
     data = encoded(ramp, 100)
-    starts = [
-        round(float(part[0, 0]) * 128)
-        for t in range(300)
-        for part in made([data], [RandomClip(0.9)], t)
-    ]
+    parts = [made([data], [RandomClip(0.9)], turn)[0] for turn in range(100)]
+    starts = [round(float(part[0, 0]) * 128) for part in parts]
     assert set(starts) == set(range(11))
     [short] = made([data], [RandomClip(1.5)])
     np.testing.assert_array_equal(short, np.append(ramp, np.zeros(50, np.float32))[None])
@@ -104,13 +95,13 @@ def test_parts_begin_anywhere_and_short_audio_is_followed_by_zeros():
     np.testing.assert_array_equal(empty, np.zeros((1, 5)))
 
 
-@pytest.mark.parametrize("rate", [8000, 11_025, 16_000, 22_050, 44_100, 48_000])
+@pytest.mark.parametrize("rate", [8000, 11_025, 44_100])
 def test_parts_have_one_length_whatever_the_rate_was(rate):
     data = encoded(NOISE[:, 0], rate)
-    for seconds in (0.1, 0.333, 1 / 7):
-        [part] = made([data], [RandomClip(seconds), Resample(16_000)])
-        [other] = made([data], [Resample(16_000), RandomClip(seconds)])
-        assert part.shape == other.shape == (1, round(seconds * 16_000))
+    for seconds in (0.1, 1 / 7):
+        steps = [RandomClip(seconds), Resample(16_000)]
+        for order in (steps, steps[::-1]):
+            assert made([data], order)[0].shape == (1, round(seconds * 16_000))
 
 
 def tones(rate, frequencies, seconds=1.0):
@@ -134,9 +125,7 @@ def torchaudio_resampled(sound, rate, to, width=6, rolloff=0.99):
     return made * cutoff / rate
 
 
-@pytest.mark.parametrize(
-    ("rate", "to"), [(44_100, 16_000), (48_000, 16_000), (16_000, 44_100), (8000, 16_000)]
-)
+@pytest.mark.parametrize(("rate", "to"), [(44_100, 16_000), (48_000, 16_000), (8000, 16_000)])
 def test_resampling_is_that_of_the_continuous_signal(rate, to):
     """To 1e-5 below half of what the lower rate can hold, to 0.01 dB up to 90 %."""
     low = min(rate, to) / 2
@@ -155,16 +144,16 @@ def test_resampling_is_that_of_the_continuous_signal(rate, to):
 @pytest.mark.parametrize(("rate", "to"), [(44_100, 16_000), (16_000, 44_100)])
 def test_resampling_beside_the_formula_of_torchaudio(rate, to):
     """With a long window to 1e-3; its own default is further from the signal, and so from ours."""
-    low = min(rate, to) / 2
-    frequencies = [0.01 * low, 0.3 * low, 0.7 * low]
-    sound = tones(rate, frequencies, 0.3)
-    [found] = made([encoded(sound, rate)], Resample(to))
-    inner = slice(to // 20, -(to // 20))
-    close = torchaudio_resampled(sound, rate, to, 64)
+    frequencies = [part * min(rate, to) / 2 for part in (0.01, 0.3, 0.7)]
+    sound, exact = (tones(each, frequencies, 0.3) for each in (rate, to))
+    [[found]] = made([encoded(sound, rate)], Resample(to))
+
+    def apart(one, other):
+        return np.abs(one - other)[to // 20 : -(to // 20)].max()
+
     usual = torchaudio_resampled(sound, rate, to)
-    assert np.abs(found[0] - close)[inner].max() < 1e-3
-    theirs = np.abs(usual - tones(to, frequencies, 0.3))[inner].max()
-    assert np.abs(found[0] - usual)[inner].max() < theirs + 1e-4
+    assert apart(found, torchaudio_resampled(sound, rate, to, 64)) < 1e-3
+    assert apart(found, usual) < apart(usual, exact) + 1e-4
 
 
 def test_functions_get_samples():
@@ -177,25 +166,17 @@ def test_functions_get_samples():
 def test_what_is_no_chain_is_refused():
     schema = Schema({"audio": Audio(), "image": Image(), "n": Int(), "a": Array("<f4", (None,))})
     clip, crop = RandomClip(1), shardkit.CenterCrop(3)
-    for transforms in (
-        {"audio": [len, clip]},
-        {"audio": [Decode(), len, clip]},
-        {"audio": [crop]},
-        {"audio": [clip, crop]},
-        {"image": [clip]},
-        {"image": [Decode(), clip]},
-        {"n": [clip]},
-        {"a": [clip]},
-        {("audio", "n"): [clip]},
-    ):
+    chains = {"audio": ([len, clip], [Decode(), len, clip], [crop], [clip, crop])}
+    chains |= {"image": ([clip], [Decode(), clip]), "n": ([clip],), "a": ([clip],)}
+    chains[("audio", "n")] = ([clip],)
+    for field, steps in ((field, steps) for field, some in chains.items() for steps in some):
         with pytest.raises(UsageError):
-            Transforms(transforms, schema)
-    for wrong in (0, -1, 1.5, 10**6, "16000", True):
+            Transforms({field: steps}, schema)
+    numbers = (0, -1, "1", None, math.nan, math.inf)
+    wrong = {Resample: (1.5, 10**6, "16000", True, 0, -1), RandomClip: numbers}
+    for kind, value in ((kind, value) for kind, values in wrong.items() for value in values):
         with pytest.raises(UsageError):
-            Resample(wrong)
-    for wrong in (0, -1, math.nan, math.inf, "1", None):
-        with pytest.raises(UsageError):
-            RandomClip(wrong)
+            kind(value)
     assert repr([clip, Resample(8000), Mono()]) == "[RandomClip(1), Resample(8000), Mono()]"
 
 
@@ -227,34 +208,24 @@ def clips(tmp_path_factory):
 
 def test_batches_of_clips_resume_and_divide_as_those_of_images(clips):
     """S-guarantees: the same clips for any ranks, threads and stops."""
+    options = {"global_batch_size": 8, "shuffle": True, "seed": 3}
+    options["transforms"] = {"audio": [RandomClip(0.1), Resample(16_000)]}
 
-    def batches(rank=0, size=1, **options):
-        return Loader(
-            clips, global_batch_size=8, shuffle=True, seed=3, rank=rank, world_size=size,
-            transforms={"audio": [RandomClip(0.1), Resample(16_000)]}, **options,
-        )  # fmt: skip
+    def parts(*loaders):
+        rows = (zip(b["__key__"], b["audio"], strict=True) for made in loaders for b in made)
+        return {key: part.numpy().tobytes() for some in rows for key, part in some}
 
-    def parts(made):
-        rows = (row for b in made for row in zip(b["__key__"], b["audio"], strict=True))
-        return {key: part.numpy().tobytes() for key, part in rows}
-
-    loader = batches(threads=1)
-    epochs = [list(loader), list(loader)]
-    first = epochs[0][0]["audio"]
-    assert (first.shape, first.dtype) == ((8, 1, 1600), torch.float32)
-    assert parts(epochs[0]) != parts(epochs[1])
-    for threads in (2, 3):
-        again = batches(threads=threads)
-        assert [parts(again), parts(again)] == [parts(epoch) for epoch in epochs]
-    ranks = [batches(rank, 2) for rank in range(2)]
-    assert parts(b for rank in ranks for b in rank) == parts(epochs[0])
-    stopped = batches()
-    for number, _ in enumerate(stopped):
-        if number == 1:
-            break
-    on = batches()
-    on.load_state_dict(stopped.state_dict())
-    assert parts(on) == parts(epochs[0][2:])
+    loader = Loader(clips, threads=1, **options)
+    first = list(loader)
+    assert (first[0]["audio"].shape, first[0]["audio"].dtype) == ((8, 1, 1600), torch.float32)
+    assert parts(first) != parts(loader), "each epoch has clips of its own"
+    assert parts(Loader(clips, threads=3, **options)) == parts(first)
+    ranks = [Loader(clips, rank=rank, world_size=2, **options) for rank in range(2)]
+    assert parts(*ranks) == parts(first)
+    stopped, resumed = Loader(clips, **options), Loader(clips, **options)
+    next(iter(stopped))
+    resumed.load_state_dict(stopped.state_dict())
+    assert parts(resumed) == parts(first[1:])
 
 
 def test_batches_by_duration_are_planned_from_headers_and_padded_behind(clips):
@@ -308,10 +279,8 @@ def test_durations_of_datasets_without_a_table_are_read(clips, tmp_path):
 def test_stats_and_inspect_have_durations(clips):
     found = shardkit.open(clips).stats()["fields"]["audio"]
     assert found["formats"] == {"wav": 40}
-    assert found["milliseconds"]["min"] == 100
-    assert found["sampling_rate"]["max"] == 8000
+    assert (found["milliseconds"]["min"], found["sampling_rate"]["max"]) == (100, 8000)
     assert found["channels"]["max"] == 1
     assert shardkit.inspect(clips)["lengths"]["audio"]["shortest"] == 100
-    shown = CliRunner().invoke(cli, ["inspect", str(clips)]).output
-    assert "milliseconds of 'audio'" in shown
-    assert "sampling_rate" in CliRunner().invoke(cli, ["stats", str(clips)]).output
+    for command, words in (("inspect", "milliseconds of 'audio'"), ("stats", "sampling_rate")):
+        assert words in CliRunner().invoke(cli, [command, str(clips)]).output
