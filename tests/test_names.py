@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import ntpath
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import PureWindowsPath
-from typing import Any
 
 import pytest
 import xxhash
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 
 import shardkit
 from shardkit import manifest as manifests
-from shardkit.errors import DamagedError, ShardkitError, UsageError
+from shardkit.errors import DamagedError, UsageError
 from shardkit.inspection import inspect
 from shardkit.names import is_safe
 from shardkit.opening import open_splits
@@ -31,19 +30,24 @@ MANIFEST = f"{manifests.FOLDER}/{manifests.NAME}"
 
 def write_json(path, data):
     """A JSON file; a manifest with the checksum that whoever changes one can make as well."""
-    if "manifest_checksum" in data:
-        del data["manifest_checksum"]
-        text = json.dumps(data, ensure_ascii=False, indent=1).encode("utf-8", "backslashreplace")
-        data["manifest_checksum"] = xxhash.xxh3_128_hexdigest(text)
-    text = json.dumps(data, ensure_ascii=False, indent=1).encode("utf-8", "backslashreplace")
-    path.write_bytes(text)
+
+    def text():
+        return json.dumps(data, ensure_ascii=False, indent=1).encode("utf-8", "backslashreplace")
+
+    if data.pop("manifest_checksum", None):
+        data["manifest_checksum"] = _hash(text())
+    path.write_bytes(text())
+
+
+def _hash(data):
+    return xxhash.xxh3_128_hexdigest(data)
 
 
 def convert(source, to, out, **options):
     shardkit.convert(source, to, out, workers=0, **options)
 
 
-def samples(count=12):
+def samples(count=8):
     return [{"__key__": f"{n:04d}", "text": "x" * n, "label": n % 2} for n in range(count)]
 
 
@@ -59,12 +63,8 @@ def with_files(folder):
     write_json(folder / MANIFEST, data)
 
 
-def _hash(data):
-    return xxhash.xxh3_128_hexdigest(data)
-
-
 def _saved_by_hf(folder, **options):
-    convert(samples(), "hf", folder, shard_samples=5, **options)
+    convert(samples(), "hf", folder, shard_samples=3, **options)
     for ours in list(folder.rglob(manifests.FOLDER)):
         shutil.rmtree(ours)
 
@@ -74,7 +74,7 @@ def sets(tmp_path_factory):
     """Datasets of each kind that names files, whole."""
     root = tmp_path_factory.mktemp("sets")
     for name, to in (("tar", "wds"), ("lmdb", "lmdb")):
-        convert(samples(), to, root / name, shard_samples=5)
+        convert(samples(), to, root / name, shard_samples=3)
         with_files(root / name)
     convert(samples(), "arrow", root / "splits", split="train=0.5,val=0.5")
     (root / "single").mkdir()
@@ -136,28 +136,21 @@ touched = Touched()
 
 
 def use(path, out):
-    """Do all that one does with a dataset; the errors."""
+    """Do all that one does with a dataset."""
 
     def read():
         for dataset in open_splits(path).values():
             dataset.original_paths(), dataset.tokenizer(), [*dataset]
 
-    found = []
-    acts: list[Callable[[], Any]] = [
+    for act in (
         read,
         lambda: inspect(path),
         lambda: verify(path, against=samples(), decode=True),
         lambda: convert(path, "wds", out),
         lambda: convert(samples(3), "arrow", path, overwrite=True),
-    ]
-    for act in acts:
-        try:
+    ):
+        with contextlib.suppress(Exception):  # what damage gives is tested elsewhere
             act()
-        except ShardkitError as error:
-            found.append(error)
-        except Exception:  # what damage gives is tested elsewhere
-            pass
-    return found
 
 
 def evil_names(world):
@@ -180,7 +173,7 @@ def test_no_string_of_a_dataset_leads_out_of_it(kind, sets, tmp_path, monkeypatc
     likely = [way for way in every if way[-1] in ("name", "file", "filename") or "splits" in way]
     monkeypatch.chdir(tmp_path)
 
-    @settings(max_examples=examples(10), suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(5), suppress_health_check=list(HealthCheck))
     @given(st.sampled_from(every) | st.sampled_from(likely), evil_names(world))
     def check(way, name):
         shutil.rmtree(world, ignore_errors=True)
@@ -218,11 +211,14 @@ NAMED = [
     ("hf", ("_data_files", 1, "filename"), "_data_files[1].filename"),
     ("hf_splits", ("splits", 1), "splits"),
 ]
+UNSAFE = ["/abs/x", "../x", "a/../../x", "a\\x", "C:x", "aux.tar", "a\0"]
+# Each name in one place, and each place with one.
+TRIED = [*((NAMED[0], name) for name in UNSAFE), *((named, UNSAFE[1]) for named in NAMED[1:])]
 
 
-@pytest.mark.parametrize("name", ["/abs/x", "../x", "a/../../x", "a\\x", "C:x", "aux.tar", "a\0"])
-@pytest.mark.parametrize(("kind", "way", "field"), NAMED)
-def test_the_error_says_which_name_of_which_file(kind, way, field, name, sets, tmp_path):
+@pytest.mark.parametrize(("named", "name"), TRIED)
+def test_the_error_says_which_name_of_which_file(named, name, sets, tmp_path):
+    kind, way, field = named
     opened, described = KINDS[kind]
     shutil.copytree(sets / kind, tmp_path / "evil")
     data = json.loads((tmp_path / "evil" / described).read_bytes())
@@ -236,6 +232,7 @@ def test_the_error_says_which_name_of_which_file(kind, way, field, name, sets, t
     assert str(caught.value) in [str(problem) for problem in problems]
 
 
+# Each but the last may be part of a device's name, or lead somewhere else.
 _PIECES = [
     "..",
     ".",
@@ -247,11 +244,11 @@ _PIECES = [
     "NUL",
     "aux.x",
     " ",
-    "x",
     "ü",
     "\udcff",
     "\0",
     "~",
+    "x",
 ]
 
 
@@ -276,14 +273,11 @@ def test_a_safe_name_stays_inside_on_any_system(name):
     assert not any(is_reserved(part) for part in name.split("/"))
 
 
-def test_usual_names_are_safe():
+def test_usual_names_are_safe_and_others_are_not_written(tmp_path):
     for name in ("shard-000000.tar", "a/b.mdb", "é.beton", "..x", "x..y", ".hidden", "consul.tar"):
         assert is_safe(name), name
     assert not is_safe("a/b", flat=True)
     assert not is_safe("x" * 256)
-
-
-def test_what_would_be_refused_is_not_written(tmp_path):
     for name in ("nul.arrow", "a\\b.arrow", "C:x.arrow"):
         with pytest.raises(UsageError, match="invalid name of an output"):
             convert(samples(), "arrow", tmp_path / name)
