@@ -9,12 +9,11 @@ import io
 import json
 import os
 import struct
-import subprocess
-import sys
 import tarfile
 import tempfile
 from pathlib import Path
 
+import pyarrow
 import pytest
 
 import shardkit
@@ -51,26 +50,21 @@ def made(request, tmp_path_factory):
     return folder / "out"
 
 
-def _uses(path):
-    """All that reads the samples of a dataset."""
-
-    def verify():
-        for problem in shardkit.verify(path, decode=True).problems:
-            raise problem
-
-    again = path.with_name("again")
-    return {
-        "index": lambda: shardkit.open(path)[1],
-        "load": lambda: list(Loader(path, batch_size=2, threads=0, fields=["label"])),
-        "verify": verify,
-        "against": lambda: [_raise(problem) for problem in shardkit.verify(path, path).problems],
-        "inspect": lambda: inspect(path, full=True),
-        "convert": lambda: shardkit.convert(path, to="wds", out=again, workers=0, overwrite=True),
-    }
-
-
 def _raise(error):
     raise error
+
+
+def _uses(path):
+    """All that reads the samples of a dataset."""
+    again = path.with_name("again")
+    return [
+        lambda: shardkit.open(path)[1],
+        lambda: list(Loader(path, batch_size=2, threads=0, fields=["label"])),
+        lambda: [_raise(problem) for problem in shardkit.verify(path, decode=True).problems],
+        lambda: [_raise(problem) for problem in shardkit.verify(path, path).problems],
+        lambda: inspect(path, full=True),
+        lambda: shardkit.convert(path, to="wds", out=again, workers=0, overwrite=True),
+    ]
 
 
 def _break(monkeypatch, path, error):
@@ -81,34 +75,34 @@ def _break(monkeypatch, path, error):
             monkeypatch.setattr(reader, name, lambda *_, **__: _raise(error))
 
 
-@pytest.mark.parametrize("error", _RAISED, ids=lambda error: type(error).__name__)
-def test_what_a_reader_raises(made, error, monkeypatch):
-    _break(monkeypatch, made, error)
-    for name, use in _uses(made).items():
-        with pytest.raises(DamagedError, match="no specific message") as raised:
-            use()
-        assert type(error).__name__ in (raised.value.found or ""), name
+def test_what_a_reader_raises(made, monkeypatch):
+    """Each use meets an error, and each error a use."""
+    uses = _uses(made)
+    met = [(use, _RAISED[0]) for use in uses]
+    met += [(uses[n % len(uses)], error) for n, error in enumerate(_RAISED)]
+    for use, error in met:
+        with monkeypatch.context() as patch:
+            _break(patch, made, error)
+            with pytest.raises(DamagedError, match="no specific message") as raised:
+                use()
+        assert type(error).__name__ in (raised.value.found or "")
         assert made.name in str(raised.value.where["path"])
         assert raised.value.__cause__ is error
 
 
-def test_what_a_reader_raises_when_it_is_opened(made, monkeypatch):
-    error = KeyError("x")
-    monkeypatch.setattr(Dataset, "_open", lambda *_: _raise(error))
-    for use in _uses(made).values():
-        with pytest.raises(DamagedError, match="no specific message"):
-            use()
-
-
-def test_what_says_nothing_of_the_data(made, monkeypatch):
-    _break(monkeypatch, made, MemoryError("x"))
-    for use in _uses(made).values():
-        with pytest.raises(MemoryError, match="x"):
-            use()
-    _break(monkeypatch, made, OSError(errno.EIO, "x"))
-    for use in _uses(made).values():
-        with pytest.raises(StorageError, match="cannot read"):
-            use()
+def test_what_is_raised_at_opening_and_what_says_nothing_of_the_data(made, monkeypatch):
+    for error, kind, words in (
+        (MemoryError("x"), MemoryError, "x"),
+        (OSError(errno.EIO, "x"), StorageError, "cannot read"),
+        (None, DamagedError, "no specific message"),
+    ):
+        if error is not None:
+            _break(monkeypatch, made, error)
+        else:
+            monkeypatch.setattr(Dataset, "_open", lambda *_: _raise(KeyError("x")))
+        for use in _uses(made):
+            with pytest.raises(kind, match=words):
+                use()
 
 
 # --- what was met so, and has a message now -------------------------------------------------------
@@ -134,21 +128,17 @@ def _tar(root, *members):
 
 
 @pytest.mark.parametrize("format", few(IMAGE_FORMATS))
-@pytest.mark.parametrize("on_error", ["fail", "skip"])
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
+def test_names_that_are_not_unicode(tmp_path, format):
+    for number, (make, words) in enumerate((
         (lambda root: _folder(root, name=b"\xff"), "the name of a class is not valid Unicode"),
         (lambda root: _folder(root, '"\\ud800": 1'), "name of a field is not valid|ASCII"),
         (lambda root: _tar(root, ("a.\udcff", b"x")), "name of a field is not valid|ASCII"),
-    ],
-    ids=["class", "field", "member"],
-)
-def test_names_that_are_not_unicode(tmp_path, format, on_error, make, words):
-    with pytest.raises(ShardkitError, match=words):
-        shardkit.convert(
-            make(tmp_path), to=format, out=tmp_path / "x", workers=0, on_error=on_error
-        )
+    )):  # fmt: skip
+        (root := tmp_path / str(number)).mkdir()
+        source = make(root)
+        for on_error in ("fail", "skip"):
+            with pytest.raises(ShardkitError, match=words):
+                shardkit.convert(source, format, root / "x", workers=0, on_error=on_error)
 
 
 @pytest.mark.parametrize("format", few(IMAGE_FORMATS))
@@ -197,29 +187,22 @@ def test_a_temporary_folder_that_is_full(tmp_path, full, monkeypatch):
 
 # --- what took time with the square of its number -------------------------------------------------
 
-_MANY = """
-import sys, pyarrow as pa, shardkit
-from shardkit.inspection import inspect
-folder, columns = sys.argv[1], 60_000
-text = shardkit.TextOptions(field="c0")
-for name in ("a.csv", "b.csv"):
-    head = ["c"] * columns if name == "b.csv" else [f"c{n}" for n in range(columns)]
-    with open(f"{folder}/{name}", "w") as file:
-        file.write(",".join(head) + "\\n" + ",".join("x" * columns) + "\\n")
-    try:
-        shardkit.convert(f"{folder}/{name}", to="wds", out=f"{folder}/out", workers=0, text=text)
-    except shardkit.errors.ShardkitError as error:
-        assert name == "b.csv" and "the same name" in error.what
-table = pa.table({f"c{n}": [n] for n in range(8_000)})
-with pa.ipc.new_file(f"{folder}/a.arrow", table.schema) as file:
-    file.write(table)
-assert inspect(f"{folder}/a.arrow")["fields"]["c9"]["stats"]["count"] == 1
-"""
-
 
 @pytest.mark.large
 def test_tables_of_very_many_columns(tmp_path):
-    subprocess.run([sys.executable, "-c", _MANY, tmp_path], check=True, timeout=60)
+    def convert(names):
+        path = tmp_path / "x.csv"
+        path.write_text(",".join(names) + "\n" + ",".join("x" * len(names)) + "\n")
+        text = shardkit.TextOptions(field="c0")
+        shardkit.convert(path, "wds", tmp_path / "out", workers=0, text=text)
+
+    convert([f"c{n}" for n in range(60_000)])
+    with pytest.raises(ShardkitError, match="the same name"):
+        convert(["c"] * 60_000)
+    table = pyarrow.table({f"c{n}": [n] for n in range(8_000)})
+    with pyarrow.ipc.new_file(tmp_path / "a.arrow", table.schema) as file:
+        file.write(table)
+    assert inspect(tmp_path / "a.arrow")["fields"]["c9"]["stats"]["count"] == 1
 
 
 def test_a_tar_of_very_many_extensions(tmp_path):
@@ -234,19 +217,15 @@ def test_a_tar_of_very_many_extensions(tmp_path):
 # --- tokenizers -----------------------------------------------------------------------------------
 
 
-def _tokenize(tmp_path, on_error="fail", **parts):
+def _tokenize(tmp_path, on_error="fail", model=(), **parts):
     """Convert two texts with a tokenizer.json of the letters a to c, and these parts."""
-    model = {"type": "BPE", "vocab": {letter: n for n, letter in enumerate("abc")}, "merges": []}
-    model |= parts.pop("model", {})
-    (tmp_path / "tokenizer.json").write_text(
-        json.dumps({"version": "1.0", "model": model, **parts})
-    )
-    (tmp_path / "in.txt").write_text("abc\nabcd\n")
-    text = shardkit.TextOptions(tokenizer=str(tmp_path / "tokenizer.json"), append_eos=False)
-    out = tmp_path / "out"
-    return shardkit.convert(
-        tmp_path / "in.txt", to="wds", out=out, text=text, workers=0, on_error=on_error
-    )
+    vocabulary = {letter: n for n, letter in enumerate("abc")}
+    model = {"type": "BPE", "vocab": vocabulary, "merges": [], **dict(model)}
+    path, source = tmp_path / "tokenizer.json", tmp_path / "in.txt"
+    path.write_text(json.dumps({"version": "1.0", "model": model, **parts}))
+    source.write_text("abc\nabcd\n")
+    options = {"text": shardkit.TextOptions(tokenizer=path, append_eos=False), "workers": 0}
+    return shardkit.convert(source, "wds", tmp_path / "out", on_error=on_error, **options)
 
 
 def test_a_tokenizer_that_panics(tmp_path):
