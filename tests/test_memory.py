@@ -35,7 +35,7 @@ def test_a_command_with_too_little_memory_says_so(tmp_path, command, large):
     if command == "verify":
         shardkit.convert(source, "wds", tmp_path / "sound", workers=0)
         source, words = tmp_path / "sound", ["--decode"]
-    for megabytes in range(160, 1500, 240) if large else (160,):
+    for megabytes in range(160, 1500, 440) if large else (160,):
         limit = megabytes * 1_000_000
         done = subprocess.run(
             [sys.executable, "-m", "shardkit", command, source, *words],
