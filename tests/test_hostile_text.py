@@ -20,7 +20,7 @@ import pyarrow.parquet
 import pytest
 
 import shardkit
-from shardkit.cli import COMMANDS, complain
+from shardkit.cli import COMMANDS, complain, main
 from shardkit.errors import DamagedError, ShardkitWarning, printable
 from shardkit.performance.findings import Finding
 from shardkit.testing import make_image
@@ -49,22 +49,23 @@ def check(*words):
     return printed[0].returncode, printed[0].stdout + printed[0].stderr
 
 
+def write_rows(root, rows):
+    """The fields of the images in a folder, whatever folders they are in."""
+    paths = sorted(root.rglob("*.jpg"))
+    lines = [json.dumps({"file_name": str(path.relative_to(root)), **rows}) for path in paths]
+    (root / "metadata.jsonl").write_text("".join(line + "\n" for line in lines))
+
+
 @pytest.fixture
 def evil(tmp_path):
     """Images in splits and classes whose names are all evil, with fields of such names."""
     root = tmp_path / EVIL
-    for split in ("train", "val"):
+    for split in (root / "train", root / "val"):
         for name in (EVIL, "日本"):
-            folder = root / split / name
-            folder.mkdir(parents=True)
-            (folder / f"{EVIL}.jpg").write_bytes(make_image(1))
-        (root / split / EVIL / "note.md").write_text(EVIL)
-        rows = [
-            {"file_name": str(path.relative_to(root / split)), EVIL: EVIL, "é": {EVIL: EVIL}}
-            for path in sorted((root / split).rglob("*.jpg"))
-        ]
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        (root / split / "metadata.jsonl").write_text(text)
+            (split / name).mkdir(parents=True)
+            (split / name / f"{EVIL}.jpg").write_bytes(make_image(1))
+        (split / EVIL / "note.md").write_text(EVIL)
+        write_rows(split, {EVIL: EVIL, "é": {EVIL: EVIL}})
     return root
 
 
@@ -125,8 +126,7 @@ def _lmdb(path):
 
 
 def _lines(path):
-    rows = [{"text": EVIL, EVIL: EVIL}, {"text": 5, EVIL: 5}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text("".join(json.dumps({"text": x, EVIL: x}) + "\n" for x in (EVIL, 5)))
 
 
 def _csv(path):
@@ -140,16 +140,16 @@ def _folder(path):
         Path(os.fsdecode(bad + b"/" + name)).write_bytes(data)
 
 
-@pytest.mark.parametrize(
-    ("name", "make"),
-    [
-        ("x.tar", _tar), ("x.parquet", _table), ("x.lmdb", _lmdb), ("x.jsonl", _lines),
-        ("x.csv", _csv), ("x", _folder),
-    ],
-)  # fmt: skip
-def test_commands_on_evil_data_of_others(tmp_path, name, make):
+OF_OTHERS = {
+    "x.tar": _tar, "x.parquet": _table, "x.lmdb": _lmdb, "x.jsonl": _lines, "x.csv": _csv,
+    "x": _folder,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_OTHERS)
+def test_commands_on_evil_data_of_others(tmp_path, name):
     path = tmp_path / (EVIL + name)
-    make(path)
+    OF_OTHERS[name](path)
     for command in ("inspect", "head", "verify"):
         check(command, path)
     for options in ((), ("--plan",), ("--on-error", "skip"), ("--check", "decode")):
@@ -197,11 +197,7 @@ def screen(tmp_path_factory):
         (folder / f"{SCREEN}.txt").write_text(SCREEN)
     (root / "b" / "bad.jpg").write_bytes(SCREEN.encode())
     (root / "b" / f"{SCREEN}.md").write_text(SCREEN)
-    rows = [
-        {"file_name": str(path.relative_to(root)), "words": SCREEN, SCREEN: {SCREEN: SCREEN}}
-        for path in sorted(root.rglob("*.jpg"))
-    ]
-    (root / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(root, {"words": SCREEN, SCREEN: {SCREEN: SCREEN}})
     return root
 
 
@@ -269,9 +265,8 @@ def test_lines_on_standard_error_are_escaped(capfd):
     assert capfd.readouterr().err == f"one\n{printable(SCREEN)}\n".replace("\\r\\n", "\\r\n")
 
 
-def test_a_traceback_is_shown_not_obeyed():
-    """Of a mistake of ours, with a name of the data in its message."""
-    script = """
+# Of a mistake of ours, with a name of the data in its message.
+FAILS = """
 import sys
 from shardkit import cli
 
@@ -281,7 +276,10 @@ def fails(*words, **options):
 cli.group.main = fails
 cli.main()
 """
-    command = [sys.executable, "-c", script, SCREEN]
+
+
+def test_a_traceback_is_shown_not_obeyed():
+    command = [sys.executable, "-c", FAILS, SCREEN]
     found = subprocess.run(command, capture_output=True, check=False)
     assert found.returncode == 1
     shown = found.stderr.decode()
@@ -291,16 +289,22 @@ cli.main()
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
-def test_json_is_json_in_any_encoding(evil, tmp_path, encoding):
+def test_json_is_json_in_any_encoding(evil, tmp_path, monkeypatch, encoding):
     shardkit.convert(evil / "train", to="lmdb", out=tmp_path / "out", workers=0)
-    command = [sys.executable, "-m", "shardkit", "inspect", tmp_path / "out"]
-    environment = {**os.environ, "PYTHONIOENCODING": encoding}
-    found = [
-        subprocess.run([*command, *more], env=environment, capture_output=True, check=True)
-        for more in ((), ("--json",))
-    ]
-    assert json.loads(found[1].stdout)["classes"][0]["name"] == EVIL
-    assert ("日本" in found[0].stdout.decode(encoding)) is (encoding == "utf-8")
+    shown = []
+    for more in ((), ("--json",)):
+        with io.TextIOWrapper(io.BytesIO(), encoding) as stream, monkeypatch.context() as patch:
+            words = ["shardkit", "inspect", str(tmp_path / "out"), *more]
+            ours = {"stdout": stream, "stderr": stream, "argv": words, "excepthook": None}
+            for name, value in ours.items():
+                patch.setattr(sys, name, value)
+            patch.setattr(warnings, "showwarning", warnings.showwarning)
+            patch.setenv("OPENBLAS_NUM_THREADS", "1")
+            with pytest.raises(SystemExit, match=r"^0$"):
+                main()
+            shown.append(stream.buffer.getvalue())
+    assert json.loads(shown[1])["classes"][0]["name"] == EVIL
+    assert ("日本" in shown[0].decode(encoding)) is (encoding == "utf-8")
 
 
 def test_what_python_shows():
