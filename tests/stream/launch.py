@@ -2,6 +2,7 @@
 
 `python -m tests.stream.launch MODULE JOBS`: JOBS is JSON, of each job the number of ranks and what
 MODULE's `main` is called with in each of them. The next job begins when all of them are done.
+What is slow to import may be imported before that by its `prepare`.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ def main(module, jobs):
     import torch.distributed as dist
 
     made = importlib.import_module(module)
+    getattr(made, "prepare", lambda: None)()
     for world, *arguments in json.loads(jobs):
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         children = []

@@ -201,25 +201,17 @@ def test_batches_by_length_hold_every_token_once_on_equal_ranks(tmp_path, batchi
     assert came == Counter(n * 1000 + m for n, length in enumerate(LENGTHS) for m in range(length))
 
 
-def test_a_collate_of_others_need_not_have_lengths(tmp_path):
-    def collate(samples):
-        return {"attention_mask": np.ones((len(samples), 16))}
-
-    loader = Loader(write_tokens(tmp_path / "t"), batch_size=3, collate=collate)
-    assert next(iter(loader))["attention_mask"].shape == (3, 16)
-    assert loader.padding == 0
-
-
 @pytest.mark.parametrize("more", [[], [shardkit.Normalize((0.5,) * 3, (0.5,) * 3)]])
 def test_a_collate_gets_samples_as_transforms_have_made_them(photos, more):
     def collate(samples):
         images = np.stack([sample["image"] for sample in samples])
-        return {"x": images, "y": [sample["label"] for sample in samples]}
+        mask = np.ones(len(samples))  # need not come with lengths
+        return {"x": images, "y": [s["label"] for s in samples], "attention_mask": mask}
 
     options = {"transforms": {"image": [*CROP["image"], *more]}, "fields": ["image", "label"]}
     plain, own = first(photos, **options), first(photos, collate=collate, **options)
     padded = first(photos, collate=shardkit.pad_collate(), **options)
-    assert list(own) == ["x", "y", "__key__", "valid"]
+    assert list(own) == ["x", "y", "attention_mask", "__key__", "valid"]
     assert same([own["x"], padded["image"]], [plain["image"]] * 2)
     assert own["y"] == plain["label"].tolist()
 

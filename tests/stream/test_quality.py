@@ -13,7 +13,6 @@ import shardkit
 from shardkit.errors import ShardkitWarning
 from shardkit.schema import Int
 from shardkit.stream.options import StreamOptions
-from shardkit.stream.order import Order
 from shardkit.stream.quality import times_alike, warn_of_sorted
 from shardkit.stream.reading import Samples
 from shardkit.stream.stream import Stream
@@ -77,23 +76,6 @@ def test_variety_is_about_1_for_a_full_shuffle():
     for labels, batch in ((SORTED, BATCH), (np.array([0, 1, 1, 2, 2, 2, 4]), 3)):
         means = np.mean([variety(random.permutation(labels), batch) for _ in range(300)])
         assert means == pytest.approx(1, abs=0.03)
-
-
-@pytest.mark.large
-def test_blocks_and_windows_of_a_sorted_dataset_against_a_full_shuffle():
-    """ImageNet's size, sorted, in shards of 256 MB: what each window makes of it."""
-    labels = np.repeat(np.arange(1000), 1281)
-    sizes = np.diff(np.append(np.arange(0, len(labels), 9100), len(labels)))
-    classes = []
-    for window in [1 << 14, 1 << 16, 1 << 18, 1 << 20, len(labels)]:
-        order = Order(sizes, shuffle=True, seed=0, window=window)
-        numbers = order.draw(0, np.arange(len(labels))).number
-        moved = np.abs(numbers - np.arange(len(labels))).mean() / (len(labels) / 3)
-        assert moved == pytest.approx(1, abs=0.1), "blocks are permuted, whatever the window"
-        classes.append(variety(labels[numbers], 256))
-    assert (np.diff(classes) > 0).all(), "the larger the window, the better"
-    assert classes[-1] == pytest.approx(1, abs=0.01)
-    assert classes[1] < 0.5, "the default window is too small for this, and warned about"
 
 
 # --- the warning ---------------------------------------------------------------------------------

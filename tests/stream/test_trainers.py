@@ -214,6 +214,14 @@ def test_skipping_batches_reads_none_of_them(data, whole, monkeypatch):
 # --- several processes ---------------------------------------------------------------------------
 
 
+def prepare():
+    import accelerate.accelerator
+    import lightning.pytorch
+    import transformers
+
+    return accelerate, lightning, transformers.Trainer, transformers.TrainingArguments
+
+
 def main(data, folder, out, stop):
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
     warnings.simplefilter("ignore")

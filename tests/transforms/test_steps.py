@@ -245,15 +245,10 @@ def test_images_of_any_size_are_normalised(height, width):
         np.testing.assert_array_equal(normalised(pixels, dtype), expected)
 
 
-def test_bfloat16_is_rounded_as_torch_rounds():
-    expected = torch.from_numpy(normalised(EVERY, "float32")).to(torch.bfloat16)
-    found = torch.from_numpy(normalised(EVERY, "bfloat16")).view(torch.bfloat16)
-    assert torch.equal(found, expected)
-
-
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1))
 def test_every_number_becomes_the_nearest_bfloat16(values):
     ties = np.array([0x3F808000, 0x3F818000, 0xBF808000], np.uint32).view(np.float32)
     numbers = np.concatenate([np.array(values, np.float32), ties])
+    numbers = np.append(numbers, normalised(EVERY, "float32"))  # as it is used
     found = torch.from_numpy(to_bfloat16(numbers)).view(torch.bfloat16)
     assert torch.equal(found, torch.from_numpy(numbers).to(torch.bfloat16))
