@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -114,7 +113,6 @@ def test_a_killed_example_goes_on_with_the_losses_of_a_run_that_was_not(
     before = kill_after(5, example, tmp_path / "run", processes)
     kept = torch.load(tmp_path / "run/model.pt", weights_only=True)["step"]
     assert kept in before
-    shutil.copytree(tmp_path / "run", tmp_path / "fewer")
     end = kept + 30
     whole = run_until(end, example, tmp_path / "whole", processes)
     after = run_until(end, example, tmp_path / "run", processes, "--resume")
@@ -124,13 +122,6 @@ def test_a_killed_example_goes_on_with_the_losses_of_a_run_that_was_not(
     assert {**before, **after} == whole, f"killed behind step {kept}"
     curve = [loss for _, loss in whole.values()]
     assert sum(curve[-10:]) < sum(curve[:10]), "nothing was learnt"
-
-    if processes == 2:
-        # The same samples by one process: sums of floats come in another order.
-        alone = run_until(kept + 8, example, tmp_path / "fewer", 1, "--resume")
-        assert list(alone) == list(range(kept + 1, kept + 9))
-        for step, (epoch, loss) in alone.items():
-            assert (epoch, pytest.approx(loss, rel=1e-3)) == whole[step]
 
 
 @pytest.mark.docs
