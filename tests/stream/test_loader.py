@@ -360,7 +360,7 @@ def test_a_state_of_anything_else_is_refused_with_what_differs(tmp_path, photos)
         other.load_state_dict(state)
     with pytest.raises(UsageError, match="another version"):
         other.load_state_dict({**state, "order_version": 99})
-    for bad in ({}, {"epoch": 3}, {**state, "samples": None}):
+    for bad in ({}, [1], {"epoch": 3}, {**state, "samples": None}):
         with pytest.raises(UsageError, match="not a valid state of a Loader"):
             other.load_state_dict(bad)
 

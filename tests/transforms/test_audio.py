@@ -95,7 +95,7 @@ def test_parts_begin_anywhere_and_short_audio_is_followed_by_zeros():
     np.testing.assert_array_equal(empty, np.zeros((1, 5)))
 
 
-@pytest.mark.parametrize("rate", [8000, 11_025, 44_100])
+@pytest.mark.parametrize("rate", [8000, 16_000, 44_100])
 def test_parts_have_one_length_whatever_the_rate_was(rate):
     data = encoded(NOISE[:, 0], rate)
     for seconds in (0.1, 1 / 7):
