@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardkit.errors import UsageError
@@ -60,6 +60,7 @@ def global_batches(ranks):
 
 
 @given(ORDERS, st.integers(1, 40), WORLDS, st.sampled_from(["pad", "drop", "short"]))
+@example(Order(np.array([9]), shuffle=False, seed=0), 2, 4, "short")  # one is left for four ranks
 def test_each_sample_comes_once_and_padding_is_declared(order, size, world, last):
     """S1 and S2."""
     ranks = by_rank(lambda r, w: Fixed(order, size, r, w, last), world)
