@@ -201,6 +201,7 @@ def test_so_many_images_are_mirrored(p):
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.booleans(), st.booleans())
+@example(5, 2, True, False)  # a margin of 1 on one side, and of 2 on the other
 def test_flips_before_and_after_a_window_are_those_of_pixels(width, size, before, after):
     """Compared with what they do to a row of numbers, which has zeros beyond its edges."""
     row = np.arange(1, width + 1)[:: -1 if before else 1]
