@@ -36,7 +36,7 @@ def results(folder, world):
 def _rank(main, rank, world, port, arguments):
     place = {"RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     place |= {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world, "TORCHELASTIC_USE_AGENT_STORE": True}
-    os.environ |= {name: str(value) for name, value in place.items()}
+    os.environ.update({name: str(value) for name, value in place.items()})
     code = 1
     try:
         main(*arguments)
@@ -53,15 +53,18 @@ def main(module, jobs):
     made = importlib.import_module(module)
     getattr(made, "prepare", lambda: None)()
     for world, *arguments in json.loads(jobs):
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        children = []
+        children, (receive, send) = [], os.pipe()
         for rank in range(world):
             child = os.fork()
             if not child:
-                _rank(made.main, rank, world, store.port, arguments)
+                _rank(made.main, rank, world, int(os.read(receive, 8)), arguments)
             children.append(child)
+        # Not before: its thread may hold a lock of libc, which a fork would copy for ever.
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        os.write(send, f"{store.port:8}".encode() * world)
         codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
         assert codes == [0] * world, f"{module}, {arguments}: {codes}"
+        del store
 
 
 if __name__ == "__main__":
