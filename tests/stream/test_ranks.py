@@ -118,7 +118,7 @@ def told(loader):
 # --- what they must be told ----------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.large)])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.large)])
 def ranks(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     write_photos(folder / "a")
