@@ -94,30 +94,23 @@ def coco_json(painted: Sequence[Painted], suffix: str = "png", **more: Any) -> s
     annotations: list[dict[str, Any]] = []
     for number, image in enumerate(painted):
         for (x0, y0, x1, y1), name in zip(image.boxes, image.names, strict=True):
-            annotations.append(
-                {
-                    "segmentation": [[x0, y0, x1, y0, x1, y1, x0, y1]],
-                    "area": (x1 - x0) * (y1 - y0),
-                    "iscrowd": int(len(annotations) % 5 == 4),
-                    "image_id": 100 + number,
-                    "bbox": [x0, y0, x1 - x0, y1 - y0],
-                    "category_id": ids[name],
-                    "id": 900 - len(annotations),
-                }
-            )
+            count, width, height = len(annotations), x1 - x0, y1 - y0
+            annotations.append({
+                "segmentation": [[x0, y0, x1, y0, x1, y1, x0, y1]], "area": width * height,
+                "iscrowd": int(count % 5 == 4), "image_id": 100 + number,
+                "bbox": [x0, y0, width, height], "category_id": ids[name], "id": 900 - count,
+            })  # fmt: skip
+    images = [
+        {
+            "license": 1, "file_name": f"{image.name}.{suffix}", "height": image.size[1],
+            "width": image.size[0], "id": 100 + number,
+        }
+        for number, image in enumerate(painted)
+    ]  # fmt: skip
     whole = {
         "info": {"year": 2017},
         "licenses": [{"id": 1, "name": "CC"}],
-        "images": [
-            {
-                "license": 1,
-                "file_name": f"{image.name}.{suffix}",
-                "height": image.size[1],
-                "width": image.size[0],
-                "id": 100 + number,
-            }
-            for number, image in enumerate(painted)
-        ],
+        "images": images,
         "annotations": annotations,
         "categories": [{"supercategory": "x", "id": id, "name": n} for id, n in CATEGORIES.items()],
     }

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tarfile
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import lmdb
@@ -21,7 +20,7 @@ import pyarrow.parquet
 import pytest
 
 import shardkit
-from shardkit.cli import COMMANDS, complain
+from shardkit.cli import COMMANDS, complain, main
 from shardkit.errors import DamagedError, ShardkitWarning, printable
 from shardkit.performance.findings import Finding
 from shardkit.testing import make_image
@@ -34,7 +33,7 @@ EVIL = "é\x1b]0;title\x07\x9b31m\u202e\u2066\u200b\x7f\r\nshardkit: sound"
 FORGED = "shardkit: sound"
 
 
-def check(*words: object) -> tuple[int, str]:
+def check(*words):
     """Run a command, and look at all that it prints; returns its exit code and that."""
     printed = []
     for more in ((), ("--json",)):
@@ -50,27 +49,28 @@ def check(*words: object) -> tuple[int, str]:
     return printed[0].returncode, printed[0].stdout + printed[0].stderr
 
 
+def write_rows(root, rows):
+    """The fields of the images in a folder, whatever folders they are in."""
+    paths = sorted(root.rglob("*.jpg"))
+    lines = [json.dumps({"file_name": str(path.relative_to(root)), **rows}) for path in paths]
+    (root / "metadata.jsonl").write_text("".join(line + "\n" for line in lines))
+
+
 @pytest.fixture
-def evil(tmp_path: Path) -> Path:
+def evil(tmp_path):
     """Images in splits and classes whose names are all evil, with fields of such names."""
     root = tmp_path / EVIL
-    for split in ("train", "val"):
+    for split in (root / "train", root / "val"):
         for name in (EVIL, "日本"):
-            folder = root / split / name
-            folder.mkdir(parents=True)
-            (folder / f"{EVIL}.jpg").write_bytes(make_image(1))
-        (root / split / EVIL / "note.md").write_text(EVIL)
-        rows = [
-            {"file_name": str(path.relative_to(root / split)), EVIL: EVIL, "é": {EVIL: EVIL}}
-            for path in sorted((root / split).rglob("*.jpg"))
-        ]
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        (root / split / "metadata.jsonl").write_text(text)
+            (split / name).mkdir(parents=True)
+            (split / name / f"{EVIL}.jpg").write_bytes(make_image(1))
+        (split / EVIL / "note.md").write_text(EVIL)
+        write_rows(split, {EVIL: EVIL, "é": {EVIL: EVIL}})
     return root
 
 
 @pytest.mark.parametrize("format", few(IMAGE_FORMATS))
-def test_commands_on_evil_names(evil: Path, tmp_path: Path, format: str) -> None:
+def test_commands_on_evil_names(evil, tmp_path, format):
     out = tmp_path / ("out" + EVIL)
     given = ("convert", evil, "--to", format, "--workers", 0, "-o", out)
     code, words = check(*given)
@@ -100,7 +100,7 @@ def test_commands_on_evil_names(evil: Path, tmp_path: Path, format: str) -> None
     assert check("convert", out, "--to", "lmdb", "-o", tmp_path / "x", "--workers", 0)[0] == 1
 
 
-def _tar(path: Path) -> None:
+def _tar(path):
     with tarfile.open(path, "w") as tar:
         for name, data in (
             (f"{EVIL}.jpg", make_image(1)),
@@ -114,45 +114,42 @@ def _tar(path: Path) -> None:
             tar.addfile(info, io.BytesIO(data))
 
 
-def _table(path: Path) -> None:
+def _table(path):
     columns = {EVIL: [EVIL, None], "é": [{EVIL: EVIL}, None], "image": [make_image(1), b"\x1b]0;"]}
     pyarrow.parquet.write_table(pyarrow.table(columns), path)
 
 
-def _lmdb(path: Path) -> None:
+def _lmdb(path):
     with lmdb.open(os.fspath(path)) as database, database.begin(write=True) as entries:
         entries.put(EVIL.encode(), msgpack.packb({EVIL: EVIL, "é": b"x"}))
         entries.put(b"\xff\xfe", msgpack.packb({EVIL: 5}))
 
 
-def _lines(path: Path) -> None:
-    rows = [{"text": EVIL, EVIL: EVIL}, {"text": 5, EVIL: 5}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def _lines(path):
+    path.write_text("".join(json.dumps({"text": x, EVIL: x}) + "\n" for x in (EVIL, 5)))
 
 
-def _csv(path: Path) -> None:
+def _csv(path):
     path.write_bytes(f"\x1b[31m,b,b\n{EVIL},\x1b,y\n".encode())
 
 
-def _folder(path: Path) -> None:
+def _folder(path):
     bad = os.fsencode(path) + b"/\xff\x1b]0;"
     os.makedirs(bad)
     for name, data in ((b"\xfe.jpg", make_image(1)), (b"\x1b[31m.jpg", b"\x1b]0;")):
         Path(os.fsdecode(bad + b"/" + name)).write_bytes(data)
 
 
-@pytest.mark.parametrize(
-    ("name", "make"),
-    [
-        ("x.tar", _tar), ("x.parquet", _table), ("x.lmdb", _lmdb), ("x.jsonl", _lines),
-        ("x.csv", _csv), ("x", _folder),
-    ],
-)  # fmt: skip
-def test_commands_on_evil_data_of_others(
-    tmp_path: Path, name: str, make: Callable[[Path], None]
-) -> None:
+OF_OTHERS = {
+    "x.tar": _tar, "x.parquet": _table, "x.lmdb": _lmdb, "x.jsonl": _lines, "x.csv": _csv,
+    "x": _folder,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_OTHERS)
+def test_commands_on_evil_data_of_others(tmp_path, name):
     path = tmp_path / (EVIL + name)
-    make(path)
+    OF_OTHERS[name](path)
     for command in ("inspect", "head", "verify"):
         check(command, path)
     for options in ((), ("--plan",), ("--on-error", "skip"), ("--check", "decode")):
@@ -160,7 +157,7 @@ def test_commands_on_evil_data_of_others(
         check("convert", path, "--to", "wds", "--workers", 0, "-o", out, *options)
 
 
-def test_bench_and_doctor(tmp_path: Path) -> None:
+def test_bench_and_doctor(tmp_path):
     folder = tmp_path / EVIL / EVIL
     folder.mkdir(parents=True)
     (folder / "1.jpg").write_bytes(make_image(1))
@@ -177,7 +174,7 @@ SCREEN = f"{EVIL}\x1b[6n\x1b[8m"
 OURS = re.compile(r"\x1b\[(?!8m)[0-9;]*m|\x1b\[\?25[lh]|\x1b\[(1A|2K)|\r(?=\x1b\[(1A|2K)|\n)")
 
 
-def check_terminal(*words: object, check: int | None = 0, text: bool = False) -> str:
+def check_terminal(*words, check=0, text=False):
     """Run a command on a terminal, look at all that it gets, and return that without our own.
 
     `text`: the lines of a text are shown as lines.
@@ -190,7 +187,7 @@ def check_terminal(*words: object, check: int | None = 0, text: bool = False) ->
 
 
 @pytest.fixture(scope="module")
-def screen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def screen(tmp_path_factory):
     """Images and texts with keys, classes, fields and values that a terminal would obey."""
     root = tmp_path_factory.mktemp("screen") / SCREEN
     for name in (SCREEN, "b"):
@@ -200,15 +197,11 @@ def screen(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / f"{SCREEN}.txt").write_text(SCREEN)
     (root / "b" / "bad.jpg").write_bytes(SCREEN.encode())
     (root / "b" / f"{SCREEN}.md").write_text(SCREEN)
-    rows = [
-        {"file_name": str(path.relative_to(root)), "words": SCREEN, SCREEN: {SCREEN: SCREEN}}
-        for path in sorted(root.rglob("*.jpg"))
-    ]
-    (root / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(root, {"words": SCREEN, SCREEN: {SCREEN: SCREEN}})
     return root
 
 
-def test_every_command_on_a_terminal(screen: Path, tmp_path: Path) -> None:
+def test_every_command_on_a_terminal(screen, tmp_path):
     """A terminal gets bars, colours and images: none of its escape sequences is of the data."""
     out = tmp_path / SCREEN
     convert = ("convert", screen, "--to", "wds", "-o", out, "--workers", 0)
@@ -261,20 +254,19 @@ def test_every_command_on_a_terminal(screen: Path, tmp_path: Path) -> None:
     assert "has no samples" in check_terminal("head", tmp_path / f"{SCREEN}0")
 
 
-def test_no_command_is_forgotten() -> None:
+def test_no_command_is_forgotten():
     """Each of them is tried on a terminal above."""
     text = Path(__file__).read_text("utf-8")
     assert [name for name in COMMANDS if f'"{name}"' not in text] == []
 
 
-def test_lines_on_standard_error_are_escaped(capfd: pytest.CaptureFixture[str]) -> None:
+def test_lines_on_standard_error_are_escaped(capfd):
     complain(f"one\n{SCREEN}")
     assert capfd.readouterr().err == f"one\n{printable(SCREEN)}\n".replace("\\r\\n", "\\r\n")
 
 
-def test_a_traceback_is_shown_not_obeyed() -> None:
-    """Of a mistake of ours, with a name of the data in its message."""
-    script = """
+# Of a mistake of ours, with a name of the data in its message.
+FAILS = """
 import sys
 from shardkit import cli
 
@@ -284,7 +276,10 @@ def fails(*words, **options):
 cli.group.main = fails
 cli.main()
 """
-    command = [sys.executable, "-c", script, SCREEN]
+
+
+def test_a_traceback_is_shown_not_obeyed():
+    command = [sys.executable, "-c", FAILS, SCREEN]
     found = subprocess.run(command, capture_output=True, check=False)
     assert found.returncode == 1
     shown = found.stderr.decode()
@@ -294,19 +289,25 @@ cli.main()
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
-def test_json_is_json_in_any_encoding(evil: Path, tmp_path: Path, encoding: str) -> None:
+def test_json_is_json_in_any_encoding(evil, tmp_path, monkeypatch, encoding):
     shardkit.convert(evil / "train", to="lmdb", out=tmp_path / "out", workers=0)
-    command = [sys.executable, "-m", "shardkit", "inspect", tmp_path / "out"]
-    environment = {**os.environ, "PYTHONIOENCODING": encoding}
-    found = [
-        subprocess.run([*command, *more], env=environment, capture_output=True, check=True)
-        for more in ((), ("--json",))
-    ]
-    assert json.loads(found[1].stdout)["classes"][0]["name"] == EVIL
-    assert ("日本" in found[0].stdout.decode(encoding)) is (encoding == "utf-8")
+    shown = []
+    for more in ((), ("--json",)):
+        with io.TextIOWrapper(io.BytesIO(), encoding) as stream, monkeypatch.context() as patch:
+            words = ["shardkit", "inspect", str(tmp_path / "out"), *more]
+            ours = {"stdout": stream, "stderr": stream, "argv": words, "excepthook": None}
+            for name, value in ours.items():
+                patch.setattr(sys, name, value)
+            patch.setattr(warnings, "showwarning", warnings.showwarning)
+            patch.setenv("OPENBLAS_NUM_THREADS", "1")
+            with pytest.raises(SystemExit, match=r"^0$"):
+                main()
+            shown.append(stream.buffer.getvalue())
+    assert json.loads(shown[1])["classes"][0]["name"] == EVIL
+    assert ("日本" in shown[0].decode(encoding)) is (encoding == "utf-8")
 
 
-def test_what_python_shows() -> None:
+def test_what_python_shows():
     assert printable("é 漢 🎉") == "é 漢 🎉"
     assert printable("a\n\tb\udcff\u2028") == r"a\n\tb\udcff\u2028"
     error = DamagedError(EVIL, path=Path(EVIL), key=EVIL, expected=EVIL, found=EVIL, fix=EVIL)

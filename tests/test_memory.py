@@ -8,8 +8,6 @@ import os
 import subprocess
 import sys
 import tracemalloc
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,149 +20,134 @@ from shardkit.testing import make_image
 from tests.conftest import write_images
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sets Linux's RLIMIT_AS")
+SIDE = (
+    4000  # of an image that needs 48 MB: where the last kilobytes are missing, Python itself dies
+)
 
+
+@pytest.mark.parametrize("command", ["convert", "verify"])
+def test_a_command_with_too_little_memory_says_so(tmp_path, command, large):
+    import resource
+
+    source, workers = write_images(tmp_path / "in", classes=2, each=2), "2" if large else "0"
+    Image.new("RGB", (SIDE, SIDE)).save(next(source.iterdir()) / "large.png")
+    words = ["--to", "wds", "-o", tmp_path / "out", "--resize", "16", "--workers", workers]
+    if command == "verify":
+        shardkit.convert(source, "wds", tmp_path / "sound", workers=0)
+        source, words = tmp_path / "sound", ["--decode"]
+    for megabytes in range(160, 1500, 440) if large else (160,):
+        limit = megabytes * 1_000_000
+        done = subprocess.run(
+            [sys.executable, "-m", "shardkit", command, source, *words],
+            capture_output=True, text=True, timeout=120, check=False,
+            preexec_fn=lambda limit=limit: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+        )  # fmt: skip
+        said = f"{megabytes} MB: {done.stderr}"
+        assert done.returncode == 0 or (done.returncode == 1 and "memory ran out" in said), said
+        assert "Traceback" not in said
+    assert done.returncode == 0 or not large, said
+
+
+# Small ones first, which import what they need. A child for each image, as it stays limited.
 LIMITED = """
-import mmap, resource, sys
+import mmap, os, resource, sys
 from pathlib import Path
 import shardkit
 from shardkit.codecs.damage import damage
 from shardkit.codecs.header import read_header
 from shardkit.codecs.pixels import decode
 
-def limit(more):
+def limit(megabytes):
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, [pages * mmap.PAGESIZE + more] * 2)
+    resource.setrlimit(resource.RLIMIT_AS, [pages * mmap.PAGESIZE + (megabytes << 20)] * 2)
+
+def check_image(image, small):
+    image, small = image.read_bytes(), small.read_bytes()
+    uses = damage, lambda data: decode(data, read_header(data))
+    for use in uses:
+        use(small)
+    limit(30)
+    for use in uses:
+        try:
+            assert False, use(image)
+        except MemoryError:
+            use(small)
+
+def check_dataset(image, small):
+    assert shardkit.verify(small, decode=True).sound
+    limit(40)
+    try:
+        assert False, shardkit.verify(image, decode=True).problems
+    except MemoryError as error:
+        assert "16,000,000 pixels" in str(error), error
+
+for name in sys.argv[2:]:
+    child = os.fork()
+    if not child:
+        check = check_dataset if name == "dataset" else check_image
+        check(Path(sys.argv[1], "large", name), Path(sys.argv[1], "small", name))
+        break
+    assert os.waitpid(child, 0)[1] == 0, name
 """
 
 
-def limited(code: str, *paths: Path) -> None:
+def test_an_image_that_is_too_large_for_the_memory_is_not_damaged(tmp_path):
+    options = {name: {"quality": 1} for name in ("x.png", "x.webp", "x.jpg")}
+    options["x.tiff"] = {"compression": "tiff_adobe_deflate"}
+    for folder, side in (("small", 40), ("large", SIDE)):
+        (tmp_path / folder).mkdir()
+        for name, more in options.items():
+            Image.new("RGB", (side, side)).save(tmp_path / folder / name, **more)
+        sample = {"image": (tmp_path / folder / "x.png").read_bytes(), "label": 0}
+        shardkit.convert([sample], "wds", tmp_path / folder / "dataset", workers=0)
     # Threads have no memory in store.
     done = subprocess.run(
-        [sys.executable, "-c", LIMITED + code, *paths], env={**os.environ, "MALLOC_ARENA_MAX": "1"},
+        [sys.executable, "-c", LIMITED, tmp_path, *options, "dataset"],
+        env={**os.environ, "MALLOC_ARENA_MAX": "1"},
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("command", ["convert", "verify"])
-def test_a_command_with_too_little_memory_says_so(
-    tmp_path: Path, command: str, large: bool
-) -> None:
-    import resource
-
-    # One image needs 48 MB, so that memory runs out there: where the last kilobytes are missing,
-    # the interpreter itself loses exceptions or dies.
-    source = write_images(tmp_path / "in", classes=2, each=2)
-    Image.new("RGB", (4000, 4000)).save(next(source.iterdir()) / "large.png")
-    words: list[Any] = ["--to", "wds", "-o", tmp_path / "out", "--resize", "16", "--workers", "2"]
-    if command == "verify":
-        shardkit.convert(source, "wds", tmp_path / "sound", workers=0)
-        source, words = tmp_path / "sound", ["--decode"]
-    for limit in range(160, 1500, 120) if large else (160, 3000):
-        bytes = limit * 1_000_000
-        done = subprocess.run(
-            [sys.executable, "-m", "shardkit", command, source, *words],
-            capture_output=True, text=True, timeout=120, check=False,
-            preexec_fn=lambda bytes=bytes: resource.setrlimit(resource.RLIMIT_AS, (bytes, bytes)),
-        )  # fmt: skip
-        said = f"{limit} MB: {done.stderr}"
-        assert done.returncode == 0 or (done.returncode == 1 and "memory ran out" in said), said
-        assert "Traceback" not in said
-    assert done.returncode == 0, said
-
-
-@pytest.mark.parametrize("suffix", ["png", "webp", "tiff", "jpg"])
-def test_an_image_that_is_too_large_for_the_memory_is_not_damaged(
-    tmp_path: Path, suffix: str
-) -> None:
-    path = tmp_path / f"x.{suffix}"
-    options = {"compression": "tiff_adobe_deflate"} if suffix == "tiff" else {"quality": 1}
-    Image.new("RGB", (4000, 4000)).save(path, **options)
-    small = tmp_path / f"small.{suffix}"
-    Image.new("RGB", (40, 40)).save(small, **options)
-    limited(
-        """
-image, small = (Path(path).read_bytes() for path in sys.argv[1:])
-uses = damage, lambda data: decode(data, read_header(data))
-for use in uses:
-    use(small)  # imports what it needs
-limit(30 << 20)
-for use in uses:
-    try:
-        assert False, use(image)
-    except MemoryError:
-        use(small)
-""",
-        path,
-        small,
-    )
-
-
-def test_verify_finds_no_damage_where_memory_runs_out(tmp_path: Path) -> None:
-    for name, side in (("small", 40), ("out", 4000)):
-        Image.new("RGB", (side, side)).save(tmp_path / "x.png")
-        sample = {"image": (tmp_path / "x.png").read_bytes(), "label": 0}
-        shardkit.convert([sample], "wds", tmp_path / name, workers=0)
-    limited(
-        """
-assert shardkit.verify(sys.argv[2], decode=True).sound  # imports what it needs
-limit(40 << 20)
-try:
-    assert False, shardkit.verify(sys.argv[1], decode=True).problems
-except MemoryError as error:
-    assert "16,000,000 pixels" in str(error), error
-""",
-        tmp_path / "out",
-        tmp_path / "small",
-    )
-
-
 class Hungry:
     """A sequence with a sample that memory does not suffice for."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 3
 
-    def __getitem__(self, number: int) -> dict[str, Any]:
-        if number == 2:
-            raise MemoryError
-        return {"image": make_image(number), "label": number}
+    def __getitem__(self, number):
+        return hungry({"image": make_image(number), "label": number})
 
 
-def hungry(sample: dict[str, Any]) -> dict[str, Any]:
+def hungry(sample):
     if sample["label"] == 2:
         raise MemoryError
     return sample
 
 
-def test_no_sample_is_skipped_where_memory_runs_out(tmp_path: Path) -> None:
+def test_no_sample_is_skipped_where_memory_runs_out(tmp_path):
     samples = [{"image": make_image(n), "label": n} for n in range(3)]
+    options = {"workers": 0, "on_error": "skip"}
     for source, transform in ((Hungry(), None), (samples, hungry)):
         with pytest.raises(MemoryError):
-            shardkit.convert(
-                source, "wds", tmp_path / "out",
-                workers=0, on_error="skip", transform=transform,
-            )  # fmt: skip
+            shardkit.convert(source, "wds", tmp_path / "out", transform=transform, **options)
         assert not (tmp_path / "out").exists()
 
 
-def test_a_shard_that_memory_does_not_suffice_to_open_is_not_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shard_that_memory_does_not_suffice_to_open_is_not_damaged(tmp_path, monkeypatch):
     shardkit.convert([{"x": np.arange(3)}], "wds", tmp_path / "out", workers=0)
 
-    def fail(*arguments: Any, **named: Any) -> Any:
+    def fail(*arguments, **named):
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     dataset = shardkit.open(tmp_path / "out")
     monkeypatch.setattr(type(dataset._format), "open", fail)
-    with pytest.raises(StorageError, match="memory ran out"):
-        shardkit.verify(tmp_path / "out")
-    with pytest.raises(StorageError, match="memory ran out"):
-        dataset[0]
+    for use in (lambda: shardkit.verify(tmp_path / "out"), lambda: dataset[0]):
+        with pytest.raises(StorageError, match="memory ran out"):
+            use()
 
 
-def test_a_small_file_takes_little_memory_whatever_the_bound(tmp_path: Path) -> None:
+def test_a_small_file_takes_little_memory_whatever_the_bound(tmp_path):
     (tmp_path / "x").write_bytes(b"12345")
     tracemalloc.start()
     try:
@@ -175,7 +158,7 @@ def test_a_small_file_takes_little_memory_whatever_the_bound(tmp_path: Path) -> 
     assert storage.read(tmp_path / "x", 3) == b"1234"
 
 
-def test_what_is_want_of_memory() -> None:
+def test_what_is_want_of_memory():
     for error in (MemoryError(), OSError(errno.ENOMEM, ""), RuntimeError("can't start new thread")):
         assert is_want_of_memory(error)
     assert is_want_of_memory(ImportError("x.so: failed to map segment from shared object"))

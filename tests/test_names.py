@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import ntpath
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path, PureWindowsPath
-from typing import Any
+from pathlib import PureWindowsPath
 
 import pytest
 import xxhash
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 
 import shardkit
 from shardkit import manifest as manifests
-from shardkit.errors import DamagedError, ShardkitError, UsageError
+from shardkit.errors import DamagedError, UsageError
 from shardkit.inspection import inspect
 from shardkit.names import is_safe
 from shardkit.opening import open_splits
@@ -29,25 +28,30 @@ SECRET = b"machine x login y password SECRET\n"
 MANIFEST = f"{manifests.FOLDER}/{manifests.NAME}"
 
 
-def write_json(path: Path, data: Any) -> None:
+def write_json(path, data):
     """A JSON file; a manifest with the checksum that whoever changes one can make as well."""
-    if "manifest_checksum" in data:
-        del data["manifest_checksum"]
-        text = json.dumps(data, ensure_ascii=False, indent=1).encode("utf-8", "backslashreplace")
-        data["manifest_checksum"] = xxhash.xxh3_128_hexdigest(text)
-    text = json.dumps(data, ensure_ascii=False, indent=1).encode("utf-8", "backslashreplace")
-    path.write_bytes(text)
+
+    def text():
+        return json.dumps(data, ensure_ascii=False, indent=1).encode("utf-8", "backslashreplace")
+
+    if data.pop("manifest_checksum", None):
+        data["manifest_checksum"] = _hash(text())
+    path.write_bytes(text())
 
 
-def convert(source: Any, to: str, out: Path, **options: Any) -> None:
+def _hash(data):
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+def convert(source, to, out, **options):
     shardkit.convert(source, to, out, workers=0, **options)
 
 
-def samples(count: int = 12) -> list[dict[str, Any]]:
+def samples(count=8):
     return [{"__key__": f"{n:04d}", "text": "x" * n, "label": n % 2} for n in range(count)]
 
 
-def with_files(folder: Path) -> None:
+def with_files(folder):
     """Put into a dataset what one of tokens has: a copy of its tokenizer."""
     data = json.loads((folder / MANIFEST).read_bytes())
     (folder / manifests.FOLDER / "t.json").write_bytes(SECRET[:5])
@@ -59,22 +63,18 @@ def with_files(folder: Path) -> None:
     write_json(folder / MANIFEST, data)
 
 
-def _hash(data: bytes) -> str:
-    return xxhash.xxh3_128_hexdigest(data)
-
-
-def _saved_by_hf(folder: Path, **options: Any) -> None:
-    convert(samples(), "hf", folder, shard_samples=5, **options)
+def _saved_by_hf(folder, **options):
+    convert(samples(), "hf", folder, shard_samples=3, **options)
     for ours in list(folder.rglob(manifests.FOLDER)):
         shutil.rmtree(ours)
 
 
 @pytest.fixture(scope="module")
-def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sets(tmp_path_factory):
     """Datasets of each kind that names files, whole."""
     root = tmp_path_factory.mktemp("sets")
     for name, to in (("tar", "wds"), ("lmdb", "lmdb")):
-        convert(samples(), to, root / name, shard_samples=5)
+        convert(samples(), to, root / name, shard_samples=3)
         with_files(root / name)
     convert(samples(), "arrow", root / "splits", split="train=0.5,val=0.5")
     (root / "single").mkdir()
@@ -97,7 +97,7 @@ KINDS = {
 }
 
 
-def places(data: Any, *way: Any) -> Iterator[tuple[Any, ...]]:
+def places(data, *way):
     """The way to each string in JSON, names of members too."""
     if isinstance(data, str):
         yield way
@@ -108,7 +108,7 @@ def places(data: Any, *way: Any) -> Iterator[tuple[Any, ...]]:
             yield from places(value, *way, name)
 
 
-def put(data: Any, way: tuple[Any, ...], name: str) -> None:
+def put(data, way, name):
     *above, last = way
     renames = last == "its name"
     if renames:
@@ -121,12 +121,12 @@ def put(data: Any, way: tuple[Any, ...], name: str) -> None:
 class Touched:
     """What Python is asked to open, list, make, rename or remove, while `on`."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.on = False
         self.paths: list[str] = []
         sys.addaudithook(self._hear)
 
-    def _hear(self, event: str, args: tuple[Any, ...]) -> None:
+    def _hear(self, event, args):
         if self.on and (event == "open" or event.startswith(("os.", "shutil."))):
             paths = (os.fsdecode(arg) for arg in args if isinstance(arg, str | bytes | os.PathLike))
             self.paths += map(os.path.abspath, paths)
@@ -135,32 +135,25 @@ class Touched:
 touched = Touched()
 
 
-def use(path: Path, out: Path) -> list[ShardkitError]:
-    """Do all that one does with a dataset; the errors."""
+def use(path, out):
+    """Do all that one does with a dataset."""
 
-    def read() -> None:
+    def read():
         for dataset in open_splits(path).values():
             dataset.original_paths(), dataset.tokenizer(), [*dataset]
 
-    found = []
-    acts: list[Callable[[], Any]] = [
+    for act in (
         read,
         lambda: inspect(path),
         lambda: verify(path, against=samples(), decode=True),
         lambda: convert(path, "wds", out),
         lambda: convert(samples(3), "arrow", path, overwrite=True),
-    ]
-    for act in acts:
-        try:
+    ):
+        with contextlib.suppress(Exception):  # what damage gives is tested elsewhere
             act()
-        except ShardkitError as error:
-            found.append(error)
-        except Exception:  # what damage gives is tested elsewhere
-            pass
-    return found
 
 
-def evil_names(world: Path) -> st.SearchStrategy[str]:
+def evil_names(world):
     """Names that lead to the victim, as seen from a dataset at world/a/evil, and further below."""
     targets = ["victim", "victim/shard-000000.tar", "victim/.netrc", "victim/new", "new"]
     ways = [str(world), "../..", "../../..", "x/../../..", "./../..", "//" + str(world), "..\\.."]
@@ -172,9 +165,7 @@ def evil_names(world: Path) -> st.SearchStrategy[str]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_string_of_a_dataset_leads_out_of_it(
-    kind: str, sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_string_of_a_dataset_leads_out_of_it(kind, sets, tmp_path, monkeypatch):
     world = tmp_path / "world"
     opened, described = KINDS[kind]
     original = json.loads((sets / kind.partition("/")[0] / described).read_bytes())
@@ -182,9 +173,9 @@ def test_no_string_of_a_dataset_leads_out_of_it(
     likely = [way for way in every if way[-1] in ("name", "file", "filename") or "splits" in way]
     monkeypatch.chdir(tmp_path)
 
-    @settings(max_examples=examples(10), suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(5), suppress_health_check=list(HealthCheck))
     @given(st.sampled_from(every) | st.sampled_from(likely), evil_names(world))
-    def check(way: tuple[Any, ...], name: str) -> None:
+    def check(way, name):
         shutil.rmtree(world, ignore_errors=True)
         evil, out = world / "a/evil", world / "a/out"
         shutil.copytree(sets / kind.partition("/")[0], evil)
@@ -220,13 +211,14 @@ NAMED = [
     ("hf", ("_data_files", 1, "filename"), "_data_files[1].filename"),
     ("hf_splits", ("splits", 1), "splits"),
 ]
+UNSAFE = ["/abs/x", "../x", "a/../../x", "a\\x", "C:x", "aux.tar", "a\0"]
+# Each name in one place, and each place with one.
+TRIED = [*((NAMED[0], name) for name in UNSAFE), *((named, UNSAFE[1]) for named in NAMED[1:])]
 
 
-@pytest.mark.parametrize("name", ["/abs/x", "../x", "a/../../x", "a\\x", "C:x", "aux.tar", "a\0"])
-@pytest.mark.parametrize(("kind", "way", "field"), NAMED)
-def test_the_error_says_which_name_of_which_file(
-    kind: str, way: tuple[Any, ...], field: str, name: str, sets: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("named", "name"), TRIED)
+def test_the_error_says_which_name_of_which_file(named, name, sets, tmp_path):
+    kind, way, field = named
     opened, described = KINDS[kind]
     shutil.copytree(sets / kind, tmp_path / "evil")
     data = json.loads((tmp_path / "evil" / described).read_bytes())
@@ -240,6 +232,7 @@ def test_the_error_says_which_name_of_which_file(
     assert str(caught.value) in [str(problem) for problem in problems]
 
 
+# Each but the last may be part of a device's name, or lead somewhere else.
 _PIECES = [
     "..",
     ".",
@@ -251,15 +244,15 @@ _PIECES = [
     "NUL",
     "aux.x",
     " ",
-    "x",
     "ü",
     "\udcff",
     "\0",
     "~",
+    "x",
 ]
 
 
-def is_reserved(part: str) -> bool:
+def is_reserved(part):
     if sys.version_info >= (3, 13):
         return ntpath.isreserved(part)
     return PureWindowsPath(part).is_reserved()
@@ -267,7 +260,7 @@ def is_reserved(part: str) -> bool:
 
 @settings(max_examples=examples(100))
 @given(st.lists(st.sampled_from(_PIECES)).map("".join) | st.text(max_size=300))
-def test_a_safe_name_stays_inside_on_any_system(name: str) -> None:
+def test_a_safe_name_stays_inside_on_any_system(name):
     """POSIX and Windows agree that it is inside, and no device."""
     if not is_safe(name):
         return
@@ -280,14 +273,11 @@ def test_a_safe_name_stays_inside_on_any_system(name: str) -> None:
     assert not any(is_reserved(part) for part in name.split("/"))
 
 
-def test_usual_names_are_safe() -> None:
+def test_usual_names_are_safe_and_others_are_not_written(tmp_path):
     for name in ("shard-000000.tar", "a/b.mdb", "é.beton", "..x", "x..y", ".hidden", "consul.tar"):
         assert is_safe(name), name
     assert not is_safe("a/b", flat=True)
     assert not is_safe("x" * 256)
-
-
-def test_what_would_be_refused_is_not_written(tmp_path: Path) -> None:
     for name in ("nul.arrow", "a\\b.arrow", "C:x.arrow"):
         with pytest.raises(UsageError, match="invalid name of an output"):
             convert(samples(), "arrow", tmp_path / name)
@@ -298,7 +288,7 @@ def test_what_would_be_refused_is_not_written(tmp_path: Path) -> None:
 # --- links: those of the file system are followed, and bring nothing that the manifest did not know
 
 
-def test_links_of_the_file_system_are_followed(sets: Path, tmp_path: Path) -> None:
+def test_links_of_the_file_system_are_followed(sets, tmp_path):
     """As the cache of the Hugging Face hub has them, for all files, shards in folders too."""
     for kind in ("tar", "lmdb"):
         repository = tmp_path / f"datasets--x--{kind}"
@@ -318,7 +308,7 @@ def test_links_of_the_file_system_are_followed(sets: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("file", ["t.json", "keys.jsonl"])
-def test_a_link_to_a_secret_brings_nothing(file: str, sets: Path, tmp_path: Path) -> None:
+def test_a_link_to_a_secret_brings_nothing(file, sets, tmp_path):
     """As archives may have them: only what has the checksum in the manifest is used or copied."""
     (tmp_path / ".netrc").write_bytes(SECRET)
     shutil.copytree(sets / "tar", tmp_path / "evil")

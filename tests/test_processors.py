@@ -17,31 +17,25 @@ V2 = "35 24 0:30 {root} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate
 V1 = "36 25 0:31 {root} /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
 OTHER_V1 = "37 25 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
 DISK = "22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n"
+HOST, SLURM = V2.format(root="/"), "0::/slurm/job_7/step_0\n"
 
 
-def system(root: Path, groups: str, mounts: str, files: dict[str, str]) -> Path:
-    """A root folder with these texts in /proc/self and /sys/fs/cgroup."""
-    texts = {"proc/self/cgroup": groups, "proc/self/mountinfo": mounts}
-    texts |= {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
-    for name, text in texts.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return root
-
-
-CFS = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+def cfs(folder, quota, period):
+    """The files of a group of version 1."""
+    names = (f"cpu,cpuacct/{folder}cpu.cfs_{name}_us" for name in ("quota", "period"))
+    return dict(zip(names, (quota, period), strict=True))
 
 
 @pytest.mark.parametrize(
     ("groups", "mounts", "files", "expected"),
     [
         # A container of its own control groups: Docker --cpus 2.5, Kubernetes.
-        ("0::/\n", DISK + V2.format(root="/"), {"cpu.max": "250000 100000\n"}, 2.5),
-        ("0::/\n", DISK + V2.format(root="/"), {"cpu.max": "max 100000\n"}, math.inf),
+        ("0::/\n", DISK + HOST, {"cpu.max": "250000 100000\n"}, 2.5),
+        ("0::/\n", DISK + HOST, {"cpu.max": "max 100000\n"}, math.inf),
         # A batch job: limits of all groups above hold too.
         (
-            "0::/slurm/job_7/step_0\n",
-            V2.format(root="/"),
+            SLURM,
+            HOST,
             {
                 "slurm/cpu.max": "max 100000",
                 "slurm/job_7/cpu.max": "300000 100000",
@@ -52,44 +46,34 @@ CFS = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
         ),
         # The host's path, where only what the container sees is mounted.
         ("0::/docker/abc\n", V2.format(root="/docker/abc"), {"cpu.max": "50000 100000"}, 0.5),
-        ("0::/../../kube\n", V2.format(root="/"), {"cpu.max": "400000 100000"}, 4),
+        ("0::/../../kube\n", HOST, {"cpu.max": "400000 100000"}, 4),
         (
             "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n0::/\n",
             OTHER_V1 + V1.format(root="/docker/abc"),
-            {f"cpu,cpuacct/{CFS[0]}": "150000\n", f"cpu,cpuacct/{CFS[1]}": "50000\n"},
+            cfs("", "150000\n", "50000\n"),
             3,
         ),
-        (
-            "3:cpu,cpuacct:/user\n",
-            V1.format(root="/"),
-            {
-                f"cpu,cpuacct/user/{CFS[0]}": "-1\n",
-                f"cpu,cpuacct/user/{CFS[1]}": "100000\n",
-            },
-            math.inf,
-        ),
+        ("3:cpu,cpuacct:/user\n", V1.format(root="/"), cfs("user/", "-1\n", "100000\n"), math.inf),
         ("0::/\n", DISK, {}, math.inf),
         ("nonsense", DISK, {}, math.inf),
-        ("0::/\n", V2.format(root="/"), {"cpu.max": "many"}, math.inf),
+        ("0::/\n", HOST, {"cpu.max": "many"}, math.inf),
+        (None, None, {}, math.inf),
     ],
 )
-def test_limits_of_control_groups(
-    tmp_path: Path, groups: str, mounts: str, files: dict[str, str], expected: float
-) -> None:
-    assert quota(system(tmp_path, groups, mounts, files)) == expected
-
-
-def test_without_proc_there_is_no_limit(tmp_path: Path) -> None:
-    assert quota(tmp_path) == math.inf
+def test_limits_of_control_groups(tmp_path, groups, mounts, files, expected):
+    texts = {"proc/self/cgroup": groups, "proc/self/mountinfo": mounts} if groups else {}
+    texts |= {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert quota(tmp_path) == expected
 
 
 @pytest.mark.parametrize(
     ("limit", "allowed", "expected"),
     [(math.inf, 6, 6), (2.5, 6, 3), (0.1, 6, 1), (40, 6, 6), (3, 2, 2)],
 )
-def test_what_is_allowed_counts_everywhere(
-    monkeypatch: pytest.MonkeyPatch, limit: float, allowed: int, expected: int
-) -> None:
+def test_what_is_allowed_counts_everywhere(monkeypatch, limit, allowed, expected):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(allowed)), raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 192)
     monkeypatch.setattr(module, "quota", lambda: limit)
@@ -99,7 +83,7 @@ def test_what_is_allowed_counts_everywhere(
     assert ConvertOptions().processes("a path") == expected
 
 
-def test_no_other_count_is_used() -> None:
+def test_no_other_count_is_used():
     package = Path(module.__file__).parent
     users = [
         path.relative_to(package).as_posix()

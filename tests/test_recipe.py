@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +17,7 @@ from shardkit.conversion.target import Target
 from shardkit.recipe import Recipe, identity
 from shardkit.sources import open_sources
 from tests.codecs import tokenizer_zoo
-from tests.conftest import files_of, make_image, write_images
+from tests.conftest import make_image, write_images
 
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -31,22 +29,15 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-def remade(manifest: Path) -> dict[str, Any]:
-    """A manifest as JSON, without its own checksum."""
-    data: dict[str, Any] = json.loads(manifest.read_bytes())
-    del data[manifests._OWN_CHECKSUM]
-    return data
-
-
 @pytest.fixture
-def images(tmp_path: Path) -> Path:
+def images(tmp_path):
     return write_images(tmp_path / "in", classes=2)
 
 
 @pytest.mark.parametrize("options", OPTIONS[:-1])
 def test_the_plan_of_a_recipe_that_was_read_back_is_the_plan_that_made_it(
-    options: dict[str, Any], images: Path, tmp_path: Path
-) -> None:
+    options, images, tmp_path
+):
     plan = run.prepare(images, "wds", tmp_path / "out", ConvertOptions(**options))
     shardkit.convert(images, "wds", tmp_path / "out", workers=0, **options)
     recipe = Recipe.from_json(manifests.load_any(tmp_path / "out").recipe)
@@ -59,66 +50,54 @@ def test_the_plan_of_a_recipe_that_was_read_back_is_the_plan_that_made_it(
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_json_gives_the_same_recipe(options: dict[str, Any]) -> None:
+def test_json_gives_the_same_recipe(options):
     recipe = Recipe.of("arrow", ConvertOptions(**options))
     assert Recipe.from_json(json.loads(json.dumps(recipe.to_json()))) == recipe
 
 
-def test_the_manifest_says_which_tasks_made_each_shard(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_manifest_says_which_tasks_made_each_shard(tmp_path, monkeypatch):
     images = write_images(tmp_path / "in", classes=10)
     monkeypatch.setattr("shardkit.conversion.cuts._LEAST_WORK", 2_000)
-    for workers in (0, 2):
-        out = tmp_path / f"out{workers}"
-        image = ImageOptions(resize=8)
-        shardkit.convert(images, "arrow", out, image=image, shard_samples=10, workers=workers)
-        plan = run.prepare(images, "arrow", out, ConvertOptions(image=image, shard_samples=10))
-        first = 0
-        for shard in manifests.load(out).shards:
-            begin, end = (plan.tasks[number] for number in shard.tasks)
-            assert begin.start <= first < begin.stop
-            first += shard.samples
-            assert end.start < first <= end.stop
+    options = {"image": ImageOptions(resize=8), "shard_samples": 10}
+    shardkit.convert(images, "arrow", tmp_path / "out", workers=0, **options)
+    plan = run.prepare(images, "arrow", tmp_path / "out", ConvertOptions(**options))
+    first = 0
+    for shard in manifests.load(tmp_path / "out").shards:
+        begin, end = (plan.tasks[number] for number in shard.tasks)
+        assert begin.start <= first < begin.stop
+        first += shard.samples
+        assert end.start < first <= end.stop
     assert len(plan.tasks) > 3
-    assert files_of(tmp_path / "out0") == files_of(tmp_path / "out2")
 
 
-def test_on_error_is_in_the_recipe_and_makes_no_other_dataset(images: Path, tmp_path: Path) -> None:
-    def convert(on_error: str) -> bool:
-        result = shardkit.convert(images, "wds", tmp_path / "out", on_error=on_error, workers=0)
-        return result.already_complete
-
-    assert not convert("skip")
+def test_on_error_is_in_the_recipe_and_makes_no_other_dataset(images, tmp_path):
+    skipped = shardkit.convert(images, "wds", tmp_path / "out", on_error="skip", workers=0)
+    assert not skipped.already_complete
     assert manifests.load(tmp_path / "out").recipe["on_error"] == "skip"
-    assert convert("fail")
+    assert shardkit.convert(images, "wds", tmp_path / "out", workers=0).already_complete
 
 
-def test_the_tokenizer_is_in_the_recipe(tmp_path: Path) -> None:
+def test_the_tokenizer_is_in_the_recipe(tmp_path):
     corpus = tmp_path / "a.jsonl"
     corpus.write_text("".join(f'{{"text": "one two {n}"}}\n' for n in range(50)))
-    gpt2 = tokenizer_zoo.write_json(tmp_path, "gpt2")
-    text = TextOptions(tokenizer=gpt2, seq_len=16)
+    text = TextOptions(tokenizer=tokenizer_zoo.write_json(tmp_path, "gpt2"), seq_len=16)
     shardkit.convert(corpus, "arrow", tmp_path / "out", text=text, workers=0)
     manifest = manifests.load(tmp_path / "out")
     recipe = Recipe.from_json(manifest.recipe)
     assert recipe.tokenizer == manifest.tokenizer
-    assert recipe.text.tokenizer == manifest.tokenizer["file"]
-    assert recipe.text.seq_len == 16
+    assert (recipe.text.tokenizer, recipe.text.seq_len) == (manifest.tokenizer["file"], 16)
 
 
-def test_an_empty_class_that_was_listed_is_known_to_verify(images: Path, tmp_path: Path) -> None:
-    (images / "class9").mkdir()
+def test_classes_are_those_of_the_time_whether_listed_or_found(images, tmp_path):
+    shardkit.convert(images, "wds", tmp_path / "found", workers=0)
+    (images / "class9").mkdir()  # an empty class that was listed is known to verify
     classes = ["class9", "class1", "class0"]
-    shardkit.convert(images, "wds", tmp_path / "out", classes=classes, workers=0)
-    assert shardkit.verify(tmp_path / "out", against=images).sound
-
-
-def test_a_class_that_came_later_is_a_difference_by_itself(images: Path, tmp_path: Path) -> None:
-    shardkit.convert(images, "wds", tmp_path / "out", workers=0)
+    shardkit.convert(images, "wds", tmp_path / "listed", classes=classes, workers=0)
+    assert shardkit.verify(tmp_path / "listed", against=images).sound
+    (images / "class9").rmdir()
     (images / "a").mkdir()
     (images / "a/1.jpg").write_bytes(make_image())
-    problems = shardkit.verify(tmp_path / "out", against=images).problems
+    problems = shardkit.verify(tmp_path / "found", against=images).problems
     assert [problem.what for problem in problems] == [
         "the class names differ from those of the source",
         "a sample of the source is missing",
@@ -129,7 +108,7 @@ def test_a_class_that_came_later_is_a_difference_by_itself(images: Path, tmp_pat
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory):
     root = tmp_path_factory.mktemp("made")
     image = ImageOptions(resize=8)
     shardkit.convert(write_images(root / "in"), "wds", root / "out", image=image, workers=0)
@@ -137,11 +116,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def change(made: Path, tmp_path: Path) -> Callable[..., Path]:
-    def changed(edit: Callable[[dict[str, Any]], object]) -> Path:
+def change(made, tmp_path):
+    def changed(edit):
         out = tmp_path / "out"
         shutil.copytree(made, out)
-        data = remade(manifests.manifest_path(out))
+        data = json.loads(manifests.manifest_path(out).read_bytes())
+        del data[manifests._OWN_CHECKSUM]
         edit(data)
         manifests._write(manifests.manifest_path(out), data)
         return out
@@ -149,27 +129,28 @@ def change(made: Path, tmp_path: Path) -> Callable[..., Path]:
     return changed
 
 
-def test_a_manifest_without_a_recipe_is_read_as_before(
-    change: Callable[..., Path], made: Path
-) -> None:
-    def older(data: dict[str, Any]) -> None:
+def again(out, made, **options):
+    """The conversion that made a dataset, once more."""
+    image = ImageOptions(resize=8, **options)
+    return shardkit.convert(made.parent / "in", "wds", out, image=image, workers=0)
+
+
+def test_a_manifest_without_a_recipe_is_read_as_before(change, made):
+    def older(data):
         recipe = data.pop("recipe")
         del recipe["format"], recipe["classes"], recipe["on_error"], recipe["tokenizer"]
         data["source"] = recipe.pop("sources")
         data["options"] = recipe
 
-    out, source = change(older), made.parent / "in"
-    assert shardkit.verify(out, against=source).sound
-    image = ImageOptions(resize=8)
-    assert shardkit.convert(source, "wds", out, image=image, workers=0).already_complete
+    out = change(older)
+    assert shardkit.verify(out, against=made.parent / "in").sound
+    assert again(out, made).already_complete
 
 
 @pytest.mark.parametrize(("where", "name"), [((), "shear"), (("image",), "sharpen"), ((), "part")])
-def test_an_option_of_a_later_version_is_no_damage(
-    where: tuple[str, ...], name: str, change: Callable[..., Path], made: Path
-) -> None:
-    def newer(value: Any) -> Callable[[dict[str, Any]], object]:
-        def edit(data: dict[str, Any]) -> None:
+def test_an_option_of_a_later_version_is_no_damage(where, name, change, made):
+    def newer(value):
+        def edit(data):
             entry = data["recipe"]
             for key in where:
                 entry = entry[key]
@@ -183,36 +164,30 @@ def test_an_option_of_a_later_version_is_no_damage(
         shardkit.verify(out, against=made.parent / "in")
     assert error.value.found == ".".join((*where, name))
     with pytest.raises(shardkit.OutputError, match="another dataset"):
-        shardkit.convert(made.parent / "in", "wds", out, image=ImageOptions(resize=8), workers=0)
+        again(out, made)
     shutil.rmtree(out)
     assert shardkit.verify(change(newer(None)), against=made.parent / "in").sound
 
 
-@pytest.mark.parametrize("value", [None, False, {}, []])
-@pytest.mark.parametrize("name", ["image", "image_defaults"])
+@pytest.mark.parametrize(
+    ("name", "value"), [("image", None), ("image", {}), ("image_defaults", False)]
+)
 def test_an_option_of_a_later_version_that_asks_for_nothing_makes_no_other_dataset(
-    name: str, value: Any, change: Callable[..., Path], made: Path
-) -> None:
+    name, value, change, made
+):
     out = change(lambda data: data["recipe"][name].update(later=value))
-    image = ImageOptions(resize=8)
-    again = shardkit.convert(made.parent / "in", "wds", out, image=image, workers=0)
-    assert again.already_complete
+    assert again(out, made).already_complete
 
 
-def test_a_default_is_the_same_as_an_option_that_was_not_there_yet(
-    change: Callable[..., Path], made: Path
-) -> None:
+def test_a_default_is_the_same_as_an_option_that_was_not_there_yet(change, made):
     out = change(lambda data: [data["recipe"]["image"].pop(n) for n in ("upscale", "check")])
-    source = made.parent / "in"
-    image = ImageOptions(resize=8)
-    assert shardkit.convert(source, "wds", out, image=image, workers=0).already_complete
-    image = ImageOptions(resize=8, check="decode")
+    assert again(out, made).already_complete
     with pytest.raises(shardkit.OutputError, match="another dataset") as error:
-        shardkit.convert(source, "wds", out, image=image, workers=0)
+        again(out, made, check="decode")
     assert error.value.found == "check was header, is decode"
 
 
-def test_what_differs_has_another_identity() -> None:
+def test_what_differs_has_another_identity():
     for one, other in [
         ({"text": {"append_eos": None}}, {"text": {"append_eos": False}}),
         ({"image": {"quality": 90}}, {"image": {"quality": 80}}),
@@ -239,9 +214,7 @@ def test_what_differs_has_another_identity() -> None:
         ("rename", {"a": 1}, "recipe.rename.a"),
     ],
 )
-def test_a_recipe_is_checked_field_by_field(
-    name: str, value: Any, place: str, change: Callable[..., Path], made: Path
-) -> None:
+def test_a_recipe_is_checked_field_by_field(name, value, place, change, made):
     out = change(lambda data: data["recipe"].update({name: value}))
     with pytest.raises(DamagedError, match=f"the manifest is damaged at {place}") as error:
         shardkit.verify(out, against=made.parent / "in")

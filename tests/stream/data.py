@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import simplejpeg
@@ -16,29 +14,25 @@ from shardkit.schema import Array, Image, Int, Text
 PHOTOS = {"image": Image(), "label": Int(), "caption": Text(optional=True)}
 
 
-def photo(number: int, size: tuple[int, int] = (48, 36)) -> bytes:
+def photo(number, size=(48, 36)):
     """A JPEG without two parts alike."""
     width, height = size
     pixels = np.random.default_rng(number).integers(0, 255, (height // 4, width // 4, 3), np.uint8)
     return simplejpeg.encode_jpeg(pixels.repeat(4, 0).repeat(4, 1).copy(), quality=90)
 
 
-def write_photos(out: Path, to: str = "wds", samples: int = 37, shard: int = 8, size=(48, 36)):
+def write_photos(out, to="wds", samples=37, shard=8, size=(48, 36)):
     """Images whose label is their number, in shards of 8, the last of which is shorter."""
     with shardkit.create(out, to=to, schema=PHOTOS, shard_samples=shard) as writer:
         for number in range(samples):
-            sample = {
-                "__key__": f"{number:04d}",
-                "image": photo(number, size),
-                "label": number,
-            }
+            sample = {"__key__": f"{number:04d}", "image": photo(number, size), "label": number}
             if number % 3:
                 sample["caption"] = f"image {number}"
             writer.write(sample)
     return out
 
 
-def write_tokens(out: Path, to: str = "arrow", samples: int = 40, length: int = 16, shard: int = 9):
+def write_tokens(out, to="arrow", samples=40, length=16, shard=9):
     """Blocks of tokens, uint16, that begin with their number."""
     schema = {"tokens": Array("uint16", (length,))}
     with shardkit.create(out, to=to, schema=schema, shard_samples=shard) as writer:
@@ -48,7 +42,7 @@ def write_tokens(out: Path, to: str = "arrow", samples: int = 40, length: int = 
     return out
 
 
-def write_documents(out: Path, lengths, to: str = "arrow", shard: int = 50):
+def write_documents(out, lengths, to="arrow", shard=50):
     """Documents of such lengths: the tokens of number n are n * 1000, n * 1000 + 1, ..."""
     schema = {"tokens": Array("uint32", (None,))}
     with shardkit.create(out, to=to, schema=schema, shard_samples=shard) as writer:
@@ -58,11 +52,11 @@ def write_documents(out: Path, lengths, to: str = "arrow", shard: int = 50):
     return out
 
 
-def keys(batches) -> list[list[str]]:
+def keys(batches):
     return [batch["__key__"] for batch in batches]
 
 
-def real_keys(batches) -> Counter:
+def real_keys(batches):
     """How often each sample came, without padding."""
     return Counter(
         key
@@ -72,7 +66,7 @@ def real_keys(batches) -> Counter:
     )
 
 
-def same(one: Any, other: Any) -> bool:
+def same(one, other):
     """Whether two batches, or lists of them, hold the same values of the same types."""
     if isinstance(one, dict):
         return list(one) == list(other) and all(same(one[name], other[name]) for name in one)
@@ -83,5 +77,5 @@ def same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and one == other
 
 
-def through_json(state: dict[str, Any]) -> dict[str, Any]:
+def through_json(state):
     return json.loads(json.dumps(state))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shardkit.errors import SampleError, UsageError
 from shardkit.preprocess.packing import PACKERS
-from shardkit.stream.batching import Batching, Bucket, Dynamic, MicroBatch, Pack
+from shardkit.stream.batching import Bucket, Dynamic, Pack
 
 _lengths = st.lists(st.integers(0, 40), max_size=120).map(lambda values: np.array(values, np.int64))
 _seeds = st.integers(0, 2**64 - 1)
@@ -21,23 +21,22 @@ _seeds = st.integers(0, 2**64 - 1)
 NATURAL = np.random.default_rng(0).lognormal(5, 1, 8192).clip(1, 4096).astype(np.int64)
 
 
-def same(one: list[MicroBatch], other: list[MicroBatch]) -> bool:
-    return [tuple(map(repr_of, batch)) for batch in one] == [
-        tuple(map(repr_of, batch)) for batch in other
-    ]
+def same(one, other):
+    """Whether two plans have the same batches, each of samples and maybe segments."""
+    return all(
+        a is b or np.array_equal(a, b)
+        for pair in zip(one, other, strict=True)
+        for a, b in zip(*pair, strict=True)
+    )
 
 
-def repr_of(numbers: np.ndarray | None) -> Any:
-    return None if numbers is None else numbers.tolist()
-
-
-def padding(lengths: np.ndarray, batches: list[np.ndarray]) -> float:
+def padding(lengths, batches):
     """The share of batches, each as long as its longest sample, that is padding."""
     held = sum(int(lengths[batch].max()) * len(batch) for batch in batches)
     return 1 - int(lengths.sum()) / held
 
 
-def rows_of(batch: MicroBatch) -> list[list[tuple[int, int, int]]]:
+def rows_of(batch):
     """Document of the window, start and stop of the segments in each row of a packed batch."""
     assert batch.segments is not None
     rows: list[list[tuple[int, int, int]]] = [[] for _ in range(batch.segments[-1, 0] + 1)]
@@ -46,7 +45,7 @@ def rows_of(batch: MicroBatch) -> list[list[tuple[int, int, int]]]:
     return rows
 
 
-def segments_of_window(batches: list[MicroBatch]) -> list[tuple[int, int, int]]:
+def segments_of_window(batches):
     return [segment for batch in batches for row in rows_of(batch) for segment in row]
 
 
@@ -58,9 +57,7 @@ def segments_of_window(batches: list[MicroBatch]) -> list[tuple[int, int, int]]:
     ),
     seed=_seeds,
 )
-def test_buckets_hold_each_sample_once(
-    lengths: np.ndarray, size: int, boundaries: tuple[int, ...] | int, seed: int
-) -> None:
+def test_buckets_hold_each_sample_once(lengths, size, boundaries, seed):
     bucket = Bucket(size, boundaries).with_lengths(lengths)
     batches = bucket.plan(lengths, seed)
     assert sorted(n for b in batches for n in b.samples.tolist()) == list(range(len(lengths)))
@@ -76,14 +73,14 @@ def test_buckets_hold_each_sample_once(
     assert all(count <= 1 for count in short.values())
 
 
-def padded(lengths: np.ndarray, boundaries: tuple[int, ...]) -> int:
+def padded(lengths, boundaries):
     """Tokens, if each sample is padded to the longest of its bucket."""
     ends = np.array([*boundaries, lengths.max()])
     return int(ends[np.searchsorted(ends, lengths)].sum())
 
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=20), st.integers(1, 5))
-def test_a_number_of_buckets_is_cut_where_padding_is_least(some: list[int], buckets: int) -> None:
+def test_a_number_of_buckets_is_cut_where_padding_is_least(some, buckets):
     lengths = np.array(some)
     found = Bucket(2, buckets).with_lengths(lengths).boundaries
     values = np.unique(np.maximum(lengths, 1)).tolist()[:-1]
@@ -92,23 +89,9 @@ def test_a_number_of_buckets_is_cut_where_padding_is_least(some: list[int], buck
     real = np.maximum(lengths, 1)
     best = min(padded(real, cuts) for cuts in itertools.combinations(values, len(found)))
     assert padded(real, found) == best
-    bucket = Bucket(2, found)
+    bucket = Bucket(2, list(np.array(found)))  # any list of numbers
+    assert bucket == Bucket(2, found)
     assert bucket.with_lengths(lengths[:1]) == bucket  # a window's own lengths do not count
-
-
-def test_of_many_lengths_the_cuts_are_nearly_as_good() -> None:
-    by_tokens = np.sort(NATURAL)[
-        np.searchsorted(np.cumsum(np.sort(NATURAL)), NATURAL.sum() * np.arange(1, 8) // 8)
-    ]
-    found = Bucket(16, 8).with_lengths(NATURAL).boundaries
-    assert isinstance(found, tuple)
-    assert padded(NATURAL, found) < padded(NATURAL, tuple(by_tokens.tolist()))
-
-
-def test_a_number_of_buckets_becomes_fewer_where_many_lengths_are_equal() -> None:
-    assert Bucket(16, 8).with_lengths(np.full(100, 7)).boundaries == ()
-    assert Bucket(16, 8).with_lengths(np.arange(3)).boundaries == (1,)
-    assert Bucket(16, 8).with_lengths(np.arange(0)).boundaries == ()
 
 
 @given(
@@ -119,8 +102,8 @@ def test_a_number_of_buckets_becomes_fewer_where_many_lengths_are_equal() -> Non
     seed=_seeds,
 )
 def test_dynamic_batches_hold_each_sample_once_and_few_tokens(
-    lengths: np.ndarray, tokens: int, most: int | None, multiple: int, seed: int
-) -> None:
+    lengths, tokens, most, multiple, seed
+):
     batches = Dynamic(tokens, most, multiple).plan(lengths, seed)
     assert sorted(n for b in batches for n in b.samples.tolist()) == list(range(len(lengths)))
     could_be_larger = 0
@@ -132,17 +115,11 @@ def test_dynamic_batches_hold_each_sample_once_and_few_tokens(
         assert segments is None
         could_be_larger += len(samples) != most and (len(samples) + 1) * row <= tokens
     assert could_be_larger <= 1
+    by_length = sorted(sorted(lengths[b.samples].tolist()) for b in batches)
+    assert [n for batch in by_length for n in batch] == sorted(lengths.tolist())
 
 
-@given(lengths=_lengths, seed=_seeds)
-def test_samples_of_one_dynamic_batch_are_neighbours_by_length(
-    lengths: np.ndarray, seed: int
-) -> None:
-    batches = [sorted(lengths[b.samples].tolist()) for b in Dynamic(100).plan(lengths, seed)]
-    assert [n for batch in sorted(batches) for n in batch] == sorted(lengths.tolist())
-
-
-def test_a_sample_that_no_dynamic_batch_can_hold_is_named_before_training() -> None:
+def test_a_sample_that_no_dynamic_batch_can_hold_is_named_before_training():
     lengths = np.array([3, 97, 8, 98])
     assert Dynamic(98).with_lengths(lengths) == Dynamic(98)
     for call in (Dynamic(98, multiple_of=8).with_lengths, lambda n: Dynamic(97).plan(n, 0)):
@@ -154,9 +131,7 @@ def test_a_sample_that_no_dynamic_batch_can_hold_is_named_before_training() -> N
 
 @pytest.mark.parametrize("how", ["nosplit", "concat"])
 @given(lengths=_lengths, seq_len=st.integers(1, 50), size=st.integers(1, 5), seed=_seeds)
-def test_packing_gives_each_token_once(
-    how: str, lengths: np.ndarray, seq_len: int, size: int, seed: int
-) -> None:
+def test_packing_gives_each_token_once(how, lengths, seq_len, size, seed):
     batches = Pack(seq_len, size, how).plan(lengths, seed)
     segments = segments_of_window(batches)
     tokens = Counter((n, token) for n, start, stop in segments for token in range(start, stop))
@@ -175,9 +150,7 @@ def test_packing_gives_each_token_once(
 
 @pytest.mark.parametrize("how", ["nosplit", "concat"])
 @given(lengths=_lengths, seq_len=st.integers(1, 50), seed=_seeds)
-def test_packing_makes_the_rows_that_a_conversion_would(
-    how: str, lengths: np.ndarray, seq_len: int, seed: int
-) -> None:
+def test_packing_makes_the_rows_that_a_conversion_would(how, lengths, seq_len, seed):
     ends = np.cumsum(lengths)
     documents = [np.arange(end - n, end, dtype="<u2") for end, n in zip(ends, lengths, strict=True)]
     packer = PACKERS[how](seq_len, "keep", 0)
@@ -194,7 +167,7 @@ def test_packing_makes_the_rows_that_a_conversion_would(
 @pytest.mark.parametrize(
     "batching", [Bucket(8, 4), Dynamic(8192), Pack(512, 4), Pack(512, 4, "concat")]
 )
-def test_a_plan_depends_on_lengths_and_seed_alone_and_is_shuffled(batching: Batching) -> None:
+def test_a_plan_depends_on_lengths_and_seed_alone_and_is_shuffled(batching):
     plan = batching.plan(NATURAL, 7)
     np.random.seed(1)
     assert same(plan, batching.plan(NATURAL.copy(), 7))
@@ -208,16 +181,13 @@ def test_a_plan_depends_on_lengths_and_seed_alone_and_is_shuffled(batching: Batc
 
 
 @pytest.mark.parametrize("batching", [Bucket(8, 4), Bucket(8, (3, 9)), Dynamic(8), Pack(5, 4)])
-def test_an_empty_window_has_no_batches(batching: Batching) -> None:
+def test_an_empty_window_has_no_batches(batching):
     assert batching.with_lengths(np.arange(0)).plan(np.arange(0), 0) == []
+    if isinstance(batching, Pack):  # nor have empty documents
+        assert batching.plan(np.zeros(3, np.int64), 0) == []
 
 
-@pytest.mark.parametrize("how", ["nosplit", "concat"])
-def test_empty_documents_are_not_packed(how: str) -> None:
-    assert Pack(5, 4, how).plan(np.zeros(3, np.int64), 0) == []
-
-
-def test_plans_stay_as_they_are() -> None:
+def test_plans_stay_as_they_are():
     """A stored position means the same sample in every version."""
     lengths = np.array([5, 2, 9, 2, 0, 7, 3, 12])
     assert [b.samples.tolist() for b in Bucket(2, (2, 7)).plan(lengths, 1)] == GOLDEN["bucket"]
@@ -226,45 +196,38 @@ def test_plans_stay_as_they_are() -> None:
         assert [rows_of(b) for b in Pack(10, 2, how).plan(lengths, 1)] == GOLDEN[how]
 
 
-def test_less_is_padding_than_in_batches_at_random() -> None:
+def test_less_is_padding_than_in_batches_at_random():
     fixed = padding(NATURAL, list(np.arange(len(NATURAL)).reshape(-1, 32)))
     dynamic = [batch.samples for batch in Dynamic(8192).plan(NATURAL, 0)]
     bucket = [batch.samples for batch in Bucket(32, 16).plan(NATURAL, 0)]
     assert fixed > 0.7
     assert padding(NATURAL, dynamic) < 0.03
-    assert padding(NATURAL, bucket) < 0.15
+    assert padding(NATURAL, bucket) < 0.15  # though not all ways of cutting are tried
     rows = sum(len(rows_of(batch)) for batch in Pack(4096, 4).plan(NATURAL, 0))
     assert 1 - int(NATURAL.sum()) / (rows * 4096) < 0.01
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "message"),
+    ("make", "message"),
     [
-        (Bucket, {"batch_size": 0, "boundaries": 4}, "batch_size must be a whole number from 1 up"),
-        (Bucket, {"batch_size": 4, "boundaries": 0}, "boundaries must be a whole number from 1 up"),
-        (Bucket, {"batch_size": 4, "boundaries": "4"}, "boundaries must be a whole number"),
-        (Bucket, {"batch_size": 4, "boundaries": (8, 8)}, "boundaries must be increasing lengths"),
-        (Bucket, {"batch_size": 4, "boundaries": (8, 4)}, "boundaries must be increasing lengths"),
-        (Bucket, {"batch_size": 4, "boundaries": (-1, 4)}, "boundaries must be increasing lengths"),
-        (Bucket, {"batch_size": 4, "boundaries": (1.5,)}, "boundaries must be increasing lengths"),
-        (Dynamic, {"max_tokens": 0}, "max_tokens must be a whole number from 1 up"),
-        (Dynamic, {"max_tokens": 9, "max_samples": 0}, "max_samples must be a whole number"),
-        (Dynamic, {"max_tokens": 9, "multiple_of": 1.0}, "multiple_of must be a whole number"),
-        (Dynamic, {"max_tokens": 9, "multiple_of": 10}, "rounded up to more than max_tokens"),
-        (Pack, {"seq_len": 0, "batch_size": 1}, "seq_len must be a whole number from 1 up"),
-        (Pack, {"seq_len": 9, "batch_size": True}, "batch_size must be a whole number from 1 up"),
-        (Pack, {"seq_len": 9, "batch_size": 1, "how": "pad"}, "how must be one of"),
+        (lambda: Bucket(0, 4), "batch_size must be a whole number from 1 up"),
+        (lambda: Bucket(4, 0), "boundaries must be a whole number from 1 up"),
+        (lambda: Bucket(4, "4"), "boundaries must be a whole number"),
+        (lambda: Bucket(4, (8, 8)), "boundaries must be increasing lengths"),
+        (lambda: Bucket(4, (-1, 4)), "boundaries must be increasing lengths"),
+        (lambda: Bucket(4, (1.5,)), "boundaries must be increasing lengths"),
+        (lambda: Dynamic(0), "max_tokens must be a whole number from 1 up"),
+        (lambda: Dynamic(9, max_samples=0), "max_samples must be a whole number"),
+        (lambda: Dynamic(9, multiple_of=1.0), "multiple_of must be a whole number"),
+        (lambda: Dynamic(9, multiple_of=10), "rounded up to more than max_tokens"),
+        (lambda: Pack(0, 1), "seq_len must be a whole number from 1 up"),
+        (lambda: Pack(9, True), "batch_size must be a whole number from 1 up"),
+        (lambda: Pack(9, 1, "pad"), "how must be one of"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(
-    kind: type[Batching], options: dict[str, Any], message: str
-) -> None:
+def test_options_that_make_no_sense_are_refused(make, message):
     with pytest.raises(UsageError, match=message):
-        kind(**options)
-
-
-def test_boundaries_may_be_any_list_of_numbers() -> None:
-    assert Bucket(4, list(np.array([4, 8]))) == Bucket(4, (4, 8))  # type: ignore[arg-type]
+        make()
 
 
 GOLDEN: dict[str, list[Any]] = {

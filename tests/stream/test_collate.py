@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import pickle
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,46 +17,48 @@ from shardkit.errors import SampleError, UsageError
 from shardkit.stream.batching import Pack
 from shardkit.stream.collate import packed, pad_collate
 
-_sizes = st.lists(st.integers(0, 30), min_size=1, max_size=12)
+SIZES = st.lists(st.integers(0, 30), min_size=1, max_size=12)
 
 
-def tokens(size: int, seed: int = 0, dtype: str = "int64") -> np.ndarray:
+def tokens(size, seed=0, dtype="int64"):
     return np.random.default_rng(seed).integers(1, 1000, size).astype(dtype)
 
 
-def samples_of(sizes: list[int], dtype: str = "int64") -> list[dict[str, Any]]:
-    return [
-        {"__key__": f"doc/{n}", "tokens": tokens(size, n, dtype)} for n, size in enumerate(sizes)
-    ]
+def samples_of(sizes, dtype="int64"):
+    return [{"__key__": f"doc/{n}", "tokens": tokens(m, n, dtype)} for n, m in enumerate(sizes)]
 
 
-@given(sizes=_sizes, value=st.integers(-100, 5), side=st.sampled_from(["right", "left"]))
-def test_padding_is_that_of_torch(sizes: list[int], value: int, side: str) -> None:
+def padded(values, collate=None):
+    """What becomes of values of one field."""
+    return (collate or pad_collate())([{"x": value} for value in values])["x"]
+
+
+@given(
+    sizes=SIZES,
+    value=st.integers(-100, 5),
+    side=st.sampled_from(["right", "left"]),
+    multiple=st.integers(1, 16),
+)
+def test_padding_is_that_of_torch(sizes, value, side, multiple):
+    """To the longest row, rounded up."""
     samples = samples_of(sizes)
-    batch = pad_collate(value, side=side)(samples)
+    batch = pad_collate(value, side=side, multiple_of=multiple)(samples)
     step = 1 if side == "right" else -1  # old versions of torch pad on the right only
+    longest = max(sizes)
+    assert batch["tokens"].shape[1] == -(-max(longest, 1) // multiple) * multiple or not longest
     rows = [torch.from_numpy(sample["tokens"][::step].copy()) for sample in samples]
-    expected = pad_sequence(rows, batch_first=True, padding_value=value).numpy()[:, ::step]
+    expected = pad_sequence(rows, batch_first=True, padding_value=value).numpy()
     mask = pad_sequence([torch.ones(n, dtype=torch.bool) for n in sizes], batch_first=True)
-    np.testing.assert_array_equal(batch["tokens"], expected)
-    np.testing.assert_array_equal(batch["attention_mask"], mask.numpy()[:, ::step])
+    for name, array, beyond in (("tokens", expected, value), ("attention_mask", mask, False)):
+        np.testing.assert_array_equal(batch[name][:, ::step][:, :longest], array)
+        assert (batch[name][:, ::step][:, longest:] == beyond).all()
     assert batch["attention_mask"].dtype == np.bool_
     assert batch["lengths"].dtype == batch["tokens"].dtype == np.int64
     assert batch["lengths"].tolist() == sizes
     assert batch["__key__"] == [sample["__key__"] for sample in samples]
 
 
-@given(sizes=_sizes, multiple=st.integers(1, 16))
-def test_rows_are_as_long_as_the_longest_rounded_up(sizes: list[int], multiple: int) -> None:
-    batch = pad_collate(multiple_of=multiple)(samples_of(sizes))
-    length = batch["tokens"].shape[1]
-    assert length % multiple == 0
-    assert max(sizes) <= length < max(sizes) + multiple
-    assert batch["attention_mask"].shape == batch["tokens"].shape
-    assert batch["attention_mask"].sum(1).tolist() == sizes
-
-
-def test_all_padded_fields_share_one_length_and_keep_their_types() -> None:
+def test_all_padded_fields_share_one_length_and_keep_their_types():
     samples = [
         {"tokens": tokens(3, 1, "<u2"), "scores": np.ones(5, "<f4"), "flags": np.ones(1, "?")},
         {"tokens": tokens(4, 2, "<u2"), "scores": np.ones(0, "<f4"), "flags": np.ones(2, "?")},
@@ -74,17 +73,13 @@ def test_all_padded_fields_share_one_length_and_keep_their_types() -> None:
     assert np.isnan(batch["scores"]).sum(1).tolist() == [0, 5]
     assert batch["flags"].sum() == 3
     assert batch["lengths"].tolist() == [3, 4]
-    assert pad_collate(field="flags")(samples)["lengths"].tolist() == [1, 2]
-    assert pad_collate(field="flags")(samples)["attention_mask"].sum() == 3
+    by_flags = pad_collate(field="flags")(samples)
+    assert by_flags["lengths"].tolist() == by_flags["attention_mask"].sum(1).tolist() == [1, 2]
+    # Of tokens, or else of the first array.
+    assert pad_collate()([{"a": np.ones(1), "b": np.ones(2)}])["lengths"].tolist() == [1]
 
 
-def test_lengths_are_those_of_tokens_or_else_of_the_first_array() -> None:
-    sample = {"a": np.ones(1), "b": np.ones(2)}
-    assert pad_collate()([sample])["lengths"].tolist() == [1]
-    assert pad_collate()([{**sample, "tokens": np.ones(3)}])["lengths"].tolist() == [3]
-
-
-def test_other_values_become_arrays_and_lists() -> None:
+def test_other_values_become_arrays_and_lists():
     samples = [
         {
             "__key__": f"k{n}", "label": n, "score": n / 2, "good": n > 0, "text": str(n),
@@ -113,28 +108,26 @@ def test_other_values_become_arrays_and_lists() -> None:
         ([np.int32(1), 2], "int64"),
         ([np.float32(1), 2.0], "float64"),
         ([np.True_, False], "bool"),
+        ([1, True], None),
+        ([1, "1"], None),
+        ([2**70, 1], None),
+        ([1.5, None], None),
     ],
 )
-def test_numbers_of_several_kinds_become_one_array(values: list[Any], dtype: str) -> None:
-    batch = pad_collate()([{"x": value} for value in values])
-    assert batch["x"].dtype == dtype
-    assert batch["x"].tolist() == values
+def test_numbers_of_several_kinds_become_one_array_and_other_values_a_list(values, dtype):
+    found = padded(values)
+    assert getattr(found, "dtype", None) == dtype
+    assert list(found) == values
 
 
-@pytest.mark.parametrize("values", [[1, True], [1, "1"], [2**70, 1], [1.5, None]])
-def test_json_values_of_unlike_kinds_stay_a_list(values: list[Any]) -> None:
-    assert pad_collate()([{"x": value} for value in values])["x"] == values
+def test_arrays_of_another_byte_order_become_native():
+    for values in ([tokens(n, n, ">i4") for n in (2, 3)], [np.ones((1, 2), ">f8")] * 2):
+        found = padded(values)
+        assert found.dtype.isnative
+        assert found[1].tolist() == values[1].tolist()
 
 
-def test_arrays_of_another_byte_order_become_native() -> None:
-    samples = [{"tokens": tokens(n, n, ">i4"), "grid": np.ones((1, 2), ">f8")} for n in (2, 3)]
-    batch = pad_collate()(samples)
-    assert batch["tokens"].dtype.isnative
-    assert batch["grid"].dtype.isnative
-    assert batch["tokens"][1].tolist() == samples[1]["tokens"].tolist()
-
-
-def test_rows_can_have_one_length_in_all_batches() -> None:
+def test_rows_can_have_one_length_in_all_batches():
     batch = pad_collate(length=8)(samples_of([3, 5]))
     assert batch["tokens"].shape == batch["attention_mask"].shape == (2, 8)
     with pytest.raises(SampleError, match="longer than the length of the batch") as error:
@@ -143,41 +136,38 @@ def test_rows_can_have_one_length_in_all_batches() -> None:
     assert error.value.found == "9"
 
 
-def test_a_field_that_only_some_samples_have_is_refused() -> None:
-    samples = [{"__key__": "a", "label": 1, "caption": "x"}, {"__key__": "b", "label": 2}]
-    with pytest.raises(SampleError, match="lacks a field") as error:
-        pad_collate()(samples)
-    assert error.value.where == {"key": "b", "field": "caption"}
-
-
 @pytest.mark.parametrize(
-    ("first", "second"),
+    ("first", "second", "words"),
     [
-        (np.ones(2, "<u2"), np.ones(2, "<i4")),
-        (np.ones(2), np.ones((2, 2))),
-        (np.ones((2, 2)), np.ones((2, 3))),
-        (np.ones((2, 2)), np.ones(2)),
-        (np.ones((2, 2), "<f4"), np.ones((2, 2))),
-        (np.ones(2), [1.0, 2.0]),
-        (np.ones((1, 2)), None),
+        (np.ones(2, "<u2"), np.ones(2, "<i4"), "differ in shape or type"),
+        (np.ones(2), np.ones((2, 2)), "differ in shape or type"),
+        (np.ones((2, 2)), np.ones((2, 3)), "differ in shape or type"),
+        (np.ones((2, 2), "<f4"), np.ones((2, 2)), "differ in shape or type"),
+        (np.ones(2), [1.0, 2.0], "differ in shape or type"),
+        (np.ones((1, 2)), None, "differ in shape or type"),
+        ("x", ..., "lacks a field"),
     ],
 )
-def test_arrays_that_make_no_one_array_are_refused(first: Any, second: Any) -> None:
-    with pytest.raises(SampleError, match="differ in shape or type") as error:
-        pad_collate()([{"__key__": "a", "x": first}, {"__key__": "b", "x": second}])
+def test_values_that_make_no_one_array_are_refused(first, second, words):
+    other = {} if second is ... else {"x": second}
+    with pytest.raises(SampleError, match=words) as error:
+        pad_collate()([{"__key__": "a", "x": first}, {"__key__": "b", **other}])
     assert error.value.where == {"key": "b", "field": "x"}
 
 
 @pytest.mark.parametrize(
     ("value", "dtype"), [(-100, "<u2"), (70_000, "<u2"), (0.5, "<i4"), (np.nan, "<i8"), (2, "?")]
 )
-def test_a_padding_value_that_the_type_cannot_hold_is_refused(value: float, dtype: str) -> None:
+def test_a_padding_value_that_the_type_cannot_hold_is_refused(value, dtype):
     with pytest.raises(UsageError, match="cannot be represented in the field's type") as error:
         pad_collate(value)(samples_of([1, 2], dtype))
     assert error.value.where == {"field": "tokens"}
+    if value == -100:
+        with pytest.raises(UsageError, match="cannot be represented in the field's type"):
+            packed(np.array([[0, 0, 0, 2]]), samples_of([2], dtype), 4, value, "tokens")
 
 
-def test_misspelt_names_are_refused() -> None:
+def test_misspelt_names_are_refused():
     for collate in (pad_collate({"token": 1}), pad_collate(field="token")):
         with pytest.raises(UsageError, match="'token' is not a padded field") as error:
             collate(samples_of([1, 2]))
@@ -187,7 +177,7 @@ def test_misspelt_names_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["attention_mask", "lengths"])
-def test_a_field_by_the_name_of_what_is_added_is_refused(name: str) -> None:
+def test_a_field_by_the_name_of_what_is_added_is_refused(name):
     with pytest.raises(UsageError, match=f"two values named '{name}'"):
         pad_collate()([{"tokens": tokens(2), name: tokens(2)}])
     assert pad_collate()([{name: 3}])[name].tolist() == [3]  # where nothing is added
@@ -204,45 +194,34 @@ def test_a_field_by_the_name_of_what_is_added_is_refused(name: str) -> None:
         ({"length": 10, "multiple_of": 8}, "length is not a multiple of multiple_of"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
+def test_options_that_make_no_sense_are_refused(options, message):
     with pytest.raises(UsageError, match=message):
         pad_collate(**options)
 
 
-@pytest.mark.large  # the process imports torch
-def test_it_serves_torchs_loader_in_other_processes(tmp_path: Path) -> None:
+def test_it_serves_torchs_loader_in_other_processes(tmp_path):
+    samples = [{**s, "label": len(s["tokens"])} for s in samples_of([3, 1, 4, 1, 5], "<u2")]
     schema = {"tokens": shardkit.Array("<u2", (None,)), "label": shardkit.Int()}
-    with shardkit.create(tmp_path / "out", to="arrow", schema=schema) as writer:
-        for sample in samples_of([3, 1, 4, 1, 5], "<u2"):
-            writer.write({**sample, "label": len(sample["tokens"])})
-    collate = pad_collate(7, multiple_of=4)
-    assert pickle.loads(pickle.dumps(collate)) == collate
-    loader = DataLoader(
-        shardkit.open(tmp_path / "out"),
-        batch_size=2,
-        collate_fn=collate,
-        num_workers=1,
-        multiprocessing_context=multiprocessing.get_context("spawn"),
-    )
-    batches = list(loader)
+    shardkit.convert(samples, "arrow", tmp_path / "out", schema=schema, workers=0)
+    collate = pickle.loads(pickle.dumps(pad_collate(7, multiple_of=4)))
+    options = {"batch_size": 2, "collate_fn": collate, "num_workers": 1}
+    batches = list(DataLoader(shardkit.open(tmp_path / "out"), **options))
     assert [batch["lengths"].tolist() for batch in batches] == [[3, 1], [4, 1], [5]]
     assert [batch["label"].tolist() for batch in batches] == [[3, 1], [4, 1], [5]]
     assert [batch["tokens"].shape for batch in batches] == [(2, 4), (2, 4), (1, 8)]
-    assert batches[2]["tokens"][0].tolist() == [*tokens(5, 4, "<u2").tolist(), 7, 7, 7]
+    assert batches[2]["tokens"][0].tolist() == [*samples[4]["tokens"].tolist(), 7, 7, 7]
+
+
+# --- packed --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["nosplit", "concat"])
-@given(sizes=_sizes, seq_len=st.integers(1, 40), rows=st.integers(1, 4), seed=st.integers(0, 99))
-def test_packed_rows_hold_the_documents_and_say_where(
-    how: str, sizes: list[int], seq_len: int, rows: int, seed: int
-) -> None:
-    samples = samples_of(sizes, "<u2")
-    found: dict[tuple[int, int], int] = {}
+@given(sizes=SIZES, seq_len=st.integers(1, 40), rows=st.integers(1, 4), seed=st.integers(0, 99))
+def test_packed_rows_hold_the_documents_and_say_where(how, sizes, seq_len, rows, seed):
+    samples, found = samples_of(sizes, "<u2"), {}
     for micro in Pack(seq_len, rows, how).plan(np.array(sizes, np.int64), seed):
-        assert micro.segments is not None
-        batch = packed(
-            micro.segments, [samples[n] for n in micro.samples], seq_len, 65_000, "tokens"
-        )
+        chosen = [samples[n] for n in micro.samples]
+        batch = packed(micro.segments, chosen, seq_len, 65_000, "tokens")
         shape = (micro.segments[-1, 0] + 1, seq_len)
         assert {k: (str(v.dtype), v.shape) for k, v in batch.items()} == {
             "tokens": ("uint16", shape),
@@ -254,17 +233,16 @@ def test_packed_rows_hold_the_documents_and_say_where(
         assert (batch["tokens"][padding] == 65_000).all()
         assert not batch["segment_ids"][padding].any()
         assert not batch["position_ids"][padding].any()
-        segments: dict[int, int] = {}
+        segments = {}
         for row, number, start, stop in micro.segments.tolist():
             segments[row] = segments.get(row, 0) + 1
             here = batch["segment_ids"][row] == segments[row]
-            document = int(micro.samples[number])
             assert batch["position_ids"][row][here].tolist() == list(range(stop - start))
-            for place, token in zip(
-                range(start, stop), batch["tokens"][row][here].tolist(), strict=True
-            ):
+            document = int(micro.samples[number])
+            for place, token in enumerate(batch["tokens"][row][here].tolist(), start):
                 assert (document, place) not in found
                 found[document, place] = token
+            assert place == stop - 1
     assert found == {
         (n, place): token
         for n, sample in enumerate(samples)
@@ -272,7 +250,7 @@ def test_packed_rows_hold_the_documents_and_say_where(
     }
 
 
-def test_pieces_of_a_row_follow_each_other() -> None:
+def test_pieces_of_a_row_follow_each_other():
     segments = np.array([[0, 1, 0, 2], [0, 0, 4, 5], [1, 0, 0, 4]])
     samples = [{"tokens": np.arange(10, 15)}, {"tokens": np.arange(20, 22)}]
     batch = packed(segments, samples, 5, 0, "tokens")
@@ -292,16 +270,9 @@ def test_pieces_of_a_row_follow_each_other() -> None:
         ({"tokens": 5}, "differ in shape or type"),
     ],
 )
-def test_a_document_that_is_not_what_was_planned_is_named(
-    sample: dict[str, Any], message: str
-) -> None:
+def test_a_document_that_is_not_what_was_planned_is_named(sample, message):
     samples = [{"__key__": "good", "tokens": np.arange(5)}, {"__key__": "bad", **sample}]
     segments = np.array([[0, 0, 0, 5], [1, 1, 0, 5]])
     with pytest.raises(SampleError, match=message) as error:
         packed(segments, samples, 8, 0, "tokens")
     assert error.value.where == {"key": "bad", "field": "tokens"}
-
-
-def test_packing_refuses_a_padding_value_that_the_type_cannot_hold() -> None:
-    with pytest.raises(UsageError, match="cannot be represented in the field's type"):
-        packed(np.array([[0, 0, 0, 2]]), samples_of([2], "<u2"), 4, -100, "tokens")

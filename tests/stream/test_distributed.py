@@ -1,6 +1,6 @@
-"""Real processes that train together: torchrun with gloo, over datasets that do not divide.
+"""Real processes that train together: ranks with gloo, over datasets that do not divide.
 
-Run by torchrun, this file is one rank: it writes down what it got.
+`main` is one rank, which writes down what it got.
 """
 
 from __future__ import annotations
@@ -9,15 +9,11 @@ import datetime
 import io
 import itertools
 import json
-import os
-import subprocess
-import sys
 import tarfile
 import warnings
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -26,11 +22,15 @@ from torch.utils.data import DataLoader
 import shardkit
 from shardkit.errors import ShardkitWarning, UsageError
 from shardkit.torch import Loader, StreamingDataset
+from tests.stream.data import write_documents
+from tests.stream.launch import launch, results
 
-ROOT = Path(__file__).parents[2]
 BATCH = 4  # samples of a rank
 SAMPLES = {"one_shard": 37, "uneven_shards": 37, "few": 3}
-FIXED = list(itertools.product(SAMPLES, ["pad", "drop", "short"]))
+FIXED = [
+    ("one_shard", "pad"),
+    *itertools.product(["uneven_shards", "few"], ["pad", "drop", "short"]),
+]
 DOCUMENTS = [1 + 7 * number % 23 for number in range(50)]  # tokens of each
 EPOCHS = 2
 
@@ -40,7 +40,8 @@ pytestmark = [pytest.mark.torchrun, pytest.mark.xdist_group("torchrun")]
 # --- a rank --------------------------------------------------------------------------------------
 
 
-def main(data: Path, out: Path) -> None:
+def main(*folders):
+    data, out = map(Path, folders)
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
     warnings.simplefilter("ignore", ShardkitWarning)  # that a dataset is small
     got = {}
@@ -83,7 +84,7 @@ def epochs(door, path, options):
     return made
 
 
-def meet(step: int) -> None:
+def meet(step):
     """Wait for the other ranks, which must be at the same step."""
     steps = torch.tensor([step, -step])
     dist.all_reduce(steps, dist.ReduceOp.MAX)
@@ -99,12 +100,7 @@ def data(tmp_path_factory):
     write_shards(folder / "one_shard", [37])
     write_shards(folder / "uneven_shards", [1, 29, 2, 5])
     write_shards(folder / "few", [3])
-    schema = {"tokens": shardkit.Array("uint16", (None,))}
-    with shardkit.create(
-        folder / "documents", to="arrow", schema=schema, shard_samples=9
-    ) as writer:
-        for number, length in enumerate(DOCUMENTS):
-            writer.write({"__key__": f"{number:04d}", "tokens": np.zeros(length, np.uint16)})
+    write_documents(folder / "documents", DOCUMENTS, shard=9)
     return folder
 
 
@@ -120,18 +116,12 @@ def write_shards(folder, sizes):
                 tar.addfile(member, io.BytesIO(b"1"))
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.large)])
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.large)])
 def ranks(request, data, tmp_path_factory):
     """What each rank of several processes got."""
     out = tmp_path_factory.mktemp("out")
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    run = subprocess.run(
-        [sys.executable, *launcher, str(request.param), __file__, data, out],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
-    return [json.loads((out / f"rank{n}.json").read_text()) for n in range(request.param)]
+    launch(__name__, [[request.param, data, out]])
+    return results(out, request.param)
 
 
 def counted(ranks_batches):
@@ -207,7 +197,3 @@ def test_a_worker_of_a_dataloader_changes_nothing(ranks):
                 continue
             for epoch, same in zip(one, other, strict=True):
                 assert [batch[:2] for batch in epoch] == [batch[:2] for batch in same]
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))

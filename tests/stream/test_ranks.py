@@ -1,13 +1,12 @@
 """S6: ranks that read different data are told, and none ever waits. Real processes with gloo.
 
-Run by torchrun, this file is one rank: it writes down what it was told.
+`main` is one rank, which writes down what it was told.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
-import os
 import subprocess
 import sys
 import warnings
@@ -24,8 +23,8 @@ from shardkit.stream.ranks import Comparison
 from shardkit.stream.world import World
 from shardkit.torch import Loader, StreamingDataset
 from tests.stream.data import write_photos
+from tests.stream.launch import launch, results
 
-ROOT = Path(__file__).parents[2]
 OPTIONS = {"global_batch_size": 4, "shuffle": True, "fields": ["label"]}
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.xdist_group("torchrun")]
@@ -34,7 +33,8 @@ pytestmark = [pytest.mark.torchrun, pytest.mark.xdist_group("torchrun")]
 # --- a rank --------------------------------------------------------------------------------------
 
 
-def main(data: Path, out: Path) -> None:
+def main(*folders):
+    data, out = map(Path, folders)
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
     warnings.simplefilter("error")
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -123,14 +123,8 @@ def ranks(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     write_photos(folder / "a")
     write_photos(folder / "b", samples=36)
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    run = subprocess.run(
-        [sys.executable, *launcher, str(request.param), __file__, folder, folder],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
-    return [json.loads((folder / f"rank{n}.json").read_text()) for n in range(request.param)]
+    launch(__name__, [[request.param, folder, folder]])
+    return results(folder, request.param)
 
 
 RIGHT = [
@@ -187,7 +181,3 @@ if os.fork():
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stderr == ""
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardkit.errors import UsageError
@@ -60,6 +60,7 @@ def global_batches(ranks):
 
 
 @given(ORDERS, st.integers(1, 40), WORLDS, st.sampled_from(["pad", "drop", "short"]))
+@example(Order(np.array([9]), shuffle=False, seed=0), 2, 4, "short")  # one is left for four ranks
 def test_each_sample_comes_once_and_padding_is_declared(order, size, world, last):
     """S1 and S2."""
     ranks = by_rank(lambda r, w: Fixed(order, size, r, w, last), world)
@@ -84,11 +85,11 @@ def test_each_sample_comes_once_and_padding_is_declared(order, size, world, last
 
 @given(ORDERS, st.sampled_from([1, 2, 3]), st.sampled_from(["pad", "drop"]), st.integers(0, 3))
 def test_a_global_batch_is_the_same_for_any_number_of_ranks(order, each, last, epoch):
-    """S3: a global batch of 24, 48 or 72 over 1, 2, 3, 4, 6 and 8 ranks."""
+    """S3: a global batch of 24, 48 or 72 over 1, 2, 3 and 8 ranks."""
     size = 24 * each
     batches = [
         global_batches(by_rank(lambda r, w: Fixed(order, size // w, r, w, last), world, epoch))
-        for world in (1, 2, 3, 4, 6, 8)
+        for world in (1, 2, 3, 8)
     ]
     assert all(one == batches[0] for one in batches)
 
@@ -163,11 +164,11 @@ def test_threads_share_a_schedule(kind):
     try:
         with ThreadPoolExecutor(len(epochs)) as threads:
             found = list(
-                threads.map(lambda e: [real(steps_of(shared, e)) for _ in range(10)], epochs)
+                threads.map(lambda e: [real(steps_of(shared, e)) for _ in range(4)], epochs)
             )
     finally:
         sys.setswitchinterval(interval)
-    assert found == [[expected[epoch]] * 10 for epoch in epochs]
+    assert found == [[expected[epoch]] * 4 for epoch in epochs]
 
 
 def contents(step):
@@ -208,7 +209,7 @@ def test_any_number_of_ranks_shares_one_list_of_planned_batches(batching, length
         steps = [step for steps in zip(*ranks, strict=True) for step in steps]
         return [contents(step) for step in steps if step.valid.all()]
 
-    lists = [listed(world) for world in (1, 2, 3, 8)]
+    lists = [listed(world) for world in (1, 3, 8)]
     assert all(one == lists[0] for one in lists)
 
 
@@ -231,6 +232,8 @@ def test_planned_batches_continue_anywhere_with_other_ranks(
 
 @given(BATCHINGS, LENGTHS, WORLDS)
 def test_planned_batches_that_do_not_fill_a_step_can_be_dropped(batching, lengths, world):
+    with pytest.raises(UsageError, match="fixed size"):
+        planned(batching, lengths, 16, 0, "short")(0, 1)
     make = planned(batching, lengths, 16, 1, "drop")
     every = len(steps_of(make(0, 1)))
     ranks = by_rank(make, world)
@@ -238,19 +241,13 @@ def test_planned_batches_that_do_not_fill_a_step_can_be_dropped(batching, length
     assert all(step.valid.all() for steps in ranks for step in steps)
 
 
-def test_planned_batches_are_not_cut_shorter():
-    with pytest.raises(UsageError, match="fixed size"):
-        planned(Bucket(2, (5,)), [1, 2], 16, 0, "short")(0, 1)
-
-
 def test_a_mixture_is_cut_into_steps_like_one_dataset():
-    orders = [Order(np.array([n]), shuffle=True, seed=n) for n in (30, 50)]
-    mixture = Mixture(orders, [1, 2], 0)
-    lists = [
+    mixture = Mixture([Order(np.array([n]), shuffle=True, seed=n) for n in (30, 50)], [1, 2], 0)
+    alone, *others = [
         global_batches(by_rank(lambda r, w: Fixed(mixture, 8 // w, r, w, "pad"), world, epoch=2))
         for world in (1, 2, 4)
     ]
-    assert lists[0] == lists[1] == lists[2]
+    assert others == [alone, alone]
 
 
 # --- the world -----------------------------------------------------------------------------------

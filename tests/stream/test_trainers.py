@@ -1,6 +1,6 @@
 """Lightning, Accelerate and transformers' Trainer continue inside an epoch, with other ranks too.
 
-Run by torchrun, this file is one rank: it trains with each of them, and writes down what it got.
+`main` is one rank: it trains with each of them, and writes down what it got.
 """
 
 from __future__ import annotations
@@ -8,10 +8,6 @@ from __future__ import annotations
 import datetime
 import json
 import logging
-import os
-import shutil
-import subprocess
-import sys
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -22,8 +18,8 @@ import torch.distributed as dist
 
 from shardkit.torch import Loader
 from tests.stream.data import write_tokens
+from tests.stream.launch import launch, results
 
-ROOT = Path(__file__).parents[2]
 # Their imports take longer than the tests.
 pytestmark = [pytest.mark.large, pytest.mark.xdist_group("trainers")]
 SAMPLES, EPOCHS, STEPS = 37, 3, 5  # 5 steps of 8 samples are an epoch
@@ -178,7 +174,7 @@ def test_lightning_continues_a_shorter_loader_that_it_goes_through_twice_in_an_e
 
     whole = lightning(data, tmp_path / "whole", loaders=loaders)
     assert len(whole) == 2 * EPOCHS * STEPS
-    for stop in (2, 3, 4, STEPS + 4):
+    for stop in (2, 3, STEPS + 4):
         folder = tmp_path / str(stop)
         assert lightning(data, folder, stop, loaders=loaders) == whole[: 2 * stop]
         assert lightning(data, folder, loaders=loaders) == whole[2 * stop :], stop
@@ -218,51 +214,48 @@ def test_skipping_batches_reads_none_of_them(data, whole, monkeypatch):
 # --- several processes ---------------------------------------------------------------------------
 
 
-def main(data: Path, folder: Path, stop: int) -> None:
+def prepare():
+    import accelerate.accelerator
+    import lightning.pytorch
+    import transformers
+
+    return accelerate, lightning, transformers.Trainer, transformers.TrainingArguments
+
+
+def main(data, folder, out, stop):
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
     warnings.simplefilter("ignore")
+    folder, out = Path(folder), Path(out)
     got = {name: train(data, folder / name, stop) for name, train in TRAINING.items()}
-    (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(got))
+    (out / f"rank{dist.get_rank()}.json").write_text(json.dumps(got))
     dist.barrier()
-    os._exit(0)  # at the end of the interpreter gloo may wait for models that are still there
-
-
-def torchrun(world, data, folder, stop=-1):
-    """What all ranks together got, by the name of the library."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
-    run = subprocess.run(
-        [sys.executable, *launcher, __file__, data, folder, str(stop)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
-    ranks = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(world)]
-    return {
-        name: Counter((epoch, key) for rank in ranks for epoch, keys in rank[name] for key in keys)
-        for name in TRAINING
-    }
-
-
-@pytest.fixture(scope="module")
-def stopped(data, tmp_path_factory):
-    """Two ranks, stopped in the second epoch: what they got, and the folder with checkpoints."""
-    folder = tmp_path_factory.mktemp("stopped")
-    return torchrun(2, data, folder, STEPS + 2), folder
 
 
 @pytest.mark.torchrun
-@pytest.mark.parametrize("world", [1, 2, 4])
-def test_a_run_of_two_ranks_continues_with_any_number(world, data, stopped, tmp_path):
+def test_a_run_of_two_ranks_continues_with_any_number(data, tmp_path):
     """S1 and S4 over the epochs of both runs: each sample exactly once in each."""
-    before, folder = stopped
-    after = torchrun(world, data, shutil.copytree(folder, tmp_path / "run"))
-    expected = Counter(
-        (epoch, f"{number:04d}") for epoch in range(EPOCHS) for number in range(SAMPLES)
-    )
-    for name in TRAINING:
-        assert before[name].total() == SAMPLES + 2 * 8, name
-        assert before[name] + after[name] == expected, name
+    for name in ("checkpoints", "before", "1", "4"):
+        (tmp_path / name).mkdir()
+    jobs = [[2, data, tmp_path / "checkpoints", tmp_path / "before", STEPS + 2]]
+    jobs += [[n, data, tmp_path / "checkpoints", tmp_path / f"{n}", -1] for n in (1, 4)]
+    launch(__name__, jobs)
 
+    def got(folder, world):
+        """What all ranks together got, by the name of the library."""
+        return {
+            name: Counter(
+                (epoch, key)
+                for rank in results(tmp_path / folder, world)
+                for epoch, keys in rank[name]
+                for key in keys
+            )
+            for name in TRAINING
+        }
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+    before = got("before", 2)
+    expected = Counter((epoch, f"{n:04d}") for epoch in range(EPOCHS) for n in range(SAMPLES))
+    for world in (1, 4):
+        after = got(f"{world}", world)
+        for name in TRAINING:
+            assert before[name].total() == SAMPLES + 2 * 8, name
+            assert before[name] + after[name] == expected, (name, world)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -22,26 +21,26 @@ IMAGES = Schema({"image": Image()})
 BOTH = Schema({"image": Image(), "mask": Image()})
 
 
-def file_of(pixels: npt.NDArray[Any], format: str = "PNG", **options: Any) -> bytes:
+def file_of(pixels, format="PNG", **options):
     return encoded(PIL.Image.fromarray(pixels), format, **options)
 
 
-def photos(count: int, format: str = "JPEG") -> list[Sample]:
+def photos(count, format="JPEG"):
     """Images of many sizes."""
     return [{"__key__": f"{n}", "image": _photo(n, format)} for n in range(count)]
 
 
 @functools.cache
-def _photo(number: int, format: str) -> bytes:
+def _photo(number, format):
     size = (60 + 17 * number % 50, 50 + 23 * number % 60)
     return file_of(photo_like(number, *size), format)
 
 
-def draws_of(count: int, seed: int = 0, turn: int = 0, first: int = 0) -> Draws:
+def draws_of(count, seed=0, turn=0, first=0):
     return Draws(seed, np.full(count, turn), np.arange(first, first + count))
 
 
-def begun(transforms: Transforms, count: int) -> dict[str, npt.NDArray[Any]]:
+def begun(transforms, count):
     """The memory of a batch, full of a value that nobody wants."""
     return {
         name: np.full((count, *shape), 77, np.uint16 if dtype == "bfloat16" else dtype)
@@ -49,15 +48,7 @@ def begun(transforms: Transforms, count: int) -> dict[str, npt.NDArray[Any]]:
     }
 
 
-def applied(
-    steps: dict[Any, Any],
-    samples: list[Sample],
-    schema: Schema = IMAGES,
-    *,
-    chunk: int | None = None,
-    seed: int = 0,
-    turn: int = 0,
-) -> list[Sample]:
+def applied(steps, samples, schema=IMAGES, *, chunk=None, seed=0, turn=0):
     """What becomes of samples, chunk by chunk; raises the first error."""
     made = []
     for first in range(0, len(samples), chunk or len(samples)):
@@ -71,7 +62,7 @@ def applied(
     return made
 
 
-def assert_same(some: Iterable[Sample], others: Iterable[Sample]) -> None:
+def assert_same(some, others):
     for one, other in zip(some, others, strict=True):
         assert one.keys() == other.keys()
         for name, value in one.items():

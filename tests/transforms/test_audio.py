@@ -5,9 +5,6 @@ from __future__ import annotations
 import io
 import math
 import shutil
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,13 +47,13 @@ KINDS = [
 ]
 
 
-def encoded(sound: Any, rate: int = 16_000, format: str = "WAV", subtype: str = "FLOAT") -> bytes:
+def encoded(sound, rate=16000, format="WAV", subtype="FLOAT"):
     file = io.BytesIO()
     soundfile.write(file, sound, rate, format=format, subtype=subtype)
     return file.getvalue()
 
 
-def made(values: Sequence[bytes], steps: Any, turn: int = 0, field: str = "audio") -> list[Any]:
+def made(values, steps, turn=0, field="audio"):
     """What a chain makes of values; raises the first error."""
     samples = [{"__key__": str(n), field: value} for n, value in enumerate(values)]
     draws = Draws(7, np.full(len(values), turn), np.arange(len(values)))
@@ -68,22 +65,16 @@ def made(values: Sequence[bytes], steps: Any, turn: int = 0, field: str = "audio
 
 
 @pytest.mark.parametrize(("format", "subtype"), KINDS)
-def test_samples_are_those_that_soundfile_gives(format: str, subtype: str) -> None:
-    for channels in (1, 2):
-        data = encoded(NOISE[:, :channels], 16_000, format, subtype)
-        expected, _ = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
-        [found] = made([data], Decode())
-        assert found.dtype == np.float32
-        np.testing.assert_array_equal(found, expected.T)
-        [one] = made([data], Mono())
-        np.testing.assert_array_equal(one, expected.T.mean(axis=0, keepdims=True, dtype="f4"))
-
-
-@pytest.mark.parametrize(("format", "subtype"), KINDS)
-def test_a_part_is_the_same_whether_it_is_sought_or_cut(format: str, subtype: str) -> None:
+def test_samples_and_parts_are_those_that_soundfile_gives(format, subtype):
+    """Whether a part is sought in the file, or cut from all of its samples."""
     data = encoded(NOISE, 16_000, format, subtype)
+    expected, _ = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
     [whole] = made([data], Decode())
-    for turn in range(5):
+    assert whole.dtype == np.float32
+    np.testing.assert_array_equal(whole, expected.T)
+    [one] = made([encoded(NOISE[:, 0], 16_000, format, subtype)], Mono())
+    assert one.shape == (1, 9001)
+    for turn in range(3):
         [sought] = made([data], [RandomClip(0.25)], turn)
         [cut] = made([data], [Decode(), Mono(), RandomClip(0.25)], turn)
         assert sought.shape == (2, 4000)
@@ -92,14 +83,11 @@ def test_a_part_is_the_same_whether_it_is_sought_or_cut(format: str, subtype: st
         np.testing.assert_array_equal(sought.mean(axis=0, keepdims=True, dtype="f4"), cut)
 
 
-def test_parts_begin_anywhere_and_short_audio_is_followed_by_zeros() -> None:
+def test_parts_begin_anywhere_and_short_audio_is_followed_by_zeros():
     ramp = np.arange(100, dtype=np.float32) / 128
     data = encoded(ramp, 100)
-    starts = [
-        round(float(part[0, 0]) * 128)
-        for t in range(300)
-        for part in made([data], [RandomClip(0.9)], t)
-    ]
+    parts = [made([data], [RandomClip(0.9)], turn)[0] for turn in range(100)]
+    starts = [round(float(part[0, 0]) * 128) for part in parts]
     assert set(starts) == set(range(11))
     [short] = made([data], [RandomClip(1.5)])
     np.testing.assert_array_equal(short, np.append(ramp, np.zeros(50, np.float32))[None])
@@ -107,42 +95,22 @@ def test_parts_begin_anywhere_and_short_audio_is_followed_by_zeros() -> None:
     np.testing.assert_array_equal(empty, np.zeros((1, 5)))
 
 
-@pytest.mark.parametrize("rate", [8000, 11_025, 16_000, 22_050, 44_100, 48_000])
-def test_parts_have_one_length_whatever_the_rate_was(rate: int) -> None:
+@pytest.mark.parametrize("rate", [8000, 16_000, 44_100])
+def test_parts_have_one_length_whatever_the_rate_was(rate):
     data = encoded(NOISE[:, 0], rate)
-    for seconds in (0.1, 0.333, 1 / 7):
-        [part] = made([data], [RandomClip(seconds), Resample(16_000)])
-        [other] = made([data], [Resample(16_000), RandomClip(seconds)])
-        assert part.shape == other.shape == (1, round(seconds * 16_000))
+    for seconds in (0.1, 1 / 7):
+        steps = [RandomClip(seconds), Resample(16_000)]
+        for order in (steps, steps[::-1]):
+            assert made([data], order)[0].shape == (1, round(seconds * 16_000))
 
 
-def tones(rate: int, frequencies: Sequence[float], seconds: float = 1.0) -> npt.NDArray[np.float64]:
+def tones(rate, frequencies, seconds=1.0):
     t = np.arange(round(rate * seconds)) / rate
     return sum(np.sin(2 * np.pi * f * t + f) for f in frequencies) / len(frequencies)
 
 
-def torchaudio_resampled(
-    sound: npt.NDArray[np.float64], rate: int, to: int, width: int = 6, rolloff: float = 0.99
-) -> npt.NDArray[np.float64]:
-    """`torchaudio.functional.resample` (sinc_interp_hann), as its documentation defines it."""
-    cutoff = min(rate, to) * rolloff
-    times = np.arange(math.ceil(len(sound) * to / rate)) / to
-    reach = math.ceil(width * rate / cutoff)
-    nearest = np.round(times * rate).astype(int)
-    made = np.zeros(len(times))
-    for shift in range(-reach - 1, reach + 2):
-        at = nearest + shift
-        t = np.clip((at / rate - times) * cutoff, -width, width)
-        window = np.cos(t * np.pi / width / 2) ** 2
-        inside = (at >= 0) & (at < len(sound))
-        made += np.where(inside, sound[np.clip(at, 0, len(sound) - 1)], 0) * np.sinc(t) * window
-    return made * cutoff / rate
-
-
-@pytest.mark.parametrize(
-    ("rate", "to"), [(44_100, 16_000), (48_000, 16_000), (16_000, 44_100), (8000, 16_000)]
-)
-def test_resampling_is_that_of_the_continuous_signal(rate: int, to: int) -> None:
+@pytest.mark.parametrize(("rate", "to"), [(44_100, 16_000), (48_000, 16_000), (8000, 16_000)])
+def test_resampling_is_that_of_the_continuous_signal(rate, to):
     """To 1e-5 below half of what the lower rate can hold, to 0.01 dB up to 90 %."""
     low = min(rate, to) / 2
     inner = slice(to // 50, -(to // 50))
@@ -157,54 +125,31 @@ def test_resampling_is_that_of_the_continuous_signal(rate: int, to: int) -> None
         assert np.abs(gone[0])[inner].max() < 1e-5
 
 
-@pytest.mark.parametrize(("rate", "to"), [(44_100, 16_000), (16_000, 44_100)])
-def test_resampling_beside_the_formula_of_torchaudio(rate: int, to: int) -> None:
-    """With a long window to 1e-3; its own default is further from the signal, and so from ours."""
-    low = min(rate, to) / 2
-    frequencies = [0.01 * low, 0.3 * low, 0.7 * low]
-    sound = tones(rate, frequencies, 0.3)
-    [found] = made([encoded(sound, rate)], Resample(to))
-    inner = slice(to // 20, -(to // 20))
-    close = torchaudio_resampled(sound, rate, to, 64)
-    usual = torchaudio_resampled(sound, rate, to)
-    assert np.abs(found[0] - close)[inner].max() < 1e-3
-    theirs = np.abs(usual - tones(to, frequencies, 0.3))[inner].max()
-    assert np.abs(found[0] - usual)[inner].max() < theirs + 1e-4
-
-
-def test_functions_get_samples() -> None:
+def test_functions_get_samples():
     data = encoded(NOISE, 16_000)
     assert made([data], [Decode(), np.shape]) == [(2, 9001)]
     assert made([data], [Resample(8000), Mono(), np.shape]) == [(1, 4501)]
     assert made([data], [len]) == [len(data)]
 
 
-def test_what_is_no_chain_is_refused() -> None:
+def test_what_is_no_chain_is_refused():
     schema = Schema({"audio": Audio(), "image": Image(), "n": Int(), "a": Array("<f4", (None,))})
     clip, crop = RandomClip(1), shardkit.CenterCrop(3)
-    for transforms in (
-        {"audio": [len, clip]},
-        {"audio": [Decode(), len, clip]},
-        {"audio": [crop]},
-        {"audio": [clip, crop]},
-        {"image": [clip]},
-        {"image": [Decode(), clip]},
-        {"n": [clip]},
-        {"a": [clip]},
-        {("audio", "n"): [clip]},
-    ):
+    chains = {"audio": ([len, clip], [Decode(), len, clip], [crop], [clip, crop])}
+    chains |= {"image": ([clip], [Decode(), clip]), "n": ([clip],), "a": ([clip],)}
+    chains[("audio", "n")] = ([clip],)
+    for field, steps in ((field, steps) for field, some in chains.items() for steps in some):
         with pytest.raises(UsageError):
-            Transforms(transforms, schema)
-    for wrong in (0, -1, 1.5, 10**6, "16000", True):
+            Transforms({field: steps}, schema)
+    numbers = (0, -1, "1", None, math.nan, math.inf)
+    wrong = {Resample: (1.5, 10**6, "16000", True, 0, -1), RandomClip: numbers}
+    for kind, value in ((kind, value) for kind, values in wrong.items() for value in values):
         with pytest.raises(UsageError):
-            Resample(wrong)
-    for wrong in (0, -1, math.nan, math.inf, "1", None):
-        with pytest.raises(UsageError):
-            RandomClip(wrong)
+            kind(value)
     assert repr([clip, Resample(8000), Mono()]) == "[RandomClip(1), Resample(8000), Mono()]"
 
 
-def test_bad_audio_is_an_error_with_its_sample() -> None:
+def test_bad_audio_is_an_error_with_its_sample():
     good = make_audio()
     flac = bytearray(encoded(NOISE[:, 0], 16_000, "FLAC", "PCM_16"))
     flac[len(flac) // 2 : len(flac) // 2 + 2000] = bytes(2000)
@@ -221,7 +166,7 @@ def test_bad_audio_is_an_error_with_its_sample() -> None:
 
 
 @pytest.fixture(scope="module")
-def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def clips(tmp_path_factory):
     path = tmp_path_factory.mktemp("clips") / "clips"
     with shardkit.create(path, "wds", {"audio": Audio(), "label": Int()}) as writer:
         for number in range(40):
@@ -230,39 +175,29 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_batches_of_clips_resume_and_divide_as_those_of_images(clips: Path) -> None:
+def test_batches_of_clips_resume_and_divide_as_those_of_images(clips):
     """S-guarantees: the same clips for any ranks, threads and stops."""
+    options = {"global_batch_size": 8, "shuffle": True, "seed": 3}
+    options["transforms"] = {"audio": [RandomClip(0.1), Resample(16_000)]}
 
-    def batches(rank: int = 0, size: int = 1, **options: Any) -> Any:
-        return Loader(
-            clips, global_batch_size=8, shuffle=True, seed=3, rank=rank, world_size=size,
-            transforms={"audio": [RandomClip(0.1), Resample(16_000)]}, **options,
-        )  # fmt: skip
+    def parts(*loaders):
+        rows = (zip(b["__key__"], b["audio"], strict=True) for made in loaders for b in made)
+        return {key: part.numpy().tobytes() for some in rows for key, part in some}
 
-    def parts(made: Any) -> dict[str, bytes]:
-        rows = (row for b in made for row in zip(b["__key__"], b["audio"], strict=True))
-        return {key: part.numpy().tobytes() for key, part in rows}
-
-    loader = batches(threads=1)
-    epochs = [list(loader), list(loader)]
-    first = epochs[0][0]["audio"]
-    assert (first.shape, first.dtype) == ((8, 1, 1600), torch.float32)
-    assert parts(epochs[0]) != parts(epochs[1])
-    for threads in (2, 3):
-        again = batches(threads=threads)
-        assert [parts(again), parts(again)] == [parts(epoch) for epoch in epochs]
-    ranks = [batches(rank, 2) for rank in range(2)]
-    assert parts(b for rank in ranks for b in rank) == parts(epochs[0])
-    stopped = batches()
-    for number, _ in enumerate(stopped):
-        if number == 1:
-            break
-    on = batches()
-    on.load_state_dict(stopped.state_dict())
-    assert parts(on) == parts(epochs[0][2:])
+    loader = Loader(clips, threads=1, **options)
+    first = list(loader)
+    assert (first[0]["audio"].shape, first[0]["audio"].dtype) == ((8, 1, 1600), torch.float32)
+    assert parts(first) != parts(loader), "each epoch has clips of its own"
+    assert parts(Loader(clips, threads=3, **options)) == parts(first)
+    ranks = [Loader(clips, rank=rank, world_size=2, **options) for rank in range(2)]
+    assert parts(*ranks) == parts(first)
+    stopped, resumed = Loader(clips, **options), Loader(clips, **options)
+    next(iter(stopped))
+    resumed.load_state_dict(stopped.state_dict())
+    assert parts(resumed) == parts(first[1:])
 
 
-def test_batches_by_duration_are_planned_from_headers_and_padded_behind(clips: Path) -> None:
+def test_batches_by_duration_are_planned_from_headers_and_padded_behind(clips):
     lengths = shardkit.open(clips).lengths("audio")
     assert lengths.tolist() == [round((800 + 370 * (n * 7 % 40)) / 8) for n in range(40)]
     transforms = {"audio": [Mono(), Resample(16_000)]}
@@ -289,7 +224,7 @@ def test_batches_by_duration_are_planned_from_headers_and_padded_behind(clips: P
         Loader(clips, batching=Pack(10, 2, field="audio"))
 
 
-def test_durations_of_datasets_without_a_table_are_read(clips: Path, tmp_path: Path) -> None:
+def test_durations_of_datasets_without_a_table_are_read(clips, tmp_path):
     """Of an earlier version, whose table had arrays alone, and of others."""
     kinds = {"audio": Audio(), "a": Array("<i4", (None,))}
     with shardkit.create(tmp_path / "new", "wds", kinds) as writer:
@@ -310,13 +245,11 @@ def test_durations_of_datasets_without_a_table_are_read(clips: Path, tmp_path: P
     assert there.lengths("wav").tolist() == shardkit.open(clips).lengths("audio").tolist()
 
 
-def test_stats_and_inspect_have_durations(clips: Path) -> None:
+def test_stats_and_inspect_have_durations(clips):
     found = shardkit.open(clips).stats()["fields"]["audio"]
     assert found["formats"] == {"wav": 40}
-    assert found["milliseconds"]["min"] == 100
-    assert found["sampling_rate"]["max"] == 8000
+    assert (found["milliseconds"]["min"], found["sampling_rate"]["max"]) == (100, 8000)
     assert found["channels"]["max"] == 1
     assert shardkit.inspect(clips)["lengths"]["audio"]["shortest"] == 100
-    shown = CliRunner().invoke(cli, ["inspect", str(clips)]).output
-    assert "milliseconds of 'audio'" in shown
-    assert "sampling_rate" in CliRunner().invoke(cli, ["stats", str(clips)]).output
+    for command, words in (("inspect", "milliseconds of 'audio'"), ("stats", "sampling_rate")):
+        assert words in CliRunner().invoke(cli, [command, str(clips)]).output

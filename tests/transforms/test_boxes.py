@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import shardkit
 from shardkit import (
@@ -19,8 +19,9 @@ from shardkit import (
     SampleError,
     UsageError,
 )
-from shardkit.schema import Array, Image, Int, Schema
+from shardkit.schema import Array, Image, Schema
 from shardkit.stream.collate import pad_collate
+from shardkit.torch import Loader
 from shardkit.transforms import Draws, Transforms
 from tests.boxed import COLOURS, coco, painted_box, some_painted
 from tests.preprocess.test_boxes import stored_sample
@@ -31,7 +32,7 @@ SCHEMA = Schema(
 )
 
 
-def applied(samples: list[Any], steps: Any, schema: Schema = SCHEMA, seed: int = 0) -> list[Any]:
+def applied(samples, steps, schema=SCHEMA, seed=0):
     numbers = np.arange(len(samples))
     transforms = Transforms({FIELDS: steps}, schema)
     found = [dict(sample) for sample in samples]
@@ -55,12 +56,11 @@ CHAINS: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("format", ["PNG", "JPEG"])
 @pytest.mark.parametrize("name", CHAINS)
-def test_what_is_painted_stays_in_its_box(name: str, format: str) -> None:
+def test_what_is_painted_stays_in_its_box(name):
     """Of every orientation; objects without a box are not to be seen, but at a crop's edge."""
-    images = some_painted(48, 7, range(1, 9))
-    samples = [stored_sample(image, format) for image in images]
+    images = some_painted(32, 7, range(1, 9))
+    samples = [stored_sample(image, ("PNG", "JPEG")[n // 8 % 2]) for n, image in enumerate(images)]
     made = applied(samples, CHAINS[name], seed=len(name))
     gone = seen = 0
     for sample, image in zip(made, images, strict=True):
@@ -82,12 +82,12 @@ def test_what_is_painted_stays_in_its_box(name: str, format: str) -> None:
                 seen += 1
                 assert painted is not None
                 assert np.abs(painted - box).max() <= 3.5  # enlarged edges are blurred
-    assert seen > 20
+    assert seen > 10
     assert bool(gone) == (name in ("crop", "wide crop", "middle", "two", "jobs", "function"))
 
 
 @pytest.mark.parametrize("steps", [Decode(), RandomHorizontalFlip(1), CenterCrop((300, 300))])
-def test_without_resizing_boxes_are_exact(steps: Any) -> None:
+def test_without_resizing_boxes_are_exact(steps):
     images = some_painted(24, 3, range(1, 9))
     for sample, image in zip(applied([*map(stored_sample, images)], steps), images, strict=True):
         assert len(sample["boxes"]) == len(image.boxes)
@@ -95,7 +95,7 @@ def test_without_resizing_boxes_are_exact(steps: Any) -> None:
             assert painted_box(sample["image"], colour) == tuple(box)
 
 
-def test_boxes_with_masks_and_pixels(tmp_path: Path) -> None:
+def test_boxes_with_masks_and_pixels(tmp_path):
     """A mask of the objects goes with them; raw pixels as images do."""
     kinds = {
         "image": Array("|u1", (None, None, 3)),
@@ -118,7 +118,7 @@ def test_boxes_with_masks_and_pixels(tmp_path: Path) -> None:
         tmp_path / "out", transforms={("image", "mask", "boxes", "scores"): steps}
     )
     seen = 0
-    for sample in [dataset[n] for n in range(8) for _ in range(12)]:  # random each time
+    for sample in [dataset[n] for n in range(8) for _ in range(6)]:  # random each time
         for number, box in zip(sample["scores"], sample["boxes"], strict=True):
             if (box[2:] - box[:2] >= 6).all():
                 rows, columns = np.nonzero(sample["mask"] == number)
@@ -128,111 +128,81 @@ def test_boxes_with_masks_and_pixels(tmp_path: Path) -> None:
     assert seen > 10
 
 
-def loader(path: Path, **options: Any) -> Any:
-    from shardkit.torch import Loader
-
-    return Loader(path, **{"batch_size": 4, **options})
-
-
-@pytest.fixture
-def shards(tmp_path: Path) -> Path:
-    root = coco(tmp_path / "coco", some_painted(12, 2))
-    shardkit.convert(root, "wds", tmp_path / "shards", workers=0)
-    return tmp_path / "shards"
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    root = tmp_path_factory.mktemp("boxes")
+    shardkit.convert(coco(root / "coco", some_painted(12, 2)), "wds", root / "out", workers=0)
+    return root / "out/train"
 
 
 CROP = [RandomResizedCrop(32), RandomHorizontalFlip()]
 ALL = ("image", "boxes", "categories", "iscrowd")
 
 
-@pytest.mark.parametrize("threads", [0, 2])
-def test_batches_have_a_list_of_boxes(shards: Path, threads: int) -> None:
-    """One tensor for each sample, as detectors take them: also where all have as many."""
-    import torch
+def test_batches_have_a_list_of_boxes(shards):
+    """One tensor for each sample, as detectors take them, of any batch and number of threads."""
 
-    found = {}
-    for batch in loader(shards / "train", transforms={ALL: CROP}, threads=threads, batch_size=4):
-        assert batch["image"].shape == (4, 3, 32, 32)
-        for name, kind in (("boxes", torch.float32), ("categories", torch.int64)):
-            assert isinstance(batch[name], list)
-            assert all(value.dtype == kind for value in batch[name])
-        for key, boxes, kinds in zip(
-            batch["__key__"], batch["boxes"], batch["categories"], strict=True
-        ):
-            assert boxes.shape == (len(kinds), 4)
-            found[key] = boxes.tolist()
-    again = {}
-    for batch in loader(shards / "train", transforms={ALL: CROP}, threads=1, batch_size=3):
-        again |= zip(batch["__key__"], (boxes.tolist() for boxes in batch["boxes"]), strict=True)
-    assert found == again  # of any batch and number of threads
-    one = next(iter(loader(shards / "train", batch_size=1, fields=["boxes"])))
-    assert isinstance(one["boxes"], list)
+    def load(**options):
+        found = {}
+        for batch in Loader(shards, transforms={ALL: CROP}, **options):
+            assert batch["image"].shape[1:] == (3, 32, 32)
+            for name, kind in (("boxes", torch.float32), ("categories", torch.int64)):
+                assert isinstance(batch[name], list)
+                assert all(value.dtype == kind for value in batch[name])
+            kinds = [len(categories) for categories in batch["categories"]]
+            assert [boxes.shape for boxes in batch["boxes"]] == [(count, 4) for count in kinds]
+            values = [boxes.tolist() for boxes in batch["boxes"]]
+            found |= zip(batch["__key__"], values, strict=True)
+        return found
 
+    assert load(batch_size=4, threads=0) == load(batch_size=3, threads=2)
 
-def test_a_function_leaves_boxes_in_lists(shards: Path) -> None:
-    """Also where all samples of a batch have as many, so that their type never changes."""
+    def one(**values):
+        return {**values, "boxes": np.zeros((1, 4), np.float32)}
 
-    def one(**values: Any) -> dict[str, Any]:
-        values["boxes"] = np.zeros((1, 4), np.float32)
-        return values
-
-    alone = {ALL: [CenterCrop(32), one]}
-    batch = next(iter(loader(shards / "train", transforms=alone)))
-    assert isinstance(batch["boxes"], list)
-    assert [boxes.shape for boxes in batch["boxes"]] == [(1, 4)] * 4
+    # Also where all samples have as many, so that their type never changes.
+    for options in ({"batch_size": 1, "fields": ["boxes"]}, {"batch_size": 4}):
+        more = {} if "fields" in options else {"transforms": {ALL: [CenterCrop(32), one]}}
+        assert isinstance(next(iter(Loader(shards, **options, **more)))["boxes"], list)
 
 
-def test_batches_of_padded_boxes(shards: Path) -> None:
-    collate = pad_collate({"categories": -1}, field="boxes")
-    for batch in loader(shards / "train", transforms={ALL: CROP}, collate=collate):
+def test_batches_of_padded_boxes(shards):
+    options = {"batch_size": 4, "transforms": {ALL: CROP}}
+    for batch in Loader(shards, collate=pad_collate({"categories": -1}, field="boxes"), **options):
         number = max(batch["lengths"].tolist())
         assert batch["boxes"].shape == (4, number, 4)
         assert batch["categories"].shape == batch["attention_mask"].shape == (4, number)
         assert ((batch["categories"] >= 0) == batch["attention_mask"]).all()
         assert (batch["boxes"][~batch["attention_mask"]] == 0).all()
         assert batch["image"].shape == (4, 3, 32, 32)
-    fixed = pad_collate(field="boxes", length=9)
-    batch = next(iter(loader(shards / "train", transforms={ALL: CROP}, collate=fixed)))
-    assert batch["boxes"].shape == (4, 9, 4)
-
-
-def test_padding_needs_arrays_that_are_alike() -> None:
-    samples = [{"boxes": np.zeros((2, 4), np.float32)}, {"boxes": np.zeros((2, 5), np.float32)}]
+    fixed = Loader(shards, collate=pad_collate(field="boxes", length=9), **options)
+    assert next(iter(fixed))["boxes"].shape == (4, 9, 4)
+    unlike = [{"boxes": np.zeros((2, 4), np.float32)}, {"boxes": np.zeros((2, 5), np.float32)}]
     with pytest.raises(SampleError, match="differ in shape or type") as error:
-        pad_collate(field="boxes")(samples)
+        pad_collate(field="boxes")(unlike)
     assert error.value.expected == "an array of float32 of shape (n, 4)"
-    assert pad_collate(field="boxes")(samples[:1])["boxes"].shape == (1, 2, 4)
 
 
-@pytest.mark.parametrize(
-    ("fields", "steps", "message"),
-    [
-        (("image", "boxes"), CROP, "'categories' also has a row for each"),
-        (("image", "boxes", "categories"), CROP, "'iscrowd' also has a row for each"),
-        (("image", "categories"), CROP, "'categories' cannot be the mask of an image, or boxes"),
-        (("image", "boxes", "image_id"), CROP, "'image_id' cannot be the mask of an image"),
-    ],
-)
-def test_what_goes_with_boxes_is_named(shards: Path, fields: Any, steps: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        loader(shards / "train", transforms={fields: steps})
-
-
-def test_what_drops_no_boxes_needs_no_more_than_these(shards: Path) -> None:
-    transforms = {("image", "boxes"): [Resize((20, 30)), RandomHorizontalFlip()]}
-    for batch in loader(shards / "train", transforms=transforms):
-        for boxes, kinds in zip(batch["boxes"], batch["categories"], strict=True):
-            assert len(boxes) == len(kinds)
-    some = loader(
-        shards / "train", transforms={("image", "boxes"): CROP}, fields=["image", "boxes"]
-    )
-    assert len(next(iter(some))["boxes"]) == 4
-
-
-def test_two_fields_of_boxes_are_refused() -> None:
+def test_what_goes_with_boxes_is_named(shards):
+    for fields, message in (
+        (("image", "boxes"), "'categories' also has a row for each"),
+        (("image", "boxes", "categories"), "'iscrowd' also has a row for each"),
+        (("image", "categories"), "'categories' cannot be the mask of an image, or boxes"),
+        (("image", "boxes", "image_id"), "'image_id' cannot be the mask of an image"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            Loader(shards, batch_size=4, transforms={fields: CROP})
     schema = Schema({**SCHEMA, "others": Array("<f4", (None, 4))})
     with pytest.raises(UsageError, match="one field of boxes"):
         Transforms({(*FIELDS, "others"): CROP}, schema)
+
+
+def test_what_drops_no_boxes_needs_no_more_than_these(shards):
+    transforms = {("image", "boxes"): [Resize((20, 30)), RandomHorizontalFlip()]}
+    for batch in Loader(shards, batch_size=4, transforms=transforms):
+        assert [*map(len, batch["boxes"])] == [*map(len, batch["categories"])]
+    options = {"transforms": {("image", "boxes"): CROP}, "fields": ["image", "boxes"]}
+    assert len(next(iter(Loader(shards, batch_size=4, **options)))["boxes"]) == 4
 
 
 @pytest.mark.parametrize(
@@ -244,18 +214,10 @@ def test_two_fields_of_boxes_are_refused() -> None:
         ({"categories": np.zeros(7, int)}, "categories", "differs from the number of boxes"),
     ],
 )
-def test_values_that_do_not_fit_are_errors_of_their_sample(
-    change: dict[str, Any], field: str, message: str
-) -> None:
+def test_values_that_do_not_fit_are_errors_of_their_sample(change, field, message):
     schema = Schema({"image": Image(), "boxes": Array(), "categories": Array()})
     sample = {**stored_sample(some_painted(4)[3]), **change}
     zero = np.zeros(1, np.int64)
     errors = Transforms({FIELDS: CROP}, schema).apply([sample], Draws(0, zero, zero), {})
     assert message in str(errors[0])
     assert errors[0].where["field"] == field
-
-
-def test_other_arrays_of_an_image_are_masks_as_before() -> None:
-    schema = Schema({"image": Image(), "seg": Array("<i8", (None, None)), "label": Int()})
-    assert Transforms({("image", "seg"): CROP}, schema).chains[0].kinds == ("mask",)
-    assert Transforms({("image", "seg"): CROP}, schema).lists == frozenset()

@@ -6,7 +6,6 @@ import io
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import PIL.Image
 import pytest
 import simplejpeg
@@ -32,7 +31,6 @@ from tests.preprocess.test_masks import assert_lies_on, drawn, scene
 from tests.transforms.chunks import (
     BOTH,
     IMAGES,
-    Sample,
     applied,
     assert_same,
     begun,
@@ -47,9 +45,7 @@ CROP = RandomResizedCrop(32)
 FLIP = RandomHorizontalFlip(1.0)
 
 
-def by_pillow(
-    image: PIL.Image.Image, steps: list[Any], filter: PIL.Image.Resampling = BILINEAR
-) -> npt.NDArray[Any]:
+def by_pillow(image, steps, filter=BILINEAR):
     """What steps without chance do, one after the other."""
     for step in steps:
         width, height = image.size
@@ -66,13 +62,13 @@ def by_pillow(
     return np.asarray(image)
 
 
-def assert_alike(pixels: npt.NDArray[Any], expected: npt.NDArray[Any], resizes: int = 1) -> None:
+def assert_alike(pixels, expected, resizes=1):
     """But for rounding between two passes, which Pillow does in another order since 13."""
     assert pixels.dtype == np.uint8
     np.testing.assert_allclose(pixels.astype(int), expected, rtol=0, atol=resizes)
 
 
-def decoded(data: bytes) -> PIL.Image.Image:
+def decoded(data):
     if data.startswith(b"\xff\xd8"):
         return PIL.Image.fromarray(simplejpeg.decode_jpeg(data))
     return PIL.Image.open(io.BytesIO(data)).convert("RGB")
@@ -82,8 +78,8 @@ def decoded(data: bytes) -> PIL.Image.Image:
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "array"])
-def test_a_random_crop_is_cropped_resized_and_mirrored(format: str) -> None:
-    samples = photos(40, "PNG" if format == "array" else format)
+def test_a_random_crop_is_cropped_resized_and_mirrored(format):
+    samples = photos(24, "PNG" if format == "array" else format)
     images = [decoded(sample["image"]) for sample in samples]
     schema = IMAGES
     if format == "array":
@@ -92,14 +88,14 @@ def test_a_random_crop_is_cropped_resized_and_mirrored(format: str) -> None:
             sample["image"] = np.asarray(image)
     step = RandomResizedCrop((32, 40))
     found = applied({"image": [step, RandomHorizontalFlip()]}, samples, schema)
-    numbers = draws_of(40).uniform(0, step.numbers + 1)
+    numbers = draws_of(24).uniform(0, step.numbers + 1)
     for image, sample, row in zip(images, found, numbers.tolist(), strict=True):
         window = Window.whole(*image.size)
         step.apply(window, row[:-1])
         box = window.x, window.y, window.x + window.width, window.y + window.height
         expected = np.asarray(image.crop(box).resize((40, 32), BILINEAR))
         assert_alike(sample["image"], expected[:, :: -1 if row[-1] < 0.5 else 1])
-    assert 10 < (numbers[:, -1] < 0.5).sum() < 30
+    assert 4 < (numbers[:, -1] < 0.5).sum() < 20
 
 
 SIDES = st.integers(12, 60)
@@ -113,19 +109,17 @@ STEPS = st.one_of(
 )
 
 
-def unchanged(value: Any) -> Any:
+def unchanged(value):
     return value
 
 
-def both_unchanged(image: Any, mask: Any) -> dict[str, Any]:
+def both_unchanged(image, mask):
     return {"image": image, "mask": mask}
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "array"])
 @given(st.integers(16, 60), st.integers(16, 60), st.lists(STEPS, min_size=1, max_size=4))
-def test_steps_that_are_done_at_once_are_those_done_one_by_one(
-    format: str, width: int, height: int, steps: list[Any]
-) -> None:
+def test_steps_that_are_done_at_once_are_those_done_one_by_one(format, width, height, steps):
     pixels = photo_like(width, width, height)
     value: Any = pixels if format == "array" else file_of(pixels, format)
     image = PIL.Image.fromarray(pixels) if format == "array" else decoded(value)
@@ -141,14 +135,14 @@ def test_steps_that_are_done_at_once_are_those_done_one_by_one(
             assert_alike(together[0]["image"], expected, len(steps))
 
 
-def test_the_extension_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_extension_changes_nothing(monkeypatch):
     steps = {"image": [RandomResizedCrop(24), RandomHorizontalFlip()]}
     before = applied(steps, photos(20))
     monkeypatch.setattr(crop, "_crop", None)
     assert_same(applied(steps, photos(20)), before)
 
 
-def test_margins_are_black_and_lie_around_the_image() -> None:
+def test_margins_are_black_and_lie_around_the_image():
     pixels = np.full((10, 20, 3), 200, np.uint8)
     for format in ("PNG", "JPEG"):
         sample = {"__key__": "a", "image": file_of(pixels, format)}
@@ -160,9 +154,12 @@ def test_margins_are_black_and_lie_around_the_image() -> None:
 # --- images that are not plain -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
-def test_images_are_upright(format: str, orientation: int) -> None:
+# Each orientation, each format, and JPEG, which libjpeg itself turns, in all of them.
+TURNED = [("JPEG", n) for n in range(1, 9)] + [("PNG", 6), ("WEBP", 5), ("TIFF", 8), ("TIFF", 3)]
+
+
+@pytest.mark.parametrize(("format", "orientation"), TURNED)
+def test_images_are_upright(format, orientation):
     options = {"lossless": True} if format == "WEBP" else {}
     data = encoded(scene(), format, exif=exif(orientation), **options)
     upright = to_rgb(data)
@@ -174,67 +171,47 @@ def test_images_are_upright(format: str, orientation: int) -> None:
     assert_alike(applied({"image": steps}, [sample])[0]["image"], expected)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        encoded(photo("CMYK"), "JPEG"),
-        encoded(photo("L"), "JPEG"),
-        encoded(photo("RGB"), "JPEG", icc_profile=rgb_profile()),
-        encoded(photo("RGB"), "JPEG", progressive=True),
-        encoded(photo("RGB"), "JPEG") + b"behind the end",
-        encoded(photo("RGBA"), "PNG"),
-        encoded(photo("P"), "PNG"),
-        encoded(photo("L"), "PNG"),
-        encoded(photo("RGB"), "GIF"),
-        encoded(photo("RGB"), "BMP"),
-        to_ppm(np.asarray(photo("RGB"))),
-    ],
-    ids=[
-        "cmyk",
-        "grey",
-        "icc",
-        "progressive",
-        "tail",
-        "alpha",
-        "palette",
-        "L",
-        "gif",
-        "bmp",
-        "ppm",
-    ],
-)
-def test_every_image_is_seen_as_the_codecs_see_it(data: bytes) -> None:
-    sample = {"__key__": "a", "image": data}
-    expected = to_rgb(data)
-    np.testing.assert_array_equal(applied({"image": Decode()}, [sample])[0]["image"], expected)
-    steps = [Resize((9, 11)), FLIP]
-    expected = by_pillow(PIL.Image.fromarray(expected), steps)
-    assert_alike(applied({"image": steps}, [sample])[0]["image"], expected)
+KINDS = {
+    "cmyk": encoded(photo("CMYK"), "JPEG"),
+    "grey": encoded(photo("L"), "JPEG"),
+    "icc": encoded(photo("RGB"), "JPEG", icc_profile=rgb_profile()),
+    "progressive": encoded(photo("RGB"), "JPEG", progressive=True),
+    "tail": encoded(photo("RGB"), "JPEG") + b"behind the end",
+    "alpha": encoded(photo("RGBA"), "PNG"),
+    "palette": encoded(photo("P"), "PNG"),
+    "L": encoded(photo("L"), "PNG"),
+    "gif": encoded(photo("RGB"), "GIF"),
+    "bmp": encoded(photo("RGB"), "BMP"),
+    "ppm": to_ppm(np.asarray(photo("RGB"))),
+}
+
+
+@pytest.mark.parametrize("data", KINDS.values(), ids=KINDS)
+def test_every_image_is_seen_as_the_codecs_see_it(data):
+    upright, samples, steps = to_rgb(data), [{"__key__": "a", "image": data}], [Resize(11), FLIP]
+    np.testing.assert_array_equal(applied({"image": Decode()}, samples)[0]["image"], upright)
+    expected = by_pillow(PIL.Image.fromarray(upright), steps)
+    assert_alike(applied({"image": steps}, samples)[0]["image"], expected)
 
 
 WHOLE = {format: file_of(photo_like(1, 80, 60), format) for format in ("JPEG", "PNG", "WEBP")}
-MIDDLE = {format: len(data) // 2 for format, data in WHOLE.items()}
+HALF = {format: data[: len(data) // 2] for format, data in WHOLE.items()}
+DAMAGED = {
+    "empty": b"",
+    "text": b"some text",
+    "start": b"\xff\xd8\xff",
+    "int": 3,
+    "none": None,
+    **HALF,
+    "jpeg-end": HALF["JPEG"] + b"\xff\xd9",
+    "png-byte": HALF["PNG"] + b"\0" + WHOLE["PNG"][len(HALF["PNG"]) + 1 :],
+}
 
 
-@pytest.mark.parametrize("steps", [CROP, [Decode(), unchanged, CROP], [Resize(40), CenterCrop(32)]])
-@pytest.mark.parametrize(
-    "bad",
-    [
-        b"",
-        b"some text",
-        b"\xff\xd8\xff",
-        3,
-        None,
-        WHOLE["JPEG"][: MIDDLE["JPEG"]],
-        WHOLE["PNG"][: MIDDLE["PNG"]],
-        WHOLE["WEBP"][: MIDDLE["WEBP"]],
-        WHOLE["JPEG"][: MIDDLE["JPEG"]] + b"\xff\xd9",
-        WHOLE["PNG"][: MIDDLE["PNG"]] + b"\0" + WHOLE["PNG"][MIDDLE["PNG"] + 1 :],
-    ],
-    ids=["empty", "text", "start", "int", "none", "jpeg", "png", "webp", "jpeg-end", "png-byte"],
-)
-def test_a_damaged_image_is_an_error_of_its_sample_alone(bad: Any, steps: Any) -> None:
-    samples: list[Any] = photos(7)
+@pytest.mark.parametrize("steps", [CROP, [Decode(), unchanged, CROP]])
+@pytest.mark.parametrize("bad", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_image_is_an_error_of_its_sample_alone(bad, steps):
+    samples = photos(7)
     samples[3] = None
     samples[4]["image"] = bad
     transforms = Transforms({"image": steps}, IMAGES)
@@ -259,14 +236,14 @@ def test_a_damaged_image_is_an_error_of_its_sample_alone(bad: Any, steps: Any) -
     ],
     ids=lambda pixels: f"{pixels.dtype}{pixels.shape}",
 )  # fmt: skip
-def test_arrays_that_are_no_pixels_are_errors(pixels: Any) -> None:
+def test_arrays_that_are_no_pixels_are_errors(pixels):
     with pytest.raises(SampleError, match="not an image") as error:
         applied({"image": CROP}, [{"__key__": "a", "image": pixels}], Schema({"image": Array()}))
     assert str(pixels.shape) in str(error.value.found)
     assert "uint8 (height, width, 3)" in str(error.value.expected)
 
 
-def test_pixels_may_lie_in_memory_in_any_way() -> None:
+def test_pixels_may_lie_in_memory_in_any_way():
     pixels = photo_like(1, 60, 50)
     views = [pixels.copy(), pixels.swapaxes(0, 1), pixels[::-1, ::2], np.asfortranarray(pixels)]
     views[0].flags.writeable = False
@@ -276,7 +253,7 @@ def test_pixels_may_lie_in_memory_in_any_way() -> None:
         assert_alike(found[0]["image"], expected)
 
 
-def test_pixels_of_another_size_than_their_field_says_are_an_error() -> None:
+def test_pixels_of_another_size_than_their_field_says_are_an_error():
     schema = Schema({"image": Array("|u1", (8, 9, 3))})
     right = {"__key__": "a", "image": np.zeros((8, 9, 3), np.uint8)}
     wrong = {"__key__": "b", "image": np.zeros((9, 8, 3), np.uint8)}
@@ -287,7 +264,7 @@ def test_pixels_of_another_size_than_their_field_says_are_an_error() -> None:
 
 
 @pytest.mark.parametrize("step", [Resize(1 << 15), [Resize(1 << 15), CenterCrop(8)]])
-def test_no_image_may_take_all_memory(step: Any) -> None:
+def test_no_image_may_take_all_memory(step):
     sample = {"__key__": "a", "image": file_of(np.zeros((1, 5000, 3), np.uint8))}
     with pytest.raises(SampleError, match="too many pixels") as error:
         applied({"image": step}, [sample])
@@ -297,14 +274,12 @@ def test_no_image_may_take_all_memory(step: Any) -> None:
 # --- masks ---------------------------------------------------------------------------------------
 
 
-def pair(format: str = "PNG", orientation: int = 1, mode: str = "L") -> Sample:
+def pair(format="PNG", orientation=1, mode="L"):
     options = {"subsampling": 0, "quality": 98} if format == "JPEG" else {}
     image = encoded(scene(), format, exif=exif(orientation), **options)
     return {"__key__": "a", "image": image, "mask": encoded(drawn(mode), "PNG")}
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("format", ["PNG", "JPEG"])
 @pytest.mark.parametrize(
     "steps",
     [
@@ -315,9 +290,11 @@ def pair(format: str = "PNG", orientation: int = 1, mode: str = "L") -> Sample:
         [Decode()],
     ],
 )  # fmt: skip
-def test_a_mask_lies_on_its_image(steps: list[Any], format: str, orientation: int) -> None:
-    for turn in range(6):
-        found = applied({("image", "mask"): steps}, [pair(format, orientation)], BOTH, turn=turn)[0]
+@pytest.mark.parametrize("format", ["PNG", "JPEG"])
+def test_a_mask_lies_on_its_image(steps, format):
+    for orientation in range(1, 9):
+        samples = [pair(format, orientation)]
+        found = applied({("image", "mask"): steps}, samples, BOTH, turn=orientation)[0]
         pixels, mask = found["image"], found["mask"]
         assert mask.dtype == np.int64
         inside = ~(pixels == 0).all(axis=2)  # without margins
@@ -328,13 +305,12 @@ def test_a_mask_lies_on_its_image(steps: list[Any], format: str, orientation: in
 
 
 @pytest.mark.parametrize("mode", ["L", "P", "I;16"])
-def test_a_mask_has_the_nearest_of_its_own_values(mode: str) -> None:
+def test_a_mask_has_the_nearest_of_its_own_values(mode):
     step = RandomResizedCrop((30, 41))
     values = np.asarray(drawn(mode)).astype(np.int32)
-    for turn in range(20):
-        found = applied({("image", "mask"): [step, FLIP]}, [pair(mode=mode)], BOTH, turn=turn)[0][
-            "mask"
-        ]
+    for turn in range(8):
+        steps = {("image", "mask"): [step, FLIP]}
+        found = applied(steps, [pair(mode=mode)], BOTH, turn=turn)[0]["mask"]
         window = Window.whole(120, 80)
         step.apply(window, draws_of(1, turn=turn).uniform(0, step.numbers)[0].tolist())
         box = window.x, window.y, window.x + window.width, window.y + window.height
@@ -342,7 +318,7 @@ def test_a_mask_has_the_nearest_of_its_own_values(mode: str) -> None:
         np.testing.assert_array_equal(found, np.asarray(expected)[:, ::-1])
 
 
-def test_masks_may_be_arrays_and_images_in_colour_that_is_grey() -> None:
+def test_masks_may_be_arrays_and_images_in_colour_that_is_grey():
     steps = {("image", "mask"): [RandomResizedCrop(33), RandomHorizontalFlip()]}
     expected = applied(steps, [pair()], BOTH)
     values = np.asarray(drawn())
@@ -368,9 +344,7 @@ def test_masks_may_be_arrays_and_images_in_colour_that_is_grey() -> None:
         (b"", "not an image", "empty"),
     ],
 )
-def test_what_cannot_lie_on_the_image_is_an_error_of_its_sample(
-    mask: Any, words: str, found: str
-) -> None:
+def test_what_cannot_lie_on_the_image_is_an_error_of_its_sample(mask, words, found):
     samples = [pair(), {**pair(), "mask": mask}, pair()]
     schema = BOTH if isinstance(mask, bytes) else Schema({"image": Image(), "mask": Array()})
     transforms = Transforms({("image", "mask"): CROP}, schema)
@@ -382,7 +356,7 @@ def test_what_cannot_lie_on_the_image_is_an_error_of_its_sample(
     assert errors[1].where == {"key": "a", "field": "mask"}
 
 
-def test_every_further_field_is_a_mask() -> None:
+def test_every_further_field_is_a_mask():
     schema = Schema({"image": Image(), "mask": Image(), "depth": Image()})
     sample = {**pair(), "depth": encoded(drawn("I;16"), "PNG")}
     steps = {("image", "mask", "depth"): [CROP, RandomHorizontalFlip()]}

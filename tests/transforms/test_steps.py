@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import pickle
 import random
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import example, given
@@ -26,7 +24,7 @@ from shardkit.transforms import (
     RandomResizedCrop,
     Resize,
 )
-from shardkit.transforms.steps import Geometric, to_bfloat16
+from shardkit.transforms.steps import to_bfloat16
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 SIDES = st.integers(1, 700)
@@ -54,7 +52,7 @@ SIDES = st.integers(1, 700)
         ),
     ],
 )
-def test_they_print_as_they_are_made(made: Any, text: str) -> None:
+def test_they_print_as_they_are_made(made, text):
     assert repr(made) == text
     again = eval(text, vars(transforms))
     assert again == made == pickle.loads(pickle.dumps(made))
@@ -62,13 +60,12 @@ def test_they_print_as_they_are_made(made: Any, text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [RandomResizedCrop, CenterCrop, Resize])
-@pytest.mark.parametrize(
-    "size", [0, -1, 1.5, True, "224", None, (1,), (1, 2, 3), (0, 4), (4, 1.5), 1 << 16, math.inf]
-)
-def test_a_size_is_one_or_two_whole_numbers(kind: Any, size: Any) -> None:
-    with pytest.raises(UsageError, match="size must be") as error:
-        kind(size)
-    assert error.value.found == repr(size)
+def test_a_size_is_one_or_two_whole_numbers(kind):
+    numbers = [0, -1, 1.5, True, "224", None, 1 << 16, math.inf]
+    for size in [*numbers, (1,), (1, 2, 3), (0, 4), (4, 1.5)]:
+        with pytest.raises(UsageError, match="size must be") as error:
+            kind(size)
+        assert error.value.found == repr(size)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +74,6 @@ def test_a_size_is_one_or_two_whole_numbers(kind: Any, size: Any) -> None:
         (lambda: RandomResizedCrop(8, scale=(1, 0.5)), "scale must be two numbers"),
         (lambda: RandomResizedCrop(8, scale=0.5), "scale must be two numbers"),
         (lambda: RandomResizedCrop(8, scale=(0, 0)), "scale must be two numbers"),
-        (lambda: RandomResizedCrop(8, ratio=(0, 1)), "ratio must be two numbers"),
         (lambda: RandomResizedCrop(8, ratio=(1, math.nan)), "ratio must be two numbers"),
         (lambda: RandomHorizontalFlip(1.1), "p must be a probability"),
         (lambda: RandomHorizontalFlip("a"), "p must be a probability"),
@@ -87,7 +83,7 @@ def test_a_size_is_one_or_two_whole_numbers(kind: Any, size: Any) -> None:
         (lambda: Normalize((0, 0, 0), (1, 1, 1), "int8"), "dtype must be one of"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(make: Any, words: str) -> None:
+def test_options_that_make_no_sense_are_refused(make, words):
     with pytest.raises(UsageError, match=words):
         make()
 
@@ -95,19 +91,13 @@ def test_options_that_make_no_sense_are_refused(make: Any, words: str) -> None:
 # --- where pixels go -----------------------------------------------------------------------------
 
 
-def placed(step: Geometric, width: int, height: int, *drawn: float) -> Window:
+def placed(step, width, height, *drawn):
     window = Window.whole(width, height)
     step.apply(window, drawn)
     return window
 
 
-def theirs(
-    width: int,
-    height: int,
-    scale: tuple[float, float],
-    ratio: tuple[float, float],
-    uniform: Any,
-) -> tuple[int, int, int, int]:
+def theirs(width, height, scale, ratio, uniform):
     """x, y, width, height by torchvision's definition, from a generator of its own."""
     for _ in range(10):
         area = height * width * uniform(*scale)
@@ -126,7 +116,7 @@ def theirs(
     return (width - w) // 2, (height - h) // 2, w, h
 
 
-def distance(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> float:
+def distance(one, other):
     """Of Kolmogorov and Smirnov, as a multiple of what equal distributions reach once in 1,000."""
     both = np.sort(np.concatenate([one, other]))
     shares = [np.searchsorted(np.sort(v), both, side="right") / len(v) for v in (one, other)]
@@ -137,54 +127,33 @@ def distance(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> fl
 @pytest.mark.parametrize(
     ("size", "options"),
     [
-        ((341, 256), {}),
-        ((256, 341), {"scale": (0.3, 0.9)}),
+        ((341, 256), {"scale": (0.3, 0.9)}),
         ((500, 90), {}),  # few tries fit
         ((64, 64), {"ratio": (0.2, 5)}),
-        ((120, 100), {"scale": (0.9, 1.0), "ratio": (1, 3)}),
     ],
 )
-def test_crops_are_distributed_as_torchvisions_are(
-    size: tuple[int, int], options: dict[str, Any]
-) -> None:
-    count = 10_000
-    step = RandomResizedCrop(224, **options)
+def test_crops_are_distributed_as_torchvisions_are(size, options):
+    count, step, uniform = 4000, RandomResizedCrop(224, **options), random.Random(5).uniform
     draws = Draws(3, np.zeros(count, np.int64), np.arange(count))
-    drawn = draws.uniform(0, step.numbers).tolist()
-    windows = [placed(step, *size, *row) for row in drawn]
+    windows = [placed(step, *size, *row) for row in draws.uniform(0, step.numbers).tolist()]
     ours = np.array([(p.x, p.y, p.width, p.height) for p in windows], np.float64)
-    uniform = random.Random(5).uniform
-    others = np.array(
-        [theirs(*size, step.scale, step.ratio, uniform) for _ in range(count)], np.float64
-    )
-    for x, y, w, h in (ours.T,):
-        assert x.min() >= 0
-        assert y.min() >= 0
-        assert (x + w).max() <= size[0]
-        assert (y + h).max() <= size[1]
-    measures = (
-        lambda b: b[:, 2] * b[:, 3],
-        lambda b: np.log(b[:, 2] / b[:, 3]),
-        lambda b: b[:, 0],
-        lambda b: b[:, 1],
-        lambda b: b[:, 0] / (size[0] - b[:, 2] + 1),
-        lambda b: b[:, 1] / (size[1] - b[:, 3] + 1),
-    )
-    for measure in measures:
-        assert distance(measure(ours), measure(others)) < 1
-    centred = (others[:, 0] == (size[0] - others[:, 2]) // 2).mean()
-    assert abs((ours[:, 0] == (size[0] - ours[:, 2]) // 2).mean() - centred) < 0.02
+    others = np.array([theirs(*size, step.scale, step.ratio, uniform) for _ in range(count)], float)
+    assert ours[:, :2].min() >= 0
+    assert ((ours[:, :2] + ours[:, 2:]).max(axis=0) <= size).all()
 
+    def measures(boxes):
+        x, y, width, height = boxes.T
+        yield from (width * height, np.log(width / height), x, y)
+        yield from (x / (size[0] - width + 1), y / (size[1] - height + 1))
 
-def test_crops_fill_the_size_asked_for() -> None:
-    window = placed(RandomResizedCrop((20, 30)), 64, 48, *[0.5] * 22)
-    assert (window.full_width, window.full_height) == (window.columns, window.rows) == (30, 20)
+    for mine, other in zip(measures(ours), measures(others), strict=True):
+        assert distance(mine, other) < 1
+    centred = [(boxes[:, 0] == (size[0] - boxes[:, 2]) // 2).mean() for boxes in (ours, others)]
+    assert abs(centred[0] - centred[1]) < 0.03
 
 
 @given(SIDES, SIDES, st.floats(0.05, 20), st.floats(1, 20))
-def test_where_no_try_fits_the_crop_is_torchvisions(
-    width: int, height: int, least: float, factor: float
-) -> None:
+def test_where_no_try_fits_the_crop_is_torchvisions(width, height, least, factor):
     step = RandomResizedCrop(8, scale=(40, 50), ratio=(least, least * factor))
     window = placed(step, width, height, *[0.5] * 22)
     expected = theirs(width, height, step.scale, step.ratio, random.Random(0).uniform)
@@ -195,9 +164,7 @@ def test_where_no_try_fits_the_crop_is_torchvisions(
 
 
 @given(SIDES, SIDES, st.integers(1, 700))
-def test_the_shorter_side_is_resized_as_torchvision_rounds(
-    width: int, height: int, size: int
-) -> None:
+def test_the_shorter_side_is_resized_as_torchvision_rounds(width, height, size):
     window = placed(Resize(size), width, height)
     short, long = (width, height) if width <= height else (height, width)
     sides = size, int(size * long / short)
@@ -206,39 +173,36 @@ def test_the_shorter_side_is_resized_as_torchvision_rounds(
     assert Resize(size).known((height, width)) == expected[::-1]
 
 
-def test_both_sides_are_resized_as_told() -> None:
-    window = placed(Resize((20, 30)), 64, 48)
-    assert (window.columns, window.rows) == (30, 20)
-    assert Resize((20, 30)).known(None) == (20, 30)
+def test_both_sides_are_resized_as_told():
+    for step, numbers in ((Resize((20, 30)), 0), (RandomResizedCrop((20, 30)), 22)):
+        window = placed(step, 64, 48, *[0.5] * numbers)
+        assert (window.columns, window.rows) == (30, 20)
+        assert (window.full_width, window.full_height) == (30, 20)
+        assert step.known(None) == (20, 30)
     assert Resize(20).known(None) is None
 
 
 @given(SIDES, SIDES, SIDES, SIDES)
-def test_the_middle_is_torchvisions(width: int, height: int, columns: int, rows: int) -> None:
+def test_the_middle_is_torchvisions(width, height, columns, rows):
     window = placed(CenterCrop((rows, columns)), width, height)
     left = (columns - width) // 2 if columns > width else 0  # padding, and then the crop
     top = (rows - height) // 2 if rows > height else 0
     x = round((max(width, columns) - columns) / 2.0)
     y = round((max(height, rows) - rows) / 2.0)
-    assert (window.left, window.top, window.columns, window.rows) == (
-        x - left,
-        y - top,
-        columns,
-        rows,
-    )
+    assert (window.left, window.top) == (x - left, y - top)
+    assert (window.columns, window.rows) == (columns, rows)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
-def test_so_many_images_are_mirrored(p: float) -> None:
-    draws = Draws(0, np.zeros(20_000, np.int64), np.arange(20_000)).uniform(0, 1).tolist()
+def test_so_many_images_are_mirrored(p):
+    draws = Draws(0, np.zeros(5000, np.int64), np.arange(5000)).uniform(0, 1).tolist()
     share = np.mean([placed(RandomHorizontalFlip(p), 4, 4, *row).flip for row in draws])
-    assert share == pytest.approx(p, abs=0.015 * (0 < p < 1))
+    assert share == pytest.approx(p, abs=0.03 * (0 < p < 1))
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.booleans(), st.booleans())
-def test_flips_before_and_after_a_window_are_those_of_pixels(
-    width: int, size: int, before: bool, after: bool
-) -> None:
+@example(5, 2, True, False)  # a margin of 1 on one side, and of 2 on the other
+def test_flips_before_and_after_a_window_are_those_of_pixels(width, size, before, after):
     """Compared with what they do to a row of numbers, which has zeros beyond its edges."""
     row = np.arange(1, width + 1)[:: -1 if before else 1]
     first = placed(CenterCrop((1, size)), width, 1).left
@@ -259,44 +223,33 @@ def test_flips_before_and_after_a_window_are_those_of_pixels(
 EVERY = np.repeat(np.arange(256, dtype=np.uint8), 3).reshape(16, 16, 3)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "kind"), [("float32", torch.float32), ("float16", torch.float16)]
-)
-def test_normalised_values_are_those_that_torch_computes(dtype: str, kind: torch.dtype) -> None:
+def normalised(pixels, dtype):
     step = Normalize(*IMAGENET, dtype)
-    out = np.empty(EVERY.shape, step.stored)
-    step(EVERY, out)
+    out = np.empty(pixels.shape, step.stored)
+    step(pixels, out)
+    return out
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_normalised_values_are_those_that_torch_computes(dtype):
     mean, std = torch.tensor(IMAGENET, dtype=torch.float64)
     exact = (torch.from_numpy(EVERY) / torch.tensor(255, dtype=torch.float64) - mean) / std
-    np.testing.assert_array_equal(out, exact.to(kind).numpy())
+    np.testing.assert_array_equal(normalised(EVERY, dtype), exact.to(getattr(torch, dtype)).numpy())
 
 
 @given(st.integers(1, 40), st.integers(1, 40))
-@example(700, 600)
 @example(2, 1 << 18)
-def test_images_of_any_size_are_normalised(height: int, width: int) -> None:
+def test_images_of_any_size_are_normalised(height, width):
     pixels = np.random.default_rng(height).integers(0, 256, (height, width, 3), np.uint8)
     for dtype in ("float32", "bfloat16"):
-        step = Normalize(*IMAGENET, dtype)
-        every, out = (np.empty(p.shape, step.stored) for p in (EVERY, pixels))
-        step(EVERY, every)
-        step(pixels, out)
-        np.testing.assert_array_equal(out, every.reshape(256, 3)[pixels, [0, 1, 2]])
-
-
-def test_bfloat16_is_rounded_as_torch_rounds() -> None:
-    step = Normalize(*IMAGENET, "bfloat16")
-    out = np.empty(EVERY.shape, step.stored)
-    step(EVERY, out)
-    single = np.empty(EVERY.shape, np.float32)
-    Normalize(*IMAGENET)(EVERY, single)
-    expected = torch.from_numpy(single).to(torch.bfloat16)
-    assert torch.equal(torch.from_numpy(out).view(torch.bfloat16), expected)
+        expected = normalised(EVERY, dtype).reshape(256, 3)[pixels, [0, 1, 2]]
+        np.testing.assert_array_equal(normalised(pixels, dtype), expected)
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1))
-def test_every_number_becomes_the_nearest_bfloat16(values: list[float]) -> None:
+def test_every_number_becomes_the_nearest_bfloat16(values):
     ties = np.array([0x3F808000, 0x3F818000, 0xBF808000], np.uint32).view(np.float32)
     numbers = np.concatenate([np.array(values, np.float32), ties])
+    numbers = np.append(numbers, normalised(EVERY, "float32"))  # as it is used
     found = torch.from_numpy(to_bfloat16(numbers)).view(torch.bfloat16)
     assert torch.equal(found, torch.from_numpy(numbers).to(torch.bfloat16))

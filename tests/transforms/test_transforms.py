@@ -5,18 +5,15 @@ from __future__ import annotations
 import functools
 import pickle
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
 
-import shardkit
 from shardkit.errors import SampleError, ShardkitError, UsageError
 from shardkit.schema import Array, Image, Int, Schema, Text
 from shardkit.transforms import (
     CenterCrop,
     Decode,
-    Draws,
     Normalize,
     RandomHorizontalFlip,
     RandomResizedCrop,
@@ -27,7 +24,6 @@ from tests.preprocess.test_masks import drawn, scene
 from tests.transforms.chunks import (
     BOTH,
     IMAGES,
-    Sample,
     applied,
     assert_same,
     begun,
@@ -40,23 +36,32 @@ SCHEMA = Schema({"image": Image(), "mask": Image(), "text": Text(), "tokens": Ar
 CROP, FLIP = RandomResizedCrop(24), RandomHorizontalFlip()
 HALF = Normalize((0.5, 0.5, 0.5), (0.2, 0.2, 0.2), "bfloat16")
 SINGLE = Normalize((0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
+PAIR = {"image": encoded(scene(), "JPEG"), "mask": encoded(drawn(), "PNG")}
 
 
-def noisy(image: Any, rng: np.random.Generator) -> Any:
+def noisy(image, rng):
     return image + rng.integers(0, 9, image.shape, np.uint8)
 
 
-def both_noisy(*, image: Any, mask: Any, rng: np.random.Generator) -> dict[str, Any]:
+def both_noisy(*, image, mask, rng):
     return {"image": noisy(image, rng), "mask": mask, "more": 3}
 
 
-def fails(value: Any, what: Exception) -> Any:
-    raise what
-
-
 class Doubled:
-    def __call__(self, value: Any) -> Any:
+    def __call__(self, value):
         return value * 2
+
+
+def alone(transforms, samples):
+    """What becomes of samples that are transformed one by one, by several threads."""
+
+    def one(row):
+        sample = dict(samples[row])
+        assert not transforms.apply([sample], draws_of(1, first=row), {})
+        return sample
+
+    with ThreadPoolExecutor(4) as pool:
+        return list(pool.map(one, range(len(samples))))
 
 
 # --- what comes out ------------------------------------------------------------------------------
@@ -75,7 +80,6 @@ RAW = Schema({"image": Array("|u1", (40, 50, 3)), "mask": Array("<i4")})
         ({"image": [Decode(), noisy, CROP]}, IMAGES, {"image": ((24, 24, 3), np.dtype("u1"))}),
         ({"image": [CROP, noisy]}, IMAGES, {}),
         ({"image": [Resize(30), FLIP, SINGLE]}, IMAGES, {}),
-        ({"image": Decode()}, IMAGES, {}),
         ({"image": [FLIP, SINGLE]}, RAW, {"image": ((40, 50, 3), np.dtype(np.float32))}),
         ({"image": Resize(20)}, RAW, {"image": ((20, 25, 3), np.dtype(np.uint8))}),
         ({"image": [noisy, FLIP]}, RAW, {}),
@@ -87,16 +91,13 @@ RAW = Schema({"image": Array("|u1", (40, 50, 3)), "mask": Array("<i4")})
         ({"text": str.lower, "tokens": np.sort}, SCHEMA, {}),
     ],
 )  # fmt: skip
-def test_shapes_are_known_before_anything_is_read(
-    steps: Any, schema: Schema, outputs: dict[str, Any]
-) -> None:
+def test_shapes_are_known_before_anything_is_read(steps, schema, outputs):
     assert Transforms(steps, schema).outputs() == outputs
 
 
-def test_which_fields_are_what_is_known() -> None:
-    transforms = Transforms(
-        {("image", "mask"): [CROP, HALF], "text": str.lower, "tokens": np.sort}, SCHEMA
-    )
+def test_which_fields_are_what_is_known():
+    steps = {("image", "mask"): [CROP, HALF], "text": str.lower, "tokens": np.sort}
+    transforms = Transforms(steps, SCHEMA)
     assert transforms.fields == set(SCHEMA)
     assert transforms.images == transforms.encoded == transforms.halves == {"image"}
     ends_in_a_function = Transforms({"image": [CROP, noisy]}, SCHEMA)
@@ -105,45 +106,31 @@ def test_which_fields_are_what_is_known() -> None:
 
 
 @pytest.mark.parametrize(
-    "steps", [CROP, [CROP, SINGLE], [CROP, HALF], [Decode(), noisy, CROP], [Resize(9), FLIP, HALF]]
+    "steps", [[CROP, SINGLE], [CROP, HALF], [CROP, Doubled()], [FLIP, SINGLE], [Decode(), noisy]]
 )
-def test_without_memory_of_a_batch_all_is_in_the_samples(steps: Any) -> None:
-    """As for a dataset that is read sample by sample."""
-    alone = photos(6)
-    assert not Transforms({"image": steps}, IMAGES).apply(alone, draws_of(6), {})
-    assert_same(alone, applied({"image": steps}, photos(6)))
-    arrays = [sample["image"] for sample in alone]
-    assert not any(np.shares_memory(arrays[0], other) for other in arrays[1:])
+def test_without_memory_of_a_batch_all_is_in_the_samples(steps):
+    """As for a dataset that is read sample by sample; what came stays when more is made."""
+    transforms, made = Transforms({"image": steps}, IMAGES), photos(4)
+    assert not transforms.apply(made, draws_of(4), {})
+    transforms.apply(photos(4), draws_of(4, turn=1), {})
+    assert_same(made, applied({"image": steps}, photos(4)))
 
 
-def test_what_comes_out_stays_when_more_is_made() -> None:
-    for steps in ([CROP, SINGLE], [CROP, Doubled()], [CROP, SINGLE, Doubled()], [FLIP, SINGLE]):
-        transforms = Transforms({"image": steps}, IMAGES)
-        first = photos(4)
-        transforms.apply(first, draws_of(4), {})
-        before = [sample["image"].copy() for sample in first]
-        transforms.apply(photos(4), draws_of(4, turn=1), {})
-        for sample, image in zip(first, before, strict=True):
-            np.testing.assert_array_equal(sample["image"], image)
-
-
-def test_fields_that_are_no_images_go_through_functions() -> None:
+def test_fields_that_are_no_images_go_through_functions():
     samples = [{"__key__": "a", "text": "ABC", "tokens": np.array([3, 1, 2], np.uint16)}]
     found = applied({"text": [str.lower, Doubled()], "tokens": np.sort}, samples, SCHEMA)[0]
-    assert found["text"] == "abcabc"
-    assert found["tokens"].tolist() == [1, 2, 3]
+    assert (found["text"], found["tokens"].tolist()) == ("abcabc", [1, 2, 3])
 
-    def shortened(text: str, tokens: Any) -> dict[str, Any]:
+    def shortened(text, tokens):
         return {"text": text[: len(tokens)], "tokens": tokens[: len(text)], "more": 1}
 
     samples[0]["text"] = "ab"
     found = applied({("text", "tokens"): shortened}, samples, SCHEMA)[0]
-    assert found["text"] == "ab"
-    assert found["tokens"].tolist() == [3, 1]
+    assert (found["text"], found["tokens"].tolist()) == ("ab", [3, 1])
     assert "more" not in found
 
 
-def test_a_function_before_any_decoding_gets_the_bytes() -> None:
+def test_a_function_before_any_decoding_gets_the_bytes():
     data = photos(1)[0]["image"]
     assert applied({"image": len}, photos(1))[0]["image"] == len(data)
     backwards = [{"__key__": "0", "image": data[::-1]}]
@@ -151,7 +138,7 @@ def test_a_function_before_any_decoding_gets_the_bytes() -> None:
     assert_same(found, applied({"image": [lambda value: value, CROP]}, photos(1)))
 
 
-def test_samples_that_are_not_there_are_left_alone() -> None:
+def test_samples_that_are_not_there_are_left_alone():
     transforms = Transforms({"image": CROP}, IMAGES)
     out = begun(transforms, 3)
     assert transforms.apply([None, None, None], draws_of(3), out) == {}
@@ -165,7 +152,6 @@ def test_samples_that_are_not_there_are_left_alone() -> None:
 @pytest.mark.parametrize(
     "steps",
     [
-        {"image": [CROP, FLIP]},
         {"image": [CROP, FLIP, HALF]},
         {"image": [Decode(), noisy, FLIP]},
         {"image": [FLIP, CROP, noisy]},
@@ -173,56 +159,46 @@ def test_samples_that_are_not_there_are_left_alone() -> None:
         {("image", "mask"): [Decode(), both_noisy, CROP]},
     ],
 )
-def test_chunks_and_threads_change_nothing(steps: Any) -> None:
-    samples = photos(32) + photos(32, "PNG")
-    mask = {"mask": encoded(drawn(), "PNG")}
+def test_chunks_threads_and_other_processes_change_nothing(steps):
+    samples, schema = photos(8) + photos(8, "PNG"), IMAGES
     if ("image", "mask") in steps:
-        samples = [{**s, "image": encoded(scene(), "JPEG"), **mask} for s in samples]
-    schema = BOTH if ("image", "mask") in steps else IMAGES
+        samples, schema = [{**sample, **PAIR} for sample in samples], BOTH
     expected = applied(steps, samples, schema)
-    for chunk in (1, 7):
-        assert_same(applied(steps, samples, schema, chunk=chunk), expected)
-
+    assert_same(applied(steps, samples, schema, chunk=3), expected)
     transforms = Transforms(steps, schema)
-
-    def one(row: int) -> Sample:
-        sample = dict(samples[row])
-        assert not transforms.apply([sample], draws_of(1, first=row), {})
-        return sample
-
-    with ThreadPoolExecutor(4) as pool:
-        assert_same(pool.map(one, range(64)), expected)
+    assert_same(alone(transforms, samples), expected)
+    assert_same(alone(pickle.loads(pickle.dumps(transforms)), samples[:2]), expected[:2])
 
 
-def test_epochs_seeds_and_samples_differ_and_a_masks_chain_has_numbers_of_its_own() -> None:
+def test_epochs_seeds_and_samples_differ_and_a_masks_chain_has_numbers_of_its_own():
     samples = [{**photos(1)[0], "__key__": f"{n}"} for n in range(12)]
     steps = {"image": [CROP, FLIP]}
-    seen = [s["image"].tobytes() for s in applied(steps, samples)]
-    seen += [s["image"].tobytes() for s in applied(steps, samples, turn=1)]
-    seen += [s["image"].tobytes() for s in applied(steps, samples, seed=1)]
-    assert len(set(seen)) == 36
+    seen = {
+        sample["image"].tobytes()
+        for options in ({}, {"turn": 1}, {"seed": 1})
+        for sample in applied(steps, samples, **options)
+    }
+    assert len(seen) == 36
     schema = Schema({"left": Image(), "right": Image()})
     pair = {"__key__": "a", "left": samples[0]["image"], "right": samples[0]["image"]}
     found = applied({"left": CROP, "right": CROP}, [pair], schema)[0]
     assert (found["left"] != found["right"]).any()
 
 
-def test_generators_depend_on_the_sample_and_on_the_place_in_the_chain() -> None:
-    def draw(value: Any, rng: np.random.Generator) -> Any:
+def test_generators_depend_on_the_sample_and_on_the_place_in_the_chain():
+    def draw(value, rng):
         return [*value, rng.random()] if isinstance(value, list) else [rng.random()]
 
     steps = {"text": [draw, functools.partial(draw), draw]}
     samples = [{"__key__": f"{n}", "text": ""} for n in range(5)]
-    numbers = np.array([s["text"] for s in applied(steps, samples, SCHEMA)])
+    numbers = [s["text"] for s in applied(steps, samples, SCHEMA)]
     assert len(np.unique(numbers)) == 15
-    again = np.array([s["text"] for s in applied(steps, samples, SCHEMA, chunk=2)])
-    np.testing.assert_array_equal(numbers, again)
+    assert numbers == [s["text"] for s in applied(steps, samples, SCHEMA, chunk=2)]
 
 
-def test_albumentations_take_images_and_masks_and_draw_by_sample() -> None:
-    pytest.importorskip("albumentations", reason="an example of what plugs in, and no dependency")
-    import albumentations
-
+def test_albumentations_take_images_and_masks_and_draw_by_sample(monkeypatch):
+    monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")  # else importing it asks a server
+    albumentations = pytest.importorskip("albumentations", reason="an example of what plugs in")
     compose = albumentations.Compose(
         [
             albumentations.RandomResizedCrop((48, 40), scale=(0.5, 1)),
@@ -231,124 +207,99 @@ def test_albumentations_take_images_and_masks_and_draw_by_sample() -> None:
         ]
     )
     steps = {("image", "mask"): [Decode(), compose]}
-    image, mask = encoded(scene(), "JPEG"), encoded(drawn(), "PNG")
-    samples = [{"__key__": f"{n}", "image": image, "mask": mask} for n in range(16)]
+    samples = [{"__key__": f"{n}", **PAIR} for n in range(8)]
     expected = applied(steps, samples, BOTH)
     assert {s["image"].shape for s in expected} == {(48, 40, 3)}
     assert all(s["mask"].dtype == np.int64 for s in expected)
-    assert len({s["mask"].tobytes() for s in expected}) > 12
-    assert_same(applied(steps, samples, BOTH, chunk=3), expected)
+    assert len({s["mask"].tobytes() for s in expected}) > 6
     transforms = Transforms(steps, BOTH)
-
-    def one(row: int) -> Sample:
-        sample = dict(samples[row])
-        assert not transforms.apply([sample], draws_of(1, first=row), {})
-        return sample
-
-    with ThreadPoolExecutor(4) as pool:
-        assert_same(pool.map(one, range(16)), expected)
-    assert pickle.loads(pickle.dumps(transforms)).apply(samples, draws_of(16), {}) == {}
+    assert_same(alone(transforms, samples), expected)
+    assert pickle.loads(pickle.dumps(transforms)).apply(samples, draws_of(8), {}) == {}
     assert_same(samples, expected)
-
-
-def test_transforms_travel_to_other_processes() -> None:
-    transforms = Transforms({"image": [Decode(), noisy, CROP, FLIP, HALF]}, IMAGES)
-    here, there = photos(5), photos(5)
-    assert not transforms.apply(here, draws_of(5), {})
-    assert not pickle.loads(pickle.dumps(transforms)).apply(there, draws_of(5), {})
-    assert_same(here, there)
 
 
 # --- errors --------------------------------------------------------------------------------------
 
 
-def errors_of(steps: Any, samples: list[Any], schema: Schema = SCHEMA) -> dict[int, Any]:
+def errors_of(steps, samples, schema=SCHEMA):
     transforms = Transforms(steps, schema)
     return transforms.apply(samples, draws_of(len(samples)), begun(transforms, len(samples)))
 
 
-def odd_fails(value: str) -> str:
+def odd_fails(value):
     if int(value) % 2:
         raise KeyError("caption")
     return value
 
 
-def test_a_function_that_raises_is_an_error_of_its_sample_and_is_named() -> None:
-    samples: list[Sample] = [{"__key__": f"k{n}", "text": f"{n}"} for n in range(4)]
+def test_a_function_that_raises_is_an_error_of_its_sample_and_is_named():
+    samples = [{"__key__": f"k{n}", "text": f"{n}"} for n in range(4)]
     errors = errors_of({"text": [odd_fails, Doubled()]}, samples)
     assert list(errors) == [1, 3]
     for row, error in errors.items():
         assert isinstance(error, SampleError)
         assert error.where == {"key": f"k{row}", "field": "text"}
-        name = "tests.transforms.test_transforms.odd_fails"
+        name = f"{odd_fails.__module__}.odd_fails"
         assert str(error.what) == f"the transform {name} raised KeyError: 'caption'"
         assert isinstance(error.__cause__, KeyError)
     assert [sample["text"] for sample in samples] == ["00", "1", "22", "3"]
 
 
 @pytest.mark.parametrize("kind", [SampleError, ShardkitError])
-def test_errors_of_ours_stay_as_they_are(kind: type[ShardkitError]) -> None:
-    def refuses(value: str) -> str:
+def test_errors_of_ours_stay_as_they_are(kind):
+    def refuses(value):
         raise kind("too short", found="3") from ValueError("inner")
 
     (error,) = errors_of({"text": refuses}, [{"__key__": "a", "text": "abc"}]).values()
-    assert type(error) is kind
-    assert (error.what, error.found) == ("too short", "3")
+    assert (type(error), error.what, error.found) == (kind, "too short", "3")
     assert error.where == {"key": "a", "field": "text"}
     assert isinstance(error.__cause__, ValueError)
 
 
-def test_what_a_function_gives_must_be_usable() -> None:
-    image = photos(1)[0]
-    sample = {**image, "mask": encoded(drawn(), "PNG"), "text": "a", "tokens": np.zeros(3)}
-    for field, step, words, found in (
-        ("text", lambda value: None, "returned nothing", None),
+@pytest.mark.parametrize(
+    ("field", "step", "words", "found"),
+    [
+        ("text", lambda value: None, "returned nothing", "None"),
         (("text", "tokens"), lambda text, tokens: [text], "not return the fields", "list"),
-        (
-            ("text", "tokens"),
-            lambda text, tokens: {"text": text},
-            "did not return the fields",
-            "text",
-        ),
+        (("text", "tokens"), lambda text, tokens: {"text": text}, "did not return", "text"),
         (("text", "tokens"), lambda text, tokens: {}, "did not return the fields", "nothing"),
         ("image", [Decode(), lambda value: value / 2, CROP], "not an image", "float64"),
         ("image", [Decode(), lambda value: "none", SINGLE], "not an image", "str 'none'"),
-    ):
-        (error,) = errors_of({field: step}, [dict(sample)]).values()
-        assert isinstance(error, SampleError)
-        assert words in error.what
-        assert found is None or found in str(error.found)
-        assert error.where["key"] == "0"
+    ],
+)
+def test_what_a_function_gives_must_be_usable(field, step, words, found):
+    sample = {"__key__": "0", **PAIR, "text": "a", "tokens": np.zeros(3)}
+    (error,) = errors_of({field: step}, [sample]).values()
+    assert isinstance(error, SampleError)
+    assert words in error.what
+    assert found in str(error.found)
+    assert error.where["key"] == "0"
 
 
-def test_an_image_and_its_mask_must_stay_of_one_size() -> None:
-    def only_one(image: Any, mask: Any) -> dict[str, Any]:
+def test_an_image_and_its_mask_must_stay_of_one_size():
+    def only_one(image, mask):
         return {"image": image[:40], "mask": mask}
 
-    sample = {"__key__": "a", "image": encoded(scene(), "PNG"), "mask": encoded(drawn(), "PNG")}
-    (error,) = errors_of({("image", "mask"): [Decode(), only_one, CROP]}, [sample], BOTH).values()
+    steps = {("image", "mask"): [Decode(), only_one, CROP]}
+    (error,) = errors_of(steps, [{"__key__": "a", **PAIR}], BOTH).values()
     assert "a mask of 120 x 80 pixels on an image of 120 x 40" in str(error.found)
     assert error.where == {"key": "a", "field": "mask"}
 
 
-def test_a_sample_that_failed_goes_no_further() -> None:
+def test_a_sample_that_failed_goes_no_further():
     seen = []
     bad, good = {"__key__": "0", "image": b"", "text": "a"}, {**photos(1)[0], "text": "b"}
     steps = {"image": CROP, "text": lambda text: seen.append(text) or text}
-    errors = errors_of(steps, [bad, good])
-    assert list(errors) == [0]
+    assert list(errors_of(steps, [bad, good])) == [0]
     assert seen == ["b"]
 
 
-def test_a_field_that_is_not_there_is_an_error_where_a_batch_needs_it() -> None:
-    nothing: Sample = {"__key__": "a"}
+def test_a_field_that_is_not_there_is_an_error_where_a_batch_needs_it():
+    image = {"image": photos(1)[0]["image"]}
     for steps in ({"text": str.lower}, {"image": Decode()}, {("image", "mask"): Decode()}):
-        assert errors_of(steps, [dict(nothing)]) == {}
-    for steps, sample in (
-        ({"image": CROP}, nothing),
-        ({("image", "mask"): Decode()}, {**nothing, "image": photos(1)[0]["image"]}),
-    ):
-        (error,) = errors_of(steps, [dict(sample)]).values()
+        assert errors_of(steps, [{"__key__": "a"}]) == {}
+    for steps, sample in (({"image": CROP}, {}), ({("image", "mask"): Decode()}, image)):
+        (error,) = errors_of(steps, [{"__key__": "a", **sample}]).values()
         assert isinstance(error, SampleError)
         assert "has no field" in error.what
         assert error.where["key"] == "a"
@@ -368,7 +319,6 @@ def test_a_field_that_is_not_there_is_an_error_where_a_batch_needs_it() -> None:
         ({"image": [CROP, 3]}, "invalid transform of 'image'"),
         ({"image": "crop"}, "invalid transform of 'image'"),
         ({"text": CROP}, r"RandomResizedCrop\(24\) is for images, but field 'text' has none"),
-        ({"tokens": [Decode()]}, r"Decode\(\) is for images, but field 'tokens' has none"),
         ({("text", "image"): CROP}, "is for images"),
         ({("image", "text"): CROP}, "'text' cannot be the mask of an image"),
         ({"image": [SINGLE, CROP]}, "comes after Normalize"),
@@ -376,26 +326,15 @@ def test_a_field_that_is_not_there_is_an_error_where_a_batch_needs_it() -> None:
         ({"image": [HALF, noisy]}, "noisy of 'image' comes after Normalize"),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_is_read(steps: Any, words: str) -> None:
+def test_what_cannot_work_is_refused_before_anything_is_read(steps, words):
     with pytest.raises(UsageError, match=words):
         Transforms(steps, SCHEMA)
 
 
-@pytest.mark.parametrize(
-    "kind", [Array("<f4"), Array("|u1", (8, 8)), Array("|u1", (None, None, 4)), Int()]
-)
-def test_only_images_and_their_pixels_are_cropped(kind: Any) -> None:
-    with pytest.raises(UsageError, match="is for images"):
+def test_only_images_and_what_may_be_their_pixels_are_cropped():
+    for kind in (Array("<f4"), Array("|u1", (8, 8)), Array("|u1", (None, None, 4)), Int()):
+        with pytest.raises(UsageError, match="is for images"):
+            Transforms({"image": CROP}, Schema({"image": kind}))
+        Transforms({"image": [Doubled(), CROP]}, Schema({"image": kind}))  # of any function
+    for kind in (Array(), Array("|u1"), Array("|u1", (None, None, 3)), Image()):
         Transforms({"image": CROP}, Schema({"image": kind}))
-    Transforms({"image": [Doubled(), CROP]}, Schema({"image": kind}))  # who knows what it makes
-
-
-@pytest.mark.parametrize("kind", [Array(), Array("|u1"), Array("|u1", (None, None, 3)), Image()])
-def test_arrays_of_unknown_shape_may_be_pixels(kind: Any) -> None:
-    Transforms({"image": CROP}, Schema({"image": kind}))
-
-
-def test_the_names_are_public() -> None:
-    for name in ("Decode", "CenterCrop", "Normalize", "Resize"):
-        assert getattr(shardkit, name).__module__ == "shardkit.transforms.steps"
-    assert Draws.__module__ == "shardkit.transforms.draws"

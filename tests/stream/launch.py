@@ -1,0 +1,71 @@
+"""Ranks as torchrun starts them, but forked by one process: to import torch takes each seconds.
+
+`python -m tests.stream.launch MODULE JOBS`: JOBS is JSON, of each job the number of ranks and what
+MODULE's `main` is called with in each of them. The next job begins when all of them are done.
+What is slow to import may be imported before that by its `prepare`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def launch(module, jobs):
+    """Run jobs in a process of their own."""
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.stream.launch", module, json.dumps(jobs, default=str)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}, cwd=ROOT,
+        capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+
+
+def results(folder, world):
+    """What each rank wrote down."""
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(world)]
+
+
+def _rank(main, rank, world, port, arguments):
+    place = {"RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    place |= {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world, "TORCHELASTIC_USE_AGENT_STORE": True}
+    os.environ.update({name: str(value) for name, value in place.items()})
+    code = 1
+    try:
+        main(*arguments)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(code)  # at the end of the interpreter gloo may wait for models that are still there
+
+
+def main(module, jobs):
+    import torch.distributed as dist
+
+    made = importlib.import_module(module)
+    getattr(made, "prepare", lambda: None)()
+    for world, *arguments in json.loads(jobs):
+        children, (receive, send) = [], os.pipe()
+        for rank in range(world):
+            child = os.fork()
+            if not child:
+                _rank(made.main, rank, world, int(os.read(receive, 8)), arguments)
+            children.append(child)
+        # Not before: its thread may hold a lock of libc, which a fork would copy for ever.
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        os.write(send, f"{store.port:8}".encode() * world)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        assert codes == [0] * world, f"{module}, {arguments}: {codes}"
+        del store
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
