@@ -58,10 +58,12 @@ def _warnings_name_a_line_of_the_caller() -> Iterator[None]:
     """Each warning of ours in any test: none is told of a line of shardkit."""
     warn = warnings.warn_explicit
 
-    def checked(message: str, category: type[Warning], file: str, *more: Any) -> None:
-        ours = issubclass(category, ShardkitWarning) and PACKAGE in Path(file).parents
-        assert not ours, f"a warning at {file}: {message}"
-        warn(message, category, file, *more)
+    def checked(
+        message: str, category: type[Warning], filename: str, *more: Any, **named: Any
+    ) -> None:
+        ours = issubclass(category, ShardkitWarning) and PACKAGE in Path(filename).parents
+        assert not ours, f"a warning at {filename}: {message}"
+        warn(message, category, filename, *more, **named)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(warnings, "warn_explicit", checked)

@@ -544,12 +544,10 @@ def test_a_run_of_this_machine_that_was_killed_is_known_at_once(bucket: Bucket) 
     Claim.take(bucket.path("out.partial/run.json")).remove()
 
 
-def test_a_run_whose_claim_was_taken_publishes_nothing(
-    source: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_whose_claim_was_taken_publishes_nothing(source: Path, bucket: Bucket) -> None:
     def taken(what: str) -> None:
         if what.startswith("copy "):
-            monkeypatch.setattr(claims, "BEAT", 0)  # it stood still for long
+            claims.BEAT = 0  # it stood still for long; `changes_to` sets it back
             bucket.put({"out.partial/run.json": b'{"run": "another"}'})
 
     with changes_to(bucket, taken), pytest.raises(OutputError, match="taken over this output"):
