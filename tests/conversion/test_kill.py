@@ -208,7 +208,7 @@ def test_a_task_that_is_done_is_not_done_again_when_its_worker_dies(
 
 # --- reading --------------------------------------------------------------------------------------
 
-# Reads without end; making the ninth sample sends a signal, while the loop waits for a batch.
+# Reads for long; making the ninth sample sends a signal, while the loop waits for a batch.
 LOADS = """
 import itertools, os, sys
 import shardkit.stream
@@ -221,7 +221,7 @@ def transform(value):
 try:
     options = {"batch_size": 4, "transforms": {"label": transform}}
     loader = shardkit.stream.Loader(path, threads=threads, **options)
-    while True:
+    for epoch in range(10_000):
         for batch in loader:
             pass
 except KeyboardInterrupt:
