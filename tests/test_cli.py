@@ -116,6 +116,12 @@ def test_output_that_finds_no_space_is_an_error(command: list[str], tmp_path: Pa
     assert ended.stderr == b"shardkit: cannot write the output: No space left on device\n"
 
 
+def test_a_closed_output_is_no_error() -> None:
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "shardkit", "formats"]
+    ended = subprocess.run(command, capture_output=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
 def test_the_version_says_whether_jpegs_load_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     for missing, words in (
         (None, ["JPEGs: yes (extension with libjpeg-turbo ", "\nimages: Pillow ", "\naudio: "]),

@@ -103,6 +103,20 @@ def test_nothing_of_the_data_becomes_a_part_of_the_page() -> None:
     assert len(repr(ds)) < 1000
 
 
+@pytest.mark.parametrize(("length", "cut"), [(120, False), (121, True)])
+def test_texts_are_cut_where_they_are_too_long(length, cut) -> None:
+    ds = Dataset.from_sequence([{"__key__": "a", "t": "x" * length}], Schema({"t": Text()}))
+    text = Tags(ds._repr_html_()).text
+    assert ("x" * 120 in text, "x" * 120 + " ..." in text) == (True, cut)
+
+
+@pytest.mark.parametrize(("length", "shown"), [(60, "x" * 60), (61, "x" * 57 + "...")])
+def test_names_are_cut_where_they_are_too_long(length, shown) -> None:
+    name = "x" * length
+    ds = Dataset.from_sequence([{"__key__": "a", name: 1}], Schema({name: Int()}))
+    assert repr(ds).splitlines()[1] == f"  {shown}: Int()"
+
+
 def test_images_that_are_odd_or_damaged(tmp_path: Path) -> None:
     large, gray = io.BytesIO(), io.BytesIO()
     PIL.Image.new("1", (12_000, 12_000)).save(large, "png")  # 144 megapixels in 2 kB
