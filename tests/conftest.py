@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import shutil
@@ -49,6 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
     room = shutil.disk_usage(_MEMORY).free if os.access(_MEMORY, os.W_OK) else 0
     if room > _ROOM:  # what is not about disks need not wait for one to sync
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
+    # What other tests left is not collected in a fork, where their threads are not: it would hang.
+    os.register_at_fork(after_in_child=gc.freeze)
     # Else each of some hundred processes would compile shardkit anew.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

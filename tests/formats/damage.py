@@ -8,6 +8,7 @@ damage. The next child goes on behind it.
 from __future__ import annotations
 
 import contextlib
+import json
 import lzma
 import mmap
 import os
@@ -17,6 +18,7 @@ import shutil
 import signal
 import struct
 import subprocess
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -30,8 +32,9 @@ import zstandard
 from shardkit.errors import ShardkitError
 from shardkit.formats import FORMATS, file_name, get_format
 from shardkit.schema import Array, Schema
-from shardkit.testing import EVERYTHING, everything, make_image, write_shard
+from shardkit.testing_samples import EVERYTHING, everything, make_image, write_shard
 
+ROOT = Path(__file__).parents[2]
 STORED = Path(__file__).with_name("bytes")
 SECONDS, MEMORY = 10, 1 << 30  # of processor time, that reading one damaged shard may take
 HANGS = 250  # seconds of a clock after which it is not working at all
@@ -416,7 +419,19 @@ _KINDS_OF = {"mutate": mutate, "tar": tar_of_headers}
 
 
 def run(name: str, seed: int, kinds: dict[str, int], folder: Path) -> None:
-    """Damage a shard in several ways, each so often (every flip: 0); fail where a reader does."""
+    """Damage a shard in several ways, each so often (every flip: 0); fail where a reader does.
+
+    That is done by children of a new process: libraries that other tests have used may have left
+    threads and locks in this one, with which a fork of it may hang.
+    """
+    words = [name, str(seed), json.dumps(kinds), str(folder)]
+    command = [sys.executable, "-m", __name__, *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    shutil.rmtree(folder, ignore_errors=True)
+    assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
+
+
+def main(name: str, seed: int, kinds: dict[str, int], folder: Path) -> int:
     shard = SHARDS[name]
     path = shard.write(folder)
     layout = None if shard.schema is None else get_format(shard.format).layout(shard.schema)
@@ -439,8 +454,7 @@ def run(name: str, seed: int, kinds: dict[str, int], folder: Path) -> None:
             step = max(flips // count, 1) if count else 1
             numbers = range(seed % step, flips, step)
         failures += _serve(numbers, partial(attempt, kind), f"{name} {kind} seed {seed}")
-    shutil.rmtree(folder, ignore_errors=True)
-    assert not failures, f"{failures} failures, printed by the children"
+    return min(failures, 1)
 
 
 def _serve(numbers: range, attempt: Callable[[int], None], what: str) -> int:
@@ -493,3 +507,7 @@ def _limit_memory() -> None:
     # pylance's process has a bound of its own: it needs more addresses than this to begin with.
     free = partial(resource.setrlimit, resource.RLIMIT_AS, before)
     subprocess.Popen = partial(subprocess.Popen, preexec_fn=free)  # type: ignore[assignment, misc]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]), Path(sys.argv[4])))
