@@ -46,14 +46,17 @@ for line in sys.stdin:
 """
 # Counts changes by the length of a file, to which all processes of a run append.
 _COUNTS = """
-import os
+import os, threading
 from shardkit import storage
 
+one_by_one = threading.Lock()  # else a thread sees the length that another one's change made
 def counting(operation):
     def changed(*args):
         result = operation(*args)
-        os.write(counts, b".")
-        if os.lseek(counts, 0, os.SEEK_CUR) == {at}:
+        with one_by_one:
+            os.write(counts, b".")
+            number = os.lseek(counts, 0, os.SEEK_CUR)
+        if number == {at}:
             {act}
         return result
     return changed

@@ -28,6 +28,7 @@ from tests.codecs import tokenizer_zoo
 from tests.conftest import files_of, write_images
 from tests.conversion.part_kills import wait_for
 from tests.conversion.text_corpora import prose, write_corpus
+from tests.remote.buckets import Bucket
 from tests.remote.servers import Google
 
 SMALL = {"shard_size": "8kB"}
@@ -197,14 +198,14 @@ def continued(source: Any, to: Any, first: Any, second: Any) -> None:
 @case
 def a_store() -> None:
     """Source and output are in a bucket."""
-    bucket = SERVER.bucket()
-    source = SERVER.url(bucket, "in")
+    bucket = Bucket(SERVER)
+    source = bucket.url("in")
     local(PHOTOS, "wds", source, limit=30, **SMALL)
-    continued(source, SERVER.url(bucket, "a"), local, on_ray)
-    on_ray(source, "wds", SERVER.url(bucket, "b"), **RESIZED)
-    local(source, "wds", SERVER.url(bucket, "c"), **RESIZED)
+    continued(source, bucket.url("a"), local, on_ray)
+    on_ray(source, "wds", bucket.url("b"), **RESIZED)
+    local(source, "wds", bucket.url("c"), **RESIZED)
     found: dict[str, dict[str, bytes]] = {}
-    for key, data in SERVER.objects(bucket).items():
+    for key, data in bucket.objects().items():
         top, _, rest = key.partition("/")
         found.setdefault(top, {})[rest] = data
     assert found["a"] == found["b"] == found["c"]
