@@ -164,6 +164,8 @@ def test_views_of_many_samples_take_no_memory(ds: Dataset) -> None:
     assert len(pickle.dumps(view)) < 2000
     chosen = many.select(np.array([5, 7, MANY - 1]))[1:]
     assert labels(chosen) == [7, MANY - 1]
+    for even in ([*range(36, -1, -2)], np.arange(SAMPLES) % 7 == 1):
+        assert isinstance(ds.select(even).indices, range)
     some = ds.select(np.random.default_rng(3).permutation(SAMPLES))
     assert len(pickle.dumps(some)) - len(pickle.dumps(ds)) < 8 * SAMPLES + 300
     assert labels(pickle.loads(pickle.dumps(some[3:]))) == labels(some)[3:]
