@@ -99,7 +99,9 @@ def test_parts_that_are_killed_are_continued(
             for run in runs[::2] if "parts" not in match else runs:
                 run.kill()
             seen.proxy.clear()  # the others request again what was held
-            for code, said in (run.wait() for run in runs):
+            ended = [run.wait() for run in runs]
+            assert -9 in [code for code, _ in ended]
+            for code, said in ended:
                 assert code in (0, 2, -9), said
                 was_told(code, said)
         for which in parts:
