@@ -399,7 +399,6 @@ def test_inspecting_a_view_is_about_its_samples(tmp_path: Path, to: str) -> None
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.large)])
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # torch forks beside its threads
 def test_torchs_dataloader_takes_them_as_they_are(ds: Dataset, workers: int) -> None:
     torch_data = pytest.importorskip("torch.utils.data", reason="torch is an extra")
     view = ds.select([30, 2, 31, 3, 5])

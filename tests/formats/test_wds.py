@@ -63,7 +63,6 @@ def test_webdataset_reads_the_same_fields_and_bytes(shard: Path) -> None:
         )
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_webdatasets_own_class_reads_the_shard(shard: Path) -> None:
     """In a fork, as it leaves files to the garbage collector."""
 

@@ -405,7 +405,6 @@ def test_a_full_disk_is_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     check(tmp_path)
 
 
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_real_limit_of_files_is_no_room(tmp_path: Path) -> None:
     def work() -> None:
         cache = FolderCache(tmp_path)
@@ -519,8 +518,6 @@ def test_what_a_process_claims_that_is_killed_is_free(tmp_path: Path) -> None:
 
 # Forks and threads
 
-may_fork = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-
 
 def changed_by_a_thread(cache: PageCache) -> threading.Event:
     """Returns while a thread changes the cache, which is full; it goes on after the event."""
@@ -539,7 +536,6 @@ def changed_by_a_thread(cache: PageCache) -> threading.Event:
     return go_on
 
 
-@may_fork
 def test_a_forked_process_has_a_lock_of_its_own() -> None:
     """Another thread changes the cache in memory while a process is forked, which counts anew what
     the thread has not counted yet."""
@@ -557,7 +553,6 @@ def test_a_forked_process_has_a_lock_of_its_own() -> None:
     assert ended_well(child)
 
 
-@may_fork
 def test_a_forked_process_does_not_hold_the_lock_of_one_that_died(tmp_path: Path) -> None:
     """The parent is killed while a thread of it holds the lock; its child goes on."""
     cache, (wait, go_on) = FolderCache(tmp_path, 2 * FULL_PAGE), os.pipe()
