@@ -132,7 +132,6 @@ def test_a_pickle_carries_paths_only(out: Path) -> None:
 
 
 @pytest.mark.parametrize("method", few([None, "fork", "spawn"], None))
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # torch forks beside its threads
 def test_torchs_dataloader_takes_it_as_it_is(out: Path, method: str | None) -> None:
     ds = shardkit.open(out)
     by_key = {sample["__key__"]: sample for sample in ds}  # it is open, as often in training code

@@ -349,7 +349,6 @@ def test_a_histogram_of_no_documents_is_shown(datasets: Path, tmp_path: Path) ->
     assert "Histogram" in result.output
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_manifests_with_wrong_values_give_samples_or_our_errors(
     datasets: Path, large: bool
 ) -> None:

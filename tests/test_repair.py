@@ -278,6 +278,29 @@ def test_one_shard_by_itself(tmp_path: Path, images: Path) -> None:
 
 
 @pytest.mark.large
+@pytest.mark.parametrize("format", IMAGE_FORMATS)
+def test_bits(format: str, tmp_path: Path) -> None:
+    """20 random bits of each format, in any files, of which some lie in the same."""
+    source = write_images(tmp_path / "source", each=5)
+    padding = random.Random(7).randbytes(3 << 20)  # several pieces
+    (source / "class1/large.jpg").write_bytes(make_image(7) + padding)
+    out = make(source, format, tmp_path / "out", shard_samples=6)
+    copy = make(out, other(format), tmp_path / "copy", shard_samples=9)
+    givers = [source, Path(shutil.copytree(out, tmp_path / "same")), copy]
+    chance, paths = random.Random(format), named(out)
+    sizes = [path.stat().st_size for path in paths]
+    for number in range(10):
+        chosen = chance.choices(paths, sizes if number % 2 else None, k=2)
+        print(f"{chosen}, repaired from {givers[number % 3]}")
+
+        def flip_two(chosen: list[Path] = chosen) -> None:
+            for path in chosen:
+                flip(path, chance)
+
+        is_repaired(out, flip_two, givers[number % 3])
+
+
+@pytest.mark.large
 def test_files_for_other_loaders(tmp_path: Path, images: Path) -> None:
     beside = ("dali", "energon", "wids")
     for split in ("none", "train=0.5,val=0.5"):

@@ -11,6 +11,7 @@ import pytest
 import shardkit
 from shardkit.codecs.pixels import to_rgb
 from shardkit.errors import SampleError, UsageError
+from shardkit.statistics import Pixels
 from shardkit.stream import Loader
 from shardkit.testing import make_image
 from tests.conftest import files_of
@@ -173,6 +174,20 @@ def test_damage_is_told_by_key(tmp_path):
     shardkit.convert(made, "arrow", tmp_path / "out", schema=SCHEMA)
     with pytest.raises(SampleError, match=r"(?s)004.*image"):
         shardkit.open(tmp_path / "out").stats()
+
+
+def test_counts_of_parts_merge_in_any_order():
+    every = [np.random.default_rng(n).integers(0, 256, (n, 5, 3), np.uint8) for n in (1, 7, 400)]
+    whole, merged = Pixels(), Pixels()
+    for image in every:
+        whole.add(image)
+    for image in reversed(every):
+        part = Pixels()
+        part.add(image)
+        merged.merge(part)
+    whole.flush()
+    assert merged == whole
+    are_of(whole.summary(), every)
 
 
 def test_the_command_prints_them(tmp_path):

@@ -472,7 +472,10 @@ def test_a_source_that_is_damaged_is_said_and_no_crash(
         (JsonText('{"b": 1}'), {"b": 1}, True),
         (JsonText("a"), {"b": 1}, False),  # which only a damaged manifest takes for JSON
         ("a", JsonText("[" * 200_000), False),
+        ([1], [1.0], False),
+        ([math.nan], [math.nan], True),
         (np.zeros(2), np.zeros(2), True),
+        (np.zeros(2), np.zeros((2, 1)), False),
         (np.zeros(2, "<f4"), np.zeros(2, "<f8"), False),
         (np.array([math.nan, 1]), np.array([math.nan, 1]), True),
         (np.array(["a"]), np.array(["b"]), False),

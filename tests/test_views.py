@@ -18,7 +18,7 @@ from shardkit.formats import FORMATS
 from shardkit.schema import Array, Int, Json, Schema, Text
 from shardkit.stream.loader import Loader
 from tests.conftest import few
-from tests.stream.data import real_keys, same, through_json, write_photos
+from tests.stream.data import keys, real_keys, same, through_json, write_documents, write_photos
 
 SAMPLES = 37
 MANY = 10**8
@@ -115,6 +115,25 @@ def test_filters_take_functions_and_conditions(ds: Dataset) -> None:
             ds.filter(given, fields=fields)
 
 
+@pytest.mark.large  # datasets takes long to import
+def test_methods_are_those_of_hugging_face_datasets(ds: Dataset) -> None:
+    """As the page on reading says; but slices are columns there, and views here."""
+    import datasets
+
+    theirs = datasets.Dataset.from_list([{"label": n} for n in range(SAMPLES)])
+    for chosen in ([3, 1, 1, 36], range(5, 20, 3), np.array([36, 0])):
+        assert labels(ds.select(chosen)) == theirs.select(chosen)["label"][:]
+    some, same_some = (each.filter(lambda s: s["label"] % 3 == 1) for each in (ds, theirs))
+    assert labels(some) == same_some["label"][:]
+    assert labels(ds[4:-3:2]) == theirs[4:-3:2]["label"]
+    assert ds.column("label").tolist() == theirs["label"][:]
+    both = datasets.concatenate_datasets([theirs, same_some])
+    assert labels(shardkit.concatenate([ds, some])) == both["label"][:]
+    for each in (ds, theirs):
+        with pytest.raises(IndexError):
+            each.select([SAMPLES])
+
+
 def test_transforms_ride_along(out: Path) -> None:
     transforms = {"image": [shardkit.Decode(), shardkit.CenterCrop(16)]}
     ds = shardkit.open(out, transforms=transforms)
@@ -145,6 +164,8 @@ def test_views_of_many_samples_take_no_memory(ds: Dataset) -> None:
     assert len(pickle.dumps(view)) < 2000
     chosen = many.select(np.array([5, 7, MANY - 1]))[1:]
     assert labels(chosen) == [7, MANY - 1]
+    for even in ([*range(36, -1, -2)], np.arange(SAMPLES) % 7 == 1):
+        assert isinstance(ds.select(even).indices, range)
     some = ds.select(np.random.default_rng(3).permutation(SAMPLES))
     assert len(pickle.dumps(some)) - len(pickle.dumps(ds)) < 8 * SAMPLES + 300
     assert labels(pickle.loads(pickle.dumps(some[3:]))) == labels(some)[3:]
@@ -261,6 +282,45 @@ def test_a_key_of_several_samples_is_refused(out: Path, tmp_path: Path) -> None:
 # --- loading -------------------------------------------------------------------------------------
 
 
+def test_lists_of_views_are_loaded_alike_from_any_format_and_by_any_ranks(
+    ds: Dataset, tmp_path: Path
+) -> None:
+    """S1 and S3, with parts."""
+    other = shardkit.open(write_photos(tmp_path / "arrow", "arrow"))
+    chosen = np.random.default_rng(3).permutation(SAMPLES)[:25]
+    options: dict[str, Any] = {"shuffle": True, "window": 16, "parts": 2, "fields": ["label"]}
+
+    def load(ds: Dataset, batch_size: int, **place: int) -> list[Any]:
+        views = [ds.select(chosen), ds[30:3:-2]]
+        return list(Loader(views, batch_size=batch_size, **place, **options))
+
+    alone = load(ds, 4)
+    assert real_keys(alone) == Counter([*ds.select(chosen).keys(), *ds[30:3:-2].keys()])
+    assert all([*map(int, b["__key__"])] == b["label"].tolist() for b in alone)
+    assert same(load(other, 4), alone)
+    ranks = [keys(load(ds, 2, rank=rank, world_size=2)) for rank in range(2)]
+    together = [sorted(one + two) for one, two in zip(*ranks, strict=True)]
+    assert together == [sorted(batch) for batch in keys(alone)]
+
+
+def test_lengths_and_rows_of_views(tmp_path: Path) -> None:
+    lengths = np.random.default_rng(3).integers(1, 60, 120)
+    chosen = np.random.default_rng(4).permutation(120)[:50]
+    view = shardkit.open(write_documents(tmp_path / "out", lengths)).select(chosen)
+    assert view.lengths("tokens").tolist() == lengths[chosen].tolist()
+    loader = Loader(view, batching=shardkit.Dynamic(max_tokens=200), shuffle=True)
+    assert real_keys(list(loader)) == Counter(view.keys())
+    rows = [{"__key__": f"{n}", "row": np.array([n, -n], np.float32)} for n in range(40)]
+    schema = {"row": Array("float32", (2,))}
+    shardkit.convert(rows, "arrow", tmp_path / "rows", schema=schema, shard_samples=9, workers=0)
+    ds = shardkit.open(tmp_path / "rows")
+    views = [ds.select([30, 2, 31, 3]), ds[12:28:3], ds[35:]]
+    found = {}
+    for batch in Loader(views, batch_size=4, shuffle=True, last="short"):
+        found |= dict(zip(batch["__key__"], batch["row"].tolist(), strict=True))
+    assert found == {f"{n}": [n, -n] for n in (30, 2, 31, 3, *range(12, 28, 3), *range(35, 40))}
+
+
 def test_sampling_goes_by_the_samples_of_a_view(ds: Dataset) -> None:
     view = ds.select([30, 2, 31, 3])
     sampling: Any = shardkit.Weighted(np.array([0, 1, 0, 3]), samples=8)
@@ -339,7 +399,6 @@ def test_inspecting_a_view_is_about_its_samples(tmp_path: Path, to: str) -> None
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.large)])
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # torch forks beside its threads
 def test_torchs_dataloader_takes_them_as_they_are(ds: Dataset, workers: int) -> None:
     torch_data = pytest.importorskip("torch.utils.data", reason="torch is an extra")
     view = ds.select([30, 2, 31, 3, 5])

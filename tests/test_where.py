@@ -16,7 +16,7 @@ from shardkit.errors import SampleError, UsageError
 from shardkit.sample import JsonText
 from shardkit.schema import Array, Audio, Bool, Bytes, Float, Image, Int, Json, Schema, Text, Video
 from shardkit.testing import make_audio, make_image, make_video
-from shardkit.where import condition
+from shardkit.where import Head, condition
 
 SCHEMA = Schema(
     {
@@ -169,6 +169,17 @@ def test_fields_that_are_needed() -> None:
     assert [part.fields for part in found.conjuncts] == [("label",), ("image",), ("json",), ()]
     assert found.fields == ("label", "image", "json")
     assert condition("label == 1 or width > 3", SCHEMA).conjuncts == ()
+
+
+def test_heads_of_images_are_enough() -> None:
+    whole = make_image(size=(40, 30))
+    head = Head(whole[:700])
+    head.size = len(whole)
+    schema = Schema({"image": Image()})
+    holds = condition(f"width == 40 and size == {len(whole)}", schema)
+    assert holds({"__key__": "k", "image": head}) is True
+    with pytest.raises(SampleError, match="not an image"):
+        holds({"__key__": "k", "image": b"x"})
 
 
 def test_fields_go_before_what_follows_from_images() -> None:

@@ -174,7 +174,6 @@ def test_grain_reads_ours_at_random_in_several_epochs(tmp_path: Path) -> None:
     assert epochs[0] != epochs[1]
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_full_disk_is_an_error_of_ours(tmp_path: Path) -> None:
     """In a process of its own, whose files may have so many bytes."""
 

@@ -231,3 +231,10 @@ def test_a_name_of_ours_is_refused_and_what_surprises_is_noted() -> None:
     notes = MDS.notes(Schema({"a": Array("|b1"), "b": Image(optional=True), "c": Image()}))
     assert [note.partition(":")[0] for note in notes[:2]] == ["'a'", "'b'"]
     assert len(notes) == 3
+
+
+def test_columns_may_be_called_as_other_indexes_call_their_parts(tmp_path: Path) -> None:
+    samples = [{"__key__": "a", "chunks": 1, "config": 2, "shards": 3}]
+    shardkit.convert(samples, "mds", tmp_path / "x", workers=0)
+    shutil.rmtree(tmp_path / "x/__shardkit__")
+    assert [*shardkit.open(tmp_path / "x")] == samples

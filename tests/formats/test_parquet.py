@@ -6,7 +6,9 @@ What they share with Arrow files (columns, bounds, datasets) is in test_arrow.py
 from __future__ import annotations
 
 import inspect
+import threading
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,19 @@ def test_some_fields_leave_the_other_columns_unread(
     monkeypatch.setattr(reader, "_load", lambda n, names: asked.append([*names]) or load(n, names))
     assert reader.sample(2, {"label"})["label"] == 0
     assert asked == [["__key__", "label"]]
+
+
+def test_each_thread_has_a_file_of_its_own(shard: Path) -> None:
+    """That of pyarrow is not for several threads."""
+    reader: Any = PARQUET.open(shard)
+    together = threading.Barrier(3)
+
+    def own(number: int) -> object:
+        together.wait(60)
+        return reader._file()
+
+    with ThreadPoolExecutor(3) as threads:
+        assert len({reader._file(), *threads.map(own, range(3))}) == 4
 
 
 @pytest.mark.skipif(

@@ -70,9 +70,18 @@ def store(request: pytest.FixtureRequest) -> Store:
 
 
 @pytest.fixture
-def bucket(google: Google) -> Bucket:
-    """An empty bucket of the store that answers quickly."""
-    return Bucket(google)
+def bucket(request: pytest.FixtureRequest) -> Bucket:
+    """An empty bucket of the store that answers quickly, or of one that a test names."""
+    return Bucket(request.getfixturevalue(getattr(request, "param", "google")))
+
+
+def buckets_of(*names: str) -> pytest.MarkDecorator:
+    """The bucket of a test is in each of these; the large run has all but the quick one."""
+    return pytest.mark.parametrize("bucket", few(names, "google"), indirect=True)
+
+
+# For requests that moto and azurite, which checks signatures, may take otherwise than our own.
+EACH_STORE = buckets_of("google", "s3", "azure")
 
 
 @pytest.fixture

@@ -80,6 +80,20 @@ def test_an_unfinished_conversion_has_none_either(data: Bucket, tmp_path: Path) 
     no_secret_below(tmp_path, "job.json")
 
 
+def test_a_conversion_to_a_url_prints_it_and_json(
+    bucket: Bucket, local: Path, tmp_path: Path
+) -> None:
+    words = ("convert", str(local), "--to", "arrow", "-o", bucket.out, "--workers", "0")
+    assert bucket.out in run(bucket, tmp_path, *words, "--plan").stdout
+    assert json.loads(run(bucket, tmp_path, *words, "--plan", "--json").stdout)["out"] == bucket.out
+    assert bucket.listed() == []
+    done = json.loads(run(bucket, tmp_path, *words, "--json").stdout)
+    assert (done["out"], done["samples"]) == (bucket.out, 40)
+    assert bucket.out in run(bucket, tmp_path, *words).stdout  # which is there already
+    assert len(bucket.open("out")) == 40
+    assert not any(SECRET.encode() in data for data in bucket.objects().values())
+
+
 def test_samples_are_shown_and_written(data: Bucket, tmp_path: Path) -> None:
     url = data.url("photos")
     shown = run(data, tmp_path, "head", url, "-n", "2", "--json")
@@ -114,7 +128,7 @@ def test_bench_takes_them_and_measures_work_apart_from_downloads(
     """By a process of its own. Each sample comes once for `read` and `decode` together, and once
     for `load`, of any rounds; where the cache has no room for them, bench says what it measures."""
     url = seen.url("photos")
-    command = ("bench", url, "--rounds", "1", "--threads", "1", "--batch-size", "8", "--cold")
+    command = ("bench", url, "--rounds", "2", "--threads", "1", "--batch-size", "8", "--cold")
     report = json.loads(run(seen, tmp_path, *command, "--json").stdout)
     (contender,) = report["contenders"]
     assert contender["path"] == url

@@ -9,6 +9,7 @@ import math
 import os
 import pickle
 import random
+import resource
 import shutil
 import signal
 import tempfile
@@ -404,6 +405,18 @@ def test_a_full_disk_is_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     check(tmp_path)
 
 
+def test_a_real_limit_of_files_is_no_room(tmp_path: Path) -> None:
+    def work() -> None:
+        cache = FolderCache(tmp_path)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))
+        assert cache.put("a", 0, page("a", 0, 400_000), never)
+        assert not cache.put("a", 1, page("a", 1), never)
+        assert cache.get("a", 0) == page("a", 0, 400_000)
+
+    assert ended_well(in_a_fork(work))
+    check(tmp_path)
+
+
 def test_a_disk_too_full_to_count_is_no_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -505,8 +518,6 @@ def test_what_a_process_claims_that_is_killed_is_free(tmp_path: Path) -> None:
 
 # Forks and threads
 
-may_fork = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-
 
 def changed_by_a_thread(cache: PageCache) -> threading.Event:
     """Returns while a thread changes the cache, which is full; it goes on after the event."""
@@ -525,17 +536,23 @@ def changed_by_a_thread(cache: PageCache) -> threading.Event:
     return go_on
 
 
-@may_fork
 def test_a_forked_process_has_a_lock_of_its_own() -> None:
-    """Another thread changes the cache in memory while a process is forked."""
+    """Another thread changes the cache in memory while a process is forked, which counts anew what
+    the thread has not counted yet."""
     cache = MemoryCache(2 * PAGE)
     go_on = changed_by_a_thread(cache)
-    child = in_a_fork(lambda: cache.put("c", 1, page("c", 1), never, keep=0) or os._exit(1))
-    assert ended_well(child)
+    cache._used -= PAGE  # as between two steps of the change
+
+    def work() -> None:
+        assert cache.put("c", 1, page("c", 1), never, keep=0)
+        assert len(resident(cache)) == 1
+
+    child = in_a_fork(work)
+    cache._used += PAGE
     go_on.set()
+    assert ended_well(child)
 
 
-@may_fork
 def test_a_forked_process_does_not_hold_the_lock_of_one_that_died(tmp_path: Path) -> None:
     """The parent is killed while a thread of it holds the lock; its child goes on."""
     cache, (wait, go_on) = FolderCache(tmp_path, 2 * FULL_PAGE), os.pipe()

@@ -17,6 +17,7 @@ from shardkit.errors import OutputError, ShardkitWarning
 from shardkit.part_of import PartOf
 from tests.conversion.test_part_lock import JOB, ONE, OTHER, TWO
 from tests.remote.buckets import Bucket
+from tests.remote.conftest import EACH_STORE
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* was claimed by a run")
 THREE = PartOf(3, 3)
@@ -81,6 +82,7 @@ def die(run: StorePartial) -> None:
     claims._held.discard(run._claim.run)
 
 
+@EACH_STORE
 def test_parts_work_beside_each_other_and_the_last_one_is_alone(bucket: Bucket) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -146,6 +148,7 @@ def test_a_part_that_is_at_work_is_not_begun_twice(bucket: Bucket) -> None:
     begun(bucket, TWO)
 
 
+@EACH_STORE
 def test_parts_of_another_job_wait_for_those_at_work_and_then_begin_anew(bucket: Bucket) -> None:
     one = begun(bucket, ONE)
     error = refused(bucket, TWO, "part 1/2 of this output is running, and this one has", OTHER)
@@ -160,6 +163,7 @@ def test_parts_of_another_job_wait_for_those_at_work_and_then_begin_anew(bucket:
     two.check()
 
 
+@EACH_STORE
 @pytest.mark.parametrize("known", [True, False])
 def test_parts_and_runs_of_the_dead_are_passed_over(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, known: bool

@@ -12,7 +12,7 @@ from tests.conftest import write_images
 from tests.conversion.part_kills import Forks, at_once, was_told
 from tests.conversion.test_part_listing import lists
 from tests.remote.buckets import Bucket, below
-from tests.remote.conftest import Through
+from tests.remote.conftest import EACH_STORE, Through
 from tests.remote.crashes import resumed
 from tests.remote.proxy import Rule
 from tests.remote.test_writing import whole_or_no_dataset
@@ -36,6 +36,7 @@ def part(bucket: Bucket, source: Path, which: str | None, size: int = SIZE) -> A
     return bucket.convert(source, part=which, shard_size=size, on_error="fail")
 
 
+@EACH_STORE
 def test_two_parts_and_merge_make_what_one_run_makes(
     source: Path, whole: dict[str, bytes], bucket: Bucket
 ) -> None:
@@ -98,7 +99,9 @@ def test_parts_that_are_killed_are_continued(
             for run in runs[::2] if "parts" not in match else runs:
                 run.kill()
             seen.proxy.clear()  # the others request again what was held
-            for code, said in (run.wait() for run in runs):
+            ended = [run.wait() for run in runs]
+            assert -9 in [code for code, _ in ended]
+            for code, said in ended:
                 assert code in (0, 2, -9), said
                 was_told(code, said)
         for which in parts:

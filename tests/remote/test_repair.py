@@ -13,6 +13,7 @@ from shardkit.verification.repair import Repair
 from shardkit.verification.work import Meter
 from tests.conftest import few, write_images
 from tests.remote.buckets import Bucket
+from tests.remote.conftest import EACH_STORE
 
 
 def repaired(bucket: Bucket, url: str, giver: Path, name: str) -> None:
@@ -54,6 +55,7 @@ def test_a_single_object(bucket: Bucket, tmp_path: Path) -> None:
             assert bucket.objects() == whole
 
 
+@EACH_STORE
 @pytest.mark.filterwarnings("ignore:.*was claimed by a run")
 def test_two_repairs_at_once(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

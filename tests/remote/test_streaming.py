@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import queue
 import re
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from shardkit.opening import open_dataset
 from shardkit.options import parse_size
 from shardkit.page_cache import PAGE
 from shardkit.schema import Array, Bytes, Schema
+from shardkit.stream import read_ahead
 from shardkit.stream.loader import Loader
 from shardkit.stream.order import Order
 from shardkit.stream.read_ahead import NextUse
@@ -116,6 +118,33 @@ def test_with_room_for_half_later_epochs_download_half(
     first, later = downloads(seen, made, 2)
     assert first <= 1.15 * size  # the samples that came before their page was there
     assert later <= 0.57 * size  # of 25 pages, one is 4 %
+
+
+def test_an_epoch_does_not_begin_before_the_cache_knows_of_it(
+    data: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else all pages in the cache are needed later than those that its threads read first, which
+    then take their room."""
+    known: list[int] = []
+    reads: list[int] = []
+    at = NextUse.at
+
+    def come_to(self: NextUse, epoch: int, *where: Any) -> None:
+        known.append(epoch)
+        at(self, epoch, *where)
+
+    class Reads(queue.SimpleQueue):  # type: ignore[type-arg]
+        def put(self, read: Any, *how: Any) -> None:
+            if read is not None:
+                reads.append(known[-1])
+            super().put(read, *how)
+
+    monkeypatch.setattr(NextUse, "at", come_to)
+    monkeypatch.setattr(read_ahead, "SimpleQueue", Reads)
+    epochs(loader(data.url("lmdb"), data.options), 2)
+    half = len(reads) // 2
+    assert half >= SAMPLES // 6
+    assert reads == [0] * half + [1] * half
 
 
 @pytest.mark.large

@@ -14,8 +14,10 @@ import shardkit
 from shardkit.dataset import Dataset
 from shardkit.errors import ShardkitWarning
 from shardkit.page_cache import PAGE
+from shardkit.pages import file_id
 from shardkit.schema import Bytes, Int
 from shardkit.stream.loader import Loader
+from shardkit.stream.read_ahead import NextUse
 from tests.remote.buckets import Bucket
 from tests.remote.servers import Google
 
@@ -104,6 +106,33 @@ def test_a_small_cache_keeps_what_the_view_needs_next(there: Dataset, seen: Buck
     made = loader(view, shuffle=True, cache_limit=size // 2)
     downloaded(seen, made)
     assert downloaded(seen, made) <= 0.7 * size
+
+
+def test_the_next_use_of_a_page_is_that_of_its_samples_in_the_view(there: Dataset) -> None:
+    """No later than that of any of them; never, where there are none, nor within half a page."""
+    view = there[5::30]
+    stream: Any = Loader(view, batch_size=2, shuffle=True, window=2).dataset.stream
+    order, [dataset] = stream.order, stream.datasets
+    uses, every = NextUse(order, stream.datasets), np.arange(len(view))
+    uses.at(0, 0, None)
+    window = np.empty(len(view))  # in which each sample of the view comes
+    window[order.draw(0, every).number] = every // order.window
+    numbers, later = dataset.stored(every), 0
+    for shard in range(dataset.shards):
+        path, (samples, _) = dataset.shard_path(shard), dataset.extent(shard)
+        info, start = path.store.info(path.key), dataset.start(shard)
+        own = (numbers >= start) & (numbers < start + samples)
+        for page in range(-(-info.size // PAGE)):
+            first, last = start + np.array([page, page + 1]) * PAGE * samples / info.size
+            half = 0.6 * (last - first) + 1
+            inside = window[own & (numbers >= first) & (numbers < last)]
+            near = window[own & (numbers >= first - half) & (numbers < last + half)]
+            found = uses(file_id(path, info), page)
+            assert near.size or found == np.inf
+            if inside.size:
+                assert found <= inside.min()
+                later += found > 0
+    assert later
 
 
 def test_a_filter_requests_each_page_once(there: Dataset, here: Path, seen: Bucket) -> None:
