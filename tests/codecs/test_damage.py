@@ -12,9 +12,12 @@ import pytest
 
 import shardkit
 from shardkit.codecs.damage import damage, strict_warnings
+from shardkit.codecs.jpeg import decode_jpeg
+from shardkit.codecs.pixels import to_rgb
 from shardkit.errors import SampleError
 from shardkit.options import ImageOptions
 from tests.codecs.sample_images import encoded, opened, photo
+from tests.codecs.test_pixels import JPEGS
 
 _ADAM7 = [
     (0, 0, 8, 8),
@@ -108,6 +111,23 @@ def test_rows_of_an_animated_png_that_are_missing(default):
     for frame in range(3):
         assert damage(_repacked(whole, bytes, frame)) is None
         assert damage(_repacked(whole, lambda rows: rows[: len(rows) // 2], frame)), frame
+
+
+@pytest.mark.parametrize(("mode", "options"), JPEGS)
+def test_jpegs_of_every_kind_that_are_cut(mode, options):
+    whole = encoded(photo(mode, (97, 61)), "JPEG", **options)
+    assert damage(whole) is None
+    assert damage(whole[: len(whole) * 2 // 3] + b"\xff\xd9")
+
+
+def test_a_jpeg_that_the_fast_library_does_not_support_is_decoded_by_another():
+    """Of flat colour, it has as many blocks if red, not grey, has twice as many columns."""
+    flat = encoded(PIL.Image.new("RGB", (16, 8), "gray"), "JPEG", subsampling=1, optimize=True)
+    odd = flat.replace(b"\x01\x21\x00\x02\x11\x01", b"\x01\x11\x00\x02\x21\x01")
+    assert decode_jpeg(odd, "RGB") is None
+    assert damage(odd) is None
+    assert damage(odd[:-8])
+    np.testing.assert_array_equal(to_rgb(odd), opened(odd))
 
 
 @pytest.mark.parametrize("format", ["GIF", "BMP", "WEBP", "PPM", "TIFF"])

@@ -19,6 +19,7 @@ from shardkit.preprocess.audio import AudioSteps
 from shardkit.preprocess.items import Shaped
 from shardkit.schema import Audio, Schema
 from shardkit.testing import make_audio, make_image
+from tests.conftest import files_of
 from tests.sources.real import put
 from tests.test_cli import run
 
@@ -130,6 +131,15 @@ def test_a_conversion_resamples_once_and_verify_knows(tmp_path: Path) -> None:
     shardkit.convert(out, "wds", tmp_path / "on", workers=0, audio=audio)
     both = [(path / "shard-000000.tar").read_bytes() for path in (out, tmp_path / "on")]
     assert both[0] == both[1]
+
+
+@pytest.mark.large
+def test_c1_resampled_audio_is_the_same_for_any_number_of_workers(tmp_path: Path) -> None:
+    root = put(tmp_path / "clips", {f"{n % 2}/{n}.wav": make_audio(n, 8000, 500) for n in range(6)})
+    options: dict[str, Any] = {"audio": AudioOptions(sample_rate=16_000), "shard_samples": 2}
+    for workers in (0, 2):
+        shardkit.convert(root, "wds", tmp_path / f"{workers}", workers=workers, **options)
+    assert files_of(tmp_path / "0") == files_of(tmp_path / "2")
 
 
 def test_damaged_audio_stops_or_is_left_out(tmp_path: Path) -> None:

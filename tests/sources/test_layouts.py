@@ -523,9 +523,9 @@ AB = ("a", "b")
             "train_station/1.jpg test_track/1.jpg a/1.jpg b/1.jpg c/1.jpg",
             {"": ("a", "b", "c", "test_track", "train_station")},
         ),
-        (
-            "mask/1.jpg target/1.jpg a/1.jpg b/1.jpg c/1.jpg",
-            {"": ("a", "b", "c", "mask", "target")},
+        *(  # one of many classes
+            (f"{one}/1.jpg {two}/1.jpg a/1.jpg b/1.jpg c/1.jpg", {"": ("a", "b", "c", one, two)})
+            for one, two in (("mask", "target"), ("mask", "train_station"), ("photo", "target"))
         ),
     ],
 )

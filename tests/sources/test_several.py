@@ -109,6 +109,14 @@ def test_three_kinds_unite(three, tmp_path):
     assert [problem.where["key"] for problem in problems] == ["photos/cat/0"]
 
 
+@pytest.mark.large
+def test_c1_the_same_bytes_of_three_kinds_for_any_number_of_workers(three, tmp_path):
+    for workers in (0, 2):
+        options = {"shuffle": True, "shard_samples": 3, "workers": workers}
+        convert(three, tmp_path / f"out{workers}", **options)
+    assert files_of(tmp_path / "out0") == files_of(tmp_path / "out2")
+
+
 def test_folders_of_one_tree_have_the_labels_of_the_tree(tmp_path):
     whole = folder(tmp_path / "whole", ape=2, bee=2, cat=2)
     parts = [tmp_path / "a", tmp_path / "b"]
