@@ -150,6 +150,12 @@ def test_values_travel_through_every_format(tmp_path: Path, case: str, large: bo
                 assert all(equal(found[name], expected[name]) for name in expected), found
         if case == "audio and video":
             assert shardkit.verify(path, against=source).sound
+    # Shards by themselves have the names of classes too.
+    for format in names if case == "boxes" else ():
+        if format not in NAMELESS:
+            (tmp_path / format / "__shardkit__/manifest.json").unlink()
+            (shard,) = [*(tmp_path / format).glob("*[.-]00000*")] or [tmp_path / format]
+            assert shardkit.open(shard).class_names == classes
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)

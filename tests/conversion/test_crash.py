@@ -173,6 +173,9 @@ def test_create_that_dies_anywhere_leaves_nothing_that_looks_complete(
         if out.exists():
             assert files_of(out) == reference
             storage.remove(out)
+        if (here / "out.partial").exists():
+            with pytest.raises(ShardkitError):
+                shardkit.open(here / "out.partial")
         create(out)
         assert files_of(here) == as_output(reference)
 
@@ -200,7 +203,9 @@ def test_nothing_becomes_visible_before_it_is_on_the_disk(
     assert {name for name, _ in after[1:]} == {"remove"}
 
 
-@pytest.mark.parametrize("room", [0, 20_000])
+@pytest.mark.parametrize(
+    "room", [0, 20_000, *(pytest.param(n, marks=pytest.mark.large) for n in (3_000, 40_000))]
+)
 def test_a_full_disk_is_named_and_the_run_continues_when_there_is_space(
     source: Path, tmp_path: Path, room: int
 ) -> None:

@@ -264,12 +264,12 @@ def left_out(*names: str) -> dict[str, int]:
 def images_and_others(root: Path) -> Path:
     return tree(
         root, "cat/1.jpg", "dog/1.jpg", ".DS_Store", "cat/.2.jpg", "cat/2.txt", "cat/notes.pdf",
-        "cat/1.heic", "README.md", "cat/list", "cat/9.npy",
+        "cat/1.heic", "README.md", "cat/list", "cat/9.npy", "corpus.jsonl",
     )  # fmt: skip
 
 
 BARE = "file without suffix"
-OTHER_FILES = {**once(".heic", ".md", ".npy", ".pdf", ".txt", BARE), "hidden": 2}
+OTHER_FILES = {**once(".heic", ".jsonl", ".md", ".npy", ".pdf", ".txt", BARE), "hidden": 2}
 
 
 def rows_and_others(root: Path) -> Path:

@@ -77,7 +77,7 @@ def test_a_link_in_the_place_of_the_working_folder_is_refused(
 
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_links_in_the_working_folder_are_never_written_through(
-    name: str, source: Path, victim: Path, tmp_path: Path
+    name: str, source: Path, victim: Path, tmp_path: Path, large: bool
 ) -> None:
     """Each entry of an unfinished conversion, and each that is still to be made, is a link once."""
     out, folder = tmp_path / name, tmp_path / f"{name}.partial"
@@ -95,9 +95,10 @@ def test_links_in_the_working_folder_are_never_written_through(
         storage.remove(placed)
         placed.parent.mkdir(exist_ok=True)
         placed.symlink_to(target)
-        with pytest.raises(OutputError, match="created by somebody else") as error:
-            convert(source, out, overwrite=bool(number % 2))
-        assert error.value.where["path"] == placed
+        for overwrite in (False, True) if large else (bool(number % 2),):
+            with pytest.raises(OutputError, match="created by somebody else") as error:
+                convert(source, out, overwrite=overwrite)
+            assert error.value.where["path"] == placed
         assert unharmed(victim)
         assert not out.exists()
 

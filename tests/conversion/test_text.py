@@ -268,7 +268,11 @@ def test_c1_the_same_bytes_for_any_number_of_workers(
     for workers in (0, 2):
         out = tmp_path / f"out{workers}"
         result = make(corpus, "arrow", out, options, shard_size="8kB", workers=workers)
-        assert result.splits[""].text["documents"] == len(TEXTS)
+        text = result.splits[""].text  # of all tasks
+        assert text["documents"] == len(TEXTS)
+        assert text["tokens"] == sum(map(len, expected))
+        powers = Counter(1 << (len(ids).bit_length() - 1) for ids in expected)
+        assert {int(start): count for start, count in text["histogram"].items()} == powers
     assert files_of(tmp_path / "out0") == files_of(tmp_path / "out2")
     with shardkit.open(tmp_path / "out0") as dataset:
         assert dataset.shards > 4
