@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import random
-import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -262,52 +260,8 @@ def test_reading_that_any_signal_ends_says_nothing_and_changes_nothing(
 # --- for tests of other files ---------------------------------------------------------------------
 
 
-def workers_of(process: subprocess.Popen[bytes]) -> list[int]:
-    try:
-        tasks = list(Path(f"/proc/{process.pid}/task").iterdir())
-        return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
-    except OSError:  # it has just ended
-        return []
-
-
 def is_alive(pid: int) -> bool:
     try:
         return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return False
-
-
-def kill_at_random(
-    start: Callable[[], subprocess.Popen[bytes]],
-    out: Path,
-    reference: dict[str, bytes],
-    tasks: int,
-    rounds: int,
-    seed: int,
-) -> dict[str, int]:
-    """Kill `rounds` runs, the whole group and one worker in turn; continue each.
-
-    Each is killed when a random number of its `tasks` are finished, however slow the machine is.
-    """
-    dice = random.Random(seed)
-    seen = {"in work": 0, "after": 0}
-    for number in range(rounds):
-        process, done = start(), dice.randint(0, tasks // 2)
-        wait_for(lambda run=process, n=done: len(finished(out)) >= n or run.poll() is not None)
-        workers = workers_of(process)
-        one_worker = workers and number % 2
-        try:
-            os.kill(dice.choice(workers) if one_worker else -process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        code, stderr = finish(process)
-        seen["after" if out.exists() else "in work"] += 1
-        if one_worker:
-            assert (code, stderr) == (0, "")  # its task was done again
-        for worker in workers:
-            wait_for(lambda pid=worker: not is_alive(pid))
-        assert finish(start()) == (0, "")
-        assert files_of(out) == reference
-        assert not partial_of(out).exists()
-        shutil.rmtree(out)
-    return seen
