@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -26,6 +27,7 @@ from shardkit import ImageOptions, ShardkitError, TextOptions
 from shardkit.conversion import ray_engine
 from tests.codecs import tokenizer_zoo
 from tests.conftest import files_of, write_images
+from tests.conversion.deaths import Interrupted
 from tests.conversion.part_kills import wait_for
 from tests.conversion.text_corpora import prose, write_corpus
 from tests.remote.buckets import Bucket
@@ -183,16 +185,13 @@ def inodes_of_another_machine() -> None:
         assert_same(PHOTOS, "wds", "inodes", 40, limit=40, **SMALL)
 
 
-def continued(source: Any, to: Any, first: Any, second: Any) -> None:
-    """A run that was interrupted goes on with the other engine."""
-
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
+def continued(source: Any, to: Any, first: Any, second: Any, most: int = 45) -> None:
+    """A run that was interrupted after `most` samples goes on with the other engine."""
     with contextlib.suppress(KeyboardInterrupt):
-        first(source, "wds", to, progress=Counts(interrupt), **RESIZED)
+        first(source, "wds", to, progress=Interrupted(most), **RESIZED)
         raise AssertionError("it was not interrupted")
-    second(source, "wds", to, **RESIZED)
+    second(source, "wds", to, progress=(rest := Interrupted(math.inf)), **RESIZED)
+    assert rest.done > 0
 
 
 @case
@@ -201,7 +200,7 @@ def a_store() -> None:
     bucket = Bucket(SERVER)
     source = bucket.url("in")
     local(PHOTOS, "wds", source, limit=30, **SMALL)
-    continued(source, bucket.url("a"), local, on_ray)
+    continued(source, bucket.url("a"), local, on_ray, 15)
     on_ray(source, "wds", bucket.url("b"), **RESIZED)
     local(source, "wds", bucket.url("c"), **RESIZED)
     found: dict[str, dict[str, bytes]] = {}
