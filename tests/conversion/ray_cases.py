@@ -360,7 +360,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(MODULES))
     os.environ["PYTHONPATH"] = os.pathsep.join([str(MODULES), os.environ.get("PYTHONPATH", "")])
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    for name, milliseconds in (("period", 500), ("timeout", 1000), ("initial_delay", 500)):
+    for name, milliseconds in (("period", 500), ("timeout", 60_000), ("initial_delay", 500)):
         os.environ[f"RAY_health_check_{name}_ms"] = str(milliseconds)
     write_images(PHOTOS, classes=3, each=30)
     shutil.copytree(PHOTOS / "class1", BAD / "a")
