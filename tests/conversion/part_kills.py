@@ -164,7 +164,10 @@ def wait_for(condition: Callable[[], Any], seconds: float = 60) -> Any:
 
 
 # What a process may be told that others are in the way of, or have just been.
-_MEANWHILE = ("another run", "of this output is running", "is already running")
+_MEANWHILE = (
+    *("another run", "of this output is running", "is already running"),
+    "something was put at the output while this run was working",  # published as this run planned
+)
 
 
 def killed_parts(
