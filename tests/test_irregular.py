@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+from itertools import product
 
 import numpy as np
 import pytest
@@ -80,8 +81,9 @@ def test_whatever_stands_for_a_file_of_a_dataset(format, tmp_path):
     samples = [{"ids": value} for value in values]
     shardkit.convert(samples, format, tmp_path / "whole", schema=schema, workers=0)
     assert (tmp_path / "whole/__shardkit__/lengths.npy").exists() == lengths
-    for number, name in enumerate(files_of(tmp_path / "whole")):
-        make = IRREGULAR[number % 3]  # all three stand for each kind of file in some format
+    # Pipes are what is waited for without end; the others stand for each file of one format.
+    makes = IRREGULAR if format == "wds" else [os.mkfifo]
+    for number, (name, make) in enumerate(product(files_of(tmp_path / "whole"), makes)):
         damaged = tmp_path / f"damaged{number}"
         shutil.copytree(tmp_path / "whole", damaged)
         (damaged / name).unlink()
