@@ -15,9 +15,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -52,13 +53,33 @@ def forking() -> Iterator[Path]:
             file.write_text(_CLIENT.format(python=sys.executable, address=address))
             file.chmod(0o755)
         command = [sys.executable, "-m", "tests.forks", address]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as server:
+        environ = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # as the command itself has it
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, env=environ) as server:
             assert server.stdout is not None
             assert server.stdout.readline() == b"\n"
             try:
                 yield Path(folder)
             finally:
                 server.kill()
+
+
+def assert_may_fork() -> None:
+    """No other thread may hold a lock, which a fork would copy for ever.
+
+    jemalloc's own takes care of forks; one that was joined may still be listed for a moment.
+    """
+    began = time.monotonic()
+    while threads := [name for name in _other_threads() if name != "jemalloc_bg_thd"]:
+        assert time.monotonic() - began < 60, f"other threads run beside a fork: {threads}"
+        time.sleep(0.001)
+
+
+def _other_threads() -> Iterator[str]:
+    """Their names, where Linux tells them."""
+    for thread in Path("/proc/self/task").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            if thread.name != str(os.getpid()):
+                yield (thread / "comm").read_text().strip()
 
 
 def serve(address: str) -> None:
@@ -71,6 +92,7 @@ def serve(address: str) -> None:
         while True:
             client, _ = listener.accept()
             head, files, _, _ = socket.recv_fds(client, 8, 3)
+            assert_may_fork()
             if not os.fork():
                 listener.close()
                 _answer(client, int.from_bytes(head, "big"), files)
@@ -92,10 +114,9 @@ def _answer(client: socket.socket, size: int, files: list[int]) -> None:
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout = os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
-    asked = b""
-    while len(asked) < size:
-        asked += client.recv(size - len(asked))
     try:
+        with client.makefile("rb") as request:
+            asked = request.read(size)
         _work(*json.loads(asked))
         code = 0
     except SystemExit as ended:

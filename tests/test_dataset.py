@@ -201,9 +201,17 @@ def test_unfinished_work_is_not_opened(out: Path, folder: str) -> None:
         shardkit.open(partial / folder)
     shutil.rmtree(out)
     partial.rename(out.with_name("out.partial"))
-    with pytest.raises(FileNotFoundError) as error:
-        shardkit.open(out)
-    assert "its conversion is unfinished" in str(error.value)
+    other = out.with_name("other")
+    for use in (
+        lambda: shardkit.open(out),
+        lambda: shardkit.inspect(out),
+        lambda: shardkit.diff(out, out),
+        lambda: shardkit.convert(out, "wds", other, workers=0),
+        lambda: shardkit.export(out, "files", other),
+    ):
+        with pytest.raises(FileNotFoundError) as error:
+            use()
+        assert "its conversion is unfinished: run the interrupted command" in str(error.value)
 
 
 def test_a_lost_index_is_built_from_the_headers(out: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+from itertools import product
 
 import numpy as np
 import pytest
@@ -73,15 +74,15 @@ def uses(path, out):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("format", few(FORMATS))
-def test_whatever_stands_for_a_file_of_a_dataset(format, tmp_path):
+def test_whatever_stands_for_a_file_of_a_dataset(format, tmp_path, large):
     lengths = format != "beton"  # which has no arrays of any length
     values = [np.arange(n, dtype=np.uint16) if lengths else n for n in range(6)]
     schema = {"ids": shardkit.Array("uint16", (None,)) if lengths else shardkit.Int()}
     samples = [{"ids": value} for value in values]
     shardkit.convert(samples, format, tmp_path / "whole", schema=schema, workers=0)
     assert (tmp_path / "whole/__shardkit__/lengths.npy").exists() == lengths
-    for number, name in enumerate(files_of(tmp_path / "whole")):
-        make = IRREGULAR[number % 3]  # all three stand for each kind of file in some format
+    makes = IRREGULAR if large else [os.mkfifo]  # which is waited for without end
+    for number, (name, make) in enumerate(product(files_of(tmp_path / "whole"), makes)):
         damaged = tmp_path / f"damaged{number}"
         shutil.copytree(tmp_path / "whole", damaged)
         (damaged / name).unlink()

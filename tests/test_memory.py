@@ -20,9 +20,8 @@ from shardkit.testing import make_image
 from tests.conftest import write_images
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sets Linux's RLIMIT_AS")
-SIDE = (
-    4000  # of an image that needs 48 MB: where the last kilobytes are missing, Python itself dies
-)
+# Of an image that needs 48 MB: where the last kilobytes are missing, Python itself dies.
+SIDE = 4000
 
 
 @pytest.mark.parametrize("command", ["convert", "verify"])

@@ -12,7 +12,7 @@ from pathlib import PureWindowsPath
 
 import pytest
 import xxhash
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import shardkit
@@ -165,7 +165,7 @@ def evil_names(world):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_string_of_a_dataset_leads_out_of_it(kind, sets, tmp_path, monkeypatch):
+def test_no_string_of_a_dataset_leads_out_of_it(kind, sets, tmp_path, monkeypatch, large):
     world = tmp_path / "world"
     opened, described = KINDS[kind]
     original = json.loads((sets / kind.partition("/")[0] / described).read_bytes())
@@ -173,7 +173,7 @@ def test_no_string_of_a_dataset_leads_out_of_it(kind, sets, tmp_path, monkeypatc
     likely = [way for way in every if way[-1] in ("name", "file", "filename") or "splits" in way]
     monkeypatch.chdir(tmp_path)
 
-    @settings(max_examples=examples(5), suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(8), suppress_health_check=list(HealthCheck))
     @given(st.sampled_from(every) | st.sampled_from(likely), evil_names(world))
     def check(way, name):
         shutil.rmtree(world, ignore_errors=True)
@@ -197,6 +197,8 @@ def test_no_string_of_a_dataset_leads_out_of_it(kind, sets, tmp_path, monkeypatc
         assert sorted(os.listdir(world)) == ["a", "victim"]
         assert not any(SECRET in content for content in files_of(out).values())
 
+    for way in every if large else ():
+        check = example(way, "../../victim/shard-000000.tar")(check)
     check()
 
 

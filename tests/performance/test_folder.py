@@ -34,6 +34,12 @@ def test_it_has_the_samples_of_a_conversion_and_a_loader_makes_the_same_batches(
     ours, theirs = (list(Loader(dataset, **options)) for dataset in (loose, stored))
     assert [len(batch["image"]) for batch in ours] == [4, 4, 4]
     assert same(ours, theirs)
+    stopped, continued = (Loader(loose, **options) for _ in range(2))
+    next(iter(stopped))
+    continued.load_state_dict(stopped.state_dict())
+    assert same(list(continued), ours[1:])
+    [batch] = Loader(loose, batch_size=12, fields=["label"])
+    assert sorted(batch) == ["__key__", "label", "valid"]
 
 
 def test_sidecars_and_metadata_are_values_like_those_of_any_dataset(tmp_path: Path) -> None:

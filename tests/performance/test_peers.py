@@ -130,6 +130,12 @@ def test_the_mapped_loop_gets_the_tokens(tokens: Path, tmp_path: Path) -> None:
     assert all((batch.diff() == 1).all() for batch in batches)
 
 
+@pytest.mark.large  # webdataset imports torch
+def test_workers_of_webdataset_share_its_samples(ready: dict[str, Contender]) -> None:
+    found = answers(started(ready["webdataset"]), READ, LOAD)
+    assert [answer.get("samples") for answer in found] == [SAMPLES] * 2, found
+
+
 @pytest.mark.large
 def test_processes_answer_whatever_a_library_prints(tokens: Path, tmp_path: Path) -> None:
     ready, _ = contenders(open_any(tokens), [], tmp_path / "work", limit=100)

@@ -10,12 +10,16 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import traceback
 from pathlib import Path
 
+from tests.forks import assert_may_fork
+
 ROOT = Path(__file__).parents[2]
+SECONDS = 240  # in which a rank has long ended: one that hangs ends by itself, and is named
 
 
 def launch(module, jobs):
@@ -23,7 +27,7 @@ def launch(module, jobs):
     run = subprocess.run(
         [sys.executable, "-m", "tests.stream.launch", module, json.dumps(jobs, default=str)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}, cwd=ROOT,
-        capture_output=True, text=True, timeout=280, check=False,
+        capture_output=True, text=True, timeout=SECONDS + 40, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
 
@@ -37,6 +41,7 @@ def _rank(main, rank, world, port, arguments):
     place = {"RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     place |= {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world, "TORCHELASTIC_USE_AGENT_STORE": True}
     os.environ.update({name: str(value) for name, value in place.items()})
+    signal.alarm(SECONDS)
     code = 1
     try:
         main(*arguments)
@@ -55,8 +60,10 @@ def main(module, jobs):
     for world, *arguments in json.loads(jobs):
         children, (receive, send) = [], os.pipe()
         for rank in range(world):
+            assert_may_fork()
             child = os.fork()
             if not child:
+                os.close(send)  # so that it does not wait for a launcher that has ended
                 _rank(made.main, rank, world, int(os.read(receive, 8)), arguments)
             children.append(child)
         # Not before: its thread may hold a lock of libc, which a fork would copy for ever.
@@ -64,7 +71,7 @@ def main(module, jobs):
         os.write(send, f"{store.port:8}".encode() * world)
         codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
         assert codes == [0] * world, f"{module}, {arguments}: {codes}"
-        del store
+        del store  # and its thread
 
 
 if __name__ == "__main__":

@@ -131,6 +131,13 @@ def test_a_global_batch_is_the_same_for_any_number_of_ranks(photos):
         assert rows_of(ranks_of(photos, world, **options)) == alone
 
 
+@pytest.mark.parametrize("format", ["lance"])  # whose process takes long to start
+def test_slow_formats_have_the_same_global_batches(every, format):
+    options = {"global_batch_size": 8, "shuffle": True, "parts": 2, "window": 7, "threads": 2}
+    found, expected = (ranks_of(every(name), 2, **options) for name in (format, "wds"))
+    assert same(found, expected)
+
+
 def test_epochs_differ_and_are_the_same_again_for_another_loader(photos):
     def make():
         return Loader(photos, batch_size=8, shuffle=True, seed=5, transforms=CROP)
@@ -193,10 +200,13 @@ def test_batches_by_length_hold_every_token_once_on_equal_ranks(tmp_path, batchi
         counts.add(len(loader))
         batches = list(loader)
         counts.add(len(batches))
-        assert 0 <= loader.padding < 0.5
+        real = every = 0
         for batch in batches:
-            mask = batch["attention_mask" if "attention_mask" in batch else "segment_ids"]
-            came.update(batch["tokens"][mask > 0].tolist() if batch["valid"].all() else ())
+            mask = batch["attention_mask" if "attention_mask" in batch else "segment_ids"] > 0
+            real, every = real + int(mask.sum()), every + mask.size
+            came.update(batch["tokens"][mask].tolist() if batch["valid"].all() else ())
+        assert loader.padding == pytest.approx(1 - real / every)
+        assert 0 <= loader.padding < 0.5
     assert len(counts) == 1
     assert came == Counter(n * 1000 + m for n, length in enumerate(LENGTHS) for m in range(length))
 
@@ -247,13 +257,14 @@ def test_a_state_of_any_step_continues_with_the_next_sample(tmp_path, photos, op
             states.append(loader.state_dict())
         epochs.append(left + 1)
     epochs.append(len(loader))
+    left = [steps - step for steps in epochs for step in range(steps)]
     for number, state in enumerate(states):
         again = make()
         again.load_state_dict(through_json(state))
         rest, whole = again.remaining, len(again)
         assert whole == epochs[again.epoch]
         got = list(again)
-        assert len(got) == rest <= whole
+        assert len(got) == rest == left[number]
         if number in (0, 1, epochs[0]):  # the next epoch is that of any loader
             got += list(again) if again.epoch < 1 else []
         assert same(got[: len(batches) - number], batches[number:][: len(got)]), number
@@ -528,7 +539,7 @@ def test_where_no_good_sample_follows_the_bad_ones_are_not_passed_over_for_ever(
         transforms = {"label": refuse(*bad)}
         return list(Loader(photos, batch_size=4, transforms=transforms, on_error="skip", **options))
 
-    with pytest.raises(SampleError, match=r"\(37 tried|36 tried\)") as caught:
+    with pytest.raises(SampleError, match=r"\(36 tried\)") as caught:
         load(range(37))
     assert caught.value.__cause__.where["key"] == "0000"
     assert isinstance(caught.value.__cause__.__cause__, ValueError)
@@ -593,13 +604,16 @@ def test_a_shard_that_is_cut_deleted_or_changed_while_training_is_named(tmp_path
 
 
 @pytest.fixture
-def patient(monkeypatch):
-    """Threads are waited for as long as it takes, that a loaded machine decides nothing."""
-    monkeypatch.setattr("shardkit.stream.loader._PATIENCE", 60)
+def few_objects():
+    """What other tests left is no garbage of ours: to look through it takes longer than a test."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
-@pytest.mark.usefixtures("patient")
-def test_threads_end_with_the_iteration_however_it_ends(photos):
+@pytest.mark.usefixtures("few_objects")
+def test_threads_end_with_the_iteration_however_it_ends(photos, monkeypatch):
+    monkeypatch.setattr("shardkit.stream.loader._PATIENCE", 60)  # that no load decides
     threads = set()
 
     def noted(label):

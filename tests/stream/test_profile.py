@@ -21,7 +21,7 @@ class Hand:
 
     def __init__(self, monkeypatch):
         self.now = 0.0
-        fake = SimpleNamespace(perf_counter=lambda: self.now, thread_time=lambda: 0.0)
+        fake = SimpleNamespace(perf_counter=lambda: self.now, thread_time=lambda: self.now / 4)
         for module in ("shardkit.clock", "shardkit.stream.profile"):
             monkeypatch.setattr(f"{module}.time", fake)
 
@@ -62,6 +62,7 @@ def test_each_stage_gets_what_is_its_own_and_all_are_the_wall(photos, hand, monk
     assert {stage: spent.wall for stage, spent in times.spent.items() if spent.wall} == {
         "read": 40 * 2, "transform": 40 * 1, "collate": 5 * 8,
     }  # fmt: skip
+    assert all(spent.busy == spent.wall / 4 for spent in times.spent.values())
     assert times.step == 5 * 16
     assert times.seconds == times.step + times.making == hand.now - began
     assert times.share("read") == 0.5
@@ -80,6 +81,7 @@ def test_threads_are_idle_where_the_loop_takes_longer(photos, threads):
     assert times.spent[IDLE].wall > 0
     assert 0 < times.seconds <= wall
     assert 0 < times.data + times.step <= times.seconds
+    assert 0 < sum(spent.wall for spent in times.spent.values()) <= threads * wall
     assert all(spent.busy >= 0 for spent in times.spent.values())
 
 

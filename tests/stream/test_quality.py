@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import shardkit
 from shardkit.errors import ShardkitWarning
 from shardkit.schema import Int
 from shardkit.stream.options import StreamOptions
+from shardkit.stream.order import Order
 from shardkit.stream.quality import times_alike, warn_of_sorted
 from shardkit.stream.reading import Samples
 from shardkit.stream.stream import Stream
@@ -76,6 +79,21 @@ def test_variety_is_about_1_for_a_full_shuffle():
     for labels, batch in ((SORTED, BATCH), (np.array([0, 1, 1, 2, 2, 2, 4]), 3)):
         means = np.mean([variety(random.permutation(labels), batch) for _ in range(300)])
         assert means == pytest.approx(1, abs=0.03)
+
+
+@pytest.mark.large
+def test_windows_of_a_sorted_dataset_give_the_classes_that_the_page_says():
+    """ImageNet's size, in shards of 256 MB."""
+    text = Path(__file__).parents[2].joinpath("docs/streaming.md").read_text("utf-8")
+    rows = re.findall(r"^\| ([\d,]+|whole dataset)(?: \(default\))? \| (\d+) % \|$", text, re.M)
+    labels = np.repeat(np.arange(1000), 1281)
+    sizes = np.diff([*range(0, len(labels), 9100), len(labels)])
+    assert len(rows) == 5
+    for size, percent in rows:
+        window = int(size.replace(",", "")) if size[0].isdigit() else len(labels)
+        order = Order(sizes, shuffle=True, seed=0, window=window)
+        share = variety(labels[order.draw(0, np.arange(len(labels))).number], 256)
+        assert round(100 * share) == int(percent), size
 
 
 # --- the warning ---------------------------------------------------------------------------------

@@ -125,6 +125,33 @@ def test_resampling_is_that_of_the_continuous_signal(rate, to):
         assert np.abs(gone[0])[inner].max() < 1e-5
 
 
+def torchaudio_resampled(sound, rate, to, width=6):
+    """`torchaudio.functional.resample` (sinc_interp_hann), as its documentation defines it."""
+    cutoff = min(rate, to) * 0.99
+    times = np.arange(math.ceil(len(sound) * to / rate)) / to
+    reach = math.ceil(width * rate / cutoff) + 1
+    at = np.round(times * rate).astype(int) + np.arange(-reach, reach + 1)[:, None]
+    t = np.clip((at / rate - times) * cutoff, -width, width)
+    inside = (at >= 0) & (at < len(sound))
+    samples = np.where(inside, sound[np.clip(at, 0, len(sound) - 1)], 0)
+    return (samples * np.sinc(t) * np.cos(t * np.pi / width / 2) ** 2).sum(0) * cutoff / rate
+
+
+@pytest.mark.parametrize(("rate", "to"), [(44_100, 16_000), (16_000, 44_100)])
+def test_resampling_is_closer_to_the_signal_than_torchaudios_default(rate, to):
+    frequencies = [part * min(rate, to) / 2 for part in (0.01, 0.3, 0.7)]
+    sound, exact = (tones(hertz, frequencies, 0.3) for hertz in (rate, to))
+    [found] = made([encoded(sound, rate)], Resample(to))
+    signals = (
+        found[0],
+        torchaudio_resampled(sound, rate, to, 64),
+        torchaudio_resampled(sound, rate, to),
+    )
+    inner = slice(to // 20, -(to // 20))
+    ours, long, usual = (np.abs(signal - exact)[inner].max() for signal in signals)
+    assert max(ours, long) < 1e-3 < usual
+
+
 def test_functions_get_samples():
     data = encoded(NOISE, 16_000)
     assert made([data], [Decode(), np.shape]) == [(2, 9001)]
