@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import shutil
+import signal
 import tempfile
 import warnings
 from collections import deque
@@ -50,6 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
     room = shutil.disk_usage(_MEMORY).free if os.access(_MEMORY, os.W_OK) else 0
     if room > _ROOM:  # what is not about disks need not wait for one to sync
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
+    # Ignored where a shell runs pytest in the background; what tests start would ignore it too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # What other tests left is not collected in a fork, where their threads are not: it would hang.
     os.register_at_fork(after_in_child=gc.freeze)
     # Else each of some hundred processes would compile shardkit anew.
