@@ -30,7 +30,7 @@ from shardkit.testing import make_image
 from shardkit.verification.repair import Repair, RepairReport
 from shardkit.verification.work import Meter
 from tests.conftest import IMAGE_FORMATS, few, files_of, write_images
-from tests.conversion.test_crash import Dying, died_at, logged
+from tests.conversion.deaths import Dying, died_at, logged
 from tests.test_cli import run
 from tests.test_verify import as_earlier_versions_wrote_it, make
 

@@ -156,16 +156,6 @@ def died_at(
         yield
 
 
-def died_everywhere(
-    begin: Callable[[], None], run: Callable[[], None], large: bool
-) -> Iterator[None]:
-    """Die after each change in the large run, else after the first of each kind."""
-    log = logged(Dying, begin, run)
-    changes = [(at, kind) for at, kind in enumerate(log) if kind[0] != "sync"]
-    moments = [(at, "after") for at, kind in changes if large or kind not in log[:at]]
-    return died_at(moments, Dying, log, begin, run)
-
-
 class Recorder:
     """A storage layer that knows what a power cut would lose, and checks what becomes visible."""
 

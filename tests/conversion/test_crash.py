@@ -15,18 +15,12 @@ from shardkit.errors import SampleError, ShardkitError, StorageError
 from shardkit.formats import file_name
 from tests.conftest import IMAGE_FORMATS, few, files_of, write_images
 from tests.conversion.deaths import (
-    Died,
-    Dying,
     Recorder,
     change,
-    died_at,
-    died_everywhere,
     left_by_deaths,
-    logged,
 )
 
 # Other tests of runs that die find these here.
-__all__ = ["Died", "Dying", "Recorder", "change", "died_at", "died_everywhere", "logged"]
 
 
 @pytest.fixture

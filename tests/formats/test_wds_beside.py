@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 
 import shardkit
-from shardkit import storage
 from shardkit.errors import FormatError, OutputError, SampleError, UsageError
 from shardkit.testing import make_image
 from tests import clients
 from tests.conftest import files_of
-from tests.conversion.test_crash import Recorder, died_everywhere
+from tests.conversion.deaths import Recorder, left_by_deaths
 
 ALL = ("dali", "energon", "wids")
 DEVICES = ["cpu", *(["gpu"] if Path("/dev/nvidia0").exists() else [])]  # those of this machine
@@ -220,11 +219,8 @@ def test_runs_that_die_anywhere_are_continued(
     def make(folder: str) -> None:
         convert(tmp_path / folder / name, tmp_path / "in", **options)
 
-    def begin() -> None:
-        storage.remove(tmp_path / "out")
-        (tmp_path / "out").mkdir()
-
-    (tmp_path / "reference").mkdir()
+    for folder in ("out", "reference"):
+        (tmp_path / folder).mkdir()
     if single:  # whose parts are not synced
         make("reference")
     else:
@@ -235,7 +231,7 @@ def test_runs_that_die_anywhere_are_continued(
         assert not {path for path in recorder.unsynced if path.is_relative_to(out)}
     reference = files_of(tmp_path / "reference")
     assert any(path.endswith("wids.json") for path in reference)
-    for _ in died_everywhere(begin, lambda: make("out"), False):
+    for _ in left_by_deaths(tmp_path / "out", lambda: make("out"), everywhere=True):
         if (tmp_path / "out" / name).exists():
             found = {n: d for n, d in files_of(tmp_path / "out").items() if ".partial/" not in n}
             assert found == reference

@@ -28,7 +28,7 @@ from shardkit import page_cache, storage
 from shardkit.errors import NotFoundError, StorageError, UsageError
 from shardkit.page_cache import PAGE, FolderCache, MemoryCache, PageCache, cache_from
 from tests.conftest import files_of
-from tests.conversion.test_crash import Died, Dying
+from tests.conversion.deaths import Died, Dying
 from tests.remote.pages import FULL_PAGE, fail_in_the_middle, never, page
 
 linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")

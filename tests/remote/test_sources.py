@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import os
 import random
 import re
 import shutil
@@ -33,6 +32,7 @@ from shardkit.errors import (
 from shardkit.inspection import inspect
 from shardkit.options import ConvertOptions, TextOptions
 from shardkit.testing import make_audio, make_image
+from shardkit.testing_samples import in_fork
 from tests.boxed import coco_json, some_painted, voc_xml
 from tests.conftest import few, files_of
 from tests.remote.buckets import Bucket
@@ -320,14 +320,11 @@ def test_a_table_of_labels_at_a_url(bucket: Bucket, web: Nginx, tmp_path: Path) 
 
 def test_a_forked_process_lists_and_reads(data: Bucket, tmp_path: Path) -> None:
     assert data.path("classes").is_dir()  # obstore runs here
-    child = os.fork()
-    if not child:
-        try:
-            convert(data.url("classes"), tmp_path / "out", data.options)
-            os._exit(0)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def work() -> None:
+        convert(data.url("classes"), tmp_path / "out", data.options)
+
+    in_fork(work)
     assert len(shardkit.open(tmp_path / "out")) == 31
 
 

@@ -27,6 +27,7 @@ from shardkit.stream import read_ahead
 from shardkit.stream.loader import Loader
 from shardkit.stream.order import Order
 from shardkit.stream.read_ahead import NextUse
+from shardkit.testing_samples import in_fork
 from tests.conftest import few
 from tests.remote.buckets import Bucket
 from tests.remote.proxy import Rule
@@ -239,18 +240,16 @@ def test_a_fork_does_not_wait_for_requests_of_its_parent(seen: Bucket) -> None:
     seen.proxy.add(Rule(method="GET", match="tar", times=1, hold=True))
     thread.start()
     seen.proxy.wait("GET", "tar")
-    child = os.fork()
-    if not child:
+
+    def work() -> None:
         signal.alarm(120)  # ends it
-        try:
-            next(made.iterate(0))
-            os._exit(0)
-        finally:
-            os._exit(1)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    seen.proxy.clear()
-    thread.join()
-    assert code == 0
+        next(made.iterate(0))
+
+    try:
+        in_fork(work)
+    finally:
+        seen.proxy.clear()
+        thread.join()
 
 
 def test_a_program_ends_in_the_middle_of_an_epoch(data: Bucket) -> None:

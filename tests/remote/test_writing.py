@@ -684,8 +684,7 @@ def test_ctrl_c_does_not_wait_for_a_long_request(match: str, source: Path, seen:
     """Neither for an upload nor for a copy: what they were to make is not made."""
     seen.proxy.add(Rule(method="PUT", match=match, hold=True))
     words = command(source, seen.out, "--workers", "0")
-    program = (  # a shell's background processes ignore Ctrl-C, and so do their children
-        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    program = (
         "from shardkit.remote import store; store._GOODBYE = 1.0\n"
         "from shardkit.cli import main; main()"
     )

@@ -672,8 +672,6 @@ ENDS = """
 import os, signal, sys
 import shardkit.stream
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell runs jobs
-
 def begin():
     loader = shardkit.stream.Loader(sys.argv[1], batch_size=2, threads=4, shuffle=True)
     iterator = iter(loader)
