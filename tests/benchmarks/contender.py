@@ -3,12 +3,13 @@
     python contender.py write webdataset PHOTOS STORE
     python contender.py verify xxh3       STORE
     python contender.py resize litdata    PHOTOS STORE
+    python contender.py tokens datasets   CORPUS TOKENIZER OUT
 
 `verify` is done twice, and the second time counts. `resize` makes the shorter side 256 pixels and
-encodes JPEG of quality 90, in two processes. Prints {"seconds": ...}.
+encodes JPEG of quality 90, in two processes. `tokens` reads `text` of JSON lines, ends documents by
+the tokenizer's end, and stores the run of tokens, in one function or 1,000 documents at a time.
+Prints {"seconds": ...}, and of `tokens` how many there are.
 """
-
-from __future__ import annotations
 
 import io
 import json
@@ -17,30 +18,31 @@ import os
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any
+
+END = "<|endoftext|>"
 
 
-def photos_in(folder: Path) -> list[tuple[str, int]]:
+def photos_in(folder):
     """Path and label of every photo; classes are folders."""
     classes = sorted(path for path in folder.iterdir() if path.is_dir())
     return [(os.fspath(p), n) for n, c in enumerate(classes) for p in sorted(c.glob("*.jpg"))]
 
 
-def load(item: tuple[str, int]) -> dict[str, Any]:
+def load(item):
     return {"jpg": Path(item[0]).read_bytes(), "cls": item[1]}
 
 
-def write_shardkit(format: str, photos: Path, store: Path) -> None:
+def write_shardkit(format, photos, store):
     import shardkit
 
     shardkit.convert(photos, format, store, workers=2)
 
 
-def write_webdataset(photos: Path, store: Path) -> None:
+def write_webdataset(photos, store):
     import webdataset
 
     with webdataset.ShardWriter(f"{store}/shard-%06d.tar", maxsize=256e6, verbose=0) as writer:
@@ -48,7 +50,7 @@ def write_webdataset(photos: Path, store: Path) -> None:
             writer.write({"__key__": f"{number:08d}", **load(item)})
 
 
-def write_lmdb(photos: Path, store: Path) -> None:
+def write_lmdb(photos, store):
     """The loop that everybody writes: 1,000 puts a transaction."""
     import lmdb
     import msgpack
@@ -61,10 +63,10 @@ def write_lmdb(photos: Path, store: Path) -> None:
                     transaction.put(b"%012d" % number, msgpack.packb(load(item)))
 
 
-def write_datasets(photos: Path, store: Path) -> None:
+def write_datasets(photos, store):
     import datasets
 
-    def samples() -> Iterable[dict[str, Any]]:
+    def samples():
         return map(load, photos_in(photos))
 
     kinds = {"jpg": datasets.Value("binary"), "cls": datasets.Value("int64")}
@@ -74,7 +76,7 @@ def write_datasets(photos: Path, store: Path) -> None:
     made.save_to_disk(f"{store}/saved")
 
 
-def write_ffcv(photos: Path, store: Path, max_resolution: int | None = None) -> None:
+def write_ffcv(photos, store, max_resolution=None):
     import PIL.Image
     from ffcv.fields import IntField, RGBImageField
     from ffcv.writer import DatasetWriter
@@ -82,10 +84,10 @@ def write_ffcv(photos: Path, store: Path, max_resolution: int | None = None) -> 
     class Photos:
         items = photos_in(photos)
 
-        def __len__(self) -> int:
+        def __len__(self):
             return len(self.items)
 
-        def __getitem__(self, index: int) -> tuple[Any, int]:
+        def __getitem__(self, index):
             path, label = self.items[index]
             return PIL.Image.open(path).convert("RGB"), label
 
@@ -94,12 +96,12 @@ def write_ffcv(photos: Path, store: Path, max_resolution: int | None = None) -> 
     DatasetWriter(f"{store}/photos.beton", fields, num_workers=2).from_indexed_dataset(Photos())
 
 
-def shorter_256(width: int, height: int) -> tuple[int, int]:
+def shorter_256(width, height):
     scale = min(256 / min(width, height), 1)
     return round(width * scale), round(height * scale)
 
 
-def by_pillow(path: str, filter: str) -> bytes:
+def by_pillow(path, filter):
     """What most scripts do, in the fewest calls."""
     import PIL.Image
 
@@ -113,7 +115,7 @@ def by_pillow(path: str, filter: str) -> bytes:
     return file.getvalue()
 
 
-def write_tar_by_pillow(items: list[tuple[str, int]], filter: str, tar: str) -> None:
+def write_tar_by_pillow(items, filter, tar):
     with tarfile.open(tar, "w") as out:
         for number, (path, _) in enumerate(items):
             data = by_pillow(path, filter)
@@ -122,7 +124,7 @@ def write_tar_by_pillow(items: list[tuple[str, int]], filter: str, tar: str) -> 
             out.addfile(member, io.BytesIO(data))
 
 
-def resize_pillow(photos: Path, store: Path, filter: str) -> None:
+def resize_pillow(photos, store, filter):
     """A pool of two processes, each of which writes its own TARs: nothing goes through pipes."""
     items = photos_in(photos)
     parts = [items[at : at + 500] for at in range(0, len(items), 500)]
@@ -131,11 +133,11 @@ def resize_pillow(photos: Path, store: Path, filter: str) -> None:
         pool.starmap(write_tar_by_pillow, work, chunksize=1)
 
 
-def load_resized(item: tuple[str, int]) -> dict[str, Any]:
+def load_resized(item):
     return {"jpg": by_pillow(item[0], "BILINEAR"), "cls": item[1]}
 
 
-def resize_litdata(photos: Path, store: Path) -> None:
+def resize_litdata(photos, store):
     import litdata
 
     litdata.optimize(
@@ -147,12 +149,12 @@ def resize_litdata(photos: Path, store: Path) -> None:
     )
 
 
-def resize_ffcv(photos: Path, store: Path) -> None:
+def resize_ffcv(photos, store):
     """FFCV bounds the longer side: 341 pixels are what most photos get from 256 on the shorter."""
     write_ffcv(photos, store, max_resolution=341)
 
 
-def codecs_alone(items: list[bytes], ready: Any, go: Any) -> None:
+def codecs_alone(items, ready, go):
     import simplejpeg
 
     from shardkit.codecs.crop import resize
@@ -167,7 +169,7 @@ def codecs_alone(items: list[bytes], ready: Any, go: Any) -> None:
         simplejpeg.encode_jpeg(pixels, quality=90, colorspace="RGB", colorsubsampling="420")
 
 
-def resize_shardkit_codecs(photos: Path, store: Path) -> float:
+def resize_shardkit_codecs(photos, store):
     """Decode, resize, encode and forget, on both cores, with the files in memory beforehand."""
     datas = [Path(path).read_bytes() for path, _ in photos_in(photos)]
     context = multiprocessing.get_context("fork")
@@ -183,20 +185,20 @@ def resize_shardkit_codecs(photos: Path, store: Path) -> float:
     go.set()
     for process in processes:
         process.join()
-    return time.perf_counter() - began
+    return {"seconds": time.perf_counter() - began}
 
 
-def verify_shardkit(store: Path) -> None:
+def verify_shardkit(store):
     from shardkit import verify
 
     assert verify(store).sound
 
 
-def verify_xxh3(store: Path) -> None:
+def verify_xxh3(store):
     """Read every file and hash it, as many at a time as there are cores."""
     import xxhash
 
-    def digest(path: Path) -> str:
+    def digest(path):
         hasher = xxhash.xxh3_128()
         view = memoryview(bytearray(1 << 20))
         with path.open("rb", buffering=0) as file:
@@ -208,9 +210,49 @@ def verify_xxh3(store: Path) -> None:
         list(threads.map(digest, [path for path in store.rglob("*") if path.is_file()]))
 
 
-def main(action: str, name: str, *paths: str) -> None:
+def tokens_datasets(corpus, tokenizer, out):
+    """`map(batched=True, num_proc=2)` makes tokens and blocks of 1,024 of them; then saved."""
+    import datasets
+    from tokenizers import Tokenizer
+
+    encoder = Tokenizer.from_file(str(tokenizer))
+    end = encoder.token_to_id(END)
+
+    def blocks(batch):
+        encoded = encoder.encode_batch(batch["text"], add_special_tokens=False)
+        run = [token for document in encoded for token in (*document.ids, end)]
+        return {"tokens": [run[n : n + 1024] for n in range(0, len(run), 1024)]}
+
+    data = datasets.load_dataset(
+        "json", data_files=str(corpus), split="train", cache_dir=f"{out}-cache"
+    )
+    features = datasets.Features({"tokens": datasets.List(datasets.Value("uint16"))})
+    options = {"remove_columns": data.column_names, "features": features}
+    made = data.map(blocks, batched=True, num_proc=2, **options)
+    made.save_to_disk(out)
+    return {"tokens": sum(len(tokens) for batch in made.iter(1000) for tokens in batch["tokens"])}
+
+
+def tokens_encode_batch(corpus, tokenizer, out):
+    """tokenizers' own threads; blocks appended to a file."""
+    import numpy as np
+    from tokenizers import Tokenizer
+
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    encoder = Tokenizer.from_file(str(tokenizer))
+    end, total = encoder.token_to_id(END), 0
+    with corpus.open(encoding="utf-8") as lines, out.open("wb") as file:
+        texts = (json.loads(line)["text"] for line in lines)
+        while batch := list(islice(texts, 1000)):
+            encoded = encoder.encode_batch(batch, add_special_tokens=False)
+            run = np.fromiter((t for d in encoded for t in (*d.ids, end)), np.uint16)
+            run.tofile(file)
+            total += len(run)
+    return {"tokens": total}
+
+
+def main(action, name, *paths):
     places = [Path(path) for path in paths]
-    work: Callable[..., float | None]
     if action == "write" and name.startswith("shardkit_"):
         work = partial(write_shardkit, name.removeprefix("shardkit_"))
     elif name.startswith("pillow_"):
@@ -220,8 +262,8 @@ def main(action: str, name: str, *paths: str) -> None:
     if action == "verify":
         work(*places)
     began = time.perf_counter()
-    seconds = work(*places)
-    print(json.dumps({"seconds": seconds or time.perf_counter() - began}), flush=True)
+    found = work(*places) or {}
+    print(json.dumps({"seconds": time.perf_counter() - began, **found}), flush=True)
 
 
 if __name__ == "__main__":

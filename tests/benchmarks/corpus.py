@@ -7,8 +7,6 @@ for each document and with a number in each, so that no two are alike. `OUT/toke
 byte-level BPE with 32,000 tokens and GPT-2's split pattern, trained on the texts.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random
@@ -19,7 +17,7 @@ END = "<|endoftext|>"
 PARAGRAPHS = (1, 60)  # of a document
 
 
-def paragraphs_of(texts: Path) -> list[str]:
+def paragraphs_of(texts):
     """What stands between empty lines, in all files."""
     found = []
     for path in sorted(texts.rglob("*.txt")):
@@ -28,7 +26,7 @@ def paragraphs_of(texts: Path) -> list[str]:
     return found
 
 
-def make_corpus(paragraphs: list[str], out: Path, size: int) -> int:
+def make_corpus(paragraphs, out, size):
     """Write about `size` bytes of JSON lines; returns how many documents they are."""
     draw = random.Random(0)
     written = documents = 0
@@ -41,7 +39,7 @@ def make_corpus(paragraphs: list[str], out: Path, size: int) -> int:
     return documents
 
 
-def make_tokenizer(paragraphs: list[str], out: Path, vocabulary: int = VOCABULARY) -> None:
+def make_tokenizer(paragraphs, out, vocabulary=VOCABULARY):
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())

@@ -20,7 +20,7 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from importlib.metadata import distributions
 from itertools import islice
@@ -44,49 +44,48 @@ class Library(NamedTuple):
     package: str  # whose version is reported
 
 
-def photos_in(folder: Path) -> Iterator[Photo]:
+def photos_in(folder):
     """The bytes and the label of every photo; classes are folders."""
     for label, each in enumerate(sorted(path for path in folder.iterdir() if path.is_dir())):
         for path in sorted(each.glob("*.jpg")):
             yield path.read_bytes(), label
 
 
-def sync(store: Path) -> None:
+def sync(store):
     for path in (store, *store.rglob("*")):
         handle = os.open(path, os.O_RDONLY)
         os.fsync(handle)
         os.close(handle)
 
 
-def at_random(length: int, image: Callable[[int], Any]) -> int:
+def at_random(length, image):
     return sum(len(image(number)) > 0 for number in random.Random(1).sample(range(length), length))
 
 
-def write_copy(photos: Iterable[Photo], store: Path) -> None:
+def write_copy(photos, store):
     store.mkdir()
     with (store / "photos").open("wb", buffering=1 << 20) as file:
         file.writelines(image for image, _ in photos)
 
 
-def read_ours(store: Path) -> int:
+def read_ours(store):
     import shardkit
 
     data = shardkit.open(store)
     return at_random(len(data), lambda number: data[number]["image"])
 
 
-def example(image: bytes, label: int) -> bytes:
+def example(image, label):
     import tensorflow as tf
 
     feature = {
         "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[image])),
         "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
     }
-    made: bytes = tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
-    return made
+    return tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
 
 
-def write_tfrecord(photos: Iterable[Photo], store: Path) -> None:
+def write_tfrecord(photos, store):
     import tensorflow as tf
 
     store.mkdir()
@@ -95,7 +94,7 @@ def write_tfrecord(photos: Iterable[Photo], store: Path) -> None:
             writer.write(example(*photo))
 
 
-def read_tfrecord(store: Path) -> int:
+def read_tfrecord(store):
     """Without random access: with a shuffle buffer of 1,000."""
     import tensorflow as tf
 
@@ -106,7 +105,7 @@ def read_tfrecord(store: Path) -> int:
     return sum(len(sample["image"]) > 0 for sample in data.as_numpy_iterator())
 
 
-def streaming() -> Any:
+def streaming():
     from types import ModuleType
 
     sys.modules["streaming.vision"] = ModuleType("streaming.vision")  # it imports torchvision
@@ -115,7 +114,7 @@ def streaming() -> Any:
     return streaming
 
 
-def write_mds(photos: Iterable[Photo], store: Path) -> None:
+def write_mds(photos, store):
     """With images as bytes: Pillow images would take its time to open."""
     columns = {"image": "bytes", "label": "int"}
     with streaming().MDSWriter(columns=columns, out=str(store), size_limit="256mb") as writer:
@@ -123,12 +122,12 @@ def write_mds(photos: Iterable[Photo], store: Path) -> None:
             writer.write({"image": image, "label": label})
 
 
-def read_mds(store: Path) -> int:
+def read_mds(store):
     data = streaming().StreamingDataset(local=str(store), batch_size=1)
     return at_random(len(data), lambda number: data[number]["image"])
 
 
-def write_array_record(photos: Iterable[Photo], store: Path) -> None:
+def write_array_record(photos, store):
     from array_record.python.array_record_module import ArrayRecordWriter
 
     store.mkdir()
@@ -138,21 +137,21 @@ def write_array_record(photos: Iterable[Photo], store: Path) -> None:
     writer.close()
 
 
-def read_array_record(store: Path) -> int:
+def read_array_record(store):
     """Grain's data source; Examples are parsed by TensorFlow."""
     import grain
     import tensorflow as tf
 
     source = grain.sources.ArrayRecordDataSource([str(store / "photos.array_record")])
 
-    def image(number: int) -> Any:
+    def image(number):
         feature = tf.train.Example.FromString(source[number]).features.feature
         return feature["image"].bytes_list.value[0]
 
     return at_random(len(source), image)
 
 
-def write_litdata(photos: Iterable[Photo], store: Path) -> None:
+def write_litdata(photos, store):
     """`BinaryWriter`, as `optimize` has it in each of its processes; images as files."""
     from litdata.streaming.writer import BinaryWriter
     from litdata.types import File
@@ -164,21 +163,21 @@ def write_litdata(photos: Iterable[Photo], store: Path) -> None:
     writer.merge()
 
 
-def read_litdata(store: Path) -> int:
+def read_litdata(store):
     from litdata import StreamingDataset
 
     data = StreamingDataset(str(store))
     return at_random(len(data), lambda number: data[number]["image"])
 
 
-def write_lance(photos: Iterable[Photo], store: Path) -> None:
+def write_lance(photos, store):
     """As pylance comes: images in a plain column."""
     import lance
     import pyarrow as pa
 
     schema = pa.schema([("image", pa.large_binary()), ("label", pa.int64())])
 
-    def batches() -> Iterator[Any]:
+    def batches():
         every = iter(photos)
         while some := list(islice(every, 100)):
             images, labels = zip(*some, strict=True)
@@ -187,7 +186,7 @@ def write_lance(photos: Iterable[Photo], store: Path) -> None:
     lance.write_dataset(batches(), store, schema=schema)
 
 
-def read_lance(store: Path) -> int:
+def read_lance(store):
     """Each by a `take` of its own."""
     import lance
 
@@ -205,11 +204,11 @@ LIBRARIES = {
 }
 
 
-def timed(name: str, who: str, action: str, photos: Path, few_photos: Path, store: Path) -> float:
+def timed(name, who, action, photos, few_photos, store):
     """Seconds of an action, in this process, after the same with a few photos."""
     library, few = LIBRARIES[name], store.with_name(f"{store.name}-few")
 
-    def done(source: Path, out: Path) -> float:
+    def done(source, out):
         count = sum(1 for _ in source.glob("*/*.jpg"))
         began = time.perf_counter()
         if action == "read":
@@ -227,14 +226,14 @@ def timed(name: str, who: str, action: str, photos: Path, few_photos: Path, stor
     return done(photos, store)
 
 
-def environ(name: str, who: str) -> dict[str, str]:
+def environ(name, who):
     """Only the library itself finds the folder of libraries."""
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
     path = os.pathsep.join([*([CLIENTS] if who == name else []), str(ROOT)])
     return {**quiet, "PYTHONPATH": path}
 
 
-def compare(name: str, photos: Path, work: Path, rounds: int) -> Iterator[dict[str, Any]]:
+def compare(name, photos, work, rounds):
     """The results of a library, one for each action."""
     samples, few = sorted(photos.glob("*/*.jpg")), work / "few-photos"
     for path in samples[:8]:
@@ -242,7 +241,7 @@ def compare(name: str, photos: Path, work: Path, rounds: int) -> Iterator[dict[s
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)
 
-    def run(action: str, who: str) -> float:
+    def run(action, who):
         """In a process of its own."""
         store = work / f"{name}-{who}"
         if action == "write":
@@ -267,13 +266,13 @@ def compare(name: str, photos: Path, work: Path, rounds: int) -> Iterator[dict[s
         }
 
 
-def version(package: str) -> str:
+def version(package):
     for found in distributions(name=package, path=[CLIENTS, *sys.path]):
         return f"{package} {found.version}"
     raise SystemExit(f"{package} is not installed")
 
 
-def main(words: list[str]) -> list[dict[str, Any]]:
+def main(words):
     parser = arguments(__doc__, "data", "work", "rounds")
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(LIBRARIES))
     given = parser.parse_args(words)

@@ -4,8 +4,6 @@ Each round runs every contender once, in an order of its own, so that what slows
 for a while slows all of them.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import json
@@ -18,19 +16,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 SHARDKIT = [sys.executable, "-m", "shardkit"]
 PACKAGES = ("shardkit", "webdataset", "numpy", "xxhash", "obstore")  # whose versions are reported
 
-Run = Callable[[], float]  # returns seconds
-Pairs = tuple[dict[str, Run], dict[str, str]]  # contenders; peer -> ours, which it is compared with
 
-
-def arguments(doc: str | None, *names: str, rounds: int = 5) -> argparse.ArgumentParser:
+def arguments(doc, *names, rounds=5):
     """A parser with the options that most have: --data, --work, --peers and --rounds, if named."""
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -43,13 +36,13 @@ def arguments(doc: str | None, *names: str, rounds: int = 5) -> argparse.Argumen
     return parser
 
 
-def seconds_of(work: Callable[[], Any]) -> float:
+def seconds_of(work):
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
-def called(*command: object, **environ: str) -> str:
+def called(*command, **environ):
     """What a command prints to stdout."""
     words = list(map(str, command))
     done = subprocess.run(
@@ -60,22 +53,22 @@ def called(*command: object, **environ: str) -> str:
     return done.stdout
 
 
-def timed(*commands: list[Any], **environ: str) -> float:
+def timed(*commands, **environ):
     """Seconds of these commands together, with their starts."""
     return seconds_of(lambda: [called(*command, **environ) for command in commands])
 
 
-def answer(*command: object, **environ: str) -> Any:
+def answer(*command, **environ):
     """The JSON in the last line that a command prints."""
     return json.loads(called(*command, **environ).splitlines()[-1])
 
 
-def script(code: str, *words: object, python: object = sys.executable, **environ: str) -> Any:
+def script(code, *words, python=sys.executable, **environ):
     """The same of Python code in an interpreter of its own."""
     return answer(python, "-W", "ignore", "-c", code, *words, **environ)
 
 
-def fresh(place: Path) -> Path:
+def fresh(place):
     """A place for an output, with what stood there gone from the disk as well."""
     if place.is_dir():
         shutil.rmtree(place)
@@ -85,14 +78,9 @@ def fresh(place: Path) -> Path:
     return place
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
-    paths = [path for path in folder.rglob("*") if path.is_file()]
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
-
-
-def measure(runs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[Any]]:
+def measure(runs, rounds):
     """What each contender returns, once a round."""
-    found: dict[str, list[Any]] = {name: [] for name in runs}
+    found = {name: [] for name in runs}
     order = list(runs)
     for number in range(rounds):
         random.Random(number).shuffle(order)
@@ -102,9 +90,7 @@ def measure(runs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, lis
     return found
 
 
-def summary(
-    seconds: Mapping[str, list[float]], pairs: Mapping[str, str], samples: int
-) -> dict[str, Any]:
+def summary(seconds, pairs, samples):
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     return {
         "seconds": seconds,
@@ -119,7 +105,7 @@ def summary(
     }
 
 
-def machine() -> dict[str, Any]:
+def machine():
     """The versions of what is measured, and on what."""
     there = [name for name in PACKAGES if importlib.util.find_spec(name)]
     versions = {"python": platform.python_version(), **{name: version(name) for name in there}}
@@ -133,18 +119,18 @@ class Memory:
     as well, which it can.
     """
 
-    def __enter__(self) -> Memory:
+    def __enter__(self):
         self.anonymous = self.with_files = 0
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch)
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self._end.set()
         self._thread.join()
 
-    def _watch(self) -> None:
+    def _watch(self):
         over = False
         while not over:
             over = self._end.wait(0.01)

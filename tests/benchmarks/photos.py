@@ -8,10 +8,7 @@ can fold repeats into one. Classes are folders, one per original photo. With `--
 files are copied whole, for benchmarks that resize them.
 """
 
-from __future__ import annotations
-
 import argparse
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +21,7 @@ QUALITY = 90
 STEP = 13  # cuts per axis: 13 x 13 = 169 different repeats
 
 
-def make_photos(photos: Path, out: Path, samples: int, *, as_they_are: bool = False) -> int:
+def make_photos(photos, out, samples, *, as_they_are=False):
     """Write `samples` files to `out/<class>/<repeat>.jpg`; returns their bytes."""
     paths = [path for path in sorted(photos.rglob("*")) if path.is_file()]
     repeats = -(-samples // len(paths))
@@ -40,20 +37,19 @@ def make_photos(photos: Path, out: Path, samples: int, *, as_they_are: bool = Fa
     return written
 
 
-def _whole(path: Path, repeat: int) -> bytes:
+def _whole(path, repeat):
     return path.read_bytes()
 
 
-def _cuts(path: Path) -> Callable[[int], bytes]:
+def _cuts(path):
     with Image.open(path) as image:
         scale = min(SHORT_SIDE / min(image.size), 1)
         size = (round(image.width * scale), round(image.height * scale))
         pixels = np.asarray(image.convert("RGB").resize(size, Image.Resampling.BOX))
 
-    def cut(repeat: int) -> bytes:
+    def cut(repeat):
         part = np.ascontiguousarray(pixels[repeat % STEP :, repeat // STEP :])
-        data: bytes = simplejpeg.encode_jpeg(part, QUALITY, "RGB", "420")
-        return data
+        return simplejpeg.encode_jpeg(part, QUALITY, "RGB", "420")
 
     return cut
 

@@ -1,6 +1,6 @@
 """A plan of any number of files: time and memory, and how both grow.
 
-    python tests/benchmarks/planning.py --entries 10000000 [--table]
+    python -m tests.benchmarks.planning --entries 10000000 [--table]
 
 Plans the conversion of a folder of images that is generated while it is listed: 1,000 files in a
 folder, 10 folders in a class, no file on any disk. With `--table` the labels come from a CSV file
@@ -8,8 +8,6 @@ that has a row for each file, in another order. Prints JSON: seconds, those of a
 same entries, and the most memory: `anonymous` is what the system cannot take away, `with_files` has
 the pages of temporary files as well, which it can.
 """
-
-from __future__ import annotations
 
 import contextlib
 import json
@@ -19,11 +17,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[2]))  # where `tests` is: this may run as a file
 
 from tests.benchmarks.harness import Memory, arguments, seconds_of
 
@@ -36,37 +30,37 @@ class Entry:
 
     __slots__ = ("_status", "name")
 
-    def __init__(self, name: str, status: os.stat_result) -> None:
+    def __init__(self, name, status):
         self.name, self._status = name, status
 
     @property
-    def path(self) -> str:
+    def path(self):
         return self.name
 
-    def is_dir(self) -> bool:
+    def is_dir(self):
         return self._status is _FOLDER
 
-    def is_file(self) -> bool:
+    def is_file(self):
         return self._status is not _FOLDER
 
-    def is_symlink(self) -> bool:
+    def is_symlink(self):
         return False
 
-    def stat(self) -> os.stat_result:
+    def stat(self):
         return self._status
 
 
 class Tree:
     """A tree of so many files below a root: `class/folder/file`."""
 
-    def __init__(self, root: Path, files: int) -> None:
+    def __init__(self, root, files):
         self.root, self._files = root, files
 
     @contextlib.contextmanager
-    def scandir(self, path: Path) -> Iterator[Iterator[Entry]]:
+    def scandir(self, path):
         yield self.entries([*map(int, path.relative_to(self.root).parts)])
 
-    def entries(self, numbers: Sequence[int] = ()) -> Iterator[Entry]:
+    def entries(self, numbers=()):
         sizes = (_FOLDERS * _IN_FOLDER, _IN_FOLDER, 1)
         first = sum(n * size for n, size in zip(numbers, sizes, strict=False))
         last = min(self._files, first + (self._files, *sizes)[len(numbers)])
@@ -81,7 +75,7 @@ class Tree:
         for number in range(first, last):
             yield Entry(f"{number:012d}.jpg", status)
 
-    def every(self) -> Iterator[tuple[str, os.stat_result]]:
+    def every(self):
         """Paths and what is known of them."""
         for one in self.entries():
             for below in self.entries([int(one.name)]):
@@ -90,15 +84,15 @@ class Tree:
 
 
 @contextlib.contextmanager
-def instead_of_disk(tree: Tree) -> Iterator[None]:
+def instead_of_disk(tree):
     """All of shardkit lists the tree."""
     from shardkit import walk
 
     original = walk.scandir
 
-    def replace(old: Any, new: Any) -> None:
+    def replace(old, new):
         for module in [m for m in sys.modules.values() if getattr(m, "scandir", None) == old]:
-            module.scandir = new  # type: ignore[attr-defined]
+            module.scandir = new
 
     replace(original, tree.scandir)
     try:
@@ -107,7 +101,7 @@ def instead_of_disk(tree: Tree) -> Iterator[None]:
         replace(tree.scandir, original)  # of modules that were loaded meanwhile, too
 
 
-def labels(tree: Tree, table: Path) -> dict[str, Any]:
+def labels(tree, table):
     """A table with one of 1,000 words for each file, and the options that join it."""
     draw = random.Random(0)
     names = [name.removesuffix(".jpg") for name, _ in tree.every()]
@@ -121,7 +115,7 @@ def labels(tree: Tree, table: Path) -> dict[str, Any]:
     return {"metadata": table, **columns}
 
 
-def measured(entries: int, *, table: bool = False) -> dict[str, Any]:
+def measured(entries, *, table=False):
     """A plan of so many files."""
     from shardkit.conversion.run import prepare
     from shardkit.options import ConvertOptions
@@ -149,7 +143,7 @@ def measured(entries: int, *, table: bool = False) -> dict[str, Any]:
     }
 
 
-def main(words: list[str]) -> dict[str, Any]:
+def main(words):
     parser = arguments(__doc__)
     parser.add_argument("--entries", type=int, default=1_000_000)
     parser.add_argument("--table", action="store_true")

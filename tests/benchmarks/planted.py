@@ -1,32 +1,27 @@
 """Five planted bottlenecks: does the doctor name each first, and does its advice give what it says?
 
-    python tests/benchmarks/planted.py --data PHOTOS --work FOLDER [--seconds 3]
+    python -m tests.benchmarks.planted --data PHOTOS --work FOLDER [--seconds 3]
 
-PHOTOS are originals, some hundred pixels larger than a crop.
-Prints one JSON object: for each plant the cause that is named first, the rate before, the rate that
-was predicted, the rate with the advice followed, and what that is of the prediction.
+PHOTOS are originals, some hundred pixels larger than a crop. Prints one JSON object: for each plant
+the cause that is named first, the rate before, the rate that was predicted, the rate with the
+advice followed, and what that is of the prediction.
 """
 
-from __future__ import annotations
-
-import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import shardkit
 from shardkit.byte_source import LocalFile
-from shardkit.performance.doctor import Diagnosis, doctor
+from shardkit.performance.doctor import doctor
 from shardkit.performance.findings import Finding
 from shardkit.performance.runs import dataloader_like, run
-from shardkit.stream import Loader
 from shardkit.torch import Loader as TorchLoader
+from tests.benchmarks.harness import arguments
 
 BATCH = 32
 LATE = 0.004  # seconds until the throttled storage answers
@@ -35,22 +30,22 @@ Row = dict[str, Any]
 
 
 @contextmanager
-def throttled() -> Iterator[None]:
+def throttled():
     """Every value that is read comes late, as from a network."""
     whole = LocalFile._read
 
-    def late(self: LocalFile, offset: int, length: int) -> bytes:
+    def late(self, offset, length):
         time.sleep(LATE)
         return whole(self, offset, length)
 
-    LocalFile._read = late  # type: ignore[method-assign]
+    LocalFile._read = late
     try:
         yield
     finally:
-        LocalFile._read = whole  # type: ignore[method-assign]
+        LocalFile._read = whole
 
 
-def slow(pixels: Any) -> Any:
+def slow(pixels):
     """A transform in plain Python."""
     total = 0
     for value in range(60_000):
@@ -61,23 +56,23 @@ def slow(pixels: Any) -> Any:
 class Plants:
     """The plants, with their data in a folder."""
 
-    def __init__(self, work: Path, data: Path, seconds: float) -> None:
+    def __init__(self, work, data, seconds):
         self.work, self.data, self.seconds = work, data, seconds
 
-    def store(self, name: str, source: Path, **image: Any) -> Path:
+    def store(self, name, source, **image):
         out = self.work / name
         if not out.exists():
             options = shardkit.ImageOptions(**image)
             shardkit.convert(source, "wds", out, workers=0, image=options)
         return out
 
-    def originals(self) -> Path:
+    def originals(self):
         return self.store("originals", self.data)
 
-    def small(self) -> Path:
+    def small(self):
         return self.store("small", self.originals(), resize=256, quality=90)
 
-    def documents(self) -> Path:
+    def documents(self):
         out = self.work / "documents"
         if not out.exists():
             lengths = np.random.default_rng(0).lognormal(5, 1, 2_000).astype(int) + 1
@@ -87,20 +82,20 @@ class Plants:
                     writer.write({"tokens": np.arange(length, dtype=np.uint16)})
         return out
 
-    def crops(self, path: Path, *steps: Any, size: int = 224, **options: Any) -> Loader:
+    def crops(self, path, *steps, size=224, **options):
         transforms = {"image": [shardkit.RandomResizedCrop(size), *steps]}
         options |= {"batch_size": BATCH, "shuffle": True, "transforms": transforms}
         return TorchLoader(path, profile=True, **options)
 
-    def rate(self, loader: Loader) -> float:
+    def rate(self, loader):
         return sorted(run(loader, self.seconds / 3).rate for _ in range(3))[1]
 
-    def diagnosed(self, loader: Loader) -> tuple[Diagnosis, Finding]:
+    def diagnosed(self, loader):
         """With what is named first."""
         found = doctor(loader, seconds=self.seconds)
         return found, (*found.findings, Finding("nothing", "", "", rate=found.rate))[0]
 
-    def storage(self) -> Row:
+    def storage(self):
         """Values come late: keep them, or wait with more threads."""
         with throttled():
             loader = self.crops(self.small())
@@ -110,7 +105,7 @@ class Plants:
                 pass
             return row(first, found.rate, first.rate, self.rate(better))
 
-    def decode(self) -> Row:
+    def decode(self):
         """Huge originals for a small crop: store smaller ones, by the command that is said."""
         found, first = self.diagnosed(self.crops(self.originals(), size=96))
         words = (first.command or "").split()
@@ -120,23 +115,23 @@ class Plants:
         out = self.store("resized", self.originals(), resize=size, format="jpeg", quality=90)
         return row(first, found.rate, first.rate, self.rate(self.crops(out, size=96)))
 
-    def transform(self) -> Row:
+    def transform(self):
         """A transform that keeps the interpreter: processes."""
         loader = self.crops(self.small(), slow)
         found, first = self.diagnosed(loader)
         batches = dataloader_like(loader, first.settings.get("workers", 1))
         return row(first, found.rate, first.rate, epochs(batches, self.seconds))
 
-    def threads(self) -> Row:
+    def threads(self):
         """One thread, with processors idle."""
         loader = self.crops(self.small(), threads=1)
         found, first = self.diagnosed(loader)
         better = loader.with_options(**first.settings)
         return row(first, found.rate, first.rate, self.rate(better))
 
-    def padding(self) -> Row:
+    def padding(self):
         """Much padding: real tokens a second of a model whose step takes as long as all of them."""
-        options: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, "profile": True}
+        options = {"batch_size": BATCH, "shuffle": True, "profile": True}
         loader = TorchLoader(self.documents(), collate=shardkit.pad_collate(), **options)
         _, first = self.diagnosed(loader)
         before = trained(loader)
@@ -144,13 +139,13 @@ class Plants:
         return row(first, before, before * first.gain, after)
 
 
-def row(first: Finding, before: float, predicted: float | None, after: float) -> Row:
+def row(first, before, predicted, after):
     share = round(after / predicted, 3) if predicted else None
     rates = {"before": before, "predicted": predicted, "after": after}
     return {"named": first.cause, **rates, "of the prediction": share}
 
 
-def epochs(batches: Iterable[Any], seconds: float) -> float:
+def epochs(batches, seconds):
     """Samples a second of several epochs without their beginnings."""
     samples, spent = 0, 0.0
     while spent < seconds:
@@ -163,7 +158,7 @@ def epochs(batches: Iterable[Any], seconds: float) -> float:
     return samples / spent
 
 
-def trained(loader: Loader) -> float:
+def trained(loader):
     """Real tokens a second of an epoch."""
     began, tokens = time.perf_counter(), 0
     for batch in loader:
@@ -172,7 +167,7 @@ def trained(loader: Loader) -> float:
     return tokens / (time.perf_counter() - began)
 
 
-PLANTS: dict[str, Callable[[Plants], Row]] = {
+PLANTS = {
     "throttled storage": Plants.storage,
     "huge originals": Plants.decode,
     "slow transform": Plants.transform,
@@ -181,12 +176,8 @@ PLANTS: dict[str, Callable[[Plants], Row]] = {
 }
 
 
-def main(words: list[str]) -> dict[str, Row]:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--data", type=Path, required=True)
+def main(words):
+    parser = arguments(__doc__, "work", "data")
     parser.add_argument("--seconds", type=float, default=3.0)
     given = parser.parse_args(words)
     given.work.mkdir(parents=True, exist_ok=True)

@@ -8,11 +8,10 @@ writes docs/images/bench-*.svg; tests/benchmarks/test_plots.py holds that they a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 from xml.sax.saxutils import escape
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
@@ -30,7 +29,7 @@ class Plot:
     better: str
     bars: Mapping[str, float]
 
-    def svg(self) -> str:
+    def svg(self):
         """The plot: ours in colour, the best bar first."""
         bars = sorted(self.bars.items(), key=lambda bar: bar[1], reverse=self.better == "more")
         width, height = _LABEL + _BARS + _VALUE, _TOP + _ROW * len(bars) + 10
@@ -48,7 +47,7 @@ class Plot:
         ]
         return "\n".join(lines) + "\n"
 
-    def _bar(self, top: int, name: str, value: float) -> Iterable[str]:
+    def _bar(self, top, name, value):
         length = round(_BARS * value / max(self.bars.values()), 1)
         colour = _OURS if name.startswith("shardkit") else _THEIRS
         yield f'<text x="{_LABEL - 8}" y="{top + 15}" text-anchor="end">{escape(name)}</text>'
@@ -56,16 +55,16 @@ class Plot:
         yield f'<text x="{_LABEL + length + 6}" y="{top + 15}">{_number(value)}</text>'
 
 
-def _number(value: float) -> str:
+def _number(value):
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
-def plots() -> dict[str, Plot]:
+def plots():
     """Name of the file -> plot."""
     lines = (DOCS / "benchmarks.jsonl").read_text("utf-8").splitlines()
     runs = [json.loads(line) for line in lines]
 
-    def one(**about: Any) -> dict[str, Any]:
+    def one(**about):
         """The last line that says this of itself."""
         return [run for run in runs if about.items() <= run.items()][-1]
 
@@ -114,11 +113,11 @@ _NAMES = {
 }
 
 
-def _medians(run: Mapping[str, Any]) -> dict[str, float]:
+def _medians(run):
     return {_NAMES.get(name, name): median(each) for name, each in run["seconds"].items()}
 
 
-def _rates(run: Mapping[str, Any]) -> dict[str, float]:
+def _rates(run):
     """By contender, samples a second."""
     formats = {each["name"] for each in run["contenders"] if each["format"] not in ("peer",)}
     named = {
@@ -128,7 +127,7 @@ def _rates(run: Mapping[str, Any]) -> dict[str, float]:
     return {named[each["contender"]]: each["rate"] for each in run["runs"] if each["rate"]}
 
 
-def _random(runs: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+def _random(runs):
     """Of each format its own library, and shardkit on the same files: samples a second."""
     found = {}
     for run in runs:
@@ -139,7 +138,7 @@ def _random(runs: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     return found
 
 
-def main() -> None:
+def main():
     for name, plot in plots().items():
         (DOCS / "images" / f"bench-{name}.svg").write_text(plot.svg(), "utf-8")
 

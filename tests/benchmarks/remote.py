@@ -4,6 +4,7 @@
     python -m tests.benchmarks.remote epoch   --work WORK [--peers ENVS] [--rounds 5] [--only NAMES]
     python -m tests.benchmarks.remote bytes   --work WORK [--peers ENVS]
     python -m tests.benchmarks.remote start   --work WORK
+    python -m tests.benchmarks.remote convert --data PHOTOS --work WORK/convert [--rounds 5]
 
 PHOTOS is what photos.py made; `prepare` puts it into the stores of all contenders. ENVS is what
 make_peers.sh made; without it the libraries that are not installed are left out. The bucket is
@@ -14,27 +15,41 @@ a library and its workers; `link` is ranges of the same objects by obstore alone
 many threads, with so many MiB a request. `bytes`: what is downloaded in each of three epochs, with
 a limit of half the dataset, and by each of two machines with two processes. `start`: round trips
 until the first batch. Prints one JSON object.
-"""
 
-from __future__ import annotations
+`convert` is a conversion beside the local one and the transfer alone: `from` reads the bucket and
+writes here, `there` reads and writes S3 (moto). Whole commands with two workers. The transfer alone
+is obstore's in a process of its own, with 64 threads: each photo is read and, for `there`, the
+finished shards are uploaded. The last figures are conversion / (local conversion + transfer).
+"""
 
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import shardkit
-from tests.benchmarks.harness import arguments, called, fresh, machine, measure
+from tests.benchmarks.harness import (
+    SHARDKIT,
+    arguments,
+    called,
+    fresh,
+    machine,
+    measure,
+    script,
+    summary,
+    timed,
+)
 from tests.benchmarks.link import Link
+from tests.remote.servers import S3
 
 CONTENDER = Path(__file__).with_name("remote_contender.py")
 PEER_LOOPS = Path(shardkit.__file__).parent / "performance/peer_loops.py"
@@ -52,9 +67,7 @@ NAMES = (
 class Contender:
     """A process that does epochs when it is asked to."""
 
-    def __init__(
-        self, python: str, name: str, asked: dict[str, Any], environ: dict[str, str]
-    ) -> None:
+    def __init__(self, python, name, asked, environ):
         self._process = subprocess.Popen(
             [python, "-W", "ignore", os.fspath(CONTENDER), name, json.dumps(asked)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -62,42 +75,38 @@ class Contender:
         )  # fmt: skip
         self._answer()
 
-    def begin(self) -> None:
-        assert self._process.stdin is not None
+    def begin(self):
         self._process.stdin.write("\n")
         self._process.stdin.flush()
 
-    def end(self) -> dict[str, Any]:
+    def end(self):
         late = threading.Timer(_PATIENCE, self._kill)
         late.start()
         try:
-            found: dict[str, Any] = json.loads(self._answer())
+            return json.loads(self._answer())
         finally:
             late.cancel()
-        return found
 
-    def epoch(self) -> dict[str, Any]:
+    def epoch(self):
         self.begin()
         return self.end()
 
-    def _answer(self) -> str:
-        assert self._process.stdout is not None
-        assert self._process.stderr is not None
+    def _answer(self):
         line = self._process.stdout.readline()
         if not line:
             error = self._process.stderr.read()[-3000:].strip()
             raise RuntimeError(error or f"no end in {_PATIENCE:.0f} s")
         return line
 
-    def _kill(self) -> None:
+    def _kill(self):
         """With its workers, and what would remove the next one's shared memory."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
-    def __enter__(self) -> Contender:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self._kill()
         self._process.communicate()
 
@@ -105,28 +114,28 @@ class Contender:
 class Bench:
     """The stores, behind a link, and the interpreters of the contenders."""
 
-    def __init__(self, work: Path, peers: Path | None) -> None:
+    def __init__(self, work, peers):
         self.root, self.scratch, self.peers = work / "root", work / "scratch", peers
 
-    def python(self, name: str) -> str:
+    def python(self, name):
         if self.peers is None or name not in ENVIRONMENTS:
             return sys.executable
         return os.fspath(self.peers / ENVIRONMENTS[name] / "bin/python")
 
-    def store(self, name: str) -> Path:
+    def store(self, name):
         return self.root / "photos" / STORES.get(name, name)
 
-    def size(self, name: str) -> int:
+    def size(self, name):
         return sum(path.stat().st_size for path in self.store(name).rglob("*") if path.is_file())
 
     @contextmanager
-    def cache(self) -> Iterator[str]:
+    def cache(self):
         """A new folder."""
         self.scratch.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.scratch, ignore_cleanup_errors=True) as folder:
             yield folder
 
-    def contender(self, link: Link, name: str, **asked: Any) -> Contender:
+    def contender(self, link, name, **asked):
         shards = sorted(path.name for path in self.store(name).glob("*.tar"))
         folder = f"photos/{self.store(name).name}"
         urls = [link.url(f"{folder}/{shard}") for shard in shards]
@@ -134,7 +143,7 @@ class Bench:
         asked = {"url": f"s3://{folder}", "urls": urls, "decode": False, "workers": 2, **asked}
         return Contender(self.python(name), name, asked, {**link.environ(), **environ})
 
-    def prepare(self, data: Path) -> dict[str, Any]:
+    def prepare(self, data):
         (fresh(self.root) / "photos").mkdir(parents=True)
         shardkit.convert(data, "wds", self.store("shardkit"), shard_size=SHARD, workers=2)
         peers = ("litdata", "streaming") if self.peers else ()
@@ -142,7 +151,7 @@ class Bench:
             called(self.python(name), PEER_LOOPS, "write", name, data, self.store(name))
         return {name: self.size(name) for name in ("shardkit", *peers)}
 
-    def epochs(self, names: list[str], rounds: int) -> dict[str, Any]:
+    def epochs(self, names, rounds):
         with Link(self.root) as link:
             runs = {name: partial(self.first_epoch, link, name) for name in names}
             every = measure(runs, rounds)
@@ -157,10 +166,10 @@ class Bench:
                 medians[name] = {**middle, "MB/s": rate}
         return {"median": medians, "samples": samples, "runs": every}
 
-    def first_epoch(self, link: Link, name: str) -> dict[str, Any]:
+    def first_epoch(self, link, name):
         """What the contender says of it, and what the server has sent; or why it failed."""
         library, *words = name.split()
-        asked: dict[str, Any] = {"decode": "crops" in words}
+        asked = {"decode": "crops" in words}
         with ExitStack() as stack:
             if library not in ("link", "webdataset") and name not in IN_MEMORY:
                 asked["cache"] = stack.enter_context(self.cache())
@@ -181,10 +190,10 @@ class Bench:
         share = sent.sent / self.size(library)
         return {**found, "sent": sent.sent, "share": share, "requests": sent.requests}
 
-    def downloads(self) -> dict[str, Any]:
+    def downloads(self):
         """Shares of the dataset that are downloaded."""
         names = ["shardkit", *(("litdata", "streaming") if self.peers else ())]
-        found: dict[str, Any] = {}
+        found = {}
         with Link(self.root, 0.005, 0) as link:
             for name in names:
                 for share in (None, 0.5):
@@ -193,8 +202,8 @@ class Bench:
         found["two machines"] = self.two_machines()
         return found
 
-    def shares(self, link: Link, name: str, limit: int | None) -> list[Any]:
-        rows: list[Any] = []
+    def shares(self, link, name, limit):
+        rows = []
         with self.cache() as cache, self.contender(link, name, cache=cache, limit=limit) as process:
             for _ in range(3):
                 link.clear()
@@ -205,9 +214,9 @@ class Bench:
                 rows.append(round(link.count().sent / self.size(name), 4))
         return rows
 
-    def two_machines(self) -> list[list[float]]:
+    def two_machines(self):
         """Of each machine, the shares of the dataset in three epochs."""
-        rows: list[list[float]] = [[], []]
+        rows = [[], []]
         with ExitStack() as stack:
             links = [stack.enter_context(Link(self.root, 0.005, 0)) for _ in range(2)]
             caches = [stack.enter_context(self.cache()) for _ in range(2)]
@@ -228,18 +237,79 @@ class Bench:
                     row.append(round(link.count().sent / self.size("shardkit"), 4))
         return rows
 
-    def round_trips(self) -> dict[str, Any]:
+    def round_trips(self):
         """Until the first batch: a request takes a second, and all else next to nothing."""
         with Link(self.root, 1, 0) as link, self.contender(link, "shardkit") as contender:
             return {"round trips": round(contender.epoch()["first"], 2)}
 
 
 IN_MEMORY = ("shardkit", "shardkit crops")
+TRANSFER = """
+import sys, time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+import obstore
+from obstore.store import from_url
+store = from_url(sys.argv[1], client_options={"allow_http": True})
+began = time.perf_counter()
+keys = [found["path"] for batch in obstore.list(store, "photos/") for found in batch]
+assert keys
+with ThreadPoolExecutor(64) as pool:
+    assert all(pool.map(lambda key: len(obstore.get(store, key).bytes()), keys))
+    shards = sorted(Path(sys.argv[2]).glob("*.tar")) if len(sys.argv) > 2 else []
+    list(pool.map(lambda path: obstore.put(store, "alone/" + path.name, path.read_bytes()), shards))
+print(time.perf_counter() - began)
+"""
 
 
-def main(words: list[str]) -> dict[str, Any]:
+def upload(server, data):
+    """All photos below `photos/` of a new bucket."""
+    import obstore
+
+    bucket = server.bucket()
+    store = server.open(bucket)
+    paths = [path for path in data.rglob("*") if path.is_file()]
+    with ThreadPoolExecutor(16) as pool:
+        names = [f"photos/{path.relative_to(data).as_posix()}" for path in paths]
+        list(pool.map(lambda name, path: obstore.put(store, name, path), names, paths))
+    return bucket
+
+
+def conversions(data, work, rounds):
+    data, work = data.resolve(), work.resolve()
+    if not (work / "root/bucket/photos").exists():
+        shutil.copytree(data, work / "root/bucket/photos")
+    local = work / "local"
+
+    def convert(source, out, environ):
+        if isinstance(out, Path):
+            fresh(out)
+        words = [source, "--to", "wds", "-o", out, "--workers", "2", "--quiet", "--overwrite"]
+        return timed([*SHARDKIT, "convert", *words], **environ)
+
+    convert(data, local, {})
+    with Link(work / "root") as link, S3() as s3:
+        bucket, near, far = f"s3://{upload(s3, data)}", s3.environ(), link.environ()
+        runs = {
+            "local": partial(convert, data, local, {}),
+            "from": partial(convert, "s3://bucket/photos", work / "got", far),
+            "from, transfer": partial(script, TRANSFER, "s3://bucket", **far),
+            "there": partial(convert, f"{bucket}/photos", f"{bucket}/out", near),
+            "there, transfer": partial(script, TRANSFER, bucket, local, **near),
+        }
+        seconds = measure(runs, rounds)
+    found = summary(seconds, {}, sum(path.is_file() for path in data.rglob("*")))
+    median = found["median"]
+    found["of_local_and_transfer"] = {
+        name: round(median[name] / (median["local"] + median[f"{name}, transfer"]), 2)
+        for name in ("from", "there")
+    }
+    return found
+
+
+def main(words):
     parser = arguments(__doc__, "work", "peers", "rounds")
-    parser.add_argument("what", choices=["prepare", "epoch", "bytes", "start"])
+    parser.add_argument("what", choices=["prepare", "epoch", "bytes", "start", "convert"])
     parser.add_argument("--data", type=Path)
     parser.add_argument("--only", default=",".join(NAMES), help="contenders, with commas")
     given = parser.parse_args(words)
@@ -250,6 +320,7 @@ def main(words: list[str]) -> dict[str, Any]:
         "epoch": lambda: bench.epochs(names, given.rounds),
         "bytes": bench.downloads,
         "start": bench.round_trips,
+        "convert": lambda: conversions(given.data, given.work, given.rounds),
     }[given.what]()
     return {"section": "remote", "benchmark": given.what, **found, **machine()}
 

@@ -11,8 +11,6 @@ is the encoded bytes, of which other libraries' workers pass on the lengths alon
 go through pipes. This script imports nothing of shardkit but for shardkit's own runs.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -20,36 +18,35 @@ import resource
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 PEER_LOOPS = Path(__file__).parents[2] / "shardkit/performance/peer_loops.py"
 BATCH = 64
 Epochs = Callable[[], Iterable[int]]  # an epoch: the samples of each batch
 
 
-def loops() -> Any:
+def loops():
     """The script with the loops of `shardkit bench`, whose crops and imports are used here."""
     sys.path.append(str(PEER_LOOPS.parent))
     return importlib.import_module("peer_loops")
 
 
-def lengths(samples: list[dict[str, Any]]) -> tuple[list[int], None]:
+def lengths(samples):
     return [len(sample["image"]) for sample in samples], None
 
 
-def collate(asked: dict[str, Any]) -> Any:
+def collate(asked):
     return loops().Crops(224) if asked["decode"] else lengths
 
 
-def counted(batches: Iterable[Any]) -> Iterator[int]:
+def counted(batches):
     for batch in batches:
         yield len(batch[0])
 
 
-def shardkit(asked: dict[str, Any]) -> Epochs:
+def shardkit(asked):
     from shardkit import RandomResizedCrop
     from shardkit.stream.loader import Loader
 
@@ -62,7 +59,7 @@ def shardkit(asked: dict[str, Any]) -> Epochs:
     return lambda: (len(batch["__key__"]) for batch in loader)
 
 
-def webdataset(asked: dict[str, Any]) -> Epochs:
+def webdataset(asked):
     import webdataset as wds
 
     urls = [f"pipe:curl -sf {url}" for url in asked["urls"]]
@@ -74,7 +71,7 @@ def webdataset(asked: dict[str, Any]) -> Epochs:
     return lambda: counted(loader)
 
 
-def litdata(asked: dict[str, Any]) -> Epochs:
+def litdata(asked):
     import litdata as library
     from litdata.streaming import downloader
     from litdata.streaming.resolver import Dir
@@ -97,7 +94,7 @@ def litdata(asked: dict[str, Any]) -> Epochs:
     return lambda: counted(loader)
 
 
-def streaming(asked: dict[str, Any]) -> Epochs:
+def streaming(asked):
     library = loops().mosaicml()
     library.base.util.clean_stale_shared_memory()  # of a run before, which was killed
     data = library.StreamingDataset(
@@ -113,21 +110,21 @@ def streaming(asked: dict[str, Any]) -> Epochs:
     return lambda: counted(loader)
 
 
-def link(asked: dict[str, Any]) -> Epochs:
+def link(asked):
     """No library: the ranges of all shards, so many bytes a request, by threads with obstore."""
     import obstore
     from obstore.store import from_url
 
     bucket, _, folder = asked["url"].removeprefix("s3://").partition("/")
-    store: Any = from_url(f"s3://{bucket}", client_options={"allow_http": True})
+    store = from_url(f"s3://{bucket}", client_options={"allow_http": True})
     names = [f"{folder}/{url.rpartition('/')[2]}".lstrip("/") for url in asked["urls"]]
     ranges = []
     for name in names:
         size, step = obstore.head(store, name)["size"], asked["bytes"]
         ranges += [(name, at, min(at + step, size)) for at in range(0, size, step)]
 
-    def epoch() -> Iterator[int]:
-        def read(wanted: tuple[str, int, int]) -> int:
+    def epoch():
+        def read(wanted):
             name, start, stop = wanted
             found = obstore.get_range(store, name, start=start, end=stop)
             assert len(found) == stop - start
@@ -145,13 +142,13 @@ CONTENDERS = {
 }  # fmt: skip
 
 
-def processor() -> float:
+def processor():
     """Seconds of the processor, of this process and those it has waited for."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
-def main(name: str, text: str) -> None:
+def main(name, text):
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")  # libraries print to stdout
     os.dup2(2, 1)
     epoch = CONTENDERS[name](json.loads(text))

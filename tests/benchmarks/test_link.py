@@ -1,11 +1,6 @@
 """The server of the remote benchmarks answers as a store does, and counts what it sends."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +13,7 @@ DATA = bytes(range(251)) * 4000  # of more than one piece
 
 
 @pytest.fixture(scope="module")
-def link(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Link]:
+def link(tmp_path_factory):
     root = tmp_path_factory.mktemp("link")
     (root / "bucket/folder").mkdir(parents=True)
     (root / "bucket/folder/a").write_bytes(DATA)
@@ -28,7 +23,7 @@ def link(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Link]:
 
 
 @pytest.fixture
-def store(link: Link) -> Any:
+def store(link):
     from obstore.store import S3Store
 
     link.clear()
@@ -36,8 +31,8 @@ def store(link: Link) -> Any:
     return S3Store("bucket", **options, client_options={"allow_http": True})
 
 
-def test_objects_are_those_of_a_bucket(store: Any) -> None:
-    def get(key: str, **options: Any) -> bytes:
+def test_objects_are_those_of_a_bucket(store):
+    def get(key, **options):
         return bytes(obstore.get(store, key, options=options or None).bytes())
 
     found = obstore.head(store, "folder/a")
@@ -57,7 +52,7 @@ def test_objects_are_those_of_a_bucket(store: Any) -> None:
         obstore.put(store, "b", b"new")
 
 
-def test_it_counts(link: Link, store: Any) -> None:
+def test_it_counts(link, store):
     obstore.get_range(store, "folder/a", start=0, length=1000)
     obstore.get_range(store, "folder/a", start=500, length=1000)
     obstore.head(store, "b")
@@ -68,7 +63,7 @@ def test_it_counts(link: Link, store: Any) -> None:
     assert link.count() == Count(0, 0, 0)
 
 
-def test_it_takes_its_time(tmp_path: Path) -> None:
+def test_it_takes_its_time(tmp_path):
     (tmp_path / "a").write_bytes(DATA)
     with Link(tmp_path, latency=0.02, rate=5e7) as slow:
         began = time.monotonic()

@@ -1,7 +1,5 @@
 """The plots of docs/benchmarks.md are what docs/benchmarks.jsonl says."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -10,7 +8,7 @@ from tests.benchmarks.plots import DOCS, plots
 
 
 @pytest.mark.parametrize("name", plots())
-def test_a_plot_is_fresh_and_on_the_page(name: str) -> None:
+def test_a_plot_is_fresh_and_on_the_page(name):
     svg = plots()[name].svg()
     stored = (DOCS / "images" / f"bench-{name}.svg").read_text("utf-8")
     assert stored == svg, "python -m tests.benchmarks.plots"
@@ -19,7 +17,7 @@ def test_a_plot_is_fresh_and_on_the_page(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", plots())
-def test_its_bars_are_as_long_as_their_values(name: str) -> None:
+def test_its_bars_are_as_long_as_their_values(name):
     plot = plots()[name]
     space = "{http://www.w3.org/2000/svg}"
     bars = [each for each in ET.fromstring(plot.svg()).iter(f"{space}rect") if each.get("x")]
