@@ -9,11 +9,10 @@ open file, thread, process or memory in this one. A line tells of each round; th
 the soak with exit code 1 and what repeats it.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import gc
+import itertools
 import json
 import os
 import random
@@ -26,31 +25,27 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from shardkit.torch import Loader
+from tests.codecs import tokenizer_zoo
 from tests.conftest import files_of
 
 SMALL = ("--shard-size", "60kB")
 TOKENS = ("--tokenizer", "{tokenizer}", "--seq-len", "128")
-IMAGES: dict[str, tuple[str, ...]] = {  # format -> options
+IMAGES = {  # format -> options
     "wds": (*SMALL, "--resize", "48", "--split", "train=0.8,val=0.2"),
-    "lmdb": ("--shard-samples", "25",),
-    "arrow": (*SMALL, "--shuffle"),
-    "parquet": SMALL,
     "hf": (*SMALL, "--split", "train=0.8,val=0.2"),
+    "lmdb": ("--shard-samples", "25"),
+    "arrow": (*SMALL, "--shuffle"),
     "beton": ("--resize", "48"),
     "mds": (*SMALL, "--image-format", "png", "--resize", "32"),
-    "litdata": SMALL,
-    "tfrecord": SMALL,
-    "array_record": SMALL,
-    "lance": SMALL,
-}  # fmt: skip
+    **dict.fromkeys(("parquet", "litdata", "tfrecord", "array_record", "lance"), SMALL),
+}
 TEXTS = {"arrow": TOKENS, "megatron": TOKENS[:2], "wds": TOKENS}
 MEMORY = 150_000_000  # bytes that a soak may grow by, once every library is loaded
 
@@ -59,13 +54,12 @@ class SoakError(Exception):
     """What must not be."""
 
 
-def expect(holds: object, what: str) -> None:
+def expect(holds, what):
     if not holds:
         raise SoakError(what)
 
 
-@dataclass
-class Job:
+class Job(NamedTuple):
     """A conversion, and what it makes when nothing goes wrong."""
 
     source: Path
@@ -75,15 +69,15 @@ class Job:
 
 
 class Soak:
-    def __init__(self, home: Path, dice: random.Random, data: Path | None) -> None:
+    def __init__(self, home, dice, data):
         self.home, self.dice = home, dice
-        self.counts: Counter[str] = Counter()
-        self._jobs: dict[tuple[str, str], Job] = {}
+        self.counts = Counter()
+        self._jobs = {}
         self.images = data or _images(home / "images", dice)
         self.texts = _texts(home / "texts", dice)
-        self.tokenizer = _tokenizer(home)
+        self.tokenizer = tokenizer_zoo.write_json(home, "gpt2")
 
-    def round(self, kind: str, format: str) -> None:
+    def round(self, kind, format):
         job = self._job(kind, format)
         out = self.home / f"out-{format}"
         self._convert(job, out)
@@ -94,7 +88,7 @@ class Soak:
             self._stream(split)
         shutil.rmtree(out)
 
-    def _job(self, kind: str, format: str) -> Job:
+    def _job(self, kind, format):
         if (kind, format) not in self._jobs:
             source, options = {"images": (self.images, IMAGES), "texts": (self.texts, TEXTS)}[kind]
             words = [one.format(tokenizer=self.tokenizer) for one in options[format]]
@@ -108,7 +102,7 @@ class Soak:
             shutil.rmtree(whole)
         return self._jobs[kind, format]
 
-    def _convert(self, job: Job, out: Path) -> None:
+    def _convert(self, job, out):
         """With up to four ends at random moments; every run continues the last."""
         for fault in [*self.dice.choices(FAULTS, k=self.dice.randrange(5)), None]:
             workers = self.dice.randrange(3)
@@ -120,7 +114,7 @@ class Soak:
         expect(out.exists(), said)
         expect(not out.with_name(f"{out.name}.partial").exists(), "a partial output is left")
 
-    def _damage_and_repair(self, job: Job, out: Path) -> None:
+    def _damage_and_repair(self, job, out):
         untouched = {path: (out / path).stat().st_mtime_ns for path in job.files}
         for path in self._damage(out):
             del untouched[path]
@@ -134,12 +128,10 @@ class Soak:
         touched = [p for p, when in untouched.items() if (out / p).stat().st_mtime_ns != when]
         expect(not touched, f"a repair touched sound files: {touched}")
 
-    def _damage(self, out: Path) -> set[str]:
+    def _damage(self, out):
         """Flip a bit of some shards, cut or remove them; returns their paths."""
-        shards = sorted(
-            file for file in out.rglob("*")
-            if file.is_file() and "__shardkit__" not in file.parts and file.stat().st_size > 500
-        )  # fmt: skip
+        sizes = {file: file.stat().st_size for file in sorted(out.rglob("*")) if file.is_file()}
+        shards = [f for f, n in sizes.items() if n > 500 and "__shardkit__" not in f.parts]
         chosen = self.dice.sample(shards, k=min(len(shards), self.dice.randrange(1, 4)))
         for file in chosen:
             data = bytearray(file.read_bytes())
@@ -154,23 +146,16 @@ class Soak:
                 file.unlink()
         return {file.relative_to(out).as_posix() for file in chosen}
 
-    def _stream(self, path: Path) -> None:
+    def _stream(self, path):
         """Two epochs, stopped anywhere; the rest is that of a loop that was not stopped."""
-        options: dict[str, Any] = {
-            "shuffle": True,
-            "seed": self.dice.randrange(99),
-            "batch_size": 7,
-        }
+        options = {"shuffle": True, "seed": self.dice.randrange(99), "batch_size": 7}
         loader = Loader(path, **options)
         whole = [_seen(batch) for _ in range(2) for batch in loader]
         expect(len(whole) == 2 * len(loader), "an epoch has another number of batches")
         stop = self.dice.randrange(1, len(whole))
         loader, first = Loader(path, **options), []
         while len(first) < stop:
-            for batch in loader:
-                first.append(_seen(batch))
-                if len(first) == stop:
-                    break
+            first += [_seen(batch) for batch in itertools.islice(loader, stop - len(first))]
         state = json.loads(json.dumps(loader.state_dict()))
         loader, rest = Loader(path, **options, threads=self.dice.randrange(1, 4)), []
         loader.load_state_dict(state)
@@ -179,7 +164,7 @@ class Soak:
         expect(first + rest == whole, f"{path.name}: resumed after {stop} batches, others came")
         self.counts["batches"] += 2 * len(whole)
 
-    def _run(self, *words: str, fault: str | None = None, within: float = 0) -> tuple[int, str]:
+    def _run(self, *words, fault=None, within=0):
         """The exit code of a command, and what it said."""
         self.counts[fault or words[0]] += 1
         command = [sys.executable, "-m", "shardkit", *words]
@@ -197,19 +182,16 @@ class Soak:
                     os.killpg(process.pid, number)
                 time.sleep(0.05)
         said = process.communicate(timeout=300)[1]
-        expected = {0, 1}
-        if fault in SIGNALS:
-            expected = {-number for number in SIGNALS[fault]} | {0, 1, 130}
-        expect(
-            process.returncode in expected, f"{words} after {fault}: {process.returncode} {said}"
-        )
+        ends = {-number for number in SIGNALS[fault]} | {130} if fault in SIGNALS else set()
+        found = process.returncode
+        expect(found in {0, 1} | ends, f"{words} after {fault}: {found} {said}")
         # Python itself says so where it is interrupted before a program begins.
         own = "Traceback" in said and (fault != "interrupted" or f"shardkit{os.sep}cli" in said)
         expect(not own, f"{words} after {fault}: {said}")
-        return process.returncode, said
+        return found, said
 
     @property
-    def temporary(self) -> Path:
+    def temporary(self):
         (self.home / "tmp").mkdir(exist_ok=True)
         return self.home / "tmp"
 
@@ -223,14 +205,14 @@ SIGNALS = {
 FAULTS = [*SIGNALS, "killed", "full"]  # full: no file may be larger than some bytes
 
 
-def _seen(batch: dict[str, Any]) -> bytes:
+def _seen(batch):
     """What tells two batches apart: keys, or the tokens themselves."""
     if "__key__" in batch:
         return json.dumps(list(batch["__key__"])).encode()
     return b"".join(np.asarray(value).tobytes() for value in batch.values())
 
 
-def _images(folder: Path, dice: random.Random) -> Path:
+def _images(folder, dice):
     for number in range(240):
         file = folder / f"class{number % 5}" / f"{number:03d}.jpg"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -239,27 +221,15 @@ def _images(folder: Path, dice: random.Random) -> Path:
     return folder
 
 
-def _texts(folder: Path, dice: random.Random) -> Path:
+def _texts(folder, dice):
     folder.mkdir()
-    words = ["shard", "key", "sample", "epoch", "batch", "über", "トークン", "\n", "a", "of"]
     for number in range(40):
-        text = " ".join(dice.choices(words, k=dice.randrange(5, 3000)))
+        text = " ".join(tokenizer_zoo.documents(dice.randrange(1, 30), seed=number))
         (folder / f"{number}.txt").write_text(text, encoding="utf-8")
     return folder
 
 
-def _tokenizer(folder: Path) -> Path:
-    from tokenizers import ByteLevelBPETokenizer
-
-    tokenizer = ByteLevelBPETokenizer()
-    files = [str(file) for file in (folder / "texts").iterdir()]
-    tokenizer.train(files, vocab_size=400, special_tokens=["<|endoftext|>"], show_progress=False)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return folder / "tokenizer.json"
-
-
-@dataclass(frozen=True)
-class Holdings:
+class Holdings(NamedTuple):
     """What this process has, which must not grow."""
 
     files: int
@@ -269,26 +239,23 @@ class Holdings:
     memory: int
 
     @classmethod
-    def now(cls, soak: Soak) -> Holdings:
+    def now(cls, soak):
         gc.collect()
-        children = sum(
-            len(Path(task, "children").read_text().split())
-            for task in Path("/proc/self/task").iterdir()
-        )
+        tasks = Path("/proc/self/task").iterdir()
+        children = sum(len(Path(task, "children").read_text().split()) for task in tasks)
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return cls(
             len(os.listdir("/proc/self/fd")), threading.active_count(), children,
             len(list(soak.temporary.iterdir())), pages * resource.getpagesize(),
         )  # fmt: skip
 
-    def expect_no_more(self, now: Holdings) -> None:
-        for name in ("files", "threads", "children", "temporary"):
-            before, after = getattr(self, name), getattr(now, name)
+    def expect_no_more(self, now):
+        for name, before, after in zip(self._fields[:-1], self, now, strict=False):
             expect(after <= before, f"{name}: {after}, {before} before")
         expect(now.memory < self.memory + MEMORY, f"memory: {now.memory:,}, {self.memory:,} before")
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -13,10 +13,10 @@ start of a process to its first batch, without what `import torch` takes; `free`
 loop in Python runs while the Loader's threads are busy; `profile`, an epoch with the Loader's
 clocks and without.
 
-PHOTOS is what photos.py made, ORIGINALS what it made with --as-they-are, CORPUS what corpus.py
-made; ENVS is what make_peers.sh made, and without it the libraries that we do not depend on are
-left out. `--formats wds,lmdb` looks at these alone; `tokens --only "" --workers 1,2` at shardkit
-alone, with each of these numbers of processes. Prints one JSON object.
+PHOTOS is what `data photos` made, ORIGINALS what it made with --as-they-are, CORPUS what `data
+corpus` made; ENVS is what make_peers.sh made, and without it the libraries that we do not depend on
+are left out. `--formats wds,lmdb` looks at these alone; `tokens --only "" --workers 1,2` at
+shardkit alone, with each of these numbers of processes. Prints one JSON object.
 
 `engines` is one conversion, images made 256 pixels large, with processes of this machine and with
 Ray on as many processors. The call is measured, with its planning and the workers' start: those of

@@ -66,13 +66,9 @@ def write_lmdb(photos, store):
 def write_datasets(photos, store):
     import datasets
 
-    def samples():
-        return map(load, photos_in(photos))
-
     kinds = {"jpg": datasets.Value("binary"), "cls": datasets.Value("int64")}
-    made = datasets.Dataset.from_generator(
-        samples, cache_dir=f"{store}/cache", features=datasets.Features(kinds)
-    )
+    options = {"cache_dir": f"{store}/cache", "features": datasets.Features(kinds)}
+    made = datasets.Dataset.from_generator(lambda: map(load, photos_in(photos)), **options)
     made.save_to_disk(f"{store}/saved")
 
 
@@ -81,19 +77,15 @@ def write_ffcv(photos, store, max_resolution=None):
     from ffcv.fields import IntField, RGBImageField
     from ffcv.writer import DatasetWriter
 
-    class Photos:
-        items = photos_in(photos)
-
-        def __len__(self):
-            return len(self.items)
-
+    class Photos(list):
         def __getitem__(self, index):
-            path, label = self.items[index]
+            path, label = super().__getitem__(index)
             return PIL.Image.open(path).convert("RGB"), label
 
     image = RGBImageField(write_mode="jpg", jpeg_quality=90, max_resolution=max_resolution)
     fields = {"image": image, "label": IntField()}
-    DatasetWriter(f"{store}/photos.beton", fields, num_workers=2).from_indexed_dataset(Photos())
+    writer = DatasetWriter(f"{store}/photos.beton", fields, num_workers=2)
+    writer.from_indexed_dataset(Photos(photos_in(photos)))
 
 
 def shorter_256(width, height):
@@ -140,13 +132,9 @@ def load_resized(item):
 def resize_litdata(photos, store):
     import litdata
 
-    litdata.optimize(
-        fn=load_resized,
-        inputs=photos_in(photos),
-        output_dir=str(store),
-        chunk_bytes="64MB",
-        num_workers=2,
-    )
+    options = {"chunk_bytes": "64MB", "num_workers": 2}
+    items = photos_in(photos)
+    litdata.optimize(fn=load_resized, inputs=items, output_dir=str(store), **options)
 
 
 def resize_ffcv(photos, store):
@@ -154,14 +142,15 @@ def resize_ffcv(photos, store):
     write_ffcv(photos, store, max_resolution=341)
 
 
-def codecs_alone(items, ready, go):
+FILES = []  # in memory before processes are forked
+
+
+def codecs_alone(part):
     import simplejpeg
 
     from shardkit.codecs.crop import resize
 
-    ready.put(None)
-    go.wait()
-    for data in items:
+    for data in FILES[part::2]:
         pixels = simplejpeg.decode_jpeg(data, "RGB", strict=False)
         size = shorter_256(pixels.shape[1], pixels.shape[0])
         if size != (pixels.shape[1], pixels.shape[0]):
@@ -171,21 +160,12 @@ def codecs_alone(items, ready, go):
 
 def resize_shardkit_codecs(photos, store):
     """Decode, resize, encode and forget, on both cores, with the files in memory beforehand."""
-    datas = [Path(path).read_bytes() for path, _ in photos_in(photos)]
-    context = multiprocessing.get_context("fork")
-    ready, go = context.SimpleQueue(), context.Event()
-    processes = [
-        context.Process(target=codecs_alone, args=(datas[n::2], ready, go)) for n in range(2)
-    ]
-    for process in processes:
-        process.start()
-    for _ in processes:
-        ready.get()
-    began = time.perf_counter()
-    go.set()
-    for process in processes:
-        process.join()
-    return {"seconds": time.perf_counter() - began}
+    codecs_alone(0)  # which imports
+    FILES.extend(Path(path).read_bytes() for path, _ in photos_in(photos))
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        began = time.perf_counter()
+        pool.map(codecs_alone, range(2), chunksize=1)
+        return {"seconds": time.perf_counter() - began}
 
 
 def verify_shardkit(store):

@@ -2,46 +2,34 @@
 
     python -m tests.benchmarks.ecosystems --data PHOTOS --work FOLDER [--rounds 5] [NAME...]
 
-PHOTOS is what photos.py made. Each run is a process of its own that does the same with a few photos
-first, and is timed then: imports, helper processes and what a library compiles or opens once are
-not counted. All read files that are in memory, in one process with one thread that asks, and sync
-what they write. Where photos are written there are also `cores`, which is ours with a worker for
-each processor, as `shardkit convert` has them, and `copy`, which reads all files, and writes and
-syncs their bytes as one: what no format can do without. Prints a JSON object in a line for each
+PHOTOS is what `data photos` made. Each run is a process of its own that does the same with a few
+photos first, and is timed then: imports, helper processes and what a library compiles or opens once
+are not counted. All read files that are in memory, in one process with one thread that asks, and
+sync what they write. Where photos are written there are also `cores`, which is ours with a worker
+for each processor, as `shardkit convert` has them, and `copy`, which reads all files, and writes
+and syncs their bytes as one: what no format can do without. Prints a JSON object in a line for each
 library and action. It runs with the libraries of tests/clients.txt.
 """
-
-from __future__ import annotations
 
 import json
 import os
 import random
 import shutil
-import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections import namedtuple
 from functools import partial
 from importlib.metadata import distributions
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from tests.benchmarks.harness import answer, arguments, fresh, measure
+from tests.benchmarks.harness import answer, arguments, fresh, measure, summary
 from tests.remote.process import ROOT
 
 CLIENTS = str(Path(sys.prefix, "clients"))
-Photo = tuple[bytes, int]  # and its label
-# Writes photos to a folder; reads all of them, each once, and returns how many there are.
-Write = Callable[[Iterable[Photo], Path], Any]
-Read = Callable[[Path], int]
-
-
-class Library(NamedTuple):
-    write: Write
-    read: Read
-    module: str
-    package: str  # whose version is reported
+# `write` photos, bytes and labels, to a folder; `read` all of them, each once, and return how many
+# there are; the module that is imported, and the package whose version is reported.
+Library = namedtuple("Library", "write read module package")
 
 
 def photos_in(folder):
@@ -105,25 +93,20 @@ def read_tfrecord(store):
     return sum(len(sample["image"]) > 0 for sample in data.as_numpy_iterator())
 
 
-def streaming():
-    from types import ModuleType
-
-    sys.modules["streaming.vision"] = ModuleType("streaming.vision")  # it imports torchvision
-    import streaming
-
-    return streaming
-
-
 def write_mds(photos, store):
     """With images as bytes: Pillow images would take its time to open."""
+    from shardkit.performance.peer_loops import mosaicml
+
     columns = {"image": "bytes", "label": "int"}
-    with streaming().MDSWriter(columns=columns, out=str(store), size_limit="256mb") as writer:
+    with mosaicml().MDSWriter(columns=columns, out=str(store), size_limit="256mb") as writer:
         for image, label in photos:
             writer.write({"image": image, "label": label})
 
 
 def read_mds(store):
-    data = streaming().StreamingDataset(local=str(store), batch_size=1)
+    from shardkit.performance.peer_loops import mosaicml
+
+    data = mosaicml().StreamingDataset(local=str(store), batch_size=1)
     return at_random(len(data), lambda number: data[number]["image"])
 
 
@@ -250,20 +233,11 @@ def compare(name, photos, work, rounds):
         command = [sys.executable, "-m", "tests.benchmarks.ecosystems", "--run", name, who, action]
         return float(answer(*command, photos, few, store, **environ(name, who)))
 
-    for action, of in {
-        "write": ("shardkit", "cores", "copy", name),
-        "read": ("shardkit", name),
-    }.items():
-        seconds = measure({who: partial(run, action, who) for who in of}, rounds)
-        median = {who: statistics.median(values) for who, values in seconds.items()}
-        yield {
-            "library": f"{name} ({version(LIBRARIES[name].package)})",
-            "action": "random" if action == "read" else action,
-            "samples_per_second": {who: round(len(samples) / m) for who, m in median.items()},
-            "shardkit_faster_by": {w: round(m / median["shardkit"], 2) for w, m in median.items()},
-            "seconds": seconds,
-            "samples": len(samples),
-        }
+    for action, of in {"write": ("cores", "copy", name), "read": (name,)}.items():
+        runs = {who: partial(run, action, who) for who in ("shardkit", *of)}
+        found = summary(measure(runs, rounds), dict.fromkeys(of, "shardkit"), len(samples))
+        library = f"{name} ({version(LIBRARIES[name].package)})"
+        yield {"library": library, "action": "random" if action == "read" else action, **found}
 
 
 def version(package):

@@ -23,14 +23,13 @@ SHARDKIT = [sys.executable, "-m", "shardkit"]
 PACKAGES = ("shardkit", "webdataset", "numpy", "xxhash", "obstore")  # whose versions are reported
 
 
-def arguments(doc, *names, rounds=5):
+def arguments(doc, *names):
     """A parser with the options that most have: --data, --work, --peers and --rounds, if named."""
-    parser = argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=doc, formatter_class=raw)
     for name in names:
         if name == "rounds":
-            parser.add_argument("--rounds", type=int, default=rounds)
+            parser.add_argument("--rounds", type=int, default=5)
         else:
             parser.add_argument(f"--{name}", type=Path, required=name != "peers")
     return parser
@@ -44,10 +43,8 @@ def seconds_of(work):
 
 def called(*command, **environ):
     """What a command prints to stdout."""
-    words = list(map(str, command))
-    done = subprocess.run(
-        words, env={**os.environ, **environ}, capture_output=True, text=True, check=False
-    )
+    words, environ = list(map(str, command)), {**os.environ, **environ}
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{words} failed:\n{done.stderr[-3000:]}")
     return done.stdout

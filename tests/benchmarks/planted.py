@@ -90,50 +90,58 @@ class Plants:
     def rate(self, loader):
         return sorted(run(loader, self.seconds / 3).rate for _ in range(3))[1]
 
-    def diagnosed(self, loader):
-        """With what is named first."""
+    def followed(self, loader, follow):
+        """With what is named first, and the rate that it gives."""
         found = doctor(loader, seconds=self.seconds)
-        return found, (*found.findings, Finding("nothing", "", "", rate=found.rate))[0]
+        first = (*found.findings, Finding("nothing", "", "", rate=found.rate))[0]
+        return row(first, found.rate, first.rate, follow(first))
 
     def storage(self):
         """Values come late: keep them, or wait with more threads."""
-        with throttled():
-            loader = self.crops(self.small())
-            found, first = self.diagnosed(loader)
+
+        def follow(first):
             better = loader.with_options(**first.settings)
             for _ in better:  # the first epoch fills a cache
                 pass
-            return row(first, found.rate, first.rate, self.rate(better))
+            return self.rate(better)
+
+        with throttled():
+            loader = self.crops(self.small())
+            return self.followed(loader, follow)
 
     def decode(self):
         """Huge originals for a small crop: store smaller ones, by the command that is said."""
-        found, first = self.diagnosed(self.crops(self.originals(), size=96))
-        words = (first.command or "").split()
-        if "--resize" not in words:
-            return row(first, found.rate, first.rate, 0)
-        size = int(words[words.index("--resize") + 1])
-        out = self.store("resized", self.originals(), resize=size, format="jpeg", quality=90)
-        return row(first, found.rate, first.rate, self.rate(self.crops(out, size=96)))
+
+        def follow(first):
+            words = (first.command or "").split()
+            if "--resize" not in words:
+                return 0
+            size = int(words[words.index("--resize") + 1])
+            out = self.store("resized", self.originals(), resize=size, format="jpeg", quality=90)
+            return self.rate(self.crops(out, size=96))
+
+        return self.followed(self.crops(self.originals(), size=96), follow)
 
     def transform(self):
         """A transform that keeps the interpreter: processes."""
         loader = self.crops(self.small(), slow)
-        found, first = self.diagnosed(loader)
-        batches = dataloader_like(loader, first.settings.get("workers", 1))
-        return row(first, found.rate, first.rate, epochs(batches, self.seconds))
+
+        def follow(first):
+            batches = dataloader_like(loader, first.settings.get("workers", 1))
+            return epochs(batches, self.seconds)
+
+        return self.followed(loader, follow)
 
     def threads(self):
         """One thread, with processors idle."""
         loader = self.crops(self.small(), threads=1)
-        found, first = self.diagnosed(loader)
-        better = loader.with_options(**first.settings)
-        return row(first, found.rate, first.rate, self.rate(better))
+        return self.followed(loader, lambda it: self.rate(loader.with_options(**it.settings)))
 
     def padding(self):
         """Much padding: real tokens a second of a model whose step takes as long as all of them."""
         options = {"batch_size": BATCH, "shuffle": True, "profile": True}
         loader = TorchLoader(self.documents(), collate=shardkit.pad_collate(), **options)
-        _, first = self.diagnosed(loader)
+        first = doctor(loader, seconds=self.seconds).findings[0]
         before = trained(loader)
         after = trained(loader.with_options(**first.settings))
         return row(first, before, before * first.gain, after)

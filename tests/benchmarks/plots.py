@@ -68,30 +68,20 @@ def plots():
         """The last line that says this of itself."""
         return [run for run in runs if about.items() <= run.items()][-1]
 
-    photos = {"section": "images", "benchmark": "images"}
     tokens = one(section="tokenizing", tokens=48557845)
     crops = next(run for run in runs if run.get("section") == "loading" and "runs" in run)
     bucket = one(section="remote", benchmark="epoch")["median"]
     speed = {name: tokens["tokens"] / s / 1e6 for name, s in _medians(tokens).items()}
+    written = _medians(one(section="writing and starting", benchmark="write"))
+    resized = _medians(one(section="images", benchmark="images", samples=3000))
+    first = {_NAMES.get(name, name): each["MB/s"] for name, each in bucket.items()}
     return {
-        "write": Plot(
-            "Writing 50,000 photos as TAR, seconds",
-            "less",
-            _medians(one(section="writing and starting", benchmark="write")),
-        ),
+        "write": Plot("Writing 50,000 photos as TAR, seconds", "less", written),
         "read": Plot("Reading photos in random order, photos a second", "more", _random(runs)),
         "load": Plot("Decoding and cropping for training, photos a second", "more", _rates(crops)),
         "tokens": Plot("Tokenizing 210 MB, million tokens a second", "more", speed),
-        "resize": Plot(
-            "Resizing 3,000 originals to 256 pixels, seconds",
-            "less",
-            _medians(one(**photos, samples=3000)),
-        ),
-        "bucket": Plot(
-            "First epoch from a bucket, MB a second",
-            "more",
-            {_NAMES.get(name, name): each["MB/s"] for name, each in bucket.items()},
-        ),
+        "resize": Plot("Resizing 3,000 originals to 256 pixels, seconds", "less", resized),
+        "bucket": Plot("First epoch from a bucket, MB a second", "more", first),
     }
 
 

@@ -6,7 +6,7 @@
     python -m tests.benchmarks.remote start   --work WORK
     python -m tests.benchmarks.remote convert --data PHOTOS --work WORK/convert [--rounds 5]
 
-PHOTOS is what photos.py made; `prepare` puts it into the stores of all contenders. ENVS is what
+PHOTOS is what `data photos` made; `prepare` puts it into the stores of all contenders. ENVS is what
 make_peers.sh made; without it the libraries that are not installed are left out. The bucket is
 behind `link.py`: 50 ms a request and 100 MB/s a connection.
 
@@ -22,6 +22,7 @@ is obstore's in a process of its own, with 64 threads: each photo is read and, f
 finished shards are uploaded. The last figures are conversion / (local conversion + transfer).
 """
 
+import itertools
 import json
 import os
 import shutil
@@ -194,47 +195,36 @@ class Bench:
         """Shares of the dataset that are downloaded."""
         names = ["shardkit", *(("litdata", "streaming") if self.peers else ())]
         found = {}
-        with Link(self.root, 0.005, 0) as link:
-            for name in names:
-                for share in (None, 0.5):
-                    limit = None if share is None else max(int(share * self.size(name)), 4 << 20)
-                    found[f"{name}, limit {share}"] = self.shares(link, name, limit)
-        found["two machines"] = self.two_machines()
-        return found
+        for name, share in itertools.product(names, (None, 0.5)):
+            limit = None if share is None else max(int(share * self.size(name)), 4 << 20)
+            found[f"{name}, limit {share}"] = self.shares(1, 1, name=name, limit=limit)
+        ranks = {"parts": 2, "world": 4, "environ": {"LOCAL_WORLD_SIZE": "2"}}
+        return {**found, "two machines": self.shares(2, 2, **ranks)}
 
-    def shares(self, link, name, limit):
-        rows = []
-        with self.cache() as cache, self.contender(link, name, cache=cache, limit=limit) as process:
-            for _ in range(3):
-                link.clear()
-                try:
-                    process.epoch()
-                except RuntimeError as error:  # others fail with a limit
-                    return [*rows, str(error).splitlines()[-1]]
-                rows.append(round(link.count().sent / self.size(name), 4))
-        return rows
-
-    def two_machines(self):
-        """Of each machine, the shares of the dataset in three epochs."""
-        rows = [[], []]
+    def shares(self, machines, ranks, **asked):
+        """Of each machine, the shares of the dataset in three epochs, with a cache of its own."""
+        rows = [[] for _ in range(machines)]
+        name = asked.pop("name", "shardkit")
         with ExitStack() as stack:
-            links = [stack.enter_context(Link(self.root, 0.005, 0)) for _ in range(2)]
-            caches = [stack.enter_context(self.cache()) for _ in range(2)]
-            common = {"parts": 2, "world": 4, "environ": {"LOCAL_WORLD_SIZE": "2"}}
+            links = [stack.enter_context(Link(self.root, 0.005, 0)) for _ in rows]
+            caches = [stack.enter_context(self.cache()) for _ in rows]
             processes = []
-            for rank in range(4):
-                own = {"cache": caches[rank // 2], "rank": rank, **common}
-                process = self.contender(links[rank // 2], "shardkit", **own)
+            for rank in range(machines * ranks):
+                own = {"cache": caches[rank // ranks], **({"rank": rank} if ranks > 1 else {})}
+                process = self.contender(links[rank // ranks], name, **own, **asked)
                 processes.append(stack.enter_context(process))
             for _ in range(3):
                 for link in links:
                     link.clear()
-                for process in processes:
-                    process.begin()
-                for process in processes:
-                    process.end()
+                try:
+                    for process in processes:
+                        process.begin()
+                    for process in processes:
+                        process.end()
+                except RuntimeError as error:  # others fail with a limit
+                    return [*rows, str(error).splitlines()[-1]]
                 for link, row in zip(links, rows, strict=True):
-                    row.append(round(link.count().sent / self.size("shardkit"), 4))
+                    row.append(round(link.count().sent / self.size(name), 4))
         return rows
 
     def round_trips(self):

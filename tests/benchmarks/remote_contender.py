@@ -18,13 +18,11 @@ import resource
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 PEER_LOOPS = Path(__file__).parents[2] / "shardkit/performance/peer_loops.py"
 BATCH = 64
-Epochs = Callable[[], Iterable[int]]  # an epoch: the samples of each batch
 
 
 def loops():
@@ -42,8 +40,8 @@ def collate(asked):
 
 
 def counted(batches):
-    for batch in batches:
-        yield len(batch[0])
+    """An epoch: the samples of each batch."""
+    return lambda: (len(batch[0]) for batch in batches)
 
 
 def shardkit(asked):
@@ -68,7 +66,7 @@ def webdataset(asked):
     loader = wds.WebLoader(
         data, batch_size=BATCH, num_workers=asked["workers"], collate_fn=collate(asked)
     )
-    return lambda: counted(loader)
+    return counted(loader)
 
 
 def litdata(asked):
@@ -78,20 +76,17 @@ def litdata(asked):
 
     downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # which has no option of its own
 
-    options = {
-        "endpoint_url": os.environ["AWS_ENDPOINT_URL"],
-        "region_name": "us-east-1",
-        "aws_access_key_id": os.environ["AWS_ACCESS_KEY_ID"],
-        "aws_secret_access_key": os.environ["AWS_SECRET_ACCESS_KEY"],
-    }
+    keys = ("aws_access_key_id", "aws_secret_access_key")
+    options = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"], "region_name": "us-east-1"}
     data = library.StreamingDataset(
-        Dir(path=asked["cache"], url=asked["url"]), shuffle=True, storage_options=options,
+        Dir(path=asked["cache"], url=asked["url"]), shuffle=True,
+        storage_options={**options, **{key: os.environ[key.upper()] for key in keys}},
         max_cache_size=asked.get("limit") or "100GB",
     )  # fmt: skip
     loader = library.StreamingDataLoader(
         data, batch_size=BATCH, num_workers=asked["workers"], collate_fn=collate(asked)
     )
-    return lambda: counted(loader)
+    return counted(loader)
 
 
 def streaming(asked):
@@ -107,7 +102,7 @@ def streaming(asked):
         data, batch_size=BATCH, num_workers=asked["workers"], collate_fn=collate(asked),
         persistent_workers=asked["workers"] > 0,
     )  # fmt: skip
-    return lambda: counted(loader)
+    return counted(loader)
 
 
 def link(asked):

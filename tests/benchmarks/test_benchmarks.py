@@ -10,15 +10,16 @@ from PIL import Image
 from shardkit.testing import make_image
 from tests.benchmarks import (
     bench,
-    corpus,
     ecosystems,
     harness,
-    photos,
     planning,
     planted,
     quality,
     remote,
     shards,
+)
+from tests.benchmarks import (
+    data as making,
 )
 from tests.codecs.sample_images import photo_like
 
@@ -32,7 +33,8 @@ def data(tmp_path_factory):
     (folder / "originals").mkdir()
     for n in range(3):
         (folder / f"originals/{n}.png").write_bytes(make_image(n, "PNG", (400, 300 + n)))
-    photos.make_photos(folder / "originals", folder / "photos", 40)
+    words = ["photos", str(folder / "originals"), str(folder / "photos")]
+    assert making.main([*words, "--samples", "40"]).startswith("40 photos, ")
     files = [path.read_bytes() for path in folder.rglob("photos/*/*.jpg")]
     assert len(set(files)) == len(files) == 40  # repeats of a photo differ
     return folder / "photos"
@@ -83,14 +85,11 @@ def test_tokenizing_is_measured(tmp_path):
     for number in range(3):
         parts = [f"Paragraph {n} of text {number}, with words enough." for n in range(20)]
         (tmp_path / f"texts/{number}.txt").write_text("\n\n".join(parts))
-    paragraphs = corpus.paragraphs_of(tmp_path / "texts")
-    assert len(paragraphs) == 60
     data = tmp_path / "data"
-    data.mkdir()
-    corpus.make_tokenizer(paragraphs, data / "tokenizer.json", 400)
-    documents = corpus.make_corpus(paragraphs, data / "corpus.jsonl", 50_000)
+    said = making.main(["corpus", str(tmp_path / "texts"), str(data), "--megabytes", "0.05"])
     lines = (data / "corpus.jsonl").read_text().splitlines()
-    assert len(set(lines)) == documents > 20
+    assert len(set(lines)) == len(lines) > 20
+    assert said.startswith(f"{len(lines)} documents in ")
     words = ["--data", str(data), "--work", str(tmp_path / "work"), "--rounds", "1"]
     report = bench.main(["tokens", *words, "--workers", "2,0"])
     assert report["tokens"] > 5_000  # of each: it ends with an error where they differ

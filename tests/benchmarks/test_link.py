@@ -24,10 +24,10 @@ def link(tmp_path_factory):
 
 @pytest.fixture
 def store(link):
-    from obstore.store import S3Store
-
     link.clear()
     options = {"endpoint": link.endpoint, "region": "us-east-1", "skip_signature": True}
+    from obstore.store import S3Store
+
     return S3Store("bucket", **options, client_options={"allow_http": True})
 
 

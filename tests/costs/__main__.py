@@ -8,8 +8,6 @@ Of processes that are killed, and of programs that are not Python, /proc is read
 sum is compared with what the machine was busy: nothing else may run beside.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -21,7 +19,6 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 _HERE = Path(__file__).parent
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -42,17 +39,17 @@ _KINDS = {
 }
 
 
-def _kind(command: str) -> str:
+def _kind(command):
     """What kind of process it is, by its command line."""
     return next((kind for kind, found in _KINDS.items() if re.search(found, command)), "others")
 
 
-def _busy() -> float:
+def _busy():
     fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
     return (sum(map(int, fields)) - int(fields[3]) - int(fields[4])) / _TICKS
 
 
-def _watch(seen: dict[str, tuple[str, float]], stop: threading.Event) -> None:
+def _watch(seen, stop):
     """Notes the time of each process of the machine, again and again."""
     while not stop.wait(0.5):
         for folder in Path("/proc").glob("[0-9]*"):
@@ -62,14 +59,13 @@ def _watch(seen: dict[str, tuple[str, float]], stop: threading.Event) -> None:
             except OSError:
                 continue
             used = (int(fields[11]) + int(fields[12])) / _TICKS
-            seen[f"{folder.name} {fields[19]}"] = (
-                command[:300].replace(b"\0", b" ").decode("latin-1"), used
-            )  # fmt: skip
+            command = command[:300].replace(b"\0", b" ").decode("latin-1")
+            seen[f"{folder.name} {fields[19]}"] = command, used
 
 
-def _by_kind(lines: list[dict[str, Any]], seen: dict[str, tuple[str, float]]) -> Counter[str]:
+def _by_kind(lines, seen):
     """Seconds of each kind."""
-    kinds: Counter[str] = Counter()
+    kinds = Counter()
     known = {line["pid"] for line in lines if "pid" in line}
     for line in lines:
         if "pid" in line:
@@ -79,28 +75,27 @@ def _by_kind(lines: list[dict[str, Any]], seen: dict[str, tuple[str, float]]) ->
             rest = line["all"] - line["start"] - sum(line["imports"].values())
             kinds[_kind(line["command"])] += rest
         else:
-            kinds["fixtures"] += line.get("setup", 0) + line.get("teardown", 0)
-            kinds["properties" if line["property"] else "tests"] += line.get("call", 0)
-            kinds["pytest between tests"] -= sum(
-                line.get(phase, 0) for phase in ("setup", "call", "teardown")
-            )
+            setup, call, teardown = (line.get(phase, 0) for phase in ("setup", "call", "teardown"))
+            kinds["fixtures"] += setup + teardown
+            kinds["properties" if line["property"] else "tests"] += call
+            kinds["pytest between tests"] -= setup + call + teardown
     for process, (command, used) in seen.items():
         if int(process.split()[0]) not in known:
             kinds[f"{_kind(command)}: killed, or not Python"] += used
     return kinds
 
 
-def _print(title: str, spent: Counter[str], count: int, whole: float) -> None:
+def _print(title, spent, count, whole):
     print(f"\n| {title} | seconds | share |\n|---|---|---|")
     for name, seconds in spent.most_common(count):
         print(f"| {name} | {seconds:.1f} | {seconds / whole:.1%} |")
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--keep", type=Path)
     options, arguments = parser.parse_known_args()
-    seen: dict[str, tuple[str, float]] = {}
+    seen = {}
     stop = threading.Event()
     watch = threading.Thread(target=_watch, args=(seen, stop), daemon=True)
     watch.start()
@@ -108,13 +103,12 @@ def main() -> int:
         log = Path(folder, "log")
         log.touch()
         paths = [str(_HERE), str(_HERE.parent.parent), os.environ.get("PYTHONPATH", "")]
-        environment = {
-            **os.environ, "SHARDKIT_COSTS": str(log), "PYTEST_PLUGINS": "tests.costs.plugin",
-            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        }  # fmt: skip
+        own = {"SHARDKIT_COSTS": str(log), "PYTEST_PLUGINS": "tests.costs.plugin"}
+        own["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        command = [sys.executable, "-m", "pytest", *arguments]
         time.sleep(1)
         others, began, busy = set(seen), time.monotonic(), _busy()
-        code = subprocess.call([sys.executable, "-m", "pytest", *arguments], env=environment)
+        code = subprocess.call(command, env={**os.environ, **own})
         seconds, busy = time.monotonic() - began, _busy() - busy
         text = log.read_text()
     stop.set()
@@ -127,7 +121,7 @@ def main() -> int:
     print(f"\n{seconds:.0f} s; processor time {busy:.0f} s")
     _print("kind", kinds, 40, busy)
     for what, length in ("file", 1), ("test", 2):
-        tests: Counter[str] = Counter()
+        tests = Counter()
         for line in lines:
             if "test" in line:
                 name = "::".join(line["test"].split("[")[0].split("::")[: length * 2 - 1])

@@ -1,26 +1,22 @@
 """Writes what each test spent: in its fixtures, in itself, and in processes that it waited for."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource
 import time
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-_phases: dict[str, float] = {}
+_phases = {}
 
 
-def _children() -> float:
+def _children():
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_protocol(item):
     began, own, children = time.monotonic(), time.process_time(), _children()
     _phases.clear()
     result = yield
@@ -35,9 +31,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     return result
 
 
-def _phase(name: str) -> Any:
+def _phase(name):
     @pytest.hookimpl(wrapper=True)
-    def measured(item: pytest.Item) -> Iterator[None]:
+    def measured(item):
         before = time.process_time()
         try:
             return (yield)
