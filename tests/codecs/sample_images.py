@@ -1,25 +1,19 @@
-"""Images and colour profiles that the tests of codecs share."""
-
-from __future__ import annotations
+"""Images that the tests of codecs share."""
 
 import io
-import struct
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import PIL.Image
-from PIL import ImageCms
 
-Pixels = npt.NDArray[np.uint8]
+from tests.codecs.sample_profiles import rgb_profile  # noqa: F401 (for tests/transforms)
 
 
-def photo(mode: str = "RGB", size: tuple[int, int] = (24, 16)) -> PIL.Image.Image:
+def photo(mode="RGB", size=(24, 16)):
     noise = np.random.default_rng(1).integers(0, 256, (2, 3, 3), np.uint8)
     return PIL.Image.fromarray(noise).resize(size, PIL.Image.Resampling.BICUBIC).convert(mode)
 
 
-def photo_like(seed: int, width: int = 480, height: int = 360) -> Pixels:
+def photo_like(seed, width=480, height=360):
     """Pixels whose statistics are those of photos, with some hard edges.
 
     Contrast, falling off of the spectrum (1/f^1.2) and step from pixel to pixel are the averages of
@@ -29,9 +23,9 @@ def photo_like(seed: int, width: int = 480, height: int = 360) -> Pixels:
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width))
     frequency[0, 0] = np.inf
 
-    def noise() -> npt.NDArray[np.float64]:
+    def noise():
         phases = np.exp(2j * np.pi * random.random((height, width)))
-        made: npt.NDArray[np.float64] = np.fft.ifft2(phases / frequency**1.2).real
+        made = np.fft.ifft2(phases / frequency**1.2).real
         return made / made.std()
 
     light = noise()
@@ -42,137 +36,43 @@ def photo_like(seed: int, width: int = 480, height: int = 360) -> Pixels:
     return pixels.clip(0, 255).round().astype(np.uint8)
 
 
-def encoded(image: PIL.Image.Image, format: str, **options: Any) -> bytes:
+def encoded(image, format, **options):
     file = io.BytesIO()
     image.save(file, format, **options)
     return file.getvalue()
 
 
-def opened(data: bytes) -> PIL.Image.Image:
+def opened(data):
     """By Pillow; to be used in a `with`."""
     return PIL.Image.open(io.BytesIO(data))
 
 
-def exif(orientation: int) -> PIL.Image.Exif:
+def damaged(data, draw, head, start=0):
+    """A few bytes of a file changed, removed, repeated or cut off, by a `random.Random`; half of
+    them in its header, which is of so many bytes."""
+    made = bytearray(data)
+    for _ in range(draw.choice((1, 1, 2, 4, 16))):
+        at = draw.randrange(len(made))
+        if draw.random() < 0.5:
+            at = min(start + draw.randrange(head), len(made) - 1)
+        length = draw.randrange(1, 100)
+        match draw.randrange(6):
+            case 0 | 1:
+                made[at] = draw.randrange(256)
+            case 2:
+                made[at : at + 4] = draw.choice((bytes(4), b"\xff" * 4, b"\x7f\xff\xff\xff"))
+            case 3:
+                made[at : at + length] = bytes(length)
+            case 4:
+                del made[at : at + length]
+            case _:
+                made[at:at] = made[at : at + length]
+        made = made or bytearray(1)
+    return bytes(made[: draw.randrange(len(made))] if draw.random() < 0.05 else made)
+
+
+def exif(orientation):
     made = PIL.Image.Exif()
     made[0x010F] = "a camera"
     made[0x0112] = orientation
     return made
-
-
-# --- colour profiles, by ICC.1:2001-04 -----------------------------------------------------------
-
-# Chromaticities (x, y) of red, green and blue, by IEC 61966-2-1 and Adobe RGB (1998) 4.3.1.1.
-SRGB = ((0.64, 0.33), (0.30, 0.60), (0.15, 0.06))
-ADOBE_RGB = ((0.64, 0.33), (0.21, 0.71), (0.15, 0.06))
-ADOBE_GAMMA = 2 + 51 / 256
-_D65 = np.array([0.3127, 0.3290, 0.3583])
-_D50 = np.array([0.9642, 1.0, 0.8249])  # of the space that profiles connect to
-_BRADFORD = np.array(
-    [[0.8951, 0.2664, -0.1614], [-0.7502, 1.7135, 0.0367], [0.0389, -0.0685, 1.0296]]
-)
-
-
-def to_xyz(primaries: tuple[tuple[float, float], ...]) -> npt.NDArray[np.float64]:
-    """The matrix from linear RGB to XYZ: equal parts of the primaries are D65's white."""
-    columns = np.array([(x / y, 1, (1 - x - y) / y) for x, y in primaries]).T
-    return columns * np.linalg.solve(columns, _D65 / _D65[1])
-
-
-def srgb_of(linear: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """What sRGB stores for linear light, both from 0 to 1, by IEC 61966-2-1."""
-    linear = linear.clip(0, 1)
-    return np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
-
-
-def rgb_profile(
-    primaries: tuple[tuple[float, float], ...] = ADOBE_RGB, gamma: float | None = ADOBE_GAMMA
-) -> bytes:
-    """Of a display; without a gamma its curve is that of sRGB."""
-    cones = _BRADFORD @ _D50 / (_BRADFORD @ (_D65 / _D65[1]))  # from D65 to D50
-    red, green, blue = (np.linalg.inv(_BRADFORD) @ np.diag(cones) @ _BRADFORD @ to_xyz(primaries)).T
-    return _profile(
-        b"RGB ",
-        {
-            b"rXYZ": _xyz(red),
-            b"gXYZ": _xyz(green),
-            b"bXYZ": _xyz(blue),
-            **dict.fromkeys((b"rTRC", b"gTRC", b"bTRC"), _curve(gamma)),
-        },
-    )
-
-
-def grey_profile(gamma: float | None) -> bytes:
-    return _profile(b"GRAY", {b"kTRC": _curve(gamma)})
-
-
-def cmyk_profile() -> bytes:
-    """Of a printer whose inks are as dark and colourful as its table says, with two points each."""
-    ink = np.stack(np.meshgrid(*[[0.0, 1.0]] * 4, indexing="ij"), axis=-1).reshape(-1, 4)
-    light = 100 * (1 - ink[:, 3]) * (1 - ink[:, :3] @ [0.3, 0.4, 0.1])
-    red_green = (1 - ink[:, 3]) * (ink[:, :3] @ [-35, 70, 0])
-    blue_yellow = (1 - ink[:, 3]) * (ink[:, :3] @ [-45, 0, 85])
-    lab = np.stack([light * 2.55, red_green + 128, blue_yellow + 128], axis=1)
-    as_it_is = bytes(range(256))
-    table = b"mft1" + struct.pack(">4xBBBx", 4, 3, 2) + _fixed(np.eye(3).ravel())
-    table += as_it_is * 4 + lab.round().astype(np.uint8).tobytes() + as_it_is * 3
-    return _profile(b"CMYK", {b"A2B0": table}, kind=b"prtr", space=b"Lab ")
-
-
-def by_littlecms(
-    image: PIL.Image.Image, profile: bytes, flags: ImageCms.Flags = ImageCms.Flags.NONE
-) -> Pixels:
-    """An image's pixels in sRGB, as Pillow's users get them."""
-    made = ImageCms.profileToProfile(
-        image,
-        ImageCms.ImageCmsProfile(io.BytesIO(profile)),
-        ImageCms.createProfile("sRGB"),
-        outputMode="RGB",
-        flags=flags,
-    )
-    assert made is not None
-    return np.array(made)
-
-
-def _fixed(values: npt.NDArray[np.float64]) -> bytes:
-    return struct.pack(f">{len(values)}i", *(round(value * 65536) for value in values))
-
-
-def _xyz(values: npt.NDArray[np.float64]) -> bytes:
-    return b"XYZ \0\0\0\0" + _fixed(values)
-
-
-def _curve(gamma: float | None) -> bytes:
-    if gamma is not None:
-        return b"curv\0\0\0\0" + struct.pack(">IH", 1, round(gamma * 256))
-    linear = np.linspace(0, 1, 1 << 16)
-    inverse = np.interp(np.linspace(0, 1, 1024), srgb_of(linear), linear)
-    points = (inverse * 0xFFFF).round().astype(">u2")
-    return b"curv\0\0\0\0" + struct.pack(">I", len(points)) + points.tobytes()
-
-
-def _profile(
-    colour: bytes, tags: dict[bytes, bytes], kind: bytes = b"mntr", space: bytes = b"XYZ "
-) -> bytes:
-    tags = {
-        b"desc": b"desc\0\0\0\0" + struct.pack(">I5s78x", 5, b"test"),
-        b"cprt": b"text\0\0\0\0none\0",
-        b"wtpt": _xyz(_D50),
-        **tags,
-    }
-    table, content = struct.pack(">I", len(tags)), b""
-    start = 128 + 4 + 12 * len(tags)
-    for name, value in tags.items():
-        table += struct.pack(">4sII", name, start + len(content), len(value))
-        content += value + bytes(-len(value) % 4)
-    head = struct.pack(
-        ">I4xI4s4s4s12x4s28x12s48x",
-        start + len(content),
-        0x02400000,
-        kind,
-        colour,
-        space,
-        b"acsp",
-        _fixed(_D50),
-    )
-    return head + table + content

@@ -1,10 +1,7 @@
 """Encoded videos that tests share: a textured square that moves over a gradient."""
 
-from __future__ import annotations
-
 import io
 import struct
-from collections.abc import Sequence
 from fractions import Fraction
 from functools import cache
 
@@ -15,15 +12,7 @@ MATRIX = (1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)  # of an MP4 that is not 
 
 
 @cache
-def encode(
-    codec: str = "libx264",
-    format: str = "mp4",
-    frames: int = 40,
-    size: tuple[int, int] = (96, 64),
-    times: Sequence[int] = (),
-    number: int = 0,
-    **options: str,
-) -> bytes:
+def encode(codec="libx264", format="mp4", frames=40, size=(96, 64), times=(), number=0, **options):
     """A video of 25 frames a second, or with such times in milliseconds."""
     width, height = size
     y, x = np.mgrid[:height, :width]
@@ -44,7 +33,7 @@ def encode(
     return file.getvalue()
 
 
-def turned(data: bytes, matrix: Sequence[int]) -> bytes:
+def turned(data, matrix):
     """An MP4 with another matrix, (a, b, c, d), in the header of its track."""
     at = data.index(struct.pack(">9i", *MATRIX), data.index(b"tkhd"))
     a, b, c, d = (int(value * (1 << 16)) for value in matrix)

@@ -1,7 +1,6 @@
 """Arrays as .npy bytes: what NumPy writes is read, without NumPy's parser of headers."""
 
-from __future__ import annotations
-
+import contextlib
 import gc
 from concurrent.futures import ThreadPoolExecutor
 
@@ -38,10 +37,8 @@ def test_damage_is_a_value_error_or_another_array(value, data):
     damaged = bytearray(dump_array(value))
     at = data.draw(st.integers(0, len(damaged) - 1))
     damaged[at] ^= data.draw(st.integers(1, 255))
-    try:
+    with contextlib.suppress(ValueError):
         load_array(bytes(damaged))
-    except ValueError:
-        pass
     with pytest.raises(ValueError, match=r"magic|header|EOF|read"):
         load_array(dump_array(value)[: at // 2])
 
@@ -61,15 +58,10 @@ def test_arrays_of_parts_and_in_the_order_of_fortran_come_back():
 @pytest.mark.parametrize(
     ("descr", "shape", "message"),
     [
-        ("'<f3'", "(1,)", "."),
-        ("'<M8[xx]'", "(1,)", "."),
-        ("'|O'", "(1,)", "."),
-        ("'<f8'", "(-1,)", "."),
-        ("'<f8'", "(0, 1000000000000000000000)", "."),
-        ("'<f8'", "(" + "1, " * 70 + ")", "."),
-        ("'<f8'", f"({'9' * 5000},)", "."),
+        *[(kind, "(1,)", ".") for kind in ("'<f3'", "'<M8[xx]'", "'|O'", "(1,")],
+        *[("'<f8'", shape, ".") for shape in ("(-1,)", "(0, 1000000000000000000000)")],
+        *[("'<f8'", shape, ".") for shape in ("(" + "1, " * 70 + ")", f"({'9' * 5000},)")],
         ("'<f8'", f"({'1' * 100}x,)", "."),  # which a regular expression may take ages to refuse
-        ("(1,", "(1,)", "."),
         # A shape that lies reserves nothing.
         ("'<f8'", "(1000000000, 1000000000)", "the header says"),
         *[(kind, "(1000000000000,)", "without bytes") for kind in ("'|S0'", "'<U0'", "'|V0'")],

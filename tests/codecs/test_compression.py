@@ -1,11 +1,8 @@
 """Compressed bytes: what four libraries make comes back in pieces; no bomb goes off (X4)."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import lzma
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -17,7 +14,7 @@ from shardkit.codecs.compression import COMPRESSED_BLOCK, compression_of, decomp
 from shardkit.errors import DamagedError, SampleError
 from tests.conftest import few
 
-COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+COMPRESS = {
     "gz": gzip.compress,
     "bz2": bz2.compress,
     "xz": lzma.compress,
@@ -26,7 +23,7 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 MIB = 1 << 20
 
 
-def blocks(data: bytes) -> list[bytes]:
+def blocks(data):
     return [data[at : at + COMPRESSED_BLOCK] for at in range(0, len(data), COMPRESSED_BLOCK)]
 
 

@@ -1,13 +1,9 @@
 """Frames of videos: the very ones that PyAV gives when it decodes all of a file; and damage."""
 
-from __future__ import annotations
-
 import io
 import random
 import struct
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import av
 import numpy as np
@@ -19,6 +15,7 @@ from shardkit.codecs.frames import TooManyPixelsError, UndecodedError, pixels_of
 from shardkit.codecs.media import NotMediaError, media_info
 from shardkit.testing import make_audio, make_image, make_video
 from shardkit.transforms import SampleFrames
+from tests.codecs.sample_images import damaged
 from tests.codecs.sample_videos import encode, turned
 from tests.conftest import few
 
@@ -26,8 +23,8 @@ Pixels = npt.NDArray[np.uint8]
 
 UNEVEN = tuple(np.cumsum(np.random.default_rng(1).integers(10, 90, 40)).tolist())
 OPEN = "keyint=12:open-gop=1:bframes=3:b-pyramid=normal:scenecut=0"
-SHORT = {"g": "12"}
-VIDEOS: dict[str, dict[str, Any]] = {
+SHORT, VP9 = {"g": "12"}, {"cpu-used": "8", "auto-alt-ref": "1", "lag-in-frames": "16"}
+VIDEOS = {
     "h264": {},  # with B-frames, and one keyframe
     "h264 in mp4": {"bf": "3", **SHORT},
     "h264 in mov": {"format": "mov", **SHORT},
@@ -42,37 +39,26 @@ VIDEOS: dict[str, dict[str, Any]] = {
     "mpeg4 in avi": {"codec": "mpeg4", "format": "avi", **SHORT},
     "mpeg4 with B-frames in avi": {"codec": "mpeg4", "format": "avi", "bf": "2", **SHORT},
     "vp8": {"codec": "libvpx", "format": "webm", "deadline": "realtime", **SHORT},
-    "vp9": {
-        "codec": "libvpx-vp9",
-        "format": "webm",
-        "cpu-used": "8",
-        "auto-alt-ref": "1",
-        "lag-in-frames": "16",
-        **SHORT,
-    },
+    "vp9": {"codec": "libvpx-vp9", "format": "webm", **VP9, **SHORT},
     "av1 in mp4": {"codec": "libsvtav1", "preset": "12", **SHORT},
     "av1 in webm": {"codec": "libsvtav1", "format": "webm", "preset": "12", **SHORT},
 }
 
-RARE = {  # in the long run, as others are much like them
-    "h264 in mov",
-    "h264 in fragments",
-    "h264 that is refreshed line by line",
-    "mpeg4 with B-frames in avi",
-    "av1 in webm",
-}
+# In the long run, as others are much like them.
+RARE = {f"h264 {kind}" for kind in ("in mov", "in fragments", "that is refreshed line by line")}
+RARE |= {"mpeg4 with B-frames in avi", "av1 in webm"}
 
 
-def everything(data: bytes) -> list[Pixels]:
+def everything(data):
     with av.open(io.BytesIO(data)) as container:
         return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
 
 
-def taken(data: bytes, indexes: Sequence[int]) -> list[Pixels]:
+def taken(data, indexes):
     return [pixels_of(frame) for frame in read_frames(data, lambda _: indexes)]
 
 
-@pytest.mark.parametrize("name", few(VIDEOS, *(set(VIDEOS) - RARE)))
+@pytest.mark.parametrize("name", few(VIDEOS, *(VIDEOS.keys() - RARE)))
 def test_frames_are_those_of_decoding_everything(name):
     data = encode(**VIDEOS[name])
     whole, counts = everything(data), []
@@ -106,22 +92,13 @@ def test_tables_of_an_mp4_spare_reading_all_packets(name, monkeypatch):
     assert len(taken(encode(**VIDEOS[name]), range(3, 40, 6))) == 7
 
 
-EDITS = [
-    (b"elst", 8, 800),  # of 1,600 milliseconds
-    (b"elst", 12, 10 * 512 + 1024),
-    (b"elst", 12, -1),
-    (b"elst", 4, 0),
-    (b"ctts", 12, 7 * 512),
-    (b"ctts", 4, 1 << 30),
-    (b"stts", 12, 0),
-    (b"stts", 8, 39),
-    (b"stts", 8, 1 << 30),
-    (b"stss", 12, 3),  # a keyframe that is none
-    (b"stss", 12, 0),
-    (b"stss", 12, 1 << 30),
-    (b"stss", 4, 0),
-    (b"stss", 4, 1 << 30),
-]
+BOXES = {
+    b"elst": [(8, 800), (12, 10 * 512 + 1024), (12, -1), (4, 0)],  # of 1,600 milliseconds
+    b"ctts": [(12, 7 * 512), (4, 1 << 30)],
+    b"stts": [(12, 0), (8, 39), (8, 1 << 30)],
+    b"stss": [(12, 3), (12, 0), (12, 1 << 30), (4, 0), (4, 1 << 30)],  # first, of no keyframe
+}
+EDITS = [(box, *change) for box, changes in BOXES.items() for change in changes]
 
 
 @pytest.mark.parametrize(("box", "at", "value"), EDITS)
@@ -180,11 +157,12 @@ def test_frames_are_upright(matrix):
 
 
 @pytest.mark.parametrize("name", ["h264 in mp4", "hevc", "vp9", "av1 in webm", "mpeg4 in avi"])
-def test_what_is_cut_is_an_error(name):
+def test_what_is_cut_or_has_no_frames_is_an_error(name):
     data = encode(**VIDEOS[name])
-    for end in (0, 10, 500, len(data) // 2, len(data) - 2):
+    none = (b"text", make_image(0), make_audio(), make_video())
+    for some in (*(data[:end] for end in (0, 10, 500, len(data) // 2, len(data) - 2)), *none):
         with pytest.raises(NotMediaError):
-            taken(data[:end], range(40))
+            taken(some, range(40))
 
 
 @pytest.mark.parametrize("name", ["h264 in mp4", "hevc", "av1 in mp4", "mpeg4"])
@@ -192,20 +170,14 @@ def test_damage_of_frames_is_an_error_where_they_are_decoded(name):
     """Of an MP4, whose table says where packets are, also if damage is between them."""
     data = encode(**VIDEOS[name])
     at = data.index(b"mdat") + (data.index(b"moov") - data.index(b"mdat")) // 2
-    damaged = data[:at] + random.Random(0).randbytes(1000) + data[at + 1000 :]
+    harmed = data[:at] + random.Random(0).randbytes(1000) + data[at + 1000 :]
     with pytest.raises(NotMediaError, match=r"Invalid data|damaged"):
-        taken(damaged, range(40))
-    for pixels, whole in zip(taken(damaged, [0, 5]), everything(data)[:6:5], strict=True):
+        taken(harmed, range(40))
+    for pixels, whole in zip(taken(harmed, [0, 5]), everything(data)[:6:5], strict=True):
         np.testing.assert_array_equal(pixels, whole)
 
 
-@pytest.mark.parametrize("data", [b"", b"text", make_image(0), make_audio(), make_video()])
-def test_what_has_no_frames_is_an_error(data):
-    with pytest.raises(NotMediaError):
-        taken(data, [0])
-
-
-def test_rare_codecs_are_refused_but_not_titles_of_other_encodings():
+def test_rare_codecs_and_frames_of_two_sizes_are_refused_but_not_titles_of_other_encodings():
     """The fewer of FFmpeg's decoders data can choose, the better."""
     with pytest.raises(UndecodedError, match="can decode"):
         taken(encode("ffvhuff", "avi"), [0])
@@ -213,15 +185,12 @@ def test_rare_codecs_are_refused_but_not_titles_of_other_encodings():
     title = data.replace(b"Lavf", b"L\xe4v\xff")
     assert title != data
     np.testing.assert_array_equal(taken(title, [3]), taken(data, [3]))
-
-
-def test_frames_of_two_sizes_are_an_error():
     small, large = (encode("mpeg4", frames=5, size=size) for size in ((96, 64), (192, 128)))
     with pytest.raises(UndecodedError, match="2 sizes"):
         taken(_followed(small, large), range(10))
 
 
-def _followed(one: bytes, other: bytes) -> bytes:
+def _followed(one, other):
     """A video with the packets of two, as they are, which carry their own headers."""
     file = io.BytesIO()
     with av.open(file, "w", format="matroska") as out:
@@ -261,30 +230,6 @@ def test_bounds(monkeypatch):
         taken(encode(**VIDEOS["h264 in mkv"]), [0])
 
 
-def damaged(data: bytes, seed: int) -> bytes:
-    """A few bytes of a file changed, removed, repeated or cut off; often in its header."""
-    draw, made = random.Random(seed), bytearray(data)
-    header = max(data.find(b"moov"), 0)
-    for _ in range(draw.choice((1, 1, 2, 4, 16))):
-        at = draw.randrange(len(made))
-        if draw.random() < 0.5:
-            at = min(header + draw.randrange(2500), len(made) - 1)
-        length = draw.randrange(1, 100)
-        match draw.randrange(6):
-            case 0 | 1:
-                made[at] = draw.randrange(256)
-            case 2:
-                made[at : at + 4] = draw.choice((bytes(4), b"\xff" * 4, b"\x7f\xff\xff\xff"))
-            case 3:
-                made[at : at + length] = bytes(length)
-            case 4:
-                del made[at : at + length]
-            case _:
-                made[at:at] = made[at : at + length]
-        made = made or bytearray(1)
-    return bytes(made[: draw.randrange(len(made))] if draw.random() < 0.05 else made)
-
-
 @pytest.mark.parametrize(
     "name", ["h264 in mp4", "hevc", "vp8", "vp9", "av1 in mp4", "h264 in mkv", "mpeg4 in avi"]
 )
@@ -294,7 +239,8 @@ def test_damage_is_our_error_or_frames(name, large):
     for seed in range(times):
         choose = SampleFrames(4, stride=1 + seed % 3, random=True).choose
         try:
-            found = read_frames(damaged(data, seed), partial(choose, drawn=[seed % 10 / 10]))
+            harmed = damaged(data, random.Random(seed), 2500, max(data.find(b"moov"), 0))
+            found = read_frames(harmed, partial(choose, drawn=[seed % 10 / 10]))
             decoded += len([pixels_of(frame) for frame in found]) == 4
         except NotMediaError:
             continue

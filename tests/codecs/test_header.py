@@ -1,9 +1,7 @@
 """What the header of an image says, and whether it ends: against Pillow, and on damage."""
 
-from __future__ import annotations
-
+import itertools
 import struct
-from typing import Any
 
 import numpy as np
 import PIL.Image
@@ -22,7 +20,8 @@ from shardkit.codecs.image import (
     is_image,
     probe,
 )
-from tests.codecs.sample_images import encoded, exif, grey_profile, opened, photo, rgb_profile
+from tests.codecs.sample_images import encoded, exif, opened, photo
+from tests.codecs.sample_profiles import grey_profile, rgb_profile
 
 SIZE = (33, 21)
 RGB, GREY = photo("RGB", SIZE), photo("L", SIZE)
@@ -33,57 +32,38 @@ SEE_THROUGH.putalpha(77)
 FRAMES = {"save_all": True, "append_images": [PIL.Image.new("RGB", SIZE, "red")]}
 
 # Of each format: how an image is stored, then the oddity and the colour that the header is to say.
-Case = tuple[str, PIL.Image.Image, dict[str, Any], str, str]
-CASES: list[Case] = [
-    ("JPEG", RGB, {}, "", "RGB"),
-    ("JPEG", RGB, {"progressive": True}, "", "RGB"),
-    ("JPEG", RGB, {"keep_rgb": True}, "", "RGB"),
+GREYS = [GREY, GREY.convert("1")]
+CASES = [
+    *[("JPEG", RGB, how, "", "RGB") for how in ({}, {"progressive": True}, {"keep_rgb": True})],
     ("JPEG", RGB, {"exif": exif(6), "icc_profile": rgb_profile()}, "", "RGB"),
     ("JPEG", GREY, {}, "", "GRAY"),
     ("JPEG", GREY, {"icc_profile": grey_profile(1.0)}, "", "GRAY"),
     ("JPEG", GREY, {"icc_profile": rgb_profile()}, "", "RGB"),
     ("JPEG", RGB.convert("CMYK"), {"exif": exif(3)}, "cmyk", "CMYK"),
-    ("PNG", RGB, {}, "", "RGB"),
-    ("PNG", GREY, {}, "", "GRAY"),
-    ("PNG", GREY.convert("1"), {}, "", "GRAY"),
-    ("PNG", PALETTE, {}, "", "RGB"),
-    ("PNG", DEEP, {}, "16-bit", "GRAY"),
+    *[(format, image, {}, "", "RGB") for format in ("PNG", "BMP") for image in (RGB, PALETTE)],
+    *[(format, image, {}, "", "GRAY") for format in ("PNG", "BMP", "PPM") for image in GREYS],
+    *[(format, DEEP, {}, "16-bit", "GRAY") for format in ("PNG", "TIFF")],
     ("PNG", PALETTE, {"transparency": 0}, "transparent", "RGB"),
     ("PNG", RGB, {"transparency": (1, 2, 3)}, "transparent", "RGB"),
     ("PNG", GREY, {"transparency": 9}, "transparent", "GRAY"),
-    ("PNG", SEE_THROUGH, {}, "transparent", "RGB"),
-    ("PNG", SEE_THROUGH.convert("LA"), {}, "transparent", "GRAY"),
+    *[(format, SEE_THROUGH, {}, "transparent", "RGB") for format in ("PNG", "TIFF")],
+    *[(format, SEE_THROUGH.convert("LA"), {}, "transparent", "GRAY") for format in ("PNG", "TIFF")],
     ("PNG", RGB, {"icc_profile": rgb_profile(), "exif": exif(5)}, "", "RGB"),
     ("PNG", GREY, {"icc_profile": grey_profile(2.2)}, "", "GRAY"),
     ("PNG", GREY, {"icc_profile": rgb_profile()}, "", "RGB"),
-    ("PNG", RGB, FRAMES, "animated", "RGB"),
-    ("WEBP", RGB, {}, "", "RGB"),
-    ("WEBP", RGB, {"lossless": True}, "", "RGB"),
-    ("WEBP", SEE_THROUGH, {}, "transparent", "RGB"),
-    ("WEBP", SEE_THROUGH, {"lossless": True}, "transparent", "RGB"),
+    *[(format, RGB, FRAMES, "animated", "RGB") for format in ("PNG", "WEBP", "GIF", "TIFF")],
+    *[("WEBP", RGB, {"lossless": less}, "", "RGB") for less in (False, True)],
+    *[("WEBP", SEE_THROUGH, {"lossless": less}, "transparent", "RGB") for less in (False, True)],
     ("WEBP", RGB, {"icc_profile": rgb_profile(), "exif": exif(8)}, "", "RGB"),
     ("WEBP", RGB, {"icc_profile": rgb_profile(), "lossless": True, "exif": exif(2)}, "", "RGB"),
-    ("WEBP", RGB, FRAMES, "animated", "RGB"),
-    ("GIF", PALETTE, {}, "", "RGB"),
-    ("GIF", GREY, {}, "", "RGB"),  # a palette like any other
+    *[("GIF", image, {}, "", "RGB") for image in (PALETTE, GREY)],  # a palette like any other
     ("GIF", PALETTE, {"transparency": 0}, "transparent", "RGB"),
-    ("GIF", RGB, FRAMES, "animated", "RGB"),
     ("TIFF", RGB, {"icc_profile": rgb_profile()}, "", "RGB"),
     ("TIFF", GREY, {"compression": "tiff_lzw"}, "", "GRAY"),
     ("TIFF", PALETTE, {}, "", "RGB"),
-    ("TIFF", DEEP, {}, "16-bit", "GRAY"),
     ("TIFF", photo("F", SIZE), {}, "floating-point", "GRAY"),
     ("TIFF", RGB.convert("CMYK"), {}, "cmyk", "CMYK"),
-    ("TIFF", SEE_THROUGH, {}, "transparent", "RGB"),
-    ("TIFF", SEE_THROUGH.convert("LA"), {}, "transparent", "GRAY"),
-    ("TIFF", RGB, FRAMES, "animated", "RGB"),
-    ("BMP", RGB, {}, "", "RGB"),
-    ("BMP", GREY, {}, "", "GRAY"),
-    ("BMP", GREY.convert("1"), {}, "", "GRAY"),
-    ("BMP", PALETTE, {}, "", "RGB"),
     ("PPM", RGB, {}, "", "RGB"),
-    ("PPM", GREY, {}, "", "GRAY"),
-    ("PPM", GREY.convert("1"), {}, "", "GRAY"),
     ("PPM", PIL.Image.new("I", SIZE, 0x1234), {}, "16-bit", "GRAY"),
 ]
 WHOLE = [encoded(image, format, **options) for format, image, options, _, _ in CASES]
@@ -95,7 +75,7 @@ def test_a_header_says_what_pillow_says(format, image, options, oddity, colour):
     data = encoded(image, format, **options)
     header = read_header(data)
     assert (header.format, header.oddity, header.colour) == (format.lower(), oddity, colour)
-    assert header.lossless == (format not in LOSSY or "lossless" in options)
+    assert header.lossless == (format not in LOSSY or options.get("lossless", False))
     with opened(data) as found:
         assert (header.width, header.height) == found.size == SIZE
         assert header.orientation == found.getexif().get(0x0112, 1)
@@ -122,49 +102,41 @@ def test_format_and_size_are_pillows_and_a_cut_header_is_named(format):
     assert SUFFIX_OF[format.lower()] == suffix
 
 
-def test_a_big_endian_orientation_and_a_damaged_one():
+def with_segment(marker, content, of=None):
+    """A JPEG with another segment, as the first."""
+    of = of or encoded(RGB, "JPEG")
+    return of[:2] + marker + struct.pack(">H", len(content) + 2) + content + of[2:]
+
+
+def test_orientation_is_that_of_exif_and_upright_has_its_sides_exchanged():
+    for format, orientation in itertools.product(("JPEG", "PNG", "WEBP", "TIFF"), range(1, 9)):
+        header = read_header(encoded(RGB, format, exif=exif(orientation)))
+        assert (header.width, header.height, header.orientation) == (*SIZE, orientation)
+        assert header.upright == (SIZE if orientation < 5 else SIZE[::-1])
     tiff = b"MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"
     for payload, expected in [(tiff, 6), (tiff[:8] + b"\0\0" + tiff[10:], 1), (b"II", 1)]:
         assert read_header(with_segment(b"\xff\xe1", b"Exif\0\0" + payload)).orientation == expected
 
 
-def with_segment(marker: bytes, content: bytes, of: bytes = encoded(RGB, "JPEG")) -> bytes:
-    """A JPEG with another segment, as the first."""
-    return of[:2] + marker + struct.pack(">H", len(content) + 2) + content + of[2:]
-
-
-# --- JPEG ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
-def test_orientation_is_that_of_exif_and_upright_has_its_sides_exchanged(format):
-    for orientation in range(1, 9):
-        header = read_header(encoded(RGB, format, exif=exif(orientation)))
-        assert (header.width, header.height, header.orientation) == (*SIZE, orientation)
-        assert header.upright == (SIZE if orientation < 5 else SIZE[::-1])
-
-
-@pytest.mark.parametrize("chroma", ["444", "422", "420", "440", "411"])
-def test_chroma_is_libjpegs(chroma):
-    data = simplejpeg.encode_jpeg(np.array(RGB), colorsubsampling=chroma)
-    assert read_header(data).chroma == simplejpeg.decode_jpeg_header(data)[3] == chroma
+def test_chroma_is_libjpegs():
+    for chroma in ("444", "422", "420", "440", "411"):
+        data = simplejpeg.encode_jpeg(np.array(RGB), colorsubsampling=chroma)
+        assert read_header(data).chroma == simplejpeg.decode_jpeg_header(data)[3] == chroma
     for mode in ("L", "CMYK"):  # which have no two channels of chroma
         assert read_header(encoded(photo(mode), "JPEG")).chroma == ""
 
 
-@pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_the_table_is_pillows_and_finer_for_more_quality(mode):
-    sums = []
-    for quality in (5, 25, 50, 75, 90, 95, 100):
-        data = encoded(photo(mode), "JPEG", quality=quality)
-        with opened(data) as image:
-            assert read_header(data).table == sum(image.quantization[0])
-        sums.append(read_header(data).table)
-    assert sums == sorted(set(sums), reverse=True)
-    assert sums[-1] == 64  # quality 100 rounds to whole numbers only
-
-
-def test_a_table_of_16_bits_and_one_behind_another():
+def test_the_table_is_pillows_and_finer_for_more_quality():
+    for mode in ("RGB", "L"):
+        sums = []
+        for quality in (5, 25, 50, 75, 90, 95, 100):
+            data = encoded(photo(mode), "JPEG", quality=quality)
+            with opened(data) as image:
+                assert read_header(data).table == sum(image.quantization[0])
+            sums.append(read_header(data).table)
+        assert sums == sorted(set(sums), reverse=True)
+        assert sums[-1] == 64  # quality 100 rounds to whole numbers only
+    # One of 16 bits, behind another.
     chroma_first = bytes([1, *[9] * 64]) + b"\x10" + struct.pack(">64H", *range(300, 364))
     frame = b"\xff\xc1\0\x0b\x08\0\x01\0\x01\x01\x01\x11\0\xff\xda\0\x02"
     tables = b"\xff\xdb" + struct.pack(">H", len(chroma_first) + 2) + chroma_first
@@ -185,15 +157,9 @@ def test_a_long_profile_comes_whole(format):
 @pytest.mark.parametrize(
     ("marker", "precision", "components", "oddity"),
     [
-        (0xC0, 8, 3, ""),
-        (0xC1, 8, 1, ""),
-        (0xC2, 8, 3, ""),
-        (0xC3, 8, 3, "lossless"),
-        (0xC9, 8, 3, "arithmetic"),
-        (0xCA, 8, 3, "arithmetic"),
-        (0xC1, 12, 3, "12-bit"),
-        (0xC0, 8, 4, "cmyk"),
-        (0xC0, 8, 2, "2-component"),
+        *[(0xC0, 8, 3, ""), (0xC1, 8, 1, ""), (0xC2, 8, 3, ""), (0xC3, 8, 3, "lossless")],
+        *[(0xC9, 8, 3, "arithmetic"), (0xCA, 8, 3, "arithmetic"), (0xC1, 12, 3, "12-bit")],
+        *[(0xC0, 8, 4, "cmyk"), (0xC0, 8, 2, "2-component")],
     ],
 )
 def test_jpegs_that_are_not_plain_are_told(marker, precision, components, oddity):
@@ -217,9 +183,13 @@ def test_a_whole_image_passes_with_anything_behind_it_and_a_cut_one_is_told(form
             check_end(data[:size], name)
     for without_an_end in ("bmp", "tiff", "ppm"):
         check_end(b"", without_an_end)
-
-
-# --- damage --------------------------------------------------------------------------------------
+    thumbnail = encoded(photo("RGB", (8, 8)), "JPEG")  # whose end is not that of the image
+    data = with_segment(b"\xff\xe1", b"Exif\0\0" + thumbnail)
+    check_end(data, "jpeg")
+    inside = data.index(thumbnail) + len(thumbnail)
+    for size in (len(data) - 1, len(data) * 3 // 4, inside + 10):
+        with pytest.raises(CutError):
+            check_end(data[:size], "jpeg")
 
 
 @pytest.mark.parametrize(
@@ -261,16 +231,3 @@ def test_no_damage_gives_another_error(whole, data):
     assert header.width > 0
     assert header.height > 0
     assert 1 <= header.orientation <= 8
-
-
-# --- the end -------------------------------------------------------------------------------------
-
-
-def test_the_end_of_a_thumbnail_is_not_that_of_a_jpeg():
-    thumbnail = encoded(photo("RGB", (8, 8)), "JPEG")
-    data = with_segment(b"\xff\xe1", b"Exif\0\0" + thumbnail)
-    check_end(data, "jpeg")
-    inside = data.index(thumbnail) + len(thumbnail)
-    for size in (len(data) - 1, len(data) * 3 // 4, inside + 10):
-        with pytest.raises(CutError):
-            check_end(data[:size], "jpeg")

@@ -1,16 +1,14 @@
 """What names stand for: tiktoken's ranks and encodings, SentencePiece, hub names, errors."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
+import itertools
 import json
 import pickle
 import random
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,21 +17,18 @@ import tiktoken
 import tiktoken.registry
 import tiktoken_ext.openai_public as openai
 
-from shardkit.codecs.tokenizers import Tokenizer, load_tokenizer, open_copy
+from shardkit.codecs.tokenizers import load_tokenizer, open_copy
 from shardkit.codecs.tokenizers.ranks import FACTS
 from shardkit.errors import DamagedError, NotFoundError, SampleError, StorageError, UsageError
 from tests.codecs import tokenizer_zoo as zoo
+from tests.codecs.sample_images import damaged
 
-TEXTS = [
-    *zoo.documents(20, seed=1),
-    "",
-    f"a{zoo.END}b <|fim_middle|> <|endofprompt|>",
-    "\u0085 'ſ K",
-]
+TEXTS = ["", f"a{zoo.END}b <|fim_middle|> <|endofprompt|>", "\u0085 'ſ K"]
+TEXTS += zoo.documents(20, seed=1)
 ENCODINGS = set(FACTS)
 
 
-def official(name: str, monkeypatch: pytest.MonkeyPatch) -> tiktoken.Encoding:
+def official(name, monkeypatch):
     """An encoding as tiktoken makes it, but with the ranks of the zoo instead of a download."""
     ranks = zoo.ranks()
     monkeypatch.setattr(openai, "load_tiktoken_bpe", lambda *_, **__: ranks)
@@ -60,8 +55,6 @@ def test_a_file_of_ranks_is_tiktokens_encoding_of_its_name(tmp_path, name, monke
 
 
 MILLION = " " * 1_000_000 + "a"
-
-
 LONG = [MILLION, "a" + "\t\u00a0" * 400_000 + f"b{zoo.END}\n c", "x" * 1_000_000]
 
 
@@ -75,7 +68,7 @@ def test_text_that_tiktoken_cannot_split_is_split_for_it(tmp_path):
         load_tokenizer(zoo.write_ranks(tmp_path / "gpt2.tiktoken")).encode(["\U000f0000" + MILLION])
 
 
-def kept(tokenizer: Tokenizer, folder: Path) -> list[Tokenizer]:
+def kept(tokenizer, folder):
     """What a dataset in that folder, a pickle and the copied file give."""
     ((file, content),) = tokenizer.files().items()
     (folder / file).write_bytes(content)
@@ -121,19 +114,16 @@ def test_a_sentencepiece_model_gives_its_ids(model, tmp_path, monkeypatch):
         assert copy.identity() == tokenizer.identity()
         assert copy.decode(copy.encode(["the same 的"])[0]) == "the same 的"
     assert load_tokenizer(model, eos_token="<s>").eos_id == 1
+    ranks = load_tokenizer(zoo.write_ranks(tmp_path / "gpt2.tiktoken"))
+    for some, wrong in itertools.product((tokenizer, ranks), (40_000, -5)):
+        with pytest.raises(DamagedError, match=rf"no such token(.|\n)*found: {wrong}"):
+            some.decode([5, wrong, 7])
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     with pytest.raises(UsageError, match="a SentencePiece model needs"):
         load_tokenizer(model)
 
 
-def test_ids_that_are_no_tokens_are_an_error(model, tmp_path):
-    for path in (model, zoo.write_ranks(tmp_path / "gpt2.tiktoken")):
-        for wrong in (40_000, -5):
-            with pytest.raises(DamagedError, match=rf"no such token(.|\n)*found: {wrong}"):
-                load_tokenizer(path).decode([5, wrong, 7])
-
-
-def test_a_folder_stands_for_the_tokenizer_in_it(tmp_path):
+def test_a_folder_stands_for_the_tokenizer_in_it_and_a_path_for_no_other(tmp_path):
     """`tokenizer.json` goes before others."""
     (tmp_path / "spm.model").write_bytes(zoo.sentencepiece_model())
     assert load_tokenizer(tmp_path).kind == "sentencepiece"
@@ -142,6 +132,9 @@ def test_a_folder_stands_for_the_tokenizer_in_it(tmp_path):
     (tmp_path / "ranks").mkdir()
     zoo.write_ranks(tmp_path / "ranks/o200k_base.tiktoken")
     assert load_tokenizer(str(tmp_path / "ranks")).kind == "tiktoken"
+    for name in ("./none", "/none/at/all", "none.json", "a.tiktoken", "~/none.model"):
+        with pytest.raises(NotFoundError, match="no such tokenizer"):
+            load_tokenizer(name)
 
 
 _RANKS = b"".join(base64.b64encode(bytes([n])) + b" %d\n" % n for n in range(256))
@@ -178,40 +171,27 @@ def test_damaged_files_give_our_errors_or_open(tmp_path, name):
     path = zoo.write_json(tmp_path, name)
     data = path.read_bytes()
     for _ in range(25):
-        at = dice.randrange(len(data))
-        cut = dice.random() < 0.3
-        path.write_bytes(data[:at] + (b"" if cut else dice.randbytes(1) + data[at + 1 :]))
+        path.write_bytes(damaged(data, dice, len(data)))
         with contextlib.suppress(UsageError):
             load_tokenizer(path).encode(["text"])
 
 
-@pytest.mark.parametrize(
-    ("name", "message", "fix"),
-    [
-        ("gpt2", "could not download the file", "gpt2.tiktoken"),
-        ("o200k_base", "could not download the file", "TIKTOKEN_CACHE_DIR"),
-        ("shardkit-tests/no-such-tokenizer", "could not be downloaded", "give a tokenizer.json"),
-        ("no such", "could not be downloaded", "give a tokenizer.json"),
-    ],
-)
-def test_without_a_network_a_name_needs_a_file(tmp_path, monkeypatch, name, message, fix):
+def test_without_a_network_a_name_needs_a_file(tmp_path, monkeypatch):
     def no_network(*_, **__):
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", no_network)
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
-    monkeypatch.delitem(tiktoken.registry.ENCODINGS, name, raising=False)
-    with pytest.raises(UsageError, match=message) as caught:
-        load_tokenizer(name)
-    assert fix in str(caught.value.fix)
-
-
-@pytest.mark.parametrize(
-    "name", ["./none", "/none/at/all", "none.json", "a.tiktoken", "~/none.model"]
-)
-def test_a_path_that_does_not_exist_is_not_looked_for_elsewhere(name):
-    with pytest.raises(NotFoundError, match="no such tokenizer"):
-        load_tokenizer(name)
+    for name, message, fix in [
+        ("gpt2", "could not download the file", "gpt2.tiktoken"),
+        ("o200k_base", "could not download the file", "TIKTOKEN_CACHE_DIR"),
+        ("shardkit-tests/no-such-tokenizer", "could not be downloaded", "give a tokenizer.json"),
+        ("no such", "could not be downloaded", "give a tokenizer.json"),
+    ]:
+        monkeypatch.delitem(tiktoken.registry.ENCODINGS, name, raising=False)
+        with pytest.raises(UsageError, match=message) as caught:
+            load_tokenizer(name)
+        assert fix in str(caught.value.fix)
 
 
 def test_a_hub_name_is_opened_from_the_files_that_come(tmp_path, monkeypatch):

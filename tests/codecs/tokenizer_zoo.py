@@ -1,13 +1,10 @@
 """Small tokenizers of every kind, trained on the spot, and text to train and to try them on."""
 
-from __future__ import annotations
-
 import base64
 import functools
 import io
 import json
 import random
-from pathlib import Path
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -31,7 +28,7 @@ SIZE = 2000
 Json = dict[str, Any]
 
 
-def documents(count: int = 300, seed: int = 0) -> list[str]:
+def documents(count=300, seed=0):
     """Made-up prose in several scripts, with numbers, contractions, code and odd spaces."""
     dice = random.Random(seed)
     letters = ["etaoinshrdlu"] * 2 + ["оеаинтсрвл", "的一是不了人我在", "éàüöñç", "ािकरनसत"]
@@ -43,7 +40,7 @@ def documents(count: int = 300, seed: int = 0) -> list[str]:
     words += ["don't", "I'll", "WE'VE", "it’s", "😀", "👩‍👩‍👧", "def", "return", "==", "://", "..."]
     joints = [" "] * 12 + [", ", ". ", "\n", "\n\n", "    ", "\t", "\r\n", " - ", "  ", "\u00a0"]
 
-    def document() -> str:
+    def document():
         chosen = dice.choices(words, k=dice.randint(5, 120))
         parts = [word if dice.random() > 0.1 else str(dice.randrange(10**6)) for word in chosen]
         return "".join(part.title() + dice.choice(joints) for part in parts)
@@ -51,7 +48,7 @@ def documents(count: int = 300, seed: int = 0) -> list[str]:
     return [document() if n % 3 else document().lower() for n in range(count)]
 
 
-def byte_level(pattern: str | None = None, nfc: bool = False, size: int = SIZE) -> Tokenizer:
+def byte_level(pattern=None, nfc=False, size=SIZE):
     """Byte-level BPE; without a pattern, split as for GPT-2."""
     tokenizer = Tokenizer(models.BPE())
     if nfc:
@@ -65,9 +62,7 @@ def byte_level(pattern: str | None = None, nfc: bool = False, size: int = SIZE) 
     return _trained(tokenizer, trainers.BpeTrainer, [END], size, initial_alphabet=alphabet)
 
 
-def _trained(
-    tokenizer: Tokenizer, trainer: Any, special: list[str], size: int = SIZE, **options: Any
-) -> Tokenizer:
+def _trained(tokenizer, trainer, special, size=SIZE, **options):
     made = trainer(vocab_size=size, special_tokens=special, show_progress=False, **options)
     # Unigram takes long, and fewer have as many pieces.
     count = 100 if trainer is trainers.UnigramTrainer else 300
@@ -75,7 +70,7 @@ def _trained(
     return tokenizer
 
 
-def _qwen2() -> Json:
+def _qwen2():
     """With more added tokens, some of which are not special, as in chats."""
     tokenizer = byte_level(QWEN2, nfc=True)
     tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
@@ -83,33 +78,30 @@ def _qwen2() -> Json:
     return _json(tokenizer)
 
 
-def _llama3() -> Json:
+def _llama3():
     """Made from ranks, as Llama's was: every pair that joins to a token is listed as a merge."""
     document = _json(byte_level(LLAMA3))
     vocab = document["model"]["vocab"]
     del vocab[END]
-    splits = (
-        sorted(
-            ((t[:i], t[i:]) for i in range(1, len(t)) if t[:i] in vocab and t[i:] in vocab),
-            key=lambda pair: (vocab[pair[0]], vocab[pair[1]]),
-        )
-        for t in sorted(vocab, key=vocab.__getitem__)
-    )
-    document["model"]["merges"] = [list(pair) for pairs in splits for pair in pairs]
+    merges = document["model"]["merges"] = []
+    for token in sorted(vocab, key=vocab.__getitem__):
+        pairs = [(token[:i], token[i:]) for i in range(1, len(token))]
+        known = [pair for pair in pairs if vocab.keys() >= {*pair}]
+        merges += map(list, sorted(known, key=lambda pair: (vocab[pair[0]], vocab[pair[1]])))
     document["model"]["ignore_merges"] = True
     tokenizer = Tokenizer.from_str(json.dumps(document | {"added_tokens": []}))
     tokenizer.add_special_tokens(["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"])
     return _json(tokenizer)
 
 
-def _shuffled() -> Json:
+def _shuffled():
     """Merges in another order than their ids: only `tokenizers` can do it."""
     document = tokenizer_json("gpt2")
     random.Random(0).shuffle(document["model"]["merges"])
     return document
 
 
-def _wordpiece() -> Json:
+def _wordpiece():
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -117,7 +109,7 @@ def _wordpiece() -> Json:
     return _json(_trained(tokenizer, trainers.WordPieceTrainer, special))
 
 
-def _unigram() -> Json:
+def _unigram():
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
@@ -138,23 +130,21 @@ FAST = ("gpt2", "llama3", "qwen2", "gpt4o")
 NAMES = tuple(_MAKERS)
 
 
-def _json(tokenizer: Tokenizer) -> Json:
-    document: Json = json.loads(tokenizer.to_str())
-    return document
+def _json(tokenizer):
+    return json.loads(tokenizer.to_str())
 
 
 @functools.cache
-def _text(name: str) -> str:
+def _text(name):
     return json.dumps(_MAKERS[name](), ensure_ascii=False)
 
 
-def tokenizer_json(name: str) -> Json:
+def tokenizer_json(name):
     """One of `NAMES`, as the content of its tokenizer.json, to be changed at will."""
-    document: Json = json.loads(_text(name))
-    return document
+    return json.loads(_text(name))
 
 
-def write_json(folder: Path, document: Json | str) -> Path:
+def write_json(folder, document):
     """Writes tokenizer.json into a folder; `document` may be one of `NAMES`."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "tokenizer.json"
@@ -164,7 +154,7 @@ def write_json(folder: Path, document: Json | str) -> Path:
 
 
 @functools.cache
-def ranks(pattern: str = LLAMA3) -> dict[bytes, int]:
+def ranks(pattern=LLAMA3):
     """What tiktoken would be given; the same merges as `byte_level` has. Not to be changed."""
     seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     unseen = [byte for byte in range(256) if byte not in seen]
@@ -175,7 +165,7 @@ def ranks(pattern: str = LLAMA3) -> dict[bytes, int]:
     return {bytes(stands_for[c] for c in token): number for token, number in vocab.items()}
 
 
-def write_ranks(path: Path, pattern: str = LLAMA3) -> Path:
+def write_ranks(path, pattern=LLAMA3):
     """A file of tiktoken's ranks, which has to have the name of an encoding."""
     by_rank = sorted(ranks(pattern).items(), key=lambda item: item[1])
     lines = (base64.b64encode(token) + b" %d\n" % rank for token, rank in by_rank)
@@ -184,7 +174,7 @@ def write_ranks(path: Path, pattern: str = LLAMA3) -> Path:
 
 
 @functools.cache
-def sentencepiece_model(kind: str = "unigram") -> bytes:
+def sentencepiece_model(kind="unigram"):
     """A .model file of the `sentencepiece` library."""
     from sentencepiece import SentencePieceTrainer
 
