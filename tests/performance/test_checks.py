@@ -1,10 +1,8 @@
 """What the data alone tell of how they will load: that it is found, and found nowhere else."""
 
-from __future__ import annotations
-
-import io
 import re
 import shlex
+from functools import partial
 
 import numpy as np
 import PIL.Image
@@ -27,6 +25,7 @@ from shardkit.schema import Array, Bytes, Image, Int, Text
 from shardkit.stream.loader import Loader
 from shardkit.stream.options import StreamOptions
 from shardkit.stream.stream import Stream
+from tests.codecs import sample_images
 
 PHOTO = (256, 192)
 CROP, SMALL = {"image": RandomResizedCrop(32)}, {"image": Resize(192)}
@@ -60,24 +59,22 @@ def photo(number, size=PHOTO):
     return np.clip(smooth + random.normal(0, 2, smooth.shape), 0, 255).astype(np.uint8)
 
 
-def drawing(number, size=PHOTO, colour=None):
+def drawing(number, colour=None):
     """Text on white, in several colours or in one."""
-    image = PIL.Image.new("RGB", size, "white")
+    image = PIL.Image.new("RGB", PHOTO, "white")
     draw = PIL.ImageDraw.Draw(image)
-    for line in range(0, size[1], 14):
+    for line in range(0, PHOTO[1], 14):
         fill = colour or (200 * (line % 3), 0, line)
         draw.text((5, line), f"line {number} {line} " * 9, fill=fill)
     return np.asarray(image)
 
 
-def noise(number, size=PHOTO):
-    return np.random.default_rng(number).integers(0, 255, (*size[::-1], 3), np.uint8)
+def noise(number):
+    return np.random.default_rng(number).integers(0, 255, (*PHOTO[::-1], 3), np.uint8)
 
 
-def encoded(pixels, format="PNG", mode="RGB"):
-    file = io.BytesIO()
-    PIL.Image.fromarray(pixels).convert(mode).save(file, format)
-    return file.getvalue()
+def encoded(pixels, format="PNG", mode="RGB", **options):
+    return sample_images.encoded(PIL.Image.fromarray(pixels).convert(mode), format, **options)
 
 
 def jpeg(pixels):
@@ -114,28 +111,21 @@ def assert_accepted(command):
         assert result.exit_code == 0, result.output
 
 
-# --- images ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("to", ["wds", "arrow", "beton", "parquet"])
-def test_images_far_larger_than_their_crops_are_found(tmp_path, to):
-    found = stored_size(stream(photos(tmp_path / "large", to=to), transforms=CROP))
+def test_images_far_larger_than_their_crops_are_found_with_what_a_smaller_size_saves(tmp_path, to):
+    path = photos(tmp_path / "large", to=to)
+    found = stored_size(stream(path, transforms=CROP))
     assert (found.cause, found.stage) == ("decode", "decode")
     assert found.share == pytest.approx(53 * 40 / (256 * 192))
     assert "256 x 192 pixels" in found.seen
     assert "RandomResizedCrop(32) needs only 40" in found.seen
     assert "--resize 40 --image-format jpeg --quality 90" in found.command
     assert_accepted(found.command)
-
-
-def test_what_a_smaller_size_saves_is_what_converting_gives(tmp_path):
-    path = photos(tmp_path / "large")
-    found = stored_size(stream(path, transforms=CROP))
     image = shardkit.ImageOptions(resize=40, format="jpeg", quality=90)
     shardkit.convert(path, to="wds", out=tmp_path / "small", image=image, workers=0)
     before, after = (
-        np.mean([len(sample["image"]) for sample in shardkit.open(tmp_path / name)])
-        for name in ("large", "small")
+        np.mean([len(sample["image"]) for sample in shardkit.open(stored)])
+        for stored in (path, tmp_path / "small")
     )
     assert f"{after / 1000:,.1f} kB each instead of {before / 1000:,.1f}" in found.do
     assert stored_size(stream(tmp_path / "small", transforms=CROP)) is None
@@ -165,28 +155,23 @@ def test_images_that_are_not_looked_at_are_not_converted(tmp_path):
     """A command that is for all images would harm a mask, or an image that nobody decodes."""
     for other in ("other", "mask"):
         schema = {"image": Image(), other: Image()}
-        path = tmp_path / other
-        with shardkit.create(path, to="wds", schema=schema) as writer:
+        with shardkit.create(tmp_path / other, to="wds", schema=schema) as writer:
             for number in range(8):
                 mask = encoded(photo(number)[:, :, 0], mode="L")
                 writer.write({"image": jpeg(photo(number)), other: mask})
-    assert stored_size(stream(tmp_path / "other", transforms=CROP)) is None
-    assert stored_size(stream(tmp_path / "other", transforms=CROP, fields=["image"])) is None
     both = {("image", "other"): RandomResizedCrop(32)}
-    assert stored_size(stream(tmp_path / "other", transforms=both)) is None
+    for options in ({}, {"fields": ["image"]}, {"transforms": both}):
+        given = stream(tmp_path / "other", **{"transforms": CROP, **options})
+        assert stored_size(given) is None
     both = {("image", "mask"): RandomResizedCrop(32)}
     assert_accepted(stored_size(stream(tmp_path / "mask", transforms=both)).command)
 
 
 @pytest.mark.parametrize("format", ["PNG", "TIFF", "BMP", "WEBP"])
 def test_formats_without_loss_are_found_where_jpeg_is_faster(tmp_path, prices, format):
-    def encode(pixels):
-        file = io.BytesIO()
-        PIL.Image.fromarray(pixels).save(file, format, **{"lossless": True} if webp else {})
-        return file.getvalue()
-
-    webp = format == "WEBP"
-    given = stream(photos(tmp_path / "some", encode), transforms=SMALL)
+    lossless = {"lossless": True} if format == "WEBP" else {}
+    path = photos(tmp_path / "some", lambda pixels: encoded(pixels, format, **lossless))
+    given = stream(path, transforms=SMALL)
     found = png(given)
     assert (found.cause, found.stage, found.share) == ("decode", "decode", 0.5)
     assert f"4 of 4 images are stored in lossless formats: {format}" in found.seen
@@ -196,54 +181,44 @@ def test_formats_without_loss_are_found_where_jpeg_is_faster(tmp_path, prices, f
     assert png(given) is None
 
 
-@pytest.mark.parametrize(
-    "encode",
-    [
-        jpeg,
-        lambda pixels: encoded(pixels, mode="P"),
-        lambda pixels: encoded(pixels, mode="RGBA"),
-        lambda pixels: encoded(pixels, "WEBP"),
-        lambda pixels: encoded(pixels // 64 * 64),
-    ],
-    ids=["jpeg", "palette", "alpha", "webp with loss", "few colours"],
-)
-def test_images_that_are_jpeg_or_better_not_give_no_finding(tmp_path, encode):
-    path = photos(tmp_path / "some", encode)
+def on_white(number):
+    pixels = photo(number)
+    pixels[:, :150] = 255
+    return pixels
+
+
+def few_colours(pixels):
+    return encoded(pixels // 64 * 64)
+
+
+KEPT = {"jpeg": jpeg, "few colours": few_colours, "webp": partial(encoded, format="WEBP")}
+KEPT |= {mode: partial(encoded, mode=mode) for mode in ("P", "RGBA")}
+# One such image is enough.
+HARMED = {"drawing": drawing, "text": partial(drawing, colour="black"), "noise": noise}
+
+
+@pytest.mark.parametrize("kind", [*KEPT, *HARMED])
+def test_images_that_are_jpeg_or_better_not_give_no_finding(tmp_path, kind):
+    if kind in KEPT:
+        path = photos(tmp_path / "some", KEPT[kind])
+    else:
+        values = [encoded(photo(n)) for n in range(7)]
+        path = write(tmp_path / "some", [*values, encoded(HARMED[kind](0))])
     assert png(stream(path, transforms=SMALL)) is None
 
 
 def test_photos_on_white_are_photos(tmp_path):
-    def on_white(number):
-        pixels = photo(number)
-        pixels[:, :150] = 255
-        return pixels
-
     assert png(stream(photos(tmp_path / "white", encoded, on_white), transforms=SMALL)) is not None
 
 
-def text(number):
-    return drawing(number, colour="black")
-
-
-@pytest.mark.parametrize("pixels", [drawing, text, noise])
-def test_one_image_that_jpeg_would_harm_is_enough_to_keep_png(tmp_path, pixels):
-    values = [encoded(photo(n)) for n in range(7)]
-    path = write(tmp_path / "mixed", [*values, encoded(pixels(0))])
-    assert png(stream(path, transforms=SMALL)) is None
-
-
-def test_large_drawings_become_smaller_and_stay_png(tmp_path):
-    found = stored_size(stream(photos(tmp_path / "png", encoded, drawing), transforms=CROP))
+def test_large_drawings_stay_png_and_photos_get_a_size_and_a_format_in_one_finding(tmp_path):
+    found = stored_size(stream(photos(tmp_path / "text", encoded, drawing), transforms=CROP))
     assert "--resize 40 --quality 90" in found.command
     assert_accepted(found.command)
-
-
-def test_a_smaller_size_and_another_format_are_one_finding(tmp_path):
-    found = checks(
-        stream(photos(tmp_path / "png", encoded), transforms=CROP), world_size=1, workers=0
-    )
-    assert [finding.cause for finding in found] == ["decode"]
-    assert "--resize 40 --image-format jpeg" in found[0].command
+    given = stream(photos(tmp_path / "png", encoded), transforms=CROP)
+    (found,) = checks(given, world_size=1, workers=0)
+    assert found.cause == "decode"
+    assert "--resize 40 --image-format jpeg" in found.command
 
 
 def test_bad_images_are_left_to_the_loader_to_tell(tmp_path):
@@ -254,15 +229,10 @@ def test_bad_images_are_left_to_the_loader_to_tell(tmp_path):
     assert stored_size(stream(loose(tmp_path / "all", bad), transforms=CROP)) is None
 
 
-# --- files ---------------------------------------------------------------------------------------
-
-
 def test_parquet_read_at_random_is_found_and_read_in_order_is_not(tmp_path, monkeypatch):
     path = write(tmp_path / "some", map(str, range(64)), "parquet", "text", Text())
     times = {"parquet": 1.0, "wds": 0.2}
-    monkeypatch.setattr(
-        storing, "_seconds", lambda samples, numbers: times[samples._datasets[0].format]
-    )
+    monkeypatch.setattr(storing, "_seconds", lambda samples, _: times[samples._datasets[0].format])
     found = other_format(stream(path))
     assert (found.cause, found.stage, found.share) == ("format", "read", pytest.approx(0.2))
     assert "--to wds" in found.command
@@ -270,6 +240,9 @@ def test_parquet_read_at_random_is_found_and_read_in_order_is_not(tmp_path, monk
     times["wds"] = 0.75
     assert other_format(stream(path)) is None
     assert other_format(stream(path, cache="memory")) is None
+    monkeypatch.setattr(storing, "_write", None)
+    for to in ("wds", "arrow", "beton", "lmdb"):  # others are not tried
+        assert other_format(stream(write(tmp_path / to, "abc", to, "text", Text()))) is None
 
 
 def test_loose_files_are_tried_as_shards(tmp_path, monkeypatch):
@@ -288,12 +261,6 @@ def test_loose_files_are_tried_as_shards(tmp_path, monkeypatch):
     assert_accepted(found.command)
 
 
-def test_other_formats_are_not_tried(tmp_path, monkeypatch):
-    monkeypatch.setattr(storing, "_write", None)
-    for to in ("wds", "arrow", "beton", "lmdb"):
-        assert other_format(stream(write(tmp_path / to, "abc", to, "text", Text()))) is None
-
-
 def test_many_tiny_shards_are_found(tmp_path, monkeypatch):
     monkeypatch.setattr(storing, "_MANY", 10)
     path = write(tmp_path / "tiny", range(11), "arrow", "n", Int(), shard_samples=1)
@@ -308,13 +275,11 @@ def test_many_tiny_shards_are_found(tmp_path, monkeypatch):
     assert shards(stream(path), 1, 0) is None
 
 
-def test_fewer_shards_than_readers_are_found(tmp_path):
+def test_fewer_shards_than_readers_and_shards_of_unlike_sizes_are_found(tmp_path, monkeypatch):
     values = [bytes(1_000_000)] * 20
     path = write(tmp_path / "giant", values, "wds", "blob", Bytes(), shard_samples=10)
-    assert shards(stream(path), 1, 0) is None
-    assert shards(stream(path), 1, 2) is None
-    found = shards(stream(path), 2, 2)
-    assert found is None, "20 MB are too few for shards of 8 MB for four"
+    for ranks, workers in ((1, 0), (1, 2), (2, 2)):  # 20 MB are too few for 8 MB for four
+        assert shards(stream(path), ranks, workers) is None
     giant = write(tmp_path / "one", values, "wds", "blob", Bytes())
     found = shards(stream(giant), 2, 0)
     assert "1 shards for 2 readers" in found.seen
@@ -324,9 +289,6 @@ def test_fewer_shards_than_readers_are_found(tmp_path):
     assert "several ranks" not in shards(stream(giant), 1, 2).seen
     one_file = write(tmp_path / "one.beton", values[:17], "beton", "blob", Bytes())
     assert shards(stream(one_file), 2, 0) is None
-
-
-def test_shards_of_unlike_sizes_are_found_where_several_share_them(tmp_path, monkeypatch):
     monkeypatch.setattr(storing, "_TINY", 1000)
     values = [bytes(1000 * size) for size in (1, 1, 1, 60)]
     path = write(tmp_path / "unlike", values, "arrow", "blob", Bytes(), shard_samples=1)
@@ -338,18 +300,25 @@ def test_shards_of_unlike_sizes_are_found_where_several_share_them(tmp_path, mon
     assert shards(stream(alike), 2, 0) is None
 
 
-# --- order ---------------------------------------------------------------------------------------
-
-
 def labelled(out, labels, classes):
     names = [f"class {n}" for n in range(classes)]
     kinds = {"to": "arrow", "name": "label", "kind": Int()}
     return write(out, labels.tolist(), **kinds, classes=names, shard_samples=400)
 
 
-def test_data_sorted_by_class_are_found_in_a_small_window(tmp_path):
-    labels = np.repeat(np.arange(100), 40)
-    path = labelled(tmp_path / "sorted", labels, 100)
+@pytest.mark.parametrize("classes", [2, 100])
+def test_sorted_data_that_are_not_shuffled_or_in_a_small_window_are_found(tmp_path, classes):
+    labels = np.repeat(np.arange(classes), 4000 // classes)
+    path = labelled(tmp_path / "sorted", labels, classes)
+    mixed = labelled(tmp_path / "mixed", np.random.default_rng(0).permutation(labels), classes)
+    found = sorted_order(stream(path, shuffle=False))
+    assert found.settings == {"shuffle": True}
+    assert f"of {classes} classes" in found.seen
+    assert_accepted(found.command)
+    list(Loader(path, batch_size=500, **found.settings))  # warns of nothing
+    assert sorted_order(stream(mixed, shuffle=False)) is None
+    if classes == 2:
+        return
     both = sorted_order(stream(path, shuffle=False, window=128))
     assert both.settings.keys() == {"shuffle", "window"}
     assert sorted_order(stream(path, **both.settings)) is None
@@ -360,21 +329,7 @@ def test_data_sorted_by_class_are_found_in_a_small_window(tmp_path):
     assert "--shuffle" in found.command
     assert sorted_order(stream(path, **found.settings)) is None
     assert sorted_order(stream(path)) is None
-    mixed = labelled(tmp_path / "mixed", np.random.default_rng(0).permutation(labels), 100)
     assert sorted_order(stream(mixed, window=128)) is None
-
-
-@pytest.mark.parametrize("classes", [2, 100])
-def test_sorted_data_that_are_not_shuffled_are_found(tmp_path, classes):
-    labels = np.repeat(np.arange(classes), 4000 // classes)
-    path = labelled(tmp_path / "sorted", labels, classes)
-    found = sorted_order(stream(path, shuffle=False))
-    assert found.settings == {"shuffle": True}
-    assert f"of {classes} classes" in found.seen
-    assert_accepted(found.command)
-    list(Loader(path, batch_size=500, **found.settings))  # warns of nothing
-    mixed = labelled(tmp_path / "mixed", np.random.default_rng(0).permutation(labels), classes)
-    assert sorted_order(stream(mixed, shuffle=False)) is None
 
 
 def test_data_of_one_class_or_without_labels_are_not_sorted(tmp_path):
@@ -384,20 +339,14 @@ def test_data_of_one_class_or_without_labels_are_not_sorted(tmp_path):
         assert sorted_order(stream(path, shuffle=False)) is None
 
 
-# --- padding -------------------------------------------------------------------------------------
-
-
-def documents(out, lengths, more=None):
-    """Documents of tokens, and beside them another array, of such lengths."""
-    schema = {"tokens": Array("uint16", (None,))}
-    if more is not None:
-        schema["more"] = Array("float32", (None,))
+def documents(out, **lengths):
+    """Documents with arrays of such lengths."""
+    kinds = {"tokens": "uint16", "more": "float32"}
+    schema = {name: Array(kinds[name], (None,)) for name in lengths}
     with shardkit.create(out, to="arrow", schema=schema, shard_samples=100) as writer:
-        for number, length in enumerate(lengths):
-            sample = {"tokens": np.zeros(length, np.uint16)}
-            if more is not None:
-                sample["more"] = np.zeros(more[number], np.float32)
-            writer.write(sample)
+        for each in zip(*lengths.values(), strict=True):
+            sizes = zip(lengths, each, strict=True)
+            writer.write({name: np.zeros(size, kinds[name]) for name, size in sizes})
     return out
 
 
@@ -406,14 +355,13 @@ UNLIKE = (np.random.default_rng(0).pareto(1.2, 700) * 20).astype(int).clip(1, 90
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
-    return documents(tmp_path_factory.mktemp("texts") / "texts", UNLIKE)
+    return documents(tmp_path_factory.mktemp("texts") / "texts", tokens=UNLIKE)
 
 
 def padded(path, **options):
     """The share of padding that a loader has had at the end of an epoch."""
     loader = Loader(path, **options)
-    for _ in loader:
-        pass
+    assert all(loader)
     return loader.padding
 
 
@@ -457,44 +405,35 @@ def test_settings_alone_make_a_loader_and_other_batches_are_named_with_their_pad
         assert f" {boundary}, " in found.do or f" {boundary} tokens" in found.do
     for name in ("Dynamic", "Pack"):
         batching, share = re.search(rf"({name}\(.*?\)) (\S+%)", found.do).groups()
-        made = eval(batching, vars(shardkit))
+        made = eval(f"shardkit.{batching}")
         assert f"{padded(texts, shuffle=True, batching=made):.1%}" == share
 
 
-def test_buckets_with_poor_boundaries_are_found_and_good_ones_are_not(texts):
+def test_buckets_with_poor_boundaries_are_found_and_all_arrays_count(texts, tmp_path):
     found = assert_predicted(texts, batching=Bucket(8, (800, 850)))
     assert found.settings.keys() == {"batching"}
     assert padding(stream(texts, batch_size=None, **found.settings), 1) is None
-
-
-def test_all_arrays_that_are_padded_together_count(tmp_path):
-    path = documents(tmp_path / "two", UNLIKE, UNLIKE[::-1])
+    path = documents(tmp_path / "two", tokens=UNLIKE, more=UNLIKE[::-1])
     found = assert_predicted(path, batch_size=8, collate=pad_collate(field="more"))
     assert found.settings["batching"].field == "more"
     assert "Pack(" not in found.do, "it would leave an array out"
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"collate": list},
-        {"collate": pad_collate(), "transforms": {"tokens": lambda tokens: tokens[:4]}},
-        {"batch_size": None, "batching": shardkit.Dynamic(1000)},
-        {"batch_size": None, "batching": shardkit.Pack(1000, 4)},
-        {"batch_size": 1, "collate": pad_collate()},
-    ],
-)
-def test_batches_that_are_not_padded_or_not_known_give_no_finding(texts, options):
-    assert padding(stream(texts, **options), 1) is None
-
-
-def test_samples_of_like_lengths_give_no_finding(tmp_path):
-    like = documents(tmp_path / "like", np.arange(100) % 3 + 50)
+def test_batches_that_are_not_padded_or_not_known_give_no_finding(texts, tmp_path):
+    like = documents(tmp_path / "like", tokens=np.arange(100) % 3 + 50)
     kind = {"name": "tokens", "kind": Array("<i8", (9,))}
     blocks = write(tmp_path / "blocks", np.zeros((40, 9), int), "arrow", **kind)
-    for path in (like, blocks):
-        assert padding(stream(path, collate=pad_collate()), 1) is None
+    for path, options in [
+        (texts, {}),
+        (texts, {"collate": list}),
+        (texts, {"collate": pad_collate(), "transforms": {"tokens": lambda tokens: tokens[:4]}}),
+        (texts, {"batch_size": None, "batching": shardkit.Dynamic(1000)}),
+        (texts, {"batch_size": None, "batching": shardkit.Pack(1000, 4)}),
+        (texts, {"batch_size": 1, "collate": pad_collate()}),
+        (like, {"collate": pad_collate()}),  # of lengths that hardly differ
+        (blocks, {"collate": pad_collate()}),
+    ]:
+        assert padding(stream(path, **options), 1) is None
 
 
 def test_a_dataset_without_faults_has_no_findings(tmp_path):

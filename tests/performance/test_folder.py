@@ -1,11 +1,8 @@
 """Folders of loose images as datasets, for the same loaders as all others."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
-from pathlib import Path
 
 import pytest
 
@@ -20,9 +17,7 @@ from tests.stream.data import same
 CROP = {"image": shardkit.RandomResizedCrop(32)}
 
 
-def test_it_has_the_samples_of_a_conversion_and_a_loader_makes_the_same_batches(
-    images: Path, tmp_path: Path
-) -> None:
+def test_it_has_the_samples_of_a_conversion_and_a_loader_makes_the_same_batches(images, tmp_path):
     shardkit.convert(images, "wds", tmp_path / "shards", workers=0)
     loose, stored = open_any(images), open_any(tmp_path / "shards")
     assert (loose.format, stored.format) == ("folder", "wds")
@@ -42,7 +37,7 @@ def test_it_has_the_samples_of_a_conversion_and_a_loader_makes_the_same_batches(
     assert sorted(batch) == ["__key__", "label", "valid"]
 
 
-def test_sidecars_and_metadata_are_values_like_those_of_any_dataset(tmp_path: Path) -> None:
+def test_sidecars_and_metadata_are_values_like_those_of_any_dataset(tmp_path):
     images = write_images(tmp_path / "images", classes=2, each=2)
     (images / "class0/000.json").write_text('{"a": [1]}')
     (images / "class0/000.txt").write_text("words")
@@ -57,7 +52,7 @@ def test_sidecars_and_metadata_are_values_like_those_of_any_dataset(tmp_path: Pa
     assert dataset[2]["more"] == [1, 2]
 
 
-def test_it_can_be_pickled_and_used_after_a_fork(images: Path) -> None:
+def test_it_can_be_pickled_and_used_after_a_fork(images):
     torch_data = pytest.importorskip("torch.utils.data")
     from shardkit.torch import StreamingDataset
 
@@ -69,7 +64,7 @@ def test_it_can_be_pickled_and_used_after_a_fork(images: Path) -> None:
     assert [key for batch in batches for key in batch["__key__"]] == [s["__key__"] for s in dataset]
 
 
-def test_errors_name_the_file(images: Path) -> None:
+def test_errors_name_the_file(images):
     dataset = open_any(images)
     (images / "class1/001.jpg").unlink()
     with pytest.raises(SampleError) as caught:
@@ -83,26 +78,22 @@ def test_errors_name_the_file(images: Path) -> None:
     assert caught.value.where["position"] == 5
 
 
-def test_what_is_no_folder_of_images_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    texts = tmp_path / "texts"
-    texts.mkdir()
-    (texts / "a.txt").write_text("words")
-    with pytest.raises(FormatError, match="convert it first"):
-        open_any(texts)
-    with pytest.raises(FormatError, match="convert it first"):
-        open_any(texts / "a.txt")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(SourceError, match="no images"):
-        open_any(tmp_path / "empty")
-    with pytest.raises(NotFoundError):
-        open_any(tmp_path / "missing")
+def test_what_is_no_folder_of_images_is_refused_with_what_to_do(tmp_path):
+    for folder in ("texts", "empty", "x.partial/tasks"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "texts/a.txt").write_text("words")
+    (tmp_path / "x.partial/job.json").write_text("{}")
+    for name, error, message in [
+        ("texts", FormatError, "convert it first"),
+        ("texts/a.txt", FormatError, "convert it first"),
+        ("empty", SourceError, "no images"),
+        ("missing", NotFoundError, "."),
+        ("x.partial", FormatError, "unfinished"),
+    ]:
+        with pytest.raises(error, match=message):
+            open_any(tmp_path / name)
     for split in ("train", "val"):
         write_images(tmp_path / "splits" / split)
     with pytest.raises(UsageError, match="train, val"):
         open_any(tmp_path / "splits")
     assert len(open_any(tmp_path / "splits/val")) == 12
-    (tmp_path / "x.partial").mkdir()
-    (tmp_path / "x.partial/job.json").write_text("{}")
-    (tmp_path / "x.partial/tasks").mkdir()
-    with pytest.raises(FormatError, match="unfinished"):
-        open_any(tmp_path / "x.partial")

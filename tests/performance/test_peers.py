@@ -3,8 +3,6 @@
 Numbers are for the benchmarks: nothing here is timed.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 import io
@@ -14,7 +12,6 @@ import subprocess
 import sys
 import venv
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +19,6 @@ import pytest
 import shardkit
 from shardkit.errors import UsageError
 from shardkit.performance import peer_loops as peer
-from shardkit.performance.contender import Contender
 from shardkit.performance.defaults import open_any
 from shardkit.performance.peers import PEERS, contenders, interpreters_in
 from shardkit.processors import processors
@@ -35,7 +31,7 @@ LOAD = {"measure": "load", "workers": 1, "batch_size": 5, "transform": "crop", "
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def images(tmp_path_factory):
     """Class folders of JPEGs, and a PNG."""
     root = write_images(tmp_path_factory.mktemp("images") / "images")
     (root / "class2" / "last.png").write_bytes(make_image(7, "PNG", (40, 30)))
@@ -43,27 +39,27 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ready(images: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Contender]:
+def ready(images, tmp_path_factory):
     """What this environment has."""
     work = tmp_path_factory.mktemp("peers")
     return {c.name: c for c in contenders(open_any(images), [], work, limit=100)[0]}
 
 
 @pytest.fixture
-def tokens(tmp_path: Path) -> Path:
-    return write_tokens(tmp_path / "tokens")
-
-
-def write_tokens(out: Path, dtype: str = "uint32") -> Path:
-    """Blocks of eight tokens, all different."""
-    with shardkit.create(out, to="arrow", schema={"tokens": shardkit.Array(dtype, (8,))}) as made:
+def mmap(tmp_path):
+    """The loop over a mapped file of blocks of eight tokens, all different."""
+    schema = {"tokens": shardkit.Array("uint32", (8,))}
+    with shardkit.create(tmp_path / "tokens", to="arrow", schema=schema) as made:
         for number in range(SAMPLES):
-            made.write({"tokens": np.arange(8, dtype=dtype) + 8 * number})
-    return out
+            made.write({"tokens": np.arange(8, dtype="uint32") + 8 * number})
+    ready, skipped = contenders(open_any(tmp_path / "tokens"), [], tmp_path / "work", limit=100)
+    assert skipped["webdataset"] == "not measured with tokens, only with images"
+    (found,) = (contender for contender in ready if contender.name == "mmap")
+    return found
 
 
 @pytest.fixture
-def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def bare(tmp_path, monkeypatch):
     """An interpreter without any library, which is told to be our own; returns the real one."""
     real = sys.executable
     venv.create(tmp_path / "bare", symlinks=True)
@@ -72,21 +68,15 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return real
 
 
-def started(contender: Contender, **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        contender.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, text=True, env={**os.environ, **environment},
-    )  # fmt: skip
-
-
-def answers(process: subprocess.Popen[str], *requests: dict[str, Any]) -> list[dict[str, Any]]:
-    """What it says to requests, until its stdin closes and it ends."""
-    said, _ = process.communicate("".join(json.dumps(request) + "\n" for request in requests))
-    assert process.returncode == 0
+def answers(contender, *requests, **environment):
+    """What its process says to requests, until its stdin closes and it ends."""
+    lines = "".join(json.dumps(request) + "\n" for request in requests)
+    given = {"input": lines, "text": True, "env": {**os.environ, **environment}}
+    said = subprocess.check_output(contender.command, stderr=subprocess.DEVNULL, **given)
     return [json.loads(line) for line in said.splitlines()]
 
 
-def epoch(contender: Contender, **setting: Any) -> list[Any]:
+def epoch(contender, **setting):
     """The batches of an epoch, made in this process."""
     made = peer.PEERS[contender.command[3]].load(contender.path, peer.Setting(**setting))
     return list(made)
@@ -94,21 +84,19 @@ def epoch(contender: Contender, **setting: Any) -> list[Any]:
 
 @pytest.mark.large  # ffcv takes its time to be imported and compiled
 @pytest.mark.skipif(importlib.util.find_spec("ffcv") is None, reason="ffcv is not installed")
-def test_ffcv_loads_what_we_wrote_for_it(ready: dict[str, Contender], tmp_path: Path) -> None:
+def test_ffcv_loads_what_we_wrote_for_it(ready, tmp_path):
     pixels = write_pixels(tmp_path / "pixels", "arrow")
     (raw,), _ = contenders(open_any(pixels), [], tmp_path / "work", limit=100)
     for contender in (ready["ffcv"], raw):
         assert contender.measures == ("load",)
-        assert [one.get("samples") for one in answers(started(contender), LOAD)] == [SAMPLES]
+        assert [one.get("samples") for one in answers(contender, LOAD)] == [SAMPLES]
     assert ready["ffcv"].about["note"] == "encoded as JPEG for it: 1 png"
 
 
 # webdataset leaves its files to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", few(["imagefolder", "webdataset", "datasets"], "imagefolder"))
-def test_peers_get_the_bytes_of_the_images(
-    images: Path, ready: dict[str, Contender], name: str
-) -> None:
+def test_peers_get_the_bytes_of_the_images(images, ready, name):
     read = [data for batch in epoch(ready[name], measure="read", workers=0) for data in batch]
     assert sorted(read) == sorted(path.read_bytes() for path in images.rglob("*.*g"))
     loaded = epoch(ready[name], measure="load", workers=0, batch_size=SAMPLES, size=24)
@@ -118,10 +106,7 @@ def test_peers_get_the_bytes_of_the_images(
     gc.collect()
 
 
-def test_the_mapped_loop_gets_the_tokens(tokens: Path, tmp_path: Path) -> None:
-    ready, skipped = contenders(open_any(tokens), [], tmp_path, limit=100)
-    (mmap,) = (contender for contender in ready if contender.name == "mmap")
-    assert skipped["webdataset"] == "not measured with tokens, only with images"
+def test_the_mapped_loop_gets_the_tokens(mmap):
     read = [block.tolist() for batch in epoch(mmap, measure="read", workers=0) for block in batch]
     assert sorted(read) == [list(range(8 * n, 8 * n + 8)) for n in range(SAMPLES)]
     batches = [batch[0] for batch in epoch(mmap, measure="load", workers=0, batch_size=5)]
@@ -130,25 +115,18 @@ def test_the_mapped_loop_gets_the_tokens(tokens: Path, tmp_path: Path) -> None:
     assert all((batch.diff() == 1).all() for batch in batches)
 
 
-@pytest.mark.large  # webdataset imports torch
-def test_workers_of_webdataset_share_its_samples(ready: dict[str, Contender]) -> None:
-    found = answers(started(ready["webdataset"]), READ, LOAD)
-    assert [answer.get("samples") for answer in found] == [SAMPLES] * 2, found
-
-
 @pytest.mark.large
-def test_processes_answer_whatever_a_library_prints(tokens: Path, tmp_path: Path) -> None:
-    ready, _ = contenders(open_any(tokens), [], tmp_path / "work", limit=100)
-    (mmap,) = (contender for contender in ready if contender.name == "mmap")
+def test_processes_answer_whatever_a_library_prints_and_workers_share_samples(
+    mmap, ready, tmp_path
+):
     noisy = "import os\nos.write(1, b'noise')\ndef xxh3_64_intdigest(data): print('more noise')"
     (tmp_path / "xxhash.py").write_text(noisy)
-    found = answers(started(mmap, PYTHONPATH=str(tmp_path)), READ, LOAD, READ)
-    assert [answer.get("samples") for answer in found] == [SAMPLES] * 3, found
+    found = answers(mmap, READ, LOAD, READ, PYTHONPATH=str(tmp_path))
+    found += answers(ready["webdataset"], READ, LOAD)
+    assert [answer.get("samples") for answer in found] == [SAMPLES] * 5, found
 
 
-def test_what_goes_wrong_is_an_answer_and_the_next_run_is_made(
-    images: Path, tmp_path: Path
-) -> None:
+def test_what_goes_wrong_is_an_answer_and_the_next_run_is_made(images, tmp_path):
     data = tmp_path / "data"
     data.mkdir()
     (data / "broken.jpg").write_bytes((images / "class0/000.jpg").read_bytes()[:300])
@@ -167,8 +145,8 @@ def test_what_goes_wrong_is_an_answer_and_the_next_run_is_made(
     assert right["samples"] == 1
 
 
-def test_stores_are_of_these_samples_alone(images: Path, tmp_path: Path) -> None:
-    def stores(path: Path, limit: int = 100) -> set[Path]:
+def test_stores_are_of_these_samples_alone(images, tmp_path):
+    def stores(path, limit=100):
         ready, _ = contenders(open_any(path), [], tmp_path / "work", limit=limit)
         return {contender.path for contender in ready}
 
@@ -184,7 +162,7 @@ def test_stores_are_of_these_samples_alone(images: Path, tmp_path: Path) -> None
     assert any("5-images" in path.name for path in (tmp_path / "work").iterdir())
 
 
-def write_pixels(out: Path, to: str) -> Path:
+def write_pixels(out, to):
     """Images as their pixels, in arrays; in a .beton, as raw images."""
     pixels = np.arange(SAMPLES * 20 * 30 * 3, dtype=np.uint8).reshape(SAMPLES, 20, 30, 3)
     head = b"P6\n30 20\n255\n"
@@ -195,7 +173,7 @@ def write_pixels(out: Path, to: str) -> Path:
     return out
 
 
-def test_raw_pixels_are_for_ffcv_alone(tmp_path: Path) -> None:
+def test_raw_pixels_are_for_ffcv_alone_and_data_of_other_kinds_for_no_peer(tmp_path):
     found = []
     for to in ("arrow", "beton"):
         data = open_any(write_pixels(tmp_path / to, to))
@@ -205,11 +183,7 @@ def test_raw_pixels_are_for_ffcv_alone(tmp_path: Path) -> None:
         assert {contender.name for contender in ready} <= {"ffcv"}
         found.append([contender.path for contender in ready])
     assert found[0] == found[1]
-
-
-def test_data_of_other_kinds_are_measured_with_no_peer(tmp_path: Path) -> None:
-    text = {"text": shardkit.Text()}
-    with shardkit.create(tmp_path / "text", to="arrow", schema=text) as made:
+    with shardkit.create(tmp_path / "text", to="arrow", schema={"text": shardkit.Text()}) as made:
         made.write({"text": "words"})
     ready, skipped = contenders(open_any(tmp_path / "text"), [], tmp_path, limit=100)
     assert ready == []
@@ -217,7 +191,7 @@ def test_data_of_other_kinds_are_measured_with_no_peer(tmp_path: Path) -> None:
     assert "neither images nor token blocks" in skipped["datasets"]
 
 
-def test_a_peer_that_is_not_installed_is_named(images: Path, tmp_path: Path, bare: str) -> None:
+def test_a_peer_that_is_not_installed_is_named(images, tmp_path, bare):
     ready, skipped = contenders(open_any(images), [], tmp_path / "work", limit=100)
     assert ready == []
     assert {*skipped} == {*PEERS}
@@ -231,7 +205,7 @@ def test_a_peer_that_is_not_installed_is_named(images: Path, tmp_path: Path, bar
     assert len([*tars.glob("*.tar")]) >= min(2 * processors(), SAMPLES)  # none has to be shared
 
 
-def test_environments_are_found_in_folders_and_beside_each_other(tmp_path: Path) -> None:
+def test_environments_are_found_in_folders_and_beside_each_other(tmp_path):
     for name in ("one", "two"):
         venv.create(tmp_path / name, symlinks=True)
     (tmp_path / "neither").mkdir()

@@ -1,7 +1,5 @@
 """What processes and a GPU use: real processes, and stand-ins for what a machine may lack."""
 
-from __future__ import annotations
-
 import mmap
 import subprocess
 import sys
@@ -20,10 +18,9 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells wh
 class Clock:
     """Stands still, but for those who say that time goes by."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    now = 0.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 
@@ -54,8 +51,6 @@ def child(code):
     assert process.stdout.readline()
     return process
 
-
-# --- processes -----------------------------------------------------------------------------------
 
 BURN = "import time\nwhile time.process_time() < 0.15: pass"
 
@@ -126,18 +121,15 @@ def test_without_psutil_nothing_is_known_and_the_report_says_what_to_install(mon
     assert "pip" not in str(Report(usage=usage))
 
 
-# --- how often -----------------------------------------------------------------------------------
-
-
 def test_what_is_used_is_counted_from_the_beginning_to_each_call():
     clock = Clock()
     system = system_of(clock)
     clock.now = 100  # of another loop, which is not counted
     system.begin()
-    clock.now = 102
-    assert system.used() == Usage(seconds=2, cpu=3, disk=20, memory=1002)
-    clock.now = 103
-    assert system.used() == Usage(seconds=1, cpu=1.5, disk=10, memory=1003)
+    for seconds, memory in ((2, 1002), (1, 1003)):
+        clock.now += seconds
+        found = Usage(seconds=seconds, cpu=1.5 * seconds, disk=10 * seconds, memory=memory)
+        assert system.used() == found
 
 
 def test_readings_are_so_seldom_that_they_take_no_time_to_speak_of():
@@ -177,19 +169,10 @@ def test_an_epoch_that_begins_a_moment_after_a_reading_is_counted_from_the_next_
 def test_usages_add_up():
     one = Usage(seconds=1, cpu=0.5, disk=10, memory=7, gpu=0.2, gpu_seen=1, gpu_memory=3)
     other = Usage(seconds=3, cpu=1.5, disk=30, memory=5, gpu=0.8, gpu_seen=1, gpu_memory=4)
-    assert (one + other).to_dict() == {
-        "cpu": 0.5,
-        "cpu_share": 0.5 / processors(),
-        "memory": 7,
-        "disk": 10,
-        "gpu": 0.5,
-        "gpu_memory": 4,
-    }
+    found = {"cpu": 0.5, "cpu_share": 0.5 / processors(), "memory": 7, "disk": 10}
+    assert (one + other).to_dict() == {**found, "gpu": 0.5, "gpu_memory": 4}
     assert one + Usage() == one
     assert set(Usage().to_dict().values()) == {None}
-
-
-# --- a GPU ---------------------------------------------------------------------------------------
 
 
 class NVMLError(Exception):
@@ -202,12 +185,11 @@ def nvml(monkeypatch):
     library = ModuleType("pynvml")
     library.NVMLError = NVMLError
     library.asked = []
-    names = {0: "GPU-a", 1: "GPU-b"}
 
     def by_index(number):
-        if number not in names:
+        if number not in (0, 1):
             raise NVMLError
-        return names[number]
+        return f"GPU-{'ab'[number]}"
 
     def use(handle):
         library.asked.append(handle)
@@ -215,7 +197,7 @@ def nvml(monkeypatch):
 
     library.nvmlInit = lambda: None
     library.nvmlDeviceGetHandleByIndex = by_index
-    library.nvmlDeviceGetHandleByUUID = lambda name: name
+    library.nvmlDeviceGetHandleByUUID = str
     library.nvmlDeviceGetMemoryInfo = lambda handle: SimpleNamespace(used=5_000)
     library.nvmlDeviceGetUtilizationRates = use
     monkeypatch.setitem(sys.modules, "pynvml", library)
@@ -247,13 +229,12 @@ def refuse(*_):
     raise NVMLError
 
 
-def test_what_a_gpu_cannot_say_is_left_out(nvml, monkeypatch):
+def test_what_a_gpu_cannot_say_or_all_without_a_driver_or_its_library_is_left_out(
+    nvml, monkeypatch
+):
+    assert gpu_of(None) == gpu_of(5) == (None, None)
     monkeypatch.setattr(nvml, "nvmlDeviceGetUtilizationRates", refuse)
     assert gpu_of(0) == (None, 5_000)
-
-
-def test_without_a_gpu_a_driver_or_its_library_there_are_no_values_and_no_error(nvml, monkeypatch):
-    assert gpu_of(None) == gpu_of(5) == (None, None)
     monkeypatch.setattr(nvml, "nvmlInit", refuse)
     assert gpu_of(0) == (None, None)
     monkeypatch.setitem(sys.modules, "pynvml", None)
