@@ -270,6 +270,8 @@ class ConvertOptions(Asked):
     file_suffix: a suffix that is missing from the file names in the table, such as ".jpg".
     label_column: the column of the table or source that becomes the field `label`.
     label_separator: the text that separates several labels in one value.
+    annotations_frame: whether boxes of COCO and Pascal VOC are on the "upright" images or on the
+        "stored" ones, where EXIF turns them. None: as the stated sizes of the images tell.
     fields: store only these fields of the source. None: all.
     drop: do not store these fields of the source.
     rename: rename fields: old -> new.
@@ -312,6 +314,7 @@ class ConvertOptions(Asked):
     file_suffix: str | None = None
     label_column: str | None = None
     label_separator: str | None = None
+    annotations_frame: str | None = None
     fields: Sequence[str] | None = None
     drop: Sequence[str] = ()
     rename: dict[str, str] = field(default_factory=dict)
@@ -338,6 +341,7 @@ class ConvertOptions(Asked):
         check_numbers(self, SEEDS, seed=0)
         check_choice(self, "on_error", ("fail", "skip"))
         check_choice(self, "dedup", (None, "exact", "near"))
+        check_choice(self, "annotations_frame", (None, "upright", "stored"))
         if not isinstance(self.image, ImageOptions):
             raise UsageError("image must be shardkit.ImageOptions(...)", found=repr(self.image))
         if not isinstance(self.audio, AudioOptions):
@@ -471,6 +475,7 @@ class ConvertKeywords(TypedDict, total=False):
     file_suffix: str | None
     label_column: str | None
     label_separator: str | None
+    annotations_frame: str | None
     fields: Sequence[str] | None
     drop: Sequence[str]
     rename: dict[str, str]

@@ -290,7 +290,8 @@ def _loose(
                     path=path,
                     fix="omit --label-column",
                 )
-            return {**open_annotated(layout, classes=classes, strict=strict)}
+            frame = recipe.annotations_frame
+            return {**open_annotated(layout, classes=classes, strict=strict, frame=frame)}
         files = scan_folder(
             path,
             media,
