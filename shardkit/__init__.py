@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from shardkit.errors import DamagedError as DamagedError
     from shardkit.errors import FormatError as FormatError
     from shardkit.errors import MissingKeyError as MissingKeyError
+    from shardkit.errors import MissingLibraryError as MissingLibraryError
     from shardkit.errors import NotFoundError as NotFoundError
     from shardkit.errors import OutputError as OutputError
     from shardkit.errors import SampleError as SampleError
@@ -113,6 +114,7 @@ _PLACES = {
             "UsageError",
             "NotFoundError",
             "MissingKeyError",
+            "MissingLibraryError",
             "OutputError",
             "FormatError",
             "SourceError",

@@ -110,7 +110,7 @@ class Concatenated(Dataset):
     @property
     def place(self) -> Path:
         first = self._parts[0].place
-        return first.with_name(f"{first.name} and {len(self._parts) - 1} more")
+        return first.parent / f"{first.name or first} and {len(self._parts) - 1} more"
 
     @property
     def parts(self) -> Sequence[Dataset]:

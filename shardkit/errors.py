@@ -174,6 +174,10 @@ class MissingKeyError(UsageError, KeyError):
     """No sample has the given key."""
 
 
+class MissingLibraryError(UsageError, ImportError):
+    """An optional library is needed, but not installed."""
+
+
 class OutputError(UsageError):
     """The output cannot be used: it already exists, is unfinished, or is inside the source."""
 

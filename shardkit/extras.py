@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from shardkit.errors import UsageError
+from shardkit.errors import MissingLibraryError
 
 
 @contextmanager
 def extra(name: str, what: str, instead: str = "") -> Iterator[None]:
     """A context for imports of libraries that `pip install "shardkit[name]"` installs.
 
-    Raises UsageError if one is missing: `what` needs it, and `instead` is an alternative fix.
+    Raises MissingLibraryError if one is missing: `what` needs it; `instead` is another fix.
     """
     try:
         yield
@@ -23,9 +23,9 @@ def extra(name: str, what: str, instead: str = "") -> Iterator[None]:
         raise missing(name, what, library, instead) from error
 
 
-def missing(name: str, what: str, library: str, instead: str = "") -> UsageError:
+def missing(name: str, what: str, library: str, instead: str = "") -> MissingLibraryError:
     """The error for a library of the extra `name` that is not installed."""
-    return UsageError(
+    return MissingLibraryError(
         f"{what} needs {library}, which is not installed",
         fix=f'pip install "shardkit[{name}]"{instead}',
     )

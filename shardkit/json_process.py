@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import os
-import signal
 import subprocess
 import tempfile
 import threading
@@ -15,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardkit.errors import WorkerError
+from shardkit.words import ended
 
 _PATIENCE = 10  # seconds to wait for a process to exit by itself
 
@@ -107,9 +107,7 @@ class JsonProcess:
         code = self._process.wait()
         self._errors.seek(0)
         lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
-        how = f"ended with code {code}"
+        how = ended(code)
         if waited > self._timeout:
             how = f"was killed, as it did not respond for {self._timeout:.0f} s"
-        elif code < 0:
-            how = f"was killed by {signal.Signals(-code).name}"
         return WorkerError(f"the process {how}", found=lines[-1][:500] if lines else None)

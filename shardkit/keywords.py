@@ -34,7 +34,11 @@ def takes(*sources: Callable[..., Any]) -> Callable[[Function], Function]:
         def call(*args: Any, **options: Any) -> Any:
             for name in options:
                 if name not in known:
-                    raise UsageError(f"there is no option {name!r}", expected=near(name, known))
+                    raise UsageError(
+                        f"there is no option {name!r}",
+                        expected=near(name, known),
+                        fix=_where_it_belongs(name, every),
+                    )
             return function(*args, **options)
 
         call.__signature__ = own.replace(parameters=every)  # type: ignore[attr-defined]
@@ -43,6 +47,15 @@ def takes(*sources: Callable[..., Any]) -> Callable[[Function], Function]:
         return call  # type: ignore[return-value]
 
     return decorate
+
+
+def _where_it_belongs(name: str, known: list[Parameter]) -> str | None:
+    """The fix for an option of a dataclass that is the value of another option."""
+    for parameter in known:
+        value = parameter.default
+        if is_dataclass(value) and name in (field.name for field in fields(value)):
+            return f"give {parameter.name}=shardkit.{type(value).__name__}({name}=...)"
+    return None
 
 
 def docs_of(kind: type[Any]) -> dict[str, str]:

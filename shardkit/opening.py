@@ -153,6 +153,8 @@ def _at(path: Path, together: bool = False) -> dict[str, _Found]:
 
 def _looked_into(path: Path, together: bool, subset: str) -> dict[str, _Found]:
     """Find the datasets in a folder that has no manifest and no list of shards."""
+    if (described := _in_manifest(path.parent, path)) is not None:
+        return {"": _Found(path, lambda: described)}
     found = look_into(path)
     if not found.shards:
         refuse_foreign(found)
@@ -290,16 +292,24 @@ def _remote_files(
         yield shard.file.name, files
 
 
+def _in_manifest(top: Path, path: Path) -> Dataset | None:
+    """Open a shard, which may be a folder, of the dataset at `top`, if its manifest names it."""
+    manifest = manifests.load_any(top) if manifests.has_manifest(top) else None
+    if isinstance(manifest, Manifest):
+        inside = FORMATS[manifest.format].inside
+        for shard in manifest.shards:
+            if top / shard.file.name.removesuffix(inside) == path or top / shard.file.name == path:
+                return _described(manifest, manifests.manifest_path(top), [shard])
+    return None
+
+
 def _open_file(path: Path) -> Dataset:
     if manifests.has_manifest(path):
         return open_described(path)
     folder, format = path.parent, format_of(path)
     top = folder.parent if format and FORMATS[format].below == folder.name else folder
-    manifest = manifests.load_any(top) if manifests.has_manifest(top) else None
-    if isinstance(manifest, Manifest):
-        for shard in manifest.shards:
-            if top / shard.file.name == path:
-                return _described(manifest, manifests.manifest_path(top), [shard])
+    if (described := _in_manifest(top, path)) is not None:
+        return described
     listing, names = listed_shards(folder) or (None, [])
     format = listing if path.name in names else format
     if format is None or (format != listing and kind_of_file(path) is not None):

@@ -93,6 +93,7 @@ class ImageOptions(Asked):
     boxes: str | None = None
 
     def __post_init__(self) -> None:
+        check_texts(self)
         check_numbers(self, resize=1, quality=1, min_size=1, max_pixels=1)
         if self.quality is not None and self.quality > 100:
             raise UsageError("quality goes from 1 to 100", found=str(self.quality))
@@ -195,6 +196,7 @@ class TextOptions(Asked):
     remainder: str = "pad"
 
     def __post_init__(self) -> None:
+        check_texts(self)
         check_numbers(self, seq_len=1)
         check_choice(self, "documents", ("auto", "file", "line"))
         check_choice(self, "encoding_errors", ("strict", "replace", "ignore"))
@@ -268,6 +270,8 @@ class ConvertOptions(Asked):
     file_suffix: a suffix that is missing from the file names in the table, such as ".jpg".
     label_column: the column of the table or source that becomes the field `label`.
     label_separator: the text that separates several labels in one value.
+    annotations_frame: whether boxes of COCO and Pascal VOC are on the "upright" images or on the
+        "stored" ones, where EXIF turns them. None: as the stated sizes of the images tell.
     fields: store only these fields of the source. None: all.
     drop: do not store these fields of the source.
     rename: rename fields: old -> new.
@@ -310,6 +314,7 @@ class ConvertOptions(Asked):
     file_suffix: str | None = None
     label_column: str | None = None
     label_separator: str | None = None
+    annotations_frame: str | None = None
     fields: Sequence[str] | None = None
     drop: Sequence[str] = ()
     rename: dict[str, str] = field(default_factory=dict)
@@ -329,12 +334,14 @@ class ConvertOptions(Asked):
     ray_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_texts(self)
         if self.shard_size is not None and self.shard_samples is not None:
             raise UsageError("shard_size and shard_samples cannot be combined")
         check_numbers(self, shard_samples=1, limit=1, workers=0, max_errors=0, folds=2)
         check_numbers(self, SEEDS, seed=0)
         check_choice(self, "on_error", ("fail", "skip"))
         check_choice(self, "dedup", (None, "exact", "near"))
+        check_choice(self, "annotations_frame", (None, "upright", "stored"))
         if not isinstance(self.image, ImageOptions):
             raise UsageError("image must be shardkit.ImageOptions(...)", found=repr(self.image))
         if not isinstance(self.audio, AudioOptions):
@@ -377,6 +384,10 @@ class ConvertOptions(Asked):
             if isinstance(value, str) or not all(isinstance(n, str) for n in value or ()):
                 raise UsageError(f"{name} must be a list of names", found=repr(value))
             object.__setattr__(self, name, None if value is None else tuple(value))
+        if not isinstance(self.rename, Mapping):
+            raise UsageError("rename must be a dict of names", found=repr(self.rename))
+        if isinstance(self.classes, str) or not isinstance(self.classes, Iterable | None):
+            raise UsageError("classes must be a list of names", found=repr(self.classes))
         asked = {
             "fields": self.fields is not None,
             "drop": bool(self.drop),
@@ -464,6 +475,7 @@ class ConvertKeywords(TypedDict, total=False):
     file_suffix: str | None
     label_column: str | None
     label_separator: str | None
+    annotations_frame: str | None
     fields: Sequence[str] | None
     drop: Sequence[str]
     rename: dict[str, str]
@@ -524,6 +536,15 @@ def _may_be_none(kind: type[Any], name: str) -> bool:
     return any("None" in str(names.get(name)) for names in every if name in names)
 
 
+def check_texts(options: Any) -> None:
+    """Raises UsageError for an option that must be text according to its annotation, but is not."""
+    for f in fields(options):
+        value = getattr(options, f.name)
+        checked = f.type in ("str", "str | None") and f.name != "split"
+        if checked and not isinstance(value, str | None):
+            raise UsageError(f"{f.name} must be text", found=f"{value!r:.200}")
+
+
 def check_choice(options: Any, name: str, allowed: Sequence[str | None]) -> None:
     """Raises UsageError if the value of an option is not one of those allowed."""
     value = getattr(options, name)
@@ -573,7 +594,7 @@ def parse_size(text: int | str) -> int:
 
 def split_files(text: str) -> dict[str, str]:
     """Parse the files of "train=train.txt,val=val.txt"; empty if the text is something else."""
-    parts = [part.partition("=") for part in text.split(",")]
+    parts = [part.partition("=") for part in text.split(",")] if isinstance(text, str) else []
     files = {name.strip(): path.strip() for name, _, path in parts}
     named = all(_is_split(name) and path and not _is_number(path) for name, path in files.items())
     return files if named and len(files) == len(parts) else {}
@@ -600,7 +621,7 @@ def parse_split(text: str) -> dict[str, float]:
         for part in text.split(","):
             name, share = part.split("=")
             shares[name.strip()] = float(share)
-    except ValueError:
+    except (ValueError, AttributeError):  # not text
         shares = {}
     good = all(_is_split(name) for name in shares) and all(share > 0 for share in shares.values())
     if not (shares and good and abs(sum(shares.values()) - 1) < 1e-9):

@@ -17,6 +17,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from typing import IO, Any, NoReturn
 
+# Like `-m`, but with the paths of the parent process, and without the current folder's modules.
+_START = """
+import sys
+module, *sys.path = sys.argv[1:]
+import runpy
+runpy.run_module(module, run_name="__main__")
+"""
 _HELD = 1 << 16  # bytes of a quiet process's stderr that are kept
 
 
@@ -34,7 +41,7 @@ class PickledProcess:
         self._ended = ended
         self._killed, self._code, self._said = False, 0, b""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module],
+            [sys.executable, "-c", _START, module, *filter(None, sys.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE if quiet else None,
@@ -136,6 +143,17 @@ def read_message(file: IO[bytes]) -> Any:
     return pickle.loads(data, buffers=buffers) if sum(map(len, parts)) == sum(sizes) else None
 
 
+def private_pipes() -> tuple[IO[bytes], IO[bytes]]:
+    """Take stdin and stdout for messages: code in this process then reads nothing from stdin, and
+    prints to stderr."""
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return requests, answers
+
+
 def serve(requests: IO[bytes], answers: IO[bytes], target: Any, threads: int) -> NoReturn:
     """Answer calls with the methods of `target` until the requests end, and exit the process.
 
@@ -156,7 +174,13 @@ def serve(requests: IO[bytes], answers: IO[bytes], target: Any, threads: int) ->
         except BaseException as error:  # a Rust panic, which cannot be pickled
             failure = RuntimeError(f"{type(error).__name__}: {error}")
         with writing:
-            _write(answers, (number, value, failure))
+            try:
+                _write(answers, (number, value, failure))
+            except OSError:
+                raise
+            except Exception as error:  # it cannot be pickled; nothing was written yet
+                words = f"{type(error).__name__}: {error}"
+                _write(answers, (number, None, RuntimeError(words)))
 
     pool = ThreadPoolExecutor(threads)
     while (request := read_message(requests)) is not None:

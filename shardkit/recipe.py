@@ -90,6 +90,7 @@ class Recipe:
     file_suffix: str | None = None
     label_column: str | None = None
     label_separator: str | None = None
+    annotations_frame: str | None = None
     on_error: str = "fail"
     shard_size: Count | None = None  # in bytes. Without any limit, everything goes into one shard
     shard_samples: Count | None = None

@@ -201,6 +201,10 @@ def _is_dtype(text: str) -> bool:
         return False
 
 
+def _is_size(value: Any) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool) and int(value) >= 0
+
+
 def _is_shape(shape: tuple[int | None, ...]) -> bool:
     return len(shape) <= _DIMENSIONS and math.prod(n or 1 for n in shape) <= _ELEMENTS
 
@@ -222,7 +226,27 @@ class Array(FieldType):
 
     def __post_init__(self) -> None:
         if self.dtype is not None:  # it may be given as a type, such as numpy.float32
-            object.__setattr__(self, "dtype", np.dtype(self.dtype).str)
+            try:
+                dtype = np.dtype(self.dtype)
+            except TypeError:
+                dtype = np.dtype(object)
+            if dtype.hasobject or dtype.names:
+                raise UsageError(
+                    "an array cannot have this dtype",
+                    expected="a NumPy type of numbers, text or bytes, such as 'float32'",
+                    found=repr(self.dtype),
+                )
+            object.__setattr__(self, "dtype", dtype.str)
+        shape = self.shape
+        if shape is not None:
+            valid = isinstance(shape, list | tuple) and all(n is None or _is_size(n) for n in shape)
+            if not valid:
+                raise UsageError(
+                    "the shape of an array must be a tuple of whole numbers",
+                    expected="such as (3, 224, 224), with None for a size that varies",
+                    found=repr(shape),
+                )
+            object.__setattr__(self, "shape", tuple(n if n is None else int(n) for n in shape))
 
     def check(self, value: Any) -> Any:
         if not isinstance(value, np.ndarray) or value.dtype.hasobject:
@@ -264,6 +288,12 @@ class Schema(Mapping[str, FieldType]):
     """
 
     def __init__(self, fields: Mapping[str, FieldType]) -> None:
+        if not isinstance(fields, Mapping):
+            raise UsageError(
+                "a schema must be a dict of field types",
+                expected='such as {"image": shardkit.Image(), "label": shardkit.Int()}',
+                found=f"{fields!r:.100}",
+            )
         for name, kind in fields.items():
             _check_name(name, kind)
         self._fields = dict(fields)
@@ -448,6 +478,8 @@ def is_unicode(text: str) -> bool:
 
 
 def _check_name(name: str, kind: FieldType) -> None:
+    if not isinstance(name, str):
+        raise UsageError("the name of a field must be text", found=repr(name))
     if not isinstance(kind, FieldType):
         raise UsageError(
             f"field {name!r} has no type",

@@ -10,9 +10,12 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-import torch
-
 from shardkit.errors import OutputError, UsageError, warn
+from shardkit.extras import extra
+
+with extra("torch", "shardkit.torch", "; without torch, shardkit.stream has a Loader of arrays"):
+    import torch
+
 from shardkit.performance import monitor as monitoring
 from shardkit.stream.torch_loader import Loader, StreamingDataset
 

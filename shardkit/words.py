@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from typing import Any
 
 
@@ -28,6 +29,15 @@ def counted(number: int, noun: str) -> str:
     """
     plural = noun + ("es" if noun.endswith("s") else "s")
     return f"{number:,} {noun if number == 1 else plural}"
+
+
+def ended(code: int) -> str:
+    """Say how a process ended, from its exit code, which is negative after a signal.
+
+    >>> ended(3), ended(-9)
+    ('ended with code 3', 'was killed by SIGKILL')
+    """
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
 
 
 def tally(counts: dict[str, int]) -> str:

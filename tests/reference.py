@@ -40,7 +40,7 @@ MEMBERS = {
     ),
     "DatasetWriter": ("write", "close", "discard"),
     "ConvertResult": ("samples", "bytes", "errors", "to_dict"),
-    "VerifyReport": ("sound", "to_dict"),
+    "VerifyReport": ("sound", "verdict", "to_dict"),
     "Schema": ("check", "renamed", "to_json", "from_json"),
     "ShardkitError": ("to_dict",),
     "Loader": _LOADER,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shardkit.errors import UsageError
+from shardkit.errors import MissingLibraryError, UsageError
 from shardkit.extras import extra
 from tests.parsed import ROOT, code
 
@@ -34,8 +34,7 @@ WHOLLY = (
     "formats/arrow/",  # `get_format`
     "formats/tfrecord/",
     "formats/lance/",  # and that
-    "torch.py",  # its user has torch
-    "stream/torch_loader.py",  # and that
+    "stream/torch_loader.py",  # `torch.py`
     "tensorflow.py",  # its `dataset`, before its other functions
     "testing.py",  # pytest runs it
     "performance/",  # each looks for torch with `find_spec` before
@@ -152,3 +151,12 @@ def test_without_extras_images_are_converted_and_the_rest_names_its_extra(tmp_pa
     done = bare("formats")
     assert done.returncode == 0
     assert done.stdout.count('pip install "shardkit[arrow]"') == 3
+
+
+def test_importing_a_module_without_its_library_names_the_extra():
+    code = "import sys; sys.modules['torch'] = None; from shardkit.torch import Loader"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert "shardkit.torch needs torch, which is not installed" in ended.stderr
+    assert issubclass(MissingLibraryError, ImportError)

@@ -36,7 +36,7 @@ def write_json(path, data):
 
     if data.pop("manifest_checksum", None):
         data["manifest_checksum"] = _hash(text())
-    path.write_bytes(text())
+    path.write_bytes(text() + b"\n")
 
 
 def _hash(data):

@@ -67,6 +67,7 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
     file_suffix=".EXT",
     label_column="NAME",
     label_separator="TEXT",
+    annotations_frame="upright|stored",
     fields="A,B",
     drop="A,B",
     rename="OLD=NEW",

@@ -136,7 +136,7 @@ def _show(report: VerifyReport, quiet: bool) -> None:
     words = f"{content}, {read}, checked in {report.seconds:.2f} s"
     if not report.sound:
         words = f"{counted(len(report.problems), 'problem')}; {words}"
-    rows = [("sound:" if report.sound else "damaged:", words)]
+    rows = [(f"{report.verdict}:", words)]
     if report.repair is not None:
         files = report.repair.files
         words = f"{counted(len(files), 'file')}, {size(report.repair.bytes)}"

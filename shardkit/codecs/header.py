@@ -229,10 +229,21 @@ def _other(data: bytes) -> dict[str, Any]:
             raise NotAnImageError(f"a damaged image: {error}") from error
 
 
+def of_unknown_white(image: Any) -> str:
+    """What kind of pixels a Pillow image has, if it is not defined which value is white."""
+    if image.mode == "F":
+        return "floating-point"
+    if image.format != "TIFF":
+        return ""
+    if _SIGNED in image.tag_v2.get(_SAMPLE_FORMAT, ()):
+        return "signed"
+    return "32-bit" if image.mode == "I" and max(image.tag_v2.get(_BITS, (8,))) > 16 else ""
+
+
 def _described(image: Any) -> dict[str, Any]:
     mode, tiff = image.mode, image.format == "TIFF"
     colour = "CMYK" if mode == "CMYK" else "GRAY" if mode in _GREY else "RGB"
-    oddity = "cmyk" if mode == "CMYK" else "floating-point" if mode == "F" else ""
+    oddity = "cmyk" if mode == "CMYK" else of_unknown_white(image)
     if mode.startswith("I") or (tiff and max(image.tag_v2.get(_BITS, (8,))) > 8):
         oddity = oddity or "16-bit"
     if mode in ALPHA_MODES or "transparency" in image.info:
@@ -253,6 +264,6 @@ def _described(image: Any) -> dict[str, Any]:
 
 ALPHA_MODES = ("RGBA", "RGBa", "LA", "La", "PA")  # of Pillow's images
 _GREY = {"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "F"}
-_BITS = 258  # tags of TIFF
+_BITS, _SAMPLE_FORMAT, _SIGNED = 258, 339, 2  # tags of TIFF, and the value for signed integers
 _ORIENTATION_TAG = 0x0112
 _READERS = {"jpeg": _jpeg, "png": _png, "webp": _webp, "ppm": _ppm}

@@ -104,6 +104,14 @@ class NotAnImageError(ValueError):
     fix = "repair or remove it"
 
 
+class UnsupportedError(NotAnImageError):
+    """An image whose kind of pixels cannot be read."""
+
+    what = "the image has pixels of a kind that cannot be read"
+    expected = "1, 3 or 4 channels of at most 16 bits"
+    fix = "store its channels as arrays (.npy), or convert it to RGB"
+
+
 class CutError(NotAnImageError):
     """The end of the image is missing."""
 
@@ -283,6 +291,8 @@ def opened(data: bytes) -> Any:
     except Exception as error:  # Pillow's parsers raise any exception on damaged data
         # The one of WebP already allocates memory for the pixels here.
         refuse_want_of_memory(error, math.prod(_webp_size(data)) if format == "webp" else 0)
+        if "unknown pixel mode" in str(error):  # of a TIFF: Pillow has no mode for its bands
+            raise UnsupportedError(f"a {format} file, not damaged, but: {error}") from error
         raise NotAnImageError(f"a damaged {format} file: {error}") from error
 
 

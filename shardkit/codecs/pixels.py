@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.codecs.color import ProfileError, cmyk, converted, to_srgb
-from shardkit.codecs.header import ALPHA_MODES, PPM_SPACE, Header, read_header
+from shardkit.codecs.header import ALPHA_MODES, PPM_SPACE, Header, of_unknown_white, read_header
 from shardkit.codecs.image import (
     CutError,
     DecodeError,
@@ -34,6 +34,7 @@ from shardkit.codecs.image import (
 )
 from shardkit.codecs.jpeg import decode_jpeg, encode_jpeg, reduction
 from shardkit.codecs.window import Colour, Pixels
+from shardkit.errors import warn
 
 WHITE = (255, 255, 255)
 _SIDES = {"jpeg": 65500, "webp": 16383}  # longest side that a format supports
@@ -98,12 +99,25 @@ class Decoded(NamedTuple):
     to_srgb: Any = None
 
 
+# What decoding to 8-bit RGB leaves out, by the oddity of the image.
+_LEFT_OUT = {
+    "16-bit": "images with 16 bits per channel are decoded to 8 bits: the low byte is lost",
+    "animated": "of images with several frames or pages, only the first is decoded",
+}
+_warned: set[str] = set()  # of these, in this process
+
+
 def to_rgb(data: bytes, least: tuple[int, int] | None = None) -> Pixels:
     """Return the pixels (height, width, 3) of any image as displayed; `least` as in `decode`.
+
+    Warns, once per process, of bits and frames that are left out.
 
     Raises NotAnImageError with the reason.
     """
     header = read_header(data)
+    if header.oddity in _LEFT_OUT and header.oddity not in _warned:
+        _warned.add(header.oddity)
+        warn(_LEFT_OUT[header.oddity])
     transform = None
     if header.profile is not None:
         with contextlib.suppress(ProfileError):
@@ -216,8 +230,8 @@ def _as_rgb(image: Any, colour: str, background: Colour, transform: Any) -> Pixe
     import PIL.Image
 
     alpha = None
-    if image.mode == "F":
-        raise DecodeError("floating-point pixels, for which the value of white is not defined")
+    if kind := of_unknown_white(image):
+        raise DecodeError(f"{kind} pixels, for which the value of white is not defined")
     if image.mode == "CMYK":
         return _from_cmyk(np.asarray(image), transform)
     if image.mode.startswith("I"):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -12,7 +14,7 @@ from shardkit.conversion.partial import Partial, partial_of
 from shardkit.conversion.publish import Made, described, publish_shards, write_lengths
 from shardkit.conversion.shards import KEYS_REPEAT, Content, ShardSequence
 from shardkit.conversion.target import Target
-from shardkit.errors import OutputError, SampleError
+from shardkit.errors import OutputError, SampleError, warn
 from shardkit.formats import get_format
 from shardkit.keywords import takes
 from shardkit.manifest import FOLDER, LENGTHS
@@ -26,7 +28,7 @@ class DatasetWriter:
     """Writes a new dataset from your samples, in a `with` block. Created by `shardkit.create`.
 
     Call `write` for each sample. `close()`, or the end of the block, publishes the dataset. An
-    error in the block discards it.
+    error in the block discards it. One that is never closed is not published, with a warning.
 
     out: the folder or file to write, local or at a URL.
     to: the name of the format.
@@ -78,6 +80,7 @@ class DatasetWriter:
         )
         self._keys: set[str] = set()
         self._open = True
+        self._unclosed = weakref.finalize(self, _warn_unclosed, self._target.path, self._keys)
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Add one `sample`: its fields, and its `__key__`, which by default is its number.
@@ -109,6 +112,7 @@ class DatasetWriter:
         if not self._open:
             return
         self._open = False
+        self._unclosed.detach()
         try:
             self._publish()
         finally:
@@ -139,6 +143,7 @@ class DatasetWriter:
         """Remove everything that was written. The output stays as it was before."""
         if self._open:
             self._open = False
+            self._unclosed.detach()
             try:
                 self._shards.abandon()
             finally:
@@ -157,6 +162,13 @@ class DatasetWriter:
             self.close()
         else:
             self.discard()
+
+
+def _warn_unclosed(path: Path, keys: set[str]) -> None:
+    warn(
+        f"{path} was never closed, so none of its {len(keys):,} samples is published: write them in"
+        " a `with` block, or call close()"
+    )
 
 
 def _begin(target: Target, overwrite: bool) -> Partial:

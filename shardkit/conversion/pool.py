@@ -25,6 +25,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 from shardkit.errors import (
@@ -34,6 +35,7 @@ from shardkit.errors import (
     is_want_of_memory,
     memory_ran_out,
 )
+from shardkit.words import ended
 
 if TYPE_CHECKING:
     from shardkit.conversion.work import Progress, Report, Work
@@ -42,8 +44,12 @@ _START = """
 import sys
 sys.path = [p for p in sys.path if p]  # no modules of the current folder
 import pickle
-# Not sys.stdin: the interpreter closes it at exit, and aborts if a thread is reading from it.
-tasks = open(0, "rb", closefd=False)
+import os
+# Not sys.stdin: the user's code may read it, and the interpreter closes it at exit, and aborts if a
+# thread is reading from it.
+tasks = open(os.dup(0), "rb", closefd=False)
+nothing = os.open(os.devnull, os.O_RDONLY)
+os.dup2(nothing, 0)
 try:
     sys.path[:] = pickle.load(tasks)
 except Exception:
@@ -127,7 +133,8 @@ class Pool:
         self.kill()
 
 
-# What a worker reports: "progress" with a Progress, "failed" with an error, or "done".
+# What a worker reports: "progress" with a Progress, "begins" with the name of a sample if a worker
+# has died on the task before, "failed" with an error, or "done".
 _Event: TypeAlias = tuple[str, Any]
 
 
@@ -177,25 +184,29 @@ class _Worker:
             if self._process is None:
                 self._start()
             reported: list[Progress] = []
+            begun: list[str] = []  # of the second process: the sample that it has begun
             try:
-                return self._talk(work, reported)
+                return self._talk(replace(work, names_samples=again), reported, begun)
             except (EOFError, OSError, pickle.UnpicklingError):
                 code = self._end()
             if self._killed or is_finished(work.folder):  # it died after finishing the task
                 break
             if again:
-                raise _died_twice(work, code)
+                raise _died_twice(work, code, begun)
             for progress in reported:
                 self._events.put(("progress", -progress))
             remove_unfinished(work)
         return "done", None
 
-    def _talk(self, work: Work, reported: list[Progress]) -> _Event:
+    def _talk(self, work: Work, reported: list[Progress], begun: list[str]) -> _Event:
         """Send a task, pass on the progress that the process reports, and return its last event."""
         assert self._process is not None
         _send(self._process.stdin, pickle.dumps(work))
         while True:
             event: _Event = pickle.load(self._process.stdout)  # type: ignore[arg-type]
+            if event[0] == "begins":
+                begun[:] = [event[1]]
+                continue
             if event[0] != "progress":
                 return event
             reported.append(event[1])
@@ -236,13 +247,15 @@ def remove_unfinished(work: Work) -> None:
         storage.remove(path)
 
 
-def _died_twice(work: Work, code: int) -> WorkerError:
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+def _died_twice(work: Work, code: int, begun: list[str]) -> WorkerError:
+    last = f"; the last sample that it began is {begun[0]!r}" if begun else ""
     return WorkerError(
-        f"two workers died on the same task; the last {how}",
-        found=f"task {work.number}: {work.reading}",
-        fix="if memory ran out (SIGKILL), use fewer --workers; then run the same command again:"
-        " it continues where it stopped",
+        f"two workers died on the same task; the last {ended(code)}",
+        found=f"task {work.number}: {work.reading}{last}",
+        fix="if memory ran out, use fewer --workers; then run the same command again: it continues"
+        " where it stopped"
+        if code == -signal.SIGKILL or not begun
+        else "leave that sample out of the source, or correct the transform that fails on it",
     )
 
 
@@ -272,6 +285,7 @@ def not_picklable(error: Exception) -> WorkerError:
 
 def serve(tasks: BinaryIO) -> None:
     """Run the tasks that arrive on stdin, until it is closed."""
+    from shardkit.conversion import read_ahead
     from shardkit.conversion.work import run_task
 
     try:
@@ -296,10 +310,12 @@ def serve(tasks: BinaryIO) -> None:
             _tell(channel, ("failed", not_picklable(error)))
             continue
         try:
+            if work.names_samples:
+                read_ahead.begins = lambda name: _tell(channel, ("begins", name))
             run_task(work, lambda progress: _tell(channel, ("progress", progress)))
         except ShardkitError as error:
             _tell(channel, ("failed", error))
-        except Exception as error:  # a bug in shardkit or in the user's code: report where
+        except BaseException as error:  # a bug in shardkit or in the user's code: report where
             _tell(channel, ("failed", unexpected(error, work)))
         else:
             _tell(channel, ("done", None))
@@ -323,7 +339,7 @@ def _listen(tasks: BinaryIO, inbox: queue.SimpleQueue[bytes]) -> None:
         os._exit(1)
 
 
-def unexpected(error: Exception, work: Work | None) -> WorkerError:
+def unexpected(error: BaseException, work: Work | None) -> WorkerError:
     """The WorkerError for an unexpected exception in a task, or before the task was loaded."""
     if work is not None and is_want_of_memory(error):
         return WorkerError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,6 +32,10 @@ _SCATTERED_BYTES = 16 << 20  # of their values in memory
 _SMALL = 1 << 12  # maximum bytes of such a sample, on average
 _CHUNK_STEPS = 8  # samples per chunk if the steps take a thousand times as long as reading
 _CHUNK_BYTES = 4 << 20
+
+# Called with the name of each sample before it is read and prepared, one at a time, in a process
+# that repeats a task whose worker died.
+begins: Callable[[str], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,8 @@ class Reading:
     def _streamed(self, stream: Stream, ignored: Counter[str]) -> Iterator[Item]:
         size = number = 0
         for document in stream.documents():
+            if begins is not None:
+                begins(document.name)
             size += document.size
             if self.share is not None and not self.share.has(_key(document)):
                 continue
@@ -133,6 +139,7 @@ def _in_order(
                         return
                     chunk = _read(samples, steps, range(number, last))
                 ahead = min(ahead + 1, _MAX_THREADS) if chunk.waited else max(ahead - 1, busy)
+                ahead = 0 if begins else ahead
                 ignored.update(chunk.ignored)
                 yield from enumerate(chunk.samples, number)
         finally:
@@ -197,6 +204,8 @@ def _read(
     ignored: Counter[str] = Counter()
     size = 0
     for index in indices:
+        if begins is not None:
+            begins(source.name(index))
         try:
             sample = source[index]
             if limit is not None:

@@ -411,9 +411,10 @@ def _work(
 
     left = sum(task.number not in finished for task in plan.own)
     works = _works(plan, partial, finished)
-    # For a single task, this process has loaded everything already. A sequence, which cannot be
-    # resumed, is the user's own code, and runs where the user asked for it.
-    if processes is None or (left == 1 and plan.resumable):
+    # For a single task, this process has loaded everything already. The user's own code, which is a
+    # transform or a sequence (which cannot be resumed), runs where the user asked for it.
+    ours = plan.resumable and plan.recipe.transform is None and isinstance(processes, pool.Pool)
+    if processes is None or (left == 1 and ours):
         if processes is not None:
             processes.kill()  # they are not needed
         pool.run_here(works, report)

@@ -60,6 +60,7 @@ class Work:
     durable: bool  # whether the shards are final; if not, they are to be joined
     upload: RemotePath | None = None
     part: PartOf | None = None  # the part that runs the task, if any
+    names_samples: bool = False  # whether each sample is named before it is read: see `read_ahead`
 
 
 @dataclass(frozen=True)

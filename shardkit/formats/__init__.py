@@ -243,8 +243,9 @@ def file_name(stem: str, format: str) -> str:
 
 def get_format(name: str) -> Format:
     """The format called `name`; raises UsageError if it is unknown or its library is missing."""
-    declaration = FORMATS.get(name)
+    declaration = FORMATS.get(name) if isinstance(name, str) else None
     if declaration is None:
+        name = str(name)
         from difflib import get_close_matches
 
         close = get_close_matches(name.lower(), MEANT, 1, 0.7)

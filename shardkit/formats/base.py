@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from shardkit import storage
-from shardkit.errors import SampleError, ShardkitError, UsageError
+from shardkit.errors import SampleError, ShardkitError, UsageError, drop_option
 from shardkit.sample import Sample
 from shardkit.schema import FieldType, Schema
 
@@ -149,7 +149,13 @@ class ShardReader(ABC):
             with contextlib.suppress(Exception):
                 offset = self.offset(position, field)
         expected = "a key" if kind is None else kind.python
-        error = SampleError(f"a value is damaged: {cause}", offset=offset, expected=expected)
+        fix = None
+        if field is not None:
+            fix = f"convert without the field ({drop_option(field)}), or drop such samples with"
+            fix += " --on-error skip"
+        error = SampleError(
+            f"a value is damaged: {cause}", offset=offset, expected=expected, fix=fix
+        )
         error.__cause__ = cause
         return error
 
@@ -204,7 +210,13 @@ def key_bytes(key: str) -> bytes:
     try:
         return key.encode()
     except UnicodeEncodeError:
-        raise SampleError("the key is not valid Unicode", key=ascii(key)) from None
+        raise not_unicode(key) from None
+
+
+def not_unicode(key: str) -> SampleError:
+    """The error for a key with bytes that are not UTF-8, such as those of an old file name."""
+    fix = "give --safe-keys, which percent-encodes such bytes"
+    return SampleError("the key is not valid Unicode", key=ascii(key), fix=fix)
 
 
 def not_stored(error: Exception, value: Any, key: str, field: str) -> SampleError:

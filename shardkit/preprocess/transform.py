@@ -13,6 +13,7 @@ import importlib
 import inspect
 import io
 import pickle
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,8 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from shardkit.errors import SampleError, UsageError
+from shardkit.errors import SampleError, UsageError, WorkerError
+from shardkit.preprocess.elsewhere import Elsewhere
 from shardkit.sample import Sample
 
 
@@ -30,7 +32,7 @@ class Transform:
     """A user's function. `digest` hashes its code and arguments; None if it cannot be imported."""
 
     name: str
-    function: Callable[[Sample], Sample | None] = field(repr=False)
+    function: Callable[[Sample], Sample | None] = field(repr=False, compare=False)
     digest: str | None
 
     def __call__(self, sample: Sample) -> Sample | None:
@@ -38,9 +40,9 @@ class Transform:
         key = sample["__key__"]
         try:
             made = self.function(sample)
-        except MemoryError:  # not an error of the sample
+        except (MemoryError, KeyboardInterrupt, WorkerError):  # not errors of the sample
             raise
-        except Exception as error:
+        except BaseException as error:  # also sys.exit()
             raise SampleError(
                 f"the transform raised {type(error).__name__}: {error}",
                 key=key,
@@ -57,7 +59,10 @@ class Transform:
 
 
 def load_transform(given: str | Callable[..., Any], workers: int | None) -> Transform:
-    """Return the transform given by an option. Raises UsageError if workers cannot load it."""
+    """Return the transform given by an option. Raises UsageError if workers cannot load it.
+
+    Unless there are no `workers`, this process calls the function in another one: see `Elsewhere`.
+    """
     function = _named(given) if isinstance(given, str) else given
     if not callable(function):
         raise UsageError("the transform is not a function", found=repr(function))
@@ -71,7 +76,7 @@ def load_transform(given: str | Callable[..., Any], workers: int | None) -> Tran
             fix="move it into a separate module that can be imported, or use no worker processes "
             "(workers=0)",
         )
-    return Transform(name, function, digest)
+    return Transform(name, function if workers == 0 else Elsewhere(name, function), digest)
 
 
 def _named(text: str) -> Any:
@@ -81,8 +86,9 @@ def _named(text: str) -> Any:
             "this is not the name of a transform", found=repr(text), expected="module:function"
         )
     try:
-        found: Any = importlib.import_module(module)
-    except Exception as error:  # importing runs the user's code
+        with contextlib.redirect_stdout(sys.stderr):  # importing runs the user's code
+            found: Any = importlib.import_module(module)
+    except (Exception, SystemExit) as error:
         raise UsageError(
             f"the module of the transform cannot be imported: {error!r}",
             found=module,

@@ -23,6 +23,15 @@ def parsed(path: str | os.PathLike[str]) -> tuple[str, str] | None:
     """The scheme of a URL, and what follows the slashes; None for a local path."""
     if isinstance(path, RemotePath):
         return path.store.site.partition("://")[0], str(path).partition("://")[2]
+    if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes):
+        several = isinstance(path, list | tuple)
+        raise UsageError(
+            "a path must be text or a pathlib.Path",
+            found=f"{path!r:.100}",
+            fix="open each path, and join the datasets with shardkit.concatenate"
+            if several
+            else "for an open file, or bytes, give its path",
+        )
     match = _URL.fullmatch(os.fspath(path))
     return None if match is None else (match[1].lower(), match[2])
 

@@ -190,6 +190,13 @@ def _sequence(
     classes = recipe.classes if strict and recipe.label_column is None else None
     if isinstance(source, Dataset) and schema is None and classes is None:
         return _dataset(source, recipe)
+    if isinstance(source, Mapping) or hasattr(source, "to_dict"):
+        raise UsageError(
+            "a source is a path, or a sequence of samples",
+            found=f"{type(source).__name__}, which is a table of columns",
+            fix="give its rows: table.to_dict('records') of pandas, table.to_pylist() of pyarrow,"
+            " or [dict(zip(columns, row)) for row in zip(*columns.values())]",
+        )
     if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
         raise UsageError(
             "a source is a path, or a sequence of samples with a length",
@@ -283,7 +290,8 @@ def _loose(
                     path=path,
                     fix="omit --label-column",
                 )
-            return {**open_annotated(layout, classes=classes, strict=strict)}
+            frame = recipe.annotations_frame
+            return {**open_annotated(layout, classes=classes, strict=strict, frame=frame)}
         files = scan_folder(
             path,
             media,

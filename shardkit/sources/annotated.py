@@ -20,7 +20,14 @@ import numpy as np
 from shardkit import storage
 from shardkit.codecs.media import IMAGES
 from shardkit.errors import SampleError, SourceError, UsageError
-from shardkit.sources.annotations import CATEGORIES, Annotations, Read, annotations_of, check_boxes
+from shardkit.sources.annotations import (
+    CATEGORIES,
+    Annotations,
+    Read,
+    annotations_of,
+    check_boxes,
+    frame_of,
+)
 from shardkit.sources.base import Source
 from shardkit.sources.folder_scan import FolderScan
 from shardkit.sources.layouts import IMAGES as NAMED_IMAGES
@@ -211,9 +218,15 @@ def _order(split: str) -> tuple[int, str]:
 
 
 def open_annotated(
-    layout: Layout, *, classes: Sequence[str] | None = None, strict: bool = True
+    layout: Layout,
+    *,
+    classes: Sequence[str] | None = None,
+    strict: bool = True,
+    frame: str | None = None,
 ) -> dict[str, Source]:
     """Open the sources of a layout, one per split, with the same list of classes for all splits.
+
+    `frame` is the option `annotations_frame`.
 
     Raises UsageError for overlapping splits, and for categories missing from `classes`.
     """
@@ -225,6 +238,7 @@ def open_annotated(
         read = reads[name] = _read(split, scan)
         files = _joined(split, read, scan)
         paths = {image: scan.files.relative(file) for file, image in files.items()}
+        read.frame = frame or frame_of(read, paths, split.folder)
         check_boxes(read, paths, split.folder)
         _refuse_many(read)
         chosen[name] = {file: image for file, image in files.items() if image not in read.bad}

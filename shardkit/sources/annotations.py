@@ -6,6 +6,7 @@ covers i to i + 1, so the box of a whole image is 0, 0, width, height.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ import xxhash
 from shardkit import storage
 from shardkit.codecs.boxes import TURNED_BACK, turned_boxes
 from shardkit.codecs.header import Header, read_header
-from shardkit.codecs.image import NotAnImageError, probe
+from shardkit.codecs.image import NotAnImageError
 from shardkit.errors import SampleError, ShardkitError, SourceError
 from shardkit.schema import Array, FieldType, Int, Schema
 
@@ -28,13 +29,15 @@ Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 BOXES, CATEGORIES = "boxes", "categories"
+_PROBES = 64  # images that are read to find out on which pixels the boxes of a file are
 
 
 class Annotations:
     """The objects of each image, as columns with one row per object; replaces `Metadata`.
 
     The rows of image n are `starts[n]` to `starts[n + 1]`. `sizes` are the width and height of the
-    images as annotated, to which the boxes refer. `numbers` are columns with one value per image.
+    images as annotated, to which the boxes refer, or 0 if not given. `numbers` are columns with one
+    value per image. `frame` is "upright" or "stored" where the size of an image does not tell.
     """
 
     unusable: Mapping[str, SourceError] = MappingProxyType({})
@@ -48,8 +51,10 @@ class Annotations:
         columns: Mapping[str, npt.NDArray[Any]],
         sizes: npt.NDArray[np.int32],
         numbers: Mapping[str, Numbers],
+        frame: str | None = None,
     ) -> None:
         self._starts, self._columns, self._sizes, self._numbers = starts, columns, sizes, numbers
+        self._frame = frame
 
     @property
     def schema(self) -> Schema:
@@ -68,17 +73,23 @@ class Annotations:
     def stored_row(self, image: int, data: bytes, key: str) -> dict[str, Any]:
         """The fields of one image, with boxes in pixels of the image as it is stored in `data`.
 
-        Raises SampleError if the size of the image differs from that in its annotations.
+        Raises SampleError if the size of the image differs from that in its annotations, and if it
+        is not known whether its boxes are on the image as it is stored or as EXIF turns it.
         """
         row, size = self.row(image), tuple(self._sizes[image].tolist())
         try:
             header = read_header(data)
         except NotAnImageError:
             return row  # storing the image reports the error
-        if size == header.upright != (header.width, header.height):
-            row[BOXES] = turned_boxes(row[BOXES], TURNED_BACK[header.orientation], size)
-        elif size != (header.width, header.height):
+        if any(size) and size not in (header.upright, (header.width, header.height)):
             raise _of_another_size(size, header, key)
+        frame = _frame(size, header) or self._frame
+        if header.orientation != 1 and len(row[BOXES]):
+            if frame is None:
+                raise _of_unknown_frame(header, key)
+            if frame == "upright":
+                back = TURNED_BACK[header.orientation]
+                row[BOXES] = turned_boxes(row[BOXES], back, header.upright)
         return row
 
     def select(self, images: Numbers) -> Annotations:
@@ -87,7 +98,7 @@ class Annotations:
         rows = np.arange(starts[-1]) + np.repeat(self._starts[:-1][images] - starts[:-1], counts)
         columns = {name: values[rows] for name, values in self._columns.items()}
         numbers = {name: values[images] for name, values in self._numbers.items()}
-        return Annotations(starts, columns, self._sizes[images], numbers)
+        return Annotations(starts, columns, self._sizes[images], numbers, self._frame)
 
     def fingerprint(self) -> bytes:
         digest = xxhash.xxh3_128(self._starts.data)
@@ -118,6 +129,31 @@ class Read:
     ignored: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
     problems: list[ShardkitError] = field(default_factory=list)  # errors without an image file
+    frame: str | None = None  # see `Annotations`
+
+
+def frame_of(read: Read, files: Mapping[int, str], root: Path) -> str | None:
+    """The pixels on which the boxes of an annotation file are: "upright" or "stored".
+
+    Judged by the stated sizes of some of its images which EXIF turns by 90 degrees. None if there
+    are none among them, or if they contradict each other.
+    """
+    sized = [image for image in files if 0 < read.sizes[image, 0] != read.sizes[image, 1] > 0]
+    found = set()
+    for image in sized[:: max(len(sized) // _PROBES, 1)]:
+        with contextlib.suppress(NotAnImageError, ShardkitError):
+            header = read_header(storage.read(root / files[image]))
+            found.add(_frame(tuple(read.sizes[image].tolist()), header))
+    found.discard(None)
+    return found.pop() if len(found) == 1 else None
+
+
+def _frame(size: tuple[int, ...], header: Header) -> str | None:
+    """On which pixels the boxes of an image of the stated `size` are, if that tells."""
+    stored = (header.width, header.height)
+    if header.upright == stored or not any(size):
+        return None
+    return "upright" if size == header.upright else "stored" if size == stored else None
 
 
 def check_boxes(read: Read, files: Mapping[int, str], root: Path) -> None:
@@ -126,14 +162,16 @@ def check_boxes(read: Read, files: Mapping[int, str], root: Path) -> None:
     `files` are the paths of existing images, by image number, relative to `root`. An invalid box is
     an error of its image. An image is read if the annotations do not give its size.
     """
-    for image in np.flatnonzero((read.sizes <= 0).any(axis=1)).tolist():
+    read.sizes[(read.sizes <= 0).any(axis=1)] = 0
+    sizes = read.sizes.copy()
+    for image in np.flatnonzero(sizes[:, 0] == 0).tolist():
         if image in files and image not in read.bad:
-            read.sizes[image] = _size_of(root / files[image])
+            sizes[image] = _size_of(root / files[image], read.frame)
     there = np.zeros(len(read.images), np.bool_)
     there[list(files)] = True
     _keep(read, there[read.image_of])
     boxes, of = read.boxes, read.image_of
-    wide, high = read.sizes[of].T.astype(np.float64)
+    wide, high = sizes[of].T.astype(np.float64)
     least, most = boxes[:, :2], boxes[:, 2:]
     limits = np.stack([wide, high], axis=1)
     limits[limits == 0] = np.inf  # unreadable image: reported when it is converted
@@ -195,16 +233,30 @@ def annotations_of(read: Read, images: Sequence[int], table: Sequence[str]) -> A
         CATEGORIES: class_of[read.kind_of[order]],
         **{name: values[order] for name, values in read.flags.items()},
     }
-    whole = Annotations(starts.astype(np.int64), columns, read.sizes, read.numbers)
+    starts = starts.astype(np.int64)
+    whole = Annotations(starts, columns, read.sizes, read.numbers, read.frame)
     return whole.select(np.array(images, np.int64))
 
 
-def _size_of(path: Path) -> tuple[int, int]:
-    """Width and height of a stored image; 0 if it is unreadable, which conversion reports."""
+def _size_of(path: Path, frame: str | None) -> tuple[int, int]:
+    """Width and height of an image in its frame; 0 if unreadable, which conversion reports."""
     try:
-        return probe(storage.read(path))[1:]
+        header = read_header(storage.read(path))
     except (NotAnImageError, ShardkitError):
         return 0, 0
+    return header.upright if frame == "upright" else (header.width, header.height)
+
+
+def _of_unknown_frame(header: Header, key: str) -> SampleError:
+    return SampleError(
+        "it is not known whether the boxes are on the image as it is stored, or as EXIF turns it",
+        key=key,
+        field=BOXES,
+        expected="an image that EXIF turns by 90 degrees, whose stated size tells",
+        found=f"orientation {header.orientation}, {header.width} x {header.height} pixels",
+        fix="give --annotations-frame upright if the boxes were drawn on the image as viewers show"
+        " it, or --annotations-frame stored",
+    )
 
 
 def _of_another_size(size: tuple[int, ...], header: Header, key: str) -> SampleError:

@@ -40,6 +40,9 @@ class Requested:
             future = self._futures.pop(index)
         return future.result()
 
+    def name(self, index: int) -> str:
+        return self._source.name(index)
+
     def _has_room(self) -> bool:
         few = len(self._futures) < self._source.requests and self._bytes < _AHEAD_BYTES
         return few and self._next < len(self._sizes)

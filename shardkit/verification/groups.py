@@ -37,6 +37,7 @@ _TOGETHER = (
     ("sample",),
     ("keys", "split", "folds", "stratify", "group"),
     ("metadata", "file_column", "file_suffix", "label_column", "label_separator"),
+    ("annotations_frame",),
 )
 _Sources: TypeAlias = Mapping[str, Source | Stream]
 

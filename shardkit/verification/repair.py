@@ -136,6 +136,8 @@ class Repair:
         for name in [self._split] if self._split else names:  # "" last: it needs the splits' own
             path = self._top / name
             if _manifest_at(path) is not None:
+                if (text := manifests.as_written(path)) is not None:
+                    self._put_manifest(path, text, "rebuilt")
                 continue
             theirs = None if copy is None else _manifest_at(copy / name)
             error = DamagedError(
@@ -150,11 +152,13 @@ class Repair:
                 reason = why if isinstance(why, DamagedError) else error
                 self._not_repaired(manifests.manifest_path(path), reason)
                 continue
-            self._clear(manifests.NAME)
-            text = storage.read(manifests.manifest_path(copy / name))
-            storage.write_file(self._stage / manifests.NAME, text)
-            folder = self._target.folder if self._target.single else path
-            self._replace(manifests.NAME, self._target.list_path(folder, manifests.NAME), "copied")
+            self._put_manifest(path, storage.read(manifests.manifest_path(copy / name)), "copied")
+
+    def _put_manifest(self, path: Path, text: bytes, how: str) -> None:
+        self._clear(manifests.NAME)
+        storage.write_file(self._stage / manifests.NAME, text)
+        folder = self._target.folder if self._target.single else path
+        self._replace(manifests.NAME, self._target.list_path(folder, manifests.NAME), how)
 
     def _is_of(self, path: Path, manifest: Manifest | Splits) -> bool:
         """Whether the manifest of a copy describes the files of the dataset at a path.
@@ -429,7 +433,7 @@ class Repair:
 
             tokenizer = open_copy(part.dataset.tokenizer_path, {**recipe.tokenizer}, fast=True)
         if self._transform is not None:
-            transform = load_transform(self._transform, 0)
+            transform = load_transform(self._transform, 1)
         return make_plan(recipe, sources, self._target, tokenizer=tokenizer, transform=transform)
 
     def _copy_of(self, name: str, manifest: Manifest) -> DatasetSource | None:

@@ -63,6 +63,8 @@ class VerifyReport:
     part: the part that was verified, such as "2/8". `samples`, `shards`, `files` and `bytes` are
         then those of this part.
     repair: what was repaired, and what was not.
+    checksums: whether every file has a checksum to compare with. False: without a manifest, damage
+        is found only where it makes samples unreadable.
     """
 
     path: str
@@ -77,9 +79,10 @@ class VerifyReport:
     seconds: float = 0.0
     part: str | None = None
     repair: RepairReport | None = None
+    checksums: bool = True
 
     def __repr__(self) -> str:
-        found = "sound" if self.sound else counted(len(self.problems), "problem")
+        found = self.verdict if self.sound else counted(len(self.problems), "problem")
         extent = f"{counted(self.samples, 'sample')} in {counted(self.shards, 'shard')}"
         lines = [f"<VerifyReport {self.path}: {found}, {self.format}, {extent}>"]
         lines += [f"  {problem.what}" for problem in self.problems[:_SHOWN]]
@@ -89,6 +92,11 @@ class VerifyReport:
     def sound(self) -> bool:
         """Whether no problem was found, and a repair has left none."""
         return not self.problems and not (self.repair and self.repair.left)
+
+    @property
+    def verdict(self) -> str:
+        """The conclusion in a word: "sound", "damaged", or "readable" if there are no checksums."""
+        return ("sound" if self.checksums else "readable") if self.sound else "damaged"
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON values, as for `--json`."""
@@ -199,6 +207,27 @@ class _Run:
         `all_missing`: also open a single-file dataset of which only the manifest is left.
         """
         self._first, self._parts = Findings(), []
+        self._find(all_missing)
+        for path in {self._path, *(part.dataset.place for part in self._parts if part.manifest)}:
+            if manifests.has_manifest(path):
+                self._check_manifest(path)
+
+    def _check_manifest(self, path: Path) -> None:
+        """Record a manifest that says what was written, but in other bytes."""
+        try:
+            written = manifests.as_written(path)
+        except (ShardkitError, ValueError, KeyError):  # it cannot be read, which was recorded
+            return
+        if written is not None:
+            self._first.add(
+                DamagedError(
+                    "the manifest has changed since it was written, though it says the same",
+                    path=manifests.manifest_path(path),
+                    fix="repair it with --repair SOURCE, or copy it again from an undamaged copy",
+                )
+            )
+
+    def _find(self, all_missing: bool) -> None:
         manifest = None
         if manifests.has_manifest(self._path):
             try:
@@ -400,7 +429,8 @@ class _Run:
     def report(self, seconds: float) -> VerifyReport:
         every = [self._first, self._above, *(part.findings for part in self._parts), self._last]
         notes = [note for findings in every for note in findings.notes] + self._notes
-        if any(part.manifest is None for part in self._parts):
+        checksums = all(part.manifest is not None for part in self._parts)
+        if not checksums:
             notes.append("there is no manifest with checksums: every sample was read instead")
         formats = [part.dataset.format for part in self._parts]
         ours = self._all_files()
@@ -420,6 +450,7 @@ class _Run:
             seconds=round(seconds, 3),
             part=str(self._share) if self._share.total > 1 else None,
             repair=None if self._repair is None else self._repair.report,
+            checksums=checksums,
         )
 
 

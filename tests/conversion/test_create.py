@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -135,3 +137,17 @@ def test_files_of_a_writer_that_would_be_taken_for_lists_are_refused(
             writer.close()
         assert error.value.found.endswith(".tfrecord.offsets")  # type: ignore[union-attr]
         assert not (tmp_path / out).exists()
+
+
+@pytest.mark.parametrize("ending", ["del writer", "sys.exit()"])
+def test_a_writer_that_is_never_closed_says_that_its_samples_are_not_published(tmp_path, ending):
+    code = f"""
+import sys, shardkit
+writer = shardkit.create({str(tmp_path / "out")!r}, "wds", {{"label": shardkit.Int()}})
+for label in range(3):
+    writer.write({{"label": label}})
+{ending}
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "out was never closed, so none of its 3 samples is published" in ended.stderr
+    assert not (tmp_path / "out").exists()

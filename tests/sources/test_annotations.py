@@ -323,16 +323,25 @@ def test_boxes_at_the_edge_and_categories_that_repeat_are_said(tmp_path):
     assert not source.problems
 
 
-# Of the same size in 2, 3 and 4: there, boxes are of pixels as they are stored.
+# The size of an image tells in 5 to 8, if it is not square.
+@pytest.mark.parametrize("size", [(80, 120), (120, 120)])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_boxes_of_upright_images_become_those_of_stored_ones(tmp_path, orientation):
-    """Where the size in the annotations is that of the upright image, boxes are turned back."""
+def test_boxes_of_upright_images_become_those_of_stored_ones(tmp_path, size, orientation):
+    """Another image of the file tells, or the user; otherwise they are refused."""
     boxes = [(10, 20, 30, 90), (40, 5, 70, 15)]
-    source = one(single(tmp_path, Painted("a", (80, 120), boxes, ["person"] * 2, orientation)))
-    if orientation in (2, 3, 4):
-        assert source[0]["boxes"].tolist() == [list(map(float, box)) for box in boxes]
+    image = Painted("a", size, boxes, ["person"] * 2, orientation)
+    alone = single(tmp_path / "alone", image)
+    if orientation == 1 or (orientation >= 5 and size[0] != size[1]):
+        assert_painted(one(alone))
     else:
-        assert_painted(source)
+        with pytest.raises(SampleError, match="not known whether the boxes") as error:
+            one(alone)[0]
+        assert "--annotations-frame upright" in str(error.value.fix)
+        stored = one(alone, annotations_frame="stored")
+        assert stored[0]["boxes"].tolist() == [list(map(float, box)) for box in boxes]
+    assert_painted(one(alone, annotations_frame="upright"))
+    turned = Painted("b", (80, 120), boxes, ["person"] * 2, 6)
+    assert_painted(one(single(tmp_path / "both", image, turned)))
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,10 @@ from shardkit.formats.wds.layout import index_struct
 from shardkit.formats.wds.members import Member, members
 from shardkit.formats.wds.values import DECODERS
 from shardkit.sample import key_hash
-from shardkit.schema import Bytes, FieldType, Image, Schema
+from shardkit.schema import Bytes, FieldType, Image, Int, Schema
 
+_ONCE = 5  # so many fields that occur once are probably not meant as fields
+_APPLE_DOUBLE = b"\x00\x05\x16\x07"  # RFC 1740
 _INDEX_BYTES = 64 << 20  # limit of a foreign TAR's index, unless the TAR itself is larger
 
 
@@ -39,6 +41,7 @@ def scan(source: ByteSource, layout: dict[str, Any] | None = None) -> dict[str, 
     samples = _samples(source, ignored, warned)
     if layout is None:
         schema = _schema(source, samples)
+        warned += _doubts(source, schema, samples)
     else:
         schema = Schema.from_json(layout["schema"])
         field_of = {e: f for f, extensions in layout["extensions"].items() for e in extensions}
@@ -97,6 +100,30 @@ def _schema(source: ByteSource, samples: list[_Scanned]) -> Schema:
     )
 
 
+def _doubts(source: ByteSource, schema: Schema, samples: list[_Scanned]) -> Iterator[str]:
+    """What WebDataset's rules make of the names, but probably was not meant."""
+    count = Counter(field for sample in samples for field in sample.fields)
+    once = [field for field, number in count.items() if number == 1 and "." in field]
+    if len(once) >= max(_ONCE, len(samples)):
+        yield (
+            f"{source.path}: {len(once):,} fields occur in one sample each, such as {once[0]!r}: a"
+            " key ends at the first dot of a file name, so replace dots in names, and pack it again"
+        )
+    folders = {sample.key.rpartition("/")[0] for sample in samples}
+    pictures = len(schema) == 1 and all(isinstance(kind, Image) for kind in schema.values())
+    if pictures and 1 < len(folders) <= len(samples) // 2:
+        yield (
+            f"{source.path}: the members are in folders, such as {min(folders)!r}, which stay in"
+            " the keys, but are no labels: to have labels, unpack it, and convert the folder"
+        )
+    for field, kind in schema.items():
+        if isinstance(kind, Bytes) and names.decoded_type(field) is Int:
+            yield (
+                f"{source.path}: the values of {field!r} are not whole numbers, as that extension"
+                " says, and stay bytes"
+            )
+
+
 def _type(source: ByteSource, field: str, first: Member) -> type[FieldType]:
     """The type of the extension; plain bytes if the field's first value cannot be decoded as it."""
     kind = names.decoded_type(field)
@@ -114,6 +141,9 @@ def _samples(source: ByteSource, ignored: Counter[str], warned: list[str]) -> li
     samples: dict[str, _Scanned] = {}
     current = None
     for member in members(source, ignored, warned):
+        if _is_apple_double(source, member):
+            ignored["AppleDouble member ('._'), which tar on macOS adds"] += 1
+            continue
         split = names.split(member.name)
         if split is None:
             ignored["TAR member without an extension"] += 1
@@ -142,6 +172,12 @@ def _samples(source: ByteSource, ignored: Counter[str], warned: list[str]) -> li
     if len(good) < len(samples):
         ignored["sample marked as __bad__"] += len(samples) - len(good)
     return good
+
+
+def _is_apple_double(source: ByteSource, member: Member) -> bool:
+    """Whether a member holds what macOS stores beside a file, such as where it came from."""
+    named = member.name.rpartition("/")[2].startswith("._")
+    return named and source.read(member.offset, min(4, member.size)) == _APPLE_DOUBLE
 
 
 def _is_bad(fields: dict[str, Member]) -> bool:

@@ -1,0 +1,66 @@
+"""What is not of the type that a function takes is refused with a sentence, and a way out."""
+
+import numpy as np
+import pytest
+
+import shardkit
+from shardkit import Array, Int, Schema, concatenate, convert
+
+ROWS = [{"label": number} for number in range(3)]
+
+
+class Table:
+    """Like pandas.DataFrame, as far as it matters."""
+
+    def to_dict(self, orient):
+        raise AssertionError("nothing is converted without being asked for")
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda out: convert((row for row in ROWS), "wds", out), "fix: convert it to a list"),
+        (lambda out: convert(Table(), "wds", out), "fix: give its rows: table.to_dict"),
+        (lambda out: convert({"label": [1, 2]}, "wds", out), "dict, which is a table of columns"),
+        (lambda out: convert(ROWS, None, out), "there is no format 'None'"),
+        (lambda out: convert(ROWS, "wds", 5), "a path must be text"),
+        (lambda out: convert(ROWS, "wds", out, split={"train": 1.0}), "invalid split"),
+        (lambda out: convert(ROWS, "wds", out, split=0.9), "invalid split"),
+        (lambda out: convert(ROWS, "wds", out, stratify=["label"]), "stratify must be text"),
+        (lambda out: convert(ROWS, "wds", out, rename=["label"]), "rename must be a dict"),
+        (lambda out: convert(ROWS, "wds", out, classes=5), "classes must be a list"),
+        (lambda out: convert(ROWS, "wds", out, schema=["label"]), "a schema must be a dict"),
+        (lambda out: convert(ROWS, "wds", out, resize=256), "give image=shardkit.ImageOptions(res"),
+        (lambda out: convert(ROWS, "wds", out, mono=True), "give audio=shardkit.AudioOptions(mono"),
+        (lambda out: shardkit.create(out, "wds", None), "a schema must be a dict"),
+        (lambda out: shardkit.create(out, "wds", {5: Int()}), "the name of a field must be text"),
+        (lambda out: shardkit.open([str(out)]), "fix: open each path, and join the datasets"),
+        (lambda out: shardkit.open(None), "a path must be text"),
+        (lambda out: shardkit.verify(b"out"), "a path must be text"),
+        (lambda out: Array("float33"), "cannot have this dtype"),
+        (lambda out: Array(object), "cannot have this dtype"),
+        (lambda out: Array("f4", 3), "the shape of an array"),
+        (lambda out: Array("f4", (3, -1)), "the shape of an array"),
+        (lambda out: concatenate(["out"]), "concatenate needs a list of datasets"),
+        (lambda out: concatenate([]), "concatenate needs a list of datasets"),
+        (lambda out: shardkit.Dataset.from_sequence(ROWS), "these samples have no schema"),
+    ],
+)
+def test_it_is_refused(call, words, tmp_path):
+    with pytest.raises(shardkit.UsageError) as error:
+        call(tmp_path / "out")
+    assert words in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_ways_out_work(tmp_path):
+    columns = {"label": [1, 2], "name": ["a", "b"]}
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    convert(rows, "wds", tmp_path / "out")
+    dataset = shardkit.open(tmp_path / "out")
+    assert [sample["name"] for sample in dataset] == ["a", "b"]
+    schema = Schema({"label": Int()})
+    unnamed = shardkit.Dataset.from_sequence([{"__key__": "c", "label": 3}], schema)
+    joined = concatenate([unnamed, dataset[0:0], dataset])
+    assert [sample["label"] for sample in joined] == [3, 1, 2]
+    assert Array(np.float32, [np.int64(3), None]).shape == (3, None)
