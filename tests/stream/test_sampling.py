@@ -1,10 +1,7 @@
 """Balanced and weighted sampling: exact counts, on any number of ranks, resumed at any step."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +13,7 @@ import shardkit
 from shardkit.errors import UsageError
 from shardkit.stream import Loader
 from shardkit.stream.sampling import Balanced, Sampled, Weighted
-from tests.stream.data import keys, photo, real_keys, through_json, write_documents
+from tests.stream.data import photo, real_keys, write_documents
 
 GOLDEN = Path(__file__).parent / "golden/sampling-1.json"
 LABELS = [0] * 20 + [1] * 9 + [2] * 5 + [3] + [5] * 2  # class 4 has no sample
@@ -47,9 +44,6 @@ def photos(tmp_path_factory):
 def loader_of(source, sampling, **options):
     options = {"shuffle": True, "seed": 3, "fields": ["label"], "threads": 0, **options}
     return Loader(source, sampling=sampling, **options)
-
-
-# --- which samples are drawn ---------------------------------------------------------------------
 
 
 @given(CLASS_LISTS, SEEDS, st.integers(1, 90), st.integers(0, 2**31 - 8))
@@ -125,9 +119,6 @@ def test_the_draws_are_those_of_their_version():
     assert found == json.loads(GOLDEN.read_text())
 
 
-# --- in a Loader ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "sampling",
     [Balanced("label"), Balanced(), Balanced(LABELS), Balanced("label", samples=61)],
@@ -142,48 +133,6 @@ def test_a_balanced_epoch_has_exact_counts(photos, sampling):
         assert labels.total() == samples
         assert set(labels) == set(LABELS)
         assert set(labels.values()) <= {samples // CLASSES, -(-samples // CLASSES)}
-
-
-@pytest.mark.parametrize(
-    ("sampling", "parts"), [(Balanced("label"), 6), (Weighted("weight", samples=50), 1)]
-)
-def test_any_number_of_ranks_draws_the_same_global_batches(photos, sampling, parts):
-    """S2 and S3."""
-
-    def epoch(world):
-        options = {"global_batch_size": 24, "world_size": world, "parts": parts}
-        ranks = [keys(loader_of(photos, sampling, rank=n, **options)) for n in range(world)]
-        return [sorted(chain(*batches)) for batches in zip(*ranks, strict=True)]
-
-    alone = epoch(1)
-    assert [epoch(world) for world in (3, 8)] == [alone] * 2
-
-
-@pytest.mark.parametrize("sampling", [Balanced("label", samples=45), Weighted("weight")])
-def test_a_state_continues_at_every_step_and_with_other_ranks(photos, sampling):
-    """S4."""
-
-    def loader(rank=0, world=1, state=None):
-        found = loader_of(photos, sampling, global_batch_size=6, rank=rank, world_size=world)
-        if state is not None:
-            found.load_state_dict(through_json(state))
-        return found
-
-    whole, states, epochs = loader(), [], []
-    for _ in range(2):
-        epochs.append([])
-        for batch in whole:
-            states.append((len(epochs) - 1, len(epochs[-1]), whole.state_dict()))
-            epochs[-1].append(batch["__key__"])
-    assert epochs[0] != epochs[1]
-    for epoch, done, state in states[::2]:
-        rest = epochs[epoch][done + 1 :] or epochs[1][: len(epochs[1]) * (epoch == 0)]
-        if rest:
-            assert keys(loader(state=state)) == rest
-            halves = [keys(loader(rank, 2, state)) for rank in range(2)]
-            assert [sorted(one + other) for one, other in zip(*halves, strict=True)] == [
-                sorted(batch) for batch in rest
-            ]
 
 
 def test_a_state_of_another_sampling_is_refused(photos):
@@ -218,17 +167,6 @@ def test_batches_by_length_are_sampled(tmp_path):
     loader = Loader(documents, batching=shardkit.Dynamic(64), shuffle=True, sampling=sampling)
     counts = Counter(key for batch in loader for key in batch["__key__"])
     assert counts == {f"{n:04d}": 5 for n in range(10)}
-
-
-def test_a_dataloader_with_workers_draws_the_same(photos):
-    from torch.utils.data import DataLoader
-
-    from shardkit.torch import StreamingDataset
-
-    options = {"sampling": Balanced("label"), "shuffle": True, "batch_size": 4, "seed": 3}
-    dataset = StreamingDataset(photos, fields=["label"], **options)
-    loaded = DataLoader(dataset, batch_size=None, num_workers=2)
-    assert keys(loaded) == keys(loader_of(photos, Balanced("label"), batch_size=4))
 
 
 @pytest.mark.parametrize(
