@@ -60,7 +60,6 @@ class Process:
         return os.pread(self._log.fileno(), 4000, max(0, size - 4000)).decode(errors="replace")
 
     def close(self):
-        assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(30)
         self._log.close()

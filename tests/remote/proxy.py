@@ -51,9 +51,6 @@ class Rule:
     whole: bool = False  # the range is ignored: 200, and all of it
 
 
-_DEFAULTS = asdict(Rule())
-
-
 @dataclass
 class Entry:
     """One request. Counted before it happens, so what a client has seen is in it."""
@@ -83,7 +80,8 @@ class Proxy(Process):
 
     def add(self, *rules):
         for rule in rules:
-            self._ask("add", asdict(rule))
+            changed = asdict(rule).items() - asdict(Rule()).items()
+            self._ask("add", dict(changed))
 
     def clear(self):
         """Forgets all rules and requests, and ends those that are held."""
@@ -137,19 +135,19 @@ class _Server(ThreadingHTTPServer):
         """All rules for a request, as one."""
         merged = {}
         with self.lock:
-            for rule, seen in self.rules:
+            for given, seen in self.rules:
+                rule = Rule(**given)
                 if rule.method in ("", method) and re.search(rule.match, target):
                     seen[0] += 1
                     number = seen[0] - rule.skip
                     if number > 0 and (rule.times is None or number <= rule.times):
-                        changed = asdict(rule).items()
-                        merged |= {key: v for key, v in changed if v != _DEFAULTS[key]}
+                        merged |= given
         return Rule(**merged)
 
     def control(self, what, data):
         with self.lock:
             if what == "add":
-                self.rules.append((Rule(**data), [0]))
+                self.rules.append((data, [0]))
             elif what == "clear":
                 self.over.set()
                 for barrier in self.gathered.values():

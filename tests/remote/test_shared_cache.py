@@ -26,7 +26,6 @@ class Process(subprocess.Popen[str]):
 
     def go_on(self, turns=1, word=""):
         """Until it has said so often that it goes on; an error with what it wrote, if it ended."""
-        assert self.stdout is not None
         while turns:
             line = self.stdout.readline()
             assert line, self.communicate()[1]
