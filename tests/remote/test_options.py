@@ -86,19 +86,15 @@ def test_samples_are_shown_and_written(data, tmp_path):
     assert "similar keys: 'k9'" in missed.stderr
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("inspect", "{url}", "--full"),
-        ("verify", "{url}", "--decode", "--against", "{local}"),
-        ("verify", "{local}", "--against", "{url}"),
-        ("doctor", "{url}", "--seconds", "0.1", "--batch-size", "8"),
-    ],
-    ids=lambda command: command[0],
-)
-def test_commands_take_them(command, data, local, tmp_path):
-    words = [word.format(url=data.url("photos"), local=local) for word in command]
-    assert json.loads(run(data, tmp_path, *words, "--json").stdout)
+def test_commands_take_them(data, local, tmp_path):
+    url, here = data.url("photos"), str(local)
+    for command in (
+        ("inspect", url, "--full"),
+        ("verify", url, "--decode", "--against", here),
+        ("verify", here, "--against", url),
+        ("doctor", url, "--seconds", "0.1", "--batch-size", "8"),
+    ):
+        assert json.loads(run(data, tmp_path, *command, "--json").stdout)
 
 
 def test_bench_takes_them_and_measures_work_apart_from_downloads(seen, tmp_path):
@@ -140,16 +136,14 @@ def test_a_wrong_one_is_named_and_no_value_is(data, tmp_path):
         assert "hunter2" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("scheme", "name"),
-    [("s3", "AWS_ENDPOINT_URL"), ("gs", "GOOGLE_BASE_URL"), ("az", "AZURE_STORAGE_ENDPOINT")],
-)
-def test_an_endpoint_without_a_scheme_is_refused(scheme, name, monkeypatch):
-    monkeypatch.setenv(name, "storage.example.org")
-    for options, found in (({"endpoint": "127.0.0.1:9000"}, "endpoint"), (None, name)):
-        with pytest.raises(UsageError, match="has no scheme") as caught:
-            shardkit.open(f"{scheme}://bucket/a", storage_options=options)
-        assert caught.value.found == found
+def test_an_endpoint_without_a_scheme_is_refused(monkeypatch):
+    names = {"s3": "AWS_ENDPOINT_URL", "gs": "GOOGLE_BASE_URL", "az": "AZURE_STORAGE_ENDPOINT"}
+    for scheme, name in names.items():
+        monkeypatch.setenv(name, "storage.example.org")
+        for options, found in (({"endpoint": "127.0.0.1:9000"}, "endpoint"), (None, name)):
+            with pytest.raises(UsageError, match="has no scheme") as caught:
+                shardkit.open(f"{scheme}://bucket/a", storage_options=options)
+            assert caught.value.found == found
 
 
 def test_options_without_a_url_are_refused(local, tmp_path):

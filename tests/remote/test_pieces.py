@@ -51,7 +51,6 @@ def datasets(tmp_path_factory):
 
 def shards(dataset):
     """A regular expression for the files of all shards."""
-    assert dataset.manifest is not None
     return "|".join(file.name.replace(".", "[.]") + "$" for file in dataset.manifest.all_files())
 
 
@@ -260,7 +259,6 @@ def test_digests_of_very_many_shards_take_little_memory():
         known = dict(_remote_files(listed, folder))
         for files in known.values():
             for _, info in files:
-                assert info.pieces is not None
                 info.pieces._digests = info.pieces._digests or bytes(DIGEST * count(info.size))
         assert tracemalloc.get_traced_memory()[0] < 6000 * len(every)
     finally:

@@ -396,20 +396,21 @@ def test_names_in_a_mark_stay_in_the_output(source, tmp_path, bucket):
     assert bucket.objects() == below(tmp_path / "reference") | kept
 
 
-@pytest.mark.parametrize("what", ["junk", "a name that leads out", "compressed"])
-def test_a_result_that_is_damaged_is_named(what, source, bucket, scratch):
+def test_a_result_that_is_damaged_is_named(source, bucket, scratch):
+    """Also one whose names lead out, and one that is compressed."""
     stop_in_work(bucket, source)
     key = next(key for key in bucket.listed() if key.endswith("000000/result.zip"))
-    packed = io.BytesIO(b"junk")
-    if what != "junk":
-        kind = zipfile.ZIP_DEFLATED if what == "compressed" else zipfile.ZIP_STORED
-        with zipfile.ZipFile(packed, "w", kind) as archive:
-            archive.writestr("../../../stray" if "name" in what else "result.json", b"{}")
-    bucket.put({key: packed.getvalue()})
-    with pytest.raises(DamagedError) as error:
-        bucket.convert(source)
-    assert str(error.value.where["path"]) == bucket.url(key)
-    assert not list(scratch.parent.rglob("stray"))
+    damaged = [io.BytesIO(b"junk"), io.BytesIO(), io.BytesIO()]
+    with zipfile.ZipFile(damaged[1], "w") as archive:
+        archive.writestr("../../../stray", b"{}")
+    with zipfile.ZipFile(damaged[2], "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("result.json", b"{}")
+    for packed in damaged:
+        bucket.put({key: packed.getvalue()})
+        with pytest.raises(DamagedError) as error:
+            bucket.convert(source)
+        assert str(error.value.where["path"]) == bucket.url(key)
+        assert not list(scratch.parent.rglob("stray"))
 
 
 def test_a_key_in_two_shards_is_named(bucket):
@@ -584,7 +585,6 @@ def test_requests_are_not_repeated_after_ctrl_c():
     def request():
         attempts.append(1)
         began.set()
-        assert stores._batch.over is not None
         assert stores._batch.over.wait(60)
         raise stores.PassingError(StorageError("the store cannot be reached"))
 
