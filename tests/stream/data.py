@@ -19,8 +19,9 @@ def photo(number, size=(48, 36)):
     return simplejpeg.encode_jpeg(pixels.repeat(4, 0).repeat(4, 1).copy(), quality=90)
 
 
-def _write(out, to, schema, shard, samples):
-    with shardkit.create(out, to=to, schema=schema, shard_samples=shard) as writer:
+def write(out, to, schema, samples, shard=8, **options):
+    """A dataset of samples whose keys are their numbers."""
+    with shardkit.create(out, to=to, schema=schema, shard_samples=shard, **options) as writer:
         for number, sample in enumerate(samples):
             writer.write({"__key__": f"{number:04d}", **sample})
     return out
@@ -30,20 +31,20 @@ def write_photos(out, to="wds", samples=37, shard=8, size=(48, 36)):
     """Images whose label is their number, in shards of 8, the last of which is shorter."""
     captions = ({"caption": f"image {n}"} if n % 3 else {} for n in range(samples))
     made = ({"image": photo(n, size), "label": n, **more} for n, more in enumerate(captions))
-    return _write(out, to, PHOTOS, shard, made)
+    return write(out, to, PHOTOS, made, shard)
 
 
 def write_tokens(out, to="arrow", samples=40, length=16, shard=9):
     """Blocks of tokens, uint16, that begin with their number."""
     made = ({"tokens": (np.arange(length) * 7 + n).astype(np.uint16)} for n in range(samples))
-    return _write(out, to, {"tokens": Array("uint16", (length,))}, shard, made)
+    return write(out, to, {"tokens": Array("uint16", (length,))}, made, shard)
 
 
 def write_documents(out, lengths, to="arrow", shard=50):
     """Documents of such lengths: the tokens of number n are n * 1000, n * 1000 + 1, ..."""
     tokens = (np.arange(n * 1000, n * 1000 + m, dtype=np.uint32) for n, m in enumerate(lengths))
     made = ({"tokens": each} for each in tokens)
-    return _write(out, to, {"tokens": Array("uint32", (None,))}, shard, made)
+    return write(out, to, {"tokens": Array("uint32", (None,))}, made, shard)
 
 
 def keys(batches):

@@ -166,27 +166,34 @@ def test_a_padding_value_that_the_type_cannot_hold_is_refused(value, dtype):
 
 
 @pytest.mark.parametrize(
-    ("options", "more", "message"),
+    ("options", "message"),
     [
-        ({"value": None}, {}, "padding value must be a number"),
-        ({"value": {"tokens": None}}, {}, "padding value must be a number"),
-        ({"side": "middle"}, {}, "side must be one of"),
-        ({"multiple_of": 0}, {}, "multiple_of must be a whole number"),
-        ({"length": 0}, {}, "length must be a whole number"),
-        ({"length": 10, "multiple_of": 8}, {}, "length is not a multiple of multiple_of"),
-        ({"value": {"token": 1}}, {}, "'token' is not a padded field.*one of tokens; did you mean"),
-        ({"field": "token"}, {}, "'token' is not a padded field.*one of tokens; did you mean"),
-        ({"field": "label"}, {"tokens": 1, "label": 1}, "'label' is not a padded field"),
-        ({}, {"attention_mask": tokens(2)}, "two values named 'attention_mask'"),
-        ({}, {"lengths": tokens(2)}, "two values named 'lengths'"),
+        ({"value": None}, "padding value must be a number"),
+        ({"value": {"tokens": None}}, "padding value must be a number"),
+        ({"side": "middle"}, "side must be one of"),
+        ({"multiple_of": 0}, "multiple_of must be a whole number"),
+        ({"length": 0}, "length must be a whole number"),
+        ({"length": 10, "multiple_of": 8}, "length is not a multiple of multiple_of"),
     ],
 )
-def test_options_and_fields_that_make_no_sense_are_refused(options, more, message):
-    with pytest.raises(UsageError, match=f"(?s){message}"):
-        pad_collate(**options)([{"tokens": tokens(2), **more}])
-    if not options:
-        (name,) = more
-        assert pad_collate()([{name: 3}])[name].tolist() == [3]  # where nothing is added
+def test_options_that_make_no_sense_are_refused(options, message):
+    with pytest.raises(UsageError, match=message):
+        pad_collate(**options)
+
+
+def test_names_of_no_padded_field_and_of_what_is_added_are_refused():
+    misspelt = "(?s)'token' is not a padded field.*one of tokens; did you mean tokens?"
+    for collate, more, message in (
+        (pad_collate({"token": 1}), {}, misspelt),
+        (pad_collate(field="token"), {}, misspelt),
+        (pad_collate(field="label"), {"label": 1}, "'label' is not a padded field"),
+        (pad_collate(), {"attention_mask": tokens(2)}, "two values named 'attention_mask'"),
+        (pad_collate(), {"lengths": tokens(2)}, "two values named 'lengths'"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            collate([{"tokens": tokens(2), **more}])
+    for name in ("attention_mask", "lengths"):  # where nothing is added
+        assert pad_collate()([{name: 3}])[name].tolist() == [3]
 
 
 def test_it_serves_torchs_loader_in_other_processes(tmp_path):

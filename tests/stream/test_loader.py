@@ -650,24 +650,15 @@ ENDS = """
 import os, signal, sys
 import shardkit.stream
 
-def begin():
-    loader = shardkit.stream.Loader(sys.argv[1], batch_size=2, threads=4, shuffle=True)
-    iterator = iter(loader)
-    next(iterator)
-    return iterator
-
-def end(number):
-    if number == 1:
-        raise SystemExit(3)
-    if number == 2:
-        raise ZeroDivisionError
-    if number == 3:
-        os.kill(os.getpid(), signal.SIGINT)
-
-for number in range(4):  # each ends as an interpreter of its own
+ends = [
+    lambda: None, lambda: sys.exit(3), lambda: 1 / 0, lambda: os.kill(os.getpid(), signal.SIGINT)
+]
+for end in ends:  # each of an interpreter of its own
     if not (child := os.fork()):
-        iterator = begin()
-        end(number)
+        loader = shardkit.stream.Loader(sys.argv[1], batch_size=2, threads=4, shuffle=True)
+        iterator = iter(loader)
+        next(iterator)
+        end()
         break
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """

@@ -1,7 +1,5 @@
 """The order of samples: each once, the same for ever, in bounded memory."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from collections import Counter
@@ -121,7 +119,7 @@ def test_every_dataset_of_a_mixture_goes_through_its_own_epochs(datasets, seed):
     orders = [Order(np.array(sizes), shuffle=True, seed=seed) for sizes, _ in datasets]
     mixture = Mixture(orders, [weight for _, weight in datasets], seed)
     firsts = np.cumsum([0, *(order.samples for order in orders)])
-    came: list[Counter] = [Counter() for _ in orders]
+    came = [Counter() for _ in orders]
     for epoch in range(2):
         draw = mixture.draw(epoch, np.arange(mixture.samples))
         for index, turn in zip(draw.number.tolist(), draw.turn.tolist(), strict=True):

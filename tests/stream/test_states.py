@@ -1,7 +1,5 @@
 """States that were mutated: refused, or continued exactly where they say (S4, X1, X4)."""
 
-from __future__ import annotations
-
 import copy
 import random
 import tracemalloc
@@ -15,7 +13,7 @@ from shardkit.stream import Loader
 from shardkit.torch import StreamingDataset
 from tests.stream.data import write_documents, write_photos
 
-DEEP: list = []
+DEEP = []
 for _ in range(20_000):
     DEEP = [DEEP]
 VALUES = [
