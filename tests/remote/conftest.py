@@ -1,10 +1,6 @@
 """Servers and proxies for tests, started when the first asks, one of each in a process."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
@@ -13,15 +9,15 @@ from tests.conftest import few
 from tests.remote.buckets import Bucket
 from tests.remote.process import Process
 from tests.remote.proxy import Proxy
-from tests.remote.servers import S3, Azure, Google, Nginx, Store, self_signed
+from tests.remote.servers import S3, Azure, Google, Nginx
 
 Through = Callable[[Process], Proxy]
 _SLOW = {"s3", "azure", "store"}  # servers that take seconds to start
-_QUICK = {"google", "bucket", "seen", "web", "secure_web", "through"}
+_QUICK = {"google", "bucket", "seen", "web", "through"}
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Tests with slow servers run in one process, so that each of those is started once. Of others,
     those of a file do, as they share its datasets."""
     for item in items:
@@ -35,47 +31,46 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+def _without_pauses(monkeypatch):
     """What fails is requested again at once."""
     monkeypatch.setattr(stores, "_PAUSE", (0, 0))
 
 
-def _run(server: Any) -> Iterator[Any]:
+def _run(server, *arguments):
     if server.missing():
         pytest.skip(server.missing())
-    with server() as running:
+    with server(*arguments) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def s3() -> Iterator[S3]:
+def s3():
     yield from _run(S3)
 
 
 @pytest.fixture(scope="session")
-def google() -> Iterator[Google]:
+def google():
     yield from _run(Google)
 
 
 @pytest.fixture(scope="session")
-def azure() -> Iterator[Azure]:
+def azure():
     yield from _run(Azure)
 
 
 @pytest.fixture(scope="session", params=few(["google", "s3", "azure"], "google", "s3"))
-def store(request: pytest.FixtureRequest) -> Store:
+def store(request):
     """Each of the object stores, for what may differ between them."""
-    running: Store = request.getfixturevalue(request.param)
-    return running
+    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture
-def bucket(request: pytest.FixtureRequest) -> Bucket:
+def bucket(request):
     """An empty bucket of the store that answers quickly, or of one that a test names."""
     return Bucket(request.getfixturevalue(getattr(request, "param", "google")))
 
 
-def buckets_of(*names: str) -> pytest.MarkDecorator:
+def buckets_of(*names):
     """The bucket of a test is in each of these; the large run has all but the quick one."""
     return pytest.mark.parametrize("bucket", few(names, "google"), indirect=True)
 
@@ -84,49 +79,43 @@ def buckets_of(*names: str) -> pytest.MarkDecorator:
 EACH_STORE = buckets_of("google", "s3", "azure")
 
 
+@pytest.fixture(scope="module")
+def data(google, datasets):
+    """A bucket with the `datasets` of a module."""
+    return Bucket(google, datasets)
+
+
 @pytest.fixture
-def seen(data: Bucket, through: Through) -> Bucket:
+def seen(data, through):
     """The `data` of a module, through a proxy that counts requests and disturbs them by rules."""
     return data.through(through(data.store))
 
 
+@pytest.fixture
+def own(bucket, through):
+    """The empty `bucket`, through such a proxy."""
+    return bucket.through(through(bucket.store))
+
+
 @pytest.fixture(scope="session")
-def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
+def web(tmp_path_factory):
     """A web server; what is written below `web.root` is at `web.endpoint`."""
-    yield from _nginx(tmp_path_factory, None)
+    yield from _run(Nginx, *map(tmp_path_factory.mktemp, ("root", "nginx")))
 
 
 @pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return self_signed(tmp_path_factory.mktemp("certificate") / "key.pem")
-
-
-@pytest.fixture(scope="session")
-def secure_web(tmp_path_factory: pytest.TempPathFactory, certificate: Path) -> Iterator[Nginx]:
-    """The same over https; clients must be told of `certificate`."""
-    yield from _nginx(tmp_path_factory, certificate)
-
-
-def _nginx(factory: pytest.TempPathFactory, certificate: Path | None) -> Iterator[Nginx]:
-    if Nginx.missing():
-        pytest.skip(Nginx.missing())
-    with Nginx(factory.mktemp("root"), factory.mktemp("nginx"), certificate) as running:
-        yield running
-
-
-@pytest.fixture(scope="session")
-def _proxies() -> Iterator[dict[str, Proxy]]:
-    proxies: dict[str, Proxy] = {}
+def _proxies():
+    proxies = {}
     yield proxies
     for proxy in proxies.values():
         proxy.close()
 
 
 @pytest.fixture
-def through(_proxies: dict[str, Proxy]) -> Iterator[Through]:
+def through(_proxies):
     """`through(server)` is a proxy before it, without rules and with nothing counted."""
 
-    def start(server: Process) -> Proxy:
+    def start(server):
         if server.endpoint not in _proxies:
             _proxies[server.endpoint] = Proxy(server.endpoint)
         _proxies[server.endpoint].clear()

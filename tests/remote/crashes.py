@@ -1,26 +1,18 @@
 """Runs that die after a change of a store, by snapshots of a bucket."""
 
-from __future__ import annotations
-
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import pytest
 
 from shardkit import storage
 from shardkit.conversion import claim
 from shardkit.remote import store as stores
-from tests.remote.buckets import Bucket
-
-
-class Died(BaseException):
-    """The process is gone: no `except Exception` may catch this."""
+from tests.conversion.deaths import Died
 
 
 @contextlib.contextmanager
-def changes_to(bucket: Bucket, after: Callable[[str], object]) -> Iterator[None]:
+def changes_to(bucket, after):
     """Calls `after` with each change, such as "put out/a.tar", when it is made: one after the
     other. Once that has raised `Died`, nothing is changed any more, whatever cleaning up tries.
 
@@ -28,8 +20,8 @@ def changes_to(bucket: Bucket, after: Callable[[str], object]) -> Iterator[None]
     """
     dead = False
 
-    def wrap(name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*args: Any) -> Any:
+    def wrap(name, operation):
+        def wrapped(*args):
             nonlocal dead
             if dead:
                 raise Died
@@ -51,19 +43,13 @@ def changes_to(bucket: Bucket, after: Callable[[str], object]) -> Iterator[None]
         yield
 
 
-def _in_turn(
-    work: Callable[[Any], object],
-    items: Iterable[Any],
-    report: Callable[[Any], object] = lambda item: None,
-) -> None:
+def _in_turn(work, items, report=lambda item: None):
     for item in sorted(items, key=str):
         work(item)
         report(item)
 
 
-def resumed(
-    bucket: Bucket, run: Callable[[], object], few: Iterable[str] | None = None
-) -> Iterator[str]:
+def resumed(bucket, run, few=None):
     """The bucket as it is before a run, and then after each change that the run makes; or after
     the first of each of a `few`, such as "put run.json". Yields what the last change was."""
     moments = [("", bucket.snapshot())]

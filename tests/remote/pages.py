@@ -6,38 +6,35 @@ says so after each batch, and "epoch" after each epoch; with `full` its disk is 
 of every third page. Both compare all that they read, and go on until they are killed.
 """
 
-from __future__ import annotations
-
 import errno
 import itertools
 import math
 import os
 import random
 import sys
-from typing import Any
 
 from shardkit import storage
-from shardkit.page_cache import PAGE, FolderCache, NextUse
+from shardkit.page_cache import PAGE, FolderCache
 
 FULL_PAGE = PAGE + 4096  # bytes that a page takes of the disk
 LIMIT = 8 * FULL_PAGE  # of the processes: a third of what they read
 SAMPLES, SIZE = 600, 40_000  # of the dataset
 
 
-def never(file: str, number: int) -> float:
+def never(file, number):
     return math.inf
 
 
-def page(file: str, number: int, size: int = PAGE) -> bytes:
+def page(file, number, size=PAGE):
     pattern = random.Random(f"{file}-{number}").randbytes(97)
     return (pattern * (size // 97 + 1))[:size]
 
 
-def _rotated(turn: int) -> NextUse:
+def _rotated(turn):
     return lambda file, number: (number - turn) % 10
 
 
-def use_pages(folder: str, seed: int) -> None:
+def use_pages(folder, seed):
     cache, draw = FolderCache(folder, LIMIT), random.Random(seed)
     for turn in itertools.count():
         print("on", flush=True)
@@ -52,11 +49,11 @@ def use_pages(folder: str, seed: int) -> None:
             assert data == expected[start:stop]
 
 
-def fail_in_the_middle(code: int, every: int = 1) -> Any:
+def fail_in_the_middle(code, every=1):
     """A `storage.write` that writes a half, and then finds the disk full, or another error."""
     write, calls = storage.write, itertools.count(1)
 
-    def failing(file: storage.NewFile, chunks: Any) -> None:
+    def failing(file, chunks):
         if next(calls) % every:
             write(file, chunks)
             return
@@ -68,7 +65,7 @@ def fail_in_the_middle(code: int, every: int = 1) -> Any:
     return failing
 
 
-def load(folder: str, seed: int, url: str, *full: str) -> None:
+def load(folder, seed, url, *full):
     from shardkit.stream.loader import Loader
 
     if full:

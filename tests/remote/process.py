@@ -1,7 +1,5 @@
 """Servers that tests start: processes that listen on a port of their own, on loopback."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket
@@ -9,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -18,23 +15,22 @@ _START = 60  # seconds a server may take
 _GUARD = '"$@" & read -r _; kill $!; wait $!'
 
 
-def executable(name: str) -> str | None:
+def executable(name):
     """Where a server is installed: beside this Python, or in PATH."""
     folders = [str(Path(sys.executable).parent), os.environ.get("PATH", ""), "/usr/sbin"]
     return shutil.which(name, path=os.pathsep.join(folders))
 
 
-def free_port() -> int:
+def free_port():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+        return listener.getsockname()[1]
 
 
 class Process:
     """Runs `command(port)` until `close`; `endpoint` is its URL, without a slash at the end."""
 
-    def __init__(self, command: Callable[[int], list[str]], scheme: str = "http") -> None:
+    def __init__(self, command, scheme="http"):
         self.port = free_port()
         self.endpoint = f"{scheme}://127.0.0.1:{self.port}"
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
@@ -51,26 +47,25 @@ class Process:
                 raise RuntimeError(f"{command(self.port)} does not listen:\n{output}")
             time.sleep(0.02)
 
-    def _listens(self) -> bool:
+    def _listens(self):
         try:
             socket.create_connection(("127.0.0.1", self.port), 1).close()
         except OSError:
             return False
         return True
 
-    def output(self) -> str:
+    def output(self):
         """The last that it wrote."""
         size = os.fstat(self._log.fileno()).st_size
         return os.pread(self._log.fileno(), 4000, max(0, size - 4000)).decode(errors="replace")
 
-    def close(self) -> None:
-        assert self._process.stdin is not None
+    def close(self):
         self._process.stdin.close()
         self._process.wait(30)
         self._log.close()
 
-    def __enter__(self):  # type: ignore[no-untyped-def]  # Self, of typing in Python 3.11
+    def __enter__(self):  # Self, of typing in Python 3.11
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self.close()

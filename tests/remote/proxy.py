@@ -20,10 +20,8 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from tests.remote.process import Process
@@ -53,9 +51,6 @@ class Rule:
     whole: bool = False  # the range is ignored: 200, and all of it
 
 
-_DEFAULTS = asdict(Rule())
-
-
 @dataclass
 class Entry:
     """One request. Counted before it happens, so what a client has seen is in it."""
@@ -80,18 +75,19 @@ class Count:
 class Proxy(Process):
     """Starts the proxy; `endpoint` is its URL, without a slash at the end."""
 
-    def __init__(self, upstream: str) -> None:
+    def __init__(self, upstream):
         super().__init__(lambda port: [sys.executable, "-m", __name__, str(port), upstream])
 
-    def add(self, *rules: Rule) -> None:
+    def add(self, *rules):
         for rule in rules:
-            self._ask("add", asdict(rule))
+            changed = asdict(rule).items() - asdict(Rule()).items()
+            self._ask("add", dict(changed))
 
-    def clear(self) -> None:
+    def clear(self):
         """Forgets all rules and requests, and ends those that are held."""
         self._ask("clear")
 
-    def wait(self, method: str = "", match: str = "", requests: int = 1) -> None:
+    def wait(self, method="", match="", requests=1):
         """Until there were so many requests; the time only ends what would never end."""
         for _ in range(6000):
             if self.count(method, match).requests >= requests:
@@ -99,11 +95,11 @@ class Proxy(Process):
             time.sleep(0.01)
         raise AssertionError(f"{requests} requests did not come: {self.log()}")
 
-    def log(self) -> list[Entry]:
+    def log(self):
         """The requests, in the order of their starts."""
         return [Entry(**entry) for entry in self._ask("log")]
 
-    def count(self, method: str = "", match: str = "") -> Count:
+    def count(self, method="", match=""):
         """Of the requests that match as they do in a rule."""
         found = [
             entry
@@ -112,7 +108,7 @@ class Proxy(Process):
         ]
         return Count(len(found), sum(e.received for e in found), sum(e.sent for e in found))
 
-    def _ask(self, what: str, data: object = None) -> Any:
+    def _ask(self, what, data=None):
         url = f"{self.endpoint}{_CONTROL}/{what}"
         with urllib.request.urlopen(url, json.dumps(data).encode(), timeout=30) as answer:
             return json.load(answer)
@@ -122,36 +118,36 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 256
 
-    def __init__(self, port: int, upstream: str) -> None:
+    def __init__(self, port, upstream):
         self.upstream = urlsplit(upstream)
         self.lock = threading.Lock()
-        self.rules: list[tuple[Rule, list[int]]] = []  # and how many requests each has matched
-        self.log: list[Entry] = []
+        self.rules = []  # and how many requests each has matched
+        self.log = []
         self.over = threading.Event()  # set for those that are held
-        self.gathered: dict[int, threading.Barrier] = {}  # by how many they are to be
+        self.gathered = {}  # by how many they are to be
         super().__init__(("127.0.0.1", port), _Handler)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request, client_address):
         if not isinstance(sys.exc_info()[1], OSError):  # the client went away
             super().handle_error(request, client_address)
 
-    def rule(self, method: str, target: str) -> Rule:
+    def rule(self, method, target):
         """All rules for a request, as one."""
-        merged: dict[str, Any] = {}
+        merged = {}
         with self.lock:
-            for rule, seen in self.rules:
+            for given, seen in self.rules:
+                rule = Rule(**given)
                 if rule.method in ("", method) and re.search(rule.match, target):
                     seen[0] += 1
                     number = seen[0] - rule.skip
                     if number > 0 and (rule.times is None or number <= rule.times):
-                        changed = asdict(rule).items()
-                        merged |= {key: v for key, v in changed if v != _DEFAULTS[key]}
+                        merged |= given
         return Rule(**merged)
 
-    def control(self, what: str, data: Any) -> object:
+    def control(self, what, data):
         with self.lock:
             if what == "add":
-                self.rules.append((Rule(**data), [0]))
+                self.rules.append((data, [0]))
             elif what == "clear":
                 self.over.set()
                 for barrier in self.gathered.values():
@@ -174,7 +170,7 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     upstream: http.client.HTTPConnection | None = None
 
-    def handle_request(self) -> None:
+    def handle_request(self):
         data, target = self._read_body(), unquote(self.path)
         span = self.headers.get("Range", "")
         self.entry = Entry(self.command, target, span, 0, len(data), 0)
@@ -200,10 +196,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_OPTIONS = handle_request  # noqa: N815
 
-    def log_message(self, format: str, *args: object) -> None:
+    def log_message(self, format, *args):
         pass
 
-    def _read_body(self) -> bytes:
+    def _read_body(self):
         if self.headers.get("Transfer-Encoding") != "chunked":
             return self.rfile.read(int(self.headers.get("Content-Length", 0)))
         data = b""
@@ -213,7 +209,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile.readline()
         return data
 
-    def _gather(self, count: int) -> None:
+    def _gather(self, count):
         with self.server.lock:
             barrier = self.server.gathered.setdefault(count, threading.Barrier(count))
         try:
@@ -221,7 +217,7 @@ class _Handler(BaseHTTPRequestHandler):
         except threading.BrokenBarrierError:  # they do not come at the same time
             self._reset()
 
-    def _answer(self, rule: Rule, data: bytes) -> None:
+    def _answer(self, rule, data):
         if rule.refuse:
             self._reset()
         if rule.status:
@@ -241,7 +237,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(response.status, headers, length, response.read, rule)
         response.read()  # what was cut off
 
-    def _ask(self, method: str, headers: dict[str, str], data: bytes) -> http.client.HTTPResponse:
+    def _ask(self, method, headers, data):
         """Of the server; a connection that it has closed meanwhile is opened again."""
         fresh = self.upstream is None
         if self.upstream is None:
@@ -259,15 +255,15 @@ class _Handler(BaseHTTPRequestHandler):
                 raise
             return self._ask(method, headers, data)
 
-    def _send_bytes(self, status: int, headers: dict[str, str], body: bytes) -> None:
+    def _send_bytes(self, status, headers, body):
         length = 0 if self.command == "HEAD" or status in (204, 304) else len(body)
         headers = {"Content-Length": str(len(body)), **headers}
         self._send(status, headers, length, io.BytesIO(body).read, Rule())
 
     def _send(
-        self, status: int, headers: dict[str, str], left: int,
-        read: Callable[[int], bytes], rule: Rule,
-    ) -> None:  # fmt: skip
+        self, status, headers, left,
+        read, rule,
+    ):  # fmt: skip
         if rule.reset_after == 0:
             self._reset()
         self.entry.status = status
@@ -291,16 +287,16 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(piece)
             left -= len(piece)
 
-    def _reset(self) -> None:
+    def _reset(self):
         """Without a farewell: the client's next call of the connection fails."""
         linger = struct.pack("ii", 1, 0)
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-        self.wfile = self.rfile = io.BytesIO()  # type: ignore[assignment]  # they hold it open
+        self.wfile = self.rfile = io.BytesIO()  # they hold it open
         self.connection.close()
         raise _BrokenError
 
 
-def _head(response: http.client.HTTPResponse) -> dict[str, str]:
+def _head(response):
     """The headers that are of the answer, not of its connection, in one spelling."""
     dropped = ("connection", "keep-alive", "transfer-encoding")
     return {k.title(): v for k, v in response.getheaders() if k.lower() not in dropped}

@@ -4,22 +4,17 @@ Each is a process on loopback; `options` are for obstore's stores and `from_url`
 by environment variables. Nothing is asked of the machine's own credentials.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac
 import importlib.util
 import itertools
 import os
-import subprocess
 import sys
 import urllib.error
 import urllib.request
 from datetime import timedelta
 from email.utils import formatdate
-from pathlib import Path
-from typing import Any
 
 from tests.remote.process import Process, executable
 
@@ -29,40 +24,32 @@ SIGNED = {"Authorization": "AWS4-HMAC-SHA256 Credential=testkey/20260101/us-east
 _buckets = itertools.count(1)
 
 
-def request(url: str, method: str = "GET", data: bytes | None = None, **headers: str) -> bytes:
+def request(url, method="GET", data=None, **headers):
     """What a server answers, without any client library between."""
     asked = urllib.request.Request(url, data, headers, method=method)
     if data is not None:  # or urllib calls it a form, and moto parses it
         asked.add_header("Content-Type", "application/octet-stream")
     with urllib.request.urlopen(asked, timeout=30) as answer:
-        body: bytes = answer.read()
-        return body
+        return answer.read()
 
 
 class Store(Process):
     """An object store. Without `endpoint`, the methods' results are for the server itself; give
-    them a proxy's to pass through it."""
+    them a proxy's to pass through it. `options` are keyword arguments for obstore's `from_url`,
+    besides `client_options`, and `environ` the same as environment variables."""
 
     scheme = ""
 
-    def bucket(self) -> str:
+    def bucket(self):
         """Makes one that is empty."""
         name = f"bucket{os.getpid()}-{next(_buckets)}"
         request(f"{self.endpoint}/{name}", "PUT")
         return name
 
-    def url(self, bucket: str, key: str = "") -> str:
+    def url(self, bucket, key=""):
         return f"{self.scheme}://{bucket}/{key}".rstrip("/")
 
-    def options(self, endpoint: str | None = None) -> dict[str, Any]:
-        """Keyword arguments for obstore's `from_url`, besides `client_options`."""
-        raise NotImplementedError
-
-    def environ(self, endpoint: str | None = None) -> dict[str, str]:
-        """The same as environment variables."""
-        raise NotImplementedError
-
-    def open(self, bucket: str, endpoint: str | None = None, **client: Any) -> Any:
+    def open(self, bucket, endpoint=None, **client):
         """obstore's store for a bucket; `client` are its `client_options`."""
         from obstore.store import from_url
 
@@ -74,7 +61,7 @@ class Store(Process):
         )
 
 
-def s3_environ(endpoint: str) -> dict[str, str]:
+def s3_environ(endpoint):
     """What clients of S3 need to know of a server, as environment variables."""
     return {
         "AWS_ENDPOINT_URL": endpoint,
@@ -92,14 +79,14 @@ class S3(Store):
 
     scheme = "s3"
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(lambda port: [sys.executable, "-m", "moto.server", "-p", str(port)])
 
     @staticmethod
-    def missing() -> str:
+    def missing():
         return "" if importlib.util.find_spec("moto") else "moto[server] is not installed"
 
-    def options(self, endpoint: str | None = None) -> dict[str, Any]:
+    def options(self, endpoint=None):
         return {
             "endpoint": endpoint or self.endpoint,
             "region": "us-east-1",
@@ -107,7 +94,7 @@ class S3(Store):
             "secret_access_key": "testsecret",
         }
 
-    def environ(self, endpoint: str | None = None) -> dict[str, str]:
+    def environ(self, endpoint=None):
         return s3_environ(endpoint or self.endpoint)
 
 
@@ -116,24 +103,24 @@ class Google(Store):
 
     scheme = "gs"
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(lambda port: [sys.executable, "-m", "tests.remote.google", str(port)])
 
     @staticmethod
-    def missing() -> str:
+    def missing():
         return ""
 
-    def options(self, endpoint: str | None = None) -> dict[str, Any]:
+    def options(self, endpoint=None):
         return {"base_url": endpoint or self.endpoint, "bearer_token": "testtoken"}
 
-    def environ(self, endpoint: str | None = None) -> dict[str, str]:
+    def environ(self, endpoint=None):
         return {
             "GOOGLE_BASE_URL": endpoint or self.endpoint,
             "GOOGLE_BEARER_TOKEN": "testtoken",
             "GOOGLE_ALLOW_HTTP": "true",
         }
 
-    def copy(self, bucket: str, to: str) -> str:
+    def copy(self, bucket, to):
         """Makes one bucket equal to another, by one request."""
         request(f"{self.endpoint}/{to}?copy={bucket}", "PUT")
         return to
@@ -148,7 +135,7 @@ class Azure(Store):
         "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
     )
 
-    def __init__(self) -> None:
+    def __init__(self):
         flags = ["--inMemoryPersistence", "--silent", "--skipApiVersionCheck", "--disableTelemetry"]
         super().__init__(
             lambda port: [
@@ -158,17 +145,17 @@ class Azure(Store):
         )  # fmt: skip
 
     @staticmethod
-    def missing() -> str:
+    def missing():
         return "" if executable("azurite-blob") else "azurite (npm) is not installed"
 
-    def options(self, endpoint: str | None = None) -> dict[str, Any]:
+    def options(self, endpoint=None):
         return {
             "endpoint": f"{endpoint or self.endpoint}/{self.account}",
             "account_name": self.account,
             "account_key": self.secret,
         }
 
-    def environ(self, endpoint: str | None = None) -> dict[str, str]:
+    def environ(self, endpoint=None):
         return {
             "AZURE_STORAGE_ENDPOINT": f"{endpoint or self.endpoint}/{self.account}",
             "AZURE_STORAGE_ACCOUNT_NAME": self.account,
@@ -176,7 +163,7 @@ class Azure(Store):
             "AZURE_ALLOW_HTTP": "true",
         }
 
-    def bucket(self) -> str:
+    def bucket(self):
         name, date = f"bucket{os.getpid()}-{next(_buckets)}", formatdate(usegmt=True)
         signed = (
             "PUT" + "\n" * 12 + f"x-ms-date:{date}\nx-ms-version:2021-08-06\n"
@@ -203,7 +190,7 @@ http {{
     uwsgi_temp_path {work}/uwsgi; scgi_temp_path {work}/scgi;
     default_type application/octet-stream; client_max_body_size 0;
     server {{
-        listen 127.0.0.1:{port}{tls}; root {root}; autoindex on;
+        listen 127.0.0.1:{port}; root {root}; autoindex on;
         dav_methods PUT DELETE; create_full_put_path on;
         location /unlisted/ {{ autoindex off; }}
     }}
@@ -212,39 +199,19 @@ http {{
 
 
 class Nginx(Process):
-    """Serves a folder, and takes PUT and DELETE. With `certificate`, over https: a file of it and
-    of its key, as `self_signed` makes."""
+    """Serves a folder, and takes PUT and DELETE; `work` is an empty one for its own files."""
 
-    def __init__(self, root: Path, work: Path, certificate: Path | None = None) -> None:
-        """`work` is an empty folder for its own files."""
+    def __init__(self, root, work):
         self.root = root
 
-        def command(port: int) -> list[str]:
-            tls = ""
-            if certificate is not None:
-                tls = f" ssl; ssl_certificate {certificate}; ssl_certificate_key {certificate}"
+        def command(port):
             config = work / "nginx.conf"
-            config.write_text(_NGINX.format(work=work, port=port, root=root, tls=tls))
+            config.write_text(_NGINX.format(work=work, port=port, root=root))
             flags = ["-e", "stderr", "-p", str(work), "-c", str(config)]
             return [executable("nginx") or "nginx", *flags]
 
-        super().__init__(command, "https" if certificate else "http")
+        super().__init__(command)
 
     @staticmethod
-    def missing() -> str:
+    def missing():
         return "" if executable("nginx") else "nginx is not installed"
-
-
-def self_signed(file: Path) -> Path:
-    """Writes a certificate for 127.0.0.1 and its key."""
-    subprocess.run(
-        [
-            "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
-            "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1",
-            "-addext", "basicConstraints=critical,CA:FALSE",
-            "-keyout", str(file), "-out", f"{file}.pem",
-        ],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    file.write_text(file.read_text() + Path(f"{file}.pem").read_text())
-    return file

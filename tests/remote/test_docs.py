@@ -1,22 +1,17 @@
 """The code blocks of docs/remote.md, run against servers of this machine."""
 
-from __future__ import annotations
-
 import shutil
-from pathlib import Path
 
 import pytest
 
 import shardkit
 from tests.remote.buckets import Bucket
-from tests.remote.servers import S3, Azure, Google, Nginx
+from tests.remote.servers import Azure
 from tests.test_docs import REMOTE, ROOT, run_blocks
 
 
 @pytest.mark.docs
-def test_code_blocks_run(
-    s3: S3, google: Google, web: Nginx, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_code_blocks_run(s3, google, web, request, tmp_path):
     """The page's example addresses stand for those of the servers."""
     data = tmp_path / "data"
     data.mkdir()
@@ -32,7 +27,7 @@ def test_code_blocks_run(
     if Azure.missing():
         text = text.replace("shardkit inspect az://datasets/photos\n", "")
     else:
-        azure: Azure = request.getfixturevalue("azure")
+        azure = request.getfixturevalue("azure")
         text = text.replace("az://datasets", Bucket(azure, data).url())
         environ |= azure.environ()
     folder = tmp_path / "pages"
@@ -40,7 +35,7 @@ def test_code_blocks_run(
     run_blocks(text, folder, **environ)
 
 
-def test_options_have_the_names_of_the_page() -> None:
+def test_options_have_the_names_of_the_page():
     from obstore.store import AzureStore, GCSStore, S3Store
 
     cases = [
@@ -53,4 +48,4 @@ def test_options_have_the_names_of_the_page() -> None:
         given = {name: "true" if name == "skip_signature" else "eHh4" for name in names.split()}
         for name in given:
             assert f"`{name}`" in page
-        store("bucket", config={**given})  # type: ignore[arg-type]
+        store("bucket", config={**given})

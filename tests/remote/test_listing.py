@@ -1,21 +1,15 @@
 """A folder in a store is listed as a whole, by listings side by side where it has much."""
 
-from __future__ import annotations
-
 import random
 import threading
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from shardkit.errors import StorageError
 from shardkit.remote import clients, listing
 from shardkit.remote.listing import ListedStore
-from shardkit.remote.store import Entry, Info, Page, PassingError, Store
+from shardkit.remote.store import Entry, Info, PassingError, Store
 from tests.conftest import few
-from tests.remote.buckets import Bucket
-from tests.remote.conftest import Through
 from tests.remote.proxy import Rule
 
 PAGE = 10  # objects, in these tests
@@ -26,13 +20,13 @@ class Keys:
 
     lists = True
 
-    def __init__(self, keys: list[str], order: Any = None) -> None:
+    def __init__(self, keys, order=None):
         self.keys = sorted(keys, key=order)
         self.pages = self.entries_asked = 0
-        self.failing: set[int] = set()
+        self.failing = set()
         self._lock = threading.Lock()
 
-    def below(self, folder: str, after: str) -> Iterator[Page]:
+    def below(self, folder, after):
         found = [k.rstrip("/") for k in self.keys if k.startswith(f"{folder}/" if folder else "")]
         found = found[found.index(after) + 1 :] if after else found
         for start in range(0, len(found), PAGE):
@@ -43,7 +37,7 @@ class Keys:
                 raise PassingError(StorageError("again"))
             yield [(key, Info(len(key), tag=key)) for key in found[start : start + PAGE]]
 
-    def entries(self, folder: str) -> list[Entry]:
+    def entries(self, folder):
         with self._lock:
             self.entries_asked += 1
         start, found = f"{folder}/" if folder else "", {}
@@ -53,16 +47,16 @@ class Keys:
                 found[name, slash] = Entry(name, None if slash else Info(len(key), tag=key))
         return list(found.values())
 
-    def find(self, key: str) -> Info | None:
+    def find(self, key):
         return None
 
 
 @pytest.fixture(autouse=True)
-def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_pages(monkeypatch):
     monkeypatch.setattr(listing, "FULL_PAGE", PAGE)
 
 
-def listed(client: Keys, monkeypatch: pytest.MonkeyPatch) -> dict[str, Info | None]:
+def listed(client, monkeypatch):
     """All that a walk from the folder `in` meets."""
     monkeypatch.setattr(Store, "client", lambda self, past_caches=False: client)
     store, found = ListedStore(Store("s3://b"), "in"), {}
@@ -77,11 +71,11 @@ def listed(client: Keys, monkeypatch: pytest.MonkeyPatch) -> dict[str, Info | No
     return found
 
 
-def tree(dice: random.Random) -> list[str]:
+def tree(dice):
     """Keys of folders of all sizes in each other, with files beside them, and odd names."""
-    keys: set[str] = set()
+    keys = set()
 
-    def fill(folder: str, depth: int) -> None:
+    def fill(folder, depth):
         for n in range(dice.choice([0, 1, 3, 25])):
             keys.add(f"{folder}{dice.choice(['', '-', 'z', '!'])}{n:02d}.jpg")
         for n in range(dice.choice([0, 1, 2, 12]) if depth else 0):
@@ -92,7 +86,7 @@ def tree(dice: random.Random) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", few([*range(40)], *range(1, 10)))
-def test_it_is_what_one_listing_gives(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_what_one_listing_gives(seed, monkeypatch):
     dice = random.Random(seed)
     keys = tree(dice)
     marks = dice.sample([key.rpartition("/")[0] + "/" for key in keys], len(keys) // 9)
@@ -105,9 +99,7 @@ def test_it_is_what_one_listing_gives(seed: int, monkeypatch: pytest.MonkeyPatch
     assert found.keys() <= {key.rstrip("/") for key in client.keys}
 
 
-def test_small_and_flat_folders_take_one_listing_more_at_most(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_small_and_flat_folders_take_one_listing_more_at_most(monkeypatch):
     for keys, most in (
         ([f"in/{n}.jpg" for n in range(9)], 2),
         ([f"in/{n}/x.jpg" for n in range(9)], 2),
@@ -120,14 +112,11 @@ def test_small_and_flat_folders_take_one_listing_more_at_most(
         assert client.pages + client.entries_asked <= most
 
 
-def test_folders_of_many_objects_are_listed_side_by_side(
-    bucket: Bucket, through: Through, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_of_many_objects_are_listed_side_by_side(own, monkeypatch):
     monkeypatch.setattr(clients, "FULL_PAGE", PAGE)
-    bucket.put({f"in/c{n % 12:02}/{n}.txt": b"x" for n in range(240)})
-    proxy = through(bucket.store)
-    proxy.add(Rule(match=r"prefix=in/c\d", gather=8, times=8))
-    root: Any = bucket.through(proxy).path("in").listed()
+    own.put({f"in/c{n % 12:02}/{n}.txt": b"x" for n in range(240)})
+    own.proxy.add(Rule(match=r"prefix=in/c\d", gather=8, times=8))
+    root = own.path("in").listed()
     below = [e for folder in root.scandir() for e in (root / folder.name).scandir()]
     assert len(below) == 240
-    assert proxy.count(match=r"prefix=in/c\d").requests >= 8
+    assert own.proxy.count(match=r"prefix=in/c\d").requests >= 8

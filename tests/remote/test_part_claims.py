@@ -1,11 +1,6 @@
 """Who may work on one output in a store: a whole run alone, parts of one job together."""
 
-from __future__ import annotations
-
 import warnings
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,28 +11,22 @@ from shardkit.conversion.target import Target
 from shardkit.errors import OutputError, ShardkitWarning
 from shardkit.part_of import PartOf
 from tests.conversion.test_part_lock import JOB, ONE, OTHER, TWO
-from tests.remote.buckets import Bucket
 from tests.remote.conftest import EACH_STORE
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* was claimed by a run")
 THREE = PartOf(3, 3)
 
 
-_open: list[StorePartial] = []
-
-
 @pytest.fixture(autouse=True)
-def _beat(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def _beat(monkeypatch, tmp_path):
     """Whoever waits sees that all that are alive renew their claims, and nothing else does."""
+    made, take = [], Claim.take
 
-    made: list[Claim] = []
-    take = Claim.take
-
-    def taken(*given: Any, **more: Any) -> Claim:
+    def taken(*given, **more):
         made.append(take(*given, **more))
         return made[-1]
 
-    def beat(seconds: float) -> None:
+    def beat(seconds):
         for claim in made:
             if claim.run in claims._held:
                 claim.say()
@@ -47,43 +36,48 @@ def _beat(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr("time.sleep", beat)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     yield
-    for run in _open:
-        run.release()
-    _open.clear()
+    while _open:
+        _open.pop().release()
 
 
-def begun(bucket: Bucket, part: PartOf | None = None, job: dict[str, Any] = JOB) -> StorePartial:
-    found = StorePartial(Target(bucket.path("out"), "wds"), bucket.path("out"))
+_open = []
+
+
+def partial(bucket):
+    return StorePartial(Target(bucket.path("out"), "wds"), bucket.path("out"))
+
+
+def begun(bucket, part=None, job=JOB):
+    found = partial(bucket)
     _open.append(found)
     found.begin(job, resume=True, part=part)
     return found
 
 
-def refused(bucket: Bucket, part: PartOf | None, words: str, job: Any = JOB) -> OutputError:
+def refused(bucket, part, words, job=JOB):
     with pytest.raises(OutputError, match=words) as error:
         begun(bucket, part, job)
     assert error.value.fix
     return error.value
 
 
-def test_who_looks_whether_anybody_is_at_work_is_told(bucket: Bucket) -> None:
+def test_who_looks_whether_anybody_is_at_work_is_told(bucket):
     for part, words in ((None, "another run"), (ONE, "part 1/")):
         run = begun(bucket, part)
-        other = StorePartial(Target(bucket.path("out"), "wds"), bucket.path("out"))
+        other = partial(bucket)
         with pytest.raises(OutputError, match=words):
             other.refuse_busy()
         run.release()
         other.refuse_busy()
 
 
-def die(run: StorePartial) -> None:
+def die(run):
     """As a process of this machine does."""
-    assert run._claim is not None
     claims._held.discard(run._claim.run)
 
 
 @EACH_STORE
-def test_parts_work_beside_each_other_and_the_last_one_is_alone(bucket: Bucket) -> None:
+def test_parts_work_beside_each_other_and_the_last_one_is_alone(bucket):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         one, two = begun(bucket, ONE), begun(bucket, TWO)
@@ -101,20 +95,18 @@ def test_parts_work_beside_each_other_and_the_last_one_is_alone(bucket: Bucket) 
     assert bucket.objects() == {}
 
 
-def test_of_parts_that_end_together_one_is_alone(bucket: Bucket) -> None:
+def test_of_parts_that_end_together_one_is_alone(bucket):
     one, two = begun(bucket, ONE), begun(bucket, TWO)
     one.end_part()
     two.end_part()
     assert [one.try_alone(), two.try_alone()] == [True, False]
 
 
-def test_a_part_that_comes_as_others_end_is_the_last(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_that_comes_as_others_end_is_the_last(bucket, monkeypatch):
     one = begun(bucket, ONE)
     real, later = StorePartial._any_at_work, []
 
-    def look(partial: StorePartial) -> bool:
+    def look(partial):
         found = real(partial)
         if not later:  # just after one has looked
             later.append(begun(bucket, TWO))
@@ -125,7 +117,7 @@ def test_a_part_that_comes_as_others_end_is_the_last(
     assert later[0].try_alone()
 
 
-def test_a_part_keeps_a_whole_run_out_which_says_which(bucket: Bucket) -> None:
+def test_a_part_keeps_a_whole_run_out_which_says_which(bucket):
     two = begun(bucket, TWO)
     error = refused(bucket, None, "part 2/2 of this output is running, and a run without --part")
     assert error.found == "running: 2/2"
@@ -138,7 +130,7 @@ def test_a_part_keeps_a_whole_run_out_which_says_which(bucket: Bucket) -> None:
     begun(bucket, TWO).check()
 
 
-def test_a_part_that_is_at_work_is_not_begun_twice(bucket: Bucket) -> None:
+def test_a_part_that_is_at_work_is_not_begun_twice(bucket):
     two = begun(bucket, TWO)
     with pytest.warns(ShardkitWarning, match="was claimed by a run on"):
         refused(bucket, TWO, "part 2/2 is already running")
@@ -149,7 +141,7 @@ def test_a_part_that_is_at_work_is_not_begun_twice(bucket: Bucket) -> None:
 
 
 @EACH_STORE
-def test_parts_of_another_job_wait_for_those_at_work_and_then_begin_anew(bucket: Bucket) -> None:
+def test_parts_of_another_job_wait_for_those_at_work_and_then_begin_anew(bucket):
     one = begun(bucket, ONE)
     error = refused(bucket, TWO, "part 1/2 of this output is running, and this one has", OTHER)
     assert error.found == "running: 1/2"
@@ -165,9 +157,7 @@ def test_parts_of_another_job_wait_for_those_at_work_and_then_begin_anew(bucket:
 
 @EACH_STORE
 @pytest.mark.parametrize("known", [True, False])
-def test_parts_and_runs_of_the_dead_are_passed_over(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, known: bool
-) -> None:
+def test_parts_and_runs_of_the_dead_are_passed_over(bucket, monkeypatch, known):
     """At once where this machine knows it; else they lose their claims if they live after all."""
     one, two = begun(bucket, ONE), begun(bucket, TWO)
     for run in (one, two):
@@ -181,19 +171,16 @@ def test_parts_and_runs_of_the_dead_are_passed_over(
         die(whole)
         two_again = begun(bucket, TWO)
     for run in [two] if known else [one, two]:
-        assert run._claim is not None
         with pytest.raises(OutputError, match="taken over"):
             run._claim.say()
     two_again.check()
 
 
-def test_a_whole_run_that_withdraws_lets_a_waiting_part_in(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_whole_run_that_withdraws_lets_a_waiting_part_in(bucket, monkeypatch):
     claim = Claim.take(bucket.path("out.partial/run.json"))
     real = claims._watched
 
-    def watched(*found: Any) -> Any:
+    def watched(*found):
         claim.release()
         return real(*found)
 
@@ -201,20 +188,18 @@ def test_a_whole_run_that_withdraws_lets_a_waiting_part_in(
     begun(bucket, ONE).check()
 
 
-def test_a_part_whose_output_is_of_another_job_now_is_not_alone(bucket: Bucket) -> None:
+def test_a_part_whose_output_is_of_another_job_now_is_not_alone(bucket):
     one = begun(bucket, ONE)
     bucket.put({"out.partial/job.json": b'{"recipe": {}}'})
     assert not one.try_alone()
     begun(bucket).check()
 
 
-def test_a_claim_that_a_run_removes_as_it_ends_is_no_fault_of_the_store(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_claim_that_a_run_removes_as_it_ends_is_no_fault_of_the_store(bucket, monkeypatch):
     begun(bucket, ONE).release()
     path, real = bucket.path("out.partial/parts/1-of-2.json"), Claim._check_conditions
 
-    def check(claim: Claim, old: Any) -> None:
+    def check(claim, old):
         path.store.delete(path.key)
         real(claim, old)
 
@@ -223,7 +208,7 @@ def test_a_claim_that_a_run_removes_as_it_ends_is_no_fault_of_the_store(
     claim.say(ended=True)
 
 
-def test_a_part_that_waited_removes_no_work_of_another_job(bucket: Bucket) -> None:
+def test_a_part_that_waited_removes_no_work_of_another_job(bucket):
     """Without work, the parts of the other job have not begun in this one."""
     one = begun(bucket, ONE)
     one.release()
@@ -235,13 +220,11 @@ def test_a_part_that_waited_removes_no_work_of_another_job(bucket: Bucket) -> No
     assert two.job() == OTHER
 
 
-def test_no_part_slips_in_as_another_job_begins(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_part_slips_in_as_another_job_begins(bucket, monkeypatch):
     begun(bucket, ONE).release()
     real, slow = StorePartial._refuse_parts, []
 
-    def look(partial: StorePartial, *about: Any) -> None:
+    def look(partial, *about):
         real(partial, *about)
         if not slow:  # a part of the old job comes after the look, and withdraws
             slow.append(partial)

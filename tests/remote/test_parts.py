@@ -1,18 +1,13 @@
 """Conversions in parts to a store: processes that share nothing else."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 import shardkit
 from tests.conftest import write_images
 from tests.conversion.part_kills import Forks, at_once, was_told
 from tests.conversion.test_part_listing import lists
-from tests.remote.buckets import Bucket, below
-from tests.remote.conftest import EACH_STORE, Through
+from tests.remote.buckets import below
+from tests.remote.conftest import EACH_STORE
 from tests.remote.crashes import resumed
 from tests.remote.proxy import Rule
 from tests.remote.test_writing import whole_or_no_dataset
@@ -21,26 +16,24 @@ SIZE = 8_000
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
+def source(tmp_path):
     return write_images(tmp_path / "in", classes=2, each=8, kilobytes=2)
 
 
 @pytest.fixture
-def whole(source: Path, tmp_path: Path) -> dict[str, bytes]:
+def whole(source, tmp_path):
     """What one run makes."""
     shardkit.convert(source, "wds", tmp_path / "whole", workers=0, shard_size=SIZE)
     return below(tmp_path / "whole")
 
 
-def part(bucket: Bucket, source: Path, which: str | None, size: int = SIZE) -> Any:
+def part(bucket, source, which, size=SIZE):
     return bucket.convert(source, part=which, shard_size=size, on_error="fail")
 
 
 @EACH_STORE
-def test_two_parts_and_merge_make_what_one_run_makes(
-    source: Path, whole: dict[str, bytes], bucket: Bucket
-) -> None:
-    def merge() -> shardkit.ConvertResult:
+def test_two_parts_and_merge_make_what_one_run_makes(source, whole, bucket):
+    def merge():
         return shardkit.merge(bucket.out, storage_options=bucket.options)
 
     first = part(bucket, source, "1/2")
@@ -54,23 +47,19 @@ def test_two_parts_and_merge_make_what_one_run_makes(
     assert part(bucket, source, "1/2").already_complete
 
 
-def test_what_a_part_has_listed_is_in_the_store_for_the_others(
-    source: Path, whole: dict[str, bytes], bucket: Bucket
-) -> None:
+def test_what_a_part_has_listed_is_in_the_store_for_the_others(source, whole, bucket):
     for which, listed in (("1/3", True), ("1/3", False), ("2/3", False), ("3/3", False)):
-        assert bool(lists(source, lambda which=which: part(bucket, source, which))) is listed  # type: ignore[misc]
+        assert bool(lists(source, lambda which=which: part(bucket, source, which))) is listed
     assert bucket.objects() == whole
 
 
 @pytest.mark.large
-def test_parts_that_die_anywhere_are_continued(
-    source: Path, tmp_path: Path, bucket: Bucket
-) -> None:
+def test_parts_that_die_anywhere_are_continued(source, tmp_path, bucket):
     """The last part and a whole run go on in turn."""
     shardkit.convert(source, "wds", tmp_path / "whole", workers=0, shard_size=30_000)
     whole = below(tmp_path / "whole")
 
-    def go_on(*parts: str | None) -> None:
+    def go_on(*parts):
         for which in parts:
             part(bucket, source, which, 30_000)
 
@@ -83,38 +72,33 @@ def test_parts_that_die_anywhere_are_continued(
 
 
 @pytest.mark.large
-def test_parts_that_are_killed_are_continued(
-    source: Path, tmp_path: Path, whole: dict[str, bytes], bucket: Bucket, through: Through
-) -> None:
+def test_parts_that_are_killed_are_continued(source, tmp_path, whole, own):
     """C1, C2: four at a time, of which some are killed in their requests; then all again."""
-    seen = bucket.through(through(bucket.store))
     command = ["convert", source, "--to", "wds", "--shard-size", SIZE, "--workers", 0]
     parts = [f"{number}/4" for number in range(1, 5)]
-    with Forks(tmp_path, **seen.environ) as forks:
+    with Forks(tmp_path, **own.environ) as forks:
         for match in ("result.zip", "/parts/2-of-4", "/0+[1-9]/shard-"):
-            seen.proxy.clear()
-            seen.proxy.add(Rule(method="PUT", match=match, skip=1, hold=True))
-            runs = [forks.start(*command, "-o", bucket.out, "--part", which) for which in parts]
-            seen.proxy.wait("PUT", match, 2)
+            own.proxy.clear()
+            own.proxy.add(Rule(method="PUT", match=match, skip=1, hold=True))
+            runs = [forks.start(*command, "-o", own.out, "--part", which) for which in parts]
+            own.proxy.wait("PUT", match, 2)
             for run in runs[::2] if "parts" not in match else runs:
                 run.kill()
-            seen.proxy.clear()  # the others request again what was held
+            own.proxy.clear()  # the others request again what was held
             ended = [run.wait() for run in runs]
             assert -9 in [code for code, _ in ended]
             for code, said in ended:
                 assert code in (0, 2, -9), said
                 was_told(code, said)
         for which in parts:
-            code, said = forks.start(*command, "-o", bucket.out, "--part", which).wait()
+            code, said = forks.start(*command, "-o", own.out, "--part", which).wait()
             assert code == 0, said
-    assert bucket.objects() == whole
+    assert own.objects() == whole
 
 
 @pytest.mark.large
 @pytest.mark.timeout(600)
-def test_parts_and_whole_runs_that_begin_at_once(
-    source: Path, tmp_path: Path, whole: dict[str, bytes], bucket: Bucket
-) -> None:
+def test_parts_and_whole_runs_that_begin_at_once(source, tmp_path, whole, bucket):
     """Nothing is lost; some are told that others are at work, and come again."""
     command = ["convert", source, "--to", "wds", "--shard-size", SIZE, "--workers", 0]
     with Forks(tmp_path, **bucket.environ) as forks:

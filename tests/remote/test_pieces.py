@@ -1,15 +1,10 @@
 """Bytes that a store sends are compared with the digests of their pieces."""
 
-from __future__ import annotations
-
 import pickle
 import re
 import tracemalloc
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,10 +21,7 @@ from shardkit.storage import source
 from shardkit.stream.loader import Loader
 from shardkit.verification.files import check_files
 from shardkit.verification.work import Meter
-from tests.remote.buckets import Bucket
-from tests.remote.conftest import Through
 from tests.remote.proxy import Rule
-from tests.remote.servers import Google
 from tests.remote.test_reading import same
 from tests.test_verify import as_earlier_versions_wrote_it
 
@@ -39,9 +31,9 @@ LIST = f"__shardkit__/{manifests.PIECES}"
 OTHER = "the bytes that the store returned are not those that were written"
 
 
-def make(out: Path, format: str, *, lengths: bool = False) -> Path:
+def make(out, format, *, lengths=False):
     rng, tokens = np.random.default_rng(5), format == "megatron" or lengths
-    kind: Any = Array("|u1", (None,)) if tokens else Bytes()
+    kind = Array("|u1", (None,)) if tokens else Bytes()
     with shardkit.create(out, format, Schema({"x": kind}), shard_samples=SAMPLES // 2) as made:
         for n in range(SAMPLES):
             value = rng.integers(0, 200, SIZE + n, np.uint8)
@@ -50,33 +42,30 @@ def make(out: Path, format: str, *, lengths: bool = False) -> Path:
 
 
 @pytest.fixture(scope="module")
-def datasets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def datasets(tmp_path_factory):
     root = tmp_path_factory.mktemp("datasets")
     for format in FORMATS:
         make(root / format, format)
     return root
 
 
-@pytest.fixture(scope="module")
-def data(google: Google, datasets: Path) -> Bucket:
-    return Bucket(google, datasets)
-
-
-def shards(dataset: shardkit.Dataset) -> str:
+def shards(dataset):
     """A regular expression for the files of all shards."""
-    assert dataset.manifest is not None
     return "|".join(file.name.replace(".", "[.]") + "$" for file in dataset.manifest.all_files())
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_wrong_byte_is_requested_once_more(format: str, seen: Bucket, datasets: Path) -> None:
-    local, found = open_dataset(datasets / format), seen.open(format)
-    seen.proxy.add(Rule(flip=1000, times=1, method="GET", match=shards(local)))
-    assert same(found, local)
+def test_a_wrong_byte_is_requested_once_more_past_caches(format, seen, datasets):
+    local = open_dataset(datasets / format)
+    for wrong in ({"times": 1}, {"cached": True}):
+        found = seen.open(format)
+        seen.proxy.clear()
+        seen.proxy.add(Rule(flip=1000, method="GET", match=shards(local), **wrong))
+        assert same(found, local)
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_bytes_that_stay_wrong_are_an_error(format: str, seen: Bucket, datasets: Path) -> None:
+def test_bytes_that_stay_wrong_are_an_error(format, seen, datasets):
     """Which names the piece and its bytes, reading at random and by a loader: there is never a
     sample, and no end of the epoch."""
     url, found = seen.url(format), seen.open(format)
@@ -94,11 +83,9 @@ def test_bytes_that_stay_wrong_are_an_error(format: str, seen: Bucket, datasets:
         list(loader)
 
 
-def test_a_wrong_page_is_not_put_into_the_cache(
-    seen: Bucket, datasets: Path, tmp_path: Path
-) -> None:
+def test_a_wrong_page_is_not_put_into_the_cache(seen, datasets, tmp_path):
     """By threads that read ahead neither, which may still be at work as the next Loader begins."""
-    more: Any = {"batch_size": 4, "storage_options": seen.options, "cache": tmp_path / "cache"}
+    more = {"batch_size": 4, "storage_options": seen.options, "cache": tmp_path / "cache"}
     seen.proxy.add(Rule(flip=5000, method="GET", match="shard-000001[.]tar$"))
     with pytest.raises(DamagedError, match=OTHER):
         list(Loader(seen.url("wds"), **more))
@@ -107,7 +94,7 @@ def test_a_wrong_page_is_not_put_into_the_cache(
     assert pickle.dumps(list(there)) == pickle.dumps(list(here))
 
 
-def test_a_conversion_copies_no_wrong_bytes(seen: Bucket, tmp_path: Path) -> None:
+def test_a_conversion_copies_no_wrong_bytes(seen, tmp_path):
     """Its workers compare what they read as well."""
     seen.proxy.add(Rule(flip=9000, skip=1, method="GET", match="shard-000001[.]tar$"))
     with pytest.raises(ShardkitError, match=OTHER):
@@ -118,7 +105,7 @@ def test_a_conversion_copies_no_wrong_bytes(seen: Bucket, tmp_path: Path) -> Non
     assert not (tmp_path / "out").exists()
 
 
-def test_a_pickle_compares_too(seen: Bucket) -> None:
+def test_a_pickle_compares_too(seen):
     found = pickle.loads(pickle.dumps(seen.open("wds")))
     part = pickle.loads(pickle.dumps(found.part([1])))
     seen.proxy.clear()
@@ -129,28 +116,16 @@ def test_a_pickle_compares_too(seen: Bucket) -> None:
     assert seen.proxy.count("HEAD", "shard-").requests == 0
 
 
-def test_lengths_and_other_lists_are_compared(
-    bucket: Bucket, tmp_path: Path, through: Through
-) -> None:
-    bucket.put(make(tmp_path / "d", "wds", lengths=True))
-    seen = bucket.through(through(bucket.store))
-    found = seen.open()
-    seen.proxy.add(Rule(flip=200, times=1, method="GET", match="lengths[.]npy$"))
+def test_lengths_and_other_lists_are_compared(own, tmp_path):
+    own.put(make(tmp_path / "d", "wds", lengths=True))
+    found = own.open()
+    own.proxy.add(Rule(flip=200, times=1, method="GET", match="lengths[.]npy$"))
     with pytest.raises(DamagedError, match="a file has changed since it was written"):
         found.lengths("x")
     assert found.lengths("x").tolist() == [SIZE + n for n in range(SAMPLES)]
 
 
-def test_what_a_cache_has_wrong_is_requested_past_it(seen: Bucket, datasets: Path) -> None:
-    local, found = open_dataset(datasets / "wds"), seen.open("wds")
-    seen.proxy.add(Rule(flip=1000, cached=True, method="GET", match=shards(local)))
-    assert same(found, local)
-
-
-# --- the list of pieces --------------------------------------------------------------------------
-
-
-def test_the_list_is_read_once_and_not_at_opening(seen: Bucket, datasets: Path) -> None:
+def test_the_list_is_read_once_and_not_at_opening(seen, datasets):
     """And once more if it came wrong."""
     for wrong in (0, 1):
         found = seen.open("wds")
@@ -163,7 +138,7 @@ def test_the_list_is_read_once_and_not_at_opening(seen: Bucket, datasets: Path) 
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "missing"])
-def test_a_damaged_list_is_an_error(damage: str, bucket: Bucket, datasets: Path) -> None:
+def test_a_damaged_list_is_an_error(damage, bucket, datasets):
     bucket.put(datasets / "wds")
     found, data = bucket.open(), bytearray((datasets / "wds" / LIST).read_bytes())
     data[20] ^= damage == "flipped"
@@ -175,19 +150,17 @@ def test_a_damaged_list_is_an_error(damage: str, bucket: Bucket, datasets: Path)
     assert manifests.PIECES in str(caught.value)
 
 
-@pytest.mark.parametrize("cache", ["memory", "folder"])
-def test_a_list_that_came_wrong_into_the_cache_is_requested_again(
-    cache: str, seen: Bucket, datasets: Path, tmp_path: Path
-) -> None:
-    more: Any = {"cache": tmp_path / "cache"} if cache == "folder" else {}
-    seen.proxy.add(Rule(flip=20, times=1, method="GET", match=manifests.PIECES))
-    for _ in range(2):  # the second finds the wrong one in the folder
-        there = Loader(seen.url("wds"), batch_size=4, storage_options=seen.options, **more)
-        here = Loader(datasets / "wds", batch_size=4)
-        assert pickle.dumps(list(there)) == pickle.dumps(list(here))
+def test_a_list_that_came_wrong_into_the_cache_is_requested_again(seen, datasets, tmp_path):
+    here = pickle.dumps(list(Loader(datasets / "wds", batch_size=4)))
+    for more in ({}, {"cache": tmp_path / "cache"}):
+        seen.proxy.clear()
+        seen.proxy.add(Rule(flip=20, times=1, method="GET", match=manifests.PIECES))
+        for _ in range(2):  # the second finds the wrong one in the folder
+            there = Loader(seen.url("wds"), batch_size=4, storage_options=seen.options, **more)
+            assert pickle.dumps(list(there)) == here
 
 
-def test_few_blocks_of_a_long_list_are_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_blocks_of_a_long_list_are_in_memory(monkeypatch):
     from shardkit.remote import pieces
 
     data = np.random.default_rng(0).bytes(16 * 1000)
@@ -196,16 +169,16 @@ def test_few_blocks_of_a_long_list_are_in_memory(monkeypatch: pytest.MonkeyPatch
     class FakeStore:
         site, pages = "s3://bucket", None
 
-        def info(self, key: str) -> Info:
+        def info(self, key):
             return Info(len(data))
 
-        def read(self, key: str, start: int, stop: int, *, past_caches: bool) -> bytes:
+        def read(self, key, start, stop, *, past_caches):
             assert not past_caches
             asked.append((start, stop))
             return data[start:stop]
 
     monkeypatch.setattr(pieces, "_BLOCK", 160)
-    path: Any = type("Path", (), {"store": FakeStore(), "key": "x"})()
+    path = type("Path", (), {"store": FakeStore(), "key": "x"})()
     listed = PieceList(path)
     for first, number in ((0, 2), (5, 30), (995, 5), (3, 2)):
         digests = data[16 * first : 16 * (first + number)]
@@ -214,81 +187,62 @@ def test_few_blocks_of_a_long_list_are_in_memory(monkeypatch: pytest.MonkeyPatch
     assert len(listed._blocks) == 4
 
 
-# --- what has no pieces --------------------------------------------------------------------------
-
-
-def test_a_dataset_of_an_earlier_version_reads_and_verifies(
-    bucket: Bucket, tmp_path: Path, through: Through
-) -> None:
+def test_a_dataset_of_an_earlier_version_reads_and_verifies(own, tmp_path):
     """Its files of several pieces cannot be compared while they are read; its indexes can."""
     local = open_dataset(make(tmp_path / "d", "wds"))
     assert len([local[n] for n in range(SAMPLES)]) == SAMPLES  # with its own index, in memory
     as_earlier_versions_wrote_it(tmp_path / "d")
-    bucket.put(tmp_path / "d")
-    assert same(bucket.open(), local)
-    assert shardkit.verify(bucket.url(), storage_options=bucket.options).sound
-    seen = bucket.through(through(bucket.store))
-    seen.proxy.add(Rule(flip=200, method="GET", match="index[.]npy$"))
+    own.put(tmp_path / "d")
+    assert same(own.open(), local)
+    assert shardkit.verify(own.url(), storage_options=own.options).sound
+    own.proxy.add(Rule(flip=200, method="GET", match="index[.]npy$"))
     with pytest.raises(DamagedError, match=OTHER):
-        seen.open()[0]
-
-
-# --- verify --------------------------------------------------------------------------------------
+        own.open()[0]
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_verify_downloads_each_byte_once(format: str, seen: Bucket, datasets: Path) -> None:
+def test_verify_downloads_each_byte_once(format, seen, datasets):
     assert shardkit.verify(seen.url(format), storage_options=seen.options).sound
     manifest = manifests.load(datasets / format)
     for file in (*manifest.all_files(), *manifest.files):
         assert seen.proxy.count("GET", f"/{format}/{file.name}$").sent == file.bytes, file.name
 
 
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        (lambda data: data[:PIECE] + b"x" + data[PIECE + 1 :], "a file has changed"),
-        (lambda data: data + b"x", "a file is longer than it was"),
-        (lambda data: data[:-1], "a file is truncated"),
-    ],
-    ids=["other bytes", "longer", "shorter"],
-)
-def test_verify_names_what_has_changed_at_a_url(
-    change: Callable[[bytes], bytes], what: str, bucket: Bucket, datasets: Path
-) -> None:
+def test_verify_names_what_has_changed_at_a_url(bucket, datasets):
     bucket.put(datasets / "wds")
     name = open_dataset(datasets / "wds").shard_name(1)
-    bucket.put({name: change(bucket.get(name))})
-    (problem,) = shardkit.verify(bucket.url(), storage_options=bucket.options).problems
-    assert problem.what.startswith(what)
-    if what == "a file has changed":
-        assert problem.where["offset"] == PIECE
-        assert "piece 1 (bytes 1,048,576 to" in str(problem.found)
-        assert "sample" in str(problem.found)
+    data = bucket.get(name)
+    for changed, what in (
+        (data + b"x", "a file is longer than it was"),
+        (data[:-1], "a file is truncated"),
+        (data[:PIECE] + b"x" + data[PIECE + 1 :], "a file has changed"),
+    ):
+        bucket.put({name: changed})
+        (problem,) = shardkit.verify(bucket.url(), storage_options=bucket.options).problems
+        assert problem.what.startswith(what)
+    assert problem.where["offset"] == PIECE
+    assert "piece 1 (bytes 1,048,576 to" in str(problem.found)
+    assert "sample" in str(problem.found)
 
 
-def test_verify_is_not_misled_by_the_way(seen: Bucket) -> None:
+def test_verify_is_not_misled_by_the_way(seen, own):
+    """Of a long list, and of a shard whose list of digests came wrong, nothing tells the piece."""
     seen.proxy.add(Rule(flip=1000, times=1, method="GET", match="wds/shard-000001[.]tar$"))
     assert shardkit.verify(seen.url("wds"), storage_options=seen.options).sound
-
-
-def test_verify_requests_a_long_list_once_more(bucket: Bucket, through: Through) -> None:
-    """Of such a file, and of a shard whose list of digests came wrong, nothing tells the piece."""
     data = bytes(range(256)) * 8000  # two pieces
-    bucket.put({"list": data})
-    seen = bucket.through(through(bucket.store))
+    own.put({"list": data})
     for kind in (CHECKSUM, WHOLE):
         file = manifests.File("list", len(data), checksum(data, kind))
-        seen.proxy.clear()
-        seen.proxy.add(Rule(flip=1000, times=1, method="GET", match="list$"))
-        assert check_files(seen.path(""), [file], kind, Meter(None)) == []
-        assert seen.proxy.count("GET", "list$").requests == 4
-        seen.proxy.add(Rule(flip=1000, method="GET", match="list$"))
-        (problem,) = check_files(seen.path(""), [file], kind, Meter(None))
+        own.proxy.clear()
+        own.proxy.add(Rule(flip=1000, times=1, method="GET", match="list$"))
+        assert check_files(own.path(""), [file], kind, Meter(None)) == []
+        assert own.proxy.count("GET", "list$").requests == 4
+        own.proxy.add(Rule(flip=1000, method="GET", match="list$"))
+        (problem,) = check_files(own.path(""), [file], kind, Meter(None))
         assert problem.what == "a file has changed since it was written"
 
 
-def test_digests_of_very_many_shards_take_little_memory() -> None:
+def test_digests_of_very_many_shards_take_little_memory():
     """All that is known of a shard of 256 MB and its index, once it was read: 10,000 of them take
     less than 60 MB."""
     shard = manifests.File("shard.tar", 256_000_000, "0" * 32)
@@ -296,16 +250,15 @@ def test_digests_of_very_many_shards_take_little_memory() -> None:
     every = tuple(
         manifests.Shard(replace(shard, name=f"{n}.tar"), 10, (index,)) for n in range(500)
     )
-    listed: Any = SimpleNamespace(
+    listed = SimpleNamespace(
         shards=every, checksum=CHECKSUM, list_named=lambda name: manifests.File(name, 0, "")
     )
-    folder: Any = source("s3://bucket/folder")
+    folder = source("s3://bucket/folder")
     tracemalloc.start()
     try:
         known = dict(_remote_files(listed, folder))
         for files in known.values():
             for _, info in files:
-                assert info.pieces is not None
                 info.pieces._digests = info.pieces._digests or bytes(DIGEST * count(info.size))
         assert tracemalloc.get_traced_memory()[0] < 6000 * len(every)
     finally:

@@ -1,7 +1,5 @@
 """Datasets of every format, read from stores: the same samples as from this machine."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle
@@ -11,7 +9,6 @@ import signal
 import threading
 import traceback
 from array import array
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
@@ -21,16 +18,8 @@ import numpy as np
 import pytest
 
 import shardkit
-from shardkit import storage
-from shardkit.errors import (
-    DamagedError,
-    FormatError,
-    NotFoundError,
-    ShardkitWarning,
-    StorageError,
-    UnreachableError,
-    UsageError,
-)
+from shardkit import errors, storage
+from shardkit.errors import DamagedError, NotFoundError, ShardkitWarning, StorageError, UsageError
 from shardkit.inspection import inspect
 from shardkit.opening import open_dataset
 from shardkit.page_cache import MemoryCache
@@ -43,7 +32,6 @@ from shardkit.schema import Array, Schema
 from shardkit.testing import EVERYTHING, everything, make_image
 from tests.remote.buckets import Bucket
 from tests.remote.proxy import Rule
-from tests.remote.servers import Google, Nginx, Store
 
 FORMATS = ("wds", "lmdb", "arrow", "parquet", "hf", "beton", "megatron", "tfrecord", "litdata")
 SAMPLES = 40
@@ -51,7 +39,7 @@ SECRET = "testtoken"  # of tests.remote.servers
 
 
 @pytest.fixture(scope="module")
-def datasets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def datasets(tmp_path_factory):
     """A dataset of every format, with a few shards where a format has several; and the same
     without manifests."""
     root = tmp_path_factory.mktemp("datasets")
@@ -66,21 +54,16 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module")
-def data(google: Google, datasets: Path) -> Bucket:
-    return Bucket(google, datasets)
-
-
-def equal(one: Any, other: Any) -> bool:
+def equal(one, other):
     return pickle.dumps(one) == pickle.dumps(other)
 
 
-def same(found: shardkit.Dataset, local: shardkit.Dataset) -> bool:
+def same(found, local):
     return len(found) == len(local) and all(equal(found[n], local[n]) for n in range(len(local)))
 
 
 @pytest.mark.parametrize("name", [*FORMATS, *(f"bare/{format}" for format in FORMATS)])
-def test_every_format_reads_from_a_bucket(name: str, data: Bucket, datasets: Path) -> None:
+def test_every_format_reads_from_a_bucket(name, data, datasets):
     local, found = open_dataset(datasets / name), data.open(name)
     assert len(found) == SAMPLES
     assert same(found, local)
@@ -89,7 +72,7 @@ def test_every_format_reads_from_a_bucket(name: str, data: Bucket, datasets: Pat
     assert str(found.shard_path(0)) == data.url(f"{name}/{local.shard_name(0)}")
 
 
-def test_every_store_has_the_same(store: Store, datasets: Path) -> None:
+def test_every_store_has_the_same(store, datasets):
     bucket = Bucket(store, datasets / "wds")
     found = bucket.open()
     assert same(found, open_dataset(datasets / "wds"))
@@ -104,26 +87,31 @@ def test_every_store_has_the_same(store: Store, datasets: Path) -> None:
         open_dataset(store.url("no-such-bucket", "x"))
 
 
-def test_a_web_server(web: Nginx, datasets: Path) -> None:
+def test_a_web_server(web, datasets, tmp_path):
+    """It has no listings."""
+    url, local = f"{web.endpoint}/sets/wds", open_dataset(datasets / "wds")
     shutil.copytree(datasets / "wds", web.root / "sets" / "wds")
-    found, local = open_dataset(f"{web.endpoint}/sets/wds"), open_dataset(datasets / "wds")
-    assert same(found, local)
-    name = local.shard_name(1)
-    assert same(open_dataset(f"{web.endpoint}/sets/wds/{name}"), open_dataset(local.path / name))
+    for each, here in ((url, local.path), (f"{url}/{local.shard_name(1)}", local.shard_path(1))):
+        assert same(open_dataset(each), open_dataset(here))
+        assert inspect(each)["incomplete"] is None
+        report = shardkit.verify(each)
+        assert report.sound
+        assert report.notes == ["a web server has no listings: extra shards cannot be detected"]
+    assert shardkit.verify(url, datasets / "wds", decode=True).samples == SAMPLES
+    assert shardkit.convert(url, "arrow", tmp_path / "out", workers=0).samples == SAMPLES
 
 
-def test_a_web_server_that_refuses_to_show_folders(web: Nginx, datasets: Path) -> None:
+def test_a_web_server_that_refuses_to_show_folders(web, datasets):
     """As nginx does by default: it answers 403 for each folder."""
     shutil.copytree(datasets / "wds", web.root / "unlisted" / "wds")
-    (web.root / "unlisted" / "images").mkdir()
-    (web.root / "unlisted" / "images" / "0.jpg").write_bytes(b"x")
+    (web.root / "unlisted/images").mkdir()
     assert len(open_dataset(f"{web.endpoint}/unlisted/wds")) == SAMPLES
     with pytest.raises(StorageError, match="refuses access") as caught:
         open_dataset(f"{web.endpoint}/unlisted/images")
     assert "datasets with a manifest" in (caught.value.fix or "")
 
 
-def test_any_file_system_of_fsspec(datasets: Path) -> None:
+def test_any_file_system_of_fsspec(datasets):
     import fsspec
 
     memory = fsspec.filesystem("memory")
@@ -132,9 +120,7 @@ def test_any_file_system_of_fsspec(datasets: Path) -> None:
     memory.rm("/sets", recursive=True)
 
 
-def test_opening_reads_no_payloads_and_statistics_read_them_once(
-    seen: Bucket, datasets: Path
-) -> None:
+def test_opening_reads_no_payloads_and_statistics_read_them_once(seen, datasets):
     found = seen.open("wds")
     assert len(found) == SAMPLES
     assert seen.proxy.count(match=r"shard-\d+\.tar$").requests == 0
@@ -155,9 +141,7 @@ def test_opening_reads_no_payloads_and_statistics_read_them_once(
     ],
     ids=str,
 )  # fmt: skip
-def test_a_fault_that_passes_is_not_seen(
-    fault: dict[str, Any], seen: Bucket, datasets: Path
-) -> None:
+def test_a_fault_that_passes_is_not_seen(fault, seen, datasets):
     requests = []
     for times in (0, 2):
         found = seen.open("wds")
@@ -168,7 +152,8 @@ def test_a_fault_that_passes_is_not_seen(
     assert requests[1] == requests[0] + 2
 
 
-def test_a_fault_that_stays_is_an_error(seen: Bucket) -> None:
+def test_a_fault_that_stays_is_an_error(seen):
+    """Of the command line, where it is met at once: as a wrong bucket is."""
     found = seen.open("wds")
     seen.proxy.clear()
     seen.proxy.add(Rule(status=503, match="shard"))
@@ -177,15 +162,21 @@ def test_a_fault_that_stays_is_an_error(seen: Bucket) -> None:
     assert caught.value.found == "HTTP 503"
     assert str(caught.value.where["path"]).startswith(seen.url("wds"))
     assert seen.proxy.count("GET", "shard").requests == stores.ATTEMPTS
+    seen.proxy.add(Rule(refuse=True))
+    with pytest.raises(StorageError, match="cannot be reached") as later:
+        found[0]
+    with pytest.raises(StorageError, match="cannot be reached") as first:
+        seen.open("wds")
+    assert [each.value.exit_code for each in (later, first)] == [1, 2]
 
 
-def test_what_cannot_be_opened(data: Bucket) -> None:
+def test_what_cannot_be_opened(data):
     url, options = data.url(), data.options
-    cases: list[tuple[str, dict[str, Any], type[Exception], str]] = [
+    cases = [
         (f"{data.store.scheme}://no-such-bucket/x", options, NotFoundError, "no such bucket"),
         (data.url("nothing"), options, NotFoundError, "there is no such"),
         (url, {**options, "endpint": "x"}, UsageError, "found: endpint"),
-        (url, {**options, "base_url": "http://127.0.0.1:9"}, UnreachableError, "refused"),
+        (url, {**options, "base_url": "http://127.0.0.1:9"}, errors.UnreachableError, "refused"),
         (data.url("a\0b"), options, UsageError, "not a valid object name"),
         ("nonsense://x/y", {}, UsageError, "unknown URL scheme"),
         ("https://a:secret@example.org/x", {}, UsageError, "a URL with a password"),
@@ -199,18 +190,7 @@ def test_what_cannot_be_opened(data: Bucket) -> None:
         assert not {SECRET, "a:secret"} & {*re.findall(r"[\w:]+", str(caught.value))}
 
 
-def test_a_wrong_endpoint_is_the_fault_of_the_command_line(seen: Bucket) -> None:
-    """As a wrong bucket is; a store that goes away later is not."""
-    found = seen.open("wds")
-    seen.proxy.add(Rule(refuse=True))
-    with pytest.raises(StorageError, match="cannot be reached") as later:
-        found[0]
-    with pytest.raises(StorageError, match="cannot be reached") as first:
-        seen.open("wds")
-    assert [each.value.exit_code for each in (later, first)] == [1, 2]
-
-
-def test_what_was_meant_is_said(google: Google, datasets: Path, tmp_path: Path) -> None:
+def test_what_was_meant_is_said(google, datasets, tmp_path):
     """A dataset and the folder of its unfinished work are taken for each other; and an image."""
     bucket = Bucket(google, {"photos/a.JPG": make_image()})
     for name in ("made", "done"):
@@ -218,55 +198,43 @@ def test_what_was_meant_is_said(google: Google, datasets: Path, tmp_path: Path) 
     bucket.put(dict.fromkeys(["made.partial/job.json", "begun.partial/job.json"], b"{}"))
     url = bucket.url()
     cases = {
-        "made.partial": (FormatError, f"it stopped; to read the dataset, give {url}/made"),
+        "made.partial": (errors.FormatError, f"it stopped; to read the dataset, give {url}/made"),
         "begun": (NotFoundError, "its conversion is unfinished: run the interrupted command"),
         "done.partial": (NotFoundError, f"to read the dataset, give {url}/done"),
-        "photos/a.JPG": (FormatError, f"pass the folder that contains it, {url}/photos"),
+        "photos/a.JPG": (errors.FormatError, f"pass the folder that contains it, {url}/photos"),
     }
     for name, (kind, words) in cases.items():
         with pytest.raises(kind) as caught:
             bucket.open(name)
         assert words in str(caught.value.fix)
-    given: Any = {"storage_options": bucket.options}
-    with pytest.raises(FormatError, match="a single image"):
+    given = {"storage_options": bucket.options}
+    with pytest.raises(errors.FormatError, match="a single image"):
         shardkit.convert(f"{url}/photos/a.JPG", "wds", tmp_path / "out", **given)
 
 
-@pytest.mark.parametrize(
-    ("status", "code", "words"),
-    [
+def test_no_permission(seen):
+    for status, code, words in (
         (403, "AccessDenied", "refuses access"),
         (400, "ExpiredToken", "the credentials have expired"),
         (400, "AuthorizationHeaderMalformed", "the store refuses"),
         (301, "PermanentRedirect", "the bucket is in another region"),
-    ],
-)
-def test_no_permission(status: int, code: str, words: str, seen: Bucket) -> None:
-    body = f"<Error><Code>{code}</Code><Message>{SECRET}</Message></Error>"
-    seen.proxy.add(Rule(status=status, body=body))
-    with pytest.raises(StorageError, match=words) as caught:
-        list(seen.path("wds").iterdir())
-    shown = "".join(traceback.format_exception(caught.value))
-    assert SECRET not in shown
-    assert "obstore.exceptions" not in shown  # it repeats the request and the answer
-    assert words in shown
-    if status == 403:
+    ):
+        seen.proxy.clear()
+        body = f"<Error><Code>{code}</Code><Message>{SECRET}</Message></Error>"
+        seen.proxy.add(Rule(status=status, body=body))
         with pytest.raises(StorageError, match=words) as caught:
-            seen.open("wds")
-        assert caught.value.found == "HTTP 403"  # an answer to HEAD has no body
+            list(seen.path("wds").iterdir())
+        shown = "".join(traceback.format_exception(caught.value))
+        assert SECRET not in shown
+        assert "obstore.exceptions" not in shown  # it repeats the request and the answer
+        assert words in shown
+        if status == 403:
+            with pytest.raises(StorageError, match=words) as caught:
+                seen.open("wds")
+            assert caught.value.found == "HTTP 403"  # an answer to HEAD has no body
 
 
-def test_a_path_of_this_machine_is_demanded_by_functions_of_the_system() -> None:
-    with pytest.raises(UsageError, match="needs a local path"):
-        os.stat(storage.source("s3://bucket/x"))
-
-
-def test_options_are_in_no_message(data: Bucket) -> None:
-    found = data.open("wds")
-    assert SECRET not in repr(found) + repr(found.path) + repr(data.path("wds").store)
-
-
-def test_folders_beside_shards_are_named(google: Google, datasets: Path) -> None:
+def test_folders_beside_shards_are_named(google, datasets):
     """Datasets, for all that is known: the shards alone are opened."""
     bucket = Bucket(google)
     for name in ("wds", "lmdb"):
@@ -285,14 +253,14 @@ def test_folders_beside_shards_are_named(google: Google, datasets: Path) -> None
 # --- processes and threads -----------------------------------------------------------------------
 
 
-def test_threads_that_begin_together_make_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_begin_together_make_one_client(monkeypatch):
     made, together = [], threading.Barrier(8)
 
-    def connect(site: str, options: object) -> object:
+    def connect(site, options):
         made.append(site)
         return object()
 
-    def client(store: stores.Store) -> Any:
+    def client(store):
         together.wait(60)
         return store.client()
 
@@ -301,24 +269,19 @@ def test_threads_that_begin_together_make_one_client(monkeypatch: pytest.MonkeyP
         assert len({*threads.map(client, [stores.Store("s3://bucket")] * 8)}) == len(made) == 1
 
 
-@pytest.fixture
-def forked(data: Bucket) -> Iterator[ForkedClient]:
+def test_requests_of_a_fork_outlive_ctrl_c(data):
     client = ForkedClient(data.url(), data.options)
-    yield client
-    client._process.kill()
-    for thread in threading.enumerate():
-        if thread.name == "shardkit-answers":
-            thread.join()
-    client._process.__exit__(None, None, None)
+    with client._process as process:
+        assert client.find("nothing") is None
+        process.send_signal(signal.SIGINT)
+        assert client.find("nothing") is None
+        process.kill()
+        for thread in threading.enumerate():
+            if thread.name == "shardkit-answers":
+                thread.join()
 
 
-def test_requests_of_a_fork_outlive_ctrl_c(forked: ForkedClient) -> None:
-    assert forked.find("nothing") is None
-    forked._process.send_signal(signal.SIGINT)
-    assert forked.find("nothing") is None
-
-
-def test_a_process_for_requests_that_dies_while_it_answers() -> None:
+def test_a_process_for_requests_that_dies_while_it_answers():
     client, waiting = ForkedClient.__new__(ForkedClient), Future[Any]()
     answer = io.BytesIO(array("Q", [1, 255]).tobytes() + b"x")  # one of 255 bytes
     vars(client).update(
@@ -335,7 +298,7 @@ def test_a_process_for_requests_that_dies_while_it_answers() -> None:
 # --- names ---------------------------------------------------------------------------------------
 
 
-def test_names_stay_in_their_bucket() -> None:
+def test_names_stay_in_their_bucket_and_options_are_in_none(data):
     path = storage.source("s3://bucket/a//b/./../c/")
     assert str(path) == "s3://bucket/a/c"
     assert str(path / ".." / ".." / ".." / "d") == "s3://bucket/d"
@@ -345,14 +308,15 @@ def test_names_stay_in_their_bucket() -> None:
     assert not path.is_relative_to(other)
     with pytest.raises(ValueError, match="other"):
         path.relative_to(other)
+    joined = Path("/x") / path  # a path of this machine before it goes away
+    assert joined == path
+    assert isinstance(joined, RemotePath)
+    with pytest.raises(UsageError, match="needs a local path"):
+        os.stat(path)
+    found = data.open("wds")
+    assert SECRET not in repr(found) + repr(found.path) + repr(data.path("wds").store)
 
 
-def test_a_path_of_this_machine_before_a_url_goes_away() -> None:
-    path = storage.source("s3://bucket/a")
-    assert Path("/x") / path == path
-    assert isinstance(Path("/x") / path, RemotePath)
-
-
-def test_reads_through_a_cache_have_the_same_client() -> None:
+def test_reads_through_a_cache_have_the_same_client():
     store = stores.Store("memory://x")
     assert store.through(Pages(MemoryCache())).client() is store.client()

@@ -1,10 +1,5 @@
 """`verify --repair` of datasets in stores."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 import shardkit
@@ -12,11 +7,10 @@ from shardkit.errors import OutputError
 from shardkit.verification.repair import Repair
 from shardkit.verification.work import Meter
 from tests.conftest import few, write_images
-from tests.remote.buckets import Bucket
 from tests.remote.conftest import EACH_STORE
 
 
-def repaired(bucket: Bucket, url: str, giver: Path, name: str) -> None:
+def repaired(bucket, url, giver, name):
     """The object that was damaged, and no other, becomes what it was."""
     report = shardkit.verify(url, repair=giver, storage_options=bucket.options)
     assert report.sound, (name, report.problems, report.repair.left)
@@ -24,12 +18,10 @@ def repaired(bucket: Bucket, url: str, giver: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("format", few(["arrow", "beton", "hf", "lmdb", "mds", "wds"], "wds"))
-def test_objects_become_what_they_were(
-    bucket: Bucket, format: str, tmp_path: Path, large: bool
-) -> None:
+def test_objects_become_what_they_were(bucket, format, tmp_path, large):
     """Removed, or of other bytes; from the source, or from a copy of another format."""
     source = write_images(tmp_path / "source", each=4)
-    options: dict[str, Any] = {"shard_samples": 3, "shard_size": None}
+    options = {"shard_samples": 3, "shard_size": None}
     bucket.convert(source, format, split="train=0.5,val=0.5", **options)
     shardkit.convert(bucket.out, "arrow", tmp_path / "copy", storage_options=bucket.options)
     whole = bucket.objects()
@@ -44,7 +36,7 @@ def test_objects_become_what_they_were(
 
 
 @pytest.mark.large
-def test_a_single_object(bucket: Bucket, tmp_path: Path) -> None:
+def test_a_single_object(bucket, tmp_path):
     source, out = write_images(tmp_path / "source"), bucket.url("out/train.tar")
     shardkit.convert(source, "wds", out, storage_options=bucket.options, workers=0)
     whole = bucket.objects()
@@ -57,9 +49,7 @@ def test_a_single_object(bucket: Bucket, tmp_path: Path) -> None:
 
 @EACH_STORE
 @pytest.mark.filterwarnings("ignore:.*was claimed by a run")
-def test_two_repairs_at_once(
-    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_repairs_at_once(bucket, tmp_path, monkeypatch):
     source = write_images(tmp_path / "source")
     bucket.convert(source)
     whole, name = bucket.objects(), "out/shard-000000.tar"

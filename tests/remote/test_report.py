@@ -1,21 +1,16 @@
 """`shardkit inspect --html` of a dataset in a store: the same page, from a part of its bytes."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 
 import shardkit
 from shardkit.report import html_report
 from shardkit.report.page import READ
-from tests.remote.buckets import Bucket
 from tests.test_report import check
 
 SAMPLES, SIZE = 400, 40_000  # 16 MB
 
 
-def test_the_page_of_a_url(tmp_path: Path, bucket: Bucket) -> None:
+def test_the_page_of_a_url(tmp_path, bucket):
     rng = np.random.default_rng(5)
     schema = {"x": shardkit.Bytes(), "label": shardkit.Int()}
     out = tmp_path / "d"

@@ -1,21 +1,17 @@
 """Processes share a cache folder that is too small for them, and are killed."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import shardkit
 from shardkit.schema import Bytes
-from tests.remote.buckets import Bucket
 from tests.remote.pages import LIMIT, SAMPLES, SIZE, page
 from tests.remote.process import ROOT
 from tests.remote.test_page_cache import check, linux, on_disk
@@ -24,25 +20,24 @@ from tests.remote.test_page_cache import check, linux, on_disk
 class Process(subprocess.Popen[str]):
     """One of tests/remote/pages.py."""
 
-    def __init__(self, *words: object) -> None:
+    def __init__(self, *words):
         command = [sys.executable, "-m", "tests.remote.pages", *map(str, words)]
         super().__init__(command, cwd=ROOT, stdout=-1, stderr=-1, text=True)
 
-    def go_on(self, turns: int = 1, word: str = "") -> None:
+    def go_on(self, turns=1, word=""):
         """Until it has said so often that it goes on; an error with what it wrote, if it ended."""
-        assert self.stdout is not None
         while turns:
             line = self.stdout.readline()
             assert line, self.communicate()[1]
             turns -= line.startswith(word)
 
-    def die(self) -> None:
+    def die(self):
         self.kill()
         self.communicate()
 
 
 @contextlib.contextmanager
-def stopped(processes: list[Process]) -> Iterator[None]:
+def stopped(processes):
     """No process moves: what is on the disk then was there at one moment."""
     for process in processes:
         process.send_signal(signal.SIGSTOP)
@@ -57,8 +52,8 @@ def stopped(processes: list[Process]) -> Iterator[None]:
 @linux
 @pytest.mark.parametrize("loads", [False, pytest.param(True, marks=pytest.mark.large)])
 def test_processes_keep_the_limit_at_every_moment_and_leave_nothing(
-    loads: bool, large: bool, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    loads, large, bucket, tmp_path, monkeypatch
+):
     """They use pages, or load a dataset; one of those meets a full disk now and then."""
     cache, more = tmp_path / "cache", []
     if loads:

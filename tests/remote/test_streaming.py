@@ -1,6 +1,5 @@
-"""Loaders over data in a store: the same batches, and no more bytes than needed."""
-
-from __future__ import annotations
+"""Loaders over data in a store and over views of them: the same batches, and no more bytes than
+needed."""
 
 import os
 import pickle
@@ -11,8 +10,6 @@ import subprocess
 import sys
 import threading
 import warnings
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,54 +19,51 @@ from shardkit.errors import ShardkitWarning, StorageError
 from shardkit.opening import open_dataset
 from shardkit.options import parse_size
 from shardkit.page_cache import PAGE
-from shardkit.schema import Array, Bytes, Schema
+from shardkit.pages import file_id
+from shardkit.schema import Array, Bytes, Int
 from shardkit.stream import read_ahead
 from shardkit.stream.loader import Loader
 from shardkit.stream.order import Order
 from shardkit.stream.read_ahead import NextUse
 from shardkit.testing_samples import in_fork
 from tests.conftest import few
-from tests.remote.buckets import Bucket
 from tests.remote.proxy import Rule
-from tests.remote.servers import Google
 
 pytestmark = pytest.mark.filterwarnings("ignore:the cache holds")
+CHOSEN = np.random.default_rng(2).permutation(400)[:150]
 FORMATS = ("wds", "lmdb", "arrow", "parquet", "hf", "beton", "megatron")
 SAMPLES, SIZE = 600, 40_000  # 24 MB: enough pages to have more of them than a cache takes
 
 
 @pytest.fixture(scope="module")
-def datasets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def datasets(tmp_path_factory):
     """One of each format, the others than TAR with a sixth of the samples."""
     root, rng = tmp_path_factory.mktemp("datasets"), np.random.default_rng(5)
     values = [rng.integers(0, 200, SIZE, np.uint8) for _ in range(SAMPLES)]
     for format in FORMATS:
         tokens = format == "megatron"
-        kind: Any = Array("|u1", (None,)) if tokens else Bytes()
+        more = {"label": Int()} if format == "wds" else {}
+        schema = {"x": Array("|u1", (None,))} if tokens else {"x": Bytes(), **more}
         samples = SAMPLES if format == "wds" else SAMPLES // 6
-        with shardkit.create(root / format, format, Schema({"x": kind}), shard_size="3MB") as out:
+        with shardkit.create(root / format, format, schema, shard_size="3MB") as out:
             for n, value in enumerate(values[:samples]):
-                out.write({"__key__": f"k{n}", "x": value if tokens else value.tobytes()})
+                labels = {"label": n % 7} if more else {}
+                out.write({"__key__": f"k{n}", "x": value if tokens else value.tobytes(), **labels})
     return root
 
 
-@pytest.fixture(scope="module")
-def data(google: Google, datasets: Path) -> Bucket:
-    return Bucket(google, datasets)
-
-
-def loader(source: Any, options: Any = None, **more: Any) -> Loader:
+def loader(source, options=None, **more):
     return Loader(
-        source, batch_size=16, shuffle=True, seed=7, storage_options=options or None, **more
+        source, **{"batch_size": 16, "shuffle": True, "seed": 7, "storage_options": options, **more}
     )
 
 
-def epochs(made: Loader, count: int) -> list[bytes]:
+def epochs(made, count):
     """All that comes in some epochs."""
     return [pickle.dumps(list(made)) for _ in range(count)]
 
 
-def stored(path: Path) -> int:
+def stored(path):
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
@@ -80,18 +74,16 @@ def stored(path: Path) -> int:
         *(pytest.param(*case.values, "folder", marks=case.marks) for case in few(FORMATS, "wds")),
     ],
 )
-def test_the_batches_are_those_of_this_machine(
-    format: str, cache: str, data: Bucket, datasets: Path, tmp_path: Path
-) -> None:
+def test_the_batches_are_those_of_this_machine(format, cache, data, datasets, tmp_path):
     """With room for half of the dataset."""
-    more: dict[str, Any] = {"cache_limit": stored(datasets / format) // 2}
+    more = {"cache_limit": stored(datasets / format) // 2}
     if cache == "folder":
         more["cache"] = tmp_path / "cache"
     here, there = loader(datasets / format), loader(data.url(format), data.options, **more)
     assert epochs(there, 2) == epochs(here, 2)
 
 
-def downloads(seen: Bucket, made: Loader, count: int) -> list[float]:
+def downloads(seen, made, count=1):
     """Bytes of each epoch."""
     found = []
     for _ in range(count):
@@ -102,7 +94,7 @@ def downloads(seen: Bucket, made: Loader, count: int) -> list[float]:
     return found
 
 
-def test_an_epoch_downloads_the_dataset_once(seen: Bucket, datasets: Path) -> None:
+def test_an_epoch_downloads_the_dataset_once(seen, datasets):
     size = stored(datasets / "wds")
     first, second = downloads(seen, loader(seen.url("wds"), seen.options), 2)
     assert 0.9 * size < first <= 1.02 * size
@@ -110,9 +102,7 @@ def test_an_epoch_downloads_the_dataset_once(seen: Bucket, datasets: Path) -> No
 
 
 @pytest.mark.parametrize("folder", [False, pytest.param(True, marks=pytest.mark.large)])
-def test_with_room_for_half_later_epochs_download_half(
-    folder: bool, seen: Bucket, datasets: Path, tmp_path: Path
-) -> None:
+def test_with_room_for_half_later_epochs_download_half(folder, seen, datasets, tmp_path):
     size = stored(datasets / "wds")
     more = {"cache": tmp_path} if folder else {}
     made = loader(seen.url("wds"), seen.options, cache_limit=size // 2, **more)
@@ -121,21 +111,19 @@ def test_with_room_for_half_later_epochs_download_half(
     assert later <= 0.57 * size  # of 25 pages, one is 4 %
 
 
-def test_an_epoch_does_not_begin_before_the_cache_knows_of_it(
-    data: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_epoch_does_not_begin_before_the_cache_knows_of_it(data, monkeypatch):
     """Else all pages in the cache are needed later than those that its threads read first, which
     then take their room."""
-    known: list[int] = []
-    reads: list[int] = []
+    known = []
+    reads = []
     at = NextUse.at
 
-    def come_to(self: NextUse, epoch: int, *where: Any) -> None:
+    def come_to(self, epoch, *where):
         known.append(epoch)
         at(self, epoch, *where)
 
-    class Reads(queue.SimpleQueue):  # type: ignore[type-arg]
-        def put(self, read: Any, *how: Any) -> None:
+    class Reads(queue.SimpleQueue):
+        def put(self, read, *how):
             if read is not None:
                 reads.append(known[-1])
             super().put(read, *how)
@@ -149,7 +137,7 @@ def test_an_epoch_does_not_begin_before_the_cache_knows_of_it(
 
 
 @pytest.mark.large
-def test_a_cache_that_is_small_for_the_window_is_warned_of(seen: Bucket, datasets: Path) -> None:
+def test_a_cache_that_is_small_for_the_window_is_warned_of(seen, datasets):
     """Once, with a size that is enough: with that size the second epoch requests nothing."""
     url, size = seen.url("wds"), stored(datasets / "wds")
     with pytest.warns(ShardkitWarning, match="the cache holds 12 MB") as told:
@@ -164,7 +152,7 @@ def test_a_cache_that_is_small_for_the_window_is_warned_of(seen: Bucket, dataset
         list(loader(url, seen.options, cache_limit=enough[0]))
 
 
-def test_two_machines_download_half_each(seen: Bucket, datasets: Path, tmp_path: Path) -> None:
+def test_two_machines_download_half_each(seen, datasets, tmp_path):
     for rank in range(2):
         more = {"parts": 2, "rank": rank, "world_size": 2, "cache": tmp_path / str(rank)}
         made = loader(seen.url("wds"), seen.options, **more)
@@ -172,9 +160,7 @@ def test_two_machines_download_half_each(seen: Bucket, datasets: Path, tmp_path:
         assert downloads(seen, made, 1)[0] <= 0.55 * stored(datasets / "wds") + 3 * PAGE
 
 
-def test_ranks_of_one_machine_request_each_page_once(
-    seen: Bucket, datasets: Path, tmp_path: Path
-) -> None:
+def test_ranks_of_one_machine_request_each_page_once(seen, datasets, tmp_path):
     """At the same time, and of the same pages: all samples of a block are shuffled."""
     program = (
         "import sys; from shardkit.stream.loader import Loader\n"
@@ -195,7 +181,7 @@ def test_ranks_of_one_machine_request_each_page_once(
     assert seen.proxy.count("GET", "tar").sent <= stored(datasets / "wds")
 
 
-def test_opening_takes_few_requests_and_the_first_batch_two_rounds(seen: Bucket) -> None:
+def test_opening_takes_few_requests_and_the_first_batch_two_rounds(seen):
     """An index and pages, and beside them the list of checksums: each request waits for one other
     at most."""
     found = seen.open("wds")
@@ -208,15 +194,15 @@ def test_opening_takes_few_requests_and_the_first_batch_two_rounds(seen: Bucket)
     assert kinds == {("GET", "npy"), ("GET", "tar"), ("HEAD", "xxh3"), ("GET", "xxh3")}
 
 
-def test_faults_that_pass_change_nothing(seen: Bucket, datasets: Path) -> None:
-    faults: list[dict[str, Any]] = [{"status": 503}, {"reset_after": 1000}, {"shorten": 100}]
+def test_faults_that_pass_change_nothing(seen, datasets):
+    faults = [{"status": 503}, {"reset_after": 1000}, {"shorten": 100}]
     for number, fault in enumerate([*faults, {"whole": True}]):
         seen.proxy.add(Rule(method="GET", match="tar", skip=3 + 4 * number, times=3, **fault))
     assert epochs(loader(seen.url("wds"), seen.options), 1) == epochs(loader(datasets / "wds"), 1)
     assert seen.proxy.count("GET", "tar").requests > 19  # all faults
 
 
-def test_a_store_that_goes_away_ends_the_epoch_with_an_error(seen: Bucket) -> None:
+def test_a_store_that_goes_away_ends_the_epoch_with_an_error(seen):
     batches = iter(loader(seen.url("wds"), seen.options, cache_limit=2 * PAGE))
     next(batches)
     seen.proxy.add(Rule(status=503))
@@ -224,7 +210,7 @@ def test_a_store_that_goes_away_ends_the_epoch_with_an_error(seen: Bucket) -> No
         list(batches)
 
 
-def test_a_state_goes_on_from_another_machine(data: Bucket, datasets: Path) -> None:
+def test_a_state_goes_on_from_another_machine(data, datasets):
     here, there = loader(datasets / "wds"), loader(data.url("wds"), data.options)
     batches = iter(here)
     for _ in range(5):
@@ -233,7 +219,7 @@ def test_a_state_goes_on_from_another_machine(data: Bucket, datasets: Path) -> N
     assert pickle.dumps(list(batches)) == pickle.dumps(list(there))
 
 
-def test_a_fork_does_not_wait_for_requests_of_its_parent(seen: Bucket) -> None:
+def test_a_fork_does_not_wait_for_requests_of_its_parent(seen):
     made = loader(seen.url("wds"), seen.options).dataset
     # Those of this process, as many as it makes at a time, are held until the other has its batch.
     thread = threading.Thread(target=lambda: next(made.iterate(0)))
@@ -241,7 +227,7 @@ def test_a_fork_does_not_wait_for_requests_of_its_parent(seen: Bucket) -> None:
     thread.start()
     seen.proxy.wait("GET", "tar")
 
-    def work() -> None:
+    def work():
         signal.alarm(120)  # ends it
         next(made.iterate(0))
 
@@ -252,7 +238,7 @@ def test_a_fork_does_not_wait_for_requests_of_its_parent(seen: Bucket) -> None:
         thread.join()
 
 
-def test_a_program_ends_in_the_middle_of_an_epoch(data: Bucket) -> None:
+def test_a_program_ends_in_the_middle_of_an_epoch(data):
     program = (
         "import sys; from shardkit.stream.dataset import StreamingDataset\n"
         "sys.made = iter(StreamingDataset(sys.argv[1], batch_size=8)); next(sys.made)"
@@ -263,10 +249,118 @@ def test_a_program_ends_in_the_middle_of_an_epoch(data: Bucket) -> None:
     assert done.stderr == b""
 
 
+# --- views ---------------------------------------------------------------------------------------
+
+VIEWS = {
+    "slice": lambda ds, here: ds[90:290],
+    "backwards": lambda ds, here: ds[::-3],
+    "chosen": lambda ds, here: ds.select(CHOSEN),
+    "where": lambda ds, here: ds.filter("label in (3, 5)"),
+    "twice": lambda ds, here: shardkit.concatenate([ds[:50], ds[30:80]]),
+    "beside a folder": lambda ds, here: shardkit.concatenate([ds[100:160], here[:40]]),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "shuffle"),
+    [
+        ("chosen", True),
+        ("twice", False),
+        ("beside a folder", True),
+        *(
+            pytest.param(name, shuffle, marks=pytest.mark.large)
+            for name, shuffle in (
+                ("slice", True), ("backwards", False), ("backwards", True), ("where", True),
+                ("twice", True), ("chosen", False),
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_batches_of_views_are_those_of_this_machine(data, datasets, name, shuffle):
+    here, folder = open_dataset(datasets / "wds"), open_dataset(datasets / "wds")
+    local, remote = (VIEWS[name](dataset, folder) for dataset in (here, data.open("wds")))
+    assert remote.keys() == local.keys()
+    found = loader(remote, shuffle=shuffle, cache_limit=6 * PAGE)
+    assert epochs(found, 2) == epochs(loader(local, shuffle=shuffle), 2)
+
+
+def test_a_view_downloads_its_pages_alone(seen):
+    first, second = downloads(seen, loader(seen.open("wds")[90:290]), 2)
+    assert first <= 200 * 42_000 + 2 * PAGE
+    assert second == 0
+
+
+def test_a_small_cache_keeps_what_the_view_needs_next(seen):
+    """Half of the pages stay; with the oldest removed first, a whole epoch is downloaded anew."""
+    size = 300 * 42_000
+    made = loader(seen.open("wds")[50:350], cache_limit=size // 2)
+    assert downloads(seen, made, 2)[1] <= 0.7 * size
+
+
+def test_the_next_use_of_a_page_is_that_of_its_samples_in_the_view(data):
+    """No later than that of any of them; never, where there are none, nor within half a page."""
+    view = data.open("wds")[5::30]
+    stream = loader(view, batch_size=2, window=2).dataset.stream
+    order, [dataset] = stream.order, stream.datasets
+    uses, every = NextUse(order, stream.datasets), np.arange(len(view))
+    uses.at(0, 0, None)
+    window = np.empty(len(view))  # in which each sample of the view comes
+    window[order.draw(0, every).number] = every // order.window
+    numbers, later = dataset.stored(every), 0
+    for shard in range(dataset.shards):
+        path, (samples, _) = dataset.shard_path(shard), dataset.extent(shard)
+        info, start = path.store.info(path.key), dataset.start(shard)
+        own = (numbers >= start) & (numbers < start + samples)
+        for page in range(-(-info.size // PAGE)):
+            first, last = start + np.array([page, page + 1]) * PAGE * samples / info.size
+            half = 0.6 * (last - first) + 1
+            inside = window[own & (numbers >= first) & (numbers < last)]
+            near = window[own & (numbers >= first - half) & (numbers < last + half)]
+            found = uses(file_id(path, info), page)
+            assert near.size or found == np.inf
+            if inside.size:
+                assert found <= inside.min()
+                later += found > 0
+    assert later
+
+
+def test_a_filter_requests_each_page_once(seen, datasets):
+    there, here = seen.open("wds"), open_dataset(datasets / "wds")
+    view = there.filter(lambda sample: sample["x"][0] < 100)
+    assert seen.proxy.count("GET", "tar").sent <= stored(datasets / "wds")
+    assert view.keys() == here.filter(lambda s: s["x"][0] < 100).keys()
+    with pytest.raises(ZeroDivisionError):
+        there.filter(lambda sample: 1 // 0)
+
+
+def test_large_downloads_of_small_fields_are_warned_of(data, datasets, monkeypatch):
+    there = data.open("wds")
+    monkeypatch.setattr("shardkit.views._LARGE", 8_000_000)
+    for read, what in (
+        (lambda ds: ds.keys(), "keys of 600"),
+        (lambda ds: ds.column("label"), "values of 'label' of 600"),
+        (lambda ds: ds["k12"], "keys of 600"),
+        (lambda ds: ds.filter("label == 3"), "values of 'label' of 600"),
+    ):
+        with pytest.warns(ShardkitWarning, match=f"the {what} samples.* about 0.0 GB") as told:
+            read(there)
+        assert [warning.filename for warning in told] == [__file__]
+        read(there[:100])
+        read(open_dataset(datasets / "wds"))
+
+
+def test_views_are_converted_from_a_store(data, datasets, tmp_path):
+    every = data.open("wds"), open_dataset(datasets / "wds")
+    view, same = (dataset.select(CHOSEN[:40]) for dataset in every)
+    shardkit.convert(view, "arrow", tmp_path / "out", workers=0)
+    assert [*shardkit.open(tmp_path / "out")] == [*same]
+    assert shardkit.verify(tmp_path / "out", view).sound
+
+
 # --- the order of use ----------------------------------------------------------------------------
 
 
-def test_next_use_is_that_of_the_order(datasets: Path) -> None:
+def test_next_use_is_that_of_the_order(datasets):
     """Against a plain simulation: the next window in which any sample of a block comes."""
     order = Order(np.array([100, 250, 70]), shuffle=True, seed=4, parts=3, window=32)
     for parts in (None, frozenset({1})):
@@ -293,9 +387,7 @@ def test_next_use_is_that_of_the_order(datasets: Path) -> None:
     assert NextUse(order, [dataset])("unknown", 0) == np.inf
 
 
-def test_a_folder_for_the_cache_is_left_as_it_was_by_local_data(
-    datasets: Path, tmp_path: Path
-) -> None:
+def test_a_folder_for_the_cache_is_left_as_it_was_by_local_data(datasets, tmp_path):
     with pytest.raises(shardkit.UsageError, match="for remote data"):
         loader(datasets / "wds", cache=tmp_path / "cache")
     assert not (tmp_path / "cache").exists()

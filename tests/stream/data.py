@@ -1,7 +1,5 @@
 """Small datasets for the tests of streaming, and how their batches are compared."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 
@@ -21,35 +19,32 @@ def photo(number, size=(48, 36)):
     return simplejpeg.encode_jpeg(pixels.repeat(4, 0).repeat(4, 1).copy(), quality=90)
 
 
+def write(out, to, schema, samples, shard=8, **options):
+    """A dataset of samples whose keys are their numbers."""
+    with shardkit.create(out, to=to, schema=schema, shard_samples=shard, **options) as writer:
+        for number, sample in enumerate(samples):
+            writer.write({"__key__": f"{number:04d}", **sample})
+    return out
+
+
 def write_photos(out, to="wds", samples=37, shard=8, size=(48, 36)):
     """Images whose label is their number, in shards of 8, the last of which is shorter."""
-    with shardkit.create(out, to=to, schema=PHOTOS, shard_samples=shard) as writer:
-        for number in range(samples):
-            sample = {"__key__": f"{number:04d}", "image": photo(number, size), "label": number}
-            if number % 3:
-                sample["caption"] = f"image {number}"
-            writer.write(sample)
-    return out
+    captions = ({"caption": f"image {n}"} if n % 3 else {} for n in range(samples))
+    made = ({"image": photo(n, size), "label": n, **more} for n, more in enumerate(captions))
+    return write(out, to, PHOTOS, made, shard)
 
 
 def write_tokens(out, to="arrow", samples=40, length=16, shard=9):
     """Blocks of tokens, uint16, that begin with their number."""
-    schema = {"tokens": Array("uint16", (length,))}
-    with shardkit.create(out, to=to, schema=schema, shard_samples=shard) as writer:
-        for number in range(samples):
-            tokens = (np.arange(length) * 7 + number).astype(np.uint16)
-            writer.write({"__key__": f"{number:04d}", "tokens": tokens})
-    return out
+    made = ({"tokens": (np.arange(length) * 7 + n).astype(np.uint16)} for n in range(samples))
+    return write(out, to, {"tokens": Array("uint16", (length,))}, made, shard)
 
 
 def write_documents(out, lengths, to="arrow", shard=50):
     """Documents of such lengths: the tokens of number n are n * 1000, n * 1000 + 1, ..."""
-    schema = {"tokens": Array("uint32", (None,))}
-    with shardkit.create(out, to=to, schema=schema, shard_samples=shard) as writer:
-        for number, length in enumerate(lengths):
-            tokens = (number * 1000 + np.arange(length)).astype(np.uint32)
-            writer.write({"__key__": f"{number:04d}", "tokens": tokens})
-    return out
+    tokens = (np.arange(n * 1000, n * 1000 + m, dtype=np.uint32) for n, m in enumerate(lengths))
+    made = ({"tokens": each} for each in tokens)
+    return write(out, to, {"tokens": Array("uint32", (None,))}, made, shard)
 
 
 def keys(batches):
@@ -64,6 +59,12 @@ def real_keys(batches):
         for key, valid in zip(batch["__key__"], batch["valid"], strict=True)
         if valid
     )
+
+
+def with_states(loader, epochs):
+    """The batches of some epochs, and the state behind each."""
+    pairs = [(batch, loader.state_dict()) for _ in range(epochs) for batch in loader]
+    return [batch for batch, _ in pairs], [state for _, state in pairs]
 
 
 def same(one, other):

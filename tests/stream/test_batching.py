@@ -1,10 +1,7 @@
 """Plans of batches: each sample once, within the bounds asked for, the same on every machine."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import pytest
@@ -38,8 +35,7 @@ def padding(lengths, batches):
 
 def rows_of(batch):
     """Document of the window, start and stop of the segments in each row of a packed batch."""
-    assert batch.segments is not None
-    rows: list[list[tuple[int, int, int]]] = [[] for _ in range(batch.segments[-1, 0] + 1)]
+    rows = [[] for _ in range(batch.segments[-1, 0] + 1)]
     for row, number, start, stop in batch.segments.tolist():
         rows[row].append((int(batch.samples[number]), start, stop))
     return rows
@@ -62,7 +58,7 @@ def test_buckets_hold_each_sample_once(lengths, size, boundaries, seed):
     batches = bucket.plan(lengths, seed)
     assert sorted(n for b in batches for n in b.samples.tolist()) == list(range(len(lengths)))
     assert isinstance(bucket.boundaries, tuple)
-    short: Counter[int] = Counter()
+    short = Counter()
     for samples, segments in batches:
         buckets = {sum(length > b for b in bucket.boundaries) for length in lengths[samples]}
         assert len(buckets) == 1
@@ -180,13 +176,6 @@ def test_a_plan_depends_on_lengths_and_seed_alone_and_is_shuffled(batching):
         assert abs(np.corrcoef(first, np.arange(len(first)))[0, 1]) < 0.1
 
 
-@pytest.mark.parametrize("batching", [Bucket(8, 4), Bucket(8, (3, 9)), Dynamic(8), Pack(5, 4)])
-def test_an_empty_window_has_no_batches(batching):
-    assert batching.with_lengths(np.arange(0)).plan(np.arange(0), 0) == []
-    if isinstance(batching, Pack):  # nor have empty documents
-        assert batching.plan(np.zeros(3, np.int64), 0) == []
-
-
 def test_plans_stay_as_they_are():
     """A stored position means the same sample in every version."""
     lengths = np.array([5, 2, 9, 2, 0, 7, 3, 12])
@@ -207,30 +196,28 @@ def test_less_is_padding_than_in_batches_at_random():
     assert 1 - int(NATURAL.sum()) / (rows * 4096) < 0.01
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Bucket(0, 4), "batch_size must be a whole number from 1 up"),
-        (lambda: Bucket(4, 0), "boundaries must be a whole number from 1 up"),
-        (lambda: Bucket(4, "4"), "boundaries must be a whole number"),
-        (lambda: Bucket(4, (8, 8)), "boundaries must be increasing lengths"),
-        (lambda: Bucket(4, (-1, 4)), "boundaries must be increasing lengths"),
-        (lambda: Bucket(4, (1.5,)), "boundaries must be increasing lengths"),
-        (lambda: Dynamic(0), "max_tokens must be a whole number from 1 up"),
-        (lambda: Dynamic(9, max_samples=0), "max_samples must be a whole number"),
-        (lambda: Dynamic(9, multiple_of=1.0), "multiple_of must be a whole number"),
-        (lambda: Dynamic(9, multiple_of=10), "rounded up to more than max_tokens"),
-        (lambda: Pack(0, 1), "seq_len must be a whole number from 1 up"),
-        (lambda: Pack(9, True), "batch_size must be a whole number from 1 up"),
-        (lambda: Pack(9, 1, "pad"), "how must be one of"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(make, message):
-    with pytest.raises(UsageError, match=message):
-        make()
+REFUSED = {
+    "batch_size must be a whole number from 1 up": [(Bucket, 0, 4), (Pack, 9, True)],
+    "boundaries must be a whole number from 1 up": [(Bucket, 4, 0)],
+    "boundaries must be a whole number": [(Bucket, 4, "4")],
+    "boundaries must be increasing lengths": [(Bucket, 4, b) for b in ((8, 8), (-1, 4), (1.5,))],
+    "max_tokens must be a whole number from 1 up": [(Dynamic, 0)],
+    "max_samples must be a whole number": [(Dynamic, 9, 0)],
+    "multiple_of must be a whole number": [(Dynamic, 9, None, 1.0)],
+    "rounded up to more than max_tokens": [(Dynamic, 9, None, 10)],
+    "seq_len must be a whole number from 1 up": [(Pack, 0, 1)],
+    "how must be one of": [(Pack, 9, 1, "pad")],
+}
 
 
-GOLDEN: dict[str, list[Any]] = {
+def test_options_that_make_no_sense_are_refused():
+    for message, cases in REFUSED.items():
+        for kind, *arguments in cases:
+            with pytest.raises(UsageError, match=message):
+                kind(*arguments)
+
+
+GOLDEN = {
     "bucket": [[1, 3], [4], [6], [0, 5], [2, 7]],
     "dynamic": [[7], [2], [1, 3, 4, 6], [0, 5]],
     "nosplit": [

@@ -1,7 +1,5 @@
 """Batches of arrays of unlike lengths: padded like torch's own, and packed without a loss."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np
@@ -167,22 +165,6 @@ def test_a_padding_value_that_the_type_cannot_hold_is_refused(value, dtype):
             packed(np.array([[0, 0, 0, 2]]), samples_of([2], dtype), 4, value, "tokens")
 
 
-def test_misspelt_names_are_refused():
-    for collate in (pad_collate({"token": 1}), pad_collate(field="token")):
-        with pytest.raises(UsageError, match="'token' is not a padded field") as error:
-            collate(samples_of([1, 2]))
-        assert error.value.expected == "one of tokens; did you mean tokens?"
-    with pytest.raises(UsageError, match="'label' is not a padded field"):
-        pad_collate(field="label")([{"label": 1}])
-
-
-@pytest.mark.parametrize("name", ["attention_mask", "lengths"])
-def test_a_field_by_the_name_of_what_is_added_is_refused(name):
-    with pytest.raises(UsageError, match=f"two values named '{name}'"):
-        pad_collate()([{"tokens": tokens(2), name: tokens(2)}])
-    assert pad_collate()([{name: 3}])[name].tolist() == [3]  # where nothing is added
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -199,6 +181,21 @@ def test_options_that_make_no_sense_are_refused(options, message):
         pad_collate(**options)
 
 
+def test_names_of_no_padded_field_and_of_what_is_added_are_refused():
+    misspelt = "(?s)'token' is not a padded field.*one of tokens; did you mean tokens?"
+    for collate, more, message in (
+        (pad_collate({"token": 1}), {}, misspelt),
+        (pad_collate(field="token"), {}, misspelt),
+        (pad_collate(field="label"), {"label": 1}, "'label' is not a padded field"),
+        (pad_collate(), {"attention_mask": tokens(2)}, "two values named 'attention_mask'"),
+        (pad_collate(), {"lengths": tokens(2)}, "two values named 'lengths'"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            collate([{"tokens": tokens(2), **more}])
+    for name in ("attention_mask", "lengths"):  # where nothing is added
+        assert pad_collate()([{name: 3}])[name].tolist() == [3]
+
+
 def test_it_serves_torchs_loader_in_other_processes(tmp_path):
     samples = [{**s, "label": len(s["tokens"])} for s in samples_of([3, 1, 4, 1, 5], "<u2")]
     schema = {"tokens": shardkit.Array("<u2", (None,)), "label": shardkit.Int()}
@@ -210,9 +207,6 @@ def test_it_serves_torchs_loader_in_other_processes(tmp_path):
     assert [batch["label"].tolist() for batch in batches] == [[3, 1], [4, 1], [5]]
     assert [batch["tokens"].shape for batch in batches] == [(2, 4), (2, 4), (1, 8)]
     assert batches[2]["tokens"][0].tolist() == [*samples[4]["tokens"].tolist(), 7, 7, 7]
-
-
-# --- packed --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["nosplit", "concat"])

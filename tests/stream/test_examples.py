@@ -1,7 +1,5 @@
 """The examples of docs/: they learn, and go on after a kill as if nothing had happened."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -62,12 +60,14 @@ def run_until(steps, example, folder, processes, *options):
     """What a run to its end logs."""
     folder.mkdir(exist_ok=True)
     (folder / "log.jsonl").unlink(missing_ok=True)
-    run = subprocess.run(
-        command(example, folder, processes, steps, *options),
-        env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
+    printed(command(example, folder, processes, steps, *options))
     return losses(folder)
+
+
+def printed(words):
+    run = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.splitlines()
 
 
 def kill_after(lines, example, folder, processes):
@@ -92,15 +92,8 @@ def kill_after(lines, example, folder, processes):
 
 def children(parent):
     """Processes that a process has started; those of torchrun are in groups of their own."""
-    found = []
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = file.read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it has ended
-        if int(fields[1]) == parent:
-            found.append(int(file.parent.name))
-    return found
+    listed = Path(f"/proc/{parent}/task").glob("*/children")
+    return [int(number) for file in listed for number in file.read_text().split()]
 
 
 @pytest.mark.parametrize(
@@ -142,12 +135,8 @@ def test_examples_of_audio_and_video_learn(tmp_path):
         words = [script, str(tmp_path / name), "--steps", "60"]
         code += f"sys.argv = {words}; runpy.run_path({script!r}, run_name='__main__')\n"
         (tmp_path / name).mkdir()
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        env=ENVIRONMENT, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
-    losses = [float(line.split()[3]) for line in run.stdout.splitlines() if "loss" in line]
+    lines = printed([sys.executable, "-c", code])
+    losses = [float(line.split()[3]) for line in lines if "loss" in line]
     assert len(losses) == 60 * len(names)
     for learnt in (losses[:60], losses[60:]):
         assert sum(learnt[-10:]) < sum(learnt[:10]) / 3

@@ -1,7 +1,5 @@
 """Our order in tf.data and in JAX, and the code blocks of docs/frameworks.md: real libraries."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import sys

@@ -1,8 +1,5 @@
 """The Loader: what comes, in which order, from where on; and that it stops cleanly."""
 
-from __future__ import annotations
-
-import functools
 import gc
 import itertools
 import os
@@ -23,6 +20,7 @@ from hypothesis import strategies as st
 import shardkit
 from shardkit.errors import NotFoundError, SampleError, ShardkitError, ShardkitWarning, UsageError
 from shardkit.stream import Loader, StreamingDataset
+from shardkit.testing_samples import in_fork
 from tests.codecs.sample_images import encoded, photo_like
 from tests.conftest import IMAGE_FORMATS, examples
 from tests.stream.data import (
@@ -30,6 +28,7 @@ from tests.stream.data import (
     real_keys,
     same,
     through_json,
+    with_states,
     write_documents,
     write_photos,
     write_tokens,
@@ -37,19 +36,9 @@ from tests.stream.data import (
 
 CROP = {"image": [shardkit.RandomResizedCrop(16), shardkit.RandomHorizontalFlip()]}
 SHUFFLED = {"shuffle": True, "batch_size": 5}
+BALANCED = shardkit.Balanced([n % 5 for n in range(37)], samples=45)
+WEIGHTED = shardkit.Weighted([n % 4 / 2 for n in range(37)])
 QUICK_FORMATS = [format for format in IMAGE_FORMATS if format != "lance"]  # which has a process
-
-
-@pytest.fixture(scope="module")
-def every(tmp_path_factory):
-    """The same samples in the same shards, in any format."""
-    root = tmp_path_factory.mktemp("every")
-    return functools.cache(lambda format: write_photos(root / format, format))
-
-
-@pytest.fixture(scope="module")
-def photos(every):
-    return every("wds")
 
 
 def first(path, **options):
@@ -66,7 +55,7 @@ def rows_of(ranks):
     names = ("__key__", "label", "image", "valid")
     return [
         sorted(
-            (key, label, image.tobytes(), bool(valid))
+            (key, label, bytes(image), bool(valid))
             for batch in step
             for key, label, image, valid in zip(*(batch[name] for name in names), strict=True)
         )
@@ -123,19 +112,22 @@ def test_every_sample_comes_once_whatever_the_format_ranks_and_threads(
     assert same(ranks, load("wds", 0))
 
 
-def test_a_global_batch_is_the_same_for_any_number_of_ranks(photos):
-    """S3: crops included."""
-    options = {"global_batch_size": 12, "shuffle": True, "transforms": CROP, "threads": 1}
-    alone = rows_of(ranks_of(photos, 1, **options))
-    for world in (2, 3, 12):
-        assert rows_of(ranks_of(photos, world, **options)) == alone
-
-
-@pytest.mark.parametrize("format", ["lance"])  # whose process takes long to start
-def test_slow_formats_have_the_same_global_batches(every, format):
-    options = {"global_batch_size": 8, "shuffle": True, "parts": 2, "window": 7, "threads": 2}
-    found, expected = (ranks_of(every(name), 2, **options) for name in (format, "wds"))
-    assert same(found, expected)
+@pytest.mark.parametrize(
+    ("format", "more"),
+    [
+        ("wds", {"transforms": CROP}),
+        ("wds", {"sampling": BALANCED, "transforms": CROP, "parts": 6}),
+        ("wds", {"sampling": WEIGHTED, "transforms": CROP}),
+        ("lance", {"parts": 2, "window": 7}),  # whose process takes long to start
+    ],
+    ids=str,
+)
+def test_a_global_batch_is_the_same_for_any_number_of_ranks(every, photos, format, more):
+    """S2 and S3: crops included."""
+    options = {"global_batch_size": 24, "shuffle": True, "threads": 1, **more}
+    alone = ranks_of(photos, 1, **options)
+    for world in (2, 3, 8):
+        assert rows_of(ranks_of(every(format), world, **options)) == rows_of(alone)
 
 
 def test_epochs_differ_and_are_the_same_again_for_another_loader(photos):
@@ -238,6 +230,8 @@ def test_a_collate_gets_samples_as_transforms_have_made_them(photos, more):
         {"batch_size": 5, "last": "short", "parts": 3, "window": 6},
         {"batching": shardkit.Dynamic(100), "fields": ["tokens"], "window": 11},
         {"batching": shardkit.Pack(32, 2), "fields": ["tokens"], "window": 11},
+        {"batch_size": 6, "sampling": BALANCED},
+        {"batch_size": 6, "sampling": WEIGHTED},
     ],
     ids=str,
 )
@@ -248,36 +242,24 @@ def test_a_state_of_any_step_continues_with_the_next_sample(tmp_path, photos, op
     def make():
         return Loader(path, shuffle=True, threads=threads, **options)
 
-    loader = make()
-    states, batches, epochs = [loader.state_dict()], [], []
-    for _ in range(2):
-        for left, batch in enumerate(loader):
-            assert len(loader) - loader.remaining == left + 1 or loader.remaining == len(loader)
-            batches.append(batch)
-            states.append(loader.state_dict())
-        epochs.append(left + 1)
-    epochs.append(len(loader))
-    left = [steps - step for steps in epochs for step in range(steps)]
-    for number, state in enumerate(states):
+    (batches, states), epoch, step = with_states(make(), 2), 0, 0
+    for number, state in enumerate([make().state_dict(), *states]):
         again = make()
         again.load_state_dict(through_json(state))
         rest, whole = again.remaining, len(again)
-        assert whole == epochs[again.epoch]
+        assert (again.epoch, whole - rest) == (epoch, step)
         got = list(again)
-        assert len(got) == rest == left[number]
-        if number in (0, 1, epochs[0]):  # the next epoch is that of any loader
-            got += list(again) if again.epoch < 1 else []
+        assert len(got) == rest
+        if number < 2:  # the next epoch is that of any loader
+            got += list(again)
         assert same(got[: len(batches) - number], batches[number:][: len(got)]), number
+        epoch, step = (epoch, step + 1) if step + 1 < whole else (epoch + 1, 0)
 
 
 def test_set_epoch_continues_a_state_of_that_epoch_and_begins_any_other(photos):
-    loader, epochs, states = Loader(photos, **SHUFFLED), [], []
-    for _ in range(3):
-        epochs.append([])
-        for batch in loader:
-            epochs[-1].append(batch["__key__"])
-            states.append(loader.state_dict())
-    steps = len(epochs[0])
+    batches, states = with_states(Loader(photos, **SHUFFLED), 3)
+    steps = len(batches) // 3
+    epochs = [keys(batches[first : first + steps]) for first in range(0, 3 * steps, steps)]
 
     def continued(step, epoch=None):
         again = Loader(photos, **SHUFFLED)
@@ -321,26 +303,30 @@ def test_a_state_is_that_of_the_last_batch_whatever_was_set_or_begun_meanwhile(p
     loader.set_epoch(7)
     next(iterator)
     assert (loader.epoch, loader.state_dict()["samples"]) == (0, 10)
+    assert loader.remaining == len(loader) - 2
     nothing = Loader(photos, **SHUFFLED)
     iter(nothing).close()  # is no epoch
     assert len(list(nothing)) == 8
     assert nothing.epoch == 0
 
 
-def test_a_run_continues_with_another_number_of_ranks(photos):
-    """S4: 2 ranks, killed after 3 steps, then 3 ranks: each sample exactly once."""
-    came, states = Counter(), []
+@pytest.mark.parametrize("sampling", [None, BALANCED, WEIGHTED], ids=str)
+def test_a_run_continues_with_another_number_of_ranks(photos, sampling):
+    """S4: 2 ranks, killed after 3 steps, then 3 ranks: each sample as often as in an epoch."""
+    came, states, options = Counter(), [], {"shuffle": True, "sampling": sampling}
     for rank in range(2):
-        loader = Loader(photos, batch_size=4, shuffle=True, rank=rank, world_size=2)
+        loader = Loader(photos, batch_size=4, rank=rank, world_size=2, **options)
         came += real_keys(itertools.islice(loader, 3))
         states.append(loader.state_dict())
     assert states[0] == states[1]
     assert len(str(states[0])) < 1000
     for rank in range(3):
-        loader = Loader(photos, batch_size=2, shuffle=True, rank=rank, world_size=3)
+        loader = Loader(photos, batch_size=2, rank=rank, world_size=3, **options)
         loader.load_state_dict(states[0])
         came += real_keys(loader)
-    assert came == Counter({f"{n:04d}": 1 for n in range(37)})
+    whole = real_keys(Loader(photos, batch_size=4, **options))
+    assert came == whole
+    assert whole == {f"{n:04d}": 1 for n in range(37)} or sampling
 
 
 def test_continuing_reads_nothing_before_the_next_batch(tmp_path, monkeypatch):
@@ -444,18 +430,6 @@ def _damage(path, number):
     return file, position
 
 
-@pytest.mark.parametrize("threads", [0, 2])
-def test_an_image_that_cannot_be_decoded_is_named_with_its_address(tmp_path, threads):
-    path = write_photos(tmp_path / "p")
-    file, position = _damage(path, 13)
-    loader = Loader(path, batch_size=4, transforms=CROP, threads=threads)
-    with pytest.raises(SampleError) as caught:
-        list(loader)
-    where = {"path": file, "position": position, "key": "0013", "field": "image"}
-    assert where.items() <= caught.value.where.items()
-    assert loader.state_dict()["samples"] == 12, "what came before has been delivered"
-
-
 @pytest.mark.parametrize("lacks", ["huffman", "quantization"])
 def test_tables_of_an_image_do_not_serve_the_next_one_of_a_thread(tmp_path, lacks):
     """S3. Without Huffman tables it has the standard ones, as frames of Motion JPEG."""
@@ -477,9 +451,16 @@ def test_tables_of_an_image_do_not_serve_the_next_one_of_a_thread(tmp_path, lack
             assert (np.concatenate(images)[4] == right).all()
 
 
-def test_bad_samples_can_be_replaced_marked_counted_and_bounded(tmp_path):
+def test_bad_samples_are_named_or_replaced_marked_counted_and_bounded(tmp_path):
     path = write_photos(tmp_path / "p")
-    _damage(path, 13)
+    file, position = _damage(path, 13)
+    for threads in (0, 2):
+        loader = Loader(path, batch_size=4, transforms=CROP, threads=threads)
+        with pytest.raises(SampleError) as caught:
+            list(loader)
+        where = {"path": file, "position": position, "key": "0013", "field": "image"}
+        assert where.items() <= caught.value.where.items()
+        assert loader.state_dict()["samples"] == 12, "what came before has been delivered"
     _damage(path, 14)
 
     def load(size, **options):
@@ -603,14 +584,6 @@ def test_a_shard_that_is_cut_deleted_or_changed_while_training_is_named(tmp_path
 # --- threads, memory and the end -----------------------------------------------------------------
 
 
-@pytest.fixture
-def few_objects():
-    """What other tests left is no garbage of ours: to look through it takes longer than a test."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.mark.usefixtures("few_objects")
 def test_threads_end_with_the_iteration_however_it_ends(photos, monkeypatch):
     monkeypatch.setattr("shardkit.stream.loader._PATIENCE", 60)  # that no load decides
@@ -668,28 +641,24 @@ def test_a_transform_that_hangs_does_not_hold_up_the_end(photos, monkeypatch):
     assert not hanging[0].is_alive()
 
 
+def run_python(code, path):
+    command = [sys.executable, "-W", "ignore", "-c", code, path]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
 ENDS = """
 import os, signal, sys
 import shardkit.stream
 
-def begin():
-    loader = shardkit.stream.Loader(sys.argv[1], batch_size=2, threads=4, shuffle=True)
-    iterator = iter(loader)
-    next(iterator)
-    return iterator
-
-def end(number):
-    if number == 1:
-        raise SystemExit(3)
-    if number == 2:
-        raise ZeroDivisionError
-    if number == 3:
-        os.kill(os.getpid(), signal.SIGINT)
-
-for number in range(4):  # each ends as an interpreter of its own
+ends = [
+    lambda: None, lambda: sys.exit(3), lambda: 1 / 0, lambda: os.kill(os.getpid(), signal.SIGINT)
+]
+for end in ends:  # each of an interpreter of its own
     if not (child := os.fork()):
-        iterator = begin()
-        end(number)
+        loader = shardkit.stream.Loader(sys.argv[1], batch_size=2, threads=4, shuffle=True)
+        iterator = iter(loader)
+        next(iterator)
+        end()
         break
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
@@ -697,53 +666,27 @@ for number in range(4):  # each ends as an interpreter of its own
 
 def test_the_interpreter_exits_at_once_in_the_middle_of_an_epoch(photos):
     """At its end, by SystemExit, by an error, and by Ctrl-C."""
-    run = subprocess.run(
-        [sys.executable, "-c", ENDS, photos],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    run = run_python(ENDS, photos)
     assert run.stdout.split() == ["0", "3", "1", "-2"], run.stderr
     assert "Fatal" not in run.stderr
     assert "Exception ignored" not in run.stderr
 
 
-FORKS = """
-import os, sys
-import shardkit.stream
-from shardkit.errors import UsageError
-
-def keys(batches):
-    return [batch["__key__"] for batch in batches]
-
-def make():
-    return shardkit.stream.Loader(sys.argv[1], batch_size=4, threads=2, shuffle=True)
-
-whole = make()
-expected = keys(whole), keys(whole)
-used, unused = make(), make()
-iterator = iter(used)
-first = next(iterator)["__key__"]
-if child := os.fork():
-    assert os.waitpid(child, 0)[1] == 0
-    assert [first, *keys(iterator)] == expected[0]
-else:
-    try:
-        next(iterator)
-        assert False
-    except UsageError as error:
-        assert "forked" in str(error) and "iterate over the Loader" in error.fix
-    iterator.close()
-    assert keys(unused) == expected[0]
-    assert keys(used) == expected[1]
-"""
-
-
 def test_an_iteration_that_goes_on_after_a_fork_is_refused_and_a_loader_is_not(photos):
     """As DataLoader's workers get it; the process that forked goes on. It waited for ever."""
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORKS, photos],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert (run.returncode, run.stderr) == (0, "")
+    whole, used, unused = (Loader(photos, batch_size=4, threads=2, shuffle=True) for _ in range(3))
+    expected, iterator = [keys(whole), keys(whole)], iter(used)
+    first = next(iterator)["__key__"]
+
+    def goes_on():
+        with pytest.raises(UsageError, match="forked") as error:
+            next(iterator)
+        assert "iterate over the Loader" in error.value.fix
+        iterator.close()
+        return [keys(unused), keys(used)]
+
+    assert in_fork(goes_on) == expected
+    assert [first, *keys(iterator)] == expected[0]
 
 
 def test_of_threads_that_take_from_one_iteration_at_once_all_but_one_are_refused(photos):
@@ -875,8 +818,8 @@ for epochs in (10, 40):
 
 def test_forty_epochs_leave_nothing_behind(photos):
     """No growth in memory, threads or open files, in a process that does nothing else."""
-    command = [sys.executable, "-c", GROWTH, photos]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    done = run_python(GROWTH, photos)
+    assert done.returncode == 0, done.stderr
     before, after = (tuple(map(int, line.split())) for line in done.stdout.splitlines())
     assert after[:2] == before[:2]
     assert after[2] - before[2] < 8 << 20

@@ -1,11 +1,9 @@
 """Memory of batches: used again when nobody refers to it any more, and never before."""
 
-from __future__ import annotations
-
 import gc
 import pickle
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,15 +11,8 @@ import torch
 
 from shardkit.stream.batches import Memory
 
+pytestmark = pytest.mark.usefixtures("few_objects")
 SHAPE, DTYPE = (4, 6), np.dtype(np.uint8)
-
-
-@pytest.fixture(autouse=True)
-def _few_objects():
-    """What other tests left is no garbage of ours: to look through it takes longer than a test."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def address(array):
@@ -131,9 +122,6 @@ def test_threads_that_take_and_release_never_share_an_array():
                 wrong.extend(one for one in held if (one != number).any())
                 held.clear()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as threads:
+        [*threads.map(work, range(8))]
     assert not wrong

@@ -1,7 +1,5 @@
 """The order of samples: each once, the same for ever, in bounded memory."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from collections import Counter
@@ -33,16 +31,11 @@ def epoch_of(order, epoch):
     return order.draw(epoch, np.arange(order.samples)).number.tolist()
 
 
-@given(SIZES, OPTIONS, st.integers(0, 5))
-def test_each_sample_comes_exactly_once_in_an_epoch(sizes, options, epoch):
-    """S1."""
-    order = Order(np.array(sizes), **options)
-    assert sorted(epoch_of(order, epoch)) == list(range(sum(sizes)))
-
-
 @given(SIZES, OPTIONS, st.integers(0, 3), st.data())
 def test_any_positions_are_drawn_alone_as_in_a_whole_epoch(sizes, options, epoch, data):
+    """S1: and each sample comes exactly once."""
     whole = np.array(epoch_of(Order(np.array(sizes), **options), epoch))
+    assert sorted(whole.tolist()) == list(range(sum(sizes)))
     some = data.draw(st.lists(st.integers(0, sum(sizes) - 1), max_size=40))
     order = Order(np.array(sizes), **options)
     drawn = [order.draw(epoch, np.array([n], np.int64)).number[0] for n in some]
@@ -120,16 +113,13 @@ def test_a_billion_samples_start_and_continue_in_the_memory_of_a_window():
     assert peak < 50 << 20
 
 
-# --- mixtures ------------------------------------------------------------------------------------
-
-
 @given(st.lists(st.tuples(SIZES, st.integers(1, 100)), min_size=1, max_size=5), st.integers(0, 99))
 def test_every_dataset_of_a_mixture_goes_through_its_own_epochs(datasets, seed):
     """S1 for each of them: within one turn no sample comes twice, and turns come one by one."""
     orders = [Order(np.array(sizes), shuffle=True, seed=seed) for sizes, _ in datasets]
     mixture = Mixture(orders, [weight for _, weight in datasets], seed)
     firsts = np.cumsum([0, *(order.samples for order in orders)])
-    came: list[Counter] = [Counter() for _ in orders]
+    came = [Counter() for _ in orders]
     for epoch in range(2):
         draw = mixture.draw(epoch, np.arange(mixture.samples))
         for index, turn in zip(draw.number.tolist(), draw.turn.tolist(), strict=True):
@@ -159,9 +149,6 @@ def test_neither_even_nor_odd_positions_of_a_mixture_are_one_dataset():
     index = Mixture(orders, [1, 1], 0).draw(0, np.arange(8000)).number
     for half in (index[::2], index[1::2]):
         assert 0.45 < (half < 4000).mean() < 0.55
-
-
-# --- random numbers ------------------------------------------------------------------------------
 
 
 def test_seeds_of_unlike_numbers_are_unlike():

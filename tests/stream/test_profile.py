@@ -1,7 +1,5 @@
 """Where the time of an epoch goes: stages add up to the wall, and each gets what is its own."""
 
-from __future__ import annotations
-
 import time
 from types import SimpleNamespace
 

@@ -1,11 +1,9 @@
-"""S6: ranks that read different data are told, and none ever waits. Real processes with gloo.
+"""Real processes with gloo that train together, over datasets that do not divide (S1 to S4, S6).
 
-`main` is one rank, which writes down what it was told.
+`main` is one rank: what it got, and what it was told of ranks that differ.
 """
 
-from __future__ import annotations
-
-import datetime
+import itertools
 import json
 import subprocess
 import sys
@@ -17,14 +15,19 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
-from shardkit.errors import UsageError
+import shardkit
+from shardkit.errors import ShardkitWarning, UsageError
 from shardkit.stream import ranks as ranks_module
 from shardkit.stream.ranks import Comparison
 from shardkit.stream.world import World
 from shardkit.torch import Loader, StreamingDataset
-from tests.stream.data import write_photos
-from tests.stream.launch import launch, results
+from tests.stream.data import write_documents, write_photos
+from tests.stream.launch import launch
 
+FIXED = {"shuffle": True, "batch_size": 4, "fields": ["label"]}
+PLANNED = {"shuffle": True, "batching": shardkit.Dynamic(64), "window": 20}
+CASES = [*itertools.product(["a", "few"], ["pad", "drop", "short"], [None, 1])]
+CASES += [("documents", last, None) for last in ("pad", "drop")]
 OPTIONS = {"global_batch_size": 4, "shuffle": True, "fields": ["label"]}
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.xdist_group("torchrun")]
@@ -33,13 +36,13 @@ pytestmark = [pytest.mark.torchrun, pytest.mark.xdist_group("torchrun")]
 # --- a rank --------------------------------------------------------------------------------------
 
 
-def main(*folders):
-    data, out = map(Path, folders)
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+def main(data):
+    data = Path(data)
     warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", ".*smaller than one batch", ShardkitWarning)
     rank, world = dist.get_rank(), dist.get_world_size()
     odd = rank == world - 1
-    got = {}
+    got = {str(case): epochs(data, *case) for case in CASES}
 
     def case(name, path="a", state=None, door=Loader, **options):
         loader = door(data / path, **{**OPTIONS, **options})
@@ -79,13 +82,38 @@ def main(*folders):
     late = Loader(data / "a", **OPTIONS)
     late.set_epoch(int(odd))
     got["other epoch"] = told(late)
-    (out / f"rank{rank}.json").write_text(json.dumps(got))
-    dist.barrier()
-    dist.destroy_process_group()
+    return got
 
 
 def in_workers(workers, *args, **options):
     return DataLoader(StreamingDataset(*args, **options), batch_size=None, num_workers=workers)
+
+
+def epochs(data, name, last, workers, **place):
+    """Keys, what is valid, and the state behind each batch of two epochs; or why there is none."""
+    options = {**(PLANNED if name == "documents" else FIXED), "last": last, **place}
+    try:
+        made = in_workers(1, data / name, **options) if workers else Loader(data / name, **options)
+        steps, found = len(made), []
+    except UsageError as error:
+        meet(-2)
+        return str(error)
+    for epoch in range(2):
+        for step, batch in enumerate(made):
+            meet(step)
+            state = None if workers else made.state_dict()
+            found.append([epoch, batch["__key__"], batch["valid"].tolist(), state])
+        meet(-1)
+    assert len(found) == 2 * steps
+    return found
+
+
+def meet(step):
+    """Wait for the other ranks, as in training: they must be at the same step."""
+    if dist.is_initialized():
+        steps = torch.tensor([step, -step])
+        dist.all_reduce(steps, dist.ReduceOp.MAX)
+        assert steps.tolist() == [step, -step], f"ranks are at different steps, this at {step}"
 
 
 def told(loader):
@@ -115,16 +143,33 @@ def told(loader):
     return said
 
 
-# --- what they must be told ----------------------------------------------------------------------
+# --- what they must get and be told --------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    for name, samples in (("a", 37), ("b", 36), ("few", 3)):
+        write_photos(folder / name, samples=samples)
+    write_documents(folder / "documents", [1 + 7 * n % 23 for n in range(50)], shard=9)
+    return folder
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.large)])
-def ranks(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ranks")
-    write_photos(folder / "a")
-    write_photos(folder / "b", samples=36)
-    launch(__name__, [[request.param, folder, folder]])
-    return results(folder, request.param)
+def ranks(request, data):
+    return launch(__name__, [[request.param, data]])[0]
+
+
+@pytest.mark.filterwarnings("ignore:.*smaller than one batch")
+def test_processes_get_what_loaders_do_that_are_told_their_rank(ranks, data):
+    """S1 to S4, which tests/stream/test_loader.py proves of those; and a worker changes nothing."""
+    for (rank, got), case in itertools.product(enumerate(ranks), CASES):
+        expected = epochs(data, *case[:2], None, rank=rank, world_size=len(ranks))
+        if case[2] and not isinstance(expected, str):
+            expected = [[*batch[:3], None] for batch in expected]
+        assert got[str(case)] == json.loads(json.dumps(expected)), case
+        refused = case[:2] == ("few", "drop")
+        assert ("smaller than one batch" in got[str(case)]) is refused
 
 
 RIGHT = [

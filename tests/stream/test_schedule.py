@@ -1,7 +1,5 @@
 """Steps of ranks: S1, S2 and S3 as properties, over world sizes, parts, windows and policies."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -83,7 +81,11 @@ def test_each_sample_comes_once_and_padding_is_declared(order, size, world, last
         assert min(lengths) >= 1
 
 
+MIXTURE = Mixture([Order(np.array([n]), shuffle=True, seed=n) for n in (30, 50)], [1, 2], 0)
+
+
 @given(ORDERS, st.sampled_from([1, 2, 3]), st.sampled_from(["pad", "drop"]), st.integers(0, 3))
+@example(MIXTURE, 1, "pad", 2)
 def test_a_global_batch_is_the_same_for_any_number_of_ranks(order, each, last, epoch):
     """S3: a global batch of 24, 48 or 72 over 1, 2, 3 and 8 ranks."""
     size = 24 * each
@@ -125,8 +127,6 @@ def test_a_rank_keeps_to_its_own_parts(world):
         assert parts == set(range(rank * 4 // world, (rank + 1) * 4 // world))
 
 
-# --- planned batches -----------------------------------------------------------------------------
-
 LENGTHS = st.lists(st.integers(0, 50), min_size=1, max_size=120)
 BATCHINGS = st.one_of(
     st.builds(Bucket, st.integers(1, 9), st.sampled_from([(10, 20), (), 3])),
@@ -142,33 +142,34 @@ def planned(batching, lengths, window, seed, last):
     return lambda r, w: Planned(order, ready, lengths, r, w, last, seed, window)
 
 
-@pytest.mark.parametrize("kind", ["fixed", "planned", "sampled", "mixture"])
-def test_threads_share_a_schedule(kind):
+def halves(number):
+    return Order(np.array([20, 20]), shuffle=True, seed=number, parts=2)
+
+
+SHARED = {
+    "fixed": lambda: Fixed(halves(0), 2, 0, 1, "pad"),
+    "planned": lambda: planned(Bucket(3, (10, 20)), [*range(40)], 8, 0, "pad")(0, 1),
+    "sampled": lambda: Fixed(
+        Sampled(np.array([20, 20]), Balanced().sampler(np.arange(40) % 3, 40, 1), seed=0),
+        2, 0, 1, "pad",
+    ),
+    "mixture": lambda: Fixed(Mixture([halves(0), halves(1)], [1, 2], 0), 2, 0, 1, "pad"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("make", SHARED.values(), ids=SHARED)
+def test_threads_share_a_schedule(make):
     """Each at an epoch of its own: what one draws ahead is not what another gets."""
-
-    def make():
-        if kind == "planned":
-            return planned(Bucket(3, (10, 20)), [*range(40)], 8, 0, "pad")(0, 1)
-        orders = [Order(np.array([20, 20]), shuffle=True, seed=n, parts=2) for n in range(2)]
-        order = orders[0] if kind == "fixed" else Mixture(orders, [1, 2], 0)
-        if kind == "sampled":
-            classes = np.arange(40) % 3
-            order = Sampled(np.array([20, 20]), Balanced().sampler(classes, 40, 1), seed=0)
-        return Fixed(order, 2, 0, 1, "pad")
-
     shared, alone = make(), make()
-    epochs = range(3)
-    expected = {epoch: real(steps_of(alone, epoch)) for epoch in epochs}
+    expected = [[real(steps_of(alone, epoch))] * 4 for epoch in range(3)]
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        with ThreadPoolExecutor(len(epochs)) as threads:
-            found = list(
-                threads.map(lambda e: [real(steps_of(shared, e)) for _ in range(4)], epochs)
-            )
+        with ThreadPoolExecutor(3) as threads:
+            found = threads.map(lambda e: [real(steps_of(shared, e)) for _ in range(4)], range(3))
+            assert list(found) == expected
     finally:
         sys.setswitchinterval(interval)
-    assert found == [[expected[epoch]] * 4 for epoch in epochs]
 
 
 def contents(step):
@@ -241,20 +242,11 @@ def test_planned_batches_that_do_not_fill_a_step_can_be_dropped(batching, length
     assert all(step.valid.all() for steps in ranks for step in steps)
 
 
-def test_a_mixture_is_cut_into_steps_like_one_dataset():
-    mixture = Mixture([Order(np.array([n]), shuffle=True, seed=n) for n in (30, 50)], [1, 2], 0)
-    alone, *others = [
-        global_batches(by_rank(lambda r, w: Fixed(mixture, 8 // w, r, w, "pad"), world, epoch=2))
-        for world in (1, 2, 4)
-    ]
-    assert others == [alone, alone]
-
-
-# --- the world -----------------------------------------------------------------------------------
-
-
 def test_rank_and_world_size_come_from_the_environment_unless_they_are_given(monkeypatch):
     assert find_world(None, None) == World(0, 1)
+    for rank, size in ((2, 2), (-1, 3), (0, 0), (5, None)):
+        with pytest.raises(UsageError, match="does not fit the world size"):
+            find_world(rank, size)
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert find_world(None, None) == World(3, 4)
@@ -263,12 +255,6 @@ def test_rank_and_world_size_come_from_the_environment_unless_they_are_given(mon
     monkeypatch.setenv("RANK", "x")
     with pytest.raises(UsageError, match="RANK or WORLD_SIZE is not a number"):
         find_world(None, None)
-
-
-@pytest.mark.parametrize(("rank", "size"), [(2, 2), (-1, 3), (0, 0), (5, None)])
-def test_a_rank_that_does_not_fit_the_world_is_refused(rank, size):
-    with pytest.raises(UsageError, match="does not fit the world size"):
-        find_world(rank, size)
 
 
 def test_ranks_of_one_machine_share_its_processors(monkeypatch):

@@ -1,7 +1,5 @@
 """States that were mutated: refused, or continued exactly where they say (S4, X1, X4)."""
 
-from __future__ import annotations
-
 import copy
 import random
 import tracemalloc
@@ -15,7 +13,7 @@ from shardkit.stream import Loader
 from shardkit.torch import StreamingDataset
 from tests.stream.data import write_documents, write_photos
 
-DEEP: list = []
+DEEP = []
 for _ in range(20_000):
     DEEP = [DEEP]
 VALUES = [
@@ -44,10 +42,9 @@ def position(path, state=..., epoch=0, batch_size=1):
     return found
 
 
-WAYS = ["fixed", "mixture", "sampled", "planned", "packed", "worker"]
-
-
-@pytest.fixture(scope="module", params=WAYS)
+@pytest.fixture(
+    scope="module", params=["fixed", "mixture", "sampled", "planned", "packed", "worker"]
+)
 def door(request, tmp_path_factory):
     """What continues a state, one sample or micro-batch after the other."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -133,16 +130,11 @@ def test_a_mutated_state_is_refused_or_continued_exactly(door, large, request):
     assert seen["continued"] > 0
 
 
-FIELDS = ["order_version", "epoch", "samples", "batches", "stream"]
-
-
-@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("name", ["order_version", "epoch", "samples", "batches", "stream"])
 def test_the_error_of_a_state_names_the_field(door, name):
-    state = door().state_dict()
-    with pytest.raises(
-        UsageError, match=f"not a valid state of a Loader: invalid {name}"
-    ) as caught:
-        door({**state, name: -1})
+    words = f"not a valid state of a Loader: invalid {name}"
+    with pytest.raises(UsageError, match=words) as caught:
+        door({**door().state_dict(), name: -1})
     assert caught.value.found == "-1"
 
 
@@ -157,10 +149,13 @@ def test_a_place_that_the_stream_does_not_have_is_refused(tmp_path):
         assert "0 to 50 samples, a multiple of 11" in caught.value.expected
 
 
-def test_a_worker_does_not_continue_with_batches_of_another_size(tmp_path):
+def test_a_worker_does_not_continue_with_batches_of_another_size_or_beside_others(tmp_path):
     """Workers stand at several places, between which samples would be lost."""
     photos = write_photos(tmp_path / "a", samples=37)
     found = position(photos)
     next(found), next(found)
+    state = found.state_dict()
     with pytest.raises(UsageError, match="invalid number"):
-        position(photos, found.state_dict(), batch_size=4)
+        position(photos, state, batch_size=4)
+    with pytest.raises(UsageError, match="workers"):
+        found.load_state_dict({**state, "stream": {**state["stream"], "workers": 4}})

@@ -1,13 +1,12 @@
 """Torch's doors: tensors, DataLoader with any workers, torchdata, and what others would split."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools
 import pickle
 import weakref
 from collections import Counter
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,23 +17,22 @@ import shardkit
 from shardkit.errors import ShardkitWarning, UsageError
 from shardkit.stream import torch_loader
 from shardkit.torch import Loader, StreamingDataset
-from tests.stream.data import keys, real_keys, same, write_documents, write_photos, write_tokens
+from tests.stream.data import (
+    keys,
+    real_keys,
+    same,
+    with_states,
+    write_documents,
+    write_tokens,
+)
 
 CROP = {"image": [shardkit.RandomResizedCrop(16), shardkit.RandomHorizontalFlip()]}
 SHUFFLED = {"shuffle": True, "batch_size": 5}
 in_workers = functools.partial(DataLoader, batch_size=None)
 
 
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory):
-    return write_photos(tmp_path_factory.mktemp("torch") / "photos")
-
-
 def first(path, **options):
     return next(iter(Loader(path, **{"batch_size": 4, **options})))
-
-
-# --- tensors -------------------------------------------------------------------------------------
 
 
 def test_images_are_channels_last_tensors_of_the_same_memory(photos):
@@ -47,6 +45,11 @@ def test_images_are_channels_last_tensors_of_the_same_memory(photos):
     assert isinstance(batch["__key__"], list)
     arrays = first(photos, transforms=CROP, to="numpy")["image"]
     assert (image.permute(0, 2, 3, 1).numpy() == arrays).all()
+
+    def collate(samples):  # decides the layout
+        return {"image": np.stack([s["image"] for s in samples]).transpose(0, 3, 1, 2)}
+
+    assert same(first(photos, transforms=CROP, collate=collate)["image"], image)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -72,14 +75,6 @@ def test_tokens_become_integers_that_torch_can_count_with(tmp_path):
     padded = first(tmp_path / "d", collate=shardkit.pad_collate(multiple_of=4))
     assert padded["tokens"].shape == (4, 12)
     assert padded["attention_mask"].sum().item() == 19
-
-
-def test_a_collate_of_ones_own_decides_the_layout(photos):
-    def collate(samples):
-        return {"image": np.stack([s["image"] for s in samples]).transpose(0, 3, 1, 2)}
-
-    own = first(photos, transforms=CROP, collate=collate)["image"]
-    assert same(own, first(photos, transforms=CROP)["image"])
 
 
 def test_a_device_and_page_locked_memory_are_for_tensors(photos):
@@ -129,72 +124,57 @@ def test_batches_in_page_locked_memory_keep_theirs_while_they_are_held(photos, m
         assert not any(memory() is not None for memory in used)
 
 
-class FakeGpu:
-    """What is done to a GPU's streams and events, in order, where there is no GPU."""
+def test_copies_to_a_gpu_are_waited_for_by_its_stream_and_keep_their_source(monkeypatch):
+    """By what is done to a GPU's streams and events, in order, where there is no GPU."""
+    gpu, done = Mock(), []
+    gpu.record_event.side_effect = lambda: done.append("event") or gpu
+    gpu.wait_event.side_effect = lambda event: done.append("wait for event")
+    gpu.query.return_value = False  # the copy is not finished
 
-    def __init__(self, monkeypatch):
-        self.done = []
-        self.finished = False
-        monkeypatch.setattr(torch.cuda, "Stream", lambda device: self)
-        monkeypatch.setattr(torch.cuda, "stream", self.stream)
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self)
-        monkeypatch.setattr("shardkit.stream.torch_loader._moved", self.moved)
-
-    def stream(self, stream):
-        self.done.append("on own stream")
-        return contextlib.nullcontext()
-
-    def record_event(self):
-        self.done.append("event")
-        return self
-
-    def wait_event(self, event):
-        self.done.append("wait for event")
-
-    def moved(self, value, device):
+    def moved(value, device):
         if isinstance(value, torch.Tensor):
-            self.done.append("copy")
+            done.append("copy")
             value = value.clone()
-            value.record_stream = lambda stream: self.done.append("used on current")
+            value.record_stream = lambda stream: done.append("used on current")
         return value
 
-    def query(self):
-        return self.finished
+    def stream(own):
+        done.append("on own stream")
+        return contextlib.nullcontext()
 
-
-def test_copies_to_a_gpu_are_waited_for_by_its_stream_and_keep_their_source(monkeypatch):
-    gpu = FakeGpu(monkeypatch)
+    for name in ("Stream", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: gpu)
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr("shardkit.stream.torch_loader._moved", moved)
     copies = torch_loader._Copies(torch.device("cuda", 0))
     batch = {"image": torch.ones(2, 3), "__key__": ["a", "b"]}
     begun = copies.begun(batch)
-    assert gpu.done == ["on own stream", "copy", "event"]
+    assert done == ["on own stream", "copy", "event"]
     assert list(copies.finished(begun)) == ["image", "__key__"]
-    assert gpu.done[3:] == ["wait for event", "used on current"]
+    assert done[3:] == ["wait for event", "used on current"]
     source = weakref.ref(batch["image"])
     del batch
     assert source() is not None, "the copy may still read from it"
-    gpu.finished = True
+    gpu.query.return_value = True
     copies.finished(copies.begun({"image": torch.ones(1)}))
     assert source() is None
 
 
-# --- torch's DataLoader --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    ("context", "persistent"),
+    ("context", "persistent", "more"),
     [
-        ("fork", False),
-        ("fork", True),
-        pytest.param("spawn", True, marks=pytest.mark.large),  # each worker imports torch
+        ("fork", False, {}),
+        ("fork", True, {"sampling": shardkit.Balanced([n % 5 for n in range(37)])}),
+        pytest.param("spawn", True, {}, marks=pytest.mark.large),  # each worker imports torch
     ],
 )
-def test_workers_of_a_dataloader_change_nothing_and_count_epochs(photos, context, persistent):
+def test_workers_of_a_dataloader_change_nothing_and_count_epochs(photos, context, persistent, more):
     """S3: batches are made inside; the order is that of the Loader, epoch by epoch."""
-    loader = Loader(photos, transforms=CROP, **SHUFFLED)
+    options = {"transforms": CROP, **SHUFFLED, **more}
+    loader = Loader(photos, **options)
     expected = [list(loader) for _ in range(3)]
     data = in_workers(
-        StreamingDataset(photos, transforms=CROP, **SHUFFLED),
+        StreamingDataset(photos, **options),
         num_workers=2, multiprocessing_context=context, persistent_workers=persistent,
     )  # fmt: skip
     assert len(data) == len(expected[0])
@@ -250,9 +230,6 @@ def test_batches_are_not_batched_again(photos, workers):
             next(iter(DataLoader(loader.dataset, batch_size=size)))
 
 
-# --- torchdata -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("workers", "batch_size"),
     [(0, 5), (2, 5), *(pytest.param(n, None, marks=pytest.mark.large) for n in (0, 2))],
@@ -266,11 +243,7 @@ def test_torchdata_saves_and_continues_at_any_step(photos, workers, batch_size):
         size = None if batch_size else 5
         return stateful.StatefulDataLoader(dataset, batch_size=size, num_workers=workers)
 
-    loader, batches, states = make(), [], []
-    for _ in range(2):
-        for batch in loader:
-            batches.append(batch)
-            states.append(loader.state_dict())
+    batches, states = with_states(make(), 2)
     half = len(batches) // 2
     for number in (half - 2, half - 1, half + 1):
         again = make()
@@ -280,17 +253,6 @@ def test_torchdata_saves_and_continues_at_any_step(photos, workers, batch_size):
         if number < half - 1 or (number == half - 1 and not rest):
             rest += list(again)
         assert same(rest, batches[number + 1 :]), number
-
-
-def test_a_state_of_other_workers_is_refused(photos):
-    iterator = iter(StreamingDataset(photos, **SHUFFLED))
-    next(iterator)
-    state = iterator.state_dict()
-    with pytest.raises(UsageError, match="workers"):
-        iterator.load_state_dict({**state, "stream": {**state["stream"], "workers": 4}})
-
-
-# --- others that split ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
