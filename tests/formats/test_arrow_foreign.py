@@ -332,6 +332,16 @@ def test_files_of_another_kind_are_named(tmp_path, name):
         get_format(name).open(path)
 
 
+def test_a_footer_that_points_beside_its_messages_is_damage(tmp_path):
+    path = write(pa.table({"x": [1]}), tmp_path, "file")
+    data = path.read_bytes()
+    at = data.index(b"\xff" * 4, 12)  # the batch, behind the schema
+    place = data.rindex(np.int64(at).tobytes())
+    path.write_bytes(data[:place] + np.int64(at + 8).tobytes() + data[place + 8 :])
+    with refused(DamagedError, "no message begins", path=path):
+        ARROW.open(path)
+
+
 @pytest.mark.parametrize("way", ["file", "stream"])
 def test_a_damaged_value_costs_that_sample_only(tmp_path, way):
     path = write(pa.table({"x": ["first", "second", "third"]}), tmp_path, way)
