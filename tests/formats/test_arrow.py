@@ -48,6 +48,10 @@ def shard(tmp_path):
     return path
 
 
+AS_BYTES = [Array(), *(Array("<f4", shape) for shape in (None, (3, None), (0,), ()))]
+AS_BYTES += [Array(dtype, (3,)) for dtype in ("|b1", ">i4", "<c8")]
+
+
 @pytest.mark.parametrize(
     ("kind", "stored"),
     [
@@ -62,14 +66,7 @@ def shard(tmp_path):
         (Array("<f4", (3,)), pa.list_(pa.float32(), 3)),
         (Array("|u1", (None, 4, 5)), pa.list_(pa.list_(pa.list_(pa.uint8(), 5), 4))),
         (Array("<f2", (2, 2)), pa.list_(pa.list_(pa.float16(), 2), 2)),
-        (Array("<f4"), pa.binary()),
-        (Array(), pa.binary()),
-        (Array("<f4", (3, None)), pa.binary()),
-        (Array("<f4", (0,)), pa.binary()),
-        (Array("<f4", ()), pa.binary()),
-        (Array("|b1", (3,)), pa.binary()),
-        (Array(">i4", (3,)), pa.binary()),
-        (Array("<c8", (3,)), pa.binary()),
+        *((kind, pa.binary()) for kind in AS_BYTES),
     ],
     ids=str,
 )

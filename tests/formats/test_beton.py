@@ -208,17 +208,10 @@ def encoded(format, mode="RGB", **options):
 def test_images_that_ffcv_cannot_show_are_encoded_and_counted(path):
     turned = PIL.Image.Exif()
     turned[0x0112] = 6
-    images = {
-        "png": encoded("PNG"),
-        "webp": encoded("WEBP"),
-        "gif": encoded("GIF", "L"),
-        "bmp": encoded("BMP"),
-        "tiff": encoded("TIFF"),
-        "pgm": encoded("PPM", "L"),
-        "cmyk jpeg": encoded("JPEG", "CMYK"),
-        "rotated jpeg": encoded("JPEG", exif=turned),
-        "ppm with another header": encoded("PPM").replace(b"\n", b" ", 1),
-    }
+    images = {format.lower(): encoded(format) for format in ("PNG", "WEBP", "BMP", "TIFF")}
+    images |= {"gif": encoded("GIF", "L"), "pgm": encoded("PPM", "L")}
+    images |= {"cmyk jpeg": encoded("JPEG", "CMYK"), "rotated jpeg": encoded("JPEG", exif=turned)}
+    images["ppm with another header"] = encoded("PPM").replace(b"\n", b" ", 1)
     kept = [encoded("JPEG"), encoded("JPEG", "L"), encoded("JPEG", progressive=True)]
     kept += [encoded("PPM"), encoded("JPEG") + b"trailing"]
     values = [*images.values(), *kept]

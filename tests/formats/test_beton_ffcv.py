@@ -118,14 +118,8 @@ def others():
     ]
 
 
-FIXED = Schema(
-    {
-        **EVERYTHING,
-        "points": Array("<f4", (2, 3)),
-        "odd": Array("<f2", (2,)),
-        "mask": Array("|b1", (5,)),
-    }
-)
+_ARRAYS = {"points": Array("<f4", (2, 3)), "odd": Array("<f2", (2,)), "mask": Array("|b1", (5,))}
+FIXED = Schema({**EVERYTHING, **_ARRAYS})
 
 
 def fixed(number, image):

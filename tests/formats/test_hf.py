@@ -209,12 +209,9 @@ def by_tars(source, format):
 def test_class_labels_and_lists_of_them_keep_their_names(datasets, tmp_path, format):
     """As CIFAR-100 has two, and boxes lists: from datasets to shards of any format, and back."""
     label = datasets.ClassLabel(names=["cat", "dog", "ant"])
-    kinds = {
-        "fine_label": label,
-        "n": datasets.Value("int64"),
-        "coarse_label": datasets.ClassLabel(names=["mammal", "insect"]),
-        "categories": datasets.Sequence(label),
-    }
+    kinds = {"fine_label": label, "n": datasets.Value("int64")}
+    kinds["coarse_label"] = datasets.ClassLabel(names=["mammal", "insect"])
+    kinds["categories"] = datasets.Sequence(label)
     rows = {"fine_label": [0, 1, 2], "n": [5, 6, 7], "coarse_label": [0, 0, 1]}
     rows["categories"] = [[0, 2], [], [1]]
     theirs = datasets.Dataset.from_dict(rows, features=datasets.Features(kinds))

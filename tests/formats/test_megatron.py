@@ -69,14 +69,10 @@ def by_hand(path, documents, dtype="<u2", modes=b""):
     pointers = np.cumsum([0, *lengths])[:-1] * np.dtype(dtype).itemsize
     ends = np.cumsum([0, *map(len, documents)])
     path.write_bytes(b"".join(sequence.tobytes() for sequence in sequences))
-    path.with_suffix(".idx").write_bytes(
-        b"MMIDIDX\0\0"
-        + struct.pack("<QBQQ", 1, CODES[dtype], len(sequences), len(ends))
-        + np.array(lengths, "<i4").tobytes()
-        + pointers.astype("<i8").tobytes()
-        + ends.astype("<i8").tobytes()
-        + modes
-    )
+    tables = (np.array(lengths, "<i4"), pointers.astype("<i8"), ends.astype("<i8"))
+    head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, CODES[dtype], len(sequences), len(ends))
+    index = head + b"".join(table.tobytes() for table in tables) + modes
+    path.with_suffix(".idx").write_bytes(index)
     return path
 
 

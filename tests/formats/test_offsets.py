@@ -58,18 +58,15 @@ def test_what_needs_more_than_32_bits_is_refused(tmp_path, monkeypatch, name):
     writer.close()
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
+def test_an_index_of_others_is_none(tmp_path):
+    for name, text in (
         ("mds", '{"chunks": [], "config": {}}'),
         ("mds", '{"chunks": [], "config": {"shards": 1}}'),
         ("litdata", '{"chunks": [], "other": 1}'),
         ("litdata", '{"version": 2, "shards": []}'),
-    ],
-)
-def test_an_index_of_others_is_none(tmp_path, name, text):
-    (tmp_path / "index.json").write_text(text)
-    assert get_format(name).listed(tmp_path) is None
+    ):
+        (tmp_path / "index.json").write_text(text)
+        assert get_format(name).listed(tmp_path) is None, text
 
 
 @BOTH
@@ -79,6 +76,7 @@ def test_without_a_manifest_schema_and_classes_are_known(tmp_path, name):
     with shardkit.create(out, name, EVERYTHING, classes=classes, shard_samples=5) as writer:
         for sample in samples:
             writer.write(sample)
+    assert shardkit.verify(out).sound
     shutil.rmtree(out / "__shardkit__")
     for index in (True, False)[: 1 + (name == "mds")]:  # whose shards describe themselves
         if not index:
