@@ -5,9 +5,6 @@ limited, and says in shared memory which it is at, so that a child that dies or 
 damage. The next child goes on behind it.
 """
 
-from __future__ import annotations
-
-import contextlib
 import json
 import lzma
 import mmap
@@ -21,10 +18,10 @@ import subprocess
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import zstandard
@@ -43,159 +40,135 @@ _ENDS = 3000  # bytes at the beginning and at the end of a file, which is where 
 _EVERYTHING = Schema({**EVERYTHING, "fixed": Array("<i2", (3,))})
 _TOKENS = Schema({"x": Array("<u2", (None,))})
 
-Write = Callable[[Path], Path]  # the files of a shard, into a folder; gives the path to open
-
 
 class Shard(NamedTuple):
     """A shard to be damaged, of ours or as others write them; ours are opened with the schema."""
 
     format: str
-    write: Write
+    write: Callable[[Path], Path]  # the files of a shard, into a folder; gives the path to open
     schema: Schema | None = None
 
 
-def _ours(format: str, schema: Schema = _EVERYTHING) -> Shard:
-    def write(folder: Path) -> Path:
-        path = folder / file_name("s", format)
-        samples: list[Any] = [
-            {**everything(n), "fixed": np.arange(3, dtype="<i2")} for n in range(6)
-        ]
-        if schema is _TOKENS:
-            samples = [{"__key__": f"k{n}", "x": np.arange(n, dtype="<u2")} for n in range(40)]
-        write_shard(get_format(format), path, schema, samples).close()
-        return path
-
-    return Shard(format, write, schema)
+def _ours(format, schema, folder):
+    path = folder / file_name("s", format)
+    samples = [{**everything(n), "fixed": np.arange(3, dtype="<i2")} for n in range(6)]
+    if schema is _TOKENS:
+        samples = [{"__key__": f"k{n}", "x": np.arange(n, dtype="<u2")} for n in range(40)]
+    write_shard(get_format(format), path, schema, samples).close()
+    return path
 
 
-def _stored(format: str, *names: str) -> Shard:
-    """Files of the folder `bytes`, of which the first is opened."""
-
-    def write(folder: Path) -> Path:
-        for name in names:
-            data = (STORED / name).read_bytes()
-            path = folder / Path(name).name.removesuffix(".xz")
-            path.write_bytes(lzma.decompress(data) if name.endswith(".xz") else data)
-        return folder / Path(names[0]).name.removesuffix(".xz")
-
-    return Shard(format, write)
+def _stored(names, folder):
+    """Files of the folder `bytes`, of which the first is opened; compressed ones are unpacked."""
+    for name in names.split():
+        data = (STORED / name).read_bytes()
+        path = folder / Path(name).name
+        if name.endswith(".xz"):
+            data, path = lzma.decompress(data), path.with_suffix("")
+        path.write_bytes(data)
+    return folder / Path(names.split(maxsplit=1)[0]).name.removesuffix(".xz")
 
 
-def _plain_mds() -> Shard:
+def _plain_mds(folder):
     """The shard of MDSWriter without its compression."""
-
-    def write(folder: Path) -> Path:
-        data = (STORED / "mds/shard.00000.mds.zstd").read_bytes()
-        path = folder / "shard.00000.mds"
-        path.write_bytes(zstandard.ZstdDecompressor().decompressobj().decompress(data))
-        return path
-
-    return Shard("mds", write)
+    data = (STORED / "mds/shard.00000.mds.zstd").read_bytes()
+    path = folder / "shard.00000.mds"
+    path.write_bytes(zstandard.ZstdDecompressor().decompressobj().decompress(data))
+    return path
 
 
-def _lance(how: str, version: str) -> Shard:
+def _lance(how, version, folder):
     """A dataset as pylance writes it."""
+    from tests.formats.test_lance import foreign
 
-    def write(folder: Path) -> Path:
-        from tests.formats.test_lance import foreign
-
-        foreign(folder / "x.lance", how, version)
-        (path,) = (folder / "x.lance" / "_versions").glob("*.manifest")
-        return path
-
-    return Shard("lance", write)
+    foreign(folder / "x.lance", how, version)
+    (path,) = (folder / "x.lance" / "_versions").glob("*.manifest")
+    return path
 
 
-def _table(way: str) -> Shard:
+def _table(way, folder):
     """Columns of all types, as others write them."""
+    from tests.formats import test_arrow_foreign as foreign
 
-    def write(folder: Path) -> Path:
-        from tests.formats import test_arrow_foreign as foreign
+    table = foreign.foreign_table()
+    if way == "polars":
+        import polars
 
-        table = foreign.foreign_table()
-        if way == "polars":
-            import polars
-
-            polars.from_arrow(table).write_ipc(folder / "p.arrow")
-            return folder / "p.arrow"
-        return foreign.write(table, folder, way, rows=2)
-
-    return Shard("parquet" if way == "parquet" else "arrow", write)
+        polars.from_arrow(table).write_ipc(folder / "p.arrow")
+        return folder / "p.arrow"
+    return foreign.write(table, folder, way, rows=2)
 
 
-def _lmdb(name: str) -> Shard:
+def _lmdb(name, folder):
     """An environment by its own library, with what others keep in theirs."""
+    import msgpack
 
-    def write(folder: Path) -> Path:
-        import msgpack
+    from tests.formats import test_lmdb_foreign as foreign
 
-        from tests.formats import test_lmdb_foreign as foreign
-
-        about = {b"__len__": b"6", b"__keys__": msgpack.packb([f"{n}" for n in range(6)])}
-        values = {
-            "datum": {
-                b"%08d_%d" % (n, n): foreign.datum((5, 6, 5), bytes(150), n, False)
-                for n in range(6)
-            },
-            "pairs": foreign.numbered(6, image=make_image, label=b"%d".__mod__),
-            "msgpack": about
-            | {b"%d" % n: msgpack.packb([make_image(n), n, {"a": "b"}]) for n in range(6)},
-            "basicsr": {b"%d" % n: make_image(n, "PNG") for n in range(6)},
-        }[name]
-        foreign.make(folder / "x.lmdb", values)
-        (folder / "x.lmdb/lock.mdb").unlink()
-        if name == "basicsr":
-            lines = "".join(f"{n}.png (6,8,3) 1\n" for n in range(6))
-            (folder / "x.lmdb/meta_info.txt").write_text(lines)
-        return folder / "x.lmdb/data.mdb"
-
-    return Shard("lmdb", write)
+    values = {
+        "datum": {
+            b"%08d_%d" % (n, n): foreign.datum((5, 6, 5), bytes(150), n, False) for n in range(6)
+        },
+        "pairs": foreign.numbered(6, image=make_image, label=b"%d".__mod__),
+        "msgpack": {
+            b"__len__": b"6",
+            b"__keys__": msgpack.packb([f"{n}" for n in range(6)]),
+            **{b"%d" % n: msgpack.packb([make_image(n), n, {"a": "b"}]) for n in range(6)},
+        },
+        "basicsr": {b"%d" % n: make_image(n, "PNG") for n in range(6)},
+    }[name]
+    foreign.make(folder / "x.lmdb", values)
+    (folder / "x.lmdb/lock.mdb").unlink()
+    if name == "basicsr":
+        lines = "".join(f"{n}.png (6,8,3) 1\n" for n in range(6))
+        (folder / "x.lmdb/meta_info.txt").write_text(lines)
+    return folder / "x.lmdb/data.mdb"
 
 
-def _array_record(options: str) -> Shard:
+def _array_record(options, folder):
     """Examples, as its library writes them."""
+    from tests.formats import test_array_record as others
 
-    def write(folder: Path) -> Path:
-        from tests.formats import test_array_record as others
-
-        records = [others.foreign(number) for number in range(12)]
-        return others.by_library(folder / "x.array_record", records, options)
-
-    return Shard("array_record", write)
+    records = [others.foreign(number) for number in range(12)]
+    return others.by_library(folder / "x.array_record", records, options)
 
 
+_FILES = {
+    "wds-theirs": "wds/theirs.tar",
+    "lmdb-theirs": "lmdb/theirs.mdb",
+    "hf-theirs": "arrow/datasets.arrow",
+    "beton-theirs": "beton/ffcv-1.0.2.beton.xz",
+    "megatron-theirs": "megatron/theirs.bin megatron/theirs.idx",
+    "mds-theirs": "mds/shard.00000.mds.zstd",
+    "tfrecord-theirs": "tfrecord/theirs.tfrecord",
+    "litdata-theirs": "litdata/chunk-0-0.bin litdata/index.json",
+    "arrow-feather": "arrow/pandas.feather",
+}
+_WRITERS = {
+    "mds-plain": _plain_mds,
+    "array_record-theirs": partial(_array_record, "group_size:1"),
+    "array_record-groups": partial(_array_record, "uncompressed,group_size:5"),
+    "lance-theirs": partial(_lance, "plain", "2.2"),
+    "lance-blobs": partial(_lance, "blob v2", "2.2"),
+    "lance-old": partial(_lance, "blob", "2.0"),
+    "parquet-theirs": partial(_table, "parquet"),
+    **{f"arrow-{way}": partial(_table, way) for way in ("file", "stream", "lz4", "zstd", "polars")},
+    **{f"lmdb-{name}": partial(_lmdb, name) for name in ("datum", "pairs", "msgpack", "basicsr")},
+    **{name: partial(_stored, names) for name, names in _FILES.items()},
+}
+_SCHEMAS = {name: _TOKENS if name == "megatron" else _EVERYTHING for name in sorted(FORMATS)}
 SHARDS = {
     **{
-        name: _ours(name, _TOKENS if name == "megatron" else _EVERYTHING)
-        for name in sorted(FORMATS)
+        name: Shard(name, partial(_ours, name, schema), schema) for name, schema in _SCHEMAS.items()
     },
-    "wds-theirs": _stored("wds", "wds/theirs.tar"),
-    "lmdb-theirs": _stored("lmdb", "lmdb/theirs.mdb"),
-    "hf-theirs": _stored("hf", "arrow/datasets.arrow"),
-    "beton-theirs": _stored("beton", "beton/ffcv-1.0.2.beton.xz"),
-    "megatron-theirs": _stored("megatron", "megatron/theirs.bin", "megatron/theirs.idx"),
-    "mds-theirs": _stored("mds", "mds/shard.00000.mds.zstd"),
-    "mds-plain": _plain_mds(),
-    "tfrecord-theirs": _stored("tfrecord", "tfrecord/theirs.tfrecord"),
-    "litdata-theirs": _stored("litdata", "litdata/chunk-0-0.bin", "litdata/index.json"),
-    "array_record-theirs": _array_record("group_size:1"),
-    "array_record-groups": _array_record("uncompressed,group_size:5"),
-    "lance-theirs": _lance("plain", "2.2"),
-    "lance-blobs": _lance("blob v2", "2.2"),
-    "lance-old": _lance("blob", "2.0"),
-    "feather": _stored("arrow", "arrow/pandas.feather"),
-    **{way: _table(way) for way in ("file", "stream", "lz4", "zstd", "polars")},
-    "parquet-theirs": _table("parquet"),
-    **{f"lmdb-{name}": _lmdb(name) for name in ("datum", "pairs", "msgpack", "basicsr")},
+    **{name: Shard(name.partition("-")[0], write) for name, write in _WRITERS.items()},
 }
 
 
 # --- damage --------------------------------------------------------------------------------------
 
-Files = dict[Path, bytes]
 
-
-def flip(files: Files, number: int) -> Files:
+def flip(files, number):
     """The files with one bit flipped, of those near the beginnings and ends of all, by number."""
     path, at = places(files)[number // 8]
     data = bytearray(files[path])
@@ -203,20 +176,20 @@ def flip(files: Files, number: int) -> Files:
     return {**files, path: bytes(data)}
 
 
-def places(files: Files) -> list[tuple[Path, int]]:
+def places(files):
     """The bytes near the beginning and the end of each file."""
-    found: list[tuple[Path, int]] = []
-    for path, data in files.items():
-        size = len(data)
-        found += [(path, at) for at in range(min(size, _ENDS))]
-        found += [(path, at) for at in range(max(size - _ENDS, _ENDS), size)]
-    return found
+    return [
+        (path, at)
+        for path, data in files.items()
+        for at in range(len(data))
+        if at < _ENDS or at >= len(data) - _ENDS
+    ]
 
 
 _EXTREMES = [0, 1, -1, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**63]
 
 
-def mutate(files: Files, rng: random.Random) -> Files:
+def mutate(files, rng):
     """One of the files cut, or with bits, numbers and pieces changed, moved or gone."""
     path = rng.choice([*files])
     data = bytearray(files[path])
@@ -229,21 +202,21 @@ def mutate(files: Files, rng: random.Random) -> Files:
     return {**files, path: bytes(data)}
 
 
-def _somewhere(size: int, rng: random.Random) -> int:
+def _somewhere(size, rng):
     near = min(size, _ENDS)
     at = [rng.randrange(near), size - 1 - rng.randrange(near), rng.randrange(size)]
     return rng.choice(at)
 
 
-def _bit(data: bytearray, at: int, rng: random.Random) -> None:
+def _bit(data, at, rng):
     data[at] ^= 1 << rng.randrange(8)
 
 
-def _byte(data: bytearray, at: int, rng: random.Random) -> None:
+def _byte(data, at, rng):
     data[at] = rng.choice([0, 255, rng.randrange(256)])
 
 
-def _number(data: bytearray, at: int, rng: random.Random) -> None:
+def _number(data, at, rng):
     """A whole number of two to eight bytes: an extreme one, or nearly the one that stood there."""
     size = rng.choice([2, 4, 8])
     at -= at % rng.choice([1, size])
@@ -253,48 +226,46 @@ def _number(data: bytearray, at: int, rng: random.Random) -> None:
     data[at:stop] = (new % 2**64).to_bytes(8, "little")[: stop - at]
 
 
-def _cut(data: bytearray, at: int, rng: random.Random) -> None:
+def _cut(data, at, rng):
     if rng.random() < 0.3:
         del data[at:]
 
 
-def _remove(data: bytearray, at: int, rng: random.Random) -> None:
+def _remove(data, at, rng):
     del data[at : at + rng.choice([1, 4, 8, 64, 512])]
 
 
-def _repeat(data: bytearray, at: int, rng: random.Random) -> None:
+def _repeat(data, at, rng):
     size = rng.choice([1, 4, 8, 64, 512])
     data[at:at] = data[at : at + size]
 
 
-def _splice(data: bytearray, at: int, rng: random.Random) -> None:
+def _splice(data, at, rng):
     start, size = rng.randrange(len(data)), rng.choice([4, 8, 24, 64, 512, 4096])
     piece = data[start : start + size]
     data[at : at + len(piece)] = piece
 
 
-def _swap(data: bytearray, at: int, rng: random.Random) -> None:
+def _swap(data, at, rng):
     size = rng.choice([8, 24, 64, 512, 4096])
     other = rng.randrange(len(data))
     low, high = sorted((at, other))
     if low + size <= high <= len(data) - size:
-        data[low : low + size], data[high : high + size] = (
-            data[high : high + size],
-            data[low : low + size],
-        )
+        lower, higher = data[low : low + size], data[high : high + size]
+        data[low : low + size], data[high : high + size] = higher, lower
 
 
 _WAYS = [_bit, _byte, _number] * 2 + [_number, _cut, _remove, _repeat, _splice, _swap]
 
 
-def mend_tar(data: bytearray) -> None:
+def mend_tar(data):
     """Make the checksums of a TAR's headers right, so that what is behind them is looked at."""
     for at in range(0, len(data) - 511, 512):
         if data[at + 257 : at + 262] == b"ustar":
             seal_header(data, at)
 
 
-def mend_records(data: bytearray, path: Path) -> None:
+def mend_records(data, path):
     """The same of the checksums of records, as far as their lengths lead."""
     from shardkit.formats.tfrecord.records import checksum
 
@@ -310,9 +281,7 @@ def mend_records(data: bytearray, path: Path) -> None:
 # --- headers of TARs -----------------------------------------------------------------------------
 
 
-def tar_header(
-    name: bytes, size: bytes, kind: bytes = b"0", magic: bytes = b"ustar\00000", prefix: bytes = b""
-) -> bytes:
+def tar_header(name, size, kind=b"0", magic=b"ustar\00000", prefix=b""):
     """A header of any size field, with its checksum."""
     block = bytearray(512)
     for at, field in ((0, name[:100]), (124, size[:12]), (156, kind), (257, magic), (345, prefix)):
@@ -321,16 +290,16 @@ def tar_header(
     return bytes(block)
 
 
-def seal_header(block: bytearray, at: int = 0) -> None:
+def seal_header(block, at=0):
     block[at + 148 : at + 156] = b" " * 8
     block[at + 148 : at + 156] = b"%06o\0 " % sum(block[at : at + 512])
 
 
-def padded(data: bytes) -> bytes:
+def padded(data):
     return data + bytes(-len(data) % 512)
 
 
-def pax_record(name: bytes, value: bytes, wrong: int = 0) -> bytes:
+def pax_record(name, value, wrong=0):
     """A record of a pax header; its length is `wrong` by so much."""
     size = len(name) + len(value) + 3
     length = size + len(str(size))
@@ -351,7 +320,7 @@ _KINDS = [bytes([kind]) for kind in b"0\0xgXLKS12567D\xff"]
 _NAMES = [b"a.txt", b"b.json", b"nodot", b"dir/", b"", b".x", b"c.cls", b"\xff.jpg", b"n" * 100]
 
 
-def tar_of_headers(files: Files, rng: random.Random) -> Files:
+def tar_of_headers(files, rng):
     """A TAR of a sound member and some headers that lie in one way or another, in place of one."""
     body = [tar_header(b"a.txt", b"5") + padded(b"hello")] * rng.randrange(2)
     for _ in range(rng.randrange(1, 5)):
@@ -368,7 +337,7 @@ def tar_of_headers(files: Files, rng: random.Random) -> Files:
     return dict.fromkeys(files, b"".join(body))
 
 
-def _record(rng: random.Random) -> bytes:
+def _record(rng):
     name = rng.choice([b"path", b"size", b"size", b"linkpath", b"GNU.sparse.major", b"mtime", b""])
     value = rng.choice([*_NUMBERS, b"x.txt", b"a/" * 3000 + b"b.txt"])
     record = pax_record(name, value, rng.choice([0, 0, 0, 0, 1, -1, -4, 1000, 10**9]))
@@ -378,39 +347,30 @@ def _record(rng: random.Random) -> bytes:
 # --- reading -------------------------------------------------------------------------------------
 
 
-def read_all(path: Path, format: str, layout: dict[str, Any] | None, files: Files) -> None:
+def read_all(path, format, layout, files):
     """All that can be read of a shard; raises whatever is no error of ours with the file's path."""
-    with _ours_only(files):
+
+    def attempt(call, *arguments, **options):
+        try:
+            call(*arguments, **options)
+        except ShardkitError as error:
+            str(error)
+            if error.where.get("path") not in files and "key" not in error.where:
+                raise
+
+    def read():
         reader = get_format(format).open(path, layout)
-        _read(reader, files)
+        for position in range(min(len(reader), _SAMPLES)):
+            attempt(lambda: reader.schema.check(reader[position]))  # noqa: B023 - called at once
+            if position < 3:
+                attempt(reader.sample, position, json_text=True)
+                attempt(reader.sample, position, [*reader.schema][:1])
+        attempt(reader.keys)
+        for field in reader.schema:
+            attempt(reader.sizes, field)
         reader.close()
 
-
-def _read(reader: Any, files: Files) -> None:
-    for position in range(min(len(reader), _SAMPLES)):
-        with _ours_only(files):
-            sample = reader[position]
-            reader.schema.check(sample)
-        if position < 3:
-            with _ours_only(files):
-                reader.sample(position, json_text=True)
-            with _ours_only(files):
-                reader.sample(position, [*reader.schema][:1])
-    with _ours_only(files):
-        reader.keys()
-    for field in reader.schema:
-        with _ours_only(files):
-            reader.sizes(field)
-
-
-@contextlib.contextmanager
-def _ours_only(files: Files) -> Iterator[None]:
-    try:
-        yield
-    except ShardkitError as error:
-        str(error)
-        if error.where.get("path") not in files and "key" not in error.where:
-            raise
+    attempt(read)
 
 
 # --- children ------------------------------------------------------------------------------------
@@ -418,7 +378,7 @@ def _ours_only(files: Files) -> Iterator[None]:
 _KINDS_OF = {"mutate": mutate, "tar": tar_of_headers}
 
 
-def run(name: str, seed: int, kinds: dict[str, int], folder: Path) -> None:
+def run(name, seed, kinds, folder):
     """Damage a shard in several ways, each so often (every flip: 0); fail where a reader does.
 
     That is done by children of a new process: libraries that other tests have used may have left
@@ -431,14 +391,14 @@ def run(name: str, seed: int, kinds: dict[str, int], folder: Path) -> None:
     assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
 
 
-def main(name: str, seed: int, kinds: dict[str, int], folder: Path) -> int:
+def main(name, seed, kinds, folder):
     shard = SHARDS[name]
     path = shard.write(folder)
     layout = None if shard.schema is None else get_format(shard.format).layout(shard.schema)
     files = {file: file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
     flips = 8 * len(places(files))
 
-    def attempt(kind: str, number: int) -> None:
+    def attempt(kind, number):
         rng = random.Random(f"{seed} {kind} {number}")
         damaged = flip(files, number) if kind == "flip" else _KINDS_OF[kind](files, rng)
         for file, data in damaged.items():
@@ -457,7 +417,7 @@ def main(name: str, seed: int, kinds: dict[str, int], folder: Path) -> int:
     return min(failures, 1)
 
 
-def _serve(numbers: range, attempt: Callable[[int], None], what: str) -> int:
+def _serve(numbers, attempt, what):
     """Attempt all numbers in children; prints each that fails and gives how many did."""
     shared = mmap.mmap(-1, 16)  # where the child is, and how many raised
     struct.pack_into("<qq", shared, 0, -1, 0)
@@ -481,9 +441,7 @@ def _serve(numbers: range, attempt: Callable[[int], None], what: str) -> int:
     return died + int(struct.unpack_from("<q", shared, 8)[0])
 
 
-def _attempt_all(
-    numbers: range, first: int, attempt: Callable[[int], None], what: str, shared: mmap.mmap
-) -> None:
+def _attempt_all(numbers, first, attempt, what, shared):
     warnings.simplefilter("ignore")
     for ends in (signal.SIGALRM, signal.SIGPROF):  # a child that hangs, in C too
         signal.signal(ends, signal.SIG_DFL)
@@ -499,14 +457,14 @@ def _attempt_all(
             print(f"{what} number {numbers[index]}:", traceback.format_exc(-4), flush=True)
 
 
-def _limit_memory() -> None:
+def _limit_memory():
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * mmap.PAGESIZE + MEMORY
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
     # pylance's process has a bound of its own: it needs more addresses than this to begin with.
     free = partial(resource.setrlimit, resource.RLIMIT_AS, before)
-    subprocess.Popen = partial(subprocess.Popen, preexec_fn=free)  # type: ignore[assignment, misc]
+    subprocess.Popen = partial(subprocess.Popen, preexec_fn=free)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,7 @@
 """Other libraries read a dataset's folder as it is: they pass over what only shardkit reads."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import datasets
 import pandas
@@ -25,7 +22,7 @@ datasets.disable_progress_bars()
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory):
     """Per format a folder of shards and one of splits, with every file that shardkit adds."""
     folder = tmp_path_factory.mktemp("made")
     (folder / "tokenizer.json").write_text(json.dumps(few_words(9)))
@@ -37,7 +34,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = shardkit.TextOptions(
         tokenizer=folder / "tokenizer.json", keep_fields=True, append_eos=False, documents="file"
     )
-    options: dict[str, Any] = {"on_error": "skip", "workers": 0, "shard_samples": 2, "text": text}
+    options = {"on_error": "skip", "workers": 0, "shard_samples": 2, "text": text}
     for format in (*NAMES, "hf"):
         shardkit.convert(folder / "in", format, folder / f"{format}-splits", **options)
         shardkit.convert(folder / "in/train", format, folder / f"{format}-one", **options)
@@ -46,18 +43,15 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(params=["one", "splits"])
-def layout(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+EACH_LAYOUT = pytest.mark.parametrize(
+    ("layout", "rows"), {"one": {"train": ROWS["train"]}, "splits": ROWS}.items()
+)
 
 
-def rows(layout: str) -> dict[str, int]:
-    return {"train": ROWS["train"]} if layout == "one" else ROWS
-
-
+@EACH_LAYOUT
 @pytest.mark.parametrize("format", ["parquet", "arrow"])
-def test_pandas_pyarrow_and_polars(made: Path, layout: str, format: str) -> None:
-    folder, count = made / f"{format}-{layout}", sum(rows(layout).values())
+def test_pandas_pyarrow_and_polars(made, layout, rows, format):
+    folder, count = made / f"{format}-{layout}", sum(rows.values())
     found = pyarrow.dataset.dataset(folder, format=NAMES[format][0])
     assert found.to_table().num_rows == count
     scan = polars.scan_parquet if format == "parquet" else polars.scan_ipc
@@ -68,19 +62,22 @@ def test_pandas_pyarrow_and_polars(made: Path, layout: str, format: str) -> None
         assert list(frame["tokens"][1]) == [1, 1]
 
 
-@pytest.mark.parametrize("format", NAMES)
-def test_datasets_by_the_name_of_the_format_and_by_the_folder(
-    made: Path, layout: str, format: str, tmp_path: Path
-) -> None:
-    folder, cache = str(made / f"{format}-{layout}"), str(tmp_path)
-    found = datasets.load_dataset(NAMES[format][1], data_dir=folder, cache_dir=cache)
+@EACH_LAYOUT
+@pytest.mark.parametrize("format", [*NAMES, "hf"])
+def test_datasets_by_the_name_of_the_format_and_by_the_folder(made, layout, rows, format, tmp_path):
+    folder, options = str(made / f"{format}-{layout}"), {"cache_dir": str(tmp_path)}
+    if format == "hf":
+        found = datasets.load_from_disk(folder)
+        found = {"train": found} if layout == "one" else found
+    else:
+        found = datasets.load_dataset(NAMES[format][1], data_dir=folder, **options)
+        again = datasets.load_dataset(folder, **options)
+        assert sum(map(len, again.values())) == sum(rows.values())
     counts = {split.replace("validation", "val"): len(found[split]) for split in found}
-    assert counts == rows(layout)
-    found = datasets.load_dataset(folder, cache_dir=cache)
-    assert sum(len(found[split]) for split in found) == sum(rows(layout).values())
+    assert counts == rows
 
 
-def test_polars_refuses_any_folder_with_another_suffix(tmp_path: Path, made: Path) -> None:
+def test_polars_refuses_any_folder_with_another_suffix(tmp_path, made):
     """Whatever the name: so there is none that we could choose. The day it passes, say so."""
     shard = made / "parquet-one/shard-000000.parquet"
     for number, name in enumerate([".shardkit", "_shardkit", "_shardkit/_x.json", ".x/.x.json"]):
@@ -93,26 +90,17 @@ def test_polars_refuses_any_folder_with_another_suffix(tmp_path: Path, made: Pat
             polars.read_parquet(folder)
 
 
-def test_datasets_from_disk(made: Path, layout: str) -> None:
-    found = datasets.load_from_disk(made / f"hf-{layout}")
-    counts = {"train": len(found)} if layout == "one" else {s: len(found[s]) for s in found}
-    assert counts == rows(layout)
-
-
-def test_single_files_beside_each_other(made: Path, tmp_path: Path) -> None:
+def test_single_files_beside_each_other(made, tmp_path):
     for split in ROWS:
-        source = made / "in" / split
-        shardkit.convert(
-            source, "parquet", tmp_path / f"{split}.parquet", on_error="skip", workers=0
-        )
+        out = tmp_path / f"{split}.parquet"
+        shardkit.convert(made / "in" / split, "parquet", out, on_error="skip", workers=0)
     assert len(pandas.read_parquet(tmp_path)) == sum(ROWS.values())
-    found = datasets.load_dataset(
-        "parquet", data_dir=str(tmp_path), cache_dir=str(tmp_path / "cache")
-    )
+    options = {"data_dir": str(tmp_path), "cache_dir": str(tmp_path / "cache")}
+    found = datasets.load_dataset("parquet", **options)
     assert {split: len(found[split]) for split in found} == {"train": 4, "validation": 2}
 
 
-def test_datasets_takes_tars_with_files_for_other_loaders_beside_them(tmp_path: Path) -> None:
+def test_datasets_takes_tars_with_files_for_other_loaders_beside_them(tmp_path):
     """By the pattern of docs/wds.md: of the folder it would take each file for a TAR."""
     samples = [{"__key__": f"{n}", "image": make_image(n), "label": n} for n in range(6)]
     out, beside = tmp_path / "everywhere", ("dali", "energon", "wids")

@@ -1,14 +1,11 @@
 """Files beside TARs for the loaders of DALI, Energon and wids: `--beside`."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
 import tarfile
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,13 +16,17 @@ from shardkit.testing import make_image
 from tests import clients
 from tests.conftest import files_of
 from tests.conversion.deaths import Recorder, left_by_deaths
+from tests.formats.refusals import refused
 
 ALL = ("dali", "energon", "wids")
 DEVICES = ["cpu", *(["gpu"] if Path("/dev/nvidia0").exists() else [])]  # those of this machine
 KEYS = ["a", "dir.v1/b", "ü", "x" * 60, *(f"n{n}" for n in range(9))]
 
 
-def samples(keys: list[str] = KEYS) -> list[dict[str, Any]]:
+SCHEMA = {"image": shardkit.Image(), "label": shardkit.Int(), "text": shardkit.Text(optional=True)}
+
+
+def samples(keys=KEYS):
     """Images of two formats, and a text that not all have."""
     return [
         {"__key__": key, "image": make_image(n, ("JPEG", "PNG")[n % 2]), "label": n % 3}
@@ -34,20 +35,13 @@ def samples(keys: list[str] = KEYS) -> list[dict[str, Any]]:
     ]
 
 
-SCHEMA = {
-    "image": shardkit.Image(),
-    "label": shardkit.Int(),
-    "text": shardkit.Text(optional=True),
-}
-
-
-def convert(out: Path | str, given: Any = None, **options: Any) -> Any:
+def convert(out, given=None, **options):
     given = samples() if given is None else given
     schema = SCHEMA if isinstance(given, list) else None
     return shardkit.convert(given, "wds", out, **{"schema": schema, "workers": 0, **options})
 
 
-def dalis(path: Path) -> str:
+def dalis(path):
     """The index that wds2idx would write, made with tarfile."""
     with tarfile.open(path) as tar:
         members = [(*m.name.split("/")[-1].partition(".")[::2], m) for m in tar]
@@ -57,7 +51,7 @@ def dalis(path: Path) -> str:
     return "\n".join([f"v1.2 {len(lines)}", *lines, ""])
 
 
-def energons(path: Path) -> list[int]:
+def energons(path):
     """Where samples begin, and where the last ends."""
     with tarfile.open(path) as tar:
         members = [(m.name.rpartition("/")[2].partition(".")[0], m) for m in tar]
@@ -66,7 +60,7 @@ def energons(path: Path) -> list[int]:
     return [*starts, last.offset_data + -(-last.size // 512) * 512]
 
 
-def assert_indexes(folder: Path) -> None:
+def assert_indexes(folder):
     paths = sorted(folder.glob("*.tar"))
     assert paths
     for path in paths:
@@ -75,123 +69,115 @@ def assert_indexes(folder: Path) -> None:
         assert np.fromfile(index, "<u8").tolist() == energons(path)
 
 
-def test_indexes_say_where_tarfile_finds_the_members(tmp_path: Path) -> None:
+def test_indexes_say_where_tarfile_finds_the_members(tmp_path):
     convert(tmp_path / "one", beside=ALL)
     assert_indexes(tmp_path / "one")
-    convert(tmp_path / "several", beside=ALL, shard_samples=4)
-    assert_indexes(tmp_path / "several")
-    assert shardkit.verify(tmp_path / "several").sound
-    manifest = json.loads((tmp_path / "several/__shardkit__/manifest.json").read_text())
+    out = tmp_path / "several"
+    convert(out, beside=ALL, shard_samples=4)
+    assert_indexes(out)
+    assert shardkit.verify(out).sound
+    manifest = json.loads((out / "__shardkit__/manifest.json").read_text())
     named = {file["name"] for file in manifest["files"]}
     for shard in manifest["shards"]:
         named |= {shard["file"]["name"], *(file["name"] for file in shard["beside"])}
-    there = files_of(tmp_path / "several").keys()
+    there = files_of(out).keys()
     assert there - named == {"__shardkit__/manifest.json"}
     assert named <= there
     assert manifest["recipe"]["beside"] == [*ALL]
-    with shardkit.open(tmp_path / "several") as dataset:
-        assert [sample["__key__"] for sample in dataset] == KEYS
-
-
-def test_long_names_have_their_headers_before_them(tmp_path: Path) -> None:
-    given = samples(["long/" + "x" * 150, "ü" * 60, "c"])
-    convert(tmp_path / "out", given, beside=["dali", "energon"])
-    assert_indexes(tmp_path / "out")
-    with pytest.raises(SampleError, match="wids cannot read") as error:
-        convert(tmp_path / "wids", given, beside=["wids"])
-    assert error.value.where["key"] == given[0]["__key__"]
-    result = convert(tmp_path / "rest", given, beside=["wids"], on_error="skip")
-    assert (result.samples, result.errors) == (1, 2)
-
-
-def test_joined_shards_have_joined_indexes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardkit.conversion.cuts._COPIED_BYTES", 4_000)
-    convert(tmp_path / "in")
-    convert(tmp_path / "train.tar", tmp_path / "in", beside=["wids", "dali"])
-    with pytest.raises(UsageError, match="energon reads folders"):
-        convert(tmp_path / "train.tar", tmp_path / "in", beside=ALL)
-    ours = {name for name in files_of(tmp_path) if name.startswith("train")}
-    assert ours == {"train.tar", "train.idx", "train.tar.wids.json"}
-    assert (tmp_path / "train.idx").read_text() == dalis(tmp_path / "train.tar")
-    index = json.loads((tmp_path / "train.tar.wids.json").read_text())
-    assert [(s["url"], s["nsamples"]) for s in index["shardlist"]] == [("train.tar", 13)]
-    tasks = json.loads((tmp_path / "__shardkit__/train.tar.manifest.json").read_text())
-    assert tasks["shards"][0]["tasks"] != [0, 0]
-    assert shardkit.verify(tmp_path / "train.tar").sound
-    before = files_of(tmp_path)
-    again = convert(tmp_path / "train.tar", tmp_path / "in", beside=["wids", "dali"])
-    assert again.already_complete
-    convert(tmp_path / "train.tar", tmp_path / "in", beside=["wids", "dali"], overwrite=True)
-    assert files_of(tmp_path) == before
-
-
-def test_other_files_are_another_dataset_and_the_same_samples(tmp_path: Path) -> None:
-    convert(tmp_path / "in")
-    convert(tmp_path / "out", tmp_path / "in", beside=["dali"])
-    with pytest.raises(OutputError) as error:
-        convert(tmp_path / "out", tmp_path / "in", beside=["wids"])
-    assert "beside was ['dali'], is ['wids']" in str(error.value)
-    convert(tmp_path / "out", tmp_path / "in", beside=["wids", "energon"], overwrite=True)
-    assert not (tmp_path / "out/shard-000000.idx").exists()
-    assert shardkit.verify(tmp_path / "out", tmp_path / "in").sound
-
-
-def test_verify_finds_what_is_changed_in_any_of_them(tmp_path: Path) -> None:
-    convert(tmp_path / "out", beside=ALL)
-    names = [n for n in files_of(tmp_path / "out") if not re.search(r"\.tar$|__shardkit__", n)]
-    assert len(names) == 6
-    for name in names:
-        path = tmp_path / "out" / name
-        data = path.read_bytes()
-        path.write_bytes(data[:-1] + b"?")
-        (problem,) = shardkit.verify(tmp_path / "out").problems
-        assert problem.where["path"] == path
-        path.unlink()
-        (problem,) = shardkit.verify(tmp_path / "out").problems
-        assert "missing" in str(problem)
-        path.write_bytes(data)
-
-
-def test_what_a_loader_cannot_hold_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SampleError, match="blanks") as error:
-        convert(tmp_path / "out", samples(["a", "b c"]), beside=["dali"])
-    assert error.value.where["key"] == "b c"
-    convert(tmp_path / "safe", samples(["a", "b c"]), beside=["dali"], safe_keys=True)
-    assert_index = (tmp_path / "safe/shard-000000.idx").read_text()
-    assert "b%20c.png" in assert_index
-    for field in ("a b", ""):
-        given = [{"__key__": "a", field: b"x"}]
-        with pytest.raises(FormatError, match="cannot hold a field"):
-            convert(tmp_path / "field", given, schema=None, beside=["dali"])
-    requests: list[tuple[str, Any, str]] = [
-        ("lmdb", ["wids"], "--to wds, whose TARs"),
-        ("wds", ["tfds"], "dali, energon, wids"),
-        ("wds", "wids", "must be a list of names"),
-    ]
-    for to, beside, says in requests:
-        with pytest.raises(UsageError, match=says):
-            shardkit.convert(samples(), to, tmp_path / "none", schema=SCHEMA, beside=beside)
-    assert not (tmp_path / "none").exists()
-
-
-def test_a_copy_without_manifest_passes_over_them(tmp_path: Path) -> None:
-    convert(tmp_path / "out", beside=ALL, shard_samples=4)
-    shutil.rmtree(tmp_path / "out/__shardkit__")
-    dataset = shardkit.open(tmp_path / "out")
+    with shardkit.open(out) as dataset:
+        assert dataset.keys() == KEYS
+    shutil.rmtree(out / "__shardkit__")  # a copy without manifest passes over them
+    dataset = shardkit.open(out)
     assert dataset.shards == 4
     assert dataset.beside == {".json file": 1, "hidden": 1}
     assert [sample["__key__"] for sample in dataset] == KEYS
 
 
-@pytest.fixture
-def splits(tmp_path: Path) -> Path:
+def test_long_names_have_their_headers_before_them(tmp_path):
+    given = samples(["long/" + "x" * 150, "ü" * 60, "c"])
+    convert(tmp_path / "out", given, beside=["dali", "energon"])
+    assert_indexes(tmp_path / "out")
+    with refused(SampleError, "wids cannot read", key=given[0]["__key__"]):
+        convert(tmp_path / "wids", given, beside=["wids"])
+    result = convert(tmp_path / "rest", given, beside=["wids"], on_error="skip")
+    assert (result.samples, result.errors) == (1, 2)
+
+
+def test_joined_shards_have_joined_indexes(tmp_path, monkeypatch):
+    monkeypatch.setattr("shardkit.conversion.cuts._COPIED_BYTES", 4_000)
     convert(tmp_path / "in")
-    options: dict[str, Any] = {"beside": ALL, "shard_samples": 3, "split": "train=0.6,val=0.4"}
+    out, both = tmp_path / "train.tar", ["wids", "dali"]
+    convert(out, tmp_path / "in", beside=both)
+    with pytest.raises(UsageError, match="energon reads folders"):
+        convert(out, tmp_path / "in", beside=ALL)
+    ours = {name for name in files_of(tmp_path) if name.startswith("train")}
+    assert ours == {"train.tar", "train.idx", "train.tar.wids.json"}
+    assert (tmp_path / "train.idx").read_text() == dalis(out)
+    index = json.loads((tmp_path / "train.tar.wids.json").read_text())
+    assert [(s["url"], s["nsamples"]) for s in index["shardlist"]] == [("train.tar", 13)]
+    tasks = json.loads((tmp_path / "__shardkit__/train.tar.manifest.json").read_text())
+    assert tasks["shards"][0]["tasks"] != [0, 0]
+    assert shardkit.verify(out).sound
+    before = files_of(tmp_path)
+    assert convert(out, tmp_path / "in", beside=both).already_complete
+    convert(out, tmp_path / "in", beside=both, overwrite=True)
+    assert files_of(tmp_path) == before
+
+
+def test_other_files_are_another_dataset_and_the_same_samples(tmp_path):
+    convert(tmp_path / "in")
+    convert(tmp_path / "out", tmp_path / "in", beside=["dali"])
+    with refused(OutputError, says="beside was ['dali'], is ['wids']"):
+        convert(tmp_path / "out", tmp_path / "in", beside=["wids"])
+    convert(tmp_path / "out", tmp_path / "in", beside=["wids", "energon"], overwrite=True)
+    assert not (tmp_path / "out/shard-000000.idx").exists()
+    assert shardkit.verify(tmp_path / "out", tmp_path / "in").sound
+
+
+def test_verify_finds_what_is_changed_in_any_of_them(tmp_path):
+    out = tmp_path / "out"
+    convert(out, beside=ALL)
+    names = [n for n in files_of(out) if not re.search(r"\.tar$|__shardkit__", n)]
+    assert len(names) == 6
+    for path in map(out.joinpath, names):
+        data = path.read_bytes()
+        path.write_bytes(data[:-1] + b"?")
+        (problem,) = shardkit.verify(out).problems
+        assert problem.where["path"] == path
+        path.unlink()
+        (problem,) = shardkit.verify(out).problems
+        assert "missing" in str(problem)
+        path.write_bytes(data)
+
+
+def test_what_a_loader_cannot_hold_is_refused(tmp_path):
+    with refused(SampleError, "blanks", key="b c"):
+        convert(tmp_path / "out", samples(["a", "b c"]), beside=["dali"])
+    convert(tmp_path / "safe", samples(["a", "b c"]), beside=["dali"], safe_keys=True)
+    assert "b%20c.png" in (tmp_path / "safe/shard-000000.idx").read_text()
+    for field in ("a b", ""):
+        given = [{"__key__": "a", field: b"x"}]
+        with pytest.raises(FormatError, match="cannot hold a field"):
+            convert(tmp_path / "field", given, schema=None, beside=["dali"])
+    for to, beside, says in (
+        ("lmdb", ["wids"], "--to wds, whose TARs"),
+        ("wds", ["tfds"], "dali, energon, wids"),
+        ("wds", "wids", "must be a list of names"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            shardkit.convert(samples(), to, tmp_path / "none", schema=SCHEMA, beside=beside)
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.fixture
+def splits(tmp_path):
+    convert(tmp_path / "in")
+    options = {"beside": ALL, "shard_samples": 3, "split": "train=0.6,val=0.4"}
     convert(tmp_path / "splits", tmp_path / "in", **options)
     return tmp_path / "splits"
 
 
-def test_splits_are_energons_parts(splits: Path) -> None:
+def test_splits_are_energons_parts(splits):
     parts = json.loads((splits / ".nv-meta/split.yaml").read_text())["split_parts"]
     counts = json.loads((splits / ".nv-meta/.info.json").read_text())["shard_counts"]
     for name, paths in parts.items():
@@ -207,21 +193,19 @@ def test_splits_are_energons_parts(splits: Path) -> None:
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # a dead process closes nothing
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", ["splits", "train.tar"])
-def test_runs_that_die_anywhere_are_continued(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_that_die_anywhere_are_continued(tmp_path, name, monkeypatch):
     monkeypatch.setattr("shardkit.conversion.cuts._COPIED_BYTES", 4_000)
     convert(tmp_path / "in")
-    single = name == "train.tar"
-    options: dict[str, Any] = {"beside": ("dali", "wids") if single else ALL, "overwrite": True}
-    options["split"] = "train=0.6,val=0.4" if name == "splits" else "none"
+    options = {"beside": ALL, "split": "train=0.6,val=0.4"}
+    if name == "train.tar":
+        options = {"beside": ("dali", "wids"), "split": "none"}
 
-    def make(folder: str) -> None:
-        convert(tmp_path / folder / name, tmp_path / "in", **options)
+    def make(folder):
+        convert(tmp_path / folder / name, tmp_path / "in", overwrite=True, **options)
 
     for folder in ("out", "reference"):
         (tmp_path / folder).mkdir()
-    if single:  # whose parts are not synced
+    if name == "train.tar":  # whose parts are not synced
         make("reference")
     else:
         with pytest.MonkeyPatch.context() as patch:
@@ -238,8 +222,6 @@ def test_runs_that_die_anywhere_are_continued(
         make("out")
         assert files_of(tmp_path / "out") == reference
 
-
-# --- the loaders themselves ----------------------------------------------------------------------
 
 DIGEST = "import glob, hashlib, json, sys\ndigest = lambda b: hashlib.md5(bytes(b)).hexdigest()\n"
 WIDS = """
@@ -315,7 +297,7 @@ print(json.dumps(found))
 """
 
 
-def fields_of(sample: dict[str, Any]) -> dict[str, str]:
+def fields_of(sample):
     """What a loader should find: digests of payloads, by extension."""
     from hashlib import md5
 
@@ -330,7 +312,7 @@ EXPECTED = [(sample["__key__"], fields_of(sample)) for sample in samples()]
 
 
 @pytest.mark.large
-def test_wids_reads_every_sample(tmp_path: Path) -> None:
+def test_wids_reads_every_sample(tmp_path):
     convert(tmp_path / "out", beside=ALL, shard_samples=4)
     (tmp_path / "cache").mkdir()
     found = clients.run("wids", DIGEST + WIDS, tmp_path / "out/wids.json", tmp_path / "cache")
@@ -339,14 +321,14 @@ def test_wids_reads_every_sample(tmp_path: Path) -> None:
 
 @pytest.mark.large
 @pytest.mark.parametrize("device", DEVICES)
-def test_dali_reads_two_epochs_with_and_without_our_index(tmp_path: Path, device: str) -> None:
+def test_dali_reads_two_epochs_with_and_without_our_index(tmp_path, device):
     convert(tmp_path / "out", beside=ALL, shard_samples=4)
     for found in clients.run("nvidia", DIGEST + DALI, tmp_path / "out", device):
         assert found == 2 * [fields for _, fields in EXPECTED]
 
 
 @pytest.mark.large
-def test_energon_reads_folders_and_parts_and_prepares_folders(tmp_path: Path, splits: Path) -> None:
+def test_energon_reads_folders_and_parts_and_prepares_folders(tmp_path, splits):
     """`energon prepare` adds files to a dataset without ours, and writes the same as ours."""
     convert(tmp_path / "out", beside=ALL, shard_samples=4)
     convert(tmp_path / "plain", shard_samples=4)

@@ -1,7 +1,5 @@
 """Compressed TARs: unpacked to files without a name, and a bounded number of bytes at a time."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import io
@@ -13,13 +11,13 @@ import tempfile
 import threading
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import shardkit
 from shardkit.errors import ShardkitWarning, StorageError
 from shardkit.formats import compressed
+from tests.formats.refusals import refused
 
 SIZE = 10_240  # bytes of a small TAR
 SAMPLES = 4
@@ -31,14 +29,14 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def temporary(tmp_path, monkeypatch):
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     return tmp_path / "tmp"
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
+def source(tmp_path):
     (tmp_path / "in").mkdir()
     for shard in range(5):
         with tarfile.open(tmp_path / f"in/{shard}.tar.gz", "w:gz") as tar:
@@ -49,7 +47,7 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "in"
 
 
-def held(temporary: Path) -> int:
+def held(temporary):
     """Bytes of files without a name in the temporary folder that this process holds."""
     links = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
     targets = [(link, os.readlink(link)) for link in links if link.is_symlink()]
@@ -59,12 +57,12 @@ def held(temporary: Path) -> int:
 
 
 @pytest.fixture
-def unpacked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def unpacked(monkeypatch):
     """The names of the shards that are unpacked, each time."""
-    names: list[str] = []
+    names = []
     real = compressed._unpacked
 
-    def noted(source: Any, what: str) -> Any:
+    def noted(source, what):
         names.append(source.path.name)
         return real(source, what)
 
@@ -72,13 +70,11 @@ def unpacked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def read(dataset: shardkit.Dataset) -> list[str]:
+def read(dataset):
     return [sample["txt"].strip() for sample in dataset]
 
 
-def test_they_are_held_within_a_bound_and_not_after_closing(
-    source: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_they_are_held_within_a_bound_and_not_after_closing(source, temporary, monkeypatch):
     with shardkit.open(source) as dataset:
         assert held(temporary) == 0
         assert read(dataset) == ["0", "1", "2", "3"] * 5
@@ -99,9 +95,7 @@ def test_they_are_held_within_a_bound_and_not_after_closing(
         assert held(temporary) == SIZE
 
 
-def test_a_file_is_unpacked_once_for_all_who_have_it_open(
-    source: Path, temporary: Path, unpacked: list[str]
-) -> None:
+def test_a_file_is_unpacked_once_for_all_who_have_it_open(source, temporary, unpacked):
     first, second = shardkit.open(source / "0.tar.gz"), shardkit.open(source / "0.tar.gz")
     unpacked.clear()
     assert read(first) == read(second)
@@ -114,15 +108,15 @@ def test_a_file_is_unpacked_once_for_all_who_have_it_open(
 
 
 def test_shards_are_unpacked_one_after_the_other_also_where_the_first_is_not_compressed(
-    source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    source, monkeypatch
+):
     (source / "0.tar").write_bytes(gzip.decompress((source / "0.tar.gz").read_bytes()))
     (source / "0.tar.gz").unlink()
     for number in range(5, 12):
         shutil.copy(source / "1.tar.gz", source / f"{number}.tar.gz")
     real, at_work, alone = compressed._unpacked, threading.Lock(), []
 
-    def slowly(given: Any, what: str) -> Any:
+    def slowly(given, what):
         alone.append(at_work.acquire(blocking=False))
         os.sched_yield()  # to another thread, if there is one
         try:
@@ -139,40 +133,27 @@ def test_shards_are_unpacked_one_after_the_other_also_where_the_first_is_not_com
 
 @pytest.mark.parametrize("tasks", [1, SAMPLES])
 def test_tasks_of_one_shard_do_not_each_unpack_it(
-    source: Path,
-    temporary: Path,
-    tmp_path: Path,
-    unpacked: list[str],
-    tasks: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    source, temporary, tmp_path, unpacked, tasks, monkeypatch
+):
     monkeypatch.setattr("shardkit.conversion.cuts._TASK_BYTES", 1)
-    found = shardkit.convert(
-        source / "0.tar.gz", "wds", tmp_path / "out", shard_samples=SAMPLES // tasks, workers=0
-    )
+    options = {"shard_samples": SAMPLES // tasks, "workers": 0}
+    found = shardkit.convert(source / "0.tar.gz", "wds", tmp_path / "out", **options)
     assert found.splits[""].shards == tasks
     assert unpacked == ["0.tar.gz"] * 2  # to plan, and to convert
     assert held(temporary) == 0
 
 
-def test_a_full_temporary_folder_is_named(
-    source: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*args: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("shardkit.codecs.unpack.decompressed", full)
-    with pytest.raises(StorageError, match="not enough space to unpack") as error:
-        shardkit.open(source)
-    assert str(temporary) in str(error.value)
-    assert "TMPDIR" in str(error.value.fix)
-    assert error.value.where["path"] == source / "0.tar.gz"
-
-
-def test_a_warning_says_so_once_for_a_folder(source: Path, temporary: Path) -> None:
+def test_messages_name_the_temporary_folder(source, temporary, monkeypatch):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         read(shardkit.open(source))
-    said = {str(warning.message) for warning in caught if warning.category is ShardkitWarning}
-    assert len(said) == 1
-    assert str(temporary) in said.pop()
+    (said,) = {str(warning.message) for warning in caught if warning.category is ShardkitWarning}
+    assert str(temporary) in said
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("shardkit.codecs.unpack.decompressed", full)
+    says, path = str(temporary), source / "0.tar.gz"
+    with refused(StorageError, "not enough space to unpack", says=says, fix="TMPDIR", path=path):
+        shardkit.open(source)
