@@ -80,6 +80,14 @@ def convert(source: Any, out: Path, format: str = "wds", **options: Any) -> Any:
     return shardkit.convert(source, format, out, **{"workers": 0, **options})
 
 
+def verified(source: Any, out: Path, format: str = "wds", **options: Any) -> Any:
+    """A conversion, which is verified against its source."""
+    result = convert(source, out, format, **options)
+    report = shardkit.verify(out, against=source, metadata=options.get("metadata"))
+    assert report.sound, report.problems
+    return result
+
+
 def keys(samples: Any) -> list[str]:
     """Of a source, or of a dataset by its path."""
     found = shardkit.open(samples) if isinstance(samples, Path) else all_of(samples)

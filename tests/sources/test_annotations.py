@@ -29,7 +29,8 @@ from tests.boxed import (
     voc_xml,
 )
 from tests.conftest import files_of
-from tests.sources.real import all_of, cases, convert, counts, keys, one, opened, put, refused
+from tests.sources import real
+from tests.sources.real import all_of, cases, convert, keys, one, opened, put, refused, verified
 
 BY_ID = ("person", "bottle", "toothbrush")  # 1, 44, 90
 BY_NAME = ("bottle", "person", "toothbrush")
@@ -44,8 +45,7 @@ def single(root: Path, *images: Painted, **more: Any) -> Path:
 def problems(root: Path) -> list[Any]:
     """The errors of images, all of which `--on-error skip` lists, with the images left."""
     error = refused(SampleError, None, convert, root, root.parent / "failed")
-    result = convert(root, root.parent / "skipped", on_error="skip")
-    (split,) = result.splits.values()
+    (split,) = convert(root, root.parent / "skipped", on_error="skip").splits.values()
     found = one(root).problems
     assert str(error) == str(found[0])
     assert split.errors == len(found)
@@ -89,7 +89,7 @@ def test_coco_fields_and_what_is_passed_over_by_any_number_of_workers(tmp_path):
     root = coco(tmp_path / "coco", some_painted(4), some_painted(4, seed=1))
     put(root, {"test2017/1.jpg": None, "notes.txt": ""})
     out, again = tmp_path / "out", tmp_path / "again"
-    result = convert(root, out, "arrow", shard_samples=2)
+    result = verified(root, out, "arrow", shard_samples=2)
     dataset = shardkit.open(out / "train")
     arrays = {n: k for n, k in dataset.schema.items() if isinstance(k, shardkit.Array)}
     expected = {"boxes": ("<f4", (None, 4)), "categories": ("<i8", (None,))}
@@ -104,7 +104,6 @@ def test_coco_fields_and_what_is_passed_over_by_any_number_of_workers(tmp_path):
         **dict.fromkeys((*passed, "file captions_val2017.json"), 1),
         **{f"values of {name!r}": count for name, count in values.items()},
     }
-    assert shardkit.verify(out, against=root).sound
     shardkit.convert(root, "arrow", again, workers=2, shard_samples=2)
     assert files_of(again) == files_of(out)
 
@@ -138,7 +137,7 @@ def test_one_folder_of_images_for_several_splits(tmp_path):
     put(tmp_path, {"images/other.png": None, "annotations/train.json": coco_json(train)})
     put(tmp_path, {"annotations/val.json": coco_json(val)})
     sources = opened(tmp_path)
-    assert counts(sources) == {"train": 3, "val": 4}
+    assert real.counts(sources) == {"train": 3, "val": 4}
     assert sources["train"].ignored["images of no split"] == 1
     put(tmp_path, {"annotations/val.json": coco_json([*val, train[0]])})
     error = refused(UsageError, "splits 'train' and 'val' overlap", opened, tmp_path)
@@ -178,8 +177,7 @@ def test_classes_in_an_order_of_ones_own_and_one_table_for_all_splits(tmp_path):
         assert [names[n] for n in found["categories"]] == [BY_ID[n] for n in plain]
     words = "does not name the category 'person'"
     refused(UsageError, words, opened, root, classes=("bottle", "toothbrush"))
-    convert(root, tmp_path / "out", classes=names)
-    assert shardkit.verify(tmp_path / "out", against=root).sound
+    verified(root, tmp_path / "out", classes=names)
     path = root / "annotations/instances_val2017.json"
     whole, other = json.loads(path.read_text()), {1: 7, 44: 6, 90: 5}
     for entry in whole["categories"]:
@@ -233,7 +231,7 @@ def test_images_and_entries_without_each_other_or_without_their_folder(tmp_path,
     root = coco(tmp_path / "coco", some_painted(3), some_painted(4, 1))
     shutil.rmtree(root / "train2017")
     sources = opened(root)
-    assert counts(sources) == {"val": 4}
+    assert real.counts(sources) == {"val": 4}
     assert "no folder train2017/" in sources["val"].notes[0]
     assert sources["val"].ignored["file instances_train2017.json"] == 1
     assert not sources["val"].problems
@@ -370,8 +368,7 @@ def test_voc_as_its_xml_says(tmp_path):
                 assert sample["truncated"][row] == (found.findtext("truncated") == "1")
             assert len(sample["boxes"]) == len(objects)
         assert_painted(source)
-    convert(tmp_path / "VOCdevkit", tmp_path / "out", "lmdb")
-    assert shardkit.verify(tmp_path / "out", against=tmp_path / "VOCdevkit").sound
+    verified(tmp_path / "VOCdevkit", tmp_path / "out", "lmdb")
     assert len(opened(root, split="none")[""]) == 14
 
 
@@ -380,7 +377,7 @@ def test_voc_splits_and_what_is_passed_over(tmp_path):
     root = voc(tmp_path / "VOCdevkit/VOC2007", {"trainval": images[:4], "test": images[4:]})
     put(root, {"JPEGImages/other.png": None, "Annotations/other.xml": voc_xml(images[0])})
     sources = opened(root)
-    assert counts(sources) == {"test": 2, "trainval": 4}
+    assert real.counts(sources) == {"test": 2, "trainval": 4}
     ignored = [{**source.ignored} for source in sources.values()]
     assert sum(some.get("images of no split", 0) for some in ignored) == 1
     found = ignored[0] | ignored[1]
@@ -427,7 +424,7 @@ DAMAGED_XML = [
 ]
 
 
-def test_damaged_xml_is_an_error_of_its_image(tmp_path):
+def test_damaged_or_deep_xml_and_absent_files_are_errors_of_their_images(tmp_path):
     root = voc(tmp_path / "x", {"train": some_painted(1 + len(DAMAGED_XML))})
     for number, (text, _) in enumerate(DAMAGED_XML, 1):
         put(root, {f"Annotations/{number:06d}.xml": text})
@@ -436,10 +433,7 @@ def test_damaged_xml_is_an_error_of_its_image(tmp_path):
         assert message in str(error)
         assert error.where["path"] == root / f"Annotations/{number:06d}.xml"
     assert keys(tmp_path / "skipped/train") == ["000000"]
-
-
-def test_deep_xml_and_images_without_xml_or_of_no_list(tmp_path):
-    root = voc(tmp_path / "x", {"train": some_painted(4)})
+    root = voc(tmp_path / "deep/x", {"train": some_painted(4)})
     deep = "<a>" * 20_000 + "</a>" * 20_000
     put(root, {"Annotations/000000.xml": f"<annotation>{deep}</annotation>"})
     (root / "Annotations/000001.xml").unlink()
@@ -447,7 +441,7 @@ def test_deep_xml_and_images_without_xml_or_of_no_list(tmp_path):
     absent, bad = problems(root)
     assert "not there" in str(absent)
     assert "an image has no annotations" in str(bad)
-    assert keys(tmp_path / "skipped/train") == ["000000", "000003"]
+    assert keys(tmp_path / "deep/skipped/train") == ["000000", "000003"]
 
 
 def test_without_lists_and_sizes_there_is_one_dataset_with_the_size_of_the_image(tmp_path):

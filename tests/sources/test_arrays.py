@@ -21,7 +21,7 @@ from shardkit.schema import Array, Bool, Bytes, Float, Image, Int, Text
 from shardkit.testing import make_image
 from tests.conftest import files_of
 from tests.sources import real
-from tests.sources.real import cases, convert, counts, one, opened, put, refused
+from tests.sources.real import cases, convert, counts, one, opened, put, refused, verified
 
 RANDOM = np.random.default_rng(0)
 DIGITS = RANDOM.integers(0, 256, (9, 28, 28), "u1")
@@ -52,14 +52,13 @@ def mnist(root: Path, ending: str = "-ubyte.gz", prefix: str = "") -> Path:
 @pytest.mark.parametrize("ending", ["-ubyte.gz", "-ubyte"])
 def test_mnist_is_images_and_labels_by_split(tmp_path, ending):
     root = mnist(tmp_path / "mnist", ending)
-    result = convert(root, tmp_path / "out")
+    result = verified(root, tmp_path / "out")
     assert {name: split.samples for name, split in result.splits.items()} == {"train": 9, "test": 4}
     with shardkit.open(tmp_path / "out/train") as dataset:
         assert dict(dataset.schema) == {"image": Image(), "label": Int()}
         for n in range(9):
             assert (pixels(dataset[n]["image"]) == DIGITS[n]).all()
             assert (dataset[n]["__key__"], dataset[n]["label"]) == (f"{n:09d}", n)
-    assert shardkit.verify(tmp_path / "out", against=root).sound
     about = json.loads((tmp_path / "out/train/__shardkit__/manifest.json").read_bytes())
     assert "zlib" in about["versions"]  # which makes the PNGs
 
@@ -101,7 +100,7 @@ def test_idx_of_other_types_and_damaged(tmp_path):
 
 
 # --- CIFAR ---------------------------------------------------------------------------------------
-def test_cifar_10(tmp_path):
+def test_cifar_10_has_a_label_and_cifar_100_two_and_pickles_are_refused(tmp_path):
     images = RANDOM.integers(0, 256, (12, 3, 32, 32), "u1")
     records = [bytes([n % 10]) + images[n].tobytes() for n in range(12)]
     names = [f"data_batch_{n}.bin" for n in range(1, 6)] + ["test_batch.bin"]
@@ -116,9 +115,6 @@ def test_cifar_10(tmp_path):
     assert opened(tmp_path)["train"].classes == ("plane", "car")  # the folder above
     copy = pickle.loads(pickle.dumps(train.select(np.array([7, 3]))))
     assert [copy[0], copy[1]] == [train[7], train[3]]
-
-
-def test_cifar_100_has_two_labels_and_pickles_are_refused(tmp_path):
     image = bytes(range(256)) * 12
     tables = {"fine_label_names.txt": "apple\nfish\n", "coarse_label_names.txt": "fruit\n"}
     records = b"\0\1" + image + b"\0\0" + image
@@ -152,8 +148,7 @@ def test_an_array_is_its_rows(tmp_path, values, kind):
     source = one(tmp_path / "x.npy")
     assert dict(source.schema) == {"array": kind}
     np.testing.assert_array_equal([source[n]["array"] for n in range(len(source))], values)
-    convert(tmp_path / "x.npy", tmp_path / "out", "lmdb")
-    assert shardkit.verify(tmp_path / "out", against=tmp_path / "x.npy").sound
+    verified(tmp_path / "x.npy", tmp_path / "out", "lmdb")
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])

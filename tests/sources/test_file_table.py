@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardkit import mapped
+from shardkit import ConvertOptions, SourceError, mapped
 from shardkit.conversion.run import prepare
-from shardkit.errors import SourceError
-from shardkit.options import ConvertOptions
 from shardkit.sources import image_folder, packed_names
 from shardkit.sources.packed_names import GrowingNames, Names
 from tests.conftest import write_images

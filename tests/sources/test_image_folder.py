@@ -143,10 +143,10 @@ def columns(source: Source) -> list[Sample]:
 
 
 def test_metadata_add_their_columns_and_those_of_one_folder_are_the_hugging_face_layout(tmp_path):
-    put(tmp_path, dict.fromkeys(("cat/1.jpg", "cat/2.jpg", "dog/3.jpg")))
+    root = put(tmp_path / "csv", dict.fromkeys(("cat/1.jpg", "cat/2.jpg", "dog/3.jpg")))
     rows = 'cat/1.jpg,3,007,1.5,hello\ndog/3.jpg,4,123,,"a, b"\n'
-    put(tmp_path, {"metadata.csv": "file_name,age,zip,weight,note\n" + rows})
-    source = one(tmp_path)
+    put(root, {"metadata.csv": "file_name,age,zip,weight,note\n" + rows})
+    source = one(root)
     kinds = {"age": Int, "zip": Text, "weight": Float, "note": Text}
     expected = {name: kind(optional=True) for name, kind in kinds.items()}
     assert dict(source.schema) == {"image": Image(), "label": Int(), **expected}
@@ -159,9 +159,9 @@ def test_metadata_add_their_columns_and_those_of_one_folder_are_the_hugging_face
         {"file_name": "1.jpg", "good": True, "n": 1, "x": 1, "any": [1], "label": "tabby"},
         {"file_name": "2.jpg", "good": False, "n": 2, "x": 2.5, "any": {"a": 1}, "label": "lion"},
     ]
-    put(tmp_path / "images", {"1.jpg": None, "2.jpg": None})
-    put(tmp_path / "images", {"metadata.jsonl": "\n".join(map(json.dumps, lines))})
-    source = one(tmp_path)
+    put(tmp_path / "hub/images", {"1.jpg": None, "2.jpg": None})
+    put(tmp_path / "hub/images", {"metadata.jsonl": "\n".join(map(json.dumps, lines))})
+    source = one(tmp_path / "hub")
     assert source.classes is None
     kinds = {"good": Bool(), "n": Int(), "x": Float(), "any": Json(), "label": Text()}
     assert dict(source.schema) == {"image": Image(), **kinds}

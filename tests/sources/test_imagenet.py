@@ -7,11 +7,10 @@ import pytest
 import scipy.io
 
 import shardkit
-from shardkit.errors import FormatError, SourceError, UsageError
+from shardkit import FormatError, SourceError, UsageError, verify
 from shardkit.sources import open_sources
 from shardkit.testing import make_image
-from shardkit.verification.verify import verify
-from tests.sources.real import cases, convert, one, opened, put, refused, tar
+from tests.sources.real import cases, one, opened, put, refused, tar, verified
 
 # In the order of names; as in ImageNet, the devkit numbers them otherwise.
 WNIDS = ["n01440764", "n01443537", "n02119789", "n03100240"]
@@ -85,8 +84,7 @@ def test_a_flat_val_has_the_labels_of_the_devkit_as_torchvision_has_them(tmp_pat
     assert {source.classes for source in sources.values()} == {tuple(WNIDS), None}
     assert sources["val"].notes == (f"the labels of val come from {kit / GROUND_TRUTH}",)
     assert sources["train"].ignored == {"devkit folder": 1}
-    convert(root, tmp_path / "out")
-    assert verify(tmp_path / "out", against=root).sound
+    verified(root, tmp_path / "out")
     out = shardkit.open(tmp_path / "out/val")
     assert [out.classes[sample["label"]] for sample in out] == TRUTH
     put(kit, {GROUND_TRUTH: "1\n" * 6})

@@ -15,7 +15,7 @@ import pytest
 import shardkit
 from shardkit.testing import make_image
 from shardkit.verification.verify import verify
-from tests.sources.real import cases, convert, one, put
+from tests.sources.real import cases, one, put, verified
 
 FAILED = "failed downloads of img2dataset"
 OK = {"000000000": "success", "000000002": "success", "000010000": "success"}
@@ -68,9 +68,8 @@ def test_failed_downloads_are_counted_and_no_samples(tmp_path, form):
     field = "image" if form == "files" else "jpg"
     assert [source[n][field] for n in range(len(source))] == list(IMAGES.values())
     assert "score" not in source.schema
-    result = convert(root, tmp_path / "out", "arrow")
+    result = verified(root, tmp_path / "out", "arrow")
     assert (result.samples, result.ignored[FAILED]) == (3, 2)
-    assert verify(tmp_path / "out", against=root).sound
     if form == "parquet":
         assert [source[n]["url"] for n in range(3)] == [meta(key)["url"] for key in OK]
     elif form == "webdataset":
@@ -93,8 +92,7 @@ def test_columns_of_the_tables_alone_are_joined_by_key(tmp_path, form, with_json
     chosen = pickle.loads(pickle.dumps(source.select(np.array([2, 1]))))
     assert [chosen[n]["score"] for n in range(2)] == [0.0, 1.0]
     out = tmp_path / "out"
-    convert(root, out, "arrow", shuffle=True, shard_samples=2)
-    assert verify(out, against=root).sound
+    verified(root, out, "arrow", shuffle=True, shard_samples=2)
     found = {s["__key__"].rpartition("/")[2]: s for s in shardkit.open(out)}
     assert {key: sample["tags"][0] for key, sample in found.items()} == {k: k for k in OK}
     if not with_json:

@@ -13,14 +13,13 @@ import pandas
 import pytest
 
 import shardkit
-from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError
+from shardkit import Array, Float, Image, Int, SampleError, ShardkitError, SourceError, UsageError
 from shardkit.manifest import load
-from shardkit.schema import Array, Float, Image, Int
 from shardkit.sources import metadata, open_sources
 from shardkit.verification.verify import verify
 from tests.codecs import tokenizer_zoo
 from tests.conversion.text_corpora import few_words
-from tests.sources.real import cases, convert, one, put, refused
+from tests.sources.real import cases, convert, one, put, refused, verified
 
 TABLE = "image_id,label,age\nd,dog,1\na,cat,2\nc,cat,\nb,dog,4\n"
 KAGGLE = {"file_column": "image_id", "file_suffix": ".jpg", "label_column": "label"}
@@ -89,8 +88,7 @@ def test_verify_needs_the_table(flat, tmp_path, fields):
     table, out = written(tmp_path / "train.csv"), tmp_path / "out"
     convert(flat, out, metadata=table, fields=fields, **KAGGLE)
     assert load(out).recipe["metadata"] == "train.csv"
-    assert convert(flat, out, metadata=table, fields=fields, **KAGGLE).already_complete
-    assert verify(out, flat, metadata=table).sound
+    assert verified(flat, out, metadata=table, fields=fields, **KAGGLE).already_complete
     refused(UsageError, "was made with metadata", verify, out, flat)
     written(table, TABLE.replace("d,dog", "d,cat"))
     assert verify(out, flat, metadata=table).sound == (fields is not None)
@@ -152,21 +150,19 @@ def test_what_is_wrong_with_a_file_ends_or_is_listed(flat, tmp_path, change, opt
     asked = {**KAGGLE, "metadata": table, **options}
     error = refused(SampleError, what, convert, flat, out, **asked)
     assert error.where.get("key", "") == key
-    assert convert(flat, out, on_error="skip", **asked).errors == 1
+    assert verified(flat, out, on_error="skip", **asked).errors == 1
     (listed,) = (out / "__shardkit__/errors.jsonl").read_text().splitlines()
     assert json.loads(listed)["what"] == error.what
     expected = {"a": 0, "b": 1, "c": 0, "d": 1}
     expected.pop(key, None)
     assert labels(out) == expected
-    assert verify(out, flat, metadata=table).sound
 
 
 def test_classes_give_the_order_and_names_of_numbers(flat, tmp_path):
     table, names = written(tmp_path / "train.csv"), ["dog", "emu", "cat"]
     asked = {**KAGGLE, "metadata": table, "classes": names}
-    convert(flat, tmp_path / "out", **asked)
+    verified(flat, tmp_path / "out", **asked)
     assert labels(tmp_path / "out") == {"a": 2, "b": 0, "c": 2, "d": 0}
-    assert verify(tmp_path / "out", flat, metadata=table).sound
     written(table, TABLE.replace("cat", "0").replace("dog", "-1"))
     convert(flat, tmp_path / "numbers", **asked)
     assert labels(tmp_path / "numbers") == {"a": 0, "b": -1, "c": 0, "d": -1}
@@ -194,7 +190,7 @@ def test_several_labels_are_arrays_of_classes(flat, tmp_path, kind):
         options["label_separator"] = "|"
         frame["label"] = frame["label"].map("|".join)
     table, out = saved(frame, tmp_path / f"t.{kind}"), tmp_path / "out"
-    convert(flat, out, "hf", metadata=table, **options)
+    verified(flat, out, "hf", metadata=table, **options)
     found = shardkit.open(out)
     assert found.schema["label"] == Array("<i8", (None,))
     assert found.class_names == {"label": ("cat", "dog", "emu")}
@@ -203,7 +199,6 @@ def test_several_labels_are_arrays_of_classes(flat, tmp_path, kind):
     theirs = datasets.load_from_disk(str(out))
     assert theirs.features["label"].feature.names == ["cat", "dog", "emu"]
     assert theirs["label"][0] == [1, 0]
-    assert verify(out, flat, metadata=table).sound
     asked = {**options, "classes": ["cat", "dog"], "metadata": table}
     refused(SampleError, "the label is not a known class", convert, flat, tmp_path / "no", **asked)
     if kind == "csv":  # of numbers too
@@ -249,7 +244,7 @@ def test_folders_of_texts_are_classes_as_those_of_images(tmp_path):
     root = reviews(tmp_path / "in", "train/pos", "train/neg", "train/unsup", "test/pos", "test/neg")
     names = ("train/urls_pos.txt", "test/urls_neg.txt", "imdbEr.txt", "imdb.vocab", "README")
     put(root, dict.fromkeys(names, "http://"))  # as IMDb's reviews come
-    result = convert(root, tmp_path / "out", "hf")
+    result = verified(root, tmp_path / "out", "hf")
     assert list(result.splits) == ["train", "test"]
     for split in result.splits:
         assert shardkit.open(tmp_path / "out" / split).classes == ("neg", "pos")
@@ -259,18 +254,15 @@ def test_folders_of_texts_are_classes_as_those_of_images(tmp_path):
     assert "documents without a class, whose label is -1: 2" in result.notes
     assert any("taken as classes: neg/, pos/; --drop label" in note for note in result.notes)
     assert result.ignored == {".txt file": 3, ".vocab file": 1, "file without suffix": 1}
-    assert verify(tmp_path / "out", root).sound
-    convert(root, tmp_path / "plain", "hf", drop=["label"])
+    verified(root, tmp_path / "plain", "hf", drop=["label"])
     assert "label" not in shardkit.open(tmp_path / "plain/train").schema
-    assert verify(tmp_path / "plain", root).sound
     root = reviews(tmp_path / "apart", "train/pos", "train/neg", "test")
     for number, options in enumerate(({}, {"classes": ["pos", "neg"]})):
         out = tmp_path / str(number)
-        result = convert(root, out, **options)
+        result = verified(root, out, **options)
         assert "no labels in test: its texts are not in folders" in result.notes
         assert list(shardkit.open(out / "test").schema) == ["text"]
         assert labels(out / "train")["pos/0"] == 1 - number
-        assert verify(out, root).sound
 
 
 @cases(
@@ -286,8 +278,7 @@ def test_folders_of_texts_are_classes_as_those_of_images(tmp_path):
     ("pos neg", {"empty/x.txt": ""}, "empty/ next to them contains no text"),
 )
 def test_folders_that_may_be_no_classes_are_none_and_a_note_says_why(tmp_path, names, stray, why):
-    root = put(reviews(tmp_path / "in/corpus", *names.split()), stray)
-    source = one(root)
+    source = one(put(reviews(tmp_path / "in/corpus", *names.split()), stray))
     assert list(source.schema) == ["text"]
     assert any("no labels from the folders" in n and why in n for n in source.notes), source.notes
 
@@ -308,14 +299,12 @@ def test_class_folders_of_texts_one_folder_below_are_said(tmp_path):
 
 def test_a_list_of_classes_makes_classes_of_any_folders(tmp_path):
     root, classes = reviews(tmp_path / "in", "en/2019", "de", "unlabeled"), ["en", "de", "fr"]
-    convert(root, tmp_path / "out", classes=classes)
+    verified(root, tmp_path / "out", classes=classes)
     found = labels(tmp_path / "out")
     assert [found[key] for key in ("de/0", "en/2019/1", "unlabeled/1")] == [1, 0, -1]
-    assert verify(tmp_path / "out", root).sound
     lines = shardkit.TextOptions(documents="line")
-    convert(root, tmp_path / "lines", text=lines, classes=classes)
+    verified(root, tmp_path / "lines", text=lines, classes=classes)
     assert Counter(labels(tmp_path / "lines").values()) == {0: 2, 1: 2, -1: 2}
-    assert verify(tmp_path / "lines", root).sound
     none, words = tmp_path / "no", "does not name the folder 'en'"
     refused(UsageError, words, convert, root, none, classes=["de", "fr"])
     put(root, {"stray.txt": "one"})
@@ -327,24 +316,21 @@ def test_labels_stay_beside_tokens_but_not_in_blocks(tmp_path):
     root = put(tmp_path / "in", {f"{name}/1.txt": "w1 w2 w3" for name in ("pos", "neg")})
     words, out = tokenizer_zoo.write_json(tmp_path, few_words(8)), tmp_path / "out"
     options = shardkit.TextOptions(tokenizer=words, append_eos=False)
-    convert(root, out, text=options)
+    verified(root, out, text=options)
     assert labels(out) == {"neg/1": 0, "pos/1": 1}
     assert shardkit.open(out).classes == ("neg", "pos")
-    assert verify(out, root).sound
-    result = convert(root, tmp_path / "packed", text=replace(options, seq_len=3))
+    result = verified(root, tmp_path / "packed", text=replace(options, seq_len=3))
     assert list(shardkit.open(tmp_path / "packed").schema) == ["tokens", "doc_ends"]
     assert result.ignored == {"values of 'label'": 2}
-    assert verify(tmp_path / "packed", root).sound
 
 
 def test_a_table_labels_texts_that_are_a_document_each(tmp_path):
     root = reviews(tmp_path / "in", "a")
     table = written(root / "labels.csv", "id,label,stars\na/0,good,5\na/1,bad,1\n")
     asked = {**KAGGLE, "file_column": "id", "file_suffix": ".txt", "metadata": table}
-    convert(root, tmp_path / "out", **asked)
+    verified(root, tmp_path / "out", **asked)
     assert labels(tmp_path / "out") == {"a/0": 1, "a/1": 0}
     assert shardkit.open(tmp_path / "out")[0]["stars"] == 5
-    assert verify(tmp_path / "out", root, metadata=table).sound
     with pytest.raises(UsageError, match="if each file is a document"):
         convert(root, tmp_path / "no", text=shardkit.TextOptions(documents="line"), **asked)
 
@@ -394,8 +380,7 @@ def test_a_column_of_text_and_datasets_becomes_the_label(tmp_path, way, column, 
 def test_labels_of_tables_of_text_are_as_datasets_reads_them(tmp_path):
     import datasets
 
-    rows = "review,sentiment\ngood one,positive\nbad,negative\n"
-    path = written(tmp_path / "in.csv", rows)
+    path = written(tmp_path / "in.csv", "review,sentiment\ngood one,positive\nbad,negative\n")
     convert(path, tmp_path / "out", "hf", label_column="sentiment")
     theirs = datasets.load_dataset("csv", data_files=str(path), cache_dir=str(tmp_path / "c"))
     encoded = theirs["train"].class_encode_column("sentiment")

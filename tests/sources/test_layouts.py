@@ -10,16 +10,13 @@ import yaml
 from click.testing import CliRunner
 
 import shardkit
+from shardkit import FormatError, ShardkitError, SourceError, UsageError, bench, inspect, verify
 from shardkit.cli import group
-from shardkit.errors import FormatError, ShardkitError, SourceError, UsageError
 from shardkit.formats.foreign import kind_by_name
-from shardkit.inspection import inspect
-from shardkit.performance.bench import bench
 from shardkit.sources import open_sources
 from shardkit.splits import KINDS
-from shardkit.verification.verify import verify
 from tests.sources import real
-from tests.sources.real import cases, convert, counts, one, opened, put, refused
+from tests.sources.real import cases, convert, counts, one, opened, put, refused, verified
 
 
 def splits(root: Path | str, **options: Any) -> dict[str, int]:
@@ -54,10 +51,9 @@ def texts(path: Path) -> list[str]:
 def test_a_hub_repository_is_its_parquet_by_split_and_one_is_opened_by_a_pattern(tmp_path):
     root = real.hub_repository(tmp_path / "repository")
     data, out = root / "data", tmp_path / "out"
-    result = convert(root, out, "arrow")
+    result = verified(root, out, "arrow")
     assert (texts(out / "train"), texts(out / "test")) == (["a", "b", "c"], ["d"])
     assert result.ignored == {".md file": 1, "hidden": 1}
-    assert verify(out, against=root).sound
     assert inspected(data) == {"train": 3, "test": 1}
     assert verify(root).samples == 4
     error = refused(FormatError, "one dataset per split", shardkit.open, data)
@@ -66,8 +62,7 @@ def test_a_hub_repository_is_its_parquet_by_split_and_one_is_opened_by_a_pattern
     assert splits(Path(train)) == {"": 3}
     words = "a pattern of shards needs an output"
     refused(UsageError, words, shardkit.convert, train, "wds", workers=0)
-    assert convert(train, tmp_path / "one").samples == 3
-    assert verify(tmp_path / "one", against=train).sound
+    assert verified(train, tmp_path / "one").samples == 3
     assert splits(data, split="none") == {"": 4}
     refused(UsageError, "nothing matches the pattern", shardkit.open, data / "val-*.parquet")
     put(root, {"assets/banner.png": None})
@@ -115,9 +110,8 @@ def test_splits_are_neither_mixed_nor_taken_as_one(tmp_path):
     for folder in ("two/__shardkit__", "two/train/__shardkit__"):
         refused(FormatError, "no samples", open_sources, tmp_path / folder)
     one = put(tmp_path / "one", {f"train/{name}/1.jpg": None for name in ("cat", "dog", "owl")})
-    convert(one, tmp_path / "out", split="train=0.5,val=0.5")
+    verified(one, tmp_path / "out", split="train=0.5,val=0.5")
     assert shardkit.open(tmp_path / "out/train").classes == ("cat", "dog", "owl")
-    assert verify(tmp_path / "out", against=one).sound
 
 
 def test_subsets_of_a_hub_repository_are_not_mixed_and_one_is_chosen_by_its_name(tmp_path):
@@ -298,8 +292,7 @@ def test_every_command_takes_a_dataset_dict(tmp_path, listed):
     assert shown.exit_code == 0
     assert all(f"saved/{name}" in shown.output.replace("\n", "") for name in rows)
     assert verify(root).samples == 3
-    convert(root, tmp_path / "out")
-    assert verify(tmp_path / "out", against=root).sound
+    verified(root, tmp_path / "out")
     refused(FormatError, "one dataset per split", bench, [root])
     refused(UsageError, "cannot be taken as one", splits, root, split="none")
     if listed:
@@ -409,8 +402,7 @@ def test_images_with_annotations_are_no_classes(tmp_path, folders, name):
         put(root, {"data.yaml": "names: [cat]\n"})
     error = refused(UsageError, f"{name}.* cannot read yet", convert, root, tmp_path / "out")
     assert str(root / images) in str(error.fix)
-    source = one(root / images)
-    assert list(source.schema) == ["image"]
+    assert list(one(root / images).schema) == ["image"]
 
 
 @cases(
@@ -502,8 +494,7 @@ def test_what_is_guessed_of_splits_and_a_single_class_is_noted(tmp_path):
     assert found["train"].ignored == {".csv file": 1, ".md file": 1, "__MACOSX folder": 1}
     labelled = ["__key__", "image", "label"]
     assert [sorted(s[0]) for s in found.values()] == [labelled, labelled, ["__key__", "image"]]
-    convert(root, tmp_path / "out")
-    assert verify(tmp_path / "out", against=root).sound
+    verified(root, tmp_path / "out")
     put(tmp_path / "flat", {**dict.fromkeys(names[:2]), "test/1.jpg": None})
     note = "no labels in test: its images are in no class folders"
     assert open_sources(tmp_path / "flat")["test"].notes == (note,)
@@ -541,8 +532,7 @@ def test_other_files_beside_what_can_be_read_are_counted(images, tmp_path):
 )
 def test_classes_that_are_named_are_taken_at_their_word(tmp_path, names, classes):
     put(tmp_path, dict.fromkeys(names.split()))
-    source = one(tmp_path, classes=classes)
-    assert source.classes == classes
+    assert one(tmp_path, classes=classes).classes == classes
 
 
 # --- formats that are not read -------------------------------------------------------------------

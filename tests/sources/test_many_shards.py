@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 
 import shardkit
+from shardkit import ConvertOptions, Dataset, ShardkitError
 from shardkit.conversion.cuts import _evenly
 from shardkit.conversion.plan import Plan
 from shardkit.conversion.run import prepare
-from shardkit.dataset import Dataset
-from shardkit.errors import ShardkitError
 from shardkit.formats.wds.reader import WdsReader
 from shardkit.manifest import with_own
-from shardkit.options import ConvertOptions
 from tests.benchmarks.shards import make_foreign, make_ours
 from tests.sources.real import all_of, cases, refused
 

@@ -17,15 +17,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 import shardkit
-from shardkit.errors import NotFoundError, ShardkitError, UsageError
+from shardkit import NotFoundError, ShardkitError, UsageError, verify
 from shardkit.manifest import load
 from shardkit.patterns import expand
 from shardkit.sources import open_sources
 from shardkit.testing import make_image
-from shardkit.verification.verify import verify
 from tests.codecs import tokenizer_zoo
 from tests.conftest import examples, files_of
-from tests.sources.real import cases, convert, keys, opened, put, refused
+from tests.sources.real import cases, convert, keys, opened, put, refused, verified
 from tests.test_cli import run
 
 
@@ -37,11 +36,6 @@ def folder(root: Path, **classes: int) -> Path:
 
 def put_lines(path: Path, rows: Iterable[Any]) -> None:
     put(path.parent, {path.name: "".join(json.dumps(row) + "\n" for row in rows)})
-
-
-def assert_sound(out: Path, given: Any) -> None:
-    report = verify(out, against=given)
-    assert report.sound, report.problems
 
 
 def shard(path: Path, samples: Sequence[dict[str, Any]]) -> Path:
@@ -71,7 +65,7 @@ def three(tmp_path):
 
 def test_three_kinds_unite(three, tmp_path):
     out = tmp_path / "out"
-    result = convert(three, out)
+    result = verified(three, out)
     assert result.samples == 8
     names = "photos/cat/0 photos/cat/1 photos/dog/0 tars/ant/0 tars/dog/0 tars/dog/1"
     expected = [*names.split(), "table/cow/0", "table/cow/1"]
@@ -80,12 +74,10 @@ def test_three_kinds_unite(three, tmp_path):
     assert "keys begin with the name of their source: photos, tars, table" in result.notes
     images = {s["__key__"]: s["image"] for s in shardkit.open(out)}
     assert images["tars/dog/1"] == (tmp_path / "in/tars/dog/1.jpg").read_bytes()
-    assert_sound(out, three)
     assert convert(three, out).already_complete
     convert(three[::-1], tmp_path / "backwards")  # in the order of the sources
     assert [key[:2] for key in keys(tmp_path / "backwards")] == ["ta"] * 5 + ["ph"] * 3
-    convert(three, tmp_path / "shares", split="train=0.5,val=0.5")
-    assert_sound(tmp_path / "shares", three)
+    verified(three, tmp_path / "shares", split="train=0.5,val=0.5")
     (three[0] / "cat/0.jpg").unlink()
     problems = verify(out, against=three).problems
     assert [problem.where["key"] for problem in problems] == ["photos/cat/0"]
@@ -125,9 +117,8 @@ def test_patterns_quoted_or_expanded_by_the_shell_are_the_same(tmp_path):
     ways = [sorted(glob.glob(str(tmp_path / "?/train-*.tar"))), *(tmp_path / p for p in patterns)]
     ways += [[tmp_path / "a/train-*.tar", tmp_path / "b/train-*.tar"]]
     for number, given in enumerate(ways):
-        convert(given, tmp_path / f"out{number}", "arrow")
+        verified(given, tmp_path / f"out{number}", "arrow")
         assert files_of(tmp_path / f"out{number}") == files_of(tmp_path / "out0")
-        assert_sound(tmp_path / f"out{number}", given)
     found = shardkit.open(tmp_path / "out0")
     assert [sample["n.json"] for sample in found] == list(range(12))
     assert found[0]["__key__"] == "a/train-000/0"
@@ -148,11 +139,10 @@ def test_class_names_of_shards_are_kept_and_those_in_another_order_numbered_anew
         samples = [{"label": n} for n in range(len(classes))] + [{"label": -1}]
         convert(samples, tmp_path / name, "arrow", classes=classes)
     given = [tmp_path / "one", shardkit.open(tmp_path / "two")]
-    convert(given, tmp_path / "out", "arrow")
+    verified(given, tmp_path / "out", "arrow")
     found = shardkit.open(tmp_path / "out")
     assert found.classes == ("dog", "cat", "ape")  # not sorted everywhere: as they come up
     assert [sample["label"] for sample in found] == [0, 1, -1, 1, 0, 2, -1]
-    assert_sound(tmp_path / "out", given)
 
 
 def test_files_of_text_are_one_corpus_and_unite_with_datasets(tmp_path):
@@ -162,9 +152,8 @@ def test_files_of_text_are_one_corpus_and_unite_with_datasets(tmp_path):
     expanded = sorted(glob.glob(str(root / "*/*.jsonl")))
     for number, given in enumerate((expanded, root / "{x,y}/*.jsonl", root)):
         out = tmp_path / str(number)
-        convert(given, out, "arrow", text=shardkit.TextOptions(keep_fields=True))
+        verified(given, out, "arrow", text=shardkit.TextOptions(keep_fields=True))
         assert files_of(out) == files_of(tmp_path / "0")
-        assert_sound(out, given)
     found = shardkit.open(out)
     assert [sample["text"] for sample in found][::3] == ["x/a 0", "x/b 0", "y/a 0"]
     assert found[3]["__key__"] == "x/b.jsonl/0"
@@ -174,7 +163,7 @@ def test_files_of_text_are_one_corpus_and_unite_with_datasets(tmp_path):
     put_lines(tmp_path / "lines.jsonl", [{"text": f"line {n}"} for n in range(4)])
     convert([{"text": "sample"}], tmp_path / "base.lmdb", "lmdb")
     given = [tmp_path / "notes", tmp_path / "lines.jsonl", tmp_path / "base.lmdb"]
-    convert(given, tmp_path / "united")
+    verified(given, tmp_path / "united")
     found = shardkit.open(tmp_path / "united")
     assert {sample["__key__"]: sample["text"] for sample in found} == {
         **{f"notes/{n}_v1": f"note {n}" for n in range(3)},
@@ -182,7 +171,6 @@ def test_files_of_text_are_one_corpus_and_unite_with_datasets(tmp_path):
         "base/000000000": "sample",
     }
     assert found.original_paths() == {f"notes/{n}_v1": f"notes/{n}.v1.txt" for n in range(3)}
-    assert_sound(tmp_path / "united", given)
 
 
 @cases(
@@ -205,11 +193,10 @@ def test_c1_options_for_streams_of_several(options, tmp_path):
         options = {"text": shardkit.TextOptions(tokenizer=zoo, **options["text"])}
     for workers in (0, 2):
         out = tmp_path / f"out{workers}"
-        result = convert(given, out, workers=workers, on_error="skip", **options)
+        result = verified(given, out, workers=workers, on_error="skip", **options)
         assert result.errors == (0 if few else 1)
         assert result.samples == (5 if few else result.samples)
     assert files_of(tmp_path / "out0") == files_of(out)
-    assert_sound(out, given)
 
 
 def test_fields_of_other_shapes_and_kinds_unite_and_those_that_one_lacks_are_optional(tmp_path):
@@ -224,7 +211,7 @@ def test_fields_of_other_shapes_and_kinds_unite_and_those_that_one_lacks_are_opt
         convert([sample], tmp_path / f"{n}", schema=schema | others)
     both = [tmp_path / "0", tmp_path / "1"]
     refused(ShardkitError, "'c' differs between sources", open_sources, both)
-    result = convert(both, tmp_path / "out", "arrow", drop=["c"])
+    result = verified(both, tmp_path / "out", "arrow", drop=["c"])
     found = shardkit.open(tmp_path / "out")
     arrays = {"a": shardkit.Array("<f4", (None, 3)), "b": shardkit.Array("<f4")}
     more = {"x": shardkit.Bytes(), "more": shardkit.Text(optional=True)}
@@ -232,7 +219,6 @@ def test_fields_of_other_shapes_and_kinds_unite_and_those_that_one_lacks_are_opt
     assert [found[n]["a"].shape for n in range(2)] == [(2, 3), (4, 3)]
     assert ["more" in found[n] for n in range(2)] == [True, False]
     assert "the field 'x' is Bytes(), from Image(), Bytes()" in result.notes
-    assert_sound(tmp_path / "out", both)
 
 
 def test_splits_unite_split_by_split(tmp_path):
@@ -242,12 +228,11 @@ def test_splits_unite_split_by_split(tmp_path):
         folder(tmp_path / name, dog=1)
     folder(tmp_path / "b/test", ant=1)
     given, out = [tmp_path / "a", tmp_path / "b"], tmp_path / "out"
-    result = convert(given, out)
+    result = verified(given, out)
     assert {n: s.samples for n, s in result.splits.items()} == {"train": 3, "val": 2, "test": 1}
     assert shardkit.open(out / "val").classes == ("ant", "cat", "dog")
     assert labels(out / "val") == {"a/cat/0": "cat", "b/dog/0": "dog"}
-    assert_sound(out, given)
-    assert_sound(out / "val", given)
+    assert verify(out / "val", against=given).sound
     refused(UsageError, "the source already has splits", opened, given, split="train=0.5,val=0.5")
     with pytest.raises(UsageError, match="sources with splits cannot be united") as error:
         open_sources([tmp_path / "a", folder(tmp_path / "c", cat=1)])
@@ -265,9 +250,8 @@ def test_safe_keys_are_made_once_and_have_more_of_paths_where_names_repeat(tmp_p
     folder(tmp_path / "my photos", **{"a b": 1})
     convert(folder(tmp_path / "in", **{"c d": 1}), tmp_path / "safe", safe_keys=True)
     given = [tmp_path / "my photos", tmp_path / "safe"]
-    convert(given, tmp_path / "out", safe_keys=True)
+    verified(given, tmp_path / "out", safe_keys=True)
     assert keys(tmp_path / "out") == ["my%20photos/a%20b/0", "safe/c%20d/0"]
-    assert_sound(tmp_path / "out", given)
     plain = open_sources(given)[""]
     assert [plain[n]["__key__"] for n in range(2)] == ["my photos/a b/0", "safe/c%20d/0"]
     found = open_sources([folder(tmp_path / f"{name}/train2", cat=1) for name in ("x", "y")])[""]
@@ -278,14 +262,29 @@ def test_safe_keys_are_made_once_and_have_more_of_paths_where_names_repeat(tmp_p
     assert found.notes == ["keys begin with the name of their source: one, one~2"]
 
 
-def test_a_bad_sample_is_named_with_its_source(tmp_path):
+def test_c2_a_bad_sample_is_named_with_its_source_and_a_run_that_failed_goes_on(tmp_path, three):
     given, out = [folder(tmp_path / "a", cat=1), folder(tmp_path / "b", cat=2)], tmp_path / "out"
     (tmp_path / "b/cat/1.jpg").write_bytes(b"no image")
     assert refused(ShardkitError, None, convert, given, out).where["key"] == "b/cat/1"
-    convert(given, out, on_error="skip")
+    verified(given, out, on_error="skip")
     line = json.loads((out / "__shardkit__/errors.jsonl").read_text())
     assert (line["source"], line["key"]) == ("b/cat/1.jpg", "b/cat/1")
-    assert_sound(out, given)
+    small, out = {"shard_size": 4096}, tmp_path / "failed"
+    convert(three, tmp_path / "whole", **small)
+    broken = three[0] / "dog/0.jpg"
+    data, about = broken.read_bytes(), broken.stat()
+
+    def written(content):
+        broken.write_bytes(content)
+        os.utime(broken, ns=(about.st_atime_ns, about.st_mtime_ns))
+
+    written(b"x" * len(data))
+    refused(ShardkitError, None, convert, three, out, **small)
+    assert (tmp_path / "failed.partial").exists()
+    written(data)
+    refused(ShardkitError, "unfinished conversion", convert, three[::-1], out, **small)
+    convert(three, out, **small)
+    assert files_of(out) == files_of(tmp_path / "whole")
 
 
 def test_tokens_keep_the_tokenizer_that_made_all(tmp_path):
@@ -312,25 +311,6 @@ def test_the_command_takes_several(three, tmp_path):
     assert run("verify", out, "--against", *three[:2], check=None).returncode == 1
     report = run("convert", *three, "--to", "wds", check=None)
     assert (report.returncode, "several sources need an output" in report.stderr) == (2, True)
-
-
-def test_c2_a_run_that_failed_goes_on(three, tmp_path):
-    small, out = {"shard_size": 4096}, tmp_path / "out"
-    convert(three, tmp_path / "whole", **small)
-    broken = three[0] / "dog/0.jpg"
-    data, about = broken.read_bytes(), broken.stat()
-
-    def written(content):
-        broken.write_bytes(content)
-        os.utime(broken, ns=(about.st_atime_ns, about.st_mtime_ns))
-
-    written(b"x" * len(data))
-    refused(ShardkitError, None, convert, three, out, **small)
-    assert (tmp_path / "out.partial").exists()
-    written(data)
-    refused(ShardkitError, "unfinished conversion", convert, three[::-1], out, **small)
-    convert(three, out, **small)
-    assert files_of(out) == files_of(tmp_path / "whole")
 
 
 def test_fields_and_labels_that_differ_are_refused_with_who_has_which(tmp_path):

@@ -22,10 +22,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardkit.errors import SampleError, UsageError
-from shardkit.options import TextOptions
+from shardkit import Bool, Float, Int, Json, SampleError, Schema, Text, TextOptions, UsageError
 from shardkit.sample import JsonText, Sample
-from shardkit.schema import Bool, Float, Int, Json, Schema, Text
 from shardkit.sources.base import Document, Source, Stream
 from shardkit.sources.text import blocks, lines, scan
 from shardkit.sources.text.scan import open_text
@@ -204,7 +202,6 @@ def optional(**kinds: Any) -> dict[str, Any]:
     return {name: kind(optional=True) for name, kind in kinds.items()}
 
 
-# --- fields ---------------------------------------------------------------------------------------
 ROWS: list[dict[str, Any]] = [
     {"text": "a", "i": 1, "f": 1, "b": True, "s": "x", "j": {"k": [1, None]}, "none": None},
     {"text": "b", "i": -5, "f": 0.5, "b": False, "s": "ü", "j": "text", "late": 3},
@@ -286,7 +283,6 @@ def test_tables_are_those_of_pythons_csv(rows, ending):
         assert values(stream(path)) == [row["text"] for row in expected]
 
 
-# --- memory and size -----------------------------------------------------------------------------
 @pytest.mark.parametrize("how", few(["", "gz", "zst"], "gz"))
 def test_memory_is_that_of_a_block_and_a_document(tmp_path, monkeypatch, how):
     monkeypatch.setattr(blocks, "BLOCK", 1 << 14)
@@ -335,7 +331,6 @@ def test_a_plan_of_many_files_and_a_stream_for_a_worker_are_small(tmp_path):
     assert samples(one)[0]["__key__"] == samples(source)[1234]["__key__"]
 
 
-# --- encodings -----------------------------------------------------------------------------------
 def test_the_mark_at_the_start_is_no_text_and_what_is_none_can_be_replaced_or_left_out(tmp_path):
     put(tmp_path / "a.txt", "one\n\ufefftwo".encode("utf-8-sig"))
     assert values(stream(tmp_path / "a.txt")) == ["one", "\ufefftwo"]

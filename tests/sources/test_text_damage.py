@@ -37,9 +37,7 @@ def good(path: Path, **options: Any) -> list[str]:
     (b'{"text": ' + b"[" * 200_000, 0, "not JSON", None),
     (b'{"text": "a", "n": ' + b"9" * 5000 + b"}", 0, "not JSON", None),
     (b'["text"]', 0, "not a JSON object", "'[\"text\"]'"),
-    (b"12", 0, "not a JSON object", "'12'"),
     (b'{"text": "a\xff"}', 11, "not valid UTF-8", "0xff: invalid start byte"),
-    (b'{"text": "\xed\xa0\x80"}', 10, "not valid UTF-8", None),
     (b'{"n": 2}', 0, "has no text", "no such field, but n"),
     (b"{}", 0, "has no text", "no such field, but none at all"),
     (b'{"text": null}', 0, "has no text", "null"),
@@ -217,34 +215,32 @@ def test_flipped_bits_never_give_other_documents(how, data):
     assert bad or got == ["first", *texts]
 
 
-@pytest.mark.parametrize("change", [b"", b"one\n", b"one\ntwo\nmore\n"])
-def test_a_file_that_changed_since_the_plan_is_an_error(tmp_path, change):
-    for name in ("a.txt", "b.txt"):
-        put(tmp_path / name, b"one\ntwo\n")
-    lines, whole = stream(tmp_path, documents="line"), files(tmp_path)
-    path = put(tmp_path / "a.txt", change)
-    (error,) = errors(lines)
-    assert error.what == "the file changed while the conversion ran"
-    assert error.where["path"] == str(path)
-    left = [d.sample["__key__"] for d in lines.documents() if isinstance(d.sample, dict)]
-    assert left == ["b.txt/0", "b.txt/4"]
-    with pytest.raises(SampleError, match="the file changed"):
-        whole[0]
-    path.unlink()
-    (error,) = errors(lines)
-    assert "cannot be read" in error.what
-
-
-def test_what_is_no_file_is_an_error_in_its_turn(tmp_path):
-    put_lines(tmp_path / "a.jsonl", [{"text": "a"}])
-    (tmp_path / "b.jsonl").symlink_to("nowhere")
+def test_a_file_that_changed_since_the_plan_or_is_none_is_an_error_in_its_turn(tmp_path):
+    for number, change in enumerate((b"", b"one\n", b"one\ntwo\nmore\n")):
+        root = tmp_path / str(number)
+        for name in ("a.txt", "b.txt"):
+            put(root / name, b"one\ntwo\n")
+        lines, whole = stream(root, documents="line"), files(root)
+        path = put(root / "a.txt", change)
+        (error,) = errors(lines)
+        assert error.what == "the file changed while the conversion ran"
+        assert error.where["path"] == str(path)
+        left = [d.sample["__key__"] for d in lines.documents() if isinstance(d.sample, dict)]
+        assert left == ["b.txt/0", "b.txt/4"]
+        refused(SampleError, "the file changed", whole.__getitem__, 0)
+        path.unlink()
+        (error,) = errors(lines)
+        assert "cannot be read" in error.what
+    root = tmp_path / "pipes"
+    put_lines(root / "a.jsonl", [{"text": "a"}])
+    (root / "b.jsonl").symlink_to("nowhere")
     for name in ("c.jsonl.gz", "d.csv"):
-        os.mkfifo(tmp_path / name)
-    source = stream(tmp_path)
+        os.mkfifo(root / name)
+    source = stream(root)
     pipe = "the file cannot be read: it is a pipe, not a regular file"
     assert [e.what for e in errors(source)] == ["the symbolic link is broken", pipe, pipe]
-    assert (good(tmp_path), source.sizes().tolist()) == (["a"], [14, 0, 0, 0])
-    refused(SourceError, "not a regular file", stream, tmp_path / "d.csv")
+    assert (good(root), source.sizes().tolist()) == (["a"], [14, 0, 0, 0])
+    refused(SourceError, "not a regular file", stream, root / "d.csv")
 
 
 @given(

@@ -9,8 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from shardkit.errors import SampleError, SourceError, UsageError
-from shardkit.options import TextOptions
+from shardkit import SampleError, SourceError, TextOptions, UsageError
 from shardkit.sources import open_sources
 from shardkit.sources.text import encodings, scan
 from shardkit.sources.text.names import parse_name
