@@ -11,10 +11,9 @@ import soundfile
 import soxr
 
 import shardkit
-from shardkit import AudioOptions, SampleError, UsageError
+from shardkit import Audio, AudioOptions, SampleError, Schema, UsageError
 from shardkit.preprocess.audio import AudioSteps
 from shardkit.preprocess.items import Shaped
-from shardkit.schema import Audio, Schema
 from shardkit.testing import make_audio, make_image
 from tests.conftest import files_of
 from tests.sources.real import cases, put, refused

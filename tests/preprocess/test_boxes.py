@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from PIL import Image as Pillow
 
 import shardkit
-from shardkit import ImageOptions, SampleError, UsageError
+from shardkit import Array, Image, ImageOptions, Json, SampleError, Schema, UsageError
 from shardkit.codecs.boxes import TURNED_BACK, boxes_in, turned_boxes
 from shardkit.codecs.window import Window
 from shardkit.preprocess.images import Shaped
-from shardkit.schema import Array, Image, Json, Schema
 from shardkit.sources.sequence import SequenceSource
 from tests.boxed import COLOURS, Painted, coco, painted_box, some_painted, turned_back
 from tests.conftest import examples, few
@@ -98,8 +97,7 @@ def test_turning_cutting_and_padding_are_exact(mode):
     for image in some_painted(16, 3, range(1, 9)):
         side = {"shorter": 500, "crop": min(image.size), "pad": max(image.size)}[mode]
         options = {"resize_mode": mode, "format": "png", "icc": "srgb"}
-        shaped = converted(stored_sample(image), resize=side, **options)
-        assert_painted(shaped.sample, image, 0)
+        assert_painted(converted(stored_sample(image), resize=side, **options).sample, image, 0)
 
 
 def test_turning_there_and_back_gives_the_same_and_a_crop_drops_boxes_with_their_rows():
@@ -142,8 +140,7 @@ def test_boxes_through_every_format_with_and_without_steps(tmp_path, to):
     a, b, c = (tmp_path / name for name in "abc")
     shardkit.convert(coco(tmp_path / "coco", images), to, a, workers=0)
     shardkit.convert(a, "wds", b, workers=0, image=ImageOptions(icc="srgb"))
-    crop = ImageOptions(resize=50, resize_mode="crop")
-    shardkit.convert(b, to, c, workers=0, image=crop)
+    shardkit.convert(b, to, c, workers=0, image=ImageOptions(resize=50, resize_mode="crop"))
     for folder in (b, c):
         dataset = shardkit.open(folder / "train")
         assert dataset.class_names["categories"] == ("person", "bottle", "toothbrush")

@@ -15,13 +15,12 @@ from PIL import ImageCms
 from PIL.Image import Resampling
 from PIL.JpegImagePlugin import get_sampling
 
-from shardkit.errors import SampleError, UsageError
+from shardkit import Image, Int, SampleError, Schema, UsageError
 from shardkit.options import RESIZE_MODES, ImageOptions
 from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.geometry import geometry
 from shardkit.preprocess.images import ImageSteps, Shaped
 from shardkit.preprocess.steps import steps_for
-from shardkit.schema import Image, Int, Schema
 from tests.codecs.sample_images import encoded, exif
 from tests.sources.real import refused
 
@@ -285,8 +284,7 @@ def test_all_orientations_are_applied_as_pillow_does_it(format, orientation):
     size = (596, 409) if format == "JPEG" else (121, 83)
     data = encoded(photo(size=size), format, **options)
     width, height = (35, 24) if orientation < 5 else (24, 35)
-    upright = PIL.ImageOps.exif_transpose(opened(data))
-    by_pillow = upright.resize((width, height), BILINEAR)
+    by_pillow = PIL.ImageOps.exif_transpose(opened(data)).resize((width, height), BILINEAR)
     for way in ("raw", "png", "jpeg"):
         found = made(data, resize=24, format=way, quality=100, chroma="444")
         assert pixels_of(found).shape == (height, width, 3)
@@ -504,8 +502,7 @@ def test_transparent_pixels_show_the_background():
 
 # --- filters --------------------------------------------------------------------------------------
 def unwanted(data: bytes, **options: Any) -> dict[str, str]:
-    found = refused(Filtered, None, shaped, data, **options)
-    return found.to_json()
+    return refused(Filtered, None, shaped, data, **options).to_json()
 
 
 def test_filters_say_what_they_drop_and_keep_what_is_on_the_line():

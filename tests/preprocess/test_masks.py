@@ -7,12 +7,10 @@ import PIL.Image
 import PIL.ImageOps
 import pytest
 
-from shardkit.errors import SampleError, UsageError
-from shardkit.options import ImageOptions
+from shardkit import Array, Image, ImageOptions, SampleError, Schema, UsageError
 from shardkit.preprocess.images import Shaped
 from shardkit.preprocess.mask_fields import is_mask_name, mask_fields
 from shardkit.preprocess.steps import steps_for
-from shardkit.schema import Array, Image, Schema
 from shardkit.sources.sequence import SequenceSource
 from tests.codecs.sample_images import photo_like
 from tests.preprocess.test_images import SWAPPED, encoded, exif, finely, opened, pixels_of, steps_of

@@ -12,16 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardkit import Array, Int, SampleError, Schema, Text, TextOptions, UsageError
 from shardkit.checked import checked, plain
 from shardkit.codecs.tokenizers import load_tokenizer
-from shardkit.errors import SampleError, UsageError
-from shardkit.options import TextOptions
 from shardkit.preprocess import text as text_module
 from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.items import Item
 from shardkit.preprocess.packing import PACKERS
 from shardkit.preprocess.text import TextSteps, TextTally, text_field, text_steps
-from shardkit.schema import Array, Int, Schema, Text
 from tests.codecs import tokenizer_zoo
 from tests.conversion.text_corpora import few_words
 from tests.sources.real import refused

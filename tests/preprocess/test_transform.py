@@ -16,13 +16,11 @@ import PIL.Image
 import pytest
 
 import shardkit
-from shardkit.errors import SampleError, UsageError
-from shardkit.options import ImageOptions
+from shardkit import Array, Image, ImageOptions, Int, Json, SampleError, Schema, Text, UsageError
 from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.images import ImageSteps, Shaped
 from shardkit.preprocess.steps import schema_after, steps_for
 from shardkit.preprocess.transform import load_transform, same
-from shardkit.schema import Array, Image, Int, Json, Schema, Text
 from shardkit.sources.sequence import SequenceSource
 from tests.conftest import files_of, write_images
 from tests.preprocess.test_images import PLAIN, encoded, exif, made, opened, photo, pixels_of, psnr
@@ -32,7 +30,6 @@ Sample = dict[str, Any]
 Step = Callable[[Sample], Any]
 
 
-# --- finding and telling them ---------------------------------------------------------------------
 def brighter(sample: Sample, by: int = 10) -> Sample:
     return {**sample, "image": np.minimum(sample["image"], 255 - by) + np.uint8(by)}
 
@@ -131,7 +128,9 @@ def test_what_can_be_imported_can_go_to_workers_and_has_a_digest_of_its_own():
     assert digests == [load_transform(function, 0).digest for function in functions]
 
 
-def test_the_digest_changes_with_the_source_and_with_nothing_else(module):
+def test_the_digest_changes_with_the_source_and_with_nothing_else_in_every_process(
+    module, tmp_path
+):
     def digests():
         step = importlib.import_module("my_step").step
         given = ("my_step:step", functools.partial(step))
@@ -145,10 +144,7 @@ def test_the_digest_changes_with_the_source_and_with_nothing_else(module):
     assert not set(before) & set(digests())
     module("my_step", "def step(sample):\n    return sample\n")
     assert digests() == before
-
-
-def test_the_digest_is_the_same_in_every_process(module, tmp_path):
-    """Or a run could not be continued: sets and hashes differ from process to process."""
+    # Or a run could not be continued: sets and hashes differ from process to process.
     start = "    def __init__(self):\n        self.names = set('abcde')\n"
     call = "    def __call__(self, sample):\n        return sample\n"
     module("my_steps", f"class Step:\n{start}{call}step = Step()\n")
@@ -182,7 +178,6 @@ def test_equal_results_are_equal():
         assert not same(one, other), one
 
 
-# --- what it gets and gives -----------------------------------------------------------------------
 KINDS = {"image": Image(), "label": Int()}
 WITH_MASK = {"image": Image(), "mask": Image()}
 
@@ -234,8 +229,7 @@ def test_a_mask_is_values_on_the_resized_image_and_stored_as_it_comes_back():
     sample = {"__key__": "a", "image": PLAIN["png"], "mask": encoded(palette, "PNG")}
 
     def stored(change):
-        step = steps_with(lambda s: {**s, "mask": change(s["mask"])}, WITH_MASK)
-        return step(sample).sample
+        return steps_with(lambda s: {**s, "mask": change(s["mask"])}, WITH_MASK)(sample).sample
 
     assert stored(lambda mask: mask) == sample
     changed = stored(lambda mask: (mask + 1).astype(np.uint8))
@@ -294,7 +288,7 @@ def test_fields_are_added_changed_and_left_out_and_the_key_stays():
     assert sample == {"__key__": "a", "image": PLAIN["png"], "label": 3}
 
 
-def test_none_drops_the_sample_and_what_it_raises_is_an_error_of_it():
+def test_none_drops_the_sample_and_errors_or_what_is_no_sample_or_image_are_errors_of_it():
     def fails(sample):
         raise KeyError("caption")
 
@@ -304,9 +298,6 @@ def test_none_drops_the_sample_and_what_it_raises_is_an_error_of_it():
     assert error.where == {"key": "a"}
     assert f"{fails.__qualname__}" in str(error.fix)
     assert isinstance(error.__cause__, KeyError)
-
-
-def test_what_is_no_sample_or_no_image_is_an_error_of_the_sample():
     for result in (3, "text", [1], (1, 2), {1: 2}, np.zeros(3), b"", object()):
         with pytest.raises(SampleError, match="something that is not a sample") as error:
             shaped(lambda sample, result=result: result)
@@ -335,7 +326,6 @@ def test_writing_into_what_is_given_is_a_clear_error(field):
     assert error.value.where == {"key": "a"}
 
 
-# --- which fields there are after it --------------------------------------------------------------
 def schema_of(function: Step, **options: Any) -> dict[str, Any]:
     samples = [{"__key__": f"{n}", "image": PLAIN["png"], "label": n} for n in range(3)]
     source = SequenceSource(samples, Schema(KINDS))
@@ -358,7 +348,6 @@ def test_the_schema_is_that_of_what_comes_back():
     assert "x" in schema_of(lambda s: {**s, "x": np.array([np.nan, 1.0]), "y": float("nan")})
 
 
-# --- a whole conversion ---------------------------------------------------------------------------
 def by_label(sample: Sample) -> Sample | None:
     """Drops a class, fails on a sample, changes labels, adds a field and leaves the rest."""
     if sample["label"] == 1:
