@@ -215,7 +215,7 @@ def test_batches_by_duration_are_planned_from_headers_and_padded_behind(clips):
     refused(UsageError, None, Loader, clips, batching=Pack(10, 2, field="audio"))
 
 
-def test_durations_of_datasets_without_a_table_are_read(clips, tmp_path):
+def test_durations_are_in_statistics_and_read_where_there_is_no_table(clips, tmp_path):
     """Of an earlier version, whose table had arrays alone, and of others."""
     kinds = {"audio": Audio(), "a": Array("<i4", (None,))}
     with shardkit.create(tmp_path / "new", "wds", kinds) as writer:
@@ -234,9 +234,6 @@ def test_durations_of_datasets_without_a_table_are_read(clips, tmp_path):
     shutil.copy(clips / "shard-000000.tar", foreign)
     there = shardkit.open(foreign)
     assert there.lengths("wav").tolist() == shardkit.open(clips).lengths("audio").tolist()
-
-
-def test_stats_and_inspect_have_durations(clips):
     found = shardkit.open(clips).stats()["fields"]["audio"]
     assert found["formats"] == {"wav": 40}
     assert (found["milliseconds"]["min"], found["sampling_rate"]["max"]) == (100, 8000)

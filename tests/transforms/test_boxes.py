@@ -102,7 +102,7 @@ CROP = [RandomResizedCrop(32), RandomHorizontalFlip()]
 ALL = ("image", "boxes", "categories", "iscrowd")
 
 
-def test_batches_have_a_list_of_boxes(shards):
+def test_batches_have_a_list_of_boxes_or_padded_ones(shards):
     """One tensor for each sample, as detectors take them, of any batch and number of threads."""
 
     def load(**options):
@@ -127,9 +127,6 @@ def test_batches_have_a_list_of_boxes(shards):
     for options in ({"batch_size": 1, "fields": ["boxes"]}, {"batch_size": 4}):
         more = {} if "fields" in options else {"transforms": {ALL: [CenterCrop(32), one]}}
         assert isinstance(next(iter(Loader(shards, **options, **more)))["boxes"], list)
-
-
-def test_batches_of_padded_boxes(shards):
     options = {"batch_size": 4, "transforms": {ALL: CROP}}
     for batch in Loader(shards, collate=pad_collate({"categories": -1}, field="boxes"), **options):
         number = max(batch["lengths"].tolist())
