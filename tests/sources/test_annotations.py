@@ -237,7 +237,7 @@ def test_images_and_entries_without_each_other_or_without_their_folder(tmp_path,
     assert not sources["val"].problems
 
 
-def test_objects_of_no_image_and_what_repeats_are_said(tmp_path):
+def test_objects_of_no_image_without_area_and_what_repeats_are_said(tmp_path):
     objects = [OBJECT, OBJECT, {**OBJECT, "image_id": 7}]
     source = one(single(tmp_path / "x", *some_painted(2), annotations=objects))
     assert source.ignored["objects of images that the annotations do not list"] == 1
@@ -249,6 +249,21 @@ def test_objects_of_no_image_and_what_repeats_are_said(tmp_path):
     image = {"id": 100, "file_name": "../../secret.png"}  # of no size: it would be looked at
     root = single(tmp_path / "z", *some_painted(1), images=[image], annotations=[])
     assert "not there" in str(one(root).problems[0])
+    # As some of COCO's own are: clipped, or left out; and a class called like its project.
+    (image,) = some_painted(1)
+    width, height = image.size
+    boxes = [[-3, 5, 10, height], [0, 0, width, height], [5, 5, 0, 9], [width, 0, 0, 5]]
+    ids = (44, 5, 0, 0)
+    objects = [OBJECT | {"id": n, "bbox": b, "category_id": ids[n]} for n, b in enumerate(boxes)]
+    categories = [{"id": 44, "name": "cat"}, {"id": 0, "name": "cat"}, {"id": 5, "name": "dog"}]
+    source = one(single(tmp_path / "edge", image, annotations=objects, categories=categories))
+    assert source[0]["boxes"].tolist() == [[0, 5, 7, height], [0, 0, width, height]]
+    assert source.class_names == {"categories": ("cat", "dog")}
+    assert source[0]["categories"].tolist() == [0, 1]
+    assert source.ignored["objects whose box has no area"] == 2
+    assert any("1 boxes extend beyond their image" in note for note in source.notes)
+    assert any("categories of one name were merged: 'cat'" in note for note in source.notes)
+    assert not source.problems
 
 
 def test_an_image_of_another_size_than_annotated_is_an_error(tmp_path):
@@ -265,24 +280,6 @@ def test_an_image_of_another_size_than_annotated_is_an_error(tmp_path):
     path.write_text(path.read_text().replace('"iscrowd": 0', '"iscrowd": 1'))
     refused(shardkit.OutputError, None, convert, root, out, on_error="skip")
     assert not shardkit.verify(out, against=root).sound
-
-
-def test_boxes_at_the_edge_and_categories_that_repeat_are_said(tmp_path):
-    """As some of COCO's own are: clipped, or left out; and a class called like its project."""
-    (image,) = some_painted(1)
-    width, height = image.size
-    boxes = [[-3, 5, 10, height], [0, 0, width, height], [5, 5, 0, 9], [width, 0, 0, 5]]
-    ids = (44, 5, 0, 0)
-    objects = [OBJECT | {"id": n, "bbox": b, "category_id": ids[n]} for n, b in enumerate(boxes)]
-    categories = [{"id": 44, "name": "cat"}, {"id": 0, "name": "cat"}, {"id": 5, "name": "dog"}]
-    source = one(single(tmp_path, image, annotations=objects, categories=categories))
-    assert source[0]["boxes"].tolist() == [[0, 5, 7, height], [0, 0, width, height]]
-    assert source.class_names == {"categories": ("cat", "dog")}
-    assert source[0]["categories"].tolist() == [0, 1]
-    assert source.ignored["objects whose box has no area"] == 2
-    assert any("1 boxes extend beyond their image" in note for note in source.notes)
-    assert any("categories of one name were merged: 'cat'" in note for note in source.notes)
-    assert not source.problems
 
 
 # Of the same size in 2, 3 and 4: there, boxes are of pixels as they are stored.

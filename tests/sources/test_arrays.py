@@ -63,7 +63,7 @@ def test_mnist_is_images_and_labels_by_split(tmp_path, ending):
     assert "zlib" in about["versions"]  # which makes the PNGs
 
 
-def test_emnist_names_its_classes_and_others_are_named_by_the_user(tmp_path):
+def test_idx_of_other_kinds_names_its_classes_or_none_and_is_refused_if_damaged(tmp_path):
     root = mnist(tmp_path / "emnist", "-ubyte.gz", "emnist-letters-")
     mapping = "".join(f"{n} {64 + n} {96 + n}\n" for n in range(1, 27))
     put(root, {"emnist-letters-mapping.txt": mapping})
@@ -79,9 +79,6 @@ def test_emnist_names_its_classes_and_others_are_named_by_the_user(tmp_path):
     refused(ShardkitError, "label is not the number of a class", two.__getitem__, 5)
     table = str(put(tmp_path, {"x.csv": "file_name,a\n1,2\n"}) / "x.csv")
     refused(UsageError, "a metadata table is for folders", opened, root, metadata=table)
-
-
-def test_idx_of_other_types_and_damaged(tmp_path):
     floats = RANDOM.normal(size=(3, 2, 2)).astype(">f4")
     source = one(put(tmp_path / "floats", {"train-images-idx3-ubyte": idx(floats)}))
     assert dict(source.schema) == {"image": Array(">f4", (2, 2))}
@@ -217,7 +214,7 @@ def save(root: Path, **arrays: Any) -> Path:
     return root
 
 
-def test_a_folder_of_arrays_has_one_in_each_sample_or_fields_of_the_same_samples(tmp_path):
+def test_folders_of_arrays_have_one_in_each_sample_or_fields_and_others_stay(tmp_path, images):
     root = tmp_path / "arrays"
     save(root / "cat", a=np.full((5, 2), 3.5), b=np.zeros(3))
     save(root / "dog", c=np.full((7, 2), 3.5))
@@ -236,9 +233,6 @@ def test_a_folder_of_arrays_has_one_in_each_sample_or_fields_of_the_same_samples
     assert {n: list(s.schema) for n, s in found.items()} == {"train": ["x"], "test": ["x"]}
     put(tmp_path / "c", {"README.md": "#", "LICENSE.txt": "x"})
     assert list(one(save(tmp_path / "c", x=np.zeros(3), y=np.zeros((3, 2)))).schema) == ["x", "y"]
-
-
-def test_arrays_beside_texts_and_images_leave_these_what_they_are(tmp_path, images):
     put(tmp_path / "texts", {f"{n}.txt": f"text {n}" for n in range(3)})
     source = one(save(tmp_path / "texts", **{f"{n}": np.zeros(n) for n in range(3)}))
     assert (len(source), list(source.schema)) == (3, ["text"])

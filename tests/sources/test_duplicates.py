@@ -48,7 +48,7 @@ def listed(path):
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_exact_copies_are_left_out_and_listed_with_what_stays(photos, tmp_path):
+def test_exact_copies_are_left_out_and_listed_as_by_any_workers_and_of_any_format(photos, tmp_path):
     out = tmp_path / "out"
     words = ("convert", photos, "--to", "wds", "-o", out, "--dedup", "exact", "--workers", 0)
     found = json.loads(run(*words, "--json").stdout)
@@ -59,6 +59,13 @@ def test_exact_copies_are_left_out_and_listed_with_what_stays(photos, tmp_path):
         {"source": "b/8.png", "key": "b/8", "reason": "duplicate", "found": "the same as b/6"},
     ]
     assert "2 duplicate; listed in" in " ".join(run(*words).stdout.split())
+    convert(photos, tmp_path / "all")
+    for how in ("exact", "near"):
+        convert(photos, tmp_path / how, dedup=how, shard_samples=3)
+        convert(tmp_path / "all", tmp_path / f"of-{how}", dedup=how, shard_samples=3)
+        assert keys(tmp_path / how) == keys(tmp_path / f"of-{how}")
+    convert(photos, tmp_path / "two", dedup="near", workers=2, shard_samples=3)
+    assert files_of(tmp_path / "two") == files_of(tmp_path / "near")
 
 
 def test_near_copies_of_any_size_quality_and_format_are_left_out(photos, tmp_path):
@@ -74,16 +81,6 @@ def test_near_copies_of_any_size_quality_and_format_are_left_out(photos, tmp_pat
     assert keys(tmp_path / "few") == ["b/3", "b/6", "b/7"]
     (photos / "b/9.jpg").write_bytes(encoded(3))
     assert not shardkit.verify(out, against=photos).sound
-
-
-def test_any_workers_and_formats_leave_out_the_same(photos, tmp_path):
-    convert(photos, tmp_path / "all")
-    for how in ("exact", "near"):
-        convert(photos, tmp_path / how, dedup=how, shard_samples=3)
-        convert(tmp_path / "all", tmp_path / f"of-{how}", dedup=how, shard_samples=3)
-        assert keys(tmp_path / how) == keys(tmp_path / f"of-{how}")
-    convert(photos, tmp_path / "two", dedup="near", workers=2, shard_samples=3)
-    assert files_of(tmp_path / "two") == files_of(tmp_path / "near")
 
 
 def test_they_are_left_out_before_samples_are_drawn_and_bad_images_are_not(photos, tmp_path):

@@ -356,7 +356,7 @@ def test_tars_are_split_by_their_names_or_refused(tmp_path, names, expected):
         assert splits(tmp_path) == expected
 
 
-def test_documents_about_data_are_no_data(tmp_path):
+def test_documents_about_data_and_other_files_beside_what_can_be_read_are_counted(tmp_path, images):
     about = {"README.md": "# Data", "LICENSE.txt": "MIT", "dataset_infos.json": "{}"}
     put(tmp_path / "zip", {**about, "images.zip": b"PK"})
     with pytest.raises(SourceError, match="only text here describes the data") as error:
@@ -368,6 +368,21 @@ def test_documents_about_data_are_no_data(tmp_path):
     assert found["train"].ignored == {".md file": 1, ".txt file": 1, ".json file": 1}
     put(tmp_path / "alone", {"README.md": "# A text"})
     assert splits(tmp_path / "alone") == {"": 1}
+    put(images, {"class0/sound.wav": b"RIFF", "class1/features.h5": b"x"})
+    source = open_sources(images)[""]
+    assert len(source) == 12
+    assert source.ignored == {".wav file": 1, ".h5 file": 1}
+    put(tmp_path / "texts", {"a.txt": "x", "b.txt": "y", "c.mp3": b"ID3"})
+    assert splits(tmp_path / "texts") == {"": 2}
+    put(tmp_path / "texts", {"d.flv": b"", "e.flv": b""})
+    error = refused(FormatError, "video", open_sources, tmp_path / "texts")
+    assert "to convert only the others" in str(error.fix)
+
+    (tmp_path / "all").mkdir()
+    for name in ("one", "two"):  # two datasets are a question
+        convert(images, tmp_path / "all" / name)
+    error = refused(FormatError, "datasets in several folders", shardkit.open, tmp_path / "all")
+    assert error.fix == f"give one of them: {tmp_path}/all/one, {tmp_path}/all/two"
 
 
 # --- splits by name ------------------------------------------------------------------------------
@@ -507,24 +522,6 @@ def test_what_is_guessed_of_splits_and_a_single_class_is_noted(tmp_path):
     assert (source.classes, source.notes) == (None, ())
 
 
-def test_other_files_beside_what_can_be_read_are_counted(images, tmp_path):
-    put(images, {"class0/sound.wav": b"RIFF", "class1/features.h5": b"x"})
-    source = open_sources(images)[""]
-    assert len(source) == 12
-    assert source.ignored == {".wav file": 1, ".h5 file": 1}
-    put(tmp_path / "text", {"a.txt": "x", "b.txt": "y", "c.mp3": b"ID3"})
-    assert splits(tmp_path / "text") == {"": 2}
-    put(tmp_path / "text", {"d.flv": b"", "e.flv": b""})
-    error = refused(FormatError, "video", open_sources, tmp_path / "text")
-    assert "to convert only the others" in str(error.fix)
-
-    (tmp_path / "all").mkdir()
-    for name in ("one", "two"):  # two datasets are a question
-        convert(images, tmp_path / "all" / name)
-    error = refused(FormatError, "datasets in several folders", shardkit.open, tmp_path / "all")
-    assert error.fix == f"give one of them: {tmp_path}/all/one, {tmp_path}/all/two"
-
-
 @cases(
     "names classes",
     ("rgb/1.png depth/1.png", ("depth", "rgb")),
@@ -590,11 +587,20 @@ def test_tfrecords_of_others_are_read(tmp_path):
         assert (ds.format, len(ds), list(ds.schema)) == ("tfrecord", 1, ["label"])
 
 
-def test_other_names_are_of_no_such_format(tmp_path):
+def test_other_names_are_of_no_such_format_and_a_bin_without_an_index_is_no_megatron(tmp_path):
     for name in ("train.bin", "shard-000000.tar", "a.txt", "index.json", "chunk.bin", "mds", "h5"):
         assert kind_by_name(name) is None
     (tmp_path / "x").write_bytes(struct.pack("<QI", 14, 0) + bytes(20))  # no such checksum
     refused(FormatError, "not a dataset or shard", shardkit.open, tmp_path / "x")
+    real.tar(tmp_path / "shards/0.tar", "a", "b")
+    put(tmp_path / "shards", {"vocab.bin": b"x"})
+    result = convert(tmp_path / "shards", tmp_path / "out")
+    assert (result.samples, result.ignored) == (2, {".bin file": 1})
+    assert len(shardkit.open(tmp_path / "shards")) == 2
+    put(tmp_path / "shards", {"vocab.idx": b"x"})
+    refused(FormatError, "several formats", shardkit.open, tmp_path / "shards")
+    put(tmp_path / "lonely", {"tokens.bin": b"x"})
+    refused(FormatError, "needs its index beside it", shardkit.open, tmp_path / "lonely")
 
 
 # --- TARs with other files beside them -----------------------------------------------------------
@@ -610,15 +616,3 @@ def test_img2datasets_folders_of_files_are_no_classes(tmp_path, beside):
     (tmp_path / beside.format("00001")).unlink()
     source = one(tmp_path)
     assert source.classes == ("00000", "00001")
-
-
-def test_a_bin_without_an_index_beside_tars_is_no_megatron(tmp_path):
-    real.tar(tmp_path / "shards/0.tar", "a", "b")
-    put(tmp_path / "shards", {"vocab.bin": b"x"})
-    result = convert(tmp_path / "shards", tmp_path / "out")
-    assert (result.samples, result.ignored) == (2, {".bin file": 1})
-    assert len(shardkit.open(tmp_path / "shards")) == 2
-    put(tmp_path / "shards", {"vocab.idx": b"x"})
-    refused(FormatError, "several formats", shardkit.open, tmp_path / "shards")
-    put(tmp_path / "lonely", {"tokens.bin": b"x"})
-    refused(FormatError, "needs its index beside it", shardkit.open, tmp_path / "lonely")

@@ -209,7 +209,7 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-def test_other_fields_are_kept_with_their_types(tmp_path):
+def test_other_fields_are_kept_with_their_types_and_the_text_is_the_one_asked_for(tmp_path):
     source = stream(put_lines(tmp_path / "a.jsonl", ROWS), keep_fields=True)
     others = optional(i=Int, f=Float, b=Bool, s=Text, j=Json, none=Json, late=Int)
     assert dict(source.schema) == {"text": Text(), **others}
@@ -223,9 +223,6 @@ def test_other_fields_are_kept_with_their_types(tmp_path):
             assert (json.loads(got) if isinstance(got, JsonText) else got) == value
     assert isinstance(found[0]["f"], float)
     assert stream(tmp_path / "a.jsonl").schema.keys() == {"text"}
-
-
-def test_the_text_is_the_field_that_was_asked_for_or_the_only_one(tmp_path):
     row = {"title": "t", "body": "b", "n": 1, "__key__": "k"}
     path = put_lines(tmp_path / "a.jsonl", [row])
     assert values(stream(path, field="body"), "body") == ["b"]
