@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 import soundfile
 import soxr
 
@@ -16,7 +15,7 @@ from shardkit.preprocess.audio import AudioSteps
 from shardkit.preprocess.items import Shaped
 from shardkit.testing import make_audio, make_image
 from tests.conftest import files_of
-from tests.sources.real import cases, put, refused
+from tests.sources.real import cases, convert, put, refused, verified
 from tests.test_cli import run
 
 Sound = npt.NDArray[np.float64]
@@ -106,11 +105,10 @@ def test_a_conversion_resamples_once_and_verify_knows(tmp_path):
     files["1/y.mp3"] = encoded(TONE[:, :1], 16_000, "MP3")
     root, out = put(tmp_path / "clips", files), tmp_path / "out"
     words = ("--sample-rate", 16000, "--mono", "--shard-samples", 3, "--workers", 2)
-    assert (
-        "5 audio of another rate" in run("convert", root, "--to", "wds", "-o", out, *words).stdout
-    )
+    said = run("convert", root, "--to", "wds", "-o", out, *words).stdout
+    assert "5 audio of another rate" in said
     options = {"audio": AudioOptions(sample_rate=16_000, mono=True), "shard_samples": 3}
-    shardkit.convert(root, "wds", tmp_path / "again", workers=0, **options)
+    convert(root, tmp_path / "again", **options)
     assert files_of(tmp_path / "again") == files_of(out)
     with shardkit.open(out) as dataset:
         infos = {s["__key__"]: shardkit.media_info(s["audio"]) for s in dataset}
@@ -122,7 +120,7 @@ def test_a_conversion_resamples_once_and_verify_knows(tmp_path):
     (root / "0/2.wav").write_bytes(make_audio(9, 8000, 500))
     assert not shardkit.verify(out, against=root).sound
     # Once more changes nothing.
-    shardkit.convert(out, "wds", tmp_path / "on", workers=0, **options)
+    convert(out, tmp_path / "on", **options)
     for path in out.glob("*.tar"):
         assert (tmp_path / "on" / path.name).read_bytes() == path.read_bytes()
 
@@ -131,11 +129,9 @@ def test_damaged_audio_stops_or_is_left_out(tmp_path):
     flac = bytearray(encoded(TONE, 16_000, "FLAC"))
     flac[len(flac) // 2 : len(flac) // 2 + 900] = bytes(900)
     root = put(tmp_path / "clips", {"a.flac": bytes(flac), "b.wav": make_audio()})
-    options: dict[str, Any] = {"workers": 0, "audio": AudioOptions(sample_rate=16_000, mono=True)}
-    with pytest.raises(SampleError, match="cannot be decoded"):
-        shardkit.convert(root, "wds", tmp_path / "out", **options)
-    result = shardkit.convert(root, "wds", tmp_path / "out", on_error="skip", **options)
+    options = {"audio": AudioOptions(sample_rate=16_000, mono=True)}
+    refused(SampleError, "cannot be decoded", convert, root, tmp_path / "out", **options)
+    result = verified(root, tmp_path / "out", on_error="skip", **options)
     assert (result.samples, result.errors) == (1, 1)
     [line] = (tmp_path / "out/__shardkit__/errors.jsonl").read_text().splitlines()
     assert json.loads(line)["source"] == "a.flac"
-    assert shardkit.verify(tmp_path / "out", against=root).sound

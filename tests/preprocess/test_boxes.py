@@ -18,7 +18,7 @@ from shardkit.sources.sequence import SequenceSource
 from tests.boxed import COLOURS, Painted, coco, painted_box, some_painted, turned_back
 from tests.conftest import examples, few
 from tests.preprocess.test_images import steps_of
-from tests.sources.real import cases, refused
+from tests.sources.real import cases, convert, refused, verified
 
 NUMBERS = Array("<i8", (None,))
 KINDS = {"image": Image(), "boxes": Array("<f4", (None, 4)), "categories": NUMBERS}
@@ -138,9 +138,9 @@ def test_boxes_through_every_format_with_and_without_steps(tmp_path, to):
     """From COCO to a format, moved there; and on to another, moved again."""
     images = some_painted(7, 3, (1, 5, 6, 7, 8))
     a, b, c = (tmp_path / name for name in "abc")
-    shardkit.convert(coco(tmp_path / "coco", images), to, a, workers=0)
-    shardkit.convert(a, "wds", b, workers=0, image=ImageOptions(icc="srgb"))
-    shardkit.convert(b, to, c, workers=0, image=ImageOptions(resize=50, resize_mode="crop"))
+    convert(coco(tmp_path / "coco", images), a, to)
+    convert(a, b, image=ImageOptions(icc="srgb"))
+    verified(b, c, to, image=ImageOptions(resize=50, resize_mode="crop"))
     for folder in (b, c):
         dataset = shardkit.open(folder / "train")
         assert dataset.class_names["categories"] == ("person", "bottle", "toothbrush")
@@ -152,7 +152,6 @@ def test_boxes_through_every_format_with_and_without_steps(tmp_path, to):
             if folder == b:
                 sample["categories"] = np.arange(len(sample["boxes"]))
                 assert_painted(sample, image, 3 if to == "beton" else 0)
-    assert shardkit.verify(c, against=b).sound
 
 
 def test_which_fields_are_boxes_and_which_cannot_be():
@@ -234,11 +233,10 @@ def test_a_transform_gets_boxes_on_the_pixels_that_it_gets(tmp_path):
 
 def test_options_decide_whether_a_run_is_the_same(tmp_path):
     root, out = coco(tmp_path / "coco", some_painted(4)), tmp_path / "out"
-    options = {"workers": 0, "image": ImageOptions(resize=50, resize_mode="crop")}
-    first = shardkit.convert(root, "wds", out, **options)
+    crop = {"resize": 50, "resize_mode": "crop"}
+    first = verified(root, out, image=ImageOptions(**crop))
     assert not first.already_complete
     assert any("'boxes' is taken as boxes" in note for note in first.notes)
-    assert shardkit.convert(root, "wds", out, **options).already_complete
-    assert shardkit.verify(out, against=root).sound
-    options["image"] = ImageOptions(resize=50, resize_mode="crop", boxes="none")
-    refused(shardkit.OutputError, "another dataset", shardkit.convert, root, "wds", out, **options)
+    assert convert(root, out, image=ImageOptions(**crop)).already_complete
+    other = ImageOptions(**crop, boxes="none")
+    refused(shardkit.OutputError, "another dataset", convert, root, out, image=other)

@@ -265,16 +265,6 @@ def test_an_image_that_is_not_plain_is_made_anew_and_says_why(kind):
         assert_passes(data, **options)
 
 
-def test_reasons_add_up_and_resizing_is_counted_apart():
-    data = encoded(see_through(), "PNG", exif=exif(8), icc_profile=SWAPPED)
-    found = shaped(data, resize=30, format="jpeg")
-    assert found.reasons == {
-        "transparent": 1, "rotated": 1, "png to jpeg": 1, "with a colour profile": 1
-    }  # fmt: skip
-    assert {n: c for n, c in found.images.items() if "bytes" not in n} == {"resized": 1}
-    assert shaped(PLAIN["jpeg"], resize=30).reasons == {}
-
-
 # --- orientation and resizing ---------------------------------------------------------------------
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
@@ -493,11 +483,18 @@ def test_a_profile_is_applied_or_kept_whole_but_for_srgb_itself(format):
     assert opened(made(found, resize=20, icc="keep")).info["icc_profile"] == profile
 
 
-def test_transparent_pixels_show_the_background():
+def test_transparent_pixels_show_the_background_and_reasons_add_up():
     for background in ("white", "#000000", "rgb(10, 200, 30)"):
         for image in (see_through(), see_through("LA"), palette_with_a_hole()):
             found = made(encoded(image, "PNG"), background=background)
             np.testing.assert_array_equal(pixels_of(found), over_white(image, background))
+    data = encoded(see_through(), "PNG", exif=exif(8), icc_profile=SWAPPED)
+    found = shaped(data, resize=30, format="jpeg")
+    assert found.reasons == {
+        "transparent": 1, "rotated": 1, "png to jpeg": 1, "with a colour profile": 1
+    }  # fmt: skip
+    assert {n: c for n, c in found.images.items() if "bytes" not in n} == {"resized": 1}
+    assert shaped(PLAIN["jpeg"], resize=30).reasons == {}
 
 
 # --- filters --------------------------------------------------------------------------------------
