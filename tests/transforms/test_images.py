@@ -121,13 +121,6 @@ def test_steps_that_are_done_at_once_are_those_done_one_by_one(format, width, he
             assert_alike(together[0]["image"], expected, len(steps))
 
 
-def test_the_extension_changes_nothing(monkeypatch):
-    steps = {"image": [RandomResizedCrop(24), RandomHorizontalFlip()]}
-    before = applied(steps, photos(20))
-    monkeypatch.setattr(crop, "_crop", None)
-    assert_same(applied(steps, photos(20)), before)
-
-
 def test_margins_are_black_and_lie_around_the_image():
     pixels = np.full((10, 20, 3), 200, np.uint8)
     for format in ("PNG", "JPEG"):
@@ -212,7 +205,7 @@ def test_what_is_no_image_of_its_field_or_too_large_is_an_error(kind, value, ste
     assert words != "not an image" or "uint8 (height, width, 3)" in str(error.expected)
 
 
-def test_pixels_may_lie_in_memory_in_any_way():
+def test_pixels_may_lie_in_memory_in_any_way_and_the_extension_changes_nothing(monkeypatch):
     pixels = photo_like(1, 60, 50)
     views = [pixels.copy(), pixels.swapaxes(0, 1), pixels[::-1, ::2], np.asfortranarray(pixels)]
     views[0].flags.writeable = False
@@ -223,6 +216,10 @@ def test_pixels_may_lie_in_memory_in_any_way():
         found = applied({"image": Resize(20)}, [{"__key__": "a", "image": view}], ARRAYS)
         expected = by_pillow(PIL.Image.fromarray(np.ascontiguousarray(view)), [Resize(20)])
         assert_alike(found[0]["image"], expected)
+    steps = {"image": [RandomResizedCrop(24), RandomHorizontalFlip()]}
+    before = applied(steps, photos(20))
+    monkeypatch.setattr(crop, "_crop", None)
+    assert_same(applied(steps, photos(20)), before)
 
 
 def pair(format="PNG", orientation=1, mode="L"):

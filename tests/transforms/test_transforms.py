@@ -231,17 +231,7 @@ def test_what_a_function_gives_must_be_usable(field, step, words, found):
     assert error.where["key"] == "0"
 
 
-def test_an_image_and_its_mask_must_stay_of_one_size():
-    def only_one(image, mask):
-        return {"image": image[:40], "mask": mask}
-
-    steps = {("image", "mask"): [Decode(), only_one, CROP]}
-    (error,) = errors_of(steps, [{"__key__": "a", **PAIR}], BOTH).values()
-    assert "a mask of 120 x 80 pixels on an image of 120 x 40" in str(error.found)
-    assert error.where == {"key": "a", "field": "mask"}
-
-
-def test_a_sample_that_failed_or_lacks_its_field_goes_no_further():
+def test_a_sample_that_failed_or_lacks_its_field_or_whose_sizes_differ_goes_no_further():
     seen = []
     bad, good = {"__key__": "0", "image": b"", "text": "a"}, {**photos(1)[0], "text": "b"}
     steps = {"image": CROP, "text": lambda text: seen.append(text) or text}
@@ -255,6 +245,14 @@ def test_a_sample_that_failed_or_lacks_its_field_goes_no_further():
         assert isinstance(error, SampleError)
         assert "has no field" in error.what
         assert error.where["key"] == "a"
+
+    def only_one(image, mask):
+        return {"image": image[:40], "mask": mask}
+
+    steps = {("image", "mask"): [Decode(), only_one, CROP]}
+    (error,) = errors_of(steps, [{"__key__": "a", **PAIR}], BOTH).values()
+    assert "a mask of 120 x 80 pixels on an image of 120 x 40" in str(error.found)
+    assert error.where == {"key": "a", "field": "mask"}
 
 
 @cases(
