@@ -1,26 +1,21 @@
 """Audio at another rate or of one channel, re-encoded to FLAC once; all else byte for byte."""
 
-from __future__ import annotations
-
 import io
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 import soundfile
 import soxr
 
 import shardkit
-from shardkit import AudioOptions, SampleError, UsageError
+from shardkit import Audio, AudioOptions, SampleError, Schema, UsageError
 from shardkit.preprocess.audio import AudioSteps
 from shardkit.preprocess.items import Shaped
-from shardkit.schema import Audio, Schema
 from shardkit.testing import make_audio, make_image
 from tests.conftest import files_of
-from tests.sources.real import put
+from tests.sources.real import cases, convert, put, refused, verified
 from tests.test_cli import run
 
 Sound = npt.NDArray[np.float64]
@@ -47,7 +42,7 @@ def decoded(data: bytes) -> tuple[Sound, int, str]:
     return sound, rate, soundfile.info(io.BytesIO(data)).subtype
 
 
-def test_what_need_not_change_passes_byte_for_byte() -> None:
+def test_what_need_not_change_passes_byte_for_byte():
     for format in ("WAV", "FLAC", "OGG", "MP3", "AIFF"):
         data = encoded(TONE, 16_000, format)
         assert stored(data, sample_rate=16_000) == Shaped({"__key__": "a", "audio": data})
@@ -55,17 +50,15 @@ def test_what_need_not_change_passes_byte_for_byte() -> None:
         assert stored(one, mono=True, sample_rate=16_000).sample["audio"] == one
 
 
-@pytest.mark.parametrize(
-    ("format", "subtype", "bits"),
-    [
-        *[("WAV", kind, 16) for kind in ("PCM_U8", "PCM_16", "ULAW")],
-        *[("WAV", kind, 24) for kind in ("PCM_24", "PCM_32", "FLOAT", "DOUBLE")],
-        ("FLAC", "PCM_24", 24),
-        ("OGG", "VORBIS", 16),
-        ("MP3", "MPEG_LAYER_III", 16),
-    ],
+@cases(
+    "format subtype bits",
+    *[("WAV", kind, 16) for kind in ("PCM_U8", "PCM_16", "ULAW")],
+    *[("WAV", kind, 24) for kind in ("PCM_24", "PCM_32", "FLOAT", "DOUBLE")],
+    ("FLAC", "PCM_24", 24),
+    ("OGG", "VORBIS", 16),
+    ("MP3", "MPEG_LAYER_III", 16),
 )
-def test_what_changes_is_flac_of_16_or_24_bits(format: str, subtype: str, bits: int) -> None:
+def test_what_changes_is_flac_of_16_or_24_bits(format, subtype, bits):
     data = encoded(TONE, 16_000, format, subtype)
     before, _, _ = decoded(data)
     shaped = stored(data, sample_rate=8000, mono=True)
@@ -79,7 +72,7 @@ def test_what_changes_is_flac_of_16_or_24_bits(format: str, subtype: str, bits: 
     np.testing.assert_allclose(alone, before.mean(axis=1, keepdims=True), atol=2.0**-bits + 1e-7)
 
 
-def test_values_beyond_full_scale_are_clipped_and_counted() -> None:
+def test_values_beyond_full_scale_are_clipped_and_counted():
     square = encoded(np.sign(TONE[:, :1] + 1e-9) * 0.999, 16_000, "WAV", "PCM_16")
     shaped = stored(square, sample_rate=44_100)
     found, _, _ = decoded(shaped.sample["audio"])
@@ -92,31 +85,31 @@ def test_values_beyond_full_scale_are_clipped_and_counted() -> None:
     assert not stored(encoded(TONE, 16_000), sample_rate=44_100).ignored
 
 
-def test_what_cannot_be_done_is_an_error() -> None:
+def test_what_cannot_be_done_is_an_error():
     nan = encoded(np.full((9, 2), np.nan), 16_000, "WAV", "FLOAT")
     m4a = b"\0\0\0\x1cftypM4A \0\0\0\0M4A mp42isom"
     for data in (make_audio(samples=0), nan, m4a, make_image(), make_audio()[:-1]):
-        with pytest.raises(SampleError) as raised:
-            stored(data, sample_rate=22_050, mono=True)
-        assert raised.value.where["field"] == "audio"
+        raised = refused(SampleError, None, stored, data, sample_rate=22_050, mono=True)
+        assert raised.where["field"] == "audio"
     many = encoded(np.zeros((10, 9)), 8000)
-    with pytest.raises(SampleError, match="9 channels"):
-        stored(many, sample_rate=16_000)
+    refused(SampleError, "9 channels", stored, many, sample_rate=16_000)
     assert decoded(stored(many, mono=True).sample["audio"])[0].shape == (10, 1)
     for wrong in ({"sample_rate": 0}, {"sample_rate": 10**6}, {"sample_rate": 1.5}):
-        with pytest.raises(UsageError):
-            AudioOptions(**wrong)
-    with pytest.raises(UsageError, match="no audio"):
-        AudioSteps.of(Schema({}), AudioOptions(mono=True))
+        refused(UsageError, None, AudioOptions, **wrong)
+    refused(UsageError, "no audio", AudioSteps.of, Schema({}), AudioOptions(mono=True))
 
 
-def test_a_conversion_resamples_once_and_verify_knows(tmp_path: Path) -> None:
+def test_a_conversion_resamples_once_and_verify_knows(tmp_path):
     files = {f"{n % 2}/{n}.wav": make_audio(n, 8000, 500) for n in range(5)}
     files["0/x.flac"] = encoded(TONE, 16_000, "FLAC")
     files["1/y.mp3"] = encoded(TONE[:, :1], 16_000, "MP3")
     root, out = put(tmp_path / "clips", files), tmp_path / "out"
-    said = run("convert", root, "--to", "wds", "-o", out, "--sample-rate", 16000, "--mono").stdout
+    words = ("--sample-rate", 16000, "--mono", "--shard-samples", 3, "--workers", 2)
+    said = run("convert", root, "--to", "wds", "-o", out, *words).stdout
     assert "5 audio of another rate" in said
+    options = {"audio": AudioOptions(sample_rate=16_000, mono=True), "shard_samples": 3}
+    convert(root, tmp_path / "again", **options)
+    assert files_of(tmp_path / "again") == files_of(out)
     with shardkit.open(out) as dataset:
         infos = {s["__key__"]: shardkit.media_info(s["audio"]) for s in dataset}
         kinds = {f"{n % 2}/{n}": "flac" for n in range(5)} | {"0/x": "flac", "1/y": "mp3"}
@@ -127,30 +120,18 @@ def test_a_conversion_resamples_once_and_verify_knows(tmp_path: Path) -> None:
     (root / "0/2.wav").write_bytes(make_audio(9, 8000, 500))
     assert not shardkit.verify(out, against=root).sound
     # Once more changes nothing.
-    audio = AudioOptions(sample_rate=16_000, mono=True)
-    shardkit.convert(out, "wds", tmp_path / "on", workers=0, audio=audio)
-    both = [(path / "shard-000000.tar").read_bytes() for path in (out, tmp_path / "on")]
-    assert both[0] == both[1]
+    convert(out, tmp_path / "on", **options)
+    for path in out.glob("*.tar"):
+        assert (tmp_path / "on" / path.name).read_bytes() == path.read_bytes()
 
 
-@pytest.mark.large
-def test_c1_resampled_audio_is_the_same_for_any_number_of_workers(tmp_path: Path) -> None:
-    root = put(tmp_path / "clips", {f"{n % 2}/{n}.wav": make_audio(n, 8000, 500) for n in range(6)})
-    options: dict[str, Any] = {"audio": AudioOptions(sample_rate=16_000), "shard_samples": 2}
-    for workers in (0, 2):
-        shardkit.convert(root, "wds", tmp_path / f"{workers}", workers=workers, **options)
-    assert files_of(tmp_path / "0") == files_of(tmp_path / "2")
-
-
-def test_damaged_audio_stops_or_is_left_out(tmp_path: Path) -> None:
+def test_damaged_audio_stops_or_is_left_out(tmp_path):
     flac = bytearray(encoded(TONE, 16_000, "FLAC"))
     flac[len(flac) // 2 : len(flac) // 2 + 900] = bytes(900)
     root = put(tmp_path / "clips", {"a.flac": bytes(flac), "b.wav": make_audio()})
-    options: dict[str, Any] = {"workers": 0, "audio": AudioOptions(sample_rate=16_000, mono=True)}
-    with pytest.raises(SampleError, match="cannot be decoded"):
-        shardkit.convert(root, "wds", tmp_path / "out", **options)
-    result = shardkit.convert(root, "wds", tmp_path / "out", on_error="skip", **options)
+    options = {"audio": AudioOptions(sample_rate=16_000, mono=True)}
+    refused(SampleError, "cannot be decoded", convert, root, tmp_path / "out", **options)
+    result = verified(root, tmp_path / "out", on_error="skip", **options)
     assert (result.samples, result.errors) == (1, 1)
     [line] = (tmp_path / "out/__shardkit__/errors.jsonl").read_text().splitlines()
     assert json.loads(line)["source"] == "a.flac"
-    assert shardkit.verify(tmp_path / "out", against=root).sound

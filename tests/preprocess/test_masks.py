@@ -1,7 +1,5 @@
 """Masks share the geometry of their images, and keep their values."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -9,15 +7,14 @@ import PIL.Image
 import PIL.ImageOps
 import pytest
 
-from shardkit.errors import SampleError, UsageError
-from shardkit.options import ImageOptions
+from shardkit import Array, Image, ImageOptions, SampleError, Schema, UsageError
 from shardkit.preprocess.images import Shaped
 from shardkit.preprocess.mask_fields import is_mask_name, mask_fields
 from shardkit.preprocess.steps import steps_for
-from shardkit.schema import Array, Image, Schema
 from shardkit.sources.sequence import SequenceSource
 from tests.codecs.sample_images import photo_like
-from tests.preprocess.test_images import SWAPPED, encoded, exif, opened, photo, pixels_of, steps_of
+from tests.preprocess.test_images import SWAPPED, encoded, exif, finely, opened, pixels_of, steps_of
+from tests.sources.real import cases, refused
 
 BOTH = {"image": Image(), "mask": Image()}
 # A grey wall with rectangles; the mask has the number of each. None is symmetric in any way.
@@ -35,9 +32,10 @@ def scene() -> PIL.Image.Image:
 
 def drawn(mode: str = "L") -> PIL.Image.Image:
     """The mask of the scene, with its numbers as grey, 16-bit or palette values."""
-    values = np.zeros(SIZE[::-1], np.uint16 if mode == "I;16" else np.uint8)
+    factor, kind = (300, np.uint16) if mode == "I;16" else (1, np.uint8)
+    values = np.zeros(SIZE[::-1], kind)
     for number, (left, top, right, bottom) in PLACES.items():
-        values[top:bottom, left:right] = number * (300 if mode == "I;16" else 1)
+        values[top:bottom, left:right] = number * factor
     made = PIL.Image.fromarray(values)
     if mode == "P":
         made.putpalette(PALETTE)
@@ -51,9 +49,7 @@ def one_bit() -> PIL.Image.Image:
 PALETTE = np.random.default_rng(0).integers(0, 256, 768, np.uint8).tolist()
 
 
-def shaped(
-    image: bytes, mask: bytes, schema: dict[str, Any] = BOTH, raw: str = "array", **options: Any
-) -> Shaped:
+def shaped(image: bytes, mask: bytes, schema=BOTH, raw="array", **options) -> Shaped:
     values = dict(zip(schema, (image, mask), strict=True))
     return steps_of(schema, raw=raw, **options)({"__key__": "a", **values})
 
@@ -77,25 +73,19 @@ def assert_lies_on(pixels: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize(
-    ("mode", "upscale", "format"),
-    [
-        ("shorter", False, "PNG"), ("shorter", True, "JPEG"), ("longer", False, "PNG"),
-        ("exact", True, "PNG"), ("crop", False, "PNG"), ("crop", True, "JPEG"),
-        ("pad", True, "PNG"),
-    ],
-)  # fmt: skip
-def test_a_mask_still_lies_on_what_it_was_drawn_on(
-    mode: str, upscale: bool, format: str, orientation: int
-) -> None:
-    options = {"subsampling": 0, "quality": 98} if format == "JPEG" else {}
-    image = encoded(scene(), format, exif=exif(orientation), **options)
-    for size in (33, 200):
-        found = shaped(
-            image, encoded(drawn(), "PNG"), resize=size, resize_mode=mode, upscale=upscale,
-            format="png",
-        )  # fmt: skip
-        assert_lies_on(pixels_of(found.sample["image"]), values_of(found.sample["mask"]))
+@cases(
+    "modes upscale format",
+    ("shorter longer crop", False, "PNG"),
+    ("shorter crop", True, "JPEG"),
+    ("exact pad", True, "PNG"),
+)
+def test_a_mask_still_lies_on_what_it_was_drawn_on(modes, upscale, format, orientation):
+    image, mask = finely(scene(), format, exif=exif(orientation)), encoded(drawn(), "PNG")
+    for mode in modes.split():
+        for size in (33, 200):
+            options = {"resize": size, "resize_mode": mode, "upscale": upscale}
+            found = shaped(image, mask, format="png", **options)
+            assert_lies_on(pixels_of(found.sample["image"]), values_of(found.sample["mask"]))
 
 
 def upright(image: PIL.Image.Image, orientation: int) -> PIL.Image.Image:
@@ -103,17 +93,16 @@ def upright(image: PIL.Image.Image, orientation: int) -> PIL.Image.Image:
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "TIFF"])
-def test_turning_alone_turns_the_mask_as_well(format: str, orientation: int) -> None:
-    options = {"lossless": True} if format == "WEBP" else {}
-    image = encoded(scene(), format, exif=exif(orientation), **options)
-    found = shaped(image, encoded(drawn(), "PNG"), format="raw")
-    np.testing.assert_array_equal(found.sample["mask"], upright(drawn(), orientation))
-    assert_lies_on(found.sample["image"], found.sample["mask"])
+def test_turning_alone_turns_the_mask_as_well(orientation):
+    for format in ("PNG", "JPEG", "WEBP", "TIFF"):
+        image = finely(scene(), format, exif=exif(orientation))
+        found = shaped(image, encoded(drawn(), "PNG"), format="raw")
+        np.testing.assert_array_equal(found.sample["mask"], upright(drawn(), orientation))
+        assert_lies_on(found.sample["image"], found.sample["mask"])
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_mask_may_be_upright_or_say_itself_how_it_is_turned(orientation: int) -> None:
+def test_a_mask_may_be_upright_or_say_itself_how_it_is_turned(orientation):
     turned = encoded(scene(), "PNG", exif=exif(orientation))
     mask = encoded(drawn(), "PNG", exif=exif(orientation))
     cases = [
@@ -132,7 +121,7 @@ def test_a_mask_may_be_upright_or_say_itself_how_it_is_turned(orientation: int) 
 
 
 @pytest.mark.parametrize("mode", ["L", "P", "I;16"])
-def test_values_are_those_that_were_there(mode: str) -> None:
+def test_values_are_those_that_were_there(mode):
     before = drawn(mode)
     for orientation, options in (
         (1, {"resize": 33}),
@@ -153,7 +142,7 @@ def test_values_are_those_that_were_there(mode: str) -> None:
             np.testing.assert_array_equal(after.convert("RGB"), palette[values])
 
 
-def test_masks_of_other_kinds_keep_their_values() -> None:
+def test_masks_of_other_kinds_keep_their_values():
     """Any values, one bit a pixel, colours that are numbers, transparency, a palette's hole."""
     clear, hole = scene().convert("RGBA"), drawn("P")
     clear.putalpha(drawn())
@@ -166,29 +155,22 @@ def test_masks_of_other_kinds_keep_their_values() -> None:
             assert small.mode == mask.mode
             expected = mask.resize(small.size, PIL.Image.Resampling.NEAREST)
             np.testing.assert_array_equal(small, expected)
-
-
-def test_neither_profile_nor_background_nor_quality_is_for_masks() -> None:
+    # Neither profile nor background nor quality is for masks.
     image = encoded(scene(), "JPEG", icc_profile=SWAPPED)
+    options = {"resize_mode": "pad", "background": "#030303", "quality": 1, "format": "jpeg"}
     mask = encoded(drawn(), "PNG", icc_profile=SWAPPED)
-    found = shaped(
-        image, mask, resize=100, resize_mode="pad", background="#030303", quality=1, format="jpeg"
-    )
-    values = values_of(found.sample["mask"])
-    assert opened(found.sample["mask"]).format == "PNG"
-    assert set(np.unique(values)) == {0, *PLACES}
-    assert (values[:16] == 0).all()
-    assert (values[-16:] == 0).all()
+    found = shaped(image, mask, resize=100, **options).sample["mask"]
+    values = values_of(found)
+    assert (opened(found).format, set(np.unique(values))) == ("PNG", {0, *PLACES})
+    assert not values[:16].any()
+    assert not values[-16:].any()
 
 
-def test_a_mask_whose_image_stays_where_it_is_keeps_its_bytes() -> None:
+def test_a_mask_whose_image_stays_where_it_is_keeps_its_bytes():
     image, turned = encoded(scene(), "JPEG"), encoded(scene(), "JPEG", exif=exif(6))
-    for mask in (
-        encoded(drawn(), "PNG") + b"behind the end",
-        encoded(drawn(), "PNG", exif=exif(3)),
-    ):
-        assert shaped(turned, mask, min_size=10).sample["mask"] == mask
-    mask = encoded(drawn(), "PNG")
+    mask, small = encoded(drawn(), "PNG"), encoded(PIL.Image.new("L", (3, 2)), "PNG")
+    for other in (mask + b"behind the end", encoded(drawn(), "PNG", exif=exif(3)), small):
+        assert shaped(turned, other, min_size=10).sample["mask"] == other  # no image to filters
     for options in ({"resize": 80}, {"resize": 500}, {"icc": "srgb"}, {"quality": 95}):
         found = shaped(image, mask, **options)
         assert found.sample == {"__key__": "a", "image": image, "mask": mask}
@@ -203,7 +185,8 @@ def test_a_mask_whose_image_stays_where_it_is_keeps_its_bytes() -> None:
         assert found.sample["mask"] == mask
 
 
-def test_raw_masks_are_arrays() -> None:
+def test_raw_masks_are_arrays_and_pixels_where_only_those_are_without_loss():
+    """As in .beton, which would make a JPEG of a PNG."""
     for mask, expected in (
         *((drawn(mode), np.asarray(drawn(mode))) for mode in ("L", "P", "I;16")),
         (one_bit(), (np.asarray(drawn()) > 0).astype(np.uint8)),
@@ -211,41 +194,32 @@ def test_raw_masks_are_arrays() -> None:
         found = shaped(encoded(scene(), "JPEG"), encoded(mask, "PNG"), format="raw").sample["mask"]
         np.testing.assert_array_equal(found, expected, strict=True)
         Array().check(found)
-
-
-@pytest.mark.parametrize("mode", ["L", "P"])
-def test_where_only_raw_pixels_are_without_loss_masks_are_those(mode: str) -> None:
-    """As in .beton, which would make a JPEG of a PNG."""
     for options in ({"resize": 40}, {"resize": 500}, {"format": "raw"}, {"format": "jpeg"}):
-        mask = encoded(drawn(mode), "PNG")
-        found = shaped(encoded(scene(), "PNG"), mask, raw="ppm", **options).sample["mask"]
-        small = drawn().resize(opened(found).size, PIL.Image.Resampling.NEAREST)
-        assert opened(found).format == "PPM"
-        np.testing.assert_array_equal(values_of(found), np.asarray(small.convert("RGB")))
+        for mask in (encoded(drawn(mode), "PNG") for mode in ("L", "P")):
+            found = shaped(encoded(scene(), "PNG"), mask, raw="ppm", **options).sample["mask"]
+            small = drawn().resize(opened(found).size, PIL.Image.Resampling.NEAREST)
+            assert opened(found).format == "PPM"
+            np.testing.assert_array_equal(values_of(found), np.asarray(small.convert("RGB")))
 
 
-def refused(mask: bytes, **options: Any) -> SampleError:
-    with pytest.raises(SampleError) as error:
-        shaped(encoded(scene(), "JPEG"), mask, **options)
-    assert error.value.where == {"key": "a", "field": "mask"}
-    return error.value
-
-
-def test_a_mask_that_is_damaged_of_another_size_or_of_no_place_is_an_error_of_its_sample() -> None:
+def test_a_mask_that_is_damaged_of_another_size_or_of_no_place_is_an_error_of_its_sample():
     whole = encoded(drawn(), "PNG")
     flipped = whole.replace(whole[60:61], bytes([whole[60] ^ 1]), 1)
-    for mask in (whole[: len(whole) // 2], b"text", b"", flipped):
-        refused(mask, resize=33)
-    for size in (60, 40), (80, 120), (121, 80), (1, 1):
+    bad = [(mask, {"resize": 33}, "") for mask in (whole[: len(whole) // 2], b"text", b"", flipped)]
+    for width, height in (60, 40), (80, 120), (121, 80), (1, 1):
+        other = encoded(PIL.Image.new("L", (width, height)), "PNG")
         for options in ({"resize": 33}, {"format": "raw"}):
-            found = refused(encoded(PIL.Image.new("L", size), "PNG"), **options).found
-            assert f"{size[0]} x {size[1]}" in str(found)
-            assert "120 x 80" in str(found)
+            bad.append((other, options, f"{width} x {height}"))
     for options in ({"resize": 40}, {"format": "raw"}, {"resize": 500}):
-        refused(encoded(drawn("I;16"), "PNG"), raw="ppm", **options)
+        bad.append((encoded(drawn("I;16"), "PNG"), {**options, "raw": "ppm"}, ""))
+    for mask, options, size in bad:
+        error = refused(SampleError, None, shaped, encoded(scene(), "JPEG"), mask, **options)
+        assert error.where == {"key": "a", "field": "mask"}
+        assert size in str(error.found)
+        assert not size or "120 x 80" in str(error.found)
 
 
-def test_every_mask_follows_the_image_of_its_name() -> None:
+def test_every_mask_follows_the_image_of_its_name_or_the_first():
     tall, its_mask = (m.transpose(PIL.Image.Transpose.ROTATE_90) for m in (scene(), drawn()))
     images = {"cat": tall, "cat_mask": its_mask, "image": scene(), "mask": drawn()}
     sample = {"__key__": "a", **{name: encoded(image, "PNG") for name, image in images.items()}}
@@ -255,33 +229,18 @@ def test_every_mask_follows_the_image_of_its_name() -> None:
     assert found.images["resized"] == 2  # masks are not counted
     for image, mask in (("cat", "cat_mask"), ("image", "mask")):
         assert_lies_on(pixels_of(found.sample[image]), values_of(found.sample[mask]))
-    assert opened(found.sample["cat_mask"]).size == (40, 60)
-    assert len(steps.notes()) == 2
+    assert (opened(found.sample["cat_mask"]).size, len(steps.notes())) == ((40, 60), 2)
     assert "'cat_mask' is taken as the mask of 'cat'" in steps.notes()[0]
-
-
-def test_a_mask_of_no_image_of_its_name_follows_the_first_and_a_name_alone_is_a_image() -> None:
-    image, mask = encoded(scene(), "PNG"), encoded(drawn(), "PNG")
+    image, mask = sample["image"], sample["mask"]
     found = shaped(image, mask, {"photo": Image(), "cat_mask": Image()}, resize=40).sample
     assert_lies_on(pixels_of(found["photo"]), values_of(found["cat_mask"]))
-    alone = steps_of({"mask": Image()}, resize=40)
+    alone = steps_of({"mask": Image()}, resize=40)  # a mask by its name, and yet an image
     assert alone({"__key__": "a", "mask": image}).images["resized"] == 1
-
-
-def test_a_sample_may_lack_its_mask_or_the_image_of_it() -> None:
+    # A sample may lack its mask, or the image of it.
     steps = steps_of({"image": Image(optional=True), "mask": Image(optional=True)}, resize=40)
-    image, mask = encoded(scene(), "PNG"), encoded(drawn(), "PNG")
     assert list(steps({"__key__": "a", "image": image}).sample) == ["__key__", "image"]
     assert steps({"__key__": "a", "mask": mask}).sample == {"__key__": "a", "mask": mask}
 
-
-def test_masks_are_not_images_to_filters() -> None:
-    mask = encoded(PIL.Image.new("L", (3, 2)), "PNG")
-    found = shaped(encoded(photo(), "PNG"), mask, min_size=50)
-    assert found.sample["mask"] == mask
-
-
-# --- which fields are masks ----------------------------------------------------------------------
 
 MASK_NAMES = """
     mask image_mask mask.png seg.png cat.seg.png seg.jpg segm segmentation.png semantic_map
@@ -293,24 +252,18 @@ OTHER_NAMES = """
 """
 
 
-def test_names_of_masks() -> None:
+def test_names_of_masks_and_which_image_they_lie_on():
     assert [name for name in MASK_NAMES.split() if not is_mask_name(name)] == []
     assert [name for name in OTHER_NAMES.split() if is_mask_name(name)] == []
-
-
-@pytest.mark.parametrize(
-    ("images", "mask", "expected"),
-    [
+    for images, mask, expected in (
         (["left.jpg", "right.jpg"], "right.seg.png", "right.jpg"),
         (["left_image", "right_image"], "right_depth", "right_image"),
         (["photo", "image"], "seg", "image"),
         (["photo", "other"], "seg", "photo"),
         (["seal.jpg", "cat.jpg"], "seg.png", "seal.jpg"),  # the first, and not a part of a word
         (["cat.jpg", "seal.jpg"], "seg.png", "cat.jpg"),
-    ],
-)
-def test_which_image_a_mask_lies_on(images: list[str], mask: str, expected: str) -> None:
-    assert mask_fields([*images, mask], None, None) == {mask: expected}
+    ):
+        assert mask_fields([*images, mask], None, None) == {mask: expected}
 
 
 class Samples(SequenceSource):
@@ -327,10 +280,10 @@ GREY_PHOTO = encoded(PIL.Image.fromarray(photo_like(1, 120, 80)).convert("L"), "
 NARROW = encoded(PIL.Image.fromarray(photo_like(1, 1, 80)), "PNG")  # no pixel is beside another
 
 
-@pytest.mark.parametrize(
-    "map", [*(encoded(drawn(mode), "PNG") for mode in ("L", "P", "I;16")), encoded(scene(), "PNG")]
+@cases(
+    "map", *(encoded(drawn(mode), "PNG") for mode in ("L", "P", "I;16")), encoded(scene(), "PNG")
 )
-def test_an_image_that_may_be_a_mask_is_a_question(map: bytes) -> None:
+def test_an_image_that_may_be_a_mask_is_a_question(map):
     """What is not called one: palettes, 16 bits, and large even areas, in colour too."""
     for other in (PHOTO_JPEG, PHOTO_PNG, encoded(drawn("I;16"), "PNG")):
         source = Samples(other, map)
@@ -345,29 +298,17 @@ def test_an_image_that_may_be_a_mask_is_a_question(map: bytes) -> None:
         assert (steps.masks, steps.images) == ({}, ("one", "other"))
 
 
-@pytest.mark.parametrize(
-    "other", [PHOTO_JPEG, PHOTO_PNG, GREY_PHOTO, NARROW, encoded(scene(), "JPEG")]
-)
-def test_two_photos_are_images(other: bytes) -> None:
-    source = Samples(PHOTO_JPEG, other)
-    assert not steps_of(source.schema, source, resize=40).masks
-
-
-def test_masks_without_images_are_refused_and_images_of_such_names_are_not() -> None:
+def test_masks_without_images_are_refused_and_photos_of_any_name_are_images():
     alone = Samples(encoded(drawn(), "PNG"), encoded(drawn(), "PNG"), ("mask", "seg.png"))
-    with pytest.raises(UsageError, match="no image to which they belong"):
-        steps_of(alone.schema, alone, resize=40)
+    words = "no image to which they belong"
+    refused(UsageError, words, steps_of, alone.schema, alone, resize=40)
     photos = Samples(PHOTO_JPEG, PHOTO_PNG, ("mask", "seg.png"))
     assert steps_of(photos.schema, photos, resize=40).images == ("mask", "seg.png")
-
-
-def test_fields_that_cannot_be_masks_are_refused() -> None:
-    for said in ("nothing", "image,mask", ""):
-        with pytest.raises(UsageError, match="masks"):
-            steps_of(BOTH, resize=40, masks=said)
-
-
-def test_an_array_that_is_called_a_mask_and_stays_as_it_is_is_named() -> None:
+    for other in (PHOTO_JPEG, PHOTO_PNG, GREY_PHOTO, NARROW, encoded(scene(), "JPEG")):
+        source = Samples(PHOTO_JPEG, other)
+        assert not steps_of(source.schema, source, resize=40).masks
+    for said in ("nothing", "image,mask", ""):  # no field that can be a mask
+        refused(UsageError, "masks", steps_of, BOTH, resize=40, masks=said)
     schema = {"image": Image(), "seg.npy": Array("|u1", (80, 120)), "scores": Array()}
     notes = steps_of(schema, resize=40).notes()
     assert notes == ["'seg.npy' is an array, so it is not resized"]

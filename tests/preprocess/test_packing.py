@@ -1,9 +1,7 @@
 """Blocks of tokens: nothing is lost or moved that was not asked for."""
 
-from __future__ import annotations
-
 import itertools
-from collections import Counter
+import weakref
 
 import numpy as np
 import pytest
@@ -23,9 +21,8 @@ def documents(lengths: list[int]) -> list[np.ndarray]:
     return [np.arange(a, b, dtype="<u2") for a, b in itertools.pairwise(starts)]
 
 
-def packed(
-    lengths: list[int], seq_len: int, pack: str, remainder: str
-) -> tuple[list[Block], Counter[str]]:
+def packed(lengths: list[int], seq_len: int, pack: str, remainder: str):
+    """The blocks, and what was counted."""
     packer = PACKERS[pack](seq_len, remainder, PAD)
     blocks = [block for document in documents(lengths) for block in packer.add(document)]
     blocks += packer.finish()
@@ -34,34 +31,27 @@ def packed(
 
 def pieces(block: Block) -> list[list[int]]:
     """The documents, or pieces of them, in a block."""
-    starts = [0, *block.doc_ends[:-1].tolist()]
-    return [
-        block.tokens[a:b].tolist() for a, b in zip(starts, block.doc_ends.tolist(), strict=True)
-    ]
+    return [piece.tolist() for piece in np.split(block.tokens, block.doc_ends)[:-1]]
 
 
 @pytest.mark.parametrize("pack", PACKERS)
 @pytest.mark.parametrize("remainder", ["keep", "pad"])
 @given(lengths=_documents, seq_len=st.integers(1, 20))
-def test_every_token_is_in_exactly_one_block(
-    pack: str, remainder: str, lengths: list[int], seq_len: int
-) -> None:
+def test_every_token_is_in_exactly_one_block(pack, remainder, lengths, seq_len):
     blocks, counts = packed(lengths, seq_len, pack, remainder)
     found = sorted(token for block in blocks for piece in pieces(block) for token in piece)
     assert found == list(range(sum(lengths)))
     padding = sum(len(block.tokens) - int(block.doc_ends[-1]) for block in blocks)
-    assert counts["padding"] == padding
-    assert counts["dropped"] == 0
+    assert (counts["padding"], counts["dropped"]) == (padding, 0)
     for block in blocks:
         assert (block.tokens[block.doc_ends[-1] :] == PAD).all()
         assert (np.diff(block.doc_ends.astype(int), prepend=0) > 0).all()
         assert len(block.tokens) == seq_len or (remainder == "keep" and len(block.tokens) > 0)
-        assert block.tokens.dtype == "<u2"
-        assert block.doc_ends.dtype == ends_dtype(seq_len)
+        assert (block.tokens.dtype, block.doc_ends.dtype) == ("<u2", ends_dtype(seq_len))
 
 
 @given(lengths=_documents, seq_len=st.integers(1, 20))
-def test_concatenated_documents_run_on(lengths: list[int], seq_len: int) -> None:
+def test_concatenated_documents_run_on(lengths, seq_len):
     blocks, counts = packed(lengths, seq_len, "concat", "keep")
     run = [token for block in blocks for token in block.tokens.tolist()]
     assert run == list(range(sum(lengths)))
@@ -77,43 +67,25 @@ def test_concatenated_documents_run_on(lengths: list[int], seq_len: int) -> None
 
 
 @given(lengths=_documents, seq_len=st.integers(1, 20))
-def test_a_remainder_is_dropped_and_counted(lengths: list[int], seq_len: int) -> None:
+def test_a_remainder_is_dropped_and_what_fits_stays_whole_or_alone_where_asked(lengths, seq_len):
     blocks, counts = packed(lengths, seq_len, "concat", "drop")
     assert [len(block.tokens) for block in blocks] == [seq_len] * (sum(lengths) // seq_len)
-    assert counts["dropped"] == sum(lengths) % seq_len
-    assert counts["padding"] == 0
-
-
-@given(lengths=_documents, seq_len=st.integers(1, 20))
-def test_documents_that_fit_stay_whole(lengths: list[int], seq_len: int) -> None:
+    assert (counts["dropped"], counts["padding"]) == (sum(lengths) % seq_len, 0)
     blocks, counts = packed(lengths, seq_len, "nosplit", "pad")
     found = [piece for block in blocks for piece in pieces(block)]
     for document in documents(lengths):
         if 0 < len(document) <= seq_len:
             assert document.tolist() in found
     assert counts["cut"] == sum(length > seq_len for length in lengths)
-
-
-@given(lengths=_documents, seq_len=st.integers(1, 20))
-def test_one_document_in_a_block(lengths: list[int], seq_len: int) -> None:
     blocks, _ = packed(lengths, seq_len, "pad", "pad")
     assert all(len(block.doc_ends) == 1 for block in blocks)
     assert len(blocks) == sum(-(-length // seq_len) for length in lengths)
 
 
-def test_best_fit_fills_blocks_that_first_come_first_served_would_not() -> None:
+def test_best_fit_fills_blocks_and_a_window_bounds_what_is_held(monkeypatch):
     blocks, counts = packed([4, 7, 6, 3, 5, 5], 10, "nosplit", "pad")
     assert [len(pieces(block)) for block in blocks] == [2, 2, 2]
     assert counts["padding"] == 0
-
-
-@given(lengths=st.lists(st.integers(1, 12), max_size=60))
-def test_at_most_one_block_is_half_empty(lengths: list[int]) -> None:
-    blocks, _ = packed(lengths, 12, "nosplit", "pad")
-    assert sum(block.doc_ends[-1] <= 6 for block in blocks) <= 1  # two would go together
-
-
-def test_a_window_bounds_what_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "_WINDOW_BLOCKS", 2)
     packer = PACKERS["nosplit"](10, "pad", PAD)
     given = 0
@@ -125,13 +97,20 @@ def test_a_window_bounds_what_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len([b for d in documents([1] * 9) for b in packer.add(d)]) == 3
 
 
-def test_a_long_document_fills_blocks_at_once() -> None:
+@given(lengths=st.lists(st.integers(1, 12), max_size=60))
+def test_at_most_one_block_is_half_empty(lengths):
+    blocks, _ = packed(lengths, 12, "nosplit", "pad")
+    assert sum(block.doc_ends[-1] <= 6 for block in blocks) <= 1  # two would go together
+
+
+def test_a_long_document_fills_blocks_at_once_and_its_end_does_not_keep_it_in_memory():
     packer = PACKERS["nosplit"](10, "pad", PAD)
-    assert len(list(packer.add(documents([35])[0]))) == 3
+    document = np.ones(100_005, np.uint16)
+    kept = weakref.ref(document)
+    assert sum(1 for _ in packer.add(document)) == 10_000
+    del document
+    assert kept() is None
     (last,) = packer.finish()
     assert last.doc_ends.tolist() == [5]
-
-
-def test_positions_take_the_smallest_type() -> None:
-    assert ends_dtype(65_535) == "<u2"
+    assert ends_dtype(65_535) == "<u2"  # the smallest type that has room
     assert ends_dtype(65_536) == "<u4"

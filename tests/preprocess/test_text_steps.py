@@ -1,12 +1,9 @@
 """Text steps by themselves: in order, counted, and as little in memory as they say."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +12,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardkit import Array, Int, SampleError, Schema, Text, TextOptions, UsageError
 from shardkit.checked import checked, plain
 from shardkit.codecs.tokenizers import load_tokenizer
-from shardkit.errors import SampleError, UsageError
-from shardkit.options import TextOptions
 from shardkit.preprocess import text as text_module
 from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.items import Item
 from shardkit.preprocess.packing import PACKERS
 from shardkit.preprocess.text import TextSteps, TextTally, text_field, text_steps
-from shardkit.schema import Array, Int, Schema, Text
 from tests.codecs import tokenizer_zoo
 from tests.conversion.text_corpora import few_words
+from tests.sources.real import refused
 
 SCHEMA = Schema({"text": Text(), "n": Int()})
 END = 7
 
 
 @pytest.fixture(scope="session")
-def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def words(tmp_path_factory):
     """Eight words, w0 to w7, which are their own numbers; documents end by the last."""
     return tokenizer_zoo.write_json(tmp_path_factory.mktemp("words"), few_words(8))
 
@@ -51,10 +47,8 @@ def item(number: int, ids: list[int]) -> Item:
 BAD = SampleError("bad")
 LEFT_OUT = Filtered("small", "x", "k")
 
-# Documents of words, samples that are bad, and samples that are left out.
 _documents = st.lists(
-    st.one_of(st.lists(st.integers(0, 6), max_size=9), st.sampled_from([BAD, LEFT_OUT])),
-    max_size=40,
+    st.lists(st.integers(0, 6), max_size=9) | st.sampled_from([BAD, LEFT_OUT]), max_size=40
 )
 
 
@@ -67,9 +61,7 @@ def items_of(documents: list[Any]) -> list[Item]:
 
 @pytest.mark.parametrize("threads", [1, 3])
 @given(documents=_documents)
-def test_documents_come_out_in_order_with_their_tokens(
-    words: Path, threads: int, documents: list[Any]
-) -> None:
+def test_documents_come_out_in_order_with_their_tokens(words, threads, documents):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text_module, "_BATCH_DOCUMENTS", 3)
         tally = TextTally()
@@ -80,10 +72,7 @@ def test_documents_come_out_in_order_with_their_tokens(
         if isinstance(document, list):
             assert isinstance(one.read, dict)
             assert one.read["tokens"].tolist() == [*document, END]
-            assert {name: one.read[name] for name in ("__key__", "n")} == {
-                "__key__": f"k{n}",
-                "n": n,
-            }
+            assert (one.read["__key__"], one.read["n"]) == (f"k{n}", n)
             assert list(one.read) == ["__key__", "tokens", "n"]
         else:
             assert one.read is document
@@ -95,9 +84,7 @@ def test_documents_come_out_in_order_with_their_tokens(
 
 @pytest.mark.parametrize(("pack", "threads"), [("concat", 1), ("pad", 3), ("nosplit", 3)])
 @given(documents=_documents, seq_len=st.integers(1, 12))
-def test_blocks_are_those_of_the_packer_and_what_is_bad_passes(
-    words: Path, pack: str, threads: int, documents: list[Any], seq_len: int
-) -> None:
+def test_blocks_are_those_of_the_packer_and_bad_ones_pass(words, pack, threads, documents, seq_len):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text_module, "_BATCH_DOCUMENTS", 3)
         tally = TextTally()
@@ -121,11 +108,11 @@ def test_blocks_are_those_of_the_packer_and_what_is_bad_passes(
     assert sum(one.size for one in blocks) <= 10 * len(texts)
 
 
-def test_what_is_in_memory_at_once_is_bounded(words: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_in_memory_at_once_is_bounded(words, monkeypatch):
     monkeypatch.setattr(text_module, "_BATCH_DOCUMENTS", 4)
     taken = 0
 
-    def many() -> Iterator[Item]:
+    def many():
         nonlocal taken
         for n in itertools.count():
             taken += 1
@@ -138,45 +125,33 @@ def test_what_is_in_memory_at_once_is_bounded(words: Path, monkeypatch: pytest.M
     made.close()  # type: ignore[attr-defined]
 
 
-def test_an_error_among_threads_ends_them(words: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_among_threads_ends_them(words, monkeypatch):
     monkeypatch.setattr(text_module, "_BATCH_DOCUMENTS", 2)
     started: list[threading.Thread] = []
     start = threading.Thread.start
 
-    def noted(thread: threading.Thread) -> None:
+    def noted(thread):
         started.append(thread)
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", noted)
 
-    def broken() -> Iterator[Item]:
+    def broken():
         for n in range(9):
             yield item(n, [1])
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        list(steps(words)(broken(), "t", 3, TextTally()))
+    refused(KeyboardInterrupt, None, list, steps(words)(broken(), "t", 3, TextTally()))
     assert started
     assert not any(thread.is_alive() for thread in started)
-
-
-def test_the_end_of_a_long_document_does_not_keep_it_in_memory() -> None:
-    packer = PACKERS["nosplit"](10, "pad", 0)
-    document = np.ones(100_005, np.uint16)
-    assert sum(1 for _ in packer.add(document)) == 10_000
-    (end,) = packer._window  # type: ignore[attr-defined]
-    assert len(end) == 5
-    assert end.base is None
 
 
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), max_size=50),
     cut=st.integers(0, 50),
 )
-def test_counts_of_parts_merge_to_those_of_the_whole(
-    lengths: list[tuple[int, int]], cut: int
-) -> None:
-    def counted(pairs: list[tuple[int, int]]) -> TextTally:
+def test_counts_of_parts_merge_to_those_of_the_whole(lengths, cut):
+    def counted(pairs):
         tally = TextTally()
         for size, tokens in pairs:
             tally.add(size, tokens)
@@ -201,37 +176,30 @@ def test_counts_of_parts_merge_to_those_of_the_whole(
     assert {int(start): count for start, count in about["histogram"].items()} == powers
 
 
-def test_the_fields_that_come_out(words: Path) -> None:
-    tokens = Array("|u1", (None,))
+def test_the_fields_that_come_out_or_would_be_lost_or_met(words):
+    tokens, only = Array("|u1", (None,)), Schema({"text": Text()})
     assert steps(words).schema_after(SCHEMA) == Schema({"tokens": tokens})
-    kept = steps(words, keep_fields=True).schema_after(SCHEMA)
-    assert kept == Schema({"tokens": tokens, "n": Int()})
+    keeping = steps(words, keep_fields=True)
+    assert keeping.schema_after(SCHEMA) == Schema({"tokens": tokens, "n": Int()})
     optional = Schema({"text": Text(optional=True), "n": Int()})
     assert steps(words).schema_after(optional) == Schema({"tokens": tokens})
-    kept = steps(words, keep_fields=True).schema_after(optional)
-    assert kept["tokens"].optional
-    only = Schema({"text": Text()})
+    assert keeping.schema_after(optional)["tokens"].optional
     for seq_len, ends in ((8, "<u2"), (65_535, "<u2"), (65_536, "<u4")):
         for remainder, length in (("pad", seq_len), ("drop", seq_len), ("keep", None)):
             asked = steps(words, seq_len=seq_len, remainder=remainder)
-            assert asked.schema_after(only) == Schema(
-                {"tokens": Array("|u1", (length,)), "doc_ends": Array(ends, (None,))}
-            )
+            kinds = {"tokens": Array("|u1", (length,)), "doc_ends": Array(ends, (None,))}
+            assert asked.schema_after(only) == Schema(kinds)
+    blocks = steps(words, keep_fields=True, seq_len=8)
+    refused(UsageError, "cannot store their other fields", blocks.schema_after, SCHEMA)
+    both = Schema({**SCHEMA, "tokens": Int()})
+    refused(UsageError, "already a field 'tokens'", keeping.schema_after, both)
 
 
-def test_fields_that_would_be_lost_or_met_are_refused(words: Path) -> None:
-    with pytest.raises(UsageError, match="cannot store their other fields"):
-        steps(words, keep_fields=True, seq_len=8).schema_after(SCHEMA)
-    with pytest.raises(UsageError, match="already a field 'tokens'"):
-        steps(words, keep_fields=True).schema_after(Schema({**SCHEMA, "tokens": Int()}))
-
-
-def test_which_field_is_the_text() -> None:
+def test_which_field_is_the_text():
     two = Schema({"a": Text(), "b": Text(), "n": Int()})
     assert text_field(TextOptions(), SCHEMA) == "text"
     assert text_field(TextOptions(), Schema({"body": Text()})) == "body"
     assert text_field(TextOptions(), Schema({"a": Text(), "text": Text()})) == "text"
     assert text_field(TextOptions(field="b"), two) == "b"
     for field, schema in ((None, two), ("n", two), ("c", two), (None, Schema({"n": Int()}))):
-        with pytest.raises(UsageError, match="no text field"):
-            text_field(TextOptions(field=field), schema)
+        refused(UsageError, "no text field", text_field, TextOptions(field=field), schema)

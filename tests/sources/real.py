@@ -1,6 +1,4 @@
-"""Folders as the tools of others make them, in small: each as its tool lays it out."""
-
-from __future__ import annotations
+"""Folders as the tools of others make them, in small, and what tests of sources and steps share."""
 
 import gzip
 import io
@@ -10,11 +8,16 @@ import struct
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
+import shardkit
+from shardkit.recipe import Recipe
+from shardkit.sources import open_sources
 from shardkit.testing import make_image
 
 CARD = """---
@@ -42,6 +45,55 @@ def put(root: Path, files: Mapping[str, bytes | str | None]) -> Path:
     return root
 
 
+def cases(names: str, *rows: Any, ids: Any = None) -> Any:
+    """A table of cases, each row a test of its own."""
+    return pytest.mark.parametrize(names.split() if " " in names else names, rows, ids=ids)
+
+
+def refused(kind, words: str | None, call: Any, /, *args: Any, **options: Any) -> Any:
+    """The error of a call that is refused with these words."""
+    with pytest.raises(kind, match=words) as error:
+        call(*args, **options)
+    return error.value
+
+
+def opened(root: Any, **options: Any) -> dict[str, Any]:
+    """The sources of a conversion with these options, by split."""
+    return open_sources(root, Recipe("wds", **options))
+
+
+def one(root: Any, **options: Any) -> Any:
+    """The only one."""
+    (source,) = opened(root, **options).values()
+    return source
+
+
+def all_of(source: Any) -> list[Any]:
+    return [source[number] for number in range(len(source))]
+
+
+def counts(sources: dict[str, Any]) -> dict[str, int]:
+    return {split: len(source) for split, source in sources.items()}
+
+
+def convert(source: Any, out: Path, format: str = "wds", **options: Any) -> Any:
+    return shardkit.convert(source, format, out, **{"workers": 0, **options})
+
+
+def verified(source: Any, out: Path, format: str = "wds", **options: Any) -> Any:
+    """A conversion, which is verified against its source."""
+    result = convert(source, out, format, **options)
+    report = shardkit.verify(out, against=source, metadata=options.get("metadata"))
+    assert report.sound, report.problems
+    return result
+
+
+def keys(samples: Any) -> list[str]:
+    """Of a source, or of a dataset by its path."""
+    found = shardkit.open(samples) if isinstance(samples, Path) else all_of(samples)
+    return [sample["__key__"] for sample in found]
+
+
 def parquet(path: Path, *texts: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table({"text": list(texts), "label": list(range(len(texts)))}), path)
@@ -67,94 +119,41 @@ def hub_repository(root: Path, card: str = CARD) -> Path:
     return root
 
 
-def img2dataset(root: Path) -> Path:
-    """`img2dataset --output_format webdataset`: a TAR, a table and statistics for each shard."""
-    for number in range(2):
-        name = f"{number:05d}"
-        tar(root / f"{name}.tar", f"{name}0000", f"{name}0001")
-        parquet(root / f"{name}.parquet", "http://x/1.jpg", "http://x/2.jpg")
-        put(root, {f"{name}_stats.json": json.dumps({"count": 2, "successes": 2})})
-    return root
-
-
-def yolo(root: Path) -> Path:
-    """As Ultralytics lays it out."""
-    files = {f"images/{split}/{n}.jpg": None for split in ("train", "val") for n in range(2)}
-    boxes = {f"labels/{split}/{n}.txt": "0 .5 .5 1 1\n" for split in ("train", "val") for n in "01"}
-    return put(root, {**files, **boxes, "data.yaml": "names: [cat]\n"})
-
-
-def yolo_by_split(root: Path) -> Path:
-    """As Roboflow exports it."""
-    files = {f"{split}/images/1.jpg": None for split in ("train", "valid", "test")}
-    boxes = {f"{split}/labels/1.txt": "0 .5 .5 1 1\n" for split in ("train", "valid", "test")}
-    return put(root, {**files, **boxes, "data.yaml": "names: [cat]\n"})
-
-
-def ade20k(root: Path) -> Path:
-    return put(
-        root,
-        {
-            "images/training/ADE_train_00000001.jpg": None,
-            "images/validation/ADE_val_00000001.jpg": None,
-            "annotations/training/ADE_train_00000001.png": None,
-            "annotations/validation/ADE_val_00000001.png": None,
-        },
-    )
-
-
-def mds(root: Path) -> Path:
-    """MosaicML Streaming with shards of JSON, and a folder for each split."""
-    file = {"basename": "shard.00000.json", "bytes": 9, "hashes": {}}
-    shard = {"format": "json", "samples": 1, "raw_data": file, "zip_data": None}
-    index = {"version": 2, "shards": [shard]}
-    for split in ("train", "val"):
-        files = {"index.json": json.dumps(index), "shard.00000.json": bytes(9)}
-        put(root / split, files)
-    return root
-
-
-def cifar10(root: Path) -> Path:
-    batch = pickle.dumps({b"data": np.zeros((1, 3072), np.uint8), b"labels": [0]})
-    names = (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch", "batches.meta")
-    return put(root, {**dict.fromkeys(names, batch), "readme.html": "<html>"})
+_BATCHES = [*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]
+_PICKLE = pickle.dumps({b"data": np.zeros((1, 3072), np.uint8), b"labels": [0]})
+_INDEX = {"format": "json", "samples": 1, "zip_data": None}
+_INDEX["raw_data"] = {"basename": "shard.00000.json", "bytes": 9, "hashes": {}}
+_MDS = {"index.json": json.dumps({"version": 2, "shards": [_INDEX]}), "shard.00000.json": bytes(9)}
+FOLDERS: dict[str, dict[str, bytes | str]] = {
+    "MDS of JSON": {f"{split}/{n}": data for split in ("train", "val") for n, data in _MDS.items()},
+    "CIFAR-10": {**dict.fromkeys([*_BATCHES, "batches.meta"], _PICKLE), "readme.html": "<html>"},
+    "CIFAR-100": {**dict.fromkeys(("train", "test", "meta"), _PICKLE), "file.txt~": "x"},
+    "CIFAR-10 binary": {
+        **dict.fromkeys((f"{name}.bin" for name in _BATCHES), bytes(3073)),
+        "batches.meta.txt": "airplane\n",
+        "readme.html": "<html>",
+    },
+    "CIFAR-100 binary": {
+        "train.bin": bytes(3074),
+        "test.bin": bytes(3074),
+        "fine_label_names.txt": "apple\n",
+        "coarse_label_names.txt": "fruit\n",
+    },
+    "MNIST": {
+        "train-images-idx3-ubyte.gz": gzip.compress(
+            struct.pack(">HBB3I", 0, 8, 3, 1, 28, 28) + bytes(784)
+        ),
+        "train-labels-idx1-ubyte.gz": gzip.compress(struct.pack(">HBBI", 0, 8, 1, 1) + bytes(1)),
+    },
+    "HDF5": {"camelyonpatch_level_2_split_train_x.h5": b"\x89HDF\r\n\x1a\n" + bytes(9)},
+}
 
 
 def cifar10_binary(root: Path) -> Path:
-    names = (*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin")
-    about = {"batches.meta.txt": "airplane\n", "readme.html": "<html>"}
-    return put(root, {**dict.fromkeys(names, bytes(3073)), **about})
-
-
-def cifar100(root: Path) -> Path:
-    batch = pickle.dumps({b"data": np.zeros((1, 3072), np.uint8)})
-    return put(root, {**dict.fromkeys(("train", "test", "meta"), batch), "file.txt~": "x"})
-
-
-def cifar100_binary(root: Path) -> Path:
-    names = {"fine_label_names.txt": "apple\n", "coarse_label_names.txt": "fruit\n"}
-    return put(root, {"train.bin": bytes(3074), "test.bin": bytes(3074), **names})
-
-
-def mnist(root: Path) -> Path:
-    images = gzip.compress(struct.pack(">HBB3I", 0, 8, 3, 1, 28, 28) + bytes(784))
-    labels = gzip.compress(struct.pack(">HBBI", 0, 8, 1, 1) + bytes(1))
-    names = {"images-idx3": images, "labels-idx1": labels}
-    return put(root, {f"train-{name}-ubyte.gz": data for name, data in names.items()})
+    return put(root, FOLDERS["CIFAR-10 binary"])
 
 
 def tfrecord() -> bytes:
     """A record of tf.train.Example: the feature `label` is 1."""
     record = "0a100a0e0a056c6162656c12051a030a0101"
     return bytes.fromhex(f"1200000000000000241f6425{record}f5d6547b")
-
-
-def tfds(root: Path) -> Path:
-    """As TensorFlow Datasets prepares it."""
-    names = ("mnist-train.tfrecord-00000-of-00001", "mnist-test.tfrecord-00000-of-00001")
-    about = {"dataset_info.json": "{}", "features.json": "{}", "label.labels.txt": "0\n1\n"}
-    return put(root, {**dict.fromkeys(names, tfrecord()), **about})
-
-
-def hdf5(root: Path) -> Path:
-    return put(root, {"camelyonpatch_level_2_split_train_x.h5": b"\x89HDF\r\n\x1a\n" + bytes(9)})

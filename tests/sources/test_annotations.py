@@ -1,7 +1,5 @@
 """COCO and Pascal VOC as downloaded: what is read equals what pycocotools and the XML say."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil
@@ -16,9 +14,7 @@ from PIL import Image
 
 import shardkit
 from shardkit import SampleError, SourceError, UsageError
-from shardkit.recipe import Recipe
-from shardkit.sample import Sample
-from shardkit.sources import annotated, open_sources
+from shardkit.sources import annotated
 from shardkit.sources import coco as coco_module
 from shardkit.sources.base import Source
 from tests.boxed import (
@@ -33,21 +29,11 @@ from tests.boxed import (
     voc_xml,
 )
 from tests.conftest import files_of
-from tests.sources.real import put
+from tests.sources import real
+from tests.sources.real import all_of, cases, convert, keys, one, opened, put, refused, verified
 
 BY_ID = ("person", "bottle", "toothbrush")  # 1, 44, 90
 BY_NAME = ("bottle", "person", "toothbrush")
-
-
-def opened(root: Path, **options: Any) -> dict[str, Source]:
-    sources = open_sources(root, Recipe("wds", **options))
-    assert all(isinstance(source, Source) for source in sources.values())
-    return sources
-
-
-def one(root: Path, **options: Any) -> Source:
-    (source,) = opened(root, **options).values()
-    return source
 
 
 def single(root: Path, *images: Painted, **more: Any) -> Path:
@@ -58,18 +44,12 @@ def single(root: Path, *images: Painted, **more: Any) -> Path:
 
 def problems(root: Path) -> list[Any]:
     """The errors of images, all of which `--on-error skip` lists, with the images left."""
-    with pytest.raises(SampleError) as error:
-        shardkit.convert(root, "wds", root.parent / "failed", workers=0)
-    result = shardkit.convert(root, "wds", root.parent / "skipped", workers=0, on_error="skip")
-    (split,) = result.splits.values()
+    error = refused(SampleError, None, convert, root, root.parent / "failed")
+    (split,) = convert(root, root.parent / "skipped", on_error="skip").splits.values()
     found = one(root).problems
-    assert str(error.value) == str(found[0])
+    assert str(error) == str(found[0])
     assert split.errors == len(found)
     return list(found)
-
-
-def keys(path: Path) -> list[str]:
-    return [sample["__key__"] for sample in shardkit.open(path)]
 
 
 def assert_painted(source: Source) -> None:
@@ -82,13 +62,7 @@ def assert_painted(source: Source) -> None:
             assert painted_box(pixels, colour) == tuple(box)
 
 
-def all_of(source: Source) -> list[Sample]:
-    return [source[number] for number in range(len(source))]
-
-
 # --- COCO ----------------------------------------------------------------------------------------
-
-
 def test_coco_as_pycocotools_reads_it(tmp_path):
     pycocotools = pytest.importorskip("pycocotools.coco")
     root = coco(tmp_path / "coco", some_painted(9), some_painted(5, seed=1))
@@ -111,49 +85,38 @@ def test_coco_as_pycocotools_reads_it(tmp_path):
         assert_painted(source)
 
 
-def test_coco_fields_and_what_is_passed_over(tmp_path):
+def test_coco_fields_and_what_is_passed_over_by_any_number_of_workers(tmp_path):
     root = coco(tmp_path / "coco", some_painted(4), some_painted(4, seed=1))
     put(root, {"test2017/1.jpg": None, "notes.txt": ""})
-    result = shardkit.convert(root, "arrow", tmp_path / "out", workers=0)
-    dataset = shardkit.open(tmp_path / "out/train")
+    out, again = tmp_path / "out", tmp_path / "again"
+    result = verified(root, out, "arrow", shard_samples=2)
+    dataset = shardkit.open(out / "train")
     arrays = {n: k for n, k in dataset.schema.items() if isinstance(k, shardkit.Array)}
-    assert arrays == {
-        "boxes": shardkit.Array("<f4", (None, 4)),
-        "categories": shardkit.Array("<i8", (None,)),
-        "iscrowd": shardkit.Array("|b1", (None,)),
-    }
+    expected = {"boxes": ("<f4", (None, 4)), "categories": ("<i8", (None,))}
+    expected["iscrowd"] = ("|b1", (None,))
+    assert arrays == {name: shardkit.Array(*kind) for name, kind in expected.items()}
     assert dataset[0]["boxes"].shape == (0, 4)  # of an image without objects
     assert dataset[0]["categories"].shape == (0,)
     values = {"info": 2, "licenses": 2, "license": 8, "supercategory": 6}
     values |= {"area": 12, "segmentation": 12}
+    passed = ("folder test2017/", ".txt file", "file captions_train2017.json")
     assert {**result.ignored} == {
-        "folder test2017/": 1,
-        ".txt file": 1,
-        "file captions_train2017.json": 1,
-        "file captions_val2017.json": 1,
+        **dict.fromkeys((*passed, "file captions_val2017.json"), 1),
         **{f"values of {name!r}": count for name, count in values.items()},
     }
-    assert shardkit.verify(tmp_path / "out", against=root).sound
+    shardkit.convert(root, "arrow", again, workers=2, shard_samples=2)
+    assert files_of(again) == files_of(out)
 
 
-def test_any_number_of_workers_gives_the_same_bytes(tmp_path):
-    root = coco(tmp_path / "coco", some_painted(9))
-    for workers in (0, 2):
-        shardkit.convert(root, "wds", tmp_path / f"{workers}", workers=workers, shard_samples=4)
-    assert files_of(tmp_path / "0") == files_of(tmp_path / "2")
-
-
-@pytest.mark.parametrize(
-    ("image", "annotations", "split"),
-    [
-        ("images/train2017/{}.png", "annotations/instances_train2017.json", "train"),
-        ("train/{}.png", "train/_annotations.coco.json", "train"),
-        ("{}.png", "_annotations.coco.json", ""),
-        ("images/{}.png", "annotations/instances_default.json", ""),
-        ("images/{}.png", "annotations/val.json", "val"),
-        ("images/a/{}.png", "annotations/x.json", ""),
-        ("{}.png", "annotations/instances.json", ""),
-    ],
+@cases(
+    "image annotations split",
+    ("images/train2017/{}.png", "annotations/instances_train2017.json", "train"),
+    ("train/{}.png", "train/_annotations.coco.json", "train"),
+    ("{}.png", "_annotations.coco.json", ""),
+    ("images/{}.png", "annotations/instances_default.json", ""),
+    ("images/{}.png", "annotations/val.json", "val"),
+    ("images/a/{}.png", "annotations/x.json", ""),
+    ("{}.png", "annotations/instances.json", ""),
 )
 def test_where_images_and_annotations_lie(tmp_path, image, annotations, split):
     images = some_painted(4)
@@ -171,18 +134,15 @@ def test_one_folder_of_images_for_several_splits(tmp_path):
     """Each file of annotations has its images; those that none lists are counted."""
     train, val = some_painted(3), [p._replace(name=f"v{p.name}") for p in some_painted(4, 1)]
     put(tmp_path, {f"images/{p.name}.png": p.file() for p in (*train, *val)})
-    put(tmp_path, {"images/other.png": None})
-    put(tmp_path, {"annotations/train.json": coco_json(train)})
+    put(tmp_path, {"images/other.png": None, "annotations/train.json": coco_json(train)})
     put(tmp_path, {"annotations/val.json": coco_json(val)})
     sources = opened(tmp_path)
-    assert {name: len(source) for name, source in sources.items()} == {"train": 3, "val": 4}
+    assert real.counts(sources) == {"train": 3, "val": 4}
     assert sources["train"].ignored["images of no split"] == 1
     put(tmp_path, {"annotations/val.json": coco_json([*val, train[0]])})
-    with pytest.raises(UsageError, match="splits 'train' and 'val' overlap") as error:
-        opened(tmp_path)
-    assert "000000.png" in str(error.value.found)
-    with pytest.raises(UsageError, match="several annotation files"):
-        opened(tmp_path, split="none")
+    error = refused(UsageError, "splits 'train' and 'val' overlap", opened, tmp_path)
+    assert "000000.png" in str(error.found)
+    refused(UsageError, "several annotation files", opened, tmp_path, split="none")
 
 
 def test_a_json_file_is_read_in_any_order_and_form(tmp_path, monkeypatch):
@@ -206,61 +166,55 @@ def test_a_json_file_is_read_in_any_order_and_form(tmp_path, monkeypatch):
             assert source.class_names == {"categories": BY_ID}
 
 
-def test_classes_in_an_order_of_ones_own(tmp_path):
-    root = coco(tmp_path / "coco", some_painted(4))
-    names = ("toothbrush", "cat", "bottle", "person")
-    source = one(root, classes=names)
-    assert source.class_names == {"categories": names}
-    for found, plain in zip(all_of(source), all_of(one(root)), strict=True):
-        assert [names[n] for n in found["categories"]] == [BY_ID[n] for n in plain["categories"]]
-    with pytest.raises(UsageError, match="does not name the category 'person'"):
-        one(root, classes=("bottle", "toothbrush"))
-    shardkit.convert(root, "wds", tmp_path / "out", workers=0, classes=names)
-    assert shardkit.verify(tmp_path / "out", against=root).sound
-
-
-def test_splits_share_one_table_of_classes(tmp_path):
+def test_classes_in_an_order_of_ones_own_and_one_table_for_all_splits(tmp_path):
     """By name, though other files number them in another way, or have more of them."""
     root = coco(tmp_path / "coco", some_painted(4), some_painted(4, seed=1))
+    before = {name: [s["categories"] for s in all_of(some)] for name, some in opened(root).items()}
+    names = ("toothbrush", "cat", "bottle", "person")
+    source = opened(root, classes=names)["train"]
+    assert source.class_names == {"categories": names}
+    for found, plain in zip(all_of(source), before["train"], strict=True):
+        assert [names[n] for n in found["categories"]] == [BY_ID[n] for n in plain]
+    words = "does not name the category 'person'"
+    refused(UsageError, words, opened, root, classes=("bottle", "toothbrush"))
+    verified(root, tmp_path / "out", classes=names)
     path = root / "annotations/instances_val2017.json"
-    whole = json.loads(path.read_text())
-    other = {1: 7, 44: 6, 90: 5}
+    whole, other = json.loads(path.read_text()), {1: 7, 44: 6, 90: 5}
     for entry in whole["categories"]:
         entry["id"] = other[entry["id"]]
     for entry in whole["annotations"]:
         entry["category_id"] = other[entry["category_id"]]
     whole["categories"].append({"id": 3, "name": "unicorn"})
-    before = [sample["categories"].tolist() for sample in all_of(opened(root)["val"])]
     path.write_text(json.dumps(whole))
     sources = opened(root)
     names = {"categories": (*BY_ID, "unicorn")}
     assert all(source.class_names == names for source in sources.values())
-    assert before == [sample["categories"].tolist() for sample in all_of(sources["val"])]
+    for found, plain in zip(all_of(sources["val"]), before["val"], strict=True):
+        assert np.array_equal(found["categories"], plain)
 
 
 OBJECT = {"id": 1, "image_id": 100, "category_id": 44, "bbox": [1, 2, 3, 4]}
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_an_object_that_cannot_be_is_an_error_of_its_image(tmp_path):
+    wrong = (
         ({"bbox": [0, 0, -1, 5]}, "a box that ends before it begins"),
         ({"bbox": [0, 0, float("nan"), 5]}, "not finite"),
         ({"bbox": [500, 0, 5, 5]}, "outside its image"),
         ({"bbox": [-9, 0, 5, 5]}, "outside its image"),
         ({"category_id": 2}, "a category that the annotations do not define"),
-    ],
-)
-def test_an_object_that_cannot_be_is_an_error_of_its_image(tmp_path, change, message):
-    objects = [OBJECT, {**OBJECT, "id": 2, **change}]
-    (found,) = problems(single(tmp_path / "x", *some_painted(2), annotations=objects))
-    assert message in str(found)
-    assert "'000000.png'" in str(found.found)
-    assert found.where["position"] == 1
-    assert keys(tmp_path / "skipped") == ["000001"]
+    )
+    of_images = [{**OBJECT, "id": n, "image_id": 100 + n} for n in range(6)]
+    objects = [of_images[0], *(a | b for a, (b, _) in zip(of_images[1:], wrong, strict=True))]
+    found = problems(single(tmp_path / "x", *some_painted(6), annotations=objects))
+    for number, (error, (_, message)) in enumerate(zip(found, wrong, strict=True), 1):
+        assert message in str(error)
+        assert f"'{number:06d}.png'" in str(error.found)
+        assert error.where["position"] == number
+    assert keys(tmp_path / "skipped") == ["000000"]
 
 
-def test_images_and_entries_without_each_other(tmp_path, monkeypatch):
+def test_images_and_entries_without_each_other_or_without_their_folder(tmp_path, monkeypatch):
     root = single(tmp_path / "x", *some_painted(3))
     (root / "images/000001.png").unlink()
     put(root, {"images/other.png": None})
@@ -271,49 +225,38 @@ def test_images_and_entries_without_each_other(tmp_path, monkeypatch):
     assert unlisted.found == "other.png"
     assert keys(tmp_path / "skipped") == ["000000", "000002"]
     monkeypatch.setattr(annotated, "_MOST_PROBLEMS", 1)
-    with pytest.raises(SourceError, match="2 images and annotations do not match") as error:
-        opened(root)
-    assert "not there: 000001.png" in str(error.value.found)
+    error = refused(SourceError, "2 images and annotations do not match", opened, root)
+    assert "not there: 000001.png" in str(error.found)
+    # All come in one archive.
+    root = coco(tmp_path / "coco", some_painted(3), some_painted(4, 1))
+    shutil.rmtree(root / "train2017")
+    sources = opened(root)
+    assert real.counts(sources) == {"val": 4}
+    assert "no folder train2017/" in sources["val"].notes[0]
+    assert sources["val"].ignored["file instances_train2017.json"] == 1
+    assert not sources["val"].problems
 
 
-def test_objects_of_no_image_and_what_repeats_are_said(tmp_path):
+def test_objects_of_no_image_without_area_and_what_repeats_are_said(tmp_path):
     objects = [OBJECT, OBJECT, {**OBJECT, "image_id": 7}]
     source = one(single(tmp_path / "x", *some_painted(2), annotations=objects))
     assert source.ignored["objects of images that the annotations do not list"] == 1
     assert "2 objects in instances_default.json have a duplicate id" in source.notes[0]
-    with pytest.raises(SourceError, match="list an image twice"):
-        opened(single(tmp_path / "y", *some_painted(1), *some_painted(1)))
-
-
-def test_an_image_of_another_size_than_annotated_is_an_error(tmp_path):
-    images = some_painted(3)
-    root, out = single(tmp_path / "x", *images), tmp_path / "out"
-    put(root, {"images/000001.png": images[1]._replace(size=(50, 40), boxes=[]).file()})
-    with pytest.raises(SampleError, match="size of the image differs") as error:
-        shardkit.convert(root, "wds", out, workers=0)
-    assert error.value.where["key"] == "000001"
-    assert shardkit.convert(root, "wds", out, workers=0, on_error="skip").errors == 1
-    shardkit.convert(root, "wds", tmp_path / "unboxed", workers=0, drop=["boxes"])
-    assert len(keys(tmp_path / "unboxed")) == 3
-    # Other annotations are another run.
-    path = root / "annotations/instances_default.json"
-    path.write_text(path.read_text().replace('"iscrowd": 0', '"iscrowd": 1'))
-    with pytest.raises(shardkit.OutputError):
-        shardkit.convert(root, "wds", out, workers=0, on_error="skip")
-    assert not shardkit.verify(out, against=root).sound
-
-
-def test_boxes_at_the_edge_and_categories_that_repeat_are_said(tmp_path):
-    """As some of COCO's own are: clipped, or left out; and a class called like its project."""
+    twice = single(tmp_path / "y", *some_painted(1), *some_painted(1))
+    refused(SourceError, "list an image twice", opened, twice)
+    # Names of files do not lead out of the folder.
+    put(tmp_path, {"secret.png": None})
+    image = {"id": 100, "file_name": "../../secret.png"}  # of no size: it would be looked at
+    root = single(tmp_path / "z", *some_painted(1), images=[image], annotations=[])
+    assert "not there" in str(one(root).problems[0])
+    # As some of COCO's own are: clipped, or left out; and a class called like its project.
     (image,) = some_painted(1)
     width, height = image.size
     boxes = [[-3, 5, 10, height], [0, 0, width, height], [5, 5, 0, 9], [width, 0, 0, 5]]
     ids = (44, 5, 0, 0)
-    objects = [
-        {**OBJECT, "id": n, "bbox": box, "category_id": ids[n]} for n, box in enumerate(boxes)
-    ]
+    objects = [OBJECT | {"id": n, "bbox": b, "category_id": ids[n]} for n, b in enumerate(boxes)]
     categories = [{"id": 44, "name": "cat"}, {"id": 0, "name": "cat"}, {"id": 5, "name": "dog"}]
-    source = one(single(tmp_path, image, annotations=objects, categories=categories))
+    source = one(single(tmp_path / "edge", image, annotations=objects, categories=categories))
     assert source[0]["boxes"].tolist() == [[0, 5, 7, height], [0, 0, width, height]]
     assert source.class_names == {"categories": ("cat", "dog")}
     assert source[0]["categories"].tolist() == [0, 1]
@@ -321,6 +264,22 @@ def test_boxes_at_the_edge_and_categories_that_repeat_are_said(tmp_path):
     assert any("1 boxes extend beyond their image" in note for note in source.notes)
     assert any("categories of one name were merged: 'cat'" in note for note in source.notes)
     assert not source.problems
+
+
+def test_an_image_of_another_size_than_annotated_is_an_error(tmp_path):
+    images = some_painted(3)
+    root, out = single(tmp_path / "x", *images), tmp_path / "out"
+    put(root, {"images/000001.png": images[1]._replace(size=(50, 40), boxes=[]).file()})
+    error = refused(SampleError, "size of the image differs", convert, root, out)
+    assert error.where["key"] == "000001"
+    assert convert(root, out, on_error="skip").errors == 1
+    convert(root, tmp_path / "unboxed", drop=["boxes"])
+    assert len(keys(tmp_path / "unboxed")) == 3
+    # Other annotations are another run.
+    path = root / "annotations/instances_default.json"
+    path.write_text(path.read_text().replace('"iscrowd": 0', '"iscrowd": 1'))
+    refused(shardkit.OutputError, None, convert, root, out, on_error="skip")
+    assert not shardkit.verify(out, against=root).sound
 
 
 # The size of an image tells in 5 to 8, if it is not square.
@@ -344,53 +303,32 @@ def test_boxes_of_upright_images_become_those_of_stored_ones(tmp_path, size, ori
     assert_painted(one(single(tmp_path / "both", image, turned)))
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "expected '{', found 'the end'"),
-        ("{}", "it lists no 'images'"),
-        ("[1]", "expected '{', found '\\['"),
-        ('{"images": [{"id": 1}]}', r"images\[0\] has no 'file_name'"),
-        ('{"images": [{"id": 1, "file_name": "a.png", "width": -1}]}', "not a number of pixels"),
-        ('{"images": [7]}', r"images\[0\] is invalid"),
-        ('{"images": [{"id": [1], "file_name": "a"}]}', "unhashable"),
-        ('{"annotations": [{"image_id": 1, "category_id": 1}]}', "has no 'bbox'"),
-        ('{"annotations": [{"image_id": 1, "category_id": 1, "bbox": [1, 2]}]}', "unpack"),
-        ('{"annotations": [{"image_id": 1, "category_id": 1, "bbox": "abcd"}]}', "not a number"),
-        ('{"categories": [{"id": 1, "name": "a"}, {"id": 1, "name": "b"}]}', "already in use"),
-        ('{"images": [', "not valid JSON"),
-        ('{"images": [] "annotations": []}', "expected ','"),
-        ("{" * 100_000, "not valid JSON"),
-        ('{"x": ' + "[" * 100_000, "not valid JSON"),
-        ('{"x": 1} 2', "extra data after its end"),
-        ('{"images": [{"id": 1, "file_name": "\udcff"}]}', "not valid JSON"),
-    ],
+@cases(
+    "text message",
+    ("", "expected '{', found 'the end'"),
+    ("{}", "it lists no 'images'"),
+    ("[1]", "expected '{', found '\\['"),
+    ('{"images": [{"id": 1}]}', r"images\[0\] has no 'file_name'"),
+    ('{"images": [{"id": 1, "file_name": "a.png", "width": -1}]}', "not a number of pixels"),
+    ('{"images": [7]}', r"images\[0\] is invalid"),
+    ('{"images": [{"id": [1], "file_name": "a"}]}', "unhashable"),
+    ('{"annotations": [{"image_id": 1, "category_id": 1}]}', "has no 'bbox'"),
+    ('{"annotations": [{"image_id": 1, "category_id": 1, "bbox": [1, 2]}]}', "unpack"),
+    ('{"annotations": [{"image_id": 1, "category_id": 1, "bbox": "abcd"}]}', "not a number"),
+    ('{"categories": [{"id": 1, "name": "a"}, {"id": 1, "name": "b"}]}', "already in use"),
+    ('{"images": [] "annotations": []}', "expected ','"),
+    ('{"images": [', "not valid JSON"),
+    ("{" * 100_000, "not valid JSON"),
+    ('{"x": ' + "[" * 100_000, "not valid JSON"),
+    ('{"x": 1} 2', "extra data after its end"),
+    ('{"images": [{"id": 1, "file_name": "\udcff"}]}', "not valid JSON"),
 )
 def test_damaged_json_is_an_error_with_its_place(tmp_path, text, message):
     data = text.encode("utf-8", "surrogateescape")
     put(tmp_path, {"images/a.png": None, "annotations/a.json": data})
-    with pytest.raises(SourceError, match=message) as error:
-        opened(tmp_path)
-    assert error.value.where["path"] == tmp_path / "annotations/a.json"
-    assert "give the image folder" in str(error.value.fix)
-
-
-def test_annotations_whose_folder_was_not_downloaded_are_passed_over(tmp_path):
-    """All come in one archive."""
-    root = coco(tmp_path, some_painted(3), some_painted(4, 1))
-    shutil.rmtree(root / "train2017")
-    sources = opened(root)
-    assert {name: len(source) for name, source in sources.items()} == {"val": 4}
-    assert "no folder train2017/" in sources["val"].notes[0]
-    assert sources["val"].ignored["file instances_train2017.json"] == 1
-    assert not sources["val"].problems
-
-
-def test_names_of_files_do_not_lead_out_of_the_folder(tmp_path):
-    put(tmp_path, {"secret.png": None})
-    image = {"id": 100, "file_name": "../../secret.png"}  # of no size: it would be looked at
-    root = single(tmp_path / "x", *some_painted(1), images=[image], annotations=[])
-    assert "not there" in str(one(root).problems[0])
+    error = refused(SourceError, message, opened, tmp_path)
+    assert error.where["path"] == tmp_path / "annotations/a.json"
+    assert "give the image folder" in str(error.fix)
 
 
 @pytest.mark.large
@@ -399,13 +337,9 @@ def test_a_large_file_takes_the_memory_of_its_boxes(tmp_path):
     path = tmp_path / "x.json"
     polygon = ", ".join(f"{n / 7:.2f}" for n in range(160))
     head = '{"images": [{"id": 1, "file_name": "a.png", "width": 9, "height": 9}],'
-    entries = (
-        f'{{"id": {n}, "image_id": 1, "category_id": 1, "bbox": [1, 1, 2.5, 3],'
-        f' "segmentation": [[{polygon}]]}}'
-        for n in range(5000)
-    )
+    rest = f'"image_id": 1, "category_id": 1, "bbox": [1, 1, 2.5, 3], "segmentation": [[{polygon}]]'
     lists = '"categories": [{"id": 1, "name": "a"}], "annotations": ['
-    path.write_text(head + lists + ",".join(entries) + "]}")
+    path.write_text(head + lists + ",".join(f'{{"id": {n}, {rest}}}' for n in range(5000)) + "]}")
     peaks = []
     for read in (lambda: coco_module.read_coco(path).boxes, lambda: json.loads(path.read_text())):
         tracemalloc.start()
@@ -417,8 +351,6 @@ def test_a_large_file_takes_the_memory_of_its_boxes(tmp_path):
 
 
 # --- Pascal VOC ----------------------------------------------------------------------------------
-
-
 def test_voc_as_its_xml_says(tmp_path):
     """As torchvision's VOCDetection parses it: coordinates count from 1, the last in the box."""
     train, val = some_painted(9), [p._replace(name=f"v{p.name}") for p in some_painted(5, 1)]
@@ -442,8 +374,7 @@ def test_voc_as_its_xml_says(tmp_path):
                 assert sample["truncated"][row] == (found.findtext("truncated") == "1")
             assert len(sample["boxes"]) == len(objects)
         assert_painted(source)
-    shardkit.convert(tmp_path / "VOCdevkit", "lmdb", tmp_path / "out", workers=0)
-    assert shardkit.verify(tmp_path / "out", against=tmp_path / "VOCdevkit").sound
+    verified(tmp_path / "VOCdevkit", tmp_path / "out", "lmdb")
     assert len(opened(root, split="none")[""]) == 14
 
 
@@ -452,7 +383,7 @@ def test_voc_splits_and_what_is_passed_over(tmp_path):
     root = voc(tmp_path / "VOCdevkit/VOC2007", {"trainval": images[:4], "test": images[4:]})
     put(root, {"JPEGImages/other.png": None, "Annotations/other.xml": voc_xml(images[0])})
     sources = opened(root)
-    assert {name: len(source) for name, source in sources.items()} == {"test": 2, "trainval": 4}
+    assert real.counts(sources) == {"test": 2, "trainval": 4}
     ignored = [{**source.ignored} for source in sources.values()]
     assert sum(some.get("images of no split", 0) for some in ignored) == 1
     found = ignored[0] | ignored[1]
@@ -460,8 +391,7 @@ def test_voc_splits_and_what_is_passed_over(tmp_path):
     assert found["other lists in ImageSets/Main"] == 2
     assert found["values of 'pose'"] > 0
     put(root, {"ImageSets/Main/test.txt": "000001\n"})
-    with pytest.raises(UsageError, match="splits 'test' and 'trainval' overlap"):
-        opened(root)
+    refused(UsageError, "splits 'test' and 'trainval' overlap", opened, root)
     # Images without annotations, as VOC2012's test images are; several years.
     root = voc(tmp_path / "VOCdevkit/VOC2012", {"train": images[:3]})
     put(root, {"JPEGImages/9.png": None, "ImageSets/Main/test.txt": "9\n"})
@@ -469,57 +399,47 @@ def test_voc_splits_and_what_is_passed_over(tmp_path):
     assert "test.txt is not read: its images have no annotations" in source.notes
     assert source.ignored["images of no split"] == 1
     assert not source.problems
-    with pytest.raises(UsageError, match="several datasets in the layout of Pascal VOC") as error:
-        opened(tmp_path)
-    assert "VOC2012" in str(error.value.fix)
+    error = refused(UsageError, "several datasets in the layout of Pascal VOC", opened, tmp_path)
+    assert "VOC2012" in str(error.fix)
 
 
 BOX = "<bndbox><xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox>"
-
-
+BOX = f"<annotation><object><name>a</name>{BOX}</object></annotation>"
 FILE = '<!DOCTYPE a [<!ENTITY b SYSTEM "file:///etc/passwd">]>'
-
-
+MANY = '<!DOCTYPE a [<!ENTITY b "bb"><!ENTITY c "&b;&b;">]>'
 FOREIGN = '<?xml version="1.0" encoding="cp037"?>'
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "no element found"),
-        ("<annotation>", "no element found"),
-        ("<other/>", "root element is <other>"),
-        (
-            '<!DOCTYPE a [<!ENTITY b "bb"><!ENTITY c "&b;&b;">]><annotation>&c;</annotation>',
-            "DOCTYPE",
-        ),
-        (f"{FILE}<annotation>&b;</annotation>", "DOCTYPE"),
-        (f"{FILE}<annotation>&b;</annotation>".encode("utf-16"), "not UTF-8"),
-        (f"{FILE}<annotation>&b;</annotation>".encode("utf-16-le"), "not UTF-8"),
-        (FOREIGN + FILE, "DOCTYPE"),
-        (FOREIGN.encode() + FILE.encode("cp037"), "decode"),
-        ("<annotation>&b;</annotation>", "undefined entity"),
-        (b"<annotation>" + b"x" * (1 << 20), "more than 1,048,576 bytes"),
-        ("<annotation><object/></annotation>", "an object has no name"),
-        ("<annotation><object><name>a</name></object></annotation>", "'a' has no bndbox"),
-        (BOX.replace("9", "x"), "could not convert"),
-        (BOX.replace("xmax", "w"), "no <xmax>"),
-        ("<annotation><size><width>-1</width><height>1</height></size></annotation>", "pixels"),
-    ],
-)
-def test_damaged_xml_is_an_error_of_its_image(tmp_path, text, message):
-    if text[:8] == BOX[:8]:
-        text = f"<annotation><object><name>a</name>{text}</object></annotation>"
-    root = voc(tmp_path / "x", {"train": some_painted(2)})
-    put(root, {"Annotations/000001.xml": text})
-    (found,) = problems(root)
-    assert message in str(found)
-    assert found.where["path"] == root / "Annotations/000001.xml"
+DAMAGED_XML = [
+    ("", "no element found"),
+    ("<annotation>", "no element found"),
+    ("<other/>", "root element is <other>"),
+    (f"{MANY}<annotation>&c;</annotation>", "DOCTYPE"),
+    (f"{FILE}<annotation>&b;</annotation>", "DOCTYPE"),
+    (f"{FILE}<annotation>&b;</annotation>".encode("utf-16"), "not UTF-8"),
+    (f"{FILE}<annotation>&b;</annotation>".encode("utf-16-le"), "not UTF-8"),
+    (FOREIGN + FILE, "DOCTYPE"),
+    (FOREIGN.encode() + FILE.encode("cp037"), "decode"),
+    ("<annotation>&b;</annotation>", "undefined entity"),
+    (b"<annotation>" + b"x" * (1 << 20), "more than 1,048,576 bytes"),
+    ("<annotation><object/></annotation>", "an object has no name"),
+    ("<annotation><object><name>a</name></object></annotation>", "'a' has no bndbox"),
+    (BOX.replace("9", "x"), "could not convert"),
+    (BOX.replace("xmax", "w"), "no <xmax>"),
+    ("<annotation><size><width>-1</width><height>1</height></size></annotation>", "pixels"),
+]
+
+
+def test_damaged_or_deep_xml_and_absent_files_are_errors_of_their_images(tmp_path):
+    root = voc(tmp_path / "x", {"train": some_painted(1 + len(DAMAGED_XML))})
+    for number, (text, _) in enumerate(DAMAGED_XML, 1):
+        put(root, {f"Annotations/{number:06d}.xml": text})
+    found = problems(root)
+    for number, (error, (_, message)) in enumerate(zip(found, DAMAGED_XML, strict=True), 1):
+        assert message in str(error)
+        assert error.where["path"] == root / f"Annotations/{number:06d}.xml"
     assert keys(tmp_path / "skipped/train") == ["000000"]
-
-
-def test_deep_xml_and_images_without_xml_or_of_no_list(tmp_path):
-    root = voc(tmp_path / "x", {"train": some_painted(4)})
+    root = voc(tmp_path / "deep/x", {"train": some_painted(4)})
     deep = "<a>" * 20_000 + "</a>" * 20_000
     put(root, {"Annotations/000000.xml": f"<annotation>{deep}</annotation>"})
     (root / "Annotations/000001.xml").unlink()
@@ -527,30 +447,25 @@ def test_deep_xml_and_images_without_xml_or_of_no_list(tmp_path):
     absent, bad = problems(root)
     assert "not there" in str(absent)
     assert "an image has no annotations" in str(bad)
-    assert keys(tmp_path / "skipped/train") == ["000000", "000003"]
+    assert keys(tmp_path / "deep/skipped/train") == ["000000", "000003"]
 
 
-@pytest.mark.parametrize("size", ["", "<size><width>0</width><height>0</height></size>"])
-def test_without_lists_and_sizes_there_is_one_dataset_with_the_size_of_the_image(tmp_path, size):
+def test_without_lists_and_sizes_there_is_one_dataset_with_the_size_of_the_image(tmp_path):
     images = some_painted(4)
     put(tmp_path, {f"JPEGImages/{image.name}.png": image.file() for image in images})
-    put(tmp_path, {f"Annotations/{image.name}.xml": voc_xml(image, size=size) for image in images})
-    assert len(one(tmp_path)) == 4
-    assert_painted(one(tmp_path))
+    for size in ("", "<size><width>0</width><height>0</height></size>"):
+        xml = {f"Annotations/{image.name}.xml": voc_xml(image, size=size) for image in images}
+        assert len(one(put(tmp_path, xml))) == 4
+        assert_painted(one(tmp_path))
 
 
 # --- what remains unread -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("names", "kind"),
-    [
-        ("annotations/1.txt train2017/1.jpg", "COCO"),
-        ("Annotations/1.txt JPEGImages/1.jpg", "VOC"),
-        ("annotations/captions_train2017.json train2017/1.jpg", "COCO"),
-    ],
+@cases(
+    "names kind",
+    ("annotations/1.txt train2017/1.jpg", "COCO"),
+    ("Annotations/1.txt JPEGImages/1.jpg", "VOC"),
+    ("annotations/captions_train2017.json train2017/1.jpg", "COCO"),
 )
 def test_other_annotations_are_refused(tmp_path, names, kind):
     put(tmp_path, {name: None if name.endswith("jpg") else "{}" for name in names.split()})
-    with pytest.raises(UsageError, match=f"{kind}.*cannot read"):
-        opened(tmp_path)
+    refused(UsageError, f"{kind}.*cannot read", opened, tmp_path)

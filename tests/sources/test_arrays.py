@@ -1,7 +1,5 @@
 """Rows of arrays as samples: MNIST, CIFAR, .npy, .npz, HDF5; values as numpy has them."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json
@@ -19,27 +17,15 @@ import pytest
 
 import shardkit
 from shardkit.errors import DamagedError, FormatError, ShardkitError, SourceError, UsageError
-from shardkit.recipe import Recipe
 from shardkit.schema import Array, Bool, Bytes, Float, Image, Int, Text
-from shardkit.sources import open_sources
-from shardkit.sources.base import Source
 from shardkit.testing import make_image
 from tests.conftest import files_of
 from tests.sources import real
-from tests.sources.real import put
+from tests.sources.real import cases, convert, counts, one, opened, put, refused, verified
 
 RANDOM = np.random.default_rng(0)
 DIGITS = RANDOM.integers(0, 256, (9, 28, 28), "u1")
 LABELS = np.arange(9, dtype="u1")
-
-
-def sources(path: Path, **options: Any) -> dict[str, Any]:
-    return open_sources(path, Recipe("wds", **options))
-
-
-def one(path: Path, **options: Any) -> Source:
-    (source,) = sources(path, **options).values()
-    return source
 
 
 def pixels(data: bytes) -> Any:
@@ -49,62 +35,50 @@ def pixels(data: bytes) -> Any:
 
 
 # --- MNIST ---------------------------------------------------------------------------------------
-
-
 def idx(values: np.ndarray[Any, Any], *, pack: bool = False) -> bytes:
-    codes = {"|u1": 8, "|i1": 9, ">i2": 11, ">i4": 12, ">f4": 13, ">f8": 14}
-    head = struct.pack(
-        f">HBB{values.ndim}I", 0, codes[values.dtype.str], values.ndim, *values.shape
-    )
-    data = head + values.tobytes()
+    kind, sides = {"|u1": 8, ">f4": 13}[values.dtype.str], values.shape
+    data = struct.pack(f">HBB{len(sides)}I", 0, kind, len(sides), *sides) + values.tobytes()
     return gzip.compress(data) if pack else data
 
 
 def mnist(root: Path, ending: str = "-ubyte.gz", prefix: str = "") -> Path:
     pack = ending.endswith("gz")
-    files: dict[str, bytes | str | None] = {}
     for split, stop in (("train", 9), ("t10k", 4)):
-        files[f"{prefix}{split}-images-idx3{ending}"] = idx(DIGITS[:stop], pack=pack)
-        files[f"{prefix}{split}-labels-idx1{ending}"] = idx(LABELS[:stop], pack=pack)
-    return put(root, files)
+        put(root, {f"{prefix}{split}-images-idx3{ending}": idx(DIGITS[:stop], pack=pack)})
+        put(root, {f"{prefix}{split}-labels-idx1{ending}": idx(LABELS[:stop], pack=pack)})
+    return root
 
 
 @pytest.mark.parametrize("ending", ["-ubyte.gz", "-ubyte"])
 def test_mnist_is_images_and_labels_by_split(tmp_path, ending):
     root = mnist(tmp_path / "mnist", ending)
-    result = shardkit.convert(root, "wds", tmp_path / "out", workers=0)
+    result = verified(root, tmp_path / "out")
     assert {name: split.samples for name, split in result.splits.items()} == {"train": 9, "test": 4}
     with shardkit.open(tmp_path / "out/train") as dataset:
         assert dict(dataset.schema) == {"image": Image(), "label": Int()}
         for n in range(9):
             assert (pixels(dataset[n]["image"]) == DIGITS[n]).all()
             assert (dataset[n]["__key__"], dataset[n]["label"]) == (f"{n:09d}", n)
-    assert shardkit.verify(tmp_path / "out", against=root).sound
     about = json.loads((tmp_path / "out/train/__shardkit__/manifest.json").read_bytes())
     assert "zlib" in about["versions"]  # which makes the PNGs
 
 
-def test_emnist_names_its_classes_and_others_are_named_by_the_user(tmp_path):
+def test_idx_of_other_kinds_names_its_classes_or_none_and_is_refused_if_damaged(tmp_path):
     root = mnist(tmp_path / "emnist", "-ubyte.gz", "emnist-letters-")
     mapping = "".join(f"{n} {64 + n} {96 + n}\n" for n in range(1, 27))
     put(root, {"emnist-letters-mapping.txt": mapping})
-    train = sources(root)["train"]
+    train = opened(root)["train"]
     assert train.classes == ("N/A", *(chr(65 + n) for n in range(26)))
     assert train.ignored == {}
     mnist(root, "-ubyte.gz", "emnist-digits-")
-    with pytest.raises(UsageError, match="several datasets") as error:
-        sources(root)
-    assert error.value.found == "emnist-digits, emnist-letters"
+    error = refused(UsageError, "several datasets", opened, root)
+    assert error.found == "emnist-digits, emnist-letters"
     root, names = mnist(tmp_path / "fashion"), tuple(f"kind {n}" for n in range(9))
-    assert sources(root, classes=names)["test"].classes == names
-    with pytest.raises(ShardkitError, match="label is not the number of a class"):
-        sources(root, classes=("a", "b"))["train"][5]
-    (tmp_path / "x.csv").write_text("file_name,a\n1,2\n")
-    with pytest.raises(UsageError, match="a metadata table is for folders"):
-        sources(root, metadata=str(tmp_path / "x.csv"))
-
-
-def test_idx_of_other_types_and_damaged(tmp_path):
+    assert opened(root, classes=names)["test"].classes == names
+    two = opened(root, classes=("a", "b"))["train"]
+    refused(ShardkitError, "label is not the number of a class", two.__getitem__, 5)
+    table = str(put(tmp_path, {"x.csv": "file_name,a\n1,2\n"}) / "x.csv")
+    refused(UsageError, "a metadata table is for folders", opened, root, metadata=table)
     floats = RANDOM.normal(size=(3, 2, 2)).astype(">f4")
     source = one(put(tmp_path / "floats", {"train-images-idx3-ubyte": idx(floats)}))
     assert dict(source.schema) == {"image": Array(">f4", (2, 2))}
@@ -119,62 +93,51 @@ def test_idx_of_other_types_and_damaged(tmp_path):
         (idx(DIGITS[:5]), "not as many labels"),
     ):
         path.write_bytes(content)
-        with pytest.raises((DamagedError, SourceError), match=message):
-            sources(root)
+        refused((DamagedError, SourceError), message, opened, root)
 
 
 # --- CIFAR ---------------------------------------------------------------------------------------
-
-
-def test_cifar_10(tmp_path):
+def test_cifar_10_has_a_label_and_cifar_100_two_and_pickles_are_refused(tmp_path):
     images = RANDOM.integers(0, 256, (12, 3, 32, 32), "u1")
     records = [bytes([n % 10]) + images[n].tobytes() for n in range(12)]
     names = [f"data_batch_{n}.bin" for n in range(1, 6)] + ["test_batch.bin"]
     files = {name: b"".join(records[2 * n : 2 * n + 2]) for n, name in enumerate(names)}
     root = put(tmp_path / "cifar-10-batches-bin", {**files, "batches.meta.txt": "plane\ncar\n\n"})
-    train, test = sources(root, classes=tuple("abcdefghij")).values()
+    train, test = opened(root, classes=tuple("abcdefghij")).values()
     assert (len(train), len(test)) == (10, 2)
     for n in range(10):
         assert (pixels(train[n]["image"]) == images[n].transpose(1, 2, 0)).all()
         assert train[n]["label"] == n
     assert test[1]["label"] == 1
-    assert sources(tmp_path)["train"].classes == ("plane", "car")  # the folder above
+    assert opened(tmp_path)["train"].classes == ("plane", "car")  # the folder above
     copy = pickle.loads(pickle.dumps(train.select(np.array([7, 3]))))
     assert [copy[0], copy[1]] == [train[7], train[3]]
-
-
-def test_cifar_100_has_two_labels_and_pickles_are_refused(tmp_path):
     image = bytes(range(256)) * 12
     tables = {"fine_label_names.txt": "apple\nfish\n", "coarse_label_names.txt": "fruit\n"}
     records = b"\0\1" + image + b"\0\0" + image
     root = put(tmp_path / "cifar", {"train.bin": records, "test.bin": records[:3074], **tables})
-    train = sources(root)["train"]
+    train = opened(root)["train"]
     assert train.class_names == {"label": ("apple", "fish"), "coarse_label": ("fruit",)}
     assert [(train[n]["label"], train[n]["coarse_label"]) for n in range(2)] == [(1, 0), (0, 0)]
-    with pytest.raises(FormatError, match="never loads pickles") as error:
-        sources(real.cifar10(tmp_path / "pickles"))
-    assert "cifar-10-binary.tar.gz" in str(error.value.fix)
+    pickles = put(tmp_path / "pickles", real.FOLDERS["CIFAR-10"])
+    error = refused(FormatError, "never loads pickles", opened, pickles)
+    assert "cifar-10-binary.tar.gz" in str(error.fix)
     put(tmp_path / "cut", {"data_batch_1.bin": bytes(3072)})
-    with pytest.raises(DamagedError, match="ends inside an image"):
-        sources(tmp_path / "cut")
+    refused(DamagedError, "ends inside an image", opened, tmp_path / "cut")
 
 
 # --- .npy and .npz -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("values", "kind"),
-    [
-        (RANDOM.normal(size=(6, 3, 2)).astype("f4"), Array("<f4", (3, 2))),
-        (np.arange(12, dtype=">u2").reshape(6, 2), Array(">u2", (2,))),
-        (np.arange(6), Int()),
-        (np.arange(6) > 2, Bool()),
-        (np.arange(6) / 3, Float()),
-        (np.array(["a", "bc", "ü", "", "e", "f"]), Text()),
-        (np.array([b"a", b"bc", b"", b"d", b"e", b"f"]), Bytes()),
-        (np.zeros((6, 0), "f8"), Array("<f8", (0,))),
-        (np.arange(6) * 1j, Array("<c16", ())),
-    ],
+@cases(
+    "values kind",
+    (RANDOM.normal(size=(6, 3, 2)).astype("f4"), Array("<f4", (3, 2))),
+    (np.arange(12, dtype=">u2").reshape(6, 2), Array(">u2", (2,))),
+    (np.arange(6), Int()),
+    (np.arange(6) > 2, Bool()),
+    (np.arange(6) / 3, Float()),
+    (np.array(["a", "bc", "ü", "", "e", "f"]), Text()),
+    (np.array([b"a", b"bc", b"", b"d", b"e", b"f"]), Bytes()),
+    (np.zeros((6, 0), "f8"), Array("<f8", (0,))),
+    (np.arange(6) * 1j, Array("<c16", ())),
     ids=lambda value: str(getattr(value, "dtype", "")),
 )
 def test_an_array_is_its_rows(tmp_path, values, kind):
@@ -182,22 +145,21 @@ def test_an_array_is_its_rows(tmp_path, values, kind):
     source = one(tmp_path / "x.npy")
     assert dict(source.schema) == {"array": kind}
     np.testing.assert_array_equal([source[n]["array"] for n in range(len(source))], values)
-    shardkit.convert(tmp_path / "x.npy", "lmdb", tmp_path / "out", workers=0)
-    assert shardkit.verify(tmp_path / "out", against=tmp_path / "x.npy").sound
+    verified(tmp_path / "x.npy", tmp_path / "out", "lmdb")
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_medmnist_is_split(tmp_path, save):
-    arrays, counts = {}, {"train": 8, "val": 3, "test": 5}
-    for split, count in counts.items():
+    arrays, sizes = {}, {"train": 8, "val": 3, "test": 5}
+    for split, count in sizes.items():
         arrays[f"{split}_images"] = RANDOM.integers(0, 256, (count, 28, 28, 3), "u1")
         arrays[f"{split}_labels"] = np.arange(count, dtype="u1")[:, None]
     save(tmp_path / "pathmnist.npz", **arrays)
-    found = sources(tmp_path / "pathmnist.npz")
-    assert {name: len(source) for name, source in found.items()} == counts
+    found = opened(tmp_path / "pathmnist.npz")
+    assert counts(found) == sizes
     for split, source in pickle.loads(pickle.dumps(found)).items():
         assert dict(source.schema) == {"images": Array("|u1", (28, 28, 3)), "labels": Int()}
-        for n in range(counts[split]):
+        for n in range(sizes[split]):
             assert (source[n]["images"] == arrays[f"{split}_images"][n]).all()
             assert source[n]["labels"] == n
 
@@ -207,62 +169,42 @@ def test_what_else_is_in_an_archive_is_named(tmp_path):
     np.savez(path, x=np.zeros((5, 2)), y=np.arange(5), mean=np.zeros(2), o=np.array([None] * 5))
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("notes.txt", "hello")
-    with pytest.raises(FormatError, match="cannot be stored as a field") as error:
-        sources(path)
-    assert error.value.found == "Python objects, which are pickled"
+    error = refused(FormatError, "cannot be stored as a field", opened, path)
+    assert error.found == "Python objects, which are pickled"
     source = one(path, drop=("o",))
     assert list(source.schema) == ["x", "y"]
-    assert source.ignored == {
-        "array 'mean' of another length": 1,
-        "member that is no array": 1,
-        "fields left out as asked: 'o'": 1,
-    }
+    others = ("array 'mean' of another length", "member that is no array")
+    assert source.ignored == dict.fromkeys([*others, "fields left out as asked: 'o'"], 1)
     np.savez(path, a=np.zeros(5), b=np.zeros(5), c=np.zeros(3), d=np.zeros(3))
-    with pytest.raises(UsageError, match="several lengths"):
-        sources(path)
+    refused(UsageError, "several lengths", opened, path)
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        (np.asfortranarray(np.zeros((3, 4))), "Fortran"),
-        (np.array([{}, {}]), "pickled"),
-        (np.zeros((0, 4)), "no rows"),
-    ],
-)
-def test_arrays_that_are_no_samples_are_refused(tmp_path, values, message):
-    np.save(tmp_path / "x.npy", values, allow_pickle=True)
-    with pytest.raises((FormatError, SourceError), match=f"(?s){message}"):
-        sources(tmp_path / "x.npy")
-
-
-def test_damaged_arrays(tmp_path):
+def test_arrays_that_are_damaged_or_have_more_rows_than_a_file_can_are_refused(tmp_path):
     np.save(tmp_path / "x.npy", np.zeros((3, 4)))
     np.savez_compressed(tmp_path / "x.npz", x=RANDOM.normal(size=(30, 4)))
     array, archive = ((tmp_path / f"x.{suffix}").read_bytes() for suffix in ("npy", "npz"))
+    columns, objects = np.asfortranarray(np.zeros((3, 4))), np.array([{}, {}])
+    no_samples = ((columns, "Fortran"), (objects, "pickled"), (np.zeros((0, 4)), "no rows"))
+    for values, message in no_samples:
+        np.save(tmp_path / "y.npy", values, allow_pickle=True)
+        refused((FormatError, SourceError), f"(?s){message}", opened, tmp_path / "y.npy")
     for suffix, damaged, message in (
         *(("npy", data, ".") for data in (array[:-1], array[:50], b"", b"hello")),
         ("npz", archive[:-30], r"the \.npz is damaged"),
         ("npz", archive[:100] + bytes(300) + archive[400:], "."),
     ):
         (tmp_path / f"x.{suffix}").write_bytes(damaged)
-        with pytest.raises((DamagedError, SourceError), match=message):
-            sources(tmp_path / f"x.{suffix}")
-
-
-def test_more_rows_than_a_file_can_have_are_refused(tmp_path):
+        refused((DamagedError, SourceError), message, opened, tmp_path / f"x.{suffix}")
     head = "{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776, 0), }".ljust(117)
     (tmp_path / "x.npy").write_bytes(b"\x93NUMPY\1\0\x76\0" + head.encode() + b"\n")
-    with pytest.raises(SourceError, match="more rows than their files can hold"):
-        sources(tmp_path / "x.npy")
+    refused(SourceError, "more rows than their files can hold", opened, tmp_path / "x.npy")
     for shape, chunks, message in (
         ((1 << 40,), (1 << 20,), "more rows than their files can hold"),
         ((2, 1 << 40), (1, 1 << 20), "cannot be stored as a field"),
     ):
         with h5py.File(tmp_path / "x.h5", "w") as file:
             file.create_dataset("x", shape=shape, chunks=chunks, dtype="u1")
-        with pytest.raises(ShardkitError, match=message):
-            sources(tmp_path / "x.h5")
+        refused(ShardkitError, message, opened, tmp_path / "x.h5")
 
 
 def save(root: Path, **arrays: Any) -> Path:
@@ -272,7 +214,7 @@ def save(root: Path, **arrays: Any) -> Path:
     return root
 
 
-def test_a_folder_of_arrays_has_one_in_each_sample(tmp_path):
+def test_folders_of_arrays_have_one_in_each_sample_or_fields_and_others_stay(tmp_path, images):
     root = tmp_path / "arrays"
     save(root / "cat", a=np.full((5, 2), 3.5), b=np.zeros(3))
     save(root / "dog", c=np.full((7, 2), 3.5))
@@ -281,23 +223,16 @@ def test_a_folder_of_arrays_has_one_in_each_sample(tmp_path):
     assert source.classes == ("cat", "dog")
     assert (source[2]["array"] == np.full((7, 2), 3.5)).all()
     (root / "cat/b.npy").write_bytes(b"no array")
-    with pytest.raises(ShardkitError, match="not an array, or is damaged"):
-        shardkit.convert(root, "wds", tmp_path / "out", workers=0)
-    result = shardkit.convert(root, "wds", tmp_path / "out", workers=0, on_error="skip")
+    refused(ShardkitError, "not an array, or is damaged", convert, root, tmp_path / "out")
+    result = convert(root, tmp_path / "out", on_error="skip")
     assert (result.samples, result.errors) == (2, 1)
-
-
-def test_a_few_arrays_of_one_length_are_fields_of_the_same_samples(tmp_path):
     source = one(save(tmp_path / "a", images=DIGITS, labels=LABELS))
     assert dict(source.schema) == {"images": Array("|u1", (28, 28)), "labels": Int()}
     assert "fields of the same samples" in source.notes[0]
-    found = sources(save(tmp_path / "b", x_train=DIGITS, x_test=DIGITS))
+    found = opened(save(tmp_path / "b", x_train=DIGITS, x_test=DIGITS))
     assert {n: list(s.schema) for n, s in found.items()} == {"train": ["x"], "test": ["x"]}
     put(tmp_path / "c", {"README.md": "#", "LICENSE.txt": "x"})
     assert list(one(save(tmp_path / "c", x=np.zeros(3), y=np.zeros((3, 2)))).schema) == ["x", "y"]
-
-
-def test_arrays_beside_texts_and_images_leave_these_what_they_are(tmp_path, images):
     put(tmp_path / "texts", {f"{n}.txt": f"text {n}" for n in range(3)})
     source = one(save(tmp_path / "texts", **{f"{n}": np.zeros(n) for n in range(3)}))
     assert (len(source), list(source.schema)) == (3, ["text"])
@@ -309,26 +244,26 @@ def test_arrays_beside_texts_and_images_leave_these_what_they_are(tmp_path, imag
 
 
 # --- HDF5 ----------------------------------------------------------------------------------------
+def hdf5(path: Path, data: dict[str, Any]) -> Path:
+    with h5py.File(path, "w") as file:
+        for name, values in data.items():
+            file[name] = values
+    return path
 
 
 def test_hdf5(tmp_path):
-    path = tmp_path / "x.h5"
     colours = h5py.enum_dtype({"red": 0, "green": 1}, basetype="i1")
     ragged = [np.arange(n, dtype="f4") for n in range(4)]
     jpegs = [np.frombuffer(make_image(n), "u1") for n in range(4)]
-    with h5py.File(path, "w") as file:
+    plain = {"meta/score": np.arange(4) / 2, "text": ["a", "ü", "", "d"], "good": np.arange(4) > 1}
+    path = hdf5(tmp_path / "x.h5", {**plain, "about": "made by us", "mean": np.zeros(3)})
+    with h5py.File(path, "a") as file:
         file.create_dataset("images", data=DIGITS[:4], chunks=(2, 28, 28), compression="gzip")
-        file["meta/score"] = np.arange(4) / 2
-        file["text"] = ["a", "ü", "", "d"]
-        file["good"] = np.arange(4) > 1
         file.create_dataset("colour", data=[0, 1, 1, 0], dtype=colours)
         file.create_dataset("ragged", data=np.array(ragged, object), dtype=h5py.vlen_dtype("f4"))
         file.create_dataset("jpeg", data=np.array(jpegs, object), dtype=h5py.vlen_dtype("u1"))
-        file["about"] = "made by us"
-        file["mean"] = np.zeros(3)
-    with pytest.raises(FormatError) as error:
-        sources(path)
-    assert (error.value.where["field"], error.value.found) == ("about", "a single value")
+    error = refused(FormatError, None, opened, path)
+    assert (error.where["field"], error.found) == ("about", "a single value")
     source = one(path, drop=("about",))
     kinds = {"colour": Int(), "good": Bool(), "images": Array("|u1", (28, 28)), "jpeg": Image()}
     kinds |= {"meta.score": Float(), "ragged": Array("<f4", (None,)), "text": Text()}
@@ -336,8 +271,8 @@ def test_hdf5(tmp_path):
     assert source.class_names == {"colour": ("red", "green")}
     assert source.ignored["array 'mean' of another length"] == 1
     for workers, name in ((0, "one"), (2, "out")):
-        options = {"drop": ["about"], "workers": workers}
-        assert shardkit.convert(path, "arrow", tmp_path / name, **options).samples == 4
+        result = convert(path, tmp_path / name, "arrow", drop=["about"], workers=workers)
+        assert result.samples == 4
     assert files_of(tmp_path / "one") == files_of(tmp_path / "out")
     with shardkit.open(tmp_path / "out") as dataset:
         for n, sample in enumerate(dataset):
@@ -352,53 +287,34 @@ def test_hdf5(tmp_path):
 def test_several_files_of_mnist_and_groups_of_hdf5_are_splits(tmp_path):
     for ending in ("-ubyte.gz", "-ubyte"):  # torchvision's folder has each file twice
         mnist(tmp_path / "MNIST/raw", ending)
-    found = sources(tmp_path / "MNIST")
-    assert {name: len(source) for name, source in found.items()} == {"train": 9, "test": 4}
+    found = opened(tmp_path / "MNIST")
+    assert counts(found) == {"train": 9, "test": 4}
     assert found["train"].ignored == {"compressed copy of a file": 4, ".gz file": 4}
-    path = tmp_path / "x.hdf5"
-    with h5py.File(path, "w") as file:
-        for split, count in (("train", 6), ("test", 2)):
-            file[f"{split}/images"] = DIGITS[:count]
-            file[f"{split}/labels"] = LABELS[:count]
-    found = sources(path)
-    assert {name: len(source) for name, source in found.items()} == {"train": 6, "test": 2}
-    with pytest.raises(UsageError, match="cannot be merged into one"):
-        sources(path, split="none")
+    groups = {"train/images": DIGITS[:6], "train/labels": LABELS[:6]}
+    groups |= {"test/images": DIGITS[:2], "test/labels": LABELS[:2]}
+    path = hdf5(tmp_path / "x.hdf5", groups)
+    assert counts(opened(path)) == {"train": 6, "test": 2}
+    refused(UsageError, "cannot be merged into one", opened, path, split="none")
     (tmp_path / "h5").mkdir()
     for name in ("train", "valid"):
-        with h5py.File(tmp_path / f"h5/{name}.h5", "w") as file:
-            file["x"] = np.arange(3)
-    assert list(sources(tmp_path / "h5")) == ["train", "valid"]
+        hdf5(tmp_path / f"h5/{name}.h5", {"x": np.arange(3)})
+    assert list(opened(tmp_path / "h5")) == ["train", "valid"]
 
 
-def test_hdf5_that_leads_elsewhere_or_has_a_group_for_each_sample(tmp_path):
-    with h5py.File(tmp_path / "other.h5", "w") as file:
-        file["x"] = np.arange(3)
-    path = tmp_path / "x.h5"
-    with h5py.File(path, "w") as file:
-        file["y"] = h5py.ExternalLink(str(tmp_path / "other.h5"), "x")
-    with pytest.raises(SourceError, match="a link"):
-        sources(path)
-    with h5py.File(path, "w") as file:
+def test_hdf5_that_leads_elsewhere_or_has_a_group_for_each_sample_is_refused(tmp_path, monkeypatch):
+    other = str(hdf5(tmp_path / "other.h5", {"x": np.arange(3)}))
+    path = hdf5(tmp_path / "x.h5", {"y": h5py.ExternalLink(other, "x")})
+    refused(SourceError, "a link", opened, path)
+    hdf5(path, {"z": np.arange(3)})
+    with h5py.File(path, "a") as file:
         layout = h5py.VirtualLayout((3,), "i8")
-        layout[:] = h5py.VirtualSource(str(tmp_path / "other.h5"), "x", (3,))
+        layout[:] = h5py.VirtualSource(other, "x", (3,))
         file.create_virtual_dataset("y", layout)
-        file["z"] = np.arange(3)
-    with pytest.raises(FormatError) as error:
-        sources(path)
-    assert error.value.found == "data in other files"
-    with h5py.File(path, "w") as file:
-        for number in range(3):
-            file[f"demo_{number}/actions"] = np.arange(3)
-    with pytest.raises(UsageError, match="a group for each sample"):
-        sources(path)
+    assert refused(FormatError, None, opened, path).found == "data in other files"
+    hdf5(path, {f"demo_{number}/actions": np.arange(3) for number in range(3)})
+    refused(UsageError, "a group for each sample", opened, path)
     path.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(90))
-    with pytest.raises(SourceError, match="cannot be read"):
-        sources(path)
-
-
-def test_without_h5py_its_extra_is_named(tmp_path, monkeypatch):
+    refused(SourceError, "cannot be read", opened, path)
     monkeypatch.setitem(sys.modules, "h5py", None)
-    (tmp_path / "x.h5").write_bytes(b"")
-    with pytest.raises(ShardkitError, match=r'pip install "shardkit\[hdf5\]"'):
-        sources(tmp_path / "x.h5")
+    path.write_bytes(b"")
+    refused(ShardkitError, r'pip install "shardkit\[hdf5\]"', opened, path)

@@ -1,7 +1,5 @@
 """Samples that are copies of others: found, listed with the one that stays, and left out."""
 
-from __future__ import annotations
-
 import functools
 import io
 import json
@@ -14,52 +12,35 @@ import pytest
 from PIL import Image
 
 import shardkit
+from shardkit import ConvertOptions, UsageError
 from shardkit.codecs.perceptual import distances, perceptual_hash
 from shardkit.conversion.run import prepare
-from shardkit.errors import UsageError
-from shardkit.options import ConvertOptions
 from shardkit.sources import duplicates
 from shardkit.sources.duplicates import NEAR, Content, Copy, copies
 from tests.codecs.sample_images import encoded as saved
 from tests.codecs.sample_images import photo_like
 from tests.conftest import files_of
-from tests.sources.real import put
+from tests.sources.real import convert, keys, put, refused, verified
 from tests.test_cli import run
 
 
 @functools.cache
 def encoded(number, size=(320, 240), format="JPEG", **options):
-    image = Image.fromarray(photo_like(number, 320, 240)).resize(size)
-    return saved(image, format, **options)
+    return saved(Image.fromarray(photo_like(number, 320, 240)).resize(size), format, **options)
 
 
 @pytest.fixture
 def photos(tmp_path):
     """Two classes: photos, a copy of one, two that look like it, and two flat images."""
-    files = {
-        "a/0.jpg": encoded(0),
-        "a/1.jpg": encoded(1),
-        "a/2.jpg": encoded(0),
-        "b/3.webp": encoded(0, (80, 60), "WEBP", quality=40),
-        "b/4.png": encoded(1, (640, 480), "PNG"),
-        "b/5.jpg": encoded(2),
-        "b/6.png": flat(200),
-        "b/7.png": flat(201),
-        "b/8.png": flat(200),
-    }
+    files = {"a/0.jpg": encoded(0), "a/1.jpg": encoded(1), "a/2.jpg": encoded(0)}
+    files["b/3.webp"] = encoded(0, (80, 60), "WEBP", quality=40)
+    files |= {"b/4.png": encoded(1, (640, 480), "PNG"), "b/5.jpg": encoded(2)}
+    files |= {f"b/{number}.png": flat(grey) for number, grey in ((6, 200), (7, 201), (8, 200))}
     return put(tmp_path / "photos", files)
-
-
-def convert(source, out, format="wds", **options):
-    return shardkit.convert(source, format, out, **{"workers": 0, **options})
 
 
 def flat(grey):
     return saved(Image.new("L", (30, 30), grey), "PNG")
-
-
-def keys(path):
-    return [sample["__key__"] for sample in shardkit.open(path)]
 
 
 def listed(path):
@@ -67,7 +48,7 @@ def listed(path):
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_exact_copies_are_left_out_and_listed_with_what_stays(photos, tmp_path):
+def test_exact_copies_are_left_out_and_listed_as_by_any_workers_and_of_any_format(photos, tmp_path):
     out = tmp_path / "out"
     words = ("convert", photos, "--to", "wds", "-o", out, "--dedup", "exact", "--workers", 0)
     found = json.loads(run(*words, "--json").stdout)
@@ -78,43 +59,31 @@ def test_exact_copies_are_left_out_and_listed_with_what_stays(photos, tmp_path):
         {"source": "b/8.png", "key": "b/8", "reason": "duplicate", "found": "the same as b/6"},
     ]
     assert "2 duplicate; listed in" in " ".join(run(*words).stdout.split())
+    convert(photos, tmp_path / "all")
+    for how in ("exact", "near"):
+        convert(photos, tmp_path / how, dedup=how, shard_samples=3)
+        convert(tmp_path / "all", tmp_path / f"of-{how}", dedup=how, shard_samples=3)
+        assert keys(tmp_path / how) == keys(tmp_path / f"of-{how}")
+    convert(photos, tmp_path / "two", dedup="near", workers=2, shard_samples=3)
+    assert files_of(tmp_path / "two") == files_of(tmp_path / "near")
 
 
 def test_near_copies_of_any_size_quality_and_format_are_left_out(photos, tmp_path):
     out = tmp_path / "out"
-    convert(photos, out, "arrow", dedup="near")
+    verified(photos, out, "arrow", dedup="near")
     assert keys(out) == ["a/0", "a/1", "b/5", "b/6", "b/7"], "flat images are compared byte by byte"
     reasons = {line["key"]: (line["reason"], line["found"].split()[-1]) for line in listed(out)}
-    assert reasons == {
-        "a/2": ("duplicate", "a/0"),
-        "b/3": ("near duplicate with another label", "a/0"),
-        "b/4": ("near duplicate with another label", "a/1"),
-        "b/8": ("duplicate", "b/6"),
-    }
+    near = "near duplicate with another label"
+    same = {"a/2": ("duplicate", "a/0"), "b/8": ("duplicate", "b/6")}
+    assert reasons == {**same, "b/3": (near, "a/0"), "b/4": (near, "a/1")}
     assert shardkit.verify(out).sound
-    assert shardkit.verify(out, against=photos).sound
     convert(photos, tmp_path / "few", dedup="near", where="width < 320")  # conditions come first
     assert keys(tmp_path / "few") == ["b/3", "b/6", "b/7"]
     (photos / "b/9.jpg").write_bytes(encoded(3))
     assert not shardkit.verify(out, against=photos).sound
 
 
-@pytest.mark.parametrize("how", ["exact", "near"])
-def test_any_workers_and_formats_leave_out_the_same(photos, tmp_path, how):
-    convert(photos, tmp_path / "all")
-    ways = {"two": (photos, 2)} if how == "near" else {}
-    for name, (source, workers) in {
-        "zero": (photos, 0),
-        **ways,
-        "of": (tmp_path / "all", 0),
-    }.items():
-        convert(source, tmp_path / name, dedup=how, workers=workers, shard_samples=3)
-    if ways:
-        assert files_of(tmp_path / "zero") == files_of(tmp_path / "two")
-    assert keys(tmp_path / "zero") == keys(tmp_path / "of")
-
-
-def test_they_are_left_out_before_samples_are_drawn_and_divided(photos, tmp_path):
+def test_they_are_left_out_before_samples_are_drawn_and_bad_images_are_not(photos, tmp_path):
     options = ConvertOptions.of(dedup="near", split="train=0.5,val=0.5")
     plan = prepare(photos, "wds", tmp_path / "o", options)
     found = {"duplicate": 2, "near duplicate with another label": 2}
@@ -123,41 +92,32 @@ def test_they_are_left_out_before_samples_are_drawn_and_divided(photos, tmp_path
     convert(photos, tmp_path / "sample", dedup="exact", sample=0.5, seed=1)
     convert(photos, tmp_path / "both", sample=0.5, seed=1)
     assert set(keys(tmp_path / "sample")) == set(keys(tmp_path / "both")) - {"a/2", "b/8"}
-
-
-def test_without_images_all_but_the_label_is_compared(photos, tmp_path):
-    rows = [{"text": text, "label": n} for n, text in enumerate(["a", "b", "a"])]
-    convert(rows, tmp_path / "out", "parquet", dedup="exact")
-    assert [sample["label"] for sample in shardkit.open(tmp_path / "out")] == [0, 1]
-    with pytest.raises(UsageError, match="exactly one image field"):
-        convert(rows, tmp_path / "near", dedup="near")
-    with pytest.raises(UsageError, match="dedup must be one of 'exact', 'near'"):
-        convert(photos, tmp_path / "fuzzy", dedup="fuzzy")
-
-
-def test_documents_of_long_files_are_refused_with_a_way(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "a"}\n{"text": "a"}\n')
-    with pytest.raises(UsageError, match=r"(?s)convert them without --dedup first"):
-        convert(path, tmp_path / "out", "arrow", dedup="exact")
-    convert(path, tmp_path / "out", "arrow")
-    convert(tmp_path / "out", tmp_path / "less", "arrow", dedup="exact")
-    assert len(shardkit.open(tmp_path / "less")) == 1
-
-
-def test_bad_images_are_left_to_the_conversion(photos, tmp_path):
     (photos / "a/1.jpg").write_bytes(encoded(1)[:-40])
-    with pytest.raises(shardkit.SampleError, match=r"a/1\.jpg"):
-        convert(photos, tmp_path / "out", dedup="near")
+    refused(shardkit.SampleError, r"a/1\.jpg", convert, photos, tmp_path / "out", dedup="near")
     result = convert(photos, tmp_path / "skip", dedup="near", on_error="skip")
     assert result.splits[""].errors == 1
     assert keys(tmp_path / "skip") == ["a/0", "b/4", "b/5", "b/6", "b/7"]
 
 
+def test_without_images_all_but_labels_are_compared_and_long_files_are_refused(photos, tmp_path):
+    rows = [{"text": text, "label": n} for n, text in enumerate(["a", "b", "a"])]
+    convert(rows, tmp_path / "out", "parquet", dedup="exact")
+    assert [sample["label"] for sample in shardkit.open(tmp_path / "out")] == [0, 1]
+    refused(UsageError, "exactly one image field", convert, rows, tmp_path / "near", dedup="near")
+    with pytest.raises(UsageError, match="dedup must be one of 'exact', 'near'"):
+        convert(photos, tmp_path / "fuzzy", dedup="fuzzy")
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a"}\n{"text": "a"}\n')
+    with pytest.raises(UsageError, match=r"(?s)convert them without --dedup first"):
+        convert(path, tmp_path / "long", "arrow", dedup="exact")
+    convert(path, tmp_path / "long", "arrow")
+    convert(tmp_path / "long", tmp_path / "less", "arrow", dedup="exact")
+    assert len(shardkit.open(tmp_path / "less")) == 1
+
+
 def test_fields_that_are_not_stored_are_not_compared(tmp_path):
-    rows = [
-        {"left": encoded(n % 2), "right": encoded(n), "label": n % 2, "id": n} for n in range(4)
-    ]
+    some = range(4)
+    rows = [{"left": encoded(n % 2), "right": encoded(n), "label": n % 2, "id": n} for n in some]
     schema = {name: shardkit.Image() for name in ("left", "right")}
     schema |= {name: shardkit.Int() for name in ("label", "id")}
 
@@ -166,8 +126,7 @@ def test_fields_that_are_not_stored_are_not_compared(tmp_path):
         convert(rows, out, "parquet", schema=schema, overwrite=True, **options)
         return len(shardkit.open(out))
 
-    with pytest.raises(UsageError, match="exactly one image field"):
-        left(dedup="near")
+    refused(UsageError, "exactly one image field", left, dedup="near")
     assert left(dedup="near", drop=["right"]) == 2
     assert left(dedup="exact", fields=["left"]) == 2
     assert left(dedup="exact", fields=["right", "label"]) == 4
@@ -188,9 +147,6 @@ def test_copies_with_other_labels_are_counted_and_a_split_without_rows_has_none(
     assert not shardkit.verify(some, against=tmp_path / "dataset").problems
 
 
-# --- how copies are found ------------------------------------------------------------------------
-
-
 def simple(contents):
     """The same, pair by pair."""
     stay, found = [], []
@@ -199,17 +155,13 @@ def simple(contents):
             continue
         same = [n for n in stay if contents[n].digest == content.digest]
         near = []
-        if content.looks is not None and not same:
-            near = [
-                ((contents[n].looks ^ content.looks).bit_count(), n)
-                for n in stay
-                if contents[n].looks is not None
-            ]
-            near = [pair for pair in near if pair[0] <= NEAR]
+        if content.looks is not None:
+            others = [n for n in stay if contents[n].looks is not None]
+            near = [((contents[n].looks ^ content.looks).bit_count(), n) for n in others]
+        distance, of = min(near, default=(NEAR + 1, None))
         if same:
             found.append(Copy(number, same[0], None))
-        elif near:
-            distance, of = min(near)
+        elif distance <= NEAR:
             found.append(Copy(number, of, distance))
         else:
             stay.append(number)
@@ -233,13 +185,10 @@ def test_they_are_those_of_all_pairs(monkeypatch):
         assert copies(contents) == simple(contents), f"seed {seed}"
 
 
-def test_a_copy_of_a_copy_is_listed_with_the_one_that_stays():
+def test_copies_of_copies_and_thousands_that_are_all_alike_are_listed_with_the_one_that_stays():
     contents = [Content(b"a", 0), Content(b"b", 0), Content(b"b", 0), *[Content(b"c", 1)] * 2]
     assert copies(contents) == [Copy(1, 0, 0), Copy(2, 0, 0), Copy(3, 0, 1), Copy(4, 0, 1)]
-
-
-def test_thousands_that_are_all_alike_are_compared_in_little_memory():
-    """Frames of a video: each pair is near, and none is the same."""
+    # Frames of a video: each pair is near, and none is the same.
     looks = [sum(1 << bit for bit in bits) for bits in combinations(range(64), 3)][:5000]
     contents = [Content(number.to_bytes(2, "big"), hash) for number, hash in enumerate(looks)]
     tracemalloc.start()
@@ -250,15 +199,7 @@ def test_thousands_that_are_all_alike_are_compared_in_little_memory():
     assert peak < 128 << 20  # all pairs would take gigabytes
 
 
-def test_distances_are_counts_of_bits():
-    dice = random.Random(0)
-    ones = [dice.getrandbits(64) for _ in range(100)]
-    others = [dice.getrandbits(64) for _ in range(100)]
-    found = distances(np.array(ones, np.uint64), np.array(others, np.uint64))
-    assert found.tolist() == [(a ^ b).bit_count() for a, b in zip(ones, others, strict=True)]
-
-
-def test_the_hash_is_that_of_imagehash():
+def test_the_hash_is_that_of_imagehash_and_distances_are_counts_of_bits():
     """As its `phash` computes it: the formula of the cosine transform, term by term."""
     at, low = np.arange(32), range(8)
     for number in range(3):
@@ -266,8 +207,11 @@ def test_the_hash_is_that_of_imagehash():
         grey = Image.open(io.BytesIO(data)).convert("L").resize((32, 32), Image.Resampling.LANCZOS)
         values = np.asarray(grey, np.float64)
         waves = [np.cos(np.pi * k * (2 * at + 1) / 64) for k in low]
-        found = np.array(
-            [[(values * np.outer(waves[y], waves[x])).sum() for x in low] for y in low]
-        )
+        found = np.array([[(values * np.outer(y, x)).sum() for x in waves] for y in waves])
         bits = (found > np.median(found)).ravel()
         assert perceptual_hash(data) == int("".join(str(int(bit)) for bit in bits), 2)
+    dice = random.Random(0)
+    ones = [dice.getrandbits(64) for _ in range(100)]
+    others = [dice.getrandbits(64) for _ in range(100)]
+    found = distances(np.array(ones, np.uint64), np.array(others, np.uint64))
+    assert found.tolist() == [(a ^ b).bit_count() for a, b in zip(ones, others, strict=True)]

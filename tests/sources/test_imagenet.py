@@ -1,7 +1,5 @@
 """ImageNet and Tiny ImageNet as they are unpacked: labels of val from the files beside it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +7,10 @@ import pytest
 import scipy.io
 
 import shardkit
-from shardkit.errors import FormatError, SourceError, UsageError
-from shardkit.recipe import Recipe
+from shardkit import FormatError, SourceError, UsageError, verify
 from shardkit.sources import open_sources
 from shardkit.testing import make_image
-from shardkit.verification.verify import verify
-from tests.sources.real import put, tar
+from tests.sources.real import cases, one, opened, put, refused, tar, verified
 
 # In the order of names; as in ImageNet, the devkit numbers them otherwise.
 WNIDS = ["n01440764", "n01443537", "n02119789", "n03100240"]
@@ -63,7 +59,7 @@ def table(folder: Path, kind: str) -> str:
 
 def labels(root: Path, split: str = "val", **options: str) -> dict[str, str]:
     """By file, the class of each image."""
-    source = open_sources(root, Recipe("wds", **options))[split]
+    source = opened(root, **options)[split]
     assert source.classes is not None
     return {source.name(n): source.classes[source[n]["label"]] for n in range(len(source))}
 
@@ -82,34 +78,26 @@ def test_a_flat_val_has_the_labels_of_the_devkit_as_torchvision_has_them(tmp_pat
     theirs = {name: wnid_of[n] for name, n in zip(images, numbers, strict=True)}
     assert labels(root) == theirs == EXPECTED
     sources = open_sources(root)
-    assert [(len(source), list(source.schema)) for source in sources.values()] == [
-        (8, ["image", "label"]),
-        (6, ["image", "label"]),
-        (1, ["image"]),
-    ]
+    assert [len(source) for source in sources.values()] == [8, 6, 1]
+    labelled = ["image", "label"]
+    assert [list(s.schema) for s in sources.values()] == [labelled, labelled, ["image"]]
     assert {source.classes for source in sources.values()} == {tuple(WNIDS), None}
     assert sources["val"].notes == (f"the labels of val come from {kit / GROUND_TRUTH}",)
     assert sources["train"].ignored == {"devkit folder": 1}
-    shardkit.convert(root, "wds", tmp_path / "out", workers=0)
-    assert verify(tmp_path / "out", against=root).sound
+    verified(root, tmp_path / "out")
     out = shardkit.open(tmp_path / "out/val")
     assert [out.classes[sample["label"]] for sample in out] == TRUTH
     put(kit, {GROUND_TRUTH: "1\n" * 6})
     assert not verify(tmp_path / "out", against=root).sound
 
 
-@pytest.mark.parametrize(
-    ("place", "table"),
-    [(".", False), ("val", True), ("ILSVRC_devkit", True), ("devkit/data", False)],
-)
+@cases("place table", (".", False), ("val", True), ("ILSVRC_devkit", True), ("devkit/data", False))
 def test_the_devkits_files_are_found(tmp_path, place, table):
     devkit(imagenet(tmp_path) / place, table=table)
     assert labels(tmp_path) == EXPECTED
 
 
-@pytest.mark.parametrize(
-    ("kind", "place"), [("kaggle", "."), ("caffe", "val"), ("cntk", "."), ("names", "val")]
-)
+@cases("kind place", ("kaggle", "."), ("caffe", "val"), ("cntk", "."), ("names", "val"))
 def test_tables_of_the_images_are_read(tmp_path, kind, place):
     name = table(imagenet(tmp_path) / place, kind)
     assert labels(tmp_path) == EXPECTED
@@ -117,7 +105,7 @@ def test_tables_of_the_images_are_read(tmp_path, kind, place):
     assert sources["val"].notes == (f"the labels of val come from {tmp_path / place / name}",)
     assert sources["train"].ignored == sources["val"].ignored == {}
     # A flat val by itself has no labels, and that is said.
-    (source,) = open_sources(tmp_path / "val").values()
+    source = one(tmp_path / "val")
     assert (list(source.schema), len(source.notes)) == (["image"], 1)
     assert "give the parent folder with train" in source.notes[0]
     assert open_sources(tmp_path / "test")[""].notes == ()
@@ -129,9 +117,8 @@ def test_kaggles_folder_has_its_table_above(tmp_path):
     put(tmp_path / "ILSVRC/ImageSets/CLS-LOC", {"val.txt": f"{NAMES[0]} 1\n{NAMES[1]} 2\n"})
     put(tmp_path / "ILSVRC/Annotations/CLS-LOC/val", {f"{NAMES[0]}.xml": "<annotation/>"})
     assert labels(root) == EXPECTED
-    with pytest.raises(UsageError, match="would be the only class") as error:
-        open_sources(tmp_path)
-    assert f"the splits: {root};" in str(error.value.fix)
+    error = refused(UsageError, "would be the only class", open_sources, tmp_path)
+    assert f"the splits: {root};" in str(error.fix)
     # Their val.txt numbers the images, and so tells no classes.
     put(root, {"val.txt": f"{NAMES[0]} 1\n{NAMES[1]} 2\n"})
     assert labels(root) == EXPECTED
@@ -169,28 +156,25 @@ def test_val_in_class_folders_needs_no_file(tmp_path):
 MAP, TWO = "map_clsloc.txt", f"a,b\n{NAMES[0]},n1\n{NAMES[0]},n2\n"
 
 
-@pytest.mark.parametrize(
-    ("files", "message", "found"),
-    [
-        ({}, "images of val have no labels", "no class folders"),
-        ({GROUND_TRUTH: "1\n"}, "no file maps them to class names", None),
-        ({GROUND_TRUTH: "1\n", MAP: "n01440764 1 x\n"}, "lacks an image", NAMES[1]),
-        ({GROUND_TRUTH: "7\n", MAP: "n01440764 1 x\n"}, "no class in row 1", NAMES[0]),
-        ({GROUND_TRUTH: "1\n", "meta.mat": "x"}, "cannot be read", None),
-        ({"val.txt": f"{NAMES[0]}.JPEG 4\n"}, "index that is out of range", "4, of 4 classes"),
-        ({"LOC_val_solution.csv": TWO}, "two classes", NAMES[0]),
-        (
-            {"val.txt": "".join(f"{name}.JPEG dog\n" for name in NAMES)},
-            "a class that train does not have",
-            "dog",
-        ),
-    ],
+@cases(
+    "files message found",
+    ({}, "images of val have no labels", "no class folders"),
+    ({GROUND_TRUTH: "1\n"}, "no file maps them to class names", None),
+    ({GROUND_TRUTH: "1\n", MAP: "n01440764 1 x\n"}, "lacks an image", NAMES[1]),
+    ({GROUND_TRUTH: "7\n", MAP: "n01440764 1 x\n"}, "no class in row 1", NAMES[0]),
+    ({GROUND_TRUTH: "1\n", "meta.mat": "x"}, "cannot be read", None),
+    ({"val.txt": f"{NAMES[0]}.JPEG 4\n"}, "index that is out of range", "4, of 4 classes"),
+    ({"LOC_val_solution.csv": TWO}, "two classes", NAMES[0]),
+    (
+        {"val.txt": "".join(f"{name}.JPEG dog\n" for name in NAMES)},
+        "a class that train does not have",
+        "dog",
+    ),
 )
 def test_each_mistake_has_its_sentence(tmp_path, files, message, found):
     put(imagenet(tmp_path), files)
-    with pytest.raises(SourceError if files else UsageError, match=message) as raised:
-        open_sources(tmp_path)
-    assert found is None or raised.value.found == found
+    raised = refused(SourceError if files else UsageError, message, open_sources, tmp_path)
+    assert found is None or raised.found == found
     assert len(open_sources(tmp_path / "train")[""]) == 8  # the splits by themselves are as ever
 
 
@@ -200,6 +184,5 @@ def test_archives_as_they_are_downloaded_are_to_be_unpacked(tmp_path, name):
     tar(tmp_path / "b/n01440764.tar", "n01440764_1")
     for path in (tmp_path / "a", tmp_path / "a" / name, tmp_path / "b"):
         for use in (open_sources, shardkit.open):
-            with pytest.raises(FormatError, match="ImageNet as it is downloaded") as error:
-                use(path)
-            assert "unpack them" in str(error.value.fix)
+            error = refused(FormatError, "ImageNet as it is downloaded", use, path)
+            assert "unpack them" in str(error.fix)

@@ -1,7 +1,5 @@
 """Folders as img2dataset writes them, with `output_format` webdataset, files or parquet."""
 
-from __future__ import annotations
-
 import io
 import json
 import pickle
@@ -15,12 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import shardkit
-from shardkit.recipe import Recipe
-from shardkit.sources import open_sources
-from shardkit.sources.base import Source
 from shardkit.testing import make_image
 from shardkit.verification.verify import verify
-from tests.sources.real import put
+from tests.sources.real import cases, one, put, verified
 
 FAILED = "failed downloads of img2dataset"
 OK = {"000000000": "success", "000000002": "success", "000010000": "success"}
@@ -31,18 +26,10 @@ IMAGES = {key: make_image(int(key) % 97) for key in OK}
 
 def meta(key: str) -> dict[str, Any]:
     """What is in the JSON of a sample, and in the columns of the table."""
-    good = STATUS[key] == "success"
-    return {
-        "url": f"http://x/{key}.jpg",
-        "caption": f"caption {key}",
-        "key": key,
-        "status": STATUS[key],
-        "error_message": None if good else "404",
-        "width": 8 if good else None,
-        "height": 8 if good else None,
-        "exif": "{}" if good else None,
-        "sha256": "ab" if good else None,
-    }
+    about = {"url": f"http://x/{key}.jpg", "caption": f"caption {key}", "key": key}
+    about |= {"status": STATUS[key], "error_message": None if key in OK else "404"}
+    of_image = {"width": 8, "height": 8, "exif": "{}", "sha256": "ab"}
+    return {**about, **(of_image if key in OK else dict.fromkeys(of_image))}
 
 
 def written(root: Path, form: str, *, added: bool = False, with_json: bool = True) -> Path:
@@ -73,32 +60,29 @@ def written(root: Path, form: str, *, added: bool = False, with_json: bool = Tru
     return root
 
 
-def opened(root: Path) -> Source:
-    (source,) = open_sources(root).values()
-    return source
-
-
 @pytest.mark.parametrize("form", ["webdataset", "files", "parquet"])
 def test_failed_downloads_are_counted_and_no_samples(tmp_path, form):
     root = written(tmp_path / "laion", form)
-    source = opened(root)
+    source = one(root)
     assert source.ignored[FAILED] == 2
     field = "image" if form == "files" else "jpg"
     assert [source[n][field] for n in range(len(source))] == list(IMAGES.values())
     assert "score" not in source.schema
-    result = shardkit.convert(root, "arrow", tmp_path / "out", workers=0)
+    result = verified(root, tmp_path / "out", "arrow")
     assert (result.samples, result.ignored[FAILED]) == (3, 2)
-    assert verify(tmp_path / "out", against=root).sound
     if form == "parquet":
         assert [source[n]["url"] for n in range(3)] == [meta(key)["url"] for key in OK]
+    elif form == "webdataset":
+        with shardkit.open(root) as ds:
+            assert (ds.format, len(ds), list(ds.schema)) == ("wds", 3, ["jpg", "txt", "json"])
+        assert shardkit.inspect(root)["ignored"] == {".parquet file": 2, ".json file": 2}
+        assert result.ignored == {FAILED: 2, ".parquet file": 2, ".json file": 2}
 
 
-@pytest.mark.parametrize(
-    ("form", "with_json"), [("webdataset", True), ("webdataset", False), ("files", True)]
-)
+@cases("form with_json", ("webdataset", True), ("webdataset", False), ("files", True))
 def test_columns_of_the_tables_alone_are_joined_by_key(tmp_path, form, with_json):
     root = written(tmp_path / "laion", form, added=True, with_json=with_json)
-    source = opened(root)
+    source = one(root)
     new = {"score", "tags"} if with_json else {*meta("000000000"), "score", "tags"} - {"key"}
     own = {"image", "text"} if form == "files" else {"jpg", "txt"}
     assert set(source.schema) == own | new | ({"json"} if with_json else set())
@@ -108,13 +92,12 @@ def test_columns_of_the_tables_alone_are_joined_by_key(tmp_path, form, with_json
     chosen = pickle.loads(pickle.dumps(source.select(np.array([2, 1]))))
     assert [chosen[n]["score"] for n in range(2)] == [0.0, 1.0]
     out = tmp_path / "out"
-    shardkit.convert(root, "arrow", out, workers=0, shuffle=True, shard_samples=2)
-    assert verify(out, against=root).sound
+    verified(root, out, "arrow", shuffle=True, shard_samples=2)
     found = {s["__key__"].rpartition("/")[2]: s for s in shardkit.open(out)}
     assert {key: sample["tags"][0] for key, sample in found.items()} == {k: k for k in OK}
     if not with_json:
         assert all(found[key]["caption"] == meta(key)["caption"] for key in OK)
-    (only,) = open_sources(root, Recipe("wds", fields=("score",))).values()
+    only = one(root, fields=("score",))
     assert dict(only[1]) == {"__key__": source[1]["__key__"], "score": 1.0}
     # A changed table is a change of the source.
     rows = [{**row, "score": 9.0} for row in pq.read_table(root / "00001.parquet").to_pylist()]
@@ -126,4 +109,4 @@ def test_statistics_of_something_else_count_nothing(tmp_path):
     root = written(tmp_path / "laion", "webdataset")
     for stats in ("", "[]", '{"count": "x"}', '{"count": 1e400, "successes": 1}'):
         put(root, {"00000_stats.json": stats, "00001_stats.json": stats})
-        assert FAILED not in opened(root).ignored
+        assert FAILED not in one(root).ignored

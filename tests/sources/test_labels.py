@@ -1,7 +1,5 @@
 """Labels from tables, from class folders of text, and from columns of text and datasets."""
 
-from __future__ import annotations
-
 import io
 import json
 import pickle
@@ -15,16 +13,13 @@ import pandas
 import pytest
 
 import shardkit
-from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError
+from shardkit import Array, Float, Image, Int, SampleError, ShardkitError, SourceError, UsageError
 from shardkit.manifest import load
-from shardkit.recipe import Recipe
-from shardkit.schema import Array, Float, Image, Int, Text
 from shardkit.sources import metadata, open_sources
-from shardkit.sources.columns import Building, typed_column
 from shardkit.verification.verify import verify
 from tests.codecs import tokenizer_zoo
 from tests.conversion.text_corpora import few_words
-from tests.sources.real import put
+from tests.sources.real import cases, convert, one, put, refused, verified
 
 TABLE = "image_id,label,age\nd,dog,1\na,cat,2\nc,cat,\nb,dog,4\n"
 KAGGLE = {"file_column": "image_id", "file_suffix": ".jpg", "label_column": "label"}
@@ -41,24 +36,11 @@ def written(path: Path, text: str = TABLE) -> Path:
     return path
 
 
-def convert(source: Any, out: Path, format: str = "wds", **options: Any) -> Any:
-    return shardkit.convert(source, format, out, **{"workers": 0, **options})
-
-
-def samples(out: Path) -> list[dict[str, Any]]:
-    return list(shardkit.open(out))
-
-
 @pytest.mark.parametrize("name", ["x.csv", "x.tsv", "x.jsonl", "x.parquet", "x.csv.gz"])
 def test_tables_of_all_kinds_and_places_label_the_files(flat, tmp_path, name):
     frame = pandas.read_csv(io.StringIO(TABLE)).astype({"age": "Int64"})
     path = (tmp_path if name == "x.csv" else flat) / name  # among the images, of which it is none
-    if name.endswith(".jsonl"):
-        frame.to_json(path, orient="records", lines=True)
-    elif name.endswith(".parquet"):
-        frame.to_parquet(path)
-    else:
-        frame.to_csv(path, index=False, sep="\t" if name.endswith(".tsv") else ",")
+    saved(frame, path)
     convert(flat, tmp_path / "out", metadata=path, **KAGGLE)
     found = shardkit.open(tmp_path / "out")
     assert found.classes == ("cat", "dog")
@@ -71,8 +53,19 @@ def test_tables_of_all_kinds_and_places_label_the_files(flat, tmp_path, name):
     assert labels(tmp_path / "out") == frame.set_index("image_id")["label"].map(number).to_dict()
 
 
+def saved(frame: pandas.DataFrame, path: Path) -> Path:
+    """A table as pandas writes it, of the kind that its name says."""
+    if path.suffix == ".jsonl":
+        frame.to_json(path, orient="records", lines=True)
+    elif path.suffix == ".parquet":
+        frame.to_parquet(path)
+    else:
+        frame.to_csv(path, index=False, sep="\t" if path.suffix == ".tsv" else ",")
+    return path
+
+
 def labels(out: Path) -> dict[str, Any]:
-    return {sample["__key__"]: sample.get("label") for sample in samples(out)}
+    return {sample["__key__"]: sample.get("label") for sample in shardkit.open(out)}
 
 
 def test_metadata_parquet_beside_images_are_read_as_by_datasets(flat, tmp_path):
@@ -95,10 +88,8 @@ def test_verify_needs_the_table(flat, tmp_path, fields):
     table, out = written(tmp_path / "train.csv"), tmp_path / "out"
     convert(flat, out, metadata=table, fields=fields, **KAGGLE)
     assert load(out).recipe["metadata"] == "train.csv"
-    assert convert(flat, out, metadata=table, fields=fields, **KAGGLE).already_complete
-    assert verify(out, flat, metadata=table).sound
-    with pytest.raises(UsageError, match="was made with metadata"):
-        verify(out, flat)
+    assert verified(flat, out, metadata=table, fields=fields, **KAGGLE).already_complete
+    refused(UsageError, "was made with metadata", verify, out, flat)
     written(table, TABLE.replace("d,dog", "d,cat"))
     assert verify(out, flat, metadata=table).sound == (fields is not None)
     convert(out, tmp_path / "on", "arrow")
@@ -117,72 +108,61 @@ def test_splits_have_one_table_of_classes(tmp_path):
     assert labels(tmp_path / "out/train") == {"x/a": 0, "x/b": 2}
 
 
-@pytest.mark.parametrize(
-    ("change", "options", "what", "more"),
-    [
-        (("image_id", "id"), {}, "have no column 'image_id' that names files", "id, label, age"),
-        (("", ""), {"label_column": "breed"}, "no column 'breed' for labels", "label, age"),
-        (("b,dog", "a,dog"), {}, "line 5 of the metadata names a file a second time", "a.jpg"),
-        (("a,cat", ",cat"), {}, "line 3 of the metadata is damaged: there is no 'image_id'", ""),
-        (("", ""), {"file_suffix": ".png"}, "no row of the metadata names a file", "d.png"),
-        (("", ""), {"classes": ["cat", "cat"]}, "the list of classes has a duplicate", "'cat'"),
-        (("label,age", "breed,label"), {"label_column": "breed"}, "already exists", "label"),
-        (("label,age", "age,label"), {"label_separator": "|"}, "is not text", "int"),
-        (("a,cat,2\nc,cat,\nb,dog,4\n", ""), {}, "a file has no row", "3 of 4 files have none"),
-    ],
+SKIP, HEAD = {"on_error": "skip"}, "image_id,label\n"
+MORE = HEAD + "".join(f"{name},x\n" for name in "abcdef")
+
+
+@cases(
+    "change options what more",
+    (("image_id", "id"), {}, "have no column 'image_id' that names files", "id, label, age"),
+    (("", ""), {"label_column": "breed"}, "no column 'breed' for labels", "label, age"),
+    (("b,dog", "a,dog"), {}, "line 5 of the metadata names a file a second time", "a.jpg"),
+    (("a,cat", ",cat"), {}, "line 3 of the metadata is damaged: there is no 'image_id'", ""),
+    (("", ""), {"file_suffix": ".png"}, "no row of the metadata names a file", "d.png"),
+    (("", ""), {"classes": ["cat", "cat"]}, "the list of classes has a duplicate", "'cat'"),
+    (("label,age", "breed,label"), {"label_column": "breed"}, "already exists", "label"),
+    (("label,age", "age,label"), {"label_separator": "|"}, "is not text", "int"),
+    (("a,cat,2\nc,cat,\nb,dog,4\n", ""), {}, "a file has no row", "3 of 4 files have none"),
+    ((TABLE, f"{HEAD}a,x\nb,x\n"), SKIP, "2 files have no row in the metadata", "such as c.jpg"),
+    ((TABLE, f"{HEAD}a,\nb,\nc,x\nd,x\n"), SKIP, "2 rows have no label: there is no label", ""),
+    ((TABLE, MORE), SKIP, "2 rows name files that do not exist", "such as e.jpg"),
 )
-def test_mistakes_in_a_table_have_their_sentence(flat, tmp_path, change, options, what, more):
+def test_mistakes_in_a_table_have_their_sentence(
+    flat, tmp_path, change, options, what, more, monkeypatch
+):
+    if options == SKIP:  # very many problems are one error
+        monkeypatch.setattr(metadata, "_MOST_PROBLEMS", 1)
     table = written(tmp_path / "train.csv", TABLE.replace(*change) if change[0] else TABLE)
-    with pytest.raises((SourceError, UsageError, SampleError), match=what) as error:
-        convert(flat, tmp_path / "out", metadata=table, **{**KAGGLE, **options})
-    assert more in str(error.value)
+    asked = {**KAGGLE, **options, "metadata": table}
+    kinds = (SourceError, UsageError, SampleError)
+    assert more in str(refused(kinds, what, convert, flat, tmp_path / "out", **asked))
 
 
-@pytest.mark.parametrize(
-    ("change", "options", "what", "key"),
-    [
-        (("a,cat,2\n", ""), {}, "a file has no row in the metadata", "a"),
-        (("\nb,", "\nx,y,1\nb,"), {}, "line 5 .* names a file that does not exist", ""),
-        (("a,cat", "a,"), {}, "line 3 of the metadata: there is no label", "a"),
-        (("a,cat", "a,emu"), {"classes": ["cat", "dog"]}, "line 3 .* not a known class", "a"),
-    ],
+@cases(
+    "change options what key",
+    (("a,cat,2\n", ""), {}, "a file has no row in the metadata", "a"),
+    (("\nb,", "\nx,y,1\nb,"), {}, "line 5 .* names a file that does not exist", ""),
+    (("a,cat", "a,"), {}, "line 3 of the metadata: there is no label", "a"),
+    (("a,cat", "a,emu"), {"classes": ["cat", "dog"]}, "line 3 .* not a known class", "a"),
 )
 def test_what_is_wrong_with_a_file_ends_or_is_listed(flat, tmp_path, change, options, what, key):
     table, out = written(tmp_path / "train.csv", TABLE.replace(*change)), tmp_path / "out"
     asked = {**KAGGLE, "metadata": table, **options}
-    with pytest.raises(SampleError, match=what) as error:
-        convert(flat, out, **asked)
-    assert error.value.where.get("key", "") == key
-    assert convert(flat, out, on_error="skip", **asked).errors == 1
+    error = refused(SampleError, what, convert, flat, out, **asked)
+    assert error.where.get("key", "") == key
+    assert verified(flat, out, on_error="skip", **asked).errors == 1
     (listed,) = (out / "__shardkit__/errors.jsonl").read_text().splitlines()
-    assert json.loads(listed)["what"] == error.value.what
+    assert json.loads(listed)["what"] == error.what
     expected = {"a": 0, "b": 1, "c": 0, "d": 1}
     expected.pop(key, None)
     assert labels(out) == expected
-    assert verify(out, flat, metadata=table).sound
-
-
-@pytest.mark.parametrize(
-    ("rows", "what"),
-    [
-        ("a,x\nb,x\n", "2 files have no row in the metadata, such as c.jpg"),
-        ("a,x\nb,x\nc,x\nd,x\ne,x\nf,x\n", "2 rows name files that do not exist, such as e.jpg"),
-        ("a,\nb,\nc,x\nd,x\n", "2 rows have no label: there is no label"),
-    ],
-)
-def test_very_many_problems_are_one_error(flat, tmp_path, monkeypatch, rows, what):
-    monkeypatch.setattr(metadata, "_MOST_PROBLEMS", 1)
-    table = written(tmp_path / "t.csv", "image_id,label\n" + rows)
-    with pytest.raises(SourceError, match=what):
-        convert(flat, tmp_path / "out", on_error="skip", metadata=table, **KAGGLE)
 
 
 def test_classes_give_the_order_and_names_of_numbers(flat, tmp_path):
     table, names = written(tmp_path / "train.csv"), ["dog", "emu", "cat"]
     asked = {**KAGGLE, "metadata": table, "classes": names}
-    convert(flat, tmp_path / "out", **asked)
+    verified(flat, tmp_path / "out", **asked)
     assert labels(tmp_path / "out") == {"a": 2, "b": 0, "c": 2, "d": 0}
-    assert verify(tmp_path / "out", flat, metadata=table).sound
     written(table, TABLE.replace("cat", "0").replace("dog", "-1"))
     convert(flat, tmp_path / "numbers", **asked)
     assert labels(tmp_path / "numbers") == {"a": 0, "b": -1, "c": 0, "d": -1}
@@ -196,25 +176,21 @@ def test_classes_give_the_order_and_names_of_numbers(flat, tmp_path):
     convert(flat, tmp_path / "targets", metadata=table, **KAGGLE)
     assert shardkit.open(tmp_path / "targets").schema["label"] == Float()
     assert labels(tmp_path / "targets") == {"a": 0.5, "b": 7.0, "c": 0.5, "d": 7.0}
-    with pytest.raises(UsageError, match="are not classes"):
-        convert(flat, tmp_path / "no", **asked)
+    refused(UsageError, "are not classes", convert, flat, tmp_path / "no", **asked)
 
 
-@pytest.mark.parametrize("way", ["cells", "jsonl", "parquet"])
-def test_several_labels_are_arrays_of_classes(flat, tmp_path, way):
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_several_labels_are_arrays_of_classes(flat, tmp_path, kind):
     import datasets
 
     several = {"a": ["dog", "cat"], "b": ["emu"], "c": ["cat"], "d": ["emu", "dog"]}
     frame = pandas.DataFrame({"image_id": list(several), "label": list(several.values())})
-    table, out, options = tmp_path / f"t.{way}", tmp_path / "out", {}
-    if way == "cells":
-        options, table = {"label_separator": "|"}, tmp_path / "t.csv"
-        frame.assign(label=frame["label"].map("|".join)).to_csv(table, index=False)
-    elif way == "jsonl":
-        frame.to_json(table, orient="records", lines=True)
-    else:
-        frame.to_parquet(table)
-    convert(flat, out, "hf", metadata=table, **KAGGLE, **options)
+    options = dict(KAGGLE)
+    if kind == "csv":
+        options["label_separator"] = "|"
+        frame["label"] = frame["label"].map("|".join)
+    table, out = saved(frame, tmp_path / f"t.{kind}"), tmp_path / "out"
+    verified(flat, out, "hf", metadata=table, **options)
     found = shardkit.open(out)
     assert found.schema["label"] == Array("<i8", (None,))
     assert found.class_names == {"label": ("cat", "dog", "emu")}
@@ -223,52 +199,30 @@ def test_several_labels_are_arrays_of_classes(flat, tmp_path, way):
     theirs = datasets.load_from_disk(str(out))
     assert theirs.features["label"].feature.names == ["cat", "dog", "emu"]
     assert theirs["label"][0] == [1, 0]
-    assert verify(out, flat, metadata=table).sound
-    asked = {**KAGGLE, **options, "classes": ["cat", "dog"], "metadata": table}
-    with pytest.raises(SampleError, match="the label is not a known class"):
-        convert(flat, tmp_path / "no", **asked)
-    if way == "cells":  # of numbers too
+    asked = {**options, "classes": ["cat", "dog"], "metadata": table}
+    refused(SampleError, "the label is not a known class", convert, flat, tmp_path / "no", **asked)
+    if kind == "csv":  # of numbers too
         written(table, "image_id,label\na,5|0\nb,1\nc,27|1\nd,0\n")
-        convert(flat, tmp_path / "numbers", metadata=table, **KAGGLE, **options)
+        convert(flat, tmp_path / "numbers", metadata=table, **options)
         assert labels(tmp_path / "numbers")["c"].tolist() == [27, 1]
         assert shardkit.open(tmp_path / "numbers").classes is None
 
 
-def test_the_table_is_packed_and_typed_as_a_whole():
-    building = Building(cells=True)
-    for chunk in (["1", None, "2"], [], ["x", "007"]):
-        building.add(chunk)
-    assert building.column().kind == Text()
-    assert list(building.column()) == ["1", None, "2", "x", "007"]
-    # Types are pandas' where nothing is guessed but numbers; `007` and `NA` stay text.
-    for cells, kind in ((["1", "-2"], Int()), (["1", ".5"], Float()), (["007"], Text())):
-        assert typed_column(cells, cells=True).kind == kind
-    mixed = [1, 2.5, None, 2**70]
-    assert list(typed_column(mixed, cells=False)) == [1.0, 2.5, None, float(2**70)]
-    words = typed_column(["é", None, "", "\ud800"], cells=False)
-    assert list(words.take(np.array([3, 1, 0, 0]))) == ["\ud800", None, "é", "é"]
-
-
-@pytest.mark.parametrize(
-    ("source", "options", "what"),
-    [
-        ("in", {"file_column": "x"}, "file_column requires a metadata table"),
-        ("in", {"label_separator": "|"}, "label_separator requires label_column"),
-        ("in", {"label_column": "label"}, "there is no table with the column 'label'"),
-        ("in", {"metadata": "nowhere.csv"}, "file given by --metadata does not exist"),
-        ("in", {"metadata": "in/a.jpg"}, "not a table in a supported format"),
-        ("shards", {"metadata": "t.csv"}, "a metadata table is for folders"),
-    ],
+@cases(
+    "options what",
+    ({"file_column": "x"}, "file_column requires a metadata table"),
+    ({"label_separator": "|"}, "label_separator requires label_column"),
+    ({"label_column": "label"}, "there is no table with the column 'label'"),
+    ({"metadata": "nowhere.csv"}, "file given by --metadata does not exist"),
+    ({"metadata": "in/a.jpg"}, "not a table in a supported format"),
+    ({"metadata": "t.csv"}, "a metadata table is for folders"),
 )
-def test_options_that_do_not_fit(flat, tmp_path, source, options, what, monkeypatch):
+def test_options_that_do_not_fit(flat, tmp_path, options, what, monkeypatch):
     monkeypatch.chdir(tmp_path)
     written(tmp_path / "t.csv")
     convert(flat, tmp_path / "shards")
-    with pytest.raises(ShardkitError, match=what):
-        convert(tmp_path / source, tmp_path / "out", **options)
-
-
-# --- text in class folders -----------------------------------------------------------------------
+    source = tmp_path / "shards" if "t.csv" in options.values() else flat
+    refused(ShardkitError, what, convert, source, tmp_path / "out", **options)
 
 
 def reviews(root: Path, *names: str) -> Path:
@@ -278,7 +232,7 @@ def reviews(root: Path, *names: str) -> Path:
 def test_tasks_of_labelled_files_are_pickled_with_their_rows_alone(flat, tmp_path):
     lines = [f"{name},{word},{'x' * 5000}" for name, word in zip("abcd", "pqpq", strict=True)]
     table = written(tmp_path / "t.csv", "\n".join(["image_id,label,note", *lines]))
-    (source,) = open_sources(flat, Recipe("wds", metadata=str(table), **KAGGLE)).values()
+    source = one(flat, metadata=str(table), **KAGGLE)
     part = pickle.dumps(source.select(np.array([2])))
     assert len(part) < 8000
     assert pickle.loads(part)[0] == source[2]
@@ -290,7 +244,7 @@ def test_folders_of_texts_are_classes_as_those_of_images(tmp_path):
     root = reviews(tmp_path / "in", "train/pos", "train/neg", "train/unsup", "test/pos", "test/neg")
     names = ("train/urls_pos.txt", "test/urls_neg.txt", "imdbEr.txt", "imdb.vocab", "README")
     put(root, dict.fromkeys(names, "http://"))  # as IMDb's reviews come
-    result = convert(root, tmp_path / "out", "hf")
+    result = verified(root, tmp_path / "out", "hf")
     assert list(result.splits) == ["train", "test"]
     for split in result.splits:
         assert shardkit.open(tmp_path / "out" / split).classes == ("neg", "pos")
@@ -300,29 +254,31 @@ def test_folders_of_texts_are_classes_as_those_of_images(tmp_path):
     assert "documents without a class, whose label is -1: 2" in result.notes
     assert any("taken as classes: neg/, pos/; --drop label" in note for note in result.notes)
     assert result.ignored == {".txt file": 3, ".vocab file": 1, "file without suffix": 1}
-    assert verify(tmp_path / "out", root).sound
-    convert(root, tmp_path / "plain", "hf", drop=["label"])
+    verified(root, tmp_path / "plain", "hf", drop=["label"])
     assert "label" not in shardkit.open(tmp_path / "plain/train").schema
-    assert verify(tmp_path / "plain", root).sound
+    root = reviews(tmp_path / "apart", "train/pos", "train/neg", "test")
+    for number, options in enumerate(({}, {"classes": ["pos", "neg"]})):
+        out = tmp_path / str(number)
+        result = verified(root, out, **options)
+        assert "no labels in test: its texts are not in folders" in result.notes
+        assert list(shardkit.open(out / "test").schema) == ["text"]
+        assert labels(out / "train")["pos/0"] == 1 - number
 
 
-@pytest.mark.parametrize(
-    ("names", "stray", "why"),
-    [
-        (["en", "de"], {}, "de/ may be a language"),
-        (["zh-CN", "news"], {}, "zh-CN/ may be a language"),
-        (["2019", "2020"], {}, "2019/ may be"),
-        (["data", "pos"], {}, "data/ may be"),
-        (["part1", "part2"], {}, "part1/ may be"),
-        (["volume 1", "volume 2"], {}, "differ only in numbers"),
-        (["pos", "neg"], {"notes.txt": "more"}, "'notes.txt' is next to them"),
-        (["pos", "neg/deep"], {}, "they contain folders, such as neg/deep/"),
-        (["pos", "neg"], {"empty/x.txt": ""}, "empty/ next to them contains no text"),
-    ],
+@cases(
+    "names stray why",
+    ("en de", {}, "de/ may be a language"),
+    ("zh-CN news", {}, "zh-CN/ may be a language"),
+    ("2019 2020", {}, "2019/ may be"),
+    ("data pos", {}, "data/ may be"),
+    ("part1 part2", {}, "part1/ may be"),
+    ("volume-1 volume-2", {}, "differ only in numbers"),
+    ("pos neg", {"notes.txt": "more"}, "'notes.txt' is next to them"),
+    ("pos neg/deep", {}, "they contain folders, such as neg/deep/"),
+    ("pos neg", {"empty/x.txt": ""}, "empty/ next to them contains no text"),
 )
 def test_folders_that_may_be_no_classes_are_none_and_a_note_says_why(tmp_path, names, stray, why):
-    root = put(reviews(tmp_path / "in", *names), stray)
-    (source,) = open_sources(root).values()
+    source = one(put(reviews(tmp_path / "in/corpus", *names.split()), stray))
     assert list(source.schema) == ["text"]
     assert any("no labels from the folders" in n and why in n for n in source.notes), source.notes
 
@@ -330,73 +286,54 @@ def test_folders_that_may_be_no_classes_are_none_and_a_note_says_why(tmp_path, n
 def test_class_folders_of_texts_one_folder_below_are_said(tmp_path):
     root = reviews(tmp_path / "corpus/reviews", "pos", "neg")
     for _ in range(2):
-        (source,) = open_sources(tmp_path).values()
+        source = one(tmp_path)
         (note,) = source.notes
         assert note.endswith(f"neg/, pos/ are in corpus/reviews/; for labels, give {root}")
         assert list(source.schema) == ["text"]
         put(root, {".hidden": "x"})
     assert len(open_sources(root)[""].classes or ()) == 2
     (root / "neg").rename(root / "de")
-    (source,) = open_sources(tmp_path).values()
+    source = one(tmp_path)
     assert not source.notes
-
-
-def test_a_split_whose_texts_lie_in_no_folders_has_no_labels(tmp_path):
-    root = reviews(tmp_path / "in", "train/pos", "train/neg", "test")
-    for number, options in enumerate(({}, {"classes": ["pos", "neg"]})):
-        out = tmp_path / str(number)
-        result = convert(root, out, **options)
-        assert "no labels in test: its texts are not in folders" in result.notes
-        assert list(shardkit.open(out / "test").schema) == ["text"]
-        assert labels(out / "train")["pos/0"] == 1 - number
-        assert verify(out, root).sound
 
 
 def test_a_list_of_classes_makes_classes_of_any_folders(tmp_path):
     root, classes = reviews(tmp_path / "in", "en/2019", "de", "unlabeled"), ["en", "de", "fr"]
-    convert(root, tmp_path / "out", classes=classes)
+    verified(root, tmp_path / "out", classes=classes)
     found = labels(tmp_path / "out")
     assert [found[key] for key in ("de/0", "en/2019/1", "unlabeled/1")] == [1, 0, -1]
-    assert verify(tmp_path / "out", root).sound
     lines = shardkit.TextOptions(documents="line")
-    convert(root, tmp_path / "lines", text=lines, classes=classes)
+    verified(root, tmp_path / "lines", text=lines, classes=classes)
     assert Counter(labels(tmp_path / "lines").values()) == {0: 2, 1: 2, -1: 2}
-    assert verify(tmp_path / "lines", root).sound
-    with pytest.raises(UsageError, match="does not name the folder 'en'"):
-        convert(root, tmp_path / "no", classes=["de", "fr"])
+    none, words = tmp_path / "no", "does not name the folder 'en'"
+    refused(UsageError, words, convert, root, none, classes=["de", "fr"])
     put(root, {"stray.txt": "one"})
-    with pytest.raises(UsageError, match="needs a folder per class") as error:
-        convert(root, tmp_path / "no", classes=classes)
-    assert error.value.found == "stray.txt"
+    error = refused(UsageError, "needs a folder per class", convert, root, none, classes=classes)
+    assert error.found == "stray.txt"
 
 
 def test_labels_stay_beside_tokens_but_not_in_blocks(tmp_path):
     root = put(tmp_path / "in", {f"{name}/1.txt": "w1 w2 w3" for name in ("pos", "neg")})
-    words = tokenizer_zoo.write_json(tmp_path, few_words(8))
+    words, out = tokenizer_zoo.write_json(tmp_path, few_words(8)), tmp_path / "out"
     options = shardkit.TextOptions(tokenizer=words, append_eos=False)
-    convert(root, tmp_path / "out", text=options)
-    assert labels(tmp_path / "out") == {"neg/1": 0, "pos/1": 1}
-    assert shardkit.open(tmp_path / "out").classes == ("neg", "pos")
-    assert verify(tmp_path / "out", root).sound
-    result = convert(root, tmp_path / "packed", text=replace(options, seq_len=3))
+    verified(root, out, text=options)
+    assert labels(out) == {"neg/1": 0, "pos/1": 1}
+    assert shardkit.open(out).classes == ("neg", "pos")
+    result = verified(root, tmp_path / "packed", text=replace(options, seq_len=3))
     assert list(shardkit.open(tmp_path / "packed").schema) == ["tokens", "doc_ends"]
     assert result.ignored == {"values of 'label'": 2}
-    assert verify(tmp_path / "packed", root).sound
 
 
 def test_a_table_labels_texts_that_are_a_document_each(tmp_path):
     root = reviews(tmp_path / "in", "a")
     table = written(root / "labels.csv", "id,label,stars\na/0,good,5\na/1,bad,1\n")
     asked = {**KAGGLE, "file_column": "id", "file_suffix": ".txt", "metadata": table}
-    convert(root, tmp_path / "out", **asked)
+    verified(root, tmp_path / "out", **asked)
     assert labels(tmp_path / "out") == {"a/0": 1, "a/1": 0}
-    assert samples(tmp_path / "out")[0]["stars"] == 5
-    assert verify(tmp_path / "out", root, metadata=table).sound
+    assert shardkit.open(tmp_path / "out")[0]["stars"] == 5
     with pytest.raises(UsageError, match="if each file is a document"):
         convert(root, tmp_path / "no", text=shardkit.TextOptions(documents="line"), **asked)
 
-
-# --- columns of text and datasets ----------------------------------------------------------------
 
 ROWS = [
     {"review": "one", "mood": "happy", "n": 3, "score": 0.5, "tags": ["b", "a"]},
@@ -405,31 +342,25 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("way", "column", "expected", "names"),
-    [
-        ("jsonl", "mood", [0, 1, 0], ("happy", "sad")),
-        ("parquet", "n", [3, -1, 0], None),
-        ("sequence", "score", [0.5, 2.0, 1.0], None),
-        ("jsonl", "tags", [[1, 0], [], [0]], ("a", "b")),
-        ("parquet", "tags", [[1, 0], [], [0]], ("a", "b")),
-        ("splits", "mood", [0, 1, 0], ("happy", "sad")),
-    ],
+@cases(
+    "way column expected names",
+    ("jsonl", "mood", [0, 1, 0], ("happy", "sad")),
+    ("parquet", "n", [3, -1, 0], None),
+    ("sequence", "score", [0.5, 2.0, 1.0], None),
+    ("jsonl", "tags", [[1, 0], [], [0]], ("a", "b")),
+    ("parquet", "tags", [[1, 0], [], [0]], ("a", "b")),
+    ("splits", "mood", [0, 1, 0], ("happy", "sad")),
 )
-def test_a_column_of_documents_and_datasets_becomes_the_label(
-    tmp_path, way, column, expected, names
-):
+def test_a_column_of_text_and_datasets_becomes_the_label(tmp_path, way, column, expected, names):
     source, out = tmp_path / f"in.{way}", tmp_path / "out"
-    if way == "jsonl":
-        written(source, "\n".join(map(json.dumps, ROWS)))
-    elif way == "sequence":
+    if way == "sequence":
         source = ROWS
-    elif way == "parquet":
-        pandas.DataFrame(ROWS).to_parquet(source)
-    else:
+    elif way == "splits":
         source.mkdir()
         for split, some in (("train", ROWS[:2]), ("test", ROWS[2:])):
-            pandas.DataFrame(some).to_parquet(source / f"{split}-00000-of-00001.parquet")
+            saved(pandas.DataFrame(some), source / f"{split}-00000-of-00001.parquet")
+    else:
+        saved(pandas.DataFrame(ROWS), source)
     convert(source, out, "hf", label_column=column, text=shardkit.TextOptions(field="review"))
     parts = [out / "train", out / "test"] if way == "splits" else [out]
     found = [np.asarray(label).tolist() for part in parts for label in labels(part).values()]
@@ -449,8 +380,7 @@ def test_a_column_of_documents_and_datasets_becomes_the_label(
 def test_labels_of_tables_of_text_are_as_datasets_reads_them(tmp_path):
     import datasets
 
-    rows = "review,sentiment\ngood one,positive\nbad,negative\n"
-    path = written(tmp_path / "in.csv", rows)
+    path = written(tmp_path / "in.csv", "review,sentiment\ngood one,positive\nbad,negative\n")
     convert(path, tmp_path / "out", "hf", label_column="sentiment")
     theirs = datasets.load_dataset("csv", data_files=str(path), cache_dir=str(tmp_path / "c"))
     encoded = theirs["train"].class_encode_column("sentiment")
@@ -471,11 +401,10 @@ def test_mistakes_in_columns_name_the_document(tmp_path):
     with pytest.raises(UsageError, match="no column 'nothing' for labels"):
         convert(path, tmp_path / "o", **{**asked, "label_column": "nothing"})
     written(path, path.read_text().replace('"mood": "sad"', '"mood": null'))
-    with pytest.raises(SampleError, match="there is no label"):
-        convert(path, tmp_path / "o", **asked)
+    refused(SampleError, "there is no label", convert, path, tmp_path / "o", **asked)
     convert(path, tmp_path / "skipped", on_error="skip", **asked)
     assert len(shardkit.open(tmp_path / "skipped")) == 2
     pandas.DataFrame(ROWS).assign(label=1).to_parquet(tmp_path / "in.parquet")
+    table = tmp_path / "in.parquet"
     for name, what in (("mood", "already exists"), ("x", "no column 'x' for labels")):
-        with pytest.raises(UsageError, match=what):
-            convert(tmp_path / "in.parquet", tmp_path / "o", label_column=name)
+        refused(UsageError, what, convert, table, tmp_path / "o", label_column=name)

@@ -1,9 +1,6 @@
 """Folders of other tools: converted as what they are, or refused by name; never something else."""
 
-from __future__ import annotations
-
 import json
-import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -13,23 +10,18 @@ import yaml
 from click.testing import CliRunner
 
 import shardkit
+from shardkit import FormatError, ShardkitError, SourceError, UsageError, bench, inspect, verify
 from shardkit.cli import group
-from shardkit.errors import FormatError, ShardkitError, SourceError, UsageError
 from shardkit.formats.foreign import kind_by_name
-from shardkit.inspection import inspect
-from shardkit.performance.bench import bench
-from shardkit.recipe import Recipe
 from shardkit.sources import open_sources
 from shardkit.splits import KINDS
-from shardkit.verification.verify import verify
 from tests.sources import real
-from tests.sources.real import put
+from tests.sources.real import cases, convert, counts, one, opened, put, refused, verified
 
 
 def splits(root: Path | str, **options: Any) -> dict[str, int]:
     """How many samples each split of a conversion would have."""
-    sources = open_sources(root, Recipe("wds", **options))
-    return {name: len(source) for name, source in sources.items()}
+    return counts(opened(root, **options))
 
 
 def inspected(path: Path | str) -> dict[str, int]:
@@ -56,52 +48,38 @@ def texts(path: Path) -> list[str]:
 
 
 # --- repositories and caches of Hugging Face -----------------------------------------------------
-
-
-def test_a_hub_repository_is_its_parquet_by_split(tmp_path):
+def test_a_hub_repository_is_its_parquet_by_split_and_one_is_opened_by_a_pattern(tmp_path):
     root = real.hub_repository(tmp_path / "repository")
-    result = shardkit.convert(root, "arrow", tmp_path / "out", workers=0)
-    assert texts(tmp_path / "out/train") == ["a", "b", "c"]
-    assert texts(tmp_path / "out/test") == ["d"]
+    data, out = root / "data", tmp_path / "out"
+    result = verified(root, out, "arrow")
+    assert (texts(out / "train"), texts(out / "test")) == (["a", "b", "c"], ["d"])
     assert result.ignored == {".md file": 1, "hidden": 1}
-    assert verify(tmp_path / "out", against=root).sound
-    assert inspected(root / "data") == {"train": 3, "test": 1}
+    assert inspected(data) == {"train": 3, "test": 1}
     assert verify(root).samples == 4
-    put(root, {"assets/banner.png": None})
-    with pytest.raises(UsageError, match="both shards and what may be images") as error:
-        open_sources(root)
-    assert error.value.found == "'data/test-00000-of-00001.parquet' beside 'assets/banner.png'"
-
-
-def test_opening_several_splits_says_how_to_open_one(tmp_path):
-    data = real.hub_repository(tmp_path) / "data"
-    with pytest.raises(FormatError, match="one dataset per split") as error:
-        shardkit.open(data)
-    train, test = str(error.value.fix).removeprefix("open one of them: ").split(", ")
-    assert texts(Path(train)) == ["a", "b", "c"]
-    assert texts(Path(test)) == ["d"]
+    error = refused(FormatError, "one dataset per split", shardkit.open, data)
+    train, test = str(error.fix).removeprefix("open one of them: ").split(", ")
+    assert (texts(Path(train)), texts(Path(test))) == (["a", "b", "c"], ["d"])
     assert splits(Path(train)) == {"": 3}
-    with pytest.raises(UsageError, match="a pattern of shards needs an output"):
-        shardkit.convert(train, "wds", workers=0)
-    assert shardkit.convert(train, "wds", tmp_path / "out", workers=0).samples == 3
-    assert verify(tmp_path / "out", against=train).sound
+    words = "a pattern of shards needs an output"
+    refused(UsageError, words, shardkit.convert, train, "wds", workers=0)
+    assert verified(train, tmp_path / "one").samples == 3
     assert splits(data, split="none") == {"": 4}
-    with pytest.raises(UsageError, match="nothing matches the pattern"):
-        shardkit.open(data / "val-*.parquet")
+    refused(UsageError, "nothing matches the pattern", shardkit.open, data / "val-*.parquet")
+    put(root, {"assets/banner.png": None})
+    error = refused(UsageError, "both shards and what may be images", open_sources, root)
+    assert error.found == "'data/test-00000-of-00001.parquet' beside 'assets/banner.png'"
 
 
-@pytest.mark.parametrize(
-    ("image", "shown"),
-    [
-        ("assets/teaser.png", "![a]({})"),
-        ("teaser.png", '<img src="./{}" width=9>'),
-        ("assets/teaser.png", "![a](https://hub/datasets/me/x/resolve/main/{})"),
-    ],
+@cases(
+    "image shown",
+    ("assets/teaser.png", "![a]({})"),
+    ("teaser.png", '<img src="./{}" width=9>'),
+    ("assets/teaser.png", "![a](https://hub/datasets/me/x/resolve/main/{})"),
 )
 def test_images_that_a_readme_shows_are_no_data(tmp_path, image, shown):
     root = real.hub_repository(tmp_path / "hub")
     put(root, {image: None, "README.md": real.CARD + shown.format(image)})
-    result = shardkit.convert(root, "wds", tmp_path / "out", workers=0)
+    result = convert(root, tmp_path / "out")
     assert (result.samples, result.ignored) == (4, {".md file": 1, ".png file": 1, "hidden": 1})
     assert verify(root).samples == 4
     rows = {f"data/{split}.jsonl": '{"text": "x"}\n' for split in ("train", "test")}
@@ -116,8 +94,7 @@ def test_opening_a_folder_with_images_says_what_to_do(tmp_path):
         root = put(tmp_path / image[0], {image: None})
         real.parquet(root / "data/0.parquet", "x", "y")
         assert inspect(root)["ignored"] == {"image": 1}
-        with pytest.raises(UsageError, match="both shards and what may be images"):
-            open_sources(root)
+        refused(UsageError, "both shards and what may be images", open_sources, root)
     with pytest.raises(FormatError, match=r"shardkit convert .* --to wds"):
         shardkit.open(put(tmp_path / "images", {"cat/1.jpg": None}))
 
@@ -128,30 +105,47 @@ def test_splits_are_neither_mixed_nor_taken_as_one(tmp_path):
     for source in (root, tmp_path / "images"):
         with pytest.raises(UsageError, match="the source already has splits"):
             splits(source, split="train=0.9,val=0.1")
-    shardkit.convert(tmp_path / "images", "wds", tmp_path / "two", workers=0)
-    with pytest.raises(UsageError, match="cannot be taken as one dataset"):
-        splits(tmp_path / "two", split="none")
+    convert(tmp_path / "images", tmp_path / "two")
+    refused(UsageError, "cannot be taken as one dataset", splits, tmp_path / "two", split="none")
     for folder in ("two/__shardkit__", "two/train/__shardkit__"):
-        with pytest.raises(FormatError, match="no samples"):
-            open_sources(tmp_path / folder)
+        refused(FormatError, "no samples", open_sources, tmp_path / folder)
     one = put(tmp_path / "one", {f"train/{name}/1.jpg": None for name in ("cat", "dog", "owl")})
-    shardkit.convert(one, "wds", tmp_path / "out", workers=0, split="train=0.5,val=0.5")
+    verified(one, tmp_path / "out", split="train=0.5,val=0.5")
     assert shardkit.open(tmp_path / "out/train").classes == ("cat", "dog", "owl")
-    assert verify(tmp_path / "out", against=one).sound
 
 
-def test_subsets_of_a_hub_repository_are_not_mixed(tmp_path):
+def test_subsets_of_a_hub_repository_are_not_mixed_and_one_is_chosen_by_its_name(tmp_path):
     for subset in ("de", "en"):
         for split in ("train", "test"):
             real.parquet(tmp_path / f"{subset}/{split}-00000-of-00001.parquet", subset)
-    with pytest.raises(UsageError, match="splits of their own") as error:
-        open_sources(tmp_path)
-    assert f"{tmp_path}/de, {tmp_path}/en" in str(error.value.fix)
+    error = refused(UsageError, "splits of their own", open_sources, tmp_path)
+    assert f"{tmp_path}/de, {tmp_path}/en" in str(error.fix)
     for subset in ("de", "en"):
         real.parquet(tmp_path / f"other/{subset}/0000.parquet", "a")
-    with pytest.raises(FormatError, match="in several folders"):
-        open_sources(tmp_path / "other")
+    refused(FormatError, "in several folders", open_sources, tmp_path / "other")
     assert splits(tmp_path / "de") == {"train": 1, "test": 1}
+    root = tmp_path / "data"
+    for name in ("main", "de/train", "de/test"):
+        real.parquet(root / f"{name}.parquet", name)
+    subsets = [{"config_name": "all", "data_files": "main.parquet"}]
+    put(root, {"README.md": card(*subsets, {"config_name": "de", "data_dir": "de"})})
+    error = refused(UsageError, "several subsets", shardkit.open, root)
+    assert f"'{root}#all', '{root}#de'" in str(error.fix)
+    assert texts(Path(f"{root}#all")) == ["main"]
+    assert splits(f"{root}#de") == inspected(f"{root}#de") == {"train": 1, "test": 1}
+    assert splits(f"{root}#de", split="none") == {"": 2}
+    result = shardkit.convert(f"{root}#de", "wds", workers=0)
+    left_out = {".md file": 1, "file outside of the splits in README.md": 1}
+    assert (result.samples, result.ignored) == (2, left_out)
+    assert verify(tmp_path / "data#de-wds", against=f"{root}#de").sound
+    refused(UsageError, "no subset 'fr'", shardkit.open, f"{root}#fr")
+    put(tmp_path / "text", {"a.csv": "text\nx\n", "b.csv": "text\ny\n"})
+    subsets = [{"config_name": name, "data_files": f"{name}.csv"} for name in "ab"]
+    put(tmp_path / "text", {"README.md": card(*subsets)})
+    refused(UsageError, "several subsets", open_sources, tmp_path / "text")
+    assert of_documents(f"{tmp_path}/text#b") == {"": "y"}
+    put(tmp_path / "has#sign", {"a.txt": "x"})
+    assert splits(tmp_path / "has#sign") == {"": 1}
 
 
 def card(*configs: dict[str, Any]) -> str:
@@ -166,17 +160,15 @@ def of_splits(**paths: str | list[str]) -> list[dict[str, Any]]:
     return [{"split": split, "path": path} for split, path in paths.items()]
 
 
-@pytest.mark.parametrize(
-    ("configs", "expected"),
-    [
-        (of_splits(train="data.csv", test="holdout.csv"), {"train": "ab", "test": "c"}),
-        (of_splits(test="h*.csv", other=["data.csv"]), {"test": "c", "other": "ab"}),
-        (of_splits(train="**/*.csv"), {"train": "abcd"}),
-        (of_splits(train="*.csv", extra=["x/**"]), {"train": "abc", "extra": "d"}),
-        ("*.csv", {"": "abc"}),
-        (["data.csv", "holdout.csv"], {"": "abc"}),
-        (of_splits(train="data.csv"), {"train": "ab"}),
-    ],
+@cases(
+    "configs expected",
+    (of_splits(train="data.csv", test="holdout.csv"), {"train": "ab", "test": "c"}),
+    (of_splits(test="h*.csv", other=["data.csv"]), {"test": "c", "other": "ab"}),
+    (of_splits(train="**/*.csv"), {"train": "abcd"}),
+    (of_splits(train="*.csv", extra=["x/**"]), {"train": "abc", "extra": "d"}),
+    ("*.csv", {"": "abc"}),
+    (["data.csv", "holdout.csv"], {"": "abc"}),
+    (of_splits(train="data.csv"), {"train": "ab"}),
 )
 def test_splits_are_what_the_readme_says_as_datasets_has_it(tmp_path, configs, expected):
     suffix = "parquet" if "test" in expected else "csv"
@@ -198,58 +190,27 @@ def test_splits_are_what_the_readme_says_as_datasets_has_it(tmp_path, configs, e
     assert first.ignored.get("file outside of the splits in README.md", 0) == others
 
 
-def test_one_of_several_subsets_is_chosen_by_its_name(tmp_path):
-    root = tmp_path / "data"
-    for name in ("main", "de/train", "de/test"):
-        real.parquet(root / f"{name}.parquet", name)
-    subsets = [{"config_name": "all", "data_files": "main.parquet"}]
-    put(root, {"README.md": card(*subsets, {"config_name": "de", "data_dir": "de"})})
-    with pytest.raises(UsageError, match="several subsets") as error:
-        shardkit.open(root)
-    assert f"'{root}#all', '{root}#de'" in str(error.value.fix)
-    assert texts(Path(f"{root}#all")) == ["main"]
-    assert splits(f"{root}#de") == inspected(f"{root}#de") == {"train": 1, "test": 1}
-    assert splits(f"{root}#de", split="none") == {"": 2}
-    result = shardkit.convert(f"{root}#de", "wds", workers=0)
-    left_out = {".md file": 1, "file outside of the splits in README.md": 1}
-    assert (result.samples, result.ignored) == (2, left_out)
-    assert verify(tmp_path / "data#de-wds", against=f"{root}#de").sound
-    with pytest.raises(UsageError, match="no subset 'fr'"):
-        shardkit.open(f"{root}#fr")
-    put(tmp_path / "text", {"a.csv": "text\nx\n", "b.csv": "text\ny\n"})
-    subsets = [{"config_name": name, "data_files": f"{name}.csv"} for name in "ab"]
-    put(tmp_path / "text", {"README.md": card(*subsets)})
-    with pytest.raises(UsageError, match="several subsets"):
-        open_sources(tmp_path / "text")
-    assert of_documents(f"{tmp_path}/text#b") == {"": "y"}
-    put(tmp_path / "has#sign", {"a.txt": "x"})
-    assert splits(tmp_path / "has#sign") == {"": 1}
-
-
 TWICE = of_splits(train=["**/m?.csv", "data.csv"], test="[l-z]y.csv")
 
 
-@pytest.mark.parametrize(
-    ("readme", "message"),
-    [
-        (card({**DEFAULT, "data_files": "no*.csv"}), "are missing"),
-        (card({**DEFAULT, "data_files": TWICE}), "puts a file into two splits"),
-        (card({**DEFAULT, "data_files": of_splits(**{"../x": "data.csv"})}), "cannot be parsed"),
-        (card({**DEFAULT, "data_files": [{"split": "train"}]}), "cannot be parsed"),
-        (card({**DEFAULT, "data_files": [{"split": "train", "path": 3}]}), "cannot be parsed"),
-        ("---\nconfigs:\n- {config_name: [\n---\n", "cannot be parsed"),
-        ("---\nconfigs:\n- a\n---\n", "cannot be parsed"),
-        ("---\nconfigs: &a\n- *a\n---\n", "cannot be parsed"),
-        (card({**DEFAULT, "data_files": ["*a" * 40 + "b"]}), "are missing"),
-        (card({**DEFAULT, "data_files": ["*"] * 101}), "more than 100 patterns"),
-    ],
+@cases(
+    "readme message",
+    (card({**DEFAULT, "data_files": "no*.csv"}), "are missing"),
+    (card({**DEFAULT, "data_files": TWICE}), "puts a file into two splits"),
+    (card({**DEFAULT, "data_files": of_splits(**{"../x": "data.csv"})}), "cannot be parsed"),
+    (card({**DEFAULT, "data_files": [{"split": "train"}]}), "cannot be parsed"),
+    (card({**DEFAULT, "data_files": [{"split": "train", "path": 3}]}), "cannot be parsed"),
+    ("---\nconfigs:\n- {config_name: [\n---\n", "cannot be parsed"),
+    ("---\nconfigs:\n- a\n---\n", "cannot be parsed"),
+    ("---\nconfigs: &a\n- *a\n---\n", "cannot be parsed"),
+    (card({**DEFAULT, "data_files": ["*a" * 40 + "b"]}), "are missing"),
+    (card({**DEFAULT, "data_files": ["*"] * 101}), "more than 100 patterns"),
 )
 def test_a_readme_that_leaves_a_question_is_refused(tmp_path, readme, message, monkeypatch):
     monkeypatch.setattr("shardkit.card._MOST_PATTERNS", 100)
     put(tmp_path, {"README.md": readme, "data.csv": "text\na\n", "my.csv": "text\nb\n"})
-    with pytest.raises(ShardkitError, match=message) as error:
-        open_sources(tmp_path)
-    assert error.value.where["path"] == tmp_path / "README.md"
+    error = refused(ShardkitError, message, open_sources, tmp_path)
+    assert error.where["path"] == tmp_path / "README.md"
     assert list(splits(tmp_path, split="none")) == [""]
     (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n")
     assert list(open_sources(tmp_path)) == [""]
@@ -258,36 +219,31 @@ def test_a_readme_that_leaves_a_question_is_refused(tmp_path, readme, message, m
 HUB_NAMES = ["data/train-00000-of-00002-0a1b", "data/train-00001-of-00002-2c3d"]
 
 
-@pytest.mark.parametrize(
-    ("configs", "message"),
-    [
-        ([{**DEFAULT, "data_files": of_splits(train="a/**", test="b/**")}], "do not match"),
-        ([{"config_name": "a"}, {"config_name": "b"}], "selected by their folders"),
-    ],
+@cases(
+    "configs message",
+    ([{**DEFAULT, "data_files": of_splits(train="a/**", test="b/**")}], "do not match"),
+    ([{"config_name": "a"}, {"config_name": "b"}], "selected by their folders"),
 )
 def test_a_readme_of_images_is_compared_with_their_folders(tmp_path, configs, message):
     put(tmp_path, {"README.md": card(*configs), "a/1.jpg": None, "b/2.jpg": None})
-    with pytest.raises(UsageError, match=message):
-        open_sources(tmp_path)
+    refused(UsageError, message, open_sources, tmp_path)
     put(tmp_path / "x", {"README.md": card(*configs[:1]), "train/a/1.jpg": None})
     put(tmp_path / "x", {"test/a/1.jpg": None})
     assert splits(tmp_path / "x") == {"train": 1, "test": 1}
 
 
-@pytest.mark.parametrize(
+@cases(
     "names",
-    [
-        ["train", "test"],
-        ["my_train_file", "my_test_file"],
-        ["train1", "train-2", "test 3"],
-        ["data/train", "data/validation", "data/test"],
-        ["data/train/1", "data/train/2", "data/test/1"],
-        ["train_0/1", "train_1/2", "test_0/3"],
-        ["training", "eval"],
-        ["x.train", "x.dev"],
-        ["data/train_sft-00000-of-00001", "data/test_sft-00000-of-00001"],
-        [*HUB_NAMES, "data/u.n-00000-of-00001"],
-    ],
+    ["train", "test"],
+    ["my_train_file", "my_test_file"],
+    ["train1", "train-2", "test 3"],
+    ["data/train", "data/validation", "data/test"],
+    ["data/train/1", "data/train/2", "data/test/1"],
+    ["train_0/1", "train_1/2", "test_0/3"],
+    ["training", "eval"],
+    ["x.train", "x.dev"],
+    ["data/train_sft-00000-of-00001", "data/test_sft-00000-of-00001"],
+    [*HUB_NAMES, "data/u.n-00000-of-00001"],
 )
 def test_splits_are_those_that_datasets_finds_by_name(tmp_path, names):
     for number, name in enumerate(names):
@@ -312,7 +268,7 @@ def test_the_cache_of_datasets_gives_its_splits_without_cache_files(tmp_path):
     assert len(list(folder.glob("cache-*.arrow"))) == 1
     for path in (folder, tmp_path / "cache"):
         assert splits(path) == {"train": 2, "test": 1}
-    result = shardkit.convert(folder, "wds", tmp_path / "out", workers=0)
+    result = convert(folder, tmp_path / "out")
     assert (result.samples, result.ignored[".arrow file"]) == (3, 1)
 
 
@@ -330,36 +286,29 @@ def test_every_command_takes_a_dataset_dict(tmp_path, listed):
         for name, dataset in dicts.items():
             dataset.save_to_disk(root / name)
     assert splits(root) == inspected(root) == splits(root.parent) == {"train": 2, "test": 1}
-    with pytest.raises(FormatError, match="one dataset per split") as error:
-        shardkit.open(root)
-    assert error.value.fix == f"open one of them: {root}/train, {root}/test"
+    error = refused(FormatError, "one dataset per split", shardkit.open, root)
+    assert error.fix == f"open one of them: {root}/train, {root}/test"
     shown = CliRunner().invoke(group, ["inspect", str(root)])
     assert shown.exit_code == 0
     assert all(f"saved/{name}" in shown.output.replace("\n", "") for name in rows)
     assert verify(root).samples == 3
-    shardkit.convert(root, "wds", tmp_path / "out", workers=0)
-    assert verify(tmp_path / "out", against=root).sound
-    with pytest.raises(FormatError, match="one dataset per split"):
-        bench([root])
-    with pytest.raises(UsageError, match="cannot be taken as one"):
-        splits(root, split="none")
+    verified(root, tmp_path / "out")
+    refused(FormatError, "one dataset per split", bench, [root])
+    refused(UsageError, "cannot be taken as one", splits, root, split="none")
     if listed:
         datasets.DatasetDict(sft=dicts["train"], gen=dicts["test"]).save_to_disk(tmp_path / "y/odd")
         for use in (shardkit.open, open_sources, inspect):
-            with pytest.raises(FormatError, match="the dataset is in a subfolder") as error:
-                use(tmp_path / "y")
-            assert error.value.fix == f"give it: {tmp_path}/y/odd"
+            error = refused(FormatError, "the dataset is in a subfolder", use, tmp_path / "y")
+            assert error.fix == f"give it: {tmp_path}/y/odd"
     else:
         (root / "test").rename(root / "evaluation")
         dicts["test"].save_to_disk(root / "eval")
-        with pytest.raises(UsageError, match="eval and evaluation are both test"):
-            open_sources(root)
+        refused(UsageError, "eval and evaluation are both test", open_sources, root)
 
 
 # The table is JSON lines: of CSV theirs leaves files open.
-@pytest.mark.parametrize(
-    ("folder", "names"),
-    [("", ["1.jpg", "x/2.jpg"]), ("data/", ["cat/1.jpg", "dog/2.jpg", "dog/3.jpg"])],
+@cases(
+    "folder names", ("", ["1.jpg", "x/2.jpg"]), ("data/", ["cat/1.jpg", "dog/2.jpg", "dog/3.jpg"])
 )
 def test_image_folders_of_the_hub_are_as_datasets_reads_them(tmp_path, folder, names):
     put(tmp_path, {"README.md": "---\nlicense: mit\n---\n# Images", ".gitattributes": "x"})
@@ -380,38 +329,34 @@ def test_image_folders_of_the_hub_are_as_datasets_reads_them(tmp_path, folder, n
     assert sources["train"].ignored == {".md file": 1, "hidden": 1}
 
 
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        ("train-0 train-1 val-0", {"train": 4, "val": 2}),
-        ("imagenet-train-0 imagenet-validation-0", {"train": 2, "validation": 2}),
-        ("Train_0 TEST_0", {"train": 2, "test": 2}),
-        ("data/train/0 data/test/0", {"train": 2, "test": 2}),
-        ("dev train", {"train": 2, "dev": 2}),
-        ("my_train_file my_test_file", {"train": 2, "test": 2}),
-        ("train_v2 HOLDOUT_v2", {"train": 2, "holdout": 2}),
-        ("test-data/train test-data/dev", {"train": 2, "dev": 2}),
-        ("train-0 train-1", {"": 4}),  # one split is the dataset
-        ("shard-0 shard-1", {"": 4}),
-        ("train-0 extra-0", None),
-        ("a-train b-test", None),
-        ("train-0 val-0 all", None),
-        ("train-0 val-0 valid-0", None),
-    ],
+@cases(
+    "names expected",
+    ("train-0 train-1 val-0", {"train": 4, "val": 2}),
+    ("imagenet-train-0 imagenet-validation-0", {"train": 2, "validation": 2}),
+    ("Train_0 TEST_0", {"train": 2, "test": 2}),
+    ("data/train/0 data/test/0", {"train": 2, "test": 2}),
+    ("dev train", {"train": 2, "dev": 2}),
+    ("my_train_file my_test_file", {"train": 2, "test": 2}),
+    ("train_v2 HOLDOUT_v2", {"train": 2, "holdout": 2}),
+    ("test-data/train test-data/dev", {"train": 2, "dev": 2}),
+    ("train-0 train-1", {"": 4}),  # one split is the dataset
+    ("shard-0 shard-1", {"": 4}),
+    ("train-0 extra-0", None),
+    ("a-train b-test", None),
+    ("train-0 val-0 all", None),
+    ("train-0 val-0 valid-0", None),
 )
 def test_tars_are_split_by_their_names_or_refused(tmp_path, names, expected):
     for name in names.split():
         real.tar(tmp_path / f"{name}.tar", f"{name}a", f"{name}b")
     if expected is None:
-        with pytest.raises(UsageError, match="--split none") as error:
-            open_sources(tmp_path)
-        assert error.value.where["path"] == tmp_path
+        assert refused(UsageError, "--split none", open_sources, tmp_path).where["path"] == tmp_path
         assert splits(tmp_path, split="none") == {"": 2 * len(names.split())}
     else:
         assert splits(tmp_path) == expected
 
 
-def test_documents_about_data_are_no_data(tmp_path):
+def test_documents_about_data_and_other_files_beside_what_can_be_read_are_counted(tmp_path, images):
     about = {"README.md": "# Data", "LICENSE.txt": "MIT", "dataset_infos.json": "{}"}
     put(tmp_path / "zip", {**about, "images.zip": b"PK"})
     with pytest.raises(SourceError, match="only text here describes the data") as error:
@@ -423,111 +368,114 @@ def test_documents_about_data_are_no_data(tmp_path):
     assert found["train"].ignored == {".md file": 1, ".txt file": 1, ".json file": 1}
     put(tmp_path / "alone", {"README.md": "# A text"})
     assert splits(tmp_path / "alone") == {"": 1}
+    put(images, {"class0/sound.wav": b"RIFF", "class1/features.h5": b"x"})
+    source = open_sources(images)[""]
+    assert len(source) == 12
+    assert source.ignored == {".wav file": 1, ".h5 file": 1}
+    put(tmp_path / "texts", {"a.txt": "x", "b.txt": "y", "c.mp3": b"ID3"})
+    assert splits(tmp_path / "texts") == {"": 2}
+    put(tmp_path / "texts", {"d.flv": b"", "e.flv": b""})
+    error = refused(FormatError, "video", open_sources, tmp_path / "texts")
+    assert "to convert only the others" in str(error.fix)
+
+    (tmp_path / "all").mkdir()
+    for name in ("one", "two"):  # two datasets are a question
+        convert(images, tmp_path / "all" / name)
+    error = refused(FormatError, "datasets in several folders", shardkit.open, tmp_path / "all")
+    assert error.fix == f"give one of them: {tmp_path}/all/one, {tmp_path}/all/two"
 
 
 # --- splits by name ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        ("data/train.csv data/test.csv README.md", ["train", "test"]),
-        ("reviews_train.csv reviews_test.csv", ["train", "test"]),
-        ("a/train.txt b/test.txt", [""]),  # a document each
-        ("en/train.csv de/test.csv", None),
-    ],
+@cases(
+    "names expected",
+    ("data/train.csv data/test.csv README.md", ["train", "test"]),
+    ("reviews_train.csv reviews_test.csv", ["train", "test"]),
+    ("a/train.txt b/test.txt", [""]),  # a document each
+    ("en/train.csv de/test.csv", None),
 )
 def test_tables_of_text_are_split_by_their_names(tmp_path, names, expected):
     put(tmp_path, dict.fromkeys(names.split(), "text\nx\n"))
     if expected is None:
-        with pytest.raises(UsageError, match="seem to contain several splits"):
-            open_sources(tmp_path)
+        refused(UsageError, "seem to contain several splits", open_sources, tmp_path)
     else:
         assert list(open_sources(tmp_path)) == expected
 
 
 # --- folders of images ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("make", "name", "images"),
-    [
-        (real.yolo, "YOLO", "images/train"),
-        (real.yolo_by_split, "YOLO", "train/images"),
-        (real.ade20k, "masks", "images/training"),
-    ],
+@cases(
+    "folders name",
+    ("images/train images/val labels/train labels/val", "YOLO"),  # as Ultralytics has it
+    ("train/images valid/images test/images train/labels valid/labels test/labels", "YOLO"),
+    ("images/training images/validation annotations/training annotations/validation", "masks"),
 )
-def test_images_with_annotations_are_no_classes(tmp_path, make, name, images):
-    root = make(tmp_path / "data")
-    with pytest.raises(UsageError, match=f"{name}.* cannot read yet") as error:
-        shardkit.convert(root, "wds", tmp_path / "out", workers=0)
-    assert str(root / images) in str(error.value.fix)
-    (source,) = open_sources(root / images).values()
-    assert list(source.schema) == ["image"]
+def test_images_with_annotations_are_no_classes(tmp_path, folders, name):
+    root, (images, *_) = tmp_path / "data", folders.split()
+    for folder in folders.split():
+        kind = "png" if "annotations" in folder else "txt" if "labels" in folder else "jpg"
+        put(root / folder, {f"1.{kind}": "0 .5 .5 1 1\n" if kind == "txt" else None})
+    if name == "YOLO":
+        put(root, {"data.yaml": "names: [cat]\n"})
+    error = refused(UsageError, f"{name}.* cannot read yet", convert, root, tmp_path / "out")
+    assert str(root / images) in str(error.fix)
+    assert list(one(root / images).schema) == ["image"]
 
 
-@pytest.mark.parametrize(
-    ("names", "message", "fix"),
-    [
-        ("images/cat/1.jpg images/dog/2.jpg", "the only class", "images;"),
-        ("a/b/cat/1.jpg a/b/dog/1.jpg", "the only class", "a/b;"),
-        ("images/1.jpg images/2.jpg", "which is not a class", "images"),
-        ("train2017/1.jpg", "which is not a class", "train2017"),
-        ("seg_train/a/1.jpg foo_test/a/1.jpg", "seem to contain several splits", "rename"),
-        ("seg_train/a/1.jpg seg_test/a/1.jpg seg_pred/1.jpg", "something else", "away"),
-        ("a/train/c/1.jpg a/test/c/1.jpg b/train/c/1.jpg b/test/c/1.jpg", "of their own", "a, "),
-        ("train/a/1.jpg val/a/2.jpg valid/a/3.jpg", "val and valid are both", "at a time"),
-        ("train/1.jpg dev/2.jpg val/3.jpg", "val and dev are both", "at a time"),
-        ("Train/a/1.jpg train/a/2.jpg val/a/3.jpg", "Train/ and train/", "move one"),
-        ("train/a/1.jpg train2/a/2.jpg val/a/3.jpg", "train/ and train2/", "move one"),
-        ("train/a/1.jpg val/2.jpg", "images of val have no labels", "class folders"),
-        ("train/a/1.jpg train/b/1.jpg val/images/2.jpg", "val have no labels", "class"),
-        ("bottle/train/good/1.png bottle/test/broken/1.png cap/1.png", "splits", "rename"),
-        ("image/1.jpg mask/1.png", "cannot read yet", "image"),
-        ("rgb/1.png depth/1.png", "cannot read yet", "if these folders are classes, list them"),
-        ("1.jpg masks/1.png", "cannot read yet", "only images"),
-    ],
+@cases(
+    "names message fix",
+    ("images/cat/1.jpg images/dog/2.jpg", "the only class", "images;"),
+    ("a/b/cat/1.jpg a/b/dog/1.jpg", "the only class", "a/b;"),
+    ("images/1.jpg images/2.jpg", "which is not a class", "images"),
+    ("train2017/1.jpg", "which is not a class", "train2017"),
+    ("seg_train/a/1.jpg foo_test/a/1.jpg", "seem to contain several splits", "rename"),
+    ("seg_train/a/1.jpg seg_test/a/1.jpg seg_pred/1.jpg", "something else", "away"),
+    ("a/train/c/1.jpg a/test/c/1.jpg b/train/c/1.jpg b/test/c/1.jpg", "of their own", "a, "),
+    ("train/a/1.jpg val/a/2.jpg valid/a/3.jpg", "val and valid are both", "at a time"),
+    ("train/1.jpg dev/2.jpg val/3.jpg", "val and dev are both", "at a time"),
+    ("Train/a/1.jpg train/a/2.jpg val/a/3.jpg", "Train/ and train/", "move one"),
+    ("train/a/1.jpg train2/a/2.jpg val/a/3.jpg", "train/ and train2/", "move one"),
+    ("train/a/1.jpg val/2.jpg", "images of val have no labels", "class folders"),
+    ("train/a/1.jpg train/b/1.jpg val/images/2.jpg", "val have no labels", "class"),
+    ("bottle/train/good/1.png bottle/test/broken/1.png cap/1.png", "splits", "rename"),
+    ("image/1.jpg mask/1.png", "cannot read yet", "image"),
+    ("rgb/1.png depth/1.png", "cannot read yet", "if these folders are classes, list them"),
+    ("1.jpg masks/1.png", "cannot read yet", "only images"),
 )
 def test_folders_that_are_no_classes_are_refused(tmp_path, names, message, fix):
     put(tmp_path, dict.fromkeys(names.split()))
-    with pytest.raises(UsageError, match=message) as error:
-        open_sources(tmp_path)
-    assert fix in str(error.value.fix)
+    assert fix in str(refused(UsageError, message, open_sources, tmp_path).fix)
 
 
 AB = ("a", "b")
 
 
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        ("Train/cat/1.jpg Val/cat/2.jpg", {"train": ("cat",), "val": ("cat",)}),
-        ("Training/a/1.jpg Test/a/2.jpg", {"training": ("a",), "test": ("a",)}),
-        ("train/1.jpg test/2.jpg", {"train": None, "test": None}),
-        ("train/1.jpg", {"train": None}),
-        ("train2017/1.jpg val2017/2.jpg", {"train": None, "val": None}),
-        ("train_2/a/1.jpg holdout_2/a/2.jpg", {"train": ("a",), "holdout": ("a",)}),
-        ("seg_train/a/1.jpg seg_test/a/1.jpg", {"train": ("a",), "test": ("a",)}),
-        ("Training_Set/a/1.jpg Test_Set/a/1.jpg", {"training": ("a",), "test": ("a",)}),
-        ("images/train/a/1.jpg images/val/a/2.jpg", {"train": ("a",), "val": ("a",)}),
-        ("x.zip/data/train/a/1.jpg x.zip/data/dev/b/2.jpg", {"train": AB, "dev": AB}),
-        ("train/a/1.jpg val/a/2.jpg __MACOSX/val/a/._2.jpg", {"train": ("a",), "val": ("a",)}),
-        ("train/a/1.jpg train/b/1.jpg test/1.jpg", {"train": AB, "test": None}),
-        ("train/a/1.jpg train/b/1.jpg test/test/1.jpg", {"train": AB, "test": None}),
-        ("train/a/1.jpg train/b/1.jpg test/unknown/1.jpg", {"train": AB, "test": None}),
-        ("train/a/1.jpg val/b/1.jpg test/b/1.jpg", {"train": AB, "val": AB, "test": AB}),
-        ("cat/1.jpg", {"": ("cat",)}),
-        ("mask/1.jpg no_mask/2.jpg", {"": ("mask", "no_mask")}),
-        ("train/1.jpg a/2.jpg bullet_train/3.jpg", {"": ("a", "bullet_train", "train")}),
-        (
-            "train_station/1.jpg test_track/1.jpg a/1.jpg b/1.jpg c/1.jpg",
-            {"": ("a", "b", "c", "test_track", "train_station")},
-        ),
-        *(  # one of many classes
-            (f"{one}/1.jpg {two}/1.jpg a/1.jpg b/1.jpg c/1.jpg", {"": ("a", "b", "c", one, two)})
-            for one, two in (("mask", "target"), ("mask", "train_station"), ("photo", "target"))
-        ),
-    ],
+@cases(
+    "names expected",
+    ("Train/cat/1.jpg Val/cat/2.jpg", {"train": ("cat",), "val": ("cat",)}),
+    ("Training/a/1.jpg Test/a/2.jpg", {"training": ("a",), "test": ("a",)}),
+    ("train/1.jpg test/2.jpg", {"train": None, "test": None}),
+    ("train/1.jpg", {"train": None}),
+    ("train2017/1.jpg val2017/2.jpg", {"train": None, "val": None}),
+    ("train_2/a/1.jpg holdout_2/a/2.jpg", {"train": ("a",), "holdout": ("a",)}),
+    ("seg_train/a/1.jpg seg_test/a/1.jpg", {"train": ("a",), "test": ("a",)}),
+    ("Training_Set/a/1.jpg Test_Set/a/1.jpg", {"training": ("a",), "test": ("a",)}),
+    ("images/train/a/1.jpg images/val/a/2.jpg", {"train": ("a",), "val": ("a",)}),
+    ("x.zip/data/train/a/1.jpg x.zip/data/dev/b/2.jpg", {"train": AB, "dev": AB}),
+    ("train/a/1.jpg val/a/2.jpg __MACOSX/val/a/._2.jpg", {"train": ("a",), "val": ("a",)}),
+    ("train/a/1.jpg train/b/1.jpg test/1.jpg", {"train": AB, "test": None}),
+    ("train/a/1.jpg train/b/1.jpg test/test/1.jpg", {"train": AB, "test": None}),
+    ("train/a/1.jpg train/b/1.jpg test/unknown/1.jpg", {"train": AB, "test": None}),
+    ("train/a/1.jpg val/b/1.jpg test/b/1.jpg", {"train": AB, "val": AB, "test": AB}),
+    ("cat/1.jpg", {"": ("cat",)}),
+    ("mask/1.jpg no_mask/2.jpg", {"": ("mask", "no_mask")}),
+    ("train/1.jpg a/2.jpg bullet_train/3.jpg", {"": ("a", "bullet_train", "train")}),
+    (
+        "train_station/1.jpg test_track/1.jpg a/1.jpg b/1.jpg c/1.jpg",
+        {"": ("a", "b", "c", "test_track", "train_station")},
+    ),
+    *(  # one of many classes
+        (f"{one}/1.jpg {two}/1.jpg a/1.jpg b/1.jpg c/1.jpg", {"": ("a", "b", "c", one, two)})
+        for one, two in (("mask", "target"), ("mask", "train_station"), ("photo", "target"))
+    ),
 )
 def test_folders_that_are_splits_or_classes(tmp_path, names, expected):
     put(tmp_path, dict.fromkeys(names.split()))
@@ -541,9 +489,8 @@ def test_an_empty_folder_of_a_split_is_said(tmp_path):
             put(root, {name: "x"})
         elif name.endswith("tar"):
             real.tar(root / name, "a")
-        with pytest.raises(UsageError, match="the folder of the split 'val' is empty") as error:
-            open_sources(root)
-        assert error.value.where["path"] == root / "val"
+        error = refused(UsageError, "the folder of the split 'val' is empty", open_sources, root)
+        assert error.where["path"] == root / "val"
         if not name.endswith(".jpg"):
             assert splits(root, split="none") == {"": 1}
 
@@ -562,113 +509,73 @@ def test_what_is_guessed_of_splits_and_a_single_class_is_noted(tmp_path):
     assert found["train"].ignored == {".csv file": 1, ".md file": 1, "__MACOSX folder": 1}
     labelled = ["__key__", "image", "label"]
     assert [sorted(s[0]) for s in found.values()] == [labelled, labelled, ["__key__", "image"]]
-    shardkit.convert(root, "wds", tmp_path / "out", workers=0)
-    assert verify(tmp_path / "out", against=root).sound
+    verified(root, tmp_path / "out")
     put(tmp_path / "flat", {**dict.fromkeys(names[:2]), "test/1.jpg": None})
     note = "no labels in test: its images are in no class folders"
     assert open_sources(tmp_path / "flat")["test"].notes == (note,)
     # CelebA has a single folder, whose images have no classes.
     root = put(tmp_path / "celeba", {"img_align/1.jpg": None, "list_attr_celeba.txt": "1\n"})
-    (source,) = open_sources(root).values()
+    source = one(root)
     assert source.classes == ("img_align",)
     assert source.notes[0].endswith(f"to convert without labels, give {root}/img_align")
-    (source,) = open_sources(root / "img_align").values()
+    source = one(root / "img_align")
     assert (source.classes, source.notes) == (None, ())
 
 
-def test_other_files_beside_what_can_be_read_are_counted(images, tmp_path):
-    put(images, {"class0/sound.wav": b"RIFF", "class1/features.h5": b"x"})
-    source = open_sources(images)[""]
-    assert len(source) == 12
-    assert source.ignored == {".wav file": 1, ".h5 file": 1}
-    put(tmp_path / "text", {"a.txt": "x", "b.txt": "y", "c.mp3": b"ID3"})
-    assert splits(tmp_path / "text") == {"": 2}
-    put(tmp_path / "text", {"d.flv": b"", "e.flv": b""})
-    with pytest.raises(FormatError, match="video") as error:
-        open_sources(tmp_path / "text")
-    assert "to convert only the others" in str(error.value.fix)
-    root, beside = real.img2dataset(tmp_path / "laion"), {".parquet file": 2, ".json file": 2}
-    result = shardkit.convert(root, "wds", tmp_path / "out", workers=0)
-    assert (result.samples, result.ignored) == (4, beside)
-    with shardkit.open(root) as ds:
-        assert (ds.format, len(ds), list(ds.schema)) == ("wds", 4, ["jpg", "txt", "json"])
-    assert inspect(root)["ignored"] == beside
-    (tmp_path / "all").mkdir()
-    for name in ("one", "two"):  # two datasets are a question
-        shardkit.convert(images, "wds", tmp_path / "all" / name, workers=0)
-    with pytest.raises(FormatError, match="datasets in several folders") as error:
-        shardkit.open(tmp_path / "all")
-    assert error.value.fix == f"give one of them: {tmp_path}/all/one, {tmp_path}/all/two"
-
-
-@pytest.mark.parametrize(
-    ("names", "classes"),
-    [("rgb/1.png depth/1.png", ("depth", "rgb")), ("images/a/1.jpg images/b/2.jpg", ("images",))],
+@cases(
+    "names classes",
+    ("rgb/1.png depth/1.png", ("depth", "rgb")),
+    ("images/a/1.jpg images/b/2.jpg", ("images",)),
 )
 def test_classes_that_are_named_are_taken_at_their_word(tmp_path, names, classes):
     put(tmp_path, dict.fromkeys(names.split()))
-    (source,) = open_sources(tmp_path, Recipe("wds", classes=classes)).values()
-    assert source.classes == classes
+    assert one(tmp_path, classes=classes).classes == classes
 
 
 # --- formats that are not read -------------------------------------------------------------------
+PICKLES = "CIFAR for Python, which consists of pickles"
 
 
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [
-        (real.mds, "MosaicML Streaming data that is not in MDS"),
-        (real.cifar10, "CIFAR for Python, which consists of pickles"),
-        (real.cifar100, "CIFAR for Python, which consists of pickles"),
-    ],
+@cases(
+    "kind name fix",
+    ("MDS of JSON", "this is .*MosaicML Streaming data that is not in MDS", "create"),
+    ("CIFAR-10", f"this is .*{PICKLES}", "binary version"),
+    ("CIFAR-100", f"this is .*{PICKLES}", "binary version"),
+    ("CIFAR-10 binary", "CIFAR", None),
+    ("CIFAR-100 binary", "CIFAR", None),
+    ("MNIST", "MNIST", None),
+    ("HDF5", "HDF5", None),
 )
-def test_what_is_not_read_is_called_by_its_name(tmp_path, make, name):
-    root = make(tmp_path / "data")
-    for use in (open_sources, shardkit.open, inspect, verify):
-        with pytest.raises(FormatError, match=f"this is .*{name}.*cannot read it") as error:
-            use(root)
-        assert re.search(r"shardkit\.create|binary version", str(error.value.fix))
+def test_what_is_not_read_or_only_converted_is_called_by_its_name(tmp_path, kind, name, fix):
+    root = put(tmp_path / "data", real.FOLDERS[kind])
+    converts = f"convert it first: shardkit convert {root} --to wds"
+    words = f"{name}.*cannot read it" if fix else f"{name}.*not opened as a dataset"
+    for use in (shardkit.open, inspect, verify, *([open_sources] if fix else [])):
+        assert (fix or converts) in str(refused(FormatError, words, use, root).fix)
 
 
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [
-        (real.cifar10_binary, "CIFAR"),
-        (real.cifar100_binary, "CIFAR"),
-        (real.mnist, "MNIST"),
-        (real.hdf5, "HDF5"),
-    ],
-)
-def test_sources_of_arrays_are_no_datasets(tmp_path, make, name):
-    root = make(tmp_path / "data")
-    for use in (shardkit.open, inspect, verify):
-        with pytest.raises(FormatError, match=f"{name}.*not opened as a dataset") as error:
-            use(root)
-        assert error.value.fix == f"convert it first: shardkit convert {root} --to wds"
-
-
-@pytest.mark.parametrize(
-    ("name", "data", "kind"),
-    [
-        ("train", real.tfrecord(), "TFRecord"),
-        ("shard.00000.mds.br", b"", "Brotli"),
-        ("chunk-0-0.zstd.bin", b"", "LitData"),
-        ("cifar-10-python.tar.gz", b"", "CIFAR"),
-        ("data_batch_1", b"", "CIFAR"),
-        ("train_32x32.mat", b"", "MATLAB"),
-        ("song.AAC", b"", "audio"),
-        ("film.flv", b"", "video"),
-    ],
+@cases(
+    "name data kind",
+    ("train", real.tfrecord(), "TFRecord"),
+    ("shard.00000.mds.br", b"", "Brotli"),
+    ("chunk-0-0.zstd.bin", b"", "LitData"),
+    ("cifar-10-python.tar.gz", b"", "CIFAR"),
+    ("data_batch_1", b"", "CIFAR"),
+    ("train_32x32.mat", b"", "MATLAB"),
+    ("song.AAC", b"", "audio"),
+    ("film.flv", b"", "video"),
 )
 def test_a_file_that_is_not_read_is_called_by_its_name(tmp_path, name, data, kind):
     (tmp_path / name).write_bytes(data)
     for use in (open_sources, shardkit.open):
-        with pytest.raises(FormatError, match=f"{kind}.*cannot read it"):
-            use(tmp_path / name)
+        refused(FormatError, f"{kind}.*cannot read it", use, tmp_path / name)
 
 
 def test_tfrecords_of_others_are_read(tmp_path):
-    root = real.tfds(tmp_path / "mnist" / "3.0.1")  # as TensorFlow Datasets prepares them
+    names = ("mnist-train.tfrecord-00000-of-00001", "mnist-test.tfrecord-00000-of-00001")
+    about = {"dataset_info.json": "{}", "features.json": "{}", "label.labels.txt": "0\n1\n"}
+    root = tmp_path / "mnist" / "3.0.1"  # as TensorFlow Datasets prepares them
+    put(root, {**dict.fromkeys(names, real.tfrecord()), **about})
     for path in (root, root.parent):
         assert splits(path) == {"train": 1, "test": 1}
     found = shardkit.open(root / "mnist-train.tfrecord-00000-of-00001")
@@ -680,41 +587,32 @@ def test_tfrecords_of_others_are_read(tmp_path):
         assert (ds.format, len(ds), list(ds.schema)) == ("tfrecord", 1, ["label"])
 
 
-def test_other_names_are_of_no_such_format(tmp_path):
+def test_other_names_are_of_no_such_format_and_a_bin_without_an_index_is_no_megatron(tmp_path):
     for name in ("train.bin", "shard-000000.tar", "a.txt", "index.json", "chunk.bin", "mds", "h5"):
         assert kind_by_name(name) is None
     (tmp_path / "x").write_bytes(struct.pack("<QI", 14, 0) + bytes(20))  # no such checksum
-    with pytest.raises(FormatError, match="not a dataset or shard"):
-        shardkit.open(tmp_path / "x")
+    refused(FormatError, "not a dataset or shard", shardkit.open, tmp_path / "x")
+    real.tar(tmp_path / "shards/0.tar", "a", "b")
+    put(tmp_path / "shards", {"vocab.bin": b"x"})
+    result = convert(tmp_path / "shards", tmp_path / "out")
+    assert (result.samples, result.ignored) == (2, {".bin file": 1})
+    assert len(shardkit.open(tmp_path / "shards")) == 2
+    put(tmp_path / "shards", {"vocab.idx": b"x"})
+    refused(FormatError, "several formats", shardkit.open, tmp_path / "shards")
+    put(tmp_path / "lonely", {"tokens.bin": b"x"})
+    refused(FormatError, "needs its index beside it", shardkit.open, tmp_path / "lonely")
 
 
 # --- TARs with other files beside them -----------------------------------------------------------
-
-
 @pytest.mark.parametrize("beside", ["{}.parquet", "{}_stats.json"])
 def test_img2datasets_folders_of_files_are_no_classes(tmp_path, beside):
     for part in ("00000", "00001"):
         put(tmp_path, {f"{part}/{part}0.jpg": None, f"{part}/{part}0.txt": "a", "metadata": "x"})
         put(tmp_path, {beside.format(part): "{}"})
-    with pytest.raises(ShardkitError):
-        shardkit.open(tmp_path)
-    (source,) = open_sources(tmp_path).values()
+    refused(ShardkitError, None, shardkit.open, tmp_path)
+    source = one(tmp_path)
     assert list(source.schema) == ["image", "text"]
     assert "a part written by img2dataset" in source.notes[0]
     (tmp_path / beside.format("00001")).unlink()
-    (source,) = open_sources(tmp_path).values()
+    source = one(tmp_path)
     assert source.classes == ("00000", "00001")
-
-
-def test_a_bin_without_an_index_beside_tars_is_no_megatron(tmp_path):
-    real.tar(tmp_path / "shards/0.tar", "a", "b")
-    put(tmp_path / "shards", {"vocab.bin": b"x"})
-    result = shardkit.convert(tmp_path / "shards", "wds", tmp_path / "out", workers=0)
-    assert (result.samples, result.ignored) == (2, {".bin file": 1})
-    assert len(shardkit.open(tmp_path / "shards")) == 2
-    put(tmp_path / "shards", {"vocab.idx": b"x"})
-    with pytest.raises(FormatError, match="several formats"):
-        shardkit.open(tmp_path / "shards")
-    put(tmp_path / "lonely", {"tokens.bin": b"x"})
-    with pytest.raises(FormatError, match="needs its index beside it"):
-        shardkit.open(tmp_path / "lonely")

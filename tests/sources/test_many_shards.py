@@ -1,7 +1,5 @@
 """Datasets of many shards as sources: what planning asks for, and what tasks carry."""
 
-from __future__ import annotations
-
 import pickle
 import threading
 from pathlib import Path
@@ -11,15 +9,14 @@ import numpy as np
 import pytest
 
 import shardkit
+from shardkit import ConvertOptions, Dataset, ShardkitError
 from shardkit.conversion.cuts import _evenly
 from shardkit.conversion.plan import Plan
 from shardkit.conversion.run import prepare
-from shardkit.dataset import Dataset
-from shardkit.errors import ShardkitError
 from shardkit.formats.wds.reader import WdsReader
 from shardkit.manifest import with_own
-from shardkit.options import ConvertOptions
 from tests.benchmarks.shards import make_foreign, make_ours
+from tests.sources.real import all_of, cases, refused
 
 
 def plan_of(source: object, out: Path, **options: Any) -> Plan:
@@ -37,9 +34,7 @@ def test_planning_looks_at_each_shard_a_few_times(tmp_path, monkeypatch):
     assert max(sizes) < 4000  # not 8 bytes for each sample
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"shuffle": True}, {"limit": 25}, {"sample": 0.5, "seed": 1}]
-)
+@cases("options", {}, {"shuffle": True}, {"limit": 25}, {"sample": 0.5, "seed": 1})
 def test_tasks_have_the_samples_of_their_slices(tmp_path, options):
     data, out = tmp_path / "data", tmp_path / "out"
     make_foreign(data, 12, 5)
@@ -49,12 +44,8 @@ def test_tasks_have_the_samples_of_their_slices(tmp_path, options):
     assert len(set(keys)) == len(keys)
     assert set(keys) <= set(whole)
     assert (keys == [key for key in whole if key in keys]) == ("shuffle" not in options)
-    read = [
-        task.reading().source[n]["__key__"]
-        for task in plan_of(data, tmp_path / "out2", **options).tasks
-        for n in range(task.stop - task.start)
-    ]
-    assert read == keys
+    tasks = plan_of(data, tmp_path / "out2", **options).tasks
+    assert [s["__key__"] for task in tasks for s in all_of(task.reading().source)] == keys
 
 
 def test_foreign_shards_are_opened_side_by_side(tmp_path, monkeypatch):
@@ -77,8 +68,7 @@ def test_the_first_bad_shard_is_named(tmp_path, bad):
     make_foreign(tmp_path / "data", 12, 2)
     for number in bad:
         (tmp_path / f"data/data-{number:06d}.tar").write_bytes(b"\x01" * 2048)
-    with pytest.raises(ShardkitError, match=rf"data-00000{min(bad)}\.tar"):
-        shardkit.open(tmp_path / "data")
+    refused(ShardkitError, rf"data-00000{min(bad)}\.tar", shardkit.open, tmp_path / "data")
 
 
 def test_of_many_files_with_manifests_the_folder_tells(tmp_path, monkeypatch):
@@ -94,9 +84,8 @@ def test_of_many_files_with_manifests_the_folder_tells(tmp_path, monkeypatch):
     assert with_own([*files, with_manifest]) == [with_manifest]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"shard_samples": 7}, {"limit": 50}, {"split": "a=0.5,b=0.5"}, {"shuffle": True}],
+@cases(
+    "options", {}, {"shard_samples": 7}, {"limit": 50}, {"split": "a=0.5,b=0.5"}, {"shuffle": True}
 )
 def test_tasks_are_the_same_for_sizes_by_shard(tmp_path, monkeypatch, options):
     make_foreign(tmp_path / "a", 12, 5)
@@ -133,9 +122,8 @@ def test_tasks_of_very_much_are_even(tmp_path):
 
 @pytest.mark.parametrize("options", [{}, {"exclude_class": ("c3",)}])
 def test_tasks_carry_no_number_for_each_sample(tmp_path, options):
-    samples = [
-        {"__key__": f"v1.0.{n:04d}", "name": f"c{n % 5}", "text": "x" * 99} for n in range(1500)
-    ]
+    text = "x" * 99
+    samples = [{"__key__": f"v1.0.{n:04d}", "name": f"c{n % 5}", "text": text} for n in range(1500)]
     for name in "ab":
         shardkit.convert(samples, "lmdb", tmp_path / name, shard_samples=500, workers=0)
     given = [tmp_path / "a", tmp_path / "b"]

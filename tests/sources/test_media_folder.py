@@ -1,7 +1,5 @@
 """Folders of audio and of video: bytes as they are, labels of class folders, text beside them."""
 
-from __future__ import annotations
-
 import gc
 import re
 import sys
@@ -13,14 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 import shardkit
+from shardkit import Audio, Float, Int, Json, SampleError, Text, UsageError, Video, inspect
 from shardkit.cli import group as cli
-from shardkit.errors import SampleError, UsageError
-from shardkit.inspection import inspect
-from shardkit.recipe import Recipe
-from shardkit.schema import Audio, Float, Int, Json, Text, Video
 from shardkit.sources import open_sources
 from shardkit.testing import make_audio, make_image, make_video
-from tests.sources.real import put
+from tests.sources.real import convert, counts, opened, put, refused, verified
 
 
 @pytest.fixture
@@ -31,13 +26,12 @@ def clips(tmp_path):
 
 
 def test_class_folders_of_audio_have_labels(clips, tmp_path):
-    result = shardkit.convert(clips, "wds", tmp_path / "out", workers=0)
+    result = verified(clips, tmp_path / "out")
     assert (result.samples, result.ignored) == (4, {})
     with shardkit.open(tmp_path / "out") as dataset:
         assert dict(dataset.schema) == {"audio": Audio(), "label": Int()}
         assert dataset.classes == ("no", "yes")
         assert dict(dataset[2]) == {"__key__": "yes/1", "audio": make_audio(2), "label": 1}
-    assert shardkit.verify(tmp_path / "out", against=clips).sound
     put(clips, {"yes/3.wav": make_audio(rate=16000, samples=16000)})
     for source, name, where in (
         (clips, "long", "duration >= 1"),
@@ -48,29 +42,29 @@ def test_class_folders_of_audio_have_labels(clips, tmp_path):
     put(tmp_path / "root/test", {"yes/9.wav": make_audio(9)})
     clips.rename(tmp_path / "root/train")
     found = open_sources(tmp_path / "root")
-    assert {name: len(source) for name, source in found.items()} == {"train": 5, "test": 1}
+    assert counts(found) == {"train": 5, "test": 1}
     assert found["test"].classes == ("no", "yes")
 
 
 def test_inspect_tells_hours_rates_and_sizes(tmp_path):
     audio = {"1.wav": make_audio(1), "2.wav": make_audio(1, 16000, 48000), "3.wav": make_audio()}
-    shardkit.convert(put(tmp_path / "a", audio), "lmdb", tmp_path / "speech", workers=0)
+    convert(put(tmp_path / "a", audio), tmp_path / "speech", "lmdb")
     report = inspect(tmp_path / "speech", full=True)
     assert report["first"][1]["audio"] == "wav, 16,000 Hz x 1, 3.00 s, 96,044 bytes"
     assert report["media"]["audio"] == {
         "formats": {"wav": 3},
-        "seconds": pytest.approx(3.02),
-        "duration": [0.01, 0.01, 3.0],
         "unknown": 0,
-        "sampling_rates": {"8000": 2, "16000": 1},
-        "channels": {"1": 3},
+        "damaged": 0,
         "width": None,
         "height": None,
-        "damaged": 0,
+        "seconds": pytest.approx(3.02),
+        "duration": [0.01, 0.01, 3.0],
+        "sampling_rates": {"8000": 2, "16000": 1},
+        "channels": {"1": 3},
     }
     # As UCF-101 has videos, some in another container.
     videos = {"a/1.mp4": make_video(), "b/2.m4v": make_video(size=(32, 16), frames=50)}
-    shardkit.convert(put(tmp_path / "v", videos), "wds", tmp_path / "films", workers=0)
+    convert(put(tmp_path / "v", videos), tmp_path / "films")
     with shardkit.open(tmp_path / "films") as dataset:
         assert dict(dataset.schema) == {"video": Video(), "label": Int()}
         assert dataset[1] == {"__key__": "b/2", "video": videos["b/2.m4v"], "label": 1}
@@ -80,7 +74,7 @@ def test_inspect_tells_hours_rates_and_sizes(tmp_path):
         assert re.search(row, done.output), row
 
 
-def test_what_lies_beside_audio_becomes_fields(clips):
+def test_what_lies_beside_audio_becomes_fields_or_is_counted_or_a_question(clips, tmp_path):
     text = {f"{word}/{n}.txt": f"{word} {n}" for word in ("no", "yes") for n in (1, 2)}
     put(clips, {**text, "no/1.json": '{"n": 1}', "LICENSE": "x"})
     source = open_sources(clips)[""]
@@ -88,6 +82,15 @@ def test_what_lies_beside_audio_becomes_fields(clips):
     assert dict(source.schema) == kinds
     assert source[0]["text"] == "no 1"
     assert source.ignored == {"file without suffix": 1}
+    # ESC-50 has a picture beside its 2,000 clips.
+    root = put(tmp_path / "esc", {f"{n}.wav": make_audio(n) for n in range(10)})
+    put(root, {"esc.gif": make_image(), "README.md": "#", "LICENSE": ""})
+    source = open_sources(root)[""]
+    assert (len(source), dict(source.schema)) == (10, {"audio": Audio()})
+    assert source.ignored == {".gif file": 1, ".md file": 1, "file without suffix": 1}
+    put(root, {"more.jpg": make_image()})
+    error = refused(UsageError, "several kinds", open_sources, root)
+    assert error.found == "10 audio files, 2 images"
 
 
 # datasets leaves the file open.
@@ -107,10 +110,8 @@ def test_metadata_are_those_of_datasets_audio_folder(clips, tmp_path, monkeypatc
     assert dict(source.schema) == names
     theirs = datasets.load_dataset("audiofolder", data_dir=str(clips), split="train")
     theirs = theirs.cast_column("audio", datasets.Audio(decode=False))
-    expected = {
-        Path(row["audio"]["path"]).relative_to(clips).with_suffix("").as_posix(): row
-        for row in theirs
-    }
+    paths = [Path(row["audio"]["path"]).relative_to(clips).with_suffix("") for row in theirs]
+    expected = dict(zip(map(Path.as_posix, paths), theirs, strict=True))
     assert len(expected) == len(source) == 4
     for n in range(4):
         row = expected[source[n]["__key__"]]
@@ -134,9 +135,8 @@ def test_librispeech_has_its_transcripts(tmp_path):
     assert [source[n]["text"] for n in range(4)] == spoken
     assert source.ignored == {}
     (root / "122/84-122-0001.wav").unlink()
-    with pytest.raises(SampleError, match="a listed clip does not exist") as error:
-        shardkit.convert(root, "wds", tmp_path / "other", workers=0)
-    assert error.value.found == "84-122-0001"
+    error = refused(SampleError, "a listed clip does not exist", convert, root, tmp_path / "other")
+    assert error.found == "84-122-0001"
     put(root, {"122/84-122.trans.txt": ""})
     assert open_sources(root)[""].schema["text"] == Text(optional=True)
 
@@ -145,7 +145,7 @@ def test_speech_commands_has_lists_of_splits_and_noise(clips, tmp_path):
     noise = {"_background_noise_/tap.wav": make_audio(), "_background_noise_/README.md": "#"}
     lists = {"validation_list.txt": "no/1.wav\n", "testing_list.txt": "yes/2.wav\nyes/1.wav\n"}
     put(clips, {**noise, **lists, "LICENSE": "x"})
-    result = shardkit.convert(clips, "wds", tmp_path / "out", workers=0)
+    result = verified(clips, tmp_path / "out")
     assert result.ignored == {"file in _background_noise_": 1, "file without suffix": 1}
     expected = {"train": ["no/2"], "val": ["no/1"], "test": ["yes/1", "yes/2"]}
     assert list(result.splits) == list(expected)
@@ -153,22 +153,19 @@ def test_speech_commands_has_lists_of_splits_and_noise(clips, tmp_path):
         dataset = shardkit.open(tmp_path / "out" / split)
         assert [sample["__key__"] for sample in dataset] == keys
         assert dataset.classes == ("no", "yes")
-    assert shardkit.verify(tmp_path / "out", against=clips).sound
-    assert len(open_sources(clips, Recipe("wds", split="none"))[""]) == 4
+    assert len(opened(clips, split="none")[""]) == 4
     put(clips, {"validation_list.txt": "yes/1.wav\n"})
-    with pytest.raises(UsageError, match="two split lists name the same file"):
-        open_sources(clips)
+    refused(UsageError, "two split lists name the same file", open_sources, clips)
 
 
 def test_esc_50_has_its_labels_in_a_table(tmp_path):
     files = {f"audio/1-{n}-A-{n % 2}.wav": make_audio(n) for n in range(4)}
     rows = "".join(f"1-{n}-A-{n % 2}.wav,{n % 2 + 1},{['dog', 'cat'][n % 2]}\n" for n in range(4))
     root = put(tmp_path / "ESC-50", {**files, "meta/esc50.csv": f"filename,fold,category\n{rows}"})
-    with pytest.raises(UsageError, match="the only folder with audio files is called 'audio'"):
-        open_sources(root)
+    refused(UsageError, "the only folder with audio files is called 'audio'", open_sources, root)
     options = {"metadata": root / "meta/esc50.csv", "file_column": "filename"}
     options |= {"label_column": "category"}
-    shardkit.convert(root / "audio", "wds", tmp_path / "out", workers=0, **options)
+    convert(root / "audio", tmp_path / "out", **options)
     with shardkit.open(tmp_path / "out") as dataset:
         assert dataset.classes == ("cat", "dog")
         assert [sample["label"] for sample in dataset] == [1, 0, 1, 0]
@@ -176,23 +173,8 @@ def test_esc_50_has_its_labels_in_a_table(tmp_path):
 
 
 def test_damaged_audio_is_an_error_or_left_out(clips, tmp_path):
-    whole = (clips / "no/2.wav").read_bytes()
-    (clips / "no/2.wav").write_bytes(whole[:-1])
-    with pytest.raises(SampleError, match="the file is truncated") as error:
-        shardkit.convert(clips, "hf", tmp_path / "out", workers=0)
-    assert error.value.where["key"] == "no/2"
-    result = shardkit.convert(clips, "hf", tmp_path / "out", workers=0, on_error="skip")
+    (clips / "no/2.wav").write_bytes((clips / "no/2.wav").read_bytes()[:-1])
+    error = refused(SampleError, "the file is truncated", convert, clips, tmp_path / "out", "hf")
+    assert error.where["key"] == "no/2"
+    result = convert(clips, tmp_path / "out", "hf", on_error="skip")
     assert (result.samples, result.errors) == (3, 1)
-
-
-def test_a_few_files_of_another_kind_are_counted_and_many_are_a_question(tmp_path):
-    """ESC-50 has a picture beside its 2,000 clips."""
-    root = put(tmp_path / "esc", {f"{n}.wav": make_audio(n) for n in range(10)})
-    put(root, {"esc.gif": make_image(), "README.md": "#", "LICENSE": ""})
-    source = open_sources(root)[""]
-    assert (len(source), dict(source.schema)) == (10, {"audio": Audio()})
-    assert source.ignored == {".gif file": 1, ".md file": 1, "file without suffix": 1}
-    put(root, {"more.jpg": make_image()})
-    with pytest.raises(UsageError, match="several kinds") as error:
-        open_sources(root)
-    assert error.value.found == "10 audio files, 2 images"

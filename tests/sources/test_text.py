@@ -1,7 +1,5 @@
 """Documents of text corpora: lines, JSON, tables, whole files; any encoding and compression."""
 
-from __future__ import annotations
-
 import bz2
 import csv
 import gzip
@@ -24,14 +22,13 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardkit.errors import SampleError, UsageError
-from shardkit.options import TextOptions
+from shardkit import Bool, Float, Int, Json, SampleError, Schema, Text, TextOptions, UsageError
 from shardkit.sample import JsonText, Sample
-from shardkit.schema import Bool, Float, Int, Json, Schema, Text
 from shardkit.sources.base import Document, Source, Stream
 from shardkit.sources.text import blocks, lines, scan
 from shardkit.sources.text.scan import open_text
 from tests.conftest import examples, few
+from tests.sources.real import refused
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
@@ -92,12 +89,9 @@ def text_of(alphabet: st.SearchStrategy[str], encoding: str) -> st.SearchStrateg
 
 
 def table(rows: Iterable[Iterable[Any]], suffix: str, ending: str) -> str:
-    out = io.StringIO()
-    delimiter = "," if suffix == "csv" else "\t"
-    writer = csv.writer(
-        out, delimiter=delimiter, lineterminator=ending, quoting=csv.QUOTE_NONNUMERIC
-    )
-    writer.writerows(rows)
+    out, quoting = io.StringIO(), csv.QUOTE_NONNUMERIC
+    between = "," if suffix == "csv" else "\t"
+    csv.writer(out, delimiter=between, lineterminator=ending, quoting=quoting).writerows(rows)
     return out.getvalue()
 
 
@@ -177,7 +171,7 @@ def test_blank_lines_are_no_documents(tmp_path):
     assert values(stream(path)) == ["one\rtwo\r", "three\u2028four\x0bfive\x85"]
 
 
-def test_a_whole_file_stays_as_it_is(tmp_path):
+def test_a_whole_file_stays_as_it_is_and_its_path_is_its_key(tmp_path):
     text = "\ufeff\r\none\rtwo\n\n ü \u2028 end"
     path = put(tmp_path / "a.txt", text)
     put(tmp_path / "b.md.gz", gzip.compress(text.encode()) + gzip.compress(b"more"))
@@ -191,31 +185,22 @@ def test_a_whole_file_stays_as_it_is(tmp_path):
     lines = samples(stream(tmp_path, documents="line"))
     assert [line["__key__"] for line in lines][:2] == ["a.txt/5", "a.txt/14"]
     assert [line["text"] for line in lines][:2] == values(stream(path))
-
-
-def test_keys_of_whole_files_are_their_paths(tmp_path):
-    expected = {  # and the path that is kept, where it is another
-        "a.md": ("a", None),
-        "a.txt": ("a~txt", "a.txt"),
-        "a.txt.gz": ("a~2", "a.txt.gz"),
-        "v1.0/b.c.txt": ("v1.0/b_c", "v1.0/b.c.txt"),
-        "v1.0/d.text": ("v1.0/d", None),
-    }
+    expected = {"a.md": "a", "a.txt": "a~txt", "a.txt.gz": "a~2"}
+    expected |= {"v1.0/b.c.txt": "v1.0/b_c", "v1.0/d.text": "v1.0/d"}
     for name in expected:
-        put(tmp_path / name, gzip.compress(b"x") if name.endswith("gz") else b"x")
-    source = files(tmp_path)
-    for n, (name, (key, original)) in enumerate(expected.items()):
+        put(tmp_path / "names" / name, gzip.compress(b"x") if name.endswith("gz") else b"x")
+    source = files(tmp_path / "names")
+    for n, (name, key) in enumerate(expected.items()):
         assert source.name(n) == name
         assert source[n]["__key__"] == source.key(n) == key
-        assert source.original(n, key) == original
+        kept = None if key == name.rpartition(".")[0] else name  # the path, where it is another
+        assert source.original(n, key) == kept
     assert source.select(np.array([3, 1])).key(0) == "v1.0/b_c"
 
 
 def optional(**kinds: Any) -> dict[str, Any]:
     return {name: kind(optional=True) for name, kind in kinds.items()}
 
-
-# --- fields ---------------------------------------------------------------------------------------
 
 ROWS: list[dict[str, Any]] = [
     {"text": "a", "i": 1, "f": 1, "b": True, "s": "x", "j": {"k": [1, None]}, "none": None},
@@ -224,7 +209,7 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-def test_other_fields_are_kept_with_their_types(tmp_path):
+def test_other_fields_are_kept_with_their_types_and_the_text_is_the_one_asked_for(tmp_path):
     source = stream(put_lines(tmp_path / "a.jsonl", ROWS), keep_fields=True)
     others = optional(i=Int, f=Float, b=Bool, s=Text, j=Json, none=Json, late=Int)
     assert dict(source.schema) == {"text": Text(), **others}
@@ -238,9 +223,6 @@ def test_other_fields_are_kept_with_their_types(tmp_path):
             assert (json.loads(got) if isinstance(got, JsonText) else got) == value
     assert isinstance(found[0]["f"], float)
     assert stream(tmp_path / "a.jsonl").schema.keys() == {"text"}
-
-
-def test_the_text_is_the_field_that_was_asked_for_or_the_only_one(tmp_path):
     row = {"title": "t", "body": "b", "n": 1, "__key__": "k"}
     path = put_lines(tmp_path / "a.jsonl", [row])
     assert values(stream(path, field="body"), "body") == ["b"]
@@ -298,17 +280,12 @@ def test_tables_are_those_of_pythons_csv(rows, ending):
         assert values(stream(path)) == [row["text"] for row in expected]
 
 
-# --- memory and size -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("how", few(["", "gz", "zst"], "gz"))
 def test_memory_is_that_of_a_block_and_a_document(tmp_path, monkeypatch, how):
     monkeypatch.setattr(blocks, "BLOCK", 1 << 14)
     monkeypatch.setattr(blocks, "COMPRESSED_BLOCK", 1 << 10)
-    random = Random(0)
-    content = b"".join(
-        b'{"text": "%s"}\n' % random.randbytes(500).hex().encode() for _ in range(4000)
-    )
+    texts = (Random(number).randbytes(500).hex().encode() for number in range(4000))
+    content = b"".join(b'{"text": "%s"}\n' % text for text in texts)
     source = stream(put(tmp_path / f"a.jsonl.{how}".rstrip("."), COMPRESS[how](content)))
     tracemalloc.start()
     assert sum(1 for _ in source.documents()) == 4000
@@ -317,52 +294,48 @@ def test_memory_is_that_of_a_block_and_a_document(tmp_path, monkeypatch, how):
     assert peak < len(content) / 4
 
 
-@pytest.mark.parametrize("suffix", ["txt", "jsonl", "csv"])
-def test_a_very_long_line_is_a_document(tmp_path, monkeypatch, suffix):
+def test_a_very_long_line_is_a_document_unless_no_format_could_hold_it(tmp_path, monkeypatch):
     monkeypatch.setattr(scan, "RANGE", 1 << 18)
     text = "long " * 1_000_000
-    content = {"txt": text, "jsonl": json.dumps({"text": text}), "csv": f"text\n{text}"}[suffix]
-    source = stream(put(tmp_path / f"a.{suffix}", content + "\nend\n"))
-    assert len(source) == 20
-    first, _ = (document.sample for document in source.documents())
-    assert first["text"] == text
-
-
-def test_a_line_that_no_format_could_hold_is_passed_over(tmp_path, monkeypatch):
+    line = json.dumps({"text": text})
+    for suffix, content in {"txt": text, "jsonl": line, "csv": f"text\n{text}"}.items():
+        source = stream(put(tmp_path / f"a.{suffix}", content + "\nend\n"))
+        assert len(source) == 20
+        first, _ = (document.sample for document in source.documents())
+        assert first["text"] == text
     monkeypatch.setattr(lines, "MAX_LINE", 1000)
     monkeypatch.setattr(blocks, "BLOCK", 64)
     path = put(tmp_path / "a.txt", "a\n" + "x" * 5000 + "\nb\n" + "y" * 5000)
     found = [d.sample for d in stream(path).documents()]
     assert [s["text"] for s in found if isinstance(s, dict)] == ["a", "b"]
-    too_long = [s for s in found if isinstance(s, SampleError)]
+    too_long = errors(stream(path))
     assert [e.where["offset"] for e in too_long] == [2, 5005]
     assert "too long" in too_long[0].what
 
 
-def test_a_stream_for_a_worker_is_small(tmp_path):
+def test_a_plan_of_many_files_and_a_stream_for_a_worker_are_small(tmp_path):
     for n in range(2000):
         put_lines(tmp_path / f"{n % 7}/{n}.jsonl", [{"text": "a"}])
+    stream(tmp_path / "0")  # imports what it needs
+    tracemalloc.start()
     source = stream(tmp_path)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
     assert len(source) == 2000
+    assert held / 2000 < 200
     one = source.select(np.array([1234]))
     assert len(pickle.dumps(one)) < 1500
     assert samples(one)[0]["__key__"] == samples(source)[1234]["__key__"]
 
 
-# --- encodings -----------------------------------------------------------------------------------
-
-
-def test_the_mark_at_the_start_is_no_text(tmp_path):
+def test_the_mark_at_the_start_is_no_text_and_what_is_none_can_be_replaced_or_left_out(tmp_path):
     put(tmp_path / "a.txt", "one\n\ufefftwo".encode("utf-8-sig"))
     assert values(stream(tmp_path / "a.txt")) == ["one", "\ufefftwo"]
     for encoding, mark in (("utf-16-le", b"\xff\xfe"), ("utf-16-be", b"\xfe\xff")):
         put(tmp_path / "b.txt", mark + "one\ntwo".encode(encoding))
         for said in ("utf-16", encoding):
             assert values(stream(tmp_path / "b.txt", encoding=said)) == ["one", "two"]
-
-
-def test_bytes_that_are_no_text_can_be_replaced_or_left_out(tmp_path):
-    path = put(tmp_path / "a.txt", b"one \xff\ntwo\n")
+    path = put(tmp_path / "c.txt", b"one \xff\ntwo\n")
     assert values(stream(path, encoding_errors="replace")) == ["one \ufffd", "two"]
     assert values(stream(path, encoding_errors="ignore")) == ["one ", "two"]
     assert values(stream(path, encoding="latin-1")) == ["one ÿ", "two"]
@@ -386,5 +359,4 @@ def test_encodings_are_found_file_by_file(tmp_path):
     # Cut inside a character, where it is looked at.
     path = put(tmp_path / "a.txt", "a" + "ü" * 70_000)
     assert files(path, encoding="auto", documents="file")[0]["text"] == "a" + "ü" * 70_000
-    with pytest.raises(UsageError, match="not supported for text files"):
-        stream(path, encoding="punycode")
+    refused(UsageError, "not supported for text files", stream, path, encoding="punycode")

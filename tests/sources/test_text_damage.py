@@ -1,7 +1,5 @@
 """Bad text: every error names the file and the byte, and the good documents around it are kept."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os
@@ -17,6 +15,7 @@ from hypothesis import strategies as st
 
 from shardkit.errors import SampleError, SourceError, UsageError
 from shardkit.sources.text import blocks, records
+from tests.sources.real import cases, refused
 from tests.sources.test_text import COMPRESS, errors, files, put, put_lines, stream, values
 
 GOOD = b'{"text": "good", "n": 1, "f": 0.5, "j": {"a": 1}, "s": "x"}\n'
@@ -28,35 +27,31 @@ def good(path: Path, **options: Any) -> list[str]:
     return [sample["text"] for sample in found if isinstance(sample, dict)]
 
 
-@pytest.mark.parametrize(
-    ("line", "offset", "what", "found"),
-    [
-        (b'{"text": "a', 9, "not JSON: Unterminated string", '\'{"text": "a\''),
-        (b'{"text": "a\tb"}', 11, "not JSON: Invalid control character", None),
-        (b'{"text": "\xc3\xbc" x}', 14, "not JSON: Expecting ',' delimiter", None),
-        (b"\x00\x00\x00", 0, "not JSON: Expecting value", "'\\x00\\x00\\x00'"),
-        (b'{"text": "' + b"1" * 90 + b'" 2', 102, "not JSON", "'" + "1" * 28 + "\" 2'"),
-        (b'{"text": ' + b"[" * 200_000, 0, "not JSON", None),
-        (b'{"text": "a", "n": ' + b"9" * 5000 + b"}", 0, "not JSON", None),
-        (b'["text"]', 0, "not a JSON object", "'[\"text\"]'"),
-        (b"12", 0, "not a JSON object", "'12'"),
-        (b'{"text": "a\xff"}', 11, "not valid UTF-8", "0xff: invalid start byte"),
-        (b'{"text": "\xed\xa0\x80"}', 10, "not valid UTF-8", None),
-        (b'{"n": 2}', 0, "has no text", "no such field, but n"),
-        (b"{}", 0, "has no text", "no such field, but none at all"),
-        (b'{"text": null}', 0, "has no text", "null"),
-        (b'{"text": ["a"]}', 0, "has no text", "list ['a']"),
-        (b'{"text": "a\\ud800b"}', 0, "a lone surrogate", "\\ud800 after 1 characters"),
-        (b'{"text": "a", "s": "\\udc00"}', 0, "a lone surrogate", None),
-        (b'{"text": "a", "j": ["\\udc00"]}', 0, "a lone surrogate", None),
-        (b'{"text": "a", "j": NaN}', 0, "not have the type", "float nan"),
-        (b'{"text": "a", "j": [1e999]}', 0, "not have the type", "list [inf]"),
-        (b'{"text": "a", "n": "b"}', 0, "not have the type", "str 'b'"),
-        (b'{"text": "a", "n": true}', 0, "not have the type", "bool True"),
-        (b'{"text": "a", "n": 9223372036854775808}', 0, "not have the type", None),
-        (b'{"text": "a", "f": 1' + b"0" * 400 + b"}", 0, "not have the type", None),
-        (b'{"text": "a", "x": 1}', 0, "the first documents do not have", "int 1"),
-    ],
+@cases(
+    "line offset what found",
+    (b'{"text": "a', 9, "not JSON: Unterminated string", '\'{"text": "a\''),
+    (b'{"text": "a\tb"}', 11, "not JSON: Invalid control character", None),
+    (b'{"text": "\xc3\xbc" x}', 14, "not JSON: Expecting ',' delimiter", None),
+    (b"\x00\x00\x00", 0, "not JSON: Expecting value", "'\\x00\\x00\\x00'"),
+    (b'{"text": "' + b"1" * 90 + b'" 2', 102, "not JSON", "'" + "1" * 28 + "\" 2'"),
+    (b'{"text": ' + b"[" * 200_000, 0, "not JSON", None),
+    (b'{"text": "a", "n": ' + b"9" * 5000 + b"}", 0, "not JSON", None),
+    (b'["text"]', 0, "not a JSON object", "'[\"text\"]'"),
+    (b'{"text": "a\xff"}', 11, "not valid UTF-8", "0xff: invalid start byte"),
+    (b'{"n": 2}', 0, "has no text", "no such field, but n"),
+    (b"{}", 0, "has no text", "no such field, but none at all"),
+    (b'{"text": null}', 0, "has no text", "null"),
+    (b'{"text": ["a"]}', 0, "has no text", "list ['a']"),
+    (b'{"text": "a\\ud800b"}', 0, "a lone surrogate", "\\ud800 after 1 characters"),
+    (b'{"text": "a", "s": "\\udc00"}', 0, "a lone surrogate", None),
+    (b'{"text": "a", "j": ["\\udc00"]}', 0, "a lone surrogate", None),
+    (b'{"text": "a", "j": NaN}', 0, "not have the type", "float nan"),
+    (b'{"text": "a", "j": [1e999]}', 0, "not have the type", "list [inf]"),
+    (b'{"text": "a", "n": "b"}', 0, "not have the type", "str 'b'"),
+    (b'{"text": "a", "n": true}', 0, "not have the type", "bool True"),
+    (b'{"text": "a", "n": 9223372036854775808}', 0, "not have the type", None),
+    (b'{"text": "a", "f": 1' + b"0" * 400 + b"}", 0, "not have the type", None),
+    (b'{"text": "a", "x": 1}', 0, "the first documents do not have", "int 1"),
 )
 def test_a_bad_line_of_json_is_an_error_with_its_place(tmp_path, line, offset, what, found):
     path = put(tmp_path / "a.jsonl", MANY + line + b"\n" + GOOD)
@@ -66,8 +61,7 @@ def test_a_bad_line_of_json_is_an_error_with_its_place(tmp_path, line, offset, w
     assert bad.name == f"a.jsonl: byte {len(MANY)}"
     error = bad.sample
     assert what in error.what
-    assert error.where["path"] == str(path)
-    assert error.where["offset"] == len(MANY) + offset
+    assert (error.where["path"], error.where["offset"]) == (str(path), len(MANY) + offset)
     assert error.where["key"] == f"a.jsonl/{len(MANY)}"
     assert found is None or error.found == found
     assert pickle.loads(pickle.dumps(error)).to_dict() == error.to_dict()
@@ -80,30 +74,24 @@ def test_what_json_allows_is_no_error(tmp_path):
     assert values(stream(path, keep_fields=True))[100:] == ["last\0", "\U0001f600"]
 
 
-@pytest.mark.parametrize(
-    ("value", "indent", "kind"),
-    [
-        ([{"text": "a"}, {"text": "b"}], None, "array"),
-        ([{"text": "a"}], 2, "array"),
-        ({"text": "a"}, 2, "object"),
-    ],
+@cases(
+    "value indent kind",
+    ([{"text": "a"}, {"text": "b"}], None, "array"),
+    ([{"text": "a"}], 2, "array"),
+    ({"text": "a"}, 2, "object"),
 )
 def test_a_file_of_one_json_value_says_so(tmp_path, value, indent, kind):
     path = put(tmp_path / "a.json", json.dumps(value, indent=indent))
-    with pytest.raises(SourceError, match=f"the file is a single JSON {kind}") as caught:
-        stream(path)
-    assert "jq" in str(caught.value.fix)
+    assert "jq" in str(refused(SourceError, f"the file is a single JSON {kind}", stream, path).fix)
     put_lines(tmp_path / "b.json", [{"text": "b"}])
-    assert len(errors(stream(tmp_path))) == 1
-    assert good(tmp_path) == ["b"]
+    assert (len(errors(stream(tmp_path))), good(tmp_path)) == (1, ["b"])
 
 
 def test_a_quote_that_swallows_too_much_is_an_error_where_it_opens(tmp_path, monkeypatch):
     path = put(tmp_path / "a.csv", b'text\none\n"two\nthree\nfour\n')
     (error,) = errors(stream(path))
     assert "never closed" in error.what
-    assert error.where["offset"] == 9
-    assert good(path) == ["one"]
+    assert (error.where["offset"], good(path)) == (9, ["one"])
     monkeypatch.setattr(records, "_MAX_CELL", 1000)
     path = put(tmp_path / "a.csv", b'text\none\n"two\n' + b"x\n" * 1000)
     before = csv.field_size_limit(1000)
@@ -115,46 +103,28 @@ def test_a_quote_that_swallows_too_much_is_an_error_where_it_opens(tmp_path, mon
     assert error.where["offset"] == 9
 
 
-@pytest.mark.parametrize(
-    ("row", "offset", "what"),
-    [
-        (b"one,2,3", 0, "not have as many cells"),
-        (b"one", 0, "not have as many cells"),
-        (b'"one"x,2', 0, "not CSV"),
-        (b"one\rtwo,2", 0, "not CSV"),
-        (b"\xff,2", 0, "not valid UTF-8"),
-        (b'"one\ntw\xff",2', 7, "not valid UTF-8"),
-        (b'"one\ntw\0",2', 7, "a NUL character"),
-        (b"one,x", 0, "not have the type"),
-        (b"one,2.5", 0, "not have the type"),
-    ],
+@cases(
+    "row offset what",
+    (b"one,2,3", 0, "not have as many cells"),
+    (b"one", 0, "not have as many cells"),
+    (b'"one"x,2', 0, "not CSV"),
+    (b"one\rtwo,2", 0, "not CSV"),
+    (b"\xff,2", 0, "not valid UTF-8"),
+    (b'"one\ntw\xff",2', 7, "not valid UTF-8"),
+    (b'"one\ntw\0",2', 7, "a NUL character"),
+    (b"one,x", 0, "not have the type"),
+    (b"one,2.5", 0, "not have the type"),
 )
 def test_a_bad_row_is_an_error_with_its_place(tmp_path, row, offset, what):
     start = b"text,n\n" + b'"a\nb",1\n' * 100
     path = put(tmp_path / "a.csv", start + row + b"\nlast,3\n")
     (error,) = errors(stream(path, keep_fields=True))
     assert what in error.what
-    assert error.where["path"] == str(path)
-    assert error.where["offset"] == len(start) + offset
+    assert (error.where["path"], error.where["offset"]) == (str(path), len(start) + offset)
     assert good(path, keep_fields=True) == ["a\nb"] * 100 + ["last"]
 
 
-@pytest.mark.parametrize(
-    ("content", "what"),
-    [
-        ("text,a,a\nx,1,2\n", "two columns of the table have the same name"),
-        ('"text\nx\n', "never closed"),
-        ("title,body\na,b\n", "no field 'text'"),
-        ("\0", "a NUL character"),
-        ("text\n", "there are no documents"),
-    ],
-)
-def test_a_table_without_a_good_header_is_refused(tmp_path, content, what):
-    with pytest.raises(SourceError, match=what):
-        stream(put(tmp_path / "a.csv", content))
-
-
-def test_a_field_that_there_is_not_is_one_error_that_lists_those_there_are(tmp_path):
+def test_a_field_or_header_that_there_is_not_is_one_error_that_lists_what_there_is(tmp_path):
     put(tmp_path / "in/a.csv", "text,n\none,1\n")
     put(tmp_path / "in/b.csv", "body,n\ntwo,1\nthree,2\n")
     put(tmp_path / "in/c.csv", "n,text\n1,four\n")
@@ -163,52 +133,47 @@ def test_a_field_that_there_is_not_is_one_error_that_lists_those_there_are(tmp_p
     assert error.where["path"] == str(tmp_path / "in/b.csv")
     assert good(tmp_path / "in") == ["one", "four"]
     path = put_lines(tmp_path / "a.jsonl", [{"title": "a", "body": "b", "n": 1}])
-    with pytest.raises(SourceError, match="no field 'text'") as caught:
-        stream(path)
-    assert caught.value.found == "title (Text), body (Text), n (Int)"
-    assert "--text-field" in str(caught.value.fix)
-    with pytest.raises(SourceError, match="no field 'other'"):
-        stream(path, field="other")
-    with pytest.raises(UsageError, match="plain text have no field"):
-        stream(put(tmp_path / "a.txt", "one"), field="body")
+    caught = refused(SourceError, "no field 'text'", stream, path)
+    assert caught.found == "title (Text), body (Text), n (Int)"
+    assert "--text-field" in str(caught.fix)
+    refused(SourceError, "no field 'other'", stream, path, field="other")
+    plain = put(tmp_path / "a.txt", "one")
+    refused(UsageError, "plain text have no field", stream, plain, field="body")
+    for content, what in (
+        ("text,a,a\nx,1,2\n", "two columns of the table have the same name"),
+        ('"text\nx\n', "never closed"),
+        ("title,body\na,b\n", "no field 'text'"),
+        ("\0", "a NUL character"),
+        ("text\n", "there are no documents"),
+    ):
+        refused(SourceError, what, stream, put(tmp_path / "a.csv", content))
 
 
-def test_bytes_that_are_no_text_are_found_in_every_form(tmp_path):
+def test_bytes_and_characters_that_are_no_text_are_found_in_every_form(tmp_path):
     path = put(tmp_path / "a.txt", b"one\ntwo \xfc\nthree\n")
     (error,) = errors(stream(path))
-    assert error.where["offset"] == 8
-    assert error.found == "0xfc: invalid start byte"
+    assert (error.where["offset"], error.found) == (8, "0xfc: invalid start byte")
     assert "--encoding" in str(error.fix)
     assert good(path) == ["one", "three"]
-    with pytest.raises(SampleError, match="not valid UTF-8") as caught:
-        files(tmp_path)[0]
-    assert caught.value.where == {"path": str(path), "key": "a", "offset": 8}
+    error = refused(SampleError, "not valid UTF-8", files(tmp_path).__getitem__, 0)
+    assert error.where == {"path": str(path), "key": "a", "offset": 8}
     for encoding in ("utf-16", "utf-32"):  # whose mark says which they are
         put(path, "one\ntwo\n".encode(encoding))
         (error,) = errors(stream(path))
         assert encoding.upper() in error.what
         assert f"--encoding {encoding}" in str(error.fix)
-        with pytest.raises(SampleError, match="byte order mark"):
-            files(tmp_path)[0]
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le"])
-def test_nul_characters_are_no_text(tmp_path, encoding):
-    content = "one\ntw\0\u0a00o\nthree\n".encode(encoding)
-    path = put(tmp_path / "a.txt", content)
-    (error,) = errors(stream(path, encoding=encoding))
-    assert error.where["offset"] == 6 * len("x".encode(encoding))
-    assert good(path, encoding=encoding) == ["one", "three"]
-    with pytest.raises(SampleError, match="NUL") as caught:
-        files(tmp_path, encoding=encoding)[0]
-    assert caught.value.where["offset"] == error.where["offset"]
-
-
-# --- compressed files ----------------------------------------------------------------------------
+        refused(SampleError, "byte order mark", files(tmp_path).__getitem__, 0)
+    for encoding, offset in (("utf-8", 6), ("utf-16-le", 12)):
+        put(path, "one\ntw\0\u0a00o\nthree\n".encode(encoding))
+        (error,) = errors(stream(path, encoding=encoding))
+        assert error.where["offset"] == offset
+        assert good(path, encoding=encoding) == ["one", "three"]
+        whole = files(tmp_path, encoding=encoding)
+        assert refused(SampleError, "NUL", whole.__getitem__, 0).where["offset"] == offset
 
 
 @pytest.mark.parametrize("how", ["gz", "zst", "bz2", "xz"])
-def test_a_compressed_file_cut_short_gives_what_lies_before(tmp_path, monkeypatch, how):
+def test_a_compressed_file_that_is_cut_or_damaged_gives_what_is_before(tmp_path, monkeypatch, how):
     monkeypatch.setattr(blocks, "COMPRESSED_BLOCK", 64)
     lines = b"".join(b'{"text": "%d"}\n' % n for n in range(50))
     rest = b'{"text": "%s"}\n' % random.Random(0).randbytes(5000).hex().encode()
@@ -222,20 +187,15 @@ def test_a_compressed_file_cut_short_gives_what_lies_before(tmp_path, monkeypatc
     assert len(lines) <= error.where["offset"] < len(lines) + len(rest)
     assert good(tmp_path) == [*map(str, range(50)), "b"]
     put(tmp_path / f"c/a.txt.{how}", path.read_bytes())
-    with pytest.raises(SampleError, match="damaged"):
-        files(tmp_path / "c")[0]
-
-
-@pytest.mark.parametrize("how", ["gz", "xz"])
-def test_zeros_after_the_last_member_are_padding_and_others_damage(tmp_path, how):
-    path = put(tmp_path / f"a.txt.{how}", COMPRESS[how](b"one\ntwo\n") + bytes(512))
-    assert values(stream(path)) == ["one", "two"]
-    put(path, COMPRESS[how](b"one\ntwo\n") + b"more")
-    (error,) = errors(stream(path))
-    assert error.where["offset"] == 8
-    assert good(path) == ["one", "two"]
-    with pytest.raises(SourceError, match="damaged"):
-        stream(put(tmp_path / f"a.jsonl.{how}", GOOD))  # not compressed at all
+    refused(SampleError, "damaged", files(tmp_path / "c").__getitem__, 0)
+    if how in ("gz", "xz"):  # zeros after the last member are padding, and others damage
+        path = put(tmp_path / f"a.txt.{how}", COMPRESS[how](b"one\ntwo\n") + bytes(512))
+        assert values(stream(path)) == ["one", "two"]
+        put(path, COMPRESS[how](b"one\ntwo\n") + b"more")
+        (error,) = errors(stream(path))
+        assert (error.where["offset"], good(path)) == (8, ["one", "two"])
+        plain = put(tmp_path / f"a.jsonl.{how}", GOOD)  # not compressed at all
+        refused(SourceError, "damaged", stream, plain)
 
 
 @pytest.mark.parametrize("how", ["gz", "zst", "bz2", "xz"])
@@ -255,39 +215,32 @@ def test_flipped_bits_never_give_other_documents(how, data):
     assert bad or got == ["first", *texts]
 
 
-# --- files that cannot be read -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("change", [b"", b"one\n", b"one\ntwo\nmore\n"])
-def test_a_file_that_changed_since_the_plan_is_an_error(tmp_path, change):
-    for name in ("a.txt", "b.txt"):
-        put(tmp_path / name, b"one\ntwo\n")
-    lines, whole = stream(tmp_path, documents="line"), files(tmp_path)
-    path = put(tmp_path / "a.txt", change)
-    (error,) = errors(lines)
-    assert error.what == "the file changed while the conversion ran"
-    assert error.where["path"] == str(path)
-    left = [d.sample["__key__"] for d in lines.documents() if isinstance(d.sample, dict)]
-    assert left == ["b.txt/0", "b.txt/4"]
-    with pytest.raises(SampleError, match="the file changed"):
-        whole[0]
-    path.unlink()
-    (error,) = errors(lines)
-    assert "cannot be read" in error.what
-
-
-def test_what_is_no_file_is_an_error_in_its_turn(tmp_path):
-    put_lines(tmp_path / "a.jsonl", [{"text": "a"}])
-    (tmp_path / "b.jsonl").symlink_to("nowhere")
+def test_a_file_that_changed_since_the_plan_or_is_none_is_an_error_in_its_turn(tmp_path):
+    for number, change in enumerate((b"", b"one\n", b"one\ntwo\nmore\n")):
+        root = tmp_path / str(number)
+        for name in ("a.txt", "b.txt"):
+            put(root / name, b"one\ntwo\n")
+        lines, whole = stream(root, documents="line"), files(root)
+        path = put(root / "a.txt", change)
+        (error,) = errors(lines)
+        assert error.what == "the file changed while the conversion ran"
+        assert error.where["path"] == str(path)
+        left = [d.sample["__key__"] for d in lines.documents() if isinstance(d.sample, dict)]
+        assert left == ["b.txt/0", "b.txt/4"]
+        refused(SampleError, "the file changed", whole.__getitem__, 0)
+        path.unlink()
+        (error,) = errors(lines)
+        assert "cannot be read" in error.what
+    root = tmp_path / "pipes"
+    put_lines(root / "a.jsonl", [{"text": "a"}])
+    (root / "b.jsonl").symlink_to("nowhere")
     for name in ("c.jsonl.gz", "d.csv"):
-        os.mkfifo(tmp_path / name)
-    source = stream(tmp_path)
+        os.mkfifo(root / name)
+    source = stream(root)
     pipe = "the file cannot be read: it is a pipe, not a regular file"
     assert [e.what for e in errors(source)] == ["the symbolic link is broken", pipe, pipe]
-    assert good(tmp_path) == ["a"]
-    assert source.sizes().tolist() == [14, 0, 0, 0]
-    with pytest.raises(SourceError, match="not a regular file"):
-        stream(tmp_path / "d.csv")
+    assert (good(root), source.sizes().tolist()) == (["a"], [14, 0, 0, 0])
+    refused(SourceError, "not a regular file", stream, root / "d.csv")
 
 
 @given(

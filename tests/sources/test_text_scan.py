@@ -1,37 +1,21 @@
 """Planning text corpora: which files belong to them, splits, parts, estimates, fingerprints."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import pickle
 import random
 import sys
-import tracemalloc
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from shardkit.errors import SampleError, SourceError, UsageError
-from shardkit.options import TextOptions
+from shardkit import SampleError, SourceError, TextOptions, UsageError
 from shardkit.sources import open_sources
-from shardkit.sources.base import Source, Stream
 from shardkit.sources.text import encodings, scan
 from shardkit.sources.text.names import parse_name
 from shardkit.sources.text.scan import open_text
-from tests.sources.test_text import (
-    COMPRESS,
-    files,
-    open_one,
-    put,
-    put_lines,
-    samples,
-    stream,
-    table,
-    values,
-)
+from tests.sources.real import cases, refused
+from tests.sources.test_text import COMPRESS, files, put, put_lines, samples, stream, table, values
 
 ONE = b'{"text": "x"}\n'
 
@@ -43,31 +27,26 @@ def test_a_folder_is_text_if_there_is_any_in_it(tmp_path):
         assert parse_name(name) is None
     put(tmp_path / "a.dat", "x")
     put(tmp_path / ".git/a.txt", "x")
-    with pytest.raises(SourceError, match="no images and no text"):
-        open_sources(tmp_path)
+    refused(SourceError, "no images and no text", open_sources, tmp_path)
     put(tmp_path / "deep/er/a.csv.gz", gzip.compress(b"text\nx\n"))
     assert open_sources(tmp_path)[""].reads_text
 
 
-def test_files_come_in_the_order_of_their_paths(tmp_path):
+def test_files_come_in_the_order_of_their_paths_and_what_is_passed_over_is_counted(tmp_path):
     names = [f"{name}.jsonl" for name in ("a/b/1", "a/z", "a-b/1", "b", "a/B", "a", "ü")]
     for name in names:
         put(tmp_path / name, ONE)
     assert keys(stream(tmp_path)) == [f"{name}/0" for name in sorted(names)]
-
-
-def keys(source: Stream) -> list[str]:
-    return [sample["__key__"] for sample in samples(source)]
-
-
-def test_what_is_passed_over_is_counted(tmp_path):
-    put(tmp_path / "a.jsonl", ONE)
     for name in ("README.md", "notes.txt", "deep/more.txt", "x.pdf", ".hidden", "LICENSE"):
         put(tmp_path / name, "x")
     for name in ("empty.csv", "deep/empty.txt"):
         put(tmp_path / name, "")
     kinds = {".md file": 1, ".txt file": 2, ".pdf file": 1, "hidden": 1, "empty file": 2}
     assert stream(tmp_path).ignored == {**kinds, "file without suffix": 1}
+
+
+def keys(source):
+    return [sample["__key__"] for sample in samples(source)]
 
 
 def test_links_to_folders_are_followed_and_loops_are_problems(tmp_path):
@@ -90,31 +69,26 @@ def test_a_corpus_without_documents_is_refused(tmp_path):
         ("b.txt", "\n \n", None),
     ):
         path = put(tmp_path / name, content) if name else tmp_path
-        with pytest.raises(SourceError, match="no documents") as caught:
-            open_one(path)
-        assert found in (None, caught.value.found)
-    with pytest.raises(SourceError, match="not a text file"):
-        open_one(put(tmp_path / "b.doc", "x"))
+        assert found in (None, refused(SourceError, "no documents", opened, path).found)
+    refused(SourceError, "not a text file", opened, put(tmp_path / "b.doc", "x"))
 
 
-@pytest.mark.parametrize(
-    ("names", "expected", "first"),
-    [
-        (
-            "train/a.jsonl train/b/c.jsonl valid/a.jsonl test/a.jsonl",
-            ["train", "valid", "test"],
-            ["a.jsonl/0", "b/c.jsonl/0"],
-        ),
-        (
-            "train.jsonl train-00001-of-00002.jsonl.gz validation-00000-of-00002.json test.v2.csv",
-            ["train", "validation", "test"],
-            ["train-00001-of-00002.jsonl.gz/0", "train.jsonl/0"],
-        ),
-        ("train/a.jsonl test.jsonl", ["train", "test"], ["a.jsonl/0"]),
-        ("train/a.jsonl test.jsonl test/a.jsonl", "test/ beside a file test", None),
-        ("train.jsonl extra.jsonl", "extra.jsonl", None),
-        ("train.jsonl extra/a.jsonl", "extra/", None),
-    ],
+@cases(
+    "names expected first",
+    (
+        "train/a.jsonl train/b/c.jsonl valid/a.jsonl test/a.jsonl",
+        ["train", "valid", "test"],
+        ["a.jsonl/0", "b/c.jsonl/0"],
+    ),
+    (
+        "train.jsonl train-00001-of-00002.jsonl.gz validation-00000-of-00002.json test.v2.csv",
+        ["train", "validation", "test"],
+        ["train-00001-of-00002.jsonl.gz/0", "train.jsonl/0"],
+    ),
+    ("train/a.jsonl test.jsonl", ["train", "test"], ["a.jsonl/0"]),
+    ("train/a.jsonl test.jsonl test/a.jsonl", "test/ beside a file test", None),
+    ("train.jsonl extra.jsonl", "extra.jsonl", None),
+    ("train.jsonl extra/a.jsonl", "extra/", None),
 )
 def test_folders_and_files_named_after_splits_are_splits(tmp_path, names, expected, first):
     for name in names.split():
@@ -122,35 +96,21 @@ def test_folders_and_files_named_after_splits_are_splits(tmp_path, names, expect
         put(tmp_path / name, gzip.compress(data) if name.endswith("gz") else data)
     put(tmp_path / "README.md", "x")
     if first is None:
-        with pytest.raises(UsageError, match="something else") as caught:
-            opened(tmp_path)
-        assert caught.value.found == expected
+        assert refused(UsageError, "something else", opened, tmp_path).found == expected
     else:
         sources = opened(tmp_path)
-        assert list(sources) == expected
-        assert keys(sources["train"]) == first
+        assert (list(sources), keys(sources["train"])) == (expected, first)
         assert sources["train"].ignored == {".md file": 1}
         assert sources["test"].ignored == {}
     (whole,) = opened(tmp_path, "none").values()
     assert len(samples(whole)) == len(names.split())
 
 
-# --- splits --------------------------------------------------------------------------------------
-
-
-def opened(root: Path, split: str = "auto", **options: Any) -> dict[str, Source | Stream]:
+def opened(root, split="auto", **options):
     return open_text(root, TextOptions(**options), split=split)
 
 
-def test_all_splits_have_the_same_fields(tmp_path):
-    put(tmp_path / "train.jsonl", b'{"text": "a", "n": 1, "extra": "x"}\n')
-    put(tmp_path / "test.jsonl", b'{"text": "a", "n": 0.5}\n')
-    sources = opened(tmp_path, keep_fields=True)
-    assert sources["train"].schema == sources["test"].schema
-    assert samples(sources["test"])[0]["n"] == 0.5
-
-
-def test_whole_files_split_by_folder_and_lines_by_file(tmp_path):
+def test_whole_files_split_by_folder_and_lines_by_file_with_the_same_fields(tmp_path):
     for name in ("folders/train/a.txt", "folders/test/b.txt", "files/train.txt", "files/test.txt"):
         put(tmp_path / name, "one\ntwo\n")
     sources = opened(tmp_path / "folders")
@@ -165,11 +125,12 @@ def test_whole_files_split_by_folder_and_lines_by_file(tmp_path):
     put(tmp_path / "essays/test.txt", "x")
     put(tmp_path / "essays/essay.txt", "y")
     assert [len(source) for source in opened(tmp_path / "essays").values()] == [2]
-    with pytest.raises(UsageError, match="something else"):
-        opened(tmp_path / "essays", documents="line")
-
-
-# --- parts ---------------------------------------------------------------------------------------
+    refused(UsageError, "something else", opened, tmp_path / "essays", documents="line")
+    put_lines(tmp_path / "json/train.jsonl", [{"text": "a", "n": 1, "extra": "x"}])
+    put_lines(tmp_path / "json/test.jsonl", [{"text": "a", "n": 0.5}])
+    sources = opened(tmp_path / "json", keep_fields=True)
+    assert sources["train"].schema == sources["test"].schema
+    assert samples(sources["test"])[0]["n"] == 0.5
 
 
 def test_long_files_are_cut_where_a_line_can_be_found(tmp_path, monkeypatch):
@@ -187,9 +148,7 @@ def test_long_files_are_cut_where_a_line_can_be_found(tmp_path, monkeypatch):
     assert values(source) == ["x"] * 40 + [row[0] for row in rows[1:]] * 2
 
 
-def test_a_long_table_that_cannot_be_read_is_a_bad_sample_and_planning_goes_on(
-    tmp_path, monkeypatch
-):
+def test_a_long_table_that_cannot_be_read_is_a_bad_sample_and_all_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(scan, "RANGE", 64)
     for name in ("a.csv", "b.csv"):
         put(tmp_path / name, "text\n" + "line\n" * 40)
@@ -216,23 +175,6 @@ def test_sizes_are_those_of_the_text_as_well_as_they_are_known(tmp_path, how):
         assert source.sizes() == pytest.approx([len(text)] * 2, rel=0.01)
 
 
-def test_the_plan_of_many_files_is_small(tmp_path):
-    count = 10_000
-    found = [scan._Found(n % 100, f"document-{n:07d}.txt", n + 1, 10**18 + n) for n in range(count)]
-    folders = [f"folder-{n}" for n in range(100)]
-    tracemalloc.start()
-    table = scan._table(folders, [scan._Found(*file) for file in found])
-    names = sum(sys.getsizeof(name) for name in table.names)
-    parts = scan._ranges(str(tmp_path), table)
-    held = tracemalloc.get_traced_memory()[0]
-    tracemalloc.stop()
-    assert len(parts.file) == count
-    assert (held + names) / count < 200
-
-
-# --- fingerprints --------------------------------------------------------------------------------
-
-
 def test_a_fingerprint_tells_files_sizes_fields_and_times_apart(tmp_path):
     path = put_lines(tmp_path / "a.jsonl", [{"text": "a", "n": 1}])
     os.utime(path, ns=(1, 1))
@@ -255,7 +197,6 @@ def test_a_fingerprint_tells_files_sizes_fields_and_times_apart(tmp_path):
 
 def test_finding_out_encodings_needs_its_library(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "charset_normalizer", None)
-    with pytest.raises(UsageError, match="needs charset_normalizer") as caught:
-        encodings.load_detector()
-    assert "shardkit[encodings]" in str(caught.value.fix)
+    caught = refused(UsageError, "needs charset_normalizer", encodings.load_detector)
+    assert "shardkit[encodings]" in str(caught.fix)
     assert values(stream(put(tmp_path / "a.txt", "one"))) == ["one"]

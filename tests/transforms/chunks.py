@@ -1,7 +1,5 @@
 """Samples and how the tests send them through transforms."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from typing import Any
@@ -13,6 +11,7 @@ import PIL.Image
 from shardkit.schema import Image, Schema
 from shardkit.transforms import Draws, Transforms
 from tests.codecs.sample_images import encoded, photo_like
+from tests.stream.data import same
 
 Sample = dict[str, Any]
 Pixels = npt.NDArray[np.uint8]
@@ -69,3 +68,17 @@ def assert_same(some, others):
             np.testing.assert_array_equal(value, other[name])
             if isinstance(value, np.ndarray):
                 assert value.dtype == other[name].dtype
+
+
+def batches_any_way(make, field):
+    """An epoch's batches, which are those of any ranks and threads, and of a run that went on."""
+    whole = list(make(threads=0))
+    assert same(list(make(threads=3)), whole)
+    ranks = [make(rank=rank, world_size=2) for rank in range(2)]
+    for both, batch in zip(zip(*ranks, strict=True), whole, strict=True):
+        assert same(np.concatenate([half[field] for half in both]), batch[field].numpy())
+    stopped, continued = make(), make()
+    next(iter(stopped))
+    continued.load_state_dict(stopped.state_dict())
+    assert same(list(continued), whole[1:])
+    return whole

@@ -1,7 +1,5 @@
 """Boxes while loading: what is painted stays in its box through crop, size, flip and margins."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -9,36 +7,19 @@ import pytest
 import torch
 
 import shardkit
-from shardkit import (
-    CenterCrop,
-    Decode,
-    Normalize,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-    Resize,
-    SampleError,
-    UsageError,
-)
+from shardkit import CenterCrop, Decode, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize
+from shardkit.errors import SampleError, UsageError
 from shardkit.schema import Array, Image, Schema
 from shardkit.stream.collate import pad_collate
 from shardkit.torch import Loader
 from shardkit.transforms import Draws, Transforms
 from tests.boxed import COLOURS, coco, painted_box, some_painted
-from tests.preprocess.test_boxes import stored_sample
+from tests.preprocess.test_boxes import KINDS, assert_boxed, stored_sample
+from tests.sources.real import cases, refused
+from tests.transforms.chunks import applied
 
 FIELDS = ("image", "boxes", "categories")
-SCHEMA = Schema(
-    {"image": Image(), "boxes": Array("<f4", (None, 4)), "categories": Array("<i8", (None,))}
-)
-
-
-def applied(samples, steps, schema=SCHEMA, seed=0):
-    numbers = np.arange(len(samples))
-    transforms = Transforms({FIELDS: steps}, schema)
-    found = [dict(sample) for sample in samples]
-    errors = transforms.apply(found, Draws(seed, numbers * 0, numbers), {})
-    assert not errors, errors
-    return found
+SCHEMA = Schema(KINDS)
 
 
 CHAINS: dict[str, list[Any]] = {
@@ -61,27 +42,14 @@ def test_what_is_painted_stays_in_its_box(name):
     """Of every orientation; objects without a box are not to be seen, but at a crop's edge."""
     images = some_painted(32, 7, range(1, 9))
     samples = [stored_sample(image, ("PNG", "JPEG")[n // 8 % 2]) for n, image in enumerate(images)]
-    made = applied(samples, CHAINS[name], seed=len(name))
+    made = applied({FIELDS: CHAINS[name]}, samples, SCHEMA, seed=len(name))
     gone = seen = 0
     for sample, image in zip(made, images, strict=True):
-        pixels, boxes = sample["image"], sample["boxes"]
-        height, width, _ = pixels.shape
-        assert boxes.dtype == np.float32
-        assert boxes.shape == (len(sample["categories"]), 4)
-        assert (boxes[:, :2] >= 0).all()
-        assert (boxes[:, 2:] <= (width, height)).all()
-        found = dict(zip(sample["categories"].tolist(), boxes.tolist(), strict=True))
-        for number in range(len(image.boxes)):
-            painted = painted_box(pixels, COLOURS[number])
-            if number not in found:
-                gone += 1
-                assert painted is None or min(painted[2] - painted[0], painted[3] - painted[1]) < 3
-                continue
-            box = np.array(found[number])
-            if (box[2:] - box[:2] >= 6).all():
-                seen += 1
-                assert painted is not None
-                assert np.abs(painted - box).max() <= 3.5  # enlarged edges are blurred
+        boxes = sample["boxes"]
+        assert (boxes.dtype, boxes.shape) == (np.float32, (len(sample["categories"]), 4))
+        assert_boxed(sample["image"], sample, image, 3.5, least=6, edge=3)  # edges are blurred
+        gone += len(image.boxes) - len(boxes)
+        seen += (boxes[:, 2:] - boxes[:, :2] >= 6).all(axis=1).sum()
     assert seen > 10
     assert bool(gone) == (name in ("crop", "wide crop", "middle", "two", "jobs", "function"))
 
@@ -89,7 +57,8 @@ def test_what_is_painted_stays_in_its_box(name):
 @pytest.mark.parametrize("steps", [Decode(), RandomHorizontalFlip(1), CenterCrop((300, 300))])
 def test_without_resizing_boxes_are_exact(steps):
     images = some_painted(24, 3, range(1, 9))
-    for sample, image in zip(applied([*map(stored_sample, images)], steps), images, strict=True):
+    made = applied({FIELDS: steps}, [*map(stored_sample, images)], SCHEMA)
+    for sample, image in zip(made, images, strict=True):
         assert len(sample["boxes"]) == len(image.boxes)
         for box, colour in zip(sample["boxes"].tolist(), COLOURS, strict=False):
             assert painted_box(sample["image"], colour) == tuple(box)
@@ -97,15 +66,11 @@ def test_without_resizing_boxes_are_exact(steps):
 
 def test_boxes_with_masks_and_pixels(tmp_path):
     """A mask of the objects goes with them; raw pixels as images do."""
-    kinds = {
-        "image": Array("|u1", (None, None, 3)),
-        "mask": Array("|i4", (None, None)),
-        "boxes": Array("<f8", (None, 4)),
-        "scores": Array("<f4", (None,)),
-    }
+    kinds = {"image": Array("|u1", (None, None, 3)), "mask": Array("|i4", (None, None))}
+    kinds |= {"boxes": Array("<f8", (None, 4)), "scores": Array("<f4", (None,))}
     samples = []
     for image in some_painted(8, 5):
-        pixels = applied([stored_sample(image)], Decode())[0]["image"]
+        pixels = applied({FIELDS: Decode()}, [stored_sample(image)], SCHEMA)[0]["image"]
         mask = np.zeros(pixels.shape[:2], np.int32)
         for number, (x0, y0, x1, y1) in enumerate(image.boxes):
             mask[y0:y1, x0:x1] = number + 1
@@ -114,9 +79,7 @@ def test_boxes_with_masks_and_pixels(tmp_path):
         samples.append({"image": pixels, "mask": mask, "boxes": boxes, "scores": scores})
     shardkit.convert(samples, "arrow", tmp_path / "out", schema=kinds)
     steps = [RandomResizedCrop(64), RandomHorizontalFlip(), Normalize((0, 0, 0), (1, 1, 1))]
-    dataset = shardkit.open(
-        tmp_path / "out", transforms={("image", "mask", "boxes", "scores"): steps}
-    )
+    dataset = shardkit.open(tmp_path / "out", transforms={tuple(kinds): steps})
     seen = 0
     for sample in [dataset[n] for n in range(8) for _ in range(6)]:  # random each time
         for number, box in zip(sample["scores"], sample["boxes"], strict=True):
@@ -139,7 +102,7 @@ CROP = [RandomResizedCrop(32), RandomHorizontalFlip()]
 ALL = ("image", "boxes", "categories", "iscrowd")
 
 
-def test_batches_have_a_list_of_boxes(shards):
+def test_batches_have_a_list_of_boxes_or_padded_ones(shards):
     """One tensor for each sample, as detectors take them, of any batch and number of threads."""
 
     def load(**options):
@@ -164,9 +127,6 @@ def test_batches_have_a_list_of_boxes(shards):
     for options in ({"batch_size": 1, "fields": ["boxes"]}, {"batch_size": 4}):
         more = {} if "fields" in options else {"transforms": {ALL: [CenterCrop(32), one]}}
         assert isinstance(next(iter(Loader(shards, **options, **more)))["boxes"], list)
-
-
-def test_batches_of_padded_boxes(shards):
     options = {"batch_size": 4, "transforms": {ALL: CROP}}
     for batch in Loader(shards, collate=pad_collate({"categories": -1}, field="boxes"), **options):
         number = max(batch["lengths"].tolist())
@@ -178,26 +138,20 @@ def test_batches_of_padded_boxes(shards):
     fixed = Loader(shards, collate=pad_collate(field="boxes", length=9), **options)
     assert next(iter(fixed))["boxes"].shape == (4, 9, 4)
     unlike = [{"boxes": np.zeros((2, 4), np.float32)}, {"boxes": np.zeros((2, 5), np.float32)}]
-    with pytest.raises(SampleError, match="differ in shape or type") as error:
-        pad_collate(field="boxes")(unlike)
-    assert error.value.expected == "an array of float32 of shape (n, 4)"
+    error = refused(SampleError, "differ in shape or type", pad_collate(field="boxes"), unlike)
+    assert error.expected == "an array of float32 of shape (n, 4)"
 
 
-def test_what_goes_with_boxes_is_named(shards):
+def test_what_goes_with_boxes_is_named_unless_nothing_drops_them(shards):
     for fields, message in (
         (("image", "boxes"), "'categories' also has a row for each"),
         (("image", "boxes", "categories"), "'iscrowd' also has a row for each"),
         (("image", "categories"), "'categories' cannot be the mask of an image, or boxes"),
         (("image", "boxes", "image_id"), "'image_id' cannot be the mask of an image"),
     ):
-        with pytest.raises(UsageError, match=message):
-            Loader(shards, batch_size=4, transforms={fields: CROP})
+        refused(UsageError, message, Loader, shards, batch_size=4, transforms={fields: CROP})
     schema = Schema({**SCHEMA, "others": Array("<f4", (None, 4))})
-    with pytest.raises(UsageError, match="one field of boxes"):
-        Transforms({(*FIELDS, "others"): CROP}, schema)
-
-
-def test_what_drops_no_boxes_needs_no_more_than_these(shards):
+    refused(UsageError, "one field of boxes", Transforms, {(*FIELDS, "others"): CROP}, schema)
     transforms = {("image", "boxes"): [Resize((20, 30)), RandomHorizontalFlip()]}
     for batch in Loader(shards, batch_size=4, transforms=transforms):
         assert [*map(len, batch["boxes"])] == [*map(len, batch["categories"])]
@@ -205,14 +159,12 @@ def test_what_drops_no_boxes_needs_no_more_than_these(shards):
     assert len(next(iter(Loader(shards, batch_size=4, **options)))["boxes"]) == 4
 
 
-@pytest.mark.parametrize(
-    ("change", "field", "message"),
-    [
-        ({"boxes": np.zeros((2, 4), int)}, "boxes", "not boxes"),
-        ({"boxes": np.zeros((2, 3))}, "boxes", "not boxes"),
-        ({"boxes": None}, "boxes", "not boxes"),
-        ({"categories": np.zeros(7, int)}, "categories", "differs from the number of boxes"),
-    ],
+@cases(
+    "change field message",
+    ({"boxes": np.zeros((2, 4), int)}, "boxes", "not boxes"),
+    ({"boxes": np.zeros((2, 3))}, "boxes", "not boxes"),
+    ({"boxes": None}, "boxes", "not boxes"),
+    ({"categories": np.zeros(7, int)}, "categories", "differs from the number of boxes"),
 )
 def test_values_that_do_not_fit_are_errors_of_their_sample(change, field, message):
     schema = Schema({"image": Image(), "boxes": Array(), "categories": Array()})

@@ -1,7 +1,5 @@
 """Random numbers of samples: what they depend on, and that they look random."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -33,14 +31,9 @@ def dependence(one, other):
 def test_the_numbers_never_change():
     """States that were saved by any version must go on with the same images."""
     draws = Draws(7, np.array([0, 1, 2**40]), np.array([0, 10**9, 3]))
-    np.testing.assert_array_equal(
-        (draws.uniform(65537, 2) * 2**53).astype(np.int64),
-        [
-            [2228971248407130, 8713693702648478],
-            [6128421864880754, 3996397975813219],
-            [5621303295204283, 5070993286467798],
-        ],
-    )
+    first = [2228971248407130, 8713693702648478, 6128421864880754]
+    rest = [3996397975813219, 5621303295204283, 5070993286467798]
+    assert (draws.uniform(65537, 2) * 2**53).astype(np.int64).ravel().tolist() == first + rest
     assert draws.number(1, 3) == 6078956159681477685
 
 
@@ -66,9 +59,6 @@ def test_numbers_do_not_depend_on_each_other():
     pairs += [(numbers[:, 0], drawn(seed=seed)[:, 0]) for seed in (1, 2, -1)]
     for one, other in pairs:
         assert abs(dependence(one, other)) < 4
-
-
-def test_turns_and_indexes_cannot_be_taken_for_each_other():
     numbers = np.arange(300)
     turns, indexes = np.repeat(numbers, 300), np.tile(numbers, 300)
     assert len(np.unique(Draws(0, turns, indexes).uniform(0, 1))) == 300 * 300

@@ -1,7 +1,5 @@
 """Images, pixels and masks through the transforms: compared with Pillow, step by step."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 
@@ -12,22 +10,16 @@ import simplejpeg
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardkit import CenterCrop, Decode, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize
 from shardkit.codecs import crop
 from shardkit.codecs.pixels import to_ppm, to_rgb
 from shardkit.codecs.window import Window
 from shardkit.errors import SampleError
 from shardkit.schema import Array, Image, Schema
-from shardkit.transforms import (
-    CenterCrop,
-    Decode,
-    Normalize,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-    Resize,
-    Transforms,
-)
+from shardkit.transforms import Transforms
 from tests.codecs.sample_images import encoded, exif, photo, photo_like, rgb_profile
 from tests.preprocess.test_masks import assert_lies_on, drawn, scene
+from tests.sources.real import cases, refused
 from tests.transforms.chunks import (
     BOTH,
     IMAGES,
@@ -74,9 +66,6 @@ def decoded(data):
     return PIL.Image.open(io.BytesIO(data)).convert("RGB")
 
 
-# --- against Pillow ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "array"])
 def test_a_random_crop_is_cropped_resized_and_mirrored(format):
     samples = photos(24, "PNG" if format == "array" else format)
@@ -101,10 +90,7 @@ def test_a_random_crop_is_cropped_resized_and_mirrored(format):
 SIDES = st.integers(12, 60)
 SIZES = SIDES | st.tuples(SIDES, SIDES)
 STEPS = st.one_of(
-    SIZES.map(Resize),
-    SIZES.map(CenterCrop),
-    st.just(FLIP),
-    st.just(Decode()),
+    *(SIZES.map(Resize), SIZES.map(CenterCrop), st.just(FLIP), st.just(Decode())),
     SIZES.map(lambda size: RandomResizedCrop(size, scale=(40, 50), ratio=(0.8, 1.2))),
 )
 
@@ -135,13 +121,6 @@ def test_steps_that_are_done_at_once_are_those_done_one_by_one(format, width, he
             assert_alike(together[0]["image"], expected, len(steps))
 
 
-def test_the_extension_changes_nothing(monkeypatch):
-    steps = {"image": [RandomResizedCrop(24), RandomHorizontalFlip()]}
-    before = applied(steps, photos(20))
-    monkeypatch.setattr(crop, "_crop", None)
-    assert_same(applied(steps, photos(20)), before)
-
-
 def test_margins_are_black_and_lie_around_the_image():
     pixels = np.full((10, 20, 3), 200, np.uint8)
     for format in ("PNG", "JPEG"):
@@ -151,26 +130,8 @@ def test_margins_are_black_and_lie_around_the_image():
         assert found.sum() == 200 * pixels.size
 
 
-# --- images that are not plain -----------------------------------------------------------------
-
-
 # Each orientation, each format, and JPEG, which libjpeg itself turns, in all of them.
 TURNED = [("JPEG", n) for n in range(1, 9)] + [("PNG", 6), ("WEBP", 5), ("TIFF", 8), ("TIFF", 3)]
-
-
-@pytest.mark.parametrize(("format", "orientation"), TURNED)
-def test_images_are_upright(format, orientation):
-    options = {"lossless": True} if format == "WEBP" else {}
-    data = encoded(scene(), format, exif=exif(orientation), **options)
-    upright = to_rgb(data)
-    assert upright.shape[:2] == ((120, 80) if orientation >= 5 else (80, 120))
-    sample = {"__key__": "a", "image": data}
-    np.testing.assert_array_equal(applied({"image": Decode()}, [sample])[0]["image"], upright)
-    steps = [Resize(40), CenterCrop((30, 24))]
-    expected = by_pillow(PIL.Image.fromarray(upright), steps)
-    assert_alike(applied({"image": steps}, [sample])[0]["image"], expected)
-
-
 KINDS = {
     "cmyk": encoded(photo("CMYK"), "JPEG"),
     "grey": encoded(photo("L"), "JPEG"),
@@ -183,29 +144,24 @@ KINDS = {
     "gif": encoded(photo("RGB"), "GIF"),
     "bmp": encoded(photo("RGB"), "BMP"),
     "ppm": to_ppm(np.asarray(photo("RGB"))),
+    **{f"{f} {n}": encoded(scene(), f, exif=exif(n), lossless=True) for f, n in TURNED},
 }
 
 
 @pytest.mark.parametrize("data", KINDS.values(), ids=KINDS)
-def test_every_image_is_seen_as_the_codecs_see_it(data):
-    upright, samples, steps = to_rgb(data), [{"__key__": "a", "image": data}], [Resize(11), FLIP]
+def test_every_image_is_seen_upright_as_the_codecs_see_it(data):
+    upright, samples = to_rgb(data), [{"__key__": "a", "image": data}]
     np.testing.assert_array_equal(applied({"image": Decode()}, samples)[0]["image"], upright)
+    steps = [Resize(11), FLIP] if upright.size < 24 * 16 * 4 else [Resize(40), CenterCrop((30, 24))]
     expected = by_pillow(PIL.Image.fromarray(upright), steps)
     assert_alike(applied({"image": steps}, samples)[0]["image"], expected)
 
 
 WHOLE = {format: file_of(photo_like(1, 80, 60), format) for format in ("JPEG", "PNG", "WEBP")}
 HALF = {format: data[: len(data) // 2] for format, data in WHOLE.items()}
-DAMAGED = {
-    "empty": b"",
-    "text": b"some text",
-    "start": b"\xff\xd8\xff",
-    "int": 3,
-    "none": None,
-    **HALF,
-    "jpeg-end": HALF["JPEG"] + b"\xff\xd9",
-    "png-byte": HALF["PNG"] + b"\0" + WHOLE["PNG"][len(HALF["PNG"]) + 1 :],
-}
+DAMAGED = {"empty": b"", "text": b"some text", "start": b"\xff\xd8\xff", "int": 3, "none": None}
+DAMAGED |= {**HALF, "jpeg-end": HALF["JPEG"] + b"\xff\xd9"}
+DAMAGED["png-byte"] = HALF["PNG"] + b"\0" + WHOLE["PNG"][len(HALF["PNG"]) + 1 :]
 
 
 @pytest.mark.parametrize("steps", [CROP, [Decode(), unchanged, CROP]])
@@ -228,50 +184,42 @@ def test_a_damaged_image_is_an_error_of_its_sample_alone(bad, steps):
         np.testing.assert_array_equal(out["image"][row], alone["image"][0])
 
 
-@pytest.mark.parametrize(
-    "pixels",
-    [
-        np.zeros((8, 8), np.uint8), np.zeros((8, 8, 4), np.uint8), np.zeros((8, 8, 3), np.float32),
-        np.zeros((0, 8, 3), np.uint8), np.zeros((1, 8, 8, 3), np.uint8),
-    ],
-    ids=lambda pixels: f"{pixels.dtype}{pixels.shape}",
-)  # fmt: skip
-def test_arrays_that_are_no_pixels_are_errors(pixels):
-    with pytest.raises(SampleError, match="not an image") as error:
-        applied({"image": CROP}, [{"__key__": "a", "image": pixels}], Schema({"image": Array()}))
-    assert str(pixels.shape) in str(error.value.found)
-    assert "uint8 (height, width, 3)" in str(error.value.expected)
+LONG = file_of(np.zeros((1, 5000, 3), np.uint8))
+SHAPES = ((8, 8), (8, 8, 4), (0, 8, 3), (1, 8, 8, 3))
+NO_PIXELS = [np.zeros((8, 8, 3), np.float32), *(np.zeros(shape, np.uint8) for shape in SHAPES)]
+TALL = (Array("|u1", (8, 9, 3)), np.zeros((9, 8, 3), np.uint8), FLIP)
+MANY = "163,840,000 x 32,768 after resizing"
 
 
-def test_pixels_may_lie_in_memory_in_any_way():
+@cases(
+    "kind value steps words found",
+    *((Array(), pixels, CROP, "not an image", str(pixels.shape)) for pixels in NO_PIXELS),
+    (*TALL, "not have the size", "8 x 9 pixels instead of 9 x 8"),
+    (Image(), LONG, Resize(1 << 15), "too many pixels", MANY),
+    (Image(), LONG, [Resize(1 << 15), CenterCrop(8)], "too many pixels", MANY),
+)
+def test_what_is_no_image_of_its_field_or_too_large_is_an_error(kind, value, steps, words, found):
+    sample, schema = {"__key__": "a", "image": value}, Schema({"image": kind})
+    error = refused(SampleError, words, applied, {"image": steps}, [sample], schema)
+    assert found in str(error.found)
+    assert words != "not an image" or "uint8 (height, width, 3)" in str(error.expected)
+
+
+def test_pixels_may_lie_in_memory_in_any_way_and_the_extension_changes_nothing(monkeypatch):
     pixels = photo_like(1, 60, 50)
     views = [pixels.copy(), pixels.swapaxes(0, 1), pixels[::-1, ::2], np.asfortranarray(pixels)]
     views[0].flags.writeable = False
+    sized = Schema({"image": Array("|u1", (60, 50, 3))})
+    made = applied({"image": FLIP}, [{"__key__": "a", "image": pixels.swapaxes(0, 1)}], sized)
+    assert made[0]["image"].shape == (60, 50, 3)
     for view in views:
         found = applied({"image": Resize(20)}, [{"__key__": "a", "image": view}], ARRAYS)
         expected = by_pillow(PIL.Image.fromarray(np.ascontiguousarray(view)), [Resize(20)])
         assert_alike(found[0]["image"], expected)
-
-
-def test_pixels_of_another_size_than_their_field_says_are_an_error():
-    schema = Schema({"image": Array("|u1", (8, 9, 3))})
-    right = {"__key__": "a", "image": np.zeros((8, 9, 3), np.uint8)}
-    wrong = {"__key__": "b", "image": np.zeros((9, 8, 3), np.uint8)}
-    assert applied({"image": FLIP}, [right], schema)[0]["image"].shape == (8, 9, 3)
-    with pytest.raises(SampleError, match="not have the size") as error:
-        applied({"image": FLIP}, [right, wrong], schema)
-    assert error.value.found == "8 x 9 pixels instead of 9 x 8"
-
-
-@pytest.mark.parametrize("step", [Resize(1 << 15), [Resize(1 << 15), CenterCrop(8)]])
-def test_no_image_may_take_all_memory(step):
-    sample = {"__key__": "a", "image": file_of(np.zeros((1, 5000, 3), np.uint8))}
-    with pytest.raises(SampleError, match="too many pixels") as error:
-        applied({"image": step}, [sample])
-    assert "163,840,000 x 32,768 after resizing" in str(error.value.found)
-
-
-# --- masks ---------------------------------------------------------------------------------------
+    steps = {"image": [RandomResizedCrop(24), RandomHorizontalFlip()]}
+    before = applied(steps, photos(20))
+    monkeypatch.setattr(crop, "_crop", None)
+    assert_same(applied(steps, photos(20)), before)
 
 
 def pair(format="PNG", orientation=1, mode="L"):
@@ -318,7 +266,7 @@ def test_a_mask_has_the_nearest_of_its_own_values(mode):
         np.testing.assert_array_equal(found, np.asarray(expected)[:, ::-1])
 
 
-def test_masks_may_be_arrays_and_images_in_colour_that_is_grey():
+def test_masks_may_be_arrays_and_images_in_colour_that_is_grey_in_any_number_of_fields():
     steps = {("image", "mask"): [RandomResizedCrop(33), RandomHorizontalFlip()]}
     expected = applied(steps, [pair()], BOTH)
     values = np.asarray(drawn())
@@ -329,20 +277,22 @@ def test_masks_may_be_arrays_and_images_in_colour_that_is_grey():
     for array in (values, values.astype(np.int64), values.astype(">u2"), in_colour):
         sample = {"__key__": "a", "image": np.asarray(scene()), "mask": array}
         assert_same(applied(steps, [sample], schema), expected)
+    sample = {**pair(), "depth": encoded(drawn("I;16"), "PNG")}
+    steps = {("image", "mask", "depth"): [CROP, RandomHorizontalFlip()]}
+    found = applied(steps, [sample], Schema({**BOTH, "depth": Image()}))[0]
+    np.testing.assert_array_equal(found["mask"] * 300, found["depth"])
 
 
-@pytest.mark.parametrize(
-    ("mask", "words", "found"),
-    [
-        (encoded(PIL.Image.new("L", (80, 120)), "PNG"), "does not match its image", "80 x 120"),
-        (np.zeros((120, 80), np.uint8), "does not match its image", "80 x 120"),
-        (encoded(scene(), "PNG"), "not a mask", "uint8 (80, 120, 3)"),
-        (np.zeros((80, 120), np.float32), "not a mask", "float32"),
-        (np.zeros(3, np.int64), "not a mask", "(3,)"),
-        ("text", "not a mask", "str"),
-        (encoded(drawn(), "PNG")[:-20], "is truncated", "png"),
-        (b"", "not an image", "empty"),
-    ],
+@cases(
+    "mask words found",
+    (encoded(PIL.Image.new("L", (80, 120)), "PNG"), "does not match its image", "80 x 120"),
+    (np.zeros((120, 80), np.uint8), "does not match its image", "80 x 120"),
+    (encoded(scene(), "PNG"), "not a mask", "uint8 (80, 120, 3)"),
+    (np.zeros((80, 120), np.float32), "not a mask", "float32"),
+    (np.zeros(3, np.int64), "not a mask", "(3,)"),
+    ("text", "not a mask", "str"),
+    (encoded(drawn(), "PNG")[:-20], "is truncated", "png"),
+    (b"", "not an image", "empty"),
 )
 def test_what_cannot_lie_on_the_image_is_an_error_of_its_sample(mask, words, found):
     samples = [pair(), {**pair(), "mask": mask}, pair()]
@@ -354,11 +304,3 @@ def test_what_cannot_lie_on_the_image_is_an_error_of_its_sample(mask, words, fou
     assert words in str(errors[1])
     assert found in str(errors[1].found)
     assert errors[1].where == {"key": "a", "field": "mask"}
-
-
-def test_every_further_field_is_a_mask():
-    schema = Schema({"image": Image(), "mask": Image(), "depth": Image()})
-    sample = {**pair(), "depth": encoded(drawn("I;16"), "PNG")}
-    steps = {("image", "mask", "depth"): [CROP, RandomHorizontalFlip()]}
-    found = applied(steps, [sample], schema)[0]
-    np.testing.assert_array_equal(found["mask"] * 300, found["depth"])

@@ -1,7 +1,5 @@
 """The transforms of images, one by one: their options, and torchvision's definitions of them."""
 
-from __future__ import annotations
-
 import math
 import pickle
 import random
@@ -12,49 +10,35 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shardkit import transforms
+from shardkit import CenterCrop, Decode, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize
 from shardkit.codecs.window import Window
 from shardkit.errors import UsageError
-from shardkit.transforms import (
-    CenterCrop,
-    Decode,
-    Draws,
-    Normalize,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-    Resize,
-)
+from shardkit.transforms import Draws
 from shardkit.transforms.steps import to_bfloat16
+from tests.sources.real import cases, refused
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 SIDES = st.integers(1, 700)
 
 
-# --- options -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("made", "text"),
-    [
-        (Decode(), "Decode()"),
-        (RandomResizedCrop(224), "RandomResizedCrop(224)"),
-        (
-            RandomResizedCrop((8, 9), scale=(0.3, 1), ratio=[1, 1]),
-            "RandomResizedCrop((8, 9), scale=(0.3, 1.0), ratio=(1.0, 1.0))",
-        ),
-        (CenterCrop([4, 5]), "CenterCrop((4, 5))"),
-        (Resize(np.int64(256)), "Resize(256)"),
-        (RandomHorizontalFlip(), "RandomHorizontalFlip()"),
-        (RandomHorizontalFlip(0.25), "RandomHorizontalFlip(p=0.25)"),
-        (
-            Normalize(np.zeros(3), [1, 2, 3], "float16"),
-            "Normalize((0.0, 0.0, 0.0), (1.0, 2.0, 3.0), dtype='float16')",
-        ),
-    ],
+@cases(
+    "made text",
+    (Decode(), "Decode()"),
+    (RandomResizedCrop(224), "RandomResizedCrop(224)"),
+    (RandomResizedCrop((8, 9), ratio=[1, 1]), "RandomResizedCrop((8, 9), ratio=(1.0, 1.0))"),
+    (RandomResizedCrop(8, scale=(0.3, 1)), "RandomResizedCrop(8, scale=(0.3, 1.0))"),
+    (CenterCrop([4, 5]), "CenterCrop((4, 5))"),
+    (Resize(np.int64(256)), "Resize(256)"),
+    (RandomHorizontalFlip(), "RandomHorizontalFlip()"),
+    (RandomHorizontalFlip(0.25), "RandomHorizontalFlip(p=0.25)"),
+    (
+        Normalize(np.zeros(3), [1, 2, 3], "float16"),
+        "Normalize((0.0, 0.0, 0.0), (1.0, 2.0, 3.0), dtype='float16')",
+    ),
 )
 def test_they_print_as_they_are_made(made, text):
     assert repr(made) == text
-    again = eval(text, vars(transforms))
+    again = eval(text, globals())
     assert again == made == pickle.loads(pickle.dumps(made))
     assert hash(again) == hash(made)
 
@@ -63,32 +47,24 @@ def test_they_print_as_they_are_made(made, text):
 def test_a_size_is_one_or_two_whole_numbers(kind):
     numbers = [0, -1, 1.5, True, "224", None, 1 << 16, math.inf]
     for size in [*numbers, (1,), (1, 2, 3), (0, 4), (4, 1.5)]:
-        with pytest.raises(UsageError, match="size must be") as error:
-            kind(size)
-        assert error.value.found == repr(size)
+        assert refused(UsageError, "size must be", kind, size).found == repr(size)
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: RandomResizedCrop(8, scale=(1, 0.5)), "scale must be two numbers"),
-        (lambda: RandomResizedCrop(8, scale=0.5), "scale must be two numbers"),
-        (lambda: RandomResizedCrop(8, scale=(0, 0)), "scale must be two numbers"),
-        (lambda: RandomResizedCrop(8, ratio=(1, math.nan)), "ratio must be two numbers"),
-        (lambda: RandomHorizontalFlip(1.1), "p must be a probability"),
-        (lambda: RandomHorizontalFlip("a"), "p must be a probability"),
-        (lambda: Normalize(0.5, (1, 1, 1)), "mean must be three numbers"),
-        (lambda: Normalize((0, 0, 0), (1, 1)), "std must be three numbers"),
-        (lambda: Normalize((0, 0, 0), (1, 0, 1)), "std must be above 0"),
-        (lambda: Normalize((0, 0, 0), (1, 1, 1), "int8"), "dtype must be one of"),
-    ],
+@cases(
+    "make words",
+    (lambda: RandomResizedCrop(8, scale=(1, 0.5)), "scale must be two numbers"),
+    (lambda: RandomResizedCrop(8, scale=0.5), "scale must be two numbers"),
+    (lambda: RandomResizedCrop(8, scale=(0, 0)), "scale must be two numbers"),
+    (lambda: RandomResizedCrop(8, ratio=(1, math.nan)), "ratio must be two numbers"),
+    (lambda: RandomHorizontalFlip(1.1), "p must be a probability"),
+    (lambda: RandomHorizontalFlip("a"), "p must be a probability"),
+    (lambda: Normalize(0.5, (1, 1, 1)), "mean must be three numbers"),
+    (lambda: Normalize((0, 0, 0), (1, 1)), "std must be three numbers"),
+    (lambda: Normalize((0, 0, 0), (1, 0, 1)), "std must be above 0"),
+    (lambda: Normalize((0, 0, 0), (1, 1, 1), "int8"), "dtype must be one of"),
 )
 def test_options_that_make_no_sense_are_refused(make, words):
-    with pytest.raises(UsageError, match=words):
-        make()
-
-
-# --- where pixels go -----------------------------------------------------------------------------
+    refused(UsageError, words, make)
 
 
 def placed(step, width, height, *drawn):
@@ -124,13 +100,11 @@ def distance(one, other):
     return float(np.abs(shares[0] - shares[1]).max() / usual / 1.95)
 
 
-@pytest.mark.parametrize(
-    ("size", "options"),
-    [
-        ((341, 256), {"scale": (0.3, 0.9)}),
-        ((500, 90), {}),  # few tries fit
-        ((64, 64), {"ratio": (0.2, 5)}),
-    ],
+@cases(
+    "size options",
+    ((341, 256), {"scale": (0.3, 0.9)}),
+    ((500, 90), {}),  # few tries fit
+    ((64, 64), {"ratio": (0.2, 5)}),
 )
 def test_crops_are_distributed_as_torchvisions_are(size, options):
     count, step, uniform = 4000, RandomResizedCrop(224, **options), random.Random(5).uniform
@@ -212,13 +186,10 @@ def test_flips_before_and_after_a_window_are_those_of_pixels(width, size, before
     RandomHorizontalFlip(float(before)).apply(window, [0])
     CenterCrop((1, size)).apply(window, [])
     RandomHorizontalFlip(float(after)).apply(window, [0])
-    found = [
-        n + 1 if 0 <= n < width else 0 for n in range(window.left, window.left + window.columns)
-    ]
+    columns = range(window.left, window.left + window.columns)
+    found = [n + 1 if 0 <= n < width else 0 for n in columns]
     np.testing.assert_array_equal(found[:: -1 if window.flip else 1], row)
 
-
-# --- normalising ---------------------------------------------------------------------------------
 
 EVERY = np.repeat(np.arange(256, dtype=np.uint8), 3).reshape(16, 16, 3)
 

@@ -1,7 +1,5 @@
 """Chains of transforms: what they are made of, what they give, and what functions of a user do."""
 
-from __future__ import annotations
-
 import functools
 import pickle
 from concurrent.futures import ThreadPoolExecutor
@@ -9,18 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from shardkit import CenterCrop, Decode, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize
 from shardkit.errors import SampleError, ShardkitError, UsageError
 from shardkit.schema import Array, Image, Int, Schema, Text
-from shardkit.transforms import (
-    CenterCrop,
-    Decode,
-    Normalize,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-    Resize,
-    Transforms,
-)
+from shardkit.transforms import Transforms
+from tests.codecs.sample_images import encoded
 from tests.preprocess.test_masks import drawn, scene
+from tests.sources.real import cases, refused
 from tests.transforms.chunks import (
     BOTH,
     IMAGES,
@@ -28,7 +21,6 @@ from tests.transforms.chunks import (
     assert_same,
     begun,
     draws_of,
-    encoded,
     photos,
 )
 
@@ -64,40 +56,33 @@ def alone(transforms, samples):
         return list(pool.map(one, range(len(samples))))
 
 
-# --- what comes out ------------------------------------------------------------------------------
-
 RAW = Schema({"image": Array("|u1", (40, 50, 3)), "mask": Array("<i4")})
+PAIRED = {("image", "mask"): [CROP, HALF]}
+SIZE, U1, F4 = (24, 24, 3), np.dtype(np.uint8), np.dtype(np.float32)
 
 
-@pytest.mark.parametrize(
-    ("steps", "schema", "outputs"),
-    [
-        ({}, IMAGES, {}),
-        ({"image": CROP}, IMAGES, {"image": ((24, 24, 3), np.dtype(np.uint8))}),
-        ({"image": [Resize(9), CenterCrop(2)]}, IMAGES, {"image": ((2, 2, 3), np.dtype("u1"))}),
-        ({"image": [CROP, FLIP, SINGLE]}, IMAGES, {"image": ((24, 24, 3), np.dtype(np.float32))}),
-        ({"image": [CROP, HALF]}, IMAGES, {"image": ((24, 24, 3), "bfloat16")}),
-        ({"image": [Decode(), noisy, CROP]}, IMAGES, {"image": ((24, 24, 3), np.dtype("u1"))}),
-        ({"image": [CROP, noisy]}, IMAGES, {}),
-        ({"image": [Resize(30), FLIP, SINGLE]}, IMAGES, {}),
-        ({"image": [FLIP, SINGLE]}, RAW, {"image": ((40, 50, 3), np.dtype(np.float32))}),
-        ({"image": Resize(20)}, RAW, {"image": ((20, 25, 3), np.dtype(np.uint8))}),
-        ({"image": [noisy, FLIP]}, RAW, {}),
-        (
-            {("image", "mask"): [CROP, HALF]},
-            BOTH,
-            {"image": ((24, 24, 3), "bfloat16"), "mask": ((24, 24), np.dtype(np.int64))},
-        ),
-        ({"text": str.lower, "tokens": np.sort}, SCHEMA, {}),
-    ],
-)  # fmt: skip
+@cases(
+    "steps schema outputs",
+    ({}, IMAGES, {}),
+    ({"image": CROP}, IMAGES, {"image": (SIZE, U1)}),
+    ({"image": [Resize(9), CenterCrop(2)]}, IMAGES, {"image": ((2, 2, 3), U1)}),
+    ({"image": [CROP, FLIP, SINGLE]}, IMAGES, {"image": (SIZE, F4)}),
+    ({"image": [CROP, HALF]}, IMAGES, {"image": (SIZE, "bfloat16")}),
+    ({"image": [Decode(), noisy, CROP]}, IMAGES, {"image": (SIZE, U1)}),
+    ({"image": [CROP, noisy]}, IMAGES, {}),
+    ({"image": [Resize(30), FLIP, SINGLE]}, IMAGES, {}),
+    ({"image": [FLIP, SINGLE]}, RAW, {"image": ((40, 50, 3), F4)}),
+    ({"image": Resize(20)}, RAW, {"image": ((20, 25, 3), U1)}),
+    ({"image": [noisy, FLIP]}, RAW, {}),
+    (PAIRED, BOTH, {"image": (SIZE, "bfloat16"), "mask": ((24, 24), np.dtype(np.int64))}),
+    ({"text": str.lower, "tokens": np.sort}, SCHEMA, {}),
+)
 def test_shapes_are_known_before_anything_is_read(steps, schema, outputs):
     assert Transforms(steps, schema).outputs() == outputs
 
 
 def test_which_fields_are_what_is_known():
-    steps = {("image", "mask"): [CROP, HALF], "text": str.lower, "tokens": np.sort}
-    transforms = Transforms(steps, SCHEMA)
+    transforms = Transforms({**PAIRED, "text": str.lower, "tokens": np.sort}, SCHEMA)
     assert transforms.fields == set(SCHEMA)
     assert transforms.images == transforms.encoded == transforms.halves == {"image"}
     ends_in_a_function = Transforms({"image": [CROP, noisy]}, SCHEMA)
@@ -105,18 +90,20 @@ def test_which_fields_are_what_is_known():
     assert ends_in_a_function.encoded == {"image"}
 
 
-@pytest.mark.parametrize(
-    "steps", [[CROP, SINGLE], [CROP, HALF], [CROP, Doubled()], [FLIP, SINGLE], [Decode(), noisy]]
-)
+@cases("steps", [CROP, SINGLE], [CROP, HALF], [CROP, Doubled()], [FLIP, SINGLE], [Decode(), noisy])
 def test_without_memory_of_a_batch_all_is_in_the_samples(steps):
     """As for a dataset that is read sample by sample; what came stays when more is made."""
     transforms, made = Transforms({"image": steps}, IMAGES), photos(4)
     assert not transforms.apply(made, draws_of(4), {})
     transforms.apply(photos(4), draws_of(4, turn=1), {})
     assert_same(made, applied({"image": steps}, photos(4)))
+    out = begun(transforms, 3)  # samples that are not there are left alone
+    assert transforms.apply([None, None, None], draws_of(3), out) == {}
+    assert transforms.apply([], draws_of(0), begun(transforms, 0)) == {}
+    assert all((values == 77).all() for values in out.values())
 
 
-def test_fields_that_are_no_images_go_through_functions():
+def test_functions_get_fields_that_are_no_images_and_bytes_before_any_decoding():
     samples = [{"__key__": "a", "text": "ABC", "tokens": np.array([3, 1, 2], np.uint16)}]
     found = applied({"text": [str.lower, Doubled()], "tokens": np.sort}, samples, SCHEMA)[0]
     assert (found["text"], found["tokens"].tolist()) == ("abcabc", [1, 2, 3])
@@ -128,9 +115,6 @@ def test_fields_that_are_no_images_go_through_functions():
     found = applied({("text", "tokens"): shortened}, samples, SCHEMA)[0]
     assert (found["text"], found["tokens"].tolist()) == ("ab", [3, 1])
     assert "more" not in found
-
-
-def test_a_function_before_any_decoding_gets_the_bytes():
     data = photos(1)[0]["image"]
     assert applied({"image": len}, photos(1))[0]["image"] == len(data)
     backwards = [{"__key__": "0", "image": data[::-1]}]
@@ -138,26 +122,13 @@ def test_a_function_before_any_decoding_gets_the_bytes():
     assert_same(found, applied({"image": [lambda value: value, CROP]}, photos(1)))
 
 
-def test_samples_that_are_not_there_are_left_alone():
-    transforms = Transforms({"image": CROP}, IMAGES)
-    out = begun(transforms, 3)
-    assert transforms.apply([None, None, None], draws_of(3), out) == {}
-    assert transforms.apply([], draws_of(0), begun(transforms, 0)) == {}
-    assert (out["image"] == 77).all()
-
-
-# --- what chance depends on ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
+@cases(
     "steps",
-    [
-        {"image": [CROP, FLIP, HALF]},
-        {"image": [Decode(), noisy, FLIP]},
-        {"image": [FLIP, CROP, noisy]},
-        {("image", "mask"): [CROP, FLIP]},
-        {("image", "mask"): [Decode(), both_noisy, CROP]},
-    ],
+    {"image": [CROP, FLIP, HALF]},
+    {"image": [Decode(), noisy, FLIP]},
+    {"image": [FLIP, CROP, noisy]},
+    {("image", "mask"): [CROP, FLIP]},
+    {("image", "mask"): [Decode(), both_noisy, CROP]},
 )
 def test_chunks_threads_and_other_processes_change_nothing(steps):
     samples, schema = photos(8) + photos(8, "PNG"), IMAGES
@@ -170,13 +141,12 @@ def test_chunks_threads_and_other_processes_change_nothing(steps):
     assert_same(alone(pickle.loads(pickle.dumps(transforms)), samples[:2]), expected[:2])
 
 
-def test_epochs_seeds_and_samples_differ_and_a_masks_chain_has_numbers_of_its_own():
-    samples = [{**photos(1)[0], "__key__": f"{n}"} for n in range(12)]
-    steps = {"image": [CROP, FLIP]}
+def test_epochs_seeds_samples_fields_and_places_in_a_chain_have_numbers_of_their_own():
+    samples = [{**photos(1)[0], "__key__": f"{n}", "text": ""} for n in range(12)]
     seen = {
         sample["image"].tobytes()
         for options in ({}, {"turn": 1}, {"seed": 1})
-        for sample in applied(steps, samples, **options)
+        for sample in applied({"image": [CROP, FLIP]}, samples, **options)
     }
     assert len(seen) == 36
     schema = Schema({"left": Image(), "right": Image()})
@@ -184,28 +154,20 @@ def test_epochs_seeds_and_samples_differ_and_a_masks_chain_has_numbers_of_its_ow
     found = applied({"left": CROP, "right": CROP}, [pair], schema)[0]
     assert (found["left"] != found["right"]).any()
 
-
-def test_generators_depend_on_the_sample_and_on_the_place_in_the_chain():
     def draw(value, rng):
         return [*value, rng.random()] if isinstance(value, list) else [rng.random()]
 
     steps = {"text": [draw, functools.partial(draw), draw]}
-    samples = [{"__key__": f"{n}", "text": ""} for n in range(5)]
-    numbers = [s["text"] for s in applied(steps, samples, SCHEMA)]
+    numbers = [s["text"] for s in applied(steps, samples[:5], SCHEMA)]
     assert len(np.unique(numbers)) == 15
-    assert numbers == [s["text"] for s in applied(steps, samples, SCHEMA, chunk=2)]
+    assert numbers == [s["text"] for s in applied(steps, samples[:5], SCHEMA, chunk=2)]
 
 
 def test_albumentations_take_images_and_masks_and_draw_by_sample(monkeypatch):
     monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")  # else importing it asks a server
-    albumentations = pytest.importorskip("albumentations", reason="an example of what plugs in")
-    compose = albumentations.Compose(
-        [
-            albumentations.RandomResizedCrop((48, 40), scale=(0.5, 1)),
-            albumentations.HorizontalFlip(p=0.5),
-            albumentations.RandomBrightnessContrast(p=0.8),
-        ]
-    )
+    theirs = pytest.importorskip("albumentations", reason="an example of what plugs in")
+    flip, light = theirs.HorizontalFlip(p=0.5), theirs.RandomBrightnessContrast(p=0.8)
+    compose = theirs.Compose([theirs.RandomResizedCrop((48, 40), scale=(0.5, 1)), flip, light])
     steps = {("image", "mask"): [Decode(), compose]}
     samples = [{"__key__": f"{n}", **PAIR} for n in range(8)]
     expected = applied(steps, samples, BOTH)
@@ -216,9 +178,6 @@ def test_albumentations_take_images_and_masks_and_draw_by_sample(monkeypatch):
     assert_same(alone(transforms, samples), expected)
     assert pickle.loads(pickle.dumps(transforms)).apply(samples, draws_of(8), {}) == {}
     assert_same(samples, expected)
-
-
-# --- errors --------------------------------------------------------------------------------------
 
 
 def errors_of(steps, samples, schema=SCHEMA):
@@ -243,29 +202,25 @@ def test_a_function_that_raises_is_an_error_of_its_sample_and_is_named():
         assert str(error.what) == f"the transform {name} raised KeyError: 'caption'"
         assert isinstance(error.__cause__, KeyError)
     assert [sample["text"] for sample in samples] == ["00", "1", "22", "3"]
+    for kind in (SampleError, ShardkitError):  # of ours, which stay as they are
+
+        def refuses(value, kind=kind):
+            raise kind("too short", found="3") from ValueError("inner")
+
+        (error,) = errors_of({"text": refuses}, [{"__key__": "a", "text": "abc"}]).values()
+        assert (type(error), error.what, error.found) == (kind, "too short", "3")
+        assert error.where == {"key": "a", "field": "text"}
+        assert isinstance(error.__cause__, ValueError)
 
 
-@pytest.mark.parametrize("kind", [SampleError, ShardkitError])
-def test_errors_of_ours_stay_as_they_are(kind):
-    def refuses(value):
-        raise kind("too short", found="3") from ValueError("inner")
-
-    (error,) = errors_of({"text": refuses}, [{"__key__": "a", "text": "abc"}]).values()
-    assert (type(error), error.what, error.found) == (kind, "too short", "3")
-    assert error.where == {"key": "a", "field": "text"}
-    assert isinstance(error.__cause__, ValueError)
-
-
-@pytest.mark.parametrize(
-    ("field", "step", "words", "found"),
-    [
-        ("text", lambda value: None, "returned nothing", "None"),
-        (("text", "tokens"), lambda text, tokens: [text], "not return the fields", "list"),
-        (("text", "tokens"), lambda text, tokens: {"text": text}, "did not return", "text"),
-        (("text", "tokens"), lambda text, tokens: {}, "did not return the fields", "nothing"),
-        ("image", [Decode(), lambda value: value / 2, CROP], "not an image", "float64"),
-        ("image", [Decode(), lambda value: "none", SINGLE], "not an image", "str 'none'"),
-    ],
+@cases(
+    "field step words found",
+    ("text", lambda value: None, "returned nothing", "None"),
+    (("text", "tokens"), lambda text, tokens: [text], "not return the fields", "list"),
+    (("text", "tokens"), lambda text, tokens: {"text": text}, "did not return", "text"),
+    (("text", "tokens"), lambda text, tokens: {}, "did not return the fields", "nothing"),
+    ("image", [Decode(), lambda value: value / 2, CROP], "not an image", "float64"),
+    ("image", [Decode(), lambda value: "none", SINGLE], "not an image", "str 'none'"),
 )
 def test_what_a_function_gives_must_be_usable(field, step, words, found):
     sample = {"__key__": "0", **PAIR, "text": "a", "tokens": np.zeros(3)}
@@ -276,25 +231,12 @@ def test_what_a_function_gives_must_be_usable(field, step, words, found):
     assert error.where["key"] == "0"
 
 
-def test_an_image_and_its_mask_must_stay_of_one_size():
-    def only_one(image, mask):
-        return {"image": image[:40], "mask": mask}
-
-    steps = {("image", "mask"): [Decode(), only_one, CROP]}
-    (error,) = errors_of(steps, [{"__key__": "a", **PAIR}], BOTH).values()
-    assert "a mask of 120 x 80 pixels on an image of 120 x 40" in str(error.found)
-    assert error.where == {"key": "a", "field": "mask"}
-
-
-def test_a_sample_that_failed_goes_no_further():
+def test_a_sample_that_failed_or_lacks_its_field_or_whose_sizes_differ_goes_no_further():
     seen = []
     bad, good = {"__key__": "0", "image": b"", "text": "a"}, {**photos(1)[0], "text": "b"}
     steps = {"image": CROP, "text": lambda text: seen.append(text) or text}
     assert list(errors_of(steps, [bad, good])) == [0]
     assert seen == ["b"]
-
-
-def test_a_field_that_is_not_there_is_an_error_where_a_batch_needs_it():
     image = {"image": photos(1)[0]["image"]}
     for steps in ({"text": str.lower}, {"image": Decode()}, {("image", "mask"): Decode()}):
         assert errors_of(steps, [{"__key__": "a"}]) == {}
@@ -304,37 +246,41 @@ def test_a_field_that_is_not_there_is_an_error_where_a_batch_needs_it():
         assert "has no field" in error.what
         assert error.where["key"] == "a"
 
+    def only_one(image, mask):
+        return {"image": image[:40], "mask": mask}
 
-@pytest.mark.parametrize(
-    ("steps", "words"),
-    [
-        ([CROP], "given by field"),
-        ({"photo": CROP}, "no field 'photo' to transform"),
-        ({("image", "none"): CROP}, "no field 'none' to transform"),
-        ({(): CROP}, "need a field, or a tuple"),
-        ({("image", "image"): CROP}, "need a field, or a tuple"),
-        ({"image": CROP, ("image", "mask"): CROP}, "'image' has transforms in two places"),
-        ({"image": []}, "no transform for 'image'"),
-        ({"image": RandomResizedCrop}, "is a class"),
-        ({"image": [CROP, 3]}, "invalid transform of 'image'"),
-        ({"image": "crop"}, "invalid transform of 'image'"),
-        ({"text": CROP}, r"RandomResizedCrop\(24\) is for images, but field 'text' has none"),
-        ({("text", "image"): CROP}, "is for images"),
-        ({("image", "text"): CROP}, "'text' cannot be the mask of an image"),
-        ({"image": [SINGLE, CROP]}, "comes after Normalize"),
-        ({"image": [CROP, SINGLE, SINGLE]}, "comes after Normalize"),
-        ({"image": [HALF, noisy]}, "noisy of 'image' comes after Normalize"),
-    ],
+    steps = {("image", "mask"): [Decode(), only_one, CROP]}
+    (error,) = errors_of(steps, [{"__key__": "a", **PAIR}], BOTH).values()
+    assert "a mask of 120 x 80 pixels on an image of 120 x 40" in str(error.found)
+    assert error.where == {"key": "a", "field": "mask"}
+
+
+@cases(
+    "steps words",
+    ([CROP], "given by field"),
+    ({"photo": CROP}, "no field 'photo' to transform"),
+    ({("image", "none"): CROP}, "no field 'none' to transform"),
+    ({(): CROP}, "need a field, or a tuple"),
+    ({("image", "image"): CROP}, "need a field, or a tuple"),
+    ({"image": CROP, ("image", "mask"): CROP}, "'image' has transforms in two places"),
+    ({"image": []}, "no transform for 'image'"),
+    ({"image": RandomResizedCrop}, "is a class"),
+    ({"image": [CROP, 3]}, "invalid transform of 'image'"),
+    ({"image": "crop"}, "invalid transform of 'image'"),
+    ({"text": CROP}, r"RandomResizedCrop\(24\) is for images, but field 'text' has none"),
+    ({("text", "image"): CROP}, "is for images"),
+    ({("image", "text"): CROP}, "'text' cannot be the mask of an image"),
+    ({"image": [SINGLE, CROP]}, "comes after Normalize"),
+    ({"image": [CROP, SINGLE, SINGLE]}, "comes after Normalize"),
+    ({"image": [HALF, noisy]}, "noisy of 'image' comes after Normalize"),
 )
 def test_what_cannot_work_is_refused_before_anything_is_read(steps, words):
-    with pytest.raises(UsageError, match=words):
-        Transforms(steps, SCHEMA)
+    refused(UsageError, words, Transforms, steps, SCHEMA)
 
 
 def test_only_images_and_what_may_be_their_pixels_are_cropped():
     for kind in (Array("<f4"), Array("|u1", (8, 8)), Array("|u1", (None, None, 4)), Int()):
-        with pytest.raises(UsageError, match="is for images"):
-            Transforms({"image": CROP}, Schema({"image": kind}))
+        refused(UsageError, "is for images", Transforms, {"image": CROP}, Schema({"image": kind}))
         Transforms({"image": [Doubled(), CROP]}, Schema({"image": kind}))  # of any function
     for kind in (Array(), Array("|u1"), Array("|u1", (None, None, 3)), Image()):
         Transforms({"image": CROP}, Schema({"image": kind}))
