@@ -40,14 +40,14 @@ def _holds(name: str, **fields: shardkit.schema.FieldType) -> bool:
     return True
 
 
-def test_all_formats_are_there() -> None:
+def test_all_formats_are_there():
     assert [*TABLE] == [*FORMATS]
     above = PAGE.partition("## What each can do")[0]
     assert [name for name in FORMATS if f"[`{name}`]" not in above] == []
 
 
 @pytest.mark.parametrize("name", few(FORMATS, "wds", "parquet", "beton", "mds"))
-def test_each_row_is_what_the_format_declares(name: str) -> None:
+def test_each_row_is_what_the_format_declares(name):
     declared, format, row = FORMATS[name], get_format(name), TABLE[name]
     assert row["needs"] == (f"shardkit[{declared.extra}]" if declared.extra else "")
     read = "with its row group" if format.grouped else "by itself"
@@ -62,7 +62,7 @@ def test_each_row_is_what_the_format_declares(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", few((n for n in FORMATS if n != "megatron"), "wds", "lmdb"))
-def test_what_a_sample_takes(name: str, tmp_path: Path) -> None:
+def test_what_a_sample_takes(name, tmp_path):
     """Of the shards themselves, without `__shardkit__`."""
     out, samples, size = tmp_path / "out", 200, 10_000
     with shardkit.create(out, name, {"image": Image(), "label": Int()}) as writer:
@@ -76,7 +76,7 @@ def test_what_a_sample_takes(name: str, tmp_path: Path) -> None:
     assert said == pytest.approx(beside, rel=0.1)
 
 
-def test_all_but_megatron_hold_all_types_of_fields() -> None:
+def test_all_but_megatron_hold_all_types_of_fields():
     kinds = (Int(), Float(), Bool(), Text(), Bytes(), Json(), Audio(), Video(), Array("<f4", (2,)))
     for name in FORMATS:
         assert {_holds(name, field=kind) for kind in kinds} == {name != "megatron"}

@@ -66,7 +66,7 @@ def _captured(patch: pytest.MonkeyPatch) -> Iterator[list[str]]:
                 texts.append(file.read())
 
 
-def test_help_names_every_command() -> None:
+def test_help_names_every_command():
     text = run("--help").stdout
     for name, summary in COMMANDS.items():
         assert f"{name} " in text
@@ -92,7 +92,7 @@ def started(*words: object, **options: Any) -> subprocess.CompletedProcess[bytes
         pytest.param(["none"], True, marks=LONG),
     ],
 )
-def test_output_that_nobody_reads_ends_a_command_quietly(command: list[str], errors: bool) -> None:
+def test_output_that_nobody_reads_ends_a_command_quietly(command, errors):
     """As `shardkit inspect X | head`: with the exit code that SIGPIPE gives other tools."""
     reader, writer = os.pipe()
     os.close(reader)
@@ -103,10 +103,9 @@ def test_output_that_nobody_reads_ends_a_command_quietly(command: list[str], err
 
 
 @pytest.mark.parametrize(
-    "command",
-    [["formats"], pytest.param(["formats", "--json"], marks=LONG), ["cat", "{}", "0"]],
+    "command", [["formats"], pytest.param(["formats", "--json"], marks=LONG), ["cat", "{}", "0"]]
 )
-def test_output_that_finds_no_space_is_an_error(command: list[str], tmp_path: Path) -> None:
+def test_output_that_finds_no_space_is_an_error(command, tmp_path):
     """X1: no traceback, whether writing fails or what was gathered is written at the end."""
     with shardkit.create(tmp_path / "x", "wds", {"label": shardkit.Int()}) as out:
         out.write({"__key__": "a", "label": 1})
@@ -116,13 +115,13 @@ def test_output_that_finds_no_space_is_an_error(command: list[str], tmp_path: Pa
     assert ended.stderr == b"shardkit: cannot write the output: No space left on device\n"
 
 
-def test_a_closed_output_is_no_error() -> None:
+def test_a_closed_output_is_no_error():
     command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "shardkit", "formats"]
     ended = subprocess.run(command, capture_output=True, timeout=120, check=False)
     assert (ended.returncode, ended.stderr) == (0, b"")
 
 
-def test_the_version_says_whether_jpegs_load_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_version_says_whether_jpegs_load_fast(monkeypatch):
     for missing, words in (
         (None, ["JPEGs: yes (extension with libjpeg-turbo ", "\nimages: Pillow ", "\naudio: "]),
         ("not built", ["JPEGs: no", "not built", "gcc"]),
@@ -135,7 +134,7 @@ def test_the_version_says_whether_jpegs_load_fast(monkeypatch: pytest.MonkeyPatc
         assert ("fix:" in shown.output) is (missing is not None)
 
 
-def test_a_build_without_the_extension_says_so(tmp_path: Path) -> None:
+def test_a_build_without_the_extension_says_so(tmp_path):
     """And is no failure: setuptools goes on."""
     root = Path(shardkit.__file__).parents[1]
     folders = ["--build-lib", str(tmp_path / "lib"), "--build-temp", str(tmp_path / "temp")]
@@ -152,7 +151,7 @@ def test_a_build_without_the_extension_says_so(tmp_path: Path) -> None:
         assert options == ["--force-reinstall", "--no-deps", "."]
 
 
-def test_convert_says_what_it_made(images: Path, tmp_path: Path) -> None:
+def test_convert_says_what_it_made(images, tmp_path):
     found = run("convert", images, "--to", "wds")
     assert "12 samples in 3 classes" in found.stdout
     assert "1 shard" in found.stdout
@@ -162,7 +161,7 @@ def test_convert_says_what_it_made(images: Path, tmp_path: Path) -> None:
     assert "The output was already complete" in again.stdout
 
 
-def test_quiet_says_nothing_and_json_is_one_object(images: Path, tmp_path: Path) -> None:
+def test_quiet_says_nothing_and_json_is_one_object(images, tmp_path):
     words = ["convert", images, "--to", "wds", "--workers", 0]
     found = run(*words, "--quiet")
     assert (found.stdout, found.stderr) == ("", "")
@@ -176,12 +175,12 @@ def test_quiet_says_nothing_and_json_is_one_object(images: Path, tmp_path: Path)
     assert json.loads(failed.stdout)["error"] == "OutputError"
 
 
-def test_a_plan_tells_what_is_at_the_output(tmp_path: Path) -> None:
+def test_a_plan_tells_what_is_at_the_output(tmp_path):
     source = write_images(tmp_path / "images", kilobytes=2)
     words = ["convert", source, "--to", "wds", "-o", tmp_path / "out", "--shard-size", "5kB"]
     words += ["--workers", 0]
 
-    def state(*more: str) -> str:
+    def state(*more):
         before = files_of(tmp_path)
         found = str(json.loads(run(*words, *more, "--plan", "--json").stdout)["state"])
         assert found in run(*words, *more, "--plan").stdout
@@ -210,7 +209,7 @@ def test_a_plan_tells_what_is_at_the_output(tmp_path: Path) -> None:
     run(*words, "--plan", "--part", "1/2")
 
 
-def test_every_option_reaches_the_conversion(images: Path, tmp_path: Path) -> None:
+def test_every_option_reaches_the_conversion(images, tmp_path):
     (images / "class1/000.jpg").write_bytes(b"text")
     classes = tmp_path / "classes.txt"
     classes.write_text("class2\nclass1\nclass0\n", "utf-8")
@@ -245,10 +244,7 @@ def test_every_option_reaches_the_conversion(images: Path, tmp_path: Path) -> No
         (["nonsense"], 2, "No such command"),
     ],
 )
-def test_exit_codes_and_messages(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], code: int,
-    message: str,
-) -> None:  # fmt: skip
+def test_exit_codes_and_messages(images, tmp_path, monkeypatch, words, code, message):  # fmt: skip
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     write_images(tmp_path / "bad")
@@ -259,7 +255,7 @@ def test_exit_codes_and_messages(
     assert message in run(*words, check=code).stderr
 
 
-def test_inspect_shows_a_dataset_a_shard_foreign_data_splits(images: Path, tmp_path: Path) -> None:
+def test_inspect_shows_a_dataset_a_shard_foreign_data_splits(images, tmp_path):
     (images / "class0/000.txt").write_text("a\ncaption")
     (images / "class2/000.png").write_bytes(make_image(3, "PNG", (20, 10)))
     shardkit.convert(images, "wds", tmp_path / "out", workers=0, shard_samples=7)
@@ -291,12 +287,12 @@ def test_inspect_shows_a_dataset_a_shard_foreign_data_splits(images: Path, tmp_p
     assert "splits/val" in found
 
 
-def test_formats_lists_what_each_can_do() -> None:
+def test_formats_lists_what_each_can_do():
     assert "WebDataset" in run("formats").stdout
     assert "abilities" in json.loads(run("formats", "--json").stdout)["wds"]
 
 
-def test_a_terminal_gets_a_bar(images: Path) -> None:
+def test_a_terminal_gets_a_bar(images):
     ours, theirs = pty.openpty()
     environment: dict[str, Any] = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
     environment.pop("NO_COLOR", None)
@@ -315,7 +311,7 @@ def test_a_terminal_gets_a_bar(images: Path) -> None:
         assert words.encode() in shown
 
 
-def test_starting_imports_no_extra_and_little_else() -> None:
+def test_starting_imports_no_extra_and_little_else():
     script = "import sys, shardkit.cli, shardkit; print(*sorted(sys.modules))"
     found = subprocess.run(
         [sys.executable, "-c", script], check=True, capture_output=True, text=True
@@ -332,7 +328,7 @@ def test_starting_imports_no_extra_and_little_else() -> None:
         pytest.param("click", "raise KeyboardInterrupt", marks=LONG),
     ],
 )
-def test_ctrl_c_while_modules_are_imported(tmp_path: Path, module: str, text: str) -> None:
+def test_ctrl_c_while_modules_are_imported(tmp_path, module, text):
     """X1: no traceback, and the exit code is the one that it always has."""
     (tmp_path / f"{module}.py").write_text(text)
     source = write_images(tmp_path / "in", classes=1, each=1)

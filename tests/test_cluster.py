@@ -42,7 +42,7 @@ echo "$number"
 
 
 @pytest.fixture(scope="module")
-def blocks() -> dict[str, str]:
+def blocks():
     """The files of the page, with fewer parts, and small shards of the few images."""
     found = {}
     for match in BLOCK.finditer(CLUSTER.read_text("utf-8")):
@@ -54,7 +54,7 @@ def blocks() -> dict[str, str]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """What all machines share: the source, and what one machine makes of it."""
     shutil.copytree(ROOT / "sample_data/images", tmp_path / "images")
     shardkit.convert(tmp_path / "images", "wds", tmp_path / "whole", shard_size="8kB", workers=0)
@@ -82,9 +82,7 @@ def assert_whole(folder: Path) -> None:
 
 
 @pytest.mark.docs
-def test_the_jobs_of_slurm_make_the_dataset_and_check_it(
-    blocks: dict[str, str], folder: Path
-) -> None:
+def test_the_jobs_of_slurm_make_the_dataset_and_check_it(blocks, folder):
     for name in ("convert.sbatch", "submit.sh"):
         (folder / name).write_text(blocks[name].replace("/shared", str(folder)), "utf-8")
     (folder / "bin/sbatch").write_text(SBATCH)
@@ -96,9 +94,7 @@ def test_the_jobs_of_slurm_make_the_dataset_and_check_it(
 
 
 @pytest.mark.docs
-def test_a_part_of_slurm_that_is_missing_is_named_and_run_again(
-    blocks: dict[str, str], folder: Path
-) -> None:
+def test_a_part_of_slurm_that_is_missing_is_named_and_run_again(blocks, folder):
     script = blocks["convert.sbatch"].replace("/shared", str(folder))
     bash(script, folder, SLURM_ARRAY_TASK_ID="1")
     assert "2/2 never began" in bash("shardkit merge made", folder, check=2)
@@ -113,7 +109,7 @@ def expanded(text: str, environ: dict[str, str]) -> str:
     )
 
 
-def test_numbers_of_parts_agree(blocks: dict[str, str]) -> None:
+def test_numbers_of_parts_agree(blocks):
     for text in blocks.values():
         assert re.findall(r"(?:--array=1-|parts=|completions: |/)(\d+)\b", text) == [PARTS] * 2
     assert container(blocks)["args"]
@@ -131,7 +127,7 @@ def container(blocks: dict[str, str]) -> dict[str, Any]:
 
 
 @pytest.mark.docs
-def test_the_pods_of_kubernetes_make_the_dataset(blocks: dict[str, str], folder: Path) -> None:
+def test_the_pods_of_kubernetes_make_the_dataset(blocks, folder):
     about = container(blocks)
     for index in range(int(PARTS)):
         environ = {"JOB_COMPLETION_INDEX": str(index)}
@@ -143,7 +139,7 @@ def test_the_pods_of_kubernetes_make_the_dataset(blocks: dict[str, str], folder:
 
 
 @pytest.mark.docs
-def test_code_blocks_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_blocks_run(folder, monkeypatch):
     """Those of the page's shell: ssh runs what follows the name of a machine on this one."""
     (folder / "bin/ssh").write_text('#!/bin/bash\nshift\nexec bash -c "$*"\n')
     (folder / "bin/ssh").chmod(0o755)
@@ -153,7 +149,7 @@ def test_code_blocks_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.large  # Ray takes ten seconds to start
-def test_the_command_for_ray_makes_the_dataset(folder: Path) -> None:
+def test_the_command_for_ray_makes_the_dataset(folder):
     """The first of the page, on a cluster of this machine; conversion/test_ray.py has real ones."""
     pytest.importorskip("ray")
     blocks = [match["code"] for match in BLOCK.finditer(CLUSTER.read_text("utf-8"))]

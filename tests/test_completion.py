@@ -54,17 +54,17 @@ CASES = {
 
 
 @pytest.mark.parametrize("line", few(CASES, "shardkit convert photos --to be"))
-def test_bash_completes(line: str) -> None:
+def test_bash_completes(line):
     assert sorted(completed(line)) == sorted(CASES[line])
 
 
 @pytest.mark.large
-def test_of_what_is_not_known_options_before_a_command_are_offered() -> None:
+def test_of_what_is_not_known_options_before_a_command_are_offered():
     assert "--install-completion" in completed("shardkit cnvert --")
 
 
 @pytest.mark.large
-def test_installed_it_completes_in_the_next_bash(tmp_path: Path, images: Path) -> None:
+def test_installed_it_completes_in_the_next_bash(tmp_path, images):
     """Typed into a terminal: a tab completes a format, and another one a path."""
     environ = {"HOME": str(tmp_path), "PATH": PATH, "TERM": "dumb", "PS1": "$ ", "LANG": "C.UTF-8"}
     install = ["shardkit", "--install-completion", "bash"]
@@ -95,9 +95,7 @@ def _until(handle: int, pattern: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_installing_changes_files_once_and_names_them(
-    shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_installing_changes_files_once_and_names_them(shell, tmp_path, monkeypatch):
     for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "ZDOTDIR"):
         monkeypatch.delenv(name, raising=False)
     home = tmp_path / "a home"
@@ -126,7 +124,7 @@ def test_installing_changes_files_once_and_names_them(
     assert files_of(home) == files
 
 
-def test_settings_are_never_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_never_written_again(tmp_path, monkeypatch):
     """So that a full disk, or a kill, cannot take what a user has there."""
     monkeypatch.setenv("HOME", str(tmp_path))
     settings, before = tmp_path / ".bashrc", b"alias x=y\xff\r\n"
@@ -155,7 +153,7 @@ def _no_space_for(file: Path) -> Callable[[Path, bytes], int]:
         ("fish", ["_SHARDKIT_COMPLETE=fish_complete", "complete --no-files --command shardkit"]),
     ],
 )
-def test_scripts_of_other_shells(shell: str, parts: list[str]) -> None:
+def test_scripts_of_other_shells(shell, parts):
     """And where the shell is installed it finds no mistake in them."""
     script = run("--show-completion", shell).stdout
     assert all(part in script for part in parts)
@@ -163,7 +161,7 @@ def test_scripts_of_other_shells(shell: str, parts: list[str]) -> None:
         subprocess.run([program, "-n"], input=script, text=True, check=True)
 
 
-def test_a_shell_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shell_that_is_not_known_is_refused(monkeypatch):
     monkeypatch.setenv("SHELL", "/bin/sh")
     assert "completion is not available" in run("--install-completion", check=2).stderr
     assert "'tcsh' is not one of" in run("--show-completion", "tcsh", check=2).stderr

@@ -38,7 +38,7 @@ def write(path: Path, to: str, classes: list[str] | None, count: int, **more: An
 
 
 @pytest.fixture(scope="module")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> list[Dataset]:
+def parts(tmp_path_factory):
     root = tmp_path_factory.mktemp("parts")
     return [
         write(root / "a", "wds", ["cat", "dog", "owl"], 13),
@@ -61,7 +61,7 @@ def check(joined: Dataset, expected: list[dict[str, Any]]) -> None:
     assert joined.column("row").tolist() == [own["row"].tolist() for own in expected]
 
 
-def test_samples_come_one_dataset_after_the_other(parts: list[Dataset]) -> None:
+def test_samples_come_one_dataset_after_the_other(parts):
     joined = shardkit.concatenate(parts)
     every = [sample for part in parts for sample in part]
     assert joined.classes == ("ant", "cat", "dog", "owl")
@@ -81,7 +81,7 @@ def test_samples_come_one_dataset_after_the_other(parts: list[Dataset]) -> None:
     check(again, every)
 
 
-def test_views_are_concatenated(parts: list[Dataset]) -> None:
+def test_views_are_concatenated(parts):
     a, b, c = parts
     joined = shardkit.concatenate([a[2:5], b[::-2], shardkit.concatenate([c, a])[5:9]])
     check(joined, [*a[2:5], *b[::-2], *c[5:7], *a[:2]])
@@ -90,7 +90,7 @@ def test_views_are_concatenated(parts: list[Dataset]) -> None:
     check(one, [*a[2:5], *a[7:], *a[2:3]])
 
 
-def test_transforms_are_those_of_each_dataset(parts: list[Dataset]) -> None:
+def test_transforms_are_those_of_each_dataset(parts):
     a, b, _ = parts
     changed = copy.copy(b)
     changed.transform = lambda sample: {**sample, "text": sample["text"].upper()}
@@ -104,14 +104,14 @@ def test_transforms_are_those_of_each_dataset(parts: list[Dataset]) -> None:
         shardkit.convert(joined, "wds", "never")
 
 
-def test_advice_names_each_dataset(parts: list[Dataset]) -> None:
+def test_advice_names_each_dataset(parts):
     loader = Loader(shardkit.concatenate([parts[0][:5], parts[1]]), batch_size=2)
     commands = [f"shardkit convert {part.place} --to {part.format}" for part in parts[:2]]
     assert convert_command(loader.dataset.stream) == " && ".join(commands)
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_loaders_read_them(parts: list[Dataset], shuffle: bool) -> None:
+def test_loaders_read_them(parts, shuffle):
     joined = shardkit.concatenate(parts)
     for dataset in (joined, joined[::-3], joined.filter("odd"), parts[0][::-2]):
         loader = Loader(dataset, batch_size=4, shuffle=shuffle, threads=2, last="short")
@@ -128,7 +128,7 @@ def test_loaders_read_them(parts: list[Dataset], shuffle: bool) -> None:
         Loader(joined[1:], batch_size=4, shuffle=shuffle, last="short").load_state_dict(state)
 
 
-def test_rows_and_lengths(tmp_path: Path) -> None:
+def test_rows_and_lengths(tmp_path):
     a = shardkit.open(write_documents(tmp_path / "a", [3, 5, 2]))
     b = shardkit.open(write_documents(tmp_path / "b", [7, 1]))
     joined = shardkit.concatenate([a, b])
@@ -140,7 +140,7 @@ def test_rows_and_lengths(tmp_path: Path) -> None:
         joined["0001"]
 
 
-def test_they_convert_as_a_list_does(parts: list[Dataset], tmp_path: Path) -> None:
+def test_they_convert_as_a_list_does(parts, tmp_path):
     joined = shardkit.concatenate(parts)
     for name, source in (("list", parts), ("one", joined)):
         shardkit.convert(source, "wds", tmp_path / name, shard_samples=6, workers=0)
@@ -161,7 +161,7 @@ def test_they_convert_as_a_list_does(parts: list[Dataset], tmp_path: Path) -> No
         shardkit.convert(view[::-1], "arrow", out, shard_samples=6, workers=0)
 
 
-def test_what_cannot_be_concatenated(parts: list[Dataset], tmp_path: Path) -> None:
+def test_what_cannot_be_concatenated(parts, tmp_path):
     for given in ([], parts[0], [parts[0], "shards"], None):
         with pytest.raises(UsageError, match="needs a list of datasets"):
             shardkit.concatenate(given)  # type: ignore[arg-type]

@@ -30,7 +30,7 @@ KEYS = [f"class{c}/{n:03d}" for c in range(3) for n in range(10)]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory):
     root = tmp_path_factory.mktemp("made")
     source = write_images(root / "in", classes=3, each=10)
     shardkit.convert(source, "wds", root / "out", shard_samples=4, workers=0)
@@ -38,11 +38,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def out(tmp_path: Path, made: Path) -> Path:
+def out(tmp_path, made):
     return Path(shutil.copytree(made, tmp_path / "out"))
 
 
-def test_it_is_one_list_over_all_shards(out: Path) -> None:
+def test_it_is_one_list_over_all_shards(out):
     with shardkit.open(out) as ds:
         assert len(ds) == 30
         assert ds.shards == 8
@@ -60,7 +60,7 @@ def test_it_is_one_list_over_all_shards(out: Path) -> None:
             assert "select" in str(caught.value.fix)
 
 
-def test_opening_reads_the_manifest_alone(out: Path) -> None:
+def test_opening_reads_the_manifest_alone(out):
     for path in [*out.glob("*.tar"), *out.rglob("*.npy")]:
         path.rename(path.with_suffix(".away"))
     ds = shardkit.open(out)
@@ -69,7 +69,7 @@ def test_opening_reads_the_manifest_alone(out: Path) -> None:
         ds[0]
 
 
-def test_a_single_shard_of_ours_knows_its_manifest(out: Path) -> None:
+def test_a_single_shard_of_ours_knows_its_manifest(out):
     ds = shardkit.open(out / "shard-000003.tar")
     assert len(ds) == 4
     assert ds[1]["label"] == 1
@@ -77,9 +77,7 @@ def test_a_single_shard_of_ours_knows_its_manifest(out: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["folder", "shard", "splits"])
-def test_opening_reads_each_manifest_once(
-    tmp_path: Path, out: Path, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_opening_reads_each_manifest_once(tmp_path, out, what, monkeypatch):
     shardkit.convert(out, "wds", tmp_path / "split", split="train=0.5,val=0.5", workers=0)
     read, real = [], shardkit.manifest._from_json
     monkeypatch.setattr(
@@ -96,7 +94,7 @@ def test_opening_reads_each_manifest_once(
         assert read == [out / "__shardkit__/manifest.json"]
 
 
-def test_foreign_shards_are_searched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_shards_are_searched_once(tmp_path, monkeypatch):
     from shardkit.formats.wds import kept
 
     samples = [{"label": n} for n in range(20)]
@@ -113,7 +111,7 @@ def test_foreign_shards_are_searched_once(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(calls) == 20
 
 
-def test_threads_share_a_dataset(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_share_a_dataset(out, monkeypatch):
     monkeypatch.setattr("shardkit.dataset._OPEN_SHARDS", 2)  # shards come and go all the time
     with shardkit.open(out) as ds:
         expected = [ds[n] for n in range(30)]
@@ -123,7 +121,7 @@ def test_threads_share_a_dataset(out: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert found == [expected[n] for n in order]
 
 
-def test_a_pickle_carries_paths_only(out: Path) -> None:
+def test_a_pickle_carries_paths_only(out):
     ds = shardkit.open(out)
     ds[0]
     data = pickle.dumps(ds)
@@ -132,7 +130,7 @@ def test_a_pickle_carries_paths_only(out: Path) -> None:
 
 
 @pytest.mark.parametrize("method", few([None, "fork", "spawn"], None))
-def test_torchs_dataloader_takes_it_as_it_is(out: Path, method: str | None) -> None:
+def test_torchs_dataloader_takes_it_as_it_is(out, method):
     ds = shardkit.open(out)
     by_key = {sample["__key__"]: sample for sample in ds}  # it is open, as often in training code
     workers: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": method}
@@ -146,7 +144,7 @@ def test_torchs_dataloader_takes_it_as_it_is(out: Path, method: str | None) -> N
     assert sorted(found) == KEYS
 
 
-def test_a_shard_of_another_length_is_damaged(out: Path) -> None:
+def test_a_shard_of_another_length_is_damaged(out):
     path = out / "shard-000001.tar"
     data = path.read_bytes()
     for changed in (data[:-512], data + b"\0" * 512):
@@ -157,7 +155,7 @@ def test_a_shard_of_another_length_is_damaged(out: Path) -> None:
         assert error.value.expected == f"{len(data):,} bytes"
 
 
-def test_a_shard_that_no_manifest_describes_is_compared_with_what_it_was(out: Path) -> None:
+def test_a_shard_that_no_manifest_describes_is_compared_with_what_it_was(out):
     path = out / "shard-000001.tar"
     dataset = shardkit.open(path.rename(out.with_name("alone.tar")))
     dataset.close()
@@ -175,13 +173,13 @@ def test_a_shard_that_no_manifest_describes_is_compared_with_what_it_was(out: Pa
         ('{"shardkit": 99}', "of another version"),
     ],
 )
-def test_a_damaged_manifest_is_named(out: Path, text: str, message: str) -> None:
+def test_a_damaged_manifest_is_named(out, text, message):
     (out / "__shardkit__/manifest.json").write_text(text)
     with pytest.raises((DamagedError, FormatError), match=message):
         shardkit.open(out)
 
 
-def test_foreign_shards_that_disagree_about_a_field_give_its_bytes(tmp_path: Path) -> None:
+def test_foreign_shards_that_disagree_about_a_field_give_its_bytes(tmp_path):
     for name, value in (("0.tar", b"1"), ("1.tar", b"cat")):
         with tarfile.open(tmp_path / name, "w") as tar:
             info = tarfile.TarInfo("a.cls")
@@ -193,7 +191,7 @@ def test_foreign_shards_that_disagree_about_a_field_give_its_bytes(tmp_path: Pat
 
 
 @pytest.mark.parametrize("folder", ["", "dataset", "tasks/000000"])
-def test_unfinished_work_is_not_opened(out: Path, folder: str) -> None:
+def test_unfinished_work_is_not_opened(out, folder):
     partial = out.with_name("x.partial")
     shutil.copytree(out, partial / folder)
     (partial / "job.json").write_text("{}")
@@ -214,14 +212,14 @@ def test_unfinished_work_is_not_opened(out: Path, folder: str) -> None:
         assert "its conversion is unfinished: run the interrupted command" in str(error.value)
 
 
-def test_a_lost_index_is_built_from_the_headers(out: Path) -> None:
+def test_a_lost_index_is_built_from_the_headers(out):
     expected = list(shardkit.open(out))
     for path in out.rglob("*.index.npy"):
         path.unlink()
     assert list(shardkit.open(out)) == expected
 
 
-def test_an_index_that_lies_is_named(out: Path) -> None:
+def test_an_index_that_lies_is_named(out):
     path = out / "__shardkit__/shard-000000.index.npy"
     index = np.load(path)
     for change in ("fewer", "beyond", "zero", "key"):
@@ -240,14 +238,14 @@ def test_an_index_that_lies_is_named(out: Path) -> None:
         assert error.value.where["path"] in (path, out / "shard-000000.tar")
 
 
-def test_the_manifest_comes_back_as_it_was_written(out: Path, tmp_path: Path) -> None:
+def test_the_manifest_comes_back_as_it_was_written(out, tmp_path):
     (tmp_path / "copy").mkdir()
     shardkit.manifest.load(out).write(tmp_path / "copy/__shardkit__/manifest.json")
     path = "__shardkit__/manifest.json"
     assert files_of(tmp_path / "copy")[path] == files_of(out)[path]
 
 
-def test_columns_of_two_types_in_a_folder_of_others_are_named(tmp_path: Path) -> None:
+def test_columns_of_two_types_in_a_folder_of_others_are_named(tmp_path):
     for name, value in (("a", 1), ("b", "x")):
         pyarrow.parquet.write_table(pyarrow.table({"v": [value]}), tmp_path / f"{name}.parquet")
     with pytest.raises(FormatError, match="differs between shards") as error:
@@ -255,7 +253,7 @@ def test_columns_of_two_types_in_a_folder_of_others_are_named(tmp_path: Path) ->
     assert error.value.found == "Int() in a.parquet, Text() in b.parquet"
 
 
-def test_an_open_dataset_can_transform_its_samples(images: Path, tmp_path: Path) -> None:
+def test_an_open_dataset_can_transform_its_samples(images, tmp_path):
     shardkit.convert(images, "wds", tmp_path / "out", workers=0)
     crop = {"image": shardkit.Resize((5, 4)), "label": float}
     dataset = shardkit.open(tmp_path / "out", transforms=crop)
@@ -281,14 +279,14 @@ def _fail(value: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["__shardkit__", "__shardkit__/manifest.json"])
-def test_what_stands_beside_the_shards_is_no_dataset(out: Path, name: str) -> None:
+def test_what_stands_beside_the_shards_is_no_dataset(out, name):
     with pytest.raises(FormatError, match="but no samples") as error:
         shardkit.open(out / name)
     assert f"pass the dataset: {out}" in str(error.value.fix)
 
 
 @pytest.mark.parametrize("format", ["wds", "lmdb"])
-def test_datasets_of_one_file_in_a_folder_stay_datasets(tmp_path: Path, format: str) -> None:
+def test_datasets_of_one_file_in_a_folder_stay_datasets(tmp_path, format):
     suffix = FORMATS[format].suffixes[0]
     (tmp_path / "in").mkdir()
     for name in ("train", "val"):
@@ -304,9 +302,7 @@ def test_datasets_of_one_file_in_a_folder_stay_datasets(tmp_path: Path, format: 
     assert set(shardkit.open(tmp_path / "out/val").schema) == {"image", "label"}
 
 
-def test_datasets_of_one_file_whose_labels_mean_something_else_are_not_mixed(
-    images: Path, tmp_path: Path
-) -> None:
+def test_datasets_of_one_file_whose_labels_mean_something_else_are_not_mixed(images, tmp_path):
     (tmp_path / "in").mkdir()
     shardkit.convert(images, "wds", tmp_path / "in/a.tar", workers=0)
     shardkit.convert(images, "wds", tmp_path / "in/b.tar", workers=0)

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -69,7 +68,7 @@ def others() -> Iterator[tuple[str, str, bool]]:
             yield file, name, guarded
 
 
-def test_every_import_is_declared_and_guarded_where_it_is_an_extra() -> None:
+def test_every_import_is_declared_and_guarded_where_it_is_an_extra():
     wrong = []
     for file, module, guarded in others():
         extras = {name for name, libraries in EXTRAS.items() if by(module) in libraries}
@@ -81,11 +80,11 @@ def test_every_import_is_declared_and_guarded_where_it_is_an_extra() -> None:
     assert not wrong
 
 
-def test_every_library_that_is_installed_at_once_is_imported() -> None:
+def test_every_library_that_is_installed_at_once_is_imported():
     assert {by(module) for _, module, _ in others()} >= CORE
 
 
-def test_extras_that_errors_name_exist() -> None:
+def test_extras_that_errors_name_exist():
     """In messages, docs and calls of `extra`."""
     named = set()
     for path in [*(ROOT / "shardkit").rglob("*.py"), *(ROOT / "docs").glob("*.md")]:
@@ -96,12 +95,12 @@ def test_extras_that_errors_name_exist() -> None:
     assert {"arrow", "zstd", "sentencepiece", "encodings", "array-record"} <= named
 
 
-def test_names_of_extras_are_those_that_wheels_have() -> None:
+def test_names_of_extras_are_those_that_wheels_have():
     """Metadata normalize them (PEP 685), and pip before 23.3 does not find another spelling."""
     assert [name for name in EXTRAS if re.sub(r"[-_.]+", "-", name).lower() != name] == []
 
 
-def test_a_missing_library_is_named_with_its_extra() -> None:
+def test_a_missing_library_is_named_with_its_extra():
     with (
         pytest.raises(UsageError, match="reading it needs no_such_library") as error,
         extra("zstd", "reading it", ", or do without"),
@@ -135,7 +134,7 @@ def bare(*words: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.large
-def test_without_extras_images_are_converted_and_the_rest_names_its_extra(tmp_path: Path) -> None:
+def test_without_extras_images_are_converted_and_the_rest_names_its_extra(tmp_path):
     images, text = ROOT / "sample_data/images", tmp_path / "a.txt.zst"
     text.write_bytes(b"\x28\xb5\x2f\xfd")
     for to in ("wds", "lmdb", "beton"):

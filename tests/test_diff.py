@@ -35,7 +35,7 @@ def write(path: Path, samples: list[Sample], to: str = "wds", **options: object)
     return path
 
 
-def test_what_is_added_removed_and_changed_is_counted_and_named(tmp_path: Path) -> None:
+def test_what_is_added_removed_and_changed_is_counted_and_named(tmp_path):
     old = [sample(n) for n in range(6)]
     new = [
         sample(5),
@@ -60,7 +60,7 @@ def test_what_is_added_removed_and_changed_is_counted_and_named(tmp_path: Path) 
     assert len(back.first_changed) == 1
 
 
-def test_the_command_has_its_exit_codes(tmp_path: Path) -> None:
+def test_the_command_has_its_exit_codes(tmp_path):
     a = write(tmp_path / "a", [sample(0), sample(1)])
     b = write(tmp_path / "b", [sample(1), sample(0)], "lmdb")
     c = write(tmp_path / "c", [sample(0, label=5)])
@@ -77,7 +77,7 @@ def test_the_command_has_its_exit_codes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", few(IMAGE_FORMATS, "lmdb"))
-def test_a_dataset_equals_itself_in_another_format(tmp_path: Path, format: str) -> None:
+def test_a_dataset_equals_itself_in_another_format(tmp_path, format):
     with shardkit.create(tmp_path / "a", "wds", EVERYTHING) as writer:
         for number in range(20):
             writer.write(everything(number))
@@ -86,7 +86,7 @@ def test_a_dataset_equals_itself_in_another_format(tmp_path: Path, format: str) 
     assert (report.equal, report.equal_samples) == (True, 20)
 
 
-def test_a_source_is_compared_with_what_was_made_of_it(images: Path, tmp_path: Path) -> None:
+def test_a_source_is_compared_with_what_was_made_of_it(images, tmp_path):
     shardkit.convert(images, "wds", tmp_path / "a", workers=0)
     assert shardkit.diff(images, tmp_path / "a").equal
     next(images.rglob("*.jpg")).unlink()
@@ -94,7 +94,7 @@ def test_a_source_is_compared_with_what_was_made_of_it(images: Path, tmp_path: P
     assert (report.added, report.removed, report.changed) == (1, 0, 0)
 
 
-def test_text_is_read_from_its_beginning_on_either_side(tmp_path: Path) -> None:
+def test_text_is_read_from_its_beginning_on_either_side(tmp_path):
     lines = [json.dumps({"text": f"document {number}"}) for number in range(5)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines), "utf-8")
     shardkit.convert(tmp_path / "a.jsonl", "parquet", tmp_path / "b", workers=0, limit=4)
@@ -104,7 +104,7 @@ def test_text_is_read_from_its_beginning_on_either_side(tmp_path: Path) -> None:
         shardkit.diff(tmp_path / "a.jsonl", tmp_path / "a.jsonl")
 
 
-def test_splits_of_one_name_are_compared_with_each_other(tmp_path: Path) -> None:
+def test_splits_of_one_name_are_compared_with_each_other(tmp_path):
     for name, count, classes in (("a", 3, ["cat", "dog"]), ("b", 4, ["dog", "cat"])):
         (tmp_path / name).mkdir()
         for split in ("train", "val"):
@@ -118,14 +118,14 @@ def test_splits_of_one_name_are_compared_with_each_other(tmp_path: Path) -> None
     assert (report.equal_samples, report.removed) == (0, 3)  # train's are the first of their keys
 
 
-def test_class_names_are_compared(tmp_path: Path) -> None:
+def test_class_names_are_compared(tmp_path):
     a = write(tmp_path / "a", [sample(0)], classes=["cat", "dog"])
     b = write(tmp_path / "b", [sample(0)], classes=["dog", "cat"])
     report = shardkit.diff(a, b)
     assert (report.equal, report.equal_samples, report.classes) == (False, 1, ["label"])
 
 
-def test_json_is_compared_by_its_value_and_numbers_by_their_type(tmp_path: Path) -> None:
+def test_json_is_compared_by_its_value_and_numbers_by_their_type(tmp_path):
     a = write(tmp_path / "a", [sample(0, tags=JsonText('{"a": 1,\n "b": 2}'))])
     b = write(tmp_path / "b", [sample(0, tags=JsonText('{"b":2,"a":1}'))])
     c = write(tmp_path / "c", [sample(0, tags={"a": 1.0, "b": 2})])
@@ -136,7 +136,7 @@ def test_json_is_compared_by_its_value_and_numbers_by_their_type(tmp_path: Path)
     assert shardkit.diff(samples, other).fields == {"x": 1}
 
 
-def test_keys_that_come_twice_are_matched_in_their_order(tmp_path: Path) -> None:
+def test_keys_that_come_twice_are_matched_in_their_order(tmp_path):
     twice = [{"__key__": "a", "x": 1}, {"__key__": "a", "x": 2}]
     assert shardkit.diff(twice, twice).equal
     many = [{"__key__": "a", "x": 1}] * 2_000
@@ -145,7 +145,7 @@ def test_keys_that_come_twice_are_matched_in_their_order(tmp_path: Path) -> None
     assert (report.equal_samples, report.first_removed) == (1, ["a"])
 
 
-def test_a_bad_sample_is_an_error(images: Path, tmp_path: Path) -> None:
+def test_a_bad_sample_is_an_error(images, tmp_path):
     shardkit.convert(images, "wds", tmp_path / "a", workers=0)
     (images / "class0/bad.json").write_text("{", "utf-8")
     (images / "class0/bad.jpg").write_bytes(make_image())
@@ -153,7 +153,7 @@ def test_a_bad_sample_is_an_error(images: Path, tmp_path: Path) -> None:
         shardkit.diff(images, tmp_path / "a")
 
 
-def test_a_text_in_another_encoding_is_to_be_converted_first(tmp_path: Path) -> None:
+def test_a_text_in_another_encoding_is_to_be_converted_first(tmp_path):
     (tmp_path / "a.txt").write_bytes("caf\u00e9".encode("latin-1"))
     with pytest.raises(SampleError) as error:
         shardkit.diff(tmp_path, tmp_path)

@@ -48,7 +48,7 @@ class Tags(HTMLParser):
         return [PIL.Image.open(io.BytesIO(one)) for one in data]
 
 
-def test_a_dataset_tells_what_it_is(tmp_path: Path) -> None:
+def test_a_dataset_tells_what_it_is(tmp_path):
     source = write_images(tmp_path / "in", classes=9, each=2)
     shardkit.convert(source, "wds", tmp_path / "out", shard_samples=4, workers=0)
     ds = shardkit.open(tmp_path / "out")
@@ -63,7 +63,7 @@ def test_a_dataset_tells_what_it_is(tmp_path: Path) -> None:
     assert repr(both) == f"<Dataset {out} and 1 more: wds, 22 samples in 6 shards>\n{fields}"
 
 
-def test_a_notebook_shows_samples(tmp_path: Path) -> None:
+def test_a_notebook_shows_samples(tmp_path):
     ds = shardkit.open(write_photos(tmp_path / "out", size=(480, 360)))
     ds.transform = lambda sample: {}  # samples are shown as they are stored
     page = Tags(ds._repr_html_())
@@ -81,7 +81,7 @@ def test_a_notebook_shows_samples(tmp_path: Path) -> None:
     assert "a value is damaged" in page.text
 
 
-def test_nothing_of_the_data_becomes_a_part_of_the_page() -> None:
+def test_nothing_of_the_data_becomes_a_part_of_the_page():
     fields = {HOSTILE: Text(), "label": Int(), "json": Json(), "image": Image(), "x": Bytes()}
     sample = {
         "__key__": HOSTILE, HOSTILE: HOSTILE * 99, "label": 0, "json": {HOSTILE: HOSTILE},
@@ -104,20 +104,20 @@ def test_nothing_of_the_data_becomes_a_part_of_the_page() -> None:
 
 
 @pytest.mark.parametrize(("length", "cut"), [(120, False), (121, True)])
-def test_texts_are_cut_where_they_are_too_long(length, cut) -> None:
+def test_texts_are_cut_where_they_are_too_long(length, cut):
     ds = Dataset.from_sequence([{"__key__": "a", "t": "x" * length}], Schema({"t": Text()}))
     text = Tags(ds._repr_html_()).text
     assert ("x" * 120 in text, "x" * 120 + " ..." in text) == (True, cut)
 
 
 @pytest.mark.parametrize(("length", "shown"), [(60, "x" * 60), (61, "x" * 57 + "...")])
-def test_names_are_cut_where_they_are_too_long(length, shown) -> None:
+def test_names_are_cut_where_they_are_too_long(length, shown):
     name = "x" * length
     ds = Dataset.from_sequence([{"__key__": "a", name: 1}], Schema({name: Int()}))
     assert repr(ds).splitlines()[1] == f"  {shown}: Int()"
 
 
-def test_images_that_are_odd_or_damaged(tmp_path: Path) -> None:
+def test_images_that_are_odd_or_damaged(tmp_path):
     large, gray = io.BytesIO(), io.BytesIO()
     PIL.Image.new("1", (12_000, 12_000)).save(large, "png")  # 144 megapixels in 2 kB
     PIL.Image.new("L", (3, 500), 7).save(gray, "png")
@@ -136,7 +136,7 @@ def test_images_that_are_odd_or_damaged(tmp_path: Path) -> None:
     assert re.search("no image: .{3,80}cut", page.text)
 
 
-def test_images_of_three_fields_are_decoded() -> None:
+def test_images_of_three_fields_are_decoded():
     fields = {"a": Images(), **{f"image{n}": Image() for n in range(5)}, "z": Images()}
     sample = {name: [photo(1)] * 3 if len(name) == 1 else photo(2) for name in fields}
     samples = [{"__key__": str(n), **sample} for n in range(2)]
@@ -148,7 +148,7 @@ def test_images_of_three_fields_are_decoded() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 5, 11])
-def test_samples_are_taken_evenly_and_the_first_fields_shown(count: int) -> None:
+def test_samples_are_taken_evenly_and_the_first_fields_shown(count):
     fields = {f"field {n}": Int() for n in range(200)}
     samples = [{"__key__": f"<{n}>", **dict.fromkeys(fields, n)} for n in range(count)]
     ds = Dataset.from_sequence(samples, Schema(fields))
@@ -159,9 +159,7 @@ def test_samples_are_taken_evenly_and_the_first_fields_shown(count: int) -> None
     assert shown == sorted({n * count // min(count, 5) for n in range(min(count, 5))})
 
 
-def test_results_loaders_and_options_tell_of_themselves_in_a_line(
-    images: Path, tmp_path: Path
-) -> None:
+def test_results_loaders_and_options_tell_of_themselves_in_a_line(images, tmp_path):
     out = tmp_path / "out"
     made = shardkit.convert(images, "wds", out, workers=0)
     words = rf"<ConvertResult {out}: wds, 12 samples, [\d.]+ kB in \d+\.\d s>"

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,7 +45,7 @@ COMING_FROM = ROOT / "docs" / "coming-from.md"
 
 
 @pytest.fixture(scope="module")
-def forks() -> Iterator[Path]:
+def forks():
     """Commands whose processes are forks of one that has imported all."""
     with forking() as folder:
         yield folder
@@ -58,7 +57,7 @@ def forks() -> Iterator[Path]:
     [page for page in PAGES if page not in (REMOTE, CLUSTER, COMING_FROM)],
     ids=lambda page: page.name,
 )
-def test_code_blocks_run(page: Path, tmp_path: Path, forks: Path) -> None:
+def test_code_blocks_run(page, tmp_path, forks):
     run_blocks(page.read_text("utf-8"), tmp_path, forks)
 
 
@@ -87,14 +86,14 @@ def run_blocks(text: str, tmp_path: Path, forks: Path | None = None, **environ: 
     assert found.returncode == 0, f"{found.stdout}\n{found.stderr}"
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text("utf-8")):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_every_command_and_option_is_documented() -> None:
+def test_every_command_and_option_is_documented():
     import importlib
 
     from shardkit.cli import COMMANDS
@@ -107,7 +106,7 @@ def test_every_command_and_option_is_documented() -> None:
         assert [names for names in options if not any(option in text for option in names)] == []
 
 
-def test_continuous_integration_runs_the_command_of_the_readme() -> None:
+def test_continuous_integration_runs_the_command_of_the_readme():
     blocks = BLOCK.finditer((ROOT / "README.md").read_text("utf-8"))
     (command,) = [match["code"] for match in blocks if match["marker"]]
     script = ROOT / ".ci/run"
@@ -130,7 +129,7 @@ WITH_EXAMPLES = [
 
 
 @pytest.mark.parametrize("module", WITH_EXAMPLES)
-def test_examples_in_docstrings_run(module: str) -> None:
+def test_examples_in_docstrings_run(module):
     import doctest
     import importlib
 

@@ -45,7 +45,7 @@ def raised(value: Any) -> set[str]:
 
 
 @pytest.mark.parametrize(("module", "name"), NAMES, ids=str)
-def test_a_public_name_tells_of_itself(module: str, name: str) -> None:
+def test_a_public_name_tells_of_itself(module, name):
     value = getattr(importlib.import_module(module), name)
     if not callable(value):
         return
@@ -62,7 +62,7 @@ def members() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("kind", "name"), [*members()])
-def test_a_method_for_users_tells_of_itself(kind: type[Any], name: str) -> None:
+def test_a_method_for_users_tells_of_itself(kind, name):
     found = inspect.getattr_static(kind, name)
     if isinstance(found, property):
         assert inspect.getdoc(found)
@@ -70,8 +70,8 @@ def test_a_method_for_users_tells_of_itself(kind: type[Any], name: str) -> None:
         check(getattr(found, "__func__", found), inspect.getdoc(getattr(kind, name)))
 
 
-def test_the_checks_can_fail() -> None:
-    def function(count: int, size: int) -> None:
+def test_the_checks_can_fail():
+    def function(count, size):
         """Something with a count."""
         raise ValueError("x")
 

@@ -29,7 +29,7 @@ def command(name: str) -> Command:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_each_command_and_option_has_help(name: str) -> None:
+def test_each_command_and_option_has_help(name):
     shown = " ".join(run(name, "--help").stdout.split())
     assert len(str(command(name).help)) > 20
     for param in command(name).params:
@@ -38,7 +38,7 @@ def test_each_command_and_option_has_help(name: str) -> None:
             assert " ".join(param.help.split()) in shown
 
 
-def test_convert_has_its_options_in_groups() -> None:
+def test_convert_has_its_options_in_groups():
     shown = run("convert", "--help").stdout
     groups = ["Input", "Choosing and splitting", "Images", "Text", "Audio", "Output", "Run"]
     positions = [shown.index(f"\n{title}:\n") for title in groups]
@@ -55,7 +55,7 @@ def examples() -> Iterator[Example]:
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prepared(tmp_path_factory):
     """A folder with what examples are about."""
     folder = tmp_path_factory.mktemp("prepared")
     shutil.copytree(ROOT / "sample_data" / "images", folder / "photos")
@@ -74,9 +74,7 @@ def one(example: Example) -> object:
 
 
 @pytest.mark.parametrize("example", [one(e) for e in examples() if not e.not_run])
-def test_each_example_runs(
-    example: Example, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_example_runs(example, prepared, tmp_path, monkeypatch):
     folder = tmp_path / "here"
     shutil.copytree(prepared, folder)
     monkeypatch.chdir(folder)
@@ -91,7 +89,7 @@ def test_each_example_runs(
     assert f"    {example.line}\n" in run(name, "--help").stdout  # in one piece
 
 
-def test_an_example_that_no_test_runs_says_why() -> None:
+def test_an_example_that_no_test_runs_says_why():
     assert {example.not_run for example in examples() if example.not_run} <= {"needs a bucket"}
 
 
@@ -119,14 +117,12 @@ def test_an_example_that_no_test_runs_says_why() -> None:
         ("bench shards --measure lod", "did you mean load?"),
     ],
 )
-def test_a_mistyped_word_is_told_what_may_have_been_meant(
-    words: str, meant: str, prepared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mistyped_word_is_told_what_may_have_been_meant(words, meant, prepared, monkeypatch):
     monkeypatch.chdir(prepared)
     (prepared / "t.csv").write_text("file,label\ncircle/00.jpg,1\n")
     assert meant in run(*words.split(), check=None).stderr
 
 
-def test_the_names_that_formats_have_elsewhere_lead_to_ours() -> None:
+def test_the_names_that_formats_have_elsewhere_lead_to_ours():
     assert set(MEANT.values()) <= set(BUILT_IN)
     assert not set(MEANT) & set(BUILT_IN)

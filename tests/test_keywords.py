@@ -48,12 +48,12 @@ def default(field: dataclasses.Field[Any]) -> Any:
     return field.default if made is dataclasses.MISSING else made()
 
 
-def test_the_docstring_of_options_tells_of_each() -> None:
+def test_the_docstring_of_options_tells_of_each():
     for kind in OPTIONS:
         assert list(docs_of(kind)) == [field.name for field in dataclasses.fields(kind)]
 
 
-def test_keywords_for_type_checkers_are_the_options() -> None:
+def test_keywords_for_type_checkers_are_the_options():
     for keywords, kind in (
         (ConvertKeywords, ConvertOptions), (StreamKeywords, StreamOptions), (SweepKeywords, Sweep)
     ):  # fmt: skip
@@ -61,7 +61,7 @@ def test_keywords_for_type_checkers_are_the_options() -> None:
         assert found == {field.name: field.type for field in dataclasses.fields(kind)}
 
 
-def test_keywords_of_loaders_are_their_arguments() -> None:
+def test_keywords_of_loaders_are_their_arguments():
     own = set(LoaderKeywords.__annotations__) - set(StreamKeywords.__annotations__)
     given = inspect.signature(Loader).parameters
     assert own == set(given) - {"source"} - {f.name for f in dataclasses.fields(StreamOptions)}
@@ -70,9 +70,7 @@ def test_keywords_of_loaders_are_their_arguments() -> None:
 
 
 @pytest.mark.parametrize(("function", "kind"), TAKES)
-def test_signatures_have_each_option_with_its_default(
-    function: Callable[..., Any], kind: type[Any]
-) -> None:
+def test_signatures_have_each_option_with_its_default(function, kind):
     given = inspect.signature(function).parameters
     assert not [p for p in given.values() if p.kind is inspect.Parameter.VAR_KEYWORD]
     text = f"{function.__doc__}\n{function.__init__.__doc__}"  # type: ignore[misc]
@@ -83,7 +81,7 @@ def test_signatures_have_each_option_with_its_default(
         assert f"\n{field.name}: " in text.replace("\n    ", "\n")
 
 
-def test_the_command_line_has_each_option_with_its_default() -> None:
+def test_the_command_line_has_each_option_with_its_default():
     command = importlib.import_module("shardkit.cli.convert").command
     found = command.make_context("convert", ["photos", "--to", "wds"]).params
     every = [field for kind in OPTIONS[:4] for field in dataclasses.fields(kind)]
@@ -96,7 +94,7 @@ def test_the_command_line_has_each_option_with_its_default() -> None:
     assert set(found) - set(flat) == rest
 
 
-def test_bench_has_each_option_with_its_default() -> None:
+def test_bench_has_each_option_with_its_default():
     command = importlib.import_module("shardkit.cli.bench").command
     found = command.make_context("bench", ["shards"]).params
     for field in dataclasses.fields(Sweep):
@@ -105,7 +103,7 @@ def test_bench_has_each_option_with_its_default() -> None:
         assert value == usual, field.name
 
 
-def test_choices_of_the_command_line_are_those_of_the_options() -> None:
+def test_choices_of_the_command_line_are_those_of_the_options():
     """Each is taken, and another one is refused with the same list."""
     command = importlib.import_module("shardkit.cli.convert").command
     tokens = {"seq_len": 8, "tokenizer": "x"}
@@ -126,7 +124,7 @@ def test_choices_of_the_command_line_are_those_of_the_options() -> None:
     assert tried > 25
 
 
-def test_recipes_have_the_options_that_decide_what_is_made() -> None:
+def test_recipes_have_the_options_that_decide_what_is_made():
     options = {field.name for field in dataclasses.fields(ConvertOptions)}
     recipe = {field.name for field in dataclasses.fields(Recipe)}
     run = {"max_errors", "overwrite", "workers", "engine", "ray_address", "ray_options"}
@@ -158,9 +156,7 @@ def test_recipes_have_the_options_that_decide_what_is_made() -> None:
         (lambda: StreamOptions.of(shufle=1), "shuffle"),  # type: ignore[call-arg]
     ],
 )
-def test_a_mistyped_keyword_is_told_what_may_have_been_meant(
-    call: Callable[[], Any], meant: str
-) -> None:
+def test_a_mistyped_keyword_is_told_what_may_have_been_meant(call, meant):
     with pytest.raises(UsageError, match="there is no option") as caught:
         call()
     assert f"did you mean {meant}" in str(caught.value.expected)
@@ -205,7 +201,7 @@ ignore_missing_imports = True
 
 
 @pytest.mark.large
-def test_type_checkers_see_the_types_of_options(tmp_path: Path) -> None:
+def test_type_checkers_see_the_types_of_options(tmp_path):
     """mypy, with its strict rules: a user's script passes, and each wrong line is refused."""
     script, rules = tmp_path / "script.py", tmp_path / "mypy.ini"
     right = USER.strip().splitlines()

@@ -27,12 +27,12 @@ def unit(file: str) -> str:
     return file.partition("/")[0].removesuffix(".py")
 
 
-def test_each_folder_and_module_is_listed_once() -> None:
+def test_each_folder_and_module_is_listed_once():
     files = [path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")]
     assert set(layers()) == {unit(file) for file in files} - {"__init__"}
 
 
-def test_no_import_leads_upwards() -> None:
+def test_no_import_leads_upwards():
     """Late ones and those for types neither."""
     order, wrong = layers(), []
     for file, line, module, _ in code().imports:

@@ -53,14 +53,14 @@ def write(path: Path, samples: list[dict[str, Any]], schema: Any, **options: Any
 
 
 @pytest.fixture(scope="module")
-def every(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def every(tmp_path_factory):
     """Samples with fields of nearly all types."""
     path = tmp_path_factory.mktemp("every") / "out"
     return write(path, [everything(n) for n in range(8)], EVERYTHING, shard_samples=3)
 
 
 @pytest.mark.parametrize("format", few(sorted(set(FORMATS) - {"megatron"}), "lmdb", "wds"))
-def test_every_format_by_index_and_by_key(tmp_path: Path, format: str) -> None:
+def test_every_format_by_index_and_by_key(tmp_path, format):
     schema = {"image": Image(), "label": Int()}
     samples = [{"__key__": f"k{n}", "image": make_image(n), "label": n} for n in range(5)]
     data = write(tmp_path / "x", samples, schema, to=format, shard_samples=2)
@@ -74,7 +74,7 @@ def test_every_format_by_index_and_by_key(tmp_path: Path, format: str) -> None:
     assert [line["fields"] for line in lines] == expected
 
 
-def test_a_shard_and_foreign_data(every: Path, tmp_path: Path) -> None:
+def test_a_shard_and_foreign_data(every, tmp_path):
     shard = sorted(every.glob("*.tar"))[1]
     assert run("cat", shard, 0, "--field", "label").stdout == "1\n"
     assert run("cat", shard, "folder/0005", "--field", "label").stdout == "3\n"
@@ -92,7 +92,7 @@ def test_a_shard_and_foreign_data(every: Path, tmp_path: Path) -> None:
     assert "expected: one of words, n, blob" in refused.stderr
 
 
-def test_what_head_says(every: Path, tmp_path: Path) -> None:
+def test_what_head_says(every, tmp_path):
     shown = run("head", every, "-n", 4).stdout
     assert re.search(r"sample 3: folder/0003\n image +jpeg 8 x 6, [\d,]+ bytes", shown)
     assert re.search(r" points +float32 \(3, 2\): 0\.0, 1\.0, 2\.0, 3\.0, 4\.0, 5\.0 *\n", shown)
@@ -108,7 +108,7 @@ def test_what_head_says(every: Path, tmp_path: Path) -> None:
     assert "word ... (2,500 characters)" in " ".join(run("head", long).stdout.split())
 
 
-def test_splits(images: Path, tmp_path: Path) -> None:
+def test_splits(images, tmp_path):
     shardkit.convert(images, "wds", tmp_path / "out", split="a=0.5,b=0.5", workers=0)
     shown = run("head", tmp_path / "out", "-n", 1).stdout
     assert [line for line in shown.split("\n") if "sample 0" in line][1].startswith("b, sample 0")
@@ -118,7 +118,7 @@ def test_splits(images: Path, tmp_path: Path) -> None:
     assert str(tmp_path / "out" / "a") in refused
 
 
-def test_a_pipe_gets_the_stored_bytes(every: Path) -> None:
+def test_a_pipe_gets_the_stored_bytes(every):
     sample = everything(3)
     assert piped("cat", every, 3, "--field", "image") == sample["image"]
     assert piped("cat", every, 3, "--field", "text") == sample["text"].encode()
@@ -130,7 +130,7 @@ def test_a_pipe_gets_the_stored_bytes(every: Path) -> None:
     assert run("cat", every, 3, "--field", "__key__").stdout == "folder/0003"
 
 
-def test_a_pipe_gets_one_field(every: Path, tmp_path: Path) -> None:
+def test_a_pipe_gets_one_field(every, tmp_path):
     for more in ((), ("-o", tmp_path / "x")):
         refused = run("cat", every, 1, *more, check=2)
         assert not refused.stdout
@@ -148,16 +148,14 @@ def test_a_pipe_gets_one_field(every: Path, tmp_path: Path) -> None:
     assert "2 images" in run("cat", lists, 1, check=2).stderr
 
 
-def test_a_file_is_written_whole_and_never_replaced_unasked(
-    every: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_written_whole_and_never_replaced_unasked(every, tmp_path, monkeypatch):
     out, given = tmp_path / "x", ("cat", every, 1, "--field", "image", "-o", tmp_path / "x")
     assert run(*given).stdout == ""
     assert out.read_bytes() == make_image(1)
     out.write_bytes(b"old")
     assert "--overwrite" in run(*given, check=2).stderr
 
-    def fails(old: Path, new: Path) -> None:
+    def fails(old, new):
         assert old.read_bytes() == make_image(1)
         raise storage.explain(OSError(28, "full"), "rename", new)
 
@@ -175,7 +173,7 @@ def test_a_file_is_written_whole_and_never_replaced_unasked(
     assert sorted(os.listdir(tmp_path)) == ["link", "x"]
 
 
-def test_a_number_is_an_index_and_else_a_key(tmp_path: Path) -> None:
+def test_a_number_is_an_index_and_else_a_key(tmp_path):
     keys = ["3", "007", "b", "0", "99", "same", "same"]
     data = tmp_path / "x.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"__key__": keys, "label": range(7)}), data)
@@ -191,7 +189,7 @@ def test_a_number_is_an_index_and_else_a_key(tmp_path: Path) -> None:
     assert "it would have to be below 7" in run("cat", data, 7, check=2).stderr
 
 
-def test_similar_keys_are_named(tmp_path: Path) -> None:
+def test_similar_keys_are_named(tmp_path):
     keys = [f"{name}/{n:02d}" for name in ("circle", "square", "stripe") for n in range(12)]
     samples = [{"__key__": key, "label": 0} for key in keys]
     data = write(tmp_path / "x", samples, {"label": Int()})
@@ -207,7 +205,7 @@ def test_similar_keys_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", ["wds", "megatron"])
-def test_tokens_are_decoded(tmp_path: Path, format: str) -> None:
+def test_tokens_are_decoded(tmp_path, format):
     (tmp_path / "words.json").write_text(json.dumps(few_words(400)))
     texts = [" ".join(f"w{n}" for n in range(300)), "w3 w1 w4"]
     source = write_corpus(tmp_path / "in.jsonl", texts)
@@ -230,7 +228,7 @@ def test_tokens_are_decoded(tmp_path: Path, format: str) -> None:
     assert "not decoded: the tokenizer file of" in run("head", tmp_path / "out").stdout
 
 
-def test_a_damaged_sample_is_named_and_others_are_shown(tmp_path: Path) -> None:
+def test_a_damaged_sample_is_named_and_others_are_shown(tmp_path):
     samples = [{"__key__": f"k{n}", "a": np.arange(4)} for n in range(3)]
     data = write(tmp_path / "x", samples, {"a": Array("<i8", (4,))})
     (shard,) = data.glob("*.tar")
@@ -266,12 +264,12 @@ def test_a_damaged_sample_is_named_and_others_are_shown(tmp_path: Path) -> None:
         ({}, "blocks"),
     ],
 )
-def test_the_environment_tells_the_protocol(environ: dict[str, str], expected: str) -> None:
+def test_the_environment_tells_the_protocol(environ, expected):
     assert protocol(environ) == expected
 
 
 @pytest.fixture(scope="module")
-def halves(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def halves(tmp_path_factory):
     """An image of 1600 x 800 pixels: red on the left, blue on the right."""
     return written_halves(tmp_path_factory.mktemp("halves") / "x.tar", (255, 0, 0), (0, 0, 255))
 
@@ -294,7 +292,7 @@ def are_halves(image: PIL.Image.Image) -> bool:
     return bool((left == [255, 0, 0]).all() and (right == [0, 0, 255]).all())
 
 
-def test_kitty_gets_a_png_in_chunks(halves: Path) -> None:
+def test_kitty_gets_a_png_in_chunks(halves):
     shown = on_terminal("cat", halves, 0, "--field", "png", TERM="xterm-kitty")
     sent = re.findall("\x1b_G([^;]*);([^\x1b]*)\x1b\\\\", shown)
     assert sent[0][0].startswith("a=T,f=100,c=80,q=2,m=")
@@ -306,7 +304,7 @@ def test_kitty_gets_a_png_in_chunks(halves: Path) -> None:
     assert "\x1b_G" in on_terminal("head", halves, "-n", 1, TERM="xterm-kitty")
 
 
-def test_iterm_gets_a_png(halves: Path) -> None:
+def test_iterm_gets_a_png(halves):
     shown = on_terminal("cat", halves, "a", TERM_PROGRAM="iTerm.app")
     ((keys, data),) = re.findall("\x1b]1337;File=([^:]*):([^\a]*)\a", shown)
     png = base64.b64decode(data, validate=True)
@@ -314,7 +312,7 @@ def test_iterm_gets_a_png(halves: Path) -> None:
     assert are_halves(PIL.Image.open(io.BytesIO(png)))
 
 
-def test_others_get_half_blocks_in_the_colours_that_they_have(halves: Path, tmp_path: Path) -> None:
+def test_others_get_half_blocks_in_the_colours_that_they_have(halves, tmp_path):
     samples = [{"__key__": "a", "rgb": np.full((4, 6, 3), 200, np.uint8), "x": np.zeros((4, 6))}]
     schema = {"rgb": Array("|u1", (4, 6, 3)), "x": Array("<f8", (4, 6))}
     shown = on_terminal("cat", write(tmp_path / "x", samples, schema), 0)
@@ -337,9 +335,7 @@ def test_others_get_half_blocks_in_the_colours_that_they_have(halves: Path, tmp_
     assert (COLUMNS, LINES) == (100, 30)  # of which an image takes 80 and 26 at most
 
 
-def test_an_image_that_cannot_be_decoded_is_described(
-    halves: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_image_that_cannot_be_decoded_is_described(halves, tmp_path, monkeypatch):
     shown = on_terminal("cat", halves, "bad")
     assert "png 1600 x 800, 2,000 bytes" in shown
     assert "▀" not in shown
@@ -350,7 +346,7 @@ def test_an_image_that_cannot_be_decoded_is_described(
     assert "▀" not in shown
 
 
-def test_a_terminal_gets_all_of_a_sample(every: Path) -> None:
+def test_a_terminal_gets_all_of_a_sample(every):
     lines = on_terminal("cat", every, 3, NO_COLOR="1").split("\r\n")
     assert lines[0] == "sample 3: 'folder/0003'"
     at = lines.index("'text': ")

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from tests.fuzz_manifests import fuzz
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory):
     """A dataset of three shards with classes."""
     root = tmp_path_factory.mktemp("manifest")
     shardkit.convert(write_images(root / "in"), "wds", root / "out", shard_samples=4, workers=0)
@@ -47,10 +46,10 @@ def put(data: Any, value: Any, keys: Any) -> Any:
 
 
 @pytest.fixture
-def change(made: Path, tmp_path: Path) -> Callable[..., Path]:
+def change(made, tmp_path):
     """What sets an entry of a manifest, and seals it again."""
 
-    def changed(value: Any, *keys: str | int) -> Path:
+    def changed(value, *keys):
         data = json.loads(manifests.manifest_path(made).read_bytes())
         del data[manifests._OWN_CHECKSUM]
         manifests._write(tmp_path / "out/__shardkit__/manifest.json", put(data, value, keys))
@@ -85,9 +84,7 @@ def change(made: Path, tmp_path: Path) -> Callable[..., Path]:
         ({"tokens": 1}, ("text",), "text.documents", "a value", "nothing"),
     ],
 )
-def test_a_value_that_is_wrong_is_named(
-    change: Callable[..., Path], value: Any, keys: Any, place: str, expected: str, found: str
-) -> None:
+def test_a_value_that_is_wrong_is_named(change, value, keys, place, expected, found):
     with pytest.raises(DamagedError, match="the manifest is damaged at ") as error:
         shardkit.open(change(value, *keys))
     assert place in error.value.what
@@ -97,7 +94,7 @@ def test_a_value_that_is_wrong_is_named(
     assert str(error.value).isascii()
 
 
-def test_array_types_that_nobody_can_have_are_refused(change: Callable[..., Path]) -> None:
+def test_array_types_that_nobody_can_have_are_refused(change):
     kinds = [{"dtype": dtype} for dtype in ("O", "(1,", "<f3", "i4,i4")]
     kinds += [{"dtype": "<f4", "shape": "abc"}, {"shape": [-1]}, {"shape": [2**40, 2]}]
     for kind in (*kinds, {"shape": [1] * 33}, {"unknown": 1}):
@@ -105,7 +102,7 @@ def test_array_types_that_nobody_can_have_are_refused(change: Callable[..., Path
             shardkit.open(change({"type": "Array", **kind}, "layout", "schema", "x"))
 
 
-def test_what_a_later_version_may_say_is_no_damage(change: Callable[..., Path]) -> None:
+def test_what_a_later_version_may_say_is_no_damage(change):
     with pytest.raises(FormatError, match="a type that this version does not know"):
         shardkit.open(change({"type": "Mesh"}, "layout", "schema", "x"))
     with pytest.raises(FormatError, match="a format that this version does not know"):
@@ -123,7 +120,7 @@ def test_what_a_later_version_may_say_is_no_damage(change: Callable[..., Path]) 
         (b'{"shardkit": 1, "x": "\xff"}', "utf-8"),
     ],
 )
-def test_json_that_is_no_manifest_is_damaged(made: Path, text: bytes, message: str) -> None:
+def test_json_that_is_no_manifest_is_damaged(made, text, message):
     path = made.parent / "other/__shardkit__/manifest.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(text)
@@ -131,7 +128,7 @@ def test_json_that_is_no_manifest_is_damaged(made: Path, text: bytes, message: s
         shardkit.open(made.parent / "other")
 
 
-def test_values_inside_one_another_are_bounded(change: Callable[..., Path]) -> None:
+def test_values_inside_one_another_are_bounded(change):
     value: Any = 1
     for _ in range(32):
         value = {"a": [value]}
@@ -140,9 +137,7 @@ def test_values_inside_one_another_are_bounded(change: Callable[..., Path]) -> N
     assert error.value.expected == "at most 32 levels of lists and objects"
 
 
-def test_a_manifest_has_a_size_that_neither_reader_nor_writer_exceed(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_manifest_has_a_size_that_neither_reader_nor_writer_exceed(made, tmp_path, monkeypatch):
     manifest = manifests.load(made)
     monkeypatch.setattr(manifests, "MOST_BYTES", 1000)
     monkeypatch.setattr(checked, "MOST_BYTES", 1000)
@@ -170,7 +165,7 @@ def replaced(dataset: Path, name: str, data: bytes) -> Path:
 
 
 @pytest.fixture(scope="module")
-def listed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def listed(tmp_path_factory):
     """A dataset with a key table and a list of errors."""
     root = tmp_path_factory.mktemp("listed")
     images = write_images(root / "in", classes=1)
@@ -184,7 +179,7 @@ def listed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "data",
     [b"{", b"\xff\xfe", b"[1]\n", b'{"key": [1], "path": "x"}', b"[" * 10**5, b'{"key": NaN}'],
 )
-def test_a_damaged_line_of_a_list_is_named(listed: Path, tmp_path: Path, data: bytes) -> None:
+def test_a_damaged_line_of_a_list_is_named(listed, tmp_path, data):
     dataset = Path(shutil.copytree(listed, tmp_path / "out"))
     path = replaced(dataset, "keys.jsonl", b'{"key": "a", "path": "b"}\n' + data)
     for use in (
@@ -204,7 +199,7 @@ def test_a_damaged_line_of_a_list_is_named(listed: Path, tmp_path: Path, data: b
 HEADER = "{'descr': %s, 'fortran_order': False, 'shape': (%d,), }"
 
 
-def test_a_damaged_table_of_lengths_is_named(tmp_path: Path) -> None:
+def test_a_damaged_table_of_lengths_is_named(tmp_path):
     tokens = [{"__key__": str(n), "tokens": np.arange(n, dtype="<u2")} for n in range(9)]
     schema = {"tokens": shardkit.Array("<u2", (None,))}
     out = tmp_path / "out"
@@ -228,7 +223,7 @@ def test_a_damaged_table_of_lengths_is_named(tmp_path: Path) -> None:
         assert error.value.where["path"] == path
 
 
-def test_a_missing_shard_is_named_when_a_conversion_is_planned(made: Path, tmp_path: Path) -> None:
+def test_a_missing_shard_is_named_when_a_conversion_is_planned(made, tmp_path):
     dataset = Path(shutil.copytree(made, tmp_path / "out"))
     (dataset / "shard-000001.tar").unlink()
     with pytest.raises(NotFoundError, match="cannot open the shard") as error:
@@ -237,7 +232,7 @@ def test_a_missing_shard_is_named_when_a_conversion_is_planned(made: Path, tmp_p
 
 
 @pytest.mark.parametrize("format", ["arrow", "lmdb", "beton"])
-def test_damaged_metadata_in_a_shard_are_named(made: Path, tmp_path: Path, format: str) -> None:
+def test_damaged_metadata_in_a_shard_are_named(made, tmp_path, format):
     """Shards of ours without a manifest say themselves what is in them."""
     shardkit.convert(made, format, tmp_path / "to", workers=0)
     with shardkit.open(tmp_path / "to") as dataset:
@@ -265,9 +260,7 @@ def test_damaged_metadata_in_a_shard_are_named(made: Path, tmp_path: Path, forma
         assert error.value.where["path"] == path
 
 
-def test_no_memory_is_taken_for_samples_that_no_shard_has(
-    change: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_no_memory_is_taken_for_samples_that_no_shard_has(change, tmp_path):
     with pytest.raises(DamagedError, match=r"at shards\[0\]\.samples"):
         shardkit.open(change(2**40, "shards", 0, "samples"))
     file = {"name": "shard-000000.tar", "bytes": 2**20, "checksum": "0" * 32}
@@ -277,12 +270,10 @@ def test_no_memory_is_taken_for_samples_that_no_shard_has(
         shardkit.convert(dataset, "arrow", tmp_path / "to", workers=0)
 
 
-def test_a_damaged_result_of_a_task_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_result_of_a_task_is_named(tmp_path, monkeypatch):
     images = write_images(tmp_path / "in")
 
-    def convert() -> None:
+    def convert():
         shardkit.convert(images, "wds", tmp_path / "out", workers=0)
 
     with monkeypatch.context() as patch:
@@ -312,7 +303,7 @@ def test_a_damaged_result_of_a_task_is_named(
 
 
 @pytest.fixture(scope="module")
-def datasets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def datasets(tmp_path_factory):
     """One of each format, of splits, and of tokens."""
     root = tmp_path_factory.mktemp("fuzz")
     images = write_images(root / "images", classes=2, each=3)
@@ -337,7 +328,7 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "of"
 
 
-def test_a_histogram_of_no_documents_is_shown(datasets: Path, tmp_path: Path) -> None:
+def test_a_histogram_of_no_documents_is_shown(datasets, tmp_path):
     shutil.copytree(datasets / "text", tmp_path / "text")
     path = manifests.manifest_path(tmp_path / "text")
     data = json.loads(path.read_bytes())
@@ -349,9 +340,7 @@ def test_a_histogram_of_no_documents_is_shown(datasets: Path, tmp_path: Path) ->
     assert "Histogram" in result.output
 
 
-def test_manifests_with_wrong_values_give_samples_or_our_errors(
-    datasets: Path, large: bool
-) -> None:
+def test_manifests_with_wrong_values_give_samples_or_our_errors(datasets, large):
     """X1, X4: none ends the process, takes 1 GiB more than a sound one, or 10 seconds."""
     full = int(os.environ.get("SHARDKIT_DAMAGE", "0"))  # as in formats/test_damage.py
     seed = random.randrange(10**6) if full else 2_170_800

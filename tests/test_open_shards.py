@@ -59,14 +59,14 @@ def write(out: Path, to: str, shards: int) -> Path:
 
 
 @pytest.fixture(scope="module")
-def every(tmp_path_factory: pytest.TempPathFactory, large: bool) -> list[Path]:
+def every(tmp_path_factory, large):
     root = tmp_path_factory.mktemp("every")
     few = ["lmdb", "megatron", "wds"]
     formats = sorted({*FORMATS} - {*few}) if large else few
     return [write(root / format, format, SHARDS) for format in formats]
 
 
-def test_few_files_are_enough_for_many_shards_and_datasets(every: list[Path]) -> None:
+def test_few_files_are_enough_for_many_shards_and_datasets(every):
     code = """
 limit(64)
 photos = [path for path in paths if "megatron" not in path]
@@ -108,7 +108,7 @@ assert shardkit.open(photos[-1])[3]["label"] == 3
     run(code, *every)
 
 
-def test_too_many_open_files_are_no_damage_in_any_format(every: list[Path], tmp_path: Path) -> None:
+def test_too_many_open_files_are_no_damage_in_any_format(every, tmp_path):
     """The shards are sound: no sample is skipped, and `verify` finds no problem, but ends."""
     code = """
 image, *paths = paths
@@ -155,9 +155,7 @@ for path in paths:
     run(code, tmp_path / "0.jpg", *every)
 
 
-def test_shards_whose_tables_take_too_much_memory_are_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards_whose_tables_take_too_much_memory_are_closed(tmp_path, monkeypatch):
     first, second = (shardkit.open(write(tmp_path / name, "wds", 6)) for name in "ab")
     table = first.reader(0).in_memory
     assert table > 0

@@ -36,7 +36,7 @@ from shardkit.recipe import Recipe
         *[("background", bad) for bad in (0, (1, 2, 3), b"white")],
     ],
 )
-def test_a_bad_value_is_refused_by_name(name: str, bad: object) -> None:
+def test_a_bad_value_is_refused_by_name(name, bad):
     with pytest.raises(UsageError) as caught:
         ImageOptions(**{"resize": 8, name: bad})  # type: ignore[arg-type]
     assert caught.value.what.startswith(name)
@@ -51,7 +51,7 @@ def test_a_bad_value_is_refused_by_name(name: str, bad: object) -> None:
         ({"format": "raw", "icc": "keep"}, "icc"),
     ],
 )
-def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], fix: str) -> None:
+def test_options_that_contradict_each_other_are_refused(options, fix):
     with pytest.raises(UsageError) as caught:
         ImageOptions(**options)
     assert fix in str(caught.value.fix)
@@ -70,7 +70,7 @@ def test_options_that_contradict_each_other_are_refused(options: dict[str, Any],
         {"min_size": 1, "max_pixels": 1, "check": "decode"},
     ],
 )
-def test_good_values_are_kept(good: dict[str, Any]) -> None:
+def test_good_values_are_kept(good):
     options = ImageOptions(**good)
     assert {name: getattr(options, name) for name in good} == good
 
@@ -91,7 +91,7 @@ def test_good_values_are_kept(good: dict[str, Any]) -> None:
         ("cornflowerblue", "#6495ed"),  # CSS Color 4, 6.1
     ],
 )
-def test_colours_are_stored_alike(colour: str, stored: str) -> None:
+def test_colours_are_stored_alike(colour, stored):
     options = ImageOptions(background=colour)
     assert options.background == stored
     assert options == ImageOptions(background=stored)
@@ -113,13 +113,13 @@ OTHERS = {"masks": "none", "boxes": "none"}
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(ImageOptions)])
-def test_pixels_may_change_by_what_was_asked_for_and_not_by_filters(name: str) -> None:
+def test_pixels_may_change_by_what_was_asked_for_and_not_by_filters(name):
     options = ImageOptions(**PIXELS.get(name) or {name: {**FILTERS, **OTHERS}[name]})
     assert options.pixels == (name in PIXELS)
     assert options.active
 
 
-def test_nothing_is_active_unless_it_was_asked_for() -> None:
+def test_nothing_is_active_unless_it_was_asked_for():
     options = ImageOptions()
     assert not options.pixels
     assert not options.active
@@ -129,14 +129,14 @@ def test_nothing_is_active_unless_it_was_asked_for() -> None:
     assert ImageOptions(**IMAGE_DEFAULTS).pixels
 
 
-def test_the_options_of_images_are_an_object_that_does_not_change() -> None:
+def test_the_options_of_images_are_an_object_that_does_not_change():
     with pytest.raises(FrozenInstanceError):
         ImageOptions().resize = 8  # type: ignore[misc]
     with pytest.raises(UsageError, match="image must be"):
         ConvertOptions(image={"resize": 8})  # type: ignore[arg-type]
 
 
-def test_what_is_done_to_images_shapes_the_output() -> None:
+def test_what_is_done_to_images_shapes_the_output():
     plain = Recipe.of("wds", ConvertOptions()).to_json()
     assert plain["image"] is None
     shaped = [

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
-from typing import Any
 
 import pytest
 import xxhash
@@ -26,7 +24,7 @@ def plainly(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_digests_do_not_depend_on_how_the_bytes_come(size: int) -> None:
+def test_digests_do_not_depend_on_how_the_bytes_come(size):
     chance = random.Random(size)
     data = chance.randbytes(size)
     for most in (size + 1, 300_000, 2 * PIECE):
@@ -40,7 +38,7 @@ def test_digests_do_not_depend_on_how_the_bytes_come(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_checksum_of_a_file(size: int, tmp_path: Path) -> None:
+def test_the_checksum_of_a_file(size, tmp_path):
     data = random.Random(size).randbytes(size)
     own = plainly(data) if count(size) == 1 else xxhash.xxh3_128_digest(plainly(data))
     assert pieces.checksum(data) == checksum_of(plainly(data)) == own.hex()
@@ -52,7 +50,7 @@ def test_the_checksum_of_a_file(size: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("offset", [0, 10, PIECE - 2, 2 * PIECE, 3 * PIECE - 1])
-def test_bytes_that_are_replaced_are_hashed_again(offset: int, tmp_path: Path) -> None:
+def test_bytes_that_are_replaced_are_hashed_again(offset, tmp_path):
     data = bytearray(random.Random(1).randbytes(3 * PIECE + 7))
     with storage.create(tmp_path / "x") as file:
         storage.write(file, [bytes(data)])
@@ -75,9 +73,7 @@ ROWS = {"wds": 20_000, "beton": 60, "lmdb": 60}
         ("lmdb", "out"),
     ],
 )
-def test_the_list_has_the_digests_of_all_files_of_several_pieces(
-    format: str, name: str, tmp_path: Path
-) -> None:
+def test_the_list_has_the_digests_of_all_files_of_several_pieces(format, name, tmp_path):
     """Also of an index."""
     with shardkit.create(tmp_path / "source", format, {"x": shardkit.Bytes()}) as out:
         for n in range(ROWS[format]):
@@ -99,8 +95,8 @@ def test_the_list_has_the_digests_of_all_files_of_several_pieces(
 
 @pytest.mark.parametrize(("format", "name"), [("wds", "out"), ("beton", "train.beton")])
 def test_it_is_the_same_for_any_workers_and_after_an_interruption(
-    format: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    format, name, tmp_path, monkeypatch
+):
     """C1, where shards keep their files, and where they are joined."""
     monkeypatch.setattr("shardkit.conversion.cuts._COPIED_BYTES", 2 * PIECE)
     monkeypatch.setattr("shardkit.conversion.cuts._LEAST_WORK", 2 * PIECE)
@@ -110,7 +106,7 @@ def test_it_is_the_same_for_any_workers_and_after_an_interruption(
             out.write({"x": chance.randbytes(90_000)})
     options = {"shard_samples": 20} if format == "wds" else {}
 
-    def made(folder: str, workers: int) -> dict[str, bytes]:
+    def made(folder, workers):
         (tmp_path / folder).mkdir(exist_ok=True)
         out = tmp_path / folder / name
         shardkit.convert(tmp_path / "source", format, out, workers=workers, **options)
@@ -123,7 +119,7 @@ def test_it_is_the_same_for_any_workers_and_after_an_interruption(
         assert made("2", 2) == expected
     real, calls = publish.described, []
 
-    def dies(*arguments: Any) -> Any:
+    def dies(*arguments):
         calls.append(arguments)
         if len(calls) == 2:  # the shards have their final names, and the list of pieces is there
             raise KeyboardInterrupt

@@ -43,17 +43,17 @@ class Calls:
 
 
 @pytest.fixture
-def calls(tmp_path: Path) -> Calls:
+def calls(tmp_path):
     return Calls(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["convert", "merge", "verify", "stats", "export", "bench"])
-def test_a_function_hears_how_far_each_step_is(calls: Calls, name: str) -> None:
+def test_a_function_hears_how_far_each_step_is(calls, name):
     with pytest.raises(UsageError, match="progress must be True or a function"):
         calls(name, "yes")
     heard: list[Progress] = []
 
-    def hear(step: Progress) -> None:
+    def hear(step):
         assert threading.current_thread() is threading.main_thread()
         heard.append(step)
 
@@ -73,9 +73,7 @@ def test_a_function_hears_how_far_each_step_is(calls: Calls, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["convert", "verify"])
-def test_without_a_terminal_progress_is_in_lines(
-    calls: Calls, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_terminal_progress_is_in_lines(calls, name, capsys):
     calls(name, False)
     assert capsys.readouterr() == ("", "")
     calls.out = calls.out.with_name("again")
@@ -87,9 +85,7 @@ def test_without_a_terminal_progress_is_in_lines(
 
 
 @pytest.mark.parametrize("where", ["terminal", "notebook"])
-def test_a_terminal_and_a_notebook_have_one_line(
-    calls: Calls, where: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_and_a_notebook_have_one_line(calls, where, capsys, monkeypatch):
     if where == "terminal":
         monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     else:
@@ -104,8 +100,8 @@ def test_a_terminal_and_a_notebook_have_one_line(
     assert lines[-1].rstrip() == "comparing: 12 of 12 samples"
 
 
-def test_a_function_ends_the_call_by_raising_and_the_call_continues(calls: Calls) -> None:
-    def stop(step: Progress) -> None:
+def test_a_function_ends_the_call_by_raising_and_the_call_continues(calls):
+    def stop(step):
         if step.done:
             raise KeyboardInterrupt
 
@@ -118,9 +114,7 @@ def test_a_function_ends_the_call_by_raising_and_the_call_continues(calls: Calls
     assert files_of(calls.out) == files_of(whole)
 
 
-def test_a_step_tells_of_itself_a_few_times_a_second_and_at_its_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_step_tells_of_itself_a_few_times_a_second_and_at_its_end(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("shardkit.progress.time.monotonic", lambda: now[0])
     told: list[Progress] = []

@@ -10,7 +10,7 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -141,7 +141,7 @@ def other(format: str) -> str:
 
 @pytest.mark.parametrize("single", [False, True])
 @pytest.mark.parametrize("format", few(IMAGE_FORMATS, "wds", "lmdb", "beton"))
-def test_each_file(format: str, single: bool, tmp_path: Path, large: bool) -> None:
+def test_each_file(format, single, tmp_path, large):
     if single and not FORMATS[format].single:
         return  # it has no such output
     source = write_images(tmp_path / "source")
@@ -160,7 +160,7 @@ def test_each_file(format: str, single: bool, tmp_path: Path, large: bool) -> No
 
 
 @pytest.fixture(scope="session")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tokenizer(tmp_path_factory):
     import tokenizers
 
     model = tokenizers.models.WordLevel({"[UNK]": 0, "alpha": 1, "beta": 2}, "[UNK]")
@@ -172,7 +172,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("format", few(sorted(FORMATS), "megatron"))
-def test_tokens(format: str, tmp_path: Path, tokenizer: Path) -> None:
+def test_tokens(format, tmp_path, tokenizer):
     """Documents, and blocks of several; the copy of the tokenizer comes from a copy alone."""
     chance = random.Random(format)
     folder = tmp_path / "text"
@@ -201,7 +201,7 @@ def shout(sample: dict[str, Any]) -> dict[str, Any] | None:
 
 
 @pytest.mark.parametrize("format", few(IMAGE_FORMATS, "wds"))
-def test_splits_lists_and_transforms(format: str, tmp_path: Path) -> None:
+def test_splits_lists_and_transforms(format, tmp_path):
     source = write_images(tmp_path / "source", each=9)
     (source / "class1" / "bad.jpg").write_bytes(b"no image")
     image = (source / "class1/001.jpg").read_bytes()
@@ -227,9 +227,7 @@ JOINING = [name for name in IMAGE_FORMATS if isinstance(get_format(name), Joins)
 
 
 @pytest.mark.parametrize("format", few(JOINING, "wds"))
-def test_shards_that_several_tasks_made(
-    format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards_that_several_tasks_made(format, tmp_path, monkeypatch):
     """And are joined: from the source, and from a copy that does not know of tasks."""
     monkeypatch.setattr("shardkit.conversion.cuts._LEAST_WORK", 5_000)
     source = write_images(tmp_path / "source", each=9, kilobytes=2)
@@ -247,15 +245,13 @@ def test_shards_that_several_tasks_made(
     assert "the rebuilt shard differs" in why_left(out, copy)
 
 
-def test_checksums_of_whole_files_as_earlier_versions_made_them(
-    tmp_path: Path, images: Path
-) -> None:
+def test_checksums_of_whole_files_as_earlier_versions_made_them(tmp_path, images):
     out = make(images, "wds", tmp_path / "out")
     as_earlier_versions_wrote_it(out)
     each_is_repaired(out, [images, make(out, "arrow", tmp_path / "copy")])
 
 
-def test_datasets_without_a_recipe(tmp_path: Path, images: Path) -> None:
+def test_datasets_without_a_recipe(tmp_path, images):
     """What `create` made is repaired from copies."""
     out = tmp_path / "out"
     with shardkit.create(out, "wds", {"text": shardkit.Text()}, shard_samples=3) as writer:
@@ -266,7 +262,7 @@ def test_datasets_without_a_recipe(tmp_path: Path, images: Path) -> None:
     assert len(repaired(out, images).left) == 1
 
 
-def test_one_shard_by_itself(tmp_path: Path, images: Path) -> None:
+def test_one_shard_by_itself(tmp_path, images):
     out = make(images, "wds", tmp_path / "out")
     whole = state(out)
     for number in (0, 1):
@@ -279,7 +275,7 @@ def test_one_shard_by_itself(tmp_path: Path, images: Path) -> None:
 
 @pytest.mark.large
 @pytest.mark.parametrize("format", IMAGE_FORMATS)
-def test_bits(format: str, tmp_path: Path) -> None:
+def test_bits(format, tmp_path):
     """20 random bits of each format, in any files, of which some lie in the same."""
     source = write_images(tmp_path / "source", each=5)
     padding = random.Random(7).randbytes(3 << 20)  # several pieces
@@ -293,7 +289,7 @@ def test_bits(format: str, tmp_path: Path) -> None:
         chosen = chance.choices(paths, sizes if number % 2 else None, k=2)
         print(f"{chosen}, repaired from {givers[number % 3]}")
 
-        def flip_two(chosen: list[Path] = chosen) -> None:
+        def flip_two(chosen=chosen):
             for path in chosen:
                 flip(path, chance)
 
@@ -301,7 +297,7 @@ def test_bits(format: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.large
-def test_files_for_other_loaders(tmp_path: Path, images: Path) -> None:
+def test_files_for_other_loaders(tmp_path, images):
     beside = ("dali", "energon", "wids")
     for split in ("none", "train=0.5,val=0.5"):
         out = make(images, "wds", tmp_path / split, split=split, beside=beside)
@@ -311,7 +307,7 @@ def test_files_for_other_loaders(tmp_path: Path, images: Path) -> None:
 # --- what is not ---------------------------------------------------------------------------------
 
 
-def test_a_source_that_has_changed_is_told(tmp_path: Path) -> None:
+def test_a_source_that_has_changed_is_told(tmp_path):
     """What can be rebuilt is; the rest names the sample that is not as it was."""
     source = write_images(tmp_path / "source", each=9)
     out = make(source, "wds", tmp_path / "out")
@@ -338,7 +334,7 @@ def test_a_source_that_has_changed_is_told(tmp_path: Path) -> None:
     assert not (tmp_path / "out.partial").exists()
 
 
-def test_a_copy_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_a_copy_that_is_none_is_refused(tmp_path):
     source = write_images(tmp_path / "source", each=9)
     out = make(source, "wds", tmp_path / "out")
     wrong: dict[str, dict[str, Any]] = {
@@ -363,7 +359,7 @@ def test_a_copy_that_is_none_is_refused(tmp_path: Path) -> None:
     assert state(out) == before
 
 
-def test_copies_that_are_damaged_as_well(tmp_path: Path, images: Path) -> None:
+def test_copies_that_are_damaged_as_well(tmp_path, images):
     out = make(images, "wds", tmp_path / "out")
     path = out / "shard-000001.tar"
     path.write_bytes(path.read_bytes()[:700] + b"other" + path.read_bytes()[705:])
@@ -373,7 +369,7 @@ def test_copies_that_are_damaged_as_well(tmp_path: Path, images: Path) -> None:
     assert state(out) == before
 
 
-def test_links_are_not_written_through(tmp_path: Path, images: Path) -> None:
+def test_links_are_not_written_through(tmp_path, images):
     out = make(images, "wds", tmp_path / "out", split="a=0.5,b=0.5")
     (out / "a").rename(tmp_path / "elsewhere")
     (out / "a").symlink_to(tmp_path / "elsewhere")
@@ -399,7 +395,7 @@ def test_links_are_not_written_through(tmp_path: Path, images: Path) -> None:
 # --- manifests -----------------------------------------------------------------------------------
 
 
-def test_manifests_come_from_a_copy(tmp_path: Path, images: Path) -> None:
+def test_manifests_come_from_a_copy(tmp_path, images):
     """Of the same format, which has the same files; else nothing is touched."""
     out = make(images, "mds", tmp_path / "out", split="a=0.5,b=0.5")
     same = Path(shutil.copytree(out, tmp_path / "same"))
@@ -436,7 +432,7 @@ def test_manifests_come_from_a_copy(tmp_path: Path, images: Path) -> None:
     assert files_of(bare) == files_of(out / "a")
 
 
-def test_a_copy_of_another_version_replaces_no_sound_shard(tmp_path: Path, images: Path) -> None:
+def test_a_copy_of_another_version_replaces_no_sound_shard(tmp_path, images):
     """Where the manifest is missing nothing tells damage from an image that was corrected."""
     older = make(images, "mds", tmp_path / "older")
     (images / "class0/000.jpg").write_bytes(make_image(99))
@@ -474,11 +470,11 @@ def test_a_copy_of_another_version_replaces_no_sound_shard(tmp_path: Path, image
 # --- other runs, full disks, kills ---------------------------------------------------------------
 
 
-def test_two_runs_at_once(tmp_path: Path, images: Path) -> None:
+def test_two_runs_at_once(tmp_path, images):
     out, work = make(images, "wds", tmp_path / "out"), tmp_path / "out.partial"
     (out / "shard-000001.tar").unlink()
 
-    def refuses(*commands: Callable[[], object]) -> None:
+    def refuses(*commands):
         for command in (lambda: shardkit.verify(out, repair=images), *commands):
             with pytest.raises(OutputError, match="another run is working on this output"):
                 command()
@@ -501,14 +497,14 @@ def test_two_runs_at_once(tmp_path: Path, images: Path) -> None:
 
 
 @pytest.mark.parametrize("room", [1_000, 3_000, 20_000])
-def test_a_full_disk(tmp_path: Path, images: Path, room: int) -> None:
+def test_a_full_disk(tmp_path, images, room):
     out = make(images, "wds", tmp_path / "out")
     for number in range(2):
         (out / f"shard-{number:06d}.tar").write_bytes(b"damaged")
     before = state(out)
     real, left = storage.NewFile.write, room
 
-    def write(file: storage.NewFile, chunks: list[bytes]) -> None:
+    def write(file, chunks):
         nonlocal left
         left -= sum(map(len, chunks))
         if left < 0:
@@ -525,7 +521,7 @@ def test_a_full_disk(tmp_path: Path, images: Path, room: int) -> None:
     assert not repaired(out, images).left
 
 
-def test_what_a_killed_repair_leaves_is_in_nobodys_way(tmp_path: Path, images: Path) -> None:
+def test_what_a_killed_repair_leaves_is_in_nobodys_way(tmp_path, images):
     out, work = make(images, "wds", tmp_path / "out"), tmp_path / "out.partial"
     for command in (
         lambda: shardkit.merge(out),
@@ -542,7 +538,7 @@ def test_what_a_killed_repair_leaves_is_in_nobodys_way(tmp_path: Path, images: P
 
 
 @pytest.fixture
-def only_new_garbage() -> Iterator[None]:
+def only_new_garbage():
     """What other tests have loaded is not looked through each time that garbage is collected."""
     gc.freeze()
     yield
@@ -552,7 +548,7 @@ def only_new_garbage() -> Iterator[None]:
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # a dead process closes nothing
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.usefixtures("only_new_garbage")
-def test_a_repair_that_dies_anywhere(tmp_path: Path, large: bool) -> None:
+def test_a_repair_that_dies_anywhere(tmp_path, large):
     source = write_images(tmp_path / "source", classes=2, each=2)
     out = make(source, "wds", tmp_path / "out", shard_samples=2)
     same = Path(shutil.copytree(out, tmp_path / "same"))
@@ -561,7 +557,7 @@ def test_a_repair_that_dies_anywhere(tmp_path: Path, large: bool) -> None:
 
     for giver in (source, same) if large else (source,):
 
-        def begin() -> None:
+        def begin():
             shutil.rmtree(tmp_path / "out.partial", ignore_errors=True)
             for name in ruined:
                 (out / name).write_bytes(b"damaged")
@@ -619,13 +615,13 @@ for out, fatal in zip(words[::2], words[1::2], strict=True):
 
 @pytest.mark.large
 @pytest.mark.parametrize("format", ["wds", "lmdb", "hf", "beton"])
-def test_kills(format: str, tmp_path: Path) -> None:
+def test_kills(format, tmp_path):
     """kill -9 at any operation: no file is worse than before, and the next run repairs all."""
     source = write_images(tmp_path / "source", each=5, kilobytes=20)
     out = make(source, format, tmp_path / "out")
     whole = files_of(out)
 
-    def ruin() -> None:
+    def ruin():
         for name in whole:
             if not name.endswith("manifest.json"):
                 (out / name).write_bytes(b"damaged")
@@ -648,7 +644,7 @@ def test_kills(format: str, tmp_path: Path) -> None:
 # --- the command ---------------------------------------------------------------------------------
 
 
-def test_the_command(tmp_path: Path, images: Path) -> None:
+def test_the_command(tmp_path, images):
     out = make(images, "wds", tmp_path / "out")
     (out / "shard-000001.tar").unlink()
     found = run("verify", out, "--repair", images, "--against", images, "--decode")

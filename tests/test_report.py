@@ -7,7 +7,6 @@ import itertools
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from shardkit.report import html_report, write_report
 from shardkit.report.command import convert_command
 from shardkit.report.page import POLICY, READ, START
 from shardkit.sizes import FieldSizes
-from tests.browser import Browser, browser
+from tests.browser import browser
 from tests.codecs.sample_videos import encode
 from tests.codecs.tokenizer_zoo import byte_level
 from tests.conftest import IMAGE_FORMATS, few, files_of, write_images
@@ -90,7 +89,7 @@ def of_samples(kinds: dict[str, Any], *samples: dict[str, Any], **more: Any) -> 
 
 
 @pytest.fixture
-def hostile() -> Dataset:
+def hostile():
     fields_ = {
         HOSTILE: shardkit.Text(), "label": shardkit.Int(), "json": shardkit.Json(),
         "image": shardkit.Image(), "audio": shardkit.Audio(), "video": shardkit.Video(),
@@ -106,7 +105,7 @@ def hostile() -> Dataset:
     return of_samples(fields_, *[sample] * 3, class_names=names, path=Path(HOSTILE))
 
 
-def test_nothing_of_the_data_becomes_markup(hostile: Dataset) -> None:
+def test_nothing_of_the_data_becomes_markup(hostile):
     tags = check(html_report(hostile))
     assert tags.text.count("<script>alert(1)</script>") > 20
     assert "\\x1b]0;title" in tags.text
@@ -116,7 +115,7 @@ def test_nothing_of_the_data_becomes_markup(hostile: Dataset) -> None:
     assert "There are no samples." in empty.text
 
 
-def test_names_in_files_and_lists_are_escaped(evil: Path, tmp_path: Path) -> None:
+def test_names_in_files_and_lists_are_escaped(evil, tmp_path):
     (evil / "train" / EVIL / "bad.jpg").write_bytes(b"<script>")
     options = {"where": f"__key__ != {EVIL + HOSTILE!r}", "drop": ["é"], "on_error": "skip"}
     shardkit.convert(evil, "parquet", tmp_path / "out", workers=0, **options)
@@ -129,7 +128,7 @@ def test_names_in_files_and_lists_are_escaped(evil: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("format", few(IMAGE_FORMATS))
-def test_each_format_with_and_without_its_manifest(tmp_path: Path, format: str) -> None:
+def test_each_format_with_and_without_its_manifest(tmp_path, format):
     source = write_images(tmp_path / "in", classes=3, each=5)
     (source / "class0" / "000.jpg").write_bytes(b"no image")
     out = tmp_path / "out"
@@ -147,7 +146,7 @@ def test_each_format_with_and_without_its_manifest(tmp_path: Path, format: str) 
     assert "others" in foreign.text
 
 
-def test_splits_single_shards_and_views(tmp_path: Path) -> None:
+def test_splits_single_shards_and_views(tmp_path):
     options: dict[str, Any] = {"split": "train=0.5,val=0.5", "shard_samples": 4}
     dataset(tmp_path / "out", "wds", 2, 20, **options)
     tags = check(html_report(tmp_path / "out"))
@@ -163,12 +162,12 @@ def test_splits_single_shards_and_views(tmp_path: Path) -> None:
     assert len(check((tmp_path / "page.html").read_text("utf-8")).images) == 40
 
 
-def test_a_large_dataset_is_read_in_part(tmp_path: Path) -> None:
+def test_a_large_dataset_is_read_in_part(tmp_path):
     count, reads = 3 * READ, []
     samples = [{"__key__": f"{n}", "x": n, "label": n % 500} for n in range(count)]
 
     class Counted(list):  # type: ignore[type-arg]
-        def __getitem__(self, number: Any) -> Any:
+        def __getitem__(self, number):
             reads.append(number)
             return super().__getitem__(number)
 
@@ -185,7 +184,7 @@ def test_a_large_dataset_is_read_in_part(tmp_path: Path) -> None:
     assert f"Counted in all {count:,} samples." in whole.text
 
 
-def test_the_page_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_is_bounded(monkeypatch):
     monkeypatch.setattr(sheet, "_BYTES", 1 << 19)  # more images would take seconds
     rng = np.random.default_rng(0)
     file = io.BytesIO()
@@ -203,10 +202,10 @@ def test_the_page_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "91 more fields" in tags.text
 
 
-def test_counts_of_documents_that_cannot_be(tmp_path: Path) -> None:
+def test_counts_of_documents_that_cannot_be(tmp_path):
     out = dataset(tmp_path / "out", "wds")
 
-    def counts(histogram: dict[str, int]) -> None:
+    def counts(histogram):
         names = ("documents", "tokens", "bytes", "padding", "dropped", "cut")
         text = dict.fromkeys((*names, "shortest", "median", "longest"), 1)
         rewrite(out, lambda data: data.update(text={**text, "histogram": histogram}))
@@ -218,7 +217,7 @@ def test_counts_of_documents_that_cannot_be(tmp_path: Path) -> None:
         html_report(out)
 
 
-def test_values_of_all_kinds(tmp_path: Path) -> None:
+def test_values_of_all_kinds(tmp_path):
     wav = io.BytesIO()
     soundfile.write(wav, np.sin(np.arange(16000) / 9), 8000, format="WAV")
     mask = io.BytesIO()
@@ -264,12 +263,12 @@ def test_values_of_all_kinds(tmp_path: Path) -> None:
         (np.zeros((3, 9, 9), np.uint8), "uint8 (3, 9, 9)"),
     ],
 )
-def test_arrays_of_any_shape(value: np.ndarray, words: str) -> None:
+def test_arrays_of_any_shape(value, words):
     assert words in check(html_report(of_samples({"x": shardkit.Array()}, {"x": value}))).text
 
 
-def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*_: object) -> None:
+def test_missing_libraries_are_named(monkeypatch):
+    def missing(*_):
         raise UsageError("decoding video needs av, which is not installed", fix="pip install it")
 
     monkeypatch.setattr(frames, "read_frames", missing)
@@ -278,7 +277,7 @@ def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "needs av, which is not installed; pip install it" in text
 
 
-def test_tokens_are_decoded_and_those_of_no_vocabulary_are_numbers(tmp_path: Path) -> None:
+def test_tokens_are_decoded_and_those_of_no_vocabulary_are_numbers(tmp_path):
     (tmp_path / "notes.txt").write_text("the cat sat on the mat.\nthe dog\n")
     byte_level().save(str(tmp_path / "tokenizer.json"))
     options = TextOptions(tokenizer=tmp_path / "tokenizer.json", append_eos=False)
@@ -303,7 +302,7 @@ def test_tokens_are_decoded_and_those_of_no_vocabulary_are_numbers(tmp_path: Pat
     assert "-5" in run("inspect", tmp_path / "out").stdout
 
 
-def test_duplicates_and_what_was_left_out(tmp_path: Path) -> None:
+def test_duplicates_and_what_was_left_out(tmp_path):
     source = write_images(tmp_path / "in", classes=2, each=4)
     shutil.copy(source / "class0/000.jpg", source / "class1/zzz.jpg")
     (source / "class1" / "notes.txt").write_text("x")
@@ -321,14 +320,12 @@ def test_duplicates_and_what_was_left_out(tmp_path: Path) -> None:
     assert "9 samples of these could not be read" in text
 
 
-def test_a_report_is_replaced_whole_or_not_at_all_and_another_file_never(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_is_replaced_whole_or_not_at_all_and_another_file_never(tmp_path, monkeypatch):
     page, data = tmp_path / "page.html", dataset(tmp_path / "x.beton", "beton")
     write_report(f"{START} first", page)
     before = files_of(tmp_path)
 
-    def full(*_: object) -> None:
+    def full(*_):
         raise StorageError("cannot write: no space is left", path=page)
 
     with monkeypatch.context() as patch:
@@ -372,10 +369,8 @@ class _AskedError(Exception):
         {"text": TextOptions(field="body", keep_fields=True, encoding="latin-1")},
     ],
 )
-def test_the_command_asks_for_the_same_recipe(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def ask(source: object, to: str, out: object, **given: Any) -> None:
+def test_the_command_asks_for_the_same_recipe(options, monkeypatch):
+    def ask(source, to, out, **given):
         known = {field.name for field in fields(ConvertOptions)}
         options = {name: value for name, value in given.items() if name in known}
         raise _AskedError(Recipe.of(to, ConvertOptions(**options)))
@@ -393,7 +388,7 @@ def test_the_command_asks_for_the_same_recipe(
     "sizes",
     [[5], [0, 0], list(range(100)), [0, 10**6], [10**9, 10**9 + 1000], [100_000, 101_000, 100_500]],
 )
-def test_histograms_have_all_values(sizes: list[int]) -> None:
+def test_histograms_have_all_values(sizes):
     counted = FieldSizes()
     counted.add([int(size) for size in sizes])
     ranges = counted.ranges()
@@ -430,16 +425,14 @@ CONTRAST = """
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
+def chromium():
     with browser() as running:
         yield running
 
 
 @pytest.mark.large
 @pytest.mark.parametrize(("width", "dark"), [(390, True), (1280, False)])
-def test_in_a_browser(
-    chromium: Browser, hostile: Dataset, tmp_path: Path, width: int, dark: bool
-) -> None:
+def test_in_a_browser(chromium, hostile, tmp_path, width, dark):
     """It asks for nothing, complains of nothing, and fits its width, also with all folds open."""
     source = write_images(tmp_path / "in", classes=40, each=2)
     shardkit.convert(source, "wds", tmp_path / "out", workers=0, split="train=0.5,val=0.5")
@@ -459,7 +452,7 @@ def test_in_a_browser(
 
 
 @pytest.mark.large
-def test_the_browser_tells_of_what_a_page_loads(chromium: Browser, tmp_path: Path) -> None:
+def test_the_browser_tells_of_what_a_page_loads(chromium, tmp_path):
     """The checks above can fail."""
     page = tmp_path / "bad.html"
     page.write_text(

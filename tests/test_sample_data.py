@@ -22,12 +22,12 @@ def about(path: Path) -> tuple[str, tuple[int, int], dict[int, int], bool]:
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Path:
+def made(tmp_path):
     runpy.run_path(str(SAMPLE_DATA / "make.py"))["make"](tmp_path)
     return tmp_path
 
 
-def test_the_script_makes_it_the_same_every_time(made: Path, tmp_path: Path) -> None:
+def test_the_script_makes_it_the_same_every_time(made, tmp_path):
     stored = files_of(SAMPLE_DATA)
     del stored["make.py"]
     found = files_of(made)
@@ -43,7 +43,7 @@ def test_the_script_makes_it_the_same_every_time(made: Path, tmp_path: Path) -> 
     assert files_of(again) == {n: d for n, d in found.items() if not n.startswith("again")}
 
 
-def test_it_has_every_oddity() -> None:
+def test_it_has_every_oddity():
     images = SAMPLE_DATA / "images"
     names = {path.name for path in images.rglob("*.*")}
     assert {"v1.0.final.png", "größe.jpg", "web.webp", "00.jpg", "00.png", "00.txt"} <= names
@@ -58,7 +58,7 @@ def test_it_has_every_oddity() -> None:
     assert max(map(len, essays)) > 2 * min(map(len, essays))
 
 
-def test_it_converts(tmp_path: Path) -> None:
+def test_it_converts(tmp_path):
     text = SAMPLE_DATA / "text"
     sources = [(SAMPLE_DATA / "images", 17), (text / "essays", 8), (text / "notes.jsonl", 3)]
     for source, samples in (*sources, (text / "shards.txt", 2)):

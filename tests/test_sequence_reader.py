@@ -15,7 +15,7 @@ SCHEMA = shardkit.Schema({"label": shardkit.Int(), "json": shardkit.Json()})
 SAMPLES = [{"__key__": f"{n}", "label": n % 2, "json": [n]} for n in range(10)]
 
 
-def test_a_list_of_samples_is_a_dataset() -> None:
+def test_a_list_of_samples_is_a_dataset():
     names = {"label": ["even", "odd"]}
     dataset = shardkit.Dataset.from_sequence(SAMPLES, SCHEMA, class_names=names, size=99)
     assert list(dataset) == SAMPLES
@@ -28,7 +28,7 @@ def test_a_list_of_samples_is_a_dataset() -> None:
         dataset[10]
 
 
-def test_a_loader_reads_it_as_it_reads_shards(tmp_path: Path) -> None:
+def test_a_loader_reads_it_as_it_reads_shards(tmp_path):
     with shardkit.create(tmp_path / "shards", to="wds", schema=SCHEMA) as writer:
         for sample in SAMPLES:
             writer.write(sample)
@@ -42,7 +42,7 @@ def test_a_loader_reads_it_as_it_reads_shards(tmp_path: Path) -> None:
         assert np.array_equal(batch["label"], stored["label"])
 
 
-def test_errors_of_reading_say_which_sample() -> None:
+def test_errors_of_reading_say_which_sample():
     class Broken(list):  # type: ignore[type-arg]
         schema = SCHEMA
 
@@ -54,7 +54,7 @@ def test_errors_of_reading_say_which_sample() -> None:
     assert caught.value.where["position"] == 4
 
 
-def test_an_error_of_the_sequence_itself_blames_no_field() -> None:
+def test_an_error_of_the_sequence_itself_blames_no_field():
     asked: list[int] = []
 
     class Broken(list):  # type: ignore[type-arg]
@@ -81,7 +81,7 @@ def test_an_error_of_the_sequence_itself_blames_no_field() -> None:
         dataset[4]
 
 
-def test_a_value_of_a_sequence_that_is_invalid_is_named_with_its_field() -> None:
+def test_a_value_of_a_sequence_that_is_invalid_is_named_with_its_field():
     samples = [{"__key__": "a", "label": 1, "json": {1, 2}}]
     with pytest.raises(shardkit.ShardkitError) as caught:
         shardkit.Dataset.from_sequence(samples, SCHEMA)[0]

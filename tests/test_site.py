@@ -16,7 +16,7 @@ DOCS = ROOT / "docs"
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     config = ROOT / ".mkdocs/mkdocs.yml"
     done = subprocess.run(
@@ -37,7 +37,7 @@ def _html(site: Path, page: Path) -> str:
 
 
 @pytest.mark.docs
-def test_it_loads_nothing_from_elsewhere(site: Path) -> None:
+def test_it_loads_nothing_from_elsewhere(site):
     for page in site.rglob("*.html"):
         text = page.read_text("utf-8")
         loaded = re.findall(
@@ -47,7 +47,7 @@ def test_it_loads_nothing_from_elsewhere(site: Path) -> None:
 
 
 @pytest.mark.docs
-def test_lists_tables_and_code_are_shown_as_such(site: Path) -> None:
+def test_lists_tables_and_code_are_shown_as_such(site):
     """What GitHub shows as one, and the site's Markdown only after a blank line, say."""
     for page in DOCS.rglob("*.md"):
         text, html = page.read_text("utf-8"), _html(site, page)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,7 @@ URL = "s3://bucket/folder/x.tar"
 
 
 @pytest.mark.parametrize("url", [URL, Path(URL)], ids=["text", "path"])  # of two slashes, one
-def test_a_url_is_a_remote_path(url: Any) -> None:
+def test_a_url_is_a_remote_path(url):
     assert storage.output(url) == storage.source(url)
     found = storage.source(url)
     assert isinstance(found, RemotePath)
@@ -24,13 +23,13 @@ def test_a_url_is_a_remote_path(url: Any) -> None:
     assert (found.name, found.parent / "y.tar") == ("x.tar", storage.source(f"{URL[:-5]}y.tar"))
 
 
-def test_a_file_url_is_refused() -> None:
+def test_a_file_url_is_refused():
     with pytest.raises(UsageError, match="without a scheme") as error:
         storage.source("file:///tmp/x")
     assert error.value.fix == "give /tmp/x"
 
 
-def test_names_with_colons_are_no_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_with_colons_are_no_urls(tmp_path, monkeypatch):
     for name in ("a:b", "C:/data", "./s3:/x", "12:30/x"):
         assert storage.source(name) == Path(name)
     (tmp_path / "data:" / "x").mkdir(parents=True)

@@ -19,7 +19,7 @@ PAGE = (ROOT / "docs" / "troubleshooting.md").read_text("utf-8")
 MESSAGES = re.findall(r"^### `(.+)`$", PAGE, re.MULTILINE)
 
 
-def test_every_heading_is_a_message_of_the_code() -> None:
+def test_every_heading_is_a_message_of_the_code():
     texts = code().texts
     for message in MESSAGES:
         for part in (part.strip() for part in message.split("…")):
@@ -128,7 +128,7 @@ MISTAKES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_common_mistakes_are_there(mistake: str, tmp_path: Path) -> None:
+def test_common_mistakes_are_there(mistake, tmp_path):
     write_images(tmp_path / "images")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ShardkitError) as raised:

@@ -44,7 +44,7 @@ def make(source: Any, format: str, out: Path, **options: Any) -> Path:
 
 
 @pytest.fixture
-def out(images: Path, tmp_path: Path) -> Path:
+def out(images, tmp_path):
     """The images, as three TARs."""
     return make(images, "wds", tmp_path / "out")
 
@@ -138,9 +138,7 @@ def find_flipped_bits(dataset: Path, paths: list[Path], times: int) -> None:
 
 
 @EACH_FORMAT
-def test_a_sound_dataset_is_sound_and_every_flipped_bit_is_found(
-    images: Path, tmp_path: Path, format: str, large: bool
-) -> None:
+def test_a_sound_dataset_is_sound_and_every_flipped_bit_is_found(images, tmp_path, format, large):
     out = make(images, format, tmp_path / "out")
     report = shardkit.verify(out, against=images, decode=True)
     assert report.problems == []
@@ -154,14 +152,12 @@ def test_a_sound_dataset_is_sound_and_every_flipped_bit_is_found(
     assert shardkit.verify(out).sound
 
 
-def test_every_flipped_bit_of_a_manifest_is_found(out: Path) -> None:
+def test_every_flipped_bit_of_a_manifest_is_found(out):
     find_flipped_bits(out, [out / "__shardkit__/manifest.json"], 60)
 
 
 @EACH_FORMAT
-def test_swapped_cut_missing_and_additional_shards_are_found(
-    images: Path, tmp_path: Path, format: str
-) -> None:
+def test_swapped_cut_missing_and_additional_shards_are_found(images, tmp_path, format):
     out = make(images, format, tmp_path / "out")
     first, second, third = shard_paths(out)
     a, b = first.read_bytes(), second.read_bytes()
@@ -187,7 +183,7 @@ def test_swapped_cut_missing_and_additional_shards_are_found(
     assert report.bytes < manifests.load(out).bytes
 
 
-def test_what_is_longer_or_no_file_is_found(out: Path) -> None:
+def test_what_is_longer_or_no_file_is_found(out):
     first, second, third = shard_paths(out)
     first.write_bytes(first.read_bytes() + b"x")
     second.unlink()
@@ -201,9 +197,7 @@ def test_what_is_longer_or_no_file_is_found(out: Path) -> None:
     ]
 
 
-def test_no_shard_is_opened_before_its_files_are_found_whole(
-    images: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_shard_is_opened_before_its_files_are_found_whole(images, out, monkeypatch):
     first, _, third = shard_paths(out)
     first.write_bytes(b"")
     (out / "__shardkit__/shard-000001.index.npy").unlink()
@@ -222,7 +216,7 @@ def test_no_shard_is_opened_before_its_files_are_found_whole(
 
 
 @pytest.mark.parametrize("name", ["shard-000001.index.npy", "errors.jsonl", "keys.jsonl"])
-def test_files_beside_the_shards_are_compared(images: Path, tmp_path: Path, name: str) -> None:
+def test_files_beside_the_shards_are_compared(images, tmp_path, name):
     (images / "class0/bad.jpg").write_text("no image")
     (images / "class0/a.b.png").write_bytes(make_image(9, "PNG"))
     out = make(images, "wds", tmp_path / "out", on_error="skip")
@@ -236,7 +230,7 @@ def test_files_beside_the_shards_are_compared(images: Path, tmp_path: Path, name
     assert whats(out) == ["a file of the dataset is missing"]
 
 
-def test_a_file_in_memory_is_no_answer(out: Path) -> None:
+def test_a_file_in_memory_is_no_answer(out):
     """A checksum that is known from writing says nothing of the disk."""
     shard = shard_paths(out)[0]
     digests = bytes.fromhex(manifests.load(out).shards[0].file.checksum)
@@ -249,9 +243,7 @@ def test_a_file_in_memory_is_no_answer(out: Path) -> None:
 
 
 @EACH_FORMAT
-def test_a_key_in_two_shards_is_found(
-    images: Path, tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_in_two_shards_is_found(images, tmp_path, format, monkeypatch):
     from shardkit.sources.image_folder import ImageFolder
 
     real = ImageFolder.key
@@ -267,27 +259,23 @@ def test_a_key_in_two_shards_is_found(
     assert "position 3" in str(last.found)
 
 
-def test_hashes_that_meet_are_no_repeated_keys(
-    images: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hashes_that_meet_are_no_repeated_keys(images, out, monkeypatch):
     monkeypatch.setattr("builtins.hash", lambda value: 7)
     assert shardkit.verify(out, against=images).sound
 
 
 @EACH_FORMAT
-def test_counts_that_the_shards_do_not_have_are_found(
-    images: Path, tmp_path: Path, format: str
-) -> None:
+def test_counts_that_the_shards_do_not_have_are_found(images, tmp_path, format):
     (images / "class0/000.txt").write_text("a caption")
     out = make(images, format, tmp_path / "out")
 
-    def more_samples(data: dict[str, Any]) -> None:
+    def more_samples(data):
         data["shards"][1]["samples"] += 1
 
     rewrite(out, more_samples)
     assert paths_of(shardkit.verify(out))[0] == shard_paths(out)[1]
 
-    def more_labels(data: dict[str, Any]) -> None:
+    def more_labels(data):
         data["shards"][1]["samples"] -= 1
         data["fields"]["label"]["count"] += 1
         data["fields"]["text"]["count"] += 1
@@ -299,15 +287,13 @@ def test_counts_that_the_shards_do_not_have_are_found(
     assert found == {"label": ("13", "12")}
 
 
-def test_a_list_of_dropped_samples_that_is_too_short_is_found(out: Path) -> None:
+def test_a_list_of_dropped_samples_that_is_too_short_is_found(out):
     rewrite(out, lambda data: data.update(errors=2))
     assert whats(out) == ["the list of dropped samples is not as long as the manifest says"]
 
 
 @EACH_FORMAT
-def test_a_file_that_is_no_shard_is_a_problem_and_no_crash(
-    images: Path, tmp_path: Path, format: str
-) -> None:
+def test_a_file_that_is_no_shard_is_a_problem_and_no_crash(images, tmp_path, format):
     """Written so, as far as checksums tell."""
     out = make(images, format, tmp_path / "out")
     shard_paths(out)[1].write_bytes(random.Random(0).randbytes(5000))
@@ -319,7 +305,7 @@ def test_a_file_that_is_no_shard_is_a_problem_and_no_crash(
 # --- values ---------------------------------------------------------------------------------------
 
 
-def test_a_png_with_a_wrong_checksum_is_damaged() -> None:
+def test_a_png_with_a_wrong_checksum_is_damaged():
     """Decoding does not look at it."""
     data = bytearray(photo(1, "PNG"))
     assert damage(bytes(data)) is None
@@ -331,7 +317,7 @@ def test_a_png_with_a_wrong_checksum_is_damaged() -> None:
 
 
 @EACH_FORMAT
-def test_decoding_finds_the_image_that_is_cut(images: Path, tmp_path: Path, format: str) -> None:
+def test_decoding_finds_the_image_that_is_cut(images, tmp_path, format):
     whole = photo(3)
     (images / "class1/002.jpg").write_bytes(whole[: len(whole) // 2] + b"\xff\xd9")
     out = make(images, format, tmp_path / "out")
@@ -343,7 +329,7 @@ def test_decoding_finds_the_image_that_is_cut(images: Path, tmp_path: Path, form
 
 
 @EACH_FORMAT
-def test_values_of_every_type_equal_those_of_their_source(tmp_path: Path, format: str) -> None:
+def test_values_of_every_type_equal_those_of_their_source(tmp_path, format):
     source = tmp_path / "in"
     with shardkit.create(source, "wds", EVERYTHING) as writer:
         for n in range(7):
@@ -352,7 +338,7 @@ def test_values_of_every_type_equal_those_of_their_source(tmp_path: Path, format
     assert whats(out, decode=True, against=source) == []
 
 
-def test_values_that_cannot_be_read_or_are_of_no_class_are_found(tmp_path: Path) -> None:
+def test_values_that_cannot_be_read_or_are_of_no_class_are_found(tmp_path):
     samples = [{"__key__": f"{n}", "label": n, "about": {"n": n}} for n in range(4)]
     out = make(samples, "wds", tmp_path / "out")
     shard = out / "shard-000000.tar"
@@ -371,9 +357,7 @@ def test_values_that_cannot_be_read_or_are_of_no_class_are_found(tmp_path: Path)
 
 
 @EACH_FORMAT
-def test_images_that_a_format_encodes_anew_are_equal_and_counted(
-    images: Path, tmp_path: Path, format: str
-) -> None:
+def test_images_that_a_format_encodes_anew_are_equal_and_counted(images, tmp_path, format):
     value = photo(4, "PNG")
     (images / "class0/004.png").write_bytes(value)
     report = shardkit.verify(make(images, format, tmp_path / "out"), against=images)
@@ -382,9 +366,7 @@ def test_images_that_a_format_encodes_anew_are_equal_and_counted(
     assert report.notes == (["1 image re-encoded, as this format requires"] if anew else [])
 
 
-def test_renamed_fields_and_classes_in_another_order_are_equal(
-    images: Path, out: Path, tmp_path: Path
-) -> None:
+def test_renamed_fields_and_classes_in_another_order_are_equal(images, out, tmp_path):
     options: dict[str, Any] = {
         "rename": {"image": "jpg", "label": "cls"},
         "classes": ["class2", "class0", "class1"],
@@ -398,7 +380,7 @@ def test_renamed_fields_and_classes_in_another_order_are_equal(
     assert fields == ["image", "label", "jpg", "cls"]
 
 
-def test_what_differs_from_the_source_is_named(images: Path, tmp_path: Path) -> None:
+def test_what_differs_from_the_source_is_named(images, tmp_path):
     (images / "class0/001.txt").write_text("a caption")
     out = make(images, "wds", tmp_path / "out", shuffle=True)
     flip(images / "class0/000.jpg", 100)
@@ -424,7 +406,7 @@ def test_what_differs_from_the_source_is_named(images: Path, tmp_path: Path) -> 
     assert len(ours) == 4
 
 
-def test_a_changed_label_is_named(tmp_path: Path) -> None:
+def test_a_changed_label_is_named(tmp_path):
     samples = [{"__key__": f"{n}", "label": n} for n in range(5)]
     out = make(samples, "wds", tmp_path / "out")
     samples[3] = {"__key__": "3", "label": 4}
@@ -433,7 +415,7 @@ def test_a_changed_label_is_named(tmp_path: Path) -> None:
     assert (problem.expected, problem.found) == ("int 4", "int 3")
 
 
-def test_dropped_samples_and_those_beyond_a_limit_are_notes(images: Path, tmp_path: Path) -> None:
+def test_dropped_samples_and_those_beyond_a_limit_are_notes(images, tmp_path):
     (images / "class0/001.jpg").write_text("no image")
     options: dict[str, Any] = {"on_error": "skip", "shuffle": True, "seed": 1}
     limited = shardkit.verify(
@@ -448,9 +430,7 @@ def test_dropped_samples_and_those_beyond_a_limit_are_notes(images: Path, tmp_pa
     ]
 
 
-def test_a_source_that_is_damaged_is_said_and_no_crash(
-    images: Path, out: Path, tmp_path: Path
-) -> None:
+def test_a_source_that_is_damaged_is_said_and_no_crash(images, out, tmp_path):
     two = make(out, "wds", tmp_path / "two")
     shard_paths(out)[1].write_bytes(b"x")
     assert paths_of(shardkit.verify(two, against=out)) == [shard_paths(out)[1]]
@@ -483,7 +463,7 @@ def test_a_source_that_is_damaged_is_said_and_no_crash(
         (JsonText("[1, 2]"), JsonText("[1,2]"), False),
     ],
 )
-def test_values_are_equal_by_value_and_type(found: Any, expected: Any, same: bool) -> None:
+def test_values_are_equal_by_value_and_type(found, expected, same):
     assert (values.difference(found, expected) is None) == same
 
 
@@ -499,7 +479,7 @@ def write_splits(source: Path) -> Path:
     return source
 
 
-def test_every_split_is_verified(tmp_path: Path) -> None:
+def test_every_split_is_verified(tmp_path):
     source = write_splits(tmp_path / "in")
     out = make(source, "wds", tmp_path / "out")
     report = shardkit.verify(out, against=source, decode=True)
@@ -528,7 +508,7 @@ def test_every_split_is_verified(tmp_path: Path) -> None:
     assert whats(out / "train", against=source)[0] == "a file of the dataset is missing"
 
 
-def test_each_split_that_shardkit_made_is_verified_by_itself(tmp_path: Path) -> None:
+def test_each_split_that_shardkit_made_is_verified_by_itself(tmp_path):
     source = write_images(tmp_path / "in", classes=2, each=15, kilobytes=1)
     out = make(source, "wds", tmp_path / "out", split=SPLIT, shuffle=True)
     for dataset in (out, out / "train", out / "val", out / "test"):
@@ -544,7 +524,7 @@ def test_each_split_that_shardkit_made_is_verified_by_itself(tmp_path: Path) -> 
     assert "a sample of the source is missing" in whats(out / "test", against=source)
 
 
-def test_a_split_of_text_is_verified_by_itself(tmp_path: Path) -> None:
+def test_a_split_of_text_is_verified_by_itself(tmp_path):
     source, tokenizer = tmp_path / "in.jsonl", tmp_path / "tokenizer.json"
     tokenizer.write_text(json.dumps(few_words(9)))
     source.write_text("".join(f'{{"text": "w{n % 8} w{n % 7}"}}\n' for n in range(60)))
@@ -556,7 +536,7 @@ def test_a_split_of_text_is_verified_by_itself(tmp_path: Path) -> None:
             assert whats(out / split, against=source) == [], (name, split)
 
 
-def test_a_split_beside_a_copy_and_beside_what_was_made_of_it(tmp_path: Path) -> None:
+def test_a_split_beside_a_copy_and_beside_what_was_made_of_it(tmp_path):
     source = write_images(tmp_path / "in", classes=2, each=6, kilobytes=1)
     out = make(source, "wds", tmp_path / "out", split=SPLIT)
     other = make(source, "lmdb", tmp_path / "other", split=SPLIT)
@@ -568,7 +548,7 @@ def test_a_split_beside_a_copy_and_beside_what_was_made_of_it(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["made", "of the source"])
-def test_a_split_whose_folder_has_another_name_cannot_be_told(tmp_path: Path, given: bool) -> None:
+def test_a_split_whose_folder_has_another_name_cannot_be_told(tmp_path, given):
     source = (write_splits if given else write_images)(tmp_path / "in")
     out = make(source, "wds", tmp_path / "out", split="auto" if given else SPLIT)
     (out / "train").rename(tmp_path / "mine")
@@ -581,7 +561,7 @@ def test_a_split_whose_folder_has_another_name_cannot_be_told(tmp_path: Path, gi
 @pytest.mark.parametrize(
     "format", few([n for n in IMAGE_FORMATS if FORMATS[n].single], "beton", "lmdb", "wds")
 )
-def test_a_dataset_that_is_one_file(images: Path, tmp_path: Path, format: str) -> None:
+def test_a_dataset_that_is_one_file(images, tmp_path, format):
     suffix = FORMATS[format].suffixes[0]
     shutil.copy(images / "class0/000.jpg", tmp_path / f"other{suffix}")
     out = make(images, format, tmp_path / f"one{suffix}", shard_samples=None)
@@ -594,7 +574,7 @@ def test_a_dataset_that_is_one_file(images: Path, tmp_path: Path, format: str) -
     assert "missing" in what
 
 
-def test_one_shard_of_a_dataset(images: Path, out: Path) -> None:
+def test_one_shard_of_a_dataset(images, out):
     shard = out / "shard-000001.tar"
     report = shardkit.verify(shard, against=images)
     assert report.problems == []
@@ -608,7 +588,7 @@ def test_one_shard_of_a_dataset(images: Path, out: Path) -> None:
     assert whats(shard) == ["a file is truncated"]
 
 
-def test_an_unfinished_conversion_is_refused(images: Path, tmp_path: Path) -> None:
+def test_an_unfinished_conversion_is_refused(images, tmp_path):
     (images / "class0/bad.jpg").write_text("no image")
     with pytest.raises(SampleError):
         make(images, "wds", tmp_path / "out")
@@ -617,7 +597,7 @@ def test_an_unfinished_conversion_is_refused(images: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.filterwarnings("ignore::shardkit.ShardkitWarning")
-def test_foreign_shards_are_read_sample_by_sample(out: Path, tmp_path: Path) -> None:
+def test_foreign_shards_are_read_sample_by_sample(out, tmp_path):
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     for n, path in enumerate(shard_paths(out)):
@@ -638,9 +618,7 @@ def test_foreign_shards_are_read_sample_by_sample(out: Path, tmp_path: Path) -> 
     assert report.samples == 10
 
 
-def test_the_order_of_problems_does_not_depend_on_threads(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_order_of_problems_does_not_depend_on_threads(images, tmp_path, monkeypatch):
     out = make(images, "wds", tmp_path / "out", shard_samples=1)
     damaged = shard_paths(out)[::2]
     for path in damaged:
@@ -657,7 +635,7 @@ def test_the_order_of_problems_does_not_depend_on_threads(
 # --- the command ----------------------------------------------------------------------------------
 
 
-def test_the_command_and_its_exit_codes(images: Path, out: Path, tmp_path: Path) -> None:
+def test_the_command_and_its_exit_codes(images, out, tmp_path):
     found = run("verify", out, "--against", images, "--decode")
     assert "sound:" in found.stdout
     assert "12 samples in 3 shards, 6 files" in found.stdout
@@ -678,7 +656,7 @@ def test_the_command_and_its_exit_codes(images: Path, out: Path, tmp_path: Path)
     run("verify", out, "--against", tmp_path / "nothing", check=2)
 
 
-def test_the_command_prints_the_first_hundred_problems(tmp_path: Path) -> None:
+def test_the_command_prints_the_first_hundred_problems(tmp_path):
     out = make([{"label": n} for n in range(103)], "wds", tmp_path / "out", shard_samples=1)
     for path in shard_paths(out):
         path.write_bytes(b"")
@@ -706,7 +684,7 @@ def large(out: Path, format: str = "wds", samples: int = 80) -> Path:
 
 
 @pytest.mark.parametrize("format", few(sorted(set(FORMATS) - {"lance"})))  # which cannot tell
-def test_a_damaged_piece_and_its_samples_are_named(tmp_path: Path, format: str) -> None:
+def test_a_damaged_piece_and_its_samples_are_named(tmp_path, format):
     out = large(tmp_path / "out", format)
     assert shardkit.verify(out).sound
     second = shard_paths(out)[1]
@@ -740,7 +718,7 @@ def test_a_damaged_piece_and_its_samples_are_named(tmp_path: Path, format: str) 
         assert last <= lying[-1] + 1
 
 
-def test_pieces_that_lie_side_by_side_are_named_together(tmp_path: Path) -> None:
+def test_pieces_that_lie_side_by_side_are_named_together(tmp_path):
     out = large(tmp_path / "out", samples=200)
     flip(shard_paths(out)[0], 100, 3 * PIECE, 4 * PIECE, 5 * PIECE - 1, 6 * PIECE + 3)
     (problem,) = shardkit.verify(out).problems
@@ -753,7 +731,7 @@ def test_pieces_that_lie_side_by_side_are_named_together(tmp_path: Path) -> None
     assert problem.where["offset"] == 0
 
 
-def test_a_piece_without_samples_and_a_shard_that_does_not_open(tmp_path: Path) -> None:
+def test_a_piece_without_samples_and_a_shard_that_does_not_open(tmp_path):
     out = large(tmp_path / "out", "lmdb")
     first = shard_paths(out)[0]
     first.write_bytes(bytes(PIECE) + first.read_bytes()[PIECE:])
@@ -761,9 +739,7 @@ def test_a_piece_without_samples_and_a_shard_that_does_not_open(tmp_path: Path) 
     assert "are unknown, as the shard cannot be opened" in str(problem.found)
 
 
-def test_the_pieces_of_one_file_are_read_by_all_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_pieces_of_one_file_are_read_by_all_threads(tmp_path, monkeypatch):
     """Each waits for the other with its first piece."""
     from shardkit.byte_source import LocalFile
 
@@ -772,7 +748,7 @@ def test_the_pieces_of_one_file_are_read_by_all_threads(
     meeting, real = threading.Barrier(2, timeout=120), LocalFile.read
     waiting = {0, 16 * PIECE}
 
-    def read(self: LocalFile, offset: int, length: int) -> bytes:
+    def read(self, offset, length):
         if length == PIECE and offset in waiting:
             waiting.discard(offset)
             meeting.wait()
@@ -784,7 +760,7 @@ def test_the_pieces_of_one_file_are_read_by_all_threads(
 
 
 @pytest.mark.parametrize("format", ["wds", "beton"])
-def test_checksums_of_whole_files_are_compared_as_they_were(tmp_path: Path, format: str) -> None:
+def test_checksums_of_whole_files_are_compared_as_they_were(tmp_path, format):
     out = large(tmp_path / "out", format)
     as_earlier_versions_wrote_it(out)
     report = shardkit.verify(out)
@@ -798,7 +774,7 @@ def test_checksums_of_whole_files_are_compared_as_they_were(tmp_path: Path, form
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "missing"])
-def test_a_damaged_list_of_pieces_is_one_problem(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_list_of_pieces_is_one_problem(tmp_path, damage):
     out = large(tmp_path / "out")
     path = out / "__shardkit__" / manifests.PIECES
     if damage == "flipped":
@@ -819,14 +795,14 @@ def test_a_damaged_list_of_pieces_is_one_problem(tmp_path: Path, damage: str) ->
 
 
 @pytest.mark.parametrize("kind", [CHECKSUM, WHOLE])
-def test_a_file_of_any_size_takes_no_time_and_memory(tmp_path: Path, kind: str) -> None:
+def test_a_file_of_any_size_takes_no_time_and_memory(tmp_path, kind):
     """As a manifest may say; the list of its pieces is as long, of zeros that no disk has."""
     out = large(tmp_path / "out")
     size = 2**60
     first, second = manifests.load(out).shards
     listed = count(size) + sum(pieces.listed(file.bytes) for file in second.files)
 
-    def change(data: dict[str, Any]) -> None:
+    def change(data):
         data["shards"][0]["file"]["bytes"] = size
         data["checksum"] = kind
         data["files"][-1]["bytes"] = 16 * listed
@@ -839,10 +815,10 @@ def test_a_file_of_any_size_takes_no_time_and_memory(tmp_path: Path, kind: str) 
     assert found[first.file.name] == "a file is truncated"
 
 
-def test_manifests_of_other_pieces_or_checksums_are_refused(tmp_path: Path) -> None:
+def test_manifests_of_other_pieces_or_checksums_are_refused(tmp_path):
     out = large(tmp_path / "out")
 
-    def longer(data: dict[str, Any]) -> None:
+    def longer(data):
         data["files"][-1]["bytes"] += 16
 
     rewrite(out, longer)
@@ -857,9 +833,7 @@ def test_manifests_of_other_pieces_or_checksums_are_refused(tmp_path: Path) -> N
 
 
 @EACH_FORMAT
-def test_a_folder_without_its_manifest_is_incomplete(
-    images: Path, tmp_path: Path, format: str
-) -> None:
+def test_a_folder_without_its_manifest_is_incomplete(images, tmp_path, format):
     out = make(images, format, tmp_path / "out")
     path = out / "__shardkit__/manifest.json"
     path.unlink()
@@ -878,8 +852,8 @@ def test_a_folder_without_its_manifest_is_incomplete(
 
 @pytest.mark.parametrize(("format", "name"), [("wds", "train.tar"), ("lmdb", "train.lmdb")])
 def test_a_single_file_whose_manifest_alone_is_missing_is_incomplete(
-    images: Path, tmp_path: Path, format: str, name: str
-) -> None:
+    images, tmp_path, format, name
+):
     (images / "class0/a.b.png").write_bytes(make_image(9, "PNG"))  # which the key table has
     out = make(images, format, tmp_path / name, shard_samples=None)
     (tmp_path / f"__shardkit__/{name}.manifest.json").unlink()
@@ -888,7 +862,7 @@ def test_a_single_file_whose_manifest_alone_is_missing_is_incomplete(
     assert shardkit.verify(out).sound  # copied by itself, as one may
 
 
-def test_what_lies_beside_splits_is_compared(images: Path, tmp_path: Path) -> None:
+def test_what_lies_beside_splits_is_compared(images, tmp_path):
     out = make(images, "hf", tmp_path / "out", split="train=0.5,val=0.5")
     report = shardkit.verify(out)
     assert report.sound
@@ -918,9 +892,7 @@ def parts_of(path: Path, number: int, **options: bool) -> list[shardkit.VerifyRe
 
 
 @pytest.mark.parametrize(("format", "number"), [("wds", 2), ("lmdb", 5)])
-def test_parts_check_every_shard_and_file_once(
-    images: Path, tmp_path: Path, format: str, number: int
-) -> None:
+def test_parts_check_every_shard_and_file_once(images, tmp_path, format, number):
     out = make(images, format, tmp_path / "out", shard_samples=4)
     whole, parts = shardkit.verify(out), parts_of(out, number)
     assert all(part.sound for part in parts)
@@ -934,7 +906,7 @@ def test_parts_check_every_shard_and_file_once(
 
 
 @pytest.mark.parametrize("format", few(IMAGE_FORMATS, "lmdb", "wds"))
-def test_parts_find_what_the_whole_finds(images: Path, tmp_path: Path, format: str) -> None:
+def test_parts_find_what_the_whole_finds(images, tmp_path, format):
     """Each problem is found by exactly one of them, and named the same."""
     (images / "class1/broken.jpg").write_bytes(b"no image")
     out = make(images, format, tmp_path / "out", shard_samples=3, on_error="skip")
@@ -952,7 +924,7 @@ def test_parts_find_what_the_whole_finds(images: Path, tmp_path: Path, format: s
     assert all(parts)
 
 
-def test_shards_of_splits_are_shared_as_one_list(images: Path, tmp_path: Path) -> None:
+def test_shards_of_splits_are_shared_as_one_list(images, tmp_path):
     out = make(images, "wds", tmp_path / "out", folds=4, shard_samples=None)
     assert [part.shards for part in parts_of(out, 4)] == [1, 1, 1, 1]
     shard = out / "fold2/shard-000000.tar"
@@ -960,7 +932,7 @@ def test_shards_of_splits_are_shared_as_one_list(images: Path, tmp_path: Path) -
     assert [part.sound for part in parts_of(out, 4)] == [True, True, False, True]
 
 
-def test_shards_of_others_are_shared_too(images: Path, tmp_path: Path) -> None:
+def test_shards_of_others_are_shared_too(images, tmp_path):
     out = make(images, "wds", tmp_path / "out", shard_samples=4)
     shutil.rmtree(out / manifests.FOLDER)
     for path in out.glob("*.tar"):
@@ -972,9 +944,7 @@ def test_shards_of_others_are_shared_too(images: Path, tmp_path: Path) -> None:
     assert [{str(problem) for problem in part.problems} for part in parts_of(out, 3)] == [whole] * 3
 
 
-def test_a_part_decodes_and_asks_the_library_for_its_shards_alone(
-    images: Path, tmp_path: Path
-) -> None:
+def test_a_part_decodes_and_asks_the_library_for_its_shards_alone(images, tmp_path):
     out = make(images, "lmdb", tmp_path / "out")
     second = shardkit.verify(out, part="2/2", client=True, decode=True)
     assert second.sound
@@ -982,7 +952,7 @@ def test_a_part_decodes_and_asks_the_library_for_its_shards_alone(
     assert +second.clients["lmdb"].not_compared == {}
 
 
-def test_the_command_takes_a_part(images: Path, out: Path) -> None:
+def test_the_command_takes_a_part(images, out):
     report = json.loads(run("verify", out, "--part", "3/3", "--json").stdout)
     assert (report["part"], report["samples"], report["sound"]) == ("3/3", 2, True)
     assert "part 3/3 of 3 shards" in run("verify", out, "--part", "3/3").stdout

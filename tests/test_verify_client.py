@@ -97,14 +97,14 @@ def checked(path: Path) -> VerifyReport:
 
 @some("lmdb")
 def test_the_library_reads_all_as_shardkit_does_but_a_sample_that_is_wrong(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
-) -> None:
+    tmp_path, monkeypatch, format
+):
     """As if our reader had got the sixth one wrong; the library reads what is there."""
     out = make(tmp_path, format)
     field, value = ("tokens", np.zeros(5, "<u2")) if format == "megatron" else ("label", 77)
     read = Dataset.__getitem__
 
-    def wrong(self: Dataset, index: int) -> dict[str, Any]:
+    def wrong(self, index):
         return read(self, index) | ({field: value} if index == 5 else {})
 
     monkeypatch.setattr(Dataset, "__getitem__", wrong)
@@ -133,7 +133,7 @@ def _absent() -> dict[str, int]:
 
 
 @pytest.mark.large
-def test_bytes_of_an_index_that_leads_elsewhere_are_found(tmp_path: Path) -> None:
+def test_bytes_of_an_index_that_leads_elsewhere_are_found(tmp_path):
     """The index of a TAR is ours alone: webdataset goes by the headers of its members."""
     out = make(tmp_path, "wds")
     path = out / "__shardkit__/shard-000000.index.npy"
@@ -150,14 +150,14 @@ def test_bytes_of_an_index_that_leads_elsewhere_are_found(tmp_path: Path) -> Non
 
 
 @pytest.mark.large  # webdataset imports torch
-def test_nothing_is_unpickled(tmp_path: Path) -> None:
+def test_nothing_is_unpickled(tmp_path):
     """Not even where a manifest says that a number is stored so; webdataset's decoder would."""
     place = tmp_path / "unpickled"
     code = pickle.dumps(_Touches(str(place)))
     with shardkit.create(tmp_path / "out", "wds", Schema({"x.pkl": Bytes()})) as writer:
         writer.write({"__key__": "a", "x.pkl": code})
 
-    def change(data: dict[str, Any]) -> None:
+    def change(data):
         data["layout"]["schema"]["x.pkl"] = {"type": "Text"}
 
     rewrite(tmp_path / "out", change)
@@ -176,7 +176,7 @@ class _Touches:
 
 
 @pytest.mark.parametrize("format", [pytest.param("hf", marks=pytest.mark.large), "lmdb"])
-def test_splits_and_single_shards(tmp_path: Path, format: str) -> None:
+def test_splits_and_single_shards(tmp_path, format):
     (tmp_path / "out").mkdir()
     for split, count in (("train", 3), ("val", 2)):
         schema = {"pages": Images(optional=True)}
@@ -195,9 +195,7 @@ def test_splits_and_single_shards(tmp_path: Path, format: str) -> None:
 # --- without the library, and where it fails ------------------------------------------------------
 
 
-def test_a_missing_library_is_named_with_its_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_library_is_named_with_its_extra(tmp_path, monkeypatch):
     out, tars = make(tmp_path, "lmdb"), make(tmp_path, "wds", "tars")
     monkeypatch.setattr("shardkit.verification.client._is_installed", lambda name: name == "lmdb")
     done = run("verify", out, "--client", check=2)
@@ -208,7 +206,7 @@ def test_a_missing_library_is_named_with_its_extra(
     assert error.value.fix == 'pip install "shardkit[webdataset]"'
 
 
-def test_a_second_library_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_library_is_not_needed(tmp_path, monkeypatch):
     is_there = "shardkit.verification.client._is_installed"
     monkeypatch.setattr(is_there, lambda name: name == "pyarrow")
     fake(monkeypatch, tmp_path, *given())
@@ -225,8 +223,8 @@ def broken(monkeypatch: pytest.MonkeyPatch, folder: Path, *names: str) -> None:
 
 
 def test_a_library_that_cannot_be_imported_is_a_note_where_another_one_works_and_else_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     out = make(tmp_path, "arrow")
     broken(monkeypatch, tmp_path / "path", "datasets")
     report = checked(out)
@@ -242,9 +240,7 @@ def test_a_library_that_cannot_be_imported_is_a_note_where_another_one_works_and
     assert error.value.found == "ImportError: no such symbol"
 
 
-def test_a_folder_of_a_library_s_name_is_no_library(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_of_a_library_s_name_is_no_library(tmp_path, monkeypatch):
     (tmp_path / "shardkit_some_library").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     assert importlib.util.find_spec("shardkit_some_library") is not None
@@ -252,7 +248,7 @@ def test_a_folder_of_a_library_s_name_is_no_library(
     assert client._is_installed("lmdb")
 
 
-def test_no_samples_are_not_all_equal(tmp_path: Path) -> None:
+def test_no_samples_are_not_all_equal(tmp_path):
     out = make(tmp_path, "lmdb", count=4)
     (shard,) = shard_paths(out)
     shard.write_bytes(b"x" + shard.read_bytes()[1:])
@@ -260,7 +256,7 @@ def test_no_samples_are_not_all_equal(tmp_path: Path) -> None:
     assert "0 samples, nothing compared; not compared: samples of damaged shards (4)" in words
 
 
-def test_what_shardkit_did_not_write_is_refused(tmp_path: Path) -> None:
+def test_what_shardkit_did_not_write_is_refused(tmp_path):
     shard = make(tmp_path, "wds") / "shard-000000.tar"
     shutil.copy(shard, tmp_path / "other.tar")
     with pytest.raises(UsageError, match="only checks data that shardkit wrote"):
@@ -283,7 +279,7 @@ def given(*numbers: int, **other: int) -> list[str]:
 
 
 @pytest.fixture
-def labels(tmp_path: Path) -> Path:
+def labels(tmp_path):
     with shardkit.create(tmp_path / "out", "wds", Schema({"label": Int()})) as writer:
         for number in range(5):
             writer.write({"__key__": f"{number}", "label": number})
@@ -304,10 +300,7 @@ LACKS = "does not return a sample that shardkit"
         (given(0, 1, 3, 4, 7, _4=5), [GIVES, LACKS, "a different value"], ["7", "2", "4"]),
     ],
 )
-def test_samples_that_one_side_lacks_are_named(
-    labels: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str], words: list[str],
-    keys: list[str], tmp_path: Path,
-) -> None:  # fmt: skip
+def test_samples_that_one_side_lacks_are_named(labels, monkeypatch, lines, words, keys, tmp_path):
     fake(monkeypatch, tmp_path, *lines)
     report = checked(labels)
     assert [problem.where.get("key") for problem in report.problems] == keys
@@ -329,14 +322,12 @@ FAILING = {
 
 
 @pytest.mark.parametrize("how", few(FAILING, "aborts", "later", "import raises"))
-def test_a_library_that_fails_is_an_error(
-    labels: Path, monkeypatch: pytest.MonkeyPatch, how: str, tmp_path: Path
-) -> None:
+def test_a_library_that_fails_is_an_error(labels, monkeypatch, how, tmp_path):
     lines, what, found = FAILING[how]
     fake(monkeypatch, tmp_path, *lines)
     compare = client.compare
 
-    def compare_impatiently(*arguments: Any) -> None:  # once it has been imported
+    def compare_impatiently(*arguments):  # once it has been imported
         monkeypatch.setattr(client, "_SILENT", 0.1)
         compare(*arguments)
 
@@ -359,7 +350,7 @@ def test_a_library_that_fails_is_an_error(
 # --- the script -----------------------------------------------------------------------------------
 
 
-def test_the_script_imports_nothing_of_shardkit() -> None:
+def test_the_script_imports_nothing_of_shardkit():
     tree = ast.parse(client.SCRIPT.read_text("utf-8"))
     nodes = [*ast.walk(tree)]
     names = [a.name for node in nodes if isinstance(node, ast.Import) for a in node.names]
@@ -375,7 +366,7 @@ def test_the_script_imports_nothing_of_shardkit() -> None:
         [np.zeros(3, "<f4"), np.zeros(3, "<f8"), np.zeros((1, 3), "<f4"), np.full(3, -0.0, "<f4")],
     ],
 )
-def test_summaries_are_the_same_for_equal_values_alone(values: list[Any]) -> None:
+def test_summaries_are_the_same_for_equal_values_alone(values):
     assert len({summary(value) for value in values}) == len(values)
     assert [summary(value) for value in values] == [summary(value) for value in values]
     other = np.array([np.float32("nan"), -np.float32("nan")])

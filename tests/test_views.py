@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import tracemalloc
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,12 +24,12 @@ MANY = 10**8
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def out(tmp_path_factory):
     return write_photos(tmp_path_factory.mktemp("views") / "out")
 
 
 @pytest.fixture
-def ds(out: Path) -> Dataset:
+def ds(out):
     return shardkit.open(out)
 
 
@@ -41,7 +40,7 @@ def labels(dataset: Any) -> list[int]:
 # --- which samples -------------------------------------------------------------------------------
 
 
-def test_views_of_views_are_as_those_of_lists(ds: Dataset) -> None:
+def test_views_of_views_are_as_those_of_lists(ds):
     expected, view = list(range(SAMPLES)), ds
     steps: list[Any] = [
         slice(None), slice(30), slice(None, None, -1), slice(2, 25, 3), [5, 0, -1, 5, 2, 1],
@@ -84,12 +83,12 @@ def test_views_of_views_are_as_those_of_lists(ds: Dataset) -> None:
         (slice(None, None, 0), UsageError, "invalid slice of samples"),
     ],
 )
-def test_what_cannot_be_selected(ds: Dataset, given: Any, error: type, words: str) -> None:
+def test_what_cannot_be_selected(ds, given, error, words):
     with pytest.raises(error, match=words):
         ds[given] if isinstance(given, slice) else ds.select(given)
 
 
-def test_filters_take_functions_and_conditions(ds: Dataset) -> None:
+def test_filters_take_functions_and_conditions(ds):
     assert labels(ds.filter(lambda s: s["label"] % 5 == 2)) == [2, 7, 12, 17, 22, 27, 32]
     assert labels(ds[::-1].filter("label < 4 or label == 20")) == [20, 3, 2, 1, 0]
     assert labels(ds.filter("image.width == 48 and label >= 35")) == [35, 36]
@@ -116,7 +115,7 @@ def test_filters_take_functions_and_conditions(ds: Dataset) -> None:
 
 
 @pytest.mark.large  # datasets takes long to import
-def test_methods_are_those_of_hugging_face_datasets(ds: Dataset) -> None:
+def test_methods_are_those_of_hugging_face_datasets(ds):
     """As the page on reading says; but slices are columns there, and views here."""
     import datasets
 
@@ -134,7 +133,7 @@ def test_methods_are_those_of_hugging_face_datasets(ds: Dataset) -> None:
             each.select([SAMPLES])
 
 
-def test_transforms_ride_along(out: Path) -> None:
+def test_transforms_ride_along(out):
     transforms = {"image": [shardkit.Decode(), shardkit.CenterCrop(16)]}
     ds = shardkit.open(out, transforms=transforms)
     view = ds[::-1].filter(lambda sample: isinstance(sample["image"], bytes))[4:]
@@ -157,7 +156,7 @@ class Endless:
         return {"__key__": str(index), "label": index}
 
 
-def test_views_of_many_samples_take_no_memory(ds: Dataset) -> None:
+def test_views_of_many_samples_take_no_memory(ds):
     many = Dataset.from_sequence(Endless())
     view = many[::-1][10 : MANY // 2 : 2]
     assert view[7]["label"] == MANY - 1 - 10 - 14
@@ -171,7 +170,7 @@ def test_views_of_many_samples_take_no_memory(ds: Dataset) -> None:
     assert labels(pickle.loads(pickle.dumps(some[3:]))) == labels(some)[3:]
 
 
-def test_views_take_8_bytes_a_sample() -> None:
+def test_views_take_8_bytes_a_sample():
     many, count = Dataset.from_sequence(Endless()), 1_000_000
     numbers = np.random.default_rng(0).integers(0, MANY, count)
     tracemalloc.start()
@@ -196,7 +195,7 @@ def test_views_take_8_bytes_a_sample() -> None:
 @pytest.mark.parametrize(
     "to", few((name for name in FORMATS if name not in ("megatron", "beton")), "arrow", "wds")
 )
-def test_columns_are_the_values_in_all_samples(tmp_path: Path, to: str) -> None:
+def test_columns_are_the_values_in_all_samples(tmp_path, to):
     schema = {
         "n": Int(), "maybe": Int(optional=True), "text": Text(), "data": Json(optional=True),
         "row": Array("float32", (3,)), "tokens": Array("uint16", (None,)),
@@ -226,7 +225,7 @@ def test_columns_are_the_values_in_all_samples(tmp_path: Path, to: str) -> None:
     assert "did you mean tokens?" in str(caught.value.expected)
 
 
-def test_columns_have_a_bound(ds: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_have_a_bound(ds, monkeypatch):
     monkeypatch.setattr("shardkit.views._CHUNK_BYTES", 5_000)  # about three samples
     assert ds.column("image")[3] == ds[3]["image"]
     assert ds.keys() == [f"{n:04d}" for n in range(SAMPLES)]
@@ -235,7 +234,7 @@ def test_columns_have_a_bound(ds: Dataset, monkeypatch: pytest.MonkeyPatch) -> N
         ds.column("image")
 
 
-def test_a_damaged_value_of_a_column_is_named(tmp_path: Path) -> None:
+def test_a_damaged_value_of_a_column_is_named(tmp_path):
     out = write_photos(tmp_path / "out", samples=9)
     shard = out / "shard-000000.tar"
     shard.write_bytes(shard.read_bytes().replace(b"image 5", b"im\xffge 5"))
@@ -249,7 +248,7 @@ def test_a_damaged_value_of_a_column_is_named(tmp_path: Path) -> None:
     assert (caught.value.where["position"], caught.value.found) == (3, "(3,)")
 
 
-def test_samples_are_found_by_their_keys(ds: Dataset) -> None:
+def test_samples_are_found_by_their_keys(ds):
     assert ds["0012"] == ds[12]
     assert ds[::-1]["0012"] == ds[12]
     assert "0012" in ds
@@ -269,7 +268,7 @@ def test_samples_are_found_by_their_keys(ds: Dataset) -> None:
         ds[:0]["0001"]
 
 
-def test_a_key_of_several_samples_is_refused(out: Path, tmp_path: Path) -> None:
+def test_a_key_of_several_samples_is_refused(out, tmp_path):
     for name in ("a.tar", "b.tar"):  # shards of others, which number their samples from zero
         (tmp_path / name).write_bytes((out / "shard-000000.tar").read_bytes())
     ds = shardkit.open(tmp_path)
@@ -282,15 +281,13 @@ def test_a_key_of_several_samples_is_refused(out: Path, tmp_path: Path) -> None:
 # --- loading -------------------------------------------------------------------------------------
 
 
-def test_lists_of_views_are_loaded_alike_from_any_format_and_by_any_ranks(
-    ds: Dataset, tmp_path: Path
-) -> None:
+def test_lists_of_views_are_loaded_alike_from_any_format_and_by_any_ranks(ds, tmp_path):
     """S1 and S3, with parts."""
     other = shardkit.open(write_photos(tmp_path / "arrow", "arrow"))
     chosen = np.random.default_rng(3).permutation(SAMPLES)[:25]
     options: dict[str, Any] = {"shuffle": True, "window": 16, "parts": 2, "fields": ["label"]}
 
-    def load(ds: Dataset, batch_size: int, **place: int) -> list[Any]:
+    def load(ds, batch_size, **place):
         views = [ds.select(chosen), ds[30:3:-2]]
         return list(Loader(views, batch_size=batch_size, **place, **options))
 
@@ -303,7 +300,7 @@ def test_lists_of_views_are_loaded_alike_from_any_format_and_by_any_ranks(
     assert together == [sorted(batch) for batch in keys(alone)]
 
 
-def test_lengths_and_rows_of_views(tmp_path: Path) -> None:
+def test_lengths_and_rows_of_views(tmp_path):
     lengths = np.random.default_rng(3).integers(1, 60, 120)
     chosen = np.random.default_rng(4).permutation(120)[:50]
     view = shardkit.open(write_documents(tmp_path / "out", lengths)).select(chosen)
@@ -321,7 +318,7 @@ def test_lengths_and_rows_of_views(tmp_path: Path) -> None:
     assert found == {f"{n}": [n, -n] for n in (30, 2, 31, 3, *range(12, 28, 3), *range(35, 40))}
 
 
-def test_sampling_goes_by_the_samples_of_a_view(ds: Dataset) -> None:
+def test_sampling_goes_by_the_samples_of_a_view(ds):
     view = ds.select([30, 2, 31, 3])
     sampling: Any = shardkit.Weighted(np.array([0, 1, 0, 3]), samples=8)
     loader = Loader(view, batch_size=4, shuffle=True, sampling=sampling)
@@ -331,7 +328,7 @@ def test_sampling_goes_by_the_samples_of_a_view(ds: Dataset) -> None:
     assert real_keys(list(loader)) == dict.fromkeys(view.keys(), 2)
 
 
-def test_a_state_is_of_a_selection(ds: Dataset) -> None:
+def test_a_state_is_of_a_selection(ds):
     view = ds.select(np.random.default_rng(3).permutation(SAMPLES)[:20])
     loader = Loader(view, batch_size=3, shuffle=True)
     whole, states = [], []
@@ -355,7 +352,7 @@ def test_a_state_is_of_a_selection(ds: Dataset) -> None:
 # --- converting ----------------------------------------------------------------------------------
 
 
-def test_views_are_converted(ds: Dataset, tmp_path: Path) -> None:
+def test_views_are_converted(ds, tmp_path):
     view = ds.select(np.random.default_rng(3).permutation(SAMPLES)[:21])[::-1]
     shardkit.convert(view, "wds", tmp_path / "0", shard_samples=4, workers=0)
     assert [*shardkit.open(tmp_path / "0")] == [*view]
@@ -377,7 +374,7 @@ def test_views_are_converted(ds: Dataset, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("to", ["wds", "lmdb"])
-def test_inspecting_a_view_is_about_its_samples(tmp_path: Path, to: str) -> None:
+def test_inspecting_a_view_is_about_its_samples(tmp_path, to):
     ds = shardkit.open(write_photos(tmp_path / "out", to))
     view = ds.select([30, 2, 31, 3, 3])
     report = shardkit.inspect(view, full=True, samples=2)
@@ -399,7 +396,7 @@ def test_inspecting_a_view_is_about_its_samples(tmp_path: Path, to: str) -> None
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.large)])
-def test_torchs_dataloader_takes_them_as_they_are(ds: Dataset, workers: int) -> None:
+def test_torchs_dataloader_takes_them_as_they_are(ds, workers):
     torch_data = pytest.importorskip("torch.utils.data", reason="torch is an extra")
     view = ds.select([30, 2, 31, 3, 5])
     collate = lambda rows: [row["label"] for row in rows]  # noqa: E731
@@ -412,7 +409,7 @@ def test_torchs_dataloader_takes_them_as_they_are(ds: Dataset, workers: int) -> 
     assert real_keys(list(loader)) == Counter(view.keys())
 
 
-def test_torchs_random_split(ds: Dataset) -> None:
+def test_torchs_random_split(ds):
     torch_data = pytest.importorskip("torch.utils.data", reason="torch is an extra")
     one, other = torch_data.random_split(ds, [30, 7])
     assert sorted(labels(one) + labels(other)) == list(range(SAMPLES))

@@ -34,7 +34,7 @@ def assert_told(call: Callable[[], object], message: str, place: str, lines: int
 
 
 @pytest.fixture
-def made(images: Path, tmp_path: Path) -> Path:
+def made(images, tmp_path):
     shardkit.convert(images, "wds", tmp_path / "made", shard_samples=5, workers=0)
     return tmp_path / "made"
 
@@ -48,42 +48,38 @@ def zipped(made: Path) -> Path:
     return folder
 
 
-def test_opening(made: Path) -> None:
+def test_opening(made):
     folder = made.with_name("foreign")
     shutil.copytree(made, folder / "inner")
     shutil.copy(made / "shard-000000.tar", folder / "a.tar")
 
-    def call() -> None:
+    def call():
         shardkit.open(folder)  # of opening
 
     assert_told(call, "not those in its folders", "of opening")
 
 
-def test_shards_that_threads_look_into(made: Path) -> None:
+def test_shards_that_threads_look_into(made):
     folder = made.with_name("zipped")
     folder.mkdir()
     for shard in sorted(made.glob("*.tar")):
         (folder / f"{shard.name}.gz").write_bytes(gzip.compress(shard.read_bytes()))
 
-    def call() -> None:
+    def call():
         warnings.simplefilter("default")  # of several shards once
         shardkit.open(folder)  # of a thread
 
     assert_told(call, "unpacked to temporary files", "of a thread")
 
 
-def test_a_loader(made: Path) -> None:
-    def call() -> None:
-        Loader(
-            made,
-            batch_size=64,
-            threads=2,
-        )  # its end
+def test_a_loader(made):
+    def call():
+        Loader(made, batch_size=64, threads=2)  # its end
 
     assert_told(call, "smaller than one batch", "its end", lines=5)
 
 
-def test_an_iteration(tmp_path: Path) -> None:
+def test_an_iteration(tmp_path):
     names = [f"class {n}" for n in range(100)]
     schema = {"label": shardkit.Int()}
     with shardkit.create(tmp_path / "sorted", "wds", schema, classes=names) as writer:
@@ -93,24 +89,24 @@ def test_an_iteration(tmp_path: Path) -> None:
     assert_told(lambda: next(iter(loader)), "sorted by class", "of an iteration")  # of an iteration
 
 
-def test_torch(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch(made, monkeypatch):
     import torch
 
     from shardkit.torch import Loader as TorchLoader
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
-    def call() -> None:
+    def call():
         TorchLoader(made, batch_size=4, pin_memory=True)  # of torch
 
     assert_told(call, "", "of torch")
 
 
-def test_a_thread_of_the_user(made: Path) -> None:
-    def work() -> None:
+def test_a_thread_of_the_user(made):
+    def work():
         Loader(made, batch_size=64)  # of the user's thread
 
-    def call() -> None:
+    def call():
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()
@@ -118,6 +114,6 @@ def test_a_thread_of_the_user(made: Path) -> None:
     assert_told(call, "", "of the user's thread")
 
 
-def test_all_warnings_go_the_same_way() -> None:
+def test_all_warnings_go_the_same_way():
     """tests/conftest.py looks at each that any test sees."""
     assert [file for file, name in code().attributes if name == "warnings.warn"] == ["errors.py"]
