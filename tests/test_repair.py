@@ -1,7 +1,5 @@
 """`shardkit verify --repair`: damaged files become what they were, and all others stay."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import json
@@ -136,9 +134,6 @@ def other(format: str) -> str:
     return "arrow" if format != "arrow" else "wds"
 
 
-# --- what is repaired ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("single", [False, True])
 @pytest.mark.parametrize("format", few(IMAGE_FORMATS, "wds", "lmdb", "beton"))
 def test_each_file(format, single, tmp_path, large):
@@ -150,13 +145,47 @@ def test_each_file(format, single, tmp_path, large):
         (source / "class1/large.jpg").write_bytes(make_image(7) + padding)
     (tmp_path / "out").mkdir()
     name = "train" + FORMATS[format].suffixes[0] * single
-    out = make(source, format, tmp_path / "out" / name, shard_samples=None if single else 5)
+    beside = ("dali", "energon", "wids") if format == "wds" and large and not single else ()
+    options = {"shard_samples": None if single else 5, "beside": beside}
+    out = make(source, format, tmp_path / "out" / name, **options)
     same = Path(shutil.copytree(out.parent, tmp_path / "same")) / name
     copy = make(out, other(format), tmp_path / "copy", shard_samples=7)
     for turn in range(3 if single and large else 1):  # which has one or two files
         givers = [source, same, copy]
         each_is_repaired(out, givers[turn:] + givers[:turn])
+    chance, paths = random.Random(format), named(out)
+    sizes = [path.stat().st_size for path in paths]
+    for number in range(10 if large and not single else 0):  # 20 bits, of which some lie in one
+        chosen = chance.choices(paths, sizes if number % 2 else None, k=2)
+
+        def flip_two(chosen=chosen):
+            for path in chosen:
+                flip(path, chance)
+
+        is_repaired(out, flip_two, [source, same, copy][number % 3])
     is_repaired(out, partial(storage.remove, named(out)[-1]), source)
+
+
+def test_what_earlier_versions_and_create_made_and_single_shards(tmp_path, images):
+    """Checksums of whole files; without a recipe, from copies alone."""
+    out = make(images, "wds", tmp_path / "out")
+    whole = state(out)
+    for number in (0, 1):
+        path = out / f"shard-{number:06d}.tar"
+        path.write_bytes(path.read_bytes()[:-1])
+    assert shardkit.verify(out / "shard-000001.tar", repair=images).sound
+    changed = {name for name, entry in state(out).items() if entry[2] != whole[name][2]}
+    assert changed == {"shard-000000.tar"}
+    assert not repaired(out, images).left
+    as_earlier_versions_wrote_it(out)
+    each_is_repaired(out, [images, make(out, "arrow", tmp_path / "copy")])
+    texts = tmp_path / "texts"
+    with shardkit.create(texts, "wds", {"text": shardkit.Text()}, shard_samples=3) as writer:
+        for number in range(8):
+            writer.write({"text": f"text {number}"})
+    each_is_repaired(texts, [make(texts, "arrow", tmp_path / "texts copy")])
+    (texts / "shard-000000.tar").unlink()
+    assert len(repaired(texts, images).left) == 1
 
 
 @pytest.fixture(scope="session")
@@ -245,68 +274,6 @@ def test_shards_that_several_tasks_made(format, tmp_path, monkeypatch):
     assert "the rebuilt shard differs" in why_left(out, copy)
 
 
-def test_checksums_of_whole_files_as_earlier_versions_made_them(tmp_path, images):
-    out = make(images, "wds", tmp_path / "out")
-    as_earlier_versions_wrote_it(out)
-    each_is_repaired(out, [images, make(out, "arrow", tmp_path / "copy")])
-
-
-def test_datasets_without_a_recipe(tmp_path, images):
-    """What `create` made is repaired from copies."""
-    out = tmp_path / "out"
-    with shardkit.create(out, "wds", {"text": shardkit.Text()}, shard_samples=3) as writer:
-        for number in range(8):
-            writer.write({"text": f"text {number}"})
-    each_is_repaired(out, [make(out, "arrow", tmp_path / "copy")])
-    (out / "shard-000000.tar").unlink()
-    assert len(repaired(out, images).left) == 1
-
-
-def test_one_shard_by_itself(tmp_path, images):
-    out = make(images, "wds", tmp_path / "out")
-    whole = state(out)
-    for number in (0, 1):
-        path = out / f"shard-{number:06d}.tar"
-        path.write_bytes(path.read_bytes()[:-1])
-    assert shardkit.verify(out / "shard-000001.tar", repair=images).sound
-    changed = {name for name, entry in state(out).items() if entry[2] != whole[name][2]}
-    assert changed == {"shard-000000.tar"}
-
-
-@pytest.mark.large
-@pytest.mark.parametrize("format", IMAGE_FORMATS)
-def test_bits(format, tmp_path):
-    """20 random bits of each format, in any files, of which some lie in the same."""
-    source = write_images(tmp_path / "source", each=5)
-    padding = random.Random(7).randbytes(3 << 20)  # several pieces
-    (source / "class1/large.jpg").write_bytes(make_image(7) + padding)
-    out = make(source, format, tmp_path / "out", shard_samples=6)
-    copy = make(out, other(format), tmp_path / "copy", shard_samples=9)
-    givers = [source, Path(shutil.copytree(out, tmp_path / "same")), copy]
-    chance, paths = random.Random(format), named(out)
-    sizes = [path.stat().st_size for path in paths]
-    for number in range(10):
-        chosen = chance.choices(paths, sizes if number % 2 else None, k=2)
-        print(f"{chosen}, repaired from {givers[number % 3]}")
-
-        def flip_two(chosen=chosen):
-            for path in chosen:
-                flip(path, chance)
-
-        is_repaired(out, flip_two, givers[number % 3])
-
-
-@pytest.mark.large
-def test_files_for_other_loaders(tmp_path, images):
-    beside = ("dali", "energon", "wids")
-    for split in ("none", "train=0.5,val=0.5"):
-        out = make(images, "wds", tmp_path / split, split=split, beside=beside)
-        each_is_repaired(out, [images, make(out, "arrow", tmp_path / f"{split} copy")])
-
-
-# --- what is not ---------------------------------------------------------------------------------
-
-
 def test_a_source_that_has_changed_is_told(tmp_path):
     """What can be rebuilt is; the rest names the sample that is not as it was."""
     source = write_images(tmp_path / "source", each=9)
@@ -334,10 +301,10 @@ def test_a_source_that_has_changed_is_told(tmp_path):
     assert not (tmp_path / "out.partial").exists()
 
 
-def test_a_copy_that_is_none_is_refused(tmp_path):
+def test_a_copy_that_is_none_or_is_damaged_as_well_is_refused(tmp_path):
     source = write_images(tmp_path / "source", each=9)
     out = make(source, "wds", tmp_path / "out")
-    wrong: dict[str, dict[str, Any]] = {
+    wrong = {
         "neither the source nor a copy of the dataset": {"limit": 20},
         "20 samples": {"limit": 20},
         "differs from the original; it was rebuilt from the samples of a copy": {"shuffle": True},
@@ -346,26 +313,19 @@ def test_a_copy_that_is_none_is_refused(tmp_path):
     copies = [
         make(out, "arrow", tmp_path / f"{n}", **more) for n, more in enumerate(wrong.values())
     ]
-    (out / "shard-000001.tar").write_bytes(b"damaged")
+    path = out / "shard-000001.tar"
+    path.write_bytes(path.read_bytes()[:700] + b"other" + path.read_bytes()[705:])
+    same = Path(shutil.copytree(out, tmp_path / "same"))
     before = state(out)
-    for words, copy in zip(wrong, copies, strict=True):
-        assert words in why_left(out, copy)
+    words = [*wrong, f"{same / path.name} is damaged as well"]
+    for said, copy in zip(words, [*copies, same], strict=True):
+        assert said in why_left(out, copy)
     with pytest.raises(UsageError, match="cannot be repaired from itself"):
         shardkit.verify(out, repair=out)
     with pytest.raises(NotFoundError):
         shardkit.verify(out, repair=tmp_path / "nowhere")
     with pytest.raises(UsageError, match="repaired by a single process"):
         shardkit.verify(out, repair=source, part="1/2")
-    assert state(out) == before
-
-
-def test_copies_that_are_damaged_as_well(tmp_path, images):
-    out = make(images, "wds", tmp_path / "out")
-    path = out / "shard-000001.tar"
-    path.write_bytes(path.read_bytes()[:700] + b"other" + path.read_bytes()[705:])
-    same = Path(shutil.copytree(out, tmp_path / "same"))
-    before = state(out)
-    assert f"{same / path.name} is damaged as well" in why_left(out, same)
     assert state(out) == before
 
 
@@ -390,9 +350,6 @@ def test_links_are_not_written_through(tmp_path, images):
     shard.write_bytes(b"damaged")
     repaired(tmp_path / "link/b", images)
     assert shard.read_bytes() == data
-
-
-# --- manifests -----------------------------------------------------------------------------------
 
 
 def test_manifests_come_from_a_copy(tmp_path, images):
@@ -465,9 +422,6 @@ def test_a_copy_of_another_version_replaces_no_sound_shard(tmp_path, images):
     shards[0].unlink()
     assert not repaired(out, same).left
     assert state(out).keys() == state(same).keys()
-
-
-# --- other runs, full disks, kills ---------------------------------------------------------------
 
 
 def test_two_runs_at_once(tmp_path, images):
@@ -639,9 +593,6 @@ def test_kills(format, tmp_path):
         assert not repaired(copy, source).left, copy
         assert files_of(copy) == whole, copy
         assert not copy.with_name(f"{copy.name}.partial").exists()
-
-
-# --- the command ---------------------------------------------------------------------------------
 
 
 def test_the_command(tmp_path, images):

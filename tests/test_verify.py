@@ -1,7 +1,5 @@
 """`shardkit verify`: what it finds, what it calls it, and what it leaves alone."""
 
-from __future__ import annotations
-
 import io
 import json
 import math
@@ -27,6 +25,7 @@ from shardkit.formats import FORMATS, get_format
 from shardkit.inspection import inspect
 from shardkit.pieces import CHECKSUM, PIECE, WHOLE, count
 from shardkit.sample import JsonText
+from shardkit.sources.image_folder import ImageFolder
 from shardkit.testing import EVERYTHING, everything, make_image
 from shardkit.verification import values
 from tests.conftest import IMAGE_FORMATS, few, write_images
@@ -118,9 +117,6 @@ def photo(number: int, format: str = "JPEG") -> bytes:
     return file.getvalue()
 
 
-# --- files ----------------------------------------------------------------------------------------
-
-
 def find_flipped_bits(dataset: Path, paths: list[Path], times: int) -> None:
     """Each by itself, in a manifest's last byte excepted: that is the end of the line."""
     chance = random.Random(0)
@@ -139,21 +135,21 @@ def find_flipped_bits(dataset: Path, paths: list[Path], times: int) -> None:
 
 @EACH_FORMAT
 def test_a_sound_dataset_is_sound_and_every_flipped_bit_is_found(images, tmp_path, format, large):
+    """Images that a format encodes anew are equal, and counted."""
+    value = photo(4, "PNG")
+    (images / "class0/004.png").write_bytes(value)
     out = make(images, format, tmp_path / "out")
     report = shardkit.verify(out, against=images, decode=True)
-    assert report.problems == []
-    assert report.sound
-    assert (report.format, report.samples, report.shards) == (format, 12, 3)
+    assert (report.sound, report.problems) == (True, [])
+    assert (report.format, report.samples, report.shards) == (format, 13, 3)
+    anew = get_format(format).carried(shardkit.Image(), value) != value
+    assert report.notes == (["1 image re-encoded, as this format requires"] if anew else [])
     manifest = manifests.load(out)
     files = [*manifest.all_files(), *manifest.files]
-    assert report.files == len(files)
-    assert report.bytes == sum(file.bytes for file in files)
-    find_flipped_bits(out, shard_paths(out), 50 if large else 20)
+    assert (report.files, report.bytes) == (len(files), sum(file.bytes for file in files))
+    for paths in (shard_paths(out), [out / "__shardkit__/manifest.json"]):
+        find_flipped_bits(out, paths, 50 if large else 20)
     assert shardkit.verify(out).sound
-
-
-def test_every_flipped_bit_of_a_manifest_is_found(out):
-    find_flipped_bits(out, [out / "__shardkit__/manifest.json"], 60)
 
 
 @EACH_FORMAT
@@ -161,6 +157,11 @@ def test_swapped_cut_missing_and_additional_shards_are_found(images, tmp_path, f
     out = make(images, format, tmp_path / "out")
     first, second, third = shard_paths(out)
     a, b = first.read_bytes(), second.read_bytes()
+    manifest = manifests.manifest_path(out).read_bytes()
+    second.write_bytes(random.Random(0).randbytes(5000))  # written so, as far as checksums tell
+    accept_files(out)
+    assert {*paths_of(shardkit.verify(out, against=images, decode=True))} == {second}
+    manifests.manifest_path(out).write_bytes(manifest)
     first.write_bytes(b)
     second.write_bytes(a)
     assert paths_of(shardkit.verify(out)) == [first, second]
@@ -183,8 +184,17 @@ def test_swapped_cut_missing_and_additional_shards_are_found(images, tmp_path, f
     assert report.bytes < manifests.load(out).bytes
 
 
-def test_what_is_longer_or_no_file_is_found(out):
+def test_files_are_read_and_are_as_long_as_the_manifest_says(out):
     first, second, third = shard_paths(out)
+    # A checksum that is known from writing says nothing of the disk.
+    digests = bytes.fromhex(manifests.load(out).shards[0].file.checksum)
+    storage._written[first] = (first.stat().st_size, digests)
+    flip(first, 700)
+    assert not shardkit.verify(out).sound
+    flip(first, 700)
+    rewrite(out, lambda data: data.update(errors=2))
+    assert whats(out) == ["the list of dropped samples is not as long as the manifest says"]
+    rewrite(out, lambda data: data.update(errors=0))
     first.write_bytes(first.read_bytes() + b"x")
     second.unlink()
     second.mkdir()
@@ -230,22 +240,8 @@ def test_files_beside_the_shards_are_compared(images, tmp_path, name):
     assert whats(out) == ["a file of the dataset is missing"]
 
 
-def test_a_file_in_memory_is_no_answer(out):
-    """A checksum that is known from writing says nothing of the disk."""
-    shard = shard_paths(out)[0]
-    digests = bytes.fromhex(manifests.load(out).shards[0].file.checksum)
-    storage._written[shard] = (shard.stat().st_size, digests)
-    flip(shard, 700)
-    assert not shardkit.verify(out).sound
-
-
-# --- structure ------------------------------------------------------------------------------------
-
-
 @EACH_FORMAT
 def test_a_key_in_two_shards_is_found(images, tmp_path, format, monkeypatch):
-    from shardkit.sources.image_folder import ImageFolder
-
     real = ImageFolder.key
     monkeypatch.setattr(ImageFolder, "key", lambda self, index: real(self, index)[-3:])
     monkeypatch.setattr("shardkit.conversion.publish._check_keys", lambda *args: None)
@@ -259,50 +255,35 @@ def test_a_key_in_two_shards_is_found(images, tmp_path, format, monkeypatch):
     assert "position 3" in str(last.found)
 
 
-def test_hashes_that_meet_are_no_repeated_keys(images, out, monkeypatch):
-    monkeypatch.setattr("builtins.hash", lambda value: 7)
-    assert shardkit.verify(out, against=images).sound
-
-
 @EACH_FORMAT
-def test_counts_that_the_shards_do_not_have_are_found(images, tmp_path, format):
+def test_an_image_that_is_cut_and_counts_that_the_shards_do_not_have_are_found(
+    images, tmp_path, format
+):
     (images / "class0/000.txt").write_text("a caption")
+    whole = photo(3)
+    (images / "class1/002.jpg").write_bytes(whole[: len(whole) // 2] + b"\xff\xd9")
     out = make(images, format, tmp_path / "out")
+    assert shardkit.verify(out).sound
+    (problem,) = shardkit.verify(out, decode=True).problems
+    about = {"position": 1, "key": "class1/002", "field": "image"}
+    assert problem.where == {"path": shard_paths(out)[1], **about}
+    assert "premature end" in str(problem.found).lower()
 
     def more_samples(data):
         data["shards"][1]["samples"] += 1
 
-    rewrite(out, more_samples)
-    assert paths_of(shardkit.verify(out))[0] == shard_paths(out)[1]
-
     def more_labels(data):
         data["shards"][1]["samples"] -= 1
-        data["fields"]["label"]["count"] += 1
-        data["fields"]["text"]["count"] += 1
+        for field in ("label", "text"):
+            data["fields"][field]["count"] += 1
 
+    rewrite(out, more_samples)
+    assert paths_of(shardkit.verify(out))[0] == shard_paths(out)[1]
     rewrite(out, more_labels)
     found = {p.where["field"]: (p.expected, p.found) for p in shardkit.verify(out).problems}
     text = found.pop("text", None)  # counted where a format knows sizes without reading
     assert text == (("2", "1") if shardkit.open(out).reader(0).sizes("text") is not None else None)
     assert found == {"label": ("13", "12")}
-
-
-def test_a_list_of_dropped_samples_that_is_too_short_is_found(out):
-    rewrite(out, lambda data: data.update(errors=2))
-    assert whats(out) == ["the list of dropped samples is not as long as the manifest says"]
-
-
-@EACH_FORMAT
-def test_a_file_that_is_no_shard_is_a_problem_and_no_crash(images, tmp_path, format):
-    """Written so, as far as checksums tell."""
-    out = make(images, format, tmp_path / "out")
-    shard_paths(out)[1].write_bytes(random.Random(0).randbytes(5000))
-    accept_files(out)
-    report = shardkit.verify(out, against=images, decode=True)
-    assert set(paths_of(report)) == {shard_paths(out)[1]}
-
-
-# --- values ---------------------------------------------------------------------------------------
 
 
 def test_a_png_with_a_wrong_checksum_is_damaged():
@@ -314,18 +295,6 @@ def test_a_png_with_a_wrong_checksum_is_damaged():
     with PIL.Image.open(io.BytesIO(data)) as opened:
         opened.load()
     assert damage(bytes(data))
-
-
-@EACH_FORMAT
-def test_decoding_finds_the_image_that_is_cut(images, tmp_path, format):
-    whole = photo(3)
-    (images / "class1/002.jpg").write_bytes(whole[: len(whole) // 2] + b"\xff\xd9")
-    out = make(images, format, tmp_path / "out")
-    assert shardkit.verify(out).sound
-    (problem,) = shardkit.verify(out, decode=True).problems
-    about = {"position": 1, "key": "class1/002", "field": "image"}
-    assert problem.where == {"path": shard_paths(out)[1], **about}
-    assert "premature end" in str(problem.found).lower()
 
 
 @EACH_FORMAT
@@ -353,19 +322,6 @@ def test_values_that_cannot_be_read_or_are_of_no_class_are_found(tmp_path):
     assert bad_label.where["key"] == "3"
 
 
-# --- against --------------------------------------------------------------------------------------
-
-
-@EACH_FORMAT
-def test_images_that_a_format_encodes_anew_are_equal_and_counted(images, tmp_path, format):
-    value = photo(4, "PNG")
-    (images / "class0/004.png").write_bytes(value)
-    report = shardkit.verify(make(images, format, tmp_path / "out"), against=images)
-    assert report.sound
-    anew = get_format(format).carried(shardkit.Image(), value) != value
-    assert report.notes == (["1 image re-encoded, as this format requires"] if anew else [])
-
-
 def test_renamed_fields_and_classes_in_another_order_are_equal(images, out, tmp_path):
     options: dict[str, Any] = {
         "rename": {"image": "jpg", "label": "cls"},
@@ -380,9 +336,12 @@ def test_renamed_fields_and_classes_in_another_order_are_equal(images, out, tmp_
     assert fields == ["image", "label", "jpg", "cls"]
 
 
-def test_what_differs_from_the_source_is_named(images, tmp_path):
+def test_what_differs_from_the_source_is_named(images, tmp_path, monkeypatch):
     (images / "class0/001.txt").write_text("a caption")
     out = make(images, "wds", tmp_path / "out", shuffle=True)
+    with monkeypatch.context() as patch:  # hashes that meet are no repeated keys
+        patch.setattr("builtins.hash", lambda value: 7)
+        assert shardkit.verify(out, against=images).sound
     flip(images / "class0/000.jpg", 100)
     (images / "class0/001.txt").unlink()
     (images / "class0/002.txt").write_text("another")
@@ -404,11 +363,8 @@ def test_what_differs_from_the_source_is_named(images, tmp_path):
         ds = shardkit.open(problem.where["path"])
         assert ds[problem.where["position"]]["__key__"] == problem.where["key"]
     assert len(ours) == 4
-
-
-def test_a_changed_label_is_named(tmp_path):
     samples = [{"__key__": f"{n}", "label": n} for n in range(5)]
-    out = make(samples, "wds", tmp_path / "out")
+    out = make(samples, "wds", tmp_path / "labels")
     samples[3] = {"__key__": "3", "label": 4}
     (problem,) = shardkit.verify(out, against=samples).problems
     assert (problem.where["key"], problem.where["field"]) == ("3", "label")
@@ -467,8 +423,6 @@ def test_values_are_equal_by_value_and_type(found, expected, same):
     assert (values.difference(found, expected) is None) == same
 
 
-# --- splits, single files, foreign shards ---------------------------------------------------------
-
 SPLIT = "train=0.5,val=0.3,test=0.2"
 
 
@@ -509,10 +463,16 @@ def test_every_split_is_verified(tmp_path):
 
 
 def test_each_split_that_shardkit_made_is_verified_by_itself(tmp_path):
+    """Beside its source, a copy, and what was made of it."""
     source = write_images(tmp_path / "in", classes=2, each=15, kilobytes=1)
     out = make(source, "wds", tmp_path / "out", split=SPLIT, shuffle=True)
-    for dataset in (out, out / "train", out / "val", out / "test"):
+    for dataset in (out, out / "train", out / "val", out / "test", out / "val/shard-000000.tar"):
         assert whats(dataset, against=source) == []
+    other = make(source, "lmdb", tmp_path / "other", split=SPLIT, shuffle=True)
+    on = make(out / "train", "lmdb", tmp_path / "on")
+    for against in (other, other / "train", on):
+        assert whats(out / "train", against=against) == []
+    assert whats(on, against=out / "train") == []
     # What belongs to another split is not missed, and what belongs to this one is.
     with shardkit.open(out / "val") as val:
         missing = val[0]["__key__"]
@@ -534,17 +494,6 @@ def test_a_split_of_text_is_verified_by_itself(tmp_path):
         out = make(source, "parquet", tmp_path / name, split=SPLIT, **options)
         for split in manifests.load_any(out).splits:
             assert whats(out / split, against=source) == [], (name, split)
-
-
-def test_a_split_beside_a_copy_and_beside_what_was_made_of_it(tmp_path):
-    source = write_images(tmp_path / "in", classes=2, each=6, kilobytes=1)
-    out = make(source, "wds", tmp_path / "out", split=SPLIT)
-    other = make(source, "lmdb", tmp_path / "other", split=SPLIT)
-    on = make(out / "train", "lmdb", tmp_path / "on")
-    for against in (other, other / "train", on):
-        assert whats(out / "train", against=against) == []
-    assert whats(on, against=out / "train") == []
-    assert whats(out / "val/shard-000000.tar", against=source) == []
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["made", "of the source"])
@@ -632,9 +581,6 @@ def test_the_order_of_problems_does_not_depend_on_threads(images, tmp_path, monk
     assert reports[0] == reports[1]
 
 
-# --- the command ----------------------------------------------------------------------------------
-
-
 def test_the_command_and_its_exit_codes(images, out, tmp_path):
     found = run("verify", out, "--against", images, "--decode")
     assert "sound:" in found.stdout
@@ -642,6 +588,10 @@ def test_the_command_and_its_exit_codes(images, out, tmp_path):
     quiet = run("verify", out, "--quiet")
     assert (quiet.stdout, quiet.stderr) == ("", "")
     assert json.loads(run("verify", out, "--json", "--quiet").stdout)["sound"]
+    report = json.loads(run("verify", out, "--part", "3/3", "--json").stdout)
+    assert (report["part"], report["samples"], report["sound"]) == ("3/3", 2, True)
+    assert "part 3/3 of 3 shards" in run("verify", out, "--part", "3/3").stdout
+    assert "--part I/N" in run("verify", out, "--part", "0/3", check=2).stderr
 
     for path in shard_paths(out):
         path.unlink()
@@ -655,18 +605,14 @@ def test_the_command_and_its_exit_codes(images, out, tmp_path):
     assert "not a dataset" in run("verify", images, check=1).stderr
     run("verify", out, "--against", tmp_path / "nothing", check=2)
 
-
-def test_the_command_prints_the_first_hundred_problems(tmp_path):
-    out = make([{"label": n} for n in range(103)], "wds", tmp_path / "out", shard_samples=1)
-    for path in shard_paths(out):
+    many = make([{"label": n} for n in range(103)], "wds", tmp_path / "many", shard_samples=1)
+    for path in shard_paths(many):
         path.write_bytes(b"")
-    found = run("verify", out, check=1)
+    found = run("verify", many, check=1)
     assert found.stderr.count("a file is truncated") == 100
     assert "and 3 problems more" in found.stderr
-    assert len(json.loads(run("verify", out, "--json", check=1).stdout)["problems"]) == 103
+    assert len(json.loads(run("verify", many, "--json", check=1).stdout)["problems"]) == 103
 
-
-# --- pieces ---------------------------------------------------------------------------------------
 
 SIZE = 70_000  # of a value: 15 in a piece
 
@@ -729,13 +675,9 @@ def test_pieces_that_lie_side_by_side_are_named_together(tmp_path):
     )
     assert words.count("sample") == 3
     assert problem.where["offset"] == 0
-
-
-def test_a_piece_without_samples_and_a_shard_that_does_not_open(tmp_path):
-    out = large(tmp_path / "out", "lmdb")
-    first = shard_paths(out)[0]
+    first = shard_paths(large(tmp_path / "lmdb", "lmdb"))[0]
     first.write_bytes(bytes(PIECE) + first.read_bytes()[PIECE:])
-    (problem,) = shardkit.verify(out).problems
+    (problem,) = shardkit.verify(tmp_path / "lmdb").problems
     assert "are unknown, as the shard cannot be opened" in str(problem.found)
 
 
@@ -802,10 +744,10 @@ def test_a_file_of_any_size_takes_no_time_and_memory(tmp_path, kind):
     first, second = manifests.load(out).shards
     listed = count(size) + sum(pieces.listed(file.bytes) for file in second.files)
 
-    def change(data):
+    def change(data, more=0):
         data["shards"][0]["file"]["bytes"] = size
         data["checksum"] = kind
-        data["files"][-1]["bytes"] = 16 * listed
+        data["files"][-1]["bytes"] = 16 * listed + more
 
     rewrite(out, change)
     with (out / "__shardkit__" / manifests.PIECES).open("r+b") as file:
@@ -813,23 +755,14 @@ def test_a_file_of_any_size_takes_no_time_and_memory(tmp_path, kind):
     report = shardkit.verify(out)
     found = {problem.where["path"].name: problem.what for problem in report.problems}
     assert found[first.file.name] == "a file is truncated"
-
-
-def test_manifests_of_other_pieces_or_checksums_are_refused(tmp_path):
-    out = large(tmp_path / "out")
-
-    def longer(data):
-        data["files"][-1]["bytes"] += 16
-
-    rewrite(out, longer)
-    with pytest.raises(DamagedError, match="does not have a digest for each piece"):
-        shardkit.open(out)
-    rewrite(out, lambda data: data.update(checksum="md5"))
-    with pytest.raises(DamagedError, match="xxh3-128-1MiB"):
-        shardkit.open(out)
-
-
-# --- copies that were interrupted ----------------------------------------------------------------
+    for wrong, words in (
+        (lambda data: change(data, 16), "does not have a digest for each piece"),
+        (lambda data: data.update(checksum="md5"), "xxh3-128-1MiB"),
+    ):
+        if kind == CHECKSUM:
+            rewrite(out, wrong)
+            with pytest.raises(DamagedError, match=words):
+                shardkit.open(out)
 
 
 @EACH_FORMAT
@@ -882,9 +815,6 @@ def test_what_lies_beside_splits_is_compared(images, tmp_path):
     assert whats(out) == [INCOMPLETE]
 
 
-# --- parts: together they check what one process does, or say what they do not -------------------
-
-
 def parts_of(path: Path, number: int, **options: bool) -> list[shardkit.VerifyReport]:
     return [
         shardkit.verify(path, part=f"{part}/{number}", **options) for part in range(1, number + 1)
@@ -903,6 +833,13 @@ def test_parts_check_every_shard_and_file_once(images, tmp_path, format, number)
     assert whole.part is None
     assert any("without --part" in note for note in parts[0].notes)
     assert any("part 1 checks" in note for note in parts[1].notes)
+    with pytest.raises(UsageError, match="cannot be compared with its source"):
+        shardkit.verify(out, images, part="1/2")
+    assert shardkit.verify(out, images, part="1/1").sound
+    if format == "lmdb":  # the library is asked for the shards of the part alone
+        second = shardkit.verify(out, part="2/2", client=True, decode=True)
+        assert (second.sound, second.samples, second.clients["lmdb"].samples) == (True, 4, 4)
+        assert +second.clients["lmdb"].not_compared == {}
 
 
 @pytest.mark.parametrize("format", few(IMAGE_FORMATS, "lmdb", "wds"))
@@ -924,16 +861,13 @@ def test_parts_find_what_the_whole_finds(images, tmp_path, format):
     assert all(parts)
 
 
-def test_shards_of_splits_are_shared_as_one_list(images, tmp_path):
+def test_shards_of_splits_and_of_others_are_shared_as_one_list(images, tmp_path):
     out = make(images, "wds", tmp_path / "out", folds=4, shard_samples=None)
     assert [part.shards for part in parts_of(out, 4)] == [1, 1, 1, 1]
     shard = out / "fold2/shard-000000.tar"
     shard.write_bytes(shard.read_bytes()[:-1])
     assert [part.sound for part in parts_of(out, 4)] == [True, True, False, True]
-
-
-def test_shards_of_others_are_shared_too(images, tmp_path):
-    out = make(images, "wds", tmp_path / "out", shard_samples=4)
+    out = make(images, "wds", tmp_path / "theirs", shard_samples=4)
     shutil.rmtree(out / manifests.FOLDER)
     for path in out.glob("*.tar"):
         path.rename(out / path.name.replace("shard", "theirs"))
@@ -942,21 +876,3 @@ def test_shards_of_others_are_shared_too(images, tmp_path):
     whole = {str(problem) for problem in shardkit.verify(out).problems}
     assert whole  # what cannot be opened is said by each part
     assert [{str(problem) for problem in part.problems} for part in parts_of(out, 3)] == [whole] * 3
-
-
-def test_a_part_decodes_and_asks_the_library_for_its_shards_alone(images, tmp_path):
-    out = make(images, "lmdb", tmp_path / "out")
-    second = shardkit.verify(out, part="2/2", client=True, decode=True)
-    assert second.sound
-    assert (second.samples, second.clients["lmdb"].samples) == (5, 5)
-    assert +second.clients["lmdb"].not_compared == {}
-
-
-def test_the_command_takes_a_part(images, out):
-    report = json.loads(run("verify", out, "--part", "3/3", "--json").stdout)
-    assert (report["part"], report["samples"], report["sound"]) == ("3/3", 2, True)
-    assert "part 3/3 of 3 shards" in run("verify", out, "--part", "3/3").stdout
-    assert "--part I/N" in run("verify", out, "--part", "0/3", check=2).stderr
-    with pytest.raises(UsageError, match="cannot be compared with its source"):
-        shardkit.verify(out, images, part="1/2")
-    assert shardkit.verify(out, images, part="1/1").sound
