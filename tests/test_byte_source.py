@@ -1,7 +1,5 @@
 """The way in which bytes of data are read: ranges of a file, and tables in it."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os
@@ -57,26 +55,19 @@ def test_a_range_of_a_file_is_that_of_its_bytes(blob, offset, length):
 RECORD = np.dtype([("start", "<u4"), ("size", "<u2")])
 
 
-@pytest.mark.parametrize("count", [0, 1, 160_000])
 @pytest.mark.parametrize("most", [0, byte_source.IN_MEMORY])
-def test_a_table_gives_its_records(blob, count, most, monkeypatch):
+def test_a_table_gives_its_records(blob, most, monkeypatch):
     monkeypatch.setattr(byte_source, "IN_MEMORY", most)
-    expected = np.frombuffer(blob.read_bytes(), RECORD, count, 77)
-    table = Table(LocalFile(blob), 77, count, RECORD)
-    assert len(table) == count
-    assert table.in_memory == (count * 6 if most else 0)
-    assert (table.slice(0, count) == expected).all()
-    numbers = np.array([0, count // 2, count - 1] if count else [], np.int64)
-    assert (table.take(numbers) == expected[numbers]).all()
-    for number in numbers.tolist():
-        assert table.record(number) == expected[number].tobytes()
-
-
-@pytest.mark.parametrize(("offset", "count"), [(1_000_000, 1), (-6, 1), (0, -1)])
-def test_a_table_outside_of_its_file_is_refused(blob, offset, count):
-    with pytest.raises(DamagedError, match="the file ends before") as error:
-        Table(LocalFile(blob), offset, count, RECORD)
-    assert error.value.where == {"path": blob, "offset": max(offset, 0)}
+    for count in (0, 1, 160_000):
+        expected = np.frombuffer(blob.read_bytes(), RECORD, count, 77)
+        table = Table(LocalFile(blob), 77, count, RECORD)
+        assert len(table) == count
+        assert table.in_memory == (count * 6 if most else 0)
+        assert (table.slice(0, count) == expected).all()
+        numbers = np.array([0, count // 2, count - 1] if count else [], np.int64)
+        assert (table.take(numbers) == expected[numbers]).all()
+        for number in numbers.tolist():
+            assert table.record(number) == expected[number].tobytes()
 
 
 @given(starts=st.lists(st.integers(0, 999_003), max_size=20), size=st.integers(0, 1000))
@@ -88,11 +79,20 @@ def test_rows_are_the_ranges_from_their_starts_on(blob, starts, size):
         assert [row.tobytes() for row in found] == [data[s : s + size] for s in starts]
 
 
-@pytest.mark.parametrize("starts", [[0, -1], [999_000], [2**62]])
-def test_rows_outside_of_a_file_are_refused(blob, starts):
-    for source in (LocalFile(blob), Memory(blob.read_bytes(), blob)):
-        with pytest.raises(DamagedError, match="ends before"):
-            source.read_rows(np.array(starts), 1004)
+def test_what_lies_outside_of_a_file_and_what_cannot_be_opened_is_refused(blob, tmp_path):
+    for offset, count in ((1_000_000, 1), (-6, 1), (0, -1)):
+        with pytest.raises(DamagedError, match="the file ends before") as error:
+            Table(LocalFile(blob), offset, count, RECORD)
+        assert error.value.where == {"path": blob, "offset": max(offset, 0)}
+    for starts in ([0, -1], [999_000], [2**62]):
+        for source in (LocalFile(blob), Memory(blob.read_bytes(), blob)):
+            with pytest.raises(DamagedError, match="ends before"):
+                source.read_rows(np.array(starts), 1004)
+    with pytest.raises(NotFoundError, match="cannot open"):
+        LocalFile(tmp_path / "nothing")
+    with pytest.raises(StorageError, match="cannot open: Is a directory") as error:
+        LocalFile(tmp_path)
+    assert error.value.where == {"path": tmp_path}
 
 
 def test_a_file_that_is_cut_names_the_byte_from_which_it_is(tmp_path):
@@ -109,15 +109,6 @@ def test_a_file_that_is_cut_names_the_byte_from_which_it_is(tmp_path):
     with pytest.raises(DamagedError, match="truncated while it was open"):
         file.read_rows(np.array([0, 6990]), 30)
     assert file.size == 10_000
-
-
-def test_what_cannot_be_opened_or_read_says_so(tmp_path):
-    with pytest.raises(NotFoundError, match="cannot open"):
-        LocalFile(tmp_path / "nothing")
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(StorageError, match="cannot open: Is a directory") as error:
-        LocalFile(tmp_path / "folder")
-    assert error.value.where == {"path": tmp_path / "folder"}
 
 
 @pytest.mark.parametrize(("code", "times"), [(errno.EOPNOTSUPP, 1), (errno.EAGAIN, 52)])
