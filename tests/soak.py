@@ -9,8 +9,6 @@ open file, thread, process or memory in this one. A line tells of each round; th
 the soak with exit code 1 and what repeats it.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import gc
@@ -34,6 +32,7 @@ import numpy as np
 from PIL import Image
 
 from shardkit.torch import Loader
+from tests.codecs import tokenizer_zoo
 from tests.conftest import files_of
 
 SMALL = ("--shard-size", "60kB")
@@ -81,7 +80,8 @@ class Soak:
         self._jobs: dict[tuple[str, str], Job] = {}
         self.images = data or _images(home / "images", dice)
         self.texts = _texts(home / "texts", dice)
-        self.tokenizer = _tokenizer(home)
+        self.tokenizer = home / "tokenizer.json"
+        tokenizer_zoo.byte_level(size=400).save(str(self.tokenizer))
 
     def round(self, kind: str, format: str) -> None:
         job = self._job(kind, format)
@@ -156,11 +156,7 @@ class Soak:
 
     def _stream(self, path: Path) -> None:
         """Two epochs, stopped anywhere; the rest is that of a loop that was not stopped."""
-        options: dict[str, Any] = {
-            "shuffle": True,
-            "seed": self.dice.randrange(99),
-            "batch_size": 7,
-        }
+        options: Any = {"shuffle": True, "seed": self.dice.randrange(99), "batch_size": 7}
         loader = Loader(path, **options)
         whole = [_seen(batch) for _ in range(2) for batch in loader]
         expect(len(whole) == 2 * len(loader), "an epoch has another number of batches")
@@ -241,51 +237,31 @@ def _images(folder: Path, dice: random.Random) -> Path:
 
 def _texts(folder: Path, dice: random.Random) -> Path:
     folder.mkdir()
-    words = ["shard", "key", "sample", "epoch", "batch", "über", "トークン", "\n", "a", "of"]
+    every = tokenizer_zoo.documents()
     for number in range(40):
-        text = " ".join(dice.choices(words, k=dice.randrange(5, 3000)))
+        text = "\n".join(dice.choices(every, k=dice.randrange(1, 60)))
         (folder / f"{number}.txt").write_text(text, encoding="utf-8")
     return folder
 
 
-def _tokenizer(folder: Path) -> Path:
-    from tokenizers import ByteLevelBPETokenizer
-
-    tokenizer = ByteLevelBPETokenizer()
-    files = [str(file) for file in (folder / "texts").iterdir()]
-    tokenizer.train(files, vocab_size=400, special_tokens=["<|endoftext|>"], show_progress=False)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return folder / "tokenizer.json"
-
-
-@dataclass(frozen=True)
-class Holdings:
+def holdings(soak: Soak) -> dict[str, int]:
     """What this process has, which must not grow."""
+    gc.collect()
+    children = (Path(task, "children") for task in Path("/proc/self/task").iterdir())
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return {
+        "files": len(os.listdir("/proc/self/fd")),
+        "threads": threading.active_count(),
+        "children": sum(len(each.read_text().split()) for each in children),
+        "temporary": len(list(soak.temporary.iterdir())),
+        "memory": pages * resource.getpagesize(),
+    }
 
-    files: int
-    threads: int
-    children: int
-    temporary: int
-    memory: int
 
-    @classmethod
-    def now(cls, soak: Soak) -> Holdings:
-        gc.collect()
-        children = sum(
-            len(Path(task, "children").read_text().split())
-            for task in Path("/proc/self/task").iterdir()
-        )
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        return cls(
-            len(os.listdir("/proc/self/fd")), threading.active_count(), children,
-            len(list(soak.temporary.iterdir())), pages * resource.getpagesize(),
-        )  # fmt: skip
-
-    def expect_no_more(self, now: Holdings) -> None:
-        for name in ("files", "threads", "children", "temporary"):
-            before, after = getattr(self, name), getattr(now, name)
-            expect(after <= before, f"{name}: {after}, {before} before")
-        expect(now.memory < self.memory + MEMORY, f"memory: {now.memory:,}, {self.memory:,} before")
+def expect_no_more(before: dict[str, int], now: dict[str, int]) -> None:
+    for name, had in before.items():
+        more = MEMORY if name == "memory" else 0
+        expect(now[name] <= had + more, f"{name}: {now[name]:,}, {had:,} before")
 
 
 def main() -> None:
@@ -308,10 +284,10 @@ def main() -> None:
             began = time.monotonic()
             try:
                 soak.round(kind, name)
-                now = Holdings.now(soak)
+                now = holdings(soak)
                 if done >= len(kinds):  # every library was loaded
                     before = before or now
-                    before.expect_no_more(now)
+                    expect_no_more(before, now)
             except SoakError as error:
                 print(f"round {done + 1}, {kind} to {name}, seed {asked.seed}: {error}")
                 print(json.dumps(soak.counts), flush=True)

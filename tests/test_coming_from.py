@@ -4,8 +4,6 @@ The other library's code runs in a process of its own on what that library, or a
 ours on the same files. `train` of these notes the pixels and the label of each sample.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

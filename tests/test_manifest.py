@@ -1,4 +1,4 @@
-"""Manifests that are damaged, or made to do harm: every value is of its type, or is named."""
+"""Manifests that are damaged, or made to do harm, and the recipes in them: all wrong is named."""
 
 import json
 import os
@@ -12,12 +12,17 @@ import pytest
 import xxhash
 
 import shardkit
-from shardkit import checked
+from shardkit import ConvertOptions, ImageOptions, TextOptions, checked
 from shardkit import manifest as manifests
+from shardkit.conversion.plan import make_plan
+from shardkit.conversion.run import prepare
+from shardkit.conversion.target import Target
 from shardkit.errors import DamagedError, FormatError, NotFoundError
+from shardkit.recipe import Recipe, identity
+from shardkit.sources import open_sources
 from shardkit.testing_samples import in_fork
 from tests.codecs.tokenizer_zoo import write_json
-from tests.conftest import IMAGE_FORMATS, write_images
+from tests.conftest import IMAGE_FORMATS, make_image, write_images
 from tests.fuzz_manifests import fuzz
 from tests.test_cli import run
 from tests.test_verify import rewrite
@@ -110,23 +115,20 @@ def test_types_that_nobody_can_have_and_of_later_versions_are_refused(change):
     assert error.value.expected == "at most 32 levels of lists and objects"
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_json_that_is_no_manifest_is_damaged(made):
+    for text, message in (
         (b'{"shardkit": 1, "x": NaN}', "not a JSON number"),
         (b'{"shardkit": 1, "x": 1e999}', "not a JSON number"),
         (b'{"shardkit": 1, "x": ' + b"9" * 5000 + b"}", r"4300 digits|limit \(4300\)"),
         (b"[" * 10**6, "nested too deeply"),
         (b'{"shardkit": 1, "x": ' + b"[" * 900 + b"]" * 900 + b"}", "damaged"),
         (b'{"shardkit": 1, "x": "\xff"}', "utf-8"),
-    ],
-)
-def test_json_that_is_no_manifest_is_damaged(made, text, message):
-    path = made.parent / "other/__shardkit__/manifest.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(text)
-    with pytest.raises(DamagedError, match=message):
-        shardkit.open(made.parent / "other")
+    ):
+        path = made.parent / "other/__shardkit__/manifest.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text)
+        with pytest.raises(DamagedError, match=message):
+            shardkit.open(made.parent / "other")
 
 
 def test_a_manifest_has_a_size_that_neither_reader_nor_writer_exceed(made, tmp_path, monkeypatch):
@@ -327,3 +329,195 @@ def test_manifests_with_wrong_values_give_samples_or_our_errors(datasets, tmp_pa
     assert not failed, "\n".join(failed)[:10_000]
     assert outcomes["open: done"] > count / 20
     assert outcomes["open: DamagedError"] > count / 20
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"on_error": "skip", "limit": 5, "shuffle": True, "seed": 2**64 - 1, "shard_samples": 3},
+    {"classes": ["class1", "class0"], "rename": {"image": "jpg"}, "safe_keys": True},
+    {"split": "train=0.5,val=0.5", "drop": ["label"], "shard_size": "40kB"},
+    {"fields": ["label", "image"], "image": ImageOptions(resize=8, background="red")},
+    {"transform": "json:dumps"},
+]
+
+
+@pytest.fixture
+def images(tmp_path):
+    return write_images(tmp_path / "in", classes=2)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_the_plan_of_a_recipe_that_was_read_back_is_the_plan_that_made_it(
+    options, images, tmp_path
+):
+    recipe = Recipe.of("arrow", ConvertOptions(**options))
+    assert Recipe.from_json(json.loads(json.dumps(recipe.to_json()))) == recipe
+    if "transform" in options:
+        return
+    plan = prepare(images, "wds", tmp_path / "out", ConvertOptions(**options))
+    shardkit.convert(images, "wds", tmp_path / "out", workers=0, **options)
+    recipe = Recipe.from_json(manifests.load_any(tmp_path / "out").recipe)
+    assert recipe == plan.recipe
+    again = make_plan(recipe, open_sources(images, recipe), Target(tmp_path / "out", "wds"))
+    assert again.job == plan.job
+    cuts, others = (
+        [(task.split.name, task.start, task.stop, task.joined) for task in resized.tasks]
+        for resized in (plan, again)
+    )
+    assert cuts == others
+    assert shardkit.verify(tmp_path / "out", against=images).problems == []
+    # What is done on errors is in the recipe, and makes no other dataset.
+    assert manifests.load_any(tmp_path / "out").recipe["on_error"] == recipe.on_error
+    other = {**options, "on_error": "fail" if recipe.on_error == "skip" else "skip"}
+    assert shardkit.convert(images, "wds", tmp_path / "out", workers=0, **other).already_complete
+
+
+def test_the_manifest_says_which_tasks_made_each_shard(tmp_path, monkeypatch):
+    images = write_images(tmp_path / "in", classes=10)
+    monkeypatch.setattr("shardkit.conversion.cuts._LEAST_WORK", 2_000)
+    options = {"image": ImageOptions(resize=8), "shard_samples": 10}
+    shardkit.convert(images, "arrow", tmp_path / "out", workers=0, **options)
+    plan = prepare(images, "arrow", tmp_path / "out", ConvertOptions(**options))
+    first = 0
+    for shard in manifests.load(tmp_path / "out").shards:
+        begin, end = (plan.tasks[number] for number in shard.tasks)
+        assert begin.start <= first < begin.stop
+        first += shard.samples
+        assert end.start < first <= end.stop
+    assert len(plan.tasks) > 3
+
+
+def test_the_tokenizer_is_in_the_recipe(tmp_path):
+    corpus = tmp_path / "a.jsonl"
+    corpus.write_text("".join(f'{{"text": "one two {n}"}}\n' for n in range(50)))
+    text = TextOptions(tokenizer=write_json(tmp_path, "gpt2"), seq_len=16)
+    shardkit.convert(corpus, "arrow", tmp_path / "out", text=text, workers=0)
+    manifest = manifests.load(tmp_path / "out")
+    recipe = Recipe.from_json(manifest.recipe)
+    assert recipe.tokenizer == manifest.tokenizer
+    assert (recipe.text.tokenizer, recipe.text.seq_len) == (manifest.tokenizer["file"], 16)
+
+
+def test_classes_are_those_of_the_time_whether_listed_or_found(images, tmp_path):
+    shardkit.convert(images, "wds", tmp_path / "found", workers=0)
+    (images / "class9").mkdir()  # an empty class that was listed is known to verify
+    classes = ["class9", "class1", "class0"]
+    shardkit.convert(images, "wds", tmp_path / "listed", classes=classes, workers=0)
+    assert shardkit.verify(tmp_path / "listed", against=images).sound
+    (images / "class9").rmdir()
+    (images / "a").mkdir()
+    (images / "a/1.jpg").write_bytes(make_image())
+    problems = shardkit.verify(tmp_path / "found", against=images).problems
+    assert [problem.what for problem in problems] == [
+        "the class names differ from those of the source",
+        "a sample of the source is missing",
+    ]
+
+
+@pytest.fixture(scope="module")
+def resized(tmp_path_factory):
+    root = tmp_path_factory.mktemp("resized")
+    image = ImageOptions(resize=8)
+    shardkit.convert(write_images(root / "in"), "wds", root / "out", image=image, workers=0)
+    return root / "out"
+
+
+@pytest.fixture
+def edited(resized, tmp_path):
+    def changed(edit):
+        rewrite(out := Path(shutil.copytree(resized, tmp_path / "out")), edit)
+        return out
+
+    return changed
+
+
+def again(out, resized, **options):
+    """The conversion that made a dataset, once more."""
+    image = ImageOptions(resize=8, **options)
+    return shardkit.convert(resized.parent / "in", "wds", out, image=image, workers=0)
+
+
+@pytest.mark.parametrize(("where", "name"), [((), "shear"), (("image",), "sharpen"), ((), "part")])
+def test_an_option_of_a_later_version_is_no_damage(where, name, edited, resized):
+    def newer(value):
+        def edit(data):
+            entry = data["recipe"]
+            for key in where:
+                entry = entry[key]
+            entry[name] = value
+
+        return edit
+
+    out = edited(newer("yes"))
+    assert shardkit.verify(out).sound
+    with pytest.raises(FormatError, match="does not know") as error:
+        shardkit.verify(out, against=resized.parent / "in")
+    assert error.value.found == ".".join((*where, name))
+    with pytest.raises(shardkit.OutputError, match="another dataset"):
+        again(out, resized)
+    shutil.rmtree(out)
+    assert shardkit.verify(edited(newer(None)), against=resized.parent / "in").sound
+
+
+def _without_recipe(data):
+    recipe = data.pop("recipe")
+    del recipe["format"], recipe["classes"], recipe["on_error"], recipe["tokenizer"]
+    data["source"] = recipe.pop("sources")
+    data["options"] = recipe
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        _without_recipe,  # as earlier versions wrote it
+        lambda data: [data["recipe"]["image"].pop(n) for n in ("upscale", "check")],
+        lambda data: data["recipe"]["image"].update(later=None),
+        lambda data: data["recipe"]["image"].update(later={}),
+        lambda data: data["recipe"]["image_defaults"].update(later=False),
+    ],
+)
+def test_options_of_other_versions_that_ask_for_nothing_make_the_same_dataset(
+    edit, edited, resized
+):
+    out = edited(edit)
+    assert again(out, resized).already_complete
+    if edit is _without_recipe:
+        assert shardkit.verify(out, against=resized.parent / "in").sound
+        return
+    with pytest.raises(shardkit.OutputError, match="another dataset") as error:
+        again(out, resized, check="decode")
+    assert error.value.found == "check was header, is decode"
+
+
+def test_what_differs_has_another_identity():
+    for one, other in [
+        ({"text": {"append_eos": None}}, {"text": {"append_eos": False}}),
+        ({"image": {"quality": 90}}, {"image": {"quality": 80}}),
+        ({"image": {"quality": 90}}, {"image": None}),
+        ({"sources": {"a": "x", "b": None}}, {"sources": {"a": "x"}}),
+        ({"tokenizer": {"eos_id": 0}}, {"tokenizer": {"eos_id": None}}),
+    ]:
+        assert identity(one) != identity(other)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "place"),
+    [
+        ("sources", 5, "recipe.sources"),
+        ("sources", {"": 5}, r'recipe.sources\[""\]'),
+        ("classes", [1], r"recipe.classes\[0\]"),
+        ("classes", 5, "recipe.classes"),
+        ("limit", -1, "recipe.limit"),
+        ("image", {"resize": "x"}, "recipe.image.resize"),
+        ("image", {"resize": -1}, "recipe.image"),
+        ("text", {"tokenizer": "x"}, "recipe"),
+        ("tokenizer", {"kind": "bpe"}, "recipe.tokenizer"),
+        ("transform", {"name": "x", "digest": "y"}, "recipe.transform.digest"),
+        ("rename", {"a": 1}, "recipe.rename.a"),
+    ],
+)
+def test_a_recipe_is_checked_field_by_field(name, value, place, edited, resized):
+    out = edited(lambda data: data["recipe"].update({name: value}))
+    with pytest.raises(DamagedError, match=f"the manifest is damaged at {place}") as error:
+        shardkit.verify(out, against=resized.parent / "in")
+    assert error.value.where["path"] == manifests.manifest_path(out)

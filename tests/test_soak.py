@@ -1,7 +1,5 @@
 """One round of the soak of tests/soak.py."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
