@@ -229,9 +229,9 @@ def mistaken(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
+def test_exit_codes_and_messages(mistaken, monkeypatch):
+    monkeypatch.chdir(mistaken)
+    for words, code, message in (
         ("convert nothing --to wds", 2, "there is no such file or folder"),
         ("convert images --to zip", 2, "there is no format 'zip'"),
         ("convert images", 2, "Missing option '--to'"),
@@ -244,11 +244,8 @@ def mistaken(tmp_path_factory):
         ("inspect cut.tar", 1, "truncated"),
         ("inspect nothing.tar", 2, "there is no such file or folder"),
         ("nonsense", 2, "No such command"),
-    ],
-)
-def test_exit_codes_and_messages(mistaken, monkeypatch, words, code, message):
-    monkeypatch.chdir(mistaken)
-    assert message in run(*words.split(), check=code).stderr
+    ):
+        assert message in run(*words.split(), check=code).stderr, words
 
 
 def test_inspect_shows_a_dataset_a_shard_foreign_data_splits(images, tmp_path):
@@ -381,9 +378,10 @@ def test_names_lead_to_formats_and_an_example_that_no_test_runs_says_why():
     assert not set(MEANT) & set(BUILT_IN)
 
 
-@pytest.mark.parametrize(
-    ("words", "meant"),
-    [
+def test_a_mistyped_word_is_told_what_may_have_been_meant(prepared, monkeypatch):
+    monkeypatch.chdir(prepared)
+    (prepared / "t.csv").write_text("file,label\ncircle/00.jpg,1\n")
+    for words, meant in (
         ("convrt", "did you mean convert?"),
         ("convert photos --to wds --shufle", "'--shuffle'"),
         ("convert photos --to bton", "did you mean beton?"),
@@ -403,12 +401,8 @@ def test_names_lead_to_formats_and_an_example_that_no_test_runs_says_why():
         ("convert texts/notes.jsonl --to wds --text-field text --drop idd", "did you mean id?"),
         ("convert photos --to wds --metadata t.csv --file-column fil", "did you mean file?"),
         ("bench shards --measure lod", "did you mean load?"),
-    ],
-)
-def test_a_mistyped_word_is_told_what_may_have_been_meant(words, meant, prepared, monkeypatch):
-    monkeypatch.chdir(prepared)
-    (prepared / "t.csv").write_text("file,label\ncircle/00.jpg,1\n")
-    assert meant in run(*words.split(), check=None).stderr
+    ):
+        assert meant in run(*words.split(), check=None).stderr, words
 
 
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

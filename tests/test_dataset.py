@@ -68,6 +68,10 @@ def test_opening_reads_the_manifest_alone_and_a_lost_index_is_built_from_the_hea
     path = "__shardkit__/manifest.json"
     shardkit.manifest.load(out).write(tmp_path / "copy" / path)
     assert (tmp_path / "copy" / path).read_bytes() == (out / path).read_bytes()
+    for name in ("__shardkit__", "__shardkit__/manifest.json"):
+        with pytest.raises(FormatError, match="but no samples") as error:
+            shardkit.open(out / name)
+        assert f"pass the dataset: {out}" in str(error.value.fix)
     expected = list(shardkit.open(out))
     for path in out.rglob("*.index.npy"):
         path.unlink()
@@ -78,10 +82,6 @@ def test_opening_reads_the_manifest_alone_and_a_lost_index_is_built_from_the_hea
     assert len(ds) == 30
     with pytest.raises(FileNotFoundError, match="cannot open the shard"):
         ds[0]
-    for name in ("__shardkit__", "__shardkit__/manifest.json"):
-        with pytest.raises(FormatError, match="but no samples") as error:
-            shardkit.open(out / name)
-        assert f"pass the dataset: {out}" in str(error.value.fix)
     for text, message in (
         ("{", "the manifest is damaged"),
         ('{"shardkit": 1}', "the manifest is damaged"),
@@ -135,7 +135,7 @@ def test_threads_share_a_dataset(out, monkeypatch):
 def test_torchs_dataloader_takes_it_as_it_is(out, method):
     ds = shardkit.open(out)
     by_key = {sample["__key__"]: sample for sample in ds}  # it is open, as often in training code
-    workers: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": method}
+    workers = {"num_workers": 2, "multiprocessing_context": method}
     loader = torch_data.DataLoader(ds, 8, shuffle=True, **(workers if method else {}))
     found = []
     for batch in loader:

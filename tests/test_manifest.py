@@ -273,7 +273,7 @@ def test_a_damaged_result_of_a_task_is_named(tmp_path, monkeypatch):
             convert()
     path = tmp_path / "out.partial/tasks/000000/result.json"
     whole = path.read_bytes()
-    damages: list[tuple[Any, tuple[Any, ...], str]] = [
+    damages = [
         ("x", ("errors",), "errors"),
         (-1, ("shards", 0, "samples"), r"shards\[0\]\.samples"),
         ({"x": 1}, ("stats", "labels"), "labels"),

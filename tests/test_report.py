@@ -142,7 +142,7 @@ def test_each_format_with_and_without_its_manifest(tmp_path, format):
 
 
 def test_splits_single_shards_and_views(tmp_path):
-    options: dict[str, Any] = {"split": "train=0.5,val=0.5", "shard_samples": 4}
+    options = {"split": "train=0.5,val=0.5", "shard_samples": 4}
     dataset(tmp_path / "out", "wds", 2, 20, **options)
     tags = check(html_report(tmp_path / "out"))
     headings = [a["id"] for name, a in tags.found if name == "article"]
@@ -161,7 +161,7 @@ def test_a_large_dataset_is_read_in_part(tmp_path):
     count, reads = 3 * READ, []
     samples = [{"__key__": f"{n}", "x": n, "label": n % 500} for n in range(count)]
 
-    class Counted(list):  # type: ignore[type-arg]
+    class Counted(list):
         def __getitem__(self, number):
             reads.append(number)
             return super().__getitem__(number)

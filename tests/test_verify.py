@@ -330,7 +330,7 @@ def test_values_that_cannot_be_read_or_are_of_no_class_are_found(tmp_path):
 
 
 def test_renamed_fields_and_classes_in_another_order_are_equal(images, out, tmp_path):
-    options: dict[str, Any] = {
+    options = {
         "rename": {"image": "jpg", "label": "cls"},
         "classes": ["class2", "class0", "class1"],
     }
@@ -380,7 +380,7 @@ def test_what_differs_from_the_source_is_named(images, tmp_path, monkeypatch):
 
 def test_dropped_samples_and_those_beyond_a_limit_are_notes(images, tmp_path):
     (images / "class0/001.jpg").write_text("no image")
-    options: dict[str, Any] = {"on_error": "skip", "shuffle": True, "seed": 1}
+    options = {"on_error": "skip", "shuffle": True, "seed": 1}
     limited = shardkit.verify(
         make(images, "wds", tmp_path / "out", limit=7, **options), against=images
     )
@@ -508,7 +508,7 @@ def test_a_split_of_text_is_verified_by_itself(tmp_path):
     tokenizer.write_text(json.dumps(few_words(9)))
     source.write_text("".join(f'{{"text": "w{n % 8} w{n % 7}"}}\n' for n in range(60)))
     tokens = shardkit.TextOptions(tokenizer=tokenizer, seq_len=8, append_eos=False)
-    made: dict[str, Any] = {"documents": {}, "limited": {"limit": 3}, "tokens": {"text": tokens}}
+    made = {"documents": {}, "limited": {"limit": 3}, "tokens": {"text": tokens}}
     for name, options in made.items():
         out = make(source, "parquet", tmp_path / name, split=SPLIT, **options)
         for split in manifests.load_any(out).splits:

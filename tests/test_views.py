@@ -40,7 +40,7 @@ def labels(dataset: Any) -> list[int]:
 
 def test_views_of_views_are_as_those_of_lists(ds):
     expected, view = list(range(SAMPLES)), ds
-    steps: list[Any] = [
+    steps = [
         slice(None), slice(30), slice(None, None, -1), slice(2, 25, 3), [5, 0, -1, 5, 2, 1],
         slice(None, None, -2), np.array([True, False, True]), slice(1, None), slice(5, 9),
     ]  # fmt: skip
@@ -261,7 +261,7 @@ def test_lists_of_views_are_loaded_alike_from_any_format_and_by_any_ranks(ds, tm
     """S1 and S3, with parts."""
     other = shardkit.open(write_photos(tmp_path / "arrow", "arrow"))
     chosen = np.random.default_rng(3).permutation(SAMPLES)[:25]
-    options: dict[str, Any] = {"shuffle": True, "window": 16, "parts": 2, "fields": ["label"]}
+    options = {"shuffle": True, "window": 16, "parts": 2, "fields": ["label"]}
 
     def load(ds, batch_size, **place):
         views = [ds.select(chosen), ds[30:3:-2]]
@@ -518,7 +518,7 @@ def test_they_convert_as_a_list_does(parts, tmp_path):
 def test_what_cannot_be_concatenated(parts, tmp_path):
     for given in ([], parts[0], [parts[0], "shards"], None):
         with pytest.raises(UsageError, match="needs a list of datasets"):
-            shardkit.concatenate(given)  # type: ignore[arg-type]
+            shardkit.concatenate(given)
     with shardkit.create(tmp_path / "x", "wds", schema={"label": Text()}) as writer:
         writer.write({"__key__": "1", "label": "cat"})
     with pytest.raises(FormatError, match="'label' differs between datasets"):
