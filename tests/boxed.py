@@ -4,8 +4,6 @@ Object n of an image is a rectangle in a colour of its own, so that any box can 
 pixels that are painted.
 """
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Sequence

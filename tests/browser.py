@@ -1,7 +1,5 @@
 """Headless Chromium, driven over two pipes: what a page looks like, asks for and complains of."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -4,8 +4,6 @@ They are those of tests/clients.txt, which pin others than shardkit does, or are
 test command puts them into a folder of the environment that only these processes look into.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -27,13 +25,9 @@ def run(library: str, script: str, *arguments: object, seconds: int = 240) -> An
     if PathFinder.find_spec(library.partition(".")[0], [str(FOLDER)]) is None:
         pytest.skip(f"{library} is not in {FOLDER}: see README's test command")
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [sys.executable, "-c", script, *map(str, arguments)],
-        env={**os.environ, **quiet, "PYTHONPATH": str(FOLDER)},
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        check=False,
-    )
+    env = {**os.environ, **quiet, "PYTHONPATH": str(FOLDER)}
+    words = [sys.executable, "-c", script, *map(str, arguments)]
+    told = {"capture_output": True, "text": True, "timeout": seconds}
+    done = subprocess.run(words, env=env, check=False, **told)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])

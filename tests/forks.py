@@ -5,8 +5,6 @@ the work with the client's arguments, environment, folder and open files. What i
 command does, but for the start, which takes most of its time on little data.
 """
 
-from __future__ import annotations
-
 import atexit
 import importlib
 import json

@@ -3,8 +3,6 @@
 A seed and a number say what becomes of a manifest.
 """
 
-from __future__ import annotations
-
 import copy
 import faulthandler
 import json
@@ -15,6 +13,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,16 +82,11 @@ def mutated(data: Any, chance: random.Random) -> Any:
 
 def read(path: Path) -> None:
     with shardkit.open(path) as dataset:
-        for index in range(min(len(dataset), READ)):
-            try:
-                dataset[index]
-            except shardkit.ShardkitError:
-                pass
-        for name in dataset.schema:
-            try:
-                dataset.lengths(name)
-            except shardkit.ShardkitError:
-                pass
+        uses = [lambda index=index: dataset[index] for index in range(min(len(dataset), READ))]
+        uses += [lambda name=name: dataset.lengths(name) for name in dataset.schema]
+        for use in uses:
+            with suppress(shardkit.ShardkitError):
+                use()
         assert repr(dataset)
         assert dataset.classes is None or isinstance(dataset.original_paths(), dict)
         assert dataset.tokenizer()

@@ -1,7 +1,5 @@
 """What the code of shardkit says: parsed once, for all tests that look at it."""
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 from pathlib import Path

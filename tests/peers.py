@@ -1,7 +1,5 @@
 """What other libraries read from our files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

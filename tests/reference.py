@@ -5,8 +5,6 @@
 writes both pages; tests/test_reference.py holds that they are fresh.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import importlib
@@ -72,7 +70,10 @@ def cli() -> str:
         "`shardkit COMMAND --help` prints the same. Exit codes: 0 done, 1 the data are at fault,"
         " 2 the command line is, 130 interrupted.\n",
         _table(("command", ""), [(f"[`{n}`](#shardkit-{n})", h) for n, h in COMMANDS.items()]),
-        _table(("option", ""), [_option(o, click.Context(group)) for o in _options(group)]),
+        *(
+            _table(("option", ""), [_option(o, click.Context(group)) for o in options])
+            for options in _sections(group).values()
+        ),
     ]
     for name in COMMANDS:
         command = group.get_command(click.Context(group), name)
@@ -93,10 +94,6 @@ def _command(name: str, command: click.Command) -> Iterator[str]:
     examples = [f"# {e.about}\n{e.line}" for e in getattr(command, "examples", ())]
     if examples:
         yield "**Examples**\n\n```sh\n" + "\n\n".join(examples) + "\n```\n"
-
-
-def _options(command: click.Command) -> list[click.Option]:
-    return [o for o in command.params if isinstance(o, click.Option) and not o.hidden]
 
 
 def _sections(command: click.Command) -> dict[str, list[click.Option]]:
@@ -201,38 +198,26 @@ def _signature(value: Any, short: bool = False) -> str:
         found = inspect.signature(value)
     except ValueError:  # of an exception, by C
         return "()"
-    names = [n for n in found.parameters if n not in ("self", "cls")]
-    bare = [_annotated(found.parameters[name]) for name in names]
-    if short:
-        bare = [p.replace(annotation=inspect.Parameter.empty) for p in bare]
-    back: Any = found.return_annotation
-    if isinstance(back, str):
-        back = _Bare(back)
-    line = str(found.replace(parameters=bare, return_annotation=inspect.Signature.empty))
-    end = (
-        "" if short or back is inspect.Signature.empty else f" -> {inspect.formatannotation(back)}"
-    )
-    if short or len(line) < 80:
-        return line + end
-    lines = [f"    {p}," for p in _starred(bare)]
-    return "\n".join(["(", *lines, ")"]) + end
-
-
-def _annotated(parameter: inspect.Parameter) -> inspect.Parameter:
-    if isinstance(parameter.annotation, str):
-        return parameter.replace(annotation=_Bare(parameter.annotation))
-    return parameter
-
-
-def _starred(parameters: list[inspect.Parameter]) -> Iterator[str]:
-    """The parameters, and the star before those that are given by name alone."""
-    star = False
-    for parameter in parameters:
+    none, bare, lines = inspect.Parameter.empty, [], []
+    star = False  # before those that are given by name alone
+    for name, parameter in found.parameters.items():
+        if name in ("self", "cls"):
+            continue
+        annotation = none if short else _bare(parameter.annotation)
         star = star or parameter.kind is inspect.Parameter.VAR_POSITIONAL
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not star:
             star = True
-            yield "*"
-        yield str(parameter)
+            lines.append("    *,")
+        bare.append(parameter.replace(annotation=annotation))
+        lines.append(f"    {bare[-1]},")
+    back = _bare(found.return_annotation)
+    line = str(found.replace(parameters=bare, return_annotation=none))
+    end = "" if short or back is none else f" -> {inspect.formatannotation(back)}"
+    return (line if short or len(line) < 80 else "\n".join(["(", *lines, ")"])) + end
+
+
+def _bare(annotation: Any) -> Any:
+    return _Bare(annotation) if isinstance(annotation, str) else annotation
 
 
 # Markdown.
@@ -248,28 +233,21 @@ def _text(doc: str) -> str:
     for block in re.split(r"\n\s*\n", doc.strip()):
         if block.lstrip().startswith(">>>"):
             blocks.append("```pycon\n" + textwrap.dedent(block) + "\n```")
-        elif _is_list(block):
+        elif re.match(r"\s*[a-z_]\w*(, [a-z_]\w*)*: \S", block):
             blocks.append("\n".join(_items(textwrap.dedent(block))))
         else:
             blocks.append(_escaped(textwrap.dedent(block)))
     return "\n\n".join(blocks) + "\n"
 
 
-def _is_list(block: str) -> bool:
-    return re.match(r"\s*[a-z_]\w*(, [a-z_]\w*)*: \S", block) is not None
-
-
 def _items(block: str) -> list[str]:
     """`name: text` lines, whose continuation lines are indented, as a list."""
     items: list[str] = []
     for line in block.split("\n"):
-        match = re.match(r"([a-z_]\w*(?:, [a-z_]\w*)*): (.*)", line)
-        if match:
+        if match := re.match(r"([a-z_]\w*(?:, [a-z_]\w*)*): (.*)", line):
             items.append(f"- `{match[1]}`: {_escaped(match[2])}")
-        elif items:
-            items.append("  " + _escaped(line.strip()))
         else:
-            items.append(_escaped(line.strip()))
+            items.append(("  " if items else "") + _escaped(line.strip()))
     return items
 
 

@@ -1,7 +1,5 @@
 """Commands on a terminal: a pseudo-terminal that stands in for standard output and error."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -1,6 +1,4 @@
-"""The base: keys, schema, errors, options, order, storage."""
-
-from __future__ import annotations
+"""The base: keys, schema, errors, options, order, storage, paths and URLs."""
 
 import ast
 import errno
@@ -27,6 +25,7 @@ from shardkit.formats import FORMATS
 from shardkit.options import ConvertOptions, parse_size, parse_split
 from shardkit.order import permutation
 from shardkit.recipe import Recipe, identity
+from shardkit.remote.path import RemotePath
 from shardkit.sample import JsonText, key_of, unique_key
 from shardkit.schema import TYPES, Array, Bool, Bytes, Float, Image, Images, Int, Json, Schema, Text
 from shardkit.sizes import FieldSizes
@@ -34,27 +33,20 @@ from shardkit.stream import Loader
 from shardkit.testing import EVERYTHING, everything
 
 
-def test_keys_lose_dots_and_find_a_free_name():
+def test_keys_lose_dots_and_find_a_free_name_and_json_is_kept_or_made():
     assert key_of("a.b/c.d.e") == "a.b/c_d_e"
     taken = set()
     for expected in ("a", "a~png", "a~2", "a~3"):
         assert unique_key("a", "png", taken) == expected
         taken.add(expected)
-
-
-def test_json_text_is_kept_or_made():
     text = JsonText('{"a" :1}')
     assert JsonText.of(text) is text
     assert JsonText.of({"ä": [1, None]}) == '{"ä":[1,null]}'
     assert JsonText.of("plain text") == '"plain text"'
 
 
-# --- schema --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("kind", "good", "bad"),
-    [
+def test_a_type_takes_its_values_and_no_others():
+    for kind, good, bad in (
         (Int(), [0, -(2**63), np.int8(3), 2**63 - 1], [1.0, True, "1", None, 2**63]),
         (Float(), [1.5, 2, np.float32(1)], [True, "1", None, 1j]),
         (Bool(), [True, np.bool_(False)], [0, 1, None, "true"]),
@@ -65,19 +57,17 @@ def test_json_text_is_kept_or_made():
         (Json(), [{}, [], None, 1, "x"], [b"", {1}, object()]),
         (Array("<i4", (None, 2)), [np.zeros((3, 2), "<i4")], [np.zeros(2, "<i4"), [[1, 2]]]),
         (Array(), [np.zeros(3), np.array("x")], [np.array([None]), 3]),
-    ],
-)
-def test_a_type_takes_its_values_and_no_others(kind, good, bad):
-    for value in good:
-        stored = kind.check(value)
-        assert type(stored).__name__ in kind.python or isinstance(kind, Json)
-        assert np.array_equal(stored, bytes(value) if isinstance(kind, Bytes) else value)
-    for value in bad:
-        with pytest.raises(TypeError):
-            kind.check(value)
+    ):
+        for value in good:
+            stored = kind.check(value)
+            assert type(stored).__name__ in kind.python or isinstance(kind, Json)
+            assert np.array_equal(stored, bytes(value) if isinstance(kind, Bytes) else value)
+        for value in bad:
+            with pytest.raises(TypeError):
+                kind.check(value)
 
 
-def test_a_schema_survives_json_and_pickle():
+def test_schemas_and_stats_survive_json_and_pickle():
     # Lists of images are in no schema for all formats, as some refuse them.
     others = {"Images", "Audio", "Video"}
     assert set(TYPES) == {type(kind).__name__ for kind in EVERYTHING.values()} | others
@@ -87,18 +77,20 @@ def test_a_schema_survives_json_and_pickle():
     assert repr(Array("<f4", (None, 2), optional=True)) == shown
     with pytest.raises(errors.FormatError, match="type that this version does not know"):
         Schema.from_json({"x": {"type": "Volume"}})
+    stats = Stats.of(EVERYTHING)
+    for n in range(20):
+        stats.add(everything(n))
+    stats.flush()
+    copy = checked_json(Stats, json.loads(json.dumps(plain(stats))))
+    assert (copy.fields, copy.labels) == (stats.fields, stats.labels)
 
 
-def test_a_schema_is_guessed_from_a_sample_and_puts_it_in_order():
+def test_a_schema_is_guessed_from_a_sample_puts_it_in_order_and_says_what_is_missing():
     guessed = guessed_schema(everything(3))
-    assert {n: type(kind) for n, kind in guessed.items()} == {
-        n: type(kind) for n, kind in EVERYTHING.items()
-    }
+    assert [*guessed] == [*EVERYTHING]
+    assert all(type(guessed[name]) is type(kind) for name, kind in EVERYTHING.items())
     backwards = dict(reversed(everything(0).items()))
     assert list(EVERYTHING.check(backwards)) == ["__key__", *EVERYTHING]
-
-
-def test_a_field_may_be_absent_only_where_it_is_optional():
     schema = Schema({"a": Int(), "b": Int(optional=True)})
     assert schema.check({"__key__": "x", "a": 1}) == {"__key__": "x", "a": 1}
     with pytest.raises(SampleError, match="has no field 'a'") as error:
@@ -106,33 +98,27 @@ def test_a_field_may_be_absent_only_where_it_is_optional():
     assert error.value.where == {"key": "x"}
 
 
-# --- errors --------------------------------------------------------------------------------------
-
-ERRORS = [
-    kind
-    for kind in vars(errors).values()
-    if isinstance(kind, type) and issubclass(kind, ShardkitError)
-]
-
-
-@pytest.mark.parametrize("kind", ERRORS)
-def test_every_error_tells_all_it_knows_and_pickles(kind):
-    places = {"shard": "s.tar", "position": 3, "key": "k", "field": "f", "offset": 512}
-    more = {"expected": "this", "found": "that", "fix": "do so"}
-    error = kind("it went wrong", path=Path("a/b"), **places, **more)
-    assert str(error) == (
-        "it went wrong\n"
-        "  where: a/b, shard 's.tar', position 3, key 'k', field 'f', byte 512\n"
-        "  expected: this\n  found: that\n  fix: do so"
-    )
-    copy = pickle.loads(pickle.dumps(error))
-    assert (type(copy), str(copy)) == (kind, str(error))
-    about = {"error": kind.__name__, "what": "it went wrong", "path": "a/b"}
-    assert error.to_dict() == {**about, **places, **more}
-    located = kind("x", key="mine").located(key="other", path="p")
-    assert located.where == {"key": "mine", "path": "p"}
-    with pytest.raises(TypeError, match="unknown locations"):
-        kind("x", planet="earth")
+def test_every_error_tells_all_it_knows_and_pickles():
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    kinds = [kind for kind in kinds if issubclass(kind, ShardkitError)]
+    assert len(kinds) > 5
+    for kind in kinds:
+        places = {"shard": "s.tar", "position": 3, "key": "k", "field": "f", "offset": 512}
+        more = {"expected": "this", "found": "that", "fix": "do so"}
+        error = kind("it went wrong", path=Path("a/b"), **places, **more)
+        assert str(error) == (
+            "it went wrong\n"
+            "  where: a/b, shard 's.tar', position 3, key 'k', field 'f', byte 512\n"
+            "  expected: this\n  found: that\n  fix: do so"
+        )
+        copy = pickle.loads(pickle.dumps(error))
+        assert (type(copy), str(copy)) == (kind, str(error))
+        about = {"error": kind.__name__, "what": "it went wrong", "path": "a/b"}
+        assert error.to_dict() == {**about, **places, **more}
+        located = kind("x", key="mine").located(key="other", path="p")
+        assert located.where == {"key": "mine", "path": "p"}
+        with pytest.raises(TypeError, match="unknown locations"):
+            kind("x", planet="earth")
 
 
 @pytest.mark.parametrize("format", sorted(set(FORMATS) - {"lance"}))  # pylance reads by itself
@@ -153,54 +139,38 @@ def test_errors_keep_their_cause_on_the_way_up(tmp_path, format, monkeypatch):
     assert {"path", "offset"} <= caught.value.where.keys()
 
 
-def test_what_a_decoder_says_stays_the_cause_of_what_we_say():
-    with pytest.raises(SampleError) as caught:
-        checked(b"\x89PNG\r\n\x1a\n" + bytes(40), "a", "image")
-    assert isinstance(caught.value.__cause__, NotAnImageError)
-
-
 def test_no_handler_that_looks_at_an_error_takes_it_away():
     """`from None` is for errors that say nothing more, such as a KeyError: they have no name."""
+    with pytest.raises(SampleError) as caught:  # what a decoder says stays the cause
+        checked(b"\x89PNG\r\n\x1a\n" + bytes(40), "a", "image")
+    assert isinstance(caught.value.__cause__, NotAnImageError)
     found = []
     for path in Path(shardkit.__file__).parent.rglob("*.py"):
         text = path.read_text()
         for handler in ast.walk(ast.parse(text)) if " from None" in text else ():
             if isinstance(handler, ast.ExceptHandler) and handler.name is not None:
-                found += [
-                    f"{path.name}:{node.lineno}"
-                    for node in ast.walk(handler)
-                    if isinstance(node, ast.Raise) and ast.unparse(node).endswith(" from None")
-                ]
+                raised = [node for node in ast.walk(handler) if isinstance(node, ast.Raise)]
+                lines = [node.lineno for node in raised if ast.unparse(node).endswith(" from None")]
+                found += [f"{path.name}:{line}" for line in lines]
     assert not found
 
 
-# --- options and numbers -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("1", 1), (4096, 4096), ("256MB", 256_000_000), ("1.5 kB", 1500), ("2GiB", 2**31),
-     ("1t", 10**12), ("64m", 64_000_000), ("3Ki", 3072)],
-)  # fmt: skip
-def test_sizes(text, size):
-    assert parse_size(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "MB", "-1", "1e3", "1 PB", "1 2"])
-def test_what_is_no_size(text):
-    with pytest.raises(UsageError, match="invalid size"):
-        parse_size(text)
-
-
-def test_splits():
+def test_sizes_splits_and_options_are_parsed():
+    for text, size in (
+        *(("1", 1), (4096, 4096), ("256MB", 256_000_000), ("1.5 kB", 1500), ("2GiB", 2**31)),
+        *(("1t", 10**12), ("64m", 64_000_000), ("3Ki", 3072)),
+    ):
+        assert parse_size(text) == size
+    for text in ("", "MB", "-1", "1e3", "1 PB", "1 2"):
+        with pytest.raises(UsageError, match="invalid size"):
+            parse_size(text)
     assert parse_split("auto") == parse_split("none") == {}
     assert parse_split("a=0.9, b=0.1") == {"a": 0.9, "b": 0.1}
 
-
-def test_options_that_shape_the_output_are_those_in_the_manifest():
     def made(**options):
         return identity(Recipe.of("wds", ConvertOptions(**options)).to_json())
 
+    # Options that shape the output are those in the manifest.
     assert made(workers=3, overwrite=True, on_error="skip") == made()
     assert made(shuffle=True) != made()
 
@@ -238,19 +208,7 @@ def test_sizes_in_parts_sum_up_to_the_whole(sizes, share):
     assert abs(stats.median - middle) <= 0.01 * middle
 
 
-def test_stats_survive_json():
-    stats = Stats.of(EVERYTHING)
-    for n in range(20):
-        stats.add(everything(n))
-    stats.flush()
-    copy = checked_json(Stats, json.loads(json.dumps(plain(stats))))
-    assert (copy.fields, copy.labels) == (stats.fields, stats.labels)
-
-
-# --- storage -------------------------------------------------------------------------------------
-
-
-def test_a_file_has_the_checksum_of_its_bytes_written_or_read(tmp_path):
+def test_a_file_has_the_checksum_of_its_bytes_written_or_read(tmp_path, monkeypatch):
     path, data = tmp_path / "x", [bytes([n]) * 300_000 for n in range(40)]
     with storage.create(path) as file:
         storage.write(file, data[:30])
@@ -262,14 +220,11 @@ def test_a_file_has_the_checksum_of_its_bytes_written_or_read(tmp_path):
         storage.write(file, [b"one"])
     path.write_bytes(b"something else")
     assert storage.checksum(path) == xxhash.xxh3_128_hexdigest(b"something else")
-
-
-def test_a_write_that_the_system_takes_in_pieces_is_completed(tmp_path, monkeypatch):
-    real = os.writev
+    real = os.writev  # a write that the system takes in pieces is completed
     monkeypatch.setattr(os, "writev", lambda handle, chunks: real(handle, [b"".join(chunks)[:5]]))
-    with storage.create(tmp_path / "x") as file:
+    with storage.create(path) as file:
         storage.write(file, [b"hello", b" ", b"world"])
-    assert (tmp_path / "x").read_bytes() == b"hello world"
+    assert path.read_bytes() == b"hello world"
 
 
 def test_storage_errors_say_what_was_done_to_which_path(tmp_path):
@@ -289,3 +244,23 @@ def test_public_names_are_all_there_and_no_others():
     assert set(shardkit.__all__) <= set(dir(shardkit))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         shardkit.nothing  # noqa: B018
+
+
+URL = "s3://bucket/folder/x.tar"
+
+
+@pytest.mark.parametrize("url", [URL, Path(URL)], ids=["text", "path"])  # of two slashes, one
+def test_a_url_is_a_remote_path_but_not_a_name_with_a_colon(url, tmp_path, monkeypatch):
+    assert storage.output(url) == storage.source(url)
+    found = storage.source(url)
+    assert isinstance(found, RemotePath)
+    assert str(found) == URL
+    assert storage.source(found) is found
+    assert (found.name, found.parent / "y.tar") == ("x.tar", storage.source(f"{URL[:-5]}y.tar"))
+    with pytest.raises(UsageError, match="without a scheme") as error:
+        storage.source("file:///tmp/x")
+    assert error.value.fix == "give /tmp/x"
+    (tmp_path / "data:" / "x").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for name in ("a:b", "C:/data", "./s3:/x", "12:30/x", "data:/x"):
+        assert storage.source(name) == Path(name)

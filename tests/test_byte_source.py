@@ -1,14 +1,11 @@
 """The way in which bytes of data are read: ranges of a file, and tables in it."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,27 +18,27 @@ from shardkit.errors import DamagedError, NotFoundError, StorageError
 
 
 @pytest.fixture(params=["from memory", "by waiting"], autouse=True)
-def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _way(request, monkeypatch):
     """Every test here runs with the reads that keep the lock, and without."""
     if request.param == "by waiting":
         monkeypatch.setattr(byte_source, "_preadv2", None)
 
 
 @pytest.fixture
-def tmp_path(disk: Path) -> Path:
+def tmp_path(disk):
     """Memory is no disk: systems read, and drop, its files in other ways."""
     return Path(tempfile.mkdtemp(dir=disk))
 
 
 @pytest.fixture(scope="module")
-def blob(disk: Path) -> Path:
+def blob(disk):
     path = disk / "blob"
     path.write_bytes(np.random.default_rng(0).bytes(1_000_003))
     return path
 
 
 @given(offset=st.integers(0, 1_000_003), length=st.integers(0, 1_000_003))
-def test_a_range_of_a_file_is_that_of_its_bytes(blob: Path, offset: int, length: int) -> None:
+def test_a_range_of_a_file_is_that_of_its_bytes(blob, offset, length):
     data = blob.read_bytes()
     ranges = [(900_000, 5), (3, 70_000), (3, 0)]
     assert LocalFile(blob).read_ranges(ranges) == [data[a : a + n] for a, n in ranges]
@@ -58,32 +55,23 @@ def test_a_range_of_a_file_is_that_of_its_bytes(blob: Path, offset: int, length:
 RECORD = np.dtype([("start", "<u4"), ("size", "<u2")])
 
 
-@pytest.mark.parametrize("count", [0, 1, 160_000])
 @pytest.mark.parametrize("most", [0, byte_source.IN_MEMORY])
-def test_a_table_gives_its_records(
-    blob: Path, count: int, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_gives_its_records(blob, most, monkeypatch):
     monkeypatch.setattr(byte_source, "IN_MEMORY", most)
-    expected = np.frombuffer(blob.read_bytes(), RECORD, count, 77)
-    table = Table(LocalFile(blob), 77, count, RECORD)
-    assert len(table) == count
-    assert table.in_memory == (count * 6 if most else 0)
-    assert (table.slice(0, count) == expected).all()
-    numbers = np.array([0, count // 2, count - 1] if count else [], np.int64)
-    assert (table.take(numbers) == expected[numbers]).all()
-    for number in numbers.tolist():
-        assert table.record(number) == expected[number].tobytes()
-
-
-@pytest.mark.parametrize(("offset", "count"), [(1_000_000, 1), (-6, 1), (0, -1)])
-def test_a_table_outside_of_its_file_is_refused(blob: Path, offset: int, count: int) -> None:
-    with pytest.raises(DamagedError, match="the file ends before") as error:
-        Table(LocalFile(blob), offset, count, RECORD)
-    assert error.value.where == {"path": blob, "offset": max(offset, 0)}
+    for count in (0, 1, 160_000):
+        expected = np.frombuffer(blob.read_bytes(), RECORD, count, 77)
+        table = Table(LocalFile(blob), 77, count, RECORD)
+        assert len(table) == count
+        assert table.in_memory == (count * 6 if most else 0)
+        assert (table.slice(0, count) == expected).all()
+        numbers = np.array([0, count // 2, count - 1] if count else [], np.int64)
+        assert (table.take(numbers) == expected[numbers]).all()
+        for number in numbers.tolist():
+            assert table.record(number) == expected[number].tobytes()
 
 
 @given(starts=st.lists(st.integers(0, 999_003), max_size=20), size=st.integers(0, 1000))
-def test_rows_are_the_ranges_from_their_starts_on(blob: Path, starts: list[int], size: int) -> None:
+def test_rows_are_the_ranges_from_their_starts_on(blob, starts, size):
     data = blob.read_bytes()
     for source in (LocalFile(blob), Memory(data, blob)):
         found = source.read_rows(np.array(starts, np.int64), size)
@@ -91,14 +79,23 @@ def test_rows_are_the_ranges_from_their_starts_on(blob: Path, starts: list[int],
         assert [row.tobytes() for row in found] == [data[s : s + size] for s in starts]
 
 
-@pytest.mark.parametrize("starts", [[0, -1], [999_000], [2**62]])
-def test_rows_outside_of_a_file_are_refused(blob: Path, starts: list[int]) -> None:
-    for source in (LocalFile(blob), Memory(blob.read_bytes(), blob)):
-        with pytest.raises(DamagedError, match="ends before"):
-            source.read_rows(np.array(starts), 1004)
+def test_what_lies_outside_of_a_file_and_what_cannot_be_opened_is_refused(blob, tmp_path):
+    for offset, count in ((1_000_000, 1), (-6, 1), (0, -1)):
+        with pytest.raises(DamagedError, match="the file ends before") as error:
+            Table(LocalFile(blob), offset, count, RECORD)
+        assert error.value.where == {"path": blob, "offset": max(offset, 0)}
+    for starts in ([0, -1], [999_000], [2**62]):
+        for source in (LocalFile(blob), Memory(blob.read_bytes(), blob)):
+            with pytest.raises(DamagedError, match="ends before"):
+                source.read_rows(np.array(starts), 1004)
+    with pytest.raises(NotFoundError, match="cannot open"):
+        LocalFile(tmp_path / "nothing")
+    with pytest.raises(StorageError, match="cannot open: Is a directory") as error:
+        LocalFile(tmp_path)
+    assert error.value.where == {"path": tmp_path}
 
 
-def test_a_file_that_is_cut_names_the_byte_from_which_it_is(tmp_path: Path) -> None:
+def test_a_file_that_is_cut_names_the_byte_from_which_it_is(tmp_path):
     path = tmp_path / "x"
     path.write_bytes(bytes(10_000))
     file = LocalFile(path)
@@ -114,23 +111,12 @@ def test_a_file_that_is_cut_names_the_byte_from_which_it_is(tmp_path: Path) -> N
     assert file.size == 10_000
 
 
-def test_what_cannot_be_opened_or_read_says_so(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match="cannot open"):
-        LocalFile(tmp_path / "nothing")
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(StorageError, match="cannot open: Is a directory") as error:
-        LocalFile(tmp_path / "folder")
-    assert error.value.where == {"path": tmp_path / "folder"}
-
-
 @pytest.mark.parametrize(("code", "times"), [(errno.EOPNOTSUPP, 1), (errno.EAGAIN, 52)])
-def test_a_read_that_would_wait_is_done_by_waiting(
-    blob: Path, monkeypatch: pytest.MonkeyPatch, code: int, times: int
-) -> None:
+def test_a_read_that_would_wait_is_done_by_waiting(blob, monkeypatch, code, times):
     """A system that cannot read without waiting is asked once, another one each time."""
     asked = []
 
-    def refuse(*arguments: Any) -> int:
+    def refuse(*arguments):
         asked.append(arguments)
         ctypes.set_errno(code)
         return -1
@@ -142,7 +128,7 @@ def test_a_read_that_would_wait_is_done_by_waiting(
     assert len(asked) == times
 
 
-def test_threads_read_what_is_theirs(blob: Path) -> None:
+def test_threads_read_what_is_theirs(blob):
     file, data = LocalFile(blob), blob.read_bytes()
     places = [(n * 7919 % 900_000, n * 31 % 40_000) for n in range(500)]
     with ThreadPoolExecutor(8) as threads:

@@ -1,11 +1,12 @@
-"""The command line: what people type, what they see, exit codes."""
-
-from __future__ import annotations
+"""The command line: what people type, what they see, exit codes; help, examples, completion."""
 
 import contextlib
+import errno
+import importlib
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,14 +15,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
 import shardkit
-from shardkit.cli import COMMANDS, group, main
+from shardkit.cli import COMMANDS, completion, group, main
+from shardkit.cli.help import Command, Example
 from shardkit.codecs import extension
+from shardkit.formats import BUILT_IN, MEANT
 from shardkit.testing import make_image
-from tests.conftest import files_of, write_images
+from tests.conftest import few, files_of, write_images
 
 
 def run(*words: object, check: int | None = 0) -> subprocess.CompletedProcess[str]:
@@ -43,6 +47,7 @@ def run(*words: object, check: int | None = 0) -> subprocess.CompletedProcess[st
     return found
 
 
+ROOT = Path(__file__).parent.parent
 _KNOWN = (sys.prefix, sys.base_prefix, str(Path(shardkit.__file__).parents[1]))
 
 
@@ -66,15 +71,14 @@ def _captured(patch: pytest.MonkeyPatch) -> Iterator[list[str]]:
                 texts.append(file.read())
 
 
-def test_help_names_every_command() -> None:
+def test_help_names_every_command_and_formats_every_format():
     text = run("--help").stdout
     for name, summary in COMMANDS.items():
         assert f"{name} " in text
         assert summary in text
     assert shardkit.__version__ in run("--version").stdout
-
-
-LONG = pytest.mark.large  # each starts an interpreter
+    assert "WebDataset" in run("formats").stdout
+    assert "abilities" in json.loads(run("formats", "--json").stdout)["wds"]
 
 
 def started(*words: object, **options: Any) -> subprocess.CompletedProcess[bytes]:
@@ -83,46 +87,33 @@ def started(*words: object, **options: Any) -> subprocess.CompletedProcess[bytes
     return subprocess.run(command, check=False, **{"stderr": subprocess.PIPE, **options})
 
 
-@pytest.mark.parametrize(
-    ("command", "errors"),
-    [
-        (["formats"], False),
-        (["formats", "--json"], True),
-        pytest.param(["--help"], False, marks=LONG),
-        pytest.param(["none"], True, marks=LONG),
-    ],
-)
-def test_output_that_nobody_reads_ends_a_command_quietly(command: list[str], errors: bool) -> None:
+@pytest.mark.parametrize(("command", "errors"), [("formats", False), ("formats --json", True)])
+def test_output_that_nobody_reads_ends_a_command_quietly(command, errors):
     """As `shardkit inspect X | head`: with the exit code that SIGPIPE gives other tools."""
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "wb") as closed:
-        ended = started(*command, stdout=closed, **({"stderr": closed} if errors else {}))
+        ended = started(*command.split(), stdout=closed, **({"stderr": closed} if errors else {}))
     assert ended.returncode == 141
     assert not ended.stderr
 
 
-@pytest.mark.parametrize(
-    "command",
-    [["formats"], pytest.param(["formats", "--json"], marks=LONG), ["cat", "{}", "0"]],
-)
-def test_output_that_finds_no_space_is_an_error(command: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["formats", "cat {} 0"])
+def test_output_that_finds_no_space_is_an_error(command, tmp_path):
     """X1: no traceback, whether writing fails or what was gathered is written at the end."""
-    with shardkit.create(tmp_path / "x", "wds", {"label": shardkit.Int()}) as out:
-        out.write({"__key__": "a", "label": 1})
+    shardkit.convert([{"__key__": "a", "label": 1}], "wds", tmp_path / "x", workers=0)
     with open("/dev/full", "wb") as full:
-        ended = started(*(word.format(tmp_path / "x") for word in command), stdout=full)
+        ended = started(*command.format(tmp_path / "x").split(), stdout=full)
     assert ended.returncode == 1
     assert ended.stderr == b"shardkit: cannot write the output: No space left on device\n"
+    # One that is closed is none.
+    shell = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "shardkit", "formats"]
+    if command == "formats":
+        ended = subprocess.run(shell, capture_output=True, timeout=120, check=False)
+        assert (ended.returncode, ended.stderr) == (0, b"")
 
 
-def test_a_closed_output_is_no_error() -> None:
-    command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "shardkit", "formats"]
-    ended = subprocess.run(command, capture_output=True, timeout=120, check=False)
-    assert (ended.returncode, ended.stderr) == (0, b"")
-
-
-def test_the_version_says_whether_jpegs_load_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_version_says_whether_jpegs_load_fast(monkeypatch):
     for missing, words in (
         (None, ["JPEGs: yes (extension with libjpeg-turbo ", "\nimages: Pillow ", "\naudio: "]),
         ("not built", ["JPEGs: no", "not built", "gcc"]),
@@ -135,13 +126,12 @@ def test_the_version_says_whether_jpegs_load_fast(monkeypatch: pytest.MonkeyPatc
         assert ("fix:" in shown.output) is (missing is not None)
 
 
-def test_a_build_without_the_extension_says_so(tmp_path: Path) -> None:
+def test_a_build_without_the_extension_says_so(tmp_path):
     """And is no failure: setuptools goes on."""
-    root = Path(shardkit.__file__).parents[1]
     folders = ["--build-lib", str(tmp_path / "lib"), "--build-temp", str(tmp_path / "temp")]
     built = subprocess.run(
         [sys.executable, "-c", "import setuptools; setuptools.setup()", "build_ext", *folders],
-        cwd=root, env={**os.environ, "CC": "false"}, capture_output=True, text=True, check=True,
+        cwd=ROOT, env={**os.environ, "CC": "false"}, capture_output=True, text=True, check=True,
         start_new_session=True,  # without a terminal, on which the notice is shown too
     )  # fmt: skip
     assert "installed WITHOUT its extension for fast loading of JPEGs" in built.stderr
@@ -152,19 +142,16 @@ def test_a_build_without_the_extension_says_so(tmp_path: Path) -> None:
         assert options == ["--force-reinstall", "--no-deps", "."]
 
 
-def test_convert_says_what_it_made(images: Path, tmp_path: Path) -> None:
-    found = run("convert", images, "--to", "wds")
+def test_convert_says_what_it_made_or_nothing_or_one_object(images, tmp_path):
+    words = ["convert", images, "--to", "wds"]
+    found = run(*words)
     assert "12 samples in 3 classes" in found.stdout
     assert "1 shard" in found.stdout
     assert found.stderr.startswith("shardkit: 12 samples")
     assert len(shardkit.open(tmp_path / "images-wds")) == 12
-    again = run("convert", images, "--to", "wds")
-    assert "The output was already complete" in again.stdout
-
-
-def test_quiet_says_nothing_and_json_is_one_object(images: Path, tmp_path: Path) -> None:
-    words = ["convert", images, "--to", "wds", "--workers", 0]
-    found = run(*words, "--quiet")
+    assert "The output was already complete" in run(*words).stdout
+    words += ["--workers", 0]
+    found = run(*words, "--quiet", "--overwrite")
     assert (found.stdout, found.stderr) == ("", "")
     report = json.loads(run(*words, "--json").stdout)
     assert report["samples"] == 12
@@ -176,12 +163,12 @@ def test_quiet_says_nothing_and_json_is_one_object(images: Path, tmp_path: Path)
     assert json.loads(failed.stdout)["error"] == "OutputError"
 
 
-def test_a_plan_tells_what_is_at_the_output(tmp_path: Path) -> None:
+def test_a_plan_tells_what_is_at_the_output(tmp_path):
     source = write_images(tmp_path / "images", kilobytes=2)
     words = ["convert", source, "--to", "wds", "-o", tmp_path / "out", "--shard-size", "5kB"]
     words += ["--workers", 0]
 
-    def state(*more: str) -> str:
+    def state(*more):
         before = files_of(tmp_path)
         found = str(json.loads(run(*words, *more, "--plan", "--json").stdout)["state"])
         assert found in run(*words, *more, "--plan").stdout
@@ -210,7 +197,7 @@ def test_a_plan_tells_what_is_at_the_output(tmp_path: Path) -> None:
     run(*words, "--plan", "--part", "1/2")
 
 
-def test_every_option_reaches_the_conversion(images: Path, tmp_path: Path) -> None:
+def test_every_option_reaches_the_conversion(images, tmp_path):
     (images / "class1/000.jpg").write_bytes(b"text")
     classes = tmp_path / "classes.txt"
     classes.write_text("class2\nclass1\nclass0\n", "utf-8")
@@ -228,38 +215,40 @@ def test_every_option_reaches_the_conversion(images: Path, tmp_path: Path) -> No
     assert files_of(tmp_path / "out") == files_of(tmp_path / "same")
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        (["convert", "nothing", "--to", "wds"], 2, "there is no such file or folder"),
-        (["convert", "images", "--to", "zip"], 2, "there is no format 'zip'"),
-        (["convert", "images"], 2, "Missing option '--to'"),
-        (["convert", "images", "--to", "wds", "--shard-size", "big"], 2, "invalid size"),
-        (["convert", "images", "--to", "wds", "--rename", "x"], 2, "OLD=NEW"),
-        (["convert", "images", "--to", "wds", "-o", "images/x"], 2, "must not contain each other"),
-        (["convert", "empty", "--to", "wds"], 1, "there are no images"),
-        (["convert", "bad", "--to", "wds"], 1, "the value is not an image"),
-        (["inspect", "empty"], 1, "not a dataset or shard"),
-        (["inspect", "cut.tar"], 1, "truncated"),
-        (["inspect", "nothing.tar"], 2, "there is no such file or folder"),
-        (["nonsense"], 2, "No such command"),
-    ],
-)
-def test_exit_codes_and_messages(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], code: int,
-    message: str,
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty").mkdir()
-    write_images(tmp_path / "bad")
-    (tmp_path / "bad/class0/000.jpg").write_text("text")
-    shardkit.convert([{"text": "x" * 2000}], "wds", tmp_path / "out")
-    whole = (tmp_path / "out/shard-000000.tar").read_bytes()
-    (tmp_path / "cut.tar").write_bytes(whole[:1000])
-    assert message in run(*words, check=code).stderr
+@pytest.fixture(scope="module")
+def mistaken(tmp_path_factory):
+    """A folder with what commands may be wrong about."""
+    folder = tmp_path_factory.mktemp("mistaken")
+    (folder / "empty").mkdir()
+    for name in ("images", "bad"):
+        write_images(folder / name)
+    (folder / "bad/class0/000.jpg").write_text("text")
+    shardkit.convert([{"text": "x" * 2000}], "wds", folder / "out")
+    whole = (folder / "out/shard-000000.tar").read_bytes()
+    (folder / "cut.tar").write_bytes(whole[:1000])
+    return folder
 
 
-def test_inspect_shows_a_dataset_a_shard_foreign_data_splits(images: Path, tmp_path: Path) -> None:
+def test_exit_codes_and_messages(mistaken, monkeypatch):
+    monkeypatch.chdir(mistaken)
+    for words, code, message in (
+        ("convert nothing --to wds", 2, "there is no such file or folder"),
+        ("convert images --to zip", 2, "there is no format 'zip'"),
+        ("convert images", 2, "Missing option '--to'"),
+        ("convert images --to wds --shard-size big", 2, "invalid size"),
+        ("convert images --to wds --rename x", 2, "OLD=NEW"),
+        ("convert images --to wds -o images/x", 2, "must not contain each other"),
+        ("convert empty --to wds", 1, "there are no images"),
+        ("convert bad --to wds", 1, "the value is not an image"),
+        ("inspect empty", 1, "not a dataset or shard"),
+        ("inspect cut.tar", 1, "truncated"),
+        ("inspect nothing.tar", 2, "there is no such file or folder"),
+        ("nonsense", 2, "No such command"),
+    ):
+        assert message in run(*words.split(), check=code).stderr, words
+
+
+def test_inspect_shows_a_dataset_a_shard_foreign_data_splits(images, tmp_path):
     (images / "class0/000.txt").write_text("a\ncaption")
     (images / "class2/000.png").write_bytes(make_image(3, "PNG", (20, 10)))
     shardkit.convert(images, "wds", tmp_path / "out", workers=0, shard_samples=7)
@@ -291,48 +280,21 @@ def test_inspect_shows_a_dataset_a_shard_foreign_data_splits(images: Path, tmp_p
     assert "splits/val" in found
 
 
-def test_formats_lists_what_each_can_do() -> None:
-    assert "WebDataset" in run("formats").stdout
-    assert "abilities" in json.loads(run("formats", "--json").stdout)["wds"]
-
-
-def test_a_terminal_gets_a_bar(images: Path) -> None:
-    ours, theirs = pty.openpty()
-    environment: dict[str, Any] = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
-    environment.pop("NO_COLOR", None)
-    words = ["convert", images, "--to", "wds", "--workers", "0"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "shardkit", *words], stdout=theirs, stderr=theirs, env=environment
-    )
-    os.close(theirs)
-    shown = b""
-    with contextlib.suppress(OSError):  # the other end is closed
-        while more := os.read(ours, 65536):
-            shown += more
-    os.close(ours)
-    assert process.wait() == 0
-    for words in ("converting", "━", "12 samples in 3 classes"):
-        assert words.encode() in shown
-
-
-def test_starting_imports_no_extra_and_little_else() -> None:
+def test_starting_imports_no_extra_and_little_else():
     script = "import sys, shardkit.cli, shardkit; print(*sorted(sys.modules))"
-    found = subprocess.run(
-        [sys.executable, "-c", script], check=True, capture_output=True, text=True
-    )
-    loaded = set(found.stdout.split())
+    loaded = subprocess.check_output([sys.executable, "-c", script], text=True).split()
     heavy = {"numpy", "torch", "rich", "pyarrow", "cv2", "PIL", "webdataset", "lmdb", "tokenizers"}
-    assert not loaded & heavy
+    assert not heavy & {*loaded}
 
 
 @pytest.mark.parametrize(
     ("module", "text"),
     [
         ("mine", 'exec("raise KeyboardInterrupt")'),
-        pytest.param("click", "raise KeyboardInterrupt", marks=LONG),
+        pytest.param("click", "raise KeyboardInterrupt", marks=pytest.mark.large),
     ],
 )
-def test_ctrl_c_while_modules_are_imported(tmp_path: Path, module: str, text: str) -> None:
+def test_ctrl_c_while_modules_are_imported(tmp_path, module, text):
     """X1: no traceback, and the exit code is the one that it always has."""
     (tmp_path / f"{module}.py").write_text(text)
     source = write_images(tmp_path / "in", classes=1, each=1)
@@ -341,3 +303,232 @@ def test_ctrl_c_while_modules_are_imported(tmp_path: Path, module: str, text: st
     assert done.returncode == 130
     assert done.stderr.strip().startswith("shardkit: interrupted")
     assert "Traceback" not in done.stderr
+
+
+def command(name: str) -> Command:
+    found = importlib.import_module(f"shardkit.cli.{name.replace('-', '_')}").command
+    assert isinstance(found, Command)
+    return found
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_and_option_has_help(name):
+    page = run(name, "--help").stdout
+    shown = " ".join(page.split())
+    assert len(str(command(name).help)) > 20
+    for param in command(name).params:
+        if isinstance(param, click.Option):
+            assert param.help, f"{name} {param.opts[0]}"
+            assert " ".join(param.help.split()) in shown
+    if name == "convert":  # it has them in groups
+        groups = ["Input", "Choosing and splitting", "Images", "Text", "Audio", "Output", "Run"]
+        positions = [page.index(f"\n{title}:\n") for title in groups]
+        assert positions == sorted(positions)
+        assert "\nOptions:\n" not in page
+        assert page.count("--help") == 1
+
+
+def examples() -> Iterator[Example]:
+    for name in COMMANDS:
+        found = command(name).examples
+        assert len(found) == 2, f"{name} has {len(found)} examples"
+        yield from found
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """A folder with what examples are about."""
+    folder = tmp_path_factory.mktemp("prepared")
+    shutil.copytree(ROOT / "sample_data" / "images", folder / "photos")
+    shutil.copytree(ROOT / "sample_data" / "text", folder / "texts")
+    for name in ("shards", "more"):
+        shardkit.convert(folder / "photos", "wds", folder / name, workers=0)
+    return folder
+
+
+SLOW = ("shardkit bench", "shardkit doctor")
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(e, id=e.line, marks=[pytest.mark.large] if e.line.startswith(SLOW) else [])
+        for e in examples()
+        if not e.not_run
+    ],
+)
+def test_each_example_runs(example, prepared, tmp_path, monkeypatch):
+    folder = tmp_path / "here"
+    shutil.copytree(prepared, folder)
+    monkeypatch.chdir(folder)
+    program, name, *words = example.line.split()
+    assert program == "shardkit"
+    if {"|", ">"} & {*words}:  # a shell's
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        line = ["bash", "-euo", "pipefail", "-c", example.line]
+        subprocess.run(line, check=True, env={**os.environ, "PATH": path})
+    else:
+        run(name, *words)
+    assert f"    {example.line}\n" in run(name, "--help").stdout  # in one piece
+
+
+def test_names_lead_to_formats_and_an_example_that_no_test_runs_says_why():
+    assert {example.not_run for example in examples() if example.not_run} <= {"needs a bucket"}
+    assert set(MEANT.values()) <= set(BUILT_IN)
+    assert not set(MEANT) & set(BUILT_IN)
+
+
+def test_a_mistyped_word_is_told_what_may_have_been_meant(prepared, monkeypatch):
+    monkeypatch.chdir(prepared)
+    (prepared / "t.csv").write_text("file,label\ncircle/00.jpg,1\n")
+    for words, meant in (
+        ("convrt", "did you mean convert?"),
+        ("convert photos --to wds --shufle", "'--shuffle'"),
+        ("convert photos --to bton", "did you mean beton?"),
+        *[
+            (f"convert photos --to {name}", f"did you mean {meant} (")
+            for name, meant in (
+                *(("tar", "wds"), ("webdataset", "wds"), ("WebDatset", "wds"), ("ffcv", "beton")),
+                *(("tfrecords", "tfrecord"), ("jsonl", "parquet"), ("streaming", "mds")),
+            )
+        ],
+        ("convert photos --to wds --fields labl", "did you mean label?"),
+        ("convert photos --to wds --rename imge=x", "did you mean image?"),
+        ("convert photos --to wds --where labl==1", "did you mean label?"),
+        ("convert photos --to wds --include-class circel", "did you mean circle?"),
+        ("convert texts/notes.jsonl --to wds --text-field txt", "did you mean text?"),
+        ("convert texts/notes.jsonl --to wds --label-column idd", "did you mean id?"),
+        ("convert texts/notes.jsonl --to wds --text-field text --drop idd", "did you mean id?"),
+        ("convert photos --to wds --metadata t.csv --file-column fil", "did you mean file?"),
+        ("bench shards --measure lod", "did you mean load?"),
+    ):
+        assert meant in run(*words.split(), check=None).stderr, words
+
+
+PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+
+def completed(line: str) -> list[str]:
+    """The words that bash offers for the last one of a line."""
+    words = line.split(" ")
+    script = """
+    source <(shardkit --show-completion bash)
+    compopt() { COMPREPLY+=("paths: $2"); }  # outside of a completion bash refuses it
+    COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+    _shardkit_completion shardkit
+    printf '%s\\n' "${COMPREPLY[@]}"
+    """
+    found = subprocess.run(
+        ["bash", "-c", script, "bash", *words],
+        capture_output=True, text=True, check=True, env={**os.environ, "PATH": PATH},
+    )  # fmt: skip
+    assert found.stderr == ""
+    return found.stdout.split("\n")[:-1]
+
+
+CASES = {
+    "shardkit con": ["convert"],
+    "shardkit ": list(COMMANDS),
+    "shardkit convert photos --resi": ["--resize", "--resize-mode"],
+    "shardkit convert photos --to be": ["beton"],
+    "shardkit convert photos --to ": sorted(BUILT_IN),
+    "shardkit convert photos --image-format ": ["keep", "jpeg", "png", "webp", "raw"],
+    "shardkit convert photos --to wds --dedup n": ["near"],
+    "shardkit inspect sha": ["paths: default"],  # bash's own completion of paths
+    "shardkit convert photos --metadata ta": ["paths: default"],
+}
+
+
+@pytest.mark.parametrize("line", few(CASES, "shardkit convert photos --to be"))
+def test_bash_completes(line):
+    assert sorted(completed(line)) == sorted(CASES[line])
+    if line == "shardkit ":  # options before a command, though it is not known
+        assert "--install-completion" in completed("shardkit cnvert --")
+
+
+@pytest.mark.large
+def test_installed_it_completes_in_the_next_bash(tmp_path, images):
+    """Typed into a terminal: a tab completes a format, and another one a path."""
+    environ = {"HOME": str(tmp_path), "PATH": PATH, "TERM": "dumb", "PS1": "$ ", "LANG": "C.UTF-8"}
+    install = ["shardkit", "--install-completion", "bash"]
+    subprocess.run(install, env=environ, check=True, capture_output=True)
+    ours, theirs = pty.openpty()
+    shell = subprocess.Popen(
+        ["bash", "--noprofile", "-i"], stdin=theirs, stdout=theirs, stderr=theirs,
+        env=environ, cwd=tmp_path, start_new_session=True,
+    )  # fmt: skip
+    os.close(theirs)
+    try:
+        for typed, expected in (("shardkit convert ima", "images/"), (" --to bet", "--to beton ")):
+            os.write(ours, f"{typed}\t".encode())
+            shown = b""
+            while expected.encode() not in shown:  # pytest's time limit ends it
+                shown += os.read(ours, 65536)
+    finally:
+        shell.kill()
+        shell.wait()
+        os.close(ours)
+
+
+# Where each shell has its script, and what is in it.
+SCRIPTS = {
+    "bash": (".local/share/shardkit/completion.bash", "_SHARDKIT_COMPLETE=bash_complete"),
+    "zsh": (
+        ".local/share/shardkit/completion.zsh",
+        *("#compdef shardkit", "_SHARDKIT_COMPLETE=zsh_complete", "compdef _shardkit"),
+    ),
+    "fish": (
+        ".config/fish/completions/shardkit.fish",
+        *("_SHARDKIT_COMPLETE=fish_complete", "complete --no-files --command shardkit"),
+    ),
+}
+
+
+@pytest.mark.parametrize("shell", SCRIPTS)
+def test_installing_changes_files_once_and_names_them(shell, tmp_path, monkeypatch):
+    for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "ZDOTDIR"):
+        monkeypatch.delenv(name, raising=False)
+    home = tmp_path / "a home"
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("SHELL", f"/usr/bin/{shell}")
+    settings = home / f".{shell}rc"
+    home.mkdir()
+    if shell != "fish":
+        settings.write_text("alias x=y")  # without an end of line
+    said = run("--install-completion").stderr
+    files = files_of(home)
+    place, *parts = SCRIPTS[shell]
+    script = files[place].decode()
+    assert script.strip() == run("--show-completion", shell).stdout.strip()
+    assert all(part in script for part in parts)
+    if program := shutil.which(shell):  # the shell finds no mistake in it
+        subprocess.run([program, "-n"], input=script, text=True, check=True)
+    assert all(f"changed: {home / name}\n" in said and "unchanged" not in said for name in files)
+    if shell != "fish":
+        first, second = settings.read_text().splitlines()
+        assert first == "alias x=y"
+        assert second.endswith(f"source '{home / place}'  # completion of shardkit")
+    again = run("--install-completion", shell).stderr
+    assert all(f"unchanged: {home / name}\n" in again for name in files)
+    assert files_of(home) == files
+
+
+def test_settings_are_never_written_again(tmp_path, monkeypatch):
+    """So that a full disk, or a kill, cannot take what a user has there."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    settings, before = tmp_path / ".bashrc", b"alias x=y\xff\r\n"
+    settings.write_bytes(before)
+    real = Path.write_bytes
+
+    def write(path, data):
+        if path == settings:
+            path.open("wb").close()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", write)
+    completion.install("bash")
+    assert settings.read_bytes().startswith(before + b"source ")
+    monkeypatch.setenv("SHELL", "/bin/sh")
+    assert "completion is not available" in run("--install-completion", check=2).stderr
+    assert "'tcsh' is not one of" in run("--show-completion", "tcsh", check=2).stderr

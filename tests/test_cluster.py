@@ -1,14 +1,11 @@
 """The scripts of docs/cluster.md, run as Slurm, Kubernetes and ssh would run them."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -42,7 +39,7 @@ echo "$number"
 
 
 @pytest.fixture(scope="module")
-def blocks() -> dict[str, str]:
+def blocks():
     """The files of the page, with fewer parts, and small shards of the few images."""
     found = {}
     for match in BLOCK.finditer(CLUSTER.read_text("utf-8")):
@@ -54,7 +51,7 @@ def blocks() -> dict[str, str]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """What all machines share: the source, and what one machine makes of it."""
     shutil.copytree(ROOT / "sample_data/images", tmp_path / "images")
     shardkit.convert(tmp_path / "images", "wds", tmp_path / "whole", shard_size="8kB", workers=0)
@@ -64,14 +61,8 @@ def folder(tmp_path: Path) -> Path:
 
 def bash(script: str, folder: Path, *, check: int = 0, **environ: str) -> str:
     path = f"{folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    found = subprocess.run(
-        ["bash", "-c", script],
-        env={**os.environ, "PATH": path, **environ},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    env, words = {**os.environ, "PATH": path, **environ}, ["bash", "-c", script]
+    found = subprocess.run(words, env=env, cwd=folder, capture_output=True, text=True, check=False)
     assert found.returncode == check, found.stdout + found.stderr
     return found.stdout + found.stderr
 
@@ -82,9 +73,8 @@ def assert_whole(folder: Path) -> None:
 
 
 @pytest.mark.docs
-def test_the_jobs_of_slurm_make_the_dataset_and_check_it(
-    blocks: dict[str, str], folder: Path
-) -> None:
+def test_the_jobs_of_slurm_make_the_dataset_and_check_it(blocks, folder):
+    """A part that is missing is named, and run again."""
     for name in ("convert.sbatch", "submit.sh"):
         (folder / name).write_text(blocks[name].replace("/shared", str(folder)), "utf-8")
     (folder / "bin/sbatch").write_text(SBATCH)
@@ -93,13 +83,8 @@ def test_the_jobs_of_slurm_make_the_dataset_and_check_it(
     assert not (folder / "failed").exists(), (folder / "jobs.log").read_text()
     assert_whole(folder)
     assert (folder / "jobs.log").read_text().count("sound:") == int(PARTS)
-
-
-@pytest.mark.docs
-def test_a_part_of_slurm_that_is_missing_is_named_and_run_again(
-    blocks: dict[str, str], folder: Path
-) -> None:
-    script = blocks["convert.sbatch"].replace("/shared", str(folder))
+    shutil.rmtree(folder / "made")
+    script = (folder / "convert.sbatch").read_text("utf-8")
     bash(script, folder, SLURM_ARRAY_TASK_ID="1")
     assert "2/2 never began" in bash("shardkit merge made", folder, check=2)
     bash(script, folder, SLURM_ARRAY_TASK_ID="2", SLURM_ARRAY_TASK_COUNT="1")
@@ -113,13 +98,9 @@ def expanded(text: str, environ: dict[str, str]) -> str:
     )
 
 
-def test_numbers_of_parts_agree(blocks: dict[str, str]) -> None:
+def test_numbers_of_parts_and_the_job_of_kubernetes_agree(blocks):
     for text in blocks.values():
         assert re.findall(r"(?:--array=1-|parts=|completions: |/)(\d+)\b", text) == [PARTS] * 2
-    assert container(blocks)["args"]
-
-
-def container(blocks: dict[str, str]) -> dict[str, Any]:
     job = yaml.safe_load(blocks["convert.yaml"])
     spec = job["spec"]
     assert (job["apiVersion"], job["kind"]) == ("batch/v1", "Job")
@@ -127,12 +108,12 @@ def container(blocks: dict[str, str]) -> dict[str, Any]:
     assert spec["template"]["spec"]["restartPolicy"] == "Never"  # which limits per index demand
     (found,) = spec["template"]["spec"]["containers"]
     assert f"))/{spec['completions']}" in found["args"][0]
-    return dict(found)
 
 
 @pytest.mark.docs
-def test_the_pods_of_kubernetes_make_the_dataset(blocks: dict[str, str], folder: Path) -> None:
-    about = container(blocks)
+def test_the_pods_of_kubernetes_make_the_dataset(blocks, folder):
+    job = yaml.safe_load(blocks["convert.yaml"])
+    (about,) = job["spec"]["template"]["spec"]["containers"]
     for index in range(int(PARTS)):
         environ = {"JOB_COMPLETION_INDEX": str(index)}
         words = [expanded(word, environ) for word in (*about["command"], *about["args"])]
@@ -143,7 +124,7 @@ def test_the_pods_of_kubernetes_make_the_dataset(blocks: dict[str, str], folder:
 
 
 @pytest.mark.docs
-def test_code_blocks_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_blocks_run(folder, monkeypatch):
     """Those of the page's shell: ssh runs what follows the name of a machine on this one."""
     (folder / "bin/ssh").write_text('#!/bin/bash\nshift\nexec bash -c "$*"\n')
     (folder / "bin/ssh").chmod(0o755)
@@ -153,7 +134,7 @@ def test_code_blocks_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.large  # Ray takes ten seconds to start
-def test_the_command_for_ray_makes_the_dataset(folder: Path) -> None:
+def test_the_command_for_ray_makes_the_dataset(folder):
     """The first of the page, on a cluster of this machine; conversion/test_ray.py has real ones."""
     pytest.importorskip("ray")
     blocks = [match["code"] for match in BLOCK.finditer(CLUSTER.read_text("utf-8"))]

@@ -4,14 +4,11 @@ The other library's code runs in a process of its own on what that library, or a
 ours on the same files. `train` of these notes the pixels and the label of each sample.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -133,7 +130,7 @@ for number in range(2):
 }
 
 
-def test_every_section_is_run() -> None:
+def test_every_section_is_run():
     assert {*SECTIONS} == {*MADE}
     assert PAGE.count("```python") + PAGE.count("```sh") == sum(map(len, SECTIONS.values()))
     for blocks in SECTIONS.values():
@@ -141,7 +138,7 @@ def test_every_section_is_run() -> None:
 
 
 @pytest.fixture(scope="module")
-def forks() -> Iterator[Path]:
+def forks():
     """Commands whose processes are forks of one that has imported all of ours."""
     with forking() as folder:
         yield folder
@@ -149,7 +146,7 @@ def forks() -> Iterator[Path]:
 
 @pytest.mark.large
 @pytest.mark.parametrize("section", SECTIONS)
-def test_both_give_the_same_samples(section: str, tmp_path: Path, forks: Path) -> None:
+def test_both_give_the_same_samples(section, tmp_path, forks):
     for label in range(3):
         folder = tmp_path / "photos" / f"class{label}"
         folder.mkdir(parents=True)

@@ -1,7 +1,5 @@
 """How datasets show themselves, in a terminal and in a notebook."""
 
-from __future__ import annotations
-
 import base64
 import io
 import re
@@ -11,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import PIL.Image
-import pytest
 
 import shardkit
 from shardkit.conversion.run import PartResult
@@ -48,7 +45,7 @@ class Tags(HTMLParser):
         return [PIL.Image.open(io.BytesIO(one)) for one in data]
 
 
-def test_a_dataset_tells_what_it_is(tmp_path: Path) -> None:
+def test_a_dataset_tells_what_it_is(tmp_path):
     source = write_images(tmp_path / "in", classes=9, each=2)
     shardkit.convert(source, "wds", tmp_path / "out", shard_samples=4, workers=0)
     ds = shardkit.open(tmp_path / "out")
@@ -63,7 +60,7 @@ def test_a_dataset_tells_what_it_is(tmp_path: Path) -> None:
     assert repr(both) == f"<Dataset {out} and 1 more: wds, 22 samples in 6 shards>\n{fields}"
 
 
-def test_a_notebook_shows_samples(tmp_path: Path) -> None:
+def test_a_notebook_shows_samples(tmp_path):
     ds = shardkit.open(write_photos(tmp_path / "out", size=(480, 360)))
     ds.transform = lambda sample: {}  # samples are shown as they are stored
     page = Tags(ds._repr_html_())
@@ -81,7 +78,7 @@ def test_a_notebook_shows_samples(tmp_path: Path) -> None:
     assert "a value is damaged" in page.text
 
 
-def test_nothing_of_the_data_becomes_a_part_of_the_page() -> None:
+def test_nothing_of_the_data_becomes_a_part_of_the_page():
     fields = {HOSTILE: Text(), "label": Int(), "json": Json(), "image": Image(), "x": Bytes()}
     sample = {
         "__key__": HOSTILE, HOSTILE: HOSTILE * 99, "label": 0, "json": {HOSTILE: HOSTILE},
@@ -103,65 +100,54 @@ def test_nothing_of_the_data_becomes_a_part_of_the_page() -> None:
     assert len(repr(ds)) < 1000
 
 
-@pytest.mark.parametrize(("length", "cut"), [(120, False), (121, True)])
-def test_texts_are_cut_where_they_are_too_long(length, cut) -> None:
-    ds = Dataset.from_sequence([{"__key__": "a", "t": "x" * length}], Schema({"t": Text()}))
-    text = Tags(ds._repr_html_()).text
-    assert ("x" * 120 in text, "x" * 120 + " ..." in text) == (True, cut)
-
-
-@pytest.mark.parametrize(("length", "shown"), [(60, "x" * 60), (61, "x" * 57 + "...")])
-def test_names_are_cut_where_they_are_too_long(length, shown) -> None:
-    name = "x" * length
-    ds = Dataset.from_sequence([{"__key__": "a", name: 1}], Schema({name: Int()}))
-    assert repr(ds).splitlines()[1] == f"  {shown}: Int()"
-
-
-def test_images_that_are_odd_or_damaged(tmp_path: Path) -> None:
+def test_images_that_are_odd_or_damaged_and_those_of_three_fields():
     large, gray = io.BytesIO(), io.BytesIO()
     PIL.Image.new("1", (12_000, 12_000)).save(large, "png")  # 144 megapixels in 2 kB
     PIL.Image.new("L", (3, 500), 7).save(gray, "png")
     fields = {"image": Image(optional=True), "several": Images(), "raw": Array("uint8", (4, 6, 3))}
-    raw = np.zeros((4, 6, 3), np.uint8)
+    rest = {"several": [], "raw": np.zeros((4, 6, 3), np.uint8)}
     samples = [
-        {"__key__": "large", "image": large.getvalue(), "several": [], "raw": raw},
-        {"__key__": "gray", "image": gray.getvalue(), "several": [photo(1)] * 9, "raw": raw},
-        {"__key__": "cut", "image": photo(2)[:300], "several": [], "raw": raw},
-        {"__key__": "none", "several": [], "raw": raw},
+        {"__key__": "large", "image": large.getvalue(), **rest},
+        {"__key__": "gray", "image": gray.getvalue(), **rest, "several": [photo(1)] * 9},
+        {"__key__": "cut", "image": photo(2)[:300], **rest},
+        {"__key__": "none", **rest},
     ]
     page = Tags(Dataset.from_sequence(samples, Schema(fields))._repr_html_())
     assert "png 12000 x 12000" in page.text
     sizes = [image.size for image in page.images]
     assert sorted(sizes) == [(1, 128), *[(6, 4)] * 4, *[(48, 36)] * 3]
     assert re.search("no image: .{3,80}cut", page.text)
-
-
-def test_images_of_three_fields_are_decoded() -> None:
     fields = {"a": Images(), **{f"image{n}": Image() for n in range(5)}, "z": Images()}
     sample = {name: [photo(1)] * 3 if len(name) == 1 else photo(2) for name in fields}
     samples = [{"__key__": str(n), **sample} for n in range(2)]
     page = Tags(Dataset.from_sequence(samples, Schema(fields))._repr_html_())
     assert len(page.images) == 2 * (3 + 1 + 1)
     assert page.text.count("3 images") == 2
-    assert page.text.count(f"jpeg 48 x 36, {len(photo(1)):,} bytes") == 2 * 3
-    assert page.text.count(f"jpeg 48 x 36, {len(photo(2)):,} bytes") == 2 * 3
+    for number in (1, 2):
+        assert page.text.count(f"jpeg 48 x 36, {len(photo(number)):,} bytes") == 2 * 3
 
 
-@pytest.mark.parametrize("count", [1, 5, 11])
-def test_samples_are_taken_evenly_and_the_first_fields_shown(count: int) -> None:
+def test_samples_are_taken_evenly_the_first_fields_shown_and_texts_and_names_cut():
     fields = {f"field {n}": Int() for n in range(200)}
-    samples = [{"__key__": f"<{n}>", **dict.fromkeys(fields, n)} for n in range(count)]
-    ds = Dataset.from_sequence(samples, Schema(fields))
-    assert repr(ds).endswith("  ...: 180 more fields")
-    text = Tags(ds._repr_html_()).text
-    assert "field 20" not in text
-    shown = [n for n in range(count) if f"<{n}>" in text]
-    assert shown == sorted({n * count // min(count, 5) for n in range(min(count, 5))})
+    for count in (1, 5, 11):
+        samples = [{"__key__": f"<{n}>", **dict.fromkeys(fields, n)} for n in range(count)]
+        ds = Dataset.from_sequence(samples, Schema(fields))
+        assert repr(ds).endswith("  ...: 180 more fields")
+        text = Tags(ds._repr_html_()).text
+        assert "field 20" not in text
+        shown = [n for n in range(count) if f"<{n}>" in text]
+        assert shown == sorted({n * count // min(count, 5) for n in range(min(count, 5))})
+    for length, cut in ((120, False), (121, True)):
+        ds = Dataset.from_sequence([{"__key__": "a", "t": "x" * length}], Schema({"t": Text()}))
+        text = Tags(ds._repr_html_()).text
+        assert ("x" * 120 in text, "x" * 120 + " ..." in text) == (True, cut)
+    for length, name in ((60, "x" * 60), (61, "x" * 57 + "...")):
+        sample = {"__key__": "a", "x" * length: 1}
+        ds = Dataset.from_sequence([sample], Schema({"x" * length: Int()}))
+        assert repr(ds).splitlines()[1] == f"  {name}: Int()"
 
 
-def test_results_loaders_and_options_tell_of_themselves_in_a_line(
-    images: Path, tmp_path: Path
-) -> None:
+def test_results_loaders_and_options_tell_of_themselves_in_a_line(images, tmp_path):
     out = tmp_path / "out"
     made = shardkit.convert(images, "wds", out, workers=0)
     words = rf"<ConvertResult {out}: wds, 12 samples, [\d.]+ kB in \d+\.\d s>"

@@ -1,6 +1,4 @@
-"""Options by name: the command line, keyword arguments, their types and recipes agree."""
-
-from __future__ import annotations
+"""Options by name: the command line, keyword arguments, types and recipes; what makes no sense."""
 
 import dataclasses
 import importlib
@@ -8,6 +6,7 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,10 @@ import shardkit
 from shardkit.errors import UsageError
 from shardkit.keywords import docs_of
 from shardkit.options import (
+    CHROMA,
+    IMAGE_DEFAULTS,
+    IMAGE_FORMATS,
+    RESIZE_MODES,
     AudioOptions,
     ConvertKeywords,
     ConvertOptions,
@@ -48,20 +51,14 @@ def default(field: dataclasses.Field[Any]) -> Any:
     return field.default if made is dataclasses.MISSING else made()
 
 
-def test_the_docstring_of_options_tells_of_each() -> None:
+def test_docstrings_and_keywords_for_type_checkers_have_each_option():
     for kind in OPTIONS:
         assert list(docs_of(kind)) == [field.name for field in dataclasses.fields(kind)]
-
-
-def test_keywords_for_type_checkers_are_the_options() -> None:
     for keywords, kind in (
         (ConvertKeywords, ConvertOptions), (StreamKeywords, StreamOptions), (SweepKeywords, Sweep)
     ):  # fmt: skip
         found = {name: type.__forward_arg__ for name, type in keywords.__annotations__.items()}
         assert found == {field.name: field.type for field in dataclasses.fields(kind)}
-
-
-def test_keywords_of_loaders_are_their_arguments() -> None:
     own = set(LoaderKeywords.__annotations__) - set(StreamKeywords.__annotations__)
     given = inspect.signature(Loader).parameters
     assert own == set(given) - {"source"} - {f.name for f in dataclasses.fields(StreamOptions)}
@@ -70,9 +67,7 @@ def test_keywords_of_loaders_are_their_arguments() -> None:
 
 
 @pytest.mark.parametrize(("function", "kind"), TAKES)
-def test_signatures_have_each_option_with_its_default(
-    function: Callable[..., Any], kind: type[Any]
-) -> None:
+def test_signatures_have_each_option_with_its_default(function, kind):
     given = inspect.signature(function).parameters
     assert not [p for p in given.values() if p.kind is inspect.Parameter.VAR_KEYWORD]
     text = f"{function.__doc__}\n{function.__init__.__doc__}"  # type: ignore[misc]
@@ -83,7 +78,7 @@ def test_signatures_have_each_option_with_its_default(
         assert f"\n{field.name}: " in text.replace("\n    ", "\n")
 
 
-def test_the_command_line_has_each_option_with_its_default() -> None:
+def test_the_command_line_has_each_option_with_its_default():
     command = importlib.import_module("shardkit.cli.convert").command
     found = command.make_context("convert", ["photos", "--to", "wds"]).params
     every = [field for kind in OPTIONS[:4] for field in dataclasses.fields(kind)]
@@ -94,9 +89,6 @@ def test_the_command_line_has_each_option_with_its_default() -> None:
         assert (found[name] or None) == (usual or None), name
     rest = {"source", "to", "out", "plan_only", "part", "storage_options", "quiet", "as_json"}
     assert set(found) - set(flat) == rest
-
-
-def test_bench_has_each_option_with_its_default() -> None:
     command = importlib.import_module("shardkit.cli.bench").command
     found = command.make_context("bench", ["shards"]).params
     for field in dataclasses.fields(Sweep):
@@ -105,7 +97,7 @@ def test_bench_has_each_option_with_its_default() -> None:
         assert value == usual, field.name
 
 
-def test_choices_of_the_command_line_are_those_of_the_options() -> None:
+def test_choices_of_the_command_line_are_those_of_the_options():
     """Each is taken, and another one is refused with the same list."""
     command = importlib.import_module("shardkit.cli.convert").command
     tokens = {"seq_len": 8, "tokenizer": "x"}
@@ -126,7 +118,7 @@ def test_choices_of_the_command_line_are_those_of_the_options() -> None:
     assert tried > 25
 
 
-def test_recipes_have_the_options_that_decide_what_is_made() -> None:
+def test_recipes_have_the_options_that_decide_what_is_made():
     options = {field.name for field in dataclasses.fields(ConvertOptions)}
     recipe = {field.name for field in dataclasses.fields(Recipe)}
     run = {"max_errors", "overwrite", "workers", "engine", "ray_address", "ray_options"}
@@ -137,33 +129,29 @@ def test_recipes_have_the_options_that_decide_what_is_made() -> None:
         assert getattr(made, name) == getattr(usual, name), name
 
 
-@pytest.mark.parametrize(
-    ("call", "meant"),
-    [
-        (lambda: shardkit.convert("a", "wds", shard_sise=1), "shard_size"),  # type: ignore[call-arg]
-        (lambda: shardkit.open("a", transform={}), "transforms"),  # type: ignore[call-arg]
-        (lambda: shardkit.verify("a", decod=True), "decode"),  # type: ignore[call-arg]
-        (lambda: shardkit.inspect("a", sample=3), "samples"),  # type: ignore[call-arg]
-        (lambda: shardkit.merge("a", outt="b"), "out"),  # type: ignore[call-arg]
-        (lambda: shardkit.create("a", "wds", {}, shardsize=3), "shard_size"),  # type: ignore[call-arg]
-        (lambda: shardkit.doctor("a", second=1), "seconds"),  # type: ignore[call-arg]
-        (lambda: bench(["a"], treads=[1]), "threads"),  # type: ignore[call-arg]
-        (lambda: Loader("a", batchsize=1), "batch_size"),  # type: ignore[call-arg]
-        (lambda: TorchLoader("a", pin_memry=True), "pin_memory"),  # type: ignore[call-arg]
-        (lambda: StreamingDataset("a", shufle=True), "shuffle"),  # type: ignore[call-arg]
-        (lambda: TorchDataset("a", shufle=True), "shuffle"),  # type: ignore[call-arg]
-        (lambda: StreamingDataset("a").with_options(sed=1), "seed"),  # type: ignore[call-arg]
-        (lambda: tensors("a", epoch=1), "epochs"),  # type: ignore[call-arg]
-        (lambda: ConvertOptions.of(shard_sise=1), "shard_size"),  # type: ignore[call-arg]
-        (lambda: StreamOptions.of(shufle=1), "shuffle"),  # type: ignore[call-arg]
-    ],
-)
-def test_a_mistyped_keyword_is_told_what_may_have_been_meant(
-    call: Callable[[], Any], meant: str
-) -> None:
-    with pytest.raises(UsageError, match="there is no option") as caught:
-        call()
-    assert f"did you mean {meant}" in str(caught.value.expected)
+def test_a_mistyped_keyword_is_told_what_may_have_been_meant():
+    for function, given, options in (
+        (shardkit.convert, ("a", "wds"), "shard_sise shard_size"),
+        (shardkit.open, ("a",), "transform transforms"),
+        (shardkit.verify, ("a",), "decod decode"),
+        (shardkit.inspect, ("a",), "sample samples"),
+        (shardkit.merge, ("a",), "outt out"),
+        (shardkit.create, ("a", "wds", {}), "shardsize shard_size"),
+        (shardkit.doctor, ("a",), "second seconds"),
+        (bench, (["a"],), "treads threads"),
+        (Loader, ("a",), "batchsize batch_size"),
+        (TorchLoader, ("a",), "pin_memry pin_memory"),
+        (StreamingDataset, ("a",), "shufle shuffle"),
+        (TorchDataset, ("a",), "shufle shuffle"),
+        (StreamingDataset("a").with_options, (), "sed seed"),
+        (tensors, ("a",), "epoch epochs"),
+        (ConvertOptions.of, (), "shard_sise shard_size"),
+        (StreamOptions.of, (), "shufle shuffle"),
+    ):
+        mistyped, meant = options.split()
+        with pytest.raises(UsageError, match="there is no option") as caught:
+            function(*given, **{mistyped: 1})
+        assert f"did you mean {meant}" in str(caught.value.expected)
 
 
 USER = """
@@ -205,7 +193,7 @@ ignore_missing_imports = True
 
 
 @pytest.mark.large
-def test_type_checkers_see_the_types_of_options(tmp_path: Path) -> None:
+def test_type_checkers_see_the_types_of_options(tmp_path):
     """mypy, with its strict rules: a user's script passes, and each wrong line is refused."""
     script, rules = tmp_path / "script.py", tmp_path / "mypy.ini"
     right = USER.strip().splitlines()
@@ -221,3 +209,96 @@ def test_type_checkers_see_the_types_of_options(tmp_path: Path) -> None:
     assert sorted(told) == [len(right) + 1 + n for n in range(len(WRONG))], found.stdout
     for number, (line, name) in enumerate(WRONG.items(), len(right) + 1):
         assert f'"{name}"' in told[number], line
+
+
+BAD = {
+    "resize": (0, -1, 1.5, "256", [256]),
+    "quality": (0, 101, 89.5, "90"),
+    "min_size": (0, -5, 2.0, "8"),
+    "max_pixels": (0, -5, 1e6, "1"),
+    "max_aspect": (0, 0.99, -2, float("nan"), "3", 1j),
+    "format": ("jpg", "gif", "JPEG", None, ""),
+    "chroma": ("440", "4:2:0", 420, ""),
+    "icc": ("rgb", True, ""),
+    "check": ("all", None, True),
+    "resize_mode": ("middle", "SHORTER", None, ""),
+    "background": (
+        *("whitest", "#ggg", "#12345", "rgb(1,2)", "", "x" * 1000, 0, (1, 2, 3), b"white"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_value_is_refused_by_name(name):
+    for bad in BAD[name]:
+        with pytest.raises(UsageError) as caught:
+            ImageOptions(**{"resize": 8, name: bad})
+        assert caught.value.what.startswith(name)
+        assert caught.value.found == (str(bad) if bad == 101 else repr(bad))
+
+
+def test_options_that_contradict_each_other_or_would_change_are_refused():
+    for options, fix in (
+        ({"upscale": True}, "resize"),
+        ({"resize_mode": "crop"}, "resize"),
+        ({"format": "raw", "icc": "keep"}, "icc"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            ImageOptions(**options)
+        assert fix in str(caught.value.fix)
+    with pytest.raises(FrozenInstanceError):
+        ImageOptions().resize = 8
+    with pytest.raises(UsageError, match="image must be"):
+        ConvertOptions(image={"resize": 8})
+
+
+def test_good_values_are_kept_and_colours_stored_alike():
+    for good in (
+        *({"resize": side} for side in (1, 256, 10**6)),
+        *({"resize": 8, "resize_mode": mode, "upscale": True} for mode in RESIZE_MODES),
+        *({"format": format, "icc": "srgb"} for format in IMAGE_FORMATS),
+        *({"quality": quality} for quality in (1, 100)),
+        *({"chroma": chroma} for chroma in CHROMA),
+        *({"max_aspect": aspect} for aspect in (1, 1.5, 20)),
+        {"format": "png", "icc": "keep"},
+        {"min_size": 1, "max_pixels": 1, "check": "decode"},
+    ):
+        options = ImageOptions(**good)
+        assert {name: getattr(options, name) for name in good} == good
+    for stored, *colours in (
+        ("#ffffff", "white", "White", "#fff", "#FFF"),
+        ("#808080", "#808080"),
+        ("#12abcd", "#12aBcD"),
+        ("#010203", "rgb(1,2,3)", "rgb(1, 2, 3)"),
+        ("#ff0080", "rgb(100%,0%,50%)"),
+        ("#00ff00", "hsl(120, 100%, 50%)"),
+        ("#6495ed", "cornflowerblue"),  # CSS Color 4, 6.1
+    ):
+        for colour in colours:
+            options = ImageOptions(background=colour)
+            assert options.background == stored
+            assert options == ImageOptions(background=stored)
+
+
+def test_pixels_may_change_by_what_was_asked_for_and_not_by_filters():
+    pixels = [{"resize": 256, **more} for more in ({}, {"resize_mode": "crop"}, {"upscale": True})]
+    pixels += [{"format": "jpeg"}, {"quality": 90}, {"chroma": "420"}, {"icc": "srgb"}]
+    pixels += [{"background": "white"}, IMAGE_DEFAULTS]
+    filters = [{"min_size": 1}, {"max_aspect": 1.0}, {"max_pixels": 1}, {"check": "decode"}]
+    filters += [{"masks": "none"}, {"boxes": "none"}]
+    tried = {name for given in (*pixels, *filters) for name in given}
+    assert tried == {field.name for field in fields(ImageOptions)}
+    # Even the defaults, where they are asked for: images that have not got them are re-encoded.
+    for given in (*pixels, *filters, *({name: v} for name, v in IMAGE_DEFAULTS.items())):
+        assert ImageOptions(**given).active
+    assert all(ImageOptions(**given).pixels for given in pixels)
+    assert not any(ImageOptions(**given).pixels for given in filters)
+    assert not ImageOptions().pixels
+    assert not ImageOptions().active
+    assert ConvertOptions().image == ImageOptions()
+    made = [
+        Recipe.of("wds", ConvertOptions(**given)).to_json()["image"]
+        for given in ({}, {"image": ImageOptions()}, {"image": ImageOptions(background="#fff")})
+    ]
+    assert made[:2] == [None, None]
+    assert made[2]["background"] == "#ffffff"

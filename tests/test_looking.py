@@ -1,14 +1,11 @@
 """`shardkit head` and `shardkit cat`: what they show, write and refuse."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json
 import os
 import re
 import sys
-import tarfile
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -30,6 +27,7 @@ from tests.conftest import few
 from tests.conversion.text_corpora import few_words, write_corpus
 from tests.terminals import COLUMNS, LINES, on_terminal
 from tests.test_cli import run
+from tests.test_unforeseen import write_tar
 
 
 def piped(*words: object) -> bytes:
@@ -53,14 +51,14 @@ def write(path: Path, samples: list[dict[str, Any]], schema: Any, **options: Any
 
 
 @pytest.fixture(scope="module")
-def every(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def every(tmp_path_factory):
     """Samples with fields of nearly all types."""
     path = tmp_path_factory.mktemp("every") / "out"
     return write(path, [everything(n) for n in range(8)], EVERYTHING, shard_samples=3)
 
 
 @pytest.mark.parametrize("format", few(sorted(set(FORMATS) - {"megatron"}), "lmdb", "wds"))
-def test_every_format_by_index_and_by_key(tmp_path: Path, format: str) -> None:
+def test_every_format_by_index_and_by_key(tmp_path, format):
     schema = {"image": Image(), "label": Int()}
     samples = [{"__key__": f"k{n}", "image": make_image(n), "label": n} for n in range(5)]
     data = write(tmp_path / "x", samples, schema, to=format, shard_samples=2)
@@ -74,7 +72,7 @@ def test_every_format_by_index_and_by_key(tmp_path: Path, format: str) -> None:
     assert [line["fields"] for line in lines] == expected
 
 
-def test_a_shard_and_foreign_data(every: Path, tmp_path: Path) -> None:
+def test_shards_foreign_data_and_splits(every, images, tmp_path):
     shard = sorted(every.glob("*.tar"))[1]
     assert run("cat", shard, 0, "--field", "label").stdout == "1\n"
     assert run("cat", shard, "folder/0005", "--field", "label").stdout == "3\n"
@@ -90,9 +88,16 @@ def test_a_shard_and_foreign_data(every: Path, tmp_path: Path) -> None:
     assert "the field 'time' is left out" in found.stderr
     refused = run("cat", tmp_path / "x.parquet", 1, "--field", "time", check=2)
     assert "expected: one of words, n, blob" in refused.stderr
+    shardkit.convert(images, "wds", tmp_path / "out", split="a=0.5,b=0.5", workers=0)
+    shown = run("head", tmp_path / "out", "-n", 1).stdout
+    assert [line for line in shown.split("\n") if "sample 0" in line][1].startswith("b, sample 0")
+    lines = run("head", tmp_path / "out", "-n", 1, "--json").stdout.splitlines()
+    assert [json.loads(line)["split"] for line in lines] == ["a", "b"]
+    refused = run("cat", tmp_path / "out", 0, check=1).stderr
+    assert str(tmp_path / "out" / "a") in refused
 
 
-def test_what_head_says(every: Path, tmp_path: Path) -> None:
+def test_what_head_says_and_a_terminal_gets(every, tmp_path):
     shown = run("head", every, "-n", 4).stdout
     assert re.search(r"sample 3: folder/0003\n image +jpeg 8 x 6, [\d,]+ bytes", shown)
     assert re.search(r" points +float32 \(3, 2\): 0\.0, 1\.0, 2\.0, 3\.0, 4\.0, 5\.0 *\n", shown)
@@ -106,19 +111,15 @@ def test_what_head_says(every: Path, tmp_path: Path) -> None:
     assert found["fields"].items() >= expected.items()
     long = write(tmp_path / "x", [{"__key__": "a", "text": "word " * 500}], {"text": Text()})
     assert "word ... (2,500 characters)" in " ".join(run("head", long).stdout.split())
+    lines = on_terminal("cat", every, 3, NO_COLOR="1").split("\r\n")
+    assert lines[0] == "sample 3: 'folder/0003'"
+    at = lines.index("'text': ")
+    assert lines[at + 1 : at + 3] == ["  line 3", "  Ä 漢 🎉"]
+    assert "'points': float32 (3, 2): 0.0, 1.0, 2.0, 3.0, 4.0, 5.0" in lines
+    assert '  "n": 3,' in [line.removeprefix("  ") for line in lines]
 
 
-def test_splits(images: Path, tmp_path: Path) -> None:
-    shardkit.convert(images, "wds", tmp_path / "out", split="a=0.5,b=0.5", workers=0)
-    shown = run("head", tmp_path / "out", "-n", 1).stdout
-    assert [line for line in shown.split("\n") if "sample 0" in line][1].startswith("b, sample 0")
-    lines = run("head", tmp_path / "out", "-n", 1, "--json").stdout.splitlines()
-    assert [json.loads(line)["split"] for line in lines] == ["a", "b"]
-    refused = run("cat", tmp_path / "out", 0, check=1).stderr
-    assert str(tmp_path / "out" / "a") in refused
-
-
-def test_a_pipe_gets_the_stored_bytes(every: Path) -> None:
+def test_a_pipe_gets_the_stored_bytes(every):
     sample = everything(3)
     assert piped("cat", every, 3, "--field", "image") == sample["image"]
     assert piped("cat", every, 3, "--field", "text") == sample["text"].encode()
@@ -130,7 +131,7 @@ def test_a_pipe_gets_the_stored_bytes(every: Path) -> None:
     assert run("cat", every, 3, "--field", "__key__").stdout == "folder/0003"
 
 
-def test_a_pipe_gets_one_field(every: Path, tmp_path: Path) -> None:
+def test_a_pipe_gets_one_field(every, tmp_path):
     for more in ((), ("-o", tmp_path / "x")):
         refused = run("cat", every, 1, *more, check=2)
         assert not refused.stdout
@@ -148,16 +149,14 @@ def test_a_pipe_gets_one_field(every: Path, tmp_path: Path) -> None:
     assert "2 images" in run("cat", lists, 1, check=2).stderr
 
 
-def test_a_file_is_written_whole_and_never_replaced_unasked(
-    every: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_written_whole_and_never_replaced_unasked(every, tmp_path, monkeypatch):
     out, given = tmp_path / "x", ("cat", every, 1, "--field", "image", "-o", tmp_path / "x")
     assert run(*given).stdout == ""
     assert out.read_bytes() == make_image(1)
     out.write_bytes(b"old")
     assert "--overwrite" in run(*given, check=2).stderr
 
-    def fails(old: Path, new: Path) -> None:
+    def fails(old, new):
         assert old.read_bytes() == make_image(1)
         raise storage.explain(OSError(28, "full"), "rename", new)
 
@@ -175,7 +174,7 @@ def test_a_file_is_written_whole_and_never_replaced_unasked(
     assert sorted(os.listdir(tmp_path)) == ["link", "x"]
 
 
-def test_a_number_is_an_index_and_else_a_key(tmp_path: Path) -> None:
+def test_a_number_is_an_index_and_else_a_key(tmp_path):
     keys = ["3", "007", "b", "0", "99", "same", "same"]
     data = tmp_path / "x.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"__key__": keys, "label": range(7)}), data)
@@ -189,9 +188,7 @@ def test_a_number_is_an_index_and_else_a_key(tmp_path: Path) -> None:
         assert f"with this key has the index {other}\n" in found.stderr
     assert "found: numbers 5, 6" in run("cat", data, "same", check=2).stderr
     assert "it would have to be below 7" in run("cat", data, 7, check=2).stderr
-
-
-def test_similar_keys_are_named(tmp_path: Path) -> None:
+    # Similar keys are named.
     keys = [f"{name}/{n:02d}" for name in ("circle", "square", "stripe") for n in range(12)]
     samples = [{"__key__": key, "label": 0} for key in keys]
     data = write(tmp_path / "x", samples, {"label": Int()})
@@ -207,7 +204,7 @@ def test_similar_keys_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", ["wds", "megatron"])
-def test_tokens_are_decoded(tmp_path: Path, format: str) -> None:
+def test_tokens_are_decoded(tmp_path, format):
     (tmp_path / "words.json").write_text(json.dumps(few_words(400)))
     texts = [" ".join(f"w{n}" for n in range(300)), "w3 w1 w4"]
     source = write_corpus(tmp_path / "in.jsonl", texts)
@@ -230,7 +227,7 @@ def test_tokens_are_decoded(tmp_path: Path, format: str) -> None:
     assert "not decoded: the tokenizer file of" in run("head", tmp_path / "out").stdout
 
 
-def test_a_damaged_sample_is_named_and_others_are_shown(tmp_path: Path) -> None:
+def test_a_damaged_sample_is_named_and_others_are_shown(tmp_path):
     samples = [{"__key__": f"k{n}", "a": np.arange(4)} for n in range(3)]
     data = write(tmp_path / "x", samples, {"a": Array("<i8", (4,))})
     (shard,) = data.glob("*.tar")
@@ -246,12 +243,8 @@ def test_a_damaged_sample_is_named_and_others_are_shown(tmp_path: Path) -> None:
     assert (lines[1]["error"], "fields" in lines[1]) == ("SampleError", False)
 
 
-# --- terminals ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("environ", "expected"),
-    [
+def test_the_environment_tells_the_protocol():
+    for environ, expected in (
         ({"TERM": "xterm-256color", "KITTY_WINDOW_ID": "1"}, "kitty"),
         ({"TERM": "xterm-ghostty"}, "kitty"),
         ({"TERM": "xterm-256color", "TERM_PROGRAM": "WezTerm"}, "iterm"),
@@ -264,29 +257,22 @@ def test_a_damaged_sample_is_named_and_others_are_shown(tmp_path: Path) -> None:
         ({"TERM": "xterm-256color", "KITTY_WINDOW_ID": "1", "TERM_PROGRAM": "vscode"}, "blocks"),
         ({"TERM": "xterm-kitty", "TERM_PROGRAM": "iTerm.app"}, "kitty"),
         ({}, "blocks"),
-    ],
-)
-def test_the_environment_tells_the_protocol(environ: dict[str, str], expected: str) -> None:
-    assert protocol(environ) == expected
-
-
-@pytest.fixture(scope="module")
-def halves(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An image of 1600 x 800 pixels: red on the left, blue on the right."""
-    return written_halves(tmp_path_factory.mktemp("halves") / "x.tar", (255, 0, 0), (0, 0, 255))
+    ):
+        assert protocol(environ) == expected, environ
 
 
 def written_halves(path: Path, *halves: tuple[int, int, int]) -> Path:
-    """A TAR with such an image, and with a damaged one."""
+    """A TAR with an image of 1600 x 800 pixels in two colours, and with a damaged one."""
     pixels = np.array([halves], np.uint8).repeat(800, axis=0).repeat(800, axis=1)
     file = io.BytesIO()
     PIL.Image.fromarray(pixels).save(file, "PNG")
-    with tarfile.open(path, "w") as tar:
-        for name, data in (("a.png", file.getvalue()), ("bad.png", file.getvalue()[:2000])):
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    return path
+    return write_tar(path, ("a.png", file.getvalue()), ("bad.png", file.getvalue()[:2000]))
+
+
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory):
+    """Red on the left, blue on the right."""
+    return written_halves(tmp_path_factory.mktemp("halves") / "x.tar", (255, 0, 0), (0, 0, 255))
 
 
 def are_halves(image: PIL.Image.Image) -> bool:
@@ -294,7 +280,7 @@ def are_halves(image: PIL.Image.Image) -> bool:
     return bool((left == [255, 0, 0]).all() and (right == [0, 0, 255]).all())
 
 
-def test_kitty_gets_a_png_in_chunks(halves: Path) -> None:
+def test_kitty_gets_a_png_in_chunks_and_iterm_in_one(halves):
     shown = on_terminal("cat", halves, 0, "--field", "png", TERM="xterm-kitty")
     sent = re.findall("\x1b_G([^;]*);([^\x1b]*)\x1b\\\\", shown)
     assert sent[0][0].startswith("a=T,f=100,c=80,q=2,m=")
@@ -304,9 +290,6 @@ def test_kitty_gets_a_png_in_chunks(halves: Path) -> None:
     assert image.size == (640, 320)
     assert are_halves(image)
     assert "\x1b_G" in on_terminal("head", halves, "-n", 1, TERM="xterm-kitty")
-
-
-def test_iterm_gets_a_png(halves: Path) -> None:
     shown = on_terminal("cat", halves, "a", TERM_PROGRAM="iTerm.app")
     ((keys, data),) = re.findall("\x1b]1337;File=([^:]*):([^\a]*)\a", shown)
     png = base64.b64decode(data, validate=True)
@@ -314,7 +297,7 @@ def test_iterm_gets_a_png(halves: Path) -> None:
     assert are_halves(PIL.Image.open(io.BytesIO(png)))
 
 
-def test_others_get_half_blocks_in_the_colours_that_they_have(halves: Path, tmp_path: Path) -> None:
+def test_others_get_half_blocks_in_the_colours_that_they_have(halves, tmp_path, monkeypatch):
     samples = [{"__key__": "a", "rgb": np.full((4, 6, 3), 200, np.uint8), "x": np.zeros((4, 6))}]
     schema = {"rgb": Array("|u1", (4, 6, 3)), "x": Array("<f8", (4, 6))}
     shown = on_terminal("cat", write(tmp_path / "x", samples, schema), 0)
@@ -329,31 +312,16 @@ def test_others_get_half_blocks_in_the_colours_that_they_have(halves: Path, tmp_
     assert "38;5;46" in on_terminal("cat", green, 0, COLORTERM="")
     small = on_terminal("head", halves, "-n", 1)
     assert [line.count("▀") for line in small.split("\r\n") if "▀" in line] == [40] * 10
-    for none in ({"TERM": "dumb", "COLORTERM": ""}, {"NO_COLOR": "1"}):
-        shown = on_terminal("cat", halves, 0, **none)
-        assert "▀" not in shown
-        assert "png 1600 x 800" in shown
     assert "▀" not in run("head", halves).stdout
     assert (COLUMNS, LINES) == (100, 30)  # of which an image takes 80 and 26 at most
 
+    def is_described(name, words="png 1600 x 800", **environ):
+        shown = on_terminal("cat", halves, name, **environ)
+        return words in shown and "▀" not in shown
 
-def test_an_image_that_cannot_be_decoded_is_described(
-    halves: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown = on_terminal("cat", halves, "bad")
-    assert "png 1600 x 800, 2,000 bytes" in shown
-    assert "▀" not in shown
+    assert is_described(0, TERM="dumb", COLORTERM="")
+    assert is_described(0, NO_COLOR="1")
+    assert is_described("bad", "png 1600 x 800, 2,000 bytes")  # it cannot be decoded
     monkeypatch.setattr(terminal, "_MOST", 1600 * 800 - 1)
     monkeypatch.setattr(terminal, "to_rgb", None)  # X4: which is not called for a larger one
-    shown = on_terminal("cat", halves, "a")
-    assert "png 1600 x 800" in shown
-    assert "▀" not in shown
-
-
-def test_a_terminal_gets_all_of_a_sample(every: Path) -> None:
-    lines = on_terminal("cat", every, 3, NO_COLOR="1").split("\r\n")
-    assert lines[0] == "sample 3: 'folder/0003'"
-    at = lines.index("'text': ")
-    assert lines[at + 1 : at + 3] == ["  line 3", "  Ä 漢 🎉"]
-    assert "'points': float32 (3, 2): 0.0, 1.0, 2.0, 3.0, 4.0, 5.0" in lines
-    assert '  "n": 3,' in [line.removeprefix("  ") for line in lines]
+    assert is_described("a")

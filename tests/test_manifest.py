@@ -1,33 +1,35 @@
-"""Manifests that are damaged, or made to do harm: every value is of its type, or is named."""
-
-from __future__ import annotations
+"""Manifests that are damaged, or made to do harm, and the recipes in them: all wrong is named."""
 
 import json
 import os
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import xxhash
-from click.testing import CliRunner
 
 import shardkit
-from shardkit import checked
+from shardkit import ConvertOptions, ImageOptions, TextOptions, checked
 from shardkit import manifest as manifests
-from shardkit.cli.inspect import command as inspect
+from shardkit.conversion.plan import make_plan
+from shardkit.conversion.run import prepare
+from shardkit.conversion.target import Target
 from shardkit.errors import DamagedError, FormatError, NotFoundError
+from shardkit.recipe import Recipe, identity
+from shardkit.sources import open_sources
 from shardkit.testing_samples import in_fork
 from tests.codecs.tokenizer_zoo import write_json
-from tests.conftest import IMAGE_FORMATS, write_images
+from tests.conftest import IMAGE_FORMATS, make_image, write_images
 from tests.fuzz_manifests import fuzz
+from tests.test_cli import run
+from tests.test_verify import rewrite
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory):
     """A dataset of three shards with classes."""
     root = tmp_path_factory.mktemp("manifest")
     shardkit.convert(write_images(root / "in"), "wds", root / "out", shard_samples=4, workers=0)
@@ -47,10 +49,10 @@ def put(data: Any, value: Any, keys: Any) -> Any:
 
 
 @pytest.fixture
-def change(made: Path, tmp_path: Path) -> Callable[..., Path]:
+def change(made, tmp_path):
     """What sets an entry of a manifest, and seals it again."""
 
-    def changed(value: Any, *keys: str | int) -> Path:
+    def changed(value, *keys):
         data = json.loads(manifests.manifest_path(made).read_bytes())
         del data[manifests._OWN_CHECKSUM]
         manifests._write(tmp_path / "out/__shardkit__/manifest.json", put(data, value, keys))
@@ -85,9 +87,7 @@ def change(made: Path, tmp_path: Path) -> Callable[..., Path]:
         ({"tokens": 1}, ("text",), "text.documents", "a value", "nothing"),
     ],
 )
-def test_a_value_that_is_wrong_is_named(
-    change: Callable[..., Path], value: Any, keys: Any, place: str, expected: str, found: str
-) -> None:
+def test_a_value_that_is_wrong_is_named(change, value, keys, place, expected, found):
     with pytest.raises(DamagedError, match="the manifest is damaged at ") as error:
         shardkit.open(change(value, *keys))
     assert place in error.value.what
@@ -97,52 +97,41 @@ def test_a_value_that_is_wrong_is_named(
     assert str(error.value).isascii()
 
 
-def test_array_types_that_nobody_can_have_are_refused(change: Callable[..., Path]) -> None:
+def test_types_that_nobody_can_have_and_of_later_versions_are_refused(change):
     kinds = [{"dtype": dtype} for dtype in ("O", "(1,", "<f3", "i4,i4")]
     kinds += [{"dtype": "<f4", "shape": "abc"}, {"shape": [-1]}, {"shape": [2**40, 2]}]
     for kind in (*kinds, {"shape": [1] * 33}, {"unknown": 1}):
         with pytest.raises(DamagedError, match=r"at layout\.schema\.x"):
             shardkit.open(change({"type": "Array", **kind}, "layout", "schema", "x"))
-
-
-def test_what_a_later_version_may_say_is_no_damage(change: Callable[..., Path]) -> None:
     with pytest.raises(FormatError, match="a type that this version does not know"):
         shardkit.open(change({"type": "Mesh"}, "layout", "schema", "x"))
     with pytest.raises(FormatError, match="a format that this version does not know"):
         shardkit.open(change("zarr", "format"))
+    deep = 1
+    for _ in range(32):
+        deep = {"a": [deep]}
+    with pytest.raises(DamagedError, match=r"at recipe\.a") as error:
+        shardkit.open(change(deep, "recipe"))
+    assert error.value.expected == "at most 32 levels of lists and objects"
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_json_that_is_no_manifest_is_damaged(made):
+    for text, message in (
         (b'{"shardkit": 1, "x": NaN}', "not a JSON number"),
         (b'{"shardkit": 1, "x": 1e999}', "not a JSON number"),
         (b'{"shardkit": 1, "x": ' + b"9" * 5000 + b"}", r"4300 digits|limit \(4300\)"),
         (b"[" * 10**6, "nested too deeply"),
         (b'{"shardkit": 1, "x": ' + b"[" * 900 + b"]" * 900 + b"}", "damaged"),
         (b'{"shardkit": 1, "x": "\xff"}', "utf-8"),
-    ],
-)
-def test_json_that_is_no_manifest_is_damaged(made: Path, text: bytes, message: str) -> None:
-    path = made.parent / "other/__shardkit__/manifest.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(text)
-    with pytest.raises(DamagedError, match=message):
-        shardkit.open(made.parent / "other")
+    ):
+        path = made.parent / "other/__shardkit__/manifest.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text)
+        with pytest.raises(DamagedError, match=message):
+            shardkit.open(made.parent / "other")
 
 
-def test_values_inside_one_another_are_bounded(change: Callable[..., Path]) -> None:
-    value: Any = 1
-    for _ in range(32):
-        value = {"a": [value]}
-    with pytest.raises(DamagedError, match=r"at recipe\.a") as error:
-        shardkit.open(change(value, "recipe"))
-    assert error.value.expected == "at most 32 levels of lists and objects"
-
-
-def test_a_manifest_has_a_size_that_neither_reader_nor_writer_exceed(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_manifest_has_a_size_that_neither_reader_nor_writer_exceed(made, tmp_path, monkeypatch):
     manifest = manifests.load(made)
     monkeypatch.setattr(manifests, "MOST_BYTES", 1000)
     monkeypatch.setattr(checked, "MOST_BYTES", 1000)
@@ -153,24 +142,21 @@ def test_a_manifest_has_a_size_that_neither_reader_nor_writer_exceed(
     assert not [*tmp_path.iterdir()]
 
 
-# --- what lies beside it -------------------------------------------------------------------------
-
-
 def replaced(dataset: Path, name: str, data: bytes) -> Path:
     """Write a file that a manifest lists, with a checksum that holds."""
-    place = manifests.manifest_path(dataset)
-    manifest = json.loads(place.read_bytes())
-    del manifest[manifests._OWN_CHECKSUM]
-    (entry,) = (file for file in manifest["files"] if file["name"].endswith(name))
-    path = dataset / entry["name"]
+
+    def change(manifest: dict[str, Any]) -> None:
+        (entry,) = (file for file in manifest["files"] if file["name"].endswith(name))
+        entry |= {"bytes": len(data), "checksum": xxhash.xxh3_128_hexdigest(data)}
+
+    rewrite(dataset, change)
+    (path,) = (dataset / "__shardkit__").glob(name)
     path.write_bytes(data)
-    entry |= {"bytes": len(data), "checksum": xxhash.xxh3_128_hexdigest(data)}
-    manifests._write(place, manifest)
     return path
 
 
 @pytest.fixture(scope="module")
-def listed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def listed(tmp_path_factory):
     """A dataset with a key table and a list of errors."""
     root = tmp_path_factory.mktemp("listed")
     images = write_images(root / "in", classes=1)
@@ -184,7 +170,7 @@ def listed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "data",
     [b"{", b"\xff\xfe", b"[1]\n", b'{"key": [1], "path": "x"}', b"[" * 10**5, b'{"key": NaN}'],
 )
-def test_a_damaged_line_of_a_list_is_named(listed: Path, tmp_path: Path, data: bytes) -> None:
+def test_a_damaged_line_of_a_list_is_named(listed, tmp_path, data):
     dataset = Path(shutil.copytree(listed, tmp_path / "out"))
     path = replaced(dataset, "keys.jsonl", b'{"key": "a", "path": "b"}\n' + data)
     for use in (
@@ -204,7 +190,7 @@ def test_a_damaged_line_of_a_list_is_named(listed: Path, tmp_path: Path, data: b
 HEADER = "{'descr': %s, 'fortran_order': False, 'shape': (%d,), }"
 
 
-def test_a_damaged_table_of_lengths_is_named(tmp_path: Path) -> None:
+def test_a_damaged_table_of_lengths_is_named(tmp_path):
     tokens = [{"__key__": str(n), "tokens": np.arange(n, dtype="<u2")} for n in range(9)]
     schema = {"tokens": shardkit.Array("<u2", (None,))}
     out = tmp_path / "out"
@@ -228,16 +214,8 @@ def test_a_damaged_table_of_lengths_is_named(tmp_path: Path) -> None:
         assert error.value.where["path"] == path
 
 
-def test_a_missing_shard_is_named_when_a_conversion_is_planned(made: Path, tmp_path: Path) -> None:
-    dataset = Path(shutil.copytree(made, tmp_path / "out"))
-    (dataset / "shard-000001.tar").unlink()
-    with pytest.raises(NotFoundError, match="cannot open the shard") as error:
-        shardkit.convert(dataset, "arrow", tmp_path / "to", workers=0)
-    assert error.value.where["path"] == dataset / "shard-000001.tar"
-
-
 @pytest.mark.parametrize("format", ["arrow", "lmdb", "beton"])
-def test_damaged_metadata_in_a_shard_are_named(made: Path, tmp_path: Path, format: str) -> None:
+def test_damaged_metadata_in_a_shard_are_named(made, tmp_path, format):
     """Shards of ours without a manifest say themselves what is in them."""
     shardkit.convert(made, format, tmp_path / "to", workers=0)
     with shardkit.open(tmp_path / "to") as dataset:
@@ -265,9 +243,10 @@ def test_damaged_metadata_in_a_shard_are_named(made: Path, tmp_path: Path, forma
         assert error.value.where["path"] == path
 
 
-def test_no_memory_is_taken_for_samples_that_no_shard_has(
-    change: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_shards_that_are_missing_or_not_as_long_are_named_when_a_conversion_is_planned(
+    change, made, tmp_path
+):
+    """No memory is taken for samples that no shard has."""
     with pytest.raises(DamagedError, match=r"at shards\[0\]\.samples"):
         shardkit.open(change(2**40, "shards", 0, "samples"))
     file = {"name": "shard-000000.tar", "bytes": 2**20, "checksum": "0" * 32}
@@ -275,14 +254,17 @@ def test_no_memory_is_taken_for_samples_that_no_shard_has(
     (dataset / file["name"]).write_bytes(b"x")
     with pytest.raises(DamagedError, match="not as long as its manifest says"):
         shardkit.convert(dataset, "arrow", tmp_path / "to", workers=0)
+    dataset = Path(shutil.copytree(made, tmp_path / "cut"))
+    (dataset / "shard-000001.tar").unlink()
+    with pytest.raises(NotFoundError, match="cannot open the shard") as error:
+        shardkit.convert(dataset, "arrow", tmp_path / "to", workers=0)
+    assert error.value.where["path"] == dataset / "shard-000001.tar"
 
 
-def test_a_damaged_result_of_a_task_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_result_of_a_task_is_named(tmp_path, monkeypatch):
     images = write_images(tmp_path / "in")
 
-    def convert() -> None:
+    def convert():
         shardkit.convert(images, "wds", tmp_path / "out", workers=0)
 
     with monkeypatch.context() as patch:
@@ -291,7 +273,7 @@ def test_a_damaged_result_of_a_task_is_named(
             convert()
     path = tmp_path / "out.partial/tasks/000000/result.json"
     whole = path.read_bytes()
-    damages: list[tuple[Any, tuple[Any, ...], str]] = [
+    damages = [
         ("x", ("errors",), "errors"),
         (-1, ("shards", 0, "samples"), r"shards\[0\]\.samples"),
         ({"x": 1}, ("stats", "labels"), "labels"),
@@ -308,28 +290,26 @@ def test_a_damaged_result_of_a_task_is_named(
     convert()
 
 
-# --- at random -----------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
-def datasets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def datasets(tmp_path_factory):
     """One of each format, of splits, and of tokens."""
     root = tmp_path_factory.mktemp("fuzz")
     images = write_images(root / "images", classes=2, each=3)
     (images / "class0/000.txt").write_text("a caption")
-    (images / "class0/a.b.jpg").write_bytes((images / "class0/001.jpg").read_bytes())
+    shutil.copy(images / "class0/001.jpg", images / "class0/a.b.jpg")
     (root / "of").mkdir()
     for format in IMAGE_FORMATS:
         shardkit.convert(images, format, root / f"of/{format}", shard_samples=4, workers=0)
     shardkit.convert(images, "hf", root / "of/splits", split="a=0.5,b=0.5", workers=0)
-    tokens = [
-        {"__key__": str(n), "tokens": np.arange(n, dtype="<u2"), "score": n / 7} for n in range(9)
-    ]
-    row = shardkit.Array("<u2", (None,))
-    schema = {"tokens": row, "score": shardkit.Float()}
-    shardkit.convert(tokens, "parquet", root / "of/tokens", schema=schema, workers=0)
-    few = [{name: token[name] for name in ("__key__", "tokens")} for token in tokens]
-    shardkit.convert(few, "megatron", root / "of/megatron", schema={"tokens": row}, workers=0)
+    schema = {"tokens": shardkit.Array("<u2", (None,)), "score": shardkit.Float()}
+    for name, to, fields in (("tokens", "parquet", 2), ("megatron", "megatron", 1)):
+        kinds = dict([*schema.items()][:fields])
+        values = [{"tokens": np.arange(n, dtype="<u2"), "score": n / 7} for n in range(9)]
+        samples = [
+            {"__key__": str(n), **{field: one[field] for field in kinds}}
+            for n, one in enumerate(values)
+        ]
+        shardkit.convert(samples, to, root / "of" / name, schema=kinds, workers=0)
     (root / "texts").mkdir()
     (root / "texts/a.txt").write_text("a word\nand another\n" * 9)
     text = shardkit.TextOptions(tokenizer=write_json(root, "gpt2"), seq_len=8)
@@ -337,22 +317,11 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "of"
 
 
-def test_a_histogram_of_no_documents_is_shown(datasets: Path, tmp_path: Path) -> None:
-    shutil.copytree(datasets / "text", tmp_path / "text")
-    path = manifests.manifest_path(tmp_path / "text")
-    data = json.loads(path.read_bytes())
-    del data[manifests._OWN_CHECKSUM]
-    data["text"]["histogram"] = dict.fromkeys(data["text"]["histogram"], 0)
-    manifests._write(path, data)
-    result = CliRunner().invoke(inspect, [str(tmp_path / "text")])
-    assert result.exit_code == 0, result.exception
-    assert "Histogram" in result.output
-
-
-def test_manifests_with_wrong_values_give_samples_or_our_errors(
-    datasets: Path, large: bool
-) -> None:
+def test_manifests_with_wrong_values_give_samples_or_our_errors(datasets, tmp_path, large):
     """X1, X4: none ends the process, takes 1 GiB more than a sound one, or 10 seconds."""
+    text = Path(shutil.copytree(datasets / "text", tmp_path / "text"))  # of no documents
+    rewrite(text, lambda data: data["text"].update(histogram=dict.fromkeys("159", 0)))
+    assert "Histogram" in run("inspect", text).stdout
     full = int(os.environ.get("SHARDKIT_DAMAGE", "0"))  # as in formats/test_damage.py
     seed = random.randrange(10**6) if full else 2_170_800
     count = (full or 300) if large else 100
@@ -360,3 +329,195 @@ def test_manifests_with_wrong_values_give_samples_or_our_errors(
     assert not failed, "\n".join(failed)[:10_000]
     assert outcomes["open: done"] > count / 20
     assert outcomes["open: DamagedError"] > count / 20
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"on_error": "skip", "limit": 5, "shuffle": True, "seed": 2**64 - 1, "shard_samples": 3},
+    {"classes": ["class1", "class0"], "rename": {"image": "jpg"}, "safe_keys": True},
+    {"split": "train=0.5,val=0.5", "drop": ["label"], "shard_size": "40kB"},
+    {"fields": ["label", "image"], "image": ImageOptions(resize=8, background="red")},
+    {"transform": "json:dumps"},
+]
+
+
+@pytest.fixture
+def images(tmp_path):
+    return write_images(tmp_path / "in", classes=2)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_the_plan_of_a_recipe_that_was_read_back_is_the_plan_that_made_it(
+    options, images, tmp_path
+):
+    recipe = Recipe.of("arrow", ConvertOptions(**options))
+    assert Recipe.from_json(json.loads(json.dumps(recipe.to_json()))) == recipe
+    if "transform" in options:
+        return
+    plan = prepare(images, "wds", tmp_path / "out", ConvertOptions(**options))
+    shardkit.convert(images, "wds", tmp_path / "out", workers=0, **options)
+    recipe = Recipe.from_json(manifests.load_any(tmp_path / "out").recipe)
+    assert recipe == plan.recipe
+    again = make_plan(recipe, open_sources(images, recipe), Target(tmp_path / "out", "wds"))
+    assert again.job == plan.job
+    cuts, others = (
+        [(task.split.name, task.start, task.stop, task.joined) for task in resized.tasks]
+        for resized in (plan, again)
+    )
+    assert cuts == others
+    assert shardkit.verify(tmp_path / "out", against=images).problems == []
+    # What is done on errors is in the recipe, and makes no other dataset.
+    assert manifests.load_any(tmp_path / "out").recipe["on_error"] == recipe.on_error
+    other = {**options, "on_error": "fail" if recipe.on_error == "skip" else "skip"}
+    assert shardkit.convert(images, "wds", tmp_path / "out", workers=0, **other).already_complete
+
+
+def test_the_manifest_says_which_tasks_made_each_shard(tmp_path, monkeypatch):
+    images = write_images(tmp_path / "in", classes=10)
+    monkeypatch.setattr("shardkit.conversion.cuts._LEAST_WORK", 2_000)
+    options = {"image": ImageOptions(resize=8), "shard_samples": 10}
+    shardkit.convert(images, "arrow", tmp_path / "out", workers=0, **options)
+    plan = prepare(images, "arrow", tmp_path / "out", ConvertOptions(**options))
+    first = 0
+    for shard in manifests.load(tmp_path / "out").shards:
+        begin, end = (plan.tasks[number] for number in shard.tasks)
+        assert begin.start <= first < begin.stop
+        first += shard.samples
+        assert end.start < first <= end.stop
+    assert len(plan.tasks) > 3
+
+
+def test_the_tokenizer_is_in_the_recipe(tmp_path):
+    corpus = tmp_path / "a.jsonl"
+    corpus.write_text("".join(f'{{"text": "one two {n}"}}\n' for n in range(50)))
+    text = TextOptions(tokenizer=write_json(tmp_path, "gpt2"), seq_len=16)
+    shardkit.convert(corpus, "arrow", tmp_path / "out", text=text, workers=0)
+    manifest = manifests.load(tmp_path / "out")
+    recipe = Recipe.from_json(manifest.recipe)
+    assert recipe.tokenizer == manifest.tokenizer
+    assert (recipe.text.tokenizer, recipe.text.seq_len) == (manifest.tokenizer["file"], 16)
+
+
+def test_classes_are_those_of_the_time_whether_listed_or_found(images, tmp_path):
+    shardkit.convert(images, "wds", tmp_path / "found", workers=0)
+    (images / "class9").mkdir()  # an empty class that was listed is known to verify
+    classes = ["class9", "class1", "class0"]
+    shardkit.convert(images, "wds", tmp_path / "listed", classes=classes, workers=0)
+    assert shardkit.verify(tmp_path / "listed", against=images).sound
+    (images / "class9").rmdir()
+    (images / "a").mkdir()
+    (images / "a/1.jpg").write_bytes(make_image())
+    problems = shardkit.verify(tmp_path / "found", against=images).problems
+    assert [problem.what for problem in problems] == [
+        "the class names differ from those of the source",
+        "a sample of the source is missing",
+    ]
+
+
+@pytest.fixture(scope="module")
+def resized(tmp_path_factory):
+    root = tmp_path_factory.mktemp("resized")
+    image = ImageOptions(resize=8)
+    shardkit.convert(write_images(root / "in"), "wds", root / "out", image=image, workers=0)
+    return root / "out"
+
+
+@pytest.fixture
+def edited(resized, tmp_path):
+    def changed(edit):
+        rewrite(out := Path(shutil.copytree(resized, tmp_path / "out")), edit)
+        return out
+
+    return changed
+
+
+def again(out, resized, **options):
+    """The conversion that made a dataset, once more."""
+    image = ImageOptions(resize=8, **options)
+    return shardkit.convert(resized.parent / "in", "wds", out, image=image, workers=0)
+
+
+@pytest.mark.parametrize(("where", "name"), [((), "shear"), (("image",), "sharpen"), ((), "part")])
+def test_an_option_of_a_later_version_is_no_damage(where, name, edited, resized):
+    def newer(value):
+        def edit(data):
+            entry = data["recipe"]
+            for key in where:
+                entry = entry[key]
+            entry[name] = value
+
+        return edit
+
+    out = edited(newer("yes"))
+    assert shardkit.verify(out).sound
+    with pytest.raises(FormatError, match="does not know") as error:
+        shardkit.verify(out, against=resized.parent / "in")
+    assert error.value.found == ".".join((*where, name))
+    with pytest.raises(shardkit.OutputError, match="another dataset"):
+        again(out, resized)
+    shutil.rmtree(out)
+    assert shardkit.verify(edited(newer(None)), against=resized.parent / "in").sound
+
+
+def _without_recipe(data):
+    recipe = data.pop("recipe")
+    del recipe["format"], recipe["classes"], recipe["on_error"], recipe["tokenizer"]
+    data["source"] = recipe.pop("sources")
+    data["options"] = recipe
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        _without_recipe,  # as earlier versions wrote it
+        lambda data: [data["recipe"]["image"].pop(n) for n in ("upscale", "check")],
+        lambda data: data["recipe"]["image"].update(later=None),
+        lambda data: data["recipe"]["image"].update(later={}),
+        lambda data: data["recipe"]["image_defaults"].update(later=False),
+    ],
+)
+def test_options_of_other_versions_that_ask_for_nothing_make_the_same_dataset(
+    edit, edited, resized
+):
+    out = edited(edit)
+    assert again(out, resized).already_complete
+    if edit is _without_recipe:
+        assert shardkit.verify(out, against=resized.parent / "in").sound
+        return
+    with pytest.raises(shardkit.OutputError, match="another dataset") as error:
+        again(out, resized, check="decode")
+    assert error.value.found == "check was header, is decode"
+
+
+def test_what_differs_has_another_identity():
+    for one, other in [
+        ({"text": {"append_eos": None}}, {"text": {"append_eos": False}}),
+        ({"image": {"quality": 90}}, {"image": {"quality": 80}}),
+        ({"image": {"quality": 90}}, {"image": None}),
+        ({"sources": {"a": "x", "b": None}}, {"sources": {"a": "x"}}),
+        ({"tokenizer": {"eos_id": 0}}, {"tokenizer": {"eos_id": None}}),
+    ]:
+        assert identity(one) != identity(other)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "place"),
+    [
+        ("sources", 5, "recipe.sources"),
+        ("sources", {"": 5}, r'recipe.sources\[""\]'),
+        ("classes", [1], r"recipe.classes\[0\]"),
+        ("classes", 5, "recipe.classes"),
+        ("limit", -1, "recipe.limit"),
+        ("image", {"resize": "x"}, "recipe.image.resize"),
+        ("image", {"resize": -1}, "recipe.image"),
+        ("text", {"tokenizer": "x"}, "recipe"),
+        ("tokenizer", {"kind": "bpe"}, "recipe.tokenizer"),
+        ("transform", {"name": "x", "digest": "y"}, "recipe.transform.digest"),
+        ("rename", {"a": 1}, "recipe.rename.a"),
+    ],
+)
+def test_a_recipe_is_checked_field_by_field(name, value, place, edited, resized):
+    out = edited(lambda data: data["recipe"].update({name: value}))
+    with pytest.raises(DamagedError, match=f"the manifest is damaged at {place}") as error:
+        shardkit.verify(out, against=resized.parent / "in")
+    assert error.value.where["path"] == manifests.manifest_path(out)

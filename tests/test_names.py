@@ -1,7 +1,5 @@
 """X3: whatever a dataset names, nothing but it and the output is read, written or moved."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import ntpath
@@ -55,10 +53,10 @@ def with_files(folder):
     """Put into a dataset what one of tokens has: a copy of its tokenizer."""
     data = json.loads((folder / MANIFEST).read_bytes())
     (folder / manifests.FOLDER / "t.json").write_bytes(SECRET[:5])
-    entry = {"name": f"{manifests.FOLDER}/t.json", "bytes": 5, "checksum": _hash(SECRET[:5])}
-    data["files"].append(entry)
+    digest = _hash(SECRET[:5])
+    data["files"] += [{"name": f"{manifests.FOLDER}/t.json", "bytes": 5, "checksum": digest}]
+    about = {"kind": "x", "file": "t.json", "digest": digest, "vocab_size": 1}
     ids = dict.fromkeys(("eos_id", "bos_id", "pad_id"))
-    about = {"kind": "x", "file": "t.json", "digest": _hash(SECRET[:5]), "vocab_size": 1}
     data["tokenizer"] = {**about, **ids, "special_tokens": "text"}
     write_json(folder / MANIFEST, data)
 
@@ -236,28 +234,8 @@ def test_the_error_says_which_name_of_which_file(named, name, sets, tmp_path):
 
 # Each but the last may be part of a device's name, or lead somewhere else.
 _PIECES = [
-    "..",
-    ".",
-    "/",
-    "\\",
-    ":",
-    "C:",
-    "con",
-    "NUL",
-    "aux.x",
-    " ",
-    "ü",
-    "\udcff",
-    "\0",
-    "~",
-    "x",
+    *("..", ".", "/", "\\", ":", "C:", "con", "NUL", "aux.x", " ", "ü", "\udcff", "\0", "~", "x")
 ]
-
-
-def is_reserved(part):
-    if sys.version_info >= (3, 13):
-        return ntpath.isreserved(part)
-    return PureWindowsPath(part).is_reserved()
 
 
 @settings(max_examples=examples(100))
@@ -272,7 +250,11 @@ def test_a_safe_name_stays_inside_on_any_system(name):
         joined = system.normpath(system.join(root, name))
         assert joined.startswith(root + system.sep)
         assert len(joined.split(system.sep)) == len(root.split(system.sep)) + len(name.split("/"))
-    assert not any(is_reserved(part) for part in name.split("/"))
+    for part in name.split("/"):
+        if sys.version_info >= (3, 13):
+            assert not ntpath.isreserved(part)
+        else:
+            assert not PureWindowsPath(part).is_reserved()
 
 
 def test_usual_names_are_safe_and_others_are_not_written(tmp_path):
@@ -285,9 +267,6 @@ def test_usual_names_are_safe_and_others_are_not_written(tmp_path):
             convert(samples(), "arrow", tmp_path / name)
     with pytest.raises(UsageError, match="invalid split"):
         convert(samples(), "arrow", tmp_path / "out", split="con=0.5,val=0.5")
-
-
-# --- links: those of the file system are followed, and bring nothing that the manifest did not know
 
 
 def test_links_of_the_file_system_are_followed(sets, tmp_path):

@@ -1,7 +1,5 @@
 """Processes that answer calls end with the one that asks, and in the middle of what they do."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

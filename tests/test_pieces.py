@@ -1,10 +1,6 @@
 """Checksums made of the digests of pieces: of what is written, rewritten, and read again."""
 
-from __future__ import annotations
-
 import random
-from pathlib import Path
-from typing import Any
 
 import pytest
 import xxhash
@@ -26,7 +22,7 @@ def plainly(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_digests_do_not_depend_on_how_the_bytes_come(size: int) -> None:
+def test_digests_and_checksums_do_not_depend_on_how_the_bytes_come(size, tmp_path):
     chance = random.Random(size)
     data = chance.randbytes(size)
     for most in (size + 1, 300_000, 2 * PIECE):
@@ -37,29 +33,24 @@ def test_digests_do_not_depend_on_how_the_bytes_come(size: int) -> None:
             left = left[step:]
         assert hasher.digests() == plainly(data)
     assert len(plainly(data)) == DIGEST * count(size)
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_the_checksum_of_a_file(size: int, tmp_path: Path) -> None:
-    data = random.Random(size).randbytes(size)
     own = plainly(data) if count(size) == 1 else xxhash.xxh3_128_digest(plainly(data))
     assert pieces.checksum(data) == checksum_of(plainly(data)) == own.hex()
     assert pieces.checksum(data, pieces.WHOLE) == xxhash.xxh3_128_hexdigest(data)
-    storage.write_file(tmp_path / "x", data)
+    path = tmp_path / "x"
+    storage.write_file(path, data)
     for _ in range(2):  # from writing, then from reading
-        assert storage.digests(tmp_path / "x") == plainly(data)
+        assert storage.digests(path) == plainly(data)
     assert listed(size) == (count(size) if size > PIECE else 0)
-
-
-@pytest.mark.parametrize("offset", [0, 10, PIECE - 2, 2 * PIECE, 3 * PIECE - 1])
-def test_bytes_that_are_replaced_are_hashed_again(offset: int, tmp_path: Path) -> None:
-    data = bytearray(random.Random(1).randbytes(3 * PIECE + 7))
-    with storage.create(tmp_path / "x") as file:
-        storage.write(file, [bytes(data)])
-        storage.rewrite(file, offset, b"other")
-    data[offset : offset + 5] = b"other"
-    assert (tmp_path / "x").read_bytes() == data
-    assert storage._written[tmp_path / "x"] == (len(data), plainly(bytes(data)))
+    # Bytes that are replaced are hashed again.
+    for offset in (0, 10, PIECE - 2, 2 * PIECE, 3 * PIECE - 1):
+        if offset + 5 <= size:
+            changed = bytearray(data)
+            with storage.create(path) as file:
+                storage.write(file, [data])
+                storage.rewrite(file, offset, b"other")
+            changed[offset : offset + 5] = b"other"
+            assert path.read_bytes() == changed
+            assert storage._written[path] == (size, plainly(bytes(changed)))
 
 
 # So many that a file has several pieces: of "wds" the index, too.
@@ -75,9 +66,7 @@ ROWS = {"wds": 20_000, "beton": 60, "lmdb": 60}
         ("lmdb", "out"),
     ],
 )
-def test_the_list_has_the_digests_of_all_files_of_several_pieces(
-    format: str, name: str, tmp_path: Path
-) -> None:
+def test_the_list_has_the_digests_of_all_files_of_several_pieces(format, name, tmp_path):
     """Also of an index."""
     with shardkit.create(tmp_path / "source", format, {"x": shardkit.Bytes()}) as out:
         for n in range(ROWS[format]):
@@ -99,8 +88,8 @@ def test_the_list_has_the_digests_of_all_files_of_several_pieces(
 
 @pytest.mark.parametrize(("format", "name"), [("wds", "out"), ("beton", "train.beton")])
 def test_it_is_the_same_for_any_workers_and_after_an_interruption(
-    format: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    format, name, tmp_path, monkeypatch
+):
     """C1, where shards keep their files, and where they are joined."""
     monkeypatch.setattr("shardkit.conversion.cuts._COPIED_BYTES", 2 * PIECE)
     monkeypatch.setattr("shardkit.conversion.cuts._LEAST_WORK", 2 * PIECE)
@@ -110,7 +99,7 @@ def test_it_is_the_same_for_any_workers_and_after_an_interruption(
             out.write({"x": chance.randbytes(90_000)})
     options = {"shard_samples": 20} if format == "wds" else {}
 
-    def made(folder: str, workers: int) -> dict[str, bytes]:
+    def made(folder, workers):
         (tmp_path / folder).mkdir(exist_ok=True)
         out = tmp_path / folder / name
         shardkit.convert(tmp_path / "source", format, out, workers=workers, **options)
@@ -123,7 +112,7 @@ def test_it_is_the_same_for_any_workers_and_after_an_interruption(
         assert made("2", 2) == expected
     real, calls = publish.described, []
 
-    def dies(*arguments: Any) -> Any:
+    def dies(*arguments):
         calls.append(arguments)
         if len(calls) == 2:  # the shards have their final names, and the list of pieces is there
             raise KeyboardInterrupt

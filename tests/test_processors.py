@@ -1,7 +1,5 @@
 """How many processors may be used: affinity, and control groups of both versions."""
 
-from __future__ import annotations
-
 import math
 import os
 from pathlib import Path
@@ -26,33 +24,26 @@ def cfs(folder, quota, period):
     return dict(zip(names, (quota, period), strict=True))
 
 
+DOCKER = "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n0::/\n"
+LIMITS_ABOVE = {  # of a batch job: those of all groups above hold too
+    "slurm/cpu.max": "max 100000",
+    "slurm/job_7/cpu.max": "300000 100000",
+    "slurm/job_7/step_0/cpu.max": "800000 100000",
+    "other/cpu.max": "100000 100000",
+}
+
+
 @pytest.mark.parametrize(
     ("groups", "mounts", "files", "expected"),
     [
         # A container of its own control groups: Docker --cpus 2.5, Kubernetes.
         ("0::/\n", DISK + HOST, {"cpu.max": "250000 100000\n"}, 2.5),
         ("0::/\n", DISK + HOST, {"cpu.max": "max 100000\n"}, math.inf),
-        # A batch job: limits of all groups above hold too.
-        (
-            SLURM,
-            HOST,
-            {
-                "slurm/cpu.max": "max 100000",
-                "slurm/job_7/cpu.max": "300000 100000",
-                "slurm/job_7/step_0/cpu.max": "800000 100000",
-                "other/cpu.max": "100000 100000",
-            },
-            3,
-        ),
+        (SLURM, HOST, LIMITS_ABOVE, 3),
         # The host's path, where only what the container sees is mounted.
         ("0::/docker/abc\n", V2.format(root="/docker/abc"), {"cpu.max": "50000 100000"}, 0.5),
         ("0::/../../kube\n", HOST, {"cpu.max": "400000 100000"}, 4),
-        (
-            "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n0::/\n",
-            OTHER_V1 + V1.format(root="/docker/abc"),
-            cfs("", "150000\n", "50000\n"),
-            3,
-        ),
+        (DOCKER, OTHER_V1 + V1.format(root="/docker/abc"), cfs("", "150000\n", "50000\n"), 3),
         ("3:cpu,cpuacct:/user\n", V1.format(root="/"), cfs("user/", "-1\n", "100000\n"), math.inf),
         ("0::/\n", DISK, {}, math.inf),
         ("nonsense", DISK, {}, math.inf),

@@ -1,19 +1,24 @@
-"""`progress=`: what calls from Python show of themselves."""
+"""What calls from Python show of themselves: progress, and warnings that name the user's line."""
 
-from __future__ import annotations
-
+import gzip
+import shutil
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import shardkit
-from shardkit.errors import UsageError
+from shardkit.errors import ShardkitWarning, UsageError
 from shardkit.progress import Progress, Steps
+from shardkit.stream import Loader
+from shardkit.torch import Loader as TorchLoader
 from tests.conftest import files_of, write_images
+from tests.parsed import code
 
 
 class Calls:
@@ -25,35 +30,32 @@ class Calls:
         shardkit.convert(self.source, "wds", self.made, shard_samples=5, workers=0)
 
     def __call__(self, name: str, progress: Any) -> object:
-        ways: dict[str, Callable[[], object]] = {
-            "convert": lambda: shardkit.convert(
-                self.source, "wds", self.out, shard_samples=3, workers=0, progress=progress
-            ),
-            "merge": lambda: shardkit.merge(self.made, out=self.out, progress=progress),
-            "verify": lambda: shardkit.verify(
-                self.made, self.source, decode=True, progress=progress
-            ),
-            "export": lambda: shardkit.export(self.made, "files", self.out, progress=progress),
-            "stats": lambda: shardkit.open(self.made).stats(progress=progress),
-            "bench": lambda: shardkit.bench(
-                [self.made], measures=["read"], threads=[0], rounds=1, progress=progress
-            ),
-        }
-        return ways[name]()
+        more = {"convert": {"shard_samples": 3, "workers": 0}, "verify": {"decode": True}}
+        more["bench"] = {"measures": ["read"], "threads": [0], "rounds": 1}
+        more["merge"] = {"out": self.out}
+        function, *given = {
+            "convert": (shardkit.convert, self.source, "wds", self.out),
+            "merge": (shardkit.merge, self.made),
+            "verify": (shardkit.verify, self.made, self.source),
+            "export": (shardkit.export, self.made, "files", self.out),
+            "stats": (shardkit.open(self.made).stats,),
+            "bench": (shardkit.bench, [self.made]),
+        }[name]
+        return function(*given, progress=progress, **more.get(name, {}))
 
 
 @pytest.fixture
-def calls(tmp_path: Path) -> Calls:
+def calls(tmp_path):
     return Calls(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["convert", "merge", "verify", "stats", "export", "bench"])
-def test_a_function_hears_how_far_each_step_is(calls: Calls, name: str) -> None:
+def test_a_function_hears_how_far_each_step_is(calls, name):
     with pytest.raises(UsageError, match="progress must be True or a function"):
         calls(name, "yes")
     heard: list[Progress] = []
 
-    def hear(step: Progress) -> None:
+    def hear(step):
         assert threading.current_thread() is threading.main_thread()
         heard.append(step)
 
@@ -73,9 +75,7 @@ def test_a_function_hears_how_far_each_step_is(calls: Calls, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["convert", "verify"])
-def test_without_a_terminal_progress_is_in_lines(
-    calls: Calls, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_terminal_progress_is_in_lines(calls, name, capsys):
     calls(name, False)
     assert capsys.readouterr() == ("", "")
     calls.out = calls.out.with_name("again")
@@ -87,9 +87,7 @@ def test_without_a_terminal_progress_is_in_lines(
 
 
 @pytest.mark.parametrize("where", ["terminal", "notebook"])
-def test_a_terminal_and_a_notebook_have_one_line(
-    calls: Calls, where: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_and_a_notebook_have_one_line(calls, where, capsys, monkeypatch):
     if where == "terminal":
         monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     else:
@@ -104,8 +102,8 @@ def test_a_terminal_and_a_notebook_have_one_line(
     assert lines[-1].rstrip() == "comparing: 12 of 12 samples"
 
 
-def test_a_function_ends_the_call_by_raising_and_the_call_continues(calls: Calls) -> None:
-    def stop(step: Progress) -> None:
+def test_a_function_ends_the_call_by_raising_and_the_call_continues(calls):
+    def stop(step):
         if step.done:
             raise KeyboardInterrupt
 
@@ -118,9 +116,7 @@ def test_a_function_ends_the_call_by_raising_and_the_call_continues(calls: Calls
     assert files_of(calls.out) == files_of(whole)
 
 
-def test_a_step_tells_of_itself_a_few_times_a_second_and_at_its_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_step_tells_of_itself_a_few_times_a_second_and_at_its_end(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("shardkit.progress.time.monotonic", lambda: now[0])
     told: list[Progress] = []
@@ -137,3 +133,88 @@ def test_a_step_tells_of_itself_a_few_times_a_second_and_at_its_end(
     now[0] += 1800
     steps.advance(30)
     assert str(told[-1]) == "decoding: 60 of 90 samples, 30:00 left"
+
+
+def assert_told(call: Callable[[], object], message: str, place: str, lines: int = 1) -> None:
+    """Of the only warning of a call: of the line in this file that ends with a comment, `place`.
+
+    Python tells of a call in several lines by any of them, so of these `lines` up to that one.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    (one,) = [warning for warning in caught if warning.category is ShardkitWarning]
+    assert message in str(one.message)
+    assert one.filename == __file__
+    every = Path(__file__).read_text("utf-8").splitlines()
+    (last,) = [number for number, text in enumerate(every, 1) if text.endswith(f"  # {place}")]
+    assert last - lines < one.lineno <= last
+
+
+@pytest.fixture
+def made(images, tmp_path):
+    shardkit.convert(images, "wds", tmp_path / "made", shard_samples=5, workers=0)
+    return tmp_path / "made"
+
+
+def test_opening_and_shards_that_threads_look_into(made):
+    folder, zipped = made.with_name("foreign"), made.with_name("zipped")
+    shutil.copytree(made, folder / "inner")
+    shutil.copy(made / "shard-000000.tar", folder / "a.tar")
+    zipped.mkdir()
+    for shard in sorted(made.glob("*.tar")):
+        (zipped / f"{shard.name}.gz").write_bytes(gzip.compress(shard.read_bytes()))
+
+    def call():
+        shardkit.open(folder)  # of opening
+
+    def call_in_threads():
+        warnings.simplefilter("default")  # of several shards once
+        shardkit.open(zipped)  # of a thread
+
+    assert_told(call, "not those in its folders", "of opening")
+    assert_told(call_in_threads, "unpacked to temporary files", "of a thread")
+
+
+def test_a_loader_also_of_torch(made, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    def call():
+        Loader(
+            made,
+            batch_size=64,
+            threads=2,
+        )  # its end
+
+    def call_torch():
+        TorchLoader(made, batch_size=4, pin_memory=True)  # of torch
+
+    assert_told(call, "smaller than one batch", "its end", lines=5)
+    assert_told(call_torch, "", "of torch")
+
+
+def test_an_iteration(tmp_path):
+    names = [f"class {n}" for n in range(100)]
+    schema = {"label": shardkit.Int()}
+    with shardkit.create(tmp_path / "sorted", "wds", schema, classes=names) as writer:
+        for number in range(4000):
+            writer.write({"label": number // 40})
+    loader = Loader(tmp_path / "sorted", batch_size=64, shuffle=True, window=100)
+    assert_told(lambda: next(iter(loader)), "sorted by class", "of an iteration")  # of an iteration
+
+
+def test_a_thread_of_the_user(made):
+    def work():
+        Loader(made, batch_size=64)  # of the user's thread
+
+    def call():
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+    assert_told(call, "", "of the user's thread")
+
+
+def test_all_warnings_go_the_same_way():
+    """tests/conftest.py looks at each that any test sees."""
+    assert [file for file, name in code().attributes if name == "warnings.warn"] == ["errors.py"]

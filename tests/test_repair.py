@@ -1,7 +1,5 @@
 """`shardkit verify --repair`: damaged files become what they were, and all others stay."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import json
@@ -10,7 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -136,12 +134,9 @@ def other(format: str) -> str:
     return "arrow" if format != "arrow" else "wds"
 
 
-# --- what is repaired ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("single", [False, True])
 @pytest.mark.parametrize("format", few(IMAGE_FORMATS, "wds", "lmdb", "beton"))
-def test_each_file(format: str, single: bool, tmp_path: Path, large: bool) -> None:
+def test_each_file(format, single, tmp_path, large):
     if single and not FORMATS[format].single:
         return  # it has no such output
     source = write_images(tmp_path / "source")
@@ -150,17 +145,51 @@ def test_each_file(format: str, single: bool, tmp_path: Path, large: bool) -> No
         (source / "class1/large.jpg").write_bytes(make_image(7) + padding)
     (tmp_path / "out").mkdir()
     name = "train" + FORMATS[format].suffixes[0] * single
-    out = make(source, format, tmp_path / "out" / name, shard_samples=None if single else 5)
+    beside = ("dali", "energon", "wids") if format == "wds" and large and not single else ()
+    options = {"shard_samples": None if single else 5, "beside": beside}
+    out = make(source, format, tmp_path / "out" / name, **options)
     same = Path(shutil.copytree(out.parent, tmp_path / "same")) / name
     copy = make(out, other(format), tmp_path / "copy", shard_samples=7)
     for turn in range(3 if single and large else 1):  # which has one or two files
         givers = [source, same, copy]
         each_is_repaired(out, givers[turn:] + givers[:turn])
+    chance, paths = random.Random(format), named(out)
+    sizes = [path.stat().st_size for path in paths]
+    for number in range(10 if large and not single else 0):  # 20 bits, of which some lie in one
+        chosen = chance.choices(paths, sizes if number % 2 else None, k=2)
+
+        def flip_two(chosen=chosen):
+            for path in chosen:
+                flip(path, chance)
+
+        is_repaired(out, flip_two, [source, same, copy][number % 3])
     is_repaired(out, partial(storage.remove, named(out)[-1]), source)
 
 
+def test_what_earlier_versions_and_create_made_and_single_shards(tmp_path, images):
+    """Checksums of whole files; without a recipe, from copies alone."""
+    out = make(images, "wds", tmp_path / "out")
+    whole = state(out)
+    for number in (0, 1):
+        path = out / f"shard-{number:06d}.tar"
+        path.write_bytes(path.read_bytes()[:-1])
+    assert shardkit.verify(out / "shard-000001.tar", repair=images).sound
+    changed = {name for name, entry in state(out).items() if entry[2] != whole[name][2]}
+    assert changed == {"shard-000000.tar"}
+    assert not repaired(out, images).left
+    as_earlier_versions_wrote_it(out)
+    each_is_repaired(out, [images, make(out, "arrow", tmp_path / "copy")])
+    texts = tmp_path / "texts"
+    with shardkit.create(texts, "wds", {"text": shardkit.Text()}, shard_samples=3) as writer:
+        for number in range(8):
+            writer.write({"text": f"text {number}"})
+    each_is_repaired(texts, [make(texts, "arrow", tmp_path / "texts copy")])
+    (texts / "shard-000000.tar").unlink()
+    assert len(repaired(texts, images).left) == 1
+
+
 @pytest.fixture(scope="session")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tokenizer(tmp_path_factory):
     import tokenizers
 
     model = tokenizers.models.WordLevel({"[UNK]": 0, "alpha": 1, "beta": 2}, "[UNK]")
@@ -172,7 +201,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("format", few(sorted(FORMATS), "megatron"))
-def test_tokens(format: str, tmp_path: Path, tokenizer: Path) -> None:
+def test_tokens(format, tmp_path, tokenizer):
     """Documents, and blocks of several; the copy of the tokenizer comes from a copy alone."""
     chance = random.Random(format)
     folder = tmp_path / "text"
@@ -201,19 +230,13 @@ def shout(sample: dict[str, Any]) -> dict[str, Any] | None:
 
 
 @pytest.mark.parametrize("format", few(IMAGE_FORMATS, "wds"))
-def test_splits_lists_and_transforms(format: str, tmp_path: Path) -> None:
+def test_splits_lists_and_transforms(format, tmp_path):
     source = write_images(tmp_path / "source", each=9)
     (source / "class1" / "bad.jpg").write_bytes(b"no image")
     image = (source / "class1/001.jpg").read_bytes()
     (source / "class1" / "sp ace.jpg").write_bytes(image[:-20] + bytes(20))
-    options: dict[str, Any] = {
-        "transform": shout,
-        "on_error": "skip",
-        "split": "train=0.7,val=0.3",
-        "shuffle": True,
-        "seed": 3,
-        "safe_keys": True,
-    }
+    options = {"transform": shout, "on_error": "skip", "safe_keys": True}
+    options |= {"split": "train=0.7,val=0.3", "shuffle": True, "seed": 3}
     out = make(source, format, tmp_path / "out", **options)
     same = Path(shutil.copytree(out, tmp_path / "same"))
     copy = make(out, other(format), tmp_path / "copy", shard_samples=3)
@@ -227,9 +250,7 @@ JOINING = [name for name in IMAGE_FORMATS if isinstance(get_format(name), Joins)
 
 
 @pytest.mark.parametrize("format", few(JOINING, "wds"))
-def test_shards_that_several_tasks_made(
-    format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards_that_several_tasks_made(format, tmp_path, monkeypatch):
     """And are joined: from the source, and from a copy that does not know of tasks."""
     monkeypatch.setattr("shardkit.conversion.cuts._LEAST_WORK", 5_000)
     source = write_images(tmp_path / "source", each=9, kilobytes=2)
@@ -247,71 +268,7 @@ def test_shards_that_several_tasks_made(
     assert "the rebuilt shard differs" in why_left(out, copy)
 
 
-def test_checksums_of_whole_files_as_earlier_versions_made_them(
-    tmp_path: Path, images: Path
-) -> None:
-    out = make(images, "wds", tmp_path / "out")
-    as_earlier_versions_wrote_it(out)
-    each_is_repaired(out, [images, make(out, "arrow", tmp_path / "copy")])
-
-
-def test_datasets_without_a_recipe(tmp_path: Path, images: Path) -> None:
-    """What `create` made is repaired from copies."""
-    out = tmp_path / "out"
-    with shardkit.create(out, "wds", {"text": shardkit.Text()}, shard_samples=3) as writer:
-        for number in range(8):
-            writer.write({"text": f"text {number}"})
-    each_is_repaired(out, [make(out, "arrow", tmp_path / "copy")])
-    (out / "shard-000000.tar").unlink()
-    assert len(repaired(out, images).left) == 1
-
-
-def test_one_shard_by_itself(tmp_path: Path, images: Path) -> None:
-    out = make(images, "wds", tmp_path / "out")
-    whole = state(out)
-    for number in (0, 1):
-        path = out / f"shard-{number:06d}.tar"
-        path.write_bytes(path.read_bytes()[:-1])
-    assert shardkit.verify(out / "shard-000001.tar", repair=images).sound
-    changed = {name for name, entry in state(out).items() if entry[2] != whole[name][2]}
-    assert changed == {"shard-000000.tar"}
-
-
-@pytest.mark.large
-@pytest.mark.parametrize("format", IMAGE_FORMATS)
-def test_bits(format: str, tmp_path: Path) -> None:
-    """20 random bits of each format, in any files, of which some lie in the same."""
-    source = write_images(tmp_path / "source", each=5)
-    padding = random.Random(7).randbytes(3 << 20)  # several pieces
-    (source / "class1/large.jpg").write_bytes(make_image(7) + padding)
-    out = make(source, format, tmp_path / "out", shard_samples=6)
-    copy = make(out, other(format), tmp_path / "copy", shard_samples=9)
-    givers = [source, Path(shutil.copytree(out, tmp_path / "same")), copy]
-    chance, paths = random.Random(format), named(out)
-    sizes = [path.stat().st_size for path in paths]
-    for number in range(10):
-        chosen = chance.choices(paths, sizes if number % 2 else None, k=2)
-        print(f"{chosen}, repaired from {givers[number % 3]}")
-
-        def flip_two(chosen: list[Path] = chosen) -> None:
-            for path in chosen:
-                flip(path, chance)
-
-        is_repaired(out, flip_two, givers[number % 3])
-
-
-@pytest.mark.large
-def test_files_for_other_loaders(tmp_path: Path, images: Path) -> None:
-    beside = ("dali", "energon", "wids")
-    for split in ("none", "train=0.5,val=0.5"):
-        out = make(images, "wds", tmp_path / split, split=split, beside=beside)
-        each_is_repaired(out, [images, make(out, "arrow", tmp_path / f"{split} copy")])
-
-
-# --- what is not ---------------------------------------------------------------------------------
-
-
-def test_a_source_that_has_changed_is_told(tmp_path: Path) -> None:
+def test_a_source_that_has_changed_is_told(tmp_path):
     """What can be rebuilt is; the rest names the sample that is not as it was."""
     source = write_images(tmp_path / "source", each=9)
     out = make(source, "wds", tmp_path / "out")
@@ -338,10 +295,10 @@ def test_a_source_that_has_changed_is_told(tmp_path: Path) -> None:
     assert not (tmp_path / "out.partial").exists()
 
 
-def test_a_copy_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_a_copy_that_is_none_or_is_damaged_as_well_is_refused(tmp_path):
     source = write_images(tmp_path / "source", each=9)
     out = make(source, "wds", tmp_path / "out")
-    wrong: dict[str, dict[str, Any]] = {
+    wrong = {
         "neither the source nor a copy of the dataset": {"limit": 20},
         "20 samples": {"limit": 20},
         "differs from the original; it was rebuilt from the samples of a copy": {"shuffle": True},
@@ -350,10 +307,13 @@ def test_a_copy_that_is_none_is_refused(tmp_path: Path) -> None:
     copies = [
         make(out, "arrow", tmp_path / f"{n}", **more) for n, more in enumerate(wrong.values())
     ]
-    (out / "shard-000001.tar").write_bytes(b"damaged")
+    path = out / "shard-000001.tar"
+    path.write_bytes(path.read_bytes()[:700] + b"other" + path.read_bytes()[705:])
+    same = Path(shutil.copytree(out, tmp_path / "same"))
     before = state(out)
-    for words, copy in zip(wrong, copies, strict=True):
-        assert words in why_left(out, copy)
+    words = [*wrong, f"{same / path.name} is damaged as well"]
+    for said, copy in zip(words, [*copies, same], strict=True):
+        assert said in why_left(out, copy)
     with pytest.raises(UsageError, match="cannot be repaired from itself"):
         shardkit.verify(out, repair=out)
     with pytest.raises(NotFoundError):
@@ -363,17 +323,7 @@ def test_a_copy_that_is_none_is_refused(tmp_path: Path) -> None:
     assert state(out) == before
 
 
-def test_copies_that_are_damaged_as_well(tmp_path: Path, images: Path) -> None:
-    out = make(images, "wds", tmp_path / "out")
-    path = out / "shard-000001.tar"
-    path.write_bytes(path.read_bytes()[:700] + b"other" + path.read_bytes()[705:])
-    same = Path(shutil.copytree(out, tmp_path / "same"))
-    before = state(out)
-    assert f"{same / path.name} is damaged as well" in why_left(out, same)
-    assert state(out) == before
-
-
-def test_links_are_not_written_through(tmp_path: Path, images: Path) -> None:
+def test_links_are_not_written_through(tmp_path, images):
     out = make(images, "wds", tmp_path / "out", split="a=0.5,b=0.5")
     (out / "a").rename(tmp_path / "elsewhere")
     (out / "a").symlink_to(tmp_path / "elsewhere")
@@ -396,10 +346,7 @@ def test_links_are_not_written_through(tmp_path: Path, images: Path) -> None:
     assert shard.read_bytes() == data
 
 
-# --- manifests -----------------------------------------------------------------------------------
-
-
-def test_manifests_come_from_a_copy(tmp_path: Path, images: Path) -> None:
+def test_manifests_come_from_a_copy(tmp_path, images):
     """Of the same format, which has the same files; else nothing is touched."""
     out = make(images, "mds", tmp_path / "out", split="a=0.5,b=0.5")
     same = Path(shutil.copytree(out, tmp_path / "same"))
@@ -436,7 +383,7 @@ def test_manifests_come_from_a_copy(tmp_path: Path, images: Path) -> None:
     assert files_of(bare) == files_of(out / "a")
 
 
-def test_a_copy_of_another_version_replaces_no_sound_shard(tmp_path: Path, images: Path) -> None:
+def test_a_copy_of_another_version_replaces_no_sound_shard(tmp_path, images):
     """Where the manifest is missing nothing tells damage from an image that was corrected."""
     older = make(images, "mds", tmp_path / "older")
     (images / "class0/000.jpg").write_bytes(make_image(99))
@@ -471,14 +418,11 @@ def test_a_copy_of_another_version_replaces_no_sound_shard(tmp_path: Path, image
     assert state(out).keys() == state(same).keys()
 
 
-# --- other runs, full disks, kills ---------------------------------------------------------------
-
-
-def test_two_runs_at_once(tmp_path: Path, images: Path) -> None:
+def test_two_runs_at_once(tmp_path, images):
     out, work = make(images, "wds", tmp_path / "out"), tmp_path / "out.partial"
     (out / "shard-000001.tar").unlink()
 
-    def refuses(*commands: Callable[[], object]) -> None:
+    def refuses(*commands):
         for command in (lambda: shardkit.verify(out, repair=images), *commands):
             with pytest.raises(OutputError, match="another run is working on this output"):
                 command()
@@ -501,14 +445,14 @@ def test_two_runs_at_once(tmp_path: Path, images: Path) -> None:
 
 
 @pytest.mark.parametrize("room", [1_000, 3_000, 20_000])
-def test_a_full_disk(tmp_path: Path, images: Path, room: int) -> None:
+def test_a_full_disk(tmp_path, images, room):
     out = make(images, "wds", tmp_path / "out")
     for number in range(2):
         (out / f"shard-{number:06d}.tar").write_bytes(b"damaged")
     before = state(out)
     real, left = storage.NewFile.write, room
 
-    def write(file: storage.NewFile, chunks: list[bytes]) -> None:
+    def write(file, chunks):
         nonlocal left
         left -= sum(map(len, chunks))
         if left < 0:
@@ -525,7 +469,7 @@ def test_a_full_disk(tmp_path: Path, images: Path, room: int) -> None:
     assert not repaired(out, images).left
 
 
-def test_what_a_killed_repair_leaves_is_in_nobodys_way(tmp_path: Path, images: Path) -> None:
+def test_what_a_killed_repair_leaves_is_in_nobodys_way(tmp_path, images):
     out, work = make(images, "wds", tmp_path / "out"), tmp_path / "out.partial"
     for command in (
         lambda: shardkit.merge(out),
@@ -542,7 +486,7 @@ def test_what_a_killed_repair_leaves_is_in_nobodys_way(tmp_path: Path, images: P
 
 
 @pytest.fixture
-def only_new_garbage() -> Iterator[None]:
+def only_new_garbage():
     """What other tests have loaded is not looked through each time that garbage is collected."""
     gc.freeze()
     yield
@@ -552,7 +496,7 @@ def only_new_garbage() -> Iterator[None]:
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # a dead process closes nothing
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.usefixtures("only_new_garbage")
-def test_a_repair_that_dies_anywhere(tmp_path: Path, large: bool) -> None:
+def test_a_repair_that_dies_anywhere(tmp_path, large):
     source = write_images(tmp_path / "source", classes=2, each=2)
     out = make(source, "wds", tmp_path / "out", shard_samples=2)
     same = Path(shutil.copytree(out, tmp_path / "same"))
@@ -561,7 +505,7 @@ def test_a_repair_that_dies_anywhere(tmp_path: Path, large: bool) -> None:
 
     for giver in (source, same) if large else (source,):
 
-        def begin() -> None:
+        def begin():
             shutil.rmtree(tmp_path / "out.partial", ignore_errors=True)
             for name in ruined:
                 (out / name).write_bytes(b"damaged")
@@ -619,13 +563,13 @@ for out, fatal in zip(words[::2], words[1::2], strict=True):
 
 @pytest.mark.large
 @pytest.mark.parametrize("format", ["wds", "lmdb", "hf", "beton"])
-def test_kills(format: str, tmp_path: Path) -> None:
+def test_kills(format, tmp_path):
     """kill -9 at any operation: no file is worse than before, and the next run repairs all."""
     source = write_images(tmp_path / "source", each=5, kilobytes=20)
     out = make(source, format, tmp_path / "out")
     whole = files_of(out)
 
-    def ruin() -> None:
+    def ruin():
         for name in whole:
             if not name.endswith("manifest.json"):
                 (out / name).write_bytes(b"damaged")
@@ -645,10 +589,7 @@ def test_kills(format: str, tmp_path: Path) -> None:
         assert not copy.with_name(f"{copy.name}.partial").exists()
 
 
-# --- the command ---------------------------------------------------------------------------------
-
-
-def test_the_command(tmp_path: Path, images: Path) -> None:
+def test_the_command(tmp_path, images):
     out = make(images, "wds", tmp_path / "out")
     (out / "shard-000001.tar").unlink()
     found = run("verify", out, "--repair", images, "--against", images, "--decode")

@@ -1,13 +1,10 @@
 """`shardkit inspect --html`: what is on the page, what cannot get onto it, how large it becomes."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -30,7 +27,7 @@ from shardkit.report import html_report, write_report
 from shardkit.report.command import convert_command
 from shardkit.report.page import POLICY, READ, START
 from shardkit.sizes import FieldSizes
-from tests.browser import Browser, browser
+from tests.browser import browser
 from tests.codecs.sample_videos import encode
 from tests.codecs.tokenizer_zoo import byte_level
 from tests.conftest import IMAGE_FORMATS, few, files_of, write_images
@@ -90,7 +87,7 @@ def of_samples(kinds: dict[str, Any], *samples: dict[str, Any], **more: Any) -> 
 
 
 @pytest.fixture
-def hostile() -> Dataset:
+def hostile():
     fields_ = {
         HOSTILE: shardkit.Text(), "label": shardkit.Int(), "json": shardkit.Json(),
         "image": shardkit.Image(), "audio": shardkit.Audio(), "video": shardkit.Video(),
@@ -106,17 +103,14 @@ def hostile() -> Dataset:
     return of_samples(fields_, *[sample] * 3, class_names=names, path=Path(HOSTILE))
 
 
-def test_nothing_of_the_data_becomes_markup(hostile: Dataset) -> None:
+def test_nothing_of_the_data_becomes_markup(hostile, evil, tmp_path):
     tags = check(html_report(hostile))
     assert tags.text.count("<script>alert(1)</script>") > 20
     assert "\\x1b]0;title" in tags.text
     assert tags.text.count("no image") >= 3
     assert "3 samples of these could not be read" in tags.text
-    empty = check(html_report(hostile[:0]))
-    assert "There are no samples." in empty.text
-
-
-def test_names_in_files_and_lists_are_escaped(evil: Path, tmp_path: Path) -> None:
+    assert "There are no samples." in check(html_report(hostile[:0])).text
+    # Neither do names in files and lists.
     (evil / "train" / EVIL / "bad.jpg").write_bytes(b"<script>")
     options = {"where": f"__key__ != {EVIL + HOSTILE!r}", "drop": ["é"], "on_error": "skip"}
     shardkit.convert(evil, "parquet", tmp_path / "out", workers=0, **options)
@@ -129,7 +123,7 @@ def test_names_in_files_and_lists_are_escaped(evil: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("format", few(IMAGE_FORMATS))
-def test_each_format_with_and_without_its_manifest(tmp_path: Path, format: str) -> None:
+def test_each_format_with_and_without_its_manifest(tmp_path, format):
     source = write_images(tmp_path / "in", classes=3, each=5)
     (source / "class0" / "000.jpg").write_bytes(b"no image")
     out = tmp_path / "out"
@@ -147,8 +141,8 @@ def test_each_format_with_and_without_its_manifest(tmp_path: Path, format: str) 
     assert "others" in foreign.text
 
 
-def test_splits_single_shards_and_views(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"split": "train=0.5,val=0.5", "shard_samples": 4}
+def test_splits_single_shards_and_views(tmp_path):
+    options = {"split": "train=0.5,val=0.5", "shard_samples": 4}
     dataset(tmp_path / "out", "wds", 2, 20, **options)
     tags = check(html_report(tmp_path / "out"))
     headings = [a["id"] for name, a in tags.found if name == "article"]
@@ -163,12 +157,12 @@ def test_splits_single_shards_and_views(tmp_path: Path) -> None:
     assert len(check((tmp_path / "page.html").read_text("utf-8")).images) == 40
 
 
-def test_a_large_dataset_is_read_in_part(tmp_path: Path) -> None:
+def test_a_large_dataset_is_read_in_part(tmp_path):
     count, reads = 3 * READ, []
     samples = [{"__key__": f"{n}", "x": n, "label": n % 500} for n in range(count)]
 
-    class Counted(list):  # type: ignore[type-arg]
-        def __getitem__(self, number: Any) -> Any:
+    class Counted(list):
+        def __getitem__(self, number):
             reads.append(number)
             return super().__getitem__(number)
 
@@ -185,7 +179,7 @@ def test_a_large_dataset_is_read_in_part(tmp_path: Path) -> None:
     assert f"Counted in all {count:,} samples." in whole.text
 
 
-def test_the_page_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_is_bounded(monkeypatch):
     monkeypatch.setattr(sheet, "_BYTES", 1 << 19)  # more images would take seconds
     rng = np.random.default_rng(0)
     file = io.BytesIO()
@@ -203,38 +197,21 @@ def test_the_page_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "91 more fields" in tags.text
 
 
-def test_counts_of_documents_that_cannot_be(tmp_path: Path) -> None:
-    out = dataset(tmp_path / "out", "wds")
-
-    def counts(histogram: dict[str, int]) -> None:
-        names = ("documents", "tokens", "bytes", "padding", "dropped", "cut")
-        text = dict.fromkeys((*names, "shortest", "median", "longest"), 1)
-        rewrite(out, lambda data: data.update(text={**text, "histogram": histogram}))
-
-    counts({"1": 0})
-    assert "tokens of all documents" in check(html_report(out)).text
-    counts({str(size): 1 for size in range(66)})
-    with pytest.raises(DamagedError, match="counts of sizes, by powers of two"):
-        html_report(out)
-
-
-def test_values_of_all_kinds(tmp_path: Path) -> None:
+def test_values_of_all_kinds(monkeypatch):
     wav = io.BytesIO()
     soundfile.write(wav, np.sin(np.arange(16000) / 9), 8000, format="WAV")
     mask = io.BytesIO()
     PIL.Image.fromarray(np.full((40, 60), 3, np.uint8)).save(mask, "png")
-    sample = {
-        "audio": wav.getvalue(), "video": encode(), "mask": mask.getvalue(),
-        "text": "one\ntwo " + "x" * 900, "number": 0.123456789, "many": [0, 2],
-        "array": np.arange(100, dtype=np.float32), "digit": np.zeros((28, 28), np.uint8),
-        "nan": np.full(9, np.nan), "some": np.array([1, 2]),
+    fields_ = {
+        "audio": (shardkit.Audio(), wav.getvalue()), "video": (shardkit.Video(), encode()),
+        "mask": (shardkit.Image(), mask.getvalue()), "number": (shardkit.Float(), 0.123456789),
+        "text": (shardkit.Text(), "one\ntwo " + "x" * 900), "many": (shardkit.Json(), [0, 2]),
+        "array": (shardkit.Array(), np.arange(100, dtype=np.float32)),
+        "digit": (shardkit.Array(), np.zeros((28, 28), np.uint8)),
+        "nan": (shardkit.Array(), np.full(9, np.nan)),
+        "some": (shardkit.Array("int64"), np.array([1, 2])),
     }  # fmt: skip
-    kinds = {
-        "audio": shardkit.Audio(), "video": shardkit.Video(), "mask": shardkit.Image(),
-        "text": shardkit.Text(), "number": shardkit.Float(), "many": shardkit.Json(),
-        "array": shardkit.Array(), "digit": shardkit.Array(), "nan": shardkit.Array(),
-        "some": shardkit.Array("int64"),
-    }  # fmt: skip
+    kinds, sample = ({name: both[n] for name, both in fields_.items()} for n in (0, 1))
     ds = of_samples(kinds, sample, class_names={"some": ["a0", "b1", "c2"]})
     tags = check(html_report(ds))
     (line,) = [str(a["d"]) for name, a in tags.found if name == "path"]
@@ -248,11 +225,7 @@ def test_values_of_all_kinds(tmp_path: Path) -> None:
         "0 / 49.5 / 99 (min / mean / max)", "no finite number", "uint8 (28, 28)", "(28, 28): 1",
     ):  # fmt: skip
         assert words in tags.text, words
-
-
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
+    for value, words in (
         (np.zeros((0, 3)), "float64 (0, 3): []"),
         (np.array(5.0), "float64 (): 5."),
         (np.array("x"), "'x'"),
@@ -262,14 +235,11 @@ def test_values_of_all_kinds(tmp_path: Path) -> None:
         (np.full(9, 1e308), "1e+308 / inf / 1e+308 (min"),
         (np.zeros((5000, 1), np.uint8), "uint8 (5000, 1)"),
         (np.zeros((3, 9, 9), np.uint8), "uint8 (3, 9, 9)"),
-    ],
-)
-def test_arrays_of_any_shape(value: np.ndarray, words: str) -> None:
-    assert words in check(html_report(of_samples({"x": shardkit.Array()}, {"x": value}))).text
+    ):
+        text = check(html_report(of_samples({"x": shardkit.Array()}, {"x": value}))).text
+        assert words in text, words
 
-
-def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*_: object) -> None:
+    def missing(*_):
         raise UsageError("decoding video needs av, which is not installed", fix="pip install it")
 
     monkeypatch.setattr(frames, "read_frames", missing)
@@ -278,7 +248,7 @@ def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "needs av, which is not installed; pip install it" in text
 
 
-def test_tokens_are_decoded_and_those_of_no_vocabulary_are_numbers(tmp_path: Path) -> None:
+def test_tokens_are_decoded_and_those_of_no_vocabulary_are_numbers(tmp_path):
     (tmp_path / "notes.txt").write_text("the cat sat on the mat.\nthe dog\n")
     byte_level().save(str(tmp_path / "tokenizer.json"))
     options = TextOptions(tokenizer=tmp_path / "tokenizer.json", append_eos=False)
@@ -303,12 +273,13 @@ def test_tokens_are_decoded_and_those_of_no_vocabulary_are_numbers(tmp_path: Pat
     assert "-5" in run("inspect", tmp_path / "out").stdout
 
 
-def test_duplicates_and_what_was_left_out(tmp_path: Path) -> None:
+def test_duplicates_and_what_was_left_out_or_cannot_be(tmp_path):
     source = write_images(tmp_path / "in", classes=2, each=4)
     shutil.copy(source / "class0/000.jpg", source / "class1/zzz.jpg")
     (source / "class1" / "notes.txt").write_text("x")
-    shardkit.convert(source, "parquet", tmp_path / "out", workers=0, where="label == 0", stats=True)
-    tags = check(html_report(tmp_path / "out"))
+    out = tmp_path / "out"
+    shardkit.convert(source, "parquet", out, workers=0, where="label == 0", stats=True)
+    tags = check(html_report(out))
     assert "passed over: " in tags.text
     assert "None. Compared: image." in tags.text
     assert "image: mean" in tags.text
@@ -320,15 +291,24 @@ def test_duplicates_and_what_was_left_out(tmp_path: Path) -> None:
     text = check(html_report(tmp_path / "all")).text
     assert "9 samples of these could not be read" in text
 
+    def counts(histogram):
+        names = ("documents", "tokens", "bytes", "padding", "dropped", "cut")
+        text = dict.fromkeys((*names, "shortest", "median", "longest"), 1)
+        rewrite(out, lambda data: data.update(text={**text, "histogram": histogram}))
 
-def test_a_report_is_replaced_whole_or_not_at_all_and_another_file_never(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    counts({"1": 0})
+    assert "tokens of all documents" in check(html_report(out)).text
+    counts({str(size): 1 for size in range(66)})
+    with pytest.raises(DamagedError, match="counts of sizes, by powers of two"):
+        html_report(out)
+
+
+def test_a_report_is_replaced_whole_or_not_at_all_and_another_file_never(tmp_path, monkeypatch):
     page, data = tmp_path / "page.html", dataset(tmp_path / "x.beton", "beton")
     write_report(f"{START} first", page)
     before = files_of(tmp_path)
 
-    def full(*_: object) -> None:
+    def full(*_):
         raise StorageError("cannot write: no space is left", path=page)
 
     with monkeypatch.context() as patch:
@@ -372,10 +352,8 @@ class _AskedError(Exception):
         {"text": TextOptions(field="body", keep_fields=True, encoding="latin-1")},
     ],
 )
-def test_the_command_asks_for_the_same_recipe(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def ask(source: object, to: str, out: object, **given: Any) -> None:
+def test_the_command_asks_for_the_same_recipe(options, monkeypatch):
+    def ask(source, to, out, **given):
         known = {field.name for field in fields(ConvertOptions)}
         options = {name: value for name, value in given.items() if name in known}
         raise _AskedError(Recipe.of(to, ConvertOptions(**options)))
@@ -391,11 +369,11 @@ def test_the_command_asks_for_the_same_recipe(
 
 @pytest.mark.parametrize(
     "sizes",
-    [[5], [0, 0], list(range(100)), [0, 10**6], [10**9, 10**9 + 1000], [100_000, 101_000, 100_500]],
+    [[5], [0, 0], [*range(100)], [0, 10**6], [10**9, 10**9 + 1000], [100_000, 101_000, 100_500]],
 )
-def test_histograms_have_all_values(sizes: list[int]) -> None:
+def test_histograms_have_all_values(sizes):
     counted = FieldSizes()
-    counted.add([int(size) for size in sizes])
+    counted.add(sizes)
     ranges = counted.ranges()
     assert sum(count for _, _, count in ranges) == len(sizes)
     assert (ranges[0][0], ranges[-1][1]) == (min(sizes), max(sizes))
@@ -405,8 +383,6 @@ def test_histograms_have_all_values(sizes: list[int]) -> None:
     if len(sizes) == 100:  # exact, where sizes are below 256
         assert all(count == end - start + 1 for start, end, count in ranges)
 
-
-# --- in a browser --------------------------------------------------------------------------------
 
 # The lowest contrast of a text with what lies behind it, by WCAG's formula.
 CONTRAST = """
@@ -429,45 +405,34 @@ CONTRAST = """
 """
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as running:
-        yield running
-
-
 @pytest.mark.large
 @pytest.mark.parametrize(("width", "dark"), [(390, True), (1280, False)])
-def test_in_a_browser(
-    chromium: Browser, hostile: Dataset, tmp_path: Path, width: int, dark: bool
-) -> None:
+def test_in_a_browser(hostile, tmp_path, width, dark):
     """It asks for nothing, complains of nothing, and fits its width, also with all folds open."""
     source = write_images(tmp_path / "in", classes=40, each=2)
     shardkit.convert(source, "wds", tmp_path / "out", workers=0, split="train=0.5,val=0.5")
-    for name, made in (("hostile", hostile), ("images", tmp_path / "out")):
-        page = tmp_path / f"{name}.html"
-        write_report(html_report(made), page)
-        assert chromium.open(page, width, dark=dark) == []
-        chromium.value("document.querySelectorAll('details').forEach(d => d.open = true)")
-        assert chromium.value("document.documentElement.scrollWidth") <= width
-        broken = "[...document.images].filter(i => !i.complete || !i.naturalWidth).length"
-        decoded = "Promise.all([...document.images].map(i => i.decode()))"
-        assert chromium.value(f"{decoded}.then(() => {broken})") == 0
-        contrast, where = chromium.value(CONTRAST)
-        assert contrast >= 4.5, where
-        assert chromium.value("matchMedia('(prefers-color-scheme: dark)').matches") == dark
-        assert chromium.value("document.scripts.length") == 0
-
-
-@pytest.mark.large
-def test_the_browser_tells_of_what_a_page_loads(chromium: Browser, tmp_path: Path) -> None:
-    """The checks above can fail."""
-    page = tmp_path / "bad.html"
-    page.write_text(
-        "<script>console.log(1)</script><img src='x.png'><div style='width:2000px'>x</div>"
-    )
-    wrong = {event["method"] for event in chromium.open(page, 390, dark=False)}
-    assert {"Network.requestWillBeSent", "Runtime.consoleAPICalled"} <= wrong
-    assert chromium.value("document.documentElement.scrollWidth") > 390
-    page.write_text("<p style='color:#999;background:#fff'>x</p>")
-    chromium.open(page, 390, dark=False)
-    assert chromium.value(CONTRAST)[0] < 4.5
+    bad = tmp_path / "bad.html"
+    with browser() as chromium:
+        for name, made in (("hostile", hostile), ("images", tmp_path / "out")):
+            page = tmp_path / f"{name}.html"
+            write_report(html_report(made), page)
+            assert chromium.open(page, width, dark=dark) == []
+            chromium.value("document.querySelectorAll('details').forEach(d => d.open = true)")
+            assert chromium.value("document.documentElement.scrollWidth") <= width
+            broken = "[...document.images].filter(i => !i.complete || !i.naturalWidth).length"
+            decoded = "Promise.all([...document.images].map(i => i.decode()))"
+            assert chromium.value(f"{decoded}.then(() => {broken})") == 0
+            contrast, where = chromium.value(CONTRAST)
+            assert contrast >= 4.5, where
+            assert chromium.value("matchMedia('(prefers-color-scheme: dark)').matches") == dark
+            assert chromium.value("document.scripts.length") == 0
+        # These checks can fail.
+        bad.write_text(
+            "<script>console.log(1)</script><img src='x.png'><div style='width:2000px'>x</div>"
+        )
+        wrong = {event["method"] for event in chromium.open(bad, 390, dark=False)}
+        assert {"Network.requestWillBeSent", "Runtime.consoleAPICalled"} <= wrong
+        assert chromium.value("document.documentElement.scrollWidth") > 390
+        bad.write_text("<p style='color:#999;background:#fff'>x</p>")
+        chromium.open(bad, 390, dark=False)
+        assert chromium.value(CONTRAST)[0] < 4.5

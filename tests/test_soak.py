@@ -1,7 +1,5 @@
 """One round of the soak of tests/soak.py."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -15,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.large
 @pytest.mark.xdist_group("timed")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and calls prlimit")
-def test_random_faults_lose_nothing_and_leave_nothing() -> None:
+def test_random_faults_lose_nothing_and_leave_nothing():
     done = subprocess.run(
         [sys.executable, "-m", "tests.soak", "--minutes", "0", "--seed", "1"],
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=280,

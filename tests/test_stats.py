@@ -1,7 +1,5 @@
 """`stats`: what numpy counts of the same pixels, classes, lengths and duplicates."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 
@@ -31,14 +29,14 @@ def samples():
     """The image of the fourth is that of the first, with another label; of the last the fifth's."""
     made = [
         {
-            "__key__": f"{number:03d}",
-            "image": make_image(number, ("PNG", "JPEG")[number % 2], (20 + number % 3, 30)),
-            "label": LABELS[number],
-            **({"caption": "é" * number} if number else {}),
-            "tokens": np.arange(number, dtype=np.uint16),
-            "price": float(number) ** 2,
+            "__key__": f"{n:03d}",
+            "label": LABELS[n],
+            "price": float(n) ** 2,
+            **({"caption": "é" * n} if n else {}),
+            "image": make_image(n, ("PNG", "JPEG")[n % 2], (20 + n % 3, 30)),
+            "tokens": np.arange(n, dtype=np.uint16),
         }
-        for number in range(6)
+        for n in range(6)
     ]
     made[3]["image"], made[5]["image"] = made[0]["image"], made[4]["image"]
     return made
@@ -51,10 +49,9 @@ def are_of(found, every):
     assert np.allclose(found.std, flat.std(axis=0), rtol=0, atol=1e-12)
 
 
-def write(path, to="wds", shard_samples=4):
-    with shardkit.create(
-        path, to=to, schema=SCHEMA, classes=["a", "b", "c"], shard_samples=shard_samples
-    ) as writer:
+def write(path, to="wds"):
+    classes = ["a", "b", "c"]
+    with shardkit.create(path, to, SCHEMA, classes=classes, shard_samples=4) as writer:
         for one in samples():
             writer.write(one)
     return path
@@ -94,14 +91,6 @@ def test_they_are_what_numpy_counts(dataset):
         "groups_of_several_labels": 1,
         "first": [["000", "003"], ["004", "005"]],
     }
-
-
-def test_without_images_all_but_the_label_is_compared(tmp_path):
-    rows = [{"text": "same", "label": n} for n in range(3)] + [{"text": "other", "label": 0}]
-    shardkit.convert(rows, "parquet", tmp_path / "out")
-    found = shardkit.open(tmp_path / "out").stats()
-    assert found["duplicates"]["compared"] == ["text"]
-    assert (found["duplicates"]["samples"], found["duplicates"]["groups"]) == (2, 1)
 
 
 def test_pixels_are_those_that_transforms_show_and_normalizing_gives_zero_and_one(tmp_path):
@@ -155,33 +144,18 @@ def test_conversions_count_the_same_with_any_workers_and_once(tmp_path):
         (folder / f"{n:03d}.png").write_bytes(make_image(n, "PNG", (20, 30)))
     options = {"stats": True, "shard_samples": 5}
     for workers in (0, 2):
-        shardkit.convert(
-            tmp_path / "photos", "wds", tmp_path / f"out{workers}", workers=workers, **options
-        )
+        out = tmp_path / f"out{workers}"
+        shardkit.convert(tmp_path / "photos", "wds", out, workers=workers, **options)
     assert files_of(tmp_path / "out0") == files_of(tmp_path / "out2")
     assert "pixels" in run("inspect", tmp_path / "out0").stdout.lower()
     shardkit.convert(tmp_path / "photos", "wds", tmp_path / "plain", workers=0)
     with pytest.raises(shardkit.OutputError):  # another recipe
         shardkit.convert(tmp_path / "photos", "wds", tmp_path / "plain", stats=True)
-
-
-def test_damage_is_told_by_key(tmp_path):
-    made = samples()
-    whole = make_image(9, "PNG", (200, 300))
-    made[4]["image"] = whole[:500] + bytes([whole[500] ^ 255]) + whole[501:]
-    with pytest.raises(SampleError, match="004"):
-        shardkit.convert(made, "arrow", tmp_path / "out", schema=SCHEMA, stats=True)
-    shardkit.convert(made, "arrow", tmp_path / "out", schema=SCHEMA)
-    with pytest.raises(SampleError, match=r"(?s)004.*image"):
-        shardkit.open(tmp_path / "out").stats()
-
-
-def test_counts_of_parts_merge_in_any_order():
     every = [np.random.default_rng(n).integers(0, 256, (n, 5, 3), np.uint8) for n in (1, 7, 400)]
     whole, merged = Pixels(), Pixels()
     for image in every:
         whole.add(image)
-    for image in reversed(every):
+    for image in reversed(every):  # in any order
         part = Pixels()
         part.add(image)
         merged.merge(part)
@@ -190,19 +164,30 @@ def test_counts_of_parts_merge_in_any_order():
     are_of(whole.summary(), every)
 
 
-def test_the_command_prints_them(tmp_path):
+def test_the_command_prints_them_for_each_split(tmp_path):
     path = write(tmp_path / "data")
     text = run("stats", path).stdout
     for words in ("(red, green, blue)", "weight 1", "2 in 2 groups", "several", "000, 003"):
         assert words in text
-    assert json.loads(run("stats", path, "--json").stdout) == json.loads(
-        json.dumps(shardkit.open(path).stats())
-    )
-
-
-def test_splits_are_counted_one_by_one(tmp_path):
+    found = json.loads(run("stats", path, "--json").stdout)
+    assert found == json.loads(json.dumps(shardkit.open(path).stats()))
     (tmp_path / "out").mkdir()
     for split in ("train", "val"):
         write(tmp_path / "out" / split)
     found = json.loads(run("stats", tmp_path / "out", "--json").stdout)["splits"]
     assert {name: report["samples"] for name, report in found.items()} == {"train": 6, "val": 6}
+
+
+def test_damage_is_told_by_key_and_without_images_all_but_the_label_is_compared(tmp_path):
+    made = samples()
+    whole = make_image(9, "PNG", (200, 300))
+    made[4]["image"] = whole[:500] + bytes([whole[500] ^ 255]) + whole[501:]
+    with pytest.raises(SampleError, match="004"):
+        shardkit.convert(made, "arrow", tmp_path / "out", schema=SCHEMA, stats=True)
+    shardkit.convert(made, "arrow", tmp_path / "out", schema=SCHEMA)
+    with pytest.raises(SampleError, match=r"(?s)004.*image"):
+        shardkit.open(tmp_path / "out").stats()
+    rows = [{"text": "same", "label": n} for n in range(3)] + [{"text": "other", "label": 0}]
+    shardkit.convert(rows, "parquet", tmp_path / "rows")
+    found = shardkit.open(tmp_path / "rows").stats()["duplicates"]
+    assert (found["compared"], found["samples"], found["groups"]) == (["text"], 2, 1)

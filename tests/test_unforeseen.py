@@ -1,7 +1,5 @@
 """What no check foresees in data: an error of ours with its place, at whatever it is met."""
 
-from __future__ import annotations
-
 import base64
 import errno
 import gzip
@@ -88,10 +86,7 @@ def test_what_a_reader_raises(made, monkeypatch):
         assert type(error).__name__ in (raised.value.found or "")
         assert made.name in str(raised.value.where["path"])
         assert raised.value.__cause__ is error
-
-
-def test_what_is_raised_at_opening_and_what_says_nothing_of_the_data(made, monkeypatch):
-    for error, kind, words in (
+    for error, kind, words in (  # what says nothing of the data, and what opening raises
         (MemoryError("x"), MemoryError, "x"),
         (OSError(errno.EIO, "x"), StorageError, "cannot read"),
         (None, DamagedError, "no specific message"),
@@ -100,12 +95,9 @@ def test_what_is_raised_at_opening_and_what_says_nothing_of_the_data(made, monke
             _break(monkeypatch, made, error)
         else:
             monkeypatch.setattr(Dataset, "_open", lambda *_: _raise(KeyError("x")))
-        for use in _uses(made):
+        for use in uses:
             with pytest.raises(kind, match=words):
                 use()
-
-
-# --- what was met so, and has a message now -------------------------------------------------------
 
 
 def _folder(root, row="", name=b"cat"):
@@ -118,27 +110,32 @@ def _folder(root, row="", name=b"cat"):
     return root / "in"
 
 
-def _tar(root, *members):
-    with tarfile.open(root / "in.tar", "w") as tar:
+def write_tar(path, *members):
+    with tarfile.open(path, "w") as tar:
         for name, data in members:
             info = tarfile.TarInfo(name)
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
-    return root / "in.tar"
+    return path
 
 
 @pytest.mark.parametrize("format", few(IMAGE_FORMATS))
-def test_names_that_are_not_unicode(tmp_path, format):
+def test_names_that_are_not_unicode_and_numbers_beyond_all_floats(tmp_path, format):
+    field = "name of a field is not valid|ASCII"
     for number, (make, words) in enumerate((
         (lambda root: _folder(root, name=b"\xff"), "the name of a class is not valid Unicode"),
-        (lambda root: _folder(root, '"\\ud800": 1'), "name of a field is not valid|ASCII"),
-        (lambda root: _tar(root, ("a.\udcff", b"x")), "name of a field is not valid|ASCII"),
+        (lambda root: _folder(root, '"\\ud800": 1'), field),
+        (lambda root: write_tar(root / "x.tar", ("a.\udcff", b"x")), field),
     )):  # fmt: skip
         (root := tmp_path / str(number)).mkdir()
         source = make(root)
         for on_error in ("fail", "skip"):
             with pytest.raises(ShardkitError, match=words):
                 shardkit.convert(source, format, root / "x", workers=0, on_error=on_error)
+    number = int("9" * 400)
+    source = _folder(tmp_path, f'"a": {number}')
+    shardkit.convert(source, to=format, out=tmp_path / "out", workers=0)
+    assert shardkit.open(tmp_path / "out")[0]["a"] == number  # as JSON
 
 
 @pytest.mark.parametrize("format", few(IMAGE_FORMATS))
@@ -147,10 +144,10 @@ def test_names_that_are_not_unicode(tmp_path, format):
     [
         lambda root: _folder(root, '"a": "\\ud800"'),
         lambda root: _folder(root, '"a": {"\\ud800": 1}'),
-        lambda root: _tar(root, ("a.cls", b"1"), ("b.cls", b"9" * 19)),
-        lambda root: _tar(root, ("a.cls", b"1"), ("b.cls", b"-9223372036854775809")),
-        lambda root: _tar(root, ("a.cls", b"1"), ("b.cls", b"9" * 5000)),
-        lambda root: _tar(root, ("a.json", b"1"), ("b.json", b'{"x": [NaN]}')),
+        lambda root: write_tar(root / "x.tar", ("a.cls", b"1"), ("b.cls", b"9" * 19)),
+        lambda root: write_tar(root / "x.tar", ("a.cls", b"1"), ("b.cls", b"-9223372036854775809")),
+        lambda root: write_tar(root / "x.tar", ("a.cls", b"1"), ("b.cls", b"9" * 5000)),
+        lambda root: write_tar(root / "x.tar", ("a.json", b"1"), ("b.json", b'{"x": [NaN]}')),
     ],
     ids=["text", "json", "over 2^63", "under -2^63", "5,000 digits", "NaN"],
 )
@@ -164,28 +161,17 @@ def test_values_that_no_format_can_store(tmp_path, format, make):
     assert shardkit.verify(out, decode=True).sound
 
 
-@pytest.mark.parametrize("format", few(IMAGE_FORMATS))
-def test_numbers_beyond_all_floats_are_json(tmp_path, format):
-    number = int("9" * 400)
-    source = _folder(tmp_path, f'"a": {number}')
-    shardkit.convert(source, to=format, out=tmp_path / "out", workers=0)
-    assert shardkit.open(tmp_path / "out")[0]["a"] == number
-
-
 @pytest.mark.filterwarnings("ignore:compressed TARs")
 @pytest.mark.parametrize("full", ["folder", "file"])
 def test_a_temporary_folder_that_is_full(tmp_path, full, monkeypatch):
     path = tmp_path / "x.tar.gz"
-    path.write_bytes(gzip.compress(_tar(tmp_path, ("a.txt", b"x")).read_bytes()))
+    path.write_bytes(gzip.compress(write_tar(tmp_path / "in.tar", ("a.txt", b"x")).read_bytes()))
     name = "gettempdir" if full == "folder" else "TemporaryFile"
     code = errno.ENOENT if full == "folder" else errno.ENOSPC
     monkeypatch.setattr(tempfile, name, lambda **_: _raise(OSError(code, "none can be used")))
     with pytest.raises(StorageError, match="unpack") as raised:
         shardkit.open(path)
     assert "TMPDIR" in (raised.value.fix or "")
-
-
-# --- what took time with the square of its number -------------------------------------------------
 
 
 @pytest.mark.large
@@ -207,14 +193,11 @@ def test_tables_of_very_many_columns(tmp_path):
 
 def test_a_tar_of_very_many_extensions(tmp_path):
     """Its index would have a place for each of them in each sample."""
-    few = _tar(tmp_path, *((f"{n}.f{n % 9}", b"x") for n in range(3000)))
+    few = write_tar(tmp_path / "in.tar", *((f"{n}.f{n % 9}", b"x") for n in range(3000)))
     assert len(shardkit.open(few)) == 3000
-    many = _tar(tmp_path, *((f"{n}.f{n}", b"x") for n in range(3000)))
+    many = write_tar(tmp_path / "in.tar", *((f"{n}.f{n}", b"x") for n in range(3000)))
     with pytest.raises(FormatError, match="too many extensions"):
         shardkit.open(many)
-
-
-# --- tokenizers -----------------------------------------------------------------------------------
 
 
 def _tokenize(tmp_path, on_error="fail", model=(), **parts):
@@ -228,7 +211,7 @@ def _tokenize(tmp_path, on_error="fail", model=(), **parts):
     return shardkit.convert(source, "wds", tmp_path / "out", on_error=on_error, **options)
 
 
-def test_a_tokenizer_that_panics(tmp_path):
+def test_a_tokenizer_that_panics_or_makes_nothing_of_a_text(tmp_path, monkeypatch):
     """What Rust panics with is no Exception."""
     normalizer = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
     with pytest.raises(UsageError, match="not a tokenizer") as raised:
@@ -236,21 +219,14 @@ def test_a_tokenizer_that_panics(tmp_path):
     assert type(raised.value.__cause__).__name__ == "PanicException"
     with pytest.raises(UsageError, match="not a tokenizer"):
         _tokenize(tmp_path, pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}})
-
-
-def test_a_text_that_a_tokenizer_makes_nothing_of(tmp_path):
     with pytest.raises(SampleError, match="cannot encode") as raised:
         _tokenize(tmp_path, model={"unk_token": "none"})
     assert "not found in the vocabulary" in (raised.value.found or "")
     assert _tokenize(tmp_path, model={"unk_token": "none"}, on_error="skip").errors == 1
-
-
-def test_a_pattern_that_is_none(tmp_path):
-    """Of tiktoken's files it stands in the manifest."""
+    # A pattern of tiktoken's files stands in the manifest.
     tokenizer = Tokenizer(
         "tiktoken", "x.tiktoken", "", None, "tiktoken", "special", 1, None, None, None, pattern="("
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Tokenizer, "_data", lambda _: base64.b64encode(b"a") + b" 0\n")
-        with pytest.raises(UsageError, match="cannot be used"):
-            tokenizer.encode(["a"])
+    monkeypatch.setattr(Tokenizer, "_data", lambda _: base64.b64encode(b"a") + b" 0\n")
+    with pytest.raises(UsageError, match="cannot be used"):
+        tokenizer.encode(["a"])

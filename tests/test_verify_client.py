@@ -1,7 +1,5 @@
 """C6: with `verify --client` the library of each format reads what shardkit writes, beside it."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import json
@@ -97,43 +95,39 @@ def checked(path: Path) -> VerifyReport:
 
 @some("lmdb")
 def test_the_library_reads_all_as_shardkit_does_but_a_sample_that_is_wrong(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
-) -> None:
+    tmp_path, monkeypatch, format
+):
     """As if our reader had got the sixth one wrong; the library reads what is there."""
     out = make(tmp_path, format)
     field, value = ("tokens", np.zeros(5, "<u2")) if format == "megatron" else ("label", 77)
     read = Dataset.__getitem__
 
-    def wrong(self: Dataset, index: int) -> dict[str, Any]:
+    def wrong(self, index):
         return read(self, index) | ({field: value} if index == 5 else {})
 
     monkeypatch.setattr(Dataset, "__getitem__", wrong)
     report = checked(out)
     assert list(report.clients) == [library.name for library in client.CLIENTS[format]]
     assert json.loads(json.dumps(report.to_dict()))["clients"].keys() == report.clients.keys()
+    samples = [sample(number, format) for number in range(9)]
+    absent = {name: sum(name not in one for one in samples) for name in MORE}
     for problem, (name, found) in zip(report.problems, report.clients.items(), strict=True):
         assert problem.what == f"{name} returns a different value"
-        about = {"position": 1, "key": sample(5, format)["__key__"], "field": field}
+        about = {"position": 1, "key": samples[5]["__key__"], "field": field}
         assert problem.where == {"path": problem.where["path"], **about}
         assert Path(problem.where["path"]) == shard_paths(out)[1]
         if format != "megatron":
-            assert (problem.expected, problem.found) == ("77", str(sample(5, format)["label"]))
+            assert (problem.expected, problem.found) == ("77", str(samples[5]["label"]))
         assert (found.samples, found.problems) == (9, 1)
         assert all(found.versions.values())
-        absent = {f"absent values of {name!r}": n for name, n in _absent().items()}
-        keys = {"keys": 9} if format in SLOW else {}
-        missing = keys | absent if format == "beton" else keys
+        missing = {"keys": 9} if format in SLOW else {}
+        if format == "beton":
+            missing |= {f"absent values of {name!r}": n for name, n in absent.items() if n}
         assert found.to_dict()["not_compared"] == missing
 
 
-def _absent() -> dict[str, int]:
-    samples = [sample(number, "beton") for number in range(9)]
-    counts = {name: sum(name not in one for one in samples) for name in MORE}
-    return {name: count for name, count in counts.items() if count}
-
-
 @pytest.mark.large
-def test_bytes_of_an_index_that_leads_elsewhere_are_found(tmp_path: Path) -> None:
+def test_bytes_of_an_index_that_leads_elsewhere_are_found(tmp_path):
     """The index of a TAR is ours alone: webdataset goes by the headers of its members."""
     out = make(tmp_path, "wds")
     path = out / "__shardkit__/shard-000000.index.npy"
@@ -150,14 +144,14 @@ def test_bytes_of_an_index_that_leads_elsewhere_are_found(tmp_path: Path) -> Non
 
 
 @pytest.mark.large  # webdataset imports torch
-def test_nothing_is_unpickled(tmp_path: Path) -> None:
+def test_nothing_is_unpickled(tmp_path):
     """Not even where a manifest says that a number is stored so; webdataset's decoder would."""
     place = tmp_path / "unpickled"
     code = pickle.dumps(_Touches(str(place)))
     with shardkit.create(tmp_path / "out", "wds", Schema({"x.pkl": Bytes()})) as writer:
         writer.write({"__key__": "a", "x.pkl": code})
 
-    def change(data: dict[str, Any]) -> None:
+    def change(data):
         data["layout"]["schema"]["x.pkl"] = {"type": "Text"}
 
     rewrite(tmp_path / "out", change)
@@ -176,7 +170,7 @@ class _Touches:
 
 
 @pytest.mark.parametrize("format", [pytest.param("hf", marks=pytest.mark.large), "lmdb"])
-def test_splits_and_single_shards(tmp_path: Path, format: str) -> None:
+def test_splits_and_single_shards(tmp_path, format):
     (tmp_path / "out").mkdir()
     for split, count in (("train", 3), ("val", 2)):
         schema = {"pages": Images(optional=True)}
@@ -190,29 +184,35 @@ def test_splits_and_single_shards(tmp_path: Path, format: str) -> None:
         report = checked(path)
         assert report.problems == []
         assert {found.samples for found in report.clients.values()} == {count}
+    if format == "lmdb":  # no samples are not all equal
+        (shard,) = shard_paths(damaged := make(tmp_path, "lmdb", "damaged", count=4))
+        shard.write_bytes(b"x" + shard.read_bytes()[1:])
+        words = run("verify", damaged, "--client", check=1).stdout
+        assert "0 samples, nothing compared; not compared: samples of damaged shards (4)" in words
 
 
-# --- without the library, and where it fails ------------------------------------------------------
-
-
-def test_a_missing_library_is_named_with_its_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_library_is_named_with_its_extra(tmp_path, monkeypatch):
+    (tmp_path / "shardkit_some_library").mkdir()  # a folder of its name is no library
+    monkeypatch.syspath_prepend(tmp_path)
+    assert importlib.util.find_spec("shardkit_some_library") is not None
+    assert not client._is_installed("shardkit_some_library")
+    assert client._is_installed("lmdb")
     out, tars = make(tmp_path, "lmdb"), make(tmp_path, "wds", "tars")
-    monkeypatch.setattr("shardkit.verification.client._is_installed", lambda name: name == "lmdb")
+    is_there = "shardkit.verification.client._is_installed"
+    monkeypatch.setattr(is_there, lambda name: name == "lmdb")
     done = run("verify", out, "--client", check=2)
     assert "needs msgpack, which is not installed" in done.stderr
     assert 'fix: pip install "shardkit[lmdb]"' in done.stderr
     with pytest.raises(UsageError, match="webdataset") as error:
         checked(tars)
     assert error.value.fix == 'pip install "shardkit[webdataset]"'
-
-
-def test_a_second_library_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    is_there = "shardkit.verification.client._is_installed"
+    shutil.copy(tars / "shard-000000.tar", tmp_path / "other.tar")
+    with pytest.raises(UsageError, match="only checks data that shardkit wrote"):
+        checked(tmp_path / "other.tar")
+    # A second library is not needed.
     monkeypatch.setattr(is_there, lambda name: name == "pyarrow")
     fake(monkeypatch, tmp_path, *given())
-    assert list(checked(make(tmp_path, "arrow", count=1)).clients) == ["pyarrow"]
+    assert list(checked(make(tmp_path, "arrow", "table", count=1)).clients) == ["pyarrow"]
 
 
 def broken(monkeypatch: pytest.MonkeyPatch, folder: Path, *names: str) -> None:
@@ -225,8 +225,8 @@ def broken(monkeypatch: pytest.MonkeyPatch, folder: Path, *names: str) -> None:
 
 
 def test_a_library_that_cannot_be_imported_is_a_note_where_another_one_works_and_else_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     out = make(tmp_path, "arrow")
     broken(monkeypatch, tmp_path / "path", "datasets")
     report = checked(out)
@@ -240,31 +240,6 @@ def test_a_library_that_cannot_be_imported_is_a_note_where_another_one_works_and
     with pytest.raises(UsageError, match="pyarrow is installed but cannot be") as error:
         checked(out)
     assert error.value.found == "ImportError: no such symbol"
-
-
-def test_a_folder_of_a_library_s_name_is_no_library(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "shardkit_some_library").mkdir()
-    monkeypatch.syspath_prepend(tmp_path)
-    assert importlib.util.find_spec("shardkit_some_library") is not None
-    assert not client._is_installed("shardkit_some_library")
-    assert client._is_installed("lmdb")
-
-
-def test_no_samples_are_not_all_equal(tmp_path: Path) -> None:
-    out = make(tmp_path, "lmdb", count=4)
-    (shard,) = shard_paths(out)
-    shard.write_bytes(b"x" + shard.read_bytes()[1:])
-    words = run("verify", out, "--client", check=1).stdout
-    assert "0 samples, nothing compared; not compared: samples of damaged shards (4)" in words
-
-
-def test_what_shardkit_did_not_write_is_refused(tmp_path: Path) -> None:
-    shard = make(tmp_path, "wds") / "shard-000000.tar"
-    shutil.copy(shard, tmp_path / "other.tar")
-    with pytest.raises(UsageError, match="only checks data that shardkit wrote"):
-        checked(tmp_path / "other.tar")
 
 
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *lines: str) -> None:
@@ -283,7 +258,7 @@ def given(*numbers: int, **other: int) -> list[str]:
 
 
 @pytest.fixture
-def labels(tmp_path: Path) -> Path:
+def labels(tmp_path):
     with shardkit.create(tmp_path / "out", "wds", Schema({"label": Int()})) as writer:
         for number in range(5):
             writer.write({"__key__": f"{number}", "label": number})
@@ -304,10 +279,7 @@ LACKS = "does not return a sample that shardkit"
         (given(0, 1, 3, 4, 7, _4=5), [GIVES, LACKS, "a different value"], ["7", "2", "4"]),
     ],
 )
-def test_samples_that_one_side_lacks_are_named(
-    labels: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str], words: list[str],
-    keys: list[str], tmp_path: Path,
-) -> None:  # fmt: skip
+def test_samples_that_one_side_lacks_are_named(labels, monkeypatch, lines, words, keys, tmp_path):
     fake(monkeypatch, tmp_path, *lines)
     report = checked(labels)
     assert [problem.where.get("key") for problem in report.problems] == keys
@@ -329,14 +301,12 @@ FAILING = {
 
 
 @pytest.mark.parametrize("how", few(FAILING, "aborts", "later", "import raises"))
-def test_a_library_that_fails_is_an_error(
-    labels: Path, monkeypatch: pytest.MonkeyPatch, how: str, tmp_path: Path
-) -> None:
+def test_a_library_that_fails_is_an_error(labels, monkeypatch, how, tmp_path):
     lines, what, found = FAILING[how]
     fake(monkeypatch, tmp_path, *lines)
     compare = client.compare
 
-    def compare_impatiently(*arguments: Any) -> None:  # once it has been imported
+    def compare_impatiently(*arguments):  # once it has been imported
         monkeypatch.setattr(client, "_SILENT", 0.1)
         compare(*arguments)
 
@@ -356,28 +326,21 @@ def test_a_library_that_fails_is_an_error(
         assert report.clients["webdataset"].not_compared["samples"] == 3
 
 
-# --- the script -----------------------------------------------------------------------------------
-
-
-def test_the_script_imports_nothing_of_shardkit() -> None:
-    tree = ast.parse(client.SCRIPT.read_text("utf-8"))
-    nodes = [*ast.walk(tree)]
+def test_the_script_imports_nothing_of_shardkit():
+    nodes = [*ast.walk(ast.parse(client.SCRIPT.read_text("utf-8")))]
     names = [a.name for node in nodes if isinstance(node, ast.Import) for a in node.names]
     names += [node.module or "." for node in nodes if isinstance(node, ast.ImportFrom)]
     assert not [name for name in names if name.startswith(("shardkit", "."))]
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
+def test_summaries_are_the_same_for_equal_values_alone():
+    for values in (
         [1, 1.0, True, "1", b"1", None, [1], {"1": 1}, np.array(1), np.array([1])],
         ["x" * 70, "x" * 71, "y" * 70, b"x" * 70, [b"x" * 70], [b"x" * 35, b"x" * 35], []],
         [np.zeros(3, "<f4"), np.zeros(3, "<f8"), np.zeros((1, 3), "<f4"), np.full(3, -0.0, "<f4")],
-    ],
-)
-def test_summaries_are_the_same_for_equal_values_alone(values: list[Any]) -> None:
-    assert len({summary(value) for value in values}) == len(values)
-    assert [summary(value) for value in values] == [summary(value) for value in values]
-    other = np.array([np.float32("nan"), -np.float32("nan")])
-    assert summary(other) == summary(np.full(2, np.nan, "<f4"))
-    assert summary({"b": 1, "a": 2}) == summary({"a": 2, "b": 1})
+    ):
+        assert len({summary(value) for value in values}) == len(values)
+        assert [summary(value) for value in values] == [summary(value) for value in values]
+        other = np.array([np.float32("nan"), -np.float32("nan")])
+        assert summary(other) == summary(np.full(2, np.nan, "<f4"))
+        assert summary({"b": 1, "a": 2}) == summary({"a": 2, "b": 1})

@@ -1,7 +1,6 @@
-"""Views of datasets: slices, numbers, conditions; keys and fields of all samples."""
+"""Views of datasets: slices, numbers, conditions, keys and fields; several datasets as one."""
 
-from __future__ import annotations
-
+import copy
 import pickle
 import tracemalloc
 from collections import Counter
@@ -13,11 +12,12 @@ import pytest
 
 import shardkit
 from shardkit.dataset import Dataset
-from shardkit.errors import MissingKeyError, OutputError, SampleError, UsageError
+from shardkit.errors import FormatError, MissingKeyError, OutputError, SampleError, UsageError
 from shardkit.formats import FORMATS
-from shardkit.schema import Array, Int, Json, Schema, Text
+from shardkit.performance.checks import convert_command
+from shardkit.schema import Array, Bool, Int, Json, Schema, Text
 from shardkit.stream.loader import Loader
-from tests.conftest import few
+from tests.conftest import few, files_of
 from tests.stream.data import keys, real_keys, same, through_json, write_documents, write_photos
 
 SAMPLES = 37
@@ -25,12 +25,12 @@ MANY = 10**8
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def out(tmp_path_factory):
     return write_photos(tmp_path_factory.mktemp("views") / "out")
 
 
 @pytest.fixture
-def ds(out: Path) -> Dataset:
+def ds(out):
     return shardkit.open(out)
 
 
@@ -38,12 +38,9 @@ def labels(dataset: Any) -> list[int]:
     return [sample["label"] for sample in dataset]
 
 
-# --- which samples -------------------------------------------------------------------------------
-
-
-def test_views_of_views_are_as_those_of_lists(ds: Dataset) -> None:
+def test_views_of_views_are_as_those_of_lists(ds):
     expected, view = list(range(SAMPLES)), ds
-    steps: list[Any] = [
+    steps = [
         slice(None), slice(30), slice(None, None, -1), slice(2, 25, 3), [5, 0, -1, 5, 2, 1],
         slice(None, None, -2), np.array([True, False, True]), slice(1, None), slice(5, 9),
     ]  # fmt: skip
@@ -69,9 +66,8 @@ def test_views_of_views_are_as_those_of_lists(ds: Dataset) -> None:
         assert labels(ds[::-3][cut]) == list(range(SAMPLES))[::-3][cut]
 
 
-@pytest.mark.parametrize(
-    ("given", "error", "words"),
-    [
+def test_what_cannot_be_selected(ds):
+    for given, error, words in (
         ([37], IndexError, "index 37 is out of range: there are 37 samples"),
         (range(10**12), IndexError, "index 999999999999 is out of range"),
         ([0.5], UsageError, "float64"),
@@ -82,14 +78,12 @@ def test_views_of_views_are_as_those_of_lists(ds: Dataset) -> None:
         (None, UsageError, "selected by their numbers"),
         (slice("a", "b"), UsageError, "invalid slice of samples"),
         (slice(None, None, 0), UsageError, "invalid slice of samples"),
-    ],
-)
-def test_what_cannot_be_selected(ds: Dataset, given: Any, error: type, words: str) -> None:
-    with pytest.raises(error, match=words):
-        ds[given] if isinstance(given, slice) else ds.select(given)
+    ):
+        with pytest.raises(error, match=words):
+            ds[given] if isinstance(given, slice) else ds.select(given)
 
 
-def test_filters_take_functions_and_conditions(ds: Dataset) -> None:
+def test_filters_take_functions_and_conditions(ds, out):
     assert labels(ds.filter(lambda s: s["label"] % 5 == 2)) == [2, 7, 12, 17, 22, 27, 32]
     assert labels(ds[::-1].filter("label < 4 or label == 20")) == [20, 3, 2, 1, 0]
     assert labels(ds.filter("image.width == 48 and label >= 35")) == [35, 36]
@@ -101,22 +95,29 @@ def test_filters_take_functions_and_conditions(ds: Dataset) -> None:
     ):
         for view in (ds, chosen[::-1]):
             assert labels(view.filter(text)) == [s["label"] for s in view if function(s)]
-    seen: list[Any] = []
+    seen = []
     ds[:3].filter(lambda sample: seen.append(sorted(sample)), fields=["caption"])
     assert seen == [["__key__"], ["__key__", "caption"], ["__key__", "caption"]]
-    mistakes: list[tuple[Any, list[str] | None, str]] = [
+    for given, fields, words in (
         ("lable == 3", None, "no field 'lable'"),
         (len, ["lable"], "(?s)no field 'lable'.*did you mean label"),
         ("label == 3", ["label"], "a condition names its fields itself"),
         ({"label": 3}, None, "a condition or a function"),
-    ]
-    for given, fields, words in mistakes:
+    ):
         with pytest.raises(UsageError, match=words):
             ds.filter(given, fields=fields)
+    # Transforms ride along.
+    transforms = {"image": [shardkit.Decode(), shardkit.CenterCrop(16)]}
+    ds = shardkit.open(out, transforms=transforms)
+    view = ds[::-1].filter(lambda sample: isinstance(sample["image"], bytes))[4:]
+    assert len(view) == 33
+    assert view[0]["image"].shape == (16, 16, 3)
+    assert np.array_equal(view["0007"]["image"], ds[7]["image"])
+    assert isinstance(view.column("image")[0], bytes)
 
 
 @pytest.mark.large  # datasets takes long to import
-def test_methods_are_those_of_hugging_face_datasets(ds: Dataset) -> None:
+def test_methods_are_those_of_hugging_face_datasets(ds):
     """As the page on reading says; but slices are columns there, and views here."""
     import datasets
 
@@ -134,19 +135,6 @@ def test_methods_are_those_of_hugging_face_datasets(ds: Dataset) -> None:
             each.select([SAMPLES])
 
 
-def test_transforms_ride_along(out: Path) -> None:
-    transforms = {"image": [shardkit.Decode(), shardkit.CenterCrop(16)]}
-    ds = shardkit.open(out, transforms=transforms)
-    view = ds[::-1].filter(lambda sample: isinstance(sample["image"], bytes))[4:]
-    assert len(view) == 33
-    assert view[0]["image"].shape == (16, 16, 3)
-    assert np.array_equal(view["0007"]["image"], ds[7]["image"])
-    assert isinstance(view.column("image")[0], bytes)
-
-
-# --- what views cost -----------------------------------------------------------------------------
-
-
 class Endless:
     schema = Schema({"label": Int()})
 
@@ -157,8 +145,8 @@ class Endless:
         return {"__key__": str(index), "label": index}
 
 
-def test_views_of_many_samples_take_no_memory(ds: Dataset) -> None:
-    many = Dataset.from_sequence(Endless())
+def test_views_take_no_memory_or_8_bytes_a_sample(ds):
+    many, count = Dataset.from_sequence(Endless()), 1_000_000
     view = many[::-1][10 : MANY // 2 : 2]
     assert view[7]["label"] == MANY - 1 - 10 - 14
     assert len(pickle.dumps(view)) < 2000
@@ -169,10 +157,6 @@ def test_views_of_many_samples_take_no_memory(ds: Dataset) -> None:
     some = ds.select(np.random.default_rng(3).permutation(SAMPLES))
     assert len(pickle.dumps(some)) - len(pickle.dumps(ds)) < 8 * SAMPLES + 300
     assert labels(pickle.loads(pickle.dumps(some[3:]))) == labels(some)[3:]
-
-
-def test_views_take_8_bytes_a_sample() -> None:
-    many, count = Dataset.from_sequence(Endless()), 1_000_000
     numbers = np.random.default_rng(0).integers(0, MANY, count)
     tracemalloc.start()
     try:
@@ -190,13 +174,10 @@ def test_views_take_8_bytes_a_sample() -> None:
         tracemalloc.stop()
 
 
-# --- keys and columns ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "to", few((name for name in FORMATS if name not in ("megatron", "beton")), "arrow", "wds")
 )
-def test_columns_are_the_values_in_all_samples(tmp_path: Path, to: str) -> None:
+def test_columns_are_the_values_in_all_samples(tmp_path, to):
     schema = {
         "n": Int(), "maybe": Int(optional=True), "text": Text(), "data": Json(optional=True),
         "row": Array("float32", (3,)), "tokens": Array("uint16", (None,)),
@@ -226,16 +207,13 @@ def test_columns_are_the_values_in_all_samples(tmp_path: Path, to: str) -> None:
     assert "did you mean tokens?" in str(caught.value.expected)
 
 
-def test_columns_have_a_bound(ds: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_have_a_bound_and_name_what_is_damaged(ds, tmp_path, monkeypatch):
     monkeypatch.setattr("shardkit.views._CHUNK_BYTES", 5_000)  # about three samples
     assert ds.column("image")[3] == ds[3]["image"]
     assert ds.keys() == [f"{n:04d}" for n in range(SAMPLES)]
     monkeypatch.setattr("shardkit.views._MOST", 20_000)
     with pytest.raises(UsageError, match="more memory than a column may"):
         ds.column("image")
-
-
-def test_a_damaged_value_of_a_column_is_named(tmp_path: Path) -> None:
     out = write_photos(tmp_path / "out", samples=9)
     shard = out / "shard-000000.tar"
     shard.write_bytes(shard.read_bytes().replace(b"image 5", b"im\xffge 5"))
@@ -249,14 +227,17 @@ def test_a_damaged_value_of_a_column_is_named(tmp_path: Path) -> None:
     assert (caught.value.where["position"], caught.value.found) == (3, "(3,)")
 
 
-def test_samples_are_found_by_their_keys(ds: Dataset) -> None:
+def test_samples_are_found_by_their_keys(ds, out, tmp_path):
     assert ds["0012"] == ds[12]
     assert ds[::-1]["0012"] == ds[12]
-    assert "0012" in ds
-    assert "0012" not in ds[:10]
-    assert "0012" not in ds.select([3, 1, 30])
+    for view, key, there in (
+        (ds, "0012", True),
+        (ds[:10], "0012", False),
+        (ds.select([3, 1, 30]), "0012", False),
+        (ds, 12, False),
+    ):
+        assert (key in view) is there
     assert ds.select([30, 3, 12, 3])["0003"] == ds[3]
-    assert 12 not in ds
     with pytest.raises(KeyError, match="no sample has this key") as caught:
         ds["12"]
     assert isinstance(caught.value, MissingKeyError)
@@ -267,9 +248,6 @@ def test_samples_are_found_by_their_keys(ds: Dataset) -> None:
         assert caught.value.fix == "use the key '0012'"
     with pytest.raises(MissingKeyError, match="no key"):
         ds[:0]["0001"]
-
-
-def test_a_key_of_several_samples_is_refused(out: Path, tmp_path: Path) -> None:
     for name in ("a.tar", "b.tar"):  # shards of others, which number their samples from zero
         (tmp_path / name).write_bytes((out / "shard-000000.tar").read_bytes())
     ds = shardkit.open(tmp_path)
@@ -279,18 +257,13 @@ def test_a_key_of_several_samples_is_refused(out: Path, tmp_path: Path) -> None:
     assert ds[:8]["0003"] == ds[3]
 
 
-# --- loading -------------------------------------------------------------------------------------
-
-
-def test_lists_of_views_are_loaded_alike_from_any_format_and_by_any_ranks(
-    ds: Dataset, tmp_path: Path
-) -> None:
+def test_lists_of_views_are_loaded_alike_from_any_format_and_by_any_ranks(ds, tmp_path):
     """S1 and S3, with parts."""
     other = shardkit.open(write_photos(tmp_path / "arrow", "arrow"))
     chosen = np.random.default_rng(3).permutation(SAMPLES)[:25]
-    options: dict[str, Any] = {"shuffle": True, "window": 16, "parts": 2, "fields": ["label"]}
+    options = {"shuffle": True, "window": 16, "parts": 2, "fields": ["label"]}
 
-    def load(ds: Dataset, batch_size: int, **place: int) -> list[Any]:
+    def load(ds, batch_size, **place):
         views = [ds.select(chosen), ds[30:3:-2]]
         return list(Loader(views, batch_size=batch_size, **place, **options))
 
@@ -303,7 +276,14 @@ def test_lists_of_views_are_loaded_alike_from_any_format_and_by_any_ranks(
     assert together == [sorted(batch) for batch in keys(alone)]
 
 
-def test_lengths_and_rows_of_views(tmp_path: Path) -> None:
+def test_loaders_go_by_the_lengths_rows_and_samples_of_views(ds, tmp_path):
+    view = ds.select([30, 2, 31, 3])
+    for sampling, expected in (
+        (shardkit.Weighted(np.array([0, 1, 0, 3]), samples=8), {"0002": 2, "0003": 6}),
+        (shardkit.Balanced("label", samples=8), dict.fromkeys(view.keys(), 2)),
+    ):
+        loader = Loader(view, batch_size=4, shuffle=True, sampling=sampling)
+        assert real_keys(list(loader)) == expected
     lengths = np.random.default_rng(3).integers(1, 60, 120)
     chosen = np.random.default_rng(4).permutation(120)[:50]
     view = shardkit.open(write_documents(tmp_path / "out", lengths)).select(chosen)
@@ -321,17 +301,7 @@ def test_lengths_and_rows_of_views(tmp_path: Path) -> None:
     assert found == {f"{n}": [n, -n] for n in (30, 2, 31, 3, *range(12, 28, 3), *range(35, 40))}
 
 
-def test_sampling_goes_by_the_samples_of_a_view(ds: Dataset) -> None:
-    view = ds.select([30, 2, 31, 3])
-    sampling: Any = shardkit.Weighted(np.array([0, 1, 0, 3]), samples=8)
-    loader = Loader(view, batch_size=4, shuffle=True, sampling=sampling)
-    assert real_keys(list(loader)) == {"0002": 2, "0003": 6}
-    sampling = shardkit.Balanced("label", samples=8)
-    loader = Loader(view, batch_size=4, shuffle=True, sampling=sampling)
-    assert real_keys(list(loader)) == dict.fromkeys(view.keys(), 2)
-
-
-def test_a_state_is_of_a_selection(ds: Dataset) -> None:
+def test_a_state_is_of_a_selection(ds):
     view = ds.select(np.random.default_rng(3).permutation(SAMPLES)[:20])
     loader = Loader(view, batch_size=3, shuffle=True)
     whole, states = [], []
@@ -352,10 +322,7 @@ def test_a_state_is_of_a_selection(ds: Dataset) -> None:
         Loader(view[::-1], batch_size=3).load_state_dict(ordered)
 
 
-# --- converting ----------------------------------------------------------------------------------
-
-
-def test_views_are_converted(ds: Dataset, tmp_path: Path) -> None:
+def test_views_are_converted(ds, tmp_path):
     view = ds.select(np.random.default_rng(3).permutation(SAMPLES)[:21])[::-1]
     shardkit.convert(view, "wds", tmp_path / "0", shard_samples=4, workers=0)
     assert [*shardkit.open(tmp_path / "0")] == [*view]
@@ -377,7 +344,7 @@ def test_views_are_converted(ds: Dataset, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("to", ["wds", "lmdb"])
-def test_inspecting_a_view_is_about_its_samples(tmp_path: Path, to: str) -> None:
+def test_inspecting_a_view_is_about_its_samples(tmp_path, to):
     ds = shardkit.open(write_photos(tmp_path / "out", to))
     view = ds.select([30, 2, 31, 3, 3])
     report = shardkit.inspect(view, full=True, samples=2)
@@ -395,28 +362,168 @@ def test_inspecting_a_view_is_about_its_samples(tmp_path: Path, to: str) -> None
     assert shardkit.inspect(shardkit.concatenate([view, ds[:3]]))["samples"] == 8
 
 
-# --- torch ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.large)])
-def test_torchs_dataloader_takes_them_as_they_are(ds: Dataset, workers: int) -> None:
+def test_torchs_dataloader_and_random_split_take_them_as_they_are(ds, workers):
     torch_data = pytest.importorskip("torch.utils.data", reason="torch is an extra")
-    view = ds.select([30, 2, 31, 3, 5])
-    collate = lambda rows: [row["label"] for row in rows]  # noqa: E731
-    loader = torch_data.DataLoader(view, batch_size=2, num_workers=workers, collate_fn=collate)
-    assert [*loader] == [[30, 2], [31, 3], [5]]
     from shardkit.torch import StreamingDataset
 
+    view = ds.select([30, 2, 31, 3, 5])
+    loader = torch_data.DataLoader(view, batch_size=2, num_workers=workers, collate_fn=labels)
+    assert [*loader] == [[30, 2], [31, 3], [5]]
     streamed = StreamingDataset(view, batch_size=2, shuffle=True)
     loader = torch_data.DataLoader(streamed, batch_size=None, num_workers=workers)
     assert real_keys(list(loader)) == Counter(view.keys())
-
-
-def test_torchs_random_split(ds: Dataset) -> None:
-    torch_data = pytest.importorskip("torch.utils.data", reason="torch is an extra")
     one, other = torch_data.random_split(ds, [30, 7])
     assert sorted(labels(one) + labels(other)) == list(range(SAMPLES))
     assert labels(ds.select(one.indices)) == labels(one)
     with pytest.raises(UsageError, match="cannot be streamed") as caught:
         Loader(one, batch_size=2)
     assert caught.value.fix == "dataset.select(subset.indices) is a view of the same samples"
+
+
+SCHEMA = {"label": Int(), "text": Text(), "odd": Bool(optional=True), "row": Array("int64", (2,))}
+
+
+def write(path: Path, to: str, classes: list[str] | None, count: int, **more: Any) -> Dataset:
+    """Samples whose text is the name of their class."""
+    schema = {**SCHEMA, **more}
+    with shardkit.create(path, to, schema=schema, classes=classes, shard_samples=5) as writer:
+        for n in range(count):
+            label = n % 3 if n % 4 else -1
+            sample = {"__key__": f"{path.name}/{n}", "label": label, "row": np.array([n, label])}
+            sample["text"] = "none" if label < 0 or classes is None else classes[label]
+            odd = {"odd": True} if n % 2 else {}
+            writer.write(sample | odd | dict.fromkeys(more, n * 2))
+    return shardkit.open(path)
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    root = tmp_path_factory.mktemp("parts")
+    return [
+        write(root / "a", "wds", ["cat", "dog", "owl"], 13),
+        write(root / "b", "arrow", ["ant", "cat", "dog"], 11, width=Int()),
+        write(root / "c", "lmdb", ["cat", "dog", "owl"], 7),
+    ]
+
+
+def check(joined: Dataset, expected: list[dict[str, Any]]) -> None:
+    """The samples are these, with labels that name the same classes."""
+    assert len(joined) == len(expected)
+    for sample, own in zip(joined, expected, strict=True):
+        name = "none" if sample["label"] < 0 else (joined.classes or ())[sample["label"]]
+        assert name == sample["text"]
+        assert sample["row"].tolist() == own["row"].tolist()
+        same = {n: value for n, value in sample.items() if n not in ("label", "row")}
+        assert same == {n: value for n, value in own.items() if n not in ("label", "row")}
+    assert joined.keys() == [own["__key__"] for own in expected]
+    assert joined.column("label").tolist() == [sample["label"] for sample in joined]
+    assert joined.column("row").tolist() == [own["row"].tolist() for own in expected]
+
+
+def test_samples_come_one_dataset_after_the_other(parts):
+    a, b, c = parts
+    joined = shardkit.concatenate(parts)
+    every = [sample for part in parts for sample in part]
+    assert joined.classes == ("ant", "cat", "dog", "owl")
+    assert joined.shards == sum(part.shards for part in parts)
+    assert joined.schema == {**SCHEMA, "width": Int(optional=True)}
+    check(joined, every)
+    check(joined[::-1], every[::-1])
+    check(joined.select([30, 13, 2, 29]), [every[n] for n in (30, 13, 2, 29)])
+    check(joined.filter("width > 6"), [s for s in every if s.get("width", 0) > 6])
+    check(joined.filter("label == 'ant'"), [s for s in every if s["text"] == "ant"])
+    assert joined.column("width").tolist() == [s.get("width") for s in every]
+    assert joined["b/3"]["width"] == 6
+    for other in (copy.copy(joined), pickle.loads(pickle.dumps(joined[4:]))):
+        check(other, every[len(every) - len(other) :])
+    again = shardkit.concatenate([shardkit.concatenate(parts[:2]), c])
+    assert len(again.parts) == 3
+    check(again, every)
+    views = shardkit.concatenate([a[2:5], b[::-2], shardkit.concatenate([c, a])[5:9]])
+    check(views, [*a[2:5], *b[::-2], *c[5:7], *a[:2]])
+    one = shardkit.concatenate([a[2:5], a[7:], a[2:3]])
+    assert one.classes == a.classes
+    check(one, [*a[2:5], *a[7:], *a[2:3]])
+
+
+def test_transforms_and_advice_are_those_of_each_dataset(parts):
+    a, b, _ = parts
+    changed = copy.copy(b)
+    changed.transform = lambda sample: {**sample, "text": sample["text"].upper()}
+    joined = shardkit.concatenate([a, changed])
+    assert joined[3]["text"] == a[3]["text"]
+    assert joined[13 + 3]["text"] == b[3]["text"].upper()
+    assert joined[::-1][11 - 4]["text"] == b[3]["text"].upper()
+    with pytest.raises(UsageError, match="a dataset with transforms cannot be streamed"):
+        Loader(joined, batch_size=2)
+    with pytest.raises(UsageError, match="a dataset with transforms cannot be converted"):
+        shardkit.convert(joined, "wds", "never")
+    loader = Loader(shardkit.concatenate([a[:5], b]), batch_size=2)
+    commands = [f"shardkit convert {part.place} --to {part.format}" for part in (a, b)]
+    assert convert_command(loader.dataset.stream) == " && ".join(commands)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_loaders_read_them(parts, shuffle):
+    joined = shardkit.concatenate(parts)
+    for dataset in (joined, joined[::-3], joined.filter("odd"), parts[0][::-2]):
+        loader = Loader(dataset, batch_size=4, shuffle=shuffle, threads=2, last="short")
+        batches = list(loader)
+        assert real_keys(batches) == Counter(dataset.keys())
+        for batch in batches:
+            for n, key in enumerate(batch["__key__"]):
+                assert batch["label"][n] == dataset[key]["label"]
+                assert batch["row"][n].tolist() == dataset[key]["row"].tolist()
+        if not shuffle:
+            assert [key for batch in batches for key in batch["__key__"]] == dataset.keys()
+    state = Loader(joined, batch_size=4, shuffle=shuffle, last="short").state_dict()
+    with pytest.raises(UsageError):
+        Loader(joined[1:], batch_size=4, shuffle=shuffle, last="short").load_state_dict(state)
+
+
+def test_rows_and_lengths(tmp_path):
+    a = shardkit.open(write_documents(tmp_path / "a", [3, 5, 2]))
+    b = shardkit.open(write_documents(tmp_path / "b", [7, 1]))
+    joined = shardkit.concatenate([a, b])
+    assert joined.lengths("tokens").tolist() == [3, 5, 2, 7, 1]
+    assert joined[::-2].lengths("tokens").tolist() == [1, 2, 3]
+    loader = Loader(joined, batching=shardkit.Dynamic(max_tokens=8), shuffle=True)
+    assert real_keys(list(loader)) == Counter(joined.keys())
+    with pytest.raises(UsageError, match="several samples have this key"):
+        joined["0001"]
+
+
+def test_they_convert_as_a_list_does(parts, tmp_path):
+    joined = shardkit.concatenate(parts)
+    for name, source in (("list", parts), ("one", joined)):
+        shardkit.convert(source, "wds", tmp_path / name, shard_samples=6, workers=0)
+    assert files_of(tmp_path / "list") == files_of(tmp_path / "one")
+    view = joined.select(np.random.default_rng(1).permutation(31)[:20])
+    for workers in (0, 2):
+        out = tmp_path / f"view{workers}"
+        shardkit.convert(view, "arrow", out, shard_samples=6, workers=workers)
+    assert files_of(tmp_path / "view0") == files_of(tmp_path / "view2")
+    found = shardkit.open(tmp_path / "view0")
+    assert found.classes == joined.classes
+    assert [s["__key__"].partition("/")[2] for s in found] == view.keys()
+    assert [(s["label"], s["text"]) for s in found] == [(s["label"], s["text"]) for s in view]
+    assert shardkit.verify(tmp_path / "view0", view).sound
+    assert not shardkit.verify(tmp_path / "view0", view[:-1]).sound
+    assert shardkit.convert(view, "arrow", out, shard_samples=6).already_complete
+    with pytest.raises(UsageError):
+        shardkit.convert(view[::-1], "arrow", out, shard_samples=6, workers=0)
+
+
+def test_what_cannot_be_concatenated(parts, tmp_path):
+    for given in ([], parts[0], [parts[0], "shards"], None):
+        with pytest.raises(UsageError, match="needs a list of datasets"):
+            shardkit.concatenate(given)
+    with shardkit.create(tmp_path / "x", "wds", schema={"label": Text()}) as writer:
+        writer.write({"__key__": "1", "label": "cat"})
+    with pytest.raises(FormatError, match="'label' differs between datasets"):
+        shardkit.concatenate([parts[0], shardkit.open(tmp_path / "x")])
+    plain = write(tmp_path / "plain", "wds", None, 4)
+    with pytest.raises(FormatError, match="with labels without") as caught:
+        shardkit.concatenate([parts[0], plain])
+    assert "the same type and class names" in str(caught.value.fix)

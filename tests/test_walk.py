@@ -1,7 +1,5 @@
 """A walk has one order, whatever is listed ahead; listings that wait are made side by side."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from pathlib import Path
