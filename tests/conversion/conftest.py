@@ -28,3 +28,10 @@ def whole(source, tmp_path):
     """What one run makes of the source, in shards of 8 kB."""
     shardkit.convert(source, "wds", tmp_path / "whole", shard_size="8kB", workers=0)
     return files_of(tmp_path / "whole")
+
+
+def raised(error, words, call, /, *args, **options):
+    """The error of a call, which is of this class and has these words."""
+    with pytest.raises(error, match=words) as caught:
+        call(*args, **options)
+    return caught.value
