@@ -10,18 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import shardkit
+from shardkit import testing
 from shardkit.sample import JsonText
 from shardkit.schema import Array, Audio, Bytes, Int, Json, Text, Video
 from shardkit.sources.dataset import DatasetSource
-from shardkit.testing import (
-    EVERYTHING,
-    any_samples,
-    assert_same,
-    everything,
-    make_audio,
-    make_image,
-    make_video,
-)
+from shardkit.testing import EVERYTHING, any_samples, assert_same, everything, make_image
 from tests.conftest import IMAGE_FORMATS, examples, few, files_of
 from tests.test_cli import run
 
@@ -96,8 +89,12 @@ CHAINS = {
     "audio and video": (
         {"audio": Audio(), "video": Video(optional=True), "clip": Audio(optional=True)},
         [
-            {"__key__": "a/1", "audio": make_audio(1), "video": make_video(1)},
-            {"__key__": "a/2", "audio": make_audio(2, 44100), "clip": make_audio(3)},
+            {"__key__": "a/1", "audio": testing.make_audio(1), "video": testing.make_video(1)},
+            {
+                "__key__": "a/2",
+                "audio": testing.make_audio(2, 44100),
+                "clip": testing.make_audio(3),
+            },
         ],
         {},
     ),
@@ -181,18 +178,6 @@ def test_a_value_of_64_megabytes_passes_through_every_format(tmp_path):
         shardkit.convert(source, format, path, workers=0)
         shutil.rmtree(source)
         assert [sample["blob"] for sample in shardkit.open(path)] == values
-
-
-def test_class_names_of_every_field_have_its_new_name(tmp_path):
-    schema, samples, names = CHAINS["classes of two fields"]
-    shardkit.convert(samples, "arrow", tmp_path / "a", workers=0, schema=schema, classes=names)
-    shardkit.convert(tmp_path / "a", "wds", tmp_path / "b", workers=0, rename={"coarse": "kind"})
-    shardkit.convert(tmp_path / "b", "lmdb", tmp_path / "c", workers=0)
-    for folder, source in (("b", "a"), ("c", "b")):
-        dataset = shardkit.open(tmp_path / folder)
-        assert dataset.class_names == {"fine": names["fine"], "kind": names["coarse"]}
-        assert (dataset.label, dataset.classes) == ("fine", names["fine"])
-        assert shardkit.verify(tmp_path / folder, against=tmp_path / source, decode=True).sound
 
 
 def test_a_class_that_no_field_names_is_refused(tmp_path):

@@ -9,6 +9,7 @@ from shardkit.errors import FormatError, OutputError, SampleError, UsageError
 from shardkit.formats.tfrecord.writer import TFRecordWriter
 from shardkit.testing import EVERYTHING, assert_same, everything, make_image
 from tests.codecs.sample_images import encoded, opened, photo
+from tests.conversion.conftest import raised
 
 SCHEMA = {"image": shardkit.Image(), "label": shardkit.Int()}
 
@@ -29,26 +30,9 @@ def test_samples_come_back_and_the_dataset_appears_at_the_end(tmp_path, out):
     assert not (tmp_path / "out.partial").exists()
 
 
-def test_keys_are_numbered_where_there_are_none(out):
+def test_keys_are_numbered_and_a_bad_sample_is_named_and_the_rest_goes_on(out):
     with shardkit.create(out, "wds", SCHEMA) as writer:
-        for n in range(3):
-            writer.write(sample(label=np.uint8(n)))
-    assert shardkit.open(out)[2] == {"__key__": "000000002", **sample(label=2)}
-
-
-def test_an_error_in_the_block_leaves_nothing(tmp_path, out):
-    def fail():
-        with shardkit.create(out, "wds", SCHEMA) as writer:
-            writer.write(sample())
-            raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine"):
-        fail()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_bad_sample_is_named_and_the_rest_goes_on(out):
-    with shardkit.create(out, "wds", SCHEMA) as writer:
+        writer.write(sample(label=np.uint8(2)))
         writer.write(sample(__key__="a"))
         for bad, message in (
             (sample(__key__="a"), "same key"),
@@ -58,18 +42,27 @@ def test_a_bad_sample_is_named_and_the_rest_goes_on(out):
             (sample(__key__="b.c"), "cannot be named after this key"),
             (sample(__key__=""), "not text"),
         ):
-            with pytest.raises(SampleError, match=message):
-                writer.write(bad)
+            raised(SampleError, message, writer.write, bad)
         writer.write(sample(__key__="b"))
     with shardkit.open(out) as ds:
-        assert [ds[n]["__key__"] for n in range(len(ds))] == ["a", "b"]
+        assert ds[0] == {"__key__": "000000000", **sample(label=2)}
+        assert [ds[n]["__key__"] for n in range(1, len(ds))] == ["a", "b"]
+
+
+def test_an_error_in_the_block_leaves_nothing(tmp_path, out):
+    def fail():
+        with shardkit.create(out, "wds", SCHEMA) as writer:
+            writer.write(sample())
+            raise KeyError("mine")
+
+    raised(KeyError, "mine", fail)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_exists_is_kept_until_the_new_one_is_whole(out):
     with shardkit.create(out, "wds", SCHEMA) as writer:
         writer.write(sample(__key__="old"))
-    with pytest.raises(OutputError, match="the output exists"):
-        shardkit.create(out, "wds", SCHEMA)
+    raised(OutputError, "the output exists", shardkit.create, out, "wds", SCHEMA)
     with shardkit.create(out, "wds", SCHEMA, overwrite=True) as writer:
         writer.write(sample(__key__="new"))
         assert shardkit.open(out)[0]["__key__"] == "old"
@@ -80,16 +73,14 @@ def test_an_unfinished_conversion_is_not_swept_away(images, out):
     (images / "class2/003.jpg").write_bytes(b"text")
     with pytest.raises(SampleError):
         shardkit.convert(images, "wds", out, workers=0)
-    with pytest.raises(OutputError, match="unfinished conversion"):
-        shardkit.create(out, "wds", SCHEMA)
+    raised(OutputError, "unfinished conversion", shardkit.create, out, "wds", SCHEMA)
 
 
 def test_writing_after_closing_and_fields_that_are_none_are_refused(tmp_path, out):
     writer = shardkit.create(out, "wds", SCHEMA)
     writer.close()
     writer.close()
-    with pytest.raises(ValueError, match="closed"):
-        writer.write(sample())
+    raised(ValueError, "closed", writer.write, sample())
     assert len(shardkit.open(out)) == 0
     with pytest.raises(UsageError, match="field 'label' has no type"):
         shardkit.create(tmp_path / "x", "wds", {"label": int})
@@ -120,7 +111,6 @@ def test_files_of_a_writer_that_would_be_taken_for_lists_are_refused(tmp_path, m
     for out in ("folder", "single.tfrecord"):
         writer = shardkit.create(tmp_path / out, "tfrecord", SCHEMA)
         writer.write(sample())
-        with pytest.raises(FormatError, match="the writer of tfrecord uses a file name") as error:
-            writer.close()
-        assert error.value.found.endswith(".tfrecord.offsets")
+        error = raised(FormatError, "the writer of tfrecord uses a file name", writer.close)
+        assert error.found.endswith(".tfrecord.offsets")
         assert not (tmp_path / out).exists()

@@ -16,7 +16,6 @@ import pytest
 from pyarrow import parquet
 
 import shardkit
-from shardkit import manifest as manifests
 from shardkit.cli.progress import show_result
 from shardkit.cli.tables import tally
 from shardkit.errors import DamagedError, FormatError
@@ -94,25 +93,6 @@ def test_a_manifest_names_no_more_than_a_hundred_kinds(tmp_path):
     assert found.pop("of 201 other kinds") == 201
     assert len(found) == 99
     assert set(found.values()) == {1}
-
-
-def test_a_manifest_may_gain_entries_and_lack_new_ones(tmp_path):
-    """Of a later version, and of an earlier one."""
-    source = put_lines(tmp_path / "a.jsonl", [{"text": "a", "label": 1}])
-    ignored(source, tmp_path / "out")
-    path = manifests.manifest_path(tmp_path / "out")
-    data = json.loads(path.read_text())
-    data["later"] = 1
-    data["shards"][0]["file"]["blocks"] = ["ab"]
-    data["fields"]["text"]["mean"] = 1.0
-    del data["ignored"], data["manifest_checksum"]
-    manifests._write(path, data)
-    path.write_text(json.dumps(json.loads(path.read_text())))  # formatted in another way
-    found = load(tmp_path / "out")
-    assert (found.samples, found.ignored) == (1, {})
-    assert shardkit.verify(tmp_path / "out").sound
-    found.write(path)
-    assert json.loads(path.read_text()).items() >= {**data, "ignored": {}}.items()
 
 
 def test_what_others_put_into_our_lmdb_is_read_counted_or_refused(tmp_path):

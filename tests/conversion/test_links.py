@@ -13,6 +13,7 @@ from shardkit.conversion import partial
 from shardkit.errors import OutputError, SampleError, ShardkitError
 from shardkit.verification.verify import verify
 from tests.conftest import files_of, write_images
+from tests.conversion.conftest import raised
 from tests.sources.test_text import put
 from tests.test_names import write_json
 
@@ -69,8 +70,7 @@ def test_a_link_in_the_place_of_the_working_folder_is_refused(name, source, vict
         link.unlink()
     (tmp_path / "__shardkit__").symlink_to(victim / "folder")  # of the files beside a single one
     if name != "out":
-        with pytest.raises(OutputError, match="created by somebody else"):
-            convert(source, tmp_path / name)
+        raised(OutputError, "created by somebody else", convert, source, tmp_path / name)
         assert unharmed(victim)
 
 
@@ -149,9 +149,8 @@ def test_a_folder_of_another_user_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     owned(666, 0)
     for path in ("out.partial", "__shardkit__"):
-        with pytest.raises(OutputError, match="somebody else") as error:
-            partial.refuse_others(shared / path)
-        assert error.value.found == "it belongs to the user 666"
+        error = raised(OutputError, "somebody else", partial.refuse_others, shared / path)
+        assert error.found == "it belongs to the user 666"
     for owner, above in ((1000, 0), (666, 666), (0, 0)):  # ours, on a mapped file system, root's
         owned(owner, above)
         partial.refuse_others(shared / "out.partial")
@@ -163,8 +162,7 @@ def test_a_hostile_result_of_a_task_names_nothing_outside(source, victim, tmp_pa
     text = result.read_text()
     result.write_text(text.replace('"shard-000000.tar"', '"../../../victim/file"'))
     assert text != result.read_text()
-    with pytest.raises(ShardkitError, match="unsafe name"):
-        convert(source, tmp_path / "out")
+    raised(ShardkitError, "unsafe name", convert, source, tmp_path / "out")
     assert unharmed(victim)
 
 
@@ -188,8 +186,7 @@ def test_an_output_that_is_a_link_stays_one(name, source, tmp_path):
     before = files_of(tmp_path / "elsewhere")
     link.symlink_to(real)
     assert convert(source, link).already_complete
-    with pytest.raises(OutputError, match="holds another dataset"):
-        convert(source, link, shuffle=True)
+    raised(OutputError, "holds another dataset", convert, source, link, shuffle=True)
     convert(source, link, shuffle=True, overwrite=True)
     assert link.is_symlink()
     assert os.readlink(link) == os.fspath(real)

@@ -12,6 +12,7 @@ from shardkit.conversion.target import default_output
 from shardkit.errors import OutputError, StorageError, UsageError
 from shardkit.formats import FORMATS
 from tests.conftest import IMAGE_FORMATS, few, files_of, write_images
+from tests.conversion.conftest import raised
 from tests.conversion.deaths import change, continued_after_deaths
 from tests.sources.test_text import put
 
@@ -50,8 +51,7 @@ def test_create_makes_single_files_too(tmp_path, format):
         for number in range(5):
             writer.write({"text": f"{number}"})
     assert [sample["text"] for sample in shardkit.open(out)] == list("01234")
-    with pytest.raises(OutputError, match="the output exists"):
-        shardkit.create(out, format, text)
+    raised(OutputError, "the output exists", shardkit.create, out, format, text)
     with shardkit.create(out, format, {"label": shardkit.Int()}, overwrite=True) as writer:
         writer.write({"label": 3})
     assert shardkit.open(out)[0]["label"] == 3
@@ -173,9 +173,8 @@ def test_a_part_that_a_power_cut_took_is_made_again(source, tmp_path, format, da
     part.unlink()
     if damage != "gone":
         part.write_bytes(bytes(size if damage == "zeros" else size // 2))
-    with pytest.raises(StorageError, match="is damaged or missing") as error:
-        convert(source, out, format)
-    assert "it writes this shard again" in str(error.value)
+    error = raised(StorageError, "is damaged or missing", convert, source, out, format)
+    assert "it writes this shard again" in str(error)
     assert not out.exists()
     convert(source, out, format)
     assert files_of(out.parent) == files_of(reference.parent)
@@ -195,18 +194,14 @@ def test_a_single_file_is_a_source_and_knows_when_it_is_complete(source, tmp_pat
 def test_what_cannot_be_one_shard_is_refused_before_anything_is_made(source, tmp_path):
     out = tmp_path / "x.lmdb"
     for options in ({"shard_size": "1MB"}, {"shard_samples": 3}):
-        with pytest.raises(UsageError, match="cannot be limited"):
-            convert(source, out, "lmdb", **options)
-        with pytest.raises(UsageError, match="cannot be limited"):
-            shardkit.create(out, "lmdb", {}, **options)
+        raised(UsageError, "cannot be limited", convert, source, out, "lmdb", **options)
+        raised(UsageError, "cannot be limited", shardkit.create, out, "lmdb", {}, **options)
     with pytest.raises(UsageError, match="splits are folders") as error:
         convert(source, out, "lmdb", split="train=0.5,val=0.5")
     assert error.value.found == "train, val"
-    with pytest.raises(UsageError, match="in lower case"):
-        convert(source, tmp_path / "x.BETON", "beton")
+    raised(UsageError, "in lower case", convert, source, tmp_path / "x.BETON", "beton")
     out.write_text("mine")
-    with pytest.raises(OutputError, match="was not written by shardkit"):
-        convert(source, out, "lmdb", overwrite=True)
+    raised(OutputError, "was not written by shardkit", convert, source, out, "lmdb", overwrite=True)
     assert {path.name for path in tmp_path.iterdir()} == {"in", "x.lmdb"}
     assert out.read_text() == "mine"
 
@@ -217,8 +212,7 @@ def test_an_unfinished_single_file_does_not_open_and_is_continued(source, tmp_pa
     with pytest.raises(shardkit.SampleError):
         convert(source, out, "lmdb")
     assert not out.exists()
-    with pytest.raises(shardkit.FormatError, match="unfinished"):
-        shardkit.open(f"{out}.partial")
+    raised(shardkit.FormatError, "unfinished", shardkit.open, f"{out}.partial")
     convert(source, out, "lmdb", on_error="skip")
     names = ("manifest.json", "errors.jsonl", "keys.jsonl")
     listed = {f"__shardkit__/train.lmdb.{name}" for name in names}
@@ -230,9 +224,8 @@ def test_files_of_others_beside_the_output_are_never_replaced(source, tmp_path):
     for name in (*beside, "train.index.npy"):
         file, to = ("train.tar", "wds") if name.endswith("npy") else ("train.lmdb", "lmdb")
         mine = put(tmp_path / "__shardkit__" / name, "mine")
-        with pytest.raises(OutputError, match="a file is in the way") as error:
-            convert(source, tmp_path / file, to)
-        assert error.value.where["path"] == mine
+        error = raised(OutputError, "a file is in the way", convert, source, tmp_path / file, to)
+        assert error.where["path"] == mine
         assert mine.read_text() == "mine"
         assert not (tmp_path / file).exists()
         mine.unlink()

@@ -22,6 +22,7 @@ from shardkit.part_of import PartOf
 from shardkit.sources import packed_names
 from shardkit.testing import make_audio
 from tests.conftest import examples, files_of, write_images
+from tests.conversion.conftest import raised
 from tests.conversion.part_kills import Forks, wait_for
 from tests.conversion.test_part_lock import no_locks
 from tests.conversion.test_parts import convert
@@ -167,9 +168,8 @@ def test_a_file_that_changed_or_went_is_named(source, out):
     for path in source.rglob("*.jpg"):
         data = path.read_bytes()
         path.write_bytes(data[:-1] + b"x")
-    with pytest.raises(SampleError, match="the file changed") as error:
-        convert(source, out, "2/2")
-    assert Path(error.value.where["path"]).parent.parent == source
+    error = raised(SampleError, "the file changed", convert, source, out, "2/2")
+    assert Path(error.where["path"]).parent.parent == source
 
 
 def test_another_set_of_files_is_listed_again_and_told(source, tmp_path, out):
@@ -182,16 +182,14 @@ def test_another_set_of_files_is_listed_again_and_told(source, tmp_path, out):
     (others[1] / "class0/new.jpg").write_bytes(b"x")
     (others[2] / "class0").rename(others[2] / "class2")
     for other in others:
-        with pytest.raises(OutputError, match="the source has changed"):
-            convert(other, out, "2/2", on_error="skip")
+        raised(OutputError, "the source has changed", convert, other, out, "2/2", on_error="skip")
 
 
 def test_inodes_of_another_machine_tell_nothing(source, tmp_path, out, whole, monkeypatch):
     """A copy has the names, sizes and times of its files, and was made later."""
     convert(source, out, "1/2")
     copy = shutil.copytree(source, tmp_path / "copy")
-    with pytest.raises(SampleError, match="another file of that name"):
-        convert(copy, out, "2/2")
+    raised(SampleError, "another file of that name", convert, copy, out, "2/2")
     monkeypatch.setattr(part_listing, "machine", lambda: "another boot")
     assert not lists_as("2/2", copy, out)
     assert files_of(out) == whole
@@ -227,9 +225,8 @@ def test_a_damaged_listing_is_named_or_does_no_harm(source, out, whole):
         with contextlib.suppress(ShardkitError):
             assert _planned(source, out) == job  # what is damaged is not asked for
             continue
-        with pytest.raises(DamagedError, match="the stored listing of the source is") as error:
-            _planned(source, out)
-        assert error.value.where["path"] == path
+        error = raised(DamagedError, "the stored listing of the source is", _planned, source, out)
+        assert error.where["path"] == path
         damaged += 1
     assert damaged > 40
     path.unlink()
@@ -260,8 +257,7 @@ def test_a_listing_of_a_stranger_leads_nowhere_else(source, tmp_path, out):
         assert old in whole
         assert len(old) == len(new)
         path.write_bytes(with_digest(whole.replace(old, new)))
-        with pytest.raises(DamagedError, match="the stored listing of the source is damaged"):
-            _planned(source, out)
+        raised(DamagedError, "the stored listing of the source is damaged", _planned, source, out)
     inside = (source, out.with_name("out.partial"))
     for _ in range(examples(50)):
         path.write_bytes(with_digest(harmed(whole, dice, lambda _: dice.choice(NASTY), HEADER)))
@@ -276,8 +272,7 @@ def test_a_link_in_place_of_a_listing_is_not_read(source, tmp_path, out):
     folder = listing_at(out).parent.parent
     shutil.move(folder, tmp_path / "moved")
     folder.symlink_to(tmp_path / "moved")
-    with pytest.raises(OutputError, match="created by somebody else"):
-        convert(source, out, "2/2")
+    raised(OutputError, "created by somebody else", convert, source, out, "2/2")
 
 
 @pytest.mark.parametrize(("look", "part"), [("lstat", "1/2"), ("listdir", None)])
@@ -356,8 +351,7 @@ def test_a_part_that_fails_leaves_nothing_behind(source, tmp_path):
             convert(source, tmp_path / "out", "1/2", **options)
     more, whole = write_images(tmp_path / "more"), tmp_path / "whole"
     convert(more, whole)
-    with pytest.raises(OutputError, match="holds another dataset"):
-        convert(more, whole, "1/2", shard_size="9kB")
+    raised(OutputError, "holds another dataset", convert, more, whole, "1/2", shard_size="9kB")
     assert convert(more, whole, "1/2").already_complete
     assert {path.name for path in tmp_path.iterdir()} == {"in", "more", "whole"}
 

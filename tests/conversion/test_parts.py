@@ -16,6 +16,7 @@ from shardkit.conversion.work import unzipped, zipped
 from shardkit.errors import DamagedError, OutputError, SampleError, SourceError, UsageError
 from shardkit.part_of import PartOf
 from tests.conftest import IMAGE_FORMATS, files_of
+from tests.conversion.conftest import raised
 from tests.conversion.deaths import Interrupted
 from tests.conversion.part_kills import Forks, at_once, killed_parts
 from tests.sources.test_text import put
@@ -68,9 +69,7 @@ def test_two_parts_make_what_one_run_makes(source, tmp_path, out):
     assert shardkit.merge(out).already_complete
 
 
-def test_a_part_that_ends_while_the_last_one_is_finishing_its_tasks_publishes(
-    source, out, whole, monkeypatch
-):
+def test_a_part_that_ends_while_the_last_one_finishes_publishes(source, out, whole, monkeypatch):
     """The first counts what is missing before the second is done, which finds the first at work."""
     real = FolderPartial.count_missing
 
@@ -176,25 +175,21 @@ def test_parts_of_other_options_are_refused(source, tmp_path, out):
         with pytest.raises(OutputError, match="shard_size was 8000, is 9000"):
             convert(source, out, "2/2", shard_size="9kB", **more)
     (source / "class0/000.jpg").unlink()
-    with pytest.raises(OutputError, match="the source has changed") as error:
-        convert(source, out, "2/2")
-    assert "out.partial" in error.value.fix
+    error = raised(OutputError, "the source has changed", convert, source, out, "2/2")
+    assert "out.partial" in error.fix
     assert files_of(tmp_path / "out.partial/tasks") == before
 
 
 def test_merge_names_what_is_missing(source, out):
-    with pytest.raises(OutputError, match="no conversion in parts"):
-        shardkit.merge(out)
+    raised(OutputError, "no conversion in parts", shardkit.merge, out)
     stop(source, out, None, at=5)
-    with pytest.raises(OutputError, match="was not started in parts"):
-        shardkit.merge(out)
+    raised(OutputError, "was not started in parts", shardkit.merge, out)
     convert(source, out, "1/3")
     stop(source, out, "3/3", at=2)
-    with pytest.raises(OutputError, match="not all parts") as error:
-        shardkit.merge(out)
+    error = raised(OutputError, "not all parts", shardkit.merge, out)
     words = "6 tasks are missing: 2/3 never began; 3/3 began and did not end"
-    assert error.value.found == words
-    assert "--part 2/3 and so on" in error.value.fix
+    assert error.found == words
+    assert "--part 2/3 and so on" in error.fix
     assert not out.exists()
     one, two = PartOf(1, 2), PartOf(2, 2)
     assert who_is_missing([(one, True)], {1}) == ("1 task is missing: 2/2 never began", [two])
@@ -205,15 +200,13 @@ def test_parts_that_cannot_be(source, tmp_path, out):
     with pytest.raises(UsageError, match="cannot be verified that all parts"):
         shardkit.convert([{"x": n} for n in range(4)], "wds", out, part="1/2")
     for part in ("0/2", "3/2", "2", "1/0"):
-        with pytest.raises(UsageError, match="invalid part"):
-            convert(source, out, part)
+        raised(UsageError, "invalid part", convert, source, out, part)
     assert {path.name for path in tmp_path.iterdir()} == {"in"}
 
 
 def test_parts_replace_a_dataset_where_they_are_told_to(source, out, whole):
     convert(source, out, shard_size="20kB")
-    with pytest.raises(OutputError, match="holds another dataset"):
-        convert(source, out, "1/2")
+    raised(OutputError, "holds another dataset", convert, source, out, "1/2")
     convert(source, out, "1/2", overwrite=True)
     last_part_dies(source, out, "2/2", overwrite=True)
     shardkit.merge(out)
@@ -230,10 +223,9 @@ def test_merge_replaces_nothing_that_parts_were_not_told_to(source, tmp_path, ou
     convert(source, out, shard_size="20kB")
     before = files_of(out)
     (tmp_path / "aside").rename(tmp_path / "out.partial")
-    with pytest.raises(OutputError, match="holds another dataset") as error:
-        shardkit.merge(out)
+    error = raised(OutputError, "holds another dataset", shardkit.merge, out)
     assert files_of(out) == before
-    assert "--overwrite" in error.value.fix
+    assert "--overwrite" in error.fix
     convert(source, out, "1/2", overwrite=True)
     assert files_of(out) != before
 
@@ -247,12 +239,9 @@ def test_bad_samples(source, tmp_path, out, bad):
 
     few, message = tmp_path / "few", "more than 2 samples are bad"
     convert(source, few, "1/2", max_errors=2, **bad)
-    with pytest.raises(SourceError, match=message):
-        convert(source, few, "2/2", max_errors=2, **bad)
+    raised(SourceError, message, convert, source, few, "2/2", max_errors=2, **bad)
     last_part_dies(source, few, "2/2", **bad)
-    with pytest.raises(SourceError, match=message) as error:
-        shardkit.merge(few)
-    assert "--max-errors" in error.value.fix
+    assert "--max-errors" in raised(SourceError, message, shardkit.merge, few).fix
     convert(source, few, "2/2", max_errors=3, **bad)
     assert files_of(few) == files_of(tmp_path / "whole")
 
@@ -295,9 +284,7 @@ def test_another_version_does_not_merge(source, tmp_path, out):
     job["versions"]["shardkit"] = "0.0.1"
     path.write_text(json.dumps(job))
     for again in (shardkit.merge, partial(convert, source), partial(convert, source, part="1/1")):
-        with pytest.raises(OutputError, match="by another version") as error:
-            again(out)
-        assert "0.0.1" in str(error.value)
+        assert "0.0.1" in str(raised(OutputError, "by another version", again, out))
 
 
 def test_a_damaged_job_is_named_and_its_work_stays(source, tmp_path, out):
@@ -308,9 +295,8 @@ def test_a_damaged_job_is_named_and_its_work_stays(source, tmp_path, out):
     path.write_bytes(path.read_bytes()[:100])
     before = files_of(tmp_path)
     for again in (partial(convert, source, part="2/2"), shardkit.merge):
-        with pytest.raises(OutputError, match="the description of an unfinished") as error:
-            again(out)
-        assert error.value.where["path"] == path
+        error = raised(OutputError, "the description of an unfinished", again, out)
+        assert error.where["path"] == path
     assert {**files_of(tmp_path), "out.partial/lock": b""} == {**before, "out.partial/lock": b""}
 
 
@@ -322,8 +308,7 @@ def test_a_damaged_plan_is_named(source, tmp_path, out, whole):
     for data in (b"", b"x", stored[:200], stored.replace(b'"max_bytes"', b'"mix_bytes"')):
         path.write_bytes(data)
         for again in (partial(convert, source, part="2/2"), shardkit.merge):
-            with pytest.raises(DamagedError, match="the stored plan is damaged"):
-                again(out)
+            raised(DamagedError, "the stored plan is damaged", again, out)
     convert(source, out)
     assert files_of(out) == whole
 
@@ -339,8 +324,7 @@ def test_an_archive_with_files_in_files_is_refused():
     size = (end - start + len(entry)).to_bytes(4, "little")
     last = outer[end : end + 8] + b"\2\0\2\0" + size + outer[end + 16 :]
     packed = outer[:end] + entry + last
-    with pytest.raises(ValueError, match="larger than the archive"):
-        unzipped(packed)
+    raised(ValueError, "larger than the archive", unzipped, packed)
     assert unzipped(outer) == {"a": inner[:directory]}
 
 
@@ -374,7 +358,7 @@ def test_parts_that_are_killed_are_continued(source, tmp_path):
             workers = number // len(IMAGE_FORMATS)
             command = ["convert", source, "--to", to, "--shard-size", "16kB", "--workers", workers]
             convert(source, whole, to=to, shard_size="16kB")
-            killed += killed_parts(forks, [*command, "-o", out], out, 25, dice)["killed"]
+            killed += killed_parts(forks, [*command, "-o", out], out, 25, dice)
             assert files_of(out) == files_of(whole), to
             assert not out.with_name(f"{out.name}.partial").exists()
     assert killed > 20

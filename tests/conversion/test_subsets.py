@@ -1,5 +1,6 @@
 """Some of the samples: by class, key, condition or at random; and how they are divided."""
 
+import itertools
 import json
 import math
 from collections import Counter
@@ -26,26 +27,32 @@ from tests.conftest import few, files_of, write_images
 from tests.sources.test_text import put, put_lines
 
 
-def made(source, out, to="wds", **options):
-    """The samples of the dataset that was made, which was compared with its source."""
-    shardkit.convert(source, to, out, **{"workers": 0, **options})
-    if isinstance(source, Path):
-        found = shardkit.verify(out, against=source)
+def convert(source, out, to="wds", **options):
+    """Convert, and compare what was made with its source: splits by themselves too."""
+    result = shardkit.convert(source, to, out, **{"workers": 0, **options})
+    folders = sorted(path.parent.parent for path in out.glob("*/__shardkit__/manifest.json"))
+    for folder in [*folders, out] if isinstance(source, Path) else []:
+        found = shardkit.verify(folder, against=source)
         assert found.problems == []
         assert "limit" in options or not any("not in the dataset" in n for n in found.notes)
+    return result, folders
+
+
+def made(source, out, *args, **options):
+    """The samples of the dataset that was made."""
+    convert(source, out, *args, **options)
     with shardkit.open(out) as ds:
         return [ds[n] for n in range(len(ds))]
 
 
-def splits(source, out, to="wds", **options):
-    """The keys of each split that was made; each is compared with its source by itself too."""
-    shardkit.convert(source, to, out, **{"workers": 0, **options})
-    folders = sorted(p.parent.parent for p in out.glob("*/__shardkit__/manifest.json"))
-    for folder in [*folders, out] if isinstance(source, Path) else []:
-        checked = shardkit.verify(folder, against=source)
-        assert checked.problems == []
-        assert "limit" in options or not any("not in the dataset" in n for n in checked.notes)
-    return {folder.name: [s["__key__"] for s in shardkit.open(folder)] for folder in folders}
+def keys_of(samples):
+    return [sample["__key__"] for sample in samples]
+
+
+def splits(source, out, *args, **options):
+    """The keys of each split that was made."""
+    _, folders = convert(source, out, *args, **options)
+    return {folder.name: keys_of(shardkit.open(folder)) for folder in folders}
 
 
 def command(*words):
@@ -95,9 +102,8 @@ def test_classes_of_datasets_sequences_and_names_in_an_order(images, tmp_path):
 
 
 def test_samples_without_a_class_are_of_no_class(tmp_path):
-    source = [{"x": n, "label": n - 1} for n in range(3)]
+    source = [*({"x": n, "label": n - 1} for n in range(3)), {"x": 3}]
     options = {"classes": ["a", "b"], "schema": {"x": Int(), "label": Int(optional=True)}}
-    source.append({"x": 3})
     found = made(source, tmp_path / "in", include_class=["b"], **options)
     assert [(s["x"], s["label"]) for s in found] == [(2, 0)]
     found = made(source, tmp_path / "out", exclude_class=["a"], **options)
@@ -116,31 +122,30 @@ def test_classes_of_texts_and_of_tables(tmp_path):
     rows = [{"text": f"text {n}", "kind": "xyz"[n % 3], "n": n} for n in range(30)]
     options = {"label_column": "kind", "exclude_class": ["y"], "where": "n >= 20"}
     found = made(put_lines(tmp_path / "a.jsonl", rows), tmp_path / "d", **options)
-    assert [(s["text"], s["label"]) for s in found] == [
-        (f"text {n}", {0: 0, 2: 1}[n % 3]) for n in range(20, 30) if n % 3 != 1
-    ]
+    expected = [(f"text {n}", {0: 0, 2: 1}[n % 3]) for n in range(20, 30) if n % 3 != 1]
+    assert [(s["text"], s["label"]) for s in found] == expected
     assert load(tmp_path / "d").class_names == {"label": ("x", "z")}
 
 
-def test_several_sources_are_chosen_from_as_one(images, tmp_path):
+def test_several_sources_are_chosen_from_as_one(images, tmp_path, out):
     shardkit.convert(images, "parquet", tmp_path / "more", workers=0)
     both = [images, tmp_path / "more"]
     options = {"include_class": ["class2"], "where": "width == 8 and '/00' in key"}
-    plan = prepare(both, "wds", tmp_path / "out", ConvertOptions(**options, group="key", folds=4))
+    plan = prepare(both, "wds", out, ConvertOptions(**options, group="key", folds=4))
     assert [split.samples for split in plan.splits] == [2, 2, 2, 2]
-    shardkit.convert(both, "wds", tmp_path / "out", workers=0, **options)
-    assert shardkit.verify(tmp_path / "out", against=both).problems == []
     keys = ["images/class0/001", "more/class0/001"]
-    found = [sample["__key__"] for sample in made(both, tmp_path / "keys", keys=keys)]
-    assert found == keys
+    assert keys_of(made(both, tmp_path / "keys", keys=keys)) == keys
     texts = [lines(tmp_path / f"{name}.jsonl") for name in "ab"]
-    shardkit.convert(texts, "wds", tmp_path / "text", workers=0, where="score >= 0.9", sample=0.5)
-    assert 5 < load(tmp_path / "text").samples < 35
-    assert shardkit.verify(tmp_path / "text", against=texts).problems == []
+    for source, name, more in (
+        (both, "out", options),
+        (texts, "text", {"where": "score >= 0.9", "sample": 0.5}),
+    ):
+        found = made(source, tmp_path / name, **more)
+        assert shardkit.verify(tmp_path / name, against=source).problems == []
+    assert 5 < len(found) < 35
 
 
-def test_mistakes_with_classes(images, tmp_path):
-    out = tmp_path / "out"
+def test_mistakes_with_classes(images, out):
     with pytest.raises(UsageError, match="no class 'clas1'") as caught:
         command(images, "--to", "wds", "-o", out, "--include-class", "class0,clas1")
     assert "did you mean class1" in str(caught.value.expected)
@@ -151,9 +156,8 @@ def test_mistakes_with_classes(images, tmp_path):
     assert error.found == "12 samples of other classes"
     refused(UsageError, "no class names", [{"x": 1}], out, include_class=["a"])
     several = {"schema": {"label": Array("<i8", (None,))}, "classes": ["a", "b"]}
-    labels = [{"label": np.array([0, 1])}]
-    message = "can have several classes"
-    refused(UsageError, message, labels, out, include_class=["a"], **several)
+    several |= {"include_class": ["a"]}
+    refused(UsageError, "have several classes", [{"label": np.array([0, 1])}], out, **several)
     assert not out.exists()
 
 
@@ -169,16 +173,16 @@ def with_metadata(root, count=20):
 def test_where_over_metadata_and_image_headers(tmp_path):
     source = with_metadata(tmp_path / "in")
     found = made(source, tmp_path / "a", where="score >= 0.5 and width < 36")
-    assert [s["__key__"] for s in found] == [f"{n:02}" for n in range(5, 16) if n % 5]
+    assert keys_of(found) == [f"{n:02}" for n in range(5, 16) if n % 5]
     assert load(tmp_path / "a").ignored == {
         "images without a row of metadata": 4,
         "samples that --where leaves out": 8,
         "samples without a value that --where asks for": 4,
     }
     found = made(source, tmp_path / "b", where="score is null", fields=["image"])
-    assert [s["__key__"] for s in found] == ["00", "05", "10", "15"]
+    assert keys_of(found) == ["00", "05", "10", "15"]
     found = made(source, tmp_path / "c", where="not (width > 21 or key == '00')", to="parquet")
-    assert [s["__key__"] for s in found] == ["01"]
+    assert keys_of(found) == ["01"]
 
 
 def test_planning_reads_no_more_than_headers(tmp_path, monkeypatch):
@@ -199,8 +203,7 @@ def test_planning_reads_no_more_than_headers(tmp_path, monkeypatch):
 
     monkeypatch.setattr(source_files, "_first", counted)
     options = ConvertOptions(where="width == 99 and score is null", split="a=0.5,b=0.5")
-    plan = prepare(source, "parquet", tmp_path / "out", options)
-    assert plan.samples == 1
+    assert prepare(source, "parquet", tmp_path / "out", options).samples == 1
     assert len(read) == 5  # images of those without a score
     assert max(read.values()) == 1 << 14
 
@@ -210,8 +213,7 @@ def test_long_headers_are_read_to_their_end(tmp_path):
     comment = b"\xff\xfe" + (60_000).to_bytes(2, "big") + bytes(59_998)
     put(tmp_path / "in/a.jpg", image[:2] + comment + image[2:])
     put(tmp_path / "in/b.jpg", make_image(2))
-    found = made(tmp_path / "in", tmp_path / "out", where="width == 40")
-    assert [s["__key__"] for s in found] == ["a"]
+    assert keys_of(made(tmp_path / "in", tmp_path / "out", where="width == 40")) == ["a"]
 
 
 def test_images_that_the_condition_cannot_read(tmp_path):
@@ -223,19 +225,15 @@ def test_images_that_the_condition_cannot_read(tmp_path):
     skip = {"on_error": "skip", "overwrite": True}
     refused(SourceError, "no sample of the source is left", source, out, where=where, **skip)
     found = made(source, out, where="width == 8", **skip)
-    assert [s["__key__"] for s in found] == ["class0/001", "class0/002", "class0/003"]
+    assert keys_of(found) == ["class0/001", "class0/002", "class0/003"]
     (line,) = (out / "__shardkit__/errors.jsonl").read_text().splitlines()
     assert json.loads(line)["key"] == "class0/000"
 
 
 def lines(path, count=200):
-    return put_lines(
-        path,
-        [
-            {"text": f"text {n}", "score": n / count, "lang": "de" if n % 3 else "en"}
-            for n in range(count)
-        ],
-    )
+    languages = [("de" if n % 3 else "en") for n in range(count)]
+    rows = [(f"text {n}", n / count, languages[n]) for n in range(count)]
+    return put_lines(path, [dict(zip(("text", "score", "lang"), row, strict=True)) for row in rows])
 
 
 def test_where_over_documents_while_they_are_read(tmp_path, gpt2):
@@ -287,9 +285,9 @@ def test_a_condition_that_leaves_nothing(tmp_path):
 def test_keys_of_a_file(images, tmp_path):
     keys = put(tmp_path / "keys.txt", "\ufeffclass2/001\r\nclass0/003\r\n\n")
     out, again = tmp_path / "out", tmp_path / "again"
-    assert [s["__key__"] for s in made(images, out, keys=keys)] == ["class0/003", "class2/001"]
+    assert keys_of(made(images, out, keys=keys)) == ["class0/003", "class2/001"]
     assert load(out).ignored == {"samples that are not among the keys": 10}
-    assert [s["__key__"] for s in made(out, again, "lmdb", keys=["class2/001"])] == ["class2/001"]
+    assert keys_of(made(out, again, "lmdb", keys=["class2/001"])) == ["class2/001"]
     short = put(tmp_path / "short.txt", "class2/001")
     assert "already complete" in command(images, "--to", "wds", "-o", out, "--keys", keys)
     error = refused(OutputError, "holds another dataset", images, out, keys=short)
@@ -321,26 +319,21 @@ def test_mistakes_in_lists_of_keys(images, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_splits_by_lists(images, tmp_path):
+def test_splits_by_lists(images, tmp_path, out):
     train = put(tmp_path / "train.txt", "class0/000\nclass0/001\nclass1/002\n")
     val = put(tmp_path / "val.txt", "class2/000\n")
     how = f"train={train},val={val}"
-    assert splits(images, tmp_path / "out", split=how) == {
-        "train": ["class0/000", "class0/001", "class1/002"],
-        "val": ["class2/000"],
-    }
-    assert load(tmp_path / "out/train").recipe["split"] == "lists"
-    assert str(tmp_path) not in (tmp_path / "out/__shardkit__/manifest.json").read_text()
+    keys = {"train": ["class0/000", "class0/001", "class1/002"], "val": ["class2/000"]}
+    assert splits(images, out, split=how) == keys
+    assert load(out / "train").recipe["split"] == "lists"
+    assert str(tmp_path) not in (out / "__shardkit__/manifest.json").read_text()
     found = splits(images, tmp_path / "one", split=how, include_class=["class0", "class2"])
     assert found == {"train": ["class0/000", "class0/001"], "val": ["class2/000"]}
     put(val, "class2/000\nclass0/001\n")
-    with pytest.raises(UsageError, match="splits train and val have samples in common") as caught:
-        made(images, tmp_path / "other", split=how)
-    assert caught.value.where["key"] == "class0/001"
-    with pytest.raises(UsageError, match="cannot be combined"):
-        ConvertOptions(split=how, keys=["a"])
-    with pytest.raises(UsageError, match="nothing"):
-        made(images, tmp_path / "other", split="train=nothing.txt")
+    message, other = "splits train and val have samples in common", tmp_path / "other"
+    assert refused(UsageError, message, images, other, split=how).where["key"] == "class0/001"
+    refused(UsageError, "cannot be combined", images, other, split=how, keys=["a"])
+    refused(UsageError, "nothing", images, other, split="train=nothing.txt")
 
 
 def test_keys_and_strata_of_documents_are_refused(tmp_path):
@@ -373,9 +366,15 @@ def test_a_share_at_random_stays_when_samples_are_added(tmp_path):
 
 
 SHARES = st.lists(st.integers(1, 9), min_size=2, max_size=5).map(lambda n: np.array(n) / sum(n))
-VALUES = st.lists(st.integers(0, 6), min_size=5, max_size=200).map(
-    lambda v: np.unique(v, return_inverse=True)[1]
-)
+
+
+def ranked(values):
+    """Numbers from 0 up, one for each that there is."""
+    return np.unique(values, return_inverse=True)[1]
+
+
+VALUES = st.lists(st.integers(0, 6), min_size=5, max_size=200).map(ranked)
+GROUPS = st.lists(st.integers(0, 30), min_size=5, max_size=200).map(ranked)
 
 
 @given(VALUES, SHARES, st.integers(0, 99))
@@ -398,12 +397,10 @@ def test_strata_have_their_shares_to_a_sample(values, shares, seed):
         assert (by_stratum(values[order], parts, chances[order]) == number[order]).all()
 
 
-@given(st.lists(st.integers(0, 30), min_size=5, max_size=200), SHARES, st.integers(0, 99))
-def test_groups_are_never_cut(values, shares, seed):
+@given(GROUPS, SHARES, st.integers(0, 99))
+def test_groups_are_never_cut(groups, shares, seed):
     rng = np.random.default_rng(seed)
-    groups = np.unique(values, return_inverse=True)[1]
-    strata = rng.integers(0, 3, len(groups))
-    strata = np.unique(strata, return_inverse=True)[1]
+    strata = ranked(rng.integers(0, 3, len(groups)))
     ranks = rng.random(groups.max() + 1)
     for own in (strata, np.zeros(len(groups), np.int64)):
         number = by_group(groups, own, shares, ranks)
@@ -412,13 +409,11 @@ def test_groups_are_never_cut(values, shares, seed):
         assert (by_group(groups[order], own[order], shares, ranks) == number[order]).all()
 
 
-@given(st.lists(st.integers(0, 30), min_size=5, max_size=200), st.integers(2, 5))
-def test_groups_are_divided_as_by_scikit_learn(values, folds):
+@given(GROUPS, st.integers(2, 5))
+def test_groups_are_divided_as_by_scikit_learn(groups, folds):
     """GroupKFold: the largest groups first, each to the smallest fold."""
-    groups = np.unique(values, return_inverse=True)[1]
-    number = by_group(
-        groups, np.zeros_like(groups), np.full(folds, 1 / folds), np.zeros(groups.max() + 1)
-    )
+    own, ranks = np.zeros_like(groups), np.zeros(groups.max() + 1)
+    number = by_group(groups, own, np.full(folds, 1 / folds), ranks)
     sizes = [0] * folds
     for size in sorted(np.bincount(groups).tolist(), reverse=True):
         sizes[sizes.index(min(sizes))] += size
@@ -439,10 +434,10 @@ def test_groups_come_to_their_shares():
 
 
 def samples_of(patients, each):
+    numbers = itertools.product(range(patients), range(each))
     return [
         {"__key__": f"{p:02}-{n}", "label": (p + n) % 3, "patient": f"p{p}", "x": n}
-        for p in range(patients)
-        for n in range(each)
+        for p, n in numbers
     ]
 
 
@@ -502,13 +497,11 @@ def test_strata_and_groups_of_files(tmp_path):
 
 def test_json_and_headers_divide_too(tmp_path):
     source = [{"json": {"site": {"name": f"s{n % 4}"}}, "x": n} for n in range(40)]
-    found = divided(source, tmp_path / "out", folds=2, group="json.site.name")
-    assert len(found) == 40
+    assert len(divided(source, tmp_path / "out", folds=2, group="json.site.name")) == 40
     images = [{"image": make_image(n, "PNG" if n % 2 else "JPEG")} for n in range(8)]
     found = divided(images, tmp_path / "images", split="a=0.5,b=0.5", stratify="format")
-    assert Counter((name, int(key) % 2) for key, name in found.items()) == {
-        (n, f): 2 for n in "ab" for f in (0, 1)
-    }
+    counts = Counter((name, int(key) % 2) for key, name in found.items())
+    assert counts == {(name, odd): 2 for name in "ab" for odd in (0, 1)}
 
 
 def test_a_split_that_is_left_without_samples_is_told_of(tmp_path):
@@ -518,9 +511,8 @@ def test_a_split_that_is_left_without_samples_is_told_of(tmp_path):
     assert "the split 'val' has no samples" in found.notes
 
 
-def test_mistakes_with_splits(tmp_path):
-    source, out = samples_of(3, 4), tmp_path / "out"
-    shares = {"split": "a=0.5,b=0.5"}
+def test_mistakes_with_splits(tmp_path, out):
+    source, shares = samples_of(3, 4), {"split": "a=0.5,b=0.5"}
     for options, message in (
         *(({"sample": share}, "share of samples") for share in (0, -0.1, 1.1, math.nan, "0.1")),
         ({"stratify": "label"}, "stratify needs a split"),
@@ -536,47 +528,42 @@ def test_mistakes_with_splits(tmp_path):
         refused(UsageError, message, source, out, **options)
     lacking = [{"x": 0}, {"x": 1, "patient": "p"}]
     grouped = {"schema": {"patient": Text(optional=True), "x": Int()}, "group": "patient", **shares}
-    message = "samples without a value of 'patient'"
-    assert refused(UsageError, message, lacking, out, **grouped).found == "1 of 2 samples"
-    scores = [{"score": 0.5}, {"score": 1.5}]
-    message = "samples cannot be split by 'score'"
-    refused(UsageError, message, scores, out, stratify="score", **shares)
+    error = refused(UsageError, "samples without a value of 'patient'", lacking, out, **grouped)
+    assert error.found == "1 of 2 samples"
+    scores, by_score = [{"score": 0.5}, {"score": 1.5}], {"stratify": "score", **shares}
+    refused(UsageError, "samples cannot be split by 'score'", scores, out, **by_score)
     for split in ("train", "val"):
         write_images(tmp_path / "in" / split, classes=2)
     refused(UsageError, "already has splits", tmp_path / "in", out, folds=2)
     assert not out.exists()
 
 
-def test_all_of_it_together_and_in_the_plan(tmp_path):
+def test_all_of_it_together_and_in_the_plan(tmp_path, out):
     source = write_images(tmp_path / "in", classes=5, each=40)
     names = [f"class{c}/{n:03}" for c in (0, 1, 2, 4) for n in range(30)]
     keys = put(tmp_path / "keys.txt", "\n".join(names))
     words = [
-        *("--include-class", "class0,class1", "--include-class", "class4", "--keys", keys),
-        *("--where", "label != 'class1' and width == 8", "--sample", 0.5, "--seed", 3),
-        *("--split", "train=0.5,val=0.5", "--stratify", "label", "--shuffle", "--limit", 10),
+        *(source, "--to", "wds", "-o", out, "--include-class", "class0,class1"),
+        *("--include-class", "class4", "--keys", keys, "--sample", 0.5, "--seed", 3),
+        *("--where", "label != 'class1' and width == 8", "--limit", 10, "--shuffle"),
+        *("--split", "train=0.5,val=0.5", "--stratify", "label"),
     ]
-    plan = json.loads(
-        command(source, "--to", "wds", "-o", tmp_path / "out", *words, "--plan", "--json")
-    )
-    ignored = plan["ignored"]
-    assert ignored.pop("samples that --sample leaves out") + 2 * plan["parts"][0]["samples"] >= 20
-    assert ignored == {
-        "samples of other classes": 80,
-        "samples that are not among the keys": 30,
-        "samples that --where leaves out": 30,
-    }
-    assert plan["parts"][0]["classes"] == 3
-    assert "passed over" in command(source, "--to", "wds", "-o", tmp_path / "out", *words)
-    assert "already complete" in command(source, "--to", "wds", "-o", tmp_path / "out", *words)
+    plan = json.loads(command(*words, "--plan", "--json"))
+    part, ignored = plan["parts"][0], plan["ignored"]
+    assert ignored.pop("samples that --sample leaves out") + 2 * part["samples"] >= 20
+    left_out = {"of other classes": 80, "that are not among the keys": 30}
+    left_out["that --where leaves out"] = 30
+    assert ignored == {f"samples {what}": count for what, count in left_out.items()}
+    assert part["classes"] == 3
+    assert "passed over" in command(*words)
+    assert "already complete" in command(*words)
     for name in ("train", "val"):
-        checked = shardkit.verify(tmp_path / "out" / name, against=source)
-        assert checked.problems == []
-        with shardkit.open(tmp_path / "out" / name) as ds:
+        assert shardkit.verify(out / name, against=source).problems == []
+        with shardkit.open(out / name) as ds:
             assert ds.classes == ("class0", "class1", "class4")
             assert {ds[n]["label"] for n in range(len(ds))} == {0, 2}
     with pytest.raises(OutputError):
-        command(source, "--to", "wds", "-o", tmp_path / "out", *words[:8])
+        command(*words[:11])
 
 
 def test_a_dataset_of_a_subset_is_compared_with_either_source(tmp_path):
@@ -584,7 +571,6 @@ def test_a_dataset_of_a_subset_is_compared_with_either_source(tmp_path):
     options = {"include_class": ["class0", "class2"], "where": "width == 8", "sample": 0.7}
     samples = made(source, tmp_path / "a", **options)
     made(tmp_path / "a", tmp_path / "b", "parquet", **options)
-    assert shardkit.verify(tmp_path / "b", against=tmp_path / "a").problems == []
     put(source / "class1/002.jpg", make_image(50))  # which is no part of it
     put(source / f"{samples[0]['__key__']}.jpg", make_image(50))
     assert len(shardkit.verify(tmp_path / "a", against=source).problems) == 1
