@@ -12,6 +12,7 @@ from shardkit import storage
 from shardkit.errors import SampleError, ShardkitError, StorageError
 from shardkit.formats import file_name
 from tests.conftest import IMAGE_FORMATS, few, files_of, write_images
+from tests.conversion.conftest import raised
 from tests.conversion.deaths import Recorder, change, continued_after_deaths
 
 
@@ -151,8 +152,7 @@ def test_nothing_becomes_visible_before_it_is_on_the_disk(source, out, format, s
     assert not {p for p in recorder.unsynced if p == out or out in p.parents or p == out.parent}
     # Each shard, index and result is synced once it is written, each task once its files are.
     synced = {path.name for name, path in recorder.log if name == "sync"}
-    shard = Path(file_name("shard-000000", format)).name
-    assert {shard, "result.json", "tasks"} <= synced
+    assert {Path(file_name("shard-000000", format)).name, "result.json", "tasks"} <= synced
     assert format != "wds" or "shard-000000.index.npy" in synced
     # After the last rename: the folder that holds the output, and only then the cleaning up.
     after = recorder.log[recorder.log.index(("rename", renames[-1])) + 1 :]
@@ -175,10 +175,9 @@ def test_a_full_disk_is_named_and_the_run_continues_with_space(source, out, refe
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(storage.NewFile, "write", write)
-        with pytest.raises(StorageError, match="the disk is full") as error:
-            convert(source, out)
-    assert "free some space, then run the same command again" in str(error.value)
-    assert "bytes free" in str(error.value)
+        error = raised(StorageError, "the disk is full", convert, source, out)
+    assert "free some space, then run the same command again" in str(error)
+    assert "bytes free" in str(error)
     assert not out.exists()
     left_over = [p for p in files_of(Path(f"{out}.partial")) if p.startswith("tasks/")]
     assert all(".tmp" not in path for path in left_over)
@@ -188,8 +187,7 @@ def test_a_full_disk_is_named_and_the_run_continues_with_space(source, out, refe
 
 def test_work_that_is_done_is_not_done_again(source, out, monkeypatch):
     (source / "class1/003.jpg").write_bytes(b"not yet an image")
-    with pytest.raises(ShardkitError, match="more than 1 samples"):
-        convert(source, out, max_errors=1)
+    raised(ShardkitError, "more than 1 samples", convert, source, out, max_errors=1)
     done = {path.parent.name for path in Path(f"{out}.partial/tasks").glob("*/result.json")}
     assert done
     seen, real = [], storage.create
@@ -240,18 +238,16 @@ def test_an_old_dataset_that_was_put_aside_is_given_back(tmp_path, out):
     assert files_of(out) == before
 
 
-def test_after_a_failed_write_nothing_is_published(tmp_path):
-    schema = {"blob": shardkit.Bytes()}
-    writer = shardkit.create(tmp_path / "out", "wds", schema)
+def test_after_a_failed_write_nothing_is_published(out):
+    def fail(file, chunks):
+        raise OSError(errno.EIO, "Input/output error")
+
+    writer = shardkit.create(out, "wds", {"blob": shardkit.Bytes()})
     with pytest.MonkeyPatch.context() as patch:
-
-        def fail(file, chunks):
-            raise OSError(errno.EIO, "Input/output error")
-
         patch.setattr(storage.NewFile, "write", fail)
         with pytest.raises(StorageError):
             writer.write({"blob": bytes(1_000_000)})
     with pytest.raises(ValueError, match="closed"):
         writer.write({"blob": b"x"})
     writer.close()
-    assert not (tmp_path / "out").exists()
+    assert not out.exists()

@@ -547,6 +547,7 @@ def test_bad_input_is_one_clear_message(what, gpt2, tmp_path, monkeypatch):
         ("--tokenizer empty.json", 2, "an empty file"),
         ("--tokenizer .", 2, "the folder has no tokenizer"),
         ("--encoding latin-99", 2, "there is no such encoding"),
+        ("--encoding base64", 2, "there is no such encoding"),
         ("--encoding unicode_escape", 2, "not supported for text files"),
         ("--text-field body", 1, "no field 'body'"),
         ("--shuffle", 2, "they cannot be shuffled"),
