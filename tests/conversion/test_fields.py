@@ -25,10 +25,11 @@ from tests.sources.test_text import put, put_lines
 
 
 def command(*words):
-    """What is typed; raises our errors as the command line prints them."""
-    found = CliRunner().invoke(group, ["convert", *map(str, words), "--workers", "0", "--quiet"])
+    """What is typed, and what it says; raises our errors as the command line prints them."""
+    found = CliRunner().invoke(group, ["convert", *map(str, words), "--workers", "0"])
     if found.exception is not None:
         raise found.exception
+    return found.output
 
 
 def fix_of(error):

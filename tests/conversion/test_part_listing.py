@@ -20,7 +20,7 @@ from shardkit.errors import DamagedError, OutputError, SampleError, ShardkitErro
 from shardkit.options import ConvertOptions
 from shardkit.part_of import PartOf
 from shardkit.sources import packed_names
-from shardkit.testing import make_audio
+from shardkit.testing import make_audio, make_image
 from tests.conftest import examples, files_of, write_images
 from tests.conversion.conftest import raised
 from tests.conversion.part_kills import Forks, wait_for
@@ -85,10 +85,8 @@ def splits(root):
 
 
 def flat(root):
-    write_images(root, classes=1, each=9, kilobytes=2)
-    for path in (root / "class0").iterdir():
-        path.rename(root / path.name)
-    (root / "class0").rmdir()
+    for number in range(9):
+        put(root / f"{number:03}.jpg", make_image(number) + bytes(2000))
 
 
 def audio(root):

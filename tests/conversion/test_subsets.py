@@ -8,12 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 import shardkit
-from shardkit.cli import group as commands
 from shardkit.conversion.run import prepare
 from shardkit.conversion.strata import by_group, by_stratum
 from shardkit.errors import OutputError, SampleError, SourceError, UsageError
@@ -24,6 +22,7 @@ from shardkit.sources import files as source_files
 from shardkit.sources import image_folder
 from shardkit.testing import make_image
 from tests.conftest import few, files_of, write_images
+from tests.conversion.test_fields import command
 from tests.sources.test_text import put, put_lines
 
 
@@ -53,13 +52,6 @@ def splits(source, out, *args, **options):
     """The keys of each split that was made."""
     _, folders = convert(source, out, *args, **options)
     return {folder.name: keys_of(shardkit.open(folder)) for folder in folders}
-
-
-def command(*words):
-    found = CliRunner().invoke(commands, ["convert", *map(str, words), "--workers", "0"])
-    if found.exception is not None:
-        raise found.exception
-    return found.output
 
 
 def refused(error, message, *args, **options):
