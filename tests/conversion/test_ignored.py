@@ -138,9 +138,8 @@ def test_what_is_no_sample_in_archives_of_others(tmp_path):
 
 
 def test_a_summary_has_singular_and_plural():
-    assert tally({"values of 'a'": 1, "hidden": 1, "values of 'b'": 11}) == (
-        "1 value of 'a', 1 hidden, 11 values of 'b'"
-    )
+    counts = {"values of 'a'": 1, "hidden": 1, "values of 'b'": 11}
+    assert tally(counts) == "1 value of 'a', 1 hidden, 11 values of 'b'"
 
 
 def test_indexes_and_locks_of_shards_are_no_other_files(tmp_path):

@@ -132,14 +132,13 @@ def test_a_folder_of_another_user_is_refused(tmp_path, monkeypatch):
     shared = tmp_path / "shared"
     for name in ("out.partial", "__shardkit__"):
         (shared / name).mkdir(parents=True)
-    real = os.stat_result
 
     def owned(by, above):
         """Who owns what is in the folder, and the folder."""
 
         def about(owner):
             def stat(path, **_):
-                return real([*os.stat(path)[:4], owner, *os.stat(path)[5:10]])
+                return os.stat_result([*os.stat(path)[:4], owner, *os.stat(path)[5:10]])
 
             return stat
 

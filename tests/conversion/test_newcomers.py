@@ -130,10 +130,14 @@ def _sidecar(root):
     return _images(root).with_suffix(".txt")
 
 
-def _texts(root):
+def _texts(root, suffix="txt", text="text {}"):
     for number in range(3):
-        put(root / f"{number}.txt", f"text {number}")
-    return root / "1.txt"
+        put(root / f"{number}.{suffix}", text.format(number))
+    return root / f"1.{suffix}"
+
+
+def _lines(root):
+    return _texts(root, "jsonl", '{{"text": "text {}"}}\n')
 
 
 def _shards(root):
@@ -174,7 +178,7 @@ def replaced(path):
 
 
 @pytest.mark.parametrize("change", [rewritten, replaced])
-@pytest.mark.parametrize("make", [_images, _sidecar, _texts, _shards, _foreign])
+@pytest.mark.parametrize("make", [_images, _sidecar, _texts, _lines, _shards, _foreign])
 def test_a_file_of_the_source_that_keeps_its_size_is_noticed(make, change, tmp_path, out):
     """X1: written or replaced while a conversion runs."""
     if (make, change) == (_sidecar, replaced):
