@@ -503,6 +503,7 @@ BAD_INPUT = {
         {"in/a.txt": b"plain", "in/b.txt": "voilà".encode("latin-1")},
         1, ["b.txt", "byte 4", "--encoding latin-1"],
     ),
+    "blank lines": ({"in.jsonl": b"\n \n"}, 1, ["no documents"]),
     "a missing file": ({}, 2, ["there is no such file", "in.jsonl"]),
 }  # fmt: skip
 
