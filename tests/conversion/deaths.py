@@ -1,17 +1,15 @@
 """Runs that die: storage layers that die at an operation, that copy what a death there would leave,
 and that know what a power cut would lose."""
 
-from __future__ import annotations
-
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
+import shardkit
 from shardkit import storage
+from shardkit.errors import ShardkitError
+from tests.conftest import files_of
 
 
 class Died(BaseException):
@@ -27,14 +25,14 @@ class Watched:
 
     dead = False
 
-    def __init__(self, patch: pytest.MonkeyPatch, seen: Callable[[int, str], None]) -> None:
-        self.log: list[tuple[str, str]] = []
+    def __init__(self, patch, seen):
+        self.log = []
         self._seen = seen
         for name in storage.CHANGES:
             patch.setattr(storage, name, self._wrap(name, getattr(storage, name)))
 
-    def _wrap(self, name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*args: Any) -> Any:
+    def _wrap(self, name, operation):
+        def wrapped(*args):
             if self.dead:
                 raise Died
             number = len(self.log)
@@ -57,9 +55,7 @@ class Watched:
         return wrapped
 
 
-def _halves(
-    name: str, operation: Callable[..., Any], args: tuple[Any, ...]
-) -> tuple[Callable[[], Any], Callable[[], Any]]:
+def _halves(name, operation, args):
     """An operation in two steps; the second of most does nothing."""
     if name == "write":
         file, chunks = args
@@ -79,19 +75,17 @@ class Dying(Watched):
     Once dead, it does nothing more, whatever clean-up code tries.
     """
 
-    def __init__(self, patch: pytest.MonkeyPatch, at: int = -1, when: str = "never") -> None:
+    def __init__(self, patch, at=-1, when="never"):
         super().__init__(patch, self._die)
         self._moment = at, when
 
-    def _die(self, number: int, when: str) -> None:
+    def _die(self, number, when):
         if (number, when) == self._moment:
             self.dead = True
             raise Died
 
 
-def left_by_deaths(
-    folder: Path, run: Callable[[], None], everywhere: bool = False
-) -> Iterator[None]:
+def left_by_deaths(folder, run, everywhere=False):
     """Run, and put a folder into each state that a death of the run would have left there.
 
     It is copied in the middle of and after each change `everywhere`, else the first of each kind
@@ -99,9 +93,9 @@ def left_by_deaths(
     again to get there.
     """
     saved = folder.with_name(f"{folder.name}-at-deaths")
-    moments: list[str] = []
+    moments = []
 
-    def seen(number: int, when: str) -> None:
+    def seen(number, when):
         name, path = layer.log[number]
         differs = name != "sync" if when == "after" else name in ("write", "remove")
         some = name in ("write", "rename", "remove") and layer.log.count((name, path)) == 1
@@ -123,24 +117,34 @@ def left_by_deaths(
     shutil.rmtree(saved)
 
 
-def logged(dying: Any, begin: Callable[[], None], run: Callable[[], None]) -> list[Any]:
+def continued_after_deaths(
+    folder, run, results, again=None, everywhere=False, name="out", hidden=True
+):
+    """Whatever a death of `run` leaves in the folder of an output, nothing looks complete but one
+    of `results`, the files of the folder; and `again`, or the same run, makes the last of them.
+    Unfinished work does not open where it is `hidden`."""
+    for number, _ in enumerate(left_by_deaths(folder, run, everywhere)):
+        if (folder / name).exists():
+            found = files_of(folder).items()
+            assert {file: data for file, data in found if ".partial/" not in file} in results
+        if hidden and (folder / f"{name}.partial").exists():
+            with pytest.raises(ShardkitError):
+                shardkit.open(folder / f"{name}.partial")
+        again(number) if again else run()
+        assert files_of(folder) == results[-1]
+
+
+def logged(dying, begin, run):
     """What a run does that does not die; `dying` is a class like `Dying`."""
     begin()
     with pytest.MonkeyPatch.context() as patch:
         whole = dying(patch)
         run()
     assert len(whole.log) > 15
-    found: list[Any] = whole.log
-    return found
+    return whole.log
 
 
-def died_at(
-    moments: Iterable[tuple[int, str]],
-    dying: Any,
-    log: list[Any],
-    begin: Callable[[], None],
-    run: Callable[[], None],
-) -> Iterator[None]:
+def died_at(moments, dying, log, begin, run):
     """Begin anew and run, dying at another of the moments each time: at which operation, and when
     ("before" it, ...). For what cannot be copied: see `left_by_deaths`."""
     for at, when in moments:
@@ -159,48 +163,37 @@ def died_at(
 class Recorder:
     """A storage layer that knows what a power cut would lose, and checks what becomes visible."""
 
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.unsynced: set[Path] = set()  # files with bytes, folders with entries
-        self.log: list[tuple[str, Path]] = []
+    def __init__(self, patch):
+        self.unsynced = set()  # files with bytes, folders with entries
+        self.log = []
         for name in storage.CHANGES:
             patch.setattr(storage, name, self._wrap(name, getattr(storage, name)))
 
-    def _wrap(self, name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
-        note = getattr(self, f"_{name}")
-
-        def wrapped(*args: Any) -> Any:
-            note(*args)
+    def _wrap(self, name, operation):
+        def wrapped(*args):
             path = args[0].path if name in ("write", "rewrite") else args[0]
+            self._note(name, path, *args[1:])
             self.log.append((name, path))
             return operation(*args)
 
         return wrapped
 
-    def _make_folder(self, path: Path) -> None:
-        if not path.exists():
-            self.unsynced.add(path.parent)
-
-    def _create(self, path: Path) -> None:
-        self.unsynced |= {path, path.parent}
-
-    def _write(self, file: storage.NewFile, *data: object) -> None:
-        self.unsynced.add(file.path)
-
-    _rewrite = _write
-
-    def _sync(self, path: Path) -> None:
-        self.unsynced.discard(path)
-
-    def _rename(self, old: Path, new: Path) -> None:
-        lost = [path for path in self.unsynced if path == old or old in path.parents]
-        assert not lost, f"{old} becomes {new} before these are on the disk: {lost}"
-        self.unsynced |= {old.parent, new.parent}
-
-    def _remove(self, path: Path) -> None:
-        self.unsynced = {p for p in self.unsynced if p != path and path not in p.parents}
+    def _note(self, name, path, *more):
+        if name == "sync":
+            self.unsynced.discard(path)
+        elif name == "remove":
+            self.unsynced = {p for p in self.unsynced if p != path and path not in p.parents}
+        elif name == "rename":
+            lost = [p for p in self.unsynced if p == path or path in p.parents]
+            assert not lost, f"{path} becomes {more[0]} before these are on the disk: {lost}"
+            self.unsynced |= {path.parent, more[0].parent}
+        elif name in ("write", "rewrite"):
+            self.unsynced.add(path)
+        elif name == "create" or not path.exists():
+            self.unsynced |= {path.parent, *([path] if name == "create" else [])}
 
 
-def change(image: Path) -> None:
+def change(image):
     """In place, so that a dataset of it is still of the same recipe."""
     data = bytearray(image.read_bytes())
     data[-10] ^= 1
@@ -212,16 +205,16 @@ class Interrupted:
 
     done = -1
 
-    def __init__(self, most: float) -> None:
+    def __init__(self, most):
         self._most, self.samples = most, 0
 
-    def start(self, plan: Any, done: int) -> None:
+    def start(self, plan, done):
         self.done = done
 
-    def advance(self, progress: Any) -> None:
+    def advance(self, progress):
         self.samples += progress.samples
         if self.samples > self._most:
             raise KeyboardInterrupt
 
-    def copied(self, more: int, total: int) -> None:
+    def copied(self, more, total):
         pass

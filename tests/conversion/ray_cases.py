@@ -3,8 +3,6 @@
 A process of its own, as Ray leaves threads: `test_ray.py` starts it once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math
@@ -15,9 +13,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import ray
 from ray.cluster_utils import Cluster
@@ -34,8 +30,8 @@ from tests.remote.buckets import Bucket
 from tests.remote.servers import Google
 
 SMALL = {"shard_size": "8kB"}
-RESIZED: dict[str, Any] = {"image": ImageOptions(resize=16), **SMALL}
-CASES: dict[str, Callable[[], None]] = {}
+RESIZED = {"image": ImageOptions(resize=16), **SMALL}
+CASES = {}
 
 # They do something on nodes alone: planning tries them where the run was started.
 TRANSFORMS = """
@@ -62,7 +58,7 @@ def deadly(sample):
 def deadly_once(sample):
     if comes(sample) and not (FLAGS / "died").exists():
         (FLAGS / "died").touch()
-        os.kill(os.getpid(), signal.SIGKILL)
+        deadly(sample)
     return sample
 
 def leaves(sample):
@@ -72,55 +68,48 @@ def leaves(sample):
 """
 
 
-def case(function: Callable[[], None]) -> Callable[[], None]:
+def case(function):
     CASES[function.__name__] = function
     return function
 
 
-class Counts:
+class Meanwhile(Interrupted):
     """A monitor that adds up progress, and does something at the first of it."""
 
-    def __init__(self, at_first: Callable[[], Any] = lambda: None) -> None:
-        self.samples = self._reports = 0
-        self._at_first = at_first
+    def __init__(self, act):
+        super().__init__(math.inf)
+        self._acts = [act]
 
-    def start(self, plan: Any, done: int) -> None:
-        pass
-
-    def advance(self, progress: Any) -> None:
-        self.samples += progress.samples
-        self._reports += 1
-        if self._reports == 1:
-            self._at_first()
-
-    def copied(self, more: int, total: int) -> None:
-        pass
+    def advance(self, progress):
+        super().advance(progress)
+        for act in self._acts:
+            self._acts = []
+            act()
 
 
-def out(name: Any) -> Any:
+def out(name):
     return name if "://" in str(name) else WORK / "out" / name
 
 
-def on_ray(source: Any, to: str, name: Any, **options: Any) -> Any:
+def on_ray(source, to, name, **options):
     return shardkit.convert(source, to, out(name), engine="ray", **options)
 
 
-def local(source: Any, to: str, name: Any, **options: Any) -> Any:
+def local(source, to, name, **options):
     return shardkit.convert(source, to, out(name), workers=0, **options)
 
 
-def assert_same(
-    source: Any, to: str, name: str, samples: int, errors: int = 0, **options: Any
-) -> None:
+def assert_same(source, to, name, samples, errors=0, **options):
     """A conversion on Ray has the bytes of one process, and leaves nothing."""
-    result = on_ray(source, to, f"{name}-ray", progress=(counts := Counts()), **options)
+    counts = Interrupted(math.inf)
+    result = on_ray(source, to, f"{name}-ray", progress=counts, **options)
     local(source, to, f"{name}-local", **options)
     assert files_of(out(f"{name}-ray")) == files_of(out(f"{name}-local"))
     assert (result.samples, result.errors, counts.samples) == (samples, errors, samples + errors)
     assert not list(out("").glob("*.partial"))
 
 
-def error_of(function: Callable[..., Any], *args: Any, **options: Any) -> dict[str, Any]:
+def error_of(function, *args, **options):
     try:
         function(*args, **options)
     except ShardkitError as error:
@@ -129,7 +118,7 @@ def error_of(function: Callable[..., Any], *args: Any, **options: Any) -> dict[s
 
 
 @contextlib.contextmanager
-def set_to(**values: Any) -> Iterator[None]:
+def set_to(**values):
     """Names of `ray_engine` that mean something else meanwhile."""
     before = {name: getattr(ray_engine, name) for name in values}
     try:
@@ -139,17 +128,14 @@ def set_to(**values: Any) -> Iterator[None]:
         vars(ray_engine).update(before)
 
 
-def terms(**changed: Any) -> Any:
+def terms(**changed):
     """Set the terms that a node has to fulfil to what differs from what it finds."""
     before = ray_engine.terms_for
     return set_to(terms_for=lambda *args: {**before(*args), **changed})
 
 
-# --- as one machine -------------------------------------------------------------------------------
-
-
 @case
-def tokens() -> None:
+def tokens():
     tokenizer = tokenizer_zoo.write_json(WORK / "tokenizer", "gpt2")
     corpus = write_corpus(WORK / "corpus.jsonl", prose(200))
     text = TextOptions(tokenizer=str(tokenizer))
@@ -157,12 +143,12 @@ def tokens() -> None:
 
 
 @case
-def one_shard() -> None:
+def one_shard():
     assert_same(PHOTOS, "beton", "joined", 90, image=ImageOptions(resize=16))
 
 
 @case
-def splits_and_samples_that_are_skipped() -> None:
+def splits_and_samples_that_are_skipped():
     """Of a relative path; and their shards."""
     os.chdir(WORK)
     try:
@@ -174,18 +160,18 @@ def splits_and_samples_that_are_skipped() -> None:
 
 
 @case
-def a_sequence() -> None:
+def a_sequence():
     samples = [{"__key__": f"{n:03d}", "text": "word " * n} for n in range(100)]
     assert_same(samples, "arrow", "sequence", 100, **SMALL)
 
 
 @case
-def inodes_of_another_machine() -> None:
+def inodes_of_another_machine():
     with terms(machine="another"):
         assert_same(PHOTOS, "wds", "inodes", 40, limit=40, **SMALL)
 
 
-def continued(source: Any, to: Any, first: Any, second: Any, most: int = 45) -> None:
+def continued(source, to, first, second, most=45):
     """A run that was interrupted after `most` samples goes on with the other engine."""
     with contextlib.suppress(KeyboardInterrupt):
         first(source, "wds", to, progress=Interrupted(most), **RESIZED)
@@ -195,15 +181,15 @@ def continued(source: Any, to: Any, first: Any, second: Any, most: int = 45) -> 
 
 
 @case
-def a_store() -> None:
+def a_store():
     """Source and output are in a bucket."""
     bucket = Bucket(SERVER)
     source = bucket.url("in")
     local(PHOTOS, "wds", source, limit=30, **SMALL)
     continued(source, bucket.url("a"), local, on_ray, 15)
-    on_ray(source, "wds", bucket.url("b"), **RESIZED)
-    local(source, "wds", bucket.url("c"), **RESIZED)
-    found: dict[str, dict[str, bytes]] = {}
+    for name, convert in (("b", on_ray), ("c", local)):
+        convert(source, "wds", bucket.url(name), **RESIZED)
+    found = {}
     for key, data in bucket.objects().items():
         top, _, rest = key.partition("/")
         found.setdefault(top, {})[rest] = data
@@ -212,7 +198,7 @@ def a_store() -> None:
 
 
 @case
-def interrupted_runs() -> None:
+def interrupted_runs():
     continued(PHOTOS, "a", on_ray, local)
     continued(PHOTOS, "b", local, on_ray)
     local(PHOTOS, "wds", "c", **RESIZED)
@@ -220,14 +206,12 @@ def interrupted_runs() -> None:
 
 
 @case
-def ctrl_c() -> None:
+def ctrl_c():
     """The command, while tasks are held; the same again completes it."""
-    command = [
-        sys.executable, "-m", "shardkit", "convert", str(PHOTOS), "--to", "wds",
-        "-o", str(out("command")), "--shard-size", "8kB", "--transform", "steps:held",
-        "--engine", "ray", "--ray-address", ADDRESS, "--ray-option", "num_cpus=1",
-    ]  # fmt: skip
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    words = f"convert {PHOTOS} --to wds -o {out('command')} --shard-size 8kB --engine ray"
+    words += f" --transform steps:held --ray-address {ADDRESS} --ray-option num_cpus=1"
+    command = [sys.executable, "-m", "shardkit", *words.split()]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, cwd=MODULES, **pipes)
     tasks = out("command.partial/tasks")
     wait_for(lambda: any(tasks.glob("[0-9]*[0-9]")) or process.poll() is not None)
@@ -245,16 +229,13 @@ def ctrl_c() -> None:
     assert files_of(out("command")) == files_of(out("command-local"))
 
 
-# --- what dies, and errors ------------------------------------------------------------------------
-
-
 @case
-def a_worker_that_dies_once() -> None:
+def a_worker_that_dies_once():
     assert_same(PHOTOS, "wds", "once", 90, transform="steps:deadly_once", **RESIZED)
 
 
 @case
-def workers_that_die_twice() -> None:
+def workers_that_die_twice():
     for name in ("deadly", "leaves"):
         found = error_of(on_ray, PHOTOS, "wds", name, transform=f"steps:{name}", **SMALL)
         assert found["error"] == "WorkerError"
@@ -263,7 +244,7 @@ def workers_that_die_twice() -> None:
 
 
 @case
-def bad_samples() -> None:
+def bad_samples():
     ours = error_of(on_ray, BAD, "wds", "ours", **RESIZED)
     assert ours == error_of(local, BAD, "wds", "theirs", **RESIZED)
     assert ours["key"] == "a/005"
@@ -272,7 +253,7 @@ def bad_samples() -> None:
 
 
 @case
-def a_transform_that_nodes_cannot_import() -> None:
+def a_transform_that_nodes_cannot_import():
     folder = WORK / "elsewhere"
     folder.mkdir()
     (folder / "only_here.py").write_text("def same(sample):\n    return sample\n")
@@ -286,31 +267,26 @@ def a_transform_that_nodes_cannot_import() -> None:
 
 
 @case
-def a_node_that_is_not_as_the_driver() -> None:
-    photo = str(next(PHOTOS.rglob("*.jpg")))
-    versions = ray_engine.versions_of
-    for name, differs in {
-        "output": terms(probe="/nowhere/tasks/probe"),
-        "source": terms(witnesses=[("/nowhere/a.jpg", 10)]),
-        "size": terms(witnesses=[(photo, 10)]),
-        "versions": set_to(versions_of=lambda work: {**versions(work), "shardkit": "0.0.1"}),
-    }.items():
+def a_node_that_is_not_as_the_driver():
+    photo, versions = str(next(PHOTOS.rglob("*.jpg"))), ray_engine.versions_of
+    other = set_to(versions_of=lambda work: {**versions(work), "shardkit": "0.0.1"})
+    for differs, what, expected in (
+        (terms(probe="/nowhere/tasks/probe"), "a node does not see the output", ""),
+        (terms(witnesses=[("/nowhere/a.jpg", 10)]), "does not see the source", "10 bytes"),
+        (terms(witnesses=[(photo, 10)]), "does not see the source", "10 bytes"),
+        (other, "", "shardkit 0.0.1"),
+    ):
         with differs:
             found = error_of(on_ray, PHOTOS, "wds", "terms", limit=40, **SMALL)
         assert "on node " in found["found"]
-        if name == "output":
-            assert found["what"] == "a node does not see the output"
-            assert "s3://bucket/name" in found["fix"]
-        elif name == "versions":
-            assert found["expected"] == "shardkit 0.0.1"
-        else:
-            assert "does not see the source" in found["what"]
-            assert found["expected"] == "10 bytes"
+        assert what in found["what"]
+        assert found.get("expected", "") == expected
+        assert "s3://bucket/name" in found["fix"] or expected
 
 
 @case
-def what_tasks_may_ask_for() -> None:
-    def what(expected: str = "", **options: Any) -> str:
+def what_tasks_may_ask_for():
+    def what(expected="", **options):
         found = error_of(on_ray, PHOTOS, "wds", "options", **options)
         assert not expected or found["expected"] == expected
         return str(found["what"])
@@ -328,22 +304,22 @@ def what_tasks_may_ask_for() -> None:
 
 
 @case
-def a_node_that_dies() -> None:
+def a_node_that_dies():
     """At the first report of progress, while tasks are held."""
 
-    def die() -> None:
+    def die():
         CLUSTER.remove_node(NODE, allow_graceful=False)
         GO.touch()
 
     options = {"transform": "steps:held", **SMALL}
-    on_ray(PHOTOS, "wds", "orphans", progress=(counts := Counts(die)), **options)
+    on_ray(PHOTOS, "wds", "orphans", progress=(counts := Meanwhile(die)), **options)
     local(PHOTOS, "wds", "alive", **options)
     assert counts.samples == 90
     assert files_of(out("orphans")) == files_of(out("alive"))
 
 
 @case
-def addresses_that_lead_nowhere() -> None:
+def addresses_that_lead_nowhere():
     ray.shutdown()
     for address in ("127.0.0.1:9", "ray://here:10001"):
         found = error_of(on_ray, PHOTOS, "wds", "x", ray_address=address)

@@ -1,10 +1,7 @@
 """`shardkit.create`: a user's own samples; whole or not at all."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import PIL.Image
@@ -15,100 +12,86 @@ from shardkit.errors import FormatError, OutputError, SampleError, UsageError
 from shardkit.formats.tfrecord.writer import TFRecordWriter
 from shardkit.testing import EVERYTHING, assert_same, everything, make_image
 from tests.codecs.sample_images import encoded, opened, photo
+from tests.conversion.conftest import raised
 
 SCHEMA = {"image": shardkit.Image(), "label": shardkit.Int()}
 
 
-def test_samples_come_back_and_the_dataset_appears_at_the_end(tmp_path: Path) -> None:
-    out = tmp_path / "out"
+def sample(**changed):
+    return {"image": make_image(), "label": 1, **changed}
+
+
+def test_samples_come_back_and_the_dataset_appears_at_the_end(tmp_path, out):
     with shardkit.create(out, "wds", EVERYTHING, shard_samples=4) as writer:
         for n in range(10):
             writer.write(everything(n))
             assert not out.exists()
     with shardkit.open(out) as ds:
-        assert [s.samples for s in ds.manifest.shards] == [4, 4, 2]  # type: ignore[union-attr]
+        assert [s.samples for s in ds.manifest.shards] == [4, 4, 2]
         for n in range(10):
             assert_same(ds[n], everything(n))
     assert not (tmp_path / "out.partial").exists()
 
 
-def test_keys_are_numbered_where_there_are_none(tmp_path: Path) -> None:
-    with shardkit.create(tmp_path / "out", "wds", SCHEMA) as writer:
-        for n in range(3):
-            writer.write({"image": make_image(n), "label": np.uint8(n)})
-    with shardkit.open(tmp_path / "out") as ds:
-        assert ds[2] == {"__key__": "000000002", "image": make_image(2), "label": 2}
+def test_keys_are_numbered_and_a_bad_sample_is_named_and_the_rest_goes_on(out):
+    with shardkit.create(out, "wds", SCHEMA) as writer:
+        writer.write(sample(label=np.uint8(2)))
+        writer.write(sample(__key__="a"))
+        for bad, message in (
+            (sample(__key__="a"), "same key"),
+            (sample(__key__="b", image=b"text"), "not an image"),
+            (sample(__key__="b", label="1"), "not of its field's type"),
+            ({"__key__": "b", "image": make_image()}, "no field 'label'"),
+            (sample(__key__="b.c"), "cannot be named after this key"),
+            (sample(__key__=""), "not text"),
+        ):
+            raised(SampleError, message, writer.write, bad)
+        writer.write(sample(__key__="b"))
+    with shardkit.open(out) as ds:
+        assert ds[0] == {"__key__": "000000000", **sample(label=2)}
+        assert [ds[n]["__key__"] for n in range(1, len(ds))] == ["a", "b"]
 
 
-def test_an_error_in_the_block_leaves_nothing(tmp_path: Path) -> None:
-    def fail() -> None:
-        with shardkit.create(tmp_path / "out", "wds", SCHEMA) as writer:
-            writer.write({"image": make_image(), "label": 1})
+def test_an_error_in_the_block_leaves_nothing(tmp_path, out):
+    def fail():
+        with shardkit.create(out, "wds", SCHEMA) as writer:
+            writer.write(sample())
             raise KeyError("mine")
 
-    with pytest.raises(KeyError, match="mine"):
-        fail()
+    raised(KeyError, "mine", fail)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_bad_sample_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
-    with shardkit.create(tmp_path / "out", "wds", SCHEMA) as writer:
-        writer.write({"__key__": "a", "image": make_image(), "label": 1})
-        for sample, message in (
-            ({"__key__": "a", "image": make_image(), "label": 1}, "same key"),
-            ({"__key__": "b", "image": b"text", "label": 1}, "not an image"),
-            ({"__key__": "b", "image": make_image(), "label": "1"}, "not of its field's type"),
-            ({"__key__": "b", "image": make_image()}, "no field 'label'"),
-            (
-                {"__key__": "b.c", "image": make_image(), "label": 1},
-                "cannot be named after this key",
-            ),
-            ({"__key__": "", "image": make_image(), "label": 1}, "not text"),
-        ):
-            with pytest.raises(SampleError, match=message):
-                writer.write(sample)
-        writer.write({"__key__": "b", "image": make_image(), "label": 2})
-    with shardkit.open(tmp_path / "out") as ds:
-        assert [ds[n]["__key__"] for n in range(len(ds))] == ["a", "b"]
-
-
-def test_what_exists_is_kept_until_the_new_one_is_whole(tmp_path: Path) -> None:
-    out = tmp_path / "out"
+def test_what_exists_is_kept_until_the_new_one_is_whole(out):
     with shardkit.create(out, "wds", SCHEMA) as writer:
-        writer.write({"__key__": "old", "image": make_image(), "label": 1})
-    with pytest.raises(OutputError, match="the output exists"):
-        shardkit.create(out, "wds", SCHEMA)
+        writer.write(sample(__key__="old"))
+    raised(OutputError, "the output exists", shardkit.create, out, "wds", SCHEMA)
     with shardkit.create(out, "wds", SCHEMA, overwrite=True) as writer:
-        writer.write({"__key__": "new", "image": make_image(), "label": 1})
+        writer.write(sample(__key__="new"))
         assert shardkit.open(out)[0]["__key__"] == "old"
     assert shardkit.open(out)[0]["__key__"] == "new"
 
 
-def test_an_unfinished_conversion_is_not_swept_away(images: Path, tmp_path: Path) -> None:
+def test_an_unfinished_conversion_is_not_swept_away(images, out):
     (images / "class2/003.jpg").write_bytes(b"text")
     with pytest.raises(SampleError):
-        shardkit.convert(images, "wds", tmp_path / "out", workers=0)
-    with pytest.raises(OutputError, match="unfinished conversion"):
-        shardkit.create(tmp_path / "out", "wds", SCHEMA)
+        shardkit.convert(images, "wds", out, workers=0)
+    raised(OutputError, "unfinished conversion", shardkit.create, out, "wds", SCHEMA)
 
 
-def test_writing_after_closing_is_refused(tmp_path: Path) -> None:
-    writer = shardkit.create(tmp_path / "out", "wds", SCHEMA)
+def test_writing_after_closing_and_fields_that_are_none_are_refused(tmp_path, out):
+    writer = shardkit.create(out, "wds", SCHEMA)
     writer.close()
     writer.close()
-    with pytest.raises(ValueError, match="closed"):
-        writer.write({"image": make_image(), "label": 1})
-    assert len(shardkit.open(tmp_path / "out")) == 0
-
-
-def test_fields_that_are_none_are_refused(tmp_path: Path) -> None:
+    raised(ValueError, "closed", writer.write, sample())
+    assert len(shardkit.open(out)) == 0
     with pytest.raises(UsageError, match="field 'label' has no type"):
-        shardkit.create(tmp_path / "out", "wds", {"label": int})  # type: ignore[dict-item]
+        shardkit.create(tmp_path / "x", "wds", {"label": int})
     with pytest.raises(UsageError, match="cannot be the name of a field"):
-        shardkit.create(tmp_path / "out", "wds", {"__key__": shardkit.Int()})
+        shardkit.create(tmp_path / "x", "wds", {"__key__": shardkit.Int()})
 
 
-def test_a_mask_keeps_its_values_where_others_become_jpegs(tmp_path: Path) -> None:
+def test_a_mask_keeps_its_values_where_others_become_jpegs(tmp_path):
     values = (np.mgrid[:16, :24][1] // 4 * 40).astype(np.uint8)
     schema = {"image": shardkit.Image(), "seg.png": shardkit.Image()}
     with shardkit.create(tmp_path / "a.beton", "beton", schema) as writer:
@@ -119,12 +102,10 @@ def test_a_mask_keeps_its_values_where_others_become_jpegs(tmp_path: Path) -> No
     np.testing.assert_array_equal(stored, np.repeat(values[:, :, None], 3, axis=2))
 
 
-def test_files_of_a_writer_that_would_be_taken_for_lists_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_a_writer_that_would_be_taken_for_lists_are_refused(tmp_path, monkeypatch):
     plain = TFRecordWriter.finish
 
-    def finish(writer: TFRecordWriter) -> None:
+    def finish(writer):
         plain(writer)
         path = writer.path.parent / "__shardkit__" / f"{writer.path.name}.offsets"
         path.write_bytes(b"0")
@@ -132,10 +113,9 @@ def test_files_of_a_writer_that_would_be_taken_for_lists_are_refused(
     monkeypatch.setattr(TFRecordWriter, "finish", finish)
     for out in ("folder", "single.tfrecord"):
         writer = shardkit.create(tmp_path / out, "tfrecord", SCHEMA)
-        writer.write({"image": make_image(), "label": 1})
-        with pytest.raises(FormatError, match="the writer of tfrecord uses a file name") as error:
-            writer.close()
-        assert error.value.found.endswith(".tfrecord.offsets")  # type: ignore[union-attr]
+        writer.write(sample())
+        error = raised(FormatError, "the writer of tfrecord uses a file name", writer.close)
+        assert error.found.endswith(".tfrecord.offsets")
         assert not (tmp_path / out).exists()
 
 

@@ -1,14 +1,9 @@
 """What a conversion takes: the estimate of `--plan`, and a run that cannot fit on the disk."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,49 +13,38 @@ from shardkit.cli.progress import show_plan
 from shardkit.conversion import estimate
 from shardkit.conversion.run import prepare
 from shardkit.errors import OutputError, ShardkitWarning
-from tests.codecs import tokenizer_zoo
 from tests.conftest import IMAGE_FORMATS, few, files_of, write_images
 from tests.sources.test_text import put
 from tests.test_cli import run
 
 
-def stored(folder: Path) -> int:
+def stored(folder):
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(tmp_path_factory):
     """3 MB."""
     return write_images(tmp_path_factory.mktemp("photos") / "in", 2, 25, kilobytes=60)
 
 
-Free = Callable[[int], None]
-
-
-@pytest.fixture(scope="module")
-def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tokenizer_zoo.write_json(tmp_path_factory.mktemp("gpt2"), "gpt2")
-
-
 @pytest.fixture
-def free(monkeypatch: pytest.MonkeyPatch) -> Free:
+def free(monkeypatch):
     """Makes so many bytes free on each disk."""
 
-    def set_free(count: int) -> None:
+    def set_free(count):
         usage = shutil.disk_usage("/")._replace(free=count)
         monkeypatch.setattr("shardkit.conversion.estimate.shutil.disk_usage", lambda path: usage)
 
     return set_free
 
 
-def planned(source: Path, to: str, out: Path, **options: Any) -> estimate.Estimate:
+def planned(source, to, out, **options):
     return estimate.estimate(prepare(source, to, out, ConvertOptions(**options)))
 
 
 @pytest.mark.parametrize("format", few(IMAGE_FORMATS, "beton", "wds"))
-def test_bytes_are_about_those_written_and_what_cannot_fit_is_refused(
-    photos: Path, tmp_path: Path, format: str, free: Free
-) -> None:
+def test_bytes_are_about_those_written_or_refused_as_too_many(photos, tmp_path, format, free):
     out = tmp_path / "out"
     found = planned(photos, format, out)
     assert not out.exists()
@@ -81,11 +65,7 @@ def test_bytes_are_about_those_written_and_what_cannot_fit_is_refused(
         shardkit.convert(photos, format, tmp_path / "second", workers=0)
 
 
-def test_samples_that_are_too_large_are_not_tried(
-    photos: Path, tmp_path: Path, free: Free, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    out = tmp_path / "out"
+def test_samples_that_are_too_large_are_not_tried(photos, out, tmp_path, free, monkeypatch, capsys):
     shardkit.convert(photos, "wds", tmp_path / "first", workers=0)
     truth = stored(tmp_path / "first")
     monkeypatch.setattr(estimate, "_TRIED_BYTES", 10_000)
@@ -100,42 +80,45 @@ def test_samples_that_are_too_large_are_not_tried(
     with pytest.raises(OutputError, match="does not fit on its disk"):
         shardkit.convert(photos, "wds", out, workers=0)
     plan = prepare(photos, "wds", out, ConvertOptions(image=ImageOptions(resize=16)))
-    problem = estimate.describe(plan, 1, 0.0)["problem"]
-    assert "too large to try their conversion" in problem
+    assert "too large to try their conversion" in estimate.describe(plan, 1, 0.0)["problem"]
 
 
-def test_among_others_samples_that_are_too_large_are_not_tried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = write_images(tmp_path / "in", 2, 25, kilobytes=60)
-    large = source / "class0/000.jpg"
-    large.write_bytes(large.read_bytes() + bytes(1_000_000))
-    monkeypatch.setattr(estimate, "_TRIED_BYTES", 500_000)
-    found = planned(source, "wds", tmp_path / "out")
-    assert 0 < found.read < 1_000_000
-    assert found.untried == 0
-    shardkit.convert(source, "wds", tmp_path / "out", workers=0)
-    assert 0.8 * stored(tmp_path / "out") < found.written < 1.2 * stored(tmp_path / "out")
+def test_some_samples_that_are_too_large_or_bad_are_not_tried(photos, out, tmp_path, monkeypatch):
+    source = shutil.copytree(photos, tmp_path / "in")
+    large, bad = source / "class0/000.jpg", source / "class0/001.jpg"
+    with monkeypatch.context() as patch:
+        large.write_bytes(large.read_bytes() + bytes(1_000_000))
+        patch.setattr(estimate, "_TRIED_BYTES", 500_000)
+        found = planned(source, "wds", out)
+        assert 0 < found.read < 1_000_000
+        assert found.untried == 0
+        shardkit.convert(source, "wds", out, workers=0)
+        assert 0.8 * stored(out) < found.written < 1.2 * stored(out)
+    bad.write_bytes(b"no image")
+    found = planned(source, "wds", tmp_path / "second")
+    assert found.written > 1_000_000
+    assert found.bad == 1
+    assert ", and 1 that is bad; " in run("convert", source, "--to", "wds", "--plan").stdout
+    for path in source.rglob("*.jpg"):
+        path.write_bytes(b"no image")
+    about = estimate.describe(prepare(source, "wds", tmp_path / "third"), 2, 0.0)
+    assert about["problem"] == "none of the tried samples can be stored"
+    assert about["disk"]["free"] > 0
 
 
-def test_what_an_unfinished_run_has_written_counts(
-    photos: Path, tmp_path: Path, free: Free
-) -> None:
-    out = tmp_path / "out"
+def test_what_an_unfinished_run_has_written_counts(photos, out, free):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shardkit.conversion.run.assemble", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             shardkit.convert(photos, "wds", out, workers=0)
     free(100_000)
-    shardkit.convert(photos, "wds", out, workers=0)
-    shardkit.convert(photos, "wds", out, workers=0)  # it is complete: nothing is written
+    for _ in range(2):  # the second time it is complete: nothing is written
+        shardkit.convert(photos, "wds", out, workers=0)
     with pytest.raises(OutputError, match="does not fit"):
         shardkit.convert(photos, "wds", out, workers=0, overwrite=True, shuffle=True)
 
 
-def test_where_the_result_is_uncertain_a_warning_says_so(
-    photos: Path, tmp_path: Path, free: Free
-) -> None:
+def test_where_the_result_is_uncertain_a_warning_says_so(photos, tmp_path, free):
     free(100_000)
     image = ImageOptions(format="raw")
     with pytest.warns(ShardkitWarning, match="may become full: .* can be resumed"):
@@ -149,14 +132,18 @@ def test_where_the_result_is_uncertain_a_warning_says_so(
         shardkit.convert(photos, "wds", tmp_path / "enough", workers=0, image=image)
 
 
-def test_nothing_is_tried_where_there_is_much_space(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(estimate, "estimate", None)
-    shardkit.convert(photos, "wds", tmp_path / "out", workers=0)
+def test_with_much_space_or_nothing_to_try_a_run_goes_on(photos, tmp_path, monkeypatch, free):
+    with monkeypatch.context() as patch:
+        patch.setattr(estimate, "estimate", None)  # it is not asked
+        shardkit.convert(photos, "wds", tmp_path / "out", workers=0)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    about = estimate.describe(prepare(photos, "wds", tmp_path / "second"), 2, 0.0)
+    assert about["problem"].startswith("could not try a sample: ")
+    free(10)
+    shardkit.convert(photos, "wds", tmp_path / "second", workers=0)
 
 
-def test_joined_shards_need_their_space_twice(photos: Path, tmp_path: Path) -> None:
+def test_joined_shards_need_their_space_twice(photos, tmp_path):
     image = ImageOptions(resize=48)
     whole = planned(photos, "lmdb", tmp_path / "x.lmdb", image=image)
     plan = prepare(photos, "lmdb", tmp_path / "x.lmdb", ConvertOptions(image=image))
@@ -165,57 +152,31 @@ def test_joined_shards_need_their_space_twice(photos: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("seconds", [0.0, 60.0])
-def test_the_estimate_of_tokens_counts_blocks_and_the_tokenizer(
-    tmp_path: Path, gpt2: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
-) -> None:
+def test_tokens_count_with_their_blocks_and_tokenizer(tmp_path, out, gpt2, monkeypatch, seconds):
     """However soon trying ends: a document is tried with all of its blocks."""
     monkeypatch.setattr(estimate, "_SECONDS", seconds)
+    lines = "\n".join(f"line {n} of some words" for n in range(2_000))
     for number in range(3):
-        text = "\n".join(f"line {n} of some words" for n in range(2_000))
-        put(tmp_path / f"corpus/{number}.txt", text)
-    text = TextOptions(tokenizer=str(gpt2), seq_len=128)
-    found = planned(tmp_path / "corpus", "arrow", tmp_path / "out", text=text)
+        put(tmp_path / f"corpus/{number}.txt", lines)
+    text = TextOptions(tokenizer=gpt2, seq_len=128)
+    found = planned(tmp_path / "corpus", "arrow", out, text=text)
     assert found.documents <= 3 < found.samples
-    shardkit.convert(tmp_path / "corpus", "arrow", tmp_path / "out", text=text, workers=0)
-    assert 0.8 < found.written / stored(tmp_path / "out") < 1.2
+    shardkit.convert(tmp_path / "corpus", "arrow", out, text=text, workers=0)
+    assert 0.8 < found.written / stored(out) < 1.2
     assert (found.certain, found.joined) == (0, 0)
 
 
 @pytest.mark.parametrize("seq_len", [None, 64])
-def test_a_limit_of_a_long_file_counts(tmp_path: Path, gpt2: Path, seq_len: int | None) -> None:
+def test_a_limit_of_a_long_file_counts(tmp_path, gpt2, seq_len):
     source = put(tmp_path / "long.txt", "a line of some words\n" * 8_000)
     text = TextOptions(tokenizer=gpt2 if seq_len else None, seq_len=seq_len)
-    options: dict[str, Any] = {"limit": 2000, "text": text}
+    options = {"limit": 2000, "text": text}
     found = planned(source, "mds", tmp_path / "out", **options)
     shardkit.convert(source, "mds", tmp_path / "out", workers=0, **options)
     assert 0.6 < found.written / stored(tmp_path / "out") < 1.4
 
 
-def test_bad_samples_are_passed_over(photos: Path, tmp_path: Path) -> None:
-    source = shutil.copytree(photos, tmp_path / "in")
-    (source / "class0/000.jpg").write_bytes(b"no image")
-    found = planned(source, "wds", tmp_path / "out")
-    assert found.written > 1_000_000
-    assert found.bad == 1
-    assert ", and 1 that is bad; " in run("convert", source, "--to", "wds", "--plan").stdout
-    for path in source.rglob("*.jpg"):
-        path.write_bytes(b"no image")
-    about = estimate.describe(prepare(source, "wds", tmp_path / "out"), 2, 0.0)
-    assert about["problem"] == "none of the tried samples can be stored"
-    assert about["disk"]["free"] > 0
-
-
-def test_where_nothing_can_be_tried_a_plan_says_so_and_a_run_goes_on(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: Free
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
-    about = estimate.describe(prepare(photos, "wds", tmp_path / "out"), 2, 0.0)
-    assert about["problem"].startswith("could not try a sample: ")
-    free(10)
-    shardkit.convert(photos, "wds", tmp_path / "out", workers=0)
-
-
-def test_the_plan_tells_what_it_takes(images: Path, tmp_path: Path) -> None:
+def test_the_plan_tells_what_it_takes(images, tmp_path):
     before = files_of(tmp_path)
     words = ["convert", images, "--to", "wds", "--plan", "--workers", "3"]
     about = json.loads(run(*words, "--json").stdout)["estimate"]
@@ -227,15 +188,12 @@ def test_the_plan_tells_what_it_takes(images: Path, tmp_path: Path) -> None:
     assert (disk["folder"], disk["unfinished"]) == (str(tmp_path), 0)
     assert disk["needed"] == about["written"]
     shown = run(*words).stdout
-    for word in ("to write", "with 1 process: 12 samples", "needed,", "free in"):
-        assert word in shown
+    assert all(s in shown for s in ("to write", "with 1 process: 12 samples", "needed,", "free in"))
     assert files_of(tmp_path) == before
 
 
 @pytest.mark.parametrize("speed", [True, False])
-def test_a_disk_without_unnamed_files_is_not_tried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speed: bool
-) -> None:
+def test_a_disk_without_unnamed_files_is_not_tried(tmp_path, monkeypatch, speed):
     if not speed:
         monkeypatch.delattr(os, "O_TMPFILE", raising=False)
     tried = estimate._tried_disk(tmp_path)

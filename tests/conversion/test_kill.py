@@ -1,25 +1,26 @@
-"""C2 with real processes: signals at any change, dead workers, Ctrl-C. The long form is `large`."""
-
-from __future__ import annotations
+"""C2 in real processes: signals at any change, dead workers, Ctrl-C; what workers are sent."""
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import shardkit
 from shardkit.conversion import pool
+from shardkit.conversion.run import prepare, work_of
+from shardkit.conversion.work import Progress, run_task, unheard
 from shardkit.errors import WorkerError
+from shardkit.options import ConvertOptions
+from shardkit.sources import open_sources
 from shardkit.testing import make_image
-from tests.codecs import tokenizer_zoo
 from tests.conftest import files_of, write_images
 from tests.conversion.part_kills import Forks, wait_for
+from tests.sources.test_text import put
 
 pytestmark = [
     pytest.mark.xdist_group("timed"),
@@ -28,7 +29,6 @@ pytestmark = [
     ),
 ]
 
-# A source, and what it is converted to.
 RUNS = {
     "images as they are": ("images", "--to wds --workers 2 --shard-size 25kB"),
     "images resized": ("images", "--to beton --resize 24 --workers 1 --shard-size 9kB"),
@@ -43,8 +43,7 @@ RUNS = {
     "text": ("text", "--to parquet --workers 1 --shard-size 25kB"),
     "text as tokens": (
         "text",
-        "--to arrow --tokenizer {tokenizer} --seq-len 128 --pack nosplit --workers 1"
-        " --shard-size 10kB",
+        "--to arrow --seq-len 128 --pack nosplit --workers 1 --shard-size 10kB",
     ),
     "tokens": ("tokens", "--to megatron --workers 0"),
 }
@@ -53,36 +52,34 @@ INTERRUPTED = "shardkit: interrupted; the same command run again continues"
 
 
 @pytest.fixture(scope="module")
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+def forks(tmp_path_factory):
     with Forks(tmp_path_factory.mktemp("forks")) as forks:
         yield forks
 
 
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def sources(tmp_path_factory):
     root = tmp_path_factory.mktemp("sources")
     found = {name: root / name for name in ("images", "bad", "shards", "text", "tokens")}
     write_images(found["images"], classes=3, each=8, kilobytes=5)
     write_images(found["bad"], classes=3, each=8)
-    (found["bad"] / "class0/003.jpg").write_bytes(b"text")
-    (found["bad"] / "class1/small.png").write_bytes(make_image(1, "PNG"))
+    put(found["bad"] / "class0/003.jpg", b"text")
+    put(found["bad"] / "class1/small.png", make_image(1, "PNG"))
     shardkit.convert(found["images"], "wds", found["shards"], shard_size="25kB", workers=0)
-    found["text"].mkdir()
     for number in range(12):
-        (found["text"] / f"{number}.txt").write_text(f"{number} words " * 1000)
+        put(found["text"] / f"{number}.txt", f"{number} words " * 1000)
     schema = {"tokens": shardkit.Array("uint16", (None,))}
     with shardkit.create(found["tokens"], to="arrow", schema=schema) as writer:
         for number in range(500):
             writer.write({"tokens": np.arange(number % 97, dtype=np.uint16)})
-    found["tokenizer"] = tokenizer_zoo.write_json(root / "tokenizer", "gpt2")
     return found
 
 
-def partial_of(out: Path) -> Path:
+def partial_of(out):
     return out.with_name(f"{out.name}.partial")
 
 
-def finished(out: Path) -> list[Path]:
+def finished(out):
     """The results of the tasks that a run has finished; those in the making have an ending."""
     return list(partial_of(out).glob("tasks/[0-9][0-9][0-9][0-9][0-9][0-9]/result.json"))
 
@@ -90,18 +87,18 @@ def finished(out: Path) -> list[Path]:
 @pytest.mark.large
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_that_any_signal_ends_says_no_more_than_a_line_and_is_continued(
-    forks: Forks, sources: dict[str, Path], tmp_path: Path, name: str
-) -> None:
+def test_a_run_that_any_signal_ends_says_a_line_and_is_continued(
+    forks, sources, tmp_path, gpt2, name
+):
     """C2, X1: to the run alone, or with its workers, one after the other on the same output."""
     source, options = RUNS[name]
-    words = options.format(tokenizer=sources["tokenizer"]).split()
+    words = [*options.split(), *(["--tokenizer", gpt2] if "--seq-len" in options else [])]
     command = ["convert", sources[source], *words, "--quiet", "-o"]
     out, whole = tmp_path / "out", tmp_path / "whole"
     run = forks.start(*command, whole)
     assert run.wait() == (0, "")
     at = run.changes() // 5
-    before: dict[Path, int] = {}
+    before = {}
     for number, (sent, code) in enumerate(SIGNALS.items()):
         to = "run" if (number + len(name)) % 2 else "group"
         print(f"{sent.name} to the {to} after {at} changes")
@@ -124,9 +121,7 @@ def test_a_run_that_any_signal_ends_says_no_more_than_a_line_and_is_continued(
 
 
 @pytest.mark.large
-def test_ctrl_c_ends_a_run_whose_workers_hang(
-    forks: Forks, sources: dict[str, Path], tmp_path: Path
-) -> None:
+def test_ctrl_c_ends_a_run_whose_workers_hang(forks, sources, tmp_path):
     out = tmp_path / "out"
     command = ["convert", sources["images"], "--to", "wds", "--shard-size", "25kB", "--workers", 1]
     run = forks.start(*command, "--quiet", "-o", out, at=12, sent=signal.SIGSTOP, to="worker")
@@ -147,20 +142,20 @@ class Deadly:
 
     armed = False
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 20
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index):
         if self.armed and index == 10:
             os.kill(os.getpid(), signal.SIGKILL)
         return {"image": make_image(index), "label": index}
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self):
         return {"armed": True}
 
 
-def test_a_task_that_kills_two_workers_ends_the_run_with_its_name(tmp_path: Path) -> None:
-    sequence: Any = Deadly()
+def test_a_task_that_kills_two_workers_ends_the_run_with_its_name(tmp_path):
+    sequence = Deadly()
     with pytest.raises(WorkerError, match=r"two workers died .* SIGKILL") as error:
         shardkit.convert(sequence, "wds", tmp_path / "out", shard_samples=6, workers=1)
     assert "task 0: 20 samples from 'sample 0' on" in str(error.value)
@@ -187,9 +182,7 @@ work.run_task = run_task
 """
 
 
-def test_a_task_that_is_done_is_not_done_again_when_its_worker_dies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_that_is_done_is_not_done_again_when_its_worker_dies(tmp_path, monkeypatch):
     source = write_images(tmp_path / "in", classes=2, each=4, kilobytes=2)
     out, began, died = (tmp_path / name for name in ("out", "began", "died"))
     code = DIES.format(began=str(began), died=str(died))
@@ -204,64 +197,72 @@ def test_a_task_that_is_done_is_not_done_again_when_its_worker_dies(
     assert files_of(out) == files_of(tmp_path / "reference")
 
 
-# --- reading --------------------------------------------------------------------------------------
-
-# Reads for long; making the ninth sample sends a signal, while the loop waits for a batch.
-LOADS = """
-import itertools, os, sys
-import shardkit.stream
-path, threads, sent = sys.argv[1], *map(int, sys.argv[2:])
-made = itertools.count(1)
-def transform(value):
-    if next(made) == 9:
-        os.kill(os.getpid(), sent)
-    return value
-try:
-    options = {"batch_size": 4, "transforms": {"label": transform}}
-    loader = shardkit.stream.Loader(path, threads=threads, **options)
-    for epoch in range(10_000):
-        for batch in loader:
-            pass
-except KeyboardInterrupt:
-    sys.exit(130)
-"""
-
-
-def finish(process: subprocess.Popen[bytes]) -> tuple[int, str]:
-    _, stderr = process.communicate(timeout=120)
-    return process.returncode, stderr.decode()
-
-
-@pytest.mark.large
-@pytest.mark.parametrize("threads", [2, 0, None], ids=["load", "load without threads", "bench"])
-def test_reading_that_any_signal_ends_says_nothing_and_changes_nothing(
-    sources: dict[str, Path], threads: int | None
-) -> None:
-    path = sources["shards"]
-    before = files_of(path)
-    for sent, code in SIGNALS.items():
-        command = ["-c", LOADS, path, str(threads), str(int(sent))]
-        if threads is None:
-            command = ["-m", "shardkit", "bench", path, "--rounds", "100000", "--batch-size", "4"]
-        process = subprocess.Popen(
-            [sys.executable, *command], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
-        )
-        if threads is None:
-            assert process.stderr is not None
-            assert b"runs" in process.stderr.readline()
-            process.send_signal(sent)
-        found, said = finish(process)
-        assert found == code
-        lines = {line for line in said.splitlines() if "runs" not in line}
-        assert lines <= {"", "shardkit: interrupted"}
-    assert files_of(path) == before
-
-
-# --- for tests of other files ---------------------------------------------------------------------
-
-
-def is_alive(pid: int) -> bool:
+def is_alive(pid):
     try:
         return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return False
+
+
+PIPES = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+WORKER = [sys.executable, "-c", pool._START]
+
+
+def test_a_worker_ends_when_its_parent_is_killed_while_sending():
+    """The path, what to import, or a task; and when a message is none."""
+    messages = [pickle.dumps(sys.path), pickle.dumps(["json"]), pickle.dumps(["task"] * 100)]
+    sent = [b"".join([*messages[:at], messages[at][: len(messages[at]) // 2]]) for at in range(3)]
+    workers = [subprocess.Popen(WORKER, **PIPES) for _ in range(4)]
+    for worker, data in zip(workers, [*sent, b"".join([*messages[:2], b"no pickle"])], strict=True):
+        if worker is workers[-1]:  # garbage ends it by itself
+            worker.stdin.write(data)
+            worker.stdin.flush()
+            assert worker.wait(60) == 1
+            worker.communicate()
+        else:
+            assert worker.communicate(data, timeout=60)[1] == b""
+            assert worker.returncode == 1
+
+
+def test_a_worker_whose_parent_reads_no_more_ends_without_a_word():
+    """Also while its other thread waits for tasks, from a pipe that is still open."""
+    with subprocess.Popen(WORKER, **PIPES) as worker:
+        worker.stdout.close()
+        for message in (sys.path, [], b"no task, which it reports"):
+            worker.stdin.write(pickle.dumps(message))
+        worker.stdin.flush()
+        assert (worker.wait(60), worker.stderr.read()) == (0, b"")
+
+
+def test_a_task_carries_no_keys_of_other_samples(tmp_path):
+    photos = tmp_path / "in"
+    photos.mkdir()
+    for number in range(300):
+        (photos / f"a.{'long' * 20}.{number}.jpg").write_bytes(make_image(number))
+    shardkit.convert(photos, "wds", tmp_path / "first", workers=0)
+    source = open_sources(tmp_path / "first")[""]
+    some = source.select(np.arange(10))
+    assert len(pickle.dumps(some)) < 4000 < 300 * 80
+    copy = pickle.loads(pickle.dumps(some))
+    assert copy.original(0, copy[0]["__key__"]).endswith(".0.jpg")
+    shardkit.convert(tmp_path / "first", "arrow", tmp_path / "second", workers=0)
+    with shardkit.open(tmp_path / "first") as first, shardkit.open(tmp_path / "second") as second:
+        assert len(first.original_paths()) == 300
+        assert first.original_paths() == second.original_paths()
+
+
+def test_what_a_task_reported_is_in_its_result(tmp_path, monkeypatch):
+    """Of a task that was finished as its node died, reports may be lost."""
+    monkeypatch.setattr("shardkit.conversion.work._REPORT_SECONDS", 0)
+    photos = write_images(tmp_path / "in", classes=2, each=5)
+    (photos / "class0/bad.jpg").write_bytes(b"text")
+    plan = prepare(photos, "wds", tmp_path / "out", ConvertOptions(on_error="skip"))
+    (task,) = plan.tasks
+    heard = []
+    (tmp_path / "tasks").mkdir()
+    run_task(work_of(task, plan.recipe, tmp_path / "tasks/000000"), heard.append)
+    total = sum(heard, Progress(0, 0, 0))
+    assert (total.samples, total.errors, total.bytes) == (11, 1, task.size)
+    for known in (0, 4, len(heard)):
+        lost = sum(heard[known:], Progress(0, 0, 0))
+        assert unheard(tmp_path / "tasks/000000", heard[:known]) == lost

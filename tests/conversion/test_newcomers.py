@@ -1,33 +1,34 @@
-"""What is at the output when a run ends: the dataset to replace, or what came there meanwhile."""
+"""What comes or changes while a run works: at its output, and among the files of its source."""
 
-from __future__ import annotations
-
+import os
+import re
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 import shardkit
 from shardkit.conversion import run
-from shardkit.errors import OutputError
+from shardkit.errors import OutputError, SampleError, ShardkitError, SourceError
+from shardkit.sources.files import Planned, read_file
 from tests.conftest import files_of, write_images
+from tests.conversion.conftest import raised
 from tests.conversion.deaths import Interrupted, change
+from tests.sources.test_text import put
+from tests.test_irregular import Swap
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
+def source(tmp_path):
     """40 images of 6 kB: several tasks with shards of 50 kB."""
     return write_images(tmp_path / "in", classes=2, each=20, kilobytes=5)
 
 
-def convert(source: Path, out: Path, **options: Any) -> Any:
+def convert(source, out, **options):
     return shardkit.convert(source, "wds", out, **{"workers": 0, **options})
 
 
-def test_replacing_a_dataset_of_the_same_recipe_is_continued(source: Path, tmp_path: Path) -> None:
-    out, options = tmp_path / "out", {"shard_size": "50kB"}
+def test_replacing_a_dataset_of_the_same_recipe_is_continued(source, tmp_path, out):
+    options = {"shard_size": "50kB"}
     convert(source, out, **options)
     old = files_of(out)
     change(source / "class1/019.jpg")
@@ -45,83 +46,174 @@ def test_replacing_a_dataset_of_the_same_recipe_is_continued(source: Path, tmp_p
     assert not (tmp_path / "out.partial").exists()
 
 
-def come_meanwhile(monkeypatch: pytest.MonkeyPatch, what: Path, out: Path) -> None:
+@pytest.fixture
+def come_meanwhile(monkeypatch):
     """As a run begins to publish, what is in a folder comes to the folder of the output, once."""
-    assemble = run.assemble
 
-    def assembled(*args: Any) -> None:
-        assemble(*args)
-        monkeypatch.setattr(run, "assemble", assemble)
-        shutil.copytree(what, out.parent, dirs_exist_ok=True)
+    def come(what, out):
+        assemble = run.assemble
 
-    monkeypatch.setattr(run, "assemble", assembled)
+        def assembled(*args):
+            assemble(*args)
+            monkeypatch.setattr(run, "assemble", assemble)
+            shutil.copytree(what, out.parent, dirs_exist_ok=True)
+
+        out.parent.mkdir(exist_ok=True)
+        monkeypatch.setattr(run, "assemble", assembled)
+
+    return come
 
 
-def dataset(source: Path, folder: Path, name: str) -> Path:
+def dataset(source, folder, name):
     folder.mkdir()
     convert(source, folder / name, shuffle=True)
     return folder
 
 
 @pytest.mark.parametrize("name", ["out", "out.tar"])
-def test_a_dataset_that_comes_while_a_run_works_is_refused(
-    source: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = dataset(source, tmp_path / "other", name)
-    out = tmp_path / "here" / name
-    out.parent.mkdir()
-    come_meanwhile(monkeypatch, other, out)
-    with pytest.raises(OutputError, match="put at the output while this run was") as error:
-        convert(source, out)
-    assert str(error.value.fix).endswith(f"continues with the finished work in {out}.partial")
-    with shardkit.open(out) as found, shardkit.open(other / name) as as_it_came:
-        assert found[0]["__key__"] == as_it_came[0]["__key__"]
-    with pytest.raises(OutputError, match="holds another dataset"):
-        convert(source, out)
+def test_a_dataset_that_comes_while_a_run_works_is_refused(source, tmp_path, name, come_meanwhile):
+    other, out = dataset(source, tmp_path / "other", name), tmp_path / "here" / name
+    come_meanwhile(other, out)
+    error = raised(OutputError, "put at the output while this run was", convert, source, out)
+    assert str(error.fix).endswith(f"continues with the finished work in {out}.partial")
+    assert shardkit.open(out)[0]["__key__"] == shardkit.open(other / name)[0]["__key__"]
+    raised(OutputError, "holds another dataset", convert, source, out)
     monitor = Interrupted(most=40)
     assert convert(source, out, progress=monitor, overwrite=True).samples == 40
     assert monitor.done == 40
     convert(source, tmp_path / name)
-    with shardkit.open(out) as found, shardkit.open(tmp_path / name) as fresh:
-        assert [s["__key__"] for s in found] == [s["__key__"] for s in fresh]
+    found, fresh = ([s["__key__"] for s in shardkit.open(at)] for at in (out, tmp_path / name))
+    assert found == fresh
     assert not out.with_name(f"{name}.partial").exists()
 
 
-def test_a_dataset_that_comes_is_replaced_where_that_is_asked_for_and_else_nothing_is(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dataset_that_comes_is_replaced_where_asked_for_and_no_other(
+    source, tmp_path, come_meanwhile
+):
     out = tmp_path / "here/out"
-    out.parent.mkdir()
-    come_meanwhile(monkeypatch, dataset(source, tmp_path / "other", "out"), out)
+    come_meanwhile(dataset(source, tmp_path / "other", "out"), out)
     convert(source, out, overwrite=True)
     convert(source, tmp_path / "fresh")
     assert files_of(out) == files_of(tmp_path / "fresh")
     shutil.rmtree(out)
-    (tmp_path / "thesis/out").mkdir(parents=True)
-    (tmp_path / "thesis/out/thesis.txt").write_text("years of work")
-    come_meanwhile(monkeypatch, tmp_path / "thesis", out)
-    with pytest.raises(OutputError, match="put at the output while") as error:
-        convert(source, out, overwrite=True)
-    assert "not a dataset written by shardkit: thesis.txt" in str(error.value.found)
+    put(tmp_path / "thesis/out/thesis.txt", "years of work")
+    come_meanwhile(tmp_path / "thesis", out)
+    error = raised(OutputError, "put at the output while", convert, source, out, overwrite=True)
+    assert "not a dataset written by shardkit: thesis.txt" in str(error.found)
     assert files_of(out) == {"thesis.txt": b"years of work"}
     shutil.rmtree(out)
     convert(source, out)
     assert files_of(out) == files_of(tmp_path / "fresh")
 
 
-def test_a_dataset_that_comes_while_samples_are_written_is_refused(
-    source: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-
-    def make(come: Callable[[], Any], **options: Any) -> None:
-        with shardkit.create(out, "wds", {"label": shardkit.Int()}, **options) as writer:
-            writer.write({"label": 1})
-            come()
-
+def test_a_dataset_that_comes_while_samples_are_written_is_refused(source, tmp_path, out):
     convert(source, tmp_path / "other")
-    with pytest.raises(OutputError, match="put at the output while"):
-        make(lambda: shutil.copytree(tmp_path / "other", out))
-    assert files_of(out) == files_of(tmp_path / "other")
-    make(lambda: None, overwrite=True)
+    for options in ({}, {"overwrite": True}):
+        writer = shardkit.create(out, "wds", {"label": shardkit.Int()}, **options)
+        writer.write({"label": 1})
+        if options:
+            writer.close()
+        else:
+            shutil.copytree(tmp_path / "other", out)
+            raised(OutputError, "put at the output while", writer.close)
+            assert files_of(out) == files_of(tmp_path / "other")
     assert not (tmp_path / "out.partial").exists()
+
+
+def _images(root):
+    write_images(root, classes=2, each=3)
+    put(root / "class1/001.txt", "a caption")
+    return root / "class1/001.jpg"
+
+
+def _sidecar(root):
+    return _images(root).with_suffix(".txt")
+
+
+def _texts(root, suffix="txt", text="text {}"):
+    for number in range(3):
+        put(root / f"{number}.{suffix}", text.format(number))
+    return root / f"1.{suffix}"
+
+
+def _lines(root):
+    return _texts(root, "jsonl", '{{"text": "text {}"}}\n')
+
+
+def _shards(root):
+    shardkit.convert([{"text": "text 1"}] * 6, "lmdb", root, shard_samples=2, workers=0)
+    return root / "shard-000001.lmdb/data.mdb"
+
+
+def _foreign(root):
+    _shards(root)
+    shutil.rmtree(root / "__shardkit__")
+    return root / "shard-000001.lmdb/data.mdb"
+
+
+def _other(path):
+    """Other content, which is as good as what is there."""
+    data, swap = path.read_bytes(), {b"text 1": b"next 1", b"next 1": b"text 1"}
+    other = re.sub(b"[nt]ext 1", lambda found: swap[found[0]], data)
+    return other if other != data else data[:-2] + b"XX"
+
+
+def rewritten(path):
+    """The same size and inode, another content."""
+    before = path.stat()
+    path.write_bytes(_other(path))
+    if path.stat().st_mtime_ns == before.st_mtime_ns:  # within one tick of the system's clock
+        os.utime(path)
+    assert path.stat().st_size == before.st_size
+
+
+def replaced(path):
+    """Another file of the same size and time."""
+    about = path.stat()
+    other = path.with_name("other")
+    other.write_bytes(_other(path))
+    os.utime(other, ns=(about.st_atime_ns, about.st_mtime_ns))
+    other.rename(path)
+    assert path.stat().st_mtime_ns == about.st_mtime_ns
+
+
+@pytest.mark.parametrize("change", [rewritten, replaced])
+@pytest.mark.parametrize("make", [_images, _sidecar, _texts, _lines, _shards, _foreign])
+def test_a_file_of_the_source_that_keeps_its_size_is_noticed(make, change, tmp_path, out):
+    """X1: written or replaced while a conversion runs."""
+    if (make, change) == (_sidecar, replaced):
+        change = rewritten  # of what lies beside an image only the time is known
+    path, kind = make(tmp_path / "in"), SourceError if make in (_shards, _foreign) else SampleError
+
+    def run(**options):
+        return shardkit.convert(tmp_path / "in", "wds", out, workers=0, **options)
+
+    with pytest.raises(ShardkitError, match="changed while the conversion ran") as error:
+        run(progress=Swap(lambda: change(path)))
+    assert type(error.value) is kind
+    near = path.with_suffix(".jpg") if make is _sidecar else path
+    assert error.value.where["path"] in (str(path), str(near), str(path.parent))
+    assert not out.exists()
+    if kind is SampleError:  # the others do not suffer
+        shutil.rmtree(tmp_path / "out.partial")
+        assert run(progress=Swap(lambda: change(path)), on_error="skip").errors == 1
+    else:  # nobody writes any more
+        assert run(overwrite=True).errors == 0
+
+
+def test_what_only_looks_changed_is_none(tmp_path, out):
+    """Links made by a backup, permissions, and files that a file system numbers anew."""
+    path = _images(tmp_path / "in")
+
+    def touch():
+        os.link(path, tmp_path / "backup")
+        path.chmod(0o600)
+
+    options = {"workers": 0, "progress": Swap(touch)}
+    assert shardkit.convert(tmp_path / "in", "wds", out, **options).samples == 6
+    path = _texts(tmp_path / "texts")
+    about = path.stat()
+    planned = Planned(about.st_mtime_ns, about.st_ino + 1, about.st_ctime_ns + 1)
+    assert read_file(str(path), about.st_size, planned) == b"text 1"
+    with pytest.raises(SampleError, match="changed"):
+        read_file(str(path), about.st_size, planned._replace(began=about.st_ctime_ns))

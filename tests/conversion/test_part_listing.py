@@ -1,17 +1,12 @@
 """What the first part of a conversion lists, the others load: `--part` without listing N times."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random
 import shutil
 import sys
 import warnings
-import wave
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import xxhash
@@ -25,59 +20,57 @@ from shardkit.errors import DamagedError, OutputError, SampleError, ShardkitErro
 from shardkit.options import ConvertOptions
 from shardkit.part_of import PartOf
 from shardkit.sources import packed_names
+from shardkit.testing import make_audio, make_image
 from tests.conftest import examples, files_of, write_images
-from tests.conversion.part_kills import Forks, Run, wait_for
+from tests.conversion.conftest import raised
+from tests.conversion.part_kills import Forks, wait_for
 from tests.conversion.test_part_lock import no_locks
 from tests.conversion.test_parts import convert
+from tests.sources.test_text import put
 
 HEADER = 40  # bytes before it: digests and a length
+NASTY = [0, 1, 46, 47, 127, 128, 255]
 
 
-class Heard:
-    """The paths that Python lists and opens, while `on`."""
-
-    def __init__(self) -> None:
-        self.on = False
-        self.listed: list[str] = []
-        self.opened: list[str] = []
-        sys.addaudithook(self._hear)
-
-    def _hear(self, event: str, args: tuple[Any, ...]) -> None:
-        wanted = self.on and event in ("os.scandir", "os.listdir", "open")
-        if wanted and isinstance(args[0], str | bytes | os.PathLike):
-            found = self.opened if event == "open" else self.listed
-            found.append(os.path.abspath(os.fsdecode(args[0])))
+_hearers = []
 
 
-_heard = Heard()
+def _hear(event, args):
+    wanted = _hearers and event in ("os.scandir", "os.listdir", "open")
+    if wanted and isinstance(args[0], str | bytes | os.PathLike):
+        _hearers[-1].append((event, Path(os.path.abspath(os.fsdecode(args[0])))))
+
+
+sys.addaudithook(_hear)
 
 
 @contextlib.contextmanager
-def hearing() -> Iterator[Heard]:
-    _heard.listed, _heard.opened, _heard.on = [], [], True
+def hearing():
+    """What Python lists and opens meanwhile."""
+    _hearers.append([])
     try:
-        yield _heard
+        yield _hearers[-1]
     finally:
-        _heard.on = False
+        _hearers.pop()
 
 
-def lists(source: Path, act: Callable[[], object]) -> int:
+def lists(source, act):
     """How often a folder of the source is listed meanwhile."""
     with hearing() as heard:
         act()
-    return sum(Path(path).is_relative_to(source) for path in heard.listed)
+    return sum(event != "open" and path.is_relative_to(source) for event, path in heard)
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return write_images(tmp_path / "in", classes=2, each=8, kilobytes=2)
+def lists_as(part, source, out, **options):
+    """How often a part of a conversion lists the source."""
+    return lists(source, lambda: convert(source, out, part, **options))
 
 
-def listing_at(out: Path) -> Path:
+def listing_at(out):
     return out.with_name(f"{out.name}.partial") / PLAN / LISTING
 
 
-def splits(root: Path) -> None:
+def splits(root):
     """With sidecars, keys that need telling apart, a folder that is no class, and odd names."""
     for split in ("train", "val"):
         write_images(root / split, classes=2, each=4, kilobytes=2)
@@ -91,23 +84,18 @@ def splits(root: Path) -> None:
     (root / "train/notes.doc").write_text("x")
 
 
-def flat(root: Path) -> None:
-    write_images(root, classes=1, each=9, kilobytes=2)
-    for path in (root / "class0").iterdir():
-        path.rename(root / path.name)
-    (root / "class0").rmdir()
+def flat(root):
+    for number in range(9):
+        put(root / f"{number:03}.jpg", make_image(number) + bytes(2000))
 
 
-def audio(root: Path) -> None:
+def audio(root):
     for label in ("a", "b"):
-        (root / label).mkdir(parents=True)
         for number in range(5):
-            with wave.open(f"{root}/{label}/{number}.wav", "wb") as file:
-                file.setparams((1, 1, 8000, 0, "NONE", ""))
-                file.writeframes(bytes([number]) * 3000)
+            put(root / f"{label}/{number}.wav", make_audio(number, samples=1500))
 
 
-CASES: dict[str, tuple[Callable[[Path], object], dict[str, Any]]] = {
+CASES = {
     "splits": (splits, {"on_error": "skip"}),
     "flat": (flat, {"shuffle": True, "limit": 8, "split": "a=0.5,b=0.5"}),
     "fields": (splits, {"fields": ["image"], "split": "none", "on_error": "skip"}),
@@ -116,15 +104,14 @@ CASES: dict[str, tuple[Callable[[Path], object], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_parts_after_the_first_do_not_list(tmp_path: Path, case: str) -> None:
+def test_parts_after_the_first_do_not_list(tmp_path, out, case):
     make, options = CASES[case]
-    source, out = tmp_path / "in", tmp_path / "out"
+    source, moved = tmp_path / "in", tmp_path / "elsewhere"
     make(source)
     whole = convert(source, tmp_path / "whole", **options)
-    assert lists(source, lambda: convert(source, out, "1/3", **options))
+    assert lists_as("1/3", source, out, **options)
     for part in ("1/3", "2/3"):
-        assert not lists(source, lambda part=part: convert(source, out, part, **options))  # type: ignore[misc]
-    moved = tmp_path / "elsewhere"
+        assert not lists_as(part, source, out, **options)
     shutil.move(source, moved)  # as another machine may see it
     results = []
     assert not lists(moved, lambda: results.append(convert(moved, out, "3/3", **options)))
@@ -134,106 +121,79 @@ def test_parts_after_the_first_do_not_list(tmp_path: Path, case: str) -> None:
     assert not out.with_name("out.partial").exists()
 
 
-def test_a_long_listing_is_stored_and_loaded_by_pieces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_listing_is_stored_and_loaded_by_pieces(tmp_path, out, monkeypatch):
     """And lies in temporary files."""
-    source, out = tmp_path / "in", tmp_path / "out"
+    source = tmp_path / "in"
     splits(source)
     convert(source, tmp_path / "whole", on_error="skip")
-    for module, name, value in (
-        (mapped, "MOST", 64),
-        (mapped, "PIECE", 3),
-        (packed_names, "FEW", 0),
-    ):
-        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(mapped, "MOST", 64)
+    monkeypatch.setattr(mapped, "PIECE", 3)
+    monkeypatch.setattr(packed_names, "FEW", 0)
     convert(source, out, "1/2", on_error="skip")
-    assert not lists(source, lambda: convert(source, out, "2/2", on_error="skip"))
+    assert not lists_as("2/2", source, out, on_error="skip")
     assert files_of(out) == files_of(tmp_path / "whole")
 
 
-def test_the_plan_alone_loads_as_well_and_stores_nothing(source: Path, tmp_path: Path) -> None:
-    def plan() -> None:
-        options = ConvertOptions(shard_size="8kB")
-        prepare(source, "wds", tmp_path / "out", options, part=PartOf(2, 2))
+def test_the_plan_alone_loads_as_well_and_stores_nothing(source, tmp_path, out):
+    def plan():
+        prepare(source, "wds", out, ConvertOptions(shard_size="8kB"), part=PartOf(2, 2))
 
     assert lists(source, plan)
     assert {path.name for path in tmp_path.iterdir()} == {"in"}
-    convert(source, tmp_path / "out", "1/2")
+    convert(source, out, "1/2")
     assert not lists(source, plan)
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"where": "label == 0"}, {"dedup": "exact"}, {"to": "parquet", "text": True}],
+    [{"where": "label == 0"}, {"dedup": "exact"}, {"to": "parquet"}],
     ids=["where", "dedup", "text"],
 )
-def test_other_sources_are_listed_by_each_part(
-    source: Path, tmp_path: Path, options: dict[str, Any]
-) -> None:
-    if options.pop("text", False):
+def test_other_sources_are_listed_by_each_part(source, tmp_path, out, options):
+    if "to" in options:
         source = tmp_path / "texts"
-        source.mkdir()
         for number in range(4):
-            (source / f"{number}.txt").write_text("words " * 3000)
-    out = tmp_path / "out"
+            put(source / f"{number}.txt", "words " * 3000)
     for part in ("1/2", "2/2"):
-        assert lists(source, lambda part=part: convert(source, out, part, **options))  # type: ignore[misc]
+        assert lists_as(part, source, out, **options)
         assert not listing_at(out).exists()
     convert(source, tmp_path / "whole", **options)
     assert files_of(out) == files_of(tmp_path / "whole")
 
 
-# --- a source that changes
-
-
-def test_a_file_that_changed_or_went_is_named(source: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
+def test_a_file_that_changed_or_went_is_named(source, out):
     convert(source, out, "1/2")
     for path in source.rglob("*.jpg"):
         data = path.read_bytes()
         path.write_bytes(data[:-1] + b"x")
-    with pytest.raises(SampleError, match="the file changed") as error:
-        convert(source, out, "2/2")
-    assert Path(error.value.where["path"]).parent.parent == source
+    error = raised(SampleError, "the file changed", convert, source, out, "2/2")
+    assert Path(error.where["path"]).parent.parent == source
 
 
-def test_another_set_of_files_is_listed_again_and_told(source: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
+def test_another_set_of_files_is_listed_again_and_told(source, tmp_path, out):
     convert(source, out, "1/2")
-    hidden = source / "class1/.hidden"
-    hidden.touch()  # another time of its folder
-    assert lists(source, lambda: convert(source, out, "1/2"))
-    assert not lists(source, lambda: convert(source, out, "1/2"))
-    other = shutil.copytree(source, tmp_path / "other")
-    for path in (source / "class1/007.jpg", other / "class0/new.jpg"):
-        path.unlink(missing_ok=True) if path.exists() else path.write_bytes(b"x")
-        with pytest.raises(OutputError, match="the source has changed"):
-            convert(path.parent.parent, out, "2/2", on_error="skip")
-    (source / "class0").rename(source / "class2")
-    with pytest.raises(OutputError, match="the source has changed"):
-        convert(source, out, "2/2")
+    (source / "class1/.hidden").touch()  # another time of its folder
+    assert lists_as("1/2", source, out)
+    assert not lists_as("1/2", source, out)
+    others = [shutil.copytree(source, tmp_path / f"other{n}") for n in range(3)]
+    (others[0] / "class1/007.jpg").unlink()
+    (others[1] / "class0/new.jpg").write_bytes(b"x")
+    (others[2] / "class0").rename(others[2] / "class2")
+    for other in others:
+        raised(OutputError, "the source has changed", convert, other, out, "2/2", on_error="skip")
 
 
-def test_inodes_of_another_machine_tell_nothing(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inodes_of_another_machine_tell_nothing(source, tmp_path, out, whole, monkeypatch):
     """A copy has the names, sizes and times of its files, and was made later."""
-    out = tmp_path / "out"
     convert(source, out, "1/2")
     copy = shutil.copytree(source, tmp_path / "copy")
-    with pytest.raises(SampleError, match="another file of that name"):
-        convert(copy, out, "2/2")
+    raised(SampleError, "another file of that name", convert, copy, out, "2/2")
     monkeypatch.setattr(part_listing, "machine", lambda: "another boot")
-    assert not lists(copy, lambda: convert(copy, out, "2/2"))
-    convert(source, tmp_path / "whole")
-    assert files_of(out) == files_of(tmp_path / "whole")
+    assert not lists_as("2/2", copy, out)
+    assert files_of(out) == whole
 
 
-# --- a stored listing that is damaged, or made by a stranger
-
-
-def _planned(source: Path, out: Path) -> dict[str, Any]:
+def _planned(source, out):
     """What a second part would do; it reads all of its samples."""
     options = ConvertOptions(shard_size="8kB", workers=0)
     plan = prepare(source, "wds", out, options, part=PartOf(2, 2))
@@ -243,49 +203,43 @@ def _planned(source: Path, out: Path) -> dict[str, Any]:
     return plan.job
 
 
-def refused(act: Callable[[], object]) -> ShardkitError | None:
-    try:
-        act()
-    except ShardkitError as error:
-        return error
-    return None
+def harmed(data, dice, change, start=0):
+    """With one byte changed, or three."""
+    data = bytearray(data)
+    for _ in range(dice.choice([1, 1, 3])):
+        at = dice.randrange(start, len(data))
+        data[at] = change(data[at])
+    return bytes(data)
 
 
-def test_a_damaged_listing_is_named_or_does_no_harm(source: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
+def test_a_damaged_listing_is_named_or_does_no_harm(source, out, whole):
     convert(source, out, "1/2")
     path, job = listing_at(out), _planned(source, out)
-    whole, dice = path.read_bytes(), random.Random(20)
+    stored, dice = path.read_bytes(), random.Random(20)
     damaged = 0
     for _ in range(60):
-        data = bytearray(whole)
-        for _ in range(dice.choice([1, 1, 3])):
-            data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+        data = harmed(stored, dice, lambda byte: byte ^ 1 << dice.randrange(8))
         path.write_bytes(data[: dice.randrange(len(data))] if dice.random() < 0.2 else data)
-        error = refused(lambda: _planned(source, out))
-        if error is None:  # what is damaged says that others options were asked for
-            assert _planned(source, out) == job
-        else:
-            assert isinstance(error, DamagedError)
-            assert "the stored listing of the source is damaged" in str(error)
-            assert error.where["path"] == path
-            damaged += 1
+        with contextlib.suppress(ShardkitError):
+            assert _planned(source, out) == job  # what is damaged is not asked for
+            continue
+        error = raised(DamagedError, "the stored listing of the source is", _planned, source, out)
+        assert error.where["path"] == path
+        damaged += 1
     assert damaged > 40
     path.unlink()
     convert(source, out, "2/2")
-    convert(source, tmp_path / "whole")
-    assert files_of(out) == files_of(tmp_path / "whole")
+    assert files_of(out) == whole
 
 
-def with_digest(data: bytes) -> bytes:
+def with_digest(data):
     return data[:16] + xxhash.xxh3_128_digest(data[32:]) + data[32:]
 
 
-def test_a_listing_of_a_stranger_leads_nowhere_else(source: Path, tmp_path: Path) -> None:
+def test_a_listing_of_a_stranger_leads_nowhere_else(source, tmp_path, out):
     """X3: whoever made it has made its digest as well."""
     (source / "class0/000.txt").write_text("x")
     (tmp_path / "001.jpg").write_bytes(b"secret")
-    out = tmp_path / "out"
     convert(source, out, "1/2")
     path = listing_at(out)
     whole, dice = path.read_bytes(), random.Random(20)
@@ -301,41 +255,35 @@ def test_a_listing_of_a_stranger_leads_nowhere_else(source: Path, tmp_path: Path
         assert old in whole
         assert len(old) == len(new)
         path.write_bytes(with_digest(whole.replace(old, new)))
-        with pytest.raises(DamagedError, match="the stored listing of the source is damaged"):
-            _planned(source, out)
+        raised(DamagedError, "the stored listing of the source is damaged", _planned, source, out)
     inside = (source, out.with_name("out.partial"))
     for _ in range(examples(50)):
-        data = bytearray(whole)
-        for _ in range(dice.choice([1, 1, 3])):
-            data[dice.randrange(HEADER, len(data))] = dice.choice([0, 1, 46, 47, 127, 128, 255])
-        path.write_bytes(with_digest(bytes(data)))
+        path.write_bytes(with_digest(harmed(whole, dice, lambda _: dice.choice(NASTY), HEADER)))
         with hearing() as heard, contextlib.suppress(ShardkitError):
             _planned(source, out)
-        opened = (Path(name) for name in heard.opened if Path(name).is_relative_to(tmp_path))
+        opened = [p for event, p in heard if event == "open" and p.is_relative_to(tmp_path)]
         assert all(any(name.is_relative_to(one) for one in inside) for name in opened)
 
 
-def test_a_link_in_place_of_a_listing_is_not_read(source: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
+def test_a_link_in_place_of_a_listing_is_not_read(source, tmp_path, out):
     convert(source, out, "1/2")
     folder = listing_at(out).parent.parent
     shutil.move(folder, tmp_path / "moved")
     folder.symlink_to(tmp_path / "moved")
-    with pytest.raises(OutputError, match="created by somebody else"):
-        convert(source, out, "2/2")
+    raised(OutputError, "created by somebody else", convert, source, out, "2/2")
 
 
 @pytest.mark.parametrize(("look", "part"), [("lstat", "1/2"), ("listdir", None)])
 def test_a_working_folder_that_another_part_removes_meanwhile(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: str, part: str | None
-) -> None:
+    source, tmp_path, monkeypatch, look, part
+):
     """As a part does that has listed a source of which no listing can be stored."""
     out, partial = tmp_path / "out", tmp_path / "out.partial"
     partial.mkdir()
     module = Path if look == "lstat" else os
     real = getattr(module, look)
 
-    def late(path: Any, *rest: Any) -> Any:
+    def late(path, *rest):
         if os.fspath(path) == str(partial) and not [*os.scandir(partial)]:
             monkeypatch.undo()
             partial.rmdir()
@@ -345,8 +293,6 @@ def test_a_working_folder_that_another_part_removes_meanwhile(
     convert(source, out, part)
     assert getattr(module, look) is real  # it was removed
 
-
-# --- parts that begin together
 
 # Notes which folders of the source it lists, and waits at the second, while there is a gate. The
 # first may be one that is only looked into, before it is known which part lists.
@@ -365,7 +311,7 @@ sys.addaudithook(hear)
 
 
 @pytest.mark.parametrize("killed", [True, pytest.param(False, marks=pytest.mark.large)])
-def test_of_parts_that_begin_together_one_lists(tmp_path: Path, killed: bool) -> None:
+def test_of_parts_that_begin_together_one_lists(tmp_path, killed):
     """The second waits for the one that lists, and lists itself only when that one is killed."""
     source, out = write_images(tmp_path / "in", classes=5, each=4, kilobytes=2), tmp_path / "out"
     convert(source, tmp_path / "whole")
@@ -374,7 +320,7 @@ def test_of_parts_that_begin_together_one_lists(tmp_path: Path, killed: bool) ->
     first = _LISTS.format(classes=f"{source}/class", log=str(log), gate=str(gate))
     words = ["convert", source, "--to", "wds", "-o", out, "--shard-size", "8kB", "--workers", 0]
 
-    def listed(run: Run) -> int:
+    def listed(run):
         path = Path(f"{log}{run.child}")
         return len({*path.read_text().splitlines()}) if path.exists() else 0
 
@@ -396,27 +342,23 @@ def test_of_parts_that_begin_together_one_lists(tmp_path: Path, killed: bool) ->
     assert files_of(out) == files_of(tmp_path / "whole")
 
 
-def test_a_part_that_fails_leaves_nothing_behind(source: Path, tmp_path: Path) -> None:
+def test_a_part_that_fails_leaves_nothing_behind(source, tmp_path):
     (source / "class2").mkdir()
     for options in ({}, {"include_class": ("x",)}):
         with pytest.raises(ShardkitError):
             convert(source, tmp_path / "out", "1/2", **options)
-    convert(write_images(tmp_path / "more"), tmp_path / "whole")
-    with pytest.raises(OutputError, match="holds another dataset"):
-        convert(tmp_path / "more", tmp_path / "whole", "1/2", shard_size="9kB")
-    assert convert(tmp_path / "more", tmp_path / "whole", "1/2").already_complete
+    more, whole = write_images(tmp_path / "more"), tmp_path / "whole"
+    convert(more, whole)
+    raised(OutputError, "holds another dataset", convert, more, whole, "1/2", shard_size="9kB")
+    assert convert(more, whole, "1/2").already_complete
     assert {path.name for path in tmp_path.iterdir()} == {"in", "more", "whole"}
 
 
-def test_without_locks_the_first_to_store_is_loaded(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_locks_the_first_to_store_is_loaded(source, out, whole, monkeypatch):
     no_locks(monkeypatch, "ENOLCK")
-    out = tmp_path / "out"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ShardkitWarning)
-        assert lists(source, lambda: convert(source, out, "1/2"))
-        assert not lists(source, lambda: convert(source, out, "2/2"))
+        assert lists_as("1/2", source, out)
+        assert not lists_as("2/2", source, out)
         shardkit.merge(out)
-        convert(source, tmp_path / "whole")
-    assert files_of(out) == files_of(tmp_path / "whole")
+    assert files_of(out) == whole

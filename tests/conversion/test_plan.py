@@ -1,10 +1,7 @@
 """Where tasks begin and end: no core waits, no shard is too large, and few blocks are not full."""
 
-from __future__ import annotations
-
 import heapq
 import random
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,18 +14,17 @@ import pytest
 import shardkit
 from shardkit import ConvertOptions, ImageOptions, TextOptions
 from shardkit.conversion import publish
-from shardkit.conversion.plan import Plan, make_plan
+from shardkit.conversion.plan import make_plan
 from shardkit.conversion.target import Target
 from shardkit.recipe import Recipe
 from shardkit.schema import Schema, Text
 from shardkit.sources import open_sources
-from shardkit.sources.base import Document, Source, Stream
+from shardkit.sources.base import Document, Stream
 from shardkit.sources.text.scan import RANGE
-from tests.codecs import tokenizer_zoo
 from tests.conftest import files_of, write_images
 
 if TYPE_CHECKING:
-    from shardkit.sources.base import Indices
+    pass
 
 WORDS = "one two three four five six seven eight nine ten "
 
@@ -39,43 +35,36 @@ class LongFile(Stream):
     reads_text = True
     unique_keys = True
 
-    def __init__(self, size: int, parts: Indices | None = None) -> None:
+    def __init__(self, size, parts=None):
         super().__init__()
         self.schema = Schema({"text": Text()})
         self._size = size
         self._parts = np.arange(-(-size // RANGE)) if parts is None else parts
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self._parts)
 
-    def sizes(self) -> Indices:
+    def sizes(self):
         return np.minimum(RANGE, self._size - self._parts * RANGE)
 
-    def select(self, parts: Indices) -> LongFile:
+    def select(self, parts):
         return LongFile(self._size, self._parts[parts])
 
-    def fingerprint(self) -> None:
+    def fingerprint(self):
         return None
 
-    def documents(self) -> Iterator[Document]:
+    def documents(self):
         for part in self._parts:
             text = WORDS * 20
             yield Document(f"{part}", {"__key__": f"{part}", "text": text}, len(text))
 
 
-@pytest.fixture(scope="module")
-def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tokenizer_zoo.write_json(tmp_path_factory.mktemp("gpt2"), "gpt2")
-
-
-def plan_of(size: int, gpt2: Path, *, to: str = "arrow", seq_len: int | None = 1024) -> Plan:
+def plan_of(size, gpt2, *, to="arrow", seq_len=1024):
     text = TextOptions(tokenizer=gpt2, seq_len=seq_len)
     return planned({"": LongFile(size)}, to, ConvertOptions(text=text))
 
 
-def planned(
-    sources: Mapping[str, Source | Stream], to: str, options: ConvertOptions | None = None
-) -> Plan:
+def planned(sources, to, options=None):
     options = options or ConvertOptions()
     recipe, target = Recipe.of(to, options), Target(Path("out"), to)
     if target.one_shard(options.bounded):
@@ -83,16 +72,12 @@ def planned(
     return make_plan(recipe, sources, target)
 
 
-def sizes_of(plan: Plan) -> list[int]:
-    return [task.size for task in plan.tasks]
-
-
-def simulated(sizes: list[int], workers: int) -> tuple[float, float]:
+def simulated(plan, workers):
     """When the first of equally fast workers has nothing to do any more, and when the last.
 
     In shares of the time that all of them would take if work could be cut at will.
     """
-    free = [0] * workers
+    free, sizes = [0] * workers, [task.size for task in plan.tasks]
     for size in sizes:  # whoever is free first gets the next task, as in `pool.py`
         heapq.heappush(free, heapq.heappop(free) + size)
     ideal = sum(sizes) / workers
@@ -109,20 +94,16 @@ def simulated(sizes: list[int], workers: int) -> tuple[float, float]:
         (10**11, 64, 0.01, "arrow"),
     ],
 )
-def test_no_core_waits_long_whatever_there_is_to_tokenize(
-    size: int, workers: int, slack: float, format: str, gpt2: Path
-) -> None:
+def test_no_core_waits_long_whatever_there_is_to_tokenize(size, workers, slack, format, gpt2):
     plan = plan_of(size, gpt2, to=format, seq_len=None if format == "megatron" else 1024)
-    idle, done = simulated(sizes_of(plan), workers)
+    idle, done = simulated(plan, workers)
     assert plan.bytes == size
     assert idle > 1 - 3 * slack
     assert done < 1 + slack
     assert len(plan.tasks) < 64 + 300 + size / (100 * 10**6)
 
 
-def test_large_corpora_begin_with_tasks_of_a_shard_each_that_nobody_has_to_join(
-    gpt2: Path,
-) -> None:
+def test_large_corpora_begin_with_tasks_of_a_shard_each_that_nobody_has_to_join(gpt2):
     joined = [task.joined for task in plan_of(10**11, gpt2).tasks]
     first = joined.index(True)
     assert first > 100
@@ -130,25 +111,21 @@ def test_large_corpora_begin_with_tasks_of_a_shard_each_that_nobody_has_to_join(
     assert plan_of(1000, gpt2).tasks[0].joined is False
 
 
-@pytest.mark.parametrize("seq_len", [512, 131072])
-def test_less_than_one_block_in_a_hundred_ends_with_its_task(seq_len: int, gpt2: Path) -> None:
-    plan = plan_of(300 * 10**6, gpt2, seq_len=seq_len)
-    blocks = 300 * 10**6 / 4 / seq_len
-    assert len(plan.tasks) < max(blocks / 100, 2)
+def test_less_than_one_block_in_a_hundred_ends_with_its_task(gpt2):
+    for seq_len in (512, 131072):
+        blocks = 300 * 10**6 / 4 / seq_len
+        assert len(plan_of(300 * 10**6, gpt2, seq_len=seq_len).tasks) < max(blocks / 100, 2)
 
 
 @pytest.fixture
-def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_tasks(monkeypatch):
     monkeypatch.setattr("shardkit.conversion.cuts._LEAST_WORK", 2_000)
     monkeypatch.setattr("shardkit.conversion.cuts._LEAST_BLOCKS", 1)
     monkeypatch.setattr("shardkit.sources.text.scan.RANGE", 1_000)
 
 
-@pytest.mark.usefixtures("small_tasks")
 @pytest.mark.parametrize("format", ["wds", pytest.param("beton", marks=pytest.mark.large)])
-def test_shards_of_pieces_keep_to_their_size(
-    format: str, gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards_of_pieces_keep_to_their_size(format, gpt2, tmp_path, monkeypatch, small_tasks):
     monkeypatch.setattr("shardkit.conversion.cuts._LEAST_WORK", 20_000)
     source = tmp_path / "corpus.txt"
     draw = random.Random(0)
@@ -169,14 +146,13 @@ def test_shards_of_pieces_keep_to_their_size(
     assert shardkit.verify(tmp_path / "out", against=source).problems == []
 
 
-def joined(photos: Path, out: Path, format: str = "wds") -> None:
+def joined(photos, out, format="wds"):
     image = ImageOptions(resize=8)
     shardkit.convert(photos, format, out, shard_samples=10, image=image, workers=0)
 
 
-@pytest.mark.usefixtures("small_tasks")
 @pytest.mark.parametrize("format", ["wds", "lmdb", "beton"])
-def test_shards_of_pieces_have_as_many_samples_as_asked(format: str, tmp_path: Path) -> None:
+def test_shards_of_pieces_have_as_many_samples_as_asked(format, tmp_path, small_tasks):
     photos = write_images(tmp_path / "in", classes=1, each=23, kilobytes=3)
     options = ConvertOptions(shard_samples=10, image=ImageOptions(resize=8))
     plan = planned(open_sources(photos), format, options)
@@ -186,9 +162,8 @@ def test_shards_of_pieces_have_as_many_samples_as_asked(format: str, tmp_path: P
         assert [dataset.extent(n)[0] for n in range(dataset.shards)] == [10, 10, 3]
 
 
-@pytest.mark.usefixtures("small_tasks")
 @pytest.mark.parametrize(("dies", "calls"), [("_joined", 1), ("Manifest", 0)])
-def test_a_run_that_died_while_joining_goes_on(dies: str, calls: int, tmp_path: Path) -> None:
+def test_a_run_that_died_while_joining_goes_on(dies, calls, tmp_path, small_tasks):
     """Some shards have their names by then, or all."""
     photos = write_images(tmp_path / "in", classes=1, each=23, kilobytes=3)
     joined(photos, tmp_path / "reference")
@@ -204,21 +179,19 @@ def test_a_run_that_died_while_joining_goes_on(dies: str, calls: int, tmp_path: 
     assert files_of(tmp_path / "out") == files_of(tmp_path / "reference")
 
 
-@pytest.mark.usefixtures("small_tasks")
-def test_resizing_one_large_shard_is_work_for_many(tmp_path: Path) -> None:
+def test_resizing_one_large_shard_is_work_for_many(tmp_path, small_tasks):
     photos = write_images(tmp_path / "in", classes=1, each=40, kilobytes=3)
     shardkit.convert(photos, "wds", tmp_path / "large", workers=0)
     sources = open_sources(tmp_path / "large")
     for format in ("wds", "beton"):
         plan = planned(sources, format, ConvertOptions(image=ImageOptions(resize=8)))
-        _, done = simulated(sizes_of(plan), 4)
+        _, done = simulated(plan, 4)
         assert len(plan.tasks) > 30
         assert done < 1.1
     assert len(planned(sources, "wds").tasks) == 1  # nothing but copying
 
 
-@pytest.mark.usefixtures("small_tasks")
-def test_small_batches_of_pieces_become_large_ones(gpt2: Path, tmp_path: Path) -> None:
+def test_small_batches_of_pieces_become_large_ones(gpt2, tmp_path, small_tasks):
     source = tmp_path / "corpus.txt"
     source.write_text("".join(f"{number} {WORDS}\n" for number in range(700)))
     for to in ("arrow", "parquet"):

@@ -1,7 +1,5 @@
 """`engine="ray"`: on a cluster of two nodes of this machine (`ray_cases.py`), and without Ray."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -11,7 +9,6 @@ import sys
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -19,7 +16,6 @@ import shardkit
 from shardkit.conversion import ray_engine
 from shardkit.conversion.ray_engine import _connect
 from shardkit.errors import ShardkitWarning, SourceError, UsageError, WorkerError
-from tests.conftest import write_images
 from tests.remote.servers import Google
 
 ROOT = Path(__file__).parent.parent.parent
@@ -31,7 +27,7 @@ CASES = re.findall(r"@case\ndef (\w+)", (Path(__file__).parent / "ray_cases.py")
 
 
 @pytest.fixture(scope="module")
-def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def errors(tmp_path_factory):
     """What went wrong in each case: one cluster, and one process, for all of them."""
     if Google.missing():
         pytest.skip(Google.missing())
@@ -54,82 +50,72 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.mark.large
 @pytest.mark.timeout(_SECONDS + 20)
 @pytest.mark.parametrize("case", CASES)
-def test_on_a_cluster(errors: dict[str, str], case: str) -> None:
+def test_on_a_cluster(errors, case):
     assert not errors[case], errors[case]
 
 
-# --- without a cluster ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
+def test_options_that_make_no_sense(images, out):
+    for options, words in (
         ({"engine": "spark"}, "engine must be one of 'local', 'ray'"),
         ({"ray_address": "auto"}, "ray_address and ray_options require"),
         ({"ray_options": {"num_cpus": 1}}, "ray_address and ray_options require"),
         ({"engine": "ray", "workers": 0}, "workers=0 cannot be combined"),
         ({"engine": "ray", "ray_options": ["num_cpus"]}, "ray_options must be a dict"),
         ({"engine": "ray", "part": "1/2"}, "parts are for clusters without Ray"),
-    ],
-)
-def test_options_that_make_no_sense(tmp_path: Path, options: dict[str, Any], words: str) -> None:
-    images = write_images(tmp_path / "in")
-    with pytest.raises(UsageError, match=words):
-        shardkit.convert(images, "wds", tmp_path / "out", **options)
+    ):
+        with pytest.raises(UsageError, match=words):
+            shardkit.convert(images, "wds", out, **options)
+
+
+def ray_with(init=None):
+    exceptions = SimpleNamespace(RayError=RuntimeError)
+    return SimpleNamespace(is_initialized=lambda: False, exceptions=exceptions, init=init)
 
 
 @pytest.mark.parametrize("address", ["ray://here:10001", "http://127.0.0.1:8265", "here", "a:b"])
-def test_what_is_no_address_is_said_to_be_none(address: str) -> None:
-    exceptions = SimpleNamespace(RayError=RuntimeError)
-    ray = SimpleNamespace(is_initialized=lambda: False, exceptions=exceptions)
+def test_what_is_no_address_is_said_to_be_none(address):
     with pytest.raises(WorkerError, match="cannot connect to a Ray cluster") as error:
-        _connect(ray, address, 1)
+        _connect(ray_with(), address, 1)
     assert error.value.found == f"{address}: it is not HOST:PORT"
-    assert "ray job submit" in (error.value.fix or "")
+    assert "ray job submit" in error.value.fix
 
 
-def test_a_cluster_of_this_machine_alone_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_of_this_machine_alone_is_announced(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     asked = []
 
-    def init(address: str, **_: Any) -> None:
+    def init(address, **_):
         asked.append(address)
         if address == "auto":
             raise ConnectionError
 
-    exceptions = SimpleNamespace(RayError=RuntimeError)
-    ray = SimpleNamespace(is_initialized=lambda: False, exceptions=exceptions, init=init)
     with pytest.warns(ShardkitWarning, match="no Ray cluster was found"):
-        assert _connect(ray, None, 1)
+        assert _connect(ray_with(init), None, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert _connect(ray, "local", 1)
+        assert _connect(ray_with(init), "local", 1)
     assert asked == ["auto", "local", "local"]
 
 
-def test_a_cluster_is_asked_for_once_there_is_a_plan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cluster_is_asked_for_once_there_is_a_plan(images, tmp_path, monkeypatch):
     class ConnectedError(Exception):
         pass
 
-    def connect(*_: object) -> None:
+    def connect(*_):
         raise ConnectedError
 
     monkeypatch.setattr(ray_engine, "_ray", lambda: SimpleNamespace(is_initialized=lambda: True))
     monkeypatch.setattr(ray_engine, "_connect", connect)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SourceError):
-        shardkit.convert(tmp_path / "empty", "wds", tmp_path / "out", engine="ray")
-    with pytest.raises(ConnectedError):
-        shardkit.convert(write_images(tmp_path / "in"), "wds", tmp_path / "out", engine="ray")
+    for source, error in ((tmp_path / "empty", SourceError), (images, ConnectedError)):
+        with pytest.raises(error):
+            shardkit.convert(source, "wds", tmp_path / "out", engine="ray")
     assert not (tmp_path / "out.partial").exists()
 
 
-def test_without_ray_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_extra_is_named(images, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    images = write_images(tmp_path / "in")
     with pytest.raises(UsageError, match=r'pip install "shardkit\[ray\]"'):
         shardkit.convert(images, "wds", tmp_path / "out", engine="ray")
     assert not (tmp_path / "out.partial").exists()

@@ -1,22 +1,17 @@
 """Some of the samples: by class, key, condition or at random; and how they are divided."""
 
-from __future__ import annotations
-
+import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 import shardkit
-from shardkit.cli import group as commands
 from shardkit.conversion.run import prepare
 from shardkit.conversion.strata import by_group, by_stratum
 from shardkit.errors import OutputError, SampleError, SourceError, UsageError
@@ -26,48 +21,50 @@ from shardkit.schema import Array, Bool, Float, Int, Json, Text
 from shardkit.sources import files as source_files
 from shardkit.sources import image_folder
 from shardkit.testing import make_image
-from tests.codecs import tokenizer_zoo
 from tests.conftest import few, files_of, write_images
+from tests.conversion.test_fields import command
 from tests.sources.test_text import put, put_lines
 
 
-def made(source: Any, out: Path, to: str = "wds", **options: Any) -> list[dict[str, Any]]:
-    """The samples of the dataset that was made, which was compared with its source."""
-    shardkit.convert(source, to, out, **{"workers": 0, **options})
-    if isinstance(source, Path):
-        found = shardkit.verify(out, against=source)
+def convert(source, out, to="wds", **options):
+    """Convert, and compare what was made with its source: splits by themselves too."""
+    result = shardkit.convert(source, to, out, **{"workers": 0, **options})
+    folders = sorted(path.parent.parent for path in out.glob("*/__shardkit__/manifest.json"))
+    for folder in [*folders, out] if isinstance(source, Path) else []:
+        found = shardkit.verify(folder, against=source)
         assert found.problems == []
         assert "limit" in options or not any("not in the dataset" in n for n in found.notes)
+    return result, folders
+
+
+def made(source, out, *args, **options):
+    """The samples of the dataset that was made."""
+    convert(source, out, *args, **options)
     with shardkit.open(out) as ds:
         return [ds[n] for n in range(len(ds))]
 
 
-def splits(source: Any, out: Path, to: str = "wds", **options: Any) -> dict[str, list[str]]:
-    """The keys of each split that was made; each is compared with its source by itself too."""
-    shardkit.convert(source, to, out, **{"workers": 0, **options})
-    folders = sorted(p.parent.parent for p in out.glob("*/__shardkit__/manifest.json"))
-    for folder in [*folders, out] if isinstance(source, Path) else []:
-        checked = shardkit.verify(folder, against=source)
-        assert checked.problems == []
-        assert "limit" in options or not any("not in the dataset" in n for n in checked.notes)
-    return {folder.name: [s["__key__"] for s in shardkit.open(folder)] for folder in folders}
+def keys_of(samples):
+    return [sample["__key__"] for sample in samples]
 
 
-def command(*words: object) -> str:
-    found = CliRunner().invoke(commands, ["convert", *map(str, words), "--workers", "0"])
-    if found.exception is not None:
-        raise found.exception
-    return found.output
+def splits(source, out, *args, **options):
+    """The keys of each split that was made."""
+    _, folders = convert(source, out, *args, **options)
+    return {folder.name: keys_of(shardkit.open(folder)) for folder in folders}
 
 
-# --- classes --------------------------------------------------------------------------------------
+def refused(error, message, *args, **options):
+    """The error of a conversion that is not done."""
+    with pytest.raises(error, match=message) as caught:
+        made(*args, **options)
+    return caught.value
 
 
-def test_classes_that_are_left_are_numbered_from_zero(images: Path, tmp_path: Path) -> None:
+def test_classes_that_are_left_are_numbered_from_zero(images, tmp_path):
     samples = made(images, tmp_path / "in", include_class=["class2", "class1"])
-    assert [(s["__key__"][:6], s["label"]) for s in samples] == [("class1", 0)] * 4 + [
-        ("class2", 1)
-    ] * 4
+    expected = [("class1", 0)] * 4 + [("class2", 1)] * 4
+    assert [(s["__key__"][:6], s["label"]) for s in samples] == expected
     manifest = load(tmp_path / "in")
     assert manifest.class_names == {"label": ("class1", "class2")}
     assert manifest.label_counts == (4, 4)
@@ -75,9 +72,11 @@ def test_classes_that_are_left_are_numbered_from_zero(images: Path, tmp_path: Pa
     left = made(images, tmp_path / "out", exclude_class=["class0"])
     assert [s["label"] for s in left] == [s["label"] for s in samples]
     assert load(tmp_path / "out").class_names == manifest.class_names
+    without = made(images, tmp_path / "without", include_class=["class1"], drop=["label"])
+    assert [sorted(sample) for sample in without] == [["__key__", "image"]] * 4
 
 
-def test_classes_of_datasets_sequences_and_names_in_an_order(images: Path, tmp_path: Path) -> None:
+def test_classes_of_datasets_sequences_and_names_in_an_order(images, tmp_path):
     shardkit.convert(images, "parquet", tmp_path / "all", workers=0)
     names = ["class2", "class1", "class0"]
     for source, options in (
@@ -94,22 +93,16 @@ def test_classes_of_datasets_sequences_and_names_in_an_order(images: Path, tmp_p
             assert sample["__key__"].startswith(order[sample["label"]])
 
 
-def test_labels_may_be_left_out_after_choosing_by_them(images: Path, tmp_path: Path) -> None:
-    samples = made(images, tmp_path / "out", include_class=["class1"], drop=["label"])
-    assert [sorted(sample) for sample in samples] == [["__key__", "image"]] * 4
-
-
-def test_samples_without_a_class_are_of_no_class(tmp_path: Path) -> None:
-    source: list[dict[str, Any]] = [{"x": n, "label": n - 1} for n in range(3)]
+def test_samples_without_a_class_are_of_no_class(tmp_path):
+    source = [*({"x": n, "label": n - 1} for n in range(3)), {"x": 3}]
     options = {"classes": ["a", "b"], "schema": {"x": Int(), "label": Int(optional=True)}}
-    source.append({"x": 3})
     found = made(source, tmp_path / "in", include_class=["b"], **options)
     assert [(s["x"], s["label"]) for s in found] == [(2, 0)]
     found = made(source, tmp_path / "out", exclude_class=["a"], **options)
     assert [(s["x"], s.get("label")) for s in found] == [(0, -1), (2, 0), (3, None)]
 
 
-def test_classes_of_texts_and_of_tables(tmp_path: Path) -> None:
+def test_classes_of_texts_and_of_tables(tmp_path):
     for n in range(12):
         put(tmp_path / f"in/{('neg', 'pos')[n % 2]}/{n}.txt", f"text {n}")
     found = made(tmp_path / "in", tmp_path / "a", include_class=["pos"], where="length == 6")
@@ -121,52 +114,46 @@ def test_classes_of_texts_and_of_tables(tmp_path: Path) -> None:
     rows = [{"text": f"text {n}", "kind": "xyz"[n % 3], "n": n} for n in range(30)]
     options = {"label_column": "kind", "exclude_class": ["y"], "where": "n >= 20"}
     found = made(put_lines(tmp_path / "a.jsonl", rows), tmp_path / "d", **options)
-    assert [(s["text"], s["label"]) for s in found] == [
-        (f"text {n}", {0: 0, 2: 1}[n % 3]) for n in range(20, 30) if n % 3 != 1
-    ]
+    expected = [(f"text {n}", {0: 0, 2: 1}[n % 3]) for n in range(20, 30) if n % 3 != 1]
+    assert [(s["text"], s["label"]) for s in found] == expected
     assert load(tmp_path / "d").class_names == {"label": ("x", "z")}
 
 
-def test_several_sources_are_chosen_from_as_one(images: Path, tmp_path: Path) -> None:
+def test_several_sources_are_chosen_from_as_one(images, tmp_path, out):
     shardkit.convert(images, "parquet", tmp_path / "more", workers=0)
     both = [images, tmp_path / "more"]
     options = {"include_class": ["class2"], "where": "width == 8 and '/00' in key"}
-    plan = prepare(both, "wds", tmp_path / "out", ConvertOptions(**options, group="key", folds=4))
+    plan = prepare(both, "wds", out, ConvertOptions(**options, group="key", folds=4))
     assert [split.samples for split in plan.splits] == [2, 2, 2, 2]
-    shardkit.convert(both, "wds", tmp_path / "out", workers=0, **options)
-    assert shardkit.verify(tmp_path / "out", against=both).problems == []
     keys = ["images/class0/001", "more/class0/001"]
-    found = [sample["__key__"] for sample in made(both, tmp_path / "keys", keys=keys)]
-    assert found == keys
+    assert keys_of(made(both, tmp_path / "keys", keys=keys)) == keys
     texts = [lines(tmp_path / f"{name}.jsonl") for name in "ab"]
-    shardkit.convert(texts, "wds", tmp_path / "text", workers=0, where="score >= 0.9", sample=0.5)
-    assert 5 < load(tmp_path / "text").samples < 35
-    assert shardkit.verify(tmp_path / "text", against=texts).problems == []
+    for source, name, more in (
+        (both, "out", options),
+        (texts, "text", {"where": "score >= 0.9", "sample": 0.5}),
+    ):
+        found = made(source, tmp_path / name, **more)
+        assert shardkit.verify(tmp_path / name, against=source).problems == []
+    assert 5 < len(found) < 35
 
 
-def test_mistakes_with_classes(images: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
+def test_mistakes_with_classes(images, out):
     with pytest.raises(UsageError, match="no class 'clas1'") as caught:
         command(images, "--to", "wds", "-o", out, "--include-class", "class0,clas1")
     assert "did you mean class1" in str(caught.value.expected)
-    with pytest.raises(UsageError, match="cannot be combined"):
-        command(images, "--to", "wds", "--include-class", "class0", "--exclude-class", "class1")
-    with pytest.raises(SourceError, match="no sample of the source is left") as left:
-        made(images, out, exclude_class=["class0", "class1", "class2"])
-    assert left.value.found == "12 samples of other classes"
-    with pytest.raises(UsageError, match="no class names"):
-        made([{"x": 1}], out, include_class=["a"])
-    labels = [{"label": np.array([0, 1])}]
-    several: dict[str, Any] = {"schema": {"label": Array("<i8", (None,))}, "classes": ["a", "b"]}
-    with pytest.raises(UsageError, match="can have several classes"):
-        made(labels, out, include_class=["a"], **several)
+    both = {"include_class": ["class0"], "exclude_class": ["class1"]}
+    refused(UsageError, "cannot be combined", images, out, **both)
+    none = {"exclude_class": ["class0", "class1", "class2"]}
+    error = refused(SourceError, "no sample of the source is left", images, out, **none)
+    assert error.found == "12 samples of other classes"
+    refused(UsageError, "no class names", [{"x": 1}], out, include_class=["a"])
+    several = {"schema": {"label": Array("<i8", (None,))}, "classes": ["a", "b"]}
+    several |= {"include_class": ["a"]}
+    refused(UsageError, "have several classes", [{"label": np.array([0, 1])}], out, **several)
     assert not out.exists()
 
 
-# --- conditions -----------------------------------------------------------------------------------
-
-
-def with_metadata(root: Path, count: int = 20) -> Path:
+def with_metadata(root, count=20):
     """Images of several sizes with metadata; every fifth has no row."""
     for n in range(count):
         put(root / f"{n:02}.jpg", make_image(n, size=(20 + n, 30)))
@@ -175,103 +162,92 @@ def with_metadata(root: Path, count: int = 20) -> Path:
     return root
 
 
-def test_where_over_metadata_and_image_headers(tmp_path: Path) -> None:
+def test_where_over_metadata_and_image_headers(tmp_path):
     source = with_metadata(tmp_path / "in")
     found = made(source, tmp_path / "a", where="score >= 0.5 and width < 36")
-    assert [s["__key__"] for s in found] == [f"{n:02}" for n in range(5, 16) if n % 5]
+    assert keys_of(found) == [f"{n:02}" for n in range(5, 16) if n % 5]
     assert load(tmp_path / "a").ignored == {
         "images without a row of metadata": 4,
         "samples that --where leaves out": 8,
         "samples without a value that --where asks for": 4,
     }
     found = made(source, tmp_path / "b", where="score is null", fields=["image"])
-    assert [s["__key__"] for s in found] == ["00", "05", "10", "15"]
+    assert keys_of(found) == ["00", "05", "10", "15"]
     found = made(source, tmp_path / "c", where="not (width > 21 or key == '00')", to="parquet")
-    assert [s["__key__"] for s in found] == ["01"]
+    assert keys_of(found) == ["01"]
 
 
-def test_planning_reads_no_more_than_headers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_planning_reads_no_more_than_headers(tmp_path, monkeypatch):
     source = with_metadata(tmp_path / "in")
     put(source / "30.jpg", make_image(1, size=(99, 9)) + bytes(10**6))
 
-    def refused(*_: Any) -> bytes:
+    def refused(*_):
         raise AssertionError
 
     monkeypatch.setattr(image_folder, "read_file", refused)
-    read: Counter[str] = Counter()
+    read = Counter()
     first = source_files._first
 
-    def counted(path: Any, stop: int) -> bytes:
+    def counted(path, stop):
         data = first(path, stop)
         read[path] += len(data)
         return data
 
     monkeypatch.setattr(source_files, "_first", counted)
     options = ConvertOptions(where="width == 99 and score is null", split="a=0.5,b=0.5")
-    plan = prepare(source, "parquet", tmp_path / "out", options)
-    assert plan.samples == 1
+    assert prepare(source, "parquet", tmp_path / "out", options).samples == 1
     assert len(read) == 5  # images of those without a score
     assert max(read.values()) == 1 << 14
 
 
-def test_long_headers_are_read_to_their_end(tmp_path: Path) -> None:
+def test_long_headers_are_read_to_their_end(tmp_path):
     image = make_image(1, size=(40, 30))
     comment = b"\xff\xfe" + (60_000).to_bytes(2, "big") + bytes(59_998)
     put(tmp_path / "in/a.jpg", image[:2] + comment + image[2:])
     put(tmp_path / "in/b.jpg", make_image(2))
-    assert [s["__key__"] for s in made(tmp_path / "in", tmp_path / "out", where="width == 40")] == [
-        "a"
-    ]
+    assert keys_of(made(tmp_path / "in", tmp_path / "out", where="width == 40")) == ["a"]
 
 
-def test_images_that_the_condition_cannot_read(tmp_path: Path) -> None:
-    source = write_images(tmp_path / "in", classes=1)
+def test_images_that_the_condition_cannot_read(tmp_path):
+    source, out = write_images(tmp_path / "in", classes=1), tmp_path / "out"
     put(source / "class0/000.jpg", b"no image")
-    with pytest.raises(SampleError, match="not an image") as caught:
-        made(source, tmp_path / "out", where="width == 8")
-    assert caught.value.where["path"] == "class0/000.jpg"
-    with pytest.raises(SampleError, match="not an image"):
-        made(source, tmp_path / "out", where="width == 9")
-    with pytest.raises(SourceError, match="no sample of the source is left"):
-        made(source, tmp_path / "out", where="width == 9", on_error="skip")
-    found = made(source, tmp_path / "out", where="width == 8", on_error="skip", overwrite=True)
-    assert [s["__key__"] for s in found] == ["class0/001", "class0/002", "class0/003"]
-    (line,) = (tmp_path / "out/__shardkit__/errors.jsonl").read_text().splitlines()
+    for where in ("width == 8", "width == 9"):
+        error = refused(SampleError, "not an image", source, out, where=where)
+        assert error.where["path"] == "class0/000.jpg"
+    skip = {"on_error": "skip", "overwrite": True}
+    refused(SourceError, "no sample of the source is left", source, out, where=where, **skip)
+    found = made(source, out, where="width == 8", **skip)
+    assert keys_of(found) == ["class0/001", "class0/002", "class0/003"]
+    (line,) = (out / "__shardkit__/errors.jsonl").read_text().splitlines()
     assert json.loads(line)["key"] == "class0/000"
 
 
-def lines(path: Path, count: int = 200) -> Path:
-    rows = [
-        {"text": f"text {n}", "score": n / count, "lang": "de" if n % 3 else "en"}
-        for n in range(count)
-    ]
-    return put_lines(path, rows)
+def lines(path, count=200):
+    languages = [("de" if n % 3 else "en") for n in range(count)]
+    rows = [(f"text {n}", n / count, languages[n]) for n in range(count)]
+    return put_lines(path, [dict(zip(("text", "score", "lang"), row, strict=True)) for row in rows])
 
 
-def test_where_over_documents_while_they_are_read(tmp_path: Path) -> None:
+def test_where_over_documents_while_they_are_read(tmp_path, gpt2):
     source = lines(tmp_path / "in/a.jsonl")
     where = "score < 0.5 and lang == 'en' and length > 6"
     found = made(source, tmp_path / "out", where=where)
     assert [s["text"] for s in found] == [f"text {n}" for n in range(12, 100, 3)]
     assert all(s.keys() == {"__key__", "text"} for s in found)
-    manifest = load(tmp_path / "out")
-    assert manifest.ignored == {
-        "samples that --where leaves out": 200 - len(found),
-        "values of 'lang'": len(found),
-        "values of 'score'": len(found),
-    }
+    left_out = {"samples that --where leaves out": 200 - len(found)}
+    values = {f"values of '{name}'": len(found) for name in ("lang", "score")}
+    assert load(tmp_path / "out").ignored == {**left_out, **values}
     kept = made(source, tmp_path / "kept", where=where, fields=["text", "score"])
     assert [s["score"] for s in kept] == [n / 200 for n in range(12, 100, 3)]
-    assert load(tmp_path / "kept").ignored == {
-        "samples that --where leaves out": 200 - len(found),
-        "fields left out as asked: 'lang'": 1,
-    }
+    fields = {"fields left out as asked: 'lang'": 1}
+    assert load(tmp_path / "kept").ignored == {**left_out, **fields}
     assert len(made(source, tmp_path / "first", where=where, limit=7)) == 7
+    text = shardkit.TextOptions(tokenizer=gpt2, seq_len=32)
+    made(source, tmp_path / "blocks", where="lang == 'en'", text=text)
+    assert load(tmp_path / "blocks").text["documents"] == 67
 
 
-def test_documents_are_the_same_for_any_number_of_workers(tmp_path: Path) -> None:
+def test_documents_are_the_same_for_any_number_of_workers(tmp_path):
     rows = [{"text": f"{n}" * 100, "lang": "de" if n % 3 else "en"} for n in range(1500)]
     source = put_lines(tmp_path / "in/a.jsonl", rows)  # of several byte ranges
     options = {"where": "lang == 'en'", "sample": 0.5, "split": "a=0.8,b=0.2"}
@@ -288,117 +264,84 @@ def test_documents_are_the_same_for_any_number_of_workers(tmp_path: Path) -> Non
         assert shardkit.verify(tmp_path / folder, against=source).problems == []
 
 
-def test_blocks_of_tokens_of_chosen_documents(tmp_path: Path) -> None:
-    source = lines(tmp_path / "in/a.jsonl")
-    tokenizer = tokenizer_zoo.write_json(tmp_path, tokenizer_zoo.tokenizer_json("gpt2"))
-    text = shardkit.TextOptions(tokenizer=tokenizer, seq_len=32)
-    made(source, tmp_path / "out", where="lang == 'en'", text=text)
-    assert load(tmp_path / "out").text["documents"] == 67
+def test_a_condition_that_leaves_nothing(tmp_path):
+    source, out, nothing = lines(tmp_path / "a.jsonl"), tmp_path / "out", "no sample of the source"
+    error = refused(SourceError, nothing, source, out, where="score > 7")
+    assert "200 samples that --where leaves out" in str(error)
+    images = write_images(tmp_path / "in")
+    refused(SourceError, nothing, images, out, where="width > 7000", sample=0.5)
+    refused(UsageError, "no field 'scor'", source, out, where="scor > 7")
+    assert not out.exists()
 
 
-def test_a_condition_that_leaves_nothing(tmp_path: Path) -> None:
-    source = lines(tmp_path / "a.jsonl")
-    with pytest.raises(SourceError, match="no sample of the source is left") as caught:
-        made(source, tmp_path / "out", where="score > 7")
-    assert "200 samples that --where leaves out" in str(caught.value)
-    with pytest.raises(SourceError, match="no sample of the source is left"):
-        made(write_images(tmp_path / "in"), tmp_path / "out", where="width > 7000", sample=0.5)
-    with pytest.raises(UsageError, match="no field 'scor'"):
-        made(source, tmp_path / "out", where="scor > 7")
-    assert not (tmp_path / "out").exists()
-
-
-# --- keys -----------------------------------------------------------------------------------------
-
-
-def test_keys_of_a_file(images: Path, tmp_path: Path) -> None:
+def test_keys_of_a_file(images, tmp_path):
     keys = put(tmp_path / "keys.txt", "\ufeffclass2/001\r\nclass0/003\r\n\n")
-    out = tmp_path / "out"
-    assert [s["__key__"] for s in made(images, out, keys=keys)] == ["class0/003", "class2/001"]
+    out, again = tmp_path / "out", tmp_path / "again"
+    assert keys_of(made(images, out, keys=keys)) == ["class0/003", "class2/001"]
     assert load(out).ignored == {"samples that are not among the keys": 10}
-    again = tmp_path / "again"
-    assert [s["__key__"] for s in made(out, again, keys=["class2/001"], to="lmdb")] == [
-        "class2/001"
-    ]
-    assert shardkit.verify(again, against=out).problems == []
+    assert keys_of(made(out, again, "lmdb", keys=["class2/001"])) == ["class2/001"]
     short = put(tmp_path / "short.txt", "class2/001")
     assert "already complete" in command(images, "--to", "wds", "-o", out, "--keys", keys)
-    with pytest.raises(OutputError) as error:
-        command(images, "--to", "wds", "-o", out, "--keys", short)
-    assert error.value.found == "count was 2, is 1; the list of keys has changed"
+    error = refused(OutputError, "holds another dataset", images, out, keys=short)
+    assert error.found == "count was 2, is 1; the list of keys has changed"
     (images / "class2/001.jpg").unlink()  # which verify misses, as it knows the list
     assert len(shardkit.verify(out, against=images).problems) == 1
 
 
-def test_verify_misses_samples_of_the_list(images: Path, tmp_path: Path) -> None:
-    keys = ["class0/001", "class1/001", "class2/001"]
+def test_verify_misses_samples_of_the_list(images, tmp_path):
+    keys, out = ["class0/001", "class1/001", "class2/001"], tmp_path / "out"
     put(images / "class1/001.jpg", b"no image")
-    with pytest.raises(SampleError):
-        made(images, tmp_path / "out", keys=keys)
-    made(images, tmp_path / "out", keys=keys, on_error="skip", overwrite=True)
+    refused(SampleError, "not an image", images, out, keys=keys)
+    made(images, out, keys=keys, on_error="skip", overwrite=True)
     put(images / "class1/001.jpg", make_image(5))
-    notes = shardkit.verify(tmp_path / "out", against=images).notes
+    notes = shardkit.verify(out, against=images).notes
     assert any("dropped when the dataset was made" in note for note in notes)
 
 
-@pytest.mark.parametrize(
-    ("text", "message", "found"),
-    [
-        ("class0/001\nclass9/1\na.jpg", "keys that no sample has", "2 of 3 keys, such as 'a.jpg'"),
+def test_mistakes_in_lists_of_keys(images, tmp_path):
+    missing = "2 of 3 keys, such as 'a.jpg'"
+    for text, message, found in (
+        ("class0/001\nclass9/1\na.jpg", "keys that no sample has", missing),
         ("class0/001\nclass0/002\nclass0/001\n", "has duplicates", "1 duplicate keys"),
         ("\n\n", "the list of keys is empty", None),
         (b"\xff\xfe", "not UTF-8", None),
-    ],
-)  # fmt: skip
-def test_mistakes_in_lists_of_keys(
-    images: Path, tmp_path: Path, text: str | bytes, message: str, found: str | None
-) -> None:
-    with pytest.raises(SourceError, match=message) as caught:
-        made(images, tmp_path / "out", keys=put(tmp_path / "keys.txt", text))
-    assert caught.value.found == found
+    ):
+        keys = put(tmp_path / "keys.txt", text)
+        assert refused(SourceError, message, images, tmp_path / "out", keys=keys).found == found
     assert not (tmp_path / "out").exists()
 
 
-def test_splits_by_lists(images: Path, tmp_path: Path) -> None:
+def test_splits_by_lists(images, tmp_path, out):
     train = put(tmp_path / "train.txt", "class0/000\nclass0/001\nclass1/002\n")
     val = put(tmp_path / "val.txt", "class2/000\n")
     how = f"train={train},val={val}"
-    assert splits(images, tmp_path / "out", split=how) == {
-        "train": ["class0/000", "class0/001", "class1/002"],
-        "val": ["class2/000"],
-    }
-    assert load(tmp_path / "out/train").recipe["split"] == "lists"
-    assert str(tmp_path) not in (tmp_path / "out/__shardkit__/manifest.json").read_text()
+    keys = {"train": ["class0/000", "class0/001", "class1/002"], "val": ["class2/000"]}
+    assert splits(images, out, split=how) == keys
+    assert load(out / "train").recipe["split"] == "lists"
+    assert str(tmp_path) not in (out / "__shardkit__/manifest.json").read_text()
     found = splits(images, tmp_path / "one", split=how, include_class=["class0", "class2"])
     assert found == {"train": ["class0/000", "class0/001"], "val": ["class2/000"]}
     put(val, "class2/000\nclass0/001\n")
-    with pytest.raises(UsageError, match="splits train and val have samples in common") as caught:
-        made(images, tmp_path / "other", split=how)
-    assert caught.value.where["key"] == "class0/001"
-    with pytest.raises(UsageError, match="cannot be combined"):
-        ConvertOptions(split=how, keys=["a"])
-    with pytest.raises(UsageError, match="nothing"):
-        made(images, tmp_path / "other", split="train=nothing.txt")
+    message, other = "splits train and val have samples in common", tmp_path / "other"
+    assert refused(UsageError, message, images, other, split=how).where["key"] == "class0/001"
+    refused(UsageError, "cannot be combined", images, other, split=how, keys=["a"])
+    refused(UsageError, "nothing", images, other, split="train=nothing.txt")
 
 
-def test_keys_and_strata_of_documents_are_refused(tmp_path: Path) -> None:
-    source = lines(tmp_path / "a.jsonl")
+def test_keys_and_strata_of_documents_are_refused(tmp_path):
+    source, out = lines(tmp_path / "a.jsonl"), tmp_path / "out"
     shares = {"split": "a=0.5,b=0.5"}
     for options in ({"keys": ["a"]}, {"stratify": "lang", **shares}, {"group": "lang", **shares}):
-        with pytest.raises(UsageError, match="known only once read"):
-            made(source, tmp_path / "out", **options)
-    found = splits(source, tmp_path / "out", folds=3)
+        refused(UsageError, "known only once read", source, out, **options)
+    found = splits(source, out, folds=3)
     assert sum(map(len, found.values())) == 200
     assert min(map(len, found.values())) > 40
 
 
-# --- samples at random ----------------------------------------------------------------------------
-
-
-def test_a_share_at_random_stays_when_samples_are_added(tmp_path: Path) -> None:
+def test_a_share_at_random_stays_when_samples_are_added(tmp_path):
     source = write_images(tmp_path / "in", classes=4, each=30)
 
-    def share(share: float, seed: int, name: str) -> set[str]:
+    def share(share, seed, name):
         return {s["__key__"] for s in made(source, tmp_path / name, sample=share, seed=seed)}
 
     half = share(0.5, 0, "half")
@@ -414,16 +357,20 @@ def test_a_share_at_random_stays_when_samples_are_added(tmp_path: Path) -> None:
     assert 15 <= len(divided["a"]) <= 45  # other numbers at random
 
 
-# --- strata, groups, folds ------------------------------------------------------------------------
-
 SHARES = st.lists(st.integers(1, 9), min_size=2, max_size=5).map(lambda n: np.array(n) / sum(n))
-VALUES = st.lists(st.integers(0, 6), min_size=5, max_size=200).map(
-    lambda v: np.unique(v, return_inverse=True)[1]
-)
+
+
+def ranked(values):
+    """Numbers from 0 up, one for each that there is."""
+    return np.unique(values, return_inverse=True)[1]
+
+
+VALUES = st.lists(st.integers(0, 6), min_size=5, max_size=200).map(ranked)
+GROUPS = st.lists(st.integers(0, 30), min_size=5, max_size=200).map(ranked)
 
 
 @given(VALUES, SHARES, st.integers(0, 99))
-def test_strata_have_their_shares_to_a_sample(values: Any, shares: Any, seed: int) -> None:
+def test_strata_have_their_shares_to_a_sample(values, shares, seed):
     """As folds of scikit-learn's StratifiedKFold do, among other shares."""
     chances = np.random.default_rng(seed).random(len(values))
     order = np.random.default_rng(seed).permutation(len(values))
@@ -442,12 +389,10 @@ def test_strata_have_their_shares_to_a_sample(values: Any, shares: Any, seed: in
         assert (by_stratum(values[order], parts, chances[order]) == number[order]).all()
 
 
-@given(st.lists(st.integers(0, 30), min_size=5, max_size=200), SHARES, st.integers(0, 99))
-def test_groups_are_never_cut(values: list[int], shares: Any, seed: int) -> None:
+@given(GROUPS, SHARES, st.integers(0, 99))
+def test_groups_are_never_cut(groups, shares, seed):
     rng = np.random.default_rng(seed)
-    groups = np.unique(values, return_inverse=True)[1]
-    strata = rng.integers(0, 3, len(groups))
-    strata = np.unique(strata, return_inverse=True)[1]
+    strata = ranked(rng.integers(0, 3, len(groups)))
     ranks = rng.random(groups.max() + 1)
     for own in (strata, np.zeros(len(groups), np.int64)):
         number = by_group(groups, own, shares, ranks)
@@ -456,20 +401,18 @@ def test_groups_are_never_cut(values: list[int], shares: Any, seed: int) -> None
         assert (by_group(groups[order], own[order], shares, ranks) == number[order]).all()
 
 
-@given(st.lists(st.integers(0, 30), min_size=5, max_size=200), st.integers(2, 5))
-def test_groups_are_divided_as_by_scikit_learn(values: list[int], folds: int) -> None:
+@given(GROUPS, st.integers(2, 5))
+def test_groups_are_divided_as_by_scikit_learn(groups, folds):
     """GroupKFold: the largest groups first, each to the smallest fold."""
-    groups = np.unique(values, return_inverse=True)[1]
-    number = by_group(
-        groups, np.zeros_like(groups), np.full(folds, 1 / folds), np.zeros(groups.max() + 1)
-    )
+    own, ranks = np.zeros_like(groups), np.zeros(groups.max() + 1)
+    number = by_group(groups, own, np.full(folds, 1 / folds), ranks)
     sizes = [0] * folds
     for size in sorted(np.bincount(groups).tolist(), reverse=True):
         sizes[sizes.index(min(sizes))] += size
     assert sorted(np.bincount(number, minlength=folds).tolist()) == sorted(sizes)
 
 
-def test_groups_come_to_their_shares() -> None:
+def test_groups_come_to_their_shares():
     groups, ranks = np.repeat(np.arange(100), 7), np.random.default_rng(0).random(100)
     number = by_group(groups, np.zeros_like(groups), np.array([0.8, 0.1, 0.1]), ranks)
     assert np.bincount(number).tolist() == [560, 70, 70]
@@ -482,15 +425,15 @@ def test_groups_come_to_their_shares() -> None:
     assert 0.7 < small / large < 1.4  # the largest groups are not all on one side
 
 
-def samples_of(patients: int, each: int) -> list[dict[str, Any]]:
+def samples_of(patients, each):
+    numbers = itertools.product(range(patients), range(each))
     return [
         {"__key__": f"{p:02}-{n}", "label": (p + n) % 3, "patient": f"p{p}", "x": n}
-        for p in range(patients)
-        for n in range(each)
+        for p, n in numbers
     ]
 
 
-def divided(source: Iterable[dict[str, Any]], out: Path, **options: Any) -> dict[str, str]:
+def divided(source, out, **options):
     found = splits([*source], out, "parquet", **options)
     keys = [key for own in found.values() for key in own]
     assert len(keys) == len(set(keys))
@@ -509,7 +452,7 @@ def divided(source: Iterable[dict[str, Any]], out: Path, **options: Any) -> dict
     ],
     ids=" ".join,
 )
-def test_strata_groups_and_folds_of_datasets(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_strata_groups_and_folds_of_datasets(tmp_path, options):
     source = samples_of(20, 10)
     found = divided(source, tmp_path / "a", **options)
     assert found.keys() == {sample["__key__"] for sample in source}
@@ -529,7 +472,7 @@ def test_strata_groups_and_folds_of_datasets(tmp_path: Path, options: dict[str, 
         assert len({(s["patient"], found[s["__key__"]]) for s in source}) == 20
 
 
-def test_strata_and_groups_of_files(tmp_path: Path) -> None:
+def test_strata_and_groups_of_files(tmp_path):
     source = with_metadata(tmp_path / "in", 40)
     options = {"where": "patient is not null", "group": "patient", "fields": ["image"]}
     found = splits(source, tmp_path / "out", split="a=0.5,b=0.5", **options)
@@ -544,27 +487,24 @@ def test_strata_and_groups_of_files(tmp_path: Path) -> None:
     assert [len(keys) for keys in images.values()] == [5, 5]
 
 
-def test_json_and_headers_divide_too(tmp_path: Path) -> None:
+def test_json_and_headers_divide_too(tmp_path):
     source = [{"json": {"site": {"name": f"s{n % 4}"}}, "x": n} for n in range(40)]
-    found = divided(source, tmp_path / "out", folds=2, group="json.site.name")
-    assert len(found) == 40
+    assert len(divided(source, tmp_path / "out", folds=2, group="json.site.name")) == 40
     images = [{"image": make_image(n, "PNG" if n % 2 else "JPEG")} for n in range(8)]
     found = divided(images, tmp_path / "images", split="a=0.5,b=0.5", stratify="format")
-    assert Counter((name, int(key) % 2) for key, name in found.items()) == {
-        (n, f): 2 for n in "ab" for f in (0, 1)
-    }
+    counts = Counter((name, int(key) % 2) for key, name in found.items())
+    assert counts == {(name, odd): 2 for name in "ab" for odd in (0, 1)}
 
 
-def test_a_split_that_is_left_without_samples_is_told_of(tmp_path: Path) -> None:
+def test_a_split_that_is_left_without_samples_is_told_of(tmp_path):
     for name in ("train/a/1", "train/a/2", "train/b/3", "val/a/4"):
         put(tmp_path / "in" / f"{name}.png", make_image(int(name[-1]), "PNG"))
     found = shardkit.convert(tmp_path / "in", "wds", tmp_path / "out", include_class=["b"])
     assert "the split 'val' has no samples" in found.notes
 
 
-def test_mistakes_with_splits(tmp_path: Path) -> None:
-    source = samples_of(3, 4)
-    shares = {"split": "a=0.5,b=0.5"}
+def test_mistakes_with_splits(tmp_path, out):
+    source, shares = samples_of(3, 4), {"split": "a=0.5,b=0.5"}
     for options, message in (
         *(({"sample": share}, "share of samples") for share in (0, -0.1, 1.1, math.nan, "0.1")),
         ({"stratify": "label"}, "stratify needs a split"),
@@ -577,63 +517,52 @@ def test_mistakes_with_splits(tmp_path: Path) -> None:
         ({"stratify": "x > 3", **shares}, "expected a field"),
         ({"group": "'x'", **shares}, "expected a field"),
     ):
-        with pytest.raises(UsageError, match=message):
-            made(source, tmp_path / "out", **options)
+        refused(UsageError, message, source, out, **options)
     lacking = [{"x": 0}, {"x": 1, "patient": "p"}]
     grouped = {"schema": {"patient": Text(optional=True), "x": Int()}, "group": "patient", **shares}
-    with pytest.raises(UsageError, match="samples without a value of 'patient'") as caught:
-        made(lacking, tmp_path / "out", **grouped)
-    assert caught.value.found == "1 of 2 samples"
-    with pytest.raises(UsageError, match="samples cannot be split by 'score'"):
-        made([{"score": 0.5}, {"score": 1.5}], tmp_path / "out", stratify="score", **shares)
-    write_images(tmp_path / "in/train", classes=2)
-    write_images(tmp_path / "in/val", classes=2)
-    with pytest.raises(UsageError, match="already has splits"):
-        made(tmp_path / "in", tmp_path / "out", folds=2)
-    assert not (tmp_path / "out").exists()
+    error = refused(UsageError, "samples without a value of 'patient'", lacking, out, **grouped)
+    assert error.found == "1 of 2 samples"
+    scores, by_score = [{"score": 0.5}, {"score": 1.5}], {"stratify": "score", **shares}
+    refused(UsageError, "samples cannot be split by 'score'", scores, out, **by_score)
+    for split in ("train", "val"):
+        write_images(tmp_path / "in" / split, classes=2)
+    refused(UsageError, "already has splits", tmp_path / "in", out, folds=2)
+    assert not out.exists()
 
 
-# --- together -------------------------------------------------------------------------------------
-
-
-def test_all_of_it_together_and_in_the_plan(tmp_path: Path) -> None:
+def test_all_of_it_together_and_in_the_plan(tmp_path, out):
     source = write_images(tmp_path / "in", classes=5, each=40)
     names = [f"class{c}/{n:03}" for c in (0, 1, 2, 4) for n in range(30)]
     keys = put(tmp_path / "keys.txt", "\n".join(names))
     words = [
-        *("--include-class", "class0,class1", "--include-class", "class4", "--keys", keys),
-        *("--where", "label != 'class1' and width == 8", "--sample", 0.5, "--seed", 3),
-        *("--split", "train=0.5,val=0.5", "--stratify", "label", "--shuffle", "--limit", 10),
+        *(source, "--to", "wds", "-o", out, "--include-class", "class0,class1"),
+        *("--include-class", "class4", "--keys", keys, "--sample", 0.5, "--seed", 3),
+        *("--where", "label != 'class1' and width == 8", "--limit", 10, "--shuffle"),
+        *("--split", "train=0.5,val=0.5", "--stratify", "label"),
     ]
-    plan = json.loads(
-        command(source, "--to", "wds", "-o", tmp_path / "out", *words, "--plan", "--json")
-    )
-    ignored = plan["ignored"]
-    assert ignored.pop("samples that --sample leaves out") + 2 * plan["parts"][0]["samples"] >= 20
-    assert ignored == {
-        "samples of other classes": 80,
-        "samples that are not among the keys": 30,
-        "samples that --where leaves out": 30,
-    }
-    assert plan["parts"][0]["classes"] == 3
-    assert "passed over" in command(source, "--to", "wds", "-o", tmp_path / "out", *words)
-    assert "already complete" in command(source, "--to", "wds", "-o", tmp_path / "out", *words)
+    plan = json.loads(command(*words, "--plan", "--json"))
+    part, ignored = plan["parts"][0], plan["ignored"]
+    assert ignored.pop("samples that --sample leaves out") + 2 * part["samples"] >= 20
+    left_out = {"of other classes": 80, "that are not among the keys": 30}
+    left_out["that --where leaves out"] = 30
+    assert ignored == {f"samples {what}": count for what, count in left_out.items()}
+    assert part["classes"] == 3
+    assert "passed over" in command(*words)
+    assert "already complete" in command(*words)
     for name in ("train", "val"):
-        checked = shardkit.verify(tmp_path / "out" / name, against=source)
-        assert checked.problems == []
-        with shardkit.open(tmp_path / "out" / name) as ds:
+        assert shardkit.verify(out / name, against=source).problems == []
+        with shardkit.open(out / name) as ds:
             assert ds.classes == ("class0", "class1", "class4")
             assert {ds[n]["label"] for n in range(len(ds))} == {0, 2}
     with pytest.raises(OutputError):
-        command(source, "--to", "wds", "-o", tmp_path / "out", *words[:8])
+        command(*words[:11])
 
 
-def test_a_dataset_of_a_subset_is_compared_with_either_source(tmp_path: Path) -> None:
+def test_a_dataset_of_a_subset_is_compared_with_either_source(tmp_path):
     source = write_images(tmp_path / "in", classes=3, each=10)
     options = {"include_class": ["class0", "class2"], "where": "width == 8", "sample": 0.7}
     samples = made(source, tmp_path / "a", **options)
     made(tmp_path / "a", tmp_path / "b", "parquet", **options)
-    assert shardkit.verify(tmp_path / "b", against=tmp_path / "a").problems == []
     put(source / "class1/002.jpg", make_image(50))  # which is no part of it
     put(source / f"{samples[0]['__key__']}.jpg", make_image(50))
     assert len(shardkit.verify(tmp_path / "a", against=source).problems) == 1
@@ -644,7 +573,7 @@ def test_a_dataset_of_a_subset_is_compared_with_either_source(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("to", few(["parquet", "wds", "lmdb", "arrow"], "parquet", "wds"))
-def test_numbers_of_datasets_are_read_field_by_field(to: str, tmp_path: Path) -> None:
+def test_numbers_of_datasets_are_read_field_by_field(to, tmp_path):
     schema = {"x": Int(), "score": Float(optional=True), "good": Bool(), "about": Json()}
     source = [
         {"x": n, "good": n % 3 == 0, "about": {"n": n}, **({"score": n / 50} if n % 4 else {})}
