@@ -19,7 +19,7 @@ from shardkit.stream.order import EPOCHS
 from shardkit.stream.ranks import Ranks
 from shardkit.stream.schedule import START, Progress, Schedule, Step
 from shardkit.stream.stream import Source, Stream
-from shardkit.stream.world import World, find_world
+from shardkit.stream.world import World, find_world, world_to_send
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -43,6 +43,7 @@ class StreamingDataset:
         self._stream: Stream | None = None
         self._scheduled: tuple[World, Schedule] | None = None
         self._ranks = Ranks()
+        self._sent: World | None = None  # of the process that sent the dataset to this one
 
     @property
     def stream(self) -> Stream:
@@ -67,7 +68,7 @@ class StreamingDataset:
         changed = copy.copy(self)
         changed.options = replace(self.options, **options)
         changed._stream = changed._scheduled = None
-        changed._ranks = Ranks()
+        changed._ranks, changed._sent = Ranks(), self._sent
         return changed
 
     def set_epoch(self, epoch: int) -> None:
@@ -115,7 +116,7 @@ class StreamingDataset:
 
     def world(self) -> World:
         """This rank and the world size."""
-        return find_world(self.options.rank, self.options.world_size)
+        return find_world(self.options.rank, self.options.world_size, self._sent)
 
     def schedule(self) -> Schedule:
         """The steps of this rank."""
@@ -125,7 +126,9 @@ class StreamingDataset:
         return self._scheduled[1]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_stream": None, "_scheduled": None}
+        # Workers that a DataLoader spawns know nothing of torch.distributed in this process.
+        world = world_to_send(self._sent)
+        return {**self.__dict__, "_stream": None, "_scheduled": None, "_sent": world}
 
 
 def checked_epoch(epoch: int) -> int:
