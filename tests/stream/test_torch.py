@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import itertools
+import json
 import pickle
 import weakref
 from collections import Counter
@@ -281,6 +283,46 @@ def test_workers_belong_to_the_rank_that_starts_them(photos, name, start_method,
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert keys(pickle.loads(unknown)) == mine, "made by the launcher: each rank has its own place"
+
+
+def test_datasets_made_of_one_another_count_their_own_epochs(photos):
+    epochs = [keys(batches) for batches in [Loader(photos, **SHUFFLED)] * 4]
+    train = StreamingDataset(photos, **SHUFFLED)
+    assert keys(train) == epochs[0]
+    for other in (train.with_options(last="drop"), copy.copy(train), copy.deepcopy(train)):
+        assert keys(other)[:7] == epochs[1][:7], "they continue where they were made"
+        other.set_epoch(0)
+    assert [keys(train), keys(train)] == epochs[1:3]
+
+
+@pytest.mark.usefixtures("start_method")
+def test_a_seed_of_torch_before_each_epoch_does_not_repeat_it(photos):
+    """Nor do the workers of two DataLoaders that begin together take each other's epoch."""
+    epochs = [keys(batches) for batches in [Loader(photos, **SHUFFLED)] * 5]
+    generator = torch.Generator()
+    data = in_workers(StreamingDataset(photos, **SHUFFLED), num_workers=2, generator=generator)
+    for number in range(3):
+        generator.manual_seed(1)
+        assert keys(data) == epochs[number]
+    one, other = iter(data), iter(data)
+    assert sorted([keys(one), keys(other)]) == sorted(epochs[3:])
+
+
+def count_epochs(dataset, out):
+    out.write_text(json.dumps([keys(in_workers(dataset, num_workers=1)) for _ in range(2)]))
+
+
+def test_ranks_that_get_a_dataset_count_its_epochs_each_by_itself(photos, tmp_path, start_method):
+    """As from torch.multiprocessing.spawn: ranks took epochs 0 and 2, and 1 and 3."""
+    expected = [keys(batches) for batches in [Loader(photos, **SHUFFLED)] * 2]
+    dataset = StreamingDataset(photos, **SHUFFLED)
+    for number in range(2):
+        out = tmp_path / f"{number}"
+        torch.manual_seed(number)
+        rank = torch.multiprocessing.Process(target=count_epochs, args=(dataset, out))
+        rank.start()
+        rank.join()
+        assert json.loads(out.read_text()) == expected
 
 
 # --- torchdata -----------------------------------------------------------------------------------
