@@ -180,7 +180,8 @@ class BatchMaker:
 
     def _columns(self, batch: Making, samples: list[Sample]) -> Batch:
         if self._pack is not None and batch.step.segments is not None:
-            return packed(batch.step.segments, samples, self._pack.seq_len, 0, self._field)
+            fields = [self._field, *(n for n in self._samples.schema if n != self._field)]
+            return packed(batch.step.segments, samples, self._pack.seq_len, 0, fields)
         if isinstance(self._collate, PadCollate):  # no need to stack what is in arrays already
             rest = [{k: v for k, v in s.items() if k not in self._transformed} for s in samples]
             return {**self._collate(rest), **batch.arrays}
@@ -207,8 +208,9 @@ class BatchMaker:
             sample = good.samples[0]
             if self._pack is not None and step.segments is not None and sample is not None:
                 mine = step.segments[step.segments[:, 1] == row]
-                zeros = np.zeros(mine[:, 3].max(), sample[self._field].dtype)  # planned length
-                batch.samples[row] = {"__key__": "", self._field: zeros}
+                length = mine[:, 3].max()  # as planned
+                zeros = {n: np.zeros(length, sample[n].dtype) for n in self._samples.schema}
+                batch.samples[row] = {"__key__": "", **zeros}
                 valid[mine[:, 0]] = False
                 continue
             batch.samples[row], batch.keys[row] = sample, good.keys[0]
