@@ -165,7 +165,7 @@ class BatchMaker:
         for row in bad:
             if self._max_errors is None or storage.shortage(batch.errors[row]):
                 raise batch.errors[row]
-        valid = batch.step.valid
+        valid = batch.step.valid.copy()  # the schedule may keep the step, and users change batches
         if bad:
             if self._pack is None:  # a bad sample that is repeated as padding is counted once
                 bad = [row for row in bad if valid[row]]

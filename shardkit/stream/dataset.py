@@ -100,7 +100,8 @@ class StreamingDataset:
         # None in a DataLoader's worker, as torch.distributed's store belongs to the parent process.
         comparison = self._ranks.begin(self, epoch, progress)
         first = number + (worker - number) % workers
-        mine = islice(self.schedule().walk(epoch, progress), first - number, None, workers)
+        steps_of_all = copy.copy(self.schedule()).walk(epoch, progress)  # see `Loader.__iter__`
+        mine = islice(steps_of_all, first - number, None, workers)
         ahead = self.stream.ahead(mine, epoch, self.world())
         steps = ((first + n * workers + 1, step) for n, step in enumerate(ahead))
         if self.options.batched:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 import time
@@ -27,7 +28,7 @@ from shardkit.stream.quality import warn_of_small_cache, warn_of_sorted
 from shardkit.stream.ranks import Comparison, Ranks
 from shardkit.stream.schedule import START, Progress, Schedule, Step
 from shardkit.stream.stream import Source
-from shardkit.stream.world import default_threads
+from shardkit.stream.world import World, default_threads
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -98,6 +99,7 @@ class Loader:
         self._loaded = False  # whether the next iteration continues from a loaded state
         self._tokens = [0, 0]  # of this epoch: real tokens, and all tokens with padding
         self._ranks = Ranks()
+        self._scheduled: tuple[World, Schedule] | None = None
         self._identity = source.stream.identity
         self._schedule()  # raises for invalid options
 
@@ -135,7 +137,8 @@ class Loader:
             warn_of_small_cache(self.dataset.stream)
         if self._profile is not None:
             self._profile = Profile()
-        iteration = Iteration(self, self._schedule(), self._profile)
+        # A schedule of its own, as each keeps the plan of one window, and others are elsewhere.
+        iteration = Iteration(self, copy.copy(self._schedule()), self._profile)
         self.errors = iteration.bad.errors
         return iteration
 
@@ -224,7 +227,10 @@ class Loader:
         return self.epoch, self._progress
 
     def _schedule(self) -> Schedule:
-        return self.dataset.schedule()
+        world = self.dataset.world()
+        if self._scheduled is None or self._scheduled[0] != world:
+            self._scheduled = world, copy.copy(self.dataset.schedule())
+        return self._scheduled[1]
 
     def _delivered(self, epoch: int, progress: Progress, tokens: tuple[int, int]) -> None:
         self.epoch, self._progress, self._used = epoch, progress, True
