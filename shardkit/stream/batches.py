@@ -190,7 +190,7 @@ class BatchMaker:
                 sample | {name: array[row] for name, array in batch.arrays.items()}
                 for row, sample in enumerate(samples)
             ]
-            return dict(self._collate(whole))
+            return dict(self._collate([*map(self._transforms.typed, whole)]))
         made: Batch = {}
         for name in self._samples.schema:
             if name in batch.arrays:

@@ -81,7 +81,8 @@ class StreamingDataset:
 
     def __iter__(self) -> Iterator[Any]:
         epoch, self.epoch = self.epoch, self.epoch + 1
-        return (made for _, _, made in self.iterate(epoch))
+        typed = self.stream.transforms.typed if self.stream.own_collate is None else dict
+        return (typed(made) for _, _, made in self.iterate(epoch))
 
     def iterate(
         self,

@@ -16,7 +16,6 @@ import numpy as np
 
 from shardkit.clock import IDLE, enter
 from shardkit.errors import UsageError
-from shardkit.extras import extra
 from shardkit.keywords import takes
 from shardkit.options import check_numbers, parse_size
 from shardkit.stream import state as states
@@ -249,12 +248,8 @@ class Loader:
 
     def _convert(self, batch: Batch) -> Batch:
         """Convert a finished batch, in the thread that finished it."""
-        for name in self.dataset.stream.transforms.halves:
-            with extra("bfloat16", "bfloat16 without torch"):
-                import ml_dtypes
-
-            batch[name] = batch[name].view(ml_dtypes.bfloat16)
-        return batch
+        stream = self.dataset.stream
+        return batch if stream.own_collate else stream.transforms.typed(batch)
 
     def _deliver(self, batch: Batch) -> Batch:
         """The last step before a batch is delivered, in the thread that iterates."""

@@ -444,7 +444,8 @@ def _page_locked(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[An
 def _tensors(batch: Batch, stream: Stream) -> Batch:
     """A batch or sample with its arrays converted to tensors."""
     made: Batch = {}
-    images, halves = stream.images, stream.transforms.halves
+    images = stream.images
+    halves = frozenset[str]() if stream.own_collate else stream.transforms.halves
     for name, value in batch.items():
         tensor = partial(_tensor, image=name in images, half=name in halves)
         if isinstance(value, list) and name != "__key__":
@@ -460,6 +461,8 @@ def _tensor(value: Any, image: bool, half: bool) -> Any:
         return value
     if not value.flags.writeable:
         value = value.copy()
+    if value.dtype.name == "bfloat16":  # of ml_dtypes, from the user's collate
+        value, half = value.view(np.uint16), True
     if half:
         tensor = _shared(value).view(torch.bfloat16)
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.errors import ShardkitError, UsageError, near
+from shardkit.extras import extra
 from shardkit.sample import Sample
 from shardkit.schema import Array, Audio, FieldType, Image, Schema, Video
 from shardkit.transforms.audio import AudioJob
@@ -111,6 +113,21 @@ class Transforms:
         last = ((chain.fields[0], chain.stages[-1]) for chain in self.chains)
         return frozenset(name for name, s in last if isinstance(s, Normalize) and s.is_bfloat16)
 
+    def typed(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return a sample or a batch with the type bfloat16 of ml_dtypes instead of its bits.
+
+        Torch has its own. Raises UsageError if ml_dtypes is not installed.
+        """
+        found = dict(values)
+        for name in self.halves & values.keys():
+            with extra("bfloat16", "bfloat16 in NumPy arrays", ', or dtype="float32"'):
+                import ml_dtypes
+
+            view = partial(_viewed, dtype=np.dtype(ml_dtypes.bfloat16))
+            value = values[name]
+            found[name] = [*map(view, value)] if isinstance(value, list) else view(value)
+        return found
+
     def outputs(self) -> dict[str, Output]:
         """Return shape and dtype of the fields for which they are known before reading.
 
@@ -132,6 +149,10 @@ class Transforms:
             left = {n: s for n, s in enumerate(samples) if s is not None and n not in errors}
             errors.update(chain.apply(left, draws, out))
         return errors
+
+
+def _viewed(value: Any, dtype: np.dtype[Any]) -> Any:
+    return value.view(dtype) if isinstance(value, np.ndarray) else value
 
 
 def _fields(given: Any, schema: Schema) -> tuple[str, ...]:

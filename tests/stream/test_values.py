@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import torch
 
 import shardkit
 import shardkit.stream
 from shardkit.stream import batching
-from shardkit.torch import Loader
+from shardkit.torch import Loader, StreamingDataset
 from tests.stream.data import write_documents, write_photos
 
 CROP = shardkit.CenterCrop(16)
@@ -16,6 +18,56 @@ CROP = shardkit.CenterCrop(16)
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
     return write_photos(tmp_path_factory.mktemp("values") / "photos", samples=8)
+
+
+# --- bfloat16 ------------------------------------------------------------------------------------
+
+
+def named_pixels(samples):
+    return {"pixels": np.stack([sample["image"] for sample in samples])}
+
+
+def brightness(samples):
+    """A field of the same name, of another type."""
+    return {"image": np.stack([sample["image"].astype(np.float32) for sample in samples])}
+
+
+def first(kind, field, **more):
+    return lambda path, **options: next(iter(kind(path, **options, **more)))[field]
+
+
+def opened(path, batch_size, transforms, fields):
+    dataset = shardkit.open(path, transforms=transforms)
+    return np.stack([dataset[number][fields[0]] for number in range(batch_size)])
+
+
+NAMED, SAME = {"collate": named_pixels}, {"collate": brightness}
+DOORS = {
+    "Loader": first(Loader, "image"),
+    "Loader, own collate": first(Loader, "image", **SAME),
+    "Loader, another name": first(Loader, "pixels", **NAMED),
+    "StreamingDataset": first(StreamingDataset, "image"),
+    "StreamingDataset, another name": first(StreamingDataset, "pixels", **NAMED),
+    "without torch": first(shardkit.stream.Loader, "image"),
+    "without torch, another name": first(shardkit.stream.Loader, "pixels", **NAMED),
+    "StreamingDataset without torch": first(shardkit.stream.StreamingDataset, "image"),
+    "open": opened,
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("sized", [True, False])
+def test_bfloat16_is_numbers_and_not_their_bits(photos, door, sized):
+    first = CROP if sized else shardkit.Resize(16)  # of known size, and not
+    made = {}
+    for dtype in ("float32", "bfloat16"):
+        normalize = shardkit.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.25), dtype=dtype)
+        options = {"fields": ["image"], "transforms": {"image": [first, normalize]}}
+        values = DOORS[door](photos, batch_size=4, **options)
+        made[dtype] = np.stack([np.asarray(v.float() if torch.is_tensor(v) else v) for v in values])
+    assert made["float32"].any()
+    numbers = made["bfloat16"].astype(np.float32)
+    assert np.allclose(made["float32"], numbers, rtol=2**-8, atol=0)
 
 
 # --- what the user writes into a batch -----------------------------------------------------------
