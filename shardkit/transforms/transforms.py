@@ -16,7 +16,7 @@ from shardkit.extras import extra
 from shardkit.sample import Sample
 from shardkit.schema import Array, Audio, FieldType, Image, Schema, Video
 from shardkit.transforms.audio import AudioJob
-from shardkit.transforms.boxes import MASK, check_rows, kinds_of
+from shardkit.transforms.boxes import MASK, check_rows, is_on_image, kinds_of, with_what_is_on
 from shardkit.transforms.calls import Call, name_of
 from shardkit.transforms.chain import Chain, Job, Output, Stage
 from shardkit.transforms.draws import Draws
@@ -77,6 +77,8 @@ class Transforms:
                 )
             taken.update(fields)
             self.chains.append(_chain(given, fields, _steps(given, steps), schema, number))
+        for chain in self.chains:
+            _check_left(chain, self.chains, schema)
 
     @property
     def fields(self) -> frozenset[str]:
@@ -177,6 +179,14 @@ def _steps(given: Any, steps: Any) -> list[Step]:
                 f"a transform of {given!r} is a class", found=step.__name__,
                 fix=f"create an instance: {step.__name__}(...)",
             )  # fmt: skip
+        if _is_torchvisions(step):
+            raise UsageError(
+                f"{name_of(step)} of {given!r} takes tensors, and would do nothing here",
+                expected="a function of NumPy arrays, uint8 (height, width, 3)",
+                found=f"{step!r:.200}",
+                fix="[shardkit.Decode(), lambda pixels: transform(torch.from_numpy(pixels)"
+                ".permute(2, 0, 1)).permute(1, 2, 0).numpy()], with the transform of torchvision",
+            )
         if not isinstance(step, Transform) and not callable(step):
             raise UsageError(
                 f"invalid transform of {given!r}", found=repr(step),
@@ -185,6 +195,16 @@ def _steps(given: Any, steps: Any) -> list[Step]:
     if not made:
         raise UsageError(f"there is no transform for {given!r}", fix="leave the field out")
     return made
+
+
+def _is_torchvisions(step: Any) -> bool:
+    """Whether a step is torchvision's: its transforms return values other than theirs unchanged."""
+    while isinstance(step, partial):
+        step = step.func
+    parts = step.modules() if hasattr(step, "modules") and callable(step) else [step]
+    kinds = [step, *(kind for part in parts for kind in type(part).__mro__)]
+    modules = (str(getattr(kind, "__module__", "")) for kind in kinds)
+    return any(name.partition(".")[0] == "torchvision" for name in modules)
 
 
 def _chain(
@@ -206,6 +226,27 @@ def _chain(
     if any(isinstance(step, RandomResizedCrop | CenterCrop) for step in steps):
         check_rows(fields, kinds, schema)
     return Chain(fields, stages, isinstance(given, tuple), size, kinds)
+
+
+def _check_left(chain: Chain, chains: Sequence[Chain], schema: Schema) -> None:
+    """Raise UsageError if a mask or boxes would stay where they were while their image moves."""
+    image = chain.fields[0]
+    steps = [step for stage in chain.stages if isinstance(stage, Job) for step in stage.steps]
+    if not steps or is_on_image(image, schema[image]):
+        return
+    random = any(step.numbers for step in steps)  # then the same steps elsewhere draw other numbers
+    for name, kind in schema.items():
+        along = any(name in other.fields[1:] for other in chains)
+        alone = any(name == other.fields[0] for other in chains)
+        if is_on_image(name, kind) and not along and (random or not alone):
+            fields = with_what_is_on(chain.fields, schema)
+            raise UsageError(
+                f"the image {image!r} would be moved, but not what is on it: {name!r}",
+                expected="both in one place, so that they are transformed alike",
+                found=f"{', '.join(map(repr, steps)):.200} for {image!r}",
+                fix=f"transforms={{{fields}: [...]}}; or, in a Loader, leave {name!r} out of"
+                " fields=[...]",
+            )
 
 
 def _media_stages(

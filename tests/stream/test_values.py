@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ import shardkit
 import shardkit.stream
 from shardkit.stream import batching
 from shardkit.torch import Loader, StreamingDataset
+from shardkit.transforms.transforms import Transforms
 from tests.stream.data import write_documents, write_photos
 
 CROP = shardkit.CenterCrop(16)
@@ -102,3 +105,59 @@ def test_loaders_and_iterations_of_one_dataset_plan_each_window_once(tmp_path, m
     assert planned(*map(iter, loaders)) <= 8
     assert planned(iter(loaders[0]), iter(loaders[0])) <= 8
     assert planned(dataset.iterate(0), dataset.iterate(1)) <= 8
+
+
+# --- what belongs together -----------------------------------------------------------------------
+
+
+MASK, BOXES = shardkit.Array("uint8", (None, None)), shardkit.Array("float32", (None, 4))
+FLIP = shardkit.RandomHorizontalFlip()
+LEFT = [
+    ({"boxes": BOXES}, {"image": CROP}, ("image", "boxes")),
+    (
+        {"boxes": BOXES, "iscrowd": shardkit.Array("int64", (None,))},
+        {"image": [shardkit.Decode(), FLIP]},
+        ("image", "boxes", "iscrowd"),
+    ),
+    ({"mask": shardkit.Image()}, {"image": CROP}, ("image", "mask")),
+    ({"mask": shardkit.Image()}, {"image": [CROP, FLIP], "mask": [CROP, FLIP]}, None),
+    ({"mask": MASK, "bboxes": BOXES}, {("image", "mask"): CROP}, ("image", "mask", "bboxes")),
+]
+
+
+@pytest.mark.parametrize(("more", "transforms", "along"), LEFT)
+def test_what_is_on_an_image_moves_with_it_or_the_transforms_are_refused(more, transforms, along):
+    schema = shardkit.Schema({"image": shardkit.Image(), **more})
+    with pytest.raises(shardkit.UsageError, match="would be moved, but not what is on it") as error:
+        Transforms(transforms, schema)
+    if along is not None:  # what the error says to do
+        assert f"transforms={{{along}: [...]}}" in error.value.fix
+        Transforms({along: CROP}, schema)
+    Transforms({"image": CROP}, shardkit.Schema({"image": shardkit.Image()}))  # without the others
+
+
+def test_what_does_not_move_or_is_not_on_the_image_may_stay(photos):
+    schema = shardkit.Schema(
+        {"image": shardkit.Image(), "mask": MASK, "label": shardkit.Int(), "other": BOXES}
+    )
+    Transforms({"image": shardkit.Decode()}, schema)
+    Transforms({"image": shardkit.Resize(8), "mask": lambda mask: mask[::2]}, schema)
+    Transforms({("image", "mask"): [CROP, FLIP]}, schema)
+
+
+def test_a_transform_of_torchvision_is_refused(photos):
+    """It returns everything but its own kinds of images unchanged, so that nothing would happen."""
+    kind = type("RandomCrop", (torch.nn.Module,), {"forward": lambda self, image: image})
+    kind.__module__ = "torchvision.transforms.v2._geometry"
+    crop = kind()
+    for step in (crop, torch.nn.Sequential(crop), functools.partial(crop)):
+        for steps in (step, [shardkit.Decode(), step]):
+            with pytest.raises(shardkit.UsageError, match="takes tensors") as error:
+                Loader(photos, batch_size=2, transforms={"image": steps})
+    names = {"shardkit": shardkit, "torch": torch, "transform": lambda image: image.flip(-1)}
+    fixed = eval(error.value.fix.partition(", with the")[0], names)
+    options = {"batch_size": 2, "threads": 0, "fields": ["image"]}
+    made = next(iter(Loader(photos, transforms={"image": fixed}, **options)))["image"]
+    plain = next(iter(Loader(photos, transforms={"image": shardkit.Decode()}, **options)))["image"]
+    for one, other in zip(made, plain, strict=True):
+        assert torch.equal(one.movedim(-1, 0), other.flip(-1))
