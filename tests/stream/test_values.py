@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 import shardkit
 import shardkit.stream
 from shardkit.stream import batching
+from shardkit.stream.batches import BatchMaker
 from shardkit.torch import Loader, StreamingDataset
 from shardkit.transforms.transforms import Transforms
 from tests.stream.data import write_documents, write_photos
@@ -161,3 +163,19 @@ def test_a_transform_of_torchvision_is_refused(photos):
     plain = next(iter(Loader(photos, transforms={"image": shardkit.Decode()}, **options)))["image"]
     for one, other in zip(made, plain, strict=True):
         assert torch.equal(one.movedim(-1, 0), other.flip(-1))
+
+
+# --- how much is made ahead ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("field", "ahead"), [("image", 1), ("label", 3)])
+def test_what_is_made_ahead_stays_within_prefetch_bytes(photos, monkeypatch, field, ahead):
+    """From the first batch on, and for values that batches hold in lists, as encoded images."""
+    begun, begin = [], BatchMaker.begin
+    monkeypatch.setattr(BatchMaker, "begin", lambda *at: begun.append(at) or begin(*at))
+    options = {"fields": [field], "threads": 1, "prefetch": 3, "prefetch_bytes": 4000}
+    with closing(iter(Loader(photos, batch_size=1, **options))) as batches:
+        for taken in (1, 2, 3):
+            value = next(batches)[field][0]
+            assert field == "label" or 2000 < len(value) < 4000
+            assert len(begun) == taken + ahead
