@@ -53,4 +53,4 @@ class _OnRead:
         seed, zero = int.from_bytes(os.urandom(8), "little"), np.zeros(1, np.int64)
         for error in self._transforms.apply([sample], Draws(seed, zero, zero), {}).values():
             raise error
-        return sample
+        return self._transforms.typed(sample)

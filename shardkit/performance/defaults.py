@@ -20,6 +20,7 @@ from shardkit.sequence_reader import SequenceReader
 from shardkit.sources import open_sources
 from shardkit.sources.image_folder import ImageFolder
 from shardkit.stream.collate import pad_collate
+from shardkit.transforms.boxes import with_what_is_on
 from shardkit.transforms.steps import CenterCrop, Decode, RandomResizedCrop, Resize
 
 FOLDER = "folder"  # format name of image files
@@ -101,7 +102,9 @@ def usual_options(
     field = image_field(dataset)
     steps = _steps(transform, size)
     if field is not None and steps:
-        options["transforms"] = {field: steps}
+        own = ":" in transform  # a function gets the values of several fields by name
+        fields = () if own else with_what_is_on([field], dataset.schema)
+        options["transforms"] = {fields if len(fields) > 1 else field: steps}
     elif field is None and ":" in transform:
         raise UsageError(
             "the transform needs images, but the dataset has none",

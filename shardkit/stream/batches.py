@@ -165,7 +165,7 @@ class BatchMaker:
         for row in bad:
             if self._max_errors is None or storage.shortage(batch.errors[row]):
                 raise batch.errors[row]
-        valid = batch.step.valid
+        valid = batch.step.valid.copy()  # the schedule may keep the step, and users change batches
         if bad:
             if self._pack is None:  # a bad sample that is repeated as padding is counted once
                 bad = [row for row in bad if valid[row]]
@@ -180,7 +180,8 @@ class BatchMaker:
 
     def _columns(self, batch: Making, samples: list[Sample]) -> Batch:
         if self._pack is not None and batch.step.segments is not None:
-            return packed(batch.step.segments, samples, self._pack.seq_len, 0, self._field)
+            fields = [self._field, *(n for n in self._samples.schema if n != self._field)]
+            return packed(batch.step.segments, samples, self._pack.seq_len, 0, fields)
         if isinstance(self._collate, PadCollate):  # no need to stack what is in arrays already
             rest = [{k: v for k, v in s.items() if k not in self._transformed} for s in samples]
             return {**self._collate(rest), **batch.arrays}
@@ -189,7 +190,7 @@ class BatchMaker:
                 sample | {name: array[row] for name, array in batch.arrays.items()}
                 for row, sample in enumerate(samples)
             ]
-            return dict(self._collate(whole))
+            return dict(self._collate([*map(self._transforms.typed, whole)]))
         made: Batch = {}
         for name in self._samples.schema:
             if name in batch.arrays:
@@ -207,8 +208,9 @@ class BatchMaker:
             sample = good.samples[0]
             if self._pack is not None and step.segments is not None and sample is not None:
                 mine = step.segments[step.segments[:, 1] == row]
-                zeros = np.zeros(mine[:, 3].max(), sample[self._field].dtype)  # planned length
-                batch.samples[row] = {"__key__": "", self._field: zeros}
+                length = mine[:, 3].max()  # as planned
+                zeros = {n: np.zeros(length, sample[n].dtype) for n in self._samples.schema}
+                batch.samples[row] = {"__key__": "", **zeros}
                 valid[mine[:, 0]] = False
                 continue
             batch.samples[row], batch.keys[row] = sample, good.keys[0]

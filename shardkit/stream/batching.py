@@ -170,8 +170,9 @@ class Dynamic(Batching):
 class Pack(Batching):
     """Pack documents into rows of a fixed number of tokens, several of which make a batch.
 
-    The rows are shuffled. Empty documents are left out. In each window, the last batch may have
-    fewer rows, and with "concat" one row is not full.
+    Other arrays with a value per token, such as a `loss_mask`, are packed in the same way; other
+    fields are left out. The rows are shuffled. Empty documents are left out. In each window, the
+    last batch may have fewer rows, and with "concat" one row is not full.
 
     seq_len: tokens per row.
     batch_size: rows per batch.

@@ -155,39 +155,62 @@ class PadCollate:
 pad_collate = PadCollate
 
 
+PACKED = ("segment_ids", "position_ids", "lengths")  # what a batch of packed rows has, too
+
+
 def packed(
     segments: NDArray[np.int64],
     samples: Sequence[Sample],
     seq_len: int,
     pad_value: float,
-    field: str,
+    fields: Sequence[str],
 ) -> dict[str, Any]:
     """Pack samples into a batch, according to the `segments` of a `MicroBatch`.
 
-    `field`, `segment_ids` and `position_ids` are (rows, seq_len): `segment_ids` is 1 for a row's
-    first document, 2 for its second, 0 for padding; `position_ids` start at 0 for each segment.
-    `lengths` (rows,) has the number of tokens of each row.
+    Each of `fields`, `segment_ids` and `position_ids` are (rows, seq_len): `segment_ids` is 1 for a
+    row's first document, 2 for its second, 0 for padding; `position_ids` start at 0 for each
+    segment. `lengths` (rows,) has the number of tokens of each row. Raises SampleError if arrays of
+    a sample differ in length.
     """
-    arrays = _column(samples, field)
-    padding = _filled((seq_len,), pad_value, _row_type(samples, field, arrays), field)
-    parts = _parts(segments, samples, field, arrays)
     row, _, start, stop = segments.T
     lengths = np.bincount(row, stop - start).astype(np.int64)
     # Padding is added as a last segment of each row, so that all rows are one concatenation.
     ends = np.searchsorted(row, np.arange(len(lengths)), side="right")
-    for end, length in zip(ends[::-1].tolist(), lengths[::-1].tolist(), strict=True):
-        parts.insert(end, padding[length:])
+    columns = {field: _column(samples, field) for field in fields}
+    _check_lengths(samples, columns)
+    batch = {}
+    for field, arrays in columns.items():
+        padding = _filled((seq_len,), pad_value, _row_type(samples, field, arrays), field)
+        parts = _parts(segments, samples, field, arrays)
+        for end, length in zip(ends[::-1].tolist(), lengths[::-1].tolist(), strict=True):
+            parts.insert(end, padding[length:])
+        batch[field] = np.concatenate(parts, dtype=padding.dtype).reshape(-1, seq_len)
     sizes = np.insert(stop - start, ends, seq_len - lengths)
     number = np.arange(len(row)) - np.searchsorted(row, row) + 1  # of a segment in its row
     segments = np.repeat(np.insert(number, ends, 0).astype(np.int32), sizes)
     begins = np.repeat((np.cumsum(sizes) - sizes).astype(np.int32), sizes)
     positions = np.where(segments, np.arange(len(segments), dtype=np.int32) - begins, 0)
     return {
-        field: np.concatenate(parts, dtype=padding.dtype).reshape(-1, seq_len),
+        **batch,
         "segment_ids": segments.reshape(-1, seq_len),
         "position_ids": positions.astype(np.int32, copy=False).reshape(-1, seq_len),
         "lengths": lengths,
     }
+
+
+def _check_lengths(samples: Sequence[Sample], columns: Mapping[str, Sequence[Any]]) -> None:
+    (first, arrays), *others = columns.items()
+    for name, values in others:
+        for sample, array, value in zip(samples, arrays, values, strict=True):
+            if np.shape(array)[:1] != np.shape(value)[:1]:
+                raise SampleError(
+                    f"the array has another length than {first!r}, so it cannot be packed with it",
+                    key=sample.get("__key__"),
+                    field=name,
+                    expected=f"{len(array):,} values, one for each of its tokens",
+                    found=_described(value),
+                    fix=f"leave the field out: fields={list(columns)[:1]}",
+                )
 
 
 def _parts(

@@ -19,7 +19,7 @@ from shardkit.stream.order import EPOCHS
 from shardkit.stream.ranks import Ranks
 from shardkit.stream.schedule import START, Progress, Schedule, Step
 from shardkit.stream.stream import Source, Stream
-from shardkit.stream.world import World, find_world
+from shardkit.stream.world import World, find_world, world_to_send
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -43,6 +43,7 @@ class StreamingDataset:
         self._stream: Stream | None = None
         self._scheduled: tuple[World, Schedule] | None = None
         self._ranks = Ranks()
+        self._sent: World | None = None  # of the process that sent the dataset to this one
 
     @property
     def stream(self) -> Stream:
@@ -67,7 +68,7 @@ class StreamingDataset:
         changed = copy.copy(self)
         changed.options = replace(self.options, **options)
         changed._stream = changed._scheduled = None
-        changed._ranks = Ranks()
+        changed._ranks, changed._sent = Ranks(), self._sent
         return changed
 
     def set_epoch(self, epoch: int) -> None:
@@ -80,7 +81,8 @@ class StreamingDataset:
 
     def __iter__(self) -> Iterator[Any]:
         epoch, self.epoch = self.epoch, self.epoch + 1
-        return (made for _, _, made in self.iterate(epoch))
+        typed = self.stream.transforms.typed if self.stream.own_collate is None else dict
+        return (typed(made) for _, _, made in self.iterate(epoch))
 
     def iterate(
         self,
@@ -99,7 +101,8 @@ class StreamingDataset:
         # None in a DataLoader's worker, as torch.distributed's store belongs to the parent process.
         comparison = self._ranks.begin(self, epoch, progress)
         first = number + (worker - number) % workers
-        mine = islice(self.schedule().walk(epoch, progress), first - number, None, workers)
+        steps_of_all = copy.copy(self.schedule()).walk(epoch, progress)  # see `Loader.__iter__`
+        mine = islice(steps_of_all, first - number, None, workers)
         ahead = self.stream.ahead(mine, epoch, self.world())
         steps = ((first + n * workers + 1, step) for n, step in enumerate(ahead))
         if self.options.batched:
@@ -115,7 +118,7 @@ class StreamingDataset:
 
     def world(self) -> World:
         """This rank and the world size."""
-        return find_world(self.options.rank, self.options.world_size)
+        return find_world(self.options.rank, self.options.world_size, self._sent)
 
     def schedule(self) -> Schedule:
         """The steps of this rank."""
@@ -125,7 +128,9 @@ class StreamingDataset:
         return self._scheduled[1]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_stream": None, "_scheduled": None}
+        # Workers that a DataLoader spawns know nothing of torch.distributed in this process.
+        world = world_to_send(self._sent)
+        return {**self.__dict__, "_stream": None, "_scheduled": None, "_sent": world}
 
 
 def checked_epoch(epoch: int) -> int:

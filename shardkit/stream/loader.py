@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 import time
@@ -15,7 +16,6 @@ import numpy as np
 
 from shardkit.clock import IDLE, enter
 from shardkit.errors import UsageError
-from shardkit.extras import extra
 from shardkit.keywords import takes
 from shardkit.options import check_numbers, parse_size
 from shardkit.stream import state as states
@@ -27,7 +27,7 @@ from shardkit.stream.quality import warn_of_small_cache, warn_of_sorted
 from shardkit.stream.ranks import Comparison, Ranks
 from shardkit.stream.schedule import START, Progress, Schedule, Step
 from shardkit.stream.stream import Source
-from shardkit.stream.world import default_threads
+from shardkit.stream.world import World, default_threads
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -70,8 +70,8 @@ class Loader:
             per processor of this rank, or the calling thread if that is faster (for a single array
             field that is read from memory).
         prefetch: maximum number of batches that are made ahead.
-        prefetch_bytes: maximum size of these batches in bytes, such as "1GiB". At least one batch
-            is made ahead.
+        prefetch_bytes: maximum size of these batches in bytes, such as "1GiB", if each is as large
+            as the largest so far. At least one batch is made ahead.
         profile: measure where the time of an iteration is spent; see the property `profile`.
 
         Raises UsageError for invalid options, and for a dataset that is smaller than a batch.
@@ -98,6 +98,7 @@ class Loader:
         self._loaded = False  # whether the next iteration continues from a loaded state
         self._tokens = [0, 0]  # of this epoch: real tokens, and all tokens with padding
         self._ranks = Ranks()
+        self._scheduled: tuple[World, Schedule] | None = None
         self._identity = source.stream.identity
         self._schedule()  # raises for invalid options
 
@@ -135,7 +136,8 @@ class Loader:
             warn_of_small_cache(self.dataset.stream)
         if self._profile is not None:
             self._profile = Profile()
-        iteration = Iteration(self, self._schedule(), self._profile)
+        # A schedule of its own, as each keeps the plan of one window, and others are elsewhere.
+        iteration = Iteration(self, copy.copy(self._schedule()), self._profile)
         self.errors = iteration.bad.errors
         return iteration
 
@@ -224,7 +226,10 @@ class Loader:
         return self.epoch, self._progress
 
     def _schedule(self) -> Schedule:
-        return self.dataset.schedule()
+        world = self.dataset.world()
+        if self._scheduled is None or self._scheduled[0] != world:
+            self._scheduled = world, copy.copy(self.dataset.schedule())
+        return self._scheduled[1]
 
     def _delivered(self, epoch: int, progress: Progress, tokens: tuple[int, int]) -> None:
         self.epoch, self._progress, self._used = epoch, progress, True
@@ -243,12 +248,8 @@ class Loader:
 
     def _convert(self, batch: Batch) -> Batch:
         """Convert a finished batch, in the thread that finished it."""
-        for name in self.dataset.stream.transforms.halves:
-            with extra("bfloat16", "bfloat16 without torch"):
-                import ml_dtypes
-
-            batch[name] = batch[name].view(ml_dtypes.bfloat16)
-        return batch
+        stream = self.dataset.stream
+        return batch if stream.own_collate else stream.transforms.typed(batch)
 
     def _deliver(self, batch: Batch) -> Batch:
         """The last step before a batch is delivered, in the thread that iterates."""
@@ -266,7 +267,7 @@ class Iteration:
         self._steps: Iterator[Step] | None = None  # not in the queue yet
         self._comparison: Comparison | None = None
         self._queue: deque[_PendingBatch] = deque()
-        self._bytes = 1  # size of the last batch
+        self._bytes = 0  # of the largest batch so far; until one is made, only one is made ahead
         self._closed = False
         self._process = os.getpid()
         self._taking = threading.Lock()  # held while a thread is in `__next__`
@@ -318,10 +319,12 @@ class Iteration:
                 raise _closed()
             made = pending.wait()
             batch = self.bad.counted(made)
+            first, self._bytes = not self._bytes, max(self._bytes, pending.bytes)
+            if first:
+                self._prefetch()
         except BaseException:
             self.close()
             raise
-        self._bytes = max(sum(getattr(v, "nbytes", 0) for v in batch.values()), 1)
         self._loader._delivered(*pending.after, made.tokens)
         return self._loader._deliver(batch)
 
@@ -335,8 +338,8 @@ class Iteration:
     def _prefetch(self) -> None:
         """Fill the prefetch queue."""
         loader = self._loader
-        most = min(loader.prefetch, max(1, loader.prefetch_bytes // self._bytes))
-        while len(self._queue) < (most if self._threads.size else 1) and not self._closed:
+        most = min(loader.prefetch, loader.prefetch_bytes // self._bytes) if self._bytes else 1
+        while len(self._queue) < max(most if self._threads.size else 1, 1) and not self._closed:
             if self._steps is None:
                 self._epoch, progress = loader._begin()  # not earlier: see `set_epoch`
                 self._comparison = loader._ranks.begin(loader.dataset, self._epoch, progress)
@@ -368,6 +371,8 @@ class _PendingBatch:
         threads: int,
     ) -> None:
         self.after = after  # epoch and progress after this batch
+        self.bytes = 1  # its size, once it is made by a thread
+        self._alone = not threads
         self._maker, self._making, self._convert = maker, maker.begin(step), convert
         rows = len(step.number)
         least, most = _ROWS if maker.slow else (rows, rows)
@@ -398,6 +403,8 @@ class _PendingBatch:
                 made = self._maker.finish(self._making)
                 enter("copy")
                 self._made = made._replace(batch=self._convert(made.batch))
+                if not self._alone:
+                    self.bytes = _bytes_of(self._made.batch)
         except BaseException as error:
             self._failure = error
         del self._making
@@ -419,6 +426,16 @@ class _PendingBatch:
             raise self._failure
         assert self._made is not None
         return self._made
+
+
+def _bytes_of(value: Any) -> int:
+    """The size of a batch, a list or another value in it; of text, at least."""
+    if isinstance(value, dict):
+        return sum(map(_bytes_of, value.values()))
+    if isinstance(value, list | tuple):
+        text = set(map(type, value)) <= {str, bytes}
+        return sum(map(len if text else _bytes_of, value))
+    return len(value) if isinstance(value, str | bytes) else int(getattr(value, "nbytes", 8))
 
 
 def _closed() -> UsageError:

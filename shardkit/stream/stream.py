@@ -20,7 +20,7 @@ from shardkit.pages import Pages, through
 from shardkit.remote.path import RemotePath
 from shardkit.schema import Bool, Float, Int, Schema, Text, audio_fields, row_fields
 from shardkit.stream.batching import Batching, Pack
-from shardkit.stream.collate import Collate, PadCollate
+from shardkit.stream.collate import PACKED, Collate, PadCollate
 from shardkit.stream.options import StreamOptions
 from shardkit.stream.order import Mixture, Numbers, Order
 from shardkit.stream.read_ahead import ReadAhead
@@ -49,8 +49,8 @@ class Stream:
             self.field = _counted(common_schema(self.datasets, fields), self.batching)
             self.lengths = np.concatenate([d.lengths(self.field) for d in self.datasets])
             self.batching = self.batching.with_lengths(self.lengths)
-            if isinstance(self.batching, Pack):  # packed rows have no other fields
-                fields = [self.field]
+            if isinstance(self.batching, Pack):
+                fields = _packed(common_schema(self.datasets, fields), self.field, fields is None)
         if self.pages is None and options.cache_folder is not None:
             raise UsageError(
                 "a cache folder can be used only for remote data",
@@ -265,6 +265,32 @@ def _counted(schema: Schema, batching: Batching) -> str:
             fix=f"name it: {type(batching).__name__}(..., field=...)",
         )
     return wanted
+
+
+def _packed(schema: Schema, counted: str, every: bool) -> list[str]:
+    """The fields that are packed: the counted one, and other arrays, which have a value per token.
+
+    Raises UsageError for a field that cannot be packed and was asked for. `every`: no fields were.
+    """
+    fields = [counted, *(n for n in row_fields(schema) if n != counted and not schema[n].optional)]
+    others = [name for name in schema if name not in fields]
+    taken = next((name for name in fields if name in PACKED), None)
+    if taken is not None or (others and not every):
+        raise UsageError(
+            f"the batch would have two values named {taken!r}"
+            if taken
+            else "Pack makes rows of several samples, which cannot hold this field",
+            field=taken or others[0],
+            expected="arrays with one value for each token",
+            found=None if taken else str(schema[others[0]]),
+            fix=f"fields={[name for name in fields if name != taken]}",
+        )
+    if others:
+        warn(
+            "Pack makes rows of several samples, which cannot hold the fields "
+            f"{', '.join(map(repr, others))}: they are left out (silent with fields={fields})"
+        )
+    return fields
 
 
 def _check_size(samples: int, batch: int, last: str) -> None:

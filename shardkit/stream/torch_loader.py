@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import xxhash
 from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data._utils.worker import WorkerInfo
 
 from shardkit.errors import UsageError, warn
 from shardkit.keywords import takes
@@ -25,9 +31,15 @@ from shardkit.stream.options import LoaderKeywords, StreamKeywords, StreamOption
 from shardkit.stream.schedule import Progress
 from shardkit.stream.stream import Source, Stream
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+_LOADERS = ("torch.utils.data.dataloader", "torchdata.stateful_dataloader.stateful_dataloader")
 _FETCHING = "torch.utils.data._utils.fetch"  # the module that fetches samples for a DataLoader
 
 
@@ -45,7 +57,7 @@ class StreamingDataset(streaming.StreamingDataset, IterableDataset[Any]):
     def __init__(self, source: Source, **options: Unpack[StreamKeywords]) -> None:
         """`source` is a path, an open dataset, or a list of these."""
         super().__init__(source, **options)
-        self._epochs = _Epochs()
+        self._epochs = _Epochs(0)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the `epoch` of the next iteration, also for workers that are already running."""
@@ -56,12 +68,12 @@ class StreamingDataset(streaming.StreamingDataset, IterableDataset[Any]):
         self._refuse_twice()
         worker = get_worker_info()
         number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
-        epoch = self._epochs.begin(worker.seed - worker.id if worker else None)
+        epoch = self._epochs.begin(_iterator_of(worker) if worker else None)
         return _Position(self, epoch, number, workers)
 
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_twice()  # checked here, as a spawned worker cannot see its parent's frames
-        return super().__getstate__()
+        return {**super().__getstate__(), "_epochs": self._epochs.sent()}
 
     def _refuse_twice(self) -> None:
         """Raise UsageError if Accelerate would split, or a DataLoader batch, a second time."""
@@ -123,44 +135,116 @@ class _Position:
 
 
 class _Epochs:
-    """Counts epochs across the workers of a DataLoader, persistent or not.
+    """Counts the epochs of one process and of its DataLoaders' workers, persistent or not.
 
-    A table in shared memory has the epoch of each of the last iterations. Workers find their row by
-    the seed that the DataLoader gave all of them and by how many iterations they have started. The
-    first worker writes the row; workers that start at the same time write the same values.
+    A table in shared memory has a row for each of the last iterations in workers: a number for the
+    iterator of the DataLoader, the number of the iteration of each of its workers, and its epoch.
+    The first of these workers writes the row. The last row has the epoch of the next iteration, and
+    the number of rows that were written.
     """
 
-    _ROWS = 8
+    _ROWS = 64
 
-    def __init__(self) -> None:
-        # Rows of seed, iterations started, epoch + 1; the last row has the epoch to start with.
+    def __init__(self, epoch: int) -> None:
         table = torch.zeros((self._ROWS + 1, 3), dtype=torch.int64)
         self._table: torch.Tensor = table.share_memory_()  # type: ignore[no-untyped-call]
-        self._begun = 0  # by this process
+        self._begun: dict[int, int] = {}  # of each iterator, in this process
+        self.restart(epoch)
+        _counting.add(self)
 
-    def begin(self, seed: int | None) -> int:
-        """The epoch of the iteration that this process starts. `seed`: a worker's base seed."""
-        self._begun += 1
-        table = self._table.numpy()
-        key = [-1 if seed is None else seed, self._begun]
-        seen = table.copy()
-        while (table != seen).any():  # another worker is writing
-            seen = table.copy()
-        for *known, following in seen[:-1].tolist():
-            if following and known == key:
-                return int(following) - 1
-        epoch = max(int(seen[-1, 2]), int(seen[:-1, 2].max()))
-        row = table[epoch % self._ROWS]
-        row[2] = 0
-        row[:2] = key
-        row[2] = epoch + 1  # written last, as it makes the row valid
-        return epoch
+    @property
+    def following(self) -> int:
+        """The epoch of the next iteration."""
+        return int(self._table[-1, 0])
+
+    def begin(self, iterator: int | None) -> int:
+        """The epoch of the iteration that this process starts; `iterator`: see `_iterator_of`."""
+        begun = 0 if iterator is None else self._begun.get(iterator, 0) + 1
+        with _alone():
+            table = self._table.numpy()
+            epoch, rows, _ = table[-1].tolist()
+            if iterator is not None:
+                self._begun[iterator] = begun
+                for *known, of in table[:-1].tolist():
+                    if known == [iterator, begun]:
+                        return int(of)
+                table[rows % self._ROWS] = iterator, begun, epoch
+            table[-1, :2] = epoch + 1, rows + 1
+        return int(epoch)
 
     def restart(self, epoch: int) -> None:
         """Make this the epoch of the next iteration."""
-        table = self._table.numpy()
-        table[:] = 0
-        table[-1, 2] = epoch
+        self._table[-1, 0] = epoch
+
+    def sent(self) -> _Epochs:
+        """The counter to send with a copy of the dataset: only workers share that of this process.
+
+        Another rank, or another copy in this process, counts by itself.
+        """
+        return self if _starts_workers() else _Epochs(self.following)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        if _starts_workers():
+            return super().__reduce_ex__(protocol)
+        return _Epochs, (self.following,)
+
+
+_counting: weakref.WeakSet[_Epochs] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """Let a forked process that is no worker, such as another rank, count by itself."""
+    if not _starts_workers():
+        for epochs in list(_counting):
+            epochs.__init__(epochs.following)  # type: ignore[misc]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+def _starts_workers() -> bool:
+    """Whether this is called while a DataLoader makes its workers."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "__init__" and frame.f_globals["__name__"] in _LOADERS:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _iterator_of(worker: WorkerInfo) -> int:
+    """A number that the workers of one iterator of a DataLoader have in common, and no others.
+
+    Their seed alone would repeat with torch's. They share a semaphore, whose name is known unless
+    they were forked, and a pipe, whose number is.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    seed = worker.seed - worker.id
+    while frame is not None:
+        found = frame.f_locals if frame.f_code.co_name == "_worker_loop" else {}
+        if "done_event" in found and "data_queue" in found:
+            name = found["done_event"]._cond._lock._semlock.name
+            pipe = found["data_queue"]._reader.fileno()
+            shared = f"{seed} {name or os.fstat(pipe).st_ino}"
+            return xxhash.xxh3_64_intdigest(shared.encode()) >> 1 or 1
+        frame = frame.f_back
+    return seed  # not a DataLoader of torch or torchdata
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Keep other processes out, as workers of two DataLoaders may begin at the same time."""
+    handle = None
+    try:
+        # Not every system has such locks: the workers of one DataLoader agree anyway.
+        with suppress(OSError, AttributeError):
+            handle = os.open(__file__, os.O_RDONLY)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
 
 
 class Loader(loading.Loader):
@@ -366,7 +450,8 @@ def _page_locked(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[An
 def _tensors(batch: Batch, stream: Stream) -> Batch:
     """A batch or sample with its arrays converted to tensors."""
     made: Batch = {}
-    images, halves = stream.images, stream.transforms.halves
+    images = stream.images
+    halves = frozenset[str]() if stream.own_collate else stream.transforms.halves
     for name, value in batch.items():
         tensor = partial(_tensor, image=name in images, half=name in halves)
         if isinstance(value, list) and name != "__key__":
@@ -382,6 +467,8 @@ def _tensor(value: Any, image: bool, half: bool) -> Any:
         return value
     if not value.flags.writeable:
         value = value.copy()
+    if value.dtype.name == "bfloat16":  # of ml_dtypes, from the user's collate
+        value, half = value.view(np.uint16), True
     if half:
         tensor = _shared(value).view(torch.bfloat16)
     else:

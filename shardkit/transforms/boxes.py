@@ -9,10 +9,10 @@ import numpy as np
 
 from shardkit.codecs.boxes import WITH_BOXES, boxes_in, is_boxes, turned_boxes
 from shardkit.codecs.header import Header
-from shardkit.codecs.image import NotAnImageError
+from shardkit.codecs.image import NotAnImageError, is_mask_name
 from shardkit.codecs.window import Window
 from shardkit.errors import UsageError
-from shardkit.schema import Array, FieldType, Schema
+from shardkit.schema import Array, FieldType, Image, Schema
 
 MASK, BOXES, ROWS = "mask", "boxes", "rows"  # kinds of fields on an image; rows: one per box
 
@@ -92,6 +92,23 @@ def move_boxes(
         for n in rows:
             columns[n][number] = columns[n][number][kept]
     columns[at][number] = boxes
+
+
+def is_on_image(name: str, kind: FieldType) -> bool:
+    """Whether a field has, by its type and name, boxes on an image or the mask of one."""
+    if isinstance(kind, Array) and "box" in name.lower():
+        return _may_be_boxes("boxes", kind)
+    sides = kind.shape if isinstance(kind, Array) else None
+    is_map = isinstance(kind, Image) or (sides is not None and len(sides) in (2, 3))
+    return is_map and is_mask_name(name)
+
+
+def with_what_is_on(image: Sequence[str], schema: Schema) -> tuple[str, ...]:
+    """The fields of an image, and those that are to be transformed along with them."""
+    found = [n for n, kind in schema.items() if n not in image and is_on_image(n, kind)]
+    boxes = any(isinstance(schema[name], Array) and "box" in name.lower() for name in found)
+    rows = [n for n in WITH_BOXES if boxes and n in schema and n not in image]
+    return (*image, *found, *rows)
 
 
 def _may_be_boxes(name: str, kind: FieldType) -> bool:

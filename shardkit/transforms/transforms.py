@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -11,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.errors import ShardkitError, UsageError, near
+from shardkit.extras import extra
 from shardkit.sample import Sample
 from shardkit.schema import Array, Audio, FieldType, Image, Schema, Video
 from shardkit.transforms.audio import AudioJob
-from shardkit.transforms.boxes import MASK, check_rows, kinds_of
+from shardkit.transforms.boxes import MASK, check_rows, is_on_image, kinds_of, with_what_is_on
 from shardkit.transforms.calls import Call, name_of
 from shardkit.transforms.chain import Chain, Job, Output, Stage
 from shardkit.transforms.draws import Draws
@@ -75,6 +77,8 @@ class Transforms:
                 )
             taken.update(fields)
             self.chains.append(_chain(given, fields, _steps(given, steps), schema, number))
+        for chain in self.chains:
+            _check_left(chain, self.chains, schema)
 
     @property
     def fields(self) -> frozenset[str]:
@@ -111,6 +115,21 @@ class Transforms:
         last = ((chain.fields[0], chain.stages[-1]) for chain in self.chains)
         return frozenset(name for name, s in last if isinstance(s, Normalize) and s.is_bfloat16)
 
+    def typed(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return a sample or a batch with the type bfloat16 of ml_dtypes instead of its bits.
+
+        Torch has its own. Raises UsageError if ml_dtypes is not installed.
+        """
+        found = dict(values)
+        for name in self.halves & values.keys():
+            with extra("bfloat16", "bfloat16 in NumPy arrays", ', or dtype="float32"'):
+                import ml_dtypes
+
+            view = partial(_viewed, dtype=np.dtype(ml_dtypes.bfloat16))
+            value = values[name]
+            found[name] = [*map(view, value)] if isinstance(value, list) else view(value)
+        return found
+
     def outputs(self) -> dict[str, Output]:
         """Return shape and dtype of the fields for which they are known before reading.
 
@@ -132,6 +151,10 @@ class Transforms:
             left = {n: s for n, s in enumerate(samples) if s is not None and n not in errors}
             errors.update(chain.apply(left, draws, out))
         return errors
+
+
+def _viewed(value: Any, dtype: np.dtype[Any]) -> Any:
+    return value.view(dtype) if isinstance(value, np.ndarray) else value
 
 
 def _fields(given: Any, schema: Schema) -> tuple[str, ...]:
@@ -156,6 +179,14 @@ def _steps(given: Any, steps: Any) -> list[Step]:
                 f"a transform of {given!r} is a class", found=step.__name__,
                 fix=f"create an instance: {step.__name__}(...)",
             )  # fmt: skip
+        if _is_torchvisions(step):
+            raise UsageError(
+                f"{name_of(step)} of {given!r} takes tensors, and would do nothing here",
+                expected="a function of NumPy arrays, uint8 (height, width, 3)",
+                found=f"{step!r:.200}",
+                fix="[shardkit.Decode(), lambda pixels: transform(torch.from_numpy(pixels)"
+                ".permute(2, 0, 1)).permute(1, 2, 0).numpy()], with the transform of torchvision",
+            )
         if not isinstance(step, Transform) and not callable(step):
             raise UsageError(
                 f"invalid transform of {given!r}", found=repr(step),
@@ -164,6 +195,16 @@ def _steps(given: Any, steps: Any) -> list[Step]:
     if not made:
         raise UsageError(f"there is no transform for {given!r}", fix="leave the field out")
     return made
+
+
+def _is_torchvisions(step: Any) -> bool:
+    """Whether a step is torchvision's: its transforms return values other than theirs unchanged."""
+    while isinstance(step, partial):
+        step = step.func
+    parts = step.modules() if hasattr(step, "modules") and callable(step) else [step]
+    kinds = [step, *(kind for part in parts for kind in type(part).__mro__)]
+    modules = (str(getattr(kind, "__module__", "")) for kind in kinds)
+    return any(name.partition(".")[0] == "torchvision" for name in modules)
 
 
 def _chain(
@@ -185,6 +226,27 @@ def _chain(
     if any(isinstance(step, RandomResizedCrop | CenterCrop) for step in steps):
         check_rows(fields, kinds, schema)
     return Chain(fields, stages, isinstance(given, tuple), size, kinds)
+
+
+def _check_left(chain: Chain, chains: Sequence[Chain], schema: Schema) -> None:
+    """Raise UsageError if a mask or boxes would stay where they were while their image moves."""
+    image = chain.fields[0]
+    steps = [step for stage in chain.stages if isinstance(stage, Job) for step in stage.steps]
+    if not steps or is_on_image(image, schema[image]):
+        return
+    random = any(step.numbers for step in steps)  # then the same steps elsewhere draw other numbers
+    for name, kind in schema.items():
+        along = any(name in other.fields[1:] for other in chains)
+        alone = any(name == other.fields[0] for other in chains)
+        if is_on_image(name, kind) and not along and (random or not alone):
+            fields = with_what_is_on(chain.fields, schema)
+            raise UsageError(
+                f"the image {image!r} would be moved, but not what is on it: {name!r}",
+                expected="both in one place, so that they are transformed alike",
+                found=f"{', '.join(map(repr, steps)):.200} for {image!r}",
+                fix=f"transforms={{{fields}: [...]}}; or, in a Loader, leave {name!r} out of"
+                " fields=[...]",
+            )
 
 
 def _media_stages(

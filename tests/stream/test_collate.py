@@ -11,7 +11,8 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 import shardkit
-from shardkit.errors import SampleError, UsageError
+from shardkit.errors import SampleError, ShardkitWarning, UsageError
+from shardkit.stream import Loader
 from shardkit.stream.batching import Pack
 from shardkit.stream.collate import packed, pad_collate
 
@@ -162,7 +163,7 @@ def test_a_padding_value_that_the_type_cannot_hold_is_refused(value, dtype):
     assert error.value.where == {"field": "tokens"}
     if value == -100:
         with pytest.raises(UsageError, match="cannot be represented in the field's type"):
-            packed(np.array([[0, 0, 0, 2]]), samples_of([2], dtype), 4, value, "tokens")
+            packed(np.array([[0, 0, 0, 2]]), samples_of([2], dtype), 4, value, ["tokens"])
 
 
 @pytest.mark.parametrize(
@@ -215,7 +216,7 @@ def test_packed_rows_hold_the_documents_and_say_where(how, sizes, seq_len, rows,
     samples, found = samples_of(sizes, "<u2"), {}
     for micro in Pack(seq_len, rows, how).plan(np.array(sizes, np.int64), seed):
         chosen = [samples[n] for n in micro.samples]
-        batch = packed(micro.segments, chosen, seq_len, 65_000, "tokens")
+        batch = packed(micro.segments, chosen, seq_len, 65_000, ["tokens"])
         shape = (micro.segments[-1, 0] + 1, seq_len)
         assert {k: (str(v.dtype), v.shape) for k, v in batch.items()} == {
             "tokens": ("uint16", shape),
@@ -247,7 +248,7 @@ def test_packed_rows_hold_the_documents_and_say_where(how, sizes, seq_len, rows,
 def test_pieces_of_a_row_follow_each_other():
     segments = np.array([[0, 1, 0, 2], [0, 0, 4, 5], [1, 0, 0, 4]])
     samples = [{"tokens": np.arange(10, 15)}, {"tokens": np.arange(20, 22)}]
-    batch = packed(segments, samples, 5, 0, "tokens")
+    batch = packed(segments, samples, 5, 0, ["tokens"])
     assert batch["tokens"].tolist() == [[20, 21, 14, 0, 0], [10, 11, 12, 13, 0]]
     assert batch["segment_ids"].tolist() == [[1, 1, 2, 0, 0], [1, 1, 1, 1, 0]]
     assert batch["position_ids"].tolist() == [[0, 1, 0, 0, 0], [0, 1, 2, 3, 0]]
@@ -268,5 +269,33 @@ def test_a_document_that_is_not_what_was_planned_is_named(sample, message):
     samples = [{"__key__": "good", "tokens": np.arange(5)}, {"__key__": "bad", **sample}]
     segments = np.array([[0, 0, 0, 5], [1, 1, 0, 5]])
     with pytest.raises(SampleError, match=message) as error:
-        packed(segments, samples, 8, 0, "tokens")
+        packed(segments, samples, 8, 0, ["tokens"])
     assert error.value.where == {"key": "bad", "field": "tokens"}
+
+
+def test_arrays_with_a_value_per_token_are_packed_like_the_tokens(tmp_path):
+    """Else a loss would count what it should not."""
+    schema = {
+        "source": shardkit.Text(),
+        "loss_mask": shardkit.Array("bool", (None,)),
+        "tokens": shardkit.Array("uint16", (None,)),
+        "ends": shardkit.Array("int64", (None,)),
+    }
+    with shardkit.create(tmp_path / "d", to="arrow", schema=schema) as writer:
+        for number, size in enumerate([3, 0, 9, 4]):
+            document = np.arange(size) + 10 * number
+            rest = {"loss_mask": document % 3 == 1, "source": "x", "ends": np.arange(1)}
+            writer.write({"__key__": f"{number}", "tokens": document.astype("uint16"), **rest})
+    options = {"batching": Pack(8, 4), "threads": 0}
+    both = ["tokens", "loss_mask"]
+    batch = next(iter(Loader(tmp_path / "d", fields=both, **options)))
+    assert batch["loss_mask"].dtype == bool
+    assert (batch["loss_mask"] == (batch["tokens"] % 3 == 1) & (batch["segment_ids"] > 0)).all()
+    assert batch["loss_mask"].sum() == 1 + 3 + 1  # 1; 22, 25 and 28; 31
+    with pytest.raises(UsageError, match=r"cannot hold this field[\s\S]*fields=\['tokens'\]"):
+        Loader(tmp_path / "d", fields=["tokens", "source"], **options)
+    with pytest.raises(SampleError, match="another length than 'tokens'") as error:
+        list(Loader(tmp_path / "d", fields=["tokens", "ends"], **options))
+    assert (error.value.where["key"], error.value.where["field"]) == ("0", "ends")
+    with pytest.warns(ShardkitWarning, match="'source': they are left out"):
+        Loader(tmp_path / "d", **options)

@@ -253,8 +253,21 @@ def test_rank_and_world_size_come_from_the_environment_unless_they_are_given(mon
     assert find_world(0, 1) == World(0, 1)
     assert find_world(1, None) == World(1, 4)
     monkeypatch.setenv("RANK", "x")
-    with pytest.raises(UsageError, match="RANK or WORLD_SIZE is not a number"):
+    with pytest.raises(UsageError, match="RANK is not a number"):
         find_world(None, None)
+
+
+def test_one_of_several_ranks_must_know_which(monkeypatch):
+    """Else each of them would read what rank 0 is to read."""
+    with pytest.raises(UsageError, match=r"one of 3 ranks[\s\S]*found: world_size=3"):
+        find_world(None, 3)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match=r"one of 2 ranks[\s\S]*found: WORLD_SIZE=2, but no RANK"):
+        find_world(None, None)
+    assert find_world(1, None) == World(1, 2)
+    assert find_world(0, 1) == World(0, 1)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert find_world(None, None) == World(0, 1)
 
 
 def test_ranks_of_one_machine_share_its_processors(monkeypatch):

@@ -1,8 +1,10 @@
 """Torch's doors: tensors, DataLoader with any workers, torchdata, and what others would split."""
 
 import contextlib
+import copy
 import functools
 import itertools
+import json
 import pickle
 import weakref
 from collections import Counter
@@ -17,6 +19,7 @@ import shardkit
 from shardkit.errors import ShardkitWarning, UsageError
 from shardkit.stream import torch_loader
 from shardkit.torch import Loader, StreamingDataset
+from tests.stream.conftest import FORKSERVER, SPAWN
 from tests.stream.data import (
     keys,
     real_keys,
@@ -161,27 +164,32 @@ def test_copies_to_a_gpu_are_waited_for_by_its_stream_and_keep_their_source(monk
 
 
 @pytest.mark.parametrize(
-    ("context", "persistent", "more"),
+    ("start_method", "persistent", "more"),
     [
         ("fork", False, {}),
         ("fork", True, {"sampling": shardkit.Balanced([n % 5 for n in range(37)])}),
-        pytest.param("spawn", True, {}, marks=pytest.mark.large),  # each worker imports torch
+        *(
+            pytest.param(*case, {}, marks=pytest.mark.large)
+            for case in [("forkserver", False), ("forkserver", True), ("spawn", True)]
+        ),
     ],
+    indirect=["start_method"],
 )
-def test_workers_of_a_dataloader_change_nothing_and_count_epochs(photos, context, persistent, more):
+@pytest.mark.usefixtures("start_method")
+def test_workers_of_a_dataloader_change_nothing_and_count_epochs(photos, persistent, more):
     """S3: batches are made inside; the order is that of the Loader, epoch by epoch."""
     options = {"transforms": CROP, **SHUFFLED, **more}
     loader = Loader(photos, **options)
     expected = [list(loader) for _ in range(3)]
     data = in_workers(
-        StreamingDataset(photos, **options),
-        num_workers=2, multiprocessing_context=context, persistent_workers=persistent,
-    )  # fmt: skip
+        StreamingDataset(photos, **options), num_workers=2, persistent_workers=persistent
+    )
     assert len(data) == len(expected[0])
     for epoch in expected:
         assert same(list(data), epoch)
 
 
+@pytest.mark.usefixtures("start_method")
 def test_a_change_of_workers_and_set_epoch_keep_the_count(photos):
     dataset, loader = StreamingDataset(photos, **SHUFFLED), Loader(photos, **SHUFFLED)
     epochs = [keys(loader) for _ in range(9)]
@@ -197,6 +205,7 @@ def test_a_change_of_workers_and_set_epoch_keep_the_count(photos):
 
 
 @pytest.mark.parametrize(("workers", "world"), [(0, 3), (3, 1), (1, 2)])
+@pytest.mark.usefixtures("start_method")
 def test_single_samples_come_once_and_ranks_have_as_many(photos, workers, world):
     counts, came = [], Counter()
     options = {"shuffle": True, "fields": ["image", "label"], "transforms": CROP}
@@ -212,6 +221,7 @@ def test_single_samples_come_once_and_ranks_have_as_many(photos, workers, world)
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.large)])
+@pytest.mark.usefixtures("start_method")
 def test_batches_are_not_batched_again(photos, workers):
     stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="needs torchdata")
     for batches in ({"batch_size": 4}, {"global_batch_size": 4}):
@@ -230,10 +240,77 @@ def test_batches_are_not_batched_again(photos, workers):
             next(iter(DataLoader(loader.dataset, batch_size=size)))
 
 
+@pytest.mark.parametrize("start_method", ["fork", FORKSERVER, SPAWN], indirect=True)
+@pytest.mark.parametrize("name", ["torch.distributed", "RANK"])
+def test_workers_belong_to_the_rank_that_starts_them(photos, name, start_method, monkeypatch):
+    """Its place is not known to workers that are not forked: each rank read everything."""
+    if name == "RANK":  # as a forkserver that is older does not know it
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+    else:
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    dataset = StreamingDataset(photos, batch_size=5, fields=["label"], check_ranks=False)
+    mine = keys(StreamingDataset(photos, batch_size=5, fields=["label"], rank=1, world_size=2))
+    assert keys(in_workers(dataset, num_workers=2)) == mine
+    sent = pickle.dumps(dataset)
+    monkeypatch.undo()
+    assert keys(pickle.loads(sent)) == mine
+    unknown = pickle.dumps(StreamingDataset(photos, batch_size=5, fields=["label"]))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert keys(pickle.loads(unknown)) == mine, "made by the launcher: each rank has its own place"
+
+
+def test_datasets_made_of_one_another_count_their_own_epochs(photos):
+    epochs = [keys(batches) for batches in [Loader(photos, **SHUFFLED)] * 4]
+    train = StreamingDataset(photos, **SHUFFLED)
+    assert keys(train) == epochs[0]
+    for other in (train.with_options(last="drop"), copy.copy(train), copy.deepcopy(train)):
+        assert keys(other)[:7] == epochs[1][:7], "they continue where they were made"
+        other.set_epoch(0)
+    assert [keys(train), keys(train)] == epochs[1:3]
+
+
+@pytest.mark.usefixtures("start_method")
+def test_a_seed_of_torch_before_each_epoch_does_not_repeat_it(photos):
+    """Nor do the workers of two DataLoaders that begin together take each other's epoch."""
+    epochs = [keys(batches) for batches in [Loader(photos, **SHUFFLED)] * 5]
+    generator = torch.Generator()
+    data = in_workers(StreamingDataset(photos, **SHUFFLED), num_workers=2, generator=generator)
+    for number in range(3):
+        generator.manual_seed(1)
+        assert keys(data) == epochs[number]
+    one, other = iter(data), iter(data)
+    assert sorted([keys(one), keys(other)]) == sorted(epochs[3:])
+
+
+def count_epochs(dataset, out):
+    out.write_text(json.dumps([keys(in_workers(dataset, num_workers=1)) for _ in range(2)]))
+
+
+def test_ranks_that_get_a_dataset_count_its_epochs_each_by_itself(photos, tmp_path, start_method):
+    """As from torch.multiprocessing.spawn: ranks took epochs 0 and 2, and 1 and 3."""
+    expected = [keys(batches) for batches in [Loader(photos, **SHUFFLED)] * 2]
+    dataset = StreamingDataset(photos, **SHUFFLED)
+    for number in range(2):
+        out = tmp_path / f"{number}"
+        torch.manual_seed(number)
+        rank = torch.multiprocessing.Process(target=count_epochs, args=(dataset, out))
+        rank.start()
+        rank.join()
+        assert json.loads(out.read_text()) == expected
+
+
+# --- torchdata -----------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("workers", "batch_size"),
     [(0, 5), (2, 5), *(pytest.param(n, None, marks=pytest.mark.large) for n in (0, 2))],
 )
+@pytest.mark.usefixtures("start_method")
 def test_torchdata_saves_and_continues_at_any_step(photos, workers, batch_size):
     stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="needs torchdata")
     options = {"shuffle": True, "fields": ["image", "label"], "transforms": CROP}
@@ -255,20 +332,13 @@ def test_torchdata_saves_and_continues_at_any_step(photos, workers, batch_size):
         assert same(rest, batches[number + 1 :]), number
 
 
-@pytest.mark.parametrize(
-    ("context", "dispatch", "workers"),
-    [
-        ("fork", True, 1),
-        ("fork", False, 0),
-        pytest.param("spawn", False, 1, marks=pytest.mark.large),
-        pytest.param("spawn", True, 1, marks=pytest.mark.large),
-    ],
-)
-def test_accelerate_is_told_not_to_split_again(photos, dispatch, workers, context):
+@pytest.mark.parametrize("start_method", ["fork", FORKSERVER, SPAWN], indirect=True)
+@pytest.mark.parametrize(("dispatch", "workers"), [(True, 1), (False, 0)])
+@pytest.mark.usefixtures("start_method")
+def test_accelerate_is_told_not_to_split_again(photos, dispatch, workers):
     data_loader = pytest.importorskip("accelerate.data_loader", reason="needs accelerate")
     pytest.importorskip("accelerate").PartialState(cpu=True)
     options = {"batch_size": 4, "num_workers": workers}
-    options |= {"multiprocessing_context": context} if workers else {}
 
     def prepared(**world):
         dataset = StreamingDataset(photos, fields=["label"], **world)

@@ -25,6 +25,7 @@ from tests.transforms.chunks import (
 )
 
 SCHEMA = Schema({"image": Image(), "mask": Image(), "text": Text(), "tokens": Array("<u2")})
+NO_MASK = Schema({name: kind for name, kind in SCHEMA.items() if name != "mask"})
 CROP, FLIP = RandomResizedCrop(24), RandomHorizontalFlip()
 HALF = Normalize((0.5, 0.5, 0.5), (0.2, 0.2, 0.2), "bfloat16")
 SINGLE = Normalize((0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
@@ -85,7 +86,7 @@ def test_which_fields_are_what_is_known():
     transforms = Transforms({**PAIRED, "text": str.lower, "tokens": np.sort}, SCHEMA)
     assert transforms.fields == set(SCHEMA)
     assert transforms.images == transforms.encoded == transforms.halves == {"image"}
-    ends_in_a_function = Transforms({"image": [CROP, noisy]}, SCHEMA)
+    ends_in_a_function = Transforms({"image": [CROP, noisy]}, NO_MASK)
     assert ends_in_a_function.images == ends_in_a_function.halves == set()
     assert ends_in_a_function.encoded == {"image"}
 
@@ -224,7 +225,7 @@ def test_a_function_that_raises_is_an_error_of_its_sample_and_is_named():
 )
 def test_what_a_function_gives_must_be_usable(field, step, words, found):
     sample = {"__key__": "0", **PAIR, "text": "a", "tokens": np.zeros(3)}
-    (error,) = errors_of({field: step}, [sample]).values()
+    (error,) = errors_of({field: step}, [sample], NO_MASK).values()
     assert isinstance(error, SampleError)
     assert words in error.what
     assert found in str(error.found)
@@ -235,12 +236,12 @@ def test_a_sample_that_failed_or_lacks_its_field_or_whose_sizes_differ_goes_no_f
     seen = []
     bad, good = {"__key__": "0", "image": b"", "text": "a"}, {**photos(1)[0], "text": "b"}
     steps = {"image": CROP, "text": lambda text: seen.append(text) or text}
-    assert list(errors_of(steps, [bad, good])) == [0]
+    assert list(errors_of(steps, [bad, good], NO_MASK)) == [0]
     assert seen == ["b"]
     image = {"image": photos(1)[0]["image"]}
     for steps in ({"text": str.lower}, {"image": Decode()}, {("image", "mask"): Decode()}):
         assert errors_of(steps, [{"__key__": "a"}]) == {}
-    for steps, sample in (({"image": CROP}, {}), ({("image", "mask"): Decode()}, image)):
+    for steps, sample in (({("image", "mask"): CROP}, {}), ({("image", "mask"): Decode()}, image)):
         (error,) = errors_of(steps, [{"__key__": "a", **sample}]).values()
         assert isinstance(error, SampleError)
         assert "has no field" in error.what

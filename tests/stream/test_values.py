@@ -1,0 +1,181 @@
+"""What reaches the training loop is what was asked for, whichever door it comes through."""
+
+from __future__ import annotations
+
+import functools
+from contextlib import closing
+
+import numpy as np
+import pytest
+import torch
+
+import shardkit
+import shardkit.stream
+from shardkit.stream import batching
+from shardkit.stream.batches import BatchMaker
+from shardkit.torch import Loader, StreamingDataset
+from shardkit.transforms.transforms import Transforms
+from tests.stream.data import write_documents, write_photos
+
+CROP = shardkit.CenterCrop(16)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    return write_photos(tmp_path_factory.mktemp("values") / "photos", samples=8)
+
+
+# --- bfloat16 ------------------------------------------------------------------------------------
+
+
+def named_pixels(samples):
+    return {"pixels": np.stack([sample["image"] for sample in samples])}
+
+
+def brightness(samples):
+    """A field of the same name, of another type."""
+    return {"image": np.stack([sample["image"].astype(np.float32) for sample in samples])}
+
+
+def first(kind, field, **more):
+    return lambda path, **options: next(iter(kind(path, **options, **more)))[field]
+
+
+def opened(path, batch_size, transforms, fields):
+    dataset = shardkit.open(path, transforms=transforms)
+    return np.stack([dataset[number][fields[0]] for number in range(batch_size)])
+
+
+NAMED, SAME = {"collate": named_pixels}, {"collate": brightness}
+DOORS = {
+    "Loader": first(Loader, "image"),
+    "Loader, own collate": first(Loader, "image", **SAME),
+    "Loader, another name": first(Loader, "pixels", **NAMED),
+    "StreamingDataset": first(StreamingDataset, "image"),
+    "StreamingDataset, another name": first(StreamingDataset, "pixels", **NAMED),
+    "without torch": first(shardkit.stream.Loader, "image"),
+    "without torch, another name": first(shardkit.stream.Loader, "pixels", **NAMED),
+    "StreamingDataset without torch": first(shardkit.stream.StreamingDataset, "image"),
+    "open": opened,
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("sized", [True, False])
+def test_bfloat16_is_numbers_and_not_their_bits(photos, door, sized):
+    first = CROP if sized else shardkit.Resize(16)  # of known size, and not
+    made = {}
+    for dtype in ("float32", "bfloat16"):
+        normalize = shardkit.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.25), dtype=dtype)
+        options = {"fields": ["image"], "transforms": {"image": [first, normalize]}}
+        values = DOORS[door](photos, batch_size=4, **options)
+        made[dtype] = np.stack([np.asarray(v.float() if torch.is_tensor(v) else v) for v in values])
+    assert made["float32"].any()
+    numbers = made["bfloat16"].astype(np.float32)
+    assert np.allclose(made["float32"], numbers, rtol=2**-8, atol=0)
+
+
+# --- what the user writes into a batch -----------------------------------------------------------
+
+
+def test_what_is_written_into_a_batch_does_not_come_back(photos):
+    for loader in (shardkit.stream.Loader(photos, batch_size=4), Loader(photos, batch_size=4)):
+        for _ in range(2):
+            loader.set_epoch(0)
+            batch = next(iter(loader))
+            assert batch["valid"].tolist() == [True] * 4
+            assert batch["label"].tolist() == [0, 1, 2, 3]
+            batch["valid"][:] = False
+            batch["label"][:] = 99
+
+
+def test_loaders_and_iterations_of_one_dataset_plan_each_window_once(tmp_path, monkeypatch):
+    """They shared one plan, which each of them made anew at each step."""
+    plans, plan = [], batching.Pack.plan
+    monkeypatch.setattr(batching.Pack, "plan", lambda *at: plans.append(at) or plan(*at))
+    path = write_documents(tmp_path / "documents", [1 + n % 5 for n in range(80)])
+    dataset = shardkit.stream.StreamingDataset(path, batching=shardkit.Pack(8, 2), window=20)
+
+    def planned(one, other):
+        plans.clear()
+        next(other)  # so that they are at different windows
+        assert sum(1 for _ in zip(one, other, strict=False)) > 12
+        return len(plans)
+
+    loaders = [shardkit.stream.Loader(dataset, threads=0, prefetch=1) for _ in range(2)]
+    loaders[1].set_epoch(1)
+    assert planned(*map(iter, loaders)) <= 8
+    assert planned(iter(loaders[0]), iter(loaders[0])) <= 8
+    assert planned(dataset.iterate(0), dataset.iterate(1)) <= 8
+
+
+# --- what belongs together -----------------------------------------------------------------------
+
+
+MASK, BOXES = shardkit.Array("uint8", (None, None)), shardkit.Array("float32", (None, 4))
+FLIP = shardkit.RandomHorizontalFlip()
+LEFT = [
+    ({"boxes": BOXES}, {"image": CROP}, ("image", "boxes")),
+    (
+        {"boxes": BOXES, "iscrowd": shardkit.Array("int64", (None,))},
+        {"image": [shardkit.Decode(), FLIP]},
+        ("image", "boxes", "iscrowd"),
+    ),
+    ({"mask": shardkit.Image()}, {"image": CROP}, ("image", "mask")),
+    ({"mask": shardkit.Image()}, {"image": [CROP, FLIP], "mask": [CROP, FLIP]}, None),
+    ({"mask": MASK, "bboxes": BOXES}, {("image", "mask"): CROP}, ("image", "mask", "bboxes")),
+]
+
+
+@pytest.mark.parametrize(("more", "transforms", "along"), LEFT)
+def test_what_is_on_an_image_moves_with_it_or_the_transforms_are_refused(more, transforms, along):
+    schema = shardkit.Schema({"image": shardkit.Image(), **more})
+    with pytest.raises(shardkit.UsageError, match="would be moved, but not what is on it") as error:
+        Transforms(transforms, schema)
+    if along is not None:  # what the error says to do
+        assert f"transforms={{{along}: [...]}}" in error.value.fix
+        Transforms({along: CROP}, schema)
+    Transforms({"image": CROP}, shardkit.Schema({"image": shardkit.Image()}))  # without the others
+
+
+def test_what_does_not_move_or_is_not_on_the_image_may_stay(photos):
+    schema = shardkit.Schema(
+        {"image": shardkit.Image(), "mask": MASK, "label": shardkit.Int(), "other": BOXES}
+    )
+    Transforms({"image": shardkit.Decode()}, schema)
+    Transforms({"image": shardkit.Resize(8), "mask": lambda mask: mask[::2]}, schema)
+    Transforms({("image", "mask"): [CROP, FLIP]}, schema)
+
+
+def test_a_transform_of_torchvision_is_refused(photos):
+    """It returns everything but its own kinds of images unchanged, so that nothing would happen."""
+    kind = type("RandomCrop", (torch.nn.Module,), {"forward": lambda self, image: image})
+    kind.__module__ = "torchvision.transforms.v2._geometry"
+    crop = kind()
+    for step in (crop, torch.nn.Sequential(crop), functools.partial(crop)):
+        for steps in (step, [shardkit.Decode(), step]):
+            with pytest.raises(shardkit.UsageError, match="takes tensors") as error:
+                Loader(photos, batch_size=2, transforms={"image": steps})
+    names = {"shardkit": shardkit, "torch": torch, "transform": lambda image: image.flip(-1)}
+    fixed = eval(error.value.fix.partition(", with the")[0], names)
+    options = {"batch_size": 2, "threads": 0, "fields": ["image"]}
+    made = next(iter(Loader(photos, transforms={"image": fixed}, **options)))["image"]
+    plain = next(iter(Loader(photos, transforms={"image": shardkit.Decode()}, **options)))["image"]
+    for one, other in zip(made, plain, strict=True):
+        assert torch.equal(one.movedim(-1, 0), other.flip(-1))
+
+
+# --- how much is made ahead ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("field", "ahead"), [("image", 1), ("label", 3)])
+def test_what_is_made_ahead_stays_within_prefetch_bytes(photos, monkeypatch, field, ahead):
+    """From the first batch on, and for values that batches hold in lists, as encoded images."""
+    begun, begin = [], BatchMaker.begin
+    monkeypatch.setattr(BatchMaker, "begin", lambda *at: begun.append(at) or begin(*at))
+    options = {"fields": [field], "threads": 1, "prefetch": 3, "prefetch_bytes": 4000}
+    with closing(iter(Loader(photos, batch_size=1, **options))) as batches:
+        for taken in (1, 2, 3):
+            value = next(batches)[field][0]
+            assert field == "label" or 2000 < len(value) < 4000
+            assert len(begun) == taken + ahead
