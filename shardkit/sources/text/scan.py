@@ -29,7 +29,7 @@ from shardkit.sources.text.classes import FolderClasses, folder_classes
 from shardkit.sources.text.documents import Ranges, TextFiles, TextStream, located, open_file
 from shardkit.sources.text.encodings import check_encoding, load_detector
 from shardkit.sources.text.fields import Fields, Sampled, choose, fields_of
-from shardkit.sources.text.files import Files
+from shardkit.sources.text.files import UNSURE, Files
 from shardkit.sources.text.names import COMPRESSIONS, FORMS, parse_name
 from shardkit.sources.text.records import LINE_FIELD
 from shardkit.splits import Split, grouped
@@ -90,6 +90,7 @@ def open_text(
     else:
         corpus.files.encodings = [options.encoding]
     corpus.files.ratios = _ratios(corpus)
+    notes += _find_quotes(corpus)
     fields, sampled = None, Sampled()
     if not whole:
         _refuse_table(path, labels)
@@ -323,6 +324,7 @@ def _table(folders: list[str], found: list[_Found]) -> Files:
         inodes=np.array([file.inode for file in found], np.uint64),
         encodings=[],
         encoding_of=np.zeros(len(found), np.uint8),
+        quoted_of=np.ones(len(found), np.uint8),
     )
 
 
@@ -428,6 +430,25 @@ def _find_encodings(corpus: _Corpus) -> list[str]:
     counts = Counter(files.encodings[number] for number in files.encoding_of.tolist())
     found = ", ".join(f"{name} ({count:,})" for name, count in counts.most_common())
     return [f"detected encodings, with the number of files: {found}"]
+
+
+def _find_quotes(corpus: _Corpus) -> list[str]:
+    """Find out whether the cells of each TSV are quoted; note quotes that do not show it."""
+    files, kept = corpus.files, 0
+    for index in range(len(files)) if corpus.tables else ():
+        if files.name(index).form != "tsv":
+            continue
+        try:
+            found = open_file(corpus.root, files, index, "strict").quotes()
+        except SampleError:  # which is reported when the file is read
+            continue
+        files.quoted_of[index] = found.quoted is not None
+        if found.plain is None:
+            kept += found.unclear if found.quoted is None else 0
+        elif found.quoted is not None:
+            files.quoted_of[index] = UNSURE
+    note = f"quotation marks around {kept:,} cells of TSV belong to the text: no cell needs them"
+    return [note] if kept else []
 
 
 def _fields(
@@ -559,6 +580,8 @@ def _can_be_cut(root: FilePath, files: Files, index: int) -> bool:
         return False
     if name.form in ("text", "json"):
         return True
+    if name.form == "tsv":
+        return files.quoted(index) is False
     if b'"' not in '"'.encode(files.encoding(index)):
         return False
     try:
