@@ -135,7 +135,14 @@ def _rows_of(path: Path) -> Iterator[_Rows]:
         )
     data = storage.read(path)
     if name.compression:
-        data = b"".join(decompressed(_pieces(data), name.compression))
+        try:
+            data = b"".join(decompressed(_pieces(data), name.compression))
+        except ValueError as error:
+            raise SourceError(
+                f"the compressed metadata file is damaged: {error}",
+                path=path,
+                fix="download it again, or rename it to convert without metadata",
+            ) from error
     text = io.TextIOWrapper(
         io.BytesIO(data), "utf-8-sig", newline="" if name.form != "json" else "\n"
     )

@@ -226,14 +226,20 @@ def test_a_compressed_file_cut_short_gives_what_lies_before(tmp_path, monkeypatc
         files(tmp_path / "c")[0]
 
 
-@pytest.mark.parametrize("how", ["gz", "xz"])
-def test_zeros_after_the_last_member_are_padding_and_others_damage(tmp_path, how):
-    path = put(tmp_path / f"a.txt.{how}", COMPRESS[how](b"one\ntwo\n") + bytes(512))
+@pytest.mark.parametrize("how", ["gz", "xz", "bz2", "zst"])
+def test_zeros_are_padding_only_where_they_fill_up_a_block_of_tape(tmp_path, how):
+    one, two = COMPRESS[how](b"one\ntwo\n"), COMPRESS[how](b"three\n")
+    path = put(tmp_path / f"a.txt.{how}", one + bytes(-len(one) % 512 + 512))
     assert values(stream(path)) == ["one", "two"]
-    put(path, COMPRESS[how](b"one\ntwo\n") + b"more")
-    (error,) = errors(stream(path))
-    assert error.where["offset"] == 8
-    assert good(path) == ["one", "two"]
+    for rest in (b"more", bytes(-len(one) % 512 + 1), bytes(-len(one) % 512) + two, bytes(1 << 14)):
+        put(path, one + rest)
+        (error,) = errors(stream(path))
+        assert error.where["offset"] == 8
+        assert good(path) == ["one", "two"]
+    put(path, bytes(len(one)))
+    with pytest.raises(SourceError, match="damaged"):
+        stream(put(tmp_path / f"b.jsonl.{how}", bytes(1024)))
+    assert "damaged" in errors(stream(path))[0].what
     with pytest.raises(SourceError, match="damaged"):
         stream(put(tmp_path / f"a.jsonl.{how}", GOOD))  # not compressed at all
 
