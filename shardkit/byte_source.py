@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardkit import pointers
 from shardkit.errors import DamagedError
 from shardkit.pieces import PIECE, count
 from shardkit.remote.path import RemotePath
@@ -105,7 +106,10 @@ class Part(ByteSource):
 
 def open_source(path: Path) -> ByteSource:
     """Open a local file or an object in a store."""
-    return RemoteFile(path) if isinstance(path, RemotePath) else LocalFile(path)
+    source = RemoteFile(path) if isinstance(path, RemotePath) else LocalFile(path)
+    if 0 < source.size <= pointers.MOST_BYTES:
+        pointers.refuse_pointer(source.read(0, source.size), path, DamagedError)
+    return source
 
 
 class RemoteFile(ByteSource):

@@ -19,6 +19,7 @@ from shardkit.codecs.compression import COMPRESSED_BLOCK, decompressed
 from shardkit.errors import SourceError, UsageError, drop_option, near
 from shardkit.extras import extra
 from shardkit.formats import get_format
+from shardkit.pointers import refuse_html
 from shardkit.sample import JsonText
 from shardkit.schema import RESERVED, Json, Text
 from shardkit.sources.columns import CHUNK, Building, Column
@@ -143,6 +144,7 @@ def _rows_of(path: Path) -> Iterator[_Rows]:
                 path=path,
                 fix="download it again, or rename it to convert without metadata",
             ) from error
+    refuse_html(data[:1024], path, SourceError)
     text = io.TextIOWrapper(
         io.BytesIO(data), "utf-8-sig", newline="" if name.form != "json" else "\n"
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from shardkit.errors import SampleError
+from shardkit.pointers import refuse_html
 from shardkit.sources.files import FilePath, Planned, check_unchanged, read_file
 from shardkit.sources.text.blocks import blocks, head
 from shardkit.sources.text.encodings import MARK_SIZE, Decoder
@@ -17,6 +18,7 @@ from shardkit.sources.text.lines import MAX_LINE, Line, lines
 from shardkit.sources.text.quotes import Quotes, dialect, quotes_of, swallowed
 
 LINE_FIELD = "text"  # the field of plain-text documents
+_HEAD = 1024  # bytes that show whether a table is an HTML page
 # Characters per cell: csv uses 4 bytes for each, and an unclosed quote makes the rest one cell.
 _MAX_CELL = 1 << 28
 
@@ -94,6 +96,8 @@ class TextFile:
             return decoder, lines(stored, decoder.newline, before, end, midway=True)
         stored = blocks(self.path, self.size, self.compression, end=end)
         first = b"".join(_first(stored, MARK_SIZE))
+        if self.form != "text":
+            refuse_html(first[:_HEAD], self.path, SampleError)
         decoder = self._decoder(first[:MARK_SIZE])
         stored = itertools.chain([first[decoder.mark :]], stored)
         return decoder, lines(stored, decoder.newline, decoder.mark, end, midway=False)
