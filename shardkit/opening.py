@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -34,6 +35,8 @@ from shardkit.remote.path import RemotePath
 from shardkit.remote.pieces import FilePieces, PieceList
 from shardkit.remote.store import Info
 from shardkit.splits import grouped
+
+_COMPRESSED = re.compile(r"\.(tgz|tar\.(gz|zst|bz2|xz))(?= |$)")
 
 
 def open_dataset(path: str | os.PathLike[str], *, partly: bool = False) -> Dataset:
@@ -248,9 +251,25 @@ def _of_files(folder: Path, names: list[str], format: str) -> Dataset:
 def _foreign(
     folder: Path, names: list[str], format: str, ignored: dict[str, int] | None = None
 ) -> Dataset:
+    _refuse_copies(folder, names)
     dataset = Dataset(folder, format, [(name, None, None) for name in names], None)
     dataset.beside = ignored or {}
     return dataset
+
+
+def _refuse_copies(folder: Path, names: list[str]) -> None:
+    """Raise FormatError for a TAR that is there plain and compressed."""
+    first: dict[str, str] = {}
+    for name in names:
+        other = first.setdefault(_COMPRESSED.sub(".tar", name), name)
+        if other != name and _COMPRESSED.search(f"{name} {other}"):
+            raise FormatError(
+                "a shard and its compressed copy are in the same folder",
+                path=folder,
+                expected="each shard once",
+                found=f"{other} and {name}",
+                fix=f"remove one of the two, such as {name}",
+            )
 
 
 def open_described(path: Path) -> Dataset:

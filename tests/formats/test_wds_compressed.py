@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import shardkit
-from shardkit.errors import ShardkitWarning, StorageError
+from shardkit.errors import FormatError, ShardkitWarning, StorageError
 from shardkit.formats import compressed
 
 SIZE = 10_240  # bytes of a small TAR
@@ -176,3 +176,16 @@ def test_a_warning_says_so_once_for_a_folder(source: Path, temporary: Path) -> N
     said = {str(warning.message) for warning in caught if warning.category is ShardkitWarning}
     assert len(said) == 1
     assert str(temporary) in said.pop()
+
+
+def test_a_shard_and_its_compressed_copy_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    with tarfile.open(tmp_path / "in/a.tar", "w") as tar:
+        tar.addfile(tarfile.TarInfo("1.txt"), io.BytesIO())
+    (tmp_path / "in/a.tar.gz").write_bytes(gzip.compress((tmp_path / "in/a.tar").read_bytes()))
+    (tmp_path / "in/b.tar").write_bytes((tmp_path / "in/a.tar").read_bytes())
+    with pytest.raises(FormatError, match="compressed copy") as caught:
+        shardkit.open(tmp_path / "in")
+    assert caught.value.fix == "remove one of the two, such as a.tar.gz"
+    (tmp_path / "in/a.tar.gz").unlink()
+    assert len(shardkit.open(tmp_path / "in")) == 2

@@ -26,6 +26,7 @@ from shardkit.sources.labels import LABEL, Asked, find_labels
 from shardkit.sources.metadata import GivenTable, Labelling, join
 from shardkit.sources.text.blocks import expansion
 from shardkit.sources.text.classes import FolderClasses, folder_classes
+from shardkit.sources.text.copies import COPIES, check_copy, copies
 from shardkit.sources.text.documents import Ranges, TextFiles, TextStream, located, open_file
 from shardkit.sources.text.encodings import check_encoding, load_detector
 from shardkit.sources.text.fields import Fields, Sampled, choose, fields_of
@@ -76,6 +77,7 @@ def open_text(
     else:
         corpus = _folder(path, labels.given) if path.is_dir() else _single(path)
     corpus.files.began = began
+    corpus = _without_copies(corpus)
     if not corpus.files.names:
         raise _nothing(path, corpus)
     splits: dict[str, Split] = {}
@@ -326,6 +328,23 @@ def _table(folders: list[str], found: list[_Found]) -> Files:
         encoding_of=np.zeros(len(found), np.uint8),
         quoted_of=np.ones(len(found), np.uint8),
     )
+
+
+def _without_copies(corpus: _Corpus) -> _Corpus:
+    """Leave out, and count, files that are compressed copies of others in their folder.
+
+    Raises SourceError for one with another content, and SampleError if one cannot be read.
+    """
+    files = corpus.files
+    found = copies(files.folder_of.tolist(), files.names)
+    for copy, other in found.items():
+        paths = [below(corpus.root, files.relative(number)) for number in (copy, other)]
+        check_copy(paths[0], int(files.sizes[copy]), paths[1], int(files.sizes[other]))
+    if not found:
+        return corpus
+    corpus.ignored[COPIES] += len(found)
+    kept = np.array([number for number in range(len(files)) if number not in found], np.int64)
+    return corpus._replace(files=files.select(kept))
 
 
 def _nothing(path: Path, corpus: _Corpus) -> ShardkitError:
