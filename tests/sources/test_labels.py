@@ -18,7 +18,7 @@ import shardkit
 from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError
 from shardkit.manifest import load
 from shardkit.recipe import Recipe
-from shardkit.schema import Array, Float, Image, Int, Text
+from shardkit.schema import Array, Float, Image, Int, Json, Text
 from shardkit.sources import metadata, open_sources
 from shardkit.sources.columns import Building, typed_column
 from shardkit.verification.verify import verify
@@ -479,3 +479,32 @@ def test_mistakes_in_columns_name_the_document(tmp_path):
     for name, what in (("mood", "already exists"), ("x", "no column 'x' for labels")):
         with pytest.raises(UsageError, match=what):
             convert(tmp_path / "in.parquet", tmp_path / "o", label_column=name)
+
+
+BIG = 2**53 + 1  # no float equals it
+
+
+def test_integers_that_no_float_equals_stay_exact_beside_fractions(tmp_path):
+    for values, kind in (
+        ([0.5, BIG], Json),
+        ([BIG, 0.5], Json),
+        ([0.5, 2**53], Float),
+        ([0.5, 2**60], Float),
+        ([0.5, 10**400], Json),
+    ):
+        column = typed_column(values, cells=False)
+        assert (type(column.kind), list(column)) == (kind, values)
+        cells = [str(value) for value in values]
+        column = typed_column(cells, cells=True)
+        found = [float(v) if kind is Float else v for v in values]
+        assert list(column) == (found if kind is Float else cells)
+    assert list(typed_column(["0.5", f"{BIG}.0"], cells=True)) == ["0.5", f"{BIG}.0"]
+    with pytest.raises(TypeError):
+        Float().check(BIG)
+    with pytest.raises(TypeError):
+        Float().check(np.int64(BIG))
+    assert Float().check(2**60) == 2.0**60
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"text": "a", "n": 0.5}}\n{{"text": "b", "n": {BIG}}}\n')
+    shardkit.convert(path, to="arrow", out=tmp_path / "out", workers=0, keep_fields=True)
+    assert [sample["n"] for sample in shardkit.open(tmp_path / "out")] == [0.5, BIG]
