@@ -59,7 +59,8 @@ _DECODERS: dict[
     "deflate": (lambda: zlib.decompressobj(wbits=-15), _gzip_pieces),  # in archives
     "zst": (_zstd, _zstd_pieces),
     "bz2": (bz2.BZ2Decompressor, _pieces),
-    "xz": (lambda: lzma.LZMADecompressor(memlimit=_WINDOW), _pieces),
+    # Without a format, zeros would be an empty file of the older .lzma format.
+    "xz": (lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_WINDOW), _pieces),
 }
 _MAGIC = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zst"}
 

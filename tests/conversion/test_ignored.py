@@ -24,9 +24,10 @@ import shardkit
 from shardkit import manifest as manifests
 from shardkit.cli.progress import show_result
 from shardkit.cli.tables import tally
-from shardkit.errors import DamagedError, FormatError
+from shardkit.errors import DamagedError, FormatError, SourceError
 from shardkit.inspection import inspect
 from shardkit.manifest import load
+from shardkit.options import ImageOptions
 from shardkit.schema import Array, Int, Text
 from shardkit.testing import make_audio, make_image
 from tests.codecs import tokenizer_zoo
@@ -458,3 +459,37 @@ def test_frames_that_are_lost_are_named(to: str, options: dict[str, Any], tmp_pa
     ).splits[""]
     words = [*result.reasons, *result.encoded]
     assert words in (["animated (first frame)"], ["gif (first frame)"])
+
+
+def test_a_run_that_drops_every_sample_fails(tmp_path, images):
+    html = tmp_path / "html/cat"
+    html.mkdir(parents=True)
+    for n in range(3):
+        (html / f"{n}.jpg").write_bytes(b"<html>403 Forbidden</html>")
+    for name, source, options, found in (
+        ("skip", html.parent, {"on_error": "skip"}, "3 bad ones, the first: the value is not an"),
+        ("size", images, {"image": ImageOptions(min_size=10_000)}, "12 that"),
+    ):
+        out = tmp_path / name
+        with pytest.raises(SourceError, match="no sample of the source is left") as caught:
+            shardkit.convert(source, to="wds", out=out, workers=0, **options)
+        assert str(caught.value.found).startswith(found)
+        assert not out.exists()
+
+
+@pytest.mark.parametrize("name", ["metadata.jsonl", "a.jsonl"])
+def test_labels_of_several_types_name_the_rare_ones(tmp_path, name):
+    labels = ["cat", "cat", 7, "dog"]
+    rows = [{"file_name": f"{n}.png", "text": "x", "label": v} for n, v in enumerate(labels)]
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for n in range(4 if name == "metadata.jsonl" else 0):
+        (folder / f"{n}.png").write_bytes(make_image(n, "PNG"))
+    for on_error in ("fail", "skip"):
+        with pytest.raises(SourceError, match="of several types") as caught:
+            shardkit.convert(
+                folder, to="wds", out=tmp_path / "o", label_column="label", on_error=on_error
+            )
+        where = "line 3 of the metadata" if name == "metadata.jsonl" else "document 3"
+        assert str(caught.value.found).startswith(f"int in 1, first in {where}")

@@ -17,6 +17,7 @@ import pytest
 import shardkit
 from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError
 from shardkit.manifest import load
+from shardkit.options import TextOptions
 from shardkit.recipe import Recipe
 from shardkit.schema import Array, Float, Image, Int, Json, Text
 from shardkit.sources import metadata, open_sources
@@ -481,6 +482,7 @@ def test_mistakes_in_columns_name_the_document(tmp_path):
             convert(tmp_path / "in.parquet", tmp_path / "o", label_column=name)
 
 
+KEEP = TextOptions(keep_fields=True)
 BIG = 2**53 + 1  # no float equals it
 
 
@@ -506,5 +508,5 @@ def test_integers_that_no_float_equals_stay_exact_beside_fractions(tmp_path):
     assert Float().check(2**60) == 2.0**60
     path = tmp_path / "a.jsonl"
     path.write_text(f'{{"text": "a", "n": 0.5}}\n{{"text": "b", "n": {BIG}}}\n')
-    shardkit.convert(path, to="arrow", out=tmp_path / "out", workers=0, keep_fields=True)
+    shardkit.convert(path, to="arrow", out=tmp_path / "out", text=KEEP, workers=0)
     assert [sample["n"] for sample in shardkit.open(tmp_path / "out")] == [0.5, BIG]

@@ -196,9 +196,9 @@ def test_a_whole_file_stays_as_it_is(tmp_path):
 
 def test_keys_of_whole_files_are_their_paths(tmp_path):
     expected = {  # and the path that is kept, where it is another
-        "a.md": ("a", None),
+        "a.TXT.gz": ("a", None),
+        "a.md": ("a~md", "a.md"),
         "a.txt": ("a~txt", "a.txt"),
-        "a.txt.gz": ("a~2", "a.txt.gz"),
         "v1.0/b.c.txt": ("v1.0/b_c", "v1.0/b.c.txt"),
         "v1.0/d.text": ("v1.0/d", None),
     }

@@ -211,8 +211,9 @@ def _check_rest(source: ByteSource, at: int, warned: list[str]) -> None:
             found=f"{zeros:,} zeros",
             fix="restore the file; if it is an empty archive, leave it out",
         )
-    if zeros > _TAPE:
+    most = BLOCK + _TAPE  # two blocks, and the rest of the record of the second
+    if zeros > most:
         warned.append(
             f"{source.path} ends with {zeros:,} zeros from byte {at} on, perhaps in place of data:"
-            f" the end of a TAR has {2 * BLOCK:,} to {_TAPE:,}"
+            f" the end of a TAR has {2 * BLOCK:,} to {most:,}"
         )

@@ -19,20 +19,21 @@ def copies(folders: Sequence[int], names: Sequence[str]) -> dict[int, int]:
 
     Each is given by its number, with that of the other file, which is the plain one if there is.
     """
-    first: dict[tuple[int, str, str], int] = {}
+    first: dict[tuple[int, str], int] = {}
+    plain = [_plain(name) for name in names]
     for wanted in (False, True):  # compressed
         for number, name in enumerate(names):
-            parsed = parse_name(name)
-            if parsed is not None and bool(parsed.compression) is wanted:
-                first.setdefault((folders[number], parsed.stem, parsed.suffix), number)
-    found = {}
-    if len(first) < len(names):
-        for number, name in enumerate(names):
-            parsed = parse_name(name)
-            if parsed is not None:
-                other = first[folders[number], parsed.stem, parsed.suffix]
-                found.update({number: other} if other != number else {})
-    return found
+            if (plain[number] != name) is wanted:
+                first.setdefault((folders[number], plain[number]), number)
+    if len(first) == len(names):
+        return {}
+    others = (first[key] for key in zip(folders, plain, strict=True))
+    return {number: other for number, other in enumerate(others) if other != number}
+
+
+def _plain(name: str) -> str:
+    parsed = parse_name(name)
+    return name[: -len(parsed.compression) - 1] if parsed and parsed.compression else name
 
 
 def check_copy(copy: FilePath, size: int, path: FilePath, path_size: int) -> None:
