@@ -15,7 +15,7 @@ from shardkit import storage
 from shardkit.card import CARD, OUTSIDE, lists_files, shown_images, splits_of
 from shardkit.codecs.media import ARRAYS, IMAGES, Kind
 from shardkit.codecs.media import kind_by_name as media_by_name
-from shardkit.errors import FormatError, UsageError
+from shardkit.errors import DamagedError, FormatError, UsageError
 from shardkit.formats import FORMATS, format_of, get_format
 from shardkit.formats import foreign as foreigners
 from shardkit.formats.foreign import kind_by_name, kind_of_folder, not_read
@@ -170,7 +170,15 @@ def _listed_among(names: Sequence[str], folder: Path) -> dict[str, str]:
     if not any(declared.listing in names for declared in FORMATS.values()):
         return {}
     format, listed = listed_shards(folder) or ("", [])
-    return dict.fromkeys(set(listed) & set(names), format)
+    missing = [name for name in listed if name not in {*names}]
+    if missing:
+        raise DamagedError(
+            f"a shard is missing that {FORMATS[format].listing} lists",
+            path=folder / missing[0],
+            expected=f"{len(listed):,} shards",
+            found=f"{len(listed) - len(missing):,}",
+        )
+    return dict.fromkeys(listed, format)
 
 
 def _has_index(name: str, format: str | None, names: Sequence[str]) -> bool:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from shardkit import manifest as manifests
 from shardkit import storage
+from shardkit.announced import incomplete, refuse_incomplete
 from shardkit.card import named_subset
 from shardkit.dataset import Dataset
 from shardkit.errors import FormatError, NotFoundError, ShardkitError, warn
@@ -157,6 +158,7 @@ def _at(path: Path, together: bool = False) -> dict[str, _Found]:
 def _looked_into(path: Path, together: bool, subset: str) -> dict[str, _Found]:
     """Find the datasets in a folder that has no manifest and no list of shards."""
     found = look_into(path)
+    refuse_incomplete(path, found.shards)
     if not found.shards:
         refuse_foreign(found)
         raise unknown_format(path)
@@ -245,6 +247,9 @@ def _of_files(folder: Path, names: list[str], format: str) -> Dataset:
         if isinstance(manifest, Manifest) and set(names) <= set(shards):
             path = manifests.manifest_path(folder)
             return _described(manifest, path, [shards[name] for name in names])
+    if len(names) > 1:
+        for some in incomplete(names):
+            warn(f"only some of the files that their names announce are read: {some}")
     return _foreign(folder, names, format)
 
 

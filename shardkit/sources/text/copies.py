@@ -8,7 +8,7 @@ from itertools import zip_longest
 from shardkit.errors import SourceError
 from shardkit.sources.files import FilePath
 from shardkit.sources.text.blocks import blocks
-from shardkit.sources.text.names import parse_name
+from shardkit.sources.text.names import COMPRESSIONS, parse_name
 
 COPIES = "compressed copy of a file beside it"  # among what is passed over
 _PIECE = 1 << 16  # bytes that are compared at a time
@@ -19,6 +19,8 @@ def copies(folders: Sequence[int], names: Sequence[str]) -> dict[int, int]:
 
     Each is given by its number, with that of the other file, which is the plain one if there is.
     """
+    if not any(name.lower().endswith(COMPRESSIONS) for name in names):
+        return {}
     first: dict[tuple[int, str], int] = {}
     plain = [_plain(name) for name in names]
     for wanted in (False, True):  # compressed

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardkit import storage
+from shardkit.announced import incomplete, refuse_incomplete
 from shardkit.card import OUTSIDE, splits_of
 from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError, near
 from shardkit.folders import below as below_folder
@@ -77,16 +78,14 @@ def open_text(
     else:
         corpus = _folder(path, labels.given) if path.is_dir() else _single(path)
     corpus.files.began = began
-    corpus = _without_copies(corpus)
-    if not corpus.files.names:
-        raise _nothing(path, corpus)
+    corpus, announced = _whole(path, corpus, listed=bool(listed))
     splits: dict[str, Split] = {}
     if (split == "auto" or subset) and path.is_dir():
         splits = _splits(path, corpus, options, subset, listed=bool(listed))
         if split == "none" and splits:
             splits = {"": Split("", sorted(n for part in splits.values() for n in part.numbers))}
     whole = _whole_files(path, corpus, options, splits)
-    notes = [*corpus.notes]
+    notes = [*corpus.notes, *announced]
     if options.encoding == "auto":
         notes += _find_encodings(corpus)
     else:
@@ -328,6 +327,26 @@ def _table(folders: list[str], found: list[_Found]) -> Files:
         encoding_of=np.zeros(len(found), np.uint8),
         quoted_of=np.ones(len(found), np.uint8),
     )
+
+
+def _whole(path: Path, corpus: _Corpus, *, listed: bool) -> tuple[_Corpus, list[str]]:
+    """Return the corpus without copies of files, and notes on files that are announced but missing.
+
+    Raises SourceError if such files are missing from a folder, or there are no documents at all.
+    """
+    corpus = _without_copies(corpus)
+    if not corpus.files.names:
+        raise _nothing(path, corpus)
+    names = [
+        corpus.files.relative(n) for n, name in enumerate(corpus.files.names) if "-of-" in name
+    ]
+    if not listed and path.is_dir():
+        refuse_incomplete(path, names)
+    several = listed and len(corpus.files) > 1
+    found = incomplete(names) if several else []
+    return corpus, [
+        f"only some of the files that their names announce are read: {s}" for s in found
+    ]
 
 
 def _without_copies(corpus: _Corpus) -> _Corpus:
