@@ -21,6 +21,7 @@ from shardkit.performance.bench import bench
 from shardkit.recipe import Recipe
 from shardkit.sources import open_sources
 from shardkit.splits import KINDS
+from shardkit.testing import make_image
 from shardkit.verification.verify import verify
 from tests.sources import real
 from tests.sources.real import put
@@ -718,3 +719,34 @@ def test_a_bin_without_an_index_beside_tars_is_no_megatron(tmp_path):
     put(tmp_path / "lonely", {"tokens.bin": b"x"})
     with pytest.raises(FormatError, match="needs its index beside it"):
         shardkit.open(tmp_path / "lonely")
+
+
+@pytest.mark.parametrize(
+    ("folders", "refused"),
+    [
+        ({"A": "12", "B": "12"}, True),
+        ({"hr": "12", "lr": "12"}, True),
+        ({"imgs": "12", "lbls": "12"}, True),
+        ({"images": "12", "masks": "12"}, True),
+        ({"input": "12", "target": "12"}, True),
+        ({"trainA": "12", "trainB": "34"}, True),
+        ({"clean": "12", "noisy": "12", "edges": "12"}, True),
+        ({"A": "12", "B": "34"}, False),  # letters, perhaps
+        ({"A": "12", "B": "12", "C": "12"}, False),
+        ({"cat": "12", "dog": "12"}, False),
+        ({"hr": "12", "lr": "13"}, False),
+    ],
+)
+def test_folders_with_sides_of_pairs_are_no_classes(tmp_path, folders, refused):
+    for folder, stems in folders.items():
+        (tmp_path / folder).mkdir()
+        for stem in stems:
+            (tmp_path / folder / f"{stem}.png").write_bytes(make_image(0, "PNG"))
+    if refused:
+        with pytest.raises(UsageError, match="--classes FILE"):
+            open_sources(tmp_path)
+        one = open_sources(tmp_path / min(folders))[""]
+        assert "label" not in one.schema
+        assert "label" in open_sources(tmp_path, Recipe("wds", classes=(*folders,)))[""].schema
+    else:
+        assert open_sources(tmp_path)[""].classes == tuple(sorted(folders))
