@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from shardkit.errors import SourceError
 
-_NUMBERED = re.compile(r"(.*?)(\d{3,})-of-(\d{3,})(?:-[0-9a-f]{16}(?=\.|$))?(.*)", re.DOTALL)
+_NUMBERED = re.compile(r"(.*?)(\d{3,})-of-(\d{3,})(?:-[0-9a-f]{4,}(?=\.|$))?(.*)", re.DOTALL)
 _SHOWN = 5
 
 

@@ -422,7 +422,7 @@ def test_hugging_face_reads_the_folder(tmp_path: Path) -> None:
 def test_our_own_folder_source_reads_it_without_what_we_know(tmp_path: Path) -> None:
     dataset, samples = classified(tmp_path)
     shardkit.export(dataset, "folder", tmp_path / "out")
-    shutil.rmtree(tmp_path / "out/__shardkit__")
+    (tmp_path / "out/shardkit-export.json").unlink()
     shardkit.convert(
         tmp_path / "out", "wds", tmp_path / "again", label_column="label", drop=["__key__"]
     )
@@ -563,7 +563,7 @@ def test_damaged_tables_give_errors_of_ours(tmp_path: Path, large: bool) -> None
     generator, failed, read = np.random.default_rng(7), 0, 0
     for kind, name in (("folder", "metadata.csv"), ("jsonl", "data.jsonl")):
         shardkit.export(dataset, kind, tmp_path / kind)
-        for path in (tmp_path / kind / name, tmp_path / kind / "__shardkit__/exported.json"):
+        for path in (tmp_path / kind / name, exported_source.about_path(tmp_path / kind)):
             whole = path.read_bytes()
             for _ in range(300 if large else 40):
                 damaged = bytearray(whole)
@@ -631,7 +631,7 @@ def test_a_damaged_description_is_an_error(tmp_path: Path) -> None:
     dataset, _ = classified(tmp_path)
     out = tmp_path / "out"
     shardkit.export(dataset, "folder", out)
-    path = out / "__shardkit__/exported.json"
+    path = out / "shardkit-export.json"
     about = json.loads(path.read_text("utf-8"))
     for name, value in (
         *(("table", "../x.csv"), ("table", 7), ("schema", {"a": {"type": "No"}}), ("version", 2)),
@@ -805,3 +805,14 @@ def test_the_command_says_what_it_renamed(tmp_path: Path) -> None:
     meant = run("convert", dataset, "--to", "folder", "-o", tmp_path / "x", check=2).stderr
     assert "`shardkit export --to folder`" in meant
     assert run("export", dataset, "--to", "files", "-o", tmp_path / "q", "--quiet").stdout == ""
+
+
+def test_folders_number_the_classes_for_others(tmp_path: Path) -> None:
+    """Also classes without samples; and no other folder is taken for a class."""
+    samples = [{"__key__": str(n), "image": make_image(n), "label": 2 * n} for n in range(2)]
+    names = ["ant", "bee", "cat"]
+    dataset = write(tmp_path / "a", samples, {"image": Image(), "label": Int()}, classes=names)
+    shardkit.export(dataset, "folder", tmp_path / "out")
+    out = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert out == ["ant", "bee", "cat", "metadata.csv", "shardkit-export.json"]
+    assert_again(tmp_path, tmp_path / "out", samples)

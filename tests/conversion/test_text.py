@@ -36,6 +36,7 @@ from shardkit.errors import (
     OutputError,
     SampleError,
     ShardkitError,
+    SourceError,
     UsageError,
 )
 from shardkit.formats import FORMATS
@@ -614,10 +615,9 @@ def test_a_corpus_of_nothing_but_bad_documents(gpt2: Path, tmp_path: Path) -> No
         out = tmp_path / f"skipped{len(options)}"
         with pytest.raises(SampleError, match=r"not valid UTF-8|byte order mark"):
             make(tmp_path / "in", "arrow", out, options)
-        result = make(tmp_path / "in", "arrow", out, options, on_error="skip")
-        assert (result.samples, result.errors) == (0, 3)
-        assert samples_of(out) == []
-        assert shardkit.verify(out, against=tmp_path / "in").problems == []
+        with pytest.raises(SourceError, match="no sample of the source is left") as none:
+            make(tmp_path / "in", "arrow", out, options, on_error="skip", overwrite=True)
+        assert "3 bad ones, the first: " in str(none.value.found)
 
 
 GOOD = b'{"text": "good"}\n'

@@ -106,9 +106,9 @@ def test_a_corpus_without_documents_is_refused(tmp_path):
             ["a.jsonl/0", "b/c.jsonl/0"],
         ),
         (
-            "train.jsonl train-00001-of-00002.jsonl.gz validation-00000-of-00002.json test.v2.csv",
+            "train.jsonl train-00000-of-00001.jsonl.gz validation-00000-of-00001.json test.v2.csv",
             ["train", "validation", "test"],
-            ["train-00001-of-00002.jsonl.gz/0", "train.jsonl/0"],
+            ["train-00000-of-00001.jsonl.gz/0", "train.jsonl/0"],
         ),
         ("train/a.jsonl test.jsonl", ["train", "test"], ["a.jsonl/0"]),
         ("train/a.jsonl test.jsonl test/a.jsonl", "test/ beside a file test", None),
