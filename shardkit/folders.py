@@ -80,7 +80,7 @@ def look_into(
         if len(names) < len(entries) or folders:
             shards.pop("metadata.parquet", None)  # metadata of the images here or below
         paired = {name for name, format in shards.items() if FORMATS[format].needs} | listed.keys()
-        shards |= listed
+        shards = _whole(root / folder.relative, names, shards | listed)
         prefix = f"{folder.relative}/" if folder.relative else ""
         together = kind_of_folder(names)
         if len(names) < len(entries):
@@ -163,6 +163,17 @@ def _shards_among(names: Sequence[str], folders: set[str]) -> dict[str, str]:
         and not (hub and _CACHE.fullmatch(name))
         and _has_index(name, format, names)
     }
+
+
+def _whole(folder: Path, names: Sequence[str], shards: dict[str, str]) -> dict[str, str]:
+    """The shards. Raises DamagedError for an index of Megatron without its .bin beside others."""
+    there = {*names}
+    for name in names if "megatron" in shards.values() else ():
+        if name.endswith(".idx") and not _belongs_to(name, shards):
+            missing = f"{name.removesuffix('.idx')}.bin"
+            if missing not in there:
+                raise DamagedError("a shard is missing that has an index", path=folder / missing)
+    return shards
 
 
 def _listed_among(names: Sequence[str], folder: Path) -> dict[str, str]:

@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 import shardkit
 from shardkit.announced import incomplete
-from shardkit.errors import ShardkitError, ShardkitWarning, SourceError
+from shardkit.errors import DamagedError, ShardkitError, ShardkitWarning, SourceError
 
 
 @pytest.mark.parametrize(
@@ -84,3 +84,37 @@ def test_a_shard_of_img2dataset_is_missing(tmp_path):
     (tmp_path / "in/00001.tar").unlink()
     with pytest.raises(SourceError, match="only its statistics"):
         shardkit.convert(tmp_path / "in", to="arrow", out=tmp_path / "out2", workers=0)
+
+
+def test_an_index_of_megatron_without_its_tokens(tmp_path):
+    (tmp_path / "in").mkdir()
+    for n in range(2):
+        samples = [{"__key__": str(n), "tokens": np.arange(4, dtype=np.uint16)}]
+        shardkit.convert(samples, to="megatron", out=tmp_path / f"in/{n}.bin", workers=0)
+    shutil.rmtree(tmp_path / "in/__shardkit__")
+    (tmp_path / "in/0.bin").unlink()
+    with pytest.raises(DamagedError, match="has an index"):
+        shardkit.open(tmp_path / "in")
+
+
+@pytest.mark.parametrize("tool", ["tfds", "datasets"])
+def test_numbers_of_samples_in_dataset_info_are_compared(tmp_path, tool):
+    (tmp_path / "in").mkdir()
+    for n in range(2):
+        samples = [{"__key__": f"{n}{i}", "x": i} for i in range(3)]
+        if tool == "tfds":
+            path, format = tmp_path / f"in/a-train.tfrecord-0000{n}-of-00002", "tfrecord"
+        else:
+            path, format = tmp_path / f"in/a-train-0000{n}-of-00002.arrow", "arrow"
+        out = tmp_path / f"{n}.{format}"
+        shardkit.convert(samples, to=format, out=out, workers=0)
+        shutil.move(out, path)
+    info = {"splits": [{"name": "train", "shardLengths": ["3", "3"]}]}
+    if tool == "datasets":
+        info = {"splits": {"train": {"name": "train", "num_examples": 6}}}
+    path = tmp_path / "in/dataset_info.json"
+    path.write_text(json.dumps(info))
+    shardkit.convert(tmp_path / "in", to="wds", out=tmp_path / "out", workers=0)
+    path.write_text(json.dumps(info).replace("6", "7").replace('"3"]', '"4"]'))
+    with pytest.raises(DamagedError, match="than dataset_info"):
+        shardkit.convert(tmp_path / "in", to="wds", out=tmp_path / "out2", workers=0)
