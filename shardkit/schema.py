@@ -94,7 +94,8 @@ class Float(Scalar):
         except OverflowError:
             raise TypeError from None
         # Beyond 2^53, not every integer is a float.
-        if abs(found) >= 2**53 and isinstance(value, numbers.Integral) and int(found) != int(value):
+        large = not -(2**53) < found < 2**53
+        if large and isinstance(value, numbers.Integral) and int(found) != int(value):
             raise TypeError
         return found
 

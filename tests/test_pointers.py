@@ -60,11 +60,21 @@ def test_so_is_a_pointer_beside_images(tmp_path, name):
     assert "git lfs pull" in convert(tmp_path / "in")
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.tsv", "a.jpg"])
-def test_an_html_page_is_neither_a_table_nor_an_image(tmp_path, name):
+@pytest.mark.parametrize(
+    "name", ["a.csv", "a.jsonl", "a.tsv", "a.jpg", "a.tar", "a.parquet", "a.tfrecord"]
+)
+def test_an_html_page_is_neither_a_table_nor_an_image_nor_a_shard(tmp_path, name):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / name).write_bytes(HTML)
     assert "HTML page" in convert(tmp_path / "in")
+
+
+def test_files_that_are_only_in_icloud_are_counted(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/1.jpg").write_bytes(make_image(1))
+    (tmp_path / "in/.2.jpg.icloud").write_bytes(b"bplist00")
+    made = shardkit.convert(tmp_path / "in", to="wds", out=tmp_path / "out", workers=0)
+    assert made.ignored == {"file that is only in iCloud": 1}
 
 
 def test_text_about_pointers_and_html_as_text_are_text(tmp_path):

@@ -64,6 +64,9 @@ class TextFile:
     def quotes(self) -> Quotes:
         """Read all lines of a TSV to find out whether its cells are quoted. Raises SampleError."""
         decoder, found = self._lines(0, None)
+        byte = '"'.encode(decoder.encoding)
+        if len(byte) == 1 and not any(byte in block for block in self.blocks()):
+            return Quotes(None, None, 0)
         return quotes_of(
             (at, (line or b"").decode(decoder.encoding, "replace")) for at, line in found
         )
