@@ -239,6 +239,8 @@ def test_a_tar_that_ends_too_early_or_too_late_is_read_with_a_warning(
     path.write_bytes(bytes(10_240))
     with pytest.raises(DamagedError, match="all zeros"):
         WDS.open(path)
+    path.write_bytes(bytes(1024))  # an empty archive
+    assert raw(path) == []
     path.write_bytes(data + bytes(10_752))
     with pytest.warns(ShardkitWarning, match=r"ends with [\d,]+ zeros from byte"):
         assert len(raw(path)) == 5

@@ -439,5 +439,7 @@ def test_a_quoted_cell_that_holds_rows_is_an_error_where_it_begins(tmp_path):
     with pytest.raises(SourceError, match="begin with a quote that is not closed") as caught:
         stream(put(tmp_path / "b.tsv", f'text\tn\n"{row}"\t1\n"a\t2\n'))
     assert caught.value.where["offset"] == 19
+    path = put(tmp_path / "b.tsv", f'text\tn\n"{row}"\t1\n"""a"\t2\n')  # as the error says
+    assert values(stream(path)) == ['x "y"', '"a']
     prose = '"Hi, Ann\nI am, well\nbye, Bob"'  # in CSV, text may well have as many commas
     assert len(values(stream(put(tmp_path / "p.csv", f"text,n\n{prose},1\n")))) == 1

@@ -202,7 +202,7 @@ def _check_rest(source: ByteSource, at: int, warned: list[str]) -> None:
                 fix="restore the file; if TARs were joined with `cat`, pack them again: unpack it"
                 " with tar --ignore-zeros -xf FILE",
             )
-    if not at:
+    if not at and zeros > 2 * BLOCK:  # two blocks are an empty archive, and nothing else
         raise DamagedError(
             "the TAR file is all zeros",
             path=source.path,

@@ -348,8 +348,8 @@ def _swallows(lines: list[str], header: list[str], path: FilePath, start: int) -
         offset=start,
         expected=f"lines with other than {len(header)} cells inside a quoted cell",
         found=repr(lines[1][:60]),
-        fix='if the quote belongs to the text, write it as """" at the start of its cell (a quoted'
-        " cell, with quotes inside doubled), or use --on-error skip",
+        fix='if the first quote is text, double it and quote its cell, such as """Hi, he said";'
+        " or use --on-error skip",
     )
 
 
@@ -360,5 +360,6 @@ def _contradiction(path: FilePath, quotes: Quotes) -> SampleError:
         offset=quotes.plain,
         expected="either no quoted cells, or all quotes inside of quoted cells doubled",
         found=f"a quoted cell in the row at byte {quotes.quoted}, but not in this one",
-        fix="correct one of the two rows, or use --on-error skip to leave the file out",
+        fix='if the quote is text, double it and quote its cell, such as """Hi, he said"; or use'
+        " --on-error skip to leave the file out",
     )
