@@ -69,11 +69,13 @@ def _refuse_nothing(outline: Outline, partial: Partial, made: Collection[Manifes
     left_out = sum((Counter(one.ignored) for one in made), Counter[str]())
     filtered = sum((Counter(one.filtered) for one in made), Counter[str]())
     errors = sum(manifest.errors for manifest in made)
-    if outline.recipe.chooses and not (errors or filtered):
+    tokens = sum(manifest.text.get("dropped", 0) for manifest in made)
+    reasons = [f"{count:,} {why}" for why, count in filtered.items()]
+    reasons += [f"{tokens:,} tokens that fill no block"] if tokens else []
+    if outline.recipe.chooses and not (errors or reasons):
         raise nothing_left(left_out)
-    if not (errors or filtered):
+    if not (errors or reasons):
         return
-    reasons = [f"{count:,} that {why}" for why, count in filtered.items()]
     if errors:
         folders = [partial.task_folder(task) for task in range(len(outline.tasks))]
         found = [outline.file(number, ERRORS) for number in range(len(outline.splits))]

@@ -27,7 +27,7 @@ from shardkit.cli.tables import tally
 from shardkit.errors import DamagedError, FormatError, SourceError
 from shardkit.inspection import inspect
 from shardkit.manifest import load
-from shardkit.options import ImageOptions
+from shardkit.options import ImageOptions, TextOptions
 from shardkit.schema import Array, Int, Text
 from shardkit.testing import make_audio, make_image
 from tests.codecs import tokenizer_zoo
@@ -468,13 +468,21 @@ def test_a_run_that_drops_every_sample_fails(tmp_path, images):
         (html / f"{n}.jpg").write_bytes(b"<html>403 Forbidden</html>")
     for name, source, options, found in (
         ("skip", html.parent, {"on_error": "skip"}, "3 bad ones, the first: the value is not an"),
-        ("size", images, {"image": ImageOptions(min_size=10_000)}, "12 that"),
+        ("size", images, {"image": ImageOptions(min_size=10_000)}, "12 smaller than 10000"),
     ):
         out = tmp_path / name
         with pytest.raises(SourceError, match="no sample of the source is left") as caught:
             shardkit.convert(source, to="wds", out=out, workers=0, **options)
         assert str(caught.value.found).startswith(found)
         assert not out.exists()
+
+
+def test_a_run_whose_documents_fill_no_block_fails(tmp_path, gpt2):
+    put(tmp_path / "a.txt", "one two\nthree\n")
+    text = TextOptions(tokenizer=gpt2, seq_len=1000, remainder="drop")
+    with pytest.raises(SourceError, match="no sample of the source is left") as caught:
+        shardkit.convert(tmp_path / "a.txt", to="arrow", out=tmp_path / "o", workers=0, text=text)
+    assert "tokens that fill no block" in str(caught.value.found)
 
 
 @pytest.mark.parametrize("name", ["metadata.jsonl", "a.jsonl"])
