@@ -22,7 +22,7 @@ import pytest
 
 import shardkit
 from shardkit.conversion import run as engine
-from shardkit.errors import OutputError, SampleError, UsageError
+from shardkit.errors import OutputError, SampleError, SourceError, UsageError
 from shardkit.manifest import load
 from shardkit.options import IMAGE_DEFAULTS, ConvertOptions, ImageOptions
 from shardkit.testing import assert_same
@@ -472,12 +472,12 @@ def test_the_list_of_a_single_file_lies_beside_it(tmp_path: Path) -> None:
 
 
 @TWO_FORMATS
-def test_filters_that_drop_everything_leave_an_empty_dataset(tmp_path: Path, format: str) -> None:
+def test_filters_that_drop_everything_are_an_error(tmp_path: Path, format: str) -> None:
     source = odd_sizes(tmp_path / "in")
-    result = make(source, format, tmp_path / "out", image=ImageOptions(min_size=1000))
-    assert result.samples == 0
-    assert samples_of(tmp_path / "out") == []
-    assert shardkit.verify(tmp_path / "out", against=source).sound
+    with pytest.raises(SourceError, match="no sample of the source is left") as caught:
+        make(source, format, tmp_path / "out", image=ImageOptions(min_size=1000))
+    assert "smaller than 1000" in str(caught.value.found)
+    assert not (tmp_path / "out").exists()
 
 
 def test_splits_count_for_themselves(tmp_path: Path) -> None:

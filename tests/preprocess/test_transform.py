@@ -18,7 +18,7 @@ import PIL.Image
 import pytest
 
 import shardkit
-from shardkit.errors import SampleError, UsageError
+from shardkit.errors import SampleError, SourceError, UsageError
 from shardkit.options import ImageOptions
 from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.images import ImageSteps, Shaped
@@ -520,10 +520,7 @@ def test_a_transform_that_drops_the_first_class_may_add_a_field(tmp_path: Path) 
     assert list(shardkit.open(out)[0]) == ["__key__", *schema]
 
 
-def test_a_transform_that_drops_everything_makes_an_empty_dataset(
-    images: Path, tmp_path: Path
-) -> None:
-    result = converted(images, tmp_path / "out", lambda sample: None)
-    assert result.samples == 0
-    assert result.splits[""].filtered == {"dropped by the transform": 12}
-    assert len(shardkit.open(tmp_path / "out")) == 0
+def test_a_transform_that_drops_everything_is_an_error(images: Path, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="no sample of the source is left") as caught:
+        converted(images, tmp_path / "out", lambda sample: None)
+    assert caught.value.found == "12 dropped by the transform"
