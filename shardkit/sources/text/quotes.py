@@ -36,7 +36,7 @@ def quotes_of(lines: Iterable[tuple[int, str]]) -> Quotes:
     for place, text in lines:
         line = text.rstrip("\r\n")
         if not width:
-            cells = row_of([line]) if '"' in line else None
+            cells = row_of([line]) if any(c[:1] == '"' for c in line.split("\t")) else None
             quoted = place if cells else None
             width = len(cells or line.split("\t")) if line else 0
             continue
