@@ -79,6 +79,7 @@ def test_lines_of_json(tmp_path: Path) -> None:
     result = shardkit.convert(source, "wds", tmp_path / "x", workers=0, text=keep, drop=["y"])
     assert shardkit.open(tmp_path / "x")[0]["x"] == math.inf
     assert strict(json.dumps(result.to_dict()))
+    source.write_text(source.read_text() + '{"text": "b", "y": [1]}\n')
     options = {"text": keep, "on_error": "skip"}
     shardkit.convert(source, "wds", tmp_path / "y", workers=0, schema=None, **options)
     manifest = shardkit.manifest.load(tmp_path / "y")
