@@ -114,7 +114,7 @@ def refuse_sides(tree: Tree, stems: Callable[[str], Collection[str]]) -> None:
     ):
         return
     first = set(stems(names[0]))
-    alike = all(set(stems(name)) == first for name in names[1:])
+    alike = len(first) > 1 and all(set(stems(name)) == first for name in names[1:])
     if not alike and not all(_DOMAINS.fullmatch(name.lower()) for name in names):
         return
     shown = ", ".join(f"{name}/" for name in names[:6])

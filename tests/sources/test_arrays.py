@@ -114,7 +114,8 @@ def test_idx_of_other_types_and_damaged(tmp_path):
     whole = path.read_bytes()
     for content, message in (
         (whole[:-1], "does not match its header"),
-        (b"<html>", "not in idx format"),
+        (b"<html>", "an HTML page"),
+        (b"garbage", "not in idx format"),
         (gzip.compress(whole)[:-20], "is truncated"),
         (idx(DIGITS[:5]), "not as many labels"),
     ):
