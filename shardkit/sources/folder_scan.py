@@ -291,9 +291,10 @@ class FolderScan:
         refuse_annotations(self.tree)
         if self.labelled and not self.given:
             check_classes(self.tree)
-            refuse_sides(self.tree, self._stems)
         if splits:
             check_splits(self.tree)
+        if self.labelled and not self.given:
+            refuse_sides(self.tree, self._stems)
 
     def _stems(self, top: str) -> set[str]:
         """The paths of the images below a folder, relative to it and without suffixes."""
