@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardkit import pointers
 from shardkit.errors import DamagedError
 from shardkit.pieces import PIECE, count
 from shardkit.remote.path import RemotePath
@@ -103,9 +104,17 @@ class Part(ByteSource):
         return self._whole.read(self._offset + offset, length)
 
 
+_PAGE = 1 << 20  # bytes of the largest file that may be an HTML page in place of data
+
+
 def open_source(path: Path) -> ByteSource:
     """Open a local file or an object in a store."""
-    return RemoteFile(path) if isinstance(path, RemotePath) else LocalFile(path)
+    source = RemoteFile(path) if isinstance(path, RemotePath) else LocalFile(path)
+    if 0 < source.size <= (_PAGE if isinstance(source, LocalFile) else pointers.MOST_BYTES):
+        head = source.read(0, min(source.size, pointers.MOST_BYTES + 1))
+        pointers.refuse_pointer(head, path, DamagedError)
+        pointers.refuse_html(head, path, DamagedError)
+    return source
 
 
 class RemoteFile(ByteSource):

@@ -206,6 +206,11 @@ class Dataset(Views):
             total.update(layout.get("ignored", {}))
         return dict(total)
 
+    @property
+    def unread(self) -> int:
+        """Bytes of foreign shards that follow their last sample and hold only zeros."""
+        return sum(layout.get("unread", 0) for layout in self._layouts)
+
     def read(self, index: int, fields: Collection[str] | None = None) -> Sample:
         """The sample as stored, without the transform: its key and these fields (None: all)."""
         shard, position = self.locate(index)

@@ -15,7 +15,7 @@ from shardkit import storage
 from shardkit.card import CARD, OUTSIDE, lists_files, shown_images, splits_of
 from shardkit.codecs.media import ARRAYS, IMAGES, Kind
 from shardkit.codecs.media import kind_by_name as media_by_name
-from shardkit.errors import FormatError, UsageError
+from shardkit.errors import DamagedError, FormatError, UsageError
 from shardkit.formats import FORMATS, format_of, get_format
 from shardkit.formats import foreign as foreigners
 from shardkit.formats.foreign import kind_by_name, kind_of_folder, not_read
@@ -80,7 +80,7 @@ def look_into(
         if len(names) < len(entries) or folders:
             shards.pop("metadata.parquet", None)  # metadata of the images here or below
         paired = {name for name, format in shards.items() if FORMATS[format].needs} | listed.keys()
-        shards |= listed
+        shards = _whole(root / folder.relative, names, shards | listed)
         prefix = f"{folder.relative}/" if folder.relative else ""
         together = kind_of_folder(names)
         if len(names) < len(entries):
@@ -165,12 +165,31 @@ def _shards_among(names: Sequence[str], folders: set[str]) -> dict[str, str]:
     }
 
 
+def _whole(folder: Path, names: Sequence[str], shards: dict[str, str]) -> dict[str, str]:
+    """The shards. Raises DamagedError for an index of Megatron without its .bin beside others."""
+    there = {*names}
+    for name in names if "megatron" in shards.values() else ():
+        if name.endswith(".idx") and not _belongs_to(name, shards):
+            missing = f"{name.removesuffix('.idx')}.bin"
+            if missing not in there:
+                raise DamagedError("a shard is missing that has an index", path=folder / missing)
+    return shards
+
+
 def _listed_among(names: Sequence[str], folder: Path) -> dict[str, str]:
     """The files in a folder that are listed as shards by a file in it, with their format."""
     if not any(declared.listing in names for declared in FORMATS.values()):
         return {}
     format, listed = listed_shards(folder) or ("", [])
-    return dict.fromkeys(set(listed) & set(names), format)
+    missing = [name for name in listed if name not in {*names}]
+    if missing:
+        raise DamagedError(
+            f"a shard is missing that {FORMATS[format].listing} lists",
+            path=folder / missing[0],
+            expected=f"{len(listed):,} shards",
+            found=f"{len(listed) - len(missing):,}",
+        )
+    return dict.fromkeys(listed, format)
 
 
 def _has_index(name: str, format: str | None, names: Sequence[str]) -> bool:

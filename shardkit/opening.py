@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 from shardkit import manifest as manifests
 from shardkit import storage
+from shardkit.announced import incomplete, refuse_incomplete
 from shardkit.card import named_subset
 from shardkit.dataset import Dataset
 from shardkit.errors import FormatError, NotFoundError, ShardkitError, warn
@@ -34,6 +36,8 @@ from shardkit.remote.path import RemotePath
 from shardkit.remote.pieces import FilePieces, PieceList
 from shardkit.remote.store import Info
 from shardkit.splits import grouped
+
+_COMPRESSED = re.compile(r"\.(tgz|tar\.(gz|zst|bz2|xz))(?= |$)")
 
 
 def open_dataset(path: str | os.PathLike[str], *, partly: bool = False) -> Dataset:
@@ -156,6 +160,7 @@ def _looked_into(path: Path, together: bool, subset: str) -> dict[str, _Found]:
     if (described := _in_manifest(path.parent, path)) is not None:
         return {"": _Found(path, lambda: described)}
     found = look_into(path)
+    refuse_incomplete(path, found.shards)
     if not found.shards:
         refuse_foreign(found)
         raise unknown_format(path)
@@ -244,15 +249,34 @@ def _of_files(folder: Path, names: list[str], format: str) -> Dataset:
         if isinstance(manifest, Manifest) and set(names) <= set(shards):
             path = manifests.manifest_path(folder)
             return _described(manifest, path, [shards[name] for name in names])
+    if len(names) > 1:
+        for some in incomplete(names):
+            warn(f"only some of the files that their names announce are read: {some}")
     return _foreign(folder, names, format)
 
 
 def _foreign(
     folder: Path, names: list[str], format: str, ignored: dict[str, int] | None = None
 ) -> Dataset:
+    _refuse_copies(folder, names)
     dataset = Dataset(folder, format, [(name, None, None) for name in names], None)
     dataset.beside = ignored or {}
     return dataset
+
+
+def _refuse_copies(folder: Path, names: list[str]) -> None:
+    """Raise FormatError for a TAR that is there plain and compressed."""
+    first: dict[str, str] = {}
+    for name in names:
+        other = first.setdefault(_COMPRESSED.sub(".tar", name), name)
+        if other != name and _COMPRESSED.search(f"{name} {other}"):
+            raise FormatError(
+                "a shard and its compressed copy are in the same folder",
+                path=folder,
+                expected="each shard once",
+                found=f"{other} and {name}",
+                fix=f"remove one of the two, such as {name}",
+            )
 
 
 def open_described(path: Path) -> Dataset:

@@ -90,9 +90,14 @@ class Float(Scalar):
         if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
             raise TypeError
         try:
-            return float(value)
+            found = float(value)
         except OverflowError:
             raise TypeError from None
+        # Beyond 2^53, not every integer is a float.
+        large = not -(2**53) < found < 2**53
+        if large and isinstance(value, numbers.Integral) and int(found) != int(value):
+            raise TypeError
+        return found
 
 
 @dataclass(frozen=True, repr=False)

@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 
 from shardkit.errors import DamagedError, NotFoundError, ShardkitError, StorageError, UsageError
 from shardkit.pieces import DIGEST, PIECE, Hasher, checksum_of
+from shardkit.pointers import refuse_pointer
 from shardkit.remote.path import RemotePath, parsed, remote_path
 from shardkit.remote.store import Tag
 
@@ -408,11 +409,14 @@ def remove(path: Path) -> None:
 def read(path: Path, most: int = -2) -> bytes:
     """Read a whole file, or the first `most + 1` bytes if it has more than `most`."""
     if isinstance(path, RemotePath):
-        return path.store.read_all(path.key) if most < 0 else _beginning(path, most + 1)
-    with explained("read", path), open(path, "rb", opener=regular) as file:
-        if most >= 0:  # Python would allocate the full requested size
-            most = min(most, os.fstat(file.fileno()).st_size)
-        return file.read(most + 1)
+        data = path.store.read_all(path.key) if most < 0 else _beginning(path, most + 1)
+    else:
+        with explained("read", path), open(path, "rb", opener=regular) as file:
+            if most >= 0:  # Python would allocate the full requested size
+                most = min(most, os.fstat(file.fileno()).st_size)
+            data = file.read(most + 1)
+    refuse_pointer(data, path, DamagedError)
+    return data
 
 
 def _beginning(path: RemotePath, most: int) -> bytes:

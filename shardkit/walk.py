@@ -264,7 +264,7 @@ def _look_at(entries: Iterable[DirEntry]) -> None:
 def passed_over(name: str) -> str | None:
     """The kind of a file or folder that is always ignored, for counts; None for all others."""
     if name[0] == ".":
-        return "hidden"
+        return "file that is only in iCloud" if name.endswith(".icloud") else "hidden"
     return f"{name} folder" if name == FOLDER or name in _DEBRIS else None
 
 

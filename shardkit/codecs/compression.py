@@ -14,6 +14,7 @@ from shardkit.storage import check_expansion
 # Bytes of input at a time: the only bound for zstandard, which expands this to 0.5 GB at most.
 COMPRESSED_BLOCK = 1 << 14
 _PIECE = 1 << 20  # bytes of output at a time
+_BLOCK, _TAPE = 512, 20 * 512  # bytes of a block and a record of tape, filled up with zeros
 _WINDOW = 1 << 31  # bytes of history that a decoder may keep, as `zstd --ultra --long=31` needs
 
 _Decoder: TypeAlias = Any  # for one member, stream or frame: `eof`, `unused_data`, `decompress`
@@ -58,7 +59,8 @@ _DECODERS: dict[
     "deflate": (lambda: zlib.decompressobj(wbits=-15), _gzip_pieces),  # in archives
     "zst": (_zstd, _zstd_pieces),
     "bz2": (bz2.BZ2Decompressor, _pieces),
-    "xz": (lambda: lzma.LZMADecompressor(memlimit=_WINDOW), _pieces),
+    # Without a format, zeros would be an empty file of the older .lzma format.
+    "xz": (lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_WINDOW), _pieces),
 }
 _MAGIC = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zst"}
 
@@ -71,19 +73,24 @@ def compression_of(head: bytes) -> str:
 def decompressed(blocks: Iterable[bytes], compression: str) -> Iterator[bytes]:
     """Yield the decompressed bytes of blocks of COMPRESSED_BLOCK bytes.
 
+    Zeros after the data are padding if they fill up a block of tape; otherwise, they are what a
+    crash leaves where more was written.
+
     Raises ValueError for data that are damaged, truncated, or expand too much
     (`storage.EXPANSION`).
     """
     new, pieces = _DECODERS[compression]
     decoder: _Decoder = None
-    stored = made = 0
+    stored = made = zeros = 0
     for block in blocks:
         stored, rest = stored + len(block), block
         while rest:
+            if zeros or (decoder is not None and decoder.eof and not rest[0]):
+                if rest.count(0) < len(rest):
+                    raise ValueError("zeros follow its data, and these are followed by others")
+                zeros += len(rest)
+                break
             if decoder is None or decoder.eof:
-                rest = rest.lstrip(b"\0")  # padding after the last member
-                if not rest:
-                    break
                 decoder = new()
             try:
                 for data in pieces(decoder, rest):
@@ -96,3 +103,5 @@ def decompressed(blocks: Iterable[bytes], compression: str) -> Iterator[bytes]:
             rest = decoder.unused_data if decoder.eof else b""
     if decoder is not None and not decoder.eof:
         raise ValueError("it is truncated")
+    if zeros and (stored % _BLOCK or zeros >= _TAPE):
+        raise ValueError(f"{zeros:,} zeros follow its data, perhaps in place of more of them")

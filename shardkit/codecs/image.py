@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from shardkit.errors import SampleError, is_want_of_memory
 from shardkit.options import MAX_PIXELS
+from shardkit.pointers import is_html
 
 # File suffixes of images, with the format that each usually contains; the first suffix of a format
 # is the one that is written. A superset of torchvision's IMG_EXTENSIONS.
@@ -313,6 +314,8 @@ def describe(data: bytes) -> str:
     """Describe bytes of no known format in words."""
     if not data:
         return "an empty file (0 bytes)"
+    if is_html(data[:1024]):
+        return f"an HTML page, perhaps of an error during the download: {data[:24]!r}"
     text = data[:24]
     if text.isascii() and text.decode().replace("\n", " ").replace("\r", " ").isprintable():
         return f"text: {text.decode()!r}"

@@ -37,7 +37,17 @@ from shardkit.sample import key_hash
 from shardkit.schema import Array, Audio, Bytes, FieldType, Image, Images, Int, Schema, Text, Video
 from shardkit.sources import exported, open_sources
 from shardkit.sources.base import Source
-from shardkit.sources.exported import ABOUT, KEY, TEXTS, VERSION, About, csv_row, inline, json_row
+from shardkit.sources.exported import (
+    ABOUT,
+    ABOUT_MEDIA,
+    KEY,
+    TEXTS,
+    VERSION,
+    About,
+    csv_row,
+    inline,
+    json_row,
+)
 from shardkit.sources.given import paths_of
 
 KINDS = ("folder", "jsonl", "files")
@@ -126,7 +136,7 @@ def export(
     try:
         result = ExportResult(os.fspath(target.path), to)
         renamed: Counter[str] = Counter()
-        storage.make_folder(partial.dataset / FOLDER)
+        storage.make_folder((partial.dataset / _about_name(to)).parent)
         with watched(progress) as monitor:
             if monitor is not None:
                 total = sum(len(one) for one in sources.values() if isinstance(one, Source))
@@ -136,7 +146,7 @@ def export(
                 _Export(source, to, partial.dataset / name, result, renamed).run(monitor)
         if list(sources) != [""]:
             about = _about(splits=list(sources))
-            storage.write_file(partial.dataset / ABOUT, about)
+            storage.write_file(partial.dataset / _about_name(to), about)
         result.renamed = {_RENAMED[why]: renamed[why] for why in _RENAMED if renamed[why]}
         storage.sync_all(partial.dataset)
         partial.publish(overwrite=False)
@@ -182,6 +192,10 @@ def _about(**known: Any) -> bytes:
     return json.dumps({"version": VERSION, **about, **known}, indent=1).encode() + b"\n"
 
 
+def _about_name(to: str) -> str:
+    return ABOUT_MEDIA if to == "folder" else ABOUT
+
+
 class _Export:
     """Writes the samples of one source to a folder."""
 
@@ -223,7 +237,9 @@ class _Export:
         return column
 
     def run(self, monitor: Monitor | None) -> None:
-        storage.make_folder(self._folder / FOLDER)
+        storage.make_folder((self._folder / _about_name(self._to)).parent)
+        for name in self._classes:  # readers number the folders
+            self._make_folder(self._folder / name)
         self._alike = self._find_alike() if self._has_files() else {}
         optional = [False, *(kind.optional for kind in self._ordered().values())]
         with storage.BufferedFile(self._folder / _TABLES[self._to]) as table:
@@ -242,6 +258,7 @@ class _Export:
                         monitor.advance(1)
         entry, files = self._source.tokenizer()
         for name, data in files.items():
+            self._make_folder(self._folder / FOLDER)
             storage.write_file(self._folder / FOLDER / name, data)
         about = _about(
             table=_TABLES[self._to],
@@ -252,7 +269,7 @@ class _Export:
             files=self._to == "files",
             tokenizer=entry,
         )
-        storage.write_file(self._folder / ABOUT, about)
+        storage.write_file(self._folder / _about_name(self._to), about)
 
     def _row(self, row: dict[str, Any], optional: Sequence[bool]) -> bytes:
         """The line of the table for a sample."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +24,7 @@ from shardkit.conversion.shards import HASHES, KEYS_REPEAT, LENGTH_ROWS, Content
 from shardkit.conversion.stats import Stats
 from shardkit.conversion.target import Target
 from shardkit.conversion.work import read_result
-from shardkit.errors import DamagedError, SampleError, StorageError
+from shardkit.errors import DamagedError, SampleError, SourceError, StorageError
 from shardkit.formats import file_name, get_format
 from shardkit.formats.base import Joins
 from shardkit.manifest import (
@@ -52,8 +53,8 @@ def assemble(outline: Outline, target: Target, partial: Partial, earlier: Collec
         for number, split in enumerate(outline.splits)
     }
     recipe = outline.recipe
-    if recipe.chooses and not any(manifest.samples for manifest in made.values()):
-        raise nothing_left(sum((Counter(one.ignored) for one in made.values()), Counter()))
+    if not any(manifest.samples for manifest in made.values()):
+        _refuse_nothing(outline, partial, made.values())
     if list(made) != [""]:
         splits = {name: manifest.samples for name, manifest in made.items()}
         errors = sum(manifest.errors for manifest in made.values())
@@ -61,6 +62,32 @@ def assemble(outline: Outline, target: Target, partial: Partial, earlier: Collec
         files = described(folder, format.complete_splits(folder, made))
         manifest = Splits(format.name, splits, errors, recipe.to_json(), files)
         manifest.write(target.list_path(folder, NAME))
+
+
+def _refuse_nothing(outline: Outline, partial: Partial, made: Collection[Manifest]) -> None:
+    """Raise SourceError if samples were left out, were bad or were filtered until none was left."""
+    left_out = sum((Counter(one.ignored) for one in made), Counter[str]())
+    filtered = sum((Counter(one.filtered) for one in made), Counter[str]())
+    errors = sum(manifest.errors for manifest in made)
+    tokens = sum(manifest.text.get("dropped", 0) for manifest in made)
+    reasons = [f"{count:,} {why}" for why, count in filtered.items()]
+    reasons += [f"{tokens:,} tokens that fill no block"] if tokens else []
+    if outline.recipe.chooses and not (errors or reasons):
+        raise nothing_left(left_out)
+    if not (errors or reasons):
+        return
+    if errors:
+        folders = [partial.task_folder(task) for task in range(len(outline.tasks))]
+        found = [outline.file(number, ERRORS) for number in range(len(outline.splits))]
+        line = next(data for data in [*found, *_lines(folders, ERRORS)] if data).split(b"\n")[0]
+        reasons.append(f"{errors:,} bad ones, the first: {json.loads(line)['what']}")
+    raise SourceError(
+        "no sample of the source is left: all were dropped",
+        expected="at least one sample",
+        found="; ".join(reasons),
+        fix="repair the source, or change the options that drop its samples; then convert with"
+        " --overwrite",
+    )
 
 
 def _assemble_split(

@@ -362,6 +362,7 @@ def _datasets(path: Path, recipe: Recipe, strict: bool) -> dict[str, Source | St
     from shardkit.opening import open_splits
     from shardkit.sources.dataset import DatasetSource
     from shardkit.sources.img2dataset import of_shards
+    from shardkit.sources.prepared import check_prepared
 
     _refuse_metadata(path, recipe)
     _refuse_classes(recipe, strict)
@@ -373,6 +374,9 @@ def _datasets(path: Path, recipe: Recipe, strict: bool) -> dict[str, Source | St
             found=", ".join(found),
             fix="omit --split none, or convert one of them",
         )
+    for dataset in found.values():
+        if dataset.manifest is None and path.is_dir():
+            check_prepared(path, dataset)
     every: dict[str, Source] = {
         name: of_shards(path, dataset) if dataset.manifest is None else DatasetSource(dataset)
         for name, dataset in found.items()

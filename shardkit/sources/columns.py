@@ -41,8 +41,10 @@ class Column:
 
     @classmethod
     def of(cls, kind: FieldType, values: Sequence[Any]) -> Column:
-        """Pack values of a type; raises OverflowError for a value that is too large for it."""
+        """Pack values of a type; raises OverflowError for a number that it cannot hold exactly."""
         present = np.array([value is not None for value in values], np.bool_)
+        if isinstance(kind, Float) and not all(map(is_exact, values)):
+            raise OverflowError
         if type(kind) in _NUMBERS:
             filled = [0 if value is None else value for value in values]
             return cls(kind, np.array(filled, _NUMBERS[type(kind)]), None, present)
@@ -190,7 +192,7 @@ class Building:
             kind = next((part.kind for part in self._parts if part.present.any()), kind)
         try:
             return self._as(kind)
-        except OverflowError:  # an integer beyond the range of floats
+        except OverflowError:  # an integer that no float equals
             return self._as(Json())
 
     def _as(self, kind: FieldType) -> Column:
@@ -226,6 +228,14 @@ def typed_column(values: Sequence[Any], *, cells: bool) -> Column:
     return found.column()
 
 
+def is_exact(value: Any) -> bool:
+    """Whether a number, if it is an integer, is the same as a float."""
+    if type(value) is not int:
+        return True
+    zeros = (value & -value).bit_length() - 1  # at the end, in binary
+    return value.bit_length() <= 1024 and value.bit_length() - zeros <= 53
+
+
 def whole_number(text: str) -> int:
     number = int(text)
     if str(number) != text or abs(number) >= 2**63:
@@ -239,4 +249,11 @@ def number(text: str) -> float:
     whole = digits.isdigit() and float(text) == whole_number(text)
     if not whole and (not _DECIMAL.fullmatch(digits)):
         raise ValueError
-    return float(text)
+    value = float(text)
+    if (
+        abs(value) >= 2**53
+        and not set("eE") & set(digits)
+        and int(digits.split(".")[0]) != abs(value)
+    ):
+        raise ValueError
+    return value

@@ -1,7 +1,8 @@
 """The output of `shardkit export` as a source: a table with a row for each sample, and files.
 
-`__shardkit__/exported.json` holds the schema and describes the columns of the table. A cell holds a
-value, or the path of a file with the value. Rows are read by their offsets.
+`__shardkit__/exported.json`, or `shardkit-export.json` beside media, holds the schema and describes
+the columns of the table. A cell holds a value, or the path of a file with the value. Rows are read
+by their offsets.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from shardkit.sources.base import Indices, Source
 from shardkit.sources.files import Planned, changed, check_unchanged, read_with_status
 
 ABOUT = f"{FOLDER}/exported.json"
+# The same of an exported folder of media, where others would take any folder for a class.
+ABOUT_MEDIA = "shardkit-export.json"
 KEY, TEXTS = "__key__", "__json__"  # columns: the key, and the original JSON texts
 VERSION = 1
 _ESCAPE = "json:"  # prefix of a CSV cell whose text is encoded as JSON
@@ -58,9 +61,15 @@ class About(TypedDict):
     tokenizer: dict[str, Any]
 
 
+def about_path(folder: Path) -> Path:
+    """Return the path of the description of an export."""
+    media = folder / ABOUT_MEDIA
+    return media if media.is_file() else folder / ABOUT
+
+
 def read_about(folder: Path) -> About | None:
-    """Read exported.json of a folder that was exported; None for any other folder."""
-    path = folder / ABOUT
+    """Read the description of a folder that was exported; None for any other folder."""
+    path = about_path(folder)
     if isinstance(folder, RemotePath) or not path.is_file():
         return None
     data = storage.read(path, MOST_BYTES)
@@ -78,12 +87,12 @@ def open_exported(folder: Path, about: About) -> dict[str, Source]:
         return {"": Exported(folder, about)}
     found = {}
     for name in about["splits"]:
-        inner = read_about(folder / checked_name(name, folder / ABOUT, "splits", flat=True))
+        inner = read_about(folder / checked_name(name, about_path(folder), "splits", flat=True))
         if inner is None:
             raise SourceError("a split of the export is missing", path=folder / name)
         found[name] = Exported(folder / name, inner)
     with storage.explained("list", folder):
-        beside = {*os.listdir(folder)} - {FOLDER, *found}
+        beside = {*os.listdir(folder)} - {FOLDER, ABOUT_MEDIA, *found}
     if beside:
         next(iter(found.values())).ignored["file or folder beside those of splits"] = len(beside)
     return cast("dict[str, Source]", found)
@@ -95,13 +104,13 @@ class Exported(Source):
     def __init__(self, folder: Path, about: About) -> None:
         super().__init__()
         self._folder, self._about = os.fspath(folder), about
-        self._path = folder / checked_name(about["table"], folder / ABOUT, "table")
+        self._path = folder / checked_name(about["table"], about_path(folder), "table")
         self._is_csv = self._path.suffix == ".csv"
         try:
             with under("schema"):
                 self.schema = Schema.from_json(about["schema"])
         except ValueError as error:
-            raise damaged("the description of an export", error, path=folder / ABOUT) from error
+            raise damaged("the description of an export", error, path=about_path(folder)) from error
         names = about["class_names"].items()
         self.class_names = {f: tuple(n) for f, n in names if f in self.schema}
         self._columns = {name: about["columns"].get(name, name) for name in self.schema}
@@ -148,6 +157,7 @@ class Exported(Source):
             self.ignored["value in a column that is not a field of the export"] = others
         there = sum(len(f) for at, _, f in os.walk(self._folder) if not at.endswith(FOLDER))
         there -= FOLDER not in self._about["table"]
+        there -= os.path.isfile(f"{self._folder}/{ABOUT_MEDIA}")
         if (unnamed := there - len(np.unique(named.array()))) > 0:
             self.ignored[f"file that {self._about['table']} does not name"] = unnamed
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from shardkit import storage
+from shardkit import pointers, storage
 from shardkit.codecs.image import NotAnImageError, probe
 from shardkit.errors import NotFoundError, SampleError, ShardkitError
 from shardkit.remote.path import RemotePath, status
@@ -90,6 +90,7 @@ def read_with_status(
             data, about = storage.read_whole(path, size)
     except OSError as error:
         raise unreadable(error, path) from error
+    pointers.refuse_pointer(data, path, SampleError)
     if size is not None and len(data) != size:
         raise changed(path, f"{len(data):,} bytes" if len(data) < size else "more", size=size)
     return data, about

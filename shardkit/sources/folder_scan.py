@@ -35,6 +35,7 @@ from shardkit.sources.layouts import (
     check_classes,
     check_splits,
     refuse_annotations,
+    refuse_sides,
 )
 from shardkit.sources.metadata import FILES as METADATA_FILES
 from shardkit.sources.metadata import GivenTable, Joined, add_columns, join
@@ -292,6 +293,15 @@ class FolderScan:
             check_classes(self.tree)
         if splits:
             check_splits(self.tree)
+        if self.labelled and not self.given:
+            refuse_sides(self.tree, self._stems)
+
+    def _stems(self, top: str) -> set[str]:
+        """The paths of the images below a folder, relative to it and without suffixes."""
+        files = self.files
+        folders = [n for n, name in enumerate(files.folders) if f"{name}/".startswith(f"{top}/")]
+        numbers = np.flatnonzero(np.isin(files.folder_of, folders)).tolist()
+        return {files.stem(number).removeprefix(f"{top}/") for number in numbers}
 
     def refuse_stray(self) -> None:
         """Raise UsageError for a few images beside class folders: none would have labels."""

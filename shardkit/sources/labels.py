@@ -85,6 +85,8 @@ class Labels:
                 fix="fill it in, or skip such samples with --on-error skip",
             )
         if self.kind == _LISTS:
+            if self._separator is None and not isinstance(value, list | np.ndarray):
+                raise self._unknown(value)
             return np.array([self._label(word) for word in words(value, self._separator)], np.int64)
         if isinstance(self.kind, Int):
             return self._label(value)
@@ -134,10 +136,16 @@ def words(value: Any, separator: str | None) -> list[Any]:
     return value if isinstance(value, list) else [None]  # None: an invalid label
 
 
-def find_labels(asked: Asked, kind: FieldType, values: Callable[[], Iterable[Any]]) -> Labels:
+def find_labels(
+    asked: Asked,
+    kind: FieldType,
+    values: Callable[[], Iterable[Any]],
+    name: Callable[[int], str] = lambda row: f"document {row + 1:,}",
+) -> Labels:
     """The conversion of a column of type `kind` to labels; `values` are scanned for class names.
 
-    Raises UsageError for a column that cannot hold labels.
+    `name` names a row in messages, by its number. Raises UsageError for a column that cannot hold
+    labels, and SourceError for one with values of several types.
     """
     if asked.separator is not None and not isinstance(kind, Text):
         raise UsageError(
@@ -159,9 +167,32 @@ def find_labels(asked: Asked, kind: FieldType, values: Callable[[], Iterable[Any
             found=kind.python,
         )
     names = asked.classes
+    if isinstance(kind, Json):
+        _refuse_mixed(asked, values(), name)
     if isinstance(kind, Text | Json) and names is None:
         names = _found(asked, values(), lists=asked.separator is not None or isinstance(kind, Json))
     return Labels(asked, kind, names)
+
+
+def _refuse_mixed(asked: Asked, values: Iterable[Any], name: Callable[[int], str]) -> None:
+    """Raise SourceError if a column has values of several types, none of which are lists."""
+    first: dict[str, tuple[int, Any]] = {}
+    counts: Counter[str] = Counter()
+    for row, value in enumerate(values):
+        if value is not None:
+            word = type(value).__name__
+            first.setdefault(word, (row, value))
+            counts[word] += 1
+    if len(counts) < 2 or "list" in counts:
+        return
+    (most, many), *_, (rare, few) = counts.most_common()
+    row, value = first[rare]
+    raise SourceError(
+        f"the labels in the column {asked.column!r} are of several types",
+        expected=f"{most} in every row, as in {many:,} of them, such as {first[most][1]!r:.60}",
+        found=f"{rare} in {few:,}, first in {name(row)}: {value!r:.60}",
+        fix='write all of them alike, such as all as words: "7" instead of 7',
+    )
 
 
 def _found(asked: Asked, values: Iterable[Any], *, lists: bool) -> tuple[str, ...] | None:

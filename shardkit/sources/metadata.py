@@ -229,7 +229,10 @@ def join(
         labels.refuse_unknown((*columns, *unusable))
         if labels.column in unusable:
             raise unusable[labels.column]
-        named = find_labels(labels, columns[labels.column].kind, lambda: columns[labels.column])
+        column = columns[labels.column]
+        named = find_labels(
+            labels, column.kind, lambda: column, lambda row: _place(table, int(used[row]))
+        )
         class_names = named.class_names
         made, wrong = _labelled(columns[labels.column], named)
         if len(wrong) > _MOST_PROBLEMS:
@@ -372,3 +375,8 @@ def _of_line(error: SampleError, path: Path, line: int, key: str) -> SampleError
         fix=error.fix,
         **error.where,
     )
+
+
+def _place(table: Table, row: int) -> str:
+    path, line = table.where(row)
+    return f"{place(path, line)} ({path})"

@@ -65,6 +65,16 @@ class OfClasses:
 
 
 @dataclass(frozen=True)
+class OfNoClass:
+    """No samples: those of a split without labels, if some classes are asked for."""
+
+    fields = ()
+
+    def reason(self, sample: Sample) -> str:
+        return "samples without a label"
+
+
+@dataclass(frozen=True)
 class OfKeys:
     """Samples whose key is in one of the lists."""
 
@@ -314,6 +324,8 @@ def _chosen(
     classes = _of_classes(source, recipe)
     if classes is not None:
         filters.append(classes)
+    elif recipe.include_class:
+        filters.append(OfNoClass())
     if lists:
         filters.append(OfKeys(tuple(lists.values())))
     if recipe.where is not None:

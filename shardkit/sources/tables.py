@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import posixpath
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,12 +19,13 @@ from shardkit.codecs.compression import COMPRESSED_BLOCK, decompressed
 from shardkit.errors import SourceError, UsageError, drop_option, near
 from shardkit.extras import extra
 from shardkit.formats import get_format
+from shardkit.pointers import refuse_html
 from shardkit.sample import JsonText
 from shardkit.schema import RESERVED, Json, Text
 from shardkit.sources.columns import CHUNK, Building, Column
 from shardkit.sources.text.names import parse_name
+from shardkit.sources.text.quotes import DELIMITERS, dialect, quotes_of, swallowed
 
-_DELIMITERS = {"csv": ",", "tsv": "\t"}
 _MAX_CELL = 1 << 28  # characters
 
 
@@ -73,7 +74,7 @@ class Table:
                 if name == column or (only is not None and name not in only):
                     continue
                 if name not in self._columns:
-                    cells = (form := parse_name(path.name)) and form.suffix in _DELIMITERS
+                    cells = (form := parse_name(path.name)) and form.suffix in DELIMITERS
                     self._columns[name] = Building(cells=bool(cells))
                     self._columns[name].skip(count)
                 self._columns[name].add(column_values)
@@ -135,7 +136,15 @@ def _rows_of(path: Path) -> Iterator[_Rows]:
         )
     data = storage.read(path)
     if name.compression:
-        data = b"".join(decompressed(_pieces(data), name.compression))
+        try:
+            data = b"".join(decompressed(_pieces(data), name.compression))
+        except ValueError as error:
+            raise SourceError(
+                f"the compressed metadata file is damaged: {error}",
+                path=path,
+                fix="download it again, or rename it to convert without metadata",
+            ) from error
+    refuse_html(data[:1024], path, SourceError)
     text = io.TextIOWrapper(
         io.BytesIO(data), "utf-8-sig", newline="" if name.form != "json" else "\n"
     )
@@ -162,14 +171,21 @@ def _as_utf8(rows: Iterator[_Rows], data: bytes, path: Path) -> Iterator[_Rows]:
 
 def _csv_rows(text: io.TextIOWrapper, path: Path, form: str) -> Iterator[_Rows]:
     csv.field_size_limit(max(csv.field_size_limit(), _MAX_CELL))  # a process-wide setting
-    reader = csv.reader(text, delimiter=_DELIMITERS[form], strict=True)
+    held: list[str] = []  # the lines of the current row
+    quoted = form == "csv" or _is_quoted(text, path)
+    reader = csv.reader(_noted(text, held), **dialect(form, quoted=quoted))
     try:
         head = next(reader, [])
         if len(set(head)) != len(head):
             raise _bad_line(1, "two columns have the same name", path)
         rows: list[list[str]] = []
         lines: list[int] = []
+        held.clear()
         for cells in reader:
+            if len(held) > 2 and swallowed(held, form, len(head)):
+                words = f"it ends a quoted cell with {len(held):,} lines that look like rows"
+                raise _bad_line(reader.line_num, words, path, found=repr(held[1][:60]))
+            held.clear()
             if not cells:
                 continue
             if len(cells) != len(head):
@@ -183,6 +199,22 @@ def _csv_rows(text: io.TextIOWrapper, path: Path, form: str) -> Iterator[_Rows]:
         yield _of_cells(head, rows, lines)
     except csv.Error as error:
         raise _bad_line(reader.line_num, f"it is not valid CSV: {error}", path) from error
+
+
+def _noted(lines: Iterable[str], held: list[str]) -> Iterator[str]:
+    for line in lines:
+        held.append(line)
+        yield line
+
+
+def _is_quoted(text: io.TextIOWrapper, path: Path) -> bool:
+    """Whether the cells of a TSV are quoted."""
+    found = quotes_of(enumerate(text, 1))
+    text.seek(0)
+    if found.quoted is not None and found.plain is not None:
+        words = f"it has a quote that is not closed, but cells are quoted in line {found.quoted:,}"
+        raise _bad_line(found.plain, words, path)
+    return found.quoted is not None
 
 
 def _of_cells(head: list[str], rows: list[list[str]], lines: list[int]) -> _Rows:

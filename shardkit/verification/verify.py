@@ -432,6 +432,9 @@ class _Run:
         checksums = all(part.manifest is not None for part in self._parts)
         if not checksums:
             notes.append("there is no manifest with checksums: every sample was read instead")
+        unread = sum(part.dataset.unread for part in self._parts if part.manifest is None)
+        if unread:
+            notes.append(f"{counted(unread, 'byte')} after the last samples are zeros: not samples")
         formats = [part.dataset.format for part in self._parts]
         ours = self._all_files()
         foreign = sum(len(part.numbers) for part in self._parts if part.manifest is None)

@@ -335,7 +335,7 @@ def test_hugging_face_reads_the_folder(tmp_path, exported):
 
 
 def test_our_own_folder_source_reads_it_without_what_we_know(tmp_path, exported):
-    shutil.rmtree(exported / "__shardkit__")
+    (exported / "shardkit-export.json").unlink()
     options = {"label_column": "label", "drop": ["__key__"]}
     shardkit.convert(exported, "wds", tmp_path / "again", **options)
     with shardkit.open(tmp_path / "again") as again:
@@ -452,7 +452,7 @@ def test_damaged_tables_give_errors_of_ours(tmp_path, large):
     generator, failed, read = np.random.default_rng(7), 0, 0
     for kind, name in (("folder", "metadata.csv"), ("jsonl", "data.jsonl")):
         shardkit.export(dataset, kind, tmp_path / kind)
-        for path in (tmp_path / kind / name, tmp_path / kind / "__shardkit__/exported.json"):
+        for path in (tmp_path / kind / name, exported_source.about_path(tmp_path / kind)):
             whole = path.read_bytes()
             for _ in range(300 if large else 40):
                 damaged = bytearray(whole)
@@ -508,7 +508,7 @@ def test_a_file_that_changes_meanwhile_is_noticed(exported):
 
 
 def test_a_damaged_description_is_an_error(tmp_path, exported):
-    path = exported / "__shardkit__/exported.json"
+    path = exported / "shardkit-export.json"
     about = json.loads(path.read_text("utf-8"))
     for name, value in (
         *(("table", "../x.csv"), ("table", 7), ("schema", {"a": {"type": "No"}}), ("version", 2)),
@@ -633,3 +633,14 @@ def test_the_command_says_what_it_renamed(tmp_path):
     meant = run("convert", dataset, "--to", "folder", "-o", tmp_path / "x", check=2).stderr
     assert "`shardkit export --to folder`" in meant
     assert run("export", dataset, "--to", "files", "-o", tmp_path / "q", "--quiet").stdout == ""
+
+
+def test_folders_number_the_classes_for_others(tmp_path: Path):
+    """Also classes without samples; and no other folder is taken for a class."""
+    samples = [{"__key__": str(n), "image": make_image(n), "label": 2 * n} for n in range(2)]
+    names = ["ant", "bee", "cat"]
+    dataset = write(tmp_path / "a", samples, {"image": Image(), "label": Int()}, classes=names)
+    shardkit.export(dataset, "folder", tmp_path / "out")
+    out = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert out == ["ant", "bee", "cat", "metadata.csv", "shardkit-export.json"]
+    assert_again(tmp_path, tmp_path / "out", samples)

@@ -18,9 +18,10 @@ from pyarrow import parquet
 import shardkit
 from shardkit.cli.progress import show_result
 from shardkit.cli.tables import tally
-from shardkit.errors import DamagedError, FormatError
+from shardkit.errors import DamagedError, FormatError, SourceError
 from shardkit.inspection import inspect
 from shardkit.manifest import load
+from shardkit.options import ImageOptions, TextOptions
 from shardkit.schema import Array, Int, Text
 from shardkit.testing import make_audio, make_image
 from tests.conversion.test_keys import write_tar
@@ -373,3 +374,45 @@ def test_c3_all_that_is_passed_over_is_named_everywhere(case, tmp_path, capsys):
     if case != "samples":  # of which nothing tells whether they are the same
         again = shardkit.convert(source, "arrow", tmp_path / "out", workers=0, **options)
         assert (again.already_complete, again.ignored) == (True, expected)
+
+
+def test_a_run_that_drops_every_sample_fails(tmp_path, images):
+    html = tmp_path / "html/cat"
+    html.mkdir(parents=True)
+    for n in range(3):
+        (html / f"{n}.jpg").write_bytes(b"<html>403 Forbidden</html>")
+    for name, source, options, found in (
+        ("skip", html.parent, {"on_error": "skip"}, "3 bad ones, the first: the value is not an"),
+        ("size", images, {"image": ImageOptions(min_size=10_000)}, "12 smaller than 10000"),
+    ):
+        out = tmp_path / name
+        with pytest.raises(SourceError, match="no sample of the source is left") as caught:
+            shardkit.convert(source, to="wds", out=out, workers=0, **options)
+        assert str(caught.value.found).startswith(found)
+        assert not out.exists()
+
+
+def test_a_run_whose_documents_fill_no_block_fails(tmp_path, gpt2):
+    put(tmp_path / "a.txt", "one two\nthree\n")
+    text = TextOptions(tokenizer=gpt2, seq_len=1000, remainder="drop")
+    with pytest.raises(SourceError, match="no sample of the source is left") as caught:
+        shardkit.convert(tmp_path / "a.txt", to="arrow", out=tmp_path / "o", workers=0, text=text)
+    assert "tokens that fill no block" in str(caught.value.found)
+
+
+@pytest.mark.parametrize("name", ["metadata.jsonl", "a.jsonl"])
+def test_labels_of_several_types_name_the_rare_ones(tmp_path, name):
+    labels = ["cat", "cat", 7, "dog"]
+    rows = [{"file_name": f"{n}.png", "text": "x", "label": v} for n, v in enumerate(labels)]
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for n in range(4 if name == "metadata.jsonl" else 0):
+        (folder / f"{n}.png").write_bytes(make_image(n, "PNG"))
+    for on_error in ("fail", "skip"):
+        with pytest.raises(SourceError, match="of several types") as caught:
+            shardkit.convert(
+                folder, to="wds", out=tmp_path / "o", label_column="label", on_error=on_error
+            )
+        where = "line 3 of the metadata" if name == "metadata.jsonl" else "document 3"
+        assert str(caught.value.found).startswith(f"int in 1, first in {where}")

@@ -74,6 +74,7 @@ def test_lines_of_json(tmp_path):
     result = shardkit.convert(source, "wds", tmp_path / "x", drop=["y"], **options)
     assert shardkit.open(tmp_path / "x")[0]["x"] == math.inf
     assert strict(json.dumps(result.to_dict()))
+    source.write_text(source.read_text() + '{"text": "b", "y": [1]}\n')
     shardkit.convert(source, "wds", tmp_path / "y", schema=None, on_error="skip", **options)
     manifest = shardkit.manifest.load(tmp_path / "y")
     strict((tmp_path / "y" / manifest.list_named("errors.jsonl").name).read_text())

@@ -593,3 +593,19 @@ def test_numbers_of_datasets_are_read_field_by_field(to, tmp_path):
         keys = [ds[n]["__key__"] for n in (12, 13, 30)]
         view = made(ds[10:40], tmp_path / "view", where="good", keys=keys)
         assert [s["x"] for s in view] == [12, 30]
+
+
+def test_classes_that_are_asked_for_leave_out_splits_without_labels(tmp_path):
+    for name in ("train/cat/1", "train/dog/2", "train/dog/3", "test/4", "test/5"):
+        path = tmp_path / f"in/{name}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(make_image(1))
+    made = shardkit.convert(
+        tmp_path / "in", to="wds", out=tmp_path / "out", workers=0, include_class=["dog"]
+    )
+    assert made.samples == 2
+    assert made.ignored == {"samples of other classes": 1, "samples without a label": 2}
+    made = shardkit.convert(
+        tmp_path / "in", to="wds", out=tmp_path / "all", workers=0, exclude_class=["dog"]
+    )
+    assert made.samples == 3

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 
 import shardkit
 from shardkit.conversion import run as engine
-from shardkit.errors import OutputError, SampleError, ShardkitError, UsageError
+from shardkit.errors import OutputError, SampleError, ShardkitError, SourceError, UsageError
 from shardkit.formats import FORMATS
 from shardkit.inspection import inspect
 from shardkit.manifest import load
@@ -484,8 +484,9 @@ def test_a_corpus_of_nothing_but_bad_documents(gpt2, tmp_path):
         out = tmp_path / f"skipped{len(options)}"
         with pytest.raises(SampleError, match=r"not valid UTF-8|byte order mark"):
             make(tmp_path / "in", "arrow", out, options)
-        result = make(tmp_path / "in", "arrow", out, options, on_error="skip")
-        assert (result.samples, result.errors, samples_of(out)) == (0, 3, [])
+        with pytest.raises(SourceError, match="no sample of the source is left") as none:
+            make(tmp_path / "in", "arrow", out, options, on_error="skip", overwrite=True)
+        assert "3 bad ones, the first: " in str(none.value.found)
 
 
 GOOD = b'{"text": "good"}\n'

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import shardkit
-from shardkit.errors import ShardkitWarning, StorageError
+from shardkit.errors import FormatError, ShardkitWarning, StorageError
 from shardkit.formats import compressed
 from tests.formats.refusals import refused
 
@@ -157,3 +157,16 @@ def test_messages_name_the_temporary_folder(source, temporary, monkeypatch):
     says, path = str(temporary), source / "0.tar.gz"
     with refused(StorageError, "not enough space to unpack", says=says, fix="TMPDIR", path=path):
         shardkit.open(source)
+
+
+def test_a_shard_and_its_compressed_copy_are_refused(tmp_path: Path):
+    (tmp_path / "in").mkdir()
+    with tarfile.open(tmp_path / "in/a.tar", "w") as tar:
+        tar.addfile(tarfile.TarInfo("1.txt"), io.BytesIO())
+    (tmp_path / "in/a.tar.gz").write_bytes(gzip.compress((tmp_path / "in/a.tar").read_bytes()))
+    (tmp_path / "in/b.tar").write_bytes((tmp_path / "in/a.tar").read_bytes())
+    with pytest.raises(FormatError, match="compressed copy") as caught:
+        shardkit.open(tmp_path / "in")
+    assert caught.value.fix == "remove one of the two, such as a.tar.gz"
+    (tmp_path / "in/a.tar.gz").unlink()
+    assert len(shardkit.open(tmp_path / "in")) == 2

@@ -169,8 +169,17 @@ def test_a_tar_that_ends_too_early_or_too_late_is_read_with_a_warning(tmp_path):
     with pytest.warns(ShardkitWarning, match="without the zero blocks"):
         assert len(raw(path)) == 5
     path.write_bytes(pack(path, [("a.txt", b"1")]).read_bytes() * 2)
-    with pytest.warns(ShardkitWarning, match="more data after its end marker at byte 1024"):
-        assert len(raw(path)) == len(by_webdataset(path)) == 1
+    with pytest.raises(DamagedError, match="zeros between its data") as caught:
+        WDS.open(path)
+    assert caught.value.where["offset"] == 1024
+    path.write_bytes(bytes(10_240))
+    with pytest.raises(DamagedError, match="all zeros"):
+        WDS.open(path)
+    path.write_bytes(bytes(1024))  # an empty archive
+    assert raw(path) == []
+    path.write_bytes(data + bytes(10_752))
+    with pytest.warns(ShardkitWarning, match=r"ends with [\d,]+ zeros from byte"):
+        assert len(raw(path)) == 5
     path.write_bytes(b"")
     with pytest.raises(DamagedError, match="the TAR file is empty"):
         WDS.open(path)

@@ -422,10 +422,9 @@ def test_a_transform_may_drop_the_first_class_or_all_and_add_fields_to_some(imag
     schema = {"jpg": Image(), "label": Int(), "more": Int()}
     assert dict(shardkit.open(out).schema) == schema
     assert list(shardkit.open(out)[0]) == ["__key__", *schema]
-    result = converted(images, tmp_path / "none", lambda sample: None)
-    assert result.samples == 0
-    assert result.splits[""].filtered == {"dropped by the transform": 12}
-    assert len(shardkit.open(tmp_path / "none")) == 0
+    with pytest.raises(SourceError, match="no sample of the source is left") as caught:
+        converted(images, tmp_path / "none", lambda sample: None)
+    assert caught.value.found == "12 dropped by the transform"
 
 
 def only_the_last(sample: Sample) -> Sample | None:

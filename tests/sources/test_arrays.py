@@ -88,7 +88,8 @@ def test_idx_of_other_kinds_names_its_classes_or_none_and_is_refused_if_damaged(
     whole = path.read_bytes()
     for content, message in (
         (whole[:-1], "does not match its header"),
-        (b"<html>", "not in idx format"),
+        (b"<html>", "an HTML page"),
+        (b"garbage", "not in idx format"),
         (gzip.compress(whole)[:-20], "is truncated"),
         (idx(DIGITS[:5]), "not as many labels"),
     ):

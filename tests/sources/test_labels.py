@@ -13,9 +13,21 @@ import pandas
 import pytest
 
 import shardkit
-from shardkit import Array, Float, Image, Int, SampleError, ShardkitError, SourceError, UsageError
+from shardkit import (
+    Array,
+    Float,
+    Image,
+    Int,
+    Json,
+    SampleError,
+    ShardkitError,
+    SourceError,
+    TextOptions,
+    UsageError,
+)
 from shardkit.manifest import load
 from shardkit.sources import metadata, open_sources
+from shardkit.sources.columns import typed_column
 from shardkit.verification.verify import verify
 from tests.codecs import tokenizer_zoo
 from tests.conversion.text_corpora import few_words
@@ -408,3 +420,35 @@ def test_mistakes_in_columns_name_the_document(tmp_path):
     table = tmp_path / "in.parquet"
     for name, what in (("mood", "already exists"), ("x", "no column 'x' for labels")):
         refused(UsageError, what, convert, table, tmp_path / "o", label_column=name)
+
+
+KEEP = TextOptions(keep_fields=True)
+
+
+BIG = 2**53 + 1  # no float equals it
+
+
+def test_integers_that_no_float_equals_stay_exact_beside_fractions(tmp_path):
+    for values, kind in (
+        ([0.5, BIG], Json),
+        ([BIG, 0.5], Json),
+        ([0.5, 2**53], Float),
+        ([0.5, 2**60], Float),
+        ([0.5, 10**400], Json),
+    ):
+        column = typed_column(values, cells=False)
+        assert (type(column.kind), list(column)) == (kind, values)
+        cells = [str(value) for value in values]
+        column = typed_column(cells, cells=True)
+        found = [float(v) if kind is Float else v for v in values]
+        assert list(column) == (found if kind is Float else cells)
+    assert list(typed_column(["0.5", f"{BIG}.0"], cells=True)) == ["0.5", f"{BIG}.0"]
+    with pytest.raises(TypeError):
+        Float().check(BIG)
+    with pytest.raises(TypeError):
+        Float().check(np.int64(BIG))
+    assert Float().check(2**60) == 2.0**60
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"text": "a", "n": 0.5}}\n{{"text": "b", "n": {BIG}}}\n')
+    shardkit.convert(path, to="arrow", out=tmp_path / "out", text=KEEP, workers=0)
+    assert [sample["n"] for sample in shardkit.open(tmp_path / "out")] == [0.5, BIG]

@@ -22,7 +22,18 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardkit import Bool, Float, Int, Json, SampleError, Schema, Text, TextOptions, UsageError
+from shardkit import (
+    Bool,
+    Float,
+    Int,
+    Json,
+    SampleError,
+    Schema,
+    SourceError,
+    Text,
+    TextOptions,
+    UsageError,
+)
 from shardkit.sample import JsonText, Sample
 from shardkit.sources.base import Document, Source, Stream
 from shardkit.sources.text import blocks, lines, scan
@@ -105,7 +116,8 @@ def test_every_form_comes_back_from_any_encoding_compression_and_cutting(data):
     encoding, suffix = one_of(*ENCODINGS), one_of("txt", "jsonl", "csv", "tsv")
     how, ending = one_of(*COMPRESS), one_of("\n", "\r\n")
     plain = encoding.replace("-sig", "")
-    excluded = "\0\r\n" if suffix == "txt" else "\0"
+    # A tab and a line end in one cell may be a row that a stray quote swallows.
+    excluded = {"txt": "\0\r\n", "tsv": "\0\t"}.get(suffix, "\0")
     characters = st.characters(codec=plain, exclude_characters=excluded)
     texts = data.draw(st.lists(text_of(characters, encoding), min_size=1, max_size=20))
     if suffix == "txt":
@@ -185,7 +197,7 @@ def test_a_whole_file_stays_as_it_is_and_its_path_is_its_key(tmp_path):
     lines = samples(stream(tmp_path, documents="line"))
     assert [line["__key__"] for line in lines][:2] == ["a.txt/5", "a.txt/14"]
     assert [line["text"] for line in lines][:2] == values(stream(path))
-    expected = {"a.md": "a", "a.txt": "a~txt", "a.txt.gz": "a~2"}
+    expected = {"a.TXT.gz": "a", "a.md": "a~md", "a.txt": "a~txt"}
     expected |= {"v1.0/b.c.txt": "v1.0/b_c", "v1.0/d.text": "v1.0/d"}
     for name in expected:
         put(tmp_path / "names" / name, gzip.compress(b"x") if name.endswith("gz") else b"x")
@@ -360,3 +372,58 @@ def test_encodings_are_found_file_by_file(tmp_path):
     path = put(tmp_path / "a.txt", "a" + "ü" * 70_000)
     assert files(path, encoding="auto", documents="file")[0]["text"] == "a" + "ü" * 70_000
     refused(UsageError, "not supported for text files", stream, path, encoding="punycode")
+
+
+@pytest.mark.parametrize(
+    ("rows", "texts"),
+    [
+        # A quotation mark is a character, unless the file shows that cells are quoted.
+        (['" he said\t1', "b\t2", 'c "\t3'], ['" he said', "b", 'c "']),
+        (['"a" b\t1', '"c"\t2'], ['"a" b', '"c"']),
+        (['12" disc\t1', "x\t2"], ['12" disc', "x"]),
+        (['"a"\t1'], ['"a"']),
+        (['"a ""b"""\t1', '"c"\t2'], ['a "b"', "c"]),
+        (['"a\tb"\t1', '"c"\t2'], ["a\tb", "c"]),
+        (['"a', 'b"\t1', '"c"\t2'], ["a\nb", "c"]),
+        (['"a', "", "b", 'c"\t1'], ["a\n\nb\nc"]),
+    ],
+)
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_quotes_of_a_tsv_are_text_unless_it_shows_otherwise(
+    tmp_path, rows, texts, ending, encoding
+):
+    lines = ["text\tn", *rows]
+    path = put(tmp_path / "a.tsv", "".join(line + ending for line in lines).encode(encoding))
+    found = values(stream(path, encoding=encoding))
+    assert found == [text.replace("\n", ending) for text in texts]
+
+
+def test_a_quoted_header_of_a_tsv_shows_it_and_what_is_guessed_is_noted(tmp_path):
+    path = put(tmp_path / "a.tsv", '"text"\t"n"\n"a"\t1\n')
+    assert values(stream(path)) == ["a"]
+    assert not any("quotation" in note for note in stream(path).notes)
+    assert values(stream(put(tmp_path / "c.tsv", 'text\t12" (")\n"a\t1\n'))) == ['"a']
+    source = stream(put(tmp_path / "b.tsv", 'text\tn\n"a"\t1\nb\t"2"\n'))
+    assert values(source) == ['"a"', "b"]
+    assert any("quotation marks around 2 cells" in note for note in source.notes)
+
+
+def test_a_quoted_cell_that_holds_rows_is_an_error_where_it_begins(tmp_path):
+    row = 'x ""y""'
+    tsv = f'text\tn\n"{row}"\t1\n"a\nb\t2\nc"\t3\n'
+    csv_ = 'text,n\n"a,1\n' + "b,2\n" * 10 + 'c",3\nd,4\n'
+    for name, text, what in (
+        ("a.tsv", tsv, "holds 3 lines that look like rows"),
+        ("a.csv", csv_, "holds 12 lines that look like rows"),
+    ):
+        (error,) = errors(stream(put(tmp_path / name, text)))
+        assert what in error.what
+        assert error.where["offset"] == text.index('"a')
+    with pytest.raises(SourceError, match="begin with a quote that is not closed") as caught:
+        stream(put(tmp_path / "b.tsv", f'text\tn\n"{row}"\t1\n"a\t2\n'))
+    assert caught.value.where["offset"] == 19
+    path = put(tmp_path / "b.tsv", f'text\tn\n"{row}"\t1\n"""a"\t2\n')  # as the error says
+    assert values(stream(path)) == ['x "y"', '"a']
+    prose = '"Hi, Ann\nI am, well\nbye, Bob"'  # in CSV, text may well have as many commas
+    assert len(values(stream(put(tmp_path / "p.csv", f"text,n\n{prose},1\n")))) == 1

@@ -188,14 +188,23 @@ def test_a_compressed_file_that_is_cut_or_damaged_gives_what_is_before(tmp_path,
     assert good(tmp_path) == [*map(str, range(50)), "b"]
     put(tmp_path / f"c/a.txt.{how}", path.read_bytes())
     refused(SampleError, "damaged", files(tmp_path / "c").__getitem__, 0)
-    if how in ("gz", "xz"):  # zeros after the last member are padding, and others damage
-        path = put(tmp_path / f"a.txt.{how}", COMPRESS[how](b"one\ntwo\n") + bytes(512))
-        assert values(stream(path)) == ["one", "two"]
-        put(path, COMPRESS[how](b"one\ntwo\n") + b"more")
+    plain = put(tmp_path / f"a.jsonl.{how}", GOOD)  # not compressed at all
+    refused(SourceError, "damaged", stream, plain)
+
+
+@pytest.mark.parametrize("how", ["gz", "xz", "bz2", "zst"])
+def test_zeros_are_padding_only_where_they_fill_up_a_block_of_tape(tmp_path, how):
+    one, two = COMPRESS[how](b"one\ntwo\n"), COMPRESS[how](b"three\n")
+    path = put(tmp_path / f"a.txt.{how}", one + bytes(-len(one) % 512 + 512))
+    assert values(stream(path)) == ["one", "two"]
+    for rest in (b"more", bytes(-len(one) % 512 + 1), bytes(-len(one) % 512) + two, bytes(1 << 14)):
+        put(path, one + rest)
         (error,) = errors(stream(path))
         assert (error.where["offset"], good(path)) == (8, ["one", "two"])
-        plain = put(tmp_path / f"a.jsonl.{how}", GOOD)  # not compressed at all
-        refused(SourceError, "damaged", stream, plain)
+    put(path, bytes(len(one)))
+    zeros = put(tmp_path / f"b.jsonl.{how}", bytes(1024))
+    refused(SourceError, "damaged", stream, zeros)
+    assert "damaged" in errors(stream(path))[0].what
 
 
 @pytest.mark.parametrize("how", ["gz", "zst", "bz2", "xz"])

@@ -81,9 +81,9 @@ def test_a_corpus_without_documents_is_refused(tmp_path):
         ["a.jsonl/0", "b/c.jsonl/0"],
     ),
     (
-        "train.jsonl train-00001-of-00002.jsonl.gz validation-00000-of-00002.json test.v2.csv",
+        "train.jsonl train-00000-of-00001.jsonl.gz validation-00000-of-00001.json test.v2.csv",
         ["train", "validation", "test"],
-        ["train-00001-of-00002.jsonl.gz/0", "train.jsonl/0"],
+        ["train-00000-of-00001.jsonl.gz/0", "train.jsonl/0"],
     ),
     ("train/a.jsonl test.jsonl", ["train", "test"], ["a.jsonl/0"]),
     ("train/a.jsonl test.jsonl test/a.jsonl", "test/ beside a file test", None),
@@ -200,3 +200,23 @@ def test_finding_out_encodings_needs_its_library(tmp_path, monkeypatch):
     caught = refused(UsageError, "needs charset_normalizer", encodings.load_detector)
     assert "shardkit[encodings]" in str(caught.fix)
     assert values(stream(put(tmp_path / "a.txt", "one"))) == ["one"]
+
+
+def test_a_file_beside_its_compressed_copy_is_read_once(tmp_path):
+    lines = ONE * 70_000
+    for name, data in (("p.jsonl", lines), ("q.jsonl", ONE), ("b/p.jsonl", ONE)):
+        put(tmp_path / name, data)
+    put(tmp_path / "p.jsonl.zst", COMPRESS["zst"](lines))
+    put(tmp_path / "p.jsonl.xz", COMPRESS["xz"](lines))
+    put(tmp_path / "r.jsonl.gz", COMPRESS["gz"](ONE))
+    put(tmp_path / "r.jsonl.bz2", COMPRESS["bz2"](ONE))
+    source = stream(tmp_path)
+    assert len(values(source)) == 70_003
+    assert source.ignored == {"compressed copy of a file beside it": 3}
+    put(tmp_path / "p.jsonl.zst", COMPRESS["zst"](lines[:-3] + b"\n}\n"))
+    with pytest.raises(SourceError, match="different contents") as caught:
+        stream(tmp_path)
+    assert f"from byte {len(lines) - 3:,} on" in str(caught.value.found)
+    put(tmp_path / "docs/a.txt", "x")
+    put(tmp_path / "docs/a.txt.gz", gzip.compress(b"x"))
+    assert len(files(tmp_path / "docs")) == 1

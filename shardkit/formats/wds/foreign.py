@@ -12,7 +12,7 @@ from shardkit.byte_source import ByteSource
 from shardkit.errors import DamagedError, FormatError
 from shardkit.formats.wds import names
 from shardkit.formats.wds.layout import index_struct
-from shardkit.formats.wds.members import Member, members
+from shardkit.formats.wds.members import Member, members, padded
 from shardkit.formats.wds.values import DECODERS
 from shardkit.sample import key_hash
 from shardkit.schema import Bytes, FieldType, Image, Int, Schema
@@ -57,6 +57,7 @@ def scan(source: ByteSource, layout: dict[str, Any] | None = None) -> dict[str, 
             fix="give members of one kind the same extension (all that follows a name's first dot)",
         )
     odd_keys: dict[int, str] = {}
+    ends = (padded(m.offset + m.size) for sample in samples for m in sample.fields.values())
     return {
         **(layout or {}),
         "schema": schema.to_json(),
@@ -64,6 +65,7 @@ def scan(source: ByteSource, layout: dict[str, Any] | None = None) -> dict[str, 
         "odd_keys": odd_keys,
         "key_hashes": np.array([key_hash(s.key) for s in samples], np.uint64).view(np.int64),
         "warnings": warned,
+        "unread": source.size - max(ends, default=0),
         **({"ignored": ignored} if ignored else {}),
     }
 

@@ -25,7 +25,7 @@ from shardkit.remote.path import RemotePath
 from shardkit.remote.store import Info
 from shardkit.schema import Schema
 
-_VERSION = 1  # of the cached layouts: increase it when the result of `scan` changes
+_VERSION = 2  # of the cached layouts: increase it when the result of `scan` changes
 
 
 def index_id(path: RemotePath, info: Info) -> str:

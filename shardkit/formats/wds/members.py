@@ -15,6 +15,8 @@ from shardkit.byte_source import ByteSource
 from shardkit.errors import DamagedError
 from shardkit.formats.wds.layout import BLOCK, END, MAGIC, NAME
 
+_TAPE = 20 * BLOCK  # bytes of a record of tape, which writers fill up with zeros
+_PIECE = 1 << 20  # bytes that are read at a time
 _MAX_EXTENDED = 1 << 20  # bytes of a pax header or long name: no file system has longer names
 _OCTAL = re.compile(rb" *([0-7]*)[ \0]*(?:\0.*)?", re.DOTALL)  # may have leading blanks; ends at \0
 _DECIMAL = re.compile(r"[0-9]{1,20}")  # `int` is slow for, or rejects, many more digits
@@ -40,9 +42,10 @@ class Member(NamedTuple):
 def members(source: ByteSource, ignored: Counter[str], warned: list[str]) -> Iterator[Member]:
     """The regular files of a TAR in order; links and devices are skipped and counted.
 
-    Raises DamagedError with the byte where the TAR is truncated or inconsistent. As in all TAR
-    readers, the first zero block ends the archive; a warning is added to `warned` if this block is
-    missing, or if anything but zeros follows it.
+    Raises DamagedError with the byte where the TAR is truncated or inconsistent. The first zero
+    block ends the archive: at the beginning of the file, or before anything but zeros, it is
+    damage. A warning is added to `warned` if this block is missing, or if more zeros follow than
+    fill up a record of tape.
     """
     path, at, end = source.path, 0, source.size
     of_all: _Records = {}  # records of pax and GNU headers that apply to all following members,
@@ -53,7 +56,7 @@ def members(source: ByteSource, ignored: Counter[str], warned: list[str]) -> Ite
         _check_end(source, at, BLOCK, "a header")
         block = source.read(at, BLOCK)
         if block == END[:BLOCK]:
-            _look_behind(source, at, warned)
+            _check_rest(source, at, warned)
             return
         try:
             kind, size = _kind_and_size(block)
@@ -72,7 +75,7 @@ def members(source: ByteSource, ignored: Counter[str], warned: list[str]) -> Ite
                     of_next["path"] = _text(text), payload
                 elif kind != b"K":  # the long name of a link target, which is not needed
                     (of_all if kind == b"g" else of_next).update(_pax(text, payload))
-                at = payload + _padded(size)
+                at = payload + padded(size)
                 continue
             said, of_next = {**of_all, **of_next}, {}
             if kind == b"S" or _SPARSE in said:
@@ -87,13 +90,13 @@ def members(source: ByteSource, ignored: Counter[str], warned: list[str]) -> Ite
         name, name_offset = said["path"] if "path" in said else _short_name(block, at)
         if kind in b"123456":  # links, devices, folders, pipes have no payload
             size = 0
-        _check_end(source, payload, _padded(size), f"the member {name!r}")
+        _check_end(source, payload, padded(size), f"the member {name!r}")
         # In V7, a folder has type 0 and a name that ends with a slash.
         if kind in b"07" or (kind == b"\0" and not name.endswith("/")):
             yield Member(name, payload, size, name_offset)
         elif kind in b"12346":
             ignored["TAR member that is a link or a device"] += 1
-        at = payload + _padded(size)
+        at = payload + padded(size)
     warned.append(
         f"{path} ends at byte {end} without the zero blocks that close a TAR; it may be truncated"
     )
@@ -168,7 +171,7 @@ def _text(field: bytes) -> str:
     return field.split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
 
 
-def _padded(size: int) -> int:
+def padded(size: int) -> int:
     return -(-size // BLOCK) * BLOCK
 
 
@@ -183,11 +186,34 @@ def _check_end(source: ByteSource, at: int, size: int, where: str) -> None:
         )
 
 
-def _look_behind(source: ByteSource, at: int, warned: list[str]) -> None:
-    """Warn if anything but zeros follows the zero block at `at`, which ends the archive."""
-    rest = source.read(at, min(source.size - at, 1 << 20))
-    if rest.count(0) != len(rest):
+def _check_rest(source: ByteSource, at: int, warned: list[str]) -> None:
+    """Check that only zeros follow the zero block at `at`, which ends the archive."""
+    zeros = source.size - at
+    for start in range(at, source.size, _PIECE):
+        piece = source.read(start, min(source.size - start, _PIECE))
+        if piece.count(0) != len(piece):
+            found = start + len(piece) - len(piece.lstrip(b"\0"))
+            raise DamagedError(
+                "the TAR file has zeros between its data",
+                path=source.path,
+                offset=at,
+                expected="zeros only at the end, after the last member",
+                found=f"{found - at:,} zeros, then more data",
+                fix="restore the file; if TARs were joined with `cat`, pack them again: unpack it"
+                " with tar --ignore-zeros -xf FILE",
+            )
+    if not at and zeros > 2 * BLOCK:  # two blocks are an empty archive, and nothing else
+        raise DamagedError(
+            "the TAR file is all zeros",
+            path=source.path,
+            offset=0,
+            expected="the header of a member",
+            found=f"{zeros:,} zeros",
+            fix="restore the file; if it is an empty archive, leave it out",
+        )
+    most = BLOCK + _TAPE  # two blocks, and the rest of the record of the second
+    if zeros > most:
         warned.append(
-            f"{source.path} has more data after its end marker at byte {at}, which is not read"
-            " (TARs joined with `cat` do not form a single archive)"
+            f"{source.path} ends with {zeros:,} zeros from byte {at} on, perhaps in place of data:"
+            f" the end of a TAR has {2 * BLOCK:,} to {most:,}"
         )

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import pairwise
 
-from shardkit import storage
+from shardkit import pointers, storage
 from shardkit.codecs.compression import COMPRESSED_BLOCK, decompressed
 from shardkit.errors import DamagedError, SampleError, ShardkitError, StorageError
 from shardkit.remote.path import RemotePath
@@ -59,6 +59,8 @@ def stored_blocks(
     if isinstance(path, RemotePath):
         with _explained(path, size):
             for data in _requested(path, size, start, end):
+                if size <= pointers.MOST_BYTES and not start:
+                    pointers.refuse_pointer(data, path, SampleError)
                 for first in range(0, len(data), block):
                     yield data[first : first + block]
         return
@@ -70,6 +72,8 @@ def stored_blocks(
                 data = file.read(min(block, size - start))
                 if not data:
                     _check_size(path, size, start)
+                if size <= pointers.MOST_BYTES and not start:
+                    pointers.refuse_pointer(data, path, SampleError)
                 start += len(data)
                 yield data
     except OSError as error:

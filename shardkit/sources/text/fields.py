@@ -11,7 +11,7 @@ from shardkit.errors import SampleError, drop_option
 from shardkit.options import ALL_FIELDS, Selection
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import RESERVED, FieldType, Float, Int, Json, Schema, Text
-from shardkit.sources.columns import kind_of, number, typed_column, whole_number
+from shardkit.sources.columns import is_exact, kind_of, number, typed_column, whole_number
 from shardkit.sources.labels import LABEL, Labels
 from shardkit.sources.text.records import LINE_FIELD
 
@@ -178,6 +178,8 @@ def _columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 def _json_type(values: list[Any]) -> FieldType:
     kinds = {type(value) for value in values} - {type(None)}
+    if kinds == {int, float} and not all(map(is_exact, values)):
+        return Json()
     if kinds in (set(), {int, float}):
         return Float() if kinds else Json()
     return kind_of(kinds, values)

@@ -13,15 +13,19 @@ import xxhash
 from shardkit.sources.file_table import FileTable
 from shardkit.sources.text.names import Name, parse_name
 
+UNSURE = 2  # a table with quoted cells, and with quotes that are not closed
+
 
 @dataclass
 class Files(FileTable):
     """The table of text files."""
 
-    columns = (*FileTable.columns, "encoding_of")
+    columns = (*FileTable.columns, "encoding_of", "quoted_of")
 
     encodings: list[str] = field(default_factory=list)
     encoding_of: npt.NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
+    # Whether the cells of a table are quoted: 0, 1, or `UNSURE`.
+    quoted_of: npt.NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
     # Decompressed bytes per compressed byte, by compression.
     ratios: dict[str, float] = field(default_factory=dict)
 
@@ -38,6 +42,10 @@ class Files(FileTable):
     def encoding(self, index: int) -> str:
         encoding: str = self.encodings[self.encoding_of[index]]
         return encoding
+
+    def quoted(self, index: int) -> bool | None:
+        found = int(self.quoted_of[index])
+        return None if found == UNSURE else bool(found)
 
     def lengths(self) -> npt.NDArray[np.int64]:
         """Return the sizes after decompression, estimated from the ratios."""

@@ -10,15 +10,17 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from shardkit.errors import SampleError
+from shardkit.pointers import refuse_html
 from shardkit.sources.files import FilePath, Planned, check_unchanged, read_file
 from shardkit.sources.text.blocks import blocks, head
 from shardkit.sources.text.encodings import MARK_SIZE, Decoder
 from shardkit.sources.text.lines import MAX_LINE, Line, lines
+from shardkit.sources.text.quotes import Quotes, dialect, quotes_of, swallowed
 
 LINE_FIELD = "text"  # the field of plain-text documents
+_HEAD = 1024  # bytes that show whether a table is an HTML page
 # Characters per cell: csv uses 4 bytes for each, and an unclosed quote makes the rest one cell.
 _MAX_CELL = 1 << 28
-_DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 
 class Record(NamedTuple):
@@ -41,6 +43,7 @@ class TextFile:
     errors: str
     field: str | None = None  # a column that a CSV table must have
     version: int = 0  # as `Planned.time`
+    quoted: bool | None = True  # whether the cells of a table are; None: it contradicts itself
 
     def records(self, start: int = 0, end: int | None = None) -> Iterator[Record]:
         """Return the records whose first byte is between `start` and `end`.
@@ -52,9 +55,21 @@ class TextFile:
             return _text_records(found, decoder)
         if self.form == "json":
             return _json_records(found if start else _one_by_line(found, decoder), decoder)
-        rows = _Rows(found, decoder, self.form)
-        top = _Rows(self._lines(0, None)[1], decoder, self.form) if start else rows
+        if self.quoted is None:
+            raise _contradiction(self.path, self.quotes())
+        rows = _Rows(found, decoder, self.form, self.quoted)
+        top = _Rows(self._lines(0, None)[1], decoder, self.form, self.quoted) if start else rows
         return _table_records(rows, top, self.field)
+
+    def quotes(self) -> Quotes:
+        """Read all lines of a TSV to find out whether its cells are quoted. Raises SampleError."""
+        decoder, found = self._lines(0, None)
+        byte = '"'.encode(decoder.encoding)
+        if len(byte) == 1 and not any(byte in block for block in self.blocks()):
+            return Quotes(None, None, 0)
+        return quotes_of(
+            (at, (line or b"").decode(decoder.encoding, "replace")) for at, line in found
+        )
 
     def text(self, planned: Planned) -> str:
         """Return the whole file as one document. Raises SampleError if it is not as `planned`."""
@@ -84,6 +99,8 @@ class TextFile:
             return decoder, lines(stored, decoder.newline, before, end, midway=True)
         stored = blocks(self.path, self.size, self.compression, end=end)
         first = b"".join(_first(stored, MARK_SIZE))
+        if self.form != "text":
+            refuse_html(first[:_HEAD], self.path, SampleError)
         decoder = self._decoder(first[:MARK_SIZE])
         stored = itertools.chain([first[decoder.mark :]], stored)
         return decoder, lines(stored, decoder.newline, decoder.mark, end, midway=False)
@@ -213,19 +230,22 @@ class _Rows:
     csv requests lines one by one, so the offset of a row is that of the next line requested.
     """
 
-    def __init__(self, found: Iterator[Line], decoder: Decoder, form: str) -> None:
+    def __init__(self, found: Iterator[Line], decoder: Decoder, form: str, quoted: bool) -> None:
         csv.field_size_limit(max(csv.field_size_limit(), _MAX_CELL))  # for the whole process
         self._found = found
         self.path = decoder.path
         self._decoder = decoder
         self.at = decoder.mark  # where the next line begins
         self._problem: SampleError | None = None  # in a line of the current row
-        self._reader = csv.reader(self._lines(), delimiter=_DELIMITERS[form], strict=True)
+        self.form = form
+        self.lines: list[str] = []  # of the current row
+        self._reader = csv.reader(self._lines(), **dialect(form, quoted=quoted))
 
     def __iter__(self) -> Iterator[tuple[int, int, list[str] | SampleError]]:
         """Yield where each row begins and ends, and its cells; blank lines are skipped."""
         while True:
             self._start, self._problem = -1, None
+            self.lines.clear()
             row: list[str] | SampleError
             try:
                 row = next(self._reader)
@@ -268,6 +288,7 @@ class _Rows:
             except SampleError as error:  # the other lines still belong to this row
                 self._problem = self._problem or error
                 text = line.decode(self._decoder.encoding, "replace").replace("\0", "")
+            self.lines.append(text)
             yield text + "\n"
 
     def _broken(self, error: csv.Error) -> SampleError:
@@ -301,6 +322,8 @@ def _table_records(rows: _Rows, top: _Rows, field: str | None) -> Iterator[Recor
             continue
         if isinstance(row, SampleError):
             yield Record(start, end, row)
+        elif len(rows.lines) > 2 and swallowed(rows.lines, rows.form, len(header)):
+            yield Record(start, end, _swallows(rows.lines, header, path, start))
         elif len(row) == len(header):
             yield Record(start, end, dict(zip(header, row, strict=True)))
         else:
@@ -315,4 +338,28 @@ def _other_width(row: list[str], header: list[str], path: FilePath, start: int) 
         expected=f"{len(header)}: {', '.join(header)[:200]}",
         found=str(len(row)),
         fix="repair the row, or use --on-error skip",
+    )
+
+
+def _swallows(lines: list[str], header: list[str], path: FilePath, start: int) -> SampleError:
+    return SampleError(
+        f"a quoted cell holds {len(lines):,} lines that look like rows of the table",
+        path=path,
+        offset=start,
+        expected=f"lines with other than {len(header)} cells inside a quoted cell",
+        found=repr(lines[1][:60]),
+        fix='if the first quote is text, double it and quote its cell, such as """Hi, he said";'
+        " or use --on-error skip",
+    )
+
+
+def _contradiction(path: FilePath, quotes: Quotes) -> SampleError:
+    return SampleError(
+        "some cells of the TSV are quoted, and others begin with a quote that is not closed",
+        path=path,
+        offset=quotes.plain,
+        expected="either no quoted cells, or all quotes inside of quoted cells doubled",
+        found=f"a quoted cell in the row at byte {quotes.quoted}, but not in this one",
+        fix='if the quote is text, double it and quote its cell, such as """Hi, he said"; or use'
+        " --on-error skip to leave the file out",
     )

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardkit import storage
+from shardkit.announced import incomplete, refuse_incomplete
 from shardkit.card import OUTSIDE, splits_of
 from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError, near
 from shardkit.folders import below as below_folder
@@ -26,10 +27,11 @@ from shardkit.sources.labels import LABEL, Asked, find_labels
 from shardkit.sources.metadata import GivenTable, Labelling, join
 from shardkit.sources.text.blocks import expansion
 from shardkit.sources.text.classes import FolderClasses, folder_classes
+from shardkit.sources.text.copies import COPIES, check_copy, copies
 from shardkit.sources.text.documents import Ranges, TextFiles, TextStream, located, open_file
 from shardkit.sources.text.encodings import check_encoding, load_detector
 from shardkit.sources.text.fields import Fields, Sampled, choose, fields_of
-from shardkit.sources.text.files import Files
+from shardkit.sources.text.files import UNSURE, Files
 from shardkit.sources.text.names import COMPRESSIONS, FORMS, parse_name
 from shardkit.sources.text.records import LINE_FIELD
 from shardkit.splits import Split, grouped
@@ -76,20 +78,20 @@ def open_text(
     else:
         corpus = _folder(path, labels.given) if path.is_dir() else _single(path)
     corpus.files.began = began
-    if not corpus.files.names:
-        raise _nothing(path, corpus)
+    corpus, announced = _whole(path, corpus, listed=bool(listed))
     splits: dict[str, Split] = {}
     if (split == "auto" or subset) and path.is_dir():
         splits = _splits(path, corpus, options, subset, listed=bool(listed))
         if split == "none" and splits:
             splits = {"": Split("", sorted(n for part in splits.values() for n in part.numbers))}
     whole = _whole_files(path, corpus, options, splits)
-    notes = [*corpus.notes]
+    notes = [*corpus.notes, *announced]
     if options.encoding == "auto":
         notes += _find_encodings(corpus)
     else:
         corpus.files.encodings = [options.encoding]
     corpus.files.ratios = _ratios(corpus)
+    notes += _find_quotes(corpus)
     fields, sampled = None, Sampled()
     if not whole:
         _refuse_table(path, labels)
@@ -323,7 +325,45 @@ def _table(folders: list[str], found: list[_Found]) -> Files:
         inodes=np.array([file.inode for file in found], np.uint64),
         encodings=[],
         encoding_of=np.zeros(len(found), np.uint8),
+        quoted_of=np.ones(len(found), np.uint8),
     )
+
+
+def _whole(path: Path, corpus: _Corpus, *, listed: bool) -> tuple[_Corpus, list[str]]:
+    """Return the corpus without copies of files, and notes on files that are announced but missing.
+
+    Raises SourceError if such files are missing from a folder, or there are no documents at all.
+    """
+    corpus = _without_copies(corpus)
+    if not corpus.files.names:
+        raise _nothing(path, corpus)
+    names = [
+        corpus.files.relative(n) for n, name in enumerate(corpus.files.names) if "-of-" in name
+    ]
+    if not listed and path.is_dir():
+        refuse_incomplete(path, names)
+    several = listed and len(corpus.files) > 1
+    found = incomplete(names) if several else []
+    return corpus, [
+        f"only some of the files that their names announce are read: {s}" for s in found
+    ]
+
+
+def _without_copies(corpus: _Corpus) -> _Corpus:
+    """Leave out, and count, files that are compressed copies of others in their folder.
+
+    Raises SourceError for one with another content, and SampleError if one cannot be read.
+    """
+    files = corpus.files
+    found = copies(files.folder_of.tolist(), files.names)
+    for copy, other in found.items():
+        paths = [below(corpus.root, files.relative(number)) for number in (copy, other)]
+        check_copy(paths[0], int(files.sizes[copy]), paths[1], int(files.sizes[other]))
+    if not found:
+        return corpus
+    corpus.ignored[COPIES] += len(found)
+    kept = np.array([number for number in range(len(files)) if number not in found], np.int64)
+    return corpus._replace(files=files.select(kept))
 
 
 def _nothing(path: Path, corpus: _Corpus) -> ShardkitError:
@@ -428,6 +468,25 @@ def _find_encodings(corpus: _Corpus) -> list[str]:
     counts = Counter(files.encodings[number] for number in files.encoding_of.tolist())
     found = ", ".join(f"{name} ({count:,})" for name, count in counts.most_common())
     return [f"detected encodings, with the number of files: {found}"]
+
+
+def _find_quotes(corpus: _Corpus) -> list[str]:
+    """Find out whether the cells of each TSV are quoted; note quotes that do not show it."""
+    files, kept = corpus.files, 0
+    for index in range(len(files)) if corpus.tables else ():
+        if files.name(index).form != "tsv":
+            continue
+        try:
+            found = open_file(corpus.root, files, index, "strict").quotes()
+        except SampleError:  # which is reported when the file is read
+            continue
+        files.quoted_of[index] = found.quoted is not None
+        if found.plain is None:
+            kept += found.unclear if found.quoted is None else 0
+        elif found.quoted is not None:
+            files.quoted_of[index] = UNSURE
+    note = f"quotation marks around {kept:,} cells of TSV belong to the text: no cell needs them"
+    return [note] if kept else []
 
 
 def _fields(
@@ -559,6 +618,8 @@ def _can_be_cut(root: FilePath, files: Files, index: int) -> bool:
         return False
     if name.form in ("text", "json"):
         return True
+    if name.form == "tsv":
+        return files.quoted(index) is False
     if b'"' not in '"'.encode(files.encoding(index)):
         return False
     try:
