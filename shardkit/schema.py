@@ -287,6 +287,8 @@ class _Entry(TypedDict):
 class Schema(Mapping[str, FieldType]):
     """An ordered mapping from field names to field types. `fields` is such a mapping.
 
+    Raises UsageError for anything else.
+
     >>> schema = Schema({"image": Image(), "label": Int()})
     >>> schema["label"]
     Int()

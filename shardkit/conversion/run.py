@@ -221,7 +221,9 @@ def prepare(
         recipe = replace(recipe, shard_size=None)
     transform = None
     if options.transform is not None:
-        transform = load_transform(options.transform, options.processes(source))
+        workers = options.processes(source)
+        transform = load_transform(options.transform, workers)
+        transform = transform.elsewhere() if workers else transform
     plan = make_plan(recipe, sources, target, transform=transform)
     plan = replace(plan, part=part, listing=listing)
     if part is not None and not plan.resumable:

@@ -46,7 +46,7 @@ class Elsewhere:
                 f"the transform ended its process, which {ended(error.code)}",
                 key=sample["__key__"],
                 fix=f"fix {self._name}: it must return the sample, return None, or raise an error",
-            ) from None
+            ) from error
         if unchanged:
             made |= {name: sample[other] for name, other in unchanged.items()}
         result: Sample | None = made

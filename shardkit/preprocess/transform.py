@@ -15,7 +15,7 @@ import io
 import pickle
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +57,13 @@ class Transform:
             )
         return made if made is None else {**made, "__key__": key}
 
+    def elsewhere(self) -> Transform:
+        """Return the transform, whose function this process calls in another one."""
+        return replace(self, function=Elsewhere(self.name, self.function))
+
 
 def load_transform(given: str | Callable[..., Any], workers: int | None) -> Transform:
-    """Return the transform given by an option. Raises UsageError if workers cannot load it.
-
-    Unless there are no `workers`, this process calls the function in another one: see `Elsewhere`.
-    """
+    """Return the transform given by an option. Raises UsageError if workers cannot load it."""
     function = _named(given) if isinstance(given, str) else given
     if not callable(function):
         raise UsageError("the transform is not a function", found=repr(function))
@@ -76,7 +77,7 @@ def load_transform(given: str | Callable[..., Any], workers: int | None) -> Tran
             fix="move it into a separate module that can be imported, or use no worker processes "
             "(workers=0)",
         )
-    return Transform(name, function if workers == 0 else Elsewhere(name, function), digest)
+    return Transform(name, function, digest)
 
 
 def _named(text: str) -> Any:

@@ -433,7 +433,7 @@ class Repair:
 
             tokenizer = open_copy(part.dataset.tokenizer_path, {**recipe.tokenizer}, fast=True)
         if self._transform is not None:
-            transform = load_transform(self._transform, 1)
+            transform = load_transform(self._transform, 1).elsewhere()
         return make_plan(recipe, sources, self._target, tokenizer=tokenizer, transform=transform)
 
     def _copy_of(self, name: str, manifest: Manifest) -> DatasetSource | None:

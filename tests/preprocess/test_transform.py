@@ -17,6 +17,7 @@ import pytest
 
 import shardkit
 from shardkit import Array, Image, ImageOptions, Int, Json, SampleError, Schema, Text, UsageError
+from shardkit.errors import SourceError
 from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.images import ImageSteps, Shaped
 from shardkit.preprocess.steps import schema_after, steps_for
@@ -117,7 +118,7 @@ def test_what_can_be_imported_can_go_to_workers_and_has_a_digest_of_its_own():
         assert transform.digest is not None
         assert pickle.loads(pickle.dumps(transform)) == transform
     assert load_transform(f"{__name__}:brighter", 5) == load_transform(brighter, 5)
-    sent = pickle.dumps(load_transform(f"{__name__}:Brighter.static", 2))
+    sent = pickle.dumps(load_transform(f"{__name__}:Brighter.static", 2).elsewhere())
     assert pickle.loads(sent).function is Brighter.static
     functions = [
         brighter, Brighter(1), Brighter(2), Brighter(1).method, Brighter.static,
