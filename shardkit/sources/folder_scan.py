@@ -204,7 +204,12 @@ def _check_classes(
         twice = next(name for name, count in Counter(classes).items() if count > 1)
         raise UsageError("the list of classes has a duplicate", found=repr(twice))
     if not labelled:
-        raise UsageError("a list of classes needs a folder per class", path=root)
+        raise UsageError(
+            "a list of classes needs a folder per class",
+            path=root,
+            fix="put the images into folders, name a column of labels with --label-column, or leave"
+            " out --classes",
+        )
     missing = [name for name in found if name not in set(classes)]
     if missing:
         raise UsageError(
