@@ -23,7 +23,14 @@ from shardkit.codecs.media import SUFFIXES_OF
 from shardkit.conversion.partial import Partial, partial_of
 from shardkit.conversion.target import Target
 from shardkit.dataset import Dataset
-from shardkit.errors import FormatError, OutputError, SampleError, UsageError, near
+from shardkit.errors import (
+    FormatError,
+    OutputError,
+    SampleError,
+    ShardkitError,
+    UsageError,
+    near,
+)
 from shardkit.formats.wds.names import extensions
 from shardkit.formats.wds.values import ENCODERS
 from shardkit.keywords import takes
@@ -86,7 +93,19 @@ class ExportResult:
         return asdict(self)
 
 
+@contextlib.contextmanager
+def _not_resumed() -> Iterator[None]:
+    """Correct the advice of errors which are raised by conversions, too, such as a full disk."""
+    try:
+        yield
+    except ShardkitError as error:
+        if error.fix is not None:
+            error.fix = error.fix.replace("continues where it stopped", "starts over")
+        raise
+
+
 @takes()
+@_not_resumed()
 def export(
     dataset: str | os.PathLike[str] | Dataset,
     to: str,

@@ -1,6 +1,7 @@
 """C4: an export, converted again, gives equal samples; and X3: no key leaves its folder."""
 
 import csv
+import errno
 import gc
 import json
 import math
@@ -18,7 +19,14 @@ from hypothesis import strategies as st
 
 import shardkit
 from shardkit import cli, storage, testing
-from shardkit.errors import OutputError, SampleError, ShardkitError, SourceError, UsageError
+from shardkit.errors import (
+    OutputError,
+    SampleError,
+    ShardkitError,
+    SourceError,
+    StorageError,
+    UsageError,
+)
 from shardkit.names import file_stem, is_safe
 from shardkit.sample import JsonText, key_hash
 from shardkit.schema import Array, Bytes, Image, Int, Json, Text
@@ -616,6 +624,15 @@ def test_an_interrupt_says_how_to_go_on(dataset, out, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", words)
     assert cli._run() == 130
     assert "interrupted; the same command run again starts over" in capsys.readouterr().err
+
+
+def test_a_full_disk_says_that_the_export_starts_over(dataset, out, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(storage.NewFile, "write", full)
+    error = raised(StorageError, "the disk is full", shardkit.export, dataset, "folder", out)
+    assert error.fix == "free some space, then run the same command again: it starts over"
 
 
 def test_the_command_says_what_it_renamed(tmp_path):
