@@ -103,9 +103,10 @@ def test_what_a_reader_raises(made, monkeypatch):
 def _folder(root, row="", name=b"cat"):
     folder = os.fsencode(root / "in") + b"/" + name
     os.makedirs(folder)
-    Path(os.fsdecode(folder + b"/0.jpg")).write_bytes(make_image(1))
+    for number in range(2):
+        Path(os.fsdecode(folder + b"/%d.jpg" % number)).write_bytes(make_image(number))
     if row:
-        text = '{"file_name": "cat/0.jpg", ' + row + "}\n"
+        text = '{"file_name": "cat/0.jpg", ' + row + '}\n{"file_name": "cat/1.jpg"}\n'
         (root / "in" / "metadata.jsonl").write_text(text)
     return root / "in"
 

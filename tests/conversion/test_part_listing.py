@@ -90,7 +90,7 @@ def flat(root):
 
 
 def audio(root):
-    for label in ("a", "b"):
+    for label in ("bark", "song"):
         for number in range(5):
             put(root / f"{label}/{number}.wav", make_audio(number, samples=1500))
 
