@@ -269,7 +269,8 @@ class Loader(loading.Loader):
         """Options for tensors and devices:
 
         to: "torch" for tensors, or "numpy" for NumPy arrays.
-        pin_memory: make batches in page-locked memory, for asynchronous copies to a GPU.
+        pin_memory: make batches in page-locked memory, for asynchronous copies to a GPU. Those of a
+            collate function, and rows of several samples, are copied into such memory.
         device: copy batches to this device. Copies to a GPU are asynchronous, from page-locked
             memory.
         """
@@ -319,10 +320,12 @@ class Loader(loading.Loader):
         if self.to == "numpy":
             return super()._convert(batch)
         tensors = _tensors(batch, self.dataset.stream)
+        if self._pinned:  # what a collate function, or rows of several samples, made elsewhere
+            tensors = _each(tensors, lambda one: one if one.is_pinned() else one.pin_memory())
         if self._copies is not None:
             return self._copies.begun(tensors)
         if self.device is not None:
-            return {name: _moved(value, self.device) for name, value in tensors.items()}
+            tensors = _moved(tensors, self.device)
         return tensors
 
     def _deliver(self, batch: Batch) -> Batch:
@@ -404,7 +407,7 @@ class _Copies:
     def begun(self, batch: Batch) -> Batch:
         """Start to copy a batch. May be called by any thread."""
         with torch.cuda.stream(self._stream):
-            copied = {name: _moved(value, self._device) for name, value in batch.items()}
+            copied: Batch = _moved(batch, self._device)
             event = self._stream.record_event()
         self._sources.append((event, batch))
         return copied | {"__copied__": event}
@@ -413,9 +416,7 @@ class _Copies:
         """Return the batch, and make the calling thread's CUDA stream wait for its copy."""
         current = torch.cuda.current_stream(self._device)
         current.wait_event(batch.pop("__copied__"))
-        for value in batch.values():
-            if isinstance(value, torch.Tensor):
-                value.record_stream(current)
+        _each(batch, lambda tensor: tensor.record_stream(current))
         while self._sources and self._sources[0][0].query():  # type: ignore[no-untyped-call]
             self._sources.popleft()
         return batch
@@ -434,7 +435,18 @@ def _found(device: str | torch.device) -> torch.device:
 
 
 def _moved(value: Any, device: torch.device) -> Any:
-    return value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+    return _each(value, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def _each(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """A value with all tensors in it changed, also those in lists, tuples and dicts."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {name: _each(one, change) for name, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_each(one, change) for one in value)
+    return value
 
 
 def _page_locked(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -105,10 +105,19 @@ def test_batches_in_page_locked_memory_keep_theirs_while_they_are_held(photos, m
         storages.add(made.untyped_storage()._cdata)
         return made
 
+    def is_locked(tensor):
+        return tensor.untyped_storage()._cdata in storages
+
+    def locked(tensor):
+        made = pageable(tensor.nbytes, torch.uint8, True).view(tensor.dtype).view(tensor.shape)
+        return made.copy_(tensor)
+
     options = {"batch_size": 4, "transforms": CROP, "shuffle": True}
     plain = Loader(photos, **options)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch, "empty", pageable)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", is_locked)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", locked)
     loader = Loader(photos, pin_memory=True, threads=2, **options)
     for _ in range(2):
         held, expected = list(loader), list(plain)
@@ -127,6 +136,33 @@ def test_batches_in_page_locked_memory_keep_theirs_while_they_are_held(photos, m
         assert not any(memory() is not None for memory in used)
 
 
+def test_every_tensor_of_a_batch_is_page_locked_and_moved(photos, tmp_path, monkeypatch):
+    """Also in lists, of rows of several documents, and of the user's own collate function."""
+    locked = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "empty", lambda size, **_: torch.zeros(size, dtype=torch.uint8))
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor is locked)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: locked.append(tensor) or tensor)
+    documents = write_documents(tmp_path / "documents", [3, 5, 2, 7] * 5)
+    own = {"collate": lambda samples: {"label": [torch.ones(2), (torch.ones(3),)], "n": {"a": 1}}}
+    for path, options in (
+        (documents, {"batching": shardkit.Pack(8, 2)}),
+        (documents, {"batching": shardkit.Bucket(4, [4, 8])}),
+        (documents, {"batch_size": 4, "collate": shardkit.pad_collate()}),
+        (photos, {"batch_size": 4, **own}),
+    ):
+        locked.clear()
+        batch = next(iter(Loader(path, pin_memory=True, threads=0, **options)))
+        several = [value for value in batch.values() if isinstance(value, torch.Tensor)]
+        if path == photos:
+            several = [batch["label"][0], *batch["label"][1]]
+        assert {id(tensor) for tensor in several} <= {id(tensor) for tensor in locked}
+        assert len(several) > 1
+    monkeypatch.undo()
+    moved = next(iter(Loader(photos, batch_size=4, device="meta", **own)))
+    assert [moved["label"][0].device.type, moved["label"][1][0].device.type] == ["meta", "meta"]
+
+
 def test_copies_to_a_gpu_are_waited_for_by_its_stream_and_keep_their_source(monkeypatch):
     """By what is done to a GPU's streams and events, in order, where there is no GPU."""
     gpu, done = Mock(), []
@@ -134,12 +170,14 @@ def test_copies_to_a_gpu_are_waited_for_by_its_stream_and_keep_their_source(monk
     gpu.wait_event.side_effect = lambda event: done.append("wait for event")
     gpu.query.return_value = False  # the copy is not finished
 
+    def copied(tensor):
+        done.append("copy")
+        tensor = tensor.clone()
+        tensor.record_stream = lambda stream: done.append("used on current")
+        return tensor
+
     def moved(value, device):
-        if isinstance(value, torch.Tensor):
-            done.append("copy")
-            value = value.clone()
-            value.record_stream = lambda stream: done.append("used on current")
-        return value
+        return torch_loader._each(value, copied)
 
     def stream(own):
         done.append("on own stream")
