@@ -415,7 +415,7 @@ class ConvertOptions(Asked):
         if not ray and (self.ray_address is not None or self.ray_options):
             raise UsageError(
                 "ray_address and ray_options require engine='ray'",
-                fix="give engine='ray' (--engine ray)",
+                fix="give engine='ray'",
             )
         if ray and self.workers == 0:
             raise UsageError("workers=0 cannot be combined with engine='ray'")

@@ -83,6 +83,9 @@ CASES = {
     "blanks in keys": (
         {"in/my cat/0.jpg": IMAGE}, "in --beside dali", "(--safe-keys)",
     ),
+    "an option that another needs": (
+        {"in/a.jpg": IMAGE}, "in --resize-mode crop", r"give (--resize) N too",
+    ),
     "statistics of no pixels": ({"a.txt": "x"}, "a.txt --stats", "-leave out (--stats)"),
     "pairs of images": (
         {f"in/{side}/{n}.png": png((8, 8)) for side in ("hr", "lr") for n in range(2)}, "in",
@@ -93,6 +96,10 @@ CASES = {
         "in", r"pattern: '(\S+)'",
     ),
 }  # fmt: skip
+
+
+# In place of N, K or NAME.
+VALUES = {"--text-field": ["answer"], "--resize": ["8"]}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -112,7 +119,7 @@ def test_the_fix_works_as_it_is_typed(name, tmp_path, monkeypatch):
         del command[at : at + 1 + (not command[at + 1].startswith("-"))]
     elif typed[1].startswith("--"):
         command += typed[1].split()
-        command += ["answer"] if typed[1].endswith("-field") else []
+        command += VALUES.get(typed[1], [])
     else:
         command[0] = typed[1]
     again = run("convert", *command, check=None)

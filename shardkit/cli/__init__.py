@@ -9,6 +9,7 @@ import io
 import json
 import math
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ import click
 from shardkit.errors import (
     ShardkitError,
     ShardkitWarning,
+    UsageError,
     is_want_of_memory,
     memory_ran_out,
     near,
@@ -250,6 +252,28 @@ def complain(text: str) -> None:
 def say(words: str) -> None:
     """Print one line to standard error, with line breaks escaped as well."""
     complain(printable(f"shardkit: {words}"))
+
+
+@contextlib.contextmanager
+def named_as_typed() -> Iterator[None]:
+    """Name options in errors as they are typed, `--seq-len 8`, not as in Python, `seq_len=8`."""
+    try:
+        yield
+    except UsageError as error:
+        params = click.get_current_context().command.params
+        typed = {p.name: p.opts[0] for p in params if isinstance(p, click.Option)}
+
+        def with_value(match: re.Match[str]) -> str:
+            value = match[2].strip("'")
+            return f"{typed[match[1]]} {value}" if match[1] in typed else match[0]
+
+        for part in ("what", "expected", "fix"):
+            text = getattr(error, part) or ""
+            text = re.sub(r"(?<![\w-])(\w+)=('[^']*'|[^\s,;]+)", with_value, text)
+            # Without an underscore, a name in a sentence may be a usual word.
+            text = re.sub(r"^\w+|\w+_\w+", lambda m: typed.get(m[0], m[0]), text)
+            setattr(error, part, text or None)
+        raise
 
 
 def search_here() -> None:

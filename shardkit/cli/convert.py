@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from shardkit.cli import print_json, search_here, storage_option
+from shardkit.cli import named_as_typed, print_json, search_here, storage_option
 from shardkit.cli.help import Command, Example, option_group, options_of
 from shardkit.formats import BUILT_IN, format_names
 from shardkit.options import (
@@ -196,9 +196,11 @@ def command(
     from shardkit.conversion.convert import convert
 
     options["fields"] = options["fields"] or None
-    options["image"] = ImageOptions(**{f.name: options.pop(f.name) for f in fields(ImageOptions)})
-    options["audio"] = AudioOptions(**{f.name: options.pop(f.name) for f in fields(AudioOptions)})
-    options["text"] = TextOptions(**{f.name: options.pop(f.name) for f in fields(TextOptions)})
+    groups = {"image": ImageOptions, "audio": AudioOptions, "text": TextOptions}
+    with named_as_typed():
+        for group, kind in groups.items():
+            options[group] = kind(**{f.name: options.pop(f.name) for f in fields(kind)})
+        ConvertOptions(**options)
     if options["transform"] is not None:
         search_here()
     if plan_only:

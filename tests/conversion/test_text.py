@@ -529,7 +529,7 @@ def test_bad_input_is_one_clear_message(what, gpt2, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("more", "code", "says"),  # more of the command, exit code, what is said
     [
-        ("--seq-len 8", 2, "seq_len requires a tokenizer"),
+        ("--seq-len 8", 2, "--seq-len requires a tokenizer"),
         ("--bos", 2, "bos requires a tokenizer"),
         ("--append-eos", 2, "append_eos requires a tokenizer"),
         ("--eos-token </s>", 2, "eos_token requires a tokenizer"),
