@@ -459,6 +459,24 @@ def test_an_option_of_a_later_version_is_no_damage(where, name, edited, resized)
     assert shardkit.verify(edited(newer(None)), against=resized.parent / "in").sound
 
 
+def test_a_manifest_may_gain_entries_and_lack_new_ones(edited):
+    """Of a later version, whose entries stay where it is written again, and of an earlier one."""
+
+    def edit(data):
+        data["later"] = 1
+        data["shards"][0]["file"]["blocks"] = ["ab"]
+        data["fields"]["image"]["mean"] = 1.0
+        del data["ignored"]
+
+    path = manifests.manifest_path(out := edited(edit))
+    found, data = manifests.load(out), json.loads(path.read_bytes())
+    assert (found.samples, found.ignored) == (12, {})
+    assert shardkit.verify(out).sound
+    found.write(path)
+    del data[manifests._OWN_CHECKSUM]
+    assert json.loads(path.read_bytes()).items() >= {**data, "ignored": {}}.items()
+
+
 def _without_recipe(data):
     recipe = data.pop("recipe")
     del recipe["format"], recipe["classes"], recipe["on_error"], recipe["tokenizer"]

@@ -230,13 +230,15 @@ def shout(sample: dict[str, Any]) -> dict[str, Any] | None:
 
 
 @pytest.mark.parametrize("format", few(IMAGE_FORMATS, "wds"))
-def test_splits_lists_and_transforms(format, tmp_path):
+def test_splits_lists_and_transforms(format, tmp_path, large):
     source = write_images(tmp_path / "source", each=9)
     (source / "class1" / "bad.jpg").write_bytes(b"no image")
     image = (source / "class1/001.jpg").read_bytes()
     (source / "class1" / "sp ace.jpg").write_bytes(image[:-20] + bytes(20))
     options = {"transform": shout, "on_error": "skip", "safe_keys": True}
     options |= {"split": "train=0.7,val=0.3", "shuffle": True, "seed": 3}
+    if format == "wds" and large:
+        options["beside"] = ("dali", "energon", "wids")
     out = make(source, format, tmp_path / "out", **options)
     same = Path(shutil.copytree(out, tmp_path / "same"))
     copy = make(out, other(format), tmp_path / "copy", shard_samples=3)

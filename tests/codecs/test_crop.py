@@ -221,6 +221,12 @@ def test_crops_far_larger_than_what_is_asked_for_are_decoded_smaller(way, kind):
     some = [job._replace(left=left, top=top, row=(7, 10)) for left, top in parts]
     for (left, top), row in zip(parts, made(jpeg, *some), strict=True):
         same(row, full[top : top + 7, left : left + 10])
+    # And near what the image in full gives: to 40 dB, as conversions are.
+    for width, height in ((182, 120), (90, 60), (45, 30)):
+        job = whole(1100, 720, x=33, y=50, full_width=width, full_height=height)
+        (row,) = made(jpeg, job)
+        wrong = row.astype(int) - expected(simplejpeg.decode_jpeg(jpeg), job)
+        assert np.square(wrong).mean() <= 255**2 / 10**4
 
 
 @cache

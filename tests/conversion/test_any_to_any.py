@@ -200,12 +200,21 @@ def test_class_names_by_field_are_for_python_samples_and_fields_that_can_be_clas
     samples = [{"fine": 1, "coarse": 0}]
     shardkit.convert(samples, "arrow", tmp_path / "a", workers=0, classes=names)
     assert shardkit.open(tmp_path / "a").class_names == {"fine": ("a", "b"), "coarse": ("x",)}
+    renamed = tmp_path / "renamed"
+    shardkit.convert(tmp_path / "a", "wds", renamed, workers=0, rename={"coarse": "kind"})
+    assert shardkit.open(renamed).class_names == {"fine": ("a", "b"), "kind": ("x",)}
+    assert shardkit.verify(renamed, against=tmp_path / "a", decode=True).sound
     with pytest.raises(shardkit.UsageError, match="for Python sequences"):
         shardkit.convert(tmp_path / "a", "wds", tmp_path / "b", workers=0, classes=names)
     schema = {"text": Text(), "n": Int()}
     for classes in (["a"], {"text": ["a"]}, {"other": ["a"]}, {"n": "ab"}, {"n": [1]}):
         with pytest.raises(shardkit.UsageError, match="class"):
             shardkit.create(tmp_path / "c", "wds", schema, classes=classes)
+
+
+# The second of three shards, where other tools call theirs otherwise.
+SECOND = dict.fromkeys(("hf", "tfrecord"), "data-00001-of-00003")
+SECOND |= {"mds": "shard.00001", "litdata": "chunk-0-00001"}
 
 
 @pytest.mark.parametrize("format", IMAGE_FORMATS)
@@ -215,6 +224,7 @@ def test_shards_of_every_format_keep_their_limits_and_order(tmp_path, format):
     assert_holds(tmp_path / "b", SAMPLES)
     with shardkit.open(tmp_path / "b") as dataset:
         assert [dataset.extent(n)[0] for n in range(dataset.shards)] == [7, 7, 1]
+        assert SECOND.get(format, "shard-000001") in str(dataset.shard_name(1))
     shardkit.convert(tmp_path / "a", format, tmp_path / "c", workers=0, shard_size="20kB")
     assert_holds(tmp_path / "c", SAMPLES)
 

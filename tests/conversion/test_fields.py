@@ -130,6 +130,12 @@ def test_of_a_sequence_also_of_what_no_field_can_hold(tmp_path):
     assert "drop=['when']" in str(caught.fix)
     assert stored(samples, tmp_path / "one", drop=["when"])[2] == {"label": 2, "x": 1.0}
     assert stored(samples, tmp_path / "two", fields=["x"])[2] == {"x": 1.0}
+    # Copies that were selected alike are equal, however that was said.
+    both = {"fields": ["label", "x"], "rename": {"label": "y"}}
+    for name, options in (("a", both), ("b", both), ("one again", {"fields": ["label", "x"]})):
+        stored(samples, tmp_path / name, "wds" if name == "a" else "arrow", **options)
+    for one, other in (("a", "b"), ("one", "one again")):
+        assert shardkit.verify(tmp_path / one, against=tmp_path / other).sound
     samples[2]["more"] = 1
     schema = {"label": Int(), "x": shardkit.Float()}
     raised(SampleError, "does not name: 'more'", stored, samples, tmp_path / "three", drop=["when"])

@@ -167,9 +167,6 @@ CACHES = {"fixed": [True, False], "sized": [True], "paged": [False], "joined": [
 CACHES["many"] = [False]
 
 
-CACHES["many"] = [False]
-
-
 def example(folder):
     """The code of the documentation, and in the folder what it reads."""
     page = (Path(__file__).parents[2] / "docs/beton.md").read_text("utf-8")

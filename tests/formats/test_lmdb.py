@@ -148,6 +148,20 @@ def test_samples_that_the_library_adds_are_read(path, monkeypatch, memory):
     assert reader.keys() == [f"{n}" for n in range(4000)]
 
 
+def test_the_library_copies_and_changes_our_files(path, tmp_path):
+    """It moves all pages, and takes entries out of them."""
+    before, left = entries(path), {b"%012d" % n for n in range(0, 50, 2)}
+    (tmp_path / "copy").mkdir()
+    with lmdb.open(str(path.parent), map_size=1 << 26) as environment:
+        environment.copy(str(tmp_path / "copy"), compact=True)
+        with environment.begin(write=True) as transaction:
+            assert all(map(transaction.delete, left))
+            more = {b"new%d" % number: bytes(number * 50) for number in range(200)}
+            assert all(transaction.put(*entry) for entry in more.items())
+    assert entries(tmp_path / "copy/data.mdb") == before
+    assert entries(path) == {k: v for k, v in before.items() if k not in left} | more
+
+
 def test_another_version_is_named(tmp_path):
     (tmp_path / "x").mkdir()
     with lmdb.open(str(tmp_path / "x")) as environment, environment.begin(write=True) as txn:

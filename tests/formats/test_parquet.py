@@ -4,7 +4,9 @@ What they share with Arrow files (columns, bounds, datasets) is in test_arrow.py
 """
 
 import inspect
+import threading
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 
 import pandas
 import pyarrow
@@ -62,6 +64,18 @@ def test_row_groups_are_what_is_read_and_kept(tmp_path, monkeypatch):
         assert len(kept._batches) == 1
     reader.close()
     assert not kept._batches
+
+
+def test_each_thread_has_a_file_of_its_own(shard):
+    """That of pyarrow is not for several threads."""
+    reader, together = PARQUET.open(shard), threading.Barrier(3)
+
+    def own(_):
+        together.wait(60)
+        return reader._file()
+
+    with ThreadPoolExecutor(3) as threads:
+        assert len({reader._file(), *threads.map(own, range(3))}) == 4
 
 
 def test_some_fields_leave_the_other_columns_unread(shard, monkeypatch):

@@ -86,6 +86,9 @@ def test_best_fit_fills_blocks_and_a_window_bounds_what_is_held(monkeypatch):
     blocks, counts = packed([4, 7, 6, 3, 5, 5], 10, "nosplit", "pad")
     assert [len(pieces(block)) for block in blocks] == [2, 2, 2]
     assert counts["padding"] == 0
+    packer = PACKERS["nosplit"](10, "pad", PAD)
+    assert sum(1 for _ in packer.add(np.ones(100_005, np.uint16))) == 10_000
+    assert [(len(end), end.base) for end in packer._window] == [(5, None)]  # not all of it
     monkeypatch.setattr(packing, "_WINDOW_BLOCKS", 2)
     packer = PACKERS["nosplit"](10, "pad", PAD)
     given = 0

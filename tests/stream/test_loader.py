@@ -672,6 +672,30 @@ def test_the_interpreter_exits_at_once_in_the_middle_of_an_epoch(photos):
     assert "Exception ignored" not in run.stderr
 
 
+WAITS = """
+import itertools, os, signal, sys
+import shardkit.stream
+
+made = itertools.count(1)
+def transform(label):
+    if next(made) == 9:
+        os.kill(os.getpid(), signal.SIGINT)
+    return label
+options = {"batch_size": 4, "transforms": {"label": transform}}
+try:
+    for _ in range(10_000):
+        list(shardkit.stream.Loader(sys.argv[1], threads=THREADS, **options))
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_ctrl_c_while_a_batch_is_made_is_an_interrupt_and_no_more(photos, threads):
+    run = run_python(WAITS.replace("THREADS", str(threads)), photos)
+    assert (run.returncode, run.stdout, run.stderr) == (130, "", "")
+
+
 def test_an_iteration_that_goes_on_after_a_fork_is_refused_and_a_loader_is_not(photos):
     """As DataLoader's workers get it; the process that forked goes on. It waited for ever."""
     whole, used, unused = (Loader(photos, batch_size=4, threads=2, shuffle=True) for _ in range(3))
