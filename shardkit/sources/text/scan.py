@@ -18,6 +18,8 @@ from shardkit import storage
 from shardkit.card import OUTSIDE, splits_of
 from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError, near
 from shardkit.folders import below as below_folder
+from shardkit.formats.foreign import way_with
+from shardkit.formats.table_folders import refuse_partitions
 from shardkit.options import ALL_FIELDS, Selection, TextOptions
 from shardkit.sources.base import Source, Stream
 from shardkit.sources.file_table import odd_keys
@@ -306,7 +308,7 @@ def _refuse_only_about(root: Path, about: list[_Found], others: Counter[str]) ->
             path=root,
             found=", ".join(f"{count} x {kind}" for kind, count in beside.items()),
             expected=_suffixes(),
-            fix="unpack archives, or give the files that contain the data",
+            fix=way_with(beside) or "unpack archives, or give the files that contain the data",
         )
 
 
@@ -445,6 +447,9 @@ def _fields(
         if corpus.tables or (not problems and len(corpus.files) <= _SAMPLE_FILES):
             raise _unusable(path, problems)
         return Fields(LINE_FIELD, {}), sampled
+    if corpus.tables:
+        form = corpus.files.name(0).form
+        refuse_partitions(path, corpus.files.folders, form, sampled.names())
     column = None if asked is None else asked.column
     text = choose(sampled, options.field, column)
     if text is None:
