@@ -248,6 +248,16 @@ def refuse_foreign(found: Contents) -> None:
             raise not_read(kind, found.root, words, fix)
 
 
+def skipped_media(found: Contents) -> tuple[str, ...]:
+    """Notes on images, audio and video in other formats, which are left out beside samples."""
+    return tuple(
+        f"{len(names):,} file{'s' * (len(names) > 1)} such as {min(names)!r} left out,"
+        f" {kind.words}: {kind.fix}"
+        for kind, names in found.foreign.items()
+        if kind.files
+    )
+
+
 def refuse_empty_splits(found: Contents) -> None:
     """Raise UsageError if the folder of a split is empty."""
     for folder in sorted(found.empty):

@@ -23,6 +23,8 @@ from shardkit.options import MAX_PIXELS
 SUFFIXES = {
     "jpg": "jpeg",
     "jpeg": "jpeg",
+    "jpe": "jpeg",
+    "jfif": "jpeg",
     "png": "png",
     "webp": "webp",
     "gif": "gif",
@@ -32,6 +34,8 @@ SUFFIXES = {
     "ppm": "ppm",
     "pgm": "ppm",
     "pbm": "ppm",
+    "pnm": "ppm",
+    "apng": "png",
 }
 SUFFIX_OF = {format: suffix for suffix, format in reversed(SUFFIXES.items())}
 

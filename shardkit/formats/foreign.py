@@ -63,12 +63,23 @@ VIDEO = Kind(
     files=True,
 )
 
+IMAGE = Kind(
+    "image data in a format other than JPEG, PNG, WebP, GIF, BMP, TIFF and PPM",
+    "convert them to PNG: PIL.Image.open(FILE).save(OUT); HEIC needs pillow-heif",
+    files=True,
+)
+
+_IMAGE = (
+    *("avif", "avifs", "heic", "heif", "jp2", "j2k", "jpx", "jpf", "j2c", "jxl", "tga", "ico"),
+    *("psd", "pcx", "dds", "sgi", "dib", "qoi", "icns", "ras", "xbm", "xpm", "cur", "eps"),
+)
 _AUDIO = ("aac", "wma", "sph", "amr", "ape")
 _VIDEO = ("mpg", "mpeg", "wmv", "flv", "3gp")
 _SUFFIXES = {
     **dict.fromkeys(("h5", "hdf5", "hdf", "he5"), HDF5),
     "npz": NPZ,
     "rec": RECORDIO,
+    **dict.fromkeys(_IMAGE, IMAGE),
     **dict.fromkeys(_AUDIO, AUDIO),
     **dict.fromkeys(_VIDEO, VIDEO),
 }

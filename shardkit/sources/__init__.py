@@ -21,6 +21,7 @@ from shardkit.folders import (
     media_of,
     refuse_empty_splits,
     refuse_foreign,
+    skipped_media,
 )
 from shardkit.formats import FORMATS, format_of, unknown_format
 from shardkit.formats.foreign import kind_of_file
@@ -277,7 +278,10 @@ def _found_at(given: Path, recipe: Recipe, strict: bool) -> dict[str, Source | S
         refuse_empty_splits(found)
     if found.shards:
         return _datasets(given, recipe, strict)
-    return _loose(path, found, recipe, strict, subset)
+    sources = _loose(path, found, recipe, strict, subset)
+    first = next(iter(sources.values()))
+    first.notes = (*first.notes, *skipped_media(found))
+    return sources
 
 
 def _refuse_metadata(path: Path | None, recipe: Recipe) -> None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from shardkit import storage
 from shardkit.codecs.compression import COMPRESSED_BLOCK, decompressed
+from shardkit.codecs.media import kind_by_name as media_by_name
 from shardkit.errors import SourceError, UsageError, drop_option, near
 from shardkit.extras import extra
 from shardkit.formats import get_format
@@ -266,6 +267,8 @@ def _no_column(path: Path, column: str, values: Mapping[str, Any]) -> SourceErro
     other = next((mark for mark in (";", "\t", "|") if mark in head), "")
     if other:
         fix = f"columns seem to be separated by {other!r}: use commas (.csv) or tabs (.tsv)"
+    if any(media_by_name(str(name)) for name in values):
+        fix = f"the first line seems to be a row: add a header above it, such as {column},label"
     return SourceError(
         f"the metadata have no column {column!r} that names files",
         path=path,

@@ -402,3 +402,11 @@ def test_without_h5py_its_extra_is_named(tmp_path, monkeypatch):
     (tmp_path / "x.h5").write_bytes(b"")
     with pytest.raises(ShardkitError, match=r'pip install "shardkit\[hdf5\]"'):
         sources(tmp_path / "x.h5")
+
+
+@pytest.mark.parametrize(("name", "count"), [("labels", 4), ("y", 2), ("captions", 13)])
+def test_fewer_labels_than_samples_are_an_error(name: str, count: int, tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", images=np.zeros((20, 2, 2)), **{name: np.zeros(count)})
+    with pytest.raises(UsageError, match=f"{name!r} is not as long as the others") as error:
+        sources(tmp_path / "x.npz")
+    assert (error.value.expected, error.value.found) == ("20 values, as 'images' has", str(count))

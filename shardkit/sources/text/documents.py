@@ -205,4 +205,5 @@ def open_file(
         errors=errors,
         field=field,
         version=int(files.times[index]),
+        header=files.header,
     )

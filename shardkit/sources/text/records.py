@@ -41,6 +41,7 @@ class TextFile:
     errors: str
     field: str | None = None  # a column that a CSV table must have
     version: int = 0  # as `Planned.time`
+    header: tuple[str, ...] | None = None  # of a table without one; () numbers the columns
 
     def records(self, start: int = 0, end: int | None = None) -> Iterator[Record]:
         """Return the records whose first byte is between `start` and `end`.
@@ -54,7 +55,16 @@ class TextFile:
             return _json_records(found if start else _one_by_line(found, decoder), decoder)
         rows = _Rows(found, decoder, self.form)
         top = _Rows(self._lines(0, None)[1], decoder, self.form) if start else rows
-        return _table_records(rows, top, self.field)
+        return _table_records(rows, top, self.field, self.header)
+
+    def width(self) -> int:
+        """Return how many cells the first row of a table has. Raises SampleError."""
+        decoder, found = self._lines(0, None)
+        for _, _, row in _Rows(found, decoder, self.form):
+            if isinstance(row, SampleError):
+                raise row
+            return len(row)
+        return 0
 
     def text(self, planned: Planned) -> str:
         """Return the whole file as one document. Raises SampleError if it is not as `planned`."""
@@ -283,10 +293,12 @@ class _Rows:
         )
 
 
-def _table_records(rows: _Rows, top: _Rows, field: str | None) -> Iterator[Record]:
-    """Yield the rows after the header, which is the first row of `top`."""
+def _table_records(
+    rows: _Rows, top: _Rows, field: str | None, given: tuple[str, ...] | None
+) -> Iterator[Record]:
+    """Yield the rows after the header, which is the first row of `top`, or all if it is `given`."""
     path = rows.path
-    header = top.header()
+    header = top.header() if given is None else list(given)
     first = top.at
     if field is not None and header and field not in header:
         raise SampleError(
