@@ -54,6 +54,8 @@ _READ = {
 }
 _PARTITION = re.compile(r"([^\W\d]\w*)=.*")
 _FURTHER = ("data",)  # a folder of Iceberg that holds the files, below the table's own
+_SEEN = ("_delta_log", "metadata", "_common_metadata", "zarr.json")
+_HIDDEN = (".zgroup", ".zarray", ".hoodie")
 _PETASTORM = b"dataset-toolkit.unischema"
 
 
@@ -65,16 +67,15 @@ def refuse_table(
     Hidden entries are looked for at the `top` of the source, and beside Parquet files.
     """
     kind = None
-    hidden = top or any(name.endswith(".parquet") for name in names)
+    look = top or any(name.endswith(".parquet") for name in names)
+    hidden = _hidden_in(folder) if look else set()
     if "_delta_log" in folders:
         kind = DELTA
-    elif "zarr.json" in names or (
-        hidden and any((folder / name).is_file() for name in (".zgroup", ".zarray"))
-    ):
+    elif "zarr.json" in names or hidden & {".zgroup", ".zarray"}:
         kind = ZARR
     elif "metadata" in folders and _is_iceberg(folder):
         kind = ICEBERG
-    elif hidden and (folder / ".hoodie").is_dir():
+    elif ".hoodie" in hidden:
         kind = HUDI
     elif "_common_metadata" in names and _is_petastorm(folder):
         kind = PETASTORM
@@ -89,9 +90,8 @@ def refuse_files_of_table(folders: Iterable[Path]) -> None:
             continue
         for above in (folder, *folder.parents):
             with contextlib.suppress(OSError):
-                there = [n for n in ("_delta_log", "metadata") if (above / n).is_dir()]
-                known = [n for n in ("_common_metadata",) if (above / n).is_file()]
-                refuse_table(above, known, there, top=True)
+                there = _entries_of(above)
+                refuse_table(above, there, there, top=True)
             if not (_PARTITION.fullmatch(above.name) or above.name in _FURTHER):
                 break
 
@@ -134,6 +134,19 @@ def partitioned(root: Path, column: str, folder: str, format: str) -> UsageError
 
 def _not_read(kind: Kind, folder: Path) -> FormatError:
     return not_read(kind._replace(fix=kind.fix.format(path=folder)), folder)
+
+
+def _entries_of(folder: Path) -> set[str]:
+    """Those names that tell a table which a folder has; one request for a folder in a store."""
+    if isinstance(folder, RemotePath):
+        return {entry.name for entry in folder.scandir()} & {*_SEEN, *_HIDDEN}
+    return {name for name in _SEEN if (folder / name).exists()}
+
+
+def _hidden_in(folder: Path) -> set[str]:
+    if isinstance(folder, RemotePath):
+        return {entry.name for entry in folder.scandir()} & {*_HIDDEN}
+    return {name for name in _HIDDEN if (folder / name).exists()}
 
 
 def _is_iceberg(folder: Path) -> bool:

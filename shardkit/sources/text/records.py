@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from shardkit.codecs.compression import compression_of
 from shardkit.errors import SampleError
 from shardkit.sources.files import FilePath, Planned, check_unchanged, read_file
 from shardkit.sources.text.blocks import blocks, head
@@ -18,6 +20,8 @@ from shardkit.sources.text.lines import MAX_LINE, Line, lines
 LINE_FIELD = "text"  # the field of plain-text documents
 # Characters per cell: csv uses 4 bytes for each, and an unclosed quote makes the rest one cell.
 _MAX_CELL = 1 << 28
+_MAGIC_SIZE = 6  # bytes that show a compression
+_BZ2 = re.compile(rb"BZh[1-9]1AY&SY")
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 
@@ -75,6 +79,7 @@ class TextFile:
             if self.size > MAX_LINE:
                 raise _too_long(self.path, 0)
             data = read_file(self.path, self.size, planned)
+            _refuse_compressed(self.path, data)
         decoder = self._decoder(data[:MARK_SIZE])
         return decoder.raw_text(data[decoder.mark :], decoder.mark)
 
@@ -94,6 +99,8 @@ class TextFile:
             return decoder, lines(stored, decoder.newline, before, end, midway=True)
         stored = blocks(self.path, self.size, self.compression, end=end)
         first = b"".join(_first(stored, MARK_SIZE))
+        if not self.compression:
+            _refuse_compressed(self.path, first)
         decoder = self._decoder(first[:MARK_SIZE])
         stored = itertools.chain([first[decoder.mark :]], stored)
         return decoder, lines(stored, decoder.newline, decoder.mark, end, midway=False)
@@ -104,6 +111,22 @@ def _first(stored: Iterator[bytes], size: int) -> Iterator[bytes]:
     while size > 0 and (block := next(stored, b"")):
         size -= len(block)
         yield block
+
+
+def _refuse_compressed(path: FilePath, data: bytes) -> None:
+    """Raise SampleError for compressed data under a name that does not say so."""
+    suffix = compression_of(data[:_MAGIC_SIZE])
+    if not suffix or (suffix == "bz2" and not _BZ2.match(data)):
+        return
+    name = str(path).rpartition("/")[2]
+    raise SampleError(
+        f"the file is compressed, but its name does not end in .{suffix}",
+        path=path,
+        offset=0,
+        expected="text, or the suffix of the compression",
+        found=f"the first bytes {data[:4].hex(' ')}",
+        fix=f"rename it to {name}.{suffix}",
+    )
 
 
 def _bounded(path: FilePath, stored: Iterator[bytes]) -> Iterator[bytes]:
