@@ -127,9 +127,11 @@ def _check_partitions(
     """Refuse several folders such as `label=cat`, and note the columns that a single one names."""
     named: dict[str, str] = {}
     for one in given:
-        if one.dataset is not None or any(has_manifest(file) for file in one.files[:1]):
-            continue
         path = common_folder(one.files) if len(one.files) > 1 else one.path
+        if one.dataset is not None or not (partitions(path) or partitions(path.parent)):
+            continue
+        if has_manifest(one.path):
+            continue
         path = path if path.is_dir() else path.parent
         for column, value in partitions(path).items():
             source = next(iter(opened[one.name].values()))
