@@ -136,3 +136,15 @@ def test_a_value_inside_json_is_suggested(tmp_path: Path) -> None:
     assert typed is not None
     result = _convert(rows, tmp_path / "o", where=f"{typed[0]} > 0.1")  # type: ignore[arg-type]
     assert result.samples == 2
+
+
+def test_a_compressed_table_under_another_name(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "a.png").write_bytes(make_image(3))
+    table = tmp_path / "t.csv"
+    table.write_bytes(gzip.compress(b"file_name,n\na.png,1\n"))
+    with pytest.raises(ShardkitError, match="the metadata file is compressed") as error:
+        _convert(tmp_path / "d", tmp_path / "o", metadata=table)
+    table = table.rename(table.with_name(str(error.value.fix).removeprefix("rename it to ")))
+    _convert(tmp_path / "d", tmp_path / "o", metadata=table)
+    assert [s["n"] for s in shardkit.open(tmp_path / "o")] == [1]

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit import storage
-from shardkit.codecs.compression import COMPRESSED_BLOCK, decompressed
+from shardkit.codecs.compression import COMPRESSED_BLOCK, compression_of, decompressed
 from shardkit.codecs.media import kind_by_name as media_by_name
 from shardkit.errors import SourceError, UsageError, drop_option, near
 from shardkit.extras import extra
@@ -135,6 +135,14 @@ def _rows_of(path: Path) -> Iterator[_Rows]:
             expected=".csv, .tsv or .jsonl, which may be compressed, or .parquet",
         )
     data = storage.read(path)
+    suffix = compression_of(data)
+    if suffix and not name.compression:
+        raise SourceError(
+            f"the metadata file is compressed, but its name does not end in .{suffix}",
+            path=path,
+            found=f"the first bytes {data[:4].hex(' ')}",
+            fix=f"rename it to {path.name}.{suffix}",
+        )
     if name.compression:
         data = b"".join(decompressed(_pieces(data), name.compression))
     text = io.TextIOWrapper(
