@@ -19,6 +19,7 @@ from shardkit.errors import DamagedError, FormatError, UsageError
 from shardkit.formats import FORMATS, format_of, get_format
 from shardkit.formats import foreign as foreigners
 from shardkit.formats.foreign import kind_by_name, kind_of_folder, not_read
+from shardkit.formats.table_folders import partitions, refuse_partitions, refuse_table
 from shardkit.patterns import expand
 from shardkit.splits import KINDS, common_start, in_order, refuse_synonyms
 from shardkit.walk import DirEntry, Walk, kind_of_file
@@ -74,9 +75,11 @@ def look_into(
     for folder, entries, folders in walk:
         # Images are left out here, as there may be millions of them.
         names = [e.name for e in entries if not e.name.lower().endswith(_IMAGES)]
+        below_here = {below.relative.rpartition("/")[2] for below in folders}
+        refuse_table(root / folder.relative, names, below_here, top=not folder.relative)
         found.empty += [] if entries or folders or not folder.relative else [folder.relative]
         listed = _listed_among(names, root / folder.relative)
-        shards = _shards_among(names, {below.relative.rpartition("/")[2] for below in folders})
+        shards = _shards_among(names, below_here)
         if len(names) < len(entries) or folders:
             shards.pop("metadata.parquet", None)  # metadata of the images here or below
         paired = {name for name, format in shards.items() if FORMATS[format].needs} | listed.keys()
@@ -109,17 +112,33 @@ def look_into(
             found.beside = sorted(below.relative for below in folders)
             found.ignored.update("folder" for _ in folders)
             break
+    _add_rest(found, walk, about, only_card=found.text_files <= is_text(CARD))
+    if unpaired and not found.shards and not found.foreign:
+        found.shards = unpaired  # opening them raises an error that says what is missing
+    return found
+
+
+def _add_rest(found: Contents, walk: Walk, about: list[str], *, only_card: bool) -> None:
+    """Count what the walk ignored, and the images shown in README.md if there are other data."""
     if found.shards:
+        _refuse_partitions(found)
         found.ignored += walk.ignored
-    if found.shards or found.text_files > is_text(CARD):
+    if found.shards or not only_card:
         found.ignored.update(map(kind_of_file, about))
     else:
         found.add_images(about)
     if walk.problems and not (found.ignored or found.shards or found.media):
         raise walk.problems[0]
-    if unpaired and not found.shards and not found.foreign:
-        found.shards = unpaired  # opening them raises an error that says what is missing
-    return found
+
+
+def _refuse_partitions(found: Contents) -> None:
+    """Raise UsageError for shards in folders such as `label=cat`, unless datasets are in them."""
+    if found.listed:
+        return
+    for name, format in found.shards.items():
+        folder = _holder(name, format)
+        if partitions(folder) and not manifests.has_manifest(found.root / folder):
+            refuse_partitions(found.root, [folder], format)
 
 
 def _media_among(
@@ -246,6 +265,16 @@ def refuse_foreign(found: Contents) -> None:
                 words += f", and {others:,} others"
                 fix = "to convert only the others, give their own folder or file"
             raise not_read(kind, found.root, words, fix)
+
+
+def skipped_media(found: Contents) -> tuple[str, ...]:
+    """Notes on images, audio and video in other formats, which are left out beside samples."""
+    return tuple(
+        f"{len(names):,} file{'s' * (len(names) > 1)} such as {min(names)!r} left out,"
+        f" {kind.words}: {kind.fix}"
+        for kind, names in found.foreign.items()
+        if kind.files
+    )
 
 
 def refuse_empty_splits(found: Contents) -> None:

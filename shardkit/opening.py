@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import posixpath
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,6 +30,7 @@ from shardkit.folders import (
 )
 from shardkit.formats import FORMATS, format_of, unknown_format
 from shardkit.formats.foreign import kind_of_file
+from shardkit.formats.table_folders import partitions, refuse_files_of_table, refuse_partitions
 from shardkit.manifest import Manifest, Shard, Splits
 from shardkit.patterns import is_pattern
 from shardkit.pieces import WHOLE, listed
@@ -259,7 +261,12 @@ def _foreign(
     folder: Path, names: list[str], format: str, ignored: dict[str, int] | None = None
 ) -> Dataset:
     _refuse_copies(folder, names)
+    if format == "parquet":
+        refuse_files_of_table((folder / name).parent for name in names)
     dataset = Dataset(folder, format, [(name, None, None) for name in names], None)
+    parts = [part for name in names if partitions(part := posixpath.dirname(name))]
+    if parts:
+        refuse_partitions(folder, parts, format, dataset.schema)
     dataset.beside = ignored or {}
     return dataset
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import csv
 import math
 import numbers
 import os
@@ -166,6 +167,8 @@ class TextOptions(Asked):
 
     field: the field with the text. None: "text", or the only text field.
     keep_fields: also store the other fields of each document.
+    no_header: the first line of CSV and TSV is a row; columns are called column0, column1, ...
+    columns: names of the columns of CSV and TSV without a header, separated by commas.
     documents: unit of .txt: "file" or "line"; "auto": files in a folder, lines of a single file.
     encoding: encoding of text files, a Python codec name, or "auto": detected for each file.
     encoding_errors: for undecodable bytes: "strict" stops, "replace" or "ignore" goes on.
@@ -183,6 +186,8 @@ class TextOptions(Asked):
 
     field: str | None = None
     keep_fields: bool = False
+    no_header: bool = False
+    columns: str | None = None
     documents: str = "auto"
     encoding: str = "utf-8"
     encoding_errors: str = "strict"
@@ -198,6 +203,9 @@ class TextOptions(Asked):
     def __post_init__(self) -> None:
         check_texts(self)
         check_numbers(self, seq_len=1)
+        names = self.header or ()
+        if not all(names) or len(set(names)) < len(names):
+            raise UsageError("columns must be different names", found=repr(self.columns))
         check_choice(self, "documents", ("auto", "file", "line"))
         check_choice(self, "encoding_errors", ("strict", "replace", "ignore"))
         check_choice(self, "special_tokens", ("special", "text"))
@@ -221,10 +229,18 @@ class TextOptions(Asked):
             raise UsageError("pack and remainder require seq_len", fix="give seq_len=N")
 
     @property
+    def header(self) -> tuple[str, ...] | None:
+        """The columns of tables without a header; () if they are numbered, None with a header."""
+        if self.columns is None:
+            return () if self.no_header else None
+        return tuple(next(csv.reader([self.columns]), [""]))
+
+    @property
     def reads(self) -> bool:
         """Whether any option for reading text files is given."""
         usual = (TextOptions.documents, TextOptions.encoding, TextOptions.encoding_errors)
-        return (self.documents, self.encoding, self.encoding_errors) != usual
+        given = (self.documents, self.encoding, self.encoding_errors)
+        return given != usual or self.header is not None
 
 
 @dataclass(frozen=True)

@@ -323,8 +323,10 @@ class _Reader:
         if len(path) == 1 and (name := self._usual(str(path[0]))):
             return self._of_part(value._replace(field=name), path)
         known = [*self._schema, "key", *(part for part in _USUAL if self._usual(part))]
+        inside = [n for n, kind in self._schema.items() if isinstance(kind, Json)]
+        hint = "".join(f"; {n}.{value.words}, if it is a value inside {n!r}" for n in inside[:3])
         what = f"there is no field {value.words!r}"
-        raise self._error(what, value.at, expected=near(value.words, known))
+        raise self._error(what, value.at, expected=near(value.words, known) + hint)
 
     def _usual(self, part: str) -> str:
         """The field that `width`, `length` and the like refer to if no field is named."""

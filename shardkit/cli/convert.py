@@ -112,6 +112,8 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
     TextOptions,
     field="NAME",
     keep_fields="",
+    no_header="",
+    columns="NAMES",
     documents=("auto", "file", "line"),
     encoding="NAME",
     encoding_errors=("strict", "replace", "ignore"),

@@ -24,6 +24,8 @@ from shardkit.pointers import is_html
 SUFFIXES = {
     "jpg": "jpeg",
     "jpeg": "jpeg",
+    "jpe": "jpeg",
+    "jfif": "jpeg",
     "png": "png",
     "webp": "webp",
     "gif": "gif",
@@ -33,6 +35,8 @@ SUFFIXES = {
     "ppm": "ppm",
     "pgm": "ppm",
     "pbm": "ppm",
+    "pnm": "ppm",
+    "apng": "png",
 }
 SUFFIX_OF = {format: suffix for suffix, format in reversed(SUFFIXES.items())}
 
@@ -43,9 +47,25 @@ _MAGIC = (
     (b"BM", "bmp"),
     (b"II*\0", "tiff"),
     (b"MM\0*", "tiff"),
+    *((b"P%d%c" % (number, blank), "ppm") for number in (1, 2, 3) for blank in b" \t\r\n#"),
     (b"P4", "ppm"),
     (b"P5", "ppm"),
     (b"P6", "ppm"),
+)
+# Offset and value of the first bytes of images in other formats.
+_OTHERS = (
+    *((4, b"ftyp" + brand, "AVIF") for brand in (b"avif", b"avis")),
+    *((4, b"ftyp" + brand, "HEIC") for brand in (b"heic", b"heix", b"hevc", b"mif1", b"msf1")),
+    (4, b"jP  \r\n\x87\n", "JPEG 2000"),
+    (0, b"\xff\x4f\xff\x51", "JPEG 2000"),
+    (0, b"\xff\x0a", "JPEG XL"),
+    (4, b"JXL \r\n\x87\n", "JPEG XL"),
+    (0, b"8BPS", "Photoshop"),
+    (0, b"\0\0\1\0", "an icon (.ico)"),
+    (0, b"DDS ", "DDS"),
+    (0, b"qoif", "QOI"),
+    (0, b"v/1\1", "OpenEXR"),
+    (0, b"<svg", "SVG"),
 )
 # Start-of-frame markers: C0 to CF without DHT (C4), JPG (C8) and DAC (CC).
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -105,6 +125,13 @@ class NotAnImageError(ValueError):
     fix = "repair or remove it"
 
 
+class OtherFormatError(NotAnImageError):
+    """An image in a format that is not read."""
+
+    what = "the image is in a format that cannot be read"
+    fix = "convert it to PNG or JPEG: PIL.Image.open(FILE).save(OUT)"
+
+
 class UnsupportedError(NotAnImageError):
     """An image whose kind of pixels cannot be read."""
 
@@ -138,6 +165,14 @@ def format_of(data: bytes) -> str | None:
     return None
 
 
+def _unknown(data: bytes) -> NotAnImageError:
+    """Return the error for bytes of no readable format, which names other formats of images."""
+    for at, magic, name in _OTHERS:
+        if data.startswith(magic, at):
+            return OtherFormatError(f"{name}, judging by its first bytes")
+    return NotAnImageError(describe(data))
+
+
 def is_image(data: bytes) -> bool:
     """Whether the first bytes are those of an image (its header may still be damaged)."""
     format = format_of(data)
@@ -159,7 +194,7 @@ def probe(data: bytes) -> ImageInfo:
         elif format is not None:
             width, height = _pillow_size(data)
         else:
-            raise NotAnImageError(describe(data))
+            raise _unknown(data)
     except (struct.error, IndexError):
         raise NotAnImageError(f"a {format} file that ends inside its header") from None
     if not (width and height):
@@ -285,7 +320,7 @@ def opened(data: bytes) -> Any:
     """
     format = format_of(data)
     if format is None:
-        raise NotAnImageError(describe(data))
+        raise _unknown(data)
     module, name = _PLUGINS[format]
     try:
         return getattr(importlib.import_module(f"PIL.{module}"), name)(io.BytesIO(data))

@@ -188,13 +188,21 @@ def _difference(out: Path, recipe: dict[str, Any]) -> str:
     return words
 
 
+# Options on which it depends what is read of a source.
+_READING = {
+    *("text", "fields", "drop", "split", "documents", "label_column", "label_separator", "classes"),
+    *("metadata", "file_column", "file_suffix", "annotations_frame"),
+}
+
+
 def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
     """The options in which two recipes differ, in words."""
     words = []
-    for name in sorted(old.keys() | new.keys()):
+    changed = [n for n in sorted(old.keys() | new.keys()) if old.get(n) != new.get(n)]
+    for name in changed:
         before, now = old.get(name), new.get(name)
-        if before == now:
-            continue
+        if name == "sources" and not _READING.isdisjoint(changed):
+            continue  # the fields and classes that are read are part of what identifies a source
         if name in ("sources", "times"):
             words.append("the source has changed")
         elif name == "transform" and isinstance(before, dict) and isinstance(now, dict):

@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING
 from shardkit.codecs.image import SUFFIXES
 from shardkit.errors import FormatError, UsageError, near, warn
 from shardkit.extras import extra
-from shardkit.formats.foreign import TFRECORD_NAMES, TFRECORD_SUFFIXES, kind_of_file, not_read
+from shardkit.formats.foreign import (
+    TFRECORD_NAMES,
+    TFRECORD_SUFFIXES,
+    kind_of_file,
+    not_read,
+    other_kind,
+)
 from shardkit.manifest import FOLDER, NAME
 
 if TYPE_CHECKING:
@@ -278,7 +284,7 @@ def format_of(path: Path) -> str | None:
 
 def unknown_format(path: Path) -> FormatError:
     """The error for a path that matches none of the formats."""
-    kind = kind_of_file(path)
+    kind = kind_of_file(path) or other_kind(path.name)
     if kind is not None:
         return not_read(kind, path)
     suffixes = sorted({suffix for known in FORMATS.values() for suffix in known.suffixes})

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from shardkit.errors import (
+    MissingLibraryError,
     NotFoundError,
     ShardkitError,
     StorageError,
     UnreachableError,
     UsageError,
 )
-from shardkit.extras import extra, missing
+from shardkit.extras import extra
 from shardkit.remote.store import (
     FULL_PAGE,
     MANIFEST,
@@ -47,6 +48,9 @@ _ENDPOINTS = (
     "azure_endpoint", "azure_storage_endpoint",
 )  # fmt: skip
 _PACKAGES = {"hf": "huggingface_hub", "sftp": "paramiko", "ssh": "paramiko", "smb": "smbprotocol"}
+
+# What a URL says about a file system of fsspec, which is not a part of the paths in it.
+_HOSTS = ("host", "port", "username", "org", "repo", "sha", "share_access", "domain")
 
 _used_in: set[int] = set()  # ids of processes that use obstore: a fork does not copy its threads
 
@@ -418,12 +422,15 @@ class _Fsspec:
     lists = True
 
     def __init__(self, site: str, options: Mapping[str, Any]) -> None:
-        scheme, _, self._host = site.partition("://")
+        scheme = site.partition("://")[0]
         self._site = site
         with extra("remote", f"a URL such as {site}"):
             import fsspec  # type: ignore[import-untyped]
         try:
-            self._system = fsspec.filesystem(scheme, skip_instance_cache=True, **options)
+            kind = fsspec.get_filesystem_class(scheme)
+            # The host of sftp:// and the repository of github:// are options of the file system.
+            named = {n: v for n, v in kind._get_kwargs_from_urls(site + "/").items() if n in _HOSTS}
+            self._system = kind(skip_instance_cache=True, **{**named, **options})
         except ValueError:
             raise UsageError(
                 "unknown URL scheme",
@@ -434,10 +441,14 @@ class _Fsspec:
             raise _bad_options(site, options, str(error)) from error
         except ImportError as error:
             library = _PACKAGES.get(scheme, getattr(error, "name", None) or scheme)
-            raise missing("remote", f"a URL such as {site}", library) from error
+            raise MissingLibraryError(
+                f"a URL such as {site} needs {library}, which is not installed",
+                fix=f"pip install {library}",
+            ) from error
 
     def _path(self, key: str) -> str:
-        return f"{self._host}/{key}".strip("/") if self._host else key
+        path: str = self._system._strip_protocol(f"{self._site}/{key}")
+        return path
 
     @contextmanager
     def _explained(self, key: str) -> Iterator[None]:

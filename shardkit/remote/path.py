@@ -52,7 +52,8 @@ def remote_path(scheme: str, rest: str, options: Mapping[str, Any] | None = None
             expected=f"{scheme}://, the name of a bucket or a server, and a path in it",
         )
     user, at, bare = host.rpartition("@")
-    if at and (scheme in ("http", "https") or ":" in user):
+    names_repository = scheme == "github"  # github://owner:name@branch
+    if at and (scheme in ("http", "https") or (":" in user and not names_repository)):
         raise UsageError(
             "a URL with a password is not supported, as it would appear in messages and logs",
             found=f"{scheme}://...@{bare}/{key}",

@@ -21,9 +21,11 @@ from shardkit.folders import (
     media_of,
     refuse_empty_splits,
     refuse_foreign,
+    skipped_media,
 )
 from shardkit.formats import FORMATS, format_of, unknown_format
 from shardkit.formats.foreign import kind_of_file
+from shardkit.formats.table_folders import partitions
 from shardkit.incomplete import without_manifest
 from shardkit.manifest import FOLDER, has_manifest
 from shardkit.options import ALL_FIELDS, Selection
@@ -33,6 +35,7 @@ from shardkit.schema import Schema
 from shardkit.sources.base import Source, Stream
 from shardkit.sources.beside import beside
 from shardkit.sources.exported import open_exported, read_about
+from shardkit.sources.file_table import FileSource
 from shardkit.sources.given import TABLES, TEXTS, Given, gathered, listed
 from shardkit.walk import is_folder, relative_to, scandir
 from shardkit.where import names_in
@@ -98,6 +101,7 @@ def _of_all(given: Sequence[Given], recipe: Recipe, strict: bool) -> dict[str, S
             fix="convert each source on its own, then convert the resulting datasets together",
         )
     opened = {one.name: _opened(one, how, strict) for one in given}
+    _check_partitions(given, opened)
     if len(given) == 1:
         found = opened[given[0].name]
     else:
@@ -115,6 +119,32 @@ def _of_all(given: Sequence[Given], recipe: Recipe, strict: bool) -> dict[str, S
             fix="omit --split to keep them, or convert and split one of them",
         )
     return {WHOLE: next(iter(found.values()))} if shares else found
+
+
+def _check_partitions(
+    given: Sequence[Given], opened: Mapping[str, Mapping[str, Source | Stream]]
+) -> None:
+    """Refuse several folders such as `label=cat`, and note the columns that a single one names."""
+    named: dict[str, str] = {}
+    for one in given:
+        path = common_folder(one.files) if len(one.files) > 1 else one.path
+        if one.dataset is not None or not (partitions(path) or partitions(path.parent)):
+            continue
+        if has_manifest(one.path):
+            continue
+        path = path if path.is_dir() else path.parent
+        for column, value in partitions(path).items():
+            source = next(iter(opened[one.name].values()))
+            if column in source.schema or column in source.others or isinstance(source, FileSource):
+                continue
+            if named.setdefault(column, value) != value:
+                raise UsageError(
+                    f"the column {column!r} is in the names of the folders, and would be lost",
+                    path=path,
+                    fix=f"give the folder of the whole table, {path.parent}, or one of the folders",
+                )
+            note = f"the column {column!r}, which the folder {path} names, is not stored"
+            source.notes = (*source.notes, note)
 
 
 def _of_siblings(
@@ -250,7 +280,10 @@ def _found_at(given: Path, recipe: Recipe, strict: bool) -> dict[str, Source | S
         refuse_empty_splits(found)
     if found.shards:
         return _datasets(given, recipe, strict)
-    return _loose(path, found, recipe, strict, subset)
+    sources = _loose(path, found, recipe, strict, subset)
+    first = next(iter(sources.values()))
+    first.notes = (*first.notes, *skipped_media(found))
+    return sources
 
 
 def _refuse_metadata(path: Path | None, recipe: Recipe) -> None:

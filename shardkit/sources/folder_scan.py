@@ -14,6 +14,7 @@ import numpy as np
 from shardkit.codecs.image import SUFFIXES
 from shardkit.codecs.media import AUDIO, Kind
 from shardkit.errors import SourceError, UsageError
+from shardkit.formats.foreign import way_with
 from shardkit.mapped import pieces
 from shardkit.schema import FieldType, Image, Int, Schema
 from shardkit.sources.base import Source
@@ -229,7 +230,8 @@ def no_images(root: Path, passed_over: Counter[str]) -> SourceError:
         + ", ".join("." + suffix for suffix in SUFFIXES)
         + ", .wav, .mp4, .npy, .txt, .jsonl, .csv, ...",
         found=", ".join(f"{n} x {what}" for what, n in passed_over.most_common(4)) or "nothing",
-        fix="give the folder that holds the class folders, or the images themselves",
+        fix=way_with(passed_over)
+        or "give the folder that holds the class folders, or the images themselves",
     )
 
 

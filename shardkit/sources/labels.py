@@ -82,7 +82,9 @@ class Labels:
             raise SampleError(
                 "there is no label",
                 field=self.column,
-                fix="fill it in, or skip such samples with --on-error skip",
+                fix="fill it in"
+                + (f", write {self._separator!r} for no labels" if self._separator else "")
+                + ", or skip such samples with --on-error skip",
             )
         if self.kind == _LISTS:
             if self._separator is None and not isinstance(value, list | np.ndarray):

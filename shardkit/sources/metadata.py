@@ -20,7 +20,7 @@ import xxhash
 
 from shardkit import storage
 from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError
-from shardkit.schema import FieldType, Schema
+from shardkit.schema import FieldType, Schema, Text
 from shardkit.sources.columns import Column
 from shardkit.sources.labels import LABEL, Asked, Labels, find_labels
 from shardkit.sources.tables import Table, place
@@ -215,9 +215,10 @@ def join(
     index = _Index(files)
     numbers = index.find(table.names())
     used = np.flatnonzero(numbers >= 0)
+    meant = _Meant(index, files)
     _refuse_twice(table, numbers, used)
     if every and not len(used) and len(table) and len(index):
-        raise _no_match(table, files)
+        raise _no_match(table, files, meant)
     row_of = np.full(len(index), -1, np.int64)
     row_of[numbers[used]] = np.arange(len(used))
     columns, unusable = table.columns()
@@ -242,7 +243,7 @@ def join(
             )
         columns = {LABEL if n == labels.column else n: c for n, c in columns.items()}
         columns[LABEL] = made
-    problems = _without_file(table, numbers)
+    problems = _without_file(table, numbers, meant)
     found = []
     start = 0
     for _, part in files:
@@ -305,19 +306,54 @@ def _refuse_twice(
         )
 
 
-def _no_match(table: Table, files: Sequence[tuple[str, FileTable]]) -> SourceError:
+def _no_match(table: Table, files: Sequence[tuple[str, FileTable]], meant: _Meant) -> SourceError:
     such = next(posixpath.join(f, part.relative(0)) for f, part in files if len(part))
     return SourceError(
         "no row of the metadata names a file of the source",
         path=table.path,
         expected=f"paths relative to the source, such as {such}",
         found=table.names()[0],
-        fix="name the column with --file-column, add a missing suffix with --file-suffix .jpg, or"
+        fix=meant(table.names()[0])
+        or "name the column with --file-column, add a missing suffix with --file-suffix .jpg, or"
         " give the folder that the names are relative to",
     )
 
 
-def _without_file(table: Table, numbers: npt.NDArray[np.int64]) -> list[ShardkitError]:
+class _Meant:
+    """What a name in a table that no file has may stand for: a path written in another way."""
+
+    def __init__(self, index: _Index, files: Sequence[tuple[str, FileTable]]) -> None:
+        self._index = index
+        self._files = files
+        self._lower: dict[str, str] | None = None
+
+    def __call__(self, name: str) -> str:
+        """Return words with the path of the file that is meant; "" if there is none."""
+        plain = name.strip().replace("\\", "/")
+        parts = [part for part in plain.split("/") if part not in ("", ".")]
+        ends = ["/".join(parts[n:]) for n in range(len(parts))]
+        found = self._index.find(Column.of(Text(), ends)) if ends else ()
+        meant = next((end for end, number in zip(ends, found, strict=True) if number >= 0), None)
+        if meant is None:
+            lower = self._by_lower_case()
+            meant = next((lower[end.lower()] for end in ends if end.lower() in lower), None)
+        return "" if meant is None else f"write it as {meant!r} in the table, which exists"
+
+    def _by_lower_case(self) -> dict[str, str]:
+        if self._lower is None:
+            few = sum(len(table) for _, table in self._files) <= _MOST_PROBLEMS
+            paths = (
+                posixpath.join(folder, table.relative(number))
+                for folder, table in (self._files if few else ())
+                for number in range(len(table))
+            )
+            self._lower = {path.lower(): path for path in paths}
+        return self._lower
+
+
+def _without_file(
+    table: Table, numbers: npt.NDArray[np.int64], meant: _Meant
+) -> list[ShardkitError]:
     rows = np.flatnonzero(numbers < 0).tolist()
     names = table.names()
     if len(rows) > _MOST_PROBLEMS:
@@ -332,7 +368,8 @@ def _without_file(table: Table, numbers: npt.NDArray[np.int64]) -> list[Shardkit
                 path=path,
                 found=names[row] + count,
                 expected="a path relative to the metadata file, or, with --metadata, to the source",
-                fix="restore the file or remove the row, or use --on-error skip",
+                fix=meant(names[row])
+                or "restore the file or remove the row, or use --on-error skip",
             )
         )
     return found

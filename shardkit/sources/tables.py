@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit import storage
-from shardkit.codecs.compression import COMPRESSED_BLOCK, decompressed
+from shardkit.codecs.compression import COMPRESSED_BLOCK, compression_of, decompressed
+from shardkit.codecs.media import kind_by_name as media_by_name
 from shardkit.errors import SourceError, UsageError, drop_option, near
 from shardkit.extras import extra
 from shardkit.formats import get_format
@@ -135,6 +136,14 @@ def _rows_of(path: Path) -> Iterator[_Rows]:
             expected=".csv, .tsv or .jsonl, which may be compressed, or .parquet",
         )
     data = storage.read(path)
+    suffix = compression_of(data)
+    if suffix and not name.compression:
+        raise SourceError(
+            f"the metadata file is compressed, but its name does not end in .{suffix}",
+            path=path,
+            found=f"the first bytes {data[:4].hex(' ')}",
+            fix=f"rename it to {path.name}.{suffix}",
+        )
     if name.compression:
         try:
             data = b"".join(decompressed(_pieces(data), name.compression))
@@ -298,6 +307,8 @@ def _no_column(path: Path, column: str, values: Mapping[str, Any]) -> SourceErro
     other = next((mark for mark in (";", "\t", "|") if mark in head), "")
     if other:
         fix = f"columns seem to be separated by {other!r}: use commas (.csv) or tabs (.tsv)"
+    if any(media_by_name(str(name)) for name in values):
+        fix = f"the first line seems to be a row: add a header above it, such as {column},label"
     return SourceError(
         f"the metadata have no column {column!r} that names files",
         path=path,

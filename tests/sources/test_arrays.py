@@ -319,3 +319,10 @@ def test_hdf5_that_leads_elsewhere_or_has_a_group_for_each_sample_is_refused(tmp
     monkeypatch.setitem(sys.modules, "h5py", None)
     path.write_bytes(b"")
     refused(ShardkitError, r'pip install "shardkit\[hdf5\]"', opened, path)
+
+
+@pytest.mark.parametrize(("name", "count"), [("labels", 4), ("y", 2), ("captions", 13)])
+def test_fewer_labels_than_samples_are_an_error(tmp_path, name, count):
+    np.savez(tmp_path / "x.npz", images=np.zeros((20, 2, 2)), **{name: np.zeros(count)})
+    error = refused(UsageError, "is not as long as the others", opened, tmp_path / "x.npz")
+    assert (error.expected, error.found) == ("20 values, as 'images' has", str(count))

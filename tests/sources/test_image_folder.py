@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import PIL.Image
 import pytest
 
-from shardkit.errors import SampleError, SourceError, UsageError
+import shardkit
+from shardkit.errors import FormatError, SampleError, SourceError, UsageError
 from shardkit.preprocess.mask_fields import is_mask_name
 from shardkit.sample import Sample
 from shardkit.schema import Array, Bool, Float, Image, Int, Json, Text
@@ -349,3 +351,19 @@ def test_hugging_faces_imagefolder_differs_as_documented(tmp_path, names, metada
     assert (len(loaded), label and label.names) == theirs
     source = one(root)
     assert (len(source), source.classes and list(source.classes)) == ours
+
+
+def test_other_suffixes_of_images(tmp_path: Path) -> None:
+    """Those of readable formats are read; other formats are named, and refused if most are such."""
+    image = PIL.Image.new("RGB", (4, 4), (200, 10, 10))
+    for suffix, format in [("jfif", "JPEG"), ("jpe", "JPEG"), ("pnm", "PPM"), ("apng", "PNG")]:
+        image.save(tmp_path / f"{suffix}.{suffix}", format)
+    (tmp_path / "a.avif").write_bytes(b"....ftypavif")
+    result = shardkit.convert(tmp_path, to="arrow", out=tmp_path.with_name("o"), workers=0)
+    assert result.samples == 4
+    assert any("such as 'a.avif' left out" in note for note in result.notes)
+    for name in ("b.heic", "c.jp2", "d.tga"):
+        (tmp_path / name).write_bytes(b"...")
+    with pytest.raises(FormatError, match="image data in a format other than") as error:
+        shardkit.convert(tmp_path, to="arrow", out=tmp_path.with_name("p"))
+    assert "PNG" in str(error.value.fix)

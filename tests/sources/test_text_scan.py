@@ -4,6 +4,7 @@ import gzip
 import os
 import pickle
 import random
+import re
 import sys
 
 import numpy as np
@@ -220,3 +221,40 @@ def test_a_file_beside_its_compressed_copy_is_read_once(tmp_path):
     put(tmp_path / "docs/a.txt", "x")
     put(tmp_path / "docs/a.txt.gz", gzip.compress(b"x"))
     assert len(files(tmp_path / "docs")) == 1
+
+
+HEADLESS = {
+    "a.csv": ("".join(f'"{i % 4}","text number {i}"\n' for i in range(10)), "NAME0,text", 1),
+    "b.tsv": ("".join(f"gj04\t{i % 2}\t\tSentence {i}.\n" for i in range(10)), None, 3),
+    "c.csv": ("".join(f"positive,Body {i}\n" for i in range(10)), "NAME0,text", 1),
+    "d.csv": ("".join(f"some words {i}\n" for i in range(10)), "text", 0),
+}
+
+
+@pytest.mark.parametrize("name", HEADLESS)
+def test_a_table_without_header_loses_no_row(name, tmp_path):
+    """The error's fix, as typed, reads every row; `--no-header` does so too."""
+    content, columns, last = HEADLESS[name]
+    path = tmp_path / name
+    path.write_text(content)
+    rows = [line.split("\t" if name.endswith("tsv") else ",") for line in content.splitlines()]
+    texts = [row[-1].strip('"') for row in rows]
+    with pytest.raises(SourceError, match="seems to be a row, not the header") as raised:
+        opened(path)
+    typed = re.search(r"--columns (\S+), or number", str(raised.value.fix))
+    assert typed is not None
+    assert columns in (None, typed[1])
+    assert f"--no-header --text-field column{last};" in str(raised.value.fix)
+    for options in ({"columns": typed[1]}, {"no_header": True, "field": f"column{last}"}):
+        (source,) = opened(path, **options).values()
+        assert [s["text" if "text" in s else f"column{last}"] for s in samples(source)] == texts
+
+
+def test_a_header_of_words_is_one(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("review text,stars\ngood,5\nbad,1\n")
+    (source,) = opened(path).values()
+    assert list(source.schema) == ["review text"]
+    (tmp_path / "a.txt").write_text("words\n")
+    with pytest.raises(UsageError, match="for CSV and TSV only"):
+        opened(tmp_path / "a.txt", no_header=True)

@@ -16,12 +16,22 @@ from shardkit import storage
 from shardkit.byte_source import ByteSource
 from shardkit.codecs.array import npy_header
 from shardkit.errors import FormatError, ShardkitError, SourceError, UsageError
-from shardkit.sources.arrays.rows import Column, Found, Part, Rows, damaged, kind_of, unusable
+from shardkit.sources.arrays.rows import (
+    LABELS,
+    Column,
+    Found,
+    Part,
+    Rows,
+    damaged,
+    kind_of,
+    unusable,
+)
 from shardkit.splits import KINDS
 
 _HEAD = 1 << 16  # bytes; numpy's headers have a few hundred
 _LOCAL = 30  # bytes of a member's local header, before its name
 _METHODS = {zipfile.ZIP_STORED: "", zipfile.ZIP_DEFLATED: "deflate"}
+_NEAR = 10  # values from which on an array of nearly the length of the others is one of them
 _MOST = 4096  # arrays in a file
 
 
@@ -197,6 +207,18 @@ def _of_one_length(
             fix="save the arrays that belong together in separate files",
         )
     chosen = {name: column for name, column in columns.items() if len(column) == longest}
+    for name, column in columns.items():
+        # A few values may be names of classes or means of channels.
+        near = len(column) >= _NEAR and 2 * len(column) > longest
+        if name not in chosen and (near or name.lower() in LABELS):
+            raise UsageError(
+                f"the array {name!r} is not as long as the others",
+                path=path,
+                expected=f"{longest:,} values, as {next(iter(chosen))!r} has",
+                found=f"{len(column):,}",
+                fix="save it with one value per sample, or in a file of its own if it is not part"
+                " of the samples",
+            )
     return chosen, [name for name in columns if name not in chosen]
 
 

@@ -206,4 +206,5 @@ def open_file(
         field=field,
         version=int(files.times[index]),
         quoted=files.quoted(index),
+        header=files.header,
     )

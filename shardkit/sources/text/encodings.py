@@ -106,7 +106,9 @@ class Decoder:
 
     def _bad_bytes(self, data: bytes, offset: int, error: UnicodeError) -> SampleError:
         start, end = getattr(error, "start", 0), getattr(error, "end", 1)
-        likely = self.wide(data, offset) if b"\0" in data else "latin-1 or auto"
+        # Of ASCII text in UTF-16, half of the bytes are NUL; a few show a binary file.
+        wide = 3 * data.count(0) >= len(data)
+        likely = self.wide(data, offset) if wide else "latin-1 or auto"
         return SampleError(
             f"the bytes are not valid {self.encoding.upper()}",
             path=self.path,

@@ -15,6 +15,8 @@ from shardkit.sources.columns import is_exact, kind_of, number, typed_column, wh
 from shardkit.sources.labels import LABEL, Labels
 from shardkit.sources.text.records import LINE_FIELD
 
+_WORDS = 4  # at most, in the name of a column that nobody takes for a sentence
+
 
 @dataclass(frozen=True)
 class Fields:
@@ -161,11 +163,37 @@ class Sampled:
             types[name] = _wider(types.get(name, kind), kind)
         return types
 
+    def width(self) -> int:
+        """Return the number of columns of the first table."""
+        return len(self._cells[0]) if self._cells else 0
+
+    def doubtful_header(self) -> str | None:
+        """Return what shows that the first line of a table is a row; None if nothing does."""
+        values = _columns(self._cells)
+        for name, cells in values.items():
+            if _is_number(name):
+                return f"a column called {name!r}, which is a number"
+            if name and name in cells:
+                return f"a column called {name!r}, which is also a value in it"
+            words = len(name.split())
+            alone = len(values) == 1 and words > 1
+            if alone or words > _WORDS or name.rstrip()[-1:] in tuple(".!?"):
+                return f"a column called {name[:60]!r}, which reads like a sentence"
+        return None
+
     def names(self) -> list[str]:
         return list(dict.fromkeys(name for row in self._json + self._cells for name in row))
 
     def reserved(self) -> list[str]:
         return sorted(RESERVED & {name for values in self._json + self._cells for name in values})
+
+
+def _is_number(name: str) -> bool:
+    try:
+        float(name)
+    except ValueError:
+        return False
+    return name.strip().lower() not in ("nan", "inf", "infinity")
 
 
 def _columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:

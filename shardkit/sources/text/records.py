@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from shardkit.codecs.compression import compression_of
 from shardkit.errors import SampleError
 from shardkit.pointers import refuse_html
 from shardkit.sources.files import FilePath, Planned, check_unchanged, read_file
@@ -21,6 +23,8 @@ LINE_FIELD = "text"  # the field of plain-text documents
 _HEAD = 1024  # bytes that show whether a table is an HTML page
 # Characters per cell: csv uses 4 bytes for each, and an unclosed quote makes the rest one cell.
 _MAX_CELL = 1 << 28
+_MAGIC_SIZE = 6  # bytes that show a compression
+_BZ2 = re.compile(rb"BZh[1-9]1AY&SY")
 
 
 class Record(NamedTuple):
@@ -44,6 +48,7 @@ class TextFile:
     field: str | None = None  # a column that a CSV table must have
     version: int = 0  # as `Planned.time`
     quoted: bool | None = True  # whether the cells of a table are; None: it contradicts itself
+    header: tuple[str, ...] | None = None  # of a table without one; () numbers the columns
 
     def records(self, start: int = 0, end: int | None = None) -> Iterator[Record]:
         """Return the records whose first byte is between `start` and `end`.
@@ -59,7 +64,16 @@ class TextFile:
             raise _contradiction(self.path, self.quotes())
         rows = _Rows(found, decoder, self.form, self.quoted)
         top = _Rows(self._lines(0, None)[1], decoder, self.form, self.quoted) if start else rows
-        return _table_records(rows, top, self.field)
+        return _table_records(rows, top, self.field, self.header)
+
+    def width(self) -> int:
+        """Return how many cells the first row of a table has. Raises SampleError."""
+        decoder, found = self._lines(0, None)
+        for _, _, row in _Rows(found, decoder, self.form, bool(self.quoted)):
+            if isinstance(row, SampleError):
+                raise row
+            return len(row)
+        return 0
 
     def quotes(self) -> Quotes:
         """Read all lines of a TSV to find out whether its cells are quoted. Raises SampleError."""
@@ -80,6 +94,7 @@ class TextFile:
             if self.size > MAX_LINE:
                 raise _too_long(self.path, 0)
             data = read_file(self.path, self.size, planned)
+            _refuse_compressed(self.path, data)
         decoder = self._decoder(data[:MARK_SIZE])
         return decoder.raw_text(data[decoder.mark :], decoder.mark)
 
@@ -101,6 +116,8 @@ class TextFile:
         first = b"".join(_first(stored, MARK_SIZE))
         if self.form != "text":
             refuse_html(first[:_HEAD], self.path, SampleError)
+        if not self.compression:
+            _refuse_compressed(self.path, first)
         decoder = self._decoder(first[:MARK_SIZE])
         stored = itertools.chain([first[decoder.mark :]], stored)
         return decoder, lines(stored, decoder.newline, decoder.mark, end, midway=False)
@@ -111,6 +128,22 @@ def _first(stored: Iterator[bytes], size: int) -> Iterator[bytes]:
     while size > 0 and (block := next(stored, b"")):
         size -= len(block)
         yield block
+
+
+def _refuse_compressed(path: FilePath, data: bytes) -> None:
+    """Raise SampleError for compressed data under a name that does not say so."""
+    suffix = compression_of(data[:_MAGIC_SIZE])
+    if not suffix or (suffix == "bz2" and not _BZ2.match(data)):
+        return
+    name = str(path).rpartition("/")[2]
+    raise SampleError(
+        f"the file is compressed, but its name does not end in .{suffix}",
+        path=path,
+        offset=0,
+        expected="text, or the suffix of the compression",
+        found=f"the first bytes {data[:4].hex(' ')}",
+        fix=f"rename it to {name}.{suffix}",
+    )
 
 
 def _bounded(path: FilePath, stored: Iterator[bytes]) -> Iterator[bytes]:
@@ -304,10 +337,12 @@ class _Rows:
         )
 
 
-def _table_records(rows: _Rows, top: _Rows, field: str | None) -> Iterator[Record]:
-    """Yield the rows after the header, which is the first row of `top`."""
+def _table_records(
+    rows: _Rows, top: _Rows, field: str | None, given: tuple[str, ...] | None
+) -> Iterator[Record]:
+    """Yield the rows after the header, which is the first row of `top`, or all if it is `given`."""
     path = rows.path
-    header = top.header()
+    header = top.header() if given is None else list(given)
     first = top.at
     if field is not None and header and field not in header:
         raise SampleError(

@@ -19,6 +19,8 @@ from shardkit.announced import incomplete, refuse_incomplete
 from shardkit.card import OUTSIDE, splits_of
 from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError, near
 from shardkit.folders import below as below_folder
+from shardkit.formats.foreign import way_with
+from shardkit.formats.table_folders import refuse_partitions
 from shardkit.options import ALL_FIELDS, Selection, TextOptions
 from shardkit.sources.base import Source, Stream
 from shardkit.sources.file_table import odd_keys
@@ -91,6 +93,7 @@ def open_text(
     else:
         corpus.files.encodings = [options.encoding]
     corpus.files.ratios = _ratios(corpus)
+    _set_header(path, corpus, options)
     notes += _find_quotes(corpus)
     fields, sampled = None, Sampled()
     if not whole:
@@ -121,6 +124,50 @@ def open_text(
     first.ignored, first.problems = dict(corpus.ignored), problems
     first.notes = [*notes, *classes.notes]
     return sources
+
+
+def _set_header(path: Path, corpus: _Corpus, options: TextOptions) -> None:
+    """Set the columns of tables that have no header, numbering them as in the first such table."""
+    if options.header is None:
+        return
+    files = corpus.files
+    tables = (n for n in range(len(files)) if files.name(n).form in ("csv", "tsv"))
+    first = next(tables, None)
+    if first is None:
+        raise UsageError(
+            "columns and no_header are for CSV and TSV only",
+            path=path,
+            fix="remove --columns and --no-header",
+        )
+    width = 0 if options.header else open_file(corpus.root, files, first, "replace").width()
+    files.header = options.header or tuple(f"column{number}" for number in range(width))
+
+
+def _refuse_headless(
+    path: Path, sampled: Sampled, options: TextOptions, text: str | None, notes: list[str]
+) -> None:
+    """Raise SourceError if the first row of a table seems to be data, not names of columns.
+
+    If the name of the text is given, the header seems to be one after all: that is a note then.
+    """
+    doubt = sampled.doubtful_header() if options.header is None else None
+    if doubt is None or (text == LINE_FIELD and options.field is None):
+        return
+    if options.field is not None and text is not None:
+        notes.append(
+            f"{doubt}: if the first line is a row, name the columns: --columns NAME,NAME,..."
+        )
+        return
+    names = [f"NAME{number}" for number in range(sampled.width())]
+    raise SourceError(
+        "the first line of the table seems to be a row, not the header with the column names",
+        path=path,
+        expected="names of columns, such as label,text",
+        found=doubt,
+        fix=f"if it is a row, name its columns: --columns {','.join([*names[:-1], 'text'])}, or"
+        f" number them: --no-header --text-field column{len(names) - 1}; if it is the header, say"
+        " which column is the text: --text-field NAME",
+    )
 
 
 def _refuse_table(path: Path, labels: Labelling) -> None:
@@ -308,7 +355,7 @@ def _refuse_only_about(root: Path, about: list[_Found], others: Counter[str]) ->
             path=root,
             found=", ".join(f"{count} x {kind}" for kind, count in beside.items()),
             expected=_suffixes(),
-            fix="unpack archives, or give the files that contain the data",
+            fix=way_with(beside) or "unpack archives, or give the files that contain the data",
         )
 
 
@@ -504,8 +551,12 @@ def _fields(
         if corpus.tables or (not problems and len(corpus.files) <= _SAMPLE_FILES):
             raise _unusable(path, problems)
         return Fields(LINE_FIELD, {}), sampled
+    if corpus.tables:
+        form = corpus.files.name(0).form
+        refuse_partitions(path, corpus.files.folders, form, sampled.names())
     column = None if asked is None else asked.column
     text = choose(sampled, options.field, column)
+    _refuse_headless(path, sampled, options, text, notes)
     if text is None:
         types = sampled.types()
         raise SourceError(

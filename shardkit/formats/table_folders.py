@@ -1,0 +1,161 @@
+"""Recognizes folders in which the files alone are not the table: logs, chunks and partitions.
+
+Tables of Delta Lake, Iceberg and Hudi keep files whose rows were removed, Zarr stores arrays in
+chunks, and the folders of a partitioned table hold columns in their names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Collection, Iterable
+from pathlib import Path, PurePosixPath
+
+from shardkit.errors import FormatError, ShardkitError, UsageError
+from shardkit.formats.foreign import Kind, not_read
+from shardkit.remote.path import RemotePath
+
+_AS_FILES = "to take the files as they are, copy them to a folder without the log"
+_LOG = "whose log says which rows of its files still count"
+DELTA = Kind(
+    f"a Delta Lake table, {_LOG}",
+    "write its rows to one file: import deltalake, pyarrow.parquet; pyarrow.parquet.write_table("
+    f"deltalake.DeltaTable('{{path}}').to_pyarrow_table(), 'table.parquet'); {_AS_FILES}",
+)
+ICEBERG = Kind(
+    f"an Apache Iceberg table, {_LOG}",
+    "write its rows to one file: from pyiceberg.table import StaticTable; import pyarrow.parquet;"
+    " pyarrow.parquet.write_table(StaticTable.from_metadata('{path}/metadata/NEWEST.metadata.json')"
+    f".scan().to_arrow(), 'table.parquet'); {_AS_FILES}",
+)
+HUDI = Kind(
+    f"an Apache Hudi table, {_LOG}",
+    "write its rows as Parquet with Spark: spark.read.format('hudi').load('{path}')"
+    f".write.parquet('table'); {_AS_FILES}",
+)
+ZARR = Kind(
+    "a Zarr store, which holds arrays in chunks",
+    "save its arrays, with samples as the first dimension, and convert that file:"
+    " numpy.savez('arrays.npz', **{{name: array[:] for name, array in"
+    " zarr.open_group('{path}', mode='r').arrays()}}); if it is one array:"
+    " numpy.save('array.npy', zarr.open_array('{path}', mode='r')[:])",
+)
+PETASTORM = Kind(
+    "a dataset of Petastorm, which encodes the values of its Parquet files",
+    "read it with petastorm.make_reader, and write its samples with shardkit.create",
+)
+# Formats of tables, and how pyarrow.dataset is told to read them.
+_READ = {
+    "parquet": "'parquet'",
+    "arrow": "'ipc'",
+    "csv": "'csv'",
+    "json": "'json'",
+    "tsv": "pyarrow.dataset.CsvFileFormat(pyarrow.csv.ParseOptions(delimiter='\\t'))",
+}
+_PARTITION = re.compile(r"([^\W\d]\w*)=.*")
+_FURTHER = ("data",)  # a folder of Iceberg that holds the files, below the table's own
+_SEEN = ("_delta_log", "metadata", "_common_metadata", "zarr.json")
+_HIDDEN = (".zgroup", ".zarray", ".hoodie")
+_PETASTORM = b"dataset-toolkit.unischema"
+
+
+def refuse_table(
+    folder: Path, names: Collection[str], folders: Collection[str], *, top: bool
+) -> None:
+    """Raise FormatError if a folder, with these files and subfolders, is such a table.
+
+    Hidden entries are looked for at the `top` of the source, and beside Parquet files.
+    """
+    kind = None
+    look = top or any(name.endswith(".parquet") for name in names)
+    hidden = _hidden_in(folder) if look else set()
+    if "_delta_log" in folders:
+        kind = DELTA
+    elif "zarr.json" in names or hidden & {".zgroup", ".zarray"}:
+        kind = ZARR
+    elif "metadata" in folders and _is_iceberg(folder):
+        kind = ICEBERG
+    elif ".hoodie" in hidden:
+        kind = HUDI
+    elif "_common_metadata" in names and _is_petastorm(folder):
+        kind = PETASTORM
+    if kind is not None:
+        raise _not_read(kind, folder)
+
+
+def refuse_files_of_table(folders: Iterable[Path]) -> None:
+    """The same for folders of Parquet files that were given by name: the table may be above."""
+    for folder in dict.fromkeys(folders):
+        if isinstance(folder, RemotePath) and not folder.store.lists:
+            continue
+        for above in (folder, *folder.parents):
+            with contextlib.suppress(OSError):
+                there = _entries_of(above)
+                refuse_table(above, there, there, top=True)
+            if not (_PARTITION.fullmatch(above.name) or above.name in _FURTHER):
+                break
+
+
+def partitions(folder: str | PurePosixPath | Path) -> dict[str, str]:
+    """The columns that the last parts of a path name, and their values: `label=cat/day=1`."""
+    found: dict[str, str] = {}
+    path = PurePosixPath(str(folder))
+    while (match := _PARTITION.fullmatch(path.name)) and match[1] not in found:
+        found[match[1]] = path.name.partition("=")[2]
+        path = path.parent
+    return found
+
+
+def refuse_partitions(
+    root: Path, folders: Iterable[str], format: str, columns: Collection[str] = ()
+) -> None:
+    """Raise UsageError if folders below `root` name a column other than `columns`: it is lost."""
+    for folder in folders if format in _READ else ():
+        lost = [name for name in partitions(folder) if name not in columns]
+        if lost:
+            raise partitioned(root, lost[0], folder, format)
+
+
+def partitioned(root: Path, column: str, folder: str, format: str) -> UsageError:
+    """The error for files in folders that hold a column in their names."""
+    fix = (
+        "write the table to one file: import pyarrow.csv, pyarrow.dataset, pyarrow.parquet;"
+        " pyarrow.parquet.write_table(pyarrow.dataset.dataset("
+        f"{str(root)!r}, partitioning='hive', format={_READ[format]}).to_table(), 'table.parquet')"
+    )
+    return UsageError(
+        f"this is a partitioned table: the column {column!r} is in the names of its folders, not in"
+        " its files, and would be lost",
+        path=root,
+        found=f"the folder {folder!r}",
+        fix=f"{fix}; without the column, convert one of the folders",
+    )
+
+
+def _not_read(kind: Kind, folder: Path) -> FormatError:
+    return not_read(kind._replace(fix=kind.fix.format(path=folder)), folder)
+
+
+def _entries_of(folder: Path) -> set[str]:
+    """Those names that tell a table which a folder has; one request for a folder in a store."""
+    if isinstance(folder, RemotePath):
+        return {entry.name for entry in folder.scandir()} & {*_SEEN, *_HIDDEN}
+    return {name for name in _SEEN if (folder / name).exists()}
+
+
+def _hidden_in(folder: Path) -> set[str]:
+    if isinstance(folder, RemotePath):
+        return {entry.name for entry in folder.scandir()} & {*_HIDDEN}
+    return {name for name in _HIDDEN if (folder / name).exists()}
+
+
+def _is_iceberg(folder: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return any(path.name.endswith(".metadata.json") for path in (folder / "metadata").iterdir())
+    return False
+
+
+def _is_petastorm(folder: Path) -> bool:
+    with contextlib.suppress(OSError, ShardkitError):
+        return _PETASTORM in (folder / "_common_metadata").read_bytes()
+    return False

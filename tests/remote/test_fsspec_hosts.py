@@ -1,0 +1,60 @@
+"""File systems of fsspec in whose paths the host or the repository does not occur."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import shardkit
+from shardkit.errors import MissingLibraryError
+
+fsspec = pytest.importorskip("fsspec")
+memory = pytest.importorskip("fsspec.implementations.memory")
+
+
+class _OnHost(memory.MemoryFileSystem):  # type: ignore[misc]
+    """As `sftp://` and `github://`: the part before the path is an argument."""
+
+    protocol = "onhost"
+    cachable = False
+
+    def __init__(self, host: str, **options: Any) -> None:
+        super().__init__(**options)
+        assert host == "server"
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        path = str(path).partition("://server")[2] if "://" in str(path) else str(path)
+        return "/" + path.strip("/")
+
+    @staticmethod
+    def _get_kwargs_from_urls(path: str) -> dict[str, Any]:
+        return {"host": path.partition("://")[2].partition("/")[0], "path": "/"}
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    fsspec.register_implementation("onhost", _OnHost, clobber=True)
+    yield
+    memory.MemoryFileSystem.store.clear()
+    memory.MemoryFileSystem.pseudo_dirs[:] = [""]
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_host_is_no_folder(tmp_path: Any) -> None:
+    for name in ("a", "b"):
+        memory.MemoryFileSystem().pipe(f"/texts/{name}.txt", name.encode())
+    shardkit.convert("onhost://server/texts", to="arrow", out=tmp_path / "o", workers=0)
+    assert [s["text"] for s in shardkit.open(tmp_path / "o")] == ["a", "b"]
+
+
+def test_the_library_of_a_scheme_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(scheme: str) -> None:
+        raise ImportError(f"{scheme} needs a library")
+
+    monkeypatch.setattr(fsspec, "get_filesystem_class", lacking)
+    with pytest.raises(MissingLibraryError, match="needs paramiko") as error:
+        shardkit.open("sftp://server/x")
+    assert error.value.fix == "pip install paramiko"

@@ -1,0 +1,142 @@
+"""Errors that say what to do in Python or with files: it works as it is said."""
+
+import bz2
+import gzip
+import io
+import lzma
+import re
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pytest
+
+import shardkit
+from shardkit import TextOptions
+from shardkit.errors import OutputError, ShardkitError, UsageError
+from shardkit.testing import make_image
+
+WORDS = b"some text, and more of it\n" * 50
+
+
+def _convert(source, out, **options: Any) -> Any:
+    return shardkit.convert(source, to="arrow", out=out, workers=0, **options)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "compress"), [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)]
+)
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv"])
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_compressed_text_under_another_name(suffix, compress, name, encoding, tmp_path):
+    lines = {"a.jsonl": b'{"text": "a"}\n' * 50, "a.csv": b"text\n" + b"a\n" * 50}
+    path = tmp_path / "d" / name
+    path.parent.mkdir()
+    path.write_bytes(compress(lines.get(name, WORDS)))
+    text = TextOptions(encoding=encoding, documents="line")
+    for source in (path, path.parent):
+        with pytest.raises(ShardkitError, match="the file is compressed") as error:
+            _convert(source, tmp_path / "o", text=text)
+    path.rename(path.with_name(str(error.value.fix).removeprefix("rename it to ")))
+    assert _convert(path.parent, tmp_path / "o", text=text).samples == 50
+
+
+def test_plain_ppm_is_read_as_pillow_reads_it(tmp_path):
+    texts = {"a": "P3\n2 1\n255\n255 0 0 9 9 9\n", "b": "P2\n2 1\n255\n7 9\n", "c": "P1 2 1\n1 0\n"}
+    (tmp_path / "d").mkdir()
+    for name, text in texts.items():
+        (tmp_path / "d" / f"{name}.ppm").write_text(text)
+    _convert(tmp_path / "d", tmp_path / "o")
+    for sample in shardkit.open(tmp_path / "o", transforms={"image": shardkit.Decode()}):
+        expected = PIL.Image.open(tmp_path / "d" / f"{sample['__key__']}.ppm").convert("RGB")
+        assert np.array_equal(sample["image"], np.asarray(expected))
+
+
+@pytest.mark.parametrize("format", ["AVIF", "JPEG2000", "QOI", "DDS"])
+def test_images_in_other_formats_are_called_so(format, tmp_path):
+    data, image = io.BytesIO(), PIL.Image.new("RGB", (16, 16))
+    try:
+        image.save(data, format)
+    except (KeyError, OSError):
+        pytest.skip(f"this Pillow does not write {format}")
+    (tmp_path / "d").mkdir()
+    path = tmp_path / "d" / "a.jpg"
+    path.write_bytes(data.getvalue())
+    with pytest.raises(ShardkitError, match="in a format that cannot be read") as error:
+        _convert(path.parent, tmp_path / "o")
+    code = re.search(r"PIL.Image.open\(FILE\).save\(OUT\)", str(error.value.fix))
+    assert code is not None
+    exec(code[0], {"PIL": PIL, "FILE": path, "OUT": path.with_suffix(".png")})
+    path.unlink()
+    assert _convert(path.parent, tmp_path / "o").samples == 1
+
+
+@pytest.mark.parametrize("others", [False, True])
+@pytest.mark.parametrize(
+    "written", ["/data/old/images/cat/a.png", "images\\cat\\a.png", "Cat/A.PNG", " cat/a.png "]
+)
+def test_names_in_a_table_that_are_written_otherwise(written, others, tmp_path):
+    top = tmp_path / "images"
+    for name in ("cat/a.png", "b.png"):
+        (top / name).parent.mkdir(parents=True, exist_ok=True)
+        (top / name).write_bytes(make_image(3))
+    table = tmp_path / "t.csv"
+    rows = "b.png,2\n" if others else ""
+    table.write_text(f"file_name,n\n{rows}{written},1\n")
+    options = {"metadata": table, "on_error": "fail"}
+    with pytest.raises(ShardkitError) as error:
+        _convert(top, tmp_path / "o", **options)
+    meant = re.search(r"write it as '(.+)' in the table", str(error.value.fix))
+    assert meant is not None
+    table.write_text(f"file_name,n\nb.png,2\n{meant[1]},1\n")
+    _convert(top, tmp_path / "o", **options)
+    assert {s["__key__"]: s["n"] for s in shardkit.open(tmp_path / "o")} == {"cat/a": 1, "b": 2}
+
+
+def test_an_empty_cell_of_several_labels(tmp_path):
+    for name in "ab":
+        (tmp_path / "d").mkdir(exist_ok=True)
+        (tmp_path / "d" / f"{name}.png").write_bytes(make_image(3))
+    table = tmp_path / "t.csv"
+    table.write_text("file_name,tags\na.png,x;y\nb.png,\n")
+    options = {"metadata": table, "label_column": "tags", "label_separator": ";"}
+    with pytest.raises(ShardkitError, match="there is no label") as error:
+        _convert(tmp_path / "d", tmp_path / "o", **options)
+    assert "write ';' for no labels" in str(error.value.fix)
+    table.write_text("file_name,tags\na.png,x;y\nb.png,;\n")
+    _convert(tmp_path / "d", tmp_path / "o", **options)
+    assert [list(s["label"]) for s in shardkit.open(tmp_path / "o")] == [[0, 1], []]
+
+
+def test_another_option_is_no_change_of_the_source(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("text,n\na,1\n")
+    _convert(path, tmp_path / "o")
+    with pytest.raises(OutputError) as error:
+        _convert(path, tmp_path / "o", text=TextOptions(keep_fields=True))
+    assert error.value.found == "keep_fields was False, is True"
+    path.write_text("text,n\nab,1\n")
+    with pytest.raises(OutputError, match="the source has changed"):
+        _convert(path, tmp_path / "o")
+
+
+def test_a_value_inside_json_is_suggested(tmp_path):
+    rows = [{"meta": {"similarity": n / 10}, "n": n} for n in range(4)]
+    with pytest.raises(UsageError) as error:
+        _convert(rows, tmp_path / "o", where="similarity > 0.1")  # type: ignore[arg-type]
+    typed = re.search(r"meta\.similarity", str(error.value.expected))
+    assert typed is not None
+    result = _convert(rows, tmp_path / "o", where=f"{typed[0]} > 0.1")  # type: ignore[arg-type]
+    assert result.samples == 2
+
+
+def test_a_compressed_table_under_another_name(tmp_path):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "a.png").write_bytes(make_image(3))
+    table = tmp_path / "t.csv"
+    table.write_bytes(gzip.compress(b"file_name,n\na.png,1\n"))
+    with pytest.raises(ShardkitError, match="the metadata file is compressed") as error:
+        _convert(tmp_path / "d", tmp_path / "o", metadata=table)
+    table = table.rename(table.with_name(str(error.value.fix).removeprefix("rename it to ")))
+    _convert(tmp_path / "d", tmp_path / "o", metadata=table)
+    assert [s["n"] for s in shardkit.open(tmp_path / "o")] == [1]
