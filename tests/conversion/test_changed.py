@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import shardkit
-from shardkit.errors import SampleError, ShardkitError, SourceError
+from shardkit.errors import DamagedError, SampleError, ShardkitError, SourceError
 from tests.conftest import write_images
 from tests.test_irregular import Swap
 
@@ -98,11 +98,14 @@ def test_a_file_that_keeps_its_size(
         return shardkit.convert(source, "wds", tmp_path / "out", workers=0, **options)
 
     kind = SourceError if make in (_shards, _foreign) else SampleError
-    with pytest.raises(ShardkitError, match="changed while the conversion ran") as error:
+    with pytest.raises(
+        ShardkitError, match=r"changed while (the conversion ran|it was open)"
+    ) as error:
         convert(progress=Swap(lambda: change(path)))
-    assert type(error.value) is kind
+    in_place = make is _foreign and change is rewritten  # may be noticed by reading the open file
+    assert type(error.value) in ((kind, DamagedError) if in_place else (kind,))
     near = path.with_suffix(".jpg") if make is _sidecar else path
-    assert error.value.where["path"] in (str(path), str(near), str(path.parent))
+    assert str(error.value.where["path"]) in (str(path), str(near), str(path.parent))
     assert not (tmp_path / "out").exists()
     if kind is SampleError:  # the others do not suffer
         shutil.rmtree(tmp_path / "out.partial")
