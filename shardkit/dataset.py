@@ -174,6 +174,12 @@ class Dataset(Views):
         return cls(path, format, [(".", len(samples), size)], None, reader=reader)
 
     @property
+    def sequence(self) -> SampleSequence | None:
+        """The samples that `from_sequence` was given; None for a dataset of shards."""
+        only = self.whole._only
+        return only.sequence if isinstance(only, SequenceReader) else None
+
+    @property
     def classes(self) -> tuple[str, ...] | None:
         """Class names in the order of their labels, or None if unknown."""
         return self.class_names.get(self.label)

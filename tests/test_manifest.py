@@ -360,3 +360,10 @@ def test_manifests_with_wrong_values_give_samples_or_our_errors(
     assert not failed, "\n".join(failed)[:10_000]
     assert outcomes["open: done"] > count / 20
     assert outcomes["open: DamagedError"] > count / 20
+
+
+def test_no_object_of_a_manifest_has_an_entry_for_unknown_ones(tmp_path: Path) -> None:
+    with shardkit.create(tmp_path / "d", "wds", {"x": shardkit.Int()}) as writer:
+        writer.write({"x": 1})
+    text = (tmp_path / "d/__shardkit__/manifest.json").read_text()
+    assert '"unknown"' not in text

@@ -805,3 +805,17 @@ def test_the_command_says_what_it_renamed(tmp_path: Path) -> None:
     meant = run("convert", dataset, "--to", "folder", "-o", tmp_path / "x", check=2).stderr
     assert "`shardkit export --to folder`" in meant
     assert run("export", dataset, "--to", "files", "-o", tmp_path / "q", "--quiet").stdout == ""
+
+
+@pytest.mark.parametrize("to", ["folder", "jsonl", "files"])
+def test_keys_that_look_like_values_come_back(tmp_path: Path, to: str) -> None:
+    """Paths in a table begin with the key: like a list, or the prefix of a quoted cell."""
+    keys = ["[1, 2", "[a]", "[", "json:x", 'json:"y"']
+    schema = {"image": shardkit.Image(), "x": Array("<f4", (70, 70)), "y": Array("<i8", (None,))}
+    with shardkit.create(tmp_path / "d", "wds", schema) as out:
+        for n, key in enumerate(keys):
+            values = {"x": np.full((70, 70), n, "<f4"), "y": np.arange(n)}
+            out.write({"__key__": key, "image": make_image(n), **values})
+    shardkit.export(tmp_path / "d", to, tmp_path / "e")
+    shardkit.convert(tmp_path / "e", "wds", tmp_path / "f", workers=0)
+    assert shardkit.diff(tmp_path / "d", tmp_path / "f").equal

@@ -125,3 +125,28 @@ def test_a_dataset_that_comes_while_samples_are_written_is_refused(
     assert files_of(out) == files_of(tmp_path / "other")
     make(lambda: None, overwrite=True)
     assert not (tmp_path / "out.partial").exists()
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_what_another_run_publishes_while_a_run_waits_for_the_lock_is_found(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same: bool
+) -> None:
+    """A run that looks at the output right before another one publishes does not work in vain."""
+    out = tmp_path / "out"
+    convert(source, tmp_path / "made", **({} if same else {"limit": 3}))
+    is_done = run.is_done
+
+    def looked(*args: Any, **options: Any) -> bool:
+        found = is_done(*args, **options)
+        shutil.copytree(tmp_path / "made", out)
+        return found
+
+    monkeypatch.setattr(run, "is_done", looked)
+    monkeypatch.setattr(run, "_work", None)  # nothing is to be done
+    if same:
+        assert convert(source, out).already_complete
+    else:
+        with pytest.raises(OutputError, match="the output exists and holds another dataset"):
+            convert(source, out)
+    assert files_of(out) == files_of(tmp_path / "made")
+    assert not (tmp_path / "out.partial/tasks").exists() or not same

@@ -21,6 +21,7 @@ from shardkit.errors import DamagedError, FormatError, SampleError, ShardkitErro
 from shardkit.formats import get_format, offsets
 from shardkit.formats.base import ShardSpec
 from shardkit.formats.litdata.nested import load_json
+from shardkit.formats.litdata.values import serializer
 from shardkit.formats.litdata.writer import LitDataWriter
 from shardkit.schema import Array, Audio, Bytes, Image, Images, Int, Json, Schema
 from shardkit.testing import (
@@ -446,3 +447,17 @@ def test_of_a_large_sample_only_what_is_asked_for_is_read(
     offset = reader.offset(1, "n")
     assert offset is not None
     assert (tmp_path / "x.bin").read_bytes()[offset : offset + 8] == struct.pack("<q", 1)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("shape", [(), (1,), (3, 2), (0, 5)])
+@pytest.mark.parametrize(("code", "dtype"), [(0, "<f4"), (1, "<f4"), (11, "|u1"), (17, "<i8")])
+def test_tensors_of_both_byte_orders_are_read(
+    order: str, shape: tuple[int, ...], code: int, dtype: str
+) -> None:
+    """LitData wrote the integers before a tensor little-endian up to 0.2.29, then big-endian."""
+    value = np.arange(np.prod(shape, dtype=int)).astype(dtype).reshape(shape)
+    head = struct.pack(f"{order}{2 + len(shape)}I", code, len(shape), *shape)
+    found = serializer("tensor")[1](head + value.tobytes())
+    assert (found.dtype, found.shape) == (value.dtype, shape)
+    assert (found == value).all()

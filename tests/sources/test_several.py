@@ -480,3 +480,13 @@ def test_lists_of_other_things(tmp_path):
     with pytest.raises(UsageError, match="must not contain each other"):
         convert(tmp_path / "?", tmp_path / "b/out")
     assert len(open_sources([{"n": np.int64(n)} for n in range(2)])[""]) == 2
+
+
+@pytest.mark.parametrize(
+    ("braces", "names"),
+    [("{0..2}", "0 1 2"), ("{8..10}", "8 9 10"), ("{00..1}", "00 01"), ("{9..010}", "009 010")],
+)
+def test_numbers_in_braces_are_padded_as_in_bash(braces: str, names: str) -> None:
+    assert [str(path) for path in expand(Path(f"x{braces}.tar"))] == [
+        f"x{name}.tar" for name in names.split()
+    ]
