@@ -484,7 +484,12 @@ def test_lists_of_other_things(tmp_path):
 
 @pytest.mark.parametrize(
     ("braces", "names"),
-    [("{0..2}", "0 1 2"), ("{8..10}", "8 9 10"), ("{00..1}", "00 01"), ("{9..010}", "009 010")],
+    [
+        ("{0..10}", "0 1 2 3 4 5 6 7 8 9 10"),
+        ("{8..10}", "8 9 10"),
+        ("{00..1}", "00 01"),
+        ("{9..010}", "009 010"),
+    ],
 )
 def test_numbers_in_braces_are_padded_as_in_bash(braces: str, names: str) -> None:
     assert [str(path) for path in expand(Path(f"x{braces}.tar"))] == [
