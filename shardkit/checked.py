@@ -149,7 +149,7 @@ def plain(value: Any) -> Any:
     """Convert dataclasses to JSON values, with the `unknown` entries that `checked` retained."""
     if is_dataclass(value):
         entries = {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {**entries, **(entries.pop("unknown", None) or {})}
+        return entries | (entries.pop("unknown", None) or {})
     if isinstance(value, Mapping):
         return {key: plain(entry) for key, entry in value.items()}
     return [plain(entry) for entry in value] if isinstance(value, list | tuple) else value

@@ -17,7 +17,7 @@ import numpy as np
 
 from shardkit import manifest as manifests
 from shardkit import open_shards, storage
-from shardkit.byte_source import Memory
+from shardkit.byte_source import Memory, changed, version_of
 from shardkit.checked import checked, damaged, from_lines, under
 from shardkit.codecs.array import load_table
 from shardkit.codecs.media import length_of
@@ -32,7 +32,7 @@ from shardkit.pages import Pages, through
 from shardkit.processors import in_threads
 from shardkit.progress import Monitor, Progress, watched
 from shardkit.remote.path import RemotePath
-from shardkit.remote.store import Info
+from shardkit.remote.store import Info, replaced
 from shardkit.sample import Sample, key_hash
 from shardkit.schema import (
     Array,
@@ -110,6 +110,8 @@ class Dataset(Views):
         self.manifest_path = manifest_path
         self._names = [name for name, _, _ in shards]
         self._bytes = [size for _, _, size in shards]
+        # By file: its size, and its time of change in ns, of foreign shards and the manifest.
+        self._versions: dict[Path, tuple[int, int]] = {}
         if manifest is not None and format not in FORMATS:
             raise FormatError(
                 "the dataset has a format that this version does not know",
@@ -136,6 +138,9 @@ class Dataset(Views):
         else:
             counts = [samples or 0 for _, samples, _ in shards]
             self.schema, self._class_names = manifest.schema, manifest.class_names
+            if manifest_path is not None and not isinstance(manifest_path, RemotePath):
+                with contextlib.suppress(OSError):
+                    self._versions[manifest_path] = version_of(manifest_path.stat())
         *self._starts, self._length = accumulate(counts, initial=0)
 
     @classmethod
@@ -167,6 +172,12 @@ class Dataset(Views):
         assert schema is not None
         reader = SequenceReader(samples, schema, class_names or {}, path)
         return cls(path, format, [(".", len(samples), size)], None, reader=reader)
+
+    @property
+    def sequence(self) -> SampleSequence | None:
+        """The samples that `from_sequence` was given; None for a dataset of shards."""
+        only = self.whole._only
+        return only.sequence if isinstance(only, SequenceReader) else None
 
     @property
     def classes(self) -> tuple[str, ...] | None:
@@ -274,7 +285,7 @@ class Dataset(Views):
     def moved(self, folder: Path) -> Dataset:
         """The same dataset with its files in a local folder."""
         moved = copy.copy(self)  # without open shards
-        moved.path, moved.remote_files = folder, {}
+        moved.path, moved.remote_files, moved._versions = folder, {}, {}
         return moved
 
     @property
@@ -462,7 +473,16 @@ class Dataset(Views):
                 expected=f"{expected:,} bytes",
                 found=f"{found.st_size:,} bytes",
             )
+        self._same_version(path, found)
         return found
+
+    def _same_version(self, path: Path, found: os.stat_result) -> None:
+        before = self._versions.get(path)
+        if before not in (None, version_of(found)):
+            assert before is not None
+            if isinstance(path, RemotePath):
+                raise replaced(str(path))
+            raise changed(path, before, found)
 
     def reader(self, shard: int) -> ShardReader:
         """The open reader of one shard, which the dataset closes.
@@ -485,6 +505,10 @@ class Dataset(Views):
         path = self.shard_path(shard)
         self.expect(self._names[shard])  # a store loses this when its path is pickled
         self.stat(shard)
+        manifest = self.manifest_path
+        if manifest in self._versions:  # shards of another conversion may have the same sizes
+            with contextlib.suppress(FileNotFoundError):
+                self._same_version(manifest, manifest.stat())
         layout = self._layouts[shard]
         try:
             opened = self._format.open(path, layout)
@@ -608,10 +632,13 @@ class Dataset(Views):
 
         Returns its number of samples, and the number of bytes that it was unpacked to.
         """
+        path, version = self.shard_path(shard), None
         with self.explained(shard):
+            if self._only is None:
+                version = version_of(self.stat(shard))  # before opening, which may take long
             reader = self._open(shard) if self._only is None else self._only
         self._layouts[shard] = reader.layout
         self.key_hashes[shard] = reader.key_hashes
-        if self._only is None:
-            self._bytes[shard] = self.shard_path(shard).stat().st_size
+        if version is not None:
+            self._bytes[shard], self._versions[path] = version[0], version
         return len(reader), reader.temporary_bytes

@@ -63,7 +63,8 @@ def _unbraced(text: str, pattern: Path) -> list[str]:
                 fix=_hint(pattern),
             )
         if words is None:
-            width = max(map(len, (first, last))) if "0" in (first[0], last[0]) else 0
+            padded = any(len(number) > 1 and number[0] == "0" for number in (first, last))
+            width = max(len(first), len(last)) if padded else 0  # as in bash
             words = ",".join(f"{n:0{width}d}" for n in numbers)
         parts += [[text[at : braces.start()]], words.split(",")]
         at = braces.end()

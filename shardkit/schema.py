@@ -72,12 +72,16 @@ class Int(Scalar):
         return number
 
 
+class TooLargeError(ValueError):
+    """A stored number is valid, but too large for its field."""
+
+
 def int64(stored: bytes | int) -> int:
-    """Parse a stored value of an `Int`; raises ValueError if it is invalid."""
+    """Parse a stored value of an `Int`; raises ValueError if it is invalid, or TooLargeError."""
     number = int(stored)
     if -(2**63) <= number < 2**63:
         return number
-    raise ValueError("it takes more than 64 bits")
+    raise TooLargeError("it takes more than 64 bits")
 
 
 @dataclass(frozen=True, repr=False)

@@ -38,17 +38,17 @@ class SequenceReader(ShardReader):
     ) -> None:
         classes = {field: list(names) for field, names in class_names.items()}
         super().__init__(path, {"schema": schema.to_json(), "classes": classes})
-        self._sequence, self._class_names = sequence, class_names
+        self.sequence, self._class_names = sequence, class_names
         self._json = [name for name, kind in schema.items() if isinstance(kind, Json)]
 
     def __len__(self) -> int:
-        return len(self._sequence)
+        return len(self.sequence)
 
     def read(
         self, position: int, fields: Collection[str] | None = None, json_text: bool = False
     ) -> Sample:
         try:
-            found = self._sequence[position]
+            found = self.sequence[position]
         except (MemoryError, Warning):
             raise
         except Exception as error:
@@ -79,4 +79,4 @@ class SequenceReader(ShardReader):
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SequenceReader, (self._sequence, self.schema, self._class_names, self.path)
+        return SequenceReader, (self.sequence, self.schema, self._class_names, self.path)

@@ -150,6 +150,8 @@ class _Reader:
         self._text = text.strip().replace("\n", " ")
         self._schema, self._names = schema, class_names
         self._quoted: dict[str, str] = {}  # placeholder -> the name in backquotes it replaces
+        # Placeholders begin with a letter that is not in the text, so that they equal no name.
+        self._letter = next(c for c in map(chr, range(0x4E00, 0x9FFF)) if c not in text)
         self._source = _QUOTED.sub(self._stand_in, self._text)  # columns stay the same
 
     def condition(self) -> Condition:
@@ -182,7 +184,7 @@ class _Reader:
     def _stand_in(self, found: re.Match[str]) -> str:
         if found[2] is None:
             return found[0]
-        name = f"_{len(self._quoted)}".ljust(len(found[0]), "_")
+        name = f"{self._letter}{len(self._quoted)}".ljust(len(found[0]), "_")
         self._quoted[name] = found[2]
         return name
 
@@ -303,14 +305,21 @@ class _Reader:
     def path(self, node: ast.expr) -> list[str | int] | None:
         """Convert `a.b[0]["c d"]` to a list of names and numbers; None for other expressions."""
         if isinstance(node, ast.Name):
-            return [self._quoted.get(node.id, node.id)]
+            return [self._name(node)]
         part: Any = None
         if isinstance(node, ast.Attribute):
-            part = self._quoted.get(node.attr, node.attr)
+            part = self._name(node)
         elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
             part = node.slice.value
         above = self.path(node.value) if isinstance(node, ast.Attribute | ast.Subscript) else None
         return [*above, part] if above and type(part) in (str, int) else None
+
+    def _name(self, node: ast.Name | ast.Attribute) -> str:
+        """The name at the end of a node, as written: Python's parser changes letters such as µ."""
+        before = self._source.encode()[: node.end_col_offset].decode()
+        found = re.search(r"\w+\Z", before)
+        written = found[0] if found else ""
+        return self._quoted.get(written, written)
 
     def _of_field(self, value: _Value, path: list[str | int]) -> _Value:
         """A field, a part of one, or a property of its value, such as the width of an image."""

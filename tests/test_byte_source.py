@@ -95,10 +95,12 @@ def test_what_lies_outside_of_a_file_and_what_cannot_be_opened_is_refused(blob, 
     assert error.value.where == {"path": tmp_path}
 
 
-def test_a_file_that_is_cut_names_the_byte_from_which_it_is(tmp_path):
+def test_a_file_that_is_cut_names_the_byte_from_which_it_is(tmp_path, monkeypatch):
     path = tmp_path / "x"
     path.write_bytes(bytes(10_000))
     file = LocalFile(path)
+    monkeypatch.setattr(byte_source, "_AGE", float("inf"))
+    assert file.read(0, 1) == b"\0"  # the last read that compares the file's size
     os.truncate(path, 7000)
     assert file.read(5000, 2000) == bytes(2000)
     with pytest.raises(DamagedError, match="truncated while it was open") as error:
@@ -109,6 +111,29 @@ def test_a_file_that_is_cut_names_the_byte_from_which_it_is(tmp_path):
     with pytest.raises(DamagedError, match="truncated while it was open"):
         file.read_rows(np.array([0, 6990]), 30)
     assert file.size == 10_000
+
+
+def test_a_file_that_was_changed_is_not_read(tmp_path, monkeypatch):
+    path = tmp_path / "x"
+    path.write_bytes(bytes(100_000))
+    os.utime(path, (1e9, 1e9))
+    file = LocalFile(path)
+    monkeypatch.setattr(byte_source, "_AGE", 0)
+    assert file.read(5, 90_000) == bytes(90_000)
+    path.rename(tmp_path / "y")
+    os.link(tmp_path / "y", path)
+    assert file.read(5, 9) == bytes(9)  # the same bytes under another name
+    with path.open("r+b") as other:
+        other.write(b"new")
+    for read in (lambda: file.read(5, 9), lambda: file.read_rows(np.array([5]), 9)):
+        with pytest.raises(DamagedError, match="changed while it was open") as error:
+            read()
+        assert error.value.where == {"path": path, "offset": 5}
+        assert error.value.expected == "the time of change 2001-09-09T01:46:40.000000000"
+    os.truncate(path, 7)
+    with pytest.raises(DamagedError, match="changed while it was open") as error:
+        file.read(0, 5)
+    assert (error.value.expected, error.value.found) == ("100,000 bytes", "7 bytes")
 
 
 @pytest.mark.parametrize(("code", "times"), [(errno.EOPNOTSUPP, 1), (errno.EAGAIN, 52)])

@@ -539,3 +539,10 @@ def test_a_recipe_is_checked_field_by_field(name, value, place, edited, resized)
     with pytest.raises(DamagedError, match=f"the manifest is damaged at {place}") as error:
         shardkit.verify(out, against=resized.parent / "in")
     assert error.value.where["path"] == manifests.manifest_path(out)
+
+
+def test_no_object_of_a_manifest_has_an_entry_for_unknown_ones(tmp_path):
+    with shardkit.create(tmp_path / "d", "wds", {"x": shardkit.Int()}) as writer:
+        writer.write({"x": 1})
+    text = (tmp_path / "d/__shardkit__/manifest.json").read_text()
+    assert '"unknown"' not in text

@@ -213,3 +213,13 @@ def test_mistakes(text, what, expected, column):
     assert any(words in said for words in what.split(" | "))  # versions of Python differ
     assert expected is None or expected in (error.expected or "")
     assert column is None or f"at column {column} of" in (error.found or "")
+
+
+@pytest.mark.parametrize("text", ["`b` == 1 and _0_ == 5", "µ == 7", "`µ` == 7", "ﬁ.ﬁ[0].µ == 7"])
+def test_names_are_those_that_are_written(text):
+    """Python's parser takes µ for μ and ﬁ for fi; names in backquotes get others while parsing."""
+    schema = Schema({"b": Int(), "_0_": Int(), "µ": Int(), "ﬁ": Json()})
+    sample = {"__key__": "x", "b": 1, "_0_": 5, "µ": 7, "ﬁ": {"ﬁ": [{"µ": 7}]}}
+    test = condition(text, schema, {})
+    assert test(sample) is True
+    assert test({**sample, "b": 5, "µ": 1, "ﬁ": {}}) is not True

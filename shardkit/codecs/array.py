@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 from functools import lru_cache
@@ -118,8 +119,12 @@ def load_table(
     header = npy_header(source.read(0, min(source.size, _LONGEST_HEADER)))
     if header is None or header.fortran or len(header.shape) != 1:
         raise DamagedError(f"{what} is damaged: it is not a table", **where)
-    expected, found = repr(np.lib.format.dtype_to_descr(dtype)), header.descr.decode("latin-1")
-    if found != expected:
+    expected = repr(np.lib.format.dtype_to_descr(dtype))
+    written = [expected.encode()]
+    with contextlib.suppress(UnicodeEncodeError):
+        written.append(expected.encode("latin-1"))  # as NumPy writes if it can
+    if header.descr not in written:
+        found = header.descr.decode(errors="replace")
         raise DamagedError(
             f"{what} does not match its manifest",
             **where,
@@ -138,8 +143,29 @@ def load_table(
     return Table(source, header.start, count, dtype)
 
 
+def is_latin(*names: str) -> bool:
+    """Whether NumPy can write these names in a header of the versions 1.0 and 2.0."""
+    return all(ord(letter) < 256 for name in names for letter in name)
+
+
+def table_header(dtype: np.dtype[np.void], count: int) -> bytes:
+    """Return what precedes `count` records in a `.npy` file."""
+    about = {"descr": dtype.descr, "fortran_order": False, "shape": (count,)}
+    if is_latin(*(dtype.names or ())):
+        file = io.BytesIO()
+        np.lib.format.write_array_header_1_0(file, about)
+        return file.getvalue()
+    text = f"{repr(about)[:-1]}, }}".encode()  # version 3.0: NumPy has no public function for it
+    start = -(-(13 + len(text)) // 64) * 64
+    size = (start - 12).to_bytes(4, "little")
+    return _MAGIC + b"\3\0" + size + text.ljust(start - 13) + b"\n"
+
+
 def dump_array(value: npt.NDArray[Any]) -> bytes:
     """Return an array as the bytes of a `.npy` file."""
     file = io.BytesIO()
-    np.save(file, value, allow_pickle=False)
+    names = value.dtype.names
+    # Without a version, NumPy warns of the newer one that names of fields need in most scripts.
+    version = None if not names or is_latin(*names) else (3, 0)
+    np.lib.format.write_array(file, value, version, allow_pickle=False)
     return file.getvalue()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import lzma
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
@@ -62,11 +63,16 @@ _DECODERS: dict[
     # Without a format, zeros would be an empty file of the older .lzma format.
     "xz": (lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_WINDOW), _pieces),
 }
-_MAGIC = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zst"}
+_MAGIC = {b"\x1f\x8b": "gz", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zst"}
+# "BZh" alone may be the start of a text, such as the first name in a TAR: a level follows, and the
+# start of a block or, if nothing is compressed, the end.
+_BZIP2, _BZIP2_NEXT = re.compile(rb"BZh[1-9]"), (b"1AY&SY", b"\x17rE8P\x90")
 
 
 def compression_of(head: bytes) -> str:
     """Return the compression of a file that begins with `head`; "" for an uncompressed file."""
+    if _BZIP2.match(head) and any(each.startswith(head[4:10]) for each in _BZIP2_NEXT):
+        return "bz2"
     return next((name for magic, name in _MAGIC.items() if head.startswith(magic)), "")
 
 

@@ -68,6 +68,20 @@ def is_done(plan: Plan, partial: Partial, *, overwrite: bool) -> bool:
     return False
 
 
+def made_meanwhile(plan: Plan, partial: Partial, *, overwrite: bool) -> bool:
+    """Whether another run made the dataset after `is_done`, before this run had the lock.
+
+    Raises OutputError if it made another dataset. In a store, only publishing finds this.
+    """
+    if overwrite or isinstance(plan.target.path, RemotePath):
+        return False
+    state = state_of(plan, partial, overwrite=overwrite)
+    if state is State.OTHER_DATASET:
+        fix = "give another folder with -o, or replace this one with convert --overwrite"
+        raise another_dataset(plan.job, plan.target, fix)
+    return state is State.COMPLETE
+
+
 def _is_ours(plan: Plan, job: dict[str, Any] | None) -> bool:
     return job is not None and comparable(job) == comparable(plan.job)
 

@@ -6,7 +6,6 @@ result.
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 from collections import Counter
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from shardkit import storage
+from shardkit.codecs.array import table_header
 from shardkit.conversion.outline import Outline
 from shardkit.conversion.partial import Partial
 from shardkit.conversion.shards import HASHES, KEYS_REPEAT, LENGTH_ROWS, Content, finished_shard
@@ -373,11 +373,8 @@ def write_lengths(path: Path, schema: Schema, folders: list[Path]) -> list[Path]
     rows = [folder / LENGTH_ROWS for folder in folders]
     sizes = [path.stat().st_size for path in rows]
     dtype = lengths_dtype(names)
-    about = {"descr": dtype.descr, "fortran_order": False, "shape": (sum(sizes) // dtype.itemsize,)}
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, about)
     with storage.create(path) as file:
-        storage.write(file, [header.getvalue()])
+        storage.write(file, [table_header(dtype, sum(sizes) // dtype.itemsize)])
         for own, size in zip(rows, sizes, strict=True):
             storage.append(file, own, size)
     storage.sync(path)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from shardkit.checked import plain
 from shardkit.conversion import pool
 from shardkit.conversion.estimate import refuse_full
-from shardkit.conversion.existing import is_done
+from shardkit.conversion.existing import is_done, made_meanwhile
 from shardkit.conversion.outline import Outline
 from shardkit.conversion.part_listing import PartListing
 from shardkit.conversion.partial import Partial, partial_of, unseen
@@ -284,6 +284,9 @@ def run(
     refuse_full(plan)
     partial.begin(plan.job, resume=plan.resumable, part=plan.part)
     try:
+        if plan.part is None and made_meanwhile(plan, partial, overwrite=options.overwrite):
+            partial.discard()
+            return result_of(outline, plan.target, already_complete=True)
         if plan.part is not None:
             outline = agreed(outline, partial)
         if plan.listing is not None:

@@ -43,7 +43,7 @@ import numpy as np
 from shardkit import storage
 from shardkit.errors import SampleError, ShardkitError, UsageError, drop_option
 from shardkit.sample import Sample
-from shardkit.schema import FieldType, Schema
+from shardkit.schema import FieldType, Schema, TooLargeError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -153,8 +153,9 @@ class ShardReader(ABC):
         if field is not None:
             fix = f"convert without the field ({drop_option(field)}), or drop such samples with"
             fix += " --on-error skip"
+        what = "too large" if isinstance(cause, TooLargeError) else "damaged"
         error = SampleError(
-            f"a value is damaged: {cause}", offset=offset, expected=expected, fix=fix
+            f"a value is {what}: {cause}", offset=offset, expected=expected, fix=fix
         )
         error.__cause__ = cause
         return error

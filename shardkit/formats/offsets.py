@@ -43,7 +43,7 @@ class OffsetsWriter(ShardWriter):
     def write(self, sample: Sample) -> bool:
         chunks = self.stored(sample)
         end = self._ends[-1] + sum(map(len, chunks))
-        size, empty = self._start(len(self._ends)) + end, len(self._ends) == 1
+        size, empty = self._start(len(self._ends), end) + end, len(self._ends) == 1
         if empty and size > LARGEST:
             raise SampleError(
                 f"the sample is too large for {self.called}, which has 32-bit offsets",
@@ -64,13 +64,13 @@ class OffsetsWriter(ShardWriter):
             self._chunks = []
         return True
 
-    def _start(self, samples: int) -> int:
-        """Bytes before the first sample in a shard of `samples` samples."""
+    def _start(self, samples: int, end: int) -> int:
+        """Bytes before the first sample in a shard of `samples` samples, which take `end` bytes."""
         exact = 4 * (samples + 2) + len(self.header)
-        return exact if self._file is None else max(exact, self.room)
+        return exact if end <= _IN_MEMORY else max(exact, self.room)
 
     def finish(self) -> None:
-        start = self._start(len(self._ends) - 1)
+        start = self._start(len(self._ends) - 1, self._ends[-1])
         offsets = np.array(self._ends, np.uint64) + start
         before = np.array([len(offsets) - 1, *offsets], "<u4").tobytes() + self.header
         before = before.ljust(start, self.fill)

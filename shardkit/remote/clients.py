@@ -159,7 +159,7 @@ class _Obstore:
             return False
         return True
 
-    def read(self, key: str, start: int, stop: int, tag: str | None) -> tuple[bytes, str | None]:
+    def read(self, key: str, start: int, stop: int, tag: str | None) -> tuple[bytes, Info | None]:
         options: Any = {"range": (start, stop)}
         if tag is not None and not tag.startswith("W/"):
             options["if_match"] = tag
@@ -167,9 +167,10 @@ class _Obstore:
             found = self._library.get(self._store, key, options=options)
             if tag is not None and _tag(found.meta) not in (None, tag):
                 raise replaced(f"{self._site}/{key}")
+            about = _info(found.meta)
             if tuple(found.range) != (start, stop):
-                return b"", None  # the wrong length makes `Store` retry the request
-            return bytes(found.bytes()), _tag(found.meta)
+                return b"", about  # the wrong length makes `Store` retry the request
+            return bytes(found.bytes()), about
 
     def read_all(self, key: str) -> tuple[bytes, Info]:
         with self._explained(key):
@@ -476,7 +477,7 @@ class _Fsspec:
             return None
         return self._entry(about) if about["type"] == "file" else None
 
-    def read(self, key: str, start: int, stop: int, tag: str | None) -> tuple[bytes, str | None]:
+    def read(self, key: str, start: int, stop: int, tag: str | None) -> tuple[bytes, Info | None]:
         with self._explained(key):
             data: bytes = self._system.cat_file(self._path(key), start=start, end=stop)
         return data, None

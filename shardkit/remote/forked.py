@@ -31,8 +31,8 @@ class ForkedClient(PickledProcess):
         found: Info | None = self.ask("find", key)
         return found
 
-    def read(self, key: str, start: int, stop: int, tag: str | None) -> tuple[bytes, str | None]:
-        found: tuple[bytes, str | None] = self.ask("read", key, start, stop, tag)
+    def read(self, key: str, start: int, stop: int, tag: str | None) -> tuple[bytes, Info | None]:
+        found: tuple[bytes, Info | None] = self.ask("read", key, start, stop, tag)
         return found
 
     def read_all(self, key: str) -> tuple[bytes, Info]:

@@ -100,7 +100,8 @@ class PassingError(Exception):
 class Client(Protocol):
     """Read requests to a store, made by a library. Each call is one request, or one per page.
 
-    `read` returns the bytes, and the tag of the object that they belong to. `below` returns the
+    `read` returns the bytes, and the metadata of the object that they belong to; None if they are
+    unknown. `below` returns the
     pages of a recursive listing of a folder, starting after the key `after`.
     Raises `PassingError` for transient failures, and ShardkitError for permanent ones.
     """
@@ -111,7 +112,7 @@ class Client(Protocol):
 
     def read(
         self, key: str, start: int, stop: int, tag: str | None
-    ) -> tuple[bytes, str | None]: ...
+    ) -> tuple[bytes, Info | None]: ...
 
     def read_all(self, key: str) -> tuple[bytes, Info]: ...
 
@@ -333,18 +334,33 @@ class Store:
         info = self.info(key)
 
         def once() -> bytes:
-            data, tag = self.client(past_caches).read(key, start, stop, info.tag)
+            data, found = self.client(past_caches).read(key, start, stop, info.tag)
+            if found is None and info.pieces is None:
+                found = self.client().find(key)
+                if found is None:
+                    raise replaced(self.url(key))
+            if found is not None and found.size != info.size and info.pieces is None:
+                raise replaced(self.url(key))
             if len(data) != stop - start:
                 raise self._other_length(key, start, stop - start, len(data))
-            if tag is not None:  # all later reads must have the same tag
-                known = self._known.setdefault(key, info) or info
-                if known.tag is None:
-                    self._known[key] = known._replace(tag=tag)
-                elif known.tag != tag:
-                    raise replaced(self.url(key))
+            if found is not None:
+                self._same_version(key, info, found)
             return data
 
         return _patiently(once)
+
+    def _same_version(self, key: str, info: Info, found: Info) -> None:
+        """Raise DamagedError if the object that was read is another version than the known one."""
+        known = self._known.setdefault(key, info) or info
+        if known.tag is not None and found.tag is not None:
+            same = known.tag == found.tag
+        elif found.tag is not None:  # all later reads must have the same tag
+            self._known[key] = known._replace(tag=found.tag)
+            same = True
+        else:
+            same = not (known.modified and found.modified) or known.modified == found.modified
+        if not same:
+            raise replaced(self.url(key))
 
     def _other_length(self, key: str, start: int, asked: int, found: int) -> PassingError:
         return PassingError(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from shardkit import storage
 from shardkit.card import check_images, named_subset
@@ -27,6 +27,7 @@ from shardkit.formats import FORMATS, format_of, unknown_format
 from shardkit.formats.foreign import kind_of_file
 from shardkit.formats.table_folders import partitions
 from shardkit.incomplete import without_manifest
+from shardkit.indices import array
 from shardkit.manifest import FOLDER, has_manifest
 from shardkit.options import ALL_FIELDS, Selection
 from shardkit.recipe import Recipe
@@ -209,6 +210,12 @@ def _dataset(dataset: Dataset, recipe: Recipe) -> Source:
         united = unite(parts, recipe)[WHOLE]
         assert isinstance(united, Source)
         return united if dataset.indices is None else view_of(united, dataset.indices)
+    if dataset.sequence is not None:
+        from shardkit.sources.sequence import SequenceSource
+
+        chosen = None if dataset.indices is None else array(dataset.indices)
+        samples = cast("Sequence[Any]", dataset.sequence)
+        return SequenceSource(samples, dataset.schema, dataset.class_names, chosen)
     return DatasetSource(dataset)
 
 

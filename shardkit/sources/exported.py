@@ -249,11 +249,11 @@ class Exported(Source):
             return None
         if isinstance(kind, Images):
             return checked(list[str], json.loads(value) if isinstance(value, str) else value)
-        list_text = isinstance(kind, Array) and not (
-            isinstance(value, str) and not value.startswith("[")
-        )
-        if self._about["files"] or (isinstance(kind, Bytes | Array) and not list_text):
-            return [checked(str, value)]
+        # A list is text in CSV. The path of a file may also begin with a bracket.
+        is_path = isinstance(value, str) and (value.endswith(".npy") or not value.startswith("["))
+        if self._about["files"] or isinstance(kind, Bytes) or (isinstance(kind, Array) and is_path):
+            path = checked(str, value)
+            return [_unescaped(path) if self._is_csv else path]
         return None
 
     def _read(self, name: str, kind: FieldType, row: Mapping[str, Any], times: list[int]) -> Any:

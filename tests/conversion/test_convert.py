@@ -22,7 +22,7 @@ from shardkit.formats.arrow.reader import BatchReader
 from shardkit.inspection import inspect
 from shardkit.manifest import load
 from shardkit.schema import Image
-from shardkit.testing import make_image
+from shardkit.testing import assert_same, make_image
 from tests.conftest import files_of, write_images
 from tests.conversion.conftest import raised
 from tests.peers import by_webdataset
@@ -559,3 +559,21 @@ def test_converting_images_loads_nothing_for_text(images, out):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_dataset_of_a_sequence_and_its_views_are_converted(tmp_path):
+    samples = [{"__key__": f"k{n}", "label": n % 2, "x": np.full(2, n, "<f4")} for n in range(5)]
+    schema = shardkit.Schema({"label": shardkit.Int(), "x": shardkit.Array("<f4", (2,))})
+    names = {"label": ("even", "odd")}
+    dataset = shardkit.Dataset.from_sequence(samples, schema, class_names=names)
+    for number, every in enumerate(([0, 1, 2, 3, 4], [3, 4], [4, 0])):
+        given = dataset.select(every) if number else dataset
+        chosen = [samples[n] for n in every]
+        out = tmp_path / f"{number}"
+        for _ in range(2):  # the same samples cannot be recognized: they are converted again
+            result = shardkit.convert(given, "wds", out, workers=0, overwrite=True)
+            assert (result.samples, result.already_complete) == (len(chosen), False)
+        found = shardkit.open(out)
+        assert (found.schema, found.class_names) == (schema, names)
+        for sample, expected in zip(found, chosen, strict=True):
+            assert_same(sample, expected)

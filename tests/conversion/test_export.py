@@ -652,7 +652,7 @@ def test_the_command_says_what_it_renamed(tmp_path):
     assert run("export", dataset, "--to", "files", "-o", tmp_path / "q", "--quiet").stdout == ""
 
 
-def test_folders_number_the_classes_for_others(tmp_path: Path):
+def test_folders_number_the_classes_for_others(tmp_path):
     """Also classes without samples; and no other folder is taken for a class."""
     samples = [{"__key__": str(n), "image": make_image(n), "label": 2 * n} for n in range(2)]
     names = ["ant", "bee", "cat"]
@@ -661,3 +661,17 @@ def test_folders_number_the_classes_for_others(tmp_path: Path):
     out = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert out == ["ant", "bee", "cat", "metadata.csv", "shardkit-export.json"]
     assert_again(tmp_path, tmp_path / "out", samples)
+
+
+@pytest.mark.parametrize("to", ["folder", "jsonl", "files"])
+def test_keys_that_look_like_values_come_back(tmp_path, to):
+    """Paths in a table begin with the key: like a list, or the prefix of a quoted cell."""
+    keys = ["[1, 2", "[a]", "[", "json:x", 'json:"y"']
+    schema = {"image": shardkit.Image(), "x": Array("<f4", (70, 70)), "y": Array("<i8", (None,))}
+    with shardkit.create(tmp_path / "d", "wds", schema) as out:
+        for n, key in enumerate(keys):
+            values = {"x": np.full((70, 70), n, "<f4"), "y": np.arange(n)}
+            out.write({"__key__": key, "image": make_image(n), **values})
+    shardkit.export(tmp_path / "d", to, tmp_path / "e")
+    shardkit.convert(tmp_path / "e", "wds", tmp_path / "f", workers=0)
+    assert shardkit.diff(tmp_path / "d", tmp_path / "f").equal

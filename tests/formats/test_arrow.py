@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import shardkit
 from shardkit.errors import FormatError, SampleError
 from shardkit.formats import get_format
 from shardkit.formats.arrow import writer
@@ -262,3 +263,24 @@ def test_pages_in_memory_are_forgotten_where_they_are_too_many(tmp_path, monkeyp
         assert reader.in_memory + other.in_memory <= 150_000 + 50_000
     reader.close()
     assert reader.in_memory == 0
+
+
+@pytest.mark.parametrize("name", ["arrow", "hf", "lance", "parquet"])
+def test_missing_arrays_of_a_fixed_shape_count_as_what_they_take(tmp_path, name, monkeypatch):
+    """A list of fixed size that is missing takes as much space as another, at least in memory."""
+    largest = 0
+    build = writer.BatchWriter._write_batch
+
+    def counted(self):
+        nonlocal largest
+        largest = max(largest, len(self._rows))
+        build(self)
+
+    monkeypatch.setattr(writer.BatchWriter, "_write_batch", counted)
+    schema = {"x": Array("<f4", (250, 1000), optional=True), "n": Int()}  # a million bytes
+    with shardkit.create(tmp_path / "d", to=name, schema=schema, shard_size="4MB") as out:
+        for number in range(30):
+            out.write({"__key__": str(number), "n": number})
+    assert largest <= 17
+    assert all(p.stat().st_size <= 4_000_000 for p in (tmp_path / "d").rglob("*") if p.is_file())
+    assert [sample["n"] for sample in shardkit.open(tmp_path / "d")] == [*range(30)]

@@ -16,6 +16,7 @@ from shardkit.errors import DamagedError, FormatError, SampleError
 from shardkit.formats import get_format
 from shardkit.formats.base import ShardSpec
 from shardkit.formats.litdata.nested import load_json
+from shardkit.formats.litdata.values import serializer
 from shardkit.schema import Array, Bytes, Image, Images, Int, Json, Schema
 from shardkit.testing import FormatContract
 from shardkit.testing_samples import assert_same, make_image, write_shard
@@ -310,3 +311,15 @@ def test_of_a_large_sample_only_what_is_asked_for_is_read(tmp_path, monkeypatch)
     assert max(read) < 100
     offset = reader.offset(1, "n")
     assert (tmp_path / "x.bin").read_bytes()[offset : offset + 8] == struct.pack("<q", 1)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("shape", [(), (1,), (3, 2), (0, 5)])
+@pytest.mark.parametrize(("code", "dtype"), [(0, "<f4"), (1, "<f4"), (11, "|u1"), (17, "<i8")])
+def test_tensors_of_both_byte_orders_are_read(order, shape, code, dtype):
+    """LitData wrote the integers before a tensor little-endian up to 0.2.29, then big-endian."""
+    value = np.arange(np.prod(shape, dtype=int)).astype(dtype).reshape(shape)
+    head = struct.pack(f"{order}{2 + len(shape)}I", code, len(shape), *shape)
+    found = serializer("tensor")[1](head + value.tobytes())
+    assert (found.dtype, found.shape) == (value.dtype, shape)
+    assert (found == value).all()

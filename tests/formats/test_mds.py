@@ -14,9 +14,9 @@ import zstandard
 
 import shardkit
 from shardkit.codecs.image import probe
-from shardkit.errors import DamagedError, FormatError
+from shardkit.errors import DamagedError, FormatError, SampleError
 from shardkit.formats import get_format
-from shardkit.schema import Array, Image, Int, Schema, Text
+from shardkit.schema import Array, Bytes, Image, Int, Schema, Text
 from shardkit.testing import FormatContract
 from shardkit.testing_samples import EVERYTHING, everything, write_shard
 from tests.formats.refusals import refused
@@ -167,3 +167,36 @@ def test_names_of_columns_and_what_surprises(tmp_path):
     shardkit.convert(samples, "mds", tmp_path / "x", workers=0)
     shutil.rmtree(tmp_path / "x/__shardkit__")
     assert [*shardkit.open(tmp_path / "x")] == samples
+
+
+@pytest.mark.parametrize("name", ["mds", "litdata"])
+@pytest.mark.parametrize("more", [-5_000, 1_000, 60_000, 120_000, 140_000])
+def test_a_limit_a_little_above_four_mebibytes_holds(tmp_path, name, more):
+    """Space for the offsets is reserved once the samples take more than that."""
+    limit = (4 << 20) + more
+    with shardkit.create(tmp_path / "d", to=name, schema={"x": Bytes()}, shard_size=limit) as out:
+        for number in range(2_200):
+            out.write({"__key__": str(number), "x": bytes(4_000)})
+    sizes = [p.stat().st_size for p in (tmp_path / "d").iterdir() if p.suffix in (".mds", ".bin")]
+    assert sum(sizes) > 2_200 * 4_000
+    assert max(sizes) <= limit
+    assert max(sizes) > 4_000_000
+
+
+def test_a_whole_number_of_more_than_64_bits_is_too_large_not_damaged(tmp_path):
+    columns = {"column_encodings": ["str_int"], "column_names": ["x"], "column_sizes": [None]}
+    header = json.dumps({**columns, "format": "mds", "version": 2}).encode()
+    values = [b"7", str(10**30).encode()]
+    start = 4 * 4 + len(header)
+    ends = np.cumsum([start, *(4 + len(value) for value in values)])
+    shard = np.array([2, *ends], "<u4").tobytes() + header
+    shard += b"".join(np.uint32(len(value)).tobytes() + value for value in values)
+    (tmp_path / "shard.00000.mds").write_bytes(shard)
+    raw = {"basename": "shard.00000.mds", "bytes": len(shard), "hashes": {}}
+    about = {**columns, "compression": None, "format": "mds", "hashes": [], "raw_data": raw}
+    about |= {"samples": 2, "size_limit": None, "version": 2, "zip_data": None}
+    (tmp_path / "index.json").write_text(json.dumps({"shards": [about], "version": 2}))
+    dataset = shardkit.open(tmp_path)
+    assert dataset[0]["x"] == 7
+    with pytest.raises(SampleError, match="a value is too large: it takes more than 64 bits"):
+        dataset[1]

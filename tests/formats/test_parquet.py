@@ -126,3 +126,17 @@ def test_a_pyarrow_that_cannot_read_missing_arrays_is_named(shard, monkeypatch):
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", old)
     with refused(FormatError, "cannot read missing lists", says="pyarrow>=26"):
         reader[3]
+
+
+@pytest.mark.parametrize("name", ["x.bytes", "x.path", "x.y"])
+def test_a_column_with_a_dot_in_its_name_is_not_part_of_another(tmp_path, name):
+    image = make_image()
+    images = pyarrow.array([{"bytes": image, "path": None}] * 3)
+    for own in (images, pyarrow.array([1, 2, 3])):
+        table = pyarrow.table({"x": own, name: pyarrow.array([b"1", None, b"3"])})
+        pq.write_table(table, tmp_path / "a.parquet")
+        dataset = shardkit.open(tmp_path / "a.parquet")
+        assert {n: kind.optional for n, kind in dataset.schema.items()} == {"x": False, name: True}
+        expected = [image] * 3 if own is images else [1, 2, 3]
+        assert [sample["x"] for sample in dataset] == expected
+        assert [sample.get(name) for sample in dataset] == [b"1", None, b"3"]

@@ -4,8 +4,10 @@ What holds for all formats alike is in `shardkit.testing.FormatContract`.
 """
 
 import copy
+import io
 import os
 import pickle
+import tarfile
 import tempfile
 from pathlib import Path
 
@@ -206,3 +208,54 @@ def test_a_copy_of_a_dataset_shares_nothing_that_is_open(tmp_path):
         assert other.reader(0) is not dataset.reader(0)
     dataset.close()
     assert other[2]["__key__"] == "2"
+
+
+def _tar(path, letter, year):
+    """A foreign TAR of 20 samples of 3,000 bytes, changed on the first day of a year."""
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for number in range(20):
+            member = tarfile.TarInfo(f"{number:02d}.bin")
+            member.size = 3000
+            tar.addfile(member, io.BytesIO(letter * 3000))
+    os.utime(path, ((year - 1970) * 31_557_600,) * 2)
+    return path
+
+
+@pytest.mark.usefixtures("_way")
+@pytest.mark.parametrize("reopened", [False, True, "in a copy"])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_foreign_shard_is_never_read_in_two_versions(tmp_path, reopened, in_place, monkeypatch):
+    path = _tar(tmp_path / "x.tar", b"a", 2001)
+    dataset = shardkit.open(path)
+    assert dataset[0]["bin"] == b"a" * 3000
+    monkeypatch.setattr(byte_source, "_AGE", 0)
+    dataset.close()
+    assert dataset[1]["bin"] == b"a" * 3000
+    other = _tar(tmp_path / "other", b"b", 2002)
+    if in_place:
+        path.write_bytes(other.read_bytes())
+        os.utime(path, (978_307_200 + 86_400,) * 2)
+    else:
+        other.rename(path)
+    if reopened == "in a copy":
+        dataset = pickle.loads(pickle.dumps(dataset))
+    elif reopened:
+        dataset.close()
+    if not in_place and not reopened:  # the old file has no name any more
+        assert dataset[2]["bin"] == b"a" * 3000
+        return
+    for _ in range(2):
+        with pytest.raises(DamagedError, match="was changed while it was open") as error:
+            dataset[2]
+    assert str(path) in str(error.value)
+    assert shardkit.open(path)[2]["bin"] == b"b" * 3000
+
+
+def test_shards_of_a_dataset_that_was_made_anew_are_not_mixed_with_old_ones(tmp_path):
+    dataset = many_shards(tmp_path / "x", "wds", 3)
+    assert dataset[0]["__key__"] == "0"
+    manifest = tmp_path / "x/__shardkit__/manifest.json"
+    os.utime(manifest, (1e9, 1e9))  # as another conversion has another time
+    with pytest.raises(DamagedError, match="was changed while it was open") as error:
+        dataset[1]
+    assert str(manifest) in str(error.value)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import webdataset
 
+import shardkit
 from shardkit.errors import DamagedError, FormatError, SampleError
 from shardkit.formats import get_format
 from shardkit.formats.base import ShardSpec
@@ -163,3 +164,15 @@ def test_a_damaged_index_gives_errors_wherever_it_points(shard):
     np.save(path, np.zeros(3))
     with pytest.raises(DamagedError, match="does not match its manifest"):
         WDS.open(shard, layout)
+
+
+@pytest.mark.parametrize("name", ["µ", "标签", "ﬁ"])
+def test_a_field_may_have_a_name_in_any_script(tmp_path, name):
+    lists = f"{name}s"
+    schema = {name: shardkit.Int(), lists: shardkit.Array("<i4", (None,))}
+    with shardkit.create(tmp_path / "d", "wds", schema) as out:
+        out.write({"__key__": "a", name: 7, lists: np.arange(3, dtype="<i4")})
+    dataset = shardkit.open(tmp_path / "d")
+    assert (dataset[0][name], dataset[0][lists].tolist()) == (7, [0, 1, 2])
+    assert dataset.lengths(lists).tolist() == [3]
+    assert np.load(tmp_path / "d/__shardkit__/lengths.npy")[lists].tolist() == [3]

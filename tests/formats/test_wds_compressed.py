@@ -159,7 +159,7 @@ def test_messages_name_the_temporary_folder(source, temporary, monkeypatch):
         shardkit.open(source)
 
 
-def test_a_shard_and_its_compressed_copy_are_refused(tmp_path: Path):
+def test_a_shard_and_its_compressed_copy_are_refused(tmp_path):
     (tmp_path / "in").mkdir()
     with tarfile.open(tmp_path / "in/a.tar", "w") as tar:
         tar.addfile(tarfile.TarInfo("1.txt"), io.BytesIO())

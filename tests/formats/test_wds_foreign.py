@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardkit
+from shardkit.codecs.compression import compression_of
 from shardkit.errors import DamagedError, SampleError, ShardkitWarning
 from shardkit.formats import get_format
 from shardkit.formats.wds import names
@@ -228,3 +229,12 @@ def test_converted_on_and_back_its_own_names_come_back(tmp_path):
     path = pack(tmp_path / "x.tar", MEMBERS + odd)
     shardkit.convert(path, "wds", tmp_path / "out", workers=0)
     assert by_webdataset(tmp_path / "out" / "shard-000000.tar") == by_webdataset(path)
+
+
+@pytest.mark.parametrize("first", ["BZh.txt", "BZh9.txt", "BZh91.txt", "BZhello.txt"])
+def test_a_first_name_may_begin_like_bzip2(tmp_path, first):
+    path = pack(tmp_path / "x.tar", [(first, b"one"), ("two.txt", b"two")])
+    assert [sample["txt"] for sample in shardkit.open(path)] == ["one", "two"]
+    for data in (path.read_bytes(), b""):
+        head = bz2.compress(data)[:10]
+        assert compression_of(head) == compression_of(head[:6]) == "bz2"

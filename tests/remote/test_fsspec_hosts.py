@@ -43,15 +43,15 @@ def registered() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("registered")
-def test_a_host_is_no_folder(tmp_path: Any) -> None:
+def test_a_host_is_no_folder(tmp_path):
     for name in ("a", "b"):
         memory.MemoryFileSystem().pipe(f"/texts/{name}.txt", name.encode())
     shardkit.convert("onhost://server/texts", to="arrow", out=tmp_path / "o", workers=0)
     assert [s["text"] for s in shardkit.open(tmp_path / "o")] == ["a", "b"]
 
 
-def test_the_library_of_a_scheme_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lacking(scheme: str) -> None:
+def test_the_library_of_a_scheme_is_named(monkeypatch):
+    def lacking(scheme):
         raise ImportError(f"{scheme} needs a library")
 
     monkeypatch.setattr(fsspec, "get_filesystem_class", lacking)

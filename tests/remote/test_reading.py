@@ -6,6 +6,7 @@ import pickle
 import re
 import shutil
 import signal
+import tarfile
 import threading
 import traceback
 from array import array
@@ -320,3 +321,29 @@ def test_names_stay_in_their_bucket_and_options_are_in_none(data):
 def test_reads_through_a_cache_have_the_same_client():
     store = stores.Store("memory://x")
     assert store.through(Pages(MemoryCache())).client() is store.client()
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_an_object_of_any_file_system_that_is_replaced_is_not_read_in_two_versions(
+    copied,
+):
+    import fsspec
+
+    def put(letter):
+        file = io.BytesIO()
+        with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+            for number in range(4):
+                member = tarfile.TarInfo(f"{number}.bin")
+                member.size = 1 << 20
+                tar.addfile(member, io.BytesIO(letter * (1 << 20)))
+        system.pipe_file("/replaced/x.tar", file.getvalue())
+
+    system = fsspec.filesystem("memory")
+    put(b"a")
+    dataset = open_dataset("memory://replaced/x.tar")
+    assert dataset[0]["bin"] == b"a" * (1 << 20)
+    put(b"b")
+    dataset = pickle.loads(pickle.dumps(dataset)) if copied else dataset
+    with pytest.raises(DamagedError, match="the object was replaced while it was in use"):
+        dataset[3]
+    assert open_dataset("memory://replaced/x.tar")[3]["bin"] == b"b" * (1 << 20)

@@ -353,7 +353,7 @@ def test_hugging_faces_imagefolder_differs_as_documented(tmp_path, names, metada
     assert (len(source), source.classes and list(source.classes)) == ours
 
 
-def test_other_suffixes_of_images(tmp_path: Path) -> None:
+def test_other_suffixes_of_images(tmp_path):
     """Those of readable formats are read; other formats are named, and refused if most are such."""
     image = PIL.Image.new("RGB", (4, 4), (200, 10, 10))
     for suffix, format in [("jfif", "JPEG"), ("jpe", "JPEG"), ("pnm", "PPM"), ("apng", "PNG")]:

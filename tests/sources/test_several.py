@@ -392,3 +392,18 @@ def test_patterns_are_what_shells_make_of_them(parts, tmp_path_factory):
                 break
         else:
             assert [str(path) for path in expand(pattern)] == expected
+
+
+@pytest.mark.parametrize(
+    ("braces", "names"),
+    [
+        ("{0..10}", "0 1 2 3 4 5 6 7 8 9 10"),
+        ("{8..10}", "8 9 10"),
+        ("{00..1}", "00 01"),
+        ("{9..010}", "009 010"),
+    ],
+)
+def test_numbers_in_braces_are_padded_as_in_bash(braces, names):
+    assert [str(path) for path in expand(Path(f"x{braces}.tar"))] == [
+        f"x{name}.tar" for name in names.split()
+    ]

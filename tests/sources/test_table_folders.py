@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -74,9 +73,7 @@ def _petastorm(top: Path) -> None:
         (_petastorm, "*.parquet", "a dataset of Petastorm"),
     ],
 )
-def test_tables_that_are_more_than_their_files(
-    make: Callable[[Path], None], way: str, named: str, tmp_path: Path
-) -> None:
+def test_tables_that_are_more_than_their_files(make, way, named, tmp_path):
     make(tmp_path / "t")
     with pytest.raises(ShardkitError, match=f"this is {named}") as raised:
         shardkit.convert(tmp_path / "t" / way, to="arrow", out=tmp_path / "o")
@@ -87,9 +84,7 @@ def test_tables_that_are_more_than_their_files(
 
 @pytest.mark.parametrize("form", ["parquet", "csv", "tsv", "jsonl"])
 @pytest.mark.parametrize("way", ["", "*/*", "*"])
-def test_columns_in_names_of_folders(
-    form: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_columns_in_names_of_folders(form, way, tmp_path, monkeypatch):
     """The refusal's fix gives a table with the column; one folder alone gives a note."""
     texts = {"csv": "x,s\n1,a\n2,b\n", "tsv": "x\ts\n1\ta\n2\tb\n"}
     lines = '{"x": 1, "s": "a"}\n{"x": 2, "s": "b"}\n'
@@ -124,7 +119,7 @@ def test_columns_in_names_of_folders(
         ("a.xlsx", "spreadsheet"),
     ],
 )
-def test_other_formats_are_named(name: str, words: str, tmp_path: Path) -> None:
+def test_other_formats_are_named(name, words, tmp_path):
     _file(tmp_path / "d" / name, "data")
     for path in (tmp_path / "d" / name, tmp_path / "d")[: 1 if name.endswith(".gz") else 2]:
         with pytest.raises(ShardkitError, match=re.escape(words)) as raised:

@@ -136,8 +136,9 @@ class ParquetReader(BatchReader):
         """
         found: dict[str, int | None] = {}
         for group in self._groups:
-            for path, nulls in group.nulls.items():
-                name = path.removesuffix(".bytes")  # an image is null if its bytes are
+            for (name, *below), nulls in group.nulls.items():
+                if below not in ([], ["bytes"]):  # an image is null if its bytes are
+                    continue
                 known = found.get(name, 0)
                 found[name] = None if known is None or nulls is None else known + nulls
         return Known({n: nulls for n, nulls in found.items() if nulls is not None}, set())
@@ -170,7 +171,8 @@ _DICTIONARY_PAGE = 2
 
 class RowGroup(NamedTuple):
     rows: int
-    nulls: dict[str, int | None]  # by path of the leaf column; None if they are not counted
+    # By path of the leaf column, as names may have dots; None if they are not counted.
+    nulls: dict[tuple[str, ...], int | None]
     pages: list[int]  # offset of the first page of each column: its dictionary page, if it has one
 
 
@@ -198,13 +200,14 @@ def _row_groups(source: ByteSource) -> list[RowGroup]:
 
 
 def _row_group(group: dict[int, Any]) -> RowGroup:
-    rows, nulls, pages = group.get(3, -1), {}, []
+    rows, pages = group.get(3, -1), []
+    nulls: dict[tuple[str, ...], int | None] = {}
     if not 0 <= rows < 2**48:
         raise ValueError(f"a row group of {rows} rows")
     for chunk in group.get(1, []):
         column = chunk.get(3, {})
         data, dictionary = column.get(9, 0), column.get(11, 0)
-        nulls[b".".join(column.get(3, [])).decode()] = column.get(12, {}).get(3)
+        nulls[tuple(part.decode() for part in column.get(3, []))] = column.get(12, {}).get(3)
         pages.append(dictionary if 0 < dictionary < data else data)
     return RowGroup(rows, nulls, pages)
 
@@ -292,4 +295,4 @@ class Parquet(ColumnFormat):
     )
 
 
-FORMAT = Parquet(ParquetReader, ParquetOutput, weigh_list=_list_bytes)
+FORMAT = Parquet(ParquetReader, ParquetOutput, weigh_list=_list_bytes, stores_nulls=False)

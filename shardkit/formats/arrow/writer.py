@@ -112,16 +112,21 @@ class BatchWriter(ShardWriter):
         make: MakeOutput,
         *,
         weigh_list: Callable[[npt.NDArray[Any]], int] = lambda value: int(value.nbytes),
+        stores_nulls: bool = True,
     ) -> None:
+        """`stores_nulls`: whether a missing list of fixed size takes as much space as a value."""
         super().__init__(path, spec)
         schema = spec.schema
         self._arrow_schema = arrow_schema(schema, spec.classes)
         self._columns = columns(schema, weigh_list)
         self._encoded = {n: k for n, k in schema.items() if isinstance(k, Encoded | Images)}
         self._fixed = sum(column.fixed for column in self._columns)
+        self._nulls = {name: _null_bytes(kind) for name, kind in schema.items()}
+        self._stores_nulls = stores_nulls
         self._most_rows = _most_rows(schema)
         self._rows: list[list[Any]] = []
         self._pending = 0  # bytes of those rows
+        self._unstored = 0  # bytes of missing values in these rows, which are in memory only
         self._any = False
         # Upper bounds: size of the file if it were finished now, and overhead of another batch.
         self._finished, self._per_batch = 0, 0
@@ -136,7 +141,9 @@ class BatchWriter(ShardWriter):
         return _overheads(make, self._arrow_schema)
 
     def write(self, sample: Sample) -> bool:
-        row, size = self._encode(sample)
+        row, size, nulls = self._encode(sample)
+        if self._stores_nulls:
+            size, nulls = size + nulls, 0
         if self._rows and self._pending + size > _LARGEST:
             self._write_batch()
         size += self._fixed
@@ -149,7 +156,9 @@ class BatchWriter(ShardWriter):
         self._any = True
         self._rows.append(row)
         self._pending += size
-        if len(self._rows) >= self._most_rows or self._pending >= _BATCH_BYTES:
+        self._unstored += nulls
+        held = self._pending + self._unstored
+        if len(self._rows) >= self._most_rows or held >= _BATCH_BYTES:
             self._write_batch()
         return True
 
@@ -158,13 +167,14 @@ class BatchWriter(ShardWriter):
             if self._rows:
                 self._write_batch()
 
-    def _encode(self, sample: Sample) -> tuple[list[Any], int]:
-        """The values of a sample, prepared by `Column.encode`, and their size in bytes."""
+    def _encode(self, sample: Sample) -> tuple[list[Any], int, int]:
+        """The values of a sample, prepared by `Column.encode`; their bytes, and those of nulls."""
         row: list[Any] = []
-        total = 0
+        total = nulls = 0
         for name, encode, weigh, _, _ in self._columns:
             if name not in sample:
                 row.append(None)
+                nulls += self._nulls[name]
                 continue
             value = sample[name]
             if name in self._encoded:
@@ -180,14 +190,25 @@ class BatchWriter(ShardWriter):
                     raise _too_large(sample, name, size)
                 total += size
             row.append(value)
-        return row, total
+        return row, total, nulls
 
     def _write_batch(self) -> None:
-        rows, self._rows, self._pending = self._rows, [], 0
+        rows, self._rows, self._pending, self._unstored = self._rows, [], 0, 0
         values = zip(*rows, strict=True)
         arrays = [c.build(v) for c, v in zip(self._columns, values, strict=True)]
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._arrow_schema)
         self._finished += self._file.write(batch) + self._per_batch
+
+
+def _null_bytes(kind: FieldType) -> int:
+    """Bytes that a missing value takes in a batch: those of a value if it has a fixed shape."""
+    if not isinstance(kind, Array) or not is_nested(kind) or kind.shape is None:
+        return 0
+    return (
+        math.prod(n or 1 for n in kind.shape) * np.dtype(kind.dtype).itemsize
+        if kind.shape[0]
+        else 0
+    )
 
 
 def _most_rows(schema: Schema) -> int:

@@ -62,6 +62,15 @@ def _array(types: tuple[str, ...], order: str, data: bytes) -> npt.NDArray[Any]:
     return np.frombuffer(data[start:], dtype).reshape(shape).copy()
 
 
+def _tensor(data: bytes) -> npt.NDArray[Any]:
+    """An array of torch: the integers before it are big-endian, up to LitData 0.2.29 little-endian.
+
+    Only one order can be right, as a small integer in the other order is at least 2^24.
+    """
+    code, rank = struct.unpack_from(">2I", data)
+    return _array(_TORCH, "<" if max(code, rank) >= 1 << 24 else ">", data)
+
+
 _BYTES = ("bytes", "file", "image", "tifffile", "tiff", "video", "audio", "nifti", "mesh", "pdf")
 # The type of the values, or None if it is guessed from the first value, and the decoder.
 _SERIALIZERS: dict[str, tuple[FieldType | None, Decode]] = {
@@ -75,7 +84,7 @@ _SERIALIZERS: dict[str, tuple[FieldType | None, Decode]] = {
     "jpeg_array": (Images(), partial(image_list, bytes, 0)),
     "pil": (Image(), pillow_image),
     "numpy": (None, partial(_array, _NUMPY, "<")),
-    "tensor": (None, partial(_array, _TORCH, ">")),
+    "tensor": (None, _tensor),
     **dict.fromkeys(_BYTES, (None, bytes)),
 }
 
