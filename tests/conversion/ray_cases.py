@@ -236,11 +236,12 @@ def a_worker_that_dies_once():
 
 @case
 def workers_that_die_twice():
-    for name in ("deadly", "leaves"):
-        found = error_of(on_ray, PHOTOS, "wds", name, transform=f"steps:{name}", **SMALL)
-        assert found["error"] == "WorkerError"
-        assert "two workers or their nodes died on the same task" in found["what"]
-        assert "class1/00" in found["found"]
+    found = error_of(on_ray, PHOTOS, "wds", "deadly", transform="steps:deadly", **SMALL)
+    assert found["error"] == "WorkerError"
+    assert "two workers or their nodes died on the same task" in found["what"]
+    assert "class1/00" in found["found"]
+    found = error_of(on_ray, PHOTOS, "wds", "leaves", transform="steps:leaves", **SMALL)
+    assert found["what"] == "the transform raised SystemExit: 3"
 
 
 @case

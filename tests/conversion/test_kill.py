@@ -36,7 +36,7 @@ RUNS = {
     "images to Lance": ("images", "--to lance --workers 1 --shard-size 50kB"),
     "images that are skipped or left out": (
         "bad",
-        "--to tfrecord --resize 24 --min-size 17 --on-error skip --workers 1 --shard-size 5kB",
+        "--to tfrecord --resize 5 --min-size 5 --on-error skip --workers 1 --shard-size 5kB",
     ),
     "images split": ("images", "--to hf --split train=0.8,val=0.2 --workers 1 --shard-size 25kB"),
     "shards": ("shards", "--to arrow --workers 1 --shard-size 25kB"),
@@ -64,7 +64,7 @@ def sources(tmp_path_factory):
     write_images(found["images"], classes=3, each=8, kilobytes=5)
     write_images(found["bad"], classes=3, each=8)
     put(found["bad"] / "class0/003.jpg", b"text")
-    put(found["bad"] / "class1/small.png", make_image(1, "PNG"))
+    put(found["bad"] / "class1/small.png", make_image(1, "PNG", size=(4, 4)))
     shardkit.convert(found["images"], "wds", found["shards"], shard_size="25kB", workers=0)
     for number in range(12):
         put(found["text"] / f"{number}.txt", f"{number} words " * 1000)
