@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 from shardkit.errors import SourceError
 
-_NUMBERED = re.compile(r"(.*?)(\d{3,})-of-(\d{3,})(?:-[0-9a-f]{4,}(?=\.|$))?(.*)", re.DOTALL)
+_NUMBERED = re.compile(
+    r"(.*?)(\d{3,})-of-(\d{3,})(?:-[0-9a-f]{4,}(?=\.|$))?(.*?)(\.(?:gz|zst|bz2|xz))?", re.DOTALL
+)
 _SHOWN = 5
 
 
@@ -31,22 +33,26 @@ class Incomplete(NamedTuple):
 def incomplete(names: Iterable[str]) -> list[Incomplete]:
     """Return the sets of files, by names that number them from 0 or 1, of which some are missing.
 
+    Some files of a set may be compressed.
+
     >>> [str(found) for found in incomplete(["a-000-of-003.txt", "a-002-of-003.txt"])]
     ['2 of 3 a-*-of-003*.txt, not 001']
     """
-    sets: dict[tuple[str, str, str], set[int]] = {}
+    sets: dict[tuple[str, str, str], dict[int, str]] = {}  # with the compression of each
     for name in names:
         if "-of-" in name and (match := _NUMBERED.fullmatch(name)):
-            before, number, total, after = match.groups()
+            before, number, total, after, compression = match.groups("")
             if len(number) == len(total):
-                sets.setdefault((before, total, after), set()).add(int(number))
+                sets.setdefault((before, total, after), {})[int(number)] = compression
     found = []
     for (before, total, after), numbers in sets.items():
         count, first = int(total), int(int(total) in numbers and 0 not in numbers)
         if len(numbers) < count < first + 10**7:
             every = range(first, first + count)
             missing = [str(n).zfill(len(total)) for n in every if n not in numbers]
-            found.append(Incomplete(f"{before}*-of-{total}*{after}", missing, count))
+            kinds = {*numbers.values()}
+            end = kinds.pop() if len(kinds) == 1 else "*"
+            found.append(Incomplete(f"{before}*-of-{total}*{after}{end}", missing, count))
     return found
 
 

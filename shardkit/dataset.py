@@ -219,7 +219,7 @@ class Dataset(Views):
 
     @property
     def unread(self) -> int:
-        """Bytes of foreign shards that follow their last sample and hold only zeros."""
+        """Bytes of foreign shards that follow their last sample: zeros, or what is ignored."""
         return sum(layout.get("unread", 0) for layout in self._layouts)
 
     def read(self, index: int, fields: Collection[str] | None = None) -> Sample:

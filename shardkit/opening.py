@@ -159,7 +159,7 @@ def _at(path: Path, together: bool = False) -> dict[str, _Found]:
 
 def _looked_into(path: Path, together: bool, subset: str) -> dict[str, _Found]:
     """Find the datasets in a folder that has no manifest and no list of shards."""
-    if (described := _in_manifest(path.parent, path)) is not None:
+    if format_of(path) and (described := _in_manifest(path.parent, path)) is not None:
         return {"": _Found(path, lambda: described)}
     found = look_into(path)
     refuse_incomplete(path, found.shards)

@@ -287,7 +287,8 @@ class ConvertOptions(Asked):
     label_column: the column of the table or source that becomes the field `label`.
     label_separator: the text that separates several labels in one value.
     annotations_frame: whether boxes of COCO and Pascal VOC are on the "upright" images or on the
-        "stored" ones, where EXIF turns them. None: as the stated sizes of the images tell.
+        "stored" ones, where EXIF turns them and their own stated size does not tell. None: as the
+        stated sizes of others tell.
     fields: store only these fields of the source. None: all.
     drop: do not store these fields of the source.
     rename: rename fields: old -> new.

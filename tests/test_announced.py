@@ -26,6 +26,8 @@ from shardkit.errors import DamagedError, ShardkitError, ShardkitWarning, Source
         (["a-00003-of-00003.txt"], ["1 of 3 a-*-of-00003*.txt, not 00001, 00002"]),
         ([f"a-{n:05d}-of-00002-{n:016x}.parquet" for n in range(2)], []),
         (["d/b.000-of-002.gz", "b.001-of-002.gz"], ["not 001", "not 000"]),
+        (["a-000-of-002.json", "a-001-of-002.json.zst"], []),
+        (["a-000-of-003.json", "a-001-of-003.json.gz"], ["2 of 3 a-*-of-003*.json*, not 002"]),
         (["page-1-of-2.txt", "a-00-of-03.txt", "x-of-y.txt"], []),
     ],
 )

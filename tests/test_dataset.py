@@ -324,6 +324,14 @@ def test_datasets_of_one_file_in_a_folder_stay_datasets(tmp_path, format):
     assert set(shardkit.open(tmp_path / "out/val").schema) == {"image", "label"}
 
 
+def test_a_folder_of_shards_is_opened_whatever_the_manifest_above_it_says(tmp_path):
+    for folder in ("below", "__shardkit__"):
+        (tmp_path / "in" / folder).mkdir(parents=True)
+    write_tar(tmp_path / "in/below/a.tar", ("a.txt", b"x"))
+    (tmp_path / "in/__shardkit__/manifest.json").write_text('{"shardkit": 999}')
+    assert len(shardkit.open(tmp_path / "in/below")) == 1
+
+
 def test_datasets_of_one_file_whose_labels_mean_something_else_are_not_mixed(images, tmp_path):
     (tmp_path / "in").mkdir()
     shardkit.convert(images, "wds", tmp_path / "in/a.tar", workers=0)

@@ -567,7 +567,7 @@ def test_foreign_shards_are_read_sample_by_sample(out, tmp_path):
     assert (report.samples, report.files, report.bytes) == (12, 3, 0)
     assert report.notes == [
         "there is no manifest with checksums: every sample was read instead",
-        "3,072 bytes after the last samples are zeros: not samples",
+        "3,072 bytes after the last samples are not samples",
     ]
     shutil.copy(foreign / "0.tar", foreign / "3.tar")
     report = shardkit.verify(foreign)

@@ -1,5 +1,6 @@
 """What is not of the type that a function takes is refused with a sentence, and a way out."""
 
+import datasets
 import numpy as np
 import pytest
 
@@ -11,6 +12,8 @@ ROWS = [{"label": number} for number in range(3)]
 
 class Table:
     """Like pandas.DataFrame, as far as it matters."""
+
+    columns, shape = ("label",), (2, 1)
 
     def to_dict(self, orient):
         raise AssertionError("nothing is converted without being asked for")
@@ -56,7 +59,7 @@ def test_it_is_refused(call, words, tmp_path):
 def test_the_ways_out_work(tmp_path):
     columns = {"label": [1, 2], "name": ["a", "b"]}
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    convert(rows, "wds", tmp_path / "out")
+    convert(datasets.Dataset.from_list(rows), "wds", tmp_path / "out")  # which has to_dict, too
     dataset = shardkit.open(tmp_path / "out")
     assert [sample["name"] for sample in dataset] == ["a", "b"]
     schema = Schema({"label": Int()})

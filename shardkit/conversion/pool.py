@@ -310,8 +310,8 @@ def serve(tasks: BinaryIO) -> None:
             _tell(channel, ("failed", not_picklable(error)))
             continue
         try:
-            if work.names_samples:
-                read_ahead.begins = lambda name: _tell(channel, ("begins", name))
+            named = (lambda name: _tell(channel, ("begins", name))) if work.names_samples else None
+            read_ahead.begins = named
             run_task(work, lambda progress: _tell(channel, ("progress", progress)))
         except ShardkitError as error:
             _tell(channel, ("failed", error))

@@ -311,7 +311,7 @@ class Format:
         The reader of a foreign shard puts its `schema` into its own `layout`, and optionally:
         `classes`: field -> class names.
         `ignored`: what it skips -> how often.
-        `unread`: how many bytes follow its last sample, all of them zeros.
+        `unread`: how many bytes follow its last sample.
         `unusable`: a field that it cannot read -> the error that explains why.
         `ours`: set if the shard says that shardkit wrote it.
         `guessed`: fields that a few samples suggest are not optional, which `read` does not rely on

@@ -227,7 +227,7 @@ def _sequence(
     classes = recipe.classes if strict and recipe.label_column is None else None
     if isinstance(source, Dataset) and schema is None and classes is None:
         return _dataset(source, recipe)
-    if isinstance(source, Mapping) or hasattr(source, "to_dict"):
+    if isinstance(source, Mapping) or (hasattr(source, "columns") and hasattr(source, "shape")):
         raise UsageError(
             "a source is a path, or a sequence of samples",
             found=f"{type(source).__name__}, which is a table of columns",

@@ -272,7 +272,10 @@ def _packed(schema: Schema, counted: str, every: bool) -> list[str]:
 
     Raises UsageError for a field that cannot be packed and was asked for. `every`: no fields were.
     """
-    fields = [counted, *(n for n in row_fields(schema) if n != counted and not schema[n].optional)]
+    shapes = {name: getattr(kind, "shape", None) for name, kind in schema.items()}
+    may = (None, (None,), shapes[counted])  # a fixed length is not that of tokens
+    arrays = [n for n in row_fields(schema) if shapes[n] in may and not schema[n].optional]
+    fields = [counted, *(name for name in arrays if name != counted)]
     others = [name for name in schema if name not in fields]
     taken = next((name for name in fields if name in PACKED), None)
     if taken is not None or (others and not every):

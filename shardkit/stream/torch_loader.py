@@ -321,7 +321,7 @@ class Loader(loading.Loader):
             return super()._convert(batch)
         tensors = _tensors(batch, self.dataset.stream)
         if self._pinned:  # what a collate function, or rows of several samples, made elsewhere
-            tensors = _each(tensors, lambda one: one if one.is_pinned() else one.pin_memory())
+            tensors = _each(tensors, _in_locked)
         if self._copies is not None:
             return self._copies.begun(tensors)
         if self.device is not None:
@@ -444,9 +444,15 @@ def _each(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
         return change(value)
     if isinstance(value, dict):
         return {name: _each(one, change) for name, one in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_each(one, change) for one in value)
+    if type(value) in (list, tuple) or hasattr(value, "_make"):  # of named tuples
+        return getattr(value, "_make", type(value))(_each(one, change) for one in value)
     return value
+
+
+def _in_locked(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in page-locked memory, where only dense ones of the CPU can be."""
+    can_be = tensor.device.type == "cpu" and tensor.layout == torch.strided
+    return tensor.pin_memory() if can_be and not tensor.is_pinned() else tensor
 
 
 def _page_locked(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:

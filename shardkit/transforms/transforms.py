@@ -201,7 +201,8 @@ def _is_torchvisions(step: Any) -> bool:
     """Whether a step is torchvision's: its transforms return values other than theirs unchanged."""
     while isinstance(step, partial):
         step = step.func
-    parts = step.modules() if hasattr(step, "modules") and callable(step) else [step]
+    container = type(step).__module__.startswith("torch.nn")  # one of a user's class is their own
+    parts = step.modules() if container else [step]
     kinds = [step, *(kind for part in parts for kind in type(part).__mro__)]
     modules = (str(getattr(kind, "__module__", "")) for kind in kinds)
     return any(name.partition(".")[0] == "torchvision" for name in modules)

@@ -434,7 +434,7 @@ class _Run:
             notes.append("there is no manifest with checksums: every sample was read instead")
         unread = sum(part.dataset.unread for part in self._parts if part.manifest is None)
         if unread:
-            notes.append(f"{counted(unread, 'byte')} after the last samples are zeros: not samples")
+            notes.append(f"{counted(unread, 'byte')} after the last samples are not samples")
         formats = [part.dataset.format for part in self._parts]
         ours = self._all_files()
         foreign = sum(len(part.numbers) for part in self._parts if part.manifest is None)

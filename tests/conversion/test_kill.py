@@ -197,6 +197,39 @@ def test_a_task_that_is_done_is_not_done_again_when_its_worker_dies(tmp_path, mo
     assert files_of(out) == files_of(tmp_path / "reference")
 
 
+# In a worker: the first one that begins task 1 is killed, and each notes whether it names samples.
+NAMES = """
+import os, signal
+from shardkit.conversion import read_ahead, work
+real = work.run_task
+
+def run_task(task, report):
+    with open({began!r}, "a") as file:
+        print(task.number, read_ahead.begins is not None, file=file)
+    if task.number == 1 and not os.path.exists({died!r}):
+        open({died!r}, "x").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(task, report)
+
+work.run_task = run_task
+"""
+
+
+def test_samples_are_named_in_the_task_that_is_repeated_and_no_other(tmp_path, monkeypatch):
+    """As that is slow."""
+    source, began = (
+        write_images(tmp_path / "in", classes=2, each=4, kilobytes=2),
+        tmp_path / "began",
+    )
+    serve, code = "from shardkit.conversion.pool import serve", NAMES
+    code = code.format(began=str(began), died=str(tmp_path / "died"))
+    monkeypatch.setattr(pool, "_START", pool._START.replace(serve, f"exec({code!r}); {serve}"))
+    shardkit.convert(source, "wds", tmp_path / "out", shard_size=12_000, workers=1)
+    lines = began.read_text().splitlines()
+    assert len(lines) > 3
+    assert [line for line in lines if "True" in line] == ["1 True"]
+
+
 def is_alive(pid):
     try:
         return ") Z " not in Path(f"/proc/{pid}/stat").read_text()

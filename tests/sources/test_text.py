@@ -408,6 +408,9 @@ def test_a_quoted_header_of_a_tsv_shows_it_and_what_is_guessed_is_noted(tmp_path
     assert values(stream(path)) == ["a"]
     assert not any("quotation" in note for note in stream(path).notes)
     assert values(stream(put(tmp_path / "c.tsv", 'text\t12" (")\n"a\t1\n'))) == ['"a']
+    one = 'text\n"a\nb\nc"\nd\n'  # of one column: no line is known to be a row by itself
+    assert values(stream(put(tmp_path / "d.tsv", one))) == ["a\nb\nc", "d"]
+    assert values(stream(put(tmp_path / "d.tsv", 'text\n"a\nb\n"c\n'))) == ['"a', "b", '"c']
     source = stream(put(tmp_path / "b.tsv", 'text\tn\n"a"\t1\nb\t"2"\n'))
     assert values(source) == ['"a"', "b"]
     assert any("quotation marks around 2 cells" in note for note in source.notes)

@@ -280,11 +280,13 @@ def test_arrays_with_a_value_per_token_are_packed_like_the_tokens(tmp_path):
         "loss_mask": shardkit.Array("bool", (None,)),
         "tokens": shardkit.Array("uint16", (None,)),
         "ends": shardkit.Array("int64", (None,)),
+        "embedding": shardkit.Array("float32", (2,)),
     }
     with shardkit.create(tmp_path / "d", to="arrow", schema=schema) as writer:
         for number, size in enumerate([3, 0, 9, 4]):
             document = np.arange(size) + 10 * number
             rest = {"loss_mask": document % 3 == 1, "source": "x", "ends": np.arange(1)}
+            rest["embedding"] = np.zeros(2, np.float32)
             writer.write({"__key__": f"{number}", "tokens": document.astype("uint16"), **rest})
     options = {"batching": Pack(8, 4), "threads": 0}
     both = ["tokens", "loss_mask"]
@@ -297,5 +299,5 @@ def test_arrays_with_a_value_per_token_are_packed_like_the_tokens(tmp_path):
     with pytest.raises(SampleError, match="another length than 'tokens'") as error:
         list(Loader(tmp_path / "d", fields=["tokens", "ends"], **options))
     assert (error.value.where["key"], error.value.where["field"]) == ("0", "ends")
-    with pytest.warns(ShardkitWarning, match="'source': they are left out"):
+    with pytest.warns(ShardkitWarning, match="'source', 'embedding': they are left out"):
         Loader(tmp_path / "d", **options)

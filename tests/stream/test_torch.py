@@ -7,7 +7,7 @@ import itertools
 import json
 import pickle
 import weakref
-from collections import Counter
+from collections import Counter, namedtuple
 from unittest.mock import Mock
 
 import numpy as np
@@ -144,7 +144,9 @@ def test_every_tensor_of_a_batch_is_page_locked_and_moved(photos, tmp_path, monk
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor is locked)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: locked.append(tensor) or tensor)
     documents = write_documents(tmp_path / "documents", [3, 5, 2, 7] * 5)
-    own = {"collate": lambda samples: {"label": [torch.ones(2), (torch.ones(3),)], "n": {"a": 1}}}
+    named = namedtuple("Named", "only")
+    label = [torch.ones(2), named(torch.ones(3)), (torch.ones(1, device="meta"),)]
+    own = {"collate": lambda samples: {"label": label, "n": {"a": 1}}}
     for path, options in (
         (documents, {"batching": shardkit.Pack(8, 2)}),
         (documents, {"batching": shardkit.Bucket(4, [4, 8])}),
@@ -155,12 +157,14 @@ def test_every_tensor_of_a_batch_is_page_locked_and_moved(photos, tmp_path, monk
         batch = next(iter(Loader(path, pin_memory=True, threads=0, **options)))
         several = [value for value in batch.values() if isinstance(value, torch.Tensor)]
         if path == photos:
-            several = [batch["label"][0], *batch["label"][1]]
+            several = [batch["label"][0], batch["label"][1].only]
+            assert not any(tensor.is_meta for tensor in locked)  # only memory of the CPU can be
         assert {id(tensor) for tensor in several} <= {id(tensor) for tensor in locked}
         assert len(several) > 1
     monkeypatch.undo()
     moved = next(iter(Loader(photos, batch_size=4, device="meta", **own)))
-    assert [moved["label"][0].device.type, moved["label"][1][0].device.type] == ["meta", "meta"]
+    devices = [moved["label"][0].device.type, moved["label"][1].only.device.type]
+    assert devices == ["meta", "meta"]
 
 
 def test_copies_to_a_gpu_are_waited_for_by_its_stream_and_keep_their_source(monkeypatch):

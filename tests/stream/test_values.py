@@ -156,6 +156,8 @@ def test_a_transform_of_torchvision_is_refused(photos):
         for steps in (step, [shardkit.Decode(), step]):
             with pytest.raises(shardkit.UsageError, match="takes tensors") as error:
                 Loader(photos, batch_size=2, transforms={"image": steps})
+    own = type("Own", (torch.nn.Sequential,), {"forward": lambda self, pixels: pixels})
+    Loader(photos, batch_size=2, transforms={"image": own(crop)})  # may call it as it should be
     names = {"shardkit": shardkit, "torch": torch, "transform": lambda image: image.flip(-1)}
     fixed = eval(error.value.fix.partition(", with the")[0], names)
     options = {"batch_size": 2, "threads": 0, "fields": ["image"]}

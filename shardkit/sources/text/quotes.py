@@ -41,7 +41,8 @@ def quotes_of(lines: Iterable[tuple[int, str]]) -> Quotes:
             width = len(cells or line.split("\t")) if line else 0
             continue
         closes = line.count('"') % 2 == 1
-        if row and not closes and (line.count("\t") == width - 1 or len(row) == _LONGEST):
+        alone = width > 1 and line.count("\t") == width - 1  # with one column, nothing tells
+        if row and not closes and (alone or len(row) == _LONGEST):
             row = []  # the line is a row by itself: the quote was none
         if not row:
             marked = [cell for cell in line.split("\t") if cell[:1] == '"'] if '"' in line else []
@@ -51,7 +52,7 @@ def quotes_of(lines: Iterable[tuple[int, str]]) -> Quotes:
                 else:
                     unclear += len(marked)
                 continue
-            if line.count("\t") == width - 1:
+            if alone:
                 plain = place if plain is None else plain
                 continue
             start = place
@@ -85,7 +86,7 @@ def swallowed(lines: Sequence[str], form: str, width: int) -> bool:
     in text: in a CSV, all of many lines must have as many as the header.
     """
     inside, separator = lines[1:-1], DELIMITERS[form]
-    if form == "csv" and (len(lines) < _MANY or width < 2):
+    if width < 2 or (form == "csv" and len(lines) < _MANY):
         return False
     alike = (line.count(separator) == width - 1 for line in inside)
     return bool(inside) and (any(alike) if form == "tsv" else all(alike))
