@@ -60,6 +60,7 @@ serve(tasks)
 
 # Number of processes that are started before it is known whether there are tasks for them.
 _EARLY = 4
+_SIGKILL = 9  # Windows has no name for it
 
 
 def run_here(works: Iterator[Work], report: Report) -> None:
@@ -254,7 +255,7 @@ def _died_twice(work: Work, code: int, begun: list[str]) -> WorkerError:
         found=f"task {work.number}: {work.reading}{last}",
         fix="if memory ran out, use fewer --workers; then run the same command again: it continues"
         " where it stopped"
-        if code == -signal.SIGKILL or not begun
+        if code == -_SIGKILL or not begun
         else "leave that sample out of the source, or correct the transform that fails on it",
     )
 

@@ -244,6 +244,8 @@ def _alone() -> Iterator[None]:
         yield
     finally:
         if handle is not None:
+            with suppress(OSError, AttributeError):
+                fcntl.flock(handle, fcntl.LOCK_UN)  # a process that was forked meanwhile holds it
             os.close(handle)
 
 
