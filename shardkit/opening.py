@@ -338,8 +338,10 @@ def _open_file(path: Path) -> Dataset:
     if manifests.has_manifest(path):
         return open_described(path)
     folder, format = path.parent, format_of(path)
-    top = folder.parent if format and FORMATS[format].below == folder.name else folder
-    if (described := _in_manifest(top, path)) is not None:
+    # A shard may be a folder itself, or be in one.
+    inside = any(f"/{path.name}" == declared.inside for declared in FORMATS.values())
+    below = format is not None and FORMATS[format].below == folder.name
+    if (described := _in_manifest(folder.parent if inside or below else folder, path)) is not None:
         return described
     listing, names = listed_shards(folder) or (None, [])
     format = listing if path.name in names else format

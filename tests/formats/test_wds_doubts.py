@@ -17,8 +17,9 @@ def test_what_macos_adds_is_passed_over_and_counted(tmp_path):
     image = make_image(1)
     kinds = {"jpg": image, "txt": b"caption"}
     members = [(n, BESIDE if "._" in n else kinds[n.rpartition(".")[2]]) for n in names]
+    members.insert(2, ("./d/.DS_Store", b"Bud1"))
     result = shardkit.convert(pack(tmp_path / "a.tar", members), "arrow", tmp_path / "out")
-    assert result.ignored == {"AppleDouble member ('._'), which tar on macOS adds": 3}
+    assert result.ignored == {"TAR member that macOS adds (._NAME, .DS_Store)": 4}
     samples = [*shardkit.open(tmp_path / "out")]
     assert samples == [{"__key__": f"d/{k}", "jpg": image, "txt": "caption"} for k in "ab"]
 

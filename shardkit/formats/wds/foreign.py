@@ -143,8 +143,8 @@ def _samples(source: ByteSource, ignored: Counter[str], warned: list[str]) -> li
     samples: dict[str, _Scanned] = {}
     current = None
     for member in members(source, ignored, warned):
-        if _is_apple_double(source, member):
-            ignored["AppleDouble member ('._'), which tar on macOS adds"] += 1
+        if _is_of_macos(source, member):
+            ignored["TAR member that macOS adds (._NAME, .DS_Store)"] += 1
             continue
         split = names.split(member.name)
         if split is None:
@@ -176,10 +176,11 @@ def _samples(source: ByteSource, ignored: Counter[str], warned: list[str]) -> li
     return good
 
 
-def _is_apple_double(source: ByteSource, member: Member) -> bool:
-    """Whether a member holds what macOS stores beside a file, such as where it came from."""
-    named = member.name.rpartition("/")[2].startswith("._")
-    return named and source.read(member.offset, min(4, member.size)) == _APPLE_DOUBLE
+def _is_of_macos(source: ByteSource, member: Member) -> bool:
+    """Whether a member holds what macOS stores of a folder, or beside a file in AppleDouble."""
+    name = member.name.rpartition("/")[2]
+    beside = name.startswith("._") and source.read(member.offset, min(4, member.size))
+    return name == ".DS_Store" or beside == _APPLE_DOUBLE
 
 
 def _is_bad(fields: dict[str, Member]) -> bool:
