@@ -91,6 +91,7 @@ def test_a_quote_that_swallows_too_much_is_an_error_where_it_opens(tmp_path, mon
     path = put(tmp_path / "a.csv", b'text\none\n"two\nthree\nfour\n')
     (error,) = errors(stream(path))
     assert "never closed" in error.what
+    assert str(error.found).startswith("3 lines that belong to it")
     assert (error.where["offset"], good(path)) == (9, ["one"])
     monkeypatch.setattr(records, "_MAX_CELL", 1000)
     path = put(tmp_path / "a.csv", b'text\none\n"two\n' + b"x\n" * 1000)

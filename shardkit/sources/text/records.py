@@ -325,15 +325,17 @@ class _Rows:
             yield text + "\n"
 
     def _broken(self, error: csv.Error) -> SampleError:
-        what = str(error)
+        what, count = str(error), len(self.lines)
         if what == "unexpected end of data":
             what = "a quote is opened and never closed"
+        several = count > 1
         return SampleError(
             f"a row is not CSV: {what}",
             path=self.path,
             offset=self._start,
             expected='cells as in RFC 4180: quoted "like this", with quotes inside doubled',
-            fix="repair the row, or use --on-error skip",
+            found=f"{count:,} lines that belong to it, which may be rows" if several else None,
+            fix="repair the row, or use --on-error skip" + ", which drops all of them" * several,
         )
 
 
