@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import shardkit
+import shardkit.stream
 from shardkit import Array, Int, Schema, concatenate, convert
 
 ROWS = [{"label": number} for number in range(3)]
@@ -54,6 +55,23 @@ def test_it_is_refused(call, words, tmp_path):
         call(tmp_path / "out")
     assert words in str(error.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_no_sample_and_no_batch_is_named(tmp_path):
+    with shardkit.create(tmp_path / "out", "wds", {"label": Int()}) as writer:
+        with pytest.raises(shardkit.SampleError, match="not a dict of fields"):
+            writer.write([1])
+        writer.write({"label": 1})
+    loader = shardkit.stream.Loader(tmp_path / "out", batch_size=1, collate=lambda rows: rows)
+    with pytest.raises(shardkit.UsageError, match="did not return a batch") as error:
+        next(iter(loader))
+    assert "list, from tests.test_wrong_types." in str(error.value.found)
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n"
+    (tmp_path / "tokenizer.json").write_text(pointer)
+    (tmp_path / "a.txt").write_text("a")
+    text = shardkit.TextOptions(tokenizer=tmp_path / "tokenizer.json")
+    with pytest.raises(shardkit.UsageError, match="pointer of git-lfs"):
+        convert(tmp_path / "a.txt", "wds", tmp_path / "tokens", text=text)
 
 
 def test_the_ways_out_work(tmp_path):

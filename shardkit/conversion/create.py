@@ -91,6 +91,12 @@ class DatasetWriter:
         """
         if not self._open:
             raise ValueError("the dataset is closed")
+        if not isinstance(sample, Mapping):
+            raise SampleError(
+                "the sample is not a dict of fields",
+                expected=", ".join(self._schema),
+                found=type(sample).__name__,
+            )
         numbered = {"__key__": f"{len(self._keys):09d}", **sample}
         checked = self._schema.check(numbered)
         key = checked["__key__"]

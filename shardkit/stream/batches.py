@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -14,13 +14,14 @@ import numpy.typing as npt
 
 from shardkit import storage
 from shardkit.clock import enter
-from shardkit.errors import SampleError, ShardkitError
+from shardkit.errors import SampleError, ShardkitError, UsageError
 from shardkit.sample import Sample
 from shardkit.schema import Array, Audio, Bool, FieldType, Float, Int, Schema
 from shardkit.stream.batching import Pack
 from shardkit.stream.collate import PadCollate, packed, pad_collate
 from shardkit.stream.schedule import Step
 from shardkit.stream.stream import Stream
+from shardkit.transforms.calls import name_of
 from shardkit.transforms.draws import Draws
 from shardkit.transforms.steps import BFLOAT16
 
@@ -190,7 +191,14 @@ class BatchMaker:
                 sample | {name: array[row] for name, array in batch.arrays.items()}
                 for row, sample in enumerate(samples)
             ]
-            return dict(self._collate([*map(self._transforms.typed, whole)]))
+            collated = self._collate([*map(self._transforms.typed, whole)])
+            if not isinstance(collated, Mapping):
+                raise UsageError(
+                    "the collate function did not return a batch",
+                    expected="a dict of fields",
+                    found=f"{type(collated).__name__}, from {name_of(self._collate)}",
+                )
+            return dict(collated)
         made: Batch = {}
         for name in self._samples.schema:
             if name in batch.arrays:

@@ -21,6 +21,7 @@ from shardkit.codecs.tokenizers.tokenizer import (
     versions,
 )
 from shardkit.errors import DamagedError, FormatError, NotFoundError, StorageError, UsageError
+from shardkit.pointers import refuse_pointer
 from shardkit.remote.path import RemotePath
 
 SPECIAL_TOKENS = ("special", "text")
@@ -165,6 +166,7 @@ def _fetched(name: str) -> Path:
 
 def _of_file(path: Path, special_tokens: str, eos_token: str | None) -> Tokenizer:
     data = read_file(str(path))
+    refuse_pointer(data, path, UsageError)
     if data.lstrip()[:1] == b"{":
         return _huggingface(path, data, special_tokens, eos_token)
     if are_ranks(data):
