@@ -48,6 +48,7 @@ def main() -> None:
         return
     dist.init_process_group("gloo")
     train(options, dist.get_rank(), dist.get_world_size())
+    dist.barrier()  # without it, torch 2.13 may abort a rank if another one has left
     # Not inside of `train`: a DistributedDataParallel that is still there can block this for ever.
     dist.destroy_process_group()
 
