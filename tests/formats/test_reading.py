@@ -121,7 +121,8 @@ def test_rows_of_any_shape_and_type_are_the_arrays_of_the_samples(tmp_path, name
 
 @pytest.mark.usefixtures("_way")
 @pytest.mark.parametrize("name", ROWS)
-def test_rows_of_a_file_that_is_cut_are_left_to_be_read_one_by_one(tmp_path, name):
+def test_rows_of_a_file_that_is_cut_are_left_to_be_read_one_by_one(tmp_path, name, monkeypatch):
+    monkeypatch.setattr(byte_source, "_AGE", float("inf"))  # how old the last look at it may be
     samples = [{"__key__": f"{n}", "x": np.full(500, n, "<u2")} for n in range(40)]
     reader = shard(tmp_path, name, {"x": Array("<u2", (500,))}, samples)
     out = np.zeros((2, 500), np.int64)
@@ -134,7 +135,8 @@ def test_rows_of_a_file_that_is_cut_are_left_to_be_read_one_by_one(tmp_path, nam
 
 
 @pytest.mark.parametrize("name", ["arrow", "parquet"])
-def test_a_batch_that_is_first_looked_at_when_it_is_gone_is_named(tmp_path, name):
+def test_a_batch_that_is_first_looked_at_when_it_is_gone_is_named(tmp_path, name, monkeypatch):
+    monkeypatch.setattr(byte_source, "_AGE", float("inf"))
     samples = blobs(250, 2000)
     reader = shard(tmp_path, name, {"blob": Bytes()}, samples)
     assert_same(reader[0], samples[0])
