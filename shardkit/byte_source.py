@@ -186,17 +186,16 @@ class LocalFile(ByteSource):
         self._cached = _preadv2 is not None
 
     def _read(self, offset: int, length: int) -> bytes:
+        data: Any = None
         if self._cached and length <= _SCRATCH:
             try:
                 scratch = _scratches.pop()
             except IndexError:
                 scratch = _Scratch()
-            there = self._take(scratch, offset, length)
-            data: Any = scratch.buffer[:length] if there else None
+            if self._take(scratch, offset, length):
+                data = scratch.buffer[:length]
             _scratches.append(scratch)
-            if not there:
-                data = self._wait(offset, length)
-        else:
+        if data is None:
             data = self._wait(offset, length)
         if monotonic() >= self._due:
             self._compare(offset)

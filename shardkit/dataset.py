@@ -162,14 +162,14 @@ class Dataset(Views):
         class_names: class names by field.
         path, format, size: its path and format in messages, and its bytes as far as known.
         """
-        if schema is None and not hasattr(samples, "schema"):
+        if schema is None:
+            schema = getattr(samples, "schema", None)
+        if schema is None:
             raise UsageError(
                 "these samples have no schema",
                 found=type(samples).__name__,
                 fix="give one, such as schema=shardkit.Schema({'label': shardkit.Int()})",
             )
-        schema = getattr(samples, "schema", None) if schema is None else schema
-        assert schema is not None
         reader = SequenceReader(samples, schema, class_names or {}, path)
         return cls(path, format, [(".", len(samples), size)], None, reader=reader)
 

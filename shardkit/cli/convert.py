@@ -202,7 +202,7 @@ def command(
     with named_as_typed():
         for group, kind in groups.items():
             options[group] = kind(**{f.name: options.pop(f.name) for f in fields(kind)})
-        ConvertOptions(**options)
+        chosen = ConvertOptions(**options)
     if options["transform"] is not None:
         search_here()
     if plan_only:
@@ -213,7 +213,6 @@ def command(
         from shardkit.conversion.partial import partial_of
         from shardkit.conversion.run import prepare
 
-        chosen = ConvertOptions(**options)
         with storage.using(storage_options, source, out, options["metadata"]):
             part_of = None if part is None else PartOf.parse(part)
             plan = prepare(source, to, out, chosen, part=part_of)

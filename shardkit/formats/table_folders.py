@@ -68,7 +68,7 @@ def refuse_table(
     """
     kind = None
     look = top or any(name.endswith(".parquet") for name in names)
-    hidden = _hidden_in(folder) if look else set()
+    hidden = _there(folder, _HIDDEN) if look else set()
     if "_delta_log" in folders:
         kind = DELTA
     elif "zarr.json" in names or hidden & {".zgroup", ".zarray"}:
@@ -90,7 +90,7 @@ def refuse_files_of_table(folders: Iterable[Path]) -> None:
             continue
         for above in (folder, *folder.parents):
             with contextlib.suppress(OSError):
-                there = _entries_of(above)
+                there = _there(above, _SEEN)
                 refuse_table(above, there, there, top=True)
             if not (_PARTITION.fullmatch(above.name) or above.name in _FURTHER):
                 break
@@ -136,17 +136,11 @@ def _not_read(kind: Kind, folder: Path) -> FormatError:
     return not_read(kind._replace(fix=kind.fix.format(path=folder)), folder)
 
 
-def _entries_of(folder: Path) -> set[str]:
-    """Those names that tell a table which a folder has; one request for a folder in a store."""
+def _there(folder: Path, names: Collection[str]) -> set[str]:
+    """Those of these names that a folder has; one request for a folder in a store."""
     if isinstance(folder, RemotePath):
-        return {entry.name for entry in folder.scandir()} & {*_SEEN, *_HIDDEN}
-    return {name for name in _SEEN if (folder / name).exists()}
-
-
-def _hidden_in(folder: Path) -> set[str]:
-    if isinstance(folder, RemotePath):
-        return {entry.name for entry in folder.scandir()} & {*_HIDDEN}
-    return {name for name in _HIDDEN if (folder / name).exists()}
+        return {entry.name for entry in folder.scandir()} & {*names}
+    return {name for name in names if (folder / name).exists()}
 
 
 def _is_iceberg(folder: Path) -> bool:

@@ -82,8 +82,8 @@ class _Called:
         read-only, save `writable`.
         """
         sample = {**sample, **{name: sample[name].copy() for name in writable}}
-        frozen = {id(v): n for n, v in sample.items() if isinstance(v, np.ndarray)}
-        frozen = {at: name for at, name in frozen.items() if name not in writable}
+        arrays = {n: v for n, v in sample.items() if isinstance(v, np.ndarray)}
+        frozen = {id(value): name for name, value in arrays.items() if name not in writable}
         made = self._function(sample)
         if not isinstance(made, dict):
             return made, {}

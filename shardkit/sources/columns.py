@@ -230,10 +230,10 @@ def typed_column(values: Sequence[Any], *, cells: bool) -> Column:
 
 def is_exact(value: Any) -> bool:
     """Whether a number, if it is an integer, is the same as a float."""
-    if type(value) is not int:
-        return True
-    zeros = (value & -value).bit_length() - 1  # at the end, in binary
-    return value.bit_length() <= 1024 and value.bit_length() - zeros <= 53
+    try:
+        return type(value) is not int or float(value) == value
+    except OverflowError:
+        return False
 
 
 def whole_number(text: str) -> int:
