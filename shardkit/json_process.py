@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from shardkit import storage
 from shardkit.errors import WorkerError
 from shardkit.words import ended
 
@@ -30,7 +31,9 @@ class JsonProcess:
     ) -> None:
         """Start the process. Raises WorkerError if it cannot be started."""
         self._timeout = timeout
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+        folder = storage.temporary_folder()
+        with storage.explained("make a temporary file", folder / "shardkit"):
+            self._errors = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed with it
         try:
             self._process = subprocess.Popen(
                 command,

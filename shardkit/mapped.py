@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -50,9 +49,8 @@ class Growing:
             return np.memmap(self._file, self.dtype, "r+").view(np.ndarray)
 
     def _write(self) -> None:
-        with storage.explained("write a temporary file", Path("TMPDIR")):
-            folder = tempfile.gettempdir()
-        with storage.explained("write a list to a temporary file", Path(folder)):
+        folder = storage.temporary_folder()
+        with storage.explained("write a list to a temporary file", folder / "shardkit"):
             self._file = self._file or tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
             self._written += self._file.write(self._data)
             self._file.flush()

@@ -14,6 +14,7 @@ import os
 import shutil
 import stat
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -357,6 +358,34 @@ def sync(path: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def temporary_folder() -> Path:
+    """The folder for temporary files. Raises StorageError if none is writable."""
+    try:
+        return Path(tempfile.gettempdir())
+    except OSError as error:
+        raise StorageError(
+            "no folder for temporary files is writable",
+            found=error.strerror,
+            fix="free some space, or set TMPDIR to another folder",
+        ) from error
+
+
+@contextlib.contextmanager
+def temporary(prefix: str) -> Iterator[Path]:
+    """A temporary folder whose name begins with `prefix`; it is removed at the end."""
+    folder = temporary_folder()
+    with explained("make a temporary folder", folder / prefix):
+        made = tempfile.TemporaryDirectory(prefix=prefix, dir=folder)
+    with made as path:
+        yield Path(path)
+
+
+def status(path: Path) -> os.stat_result:
+    """The `os.stat` of a file or object of a source."""
+    with explained("read the source", path):
+        return path.stat()
 
 
 def write_loose(path: Path, data: bytes) -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import struct
+import sys
 import tarfile
 import tempfile
 from pathlib import Path
@@ -16,16 +17,19 @@ import pytest
 
 import shardkit
 from shardkit.codecs.tokenizers.tokenizer import Tokenizer
+from shardkit.conversion.scratch import Scratch
 from shardkit.dataset import Dataset
 from shardkit.errors import (
     DamagedError,
     FormatError,
+    NotFoundError,
     SampleError,
     ShardkitError,
     StorageError,
     UsageError,
 )
 from shardkit.inspection import inspect
+from shardkit.json_process import JsonProcess
 from shardkit.stream import Loader
 from shardkit.testing import make_image
 from tests.conftest import IMAGE_FORMATS, few, write_images
@@ -170,9 +174,25 @@ def test_a_temporary_folder_that_is_full(tmp_path, full, monkeypatch):
     name = "gettempdir" if full == "folder" else "TemporaryFile"
     code = errno.ENOENT if full == "folder" else errno.ENOSPC
     monkeypatch.setattr(tempfile, name, lambda **_: _raise(OSError(code, "none can be used")))
-    with pytest.raises(StorageError, match="unpack") as raised:
+    with pytest.raises(StorageError, match=r"unpack|no folder for temporary files") as raised:
         shardkit.open(path)
     assert "TMPDIR" in (raised.value.fix or "")
+
+
+@pytest.mark.parametrize("use", [
+    lambda folder: shardkit.convert([{"text": "a"}], "lance", folder / "out", workers=0),
+    lambda _: Scratch(),
+    lambda _: JsonProcess([sys.executable]),
+])  # fmt: skip
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_temporary_folder_that_is_gone(tmp_path, monkeypatch, use, gone):
+    """Since the process began, as at the end of a job; or there was none that is writable."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    if not gone:
+        monkeypatch.setattr(tempfile, "gettempdir", lambda: _raise(OSError(errno.ENOENT, "none")))
+    with pytest.raises((StorageError, NotFoundError), match=r"temporary (file|folder)"):
+        use(tmp_path)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.large

@@ -20,7 +20,7 @@ def unpacked(path: Path, blocks: Iterable[bytes], compression: str, what: str) -
 
     The temporary file has no name: the system deletes it when it is closed or the process ends.
     """
-    folder = temporary_folder(path, what)
+    folder = storage.temporary_folder()
     fix = f"free some space, set TMPDIR to another folder, or unpack {what}"
     try:
         with tempfile.TemporaryFile(dir=folder) as plain:
@@ -39,16 +39,3 @@ def unpacked(path: Path, blocks: Iterable[bytes], compression: str, what: str) -
         ) from error
     except ValueError as error:
         raise DamagedError(f"{what} is damaged: {error}", path=path) from error
-
-
-def temporary_folder(path: Path, what: str) -> str:
-    """Return the folder for temporary files. Raises StorageError if none is writable."""
-    try:
-        return tempfile.gettempdir()
-    except OSError as error:
-        raise StorageError(
-            f"no temporary folder is writable, to unpack {what}",
-            path=path,
-            found=error.strerror,
-            fix="free some space, or set TMPDIR to another folder",
-        ) from error

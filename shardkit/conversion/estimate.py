@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -160,30 +159,29 @@ def _stored(folder: Path) -> int:
 def estimate(plan: Plan) -> Estimate:
     """Convert some samples of each split. Raises ShardkitError if a source cannot be read."""
     found = Estimate()
-    with tempfile.TemporaryDirectory(prefix="shardkit-plan-") as folder:
-        for split in plan.splits:
-            tried = _tried(plan, split, Path(folder), _SECONDS / len(plan.splits))
-            tasks = [task for task in plan.tasks if task.split is split]
-            size = sum(task.size for task in tasks)
-            times = size / max(tried.read, 1)
-            if split.slice.counts is not None or not tried.read:  # with a limit, or unknown sizes
-                times = (split.samples or 0) / max(tried.documents, 1)
-            joined = sum(task.size for task in tasks if task.joined) / max(size, 1)
-            found.written += int(tried.written * times)
-            found.written += sum(map(len, split.tokenizer()[1].values()))
-            found.certain += int(tried.certain * times)
-            found.joined += int(tried.written * times * joined)
-            found.seconds += tried.seconds * times
-            found.samples += tried.samples
-            found.bad += tried.bad
-            found.untried += tried.untried
-            if not tried.untried:
-                found.documents += tried.documents
-                found.read += tried.read
+    for split in plan.splits:
+        tried = _tried(plan, split, _SECONDS / len(plan.splits))
+        tasks = [task for task in plan.tasks if task.split is split]
+        size = sum(task.size for task in tasks)
+        times = size / max(tried.read, 1)
+        if split.slice.counts is not None or not tried.read:  # with a limit, or unknown sizes
+            times = (split.samples or 0) / max(tried.documents, 1)
+        joined = sum(task.size for task in tasks if task.joined) / max(size, 1)
+        found.written += int(tried.written * times)
+        found.written += sum(map(len, split.tokenizer()[1].values()))
+        found.certain += int(tried.certain * times)
+        found.joined += int(tried.written * times * joined)
+        found.seconds += tried.seconds * times
+        found.samples += tried.samples
+        found.bad += tried.bad
+        found.untried += tried.untried
+        if not tried.untried:
+            found.documents += tried.documents
+            found.read += tried.read
     return found
 
 
-def _tried(plan: Plan, split: Split, folder: Path, seconds: float) -> Estimate:
+def _tried(plan: Plan, split: Split, seconds: float) -> Estimate:
     """Try more and more samples, until they take about `seconds`; the first trials load modules."""
     total = len(split.slice.order)
     number = min(_PLACES if isinstance(split.source, Source) else 1, total)
@@ -191,8 +189,8 @@ def _tried(plan: Plan, split: Split, folder: Path, seconds: float) -> Estimate:
         task = _some(split, number)
         if number and not task.stop:
             return _by_size(split)
-        with tempfile.TemporaryDirectory(dir=folder) as trial:
-            tried = _try(plan, task, Path(trial), seconds)
+        with storage.temporary("shardkit-plan-") as trial:
+            tried = _try(plan, task, trial, seconds)
         if tried.seconds >= seconds / 2 or tried.read >= _TRIED_BYTES or number == total:
             return tried
         number = min(number * 4, total)

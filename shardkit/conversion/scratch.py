@@ -25,8 +25,9 @@ class Scratch:
         _clean()
         self._lock: int | None = None
         while self._lock is None:
-            with storage.explained("make a folder", Path(tempfile.gettempdir())):
-                self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+            folder = storage.temporary_folder()
+            with storage.explained("make a temporary folder", folder / _PREFIX):
+                self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder))
             with contextlib.suppress(OutputError):  # locked by the cleanup of another run: retry
                 self._lock = lock(self.path)
 
@@ -40,7 +41,7 @@ class Scratch:
 
 def _clean() -> None:
     """Remove the folders of this user whose runs have ended."""
-    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+    for path in storage.temporary_folder().glob(f"{_PREFIX}*"):
         with contextlib.suppress(ShardkitError, OSError):
             about = path.lstat()
             if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():

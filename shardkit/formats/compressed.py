@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 from shardkit import storage
 from shardkit.byte_source import ByteSource, RemoteFile, open_source
 from shardkit.codecs.compression import COMPRESSED_BLOCK, compression_of
-from shardkit.codecs.unpack import temporary_folder, unpacked
+from shardkit.codecs.unpack import unpacked
 from shardkit.errors import warn
 from shardkit.formats.streamed import Streamed
 
@@ -43,7 +43,7 @@ def opened(
     compression = "" if is_plain(head) else compression_of(head)
     if not compression:
         return source, 0
-    folder = temporary_folder(path, words.one)
+    folder = storage.temporary_folder()
     warn(
         f"{words.many} in {path.parent} are unpacked to temporary files in {folder}"
         " while they are open; for fast random access, convert them once:"

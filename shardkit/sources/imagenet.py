@@ -78,7 +78,9 @@ def _places(root: Path, folder: Path) -> Iterator[Path]:
         above += [root.parents[1], root.parents[2]]
         yield from above[1:]
     for place in above:
-        for kit in sorted(p for p in place.iterdir() if DEVKIT.fullmatch(p.name) and p.is_dir()):
+        with storage.explained("list", place):
+            kits = sorted(p for p in place.iterdir() if DEVKIT.fullmatch(p.name) and p.is_dir())
+        for kit in kits:
             yield from (kit, kit / "data")
 
 

@@ -13,7 +13,6 @@ import math
 import os
 import shutil
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -235,8 +234,8 @@ def _at_hand(part: CheckedPart, unit: _Unit) -> Iterator[Dataset]:
     if not isinstance(part.dataset.path, RemotePath):
         yield part.dataset
         return
-    with tempfile.TemporaryDirectory(prefix="shardkit-client-") as folder:
-        yield _copied(part, unit.shard, Path(folder))
+    with storage.temporary("shardkit-client-") as folder:
+        yield _copied(part, unit.shard, folder)
 
 
 def _copied(part: CheckedPart, shard: int, folder: Path) -> Dataset:
@@ -348,8 +347,8 @@ class _Comparison:
 @contextmanager
 def _process(job: dict[str, Any]) -> Iterator[JsonProcess]:
     """A process with the library, with an empty folder for caches, and offline."""
-    with tempfile.TemporaryDirectory(prefix="shardkit-client-") as folder:
-        caches = dict.fromkeys(("HF_HOME", "HF_DATASETS_CACHE", "HF_HUB_CACHE"), folder)
+    with storage.temporary("shardkit-client-") as folder:
+        caches = dict.fromkeys(("HF_HOME", "HF_DATASETS_CACHE", "HF_HUB_CACHE"), str(folder))
         offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
         command = [sys.executable, str(SCRIPT)]
         with JsonProcess(command, _SILENT, **caches, **offline) as process:

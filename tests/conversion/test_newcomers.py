@@ -4,11 +4,20 @@ import os
 import re
 import shutil
 
+import numpy as np
 import pytest
 
 import shardkit
+from shardkit import sources
 from shardkit.conversion import run
-from shardkit.errors import DamagedError, OutputError, SampleError, ShardkitError, SourceError
+from shardkit.errors import (
+    DamagedError,
+    NotFoundError,
+    OutputError,
+    SampleError,
+    ShardkitError,
+    SourceError,
+)
 from shardkit.sources.files import Planned, read_file
 from tests.conftest import files_of, write_images
 from tests.conversion.conftest import raised
@@ -201,6 +210,28 @@ def test_a_file_of_the_source_that_keeps_its_size_is_noticed(make, change, tmp_p
         assert run(progress=Swap(lambda: change(path)), on_error="skip").errors == 1
     else:  # nobody writes any more
         assert run(overwrite=True).errors == 0
+
+
+def test_arrays_that_vanish_are_missed_by_name(tmp_path, out, monkeypatch):
+    """X1: before planning has listed their folder again, and once they were read."""
+    path = tmp_path / "in/x.npy"
+    path.parent.mkdir()
+    np.save(path, np.arange(100).reshape(50, 2))
+    words = "there is no such file or folder"
+    with pytest.raises(NotFoundError, match=words) as error:
+        shardkit.convert(path, "wds", out, workers=0, progress=Swap(path.unlink))
+    assert str(error.value.where["path"]) == str(path)
+    np.save(path, np.arange(100).reshape(50, 2))
+    look = sources.look_into
+
+    def looked(*args):
+        found = look(*args)
+        shutil.rmtree(path.parent)
+        return found
+
+    monkeypatch.setattr(sources, "look_into", looked)
+    raised(NotFoundError, words, shardkit.convert, path.parent, "wds", out, workers=0)
+    assert not out.exists()
 
 
 def test_what_only_looks_changed_is_none(tmp_path, out):

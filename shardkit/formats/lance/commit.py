@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 from shardkit import storage
 from shardkit.codecs.protobuf import fields
+from shardkit.errors import StorageError
 from shardkit.formats.arrow.columns import arrow_schema
 from shardkit.formats.lance.process import ask
 from shardkit.formats.lance.writer import lance_schema
@@ -21,7 +21,16 @@ def commit(folder: Path, manifest: Manifest) -> list[Path]:
     schema = lance_schema(arrow_schema(manifest.schema, manifest.class_names))
     every = [(Path(s.file.name).name, s.samples, s.file.bytes) for s in manifest.shards]
     shards = [shard for shard in every if shard[1]]
-    name, data = ask(folder, "commit", tempfile.gettempdir(), schema, shards)
+    temporary = storage.temporary_folder()
+    try:
+        name, data = ask(folder, "commit", str(temporary), schema, shards)
+    except OSError as error:  # a full disk, or a file system without hard links
+        raise StorageError(
+            "pylance cannot write its temporary files",
+            path=temporary,
+            found=storage.reason(error),
+            fix="free some space there, or set TMPDIR to a folder on another file system",
+        ) from error
     path = folder / "_versions" / name
     storage.make_folder(path.parent)
     storage.write_file(path, _repeatable(data))

@@ -251,6 +251,8 @@ class _Plain:
             try:
                 return method(*arguments)
             except OSError as error:
+                if error.errno:  # Python's own
+                    raise
                 if number := re.search(r"\(os error (\d+)\)", str(error)):
                     raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
                 raise ValueError(str(error)) from error  # pylance, for anything it cannot read

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from shardkit import storage
 from shardkit.codecs.media import ARRAYS
 from shardkit.errors import ShardkitError, SourceError, UsageError
 from shardkit.folders import Contents
@@ -59,7 +60,8 @@ def array_sources(
 
 def _check_rows(path: Path, columns: Mapping[str, Column]) -> None:
     """Raise SourceError if there are more rows than files of this size can hold."""
-    size = sum(file.stat().st_size for file in {f for c in columns.values() for f in c.files})
+    every = {file for column in columns.values() for file in column.files}
+    size = sum(storage.status(file).st_size for file in every)
     rows = max(map(len, columns.values()))
     if rows > max(8 * size, _MOST_ROWS):
         raise SourceError(
@@ -125,7 +127,7 @@ def _of_folder(root: Path, found: Contents) -> Found | None:
 
 def _columns(root: Path, count: int) -> Found | None:
     """Return the few arrays in a folder if they are the fields of the same samples."""
-    with scandir(root) as entries:
+    with storage.explained("list", root), scandir(root) as entries:
         names = sorted(
             e.name for e in entries if e.name.lower().endswith(".npy") and not is_folder(e)
         )

@@ -158,7 +158,7 @@ def _kind(h5py: Any, path: Path, name: str, dataset: Any) -> tuple[FieldType, in
     inner, dtype = dataset.shape[1:], dataset.dtype
     row_bytes = int(np.prod(inner, dtype=object)) * max(dtype.itemsize, 1)
     try:  # HDF5 returns fill values where nothing is stored
-        storage.check_expansion(row_bytes, path.stat().st_size)
+        storage.check_expansion(row_bytes, storage.status(path).st_size)
     except ValueError as error:
         raise unusable(name, str(error)) from error
     if h5py.check_string_dtype(dtype) is not None:

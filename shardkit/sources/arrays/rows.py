@@ -68,7 +68,7 @@ class Part:
 
     def open(self) -> ByteSource:
         """Return the bytes; unless compressed, offsets count from the beginning of the file."""
-        return _open(self, self.path.stat().st_mtime_ns)
+        return _open(self, storage.status(self.path).st_mtime_ns)
 
 
 @lru_cache(8)  # otherwise each task in a process would unpack the file again
@@ -258,7 +258,7 @@ class ArraySource(Source):
             about = f"{name}\0{column.kind!r}\0{len(column)}\0{column.row_bytes}\0"
             files.update(about.encode("utf-8", "surrogateescape"))
             for path in column.files:
-                found = path.stat()
+                found = storage.status(path)
                 files.update(f"{path.name}\0{found.st_size}\0".encode("utf-8", "surrogateescape"))
                 times.update(f"{found.st_mtime_ns}\0".encode())
                 self._planned[path] = Planned(found.st_mtime_ns, found.st_ino, began)
@@ -267,7 +267,7 @@ class ArraySource(Source):
 
     def check_unchanged(self) -> None:
         for path, planned in self._planned.items():
-            refuse_changed(str(path), path.stat(), planned, SourceError)
+            refuse_changed(str(path), storage.status(path), planned, SourceError)
 
     def name(self, index: int) -> str:
         return f"{self._root.name}:{int(self._indices[index])}"

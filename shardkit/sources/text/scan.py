@@ -272,8 +272,7 @@ def _single(path: Path) -> _Corpus:
             expected=_suffixes(),
             fix="rename it according to its content",
         )
-    with storage.explained("read the source", path):
-        about = path.stat()
+    about = storage.status(path)
     size = about.st_size if path.is_file() else NO_FILE
     file = _Found(0, path.name, size, about.st_mtime_ns, about.st_ino)
     files = _table([""], [file] if size else [])
@@ -289,8 +288,7 @@ def _listed(root: Path, paths: Sequence[Path]) -> _Corpus:
     found = []
     for path in paths:
         folder, _, name = below_folder(root, path).rpartition("/")
-        with storage.explained("read the source", path):
-            about = path.stat()
+        about = storage.status(path)
         size = about.st_size if stat.S_ISREG(about.st_mode) else NO_FILE
         number = folders.setdefault(folder, len(folders))
         found.append(_Found(number, name, size, about.st_mtime_ns, about.st_ino))
