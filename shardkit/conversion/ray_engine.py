@@ -12,6 +12,7 @@ import itertools
 import logging
 import os
 import pickle
+import signal
 import socket
 import sys
 import time
@@ -72,7 +73,8 @@ class RayEngine:
     def connect(self) -> None:
         """Find the cluster, or start one. Raises UsageError for resources that it does not have."""
         self._ours = not self._ray.is_initialized()
-        local = _connect(self._ray, self._options.ray_address, self._workers)
+        with _same_sigterm():
+            local = _connect(self._ray, self._options.ray_address, self._workers)
         self._most = None if local else self._options.workers
         self._remote = self._function()
 
@@ -250,6 +252,18 @@ def _ray() -> Any:
         if fresh:
             del os.environ[quiet]
     return ray
+
+
+@contextlib.contextmanager
+def _same_sigterm() -> Iterator[None]:
+    """Keep Ray from handling SIGTERM for this program: its handler dumps addresses of code."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # not the main thread, in which Ray sets it
+            if before is not None:
+                signal.signal(signal.SIGTERM, before)
 
 
 def _asked(options: Mapping[str, Any]) -> dict[str, float]:

@@ -14,8 +14,9 @@ import pytest
 
 import shardkit
 from shardkit.conversion import ray_engine
-from shardkit.conversion.ray_engine import _connect
+from shardkit.conversion.ray_engine import RayEngine, _connect
 from shardkit.errors import ShardkitWarning, SourceError, UsageError, WorkerError
+from shardkit.options import ConvertOptions
 from tests.remote.servers import Google
 
 ROOT = Path(__file__).parent.parent.parent
@@ -96,6 +97,20 @@ def test_a_cluster_of_this_machine_alone_is_announced(monkeypatch):
         warnings.simplefilter("error")
         assert _connect(ray_with(init), "local", 1)
     assert asked == ["auto", "local", "local"]
+
+
+def test_a_program_keeps_its_own_way_of_ending(images, monkeypatch):
+    """Ray's handler of SIGTERM prints a dump, and replaces one that the program has."""
+
+    def init(**_):
+        signal.signal(signal.SIGTERM, lambda *_: None)
+
+    monkeypatch.setattr(ray_engine, "_ray", lambda: ray_with(init))
+    monkeypatch.setattr(RayEngine, "_function", lambda _: None)
+    before = signal.getsignal(signal.SIGTERM)
+    options = ConvertOptions(engine="ray", ray_address="local")
+    RayEngine(options, 1, images).connect()
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_cluster_is_asked_for_once_there_is_a_plan(images, tmp_path, monkeypatch):
