@@ -55,13 +55,16 @@ def state_of(plan: Plan, partial: Partial, *, overwrite: bool) -> State:
 
 def is_done(plan: Plan, partial: Partial, *, overwrite: bool) -> bool:
     """Whether the dataset exists already; raises OutputError if it must not be replaced."""
-    state = state_of(plan, partial, overwrite=overwrite)
+    works = (State.OTHER_WORK, State.DAMAGED_WORK)
+    while (state := state_of(plan, partial, overwrite=overwrite)) in works:
+        partial.refuse_busy()
+        job = partial.job()
+        if job is not None and not _is_ours(plan, job):
+            raise _other_work(plan, partial, job)
+        # The run that did this work has just ended: look again.
     if state is State.COMPLETE:
         _clean_up(plan, partial)
         return True
-    if state in (State.OTHER_WORK, State.DAMAGED_WORK):
-        partial.refuse_busy()
-        raise _other_work(plan, partial)
     if state is State.OTHER_DATASET:
         fix = "give another folder with -o, or replace this one with convert --overwrite"
         raise another_dataset(plan.job, plan.target, fix)
@@ -98,12 +101,11 @@ def _clean_up(plan: Plan, partial: Partial) -> None:
             partial.discard()
 
 
-def _other_work(plan: Plan, partial: Partial) -> OutputError:
+def _other_work(plan: Plan, partial: Partial, job: dict[str, Any]) -> OutputError:
     """The error for an unfinished conversion with other options or another source."""
     again = "start again with --overwrite"
     if plan.part is not None:
         again = f"remove {partial.path}"
-    job = partial.job()
     if not job:
         return damaged_job(partial, again)
     found = differences(comparable(job), comparable(plan.job)) if "recipe" in job else None

@@ -10,6 +10,8 @@ import pytest
 import shardkit
 from shardkit import sources
 from shardkit.conversion import run
+from shardkit.conversion.partial import FolderPartial, partial_of
+from shardkit.conversion.target import Target
 from shardkit.errors import (
     DamagedError,
     NotFoundError,
@@ -275,3 +277,46 @@ def test_what_another_run_publishes_while_a_run_waits_for_the_lock_is_found(
             convert(source, out)
     assert files_of(out) == files_of(tmp_path / "made")
     assert not (tmp_path / "out.partial/tasks").exists() or not same
+
+
+@pytest.fixture
+def unfinished(source, out):
+    """A run that was interrupted after some tasks; returns what continues it."""
+    options = {"shard_size": "50kB"}
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, out, progress=Interrupted(most=8), **options)
+    return lambda: convert(source, out, **options)
+
+
+def test_other_work_that_ends_as_a_run_looks_at_it_is_not_damaged(
+    source, out, unfinished, monkeypatch
+):
+    """Nor is anybody told to remove what that run has just made."""
+    look = FolderPartial.refuse_busy
+
+    def looked(partial):
+        monkeypatch.setattr(FolderPartial, "refuse_busy", look)
+        look(partial)
+        unfinished()
+
+    monkeypatch.setattr(FolderPartial, "refuse_busy", looked)
+    error = raised(OutputError, "the output exists and holds another dataset", convert, source, out)
+    assert "shard_size" in error.found
+
+
+def test_who_would_lose_work_is_told_whether_its_run_is_alive(source, tmp_path, out, unfinished):
+    convert(source, tmp_path / "other")
+    others = (
+        lambda: shardkit.create(out, "wds", {"label": shardkit.Int()}),
+        lambda: shardkit.export(tmp_path / "other", "jsonl", out),
+    )
+    partial = partial_of(Target(out, "wds"))
+    job = partial.job()
+    partial.begin(job, resume=True)
+    for other in others:
+        raised(OutputError, "another run is working on this output", other)
+    partial.release()
+    for other in others:
+        error = raised(OutputError, "there is an unfinished conversion to this output", other)
+        assert "finish it with its own command" in error.fix
+    assert not unfinished().already_complete
