@@ -342,6 +342,8 @@ class Store:
             if found is not None and found.size != info.size and info.pieces is None:
                 raise replaced(self.url(key))
             if len(data) != stop - start:
+                if found is not None and found.size != info.size:
+                    raise PassingError(other_size(self.url(key), info.size, found.size))
                 raise self._other_length(key, start, stop - start, len(data))
             if found is not None:
                 self._same_version(key, info, found)
@@ -472,6 +474,12 @@ _shared: dict[tuple[str, str], dict[tuple[int, bool], Client]] = {}
 _connecting: dict[int, threading.Lock] = {}  # by process id: a fork may copy a lock that is held
 
 
+_COPY_AGAIN = (
+    "run `shardkit verify` on the dataset; copy the files that it reports as damaged again from an"
+    " intact copy, or create them again"
+)
+
+
 def other_bytes(path: str, number: int, start: int, stop: int) -> DamagedError:
     """The error for a piece, bytes `start` to `stop` (exclusive), that differs from its digest."""
     return DamagedError(
@@ -480,8 +488,18 @@ def other_bytes(path: str, number: int, start: int, stop: int) -> DamagedError:
         offset=start,
         found=f"other bytes in piece {number:,} (bytes {start:,} to {stop - 1:,}),"
         " also when they were requested again",
-        fix="run `shardkit verify` on the dataset; copy the files that it reports as damaged again"
-        " from an intact copy, or create them again",
+        fix=_COPY_AGAIN,
+    )
+
+
+def other_size(path: str, expected: int, found: int) -> DamagedError:
+    """The error for an object of another size than the manifest of its dataset says."""
+    return DamagedError(
+        "the object is not as long as when it was written",
+        path=path,
+        expected=f"{expected:,} bytes",
+        found=f"{found:,} bytes",
+        fix=_COPY_AGAIN,
     )
 
 

@@ -23,6 +23,7 @@ from shardkit.verification.files import check_files
 from shardkit.verification.work import Meter
 from tests.remote.proxy import Rule
 from tests.remote.test_reading import same
+from tests.test_irregular import Swap
 from tests.test_verify import as_earlier_versions_wrote_it
 
 FORMATS = ("wds", "lmdb", "arrow", "parquet", "hf", "beton", "megatron")
@@ -92,6 +93,24 @@ def test_a_wrong_page_is_not_put_into_the_cache(seen, datasets, tmp_path):
     seen.proxy.clear()
     there, here = Loader(seen.url("wds"), **more), Loader(datasets / "wds", batch_size=4)
     assert pickle.dumps(list(there)) == pickle.dumps(list(here))
+
+
+def test_an_object_that_is_cut_while_it_is_in_use_is_not_a_fault_of_the_store(
+    bucket, datasets, tmp_path
+):
+    bucket.put(datasets / "wds")
+    name = "shard-000001.tar"
+    data = bucket.get(name)
+    cut = Swap(lambda: bucket.put({name: data[:-1000]}))
+    with pytest.raises(DamagedError, match="not as long as when it was written") as caught:
+        shardkit.convert(
+            bucket.url(), "arrow", tmp_path / "out", workers=0, shard_samples=10, progress=cut,
+            storage_options=bucket.options,
+        )  # fmt: skip
+    assert str(caught.value.where["path"]) == bucket.url(name)
+    assert caught.value.expected == f"{len(data):,} bytes"
+    assert caught.value.found == f"{len(data) - 1000:,} bytes"
+    assert "shardkit verify" in str(caught.value.fix)
 
 
 def test_a_conversion_copies_no_wrong_bytes(seen, tmp_path):
