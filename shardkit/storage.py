@@ -586,12 +586,7 @@ def explain(error: OSError, doing: str, path: Path) -> StorageError | NotFoundEr
     if error.errno == errno.ENOENT:
         return NotFoundError(f"cannot {doing}: there is no such file or folder", path=path)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        fix = "free some space, then run the same command again: it continues where it stopped"
-        try:
-            found = f"{shutil.disk_usage(path.parent).free:,} bytes free"
-        except OSError:
-            found = None
-        return StorageError(f"cannot {doing}: the disk is full", path=path, found=found, fix=fix)
+        return _no_room(error, doing, path)
     if error.errno in _TOO_MANY_OPEN:
         fix = "raise the process's limit with `ulimit -n 65536`, or close what keeps files open"
         if error.errno == errno.ENFILE:
@@ -601,6 +596,22 @@ def explain(error: OSError, doing: str, path: Path) -> StorageError | NotFoundEr
         fix = "use fewer --workers or --threads, or raise the memory limit with `ulimit -v`"
         return StorageError(f"cannot {doing}: memory ran out", path=path, fix=fix)
     return StorageError(f"cannot {doing}: {reason(error)}", path=path)
+
+
+def _no_room(error: OSError, doing: str, path: Path) -> StorageError:
+    """The error for a full disk, one without inodes for further files, or a quota."""
+    full, fix, found = "the disk is full", "free some space", None
+    with contextlib.suppress(OSError, AttributeError):  # Windows has no statvfs
+        folder = next(above for above in path.parents if above.exists())
+        found = f"{shutil.disk_usage(folder).free:,} bytes free"
+        about = os.statvfs(folder)
+        if about.f_files and not about.f_favail:
+            full, found = "the disk has no inodes for more files", f"{found}, 0 inodes free"
+            fix = "remove files, of which `df -i` shows the number"
+    if error.errno == errno.EDQUOT:
+        full, fix, found = "a quota is used up", "remove files, or raise the quota", None
+    again = "then run the same command again: it continues where it stopped"
+    return StorageError(f"cannot {doing}: {full}", path=path, found=found, fix=f"{fix}, {again}")
 
 
 def shortage(error: BaseException | None) -> OSError | None:

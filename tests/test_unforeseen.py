@@ -6,16 +6,19 @@ import gzip
 import io
 import json
 import os
+import re
 import struct
 import sys
 import tarfile
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow
 import pytest
 
 import shardkit
+from shardkit import storage
 from shardkit.codecs.tokenizers.tokenizer import Tokenizer
 from shardkit.conversion.scratch import Scratch
 from shardkit.dataset import Dataset
@@ -193,6 +196,26 @@ def test_a_temporary_folder_that_is_gone(tmp_path, monkeypatch, use, gone):
     with pytest.raises((StorageError, NotFoundError), match=r"temporary (file|folder)"):
         use(tmp_path)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_disk_without_inodes_and_a_quota_are_no_full_disk(tmp_path, monkeypatch):
+    """There may be much space: nobody looks for what takes it."""
+    path = tmp_path / "out.partial/x.tar"
+
+    def said(code):
+        return str(storage.explain(OSError(code, ""), "write", path))
+
+    assert re.search(r"the disk is full\n.*\n  found: [\d,]+ bytes free\n", said(errno.ENOSPC))
+    quota = said(errno.EDQUOT)
+    assert "a quota is used up" in quota
+    assert "bytes free" not in quota
+    about = SimpleNamespace(f_files=1000, f_favail=0, f_blocks=9, f_bavail=7, f_bfree=7, f_frsize=1)
+    monkeypatch.setattr(os, "statvfs", lambda _: about)
+    assert re.search(
+        r"no inodes for more files\n.* found: [\d,]+ bytes free, 0 inodes free\n.*`df -i`",
+        said(errno.ENOSPC),
+        re.DOTALL,
+    )
 
 
 @pytest.mark.large
