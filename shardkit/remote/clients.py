@@ -29,6 +29,7 @@ from shardkit.remote.store import (
     Page,
     PassingError,
     Tag,
+    no_object,
     replaced,
     time_for,
 )
@@ -322,6 +323,8 @@ def _explain(error: Exception, url: str, *, writing: bool = False) -> Exception:
     said = code or (f"HTTP {number}" if number else None)
     if kind in ("PreconditionError", "InvalidPathError"):
         return replaced(url) if kind == "PreconditionError" else _odd_name(url, text)
+    if "RangeNotSupported" in text:
+        kind, said = "RangeNotSupported", "HTTP 200 instead of 206"
     signs = f"{kind} {code} {number}" + (" PermanentRedirect" if "without LOCATION" in text else "")
     for pattern, what, fix in _FAILURES:
         if re.search(pattern, signs):
@@ -331,7 +334,7 @@ def _explain(error: Exception, url: str, *, writing: bool = False) -> Exception:
                 return StorageError(_NO_WRITING, path=url, found=said or kind, fix=_WRITE_ACCESS)
             return StorageError(what, path=url, found=said or kind, fix=fix)
     if kind in _NOT_FOUND or "MissingContentLength" in text:  # a folder on a web server
-        return NotFoundError("there is no such object", path=url)
+        return no_object(url)
     what = "the store returned an unexpected response" if said else _NO_ANSWER
     return _passing(what, url, said or _reason(text))
 
@@ -374,6 +377,13 @@ _FAILURES: list[tuple[str, str, str | None]] = [
         "PermanentRedirect|Region",
         "the bucket is in another region",
         "give its region: AWS_REGION, or the storage option region=...",
+    ),
+    (
+        "RangeNotSupported",
+        "the server cannot send a part of a file (a byte range): it sends whole files only",
+        "copy the data to this machine, or serve them with nginx, Apache or"
+        " `python -m RangeHTTPServer` (pip install rangehttpserver) instead of"
+        " `python -m http.server`",
     ),
     (
         "NotSupportedError|NotImplementedError| 501",
@@ -458,7 +468,7 @@ class _Fsspec:
         except ShardkitError:
             raise
         except (FileNotFoundError, NotADirectoryError):
-            raise NotFoundError("there is no such object", path=f"{self._site}/{key}") from None
+            raise no_object(f"{self._site}/{key}") from None
         except PermissionError as error:
             raise StorageError("the store refuses access", path=f"{self._site}/{key}") from error
         except OSError as error:

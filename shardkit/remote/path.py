@@ -12,8 +12,8 @@ from collections.abc import Generator, Mapping
 from pathlib import PosixPath, PurePath, PurePosixPath
 from typing import Any, NoReturn
 
-from shardkit.errors import NotFoundError, UsageError
-from shardkit.remote.store import Cached, Entry, Info, Store
+from shardkit.errors import UsageError
+from shardkit.remote.store import Cached, Entry, Info, Store, no_object
 
 # pathlib merges slashes: a URL that was converted to a Path has only one after the scheme.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
@@ -209,12 +209,7 @@ class RemotePath(PosixPath):
         if found is None and not self.store.is_folder(self.key):
             if self.store.lists:
                 raise FileNotFoundError(2, os.strerror(2))
-            raise NotFoundError(
-                "there is no such file, and a web server cannot list the contents of a folder",
-                path=self,
-                fix="give a dataset with a manifest, or a single file; copy other data to this"
-                " machine first",
-            )
+            raise no_object(str(self))
         return status(found)
 
     def exists(self, *, follow_symlinks: bool = True) -> bool:

@@ -219,7 +219,7 @@ class Store:
         """Like `find`, but raises NotFoundError if the object does not exist."""
         found = self.find(key)
         if found is None:
-            raise NotFoundError("there is no such object", path=self.url(key))
+            raise no_object(self.url(key))
         return found
 
     def is_folder(self, key: str) -> bool:
@@ -500,6 +500,18 @@ def other_size(path: str, expected: int, found: int) -> DamagedError:
         expected=f"{expected:,} bytes",
         found=f"{found:,} bytes",
         fix=_COPY_AGAIN,
+    )
+
+
+def no_object(url: str) -> NotFoundError:
+    """The error for an object that does not exist, or a folder of a web server."""
+    if not url.startswith("http"):
+        return NotFoundError("there is no such object", path=url)
+    return NotFoundError(
+        "there is no such file, and a web server cannot list the contents of a folder",
+        path=url,
+        fix="give a dataset with a manifest, or a single file; copy other data to this machine"
+        " first",
     )
 
 

@@ -6,11 +6,13 @@ import pickle
 import re
 import shutil
 import signal
+import sys
 import tarfile
 import threading
 import traceback
 from array import array
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +34,7 @@ from shardkit.remote.path import RemotePath
 from shardkit.schema import Array, Schema
 from shardkit.testing import EVERYTHING, everything, make_image
 from tests.remote.buckets import Bucket
+from tests.remote.process import Process
 from tests.remote.proxy import Rule
 
 FORMATS = ("wds", "lmdb", "arrow", "parquet", "hf", "beton", "megatron", "tfrecord", "litdata")
@@ -110,6 +113,28 @@ def test_a_web_server_that_refuses_to_show_folders(web, datasets):
     with pytest.raises(StorageError, match="refuses access") as caught:
         open_dataset(f"{web.endpoint}/unlisted/images")
     assert "datasets with a manifest" in (caught.value.fix or "")
+
+
+def test_a_server_of_whole_files_is_called_so(datasets, through, tmp_path):
+    """As `python -m http.server`, which answers each range with the whole file."""
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "sets").symlink_to(datasets)
+    command = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "-d", str(tmp_path)]
+    with closing(Process(lambda port: [*command, str(port)])) as server:
+        url = server.endpoint
+        for use in (
+            lambda: shardkit.open(f"{url}/sets/wds"),
+            lambda: shardkit.open(f"{url}/sets/bare/wds/shard-{{000000..000001}}.tar"),
+            lambda: shardkit.convert(f"{url}/a.txt", "wds", tmp_path / "out", workers=0),
+        ):
+            with pytest.raises(StorageError, match="whole files only") as caught:
+                use()
+            assert "python -m RangeHTTPServer" in (caught.value.fix or "")
+        proxy = through(server)  # as that one, which finds no file where a folder is
+        proxy.add(Rule(method="GET", match="sets", status=404))
+        with pytest.raises(NotFoundError, match="cannot list") as missing:
+            shardkit.open(f"{proxy.endpoint}/sets")
+        assert "give a dataset with a manifest" in (missing.value.fix or "")
 
 
 def test_any_file_system_of_fsspec(datasets):
