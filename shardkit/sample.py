@@ -39,10 +39,14 @@ class JsonText(str):
 
 
 def _no_number(name: str) -> None:
-    raise ValueError(f"JSON has no number {name}")
+    raise UnsupportedError(f"JSON has no number {name}")
 
 
 _STRICT = json.JSONDecoder(parse_constant=_no_number)
+
+
+class UnsupportedError(ValueError):
+    """A stored value is valid, but no type of a field can hold it."""
 
 
 def renamed(sample: Sample, names: Mapping[str, str]) -> Sample:

@@ -15,7 +15,7 @@ import numpy as np
 
 from shardkit.checked import Count, MismatchError, Rule, checked
 from shardkit.errors import FormatError, SampleError, UsageError, near
-from shardkit.sample import JsonText, Sample
+from shardkit.sample import JsonText, Sample, UnsupportedError
 
 _T = TypeVar("_T")
 
@@ -72,16 +72,13 @@ class Int(Scalar):
         return number
 
 
-class TooLargeError(ValueError):
-    """A stored number is valid, but too large for its field."""
-
-
 def int64(stored: bytes | int) -> int:
-    """Parse a stored value of an `Int`; raises ValueError if it is invalid, or TooLargeError."""
+    """Parse a stored value of an `Int`; raises ValueError if it is invalid or too large."""
     number = int(stored)
     if -(2**63) <= number < 2**63:
         return number
-    raise TooLargeError("it takes more than 64 bits")
+    shown = f"{number}" if abs(number) < 10**30 else f"a number of {number.bit_length():,} bits"
+    raise UnsupportedError(f"{shown} is not between -2^63 and 2^63 - 1")
 
 
 @dataclass(frozen=True, repr=False)

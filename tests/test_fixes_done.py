@@ -3,8 +3,11 @@
 import bz2
 import gzip
 import io
+import json
 import lzma
 import re
+import shutil
+import struct
 from typing import Any
 
 import numpy as np
@@ -13,7 +16,14 @@ import pytest
 
 import shardkit
 from shardkit import TextOptions
-from shardkit.errors import OutputError, ShardkitError, UsageError
+from shardkit.codecs import packed_images
+from shardkit.errors import (
+    OutputError,
+    SampleError,
+    ShardkitError,
+    ShardkitWarning,
+    UsageError,
+)
 from shardkit.testing import make_image
 
 WORDS = b"some text, and more of it\n" * 50
@@ -140,3 +150,86 @@ def test_a_compressed_table_under_another_name(tmp_path):
     table = table.rename(table.with_name(str(error.value.fix).removeprefix("rename it to ")))
     _convert(tmp_path / "d", tmp_path / "o", metadata=table)
     assert [s["n"] for s in shardkit.open(tmp_path / "o")] == [1]
+
+
+def mds(folder, encoding, values):
+    """Write a dataset as MDSWriter does, of a column `x` with these stored values and one `n`."""
+    names = ["n", "x"]
+    columns = {"column_encodings": ["int", encoding], "column_names": names}
+    columns["column_sizes"] = [8, None]
+    header = json.dumps({**columns, "format": "mds", "version": 2}).encode()
+    rows = [struct.pack("<Iq", len(x), n) + x for n, x in enumerate(values)]
+    ends = np.cumsum([4 * (len(rows) + 2) + len(header), *map(len, rows)])
+    shard = np.array([len(rows), *ends], "<u4").tobytes() + header + b"".join(rows)
+    folder.mkdir()
+    (folder / "shard.00000.mds").write_bytes(shard)
+    raw = {"basename": "shard.00000.mds", "bytes": len(shard), "hashes": {}}
+    about = {**columns, "compression": None, "format": "mds", "hashes": [], "raw_data": raw}
+    about |= {"samples": len(rows), "size_limit": None, "version": 2, "zip_data": None}
+    (folder / "index.json").write_text(json.dumps({"shards": [about], "version": 2}))
+
+
+def litdata(folder, values):
+    """Write a dataset of LitData, whose `x` is text."""
+    schema = {"x": shardkit.Text(), "n": shardkit.Int()}
+    with shardkit.create(folder, "litdata", schema) as out:
+        for n, x in enumerate(values):
+            out.write({"__key__": f"{n}", "x": "x" * len(x), "n": n})
+    (chunk,) = folder.glob("*.bin")
+    data = chunk.read_bytes()
+    for x in values:
+        data = data.replace(b"x" * len(x), x, 1)
+    chunk.write_bytes(data)
+    shutil.rmtree(folder / "__shardkit__")
+
+
+HSV = struct.pack("<3I", 5, 4, 3) + b"HSV" + bytes(60)
+L = struct.pack("<3I", 5, 4, 1) + b"L" + bytes(20)
+VALUES = {
+    "str_int": (b"7", b"1" + b"0" * 30, "a number of 100 bits is not between", None),
+    "int ": (b"7", b"1.5", "damaged: invalid literal .* b'1.5'", None),
+    "str": (b"ok", b"ok\xff", "damaged: .*utf-8", r"b'ok\xff'"),
+    "json": (b"{}", b"{'a': 1}", "damaged: .*double quotes", "\"{'a': 1}\""),
+    "json ": (b"{}", b'{"a": NaN}', "cannot be kept: JSON has no number NaN", None),
+    "pil": (L, HSV, "cannot be kept: the image has Pillow's mode 'HSV'", None),
+    "litdata": (b"texts", b"te\xff\xff", "damaged: .*utf-8", r"b'te\xff\xff'"),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_values_that_other_libraries_wrote(name, tmp_path):
+    sound, bad, what, found = VALUES[name]
+    if name == "litdata":
+        litdata(tmp_path / "d", [sound, bad])
+    else:
+        mds(tmp_path / "d", {"int ": "str_int"}.get(name, name.strip()), [sound, bad])
+    with pytest.raises(SampleError, match=what) as error:
+        _convert(tmp_path / "d", tmp_path / "o")
+    where = error.value.where
+    assert (where["position"], where["field"], error.value.found) == (1, "x", found)
+    assert error.value.expected is not None
+    fix = str(error.value.fix)
+    assert "--drop x" in fix
+    assert "--on-error skip" in fix
+    assert _convert(tmp_path / "d", tmp_path / "p", drop=["x"]).samples == 2
+    assert _convert(tmp_path / "d", tmp_path / "q", on_error="skip").samples == 1
+
+
+def test_images_without_their_palette(tmp_path):
+    palette = struct.pack("<3I", 2, 1, 1) + b"P\7\x09"
+    mds(tmp_path / "d", "pil", [palette])
+    packed_images.warn_of_palettes.cache_clear()
+    with pytest.warns(ShardkitWarning, match="stored without it"):
+        (sample,) = shardkit.open(tmp_path / "d")
+    assert np.asarray(PIL.Image.open(io.BytesIO(sample["x"]))).tolist() == [[7, 9]]
+
+
+def test_a_list_of_images_that_litdata_cannot_hold(tmp_path):
+    rows = [{"x": [make_image(1)], "n": 1}, {"x": [], "n": 2}]
+    options = {"schema": {"x": shardkit.Images(), "n": shardkit.Int()}, "workers": 0}
+    with pytest.raises(SampleError, match="cannot read an empty list") as error:
+        shardkit.convert(rows, "litdata", tmp_path / "o", **options)  # type: ignore[arg-type]
+    assert "--drop x" in str(error.value.fix)
+    assert "--on-error skip" in str(error.value.fix)
+    for more in ({"drop": ["x"]}, {"on_error": "skip"}):
+        shardkit.convert(rows, "litdata", tmp_path / f"{more}", **options, **more)  # type: ignore[arg-type]

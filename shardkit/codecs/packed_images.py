@@ -6,10 +6,13 @@ import io
 import math
 import struct
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 
 from shardkit.codecs.pixels import ppm_start
+from shardkit.errors import warn
+from shardkit.sample import UnsupportedError
 
 
 def image_list(decode: Callable[[bytes], bytes], at: int, data: bytes) -> list[bytes]:
@@ -28,12 +31,15 @@ _MODES = {
     "L": (1, "PPM"), "RGB": (3, "PPM"), "1": (1 / 8, "PNG"), "LA": (2, "PNG"), "RGBA": (4, "PNG"),
     "P": (1, "PPM"), "I;16": (2, "TIFF"), "CMYK": (4, "TIFF"), "I": (4, "TIFF"), "F": (4, "TIFF"),
 }  # fmt: skip
+_OTHER = ("HSV", "YCbCr", "LAB", "PA", "La", "RGBa", "RGBX")  # no image file of ours keeps them
 
 
 def pillow_image(data: bytes) -> bytes:
     """Return the pixels of a Pillow image as a file: RGB as PPM, grey as PGM, else PNG or TIFF."""
     width, height, length = struct.unpack_from("<3I", data)
     mode, pixels = data[12 : 12 + length].decode(), data[12 + length :]
+    if mode in _OTHER:
+        raise UnsupportedError(f"the image has Pillow's mode {mode!r}, not {', '.join(_MODES)}")
     each, format = _MODES.get(mode, (0, ""))
     if not each or math.ceil(width * each) * height != len(pixels):
         raise ValueError(f"{len(pixels):,} bytes for {width} x {height} pixels of mode {mode!r}")
@@ -42,6 +48,16 @@ def pillow_image(data: bytes) -> bytes:
     import PIL.Image
 
     file = io.BytesIO()
-    mode = "L" if mode == "P" else mode  # the palette was not stored
+    if mode == "P":
+        mode = "L"
+        warn_of_palettes()
     PIL.Image.frombytes(mode, (width, height), pixels).save(file, format)
     return file.getvalue()
+
+
+@cache  # once per process
+def warn_of_palettes() -> None:
+    warn(
+        "images with a palette (Pillow's mode P) were stored without it by the library that wrote"
+        " them: their pixels are the numbers of colours, as grey"
+    )

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -42,8 +43,8 @@ import numpy as np
 
 from shardkit import storage
 from shardkit.errors import SampleError, ShardkitError, UsageError, drop_option
-from shardkit.sample import Sample
-from shardkit.schema import FieldType, Schema, TooLargeError
+from shardkit.sample import Sample, UnsupportedError
+from shardkit.schema import FieldType, Schema
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -149,13 +150,13 @@ class ShardReader(ABC):
             with contextlib.suppress(Exception):
                 offset = self.offset(position, field)
         expected = "a key" if kind is None else kind.python
-        fix = None
-        if field is not None:
-            fix = f"convert without the field ({drop_option(field)}), or drop such samples with"
-            fix += " --on-error skip"
-        what = "too large" if isinstance(cause, TooLargeError) else "damaged"
+        what = "cannot be kept" if isinstance(cause, UnsupportedError) else "is damaged"
         error = SampleError(
-            f"a value is {what}: {cause}", offset=offset, expected=expected, fix=fix
+            f"a value {what}: {cause}",
+            offset=offset,
+            expected=expected,
+            found=_text_around(cause),
+            fix=None if field is None else _without(field),
         )
         error.__cause__ = cause
         return error
@@ -206,6 +207,15 @@ class ShardReader(ABC):
         return type(self), (self.path, self.layout)
 
 
+def _text_around(error: Exception) -> str | None:
+    """The text or bytes in which an error was found, if it knows them."""
+    if isinstance(error, UnicodeDecodeError):
+        return repr(error.object[max(0, error.start - 20) : error.start + 20])
+    if isinstance(error, json.JSONDecodeError):
+        return repr(error.doc[max(0, error.pos - 20) : error.pos + 20])
+    return None
+
+
 def key_bytes(key: str) -> bytes:
     """The key in UTF-8; raises SampleError if it cannot be encoded."""
     try:
@@ -224,7 +234,18 @@ def not_stored(error: Exception, value: Any, key: str, field: str) -> SampleErro
     """The error for a value that cannot be encoded, such as text with a lone surrogate."""
     size = f" of length {len(value):,}" if isinstance(value, bytes | str | list) else ""
     found = type(value).__name__ + size if size else f"{value!r:.60}"
-    return SampleError(f"the value cannot be stored: {error}", key=key, field=field, found=found)
+    return SampleError(
+        f"the value cannot be stored: {error}",
+        key=key,
+        field=field,
+        found=found,
+        fix=_without(field),
+    )
+
+
+def _without(field: str) -> str:
+    option = drop_option(field)
+    return f"convert without the field ({option}), or drop such samples with --on-error skip"
 
 
 def unforeseen(name: str, what: str = "field") -> SampleError:

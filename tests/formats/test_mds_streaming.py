@@ -182,7 +182,9 @@ def assert_rows(samples, rows, jpegs=True):
                 assert seen(name, value) == row[name], name
 
 
-@pytest.mark.filterwarnings("ignore:compressed MDS shards:shardkit.errors.ShardkitWarning")
+@pytest.mark.filterwarnings(
+    "ignore:(compressed MDS shards|images with a palette):shardkit.errors.ShardkitWarning"
+)
 def test_what_mds_writer_writes_is_read(folder, found, tmp_path):
     rows = found["theirs"]
     assert len(rows) == 6

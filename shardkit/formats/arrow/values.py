@@ -22,14 +22,25 @@ import pyarrow as pa
 
 from shardkit.codecs.array import load_array
 from shardkit.errors import FormatError, SampleError
-from shardkit.sample import JsonText
-from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Images, Int, Json, Scalar, Text
+from shardkit.sample import JsonText, UnsupportedError
+from shardkit.schema import (
+    Array,
+    Bool,
+    Bytes,
+    FieldType,
+    Float,
+    Images,
+    Int,
+    Json,
+    Scalar,
+    Text,
+    int64,
+)
 from shardkit.storage import check_expansion
 
 PAGE = 1024  # rows whose offsets and small values are read at once
 _SMALL = 64  # bytes per row up to which the values of a page are read at once
 _FEW = 1024  # bytes that may be added to this limit, for pages with few rows
-_LARGEST_INT = 2**63 - 1
 
 Getter: TypeAlias = Callable[[int], Any]  # maps a row of a page to its value; None for a null
 Cut: TypeAlias = "Callable[[int, int], bytes | memoryview]"  # returns the bytes [start, stop)
@@ -515,14 +526,7 @@ def _getter(kind: FieldType, tensor: Tensor | None, array: pa.Array) -> Getter:
 
 
 def _checked(value: int | None) -> int | None:
-    if value is not None and value > _LARGEST_INT:
-        raise SampleError(
-            "a whole number is too large",
-            expected="at most 2**63 - 1",
-            found=str(value),
-            fix="store it as text",
-        )
-    return value
+    return None if value is None else int64(value)
 
 
 def _image_list(values: list[Any]) -> list[bytes]:
@@ -568,7 +572,7 @@ def _json(value: Any, tensor: Tensor | None) -> JsonText:
 def _jsonable(value: Any) -> Any:
     """The value with dates, times and decimals as text; raises ValueError for NaN and infinity."""
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"JSON has no number {value}")
+        raise UnsupportedError(f"JSON has no number {value}")
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, decimal.Decimal):

@@ -19,7 +19,7 @@ from shardkit.codecs.array import dump_array
 from shardkit.codecs.media import check
 from shardkit.errors import SampleError
 from shardkit.formats.arrow.columns import IMAGE, arrow_schema, arrow_type, is_nested
-from shardkit.formats.base import KEY, ShardSpec, ShardWriter, not_unicode
+from shardkit.formats.base import KEY, ShardSpec, ShardWriter, not_stored, not_unicode
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Bytes, Encoded, FieldType, Images, Json, Scalar, Schema, Text
 
@@ -274,9 +274,7 @@ def _not_stored(sample: Sample, name: str, error: Exception) -> SampleError:
     key = sample["__key__"]
     if name == "__key__":
         return not_unicode(key)
-    return SampleError(
-        f"the value cannot be stored: {error}", key=key, field=name, found=f"{sample[name]!r:.60}"
-    )
+    return not_stored(error, sample[name], key, name)
 
 
 def _too_large(sample: Sample, name: str, size: int) -> SampleError:
