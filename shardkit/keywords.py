@@ -34,11 +34,10 @@ def takes(*sources: Callable[..., Any]) -> Callable[[Function], Function]:
         def call(*args: Any, **options: Any) -> Any:
             for name in options:
                 if name not in known:
-                    raise UsageError(
-                        f"there is no option {name!r}",
-                        expected=near(name, known),
-                        fix=_where_it_belongs(name, every),
-                    )
+                    fix = _where_it_belongs(name, every)
+                    expected = near(name, known) if fix is None else None
+                    what = f"there is no option {name!r}"
+                    raise UsageError(what, expected=expected, fix=fix)
             return function(*args, **options)
 
         call.__signature__ = own.replace(parameters=every)  # type: ignore[attr-defined]
@@ -53,8 +52,9 @@ def _where_it_belongs(name: str, known: list[Parameter]) -> str | None:
     """The fix for an option of a dataclass that is the value of another option."""
     for parameter in known:
         value = parameter.default
-        if is_dataclass(value) and name in (field.name for field in fields(value)):
-            return f"give {parameter.name}=shardkit.{type(value).__name__}({name}=...)"
+        own = name.removeprefix(f"{parameter.name}_")  # --image-format, as it is typed
+        if is_dataclass(value) and own in (field.name for field in fields(value)):
+            return f"give {parameter.name}=shardkit.{type(value).__name__}({own}=...)"
     return None
 
 

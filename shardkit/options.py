@@ -108,8 +108,9 @@ class ImageOptions(Asked):
         check_choice(self, "chroma", (None, *CHROMA))
         check_choice(self, "icc", (None, "srgb", "keep"))
         check_choice(self, "check", ("header", "decode"))
-        if self.resize is None and (self.upscale or self.resize_mode != "shorter"):
-            raise UsageError("resize_mode and upscale require resize", fix="give resize=N too")
+        for name in ("resize_mode", "upscale"):
+            if self.resize is None and getattr(self, name) != getattr(ImageOptions, name):
+                raise UsageError(f"{name} requires resize=N", fix="give resize=N too")
         if self.format == "raw" and self.icc == "keep":
             raise UsageError("raw pixels have no colour profile", fix="use icc='srgb'")
         if self.background is not None:
@@ -224,9 +225,9 @@ class TextOptions(Asked):
                 f"remainder='drop' would lose most documents with pack={self.pack!r}",
                 expected="pad or keep, as few blocks come out full",
             )
-        packs = (self.pack, self.remainder) != (TextOptions.pack, TextOptions.remainder)
-        if packs and self.seq_len is None:
-            raise UsageError("pack and remainder require seq_len", fix="give seq_len=N")
+        for name in ("pack", "remainder"):
+            if self.seq_len is None and getattr(self, name) != getattr(TextOptions, name):
+                raise UsageError(f"{name} requires seq_len=N", fix="give seq_len=N too")
 
     @property
     def header(self) -> tuple[str, ...] | None:
@@ -236,11 +237,10 @@ class TextOptions(Asked):
         return tuple(next(csv.reader([self.columns]), [""]))
 
     @property
-    def reads(self) -> bool:
-        """Whether any option for reading text files is given."""
-        usual = (TextOptions.documents, TextOptions.encoding, TextOptions.encoding_errors)
-        given = (self.documents, self.encoding, self.encoding_errors)
-        return given != usual or self.header is not None
+    def reading(self) -> list[str]:
+        """The options for reading text files that are given."""
+        names = ("no_header", "columns", "documents", "encoding", "encoding_errors")
+        return [name for name in names if getattr(self, name) != getattr(TextOptions, name)]
 
 
 @dataclass(frozen=True)
@@ -411,10 +411,10 @@ class ConvertOptions(Asked):
             "keep_fields": self.text.keep_fields,
         }
         if asked["fields"] and (asked["drop"] or asked["keep_fields"]):
+            other = "drop" if asked["drop"] else "keep_fields"
             raise UsageError(
-                "fields cannot be combined with drop or keep_fields",
-                found=" and ".join(name for name, given in asked.items() if given),
-                fix="give only fields, or only drop",
+                f"fields cannot be combined with {other}",
+                fix="give only one of them",
             )
 
     def _check_labels(self) -> None:

@@ -86,6 +86,12 @@ CASES = {
     "an option that another needs": (
         {"in/a.jpg": IMAGE}, "in --resize-mode crop", r"give (--resize) N too",
     ),
+    "an option for text of images": (
+        {"in/a.jpg": IMAGE}, "in --no-header", "-leave out (--no-header)",
+    ),
+    "a field of text of images": (
+        {"in/a.jpg": IMAGE}, "in --text-field x", "-leave out (--text-field)",
+    ),
     "statistics of no pixels": ({"a.txt": "x"}, "a.txt --stats", "-leave out (--stats)"),
     "pairs of images": (
         {f"in/{side}/{n}.png": png((8, 8)) for side in ("hr", "lr") for n in range(2)}, "in",

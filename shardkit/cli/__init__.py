@@ -271,7 +271,8 @@ def named_as_typed() -> Iterator[None]:
             text = getattr(error, part) or ""
             text = re.sub(r"(?<![\w-])(\w+)=('[^']*'|[^\s,;]+)", with_value, text)
             # Without an underscore, a name in a sentence may be a usual word.
-            text = re.sub(r"^\w+|\w+_\w+", lambda m: typed.get(m[0], m[0]), text)
+            names = r"^\w+|\w+_\w+|(?<= combined with )\w+"
+            text = re.sub(names, lambda m: typed.get(m[0], m[0]), text)
             setattr(error, part, text or None)
         raise
 

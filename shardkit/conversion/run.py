@@ -211,10 +211,12 @@ def prepare(
         sources = open_sources(source, recipe, schema=schema, lists=lists)
         if listing is not None and ending is not None:
             listing.take(sources)
-    if any(recipe.text.reads and not source.reads_text for source in sources.values()):
+    if recipe.text.reading and not all(source.reads_text for source in sources.values()):
+        option = "--" + recipe.text.reading[0].replace("_", "-")
         raise UsageError(
-            "encoding, encoding_errors and documents apply only to text files",
+            f"{option} applies only to text files",
             found="a source without text files",
+            fix=f"leave out {option}",
         )
     _check_beside(recipe, target)
     if target.one_shard(options.bounded):

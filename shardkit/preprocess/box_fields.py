@@ -76,10 +76,11 @@ def box_fields(
         boxes = said
         wrong = [n for n in said if n not in arrays or not _may_be(arrays[n])]
         if wrong:
+            known = [n for n, k in arrays.items() if _may_be(k)]
             raise UsageError(
                 f"{wrong[0]!r} is not a field of boxes",
-                expected=near(wrong[0], (n for n, k in arrays.items() if _may_be(k))),
-                found=repr(schema.get(wrong[0])),
+                expected=near(wrong[0], known) if known else "a dataset with boxes",
+                found=str(schema.get(wrong[0], "no such field")),
                 fix="boxes are arrays of floats, (n, 4): x0, y0, x1, y1 in pixels",
             )
     if not (boxes and images):

@@ -276,11 +276,12 @@ def text_field(options: TextOptions, schema: Schema) -> str:
     texts = [name for name, kind in schema.items() if isinstance(kind, Text)]
     name = options.field or ("text" if "text" in texts or len(texts) != 1 else texts[0])
     if name not in texts:
+        option = "--text-field" if options.tokenizer is None else "--tokenizer"
         raise UsageError(
             f"there is no text field named {name!r}",
             expected=near(name, texts) if texts else None,
             found=", ".join(f"{n}: {type(kind).__name__}" for n, kind in schema.items()),
-            fix=f"use --text-field {texts[0]}" if texts else "a tokenizer needs text",
+            fix=f"use --text-field {texts[0]}" if texts else f"leave out {option}",
         )
     return name
 

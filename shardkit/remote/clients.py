@@ -48,7 +48,10 @@ _ENDPOINTS = (
     "endpoint", "endpoint_url", "base_url", "aws_endpoint", "aws_endpoint_url", "google_base_url",
     "azure_endpoint", "azure_storage_endpoint",
 )  # fmt: skip
-_PACKAGES = {"hf": "huggingface_hub", "sftp": "paramiko", "ssh": "paramiko", "smb": "smbprotocol"}
+_PACKAGES = {
+    "hf": "huggingface_hub", "sftp": "paramiko", "ssh": "paramiko", "smb": "smbprotocol",
+    "git": "pygit2", "dask": "distributed", "libarchive": "libarchive-c",
+}  # fmt: skip
 
 # What a URL says about a file system of fsspec, which is not a part of the paths in it.
 _HOSTS = ("host", "port", "username", "org", "repo", "sha", "share_access", "domain")
@@ -439,22 +442,30 @@ class _Fsspec:
             import fsspec  # type: ignore[import-untyped]
         try:
             kind = fsspec.get_filesystem_class(scheme)
-            # The host of sftp:// and the repository of github:// are options of the file system.
-            named = {n: v for n, v in kind._get_kwargs_from_urls(site + "/").items() if n in _HOSTS}
-            self._system = kind(skip_instance_cache=True, **{**named, **options})
         except ValueError:
             raise UsageError(
                 "unknown URL scheme",
                 found=f"{scheme}://",
                 expected="s3, gs, az, https, hf, or another scheme that fsspec supports",
             ) from None
+        except ImportError as error:
+            raise _missing(site, getattr(error, "name", None)) from error
+        try:
+            # The host of sftp:// and the repository of github:// are options of the file system.
+            named = {n: v for n, v in kind._get_kwargs_from_urls(site + "/").items() if n in _HOSTS}
+            self._system = kind(skip_instance_cache=True, **{**named, **options})
         except TypeError as error:  # its text names options, while other errors may show values
             raise _bad_options(site, options, str(error)) from error
         except ImportError as error:
-            library = _PACKAGES.get(scheme, getattr(error, "name", None) or scheme)
-            raise MissingLibraryError(
-                f"a URL such as {site} needs {library}, which is not installed",
-                fix=f"pip install {library}",
+            raise _missing(site, getattr(error, "name", None)) from error
+        except MemoryError:
+            raise
+        except Exception as error:  # those of many libraries; many connect here
+            raise UnreachableError(
+                "the store cannot be opened",
+                path=site,
+                found=type(error).__name__,
+                fix="check the address, the network and the storage options",
             ) from error
 
     def _path(self, key: str) -> str:
@@ -473,6 +484,11 @@ class _Fsspec:
             raise StorageError("the store refuses access", path=f"{self._site}/{key}") from error
         except OSError as error:
             raise _passing(_NO_ANSWER, f"{self._site}/{key}", type(error).__name__) from error
+        except MemoryError:
+            raise
+        except Exception as error:  # of one of many libraries, such as those for HTTP or SSH
+            what = "the request to the store failed"
+            raise _passing(what, f"{self._site}/{key}", type(error).__name__) from error
 
     def _entry(self, about: Mapping[str, Any]) -> Info:
         tag = _first(about, "ETag", "etag", "blob_id", "mtime")
@@ -520,6 +536,19 @@ class _Fsspec:
             for name, about in found.items()
         ]
         yield from [page] if page else []
+
+
+def _missing(site: str, module: str | None) -> MissingLibraryError:
+    """The error for a site whose library is not installed; `module` is the one that is missing."""
+    from fsspec.registry import known_implementations  # type: ignore[import-untyped]
+
+    scheme = site.partition("://")[0]
+    package = known_implementations.get(scheme, {}).get("class", scheme).partition(".")[0]
+    library = _PACKAGES.get(scheme, scheme if package == "fsspec" else module or package)
+    return MissingLibraryError(
+        f"a URL such as {site} needs {library}, which is not installed",
+        fix=f"pip install {library}",
+    )
 
 
 def _seconds(time: Any) -> float:

@@ -536,7 +536,7 @@ def test_a_plan_shows_the_steps_and_does_nothing(images, tmp_path, my_steps):
     ("words", "code", "message"),
     [
         ("--resize big", 2, "is not a valid integer"),
-        ("--resize-mode crop", 2, "require resize"),
+        ("--resize-mode crop", 2, "requires --resize N"),
         ("--resize 9 --resize-mode fill", 2, "'fill' is not one of"),
         ("--transform nowhere:step", 2, "cannot be imported"),
         ("--resize 20", 1, "the image is truncated"),

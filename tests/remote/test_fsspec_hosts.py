@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import shardkit
-from shardkit.errors import MissingLibraryError
+from shardkit.errors import MissingLibraryError, StorageError
 
 fsspec = pytest.importorskip("fsspec")
 memory = pytest.importorskip("fsspec.implementations.memory")
@@ -50,11 +50,33 @@ def test_a_host_is_no_folder(tmp_path):
     assert [s["text"] for s in shardkit.open(tmp_path / "o")] == ["a", "b"]
 
 
-def test_the_library_of_a_scheme_is_named(monkeypatch):
+@pytest.mark.parametrize(
+    ("scheme", "library"),
+    [("sftp", "paramiko"), ("webdav", "webdav4"), ("git", "pygit2"), ("box", "boxfs")],
+)
+def test_the_library_of_a_scheme_is_named(scheme, library, monkeypatch):
     def lacking(scheme):
         raise ImportError(f"{scheme} needs a library")
 
     monkeypatch.setattr(fsspec, "get_filesystem_class", lacking)
-    with pytest.raises(MissingLibraryError, match="needs paramiko") as error:
-        shardkit.open("sftp://server/x")
-    assert error.value.fix == "pip install paramiko"
+    with pytest.raises(MissingLibraryError, match=f"needs {library}") as error:
+        shardkit.open(f"{scheme}://server/x")
+    assert error.value.fix == f"pip install {library}"
+
+
+class _OtherLibraryError(Exception):
+    """As of httpx or paramiko, whose errors are none of the system."""
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize("kind", [ConnectionError, ValueError, _OtherLibraryError])
+@pytest.mark.parametrize("method", ["__init__", "info"])
+def test_whatever_a_file_system_raises_is_an_error_of_the_store(kind, method, monkeypatch):
+    def fails(*_, **__):
+        raise kind("a secret")
+
+    monkeypatch.setattr(_OnHost, method, fails)
+    with pytest.raises(StorageError) as error:
+        shardkit.open("onhost://server/texts")
+    assert (error.value.found, "secret" in str(error.value)) == (kind.__name__, False)
+    assert "check the address" in str(error.value.fix)
