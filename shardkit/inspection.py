@@ -190,6 +190,8 @@ def _lengths(dataset: Dataset) -> dict[str, dict[str, Any]]:
 
 def _images(dataset: Dataset) -> dict[str, Any]:
     """Formats, widths and heights of all images, by field."""
+    from shardkit.codecs.pixels import format_for  # imports image decoders
+
     report = {}
     for field, kind in dataset.schema.items():
         if not isinstance(kind, Image | Images):
@@ -203,7 +205,7 @@ def _images(dataset: Dataset) -> dict[str, Any]:
             except NotAnImageError:
                 damaged += 1
                 continue
-            formats[info.format] += 1
+            formats[format_for(image, info.format)] += 1
             sizes.append((info.width, info.height))
         widths, heights = map(_spread, np.array(sizes or [(0, 0)]).T)
         report[field] = {

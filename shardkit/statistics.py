@@ -16,7 +16,7 @@ import xxhash
 from shardkit.checked import Count, plain
 from shardkit.codecs.image import NotAnImageError, probe, unusable
 from shardkit.codecs.media import media_of
-from shardkit.codecs.pixels import to_rgb
+from shardkit.codecs.pixels import format_for, to_rgb
 from shardkit.errors import DamagedError, NotFoundError, SampleError, ShardkitError, UsageError
 from shardkit.manifest import PixelStats
 from shardkit.page_cache import cache_from
@@ -171,7 +171,7 @@ class _Field:
         if isinstance(self.kind, Image | Images):
             for image in value if isinstance(self.kind, Images) else [value]:
                 found = probe(image)
-                self.formats[found.format] += 1
+                self.formats[format_for(image, found.format)] += 1
                 self._size(bytes=len(image), width=found.width, height=found.height)
         elif isinstance(self.kind, Encoded):
             about = media_of(self.kind, value)._asdict()

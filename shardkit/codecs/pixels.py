@@ -107,6 +107,16 @@ _LEFT_OUT = {
 _warned: set[str] = set()  # of these, in this process
 
 
+def format_for(data: bytes, format: str) -> str:
+    """The format of an image, and what decoding to 8-bit RGB leaves out of it: "png (16-bit)"."""
+    if format == "jpeg":  # has neither
+        return format
+    with contextlib.suppress(NotAnImageError):
+        oddity = read_header(data).oddity
+        format += f" ({oddity})" if oddity in _LEFT_OUT else ""
+    return format
+
+
 def to_rgb(data: bytes, least: tuple[int, int] | None = None) -> Pixels:
     """Return the pixels (height, width, 3) of any image as displayed; `least` as in `decode`.
 

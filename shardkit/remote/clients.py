@@ -540,8 +540,8 @@ class _Fsspec:
 
 def _missing(site: str, module: str | None) -> MissingLibraryError:
     """The error for a site whose library is not installed; `module` is the one that is missing."""
-    from fsspec.registry import known_implementations  # type: ignore[import-untyped]
-
+    with extra("remote", f"a URL such as {site}"):
+        from fsspec.registry import known_implementations  # type: ignore[import-untyped]
     scheme = site.partition("://")[0]
     package = known_implementations.get(scheme, {}).get("class", scheme).partition(".")[0]
     library = _PACKAGES.get(scheme, scheme if package == "fsspec" else module or package)

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import shardkit
 from shardkit.codecs import pixels
 from shardkit.codecs.image import NotAnImageError, probe
 from shardkit.codecs.pixels import to_rgb
 from shardkit.errors import ShardkitWarning
+from shardkit.inspection import inspect
 from tests.codecs.sample_images import encoded
 
 RAMP = np.arange(64).reshape(8, 8)
@@ -68,3 +70,16 @@ def test_what_is_left_out_is_said_once(monkeypatch):
                 found = to_rgb(data)
         assert (found == values[:, :, None]).all()
     assert probe(deep)[1:] == (8, 8)
+
+
+@pytest.mark.filterwarnings("ignore::shardkit.errors.ShardkitWarning")
+def test_what_would_be_left_out_is_counted(tmp_path):
+    deep = encoded(Image.fromarray((RAMP * 1000).astype(np.uint16)), "PNG")
+    pages = [Image.fromarray(RAMP.astype(np.uint8) + n) for n in range(3)]
+    several = encoded(pages[0], "TIFF", save_all=True, append_images=pages[1:])
+    rows = [{"image": data} for data in (deep, deep, several, encoded(pages[0], "PNG"))]
+    shardkit.convert(rows, "wds", tmp_path / "o", schema={"image": shardkit.Image()}, workers=0)
+    expected = {"png (16-bit)": 2, "tiff (animated)": 1, "png": 1}
+    assert inspect(tmp_path / "o", full=True)["images"]["image"]["formats"] == expected
+    stats = shardkit.open(tmp_path / "o").stats()
+    assert stats["fields"]["image"]["formats"] == expected
