@@ -9,7 +9,7 @@ import click
 
 from shardkit.cli import print_json, storage_option
 from shardkit.cli.help import Command, Example
-from shardkit.cli.tables import counted, print_table, size, tally
+from shardkit.cli.tables import counted, print_table, print_text, size, tally
 
 
 @click.command(
@@ -40,9 +40,10 @@ def command(
     """Write the samples of DATASET as plain files, which `shardkit convert` can read again.
 
     Keys that are not valid file names on every system are escaped in the file names, and counted;
-    the tables contain the original keys. After an interruption, the same command starts over.
+    the tables contain the original keys. After an interruption, the same command starts over; if
+    the output is complete, it does nothing.
     """
-    from shardkit.cli.progress import StepsMonitor
+    from shardkit.cli.progress import COMPLETE, StepsMonitor
     from shardkit.conversion.export import export
 
     with StepsMonitor(quiet or not sys.stderr.isatty()) as monitor:
@@ -55,3 +56,5 @@ def command(
         if result.renamed:
             rows.append(("renamed", f"files of keys {tally(result.renamed)}"))
         print_table(result.out, rows)
+        if result.already_complete:
+            print_text(COMPLETE)

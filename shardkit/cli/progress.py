@@ -221,10 +221,10 @@ _USUAL: dict[str, ImageOptions | AudioOptions | TextOptions] = {
 _LABELS = {"image": "images"}
 
 
-_COMPLETE = "The output was already complete: same source (names and sizes), same options."
+COMPLETE = "The output was already complete: same source (names and sizes), same options."
 
 
-def show_result(result: ConvertResult, complete: str = _COMPLETE) -> None:
+def show_result(result: ConvertResult, complete: str = COMPLETE) -> None:
     """Print the result of a conversion."""
     from shardkit.conversion.run import notes_on_keys
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -79,6 +79,7 @@ class ExportResult:
     samples, files: number of samples and of files.
     bytes: size of all files, without the tables.
     renamed: number of samples whose keys differ from their file names, by reason.
+    already_complete: whether an earlier run of the same command has made the export.
     """
 
     out: str
@@ -87,6 +88,7 @@ class ExportResult:
     files: int = 0
     bytes: int = 0
     renamed: dict[str, int] = field(default_factory=dict)
+    already_complete: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON values."""
@@ -130,9 +132,10 @@ def export(
 
     `convert(out, ...)` gives equal samples again, with the same keys. Keys that are not valid file
     names on every system are changed only in the file names, and counted. `out` appears when it is
-    complete. After an interruption, the same call starts over.
+    complete. After an interruption, the same call starts over; if it is complete, with the same
+    samples, nothing is done.
 
-    Raises UsageError if `to="folder"` and the dataset has no media, OutputError if the output
+    Raises UsageError if `to="folder"` and the dataset has no media, OutputError if another output
     exists, and the errors of reading the dataset.
     """
     if to not in KINDS:
@@ -150,6 +153,9 @@ def export(
             )
         for problem in source.problems:
             raise problem
+    made_of = {n: each.fingerprint() for n, each in sources.items() if isinstance(each, Source)}
+    if (done := _already_made(target.path, to, made_of)) is not None:
+        return done
     apart = dataset.paths if isinstance(dataset, Dataset) else paths_of(dataset)
     partial = _begin(target, to, apart)
     try:
@@ -160,13 +166,18 @@ def export(
             if monitor is not None:
                 total = sum(len(one) for one in sources.values() if isinstance(one, Source))
                 monitor.start("exporting", total, "samples")
+            top = _about(splits=[*sources])
             for name, source in sources.items():
                 assert isinstance(source, Source)
-                _Export(source, to, partial.dataset / name, result, renamed).run(monitor)
-        if list(sources) != [""]:
-            about = _about(splits=list(sources))
-            storage.write_file(partial.dataset / _about_name(to), about)
+                about = _Export(source, to, partial.dataset / name, result, renamed).run(monitor)
+                if name:
+                    _write_about(partial.dataset / name, to, about)
+                else:
+                    top = about
         result.renamed = {_RENAMED[why]: renamed[why] for why in _RENAMED if renamed[why]}
+        if None not in made_of.values():
+            top["made"] = _made(result, made_of, partial.dataset)
+        _write_about(partial.dataset, to, top)
         storage.sync_all(partial.dataset)
         partial.publish(overwrite=False)
     except Exception:
@@ -204,12 +215,59 @@ def _begin(target: Target, to: str, sources: Iterable[Path]) -> Partial:
     return partial
 
 
-def _about(**known: Any) -> bytes:
-    about = About(
+def _already_made(
+    out: Path, to: str, made_of: Mapping[str, dict[str, str] | None]
+) -> ExportResult | None:
+    """The result of a complete export of the same samples that is at `out`; None if it is not."""
+    try:
+        about = exported.read_about(out)
+    except ShardkitError:  # the output is refused later, whatever it is
+        return None
+    made = None if about is None else about.get("made")
+    if made is None or (made["to"], made["sources"]) != (to, made_of):
+        return None
+    if made["extent"] != _extent(out, to):  # files are missing, or were added or changed
+        return None
+    samples, files, size, renamed = (made["samples"], made["files"], made["bytes"], made["renamed"])
+    return ExportResult(os.fspath(out), to, samples, files, size, renamed, already_complete=True)
+
+
+def _made(result: ExportResult, made_of: Any, folder: Path) -> exported.Made:
+    return exported.Made(
+        to=result.to,
+        sources=made_of,
+        samples=result.samples,
+        files=result.files,
+        bytes=result.bytes,
+        renamed=result.renamed,
+        extent=_extent(folder, result.to),
+    )
+
+
+def _extent(folder: Path, to: str) -> list[int]:
+    """The number and the bytes of all files of an export, except its description."""
+    files, size = 0, 0
+    for above, _, names in os.walk(folder):
+        for name in names:
+            files += 1
+            size += os.lstat(os.path.join(above, name)).st_size
+    with contextlib.suppress(FileNotFoundError):
+        size -= os.lstat(folder / _about_name(to)).st_size
+        files -= 1
+    return [files, size]
+
+
+def _about(**known: Any) -> About:
+    about: Any = About(
         table="", splits=[], schema={}, columns={}, class_names={}, named=[], files=False,
         tokenizer={},
     )  # fmt: skip
-    return json.dumps({"version": VERSION, **about, **known}, indent=1).encode() + b"\n"
+    return cast("About", {**about, **known})
+
+
+def _write_about(folder: Path, to: str, about: About) -> None:
+    text = json.dumps({"version": VERSION, **about}, indent=1)
+    storage.write_file(folder / _about_name(to), text.encode() + b"\n")
 
 
 def _about_name(to: str) -> str:
@@ -256,7 +314,8 @@ class _Export:
             column += "_"
         return column
 
-    def run(self, monitor: Monitor | None) -> None:
+    def run(self, monitor: Monitor | None) -> About:
+        """Write the samples; returns the description of the folder."""
         storage.make_folder((self._folder / _about_name(self._to)).parent)
         for name in self._classes:  # readers number the folders
             self._make_folder(self._folder / name)
@@ -280,7 +339,7 @@ class _Export:
         for name, data in files.items():
             self._make_folder(self._folder / FOLDER)
             storage.write_file(self._folder / FOLDER / name, data)
-        about = _about(
+        return _about(
             table=_TABLES[self._to],
             schema=self._schema.to_json(),
             columns=self._columns,
@@ -289,7 +348,6 @@ class _Export:
             files=self._to == "files",
             tokenizer=entry,
         )
-        storage.write_file(self._folder / _about_name(self._to), about)
 
     def _row(self, row: dict[str, Any], optional: Sequence[bool]) -> bytes:
         """The line of the table for a sample."""

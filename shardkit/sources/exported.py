@@ -24,7 +24,7 @@ import numpy.typing as npt
 import xxhash
 
 from shardkit import storage
-from shardkit.checked import MOST_BYTES, checked, damaged, of_version, under
+from shardkit.checked import MOST_BYTES, Count, checked, damaged, of_version, under
 from shardkit.errors import SampleError, SourceError, near
 from shardkit.formats.wds.values import DECODERS, json_text
 from shardkit.manifest import FOLDER
@@ -48,9 +48,19 @@ _WRONG = (TypeError, ValueError, OverflowError, RecursionError)  # raised for in
 _SPECIAL = re.compile(r'[",\r\n]|^\s|\s$')
 
 
-class About(TypedDict):
-    """The content of exported.json, without its version."""
+class Made(TypedDict):
+    """What an export was made of, and the extent of what it made."""
 
+    to: str
+    sources: dict[str, dict[str, str]]  # the fingerprints of its sources, by split
+    samples: Count
+    files: Count
+    bytes: Count  # of these files
+    renamed: dict[str, Count]
+    extent: list[Count]  # the number of all files but this one, and their bytes
+
+
+class _Described(TypedDict):
     table: str  # file name; "" if splits have their own folders
     splits: list[str]
     schema: dict[str, Any]
@@ -59,6 +69,12 @@ class About(TypedDict):
     named: list[str]  # fields whose classes are written as names in the table
     files: bool  # whether every value is a file, including numbers and text
     tokenizer: dict[str, Any]
+
+
+class About(_Described, total=False):
+    """The content of exported.json, without its version."""
+
+    made: Made  # at the top of an export, except by earlier versions
 
 
 def about_path(folder: Path) -> Path:

@@ -551,12 +551,43 @@ def test_nothing_is_overwritten(tmp_path, dataset, out):
         shardkit.convert(dataset, "wds", tmp_path / "b", workers=0, progress=Interrupted(most=0))
     before = files_of(tmp_path)
     raised(OutputError, "unfinished conversion", shardkit.export, dataset, "files", tmp_path / "b")
+    (out / "more").touch()
+    before["out/more"] = b""
     for name in ("out", "dataset", "dataset/inside", "missing/out"):
         with pytest.raises(OutputError):
             shardkit.export(dataset, "files", tmp_path / name)
         said = run("export", dataset, "--to", "files", "-o", tmp_path / name, check=2).stderr
         assert "--overwrite" not in said  # which export does not have
     assert files_of(tmp_path) == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("splits", [False, True])
+def test_a_finished_export_is_not_made_again(tmp_path, kind, splits):
+    samples = [{"__key__": f"c{n}/k", "image": make_image(n), "n": n} for n in range(4)]
+    schema = {"image": Image(), "n": Int()}
+    source, out = write(tmp_path / "in", samples, schema), tmp_path / "out"
+    if splits:
+        shardkit.convert(source, FORMAT, tmp_path / "s", split="a=0.5,b=0.5", workers=0)
+        source = tmp_path / "s"
+    command = ("export", source, "--to", kind, "-o", out)
+    first = json.loads(run(*command, "--json").stdout)
+    before = {path: (out / path).stat().st_mtime_ns for path in files_of(out)}
+    assert "already complete" in run(*command).stdout
+    again = json.loads(run(*command, "--json").stdout)
+    assert again == {**first, "already_complete": True}
+    assert {path: (out / path).stat().st_mtime_ns for path in files_of(out)} == before
+    other = next(name for name in KINDS if name != kind)
+    raised(OutputError, "the output exists", shardkit.export, source, other, out)
+    name = next(path for path in before if "/" in path and not path.endswith(".json"))
+    data = (out / name).read_bytes()
+    (out / name).unlink()
+    raised(OutputError, "the output exists", shardkit.export, source, kind, out)
+    (out / name).write_bytes(data)
+    assert shardkit.export(source, kind, out).already_complete
+    first_file = next(iter(source.rglob("*.mdb")))
+    os.utime(first_file, ns=(1, 1))  # as if it were another one of the same size
+    raised(OutputError, "the output exists", shardkit.export, source, kind, out)
 
 
 def test_an_export_that_fails_leaves_nothing(tmp_path, out):
