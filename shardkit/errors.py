@@ -140,6 +140,11 @@ def drop_option(field: str) -> str:
     return f"--drop {shlex.quote(name)}"
 
 
+def rename_option(field: str) -> str:
+    """The option that renames a field in a conversion, to NAME, quoted for a shell."""
+    return f"--rename {shlex.quote(f'{field}=NAME')}"
+
+
 def is_want_of_memory(error: BaseException) -> bool:
     """Whether memory ran out, also while loading a library or starting a thread."""
     if isinstance(error, ImportError):

@@ -504,6 +504,8 @@ def _check_name(name: str, kind: FieldType) -> None:
 def _wrong_type(sample: Sample, name: str, kind: FieldType) -> SampleError:
     value = sample[name]
     found = f"{type(value).__name__} {value!r:.60}"
+    if isinstance(value, str) and isinstance(kind, Text):
+        found += ", which is not Unicode: half of a surrogate pair"
     if isinstance(value, np.ndarray):
         found = f"an array of {value.dtype} {value.shape}"
     return SampleError(
@@ -512,6 +514,7 @@ def _wrong_type(sample: Sample, name: str, kind: FieldType) -> SampleError:
         field=name,
         expected=f"{kind.python} for {kind}",
         found=found,
+        fix="correct it or its type in the schema, or drop such samples with --on-error skip",
     )
 
 

@@ -6,6 +6,7 @@ import io
 import json
 import lzma
 import re
+import shlex
 import shutil
 import struct
 from typing import Any
@@ -18,6 +19,7 @@ import shardkit
 from shardkit import TextOptions
 from shardkit.codecs import packed_images
 from shardkit.errors import (
+    FormatError,
     OutputError,
     SampleError,
     ShardkitError,
@@ -133,10 +135,10 @@ def test_another_option_is_no_change_of_the_source(tmp_path):
 def test_a_value_inside_json_is_suggested(tmp_path):
     rows = [{"meta": {"similarity": n / 10}, "n": n} for n in range(4)]
     with pytest.raises(UsageError) as error:
-        _convert(rows, tmp_path / "o", where="similarity > 0.1")  # type: ignore[arg-type]
+        _convert(rows, tmp_path / "o", where="similarity > 0.1")
     typed = re.search(r"meta\.similarity", str(error.value.expected))
     assert typed is not None
-    result = _convert(rows, tmp_path / "o", where=f"{typed[0]} > 0.1")  # type: ignore[arg-type]
+    result = _convert(rows, tmp_path / "o", where=f"{typed[0]} > 0.1")
     assert result.samples == 2
 
 
@@ -164,6 +166,50 @@ def test_an_option_that_belongs_to_another(name, value, tmp_path):
     typed = str(error.value.fix).removeprefix("give ").replace("...", repr(value))
     options = eval(f"dict({typed})", {"shardkit": shardkit})
     assert _convert(rows, tmp_path / "o", schema=schema, **options).samples == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [
+        ("A", "wds"), ("a/b c", "wds"), ("n" * 17, "beton"), ("__absent__", "mds"),
+        ("a.b", "lance"),
+    ],
+)  # fmt: skip
+def test_a_name_that_a_format_cannot_hold(name, format, tmp_path):
+    pytest.importorskip({"lance": "lance"}.get(format, "numpy"))
+    rows, schema = [{name: 1, "t": "x"}], {name: shardkit.Int(), "t": shardkit.Text()}
+    options = {"schema": schema, "workers": 0}
+    with pytest.raises(FormatError) as error:
+        shardkit.convert(rows, format, tmp_path / "o", **options)
+    assert error.value.fix is not None
+    assert error.value.fix.startswith("rename it: --rename ")
+    old, _, new = shlex.split(error.value.fix)[-1].partition("=")
+    assert (old, new) == (name, "NAME")
+    done = shardkit.convert(rows, format, tmp_path / "o", **options, rename={old: new.lower()})
+    assert done.samples == 1
+
+
+@pytest.mark.parametrize(
+    ("optional", "format"), [(False, "wds"), (False, "beton"), (True, "litdata")]
+)
+def test_lists_of_images_that_a_format_cannot_hold(optional, format, tmp_path):
+    rows = [{"x": [make_image(1)], "n": 1}]
+    schema = {"x": shardkit.Images(optional=optional), "n": shardkit.Int()}
+    with pytest.raises(FormatError, match="list") as error:
+        shardkit.convert(rows, format, tmp_path / "o", schema=schema, workers=0)
+    assert "convert without it: --drop x" in str(error.value.fix)
+    shardkit.convert(rows, format, tmp_path / "o", schema=schema, drop=["x"], workers=0)
+
+
+def test_half_of_a_surrogate_pair_is_called_so(tmp_path):
+    rows = [{"t": "\ud800"}, {"t": "x"}]
+    options = {"schema": {"t": shardkit.Text()}, "workers": 0}
+    with pytest.raises(SampleError) as error:
+        shardkit.convert(rows, "wds", tmp_path / "o", **options)
+    assert "half of a surrogate pair" in str(error.value.found)
+    assert "--on-error skip" in str(error.value.fix)
+    done = shardkit.convert(rows, "wds", tmp_path / "o", on_error="skip", **options)
+    assert done.samples == 1
 
 
 def mds(folder, encoding, values):
@@ -242,8 +288,8 @@ def test_a_list_of_images_that_litdata_cannot_hold(tmp_path):
     rows = [{"x": [make_image(1)], "n": 1}, {"x": [], "n": 2}]
     options = {"schema": {"x": shardkit.Images(), "n": shardkit.Int()}, "workers": 0}
     with pytest.raises(SampleError, match="cannot read an empty list") as error:
-        shardkit.convert(rows, "litdata", tmp_path / "o", **options)  # type: ignore[arg-type]
+        shardkit.convert(rows, "litdata", tmp_path / "o", **options)
     assert "--drop x" in str(error.value.fix)
     assert "--on-error skip" in str(error.value.fix)
     for more in ({"drop": ["x"]}, {"on_error": "skip"}):
-        shardkit.convert(rows, "litdata", tmp_path / f"{more}", **options, **more)  # type: ignore[arg-type]
+        shardkit.convert(rows, "litdata", tmp_path / f"{more}", **options, **more)

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.errors import DamagedError, FormatError
+from shardkit.errors import DamagedError, FormatError, drop_option, rename_option
 from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
 
 VERSION = 2
@@ -156,7 +156,7 @@ def _field_of(name: str, kind: FieldType) -> Field:
             f"a .beton cannot have a field named {name!r}",
             expected=f"1 to {MAX_NAME} ASCII characters",
             found=f"{len(name.encode(errors='replace'))} bytes",
-            fix=f"give it another name: --rename {name}=short",
+            fix=f"rename it: {rename_option(name)}",
         )
     if isinstance(kind, Array) and is_native(kind):
         assert kind.shape is not None
@@ -165,7 +165,7 @@ def _field_of(name: str, kind: FieldType) -> Field:
     if not isinstance(kind, (*_TYPE_IDS,)):
         raise FormatError(
             f"a .beton cannot hold the list of images in the field {name!r}: FFCV has no such type",
-            fix="write arrow, parquet, hf or lmdb, or give each image a field of its own",
+            fix=f"write arrow, parquet, hf or lmdb, or convert without it: {drop_option(name)}",
         )
     return Field(name, kind.entry(_TYPE_IDS))
 

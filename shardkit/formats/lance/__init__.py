@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.errors import FormatError
+from shardkit.errors import FormatError, rename_option
 from shardkit.formats.base import Format
 from shardkit.formats.lance.commit import commit
 from shardkit.formats.lance.reader import DATA, VERSIONS, LanceReader
@@ -46,7 +46,7 @@ class Lance(Format):
                 raise FormatError(
                     "Lance column names cannot be empty or contain dots, which address structs",
                     field=name,
-                    fix="rename the field, or leave it out",
+                    fix=f"rename it: {rename_option(name)}",
                 )
         return super().layout(schema)
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from shardkit.codecs.array import dump_array, load_array
 from shardkit.codecs.guess import guessed_schema
 from shardkit.codecs.packed_images import image_list, pillow_image
-from shardkit.errors import FormatError
+from shardkit.errors import FormatError, drop_option
 from shardkit.formats.litdata.nested import load_json
 from shardkit.sample import JsonText
 from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Images, Int, Json, Text
@@ -139,7 +139,7 @@ def serializer_for(name: str, kind: FieldType) -> str:
             "LitData cannot store optional lists of images, as it cannot read empty lists",
             field=name,
             found=str(kind),
-            fix="leave this field out, or write another format",
+            fix=f"convert without it: {drop_option(name)}; or write another format",
         )
     if isinstance(kind, Array):
         code = _little(kind.dtype or "<f4")

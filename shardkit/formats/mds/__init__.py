@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardkit.errors import FormatError, ShardkitError
+from shardkit.errors import FormatError, ShardkitError, rename_option
 from shardkit.formats.base import Format
 from shardkit.formats.mds import index
 from shardkit.formats.mds.layout import ABSENT, encoding_of
@@ -40,7 +40,7 @@ class Mds(Format):
             raise FormatError(
                 f"{ABSENT!r} is the column in which shardkit stores the names of missing fields",
                 field=ABSENT,
-                fix="rename the field",
+                fix=f"rename it: {rename_option(ABSENT)}",
             )
         return super().layout(schema)
 

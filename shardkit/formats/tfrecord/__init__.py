@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.errors import FormatError
+from shardkit.errors import FormatError, rename_option
 from shardkit.formats.base import Format
 from shardkit.formats.tfrecord.example import BYTES
 from shardkit.formats.tfrecord.reader import TFRecordReader
@@ -36,7 +36,7 @@ class Examples(Format):
         if taken := schema.keys() & {*named}:
             raise FormatError(
                 f"a feature that belongs to another field would have the name of {min(taken)!r}",
-                fix="rename the field, with --rename",
+                fix=f"rename it: {rename_option(min(taken))}",
             )
         return {"schema": schema.to_json(), "features": features_table(schema), "raw": raw}
 

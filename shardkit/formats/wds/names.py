@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 
 from shardkit.codecs.media import SUFFIXES_OF
-from shardkit.errors import FormatError
+from shardkit.errors import FormatError, drop_option, rename_option
 from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Images, Int, Json, Schema, Text
 
 _SPLIT = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
@@ -65,7 +65,7 @@ def extensions(schema: Schema) -> dict[str, list[str]]:
             raise FormatError(
                 f"a TAR member cannot be named after the field {field!r}",
                 expected="lower case without '/': WebDataset reads extensions in lower case",
-                fix=f"rename it: --rename {field}=...",
+                fix=f"rename it: {rename_option(field)}",
             )
         result[field] = _extensions(field, kind)
     _refuse_meeting(result)
@@ -77,7 +77,7 @@ def _extensions(field: str, kind: FieldType) -> list[str]:
     if stored is Images:
         raise FormatError(
             f"a TAR cannot hold the list of images in the field {field!r}: a member is one file",
-            fix="write arrow, parquet, hf or lmdb, or give each image a field of its own",
+            fix=f"write arrow, parquet, hf or lmdb, or convert without it: {drop_option(field)}",
         )
     expected_type, extension = _EXPECTED.get(field, (None, ""))
     if expected_type is stored:
@@ -97,6 +97,6 @@ def _refuse_meeting(extensions: dict[str, list[str]]) -> None:
             if name in owner:
                 raise FormatError(
                     f"the fields {owner[name]!r} and {field!r} would both be stored as .{name}",
-                    fix=f"rename one of them: --rename {field}=...",
+                    fix=f"rename one of them: {rename_option(field)}",
                 )
             owner[name] = field
