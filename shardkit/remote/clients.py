@@ -5,8 +5,9 @@ from __future__ import annotations
 import mmap
 import os
 import re
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,10 @@ _PACKAGES = {
     "hf": "huggingface_hub", "sftp": "paramiko", "ssh": "paramiko", "smb": "smbprotocol",
     "git": "pygit2", "dask": "distributed", "libarchive": "libarchive-c",
 }  # fmt: skip
+
+# File systems whose object takes requests of several threads at once; SFTP and FTP, for example,
+# have one connection, on which such requests wait for ever or get the answers of others.
+_CONCURRENT = ("hf", "memory", "github", "webdav", "webhdfs")
 
 # What a URL says about a file system of fsspec, which is not a part of the paths in it.
 _HOSTS = ("host", "port", "username", "org", "repo", "sha", "share_access", "domain")
@@ -467,6 +472,9 @@ class _Fsspec:
                 found=type(error).__name__,
                 fix="check the address, the network and the storage options",
             ) from error
+        concurrent = scheme in _CONCURRENT or self._system.async_impl
+        self._turn: AbstractContextManager[Any]
+        self._turn = nullcontext() if concurrent else threading.Lock()
 
     def _path(self, key: str) -> str:
         path: str = self._system._strip_protocol(f"{self._site}/{key}")
@@ -475,7 +483,8 @@ class _Fsspec:
     @contextmanager
     def _explained(self, key: str) -> Iterator[None]:
         try:
-            yield
+            with self._turn:
+                yield
         except ShardkitError:
             raise
         except (FileNotFoundError, NotADirectoryError):

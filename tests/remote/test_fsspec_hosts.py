@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 
 import shardkit
 from shardkit.errors import MissingLibraryError, StorageError
+from shardkit.testing import make_image
 
 fsspec = pytest.importorskip("fsspec")
 memory = pytest.importorskip("fsspec.implementations.memory")
@@ -48,6 +51,27 @@ def test_a_host_is_no_folder(tmp_path):
         memory.MemoryFileSystem().pipe(f"/texts/{name}.txt", name.encode())
     shardkit.convert("onhost://server/texts", to="arrow", out=tmp_path / "o", workers=0)
     assert [s["text"] for s in shardkit.open(tmp_path / "o")] == ["a", "b"]
+
+
+@pytest.mark.usefixtures("registered")
+def test_one_connection_gets_one_request_at_a_time(tmp_path, monkeypatch):
+    """As of SFTP and FTP: requests of several threads at once waited for ever."""
+    for n in range(40):
+        memory.MemoryFileSystem().pipe(f"/images/{n}.jpg", make_image(n))
+    busy, together = threading.Lock(), []
+    real = _OnHost.cat_file
+
+    def alone(self, *given, **named):
+        if not busy.acquire(blocking=False):
+            together.append(given)
+            return real(self, *given, **named)
+        time.sleep(0.002)  # for other threads to come
+        busy.release()
+        return real(self, *given, **named)
+
+    monkeypatch.setattr(_OnHost, "cat_file", alone)
+    shardkit.convert("onhost://server/images", to="wds", out=tmp_path / "o", workers=0)
+    assert together == []
 
 
 @pytest.mark.parametrize(
