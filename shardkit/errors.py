@@ -199,6 +199,10 @@ class SampleError(ShardkitError):
     """A single sample is bad. With `on_error="skip"`, samples that raise this error are skipped."""
 
 
+class HoleError(SampleError):
+    """NUL bytes in a text file that do not seem to end: what follows them is not read."""
+
+
 class DamagedError(ShardkitError):
     """A file is truncated, or its bytes contradict its format or its manifest."""
 

@@ -443,7 +443,11 @@ def read(path: Path, most: int = -2) -> bytes:
         with explained("read", path), open(path, "rb", opener=regular) as file:
             if most >= 0:  # Python would allocate the full requested size
                 most = min(most, os.fstat(file.fileno()).st_size)
-            data = file.read(most + 1)
+            try:
+                data = file.read(most + 1)
+            except MemoryError as error:
+                size = os.fstat(file.fileno()).st_size
+                raise MemoryError(f"{path} has {size:,} bytes") from error
     refuse_pointer(data, path, DamagedError)
     return data
 

@@ -1,6 +1,7 @@
 """Bad text: every error names the file and the byte, and the good documents around it are kept."""
 
 import csv
+import gzip
 import json
 import os
 import pickle
@@ -171,6 +172,56 @@ def test_bytes_and_characters_that_are_no_text_are_found_in_every_form(tmp_path)
         assert good(path, encoding=encoding) == ["one", "three"]
         whole = files(tmp_path, encoding=encoding)
         assert refused(SampleError, "NUL", whole.__getitem__, 0).where["offset"] == offset
+
+
+ROWS = {
+    "jsonl": ("", '{"text": "a%d"}'),
+    "csv": ("text,n", "a%d,1"),
+    "tsv": ("text\tn", "a%d\t1"),
+    "txt": ("", "a%d"),
+}
+
+
+def rows_of(form: str, number: int) -> list[str]:
+    head, row = ROWS[form]
+    return [head] * bool(head) + [row % n for n in range(number)]
+
+
+@pytest.mark.parametrize("form", ROWS)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le"])
+def test_nul_bytes_in_place_of_text_are_an_error_where_they_begin(tmp_path, form, encoding):
+    rows = rows_of(form, 150)
+    before = "\n".join(rows).encode(encoding)
+    after = "\n".join(["", *rows[-150:]]).encode(encoding)
+    for size in (64, 3 << 20):  # also so many that whole blocks are nothing else
+        path = put(tmp_path / f"a.{form}", before + bytes(size) + after)
+        (error,) = errors(stream(path, encoding=encoding))
+        assert "NUL bytes" in error.what
+        assert (error.where["offset"], "--encoding" in str(error.fix)) == (len(before), False)
+        assert len(good(path, encoding=encoding)) == 149 + 150
+
+
+@pytest.mark.parametrize("form", ROWS)
+def test_a_sparse_file_is_an_error_at_once(tmp_path, form):
+    for rows in (1, 150):  # the hole begins among the first documents, or after them
+        text = "\n".join([*rows_of(form, rows), ""])
+        path = put(tmp_path / f"a.{form}", text)
+        os.truncate(path, 1 << 40)
+        if rows == 1 or form == "tsv":  # all of a TSV shows whether it is quoted
+            error = refused(SampleError, "NUL bytes", stream, path)
+        else:
+            (error,) = errors(stream(path))
+            assert len(good(path)) == 150
+        assert error.where["offset"] == len(text)
+
+
+def test_the_quotes_of_a_tsv_that_is_cut_are_those_before(tmp_path):
+    rows = ["text\tn", *(f'"said" {n}\t"{n}"' for n in range(2000))]
+    data = gzip.compress("\n".join(rows).encode())
+    path = put(tmp_path / "a.tsv.gz", data[:-100])
+    (error,) = errors(stream(path))
+    assert "damaged" in error.what
+    assert good(path)[0] == '"said" 0'
 
 
 @pytest.mark.parametrize("how", ["gz", "zst", "bz2", "xz"])

@@ -202,15 +202,15 @@ def _check_rest(source: ByteSource, at: int, warned: list[str]) -> None:
                 fix="restore the file; if TARs were joined with `cat`, pack them again: unpack it"
                 " with tar --ignore-zeros -xf FILE",
             )
-    if not at and zeros > 2 * BLOCK:  # two blocks are an empty archive, and nothing else
-        raise DamagedError(
-            "the TAR file is all zeros",
-            path=source.path,
-            offset=0,
-            expected="the header of a member",
-            found=f"{zeros:,} zeros",
-            fix="restore the file; if it is an empty archive, leave it out",
-        )
+        if not at and zeros > 2 * BLOCK:  # two blocks are an empty archive, and nothing else
+            raise DamagedError(
+                "the TAR file begins with zeros",
+                path=source.path,
+                offset=0,
+                expected="the header of a member",
+                found=f"{len(piece):,} zeros",
+                fix="restore the file; if it is an empty archive, leave it out",
+            )
     most = BLOCK + _TAPE  # two blocks, and the rest of the record of the second
     if zeros > most:
         warned.append(

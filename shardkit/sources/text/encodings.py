@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardkit.errors import SampleError, UsageError
+from shardkit.errors import HoleError, SampleError, UsageError
 from shardkit.extras import extra
 from shardkit.sources.files import FilePath
-from shardkit.sources.text.lines import find
+from shardkit.sources.text.lines import find, is_hole
 
 if TYPE_CHECKING:
     from charset_normalizer import CharsetMatches
@@ -24,6 +24,7 @@ _MARKS = (  # UTF-32-LE before UTF-16-LE, whose mark is a prefix of it
     (codecs.BOM_UTF8, "utf-8"),
 )
 MARK_SIZE = 4  # bytes of the longest byte order mark
+_RUN = bytes(8)  # NUL bytes that are no text: in UTF-32, at most 5 follow each other
 _FEW_BYTES = 16  # fewer non-ASCII bytes are not enough for detection
 # Ruled out before detection: `_by_start` recognizes these by byte order marks and NUL bytes.
 _SETTLED = ["utf_16", "utf_16_be", "utf_16_le", "utf_32", "utf_32_be", "utf_32_le", "utf_8_sig"]
@@ -81,6 +82,7 @@ class Decoder:
         except UnicodeError as error:
             raise self._bad_bytes(data, offset, error) from error
         if "\0" in text:
+            self.refuse_hole(data, offset)
             at = offset + max(find(data, "\0".encode(self.encoding)), 0)
             raise SampleError(
                 "the text contains a NUL character: the file is binary or has another encoding",
@@ -93,6 +95,11 @@ class Decoder:
                 else f"try --encoding {self.wide(data, offset)}, or use --on-error skip",
             )
         return text
+
+    def refuse_hole(self, data: bytes, offset: int) -> None:
+        """Raise SampleError if the bytes at `offset` in the file have a run of NUL bytes."""
+        if (found := data.find(_RUN)) >= 0:
+            raise hole(self.path, offset + found + -found % len(self.newline))
 
     def wide(self, data: bytes, offset: int) -> str:
         """Return the two- or four-byte encoding that explains the positions of the NUL bytes.
@@ -117,6 +124,19 @@ class Decoder:
             found=f"0x{data[start : max(end, start + 1)].hex()}: {getattr(error, 'reason', error)}",
             fix=f"use --encoding {likely}, --encoding-errors replace, or --on-error skip",
         )
+
+
+def hole(path: FilePath, offset: int, *, ended: bool = True) -> SampleError:
+    """Return the error for NUL bytes from `offset` on, which are text in no encoding."""
+    way = "use --on-error skip" if ended else "move it away: what follows is not read"
+    return (SampleError if ended else HoleError)(
+        "the file holds NUL bytes instead of text, as after a crash or an unfinished download",
+        path=path,
+        offset=offset,
+        expected="text",
+        found="a run of NUL bytes",
+        fix=f"copy the file again from an intact copy, or {way}",
+    )
 
 
 def check_encoding(encoding: str) -> None:
@@ -154,6 +174,8 @@ def _detect(blocks: Iterable[bytes], from_bytes: Callable[..., CharsetMatches]) 
             first, known = False, _by_start(block)
             if known is not None:
                 return known
+        if is_hole(block):  # reading reports it
+            break
         if block.isascii() and valid and not utf8.getstate()[0]:
             continue
         if valid:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 MAX_LINE = (1 << 31) - (1 << 16)  # bytes; formats limit a text to less than 2 GiB
+_HOLE = 4096  # NUL bytes that are no text: a page of a file that was never written
+_LONG = 64 << 20  # bytes after which a line with such a hole is given up
+
+
+class Hole(NamedTuple):
+    """In place of a line of which a whole block is NUL bytes."""
+
+    at: int  # offset of the first NUL byte
+    ended: bool  # False: what follows is not read
+
 
 # The offset of a line, and its bytes without the line end; None if there are too many.
-Line: TypeAlias = tuple[int, bytes | None]
+Line: TypeAlias = tuple[int, bytes | Hole | None]
 
 
 def lines(
@@ -22,21 +32,29 @@ def lines(
     offset = start  # of the current line
     held: list[bytes] = []
     size = 0
+    hole: int | None = None
     for block in blocks if len(newline) == 1 else _whole_units(blocks, len(newline)):
+        if hole is None and not midway and is_hole(block):
+            nuls = len(held[-1]) - len(held[-1].rstrip(b"\0")) if held else 0
+            hole = offset + size - nuls // len(newline) * len(newline)
         parts = split(block, newline)
         head, tail = parts[0], parts[-1]
-        if size + len(head) <= MAX_LINE and not midway:
+        if size + len(head) <= MAX_LINE and not midway and hole is None:
             held.append(head)
         else:
             held.clear()
         size += len(head)
         if len(parts) == 1:
-            if midway and end is not None and offset + size >= end:
+            over = end is not None and offset + size >= end
+            if midway and over:
+                return
+            if hole is not None and (over or offset + size - hole > _LONG):
+                yield offset, Hole(hole, over)
                 return
             continue
         if not midway:
-            yield offset, b"".join(held) if size <= MAX_LINE else None
-        midway = False
+            yield offset, _line(held, size, hole)
+        midway, hole = False, None
         offset += size + len(newline)
         for part in parts[1:-1]:
             if end is not None and offset >= end:
@@ -47,7 +65,18 @@ def lines(
             return
         held, size = [tail], len(tail)
     if size and not midway:
-        yield offset, b"".join(held) if size <= MAX_LINE else None
+        yield offset, _line(held, size, hole)
+
+
+def _line(held: list[bytes], size: int, hole: int | None) -> bytes | Hole | None:
+    if hole is not None:
+        return Hole(hole, True)
+    return b"".join(held) if size <= MAX_LINE else None
+
+
+def is_hole(block: bytes) -> bool:
+    """Whether a block is nothing but NUL bytes, as in a sparse file or after a crash."""
+    return block[:1] == b"\0" and len(block) >= _HOLE and not block.strip(b"\0")
 
 
 def split(block: bytes, newline: bytes) -> list[bytes]:

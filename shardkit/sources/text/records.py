@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from shardkit.codecs.compression import compression_of
 from shardkit.errors import SampleError
 from shardkit.pointers import refuse_html
 from shardkit.sources.files import FilePath, Planned, check_unchanged, read_file
 from shardkit.sources.text.blocks import blocks, head
-from shardkit.sources.text.encodings import MARK_SIZE, Decoder
-from shardkit.sources.text.lines import MAX_LINE, Line, lines
+from shardkit.sources.text.encodings import MARK_SIZE, Decoder, hole
+from shardkit.sources.text.lines import MAX_LINE, Hole, Line, is_hole, lines
 from shardkit.sources.text.quotes import Quotes, dialect, quotes_of, swallowed
 
 LINE_FIELD = "text"  # the field of plain-text documents
@@ -24,6 +25,7 @@ _HEAD = 1024  # bytes that show whether a table is an HTML page
 # Characters per cell: csv uses 4 bytes for each, and an unclosed quote makes the rest one cell.
 _MAX_CELL = 1 << 28
 _MAGIC_SIZE = 6  # bytes that show a compression
+_T = TypeVar("_T")
 _BZ2 = re.compile(rb"BZh[1-9]1AY&SY")
 
 
@@ -76,14 +78,20 @@ class TextFile:
         return 0
 
     def quotes(self) -> Quotes:
-        """Read all lines of a TSV to find out whether its cells are quoted. Raises SampleError."""
+        """Read all lines of a TSV, as far as they can be read, to find out whether its cells are
+        quoted. Raises SampleError if there are none, or for a hole."""
         decoder, found = self._lines(0, None)
         byte = '"'.encode(decoder.encoding)
-        if len(byte) == 1 and not any(byte in block for block in self.blocks()):
+        stored = _readable(self.blocks())
+        if len(byte) == 1 and not any(byte in block or is_hole(block) for block in stored):
             return Quotes(None, None, 0)
-        return quotes_of(
-            (at, (line or b"").decode(decoder.encoding, "replace")) for at, line in found
-        )
+
+        def text_of(line: bytes | Hole | None) -> str:
+            if isinstance(line, Hole) and not line.ended:
+                raise hole(self.path, line.at, ended=False)
+            return (line if isinstance(line, bytes) else b"").decode(decoder.encoding, "replace")
+
+        return quotes_of((at, text_of(line)) for at, line in _readable(found))
 
     def text(self, planned: Planned) -> str:
         """Return the whole file as one document. Raises SampleError if it is not as `planned`."""
@@ -123,6 +131,12 @@ class TextFile:
         return decoder, lines(stored, decoder.newline, decoder.mark, end, midway=False)
 
 
+def _readable(found: Iterator[_T]) -> Iterator[_T]:
+    """Yield what can be read of a file; its error is reported when the documents are read."""
+    with contextlib.suppress(SampleError):
+        yield from found
+
+
 def _first(stored: Iterator[bytes], size: int) -> Iterator[bytes]:
     """Yield blocks until they add up to `size` bytes."""
     while size > 0 and (block := next(stored, b"")):
@@ -155,6 +169,16 @@ def _bounded(path: FilePath, stored: Iterator[bytes]) -> Iterator[bytes]:
         yield block
 
 
+def _unread(path: FilePath, start: int, line: Hole | None) -> SampleError:
+    """Return the error for a line. Raises it if what follows cannot be read either."""
+    if line is None:
+        return _too_long(path, start)
+    error = hole(path, line.at, ended=line.ended)
+    if not line.ended:
+        raise error
+    return error
+
+
 def _too_long(path: FilePath, offset: int) -> SampleError:
     return SampleError(
         "the document is too long",
@@ -172,8 +196,8 @@ def _records(
     width = len(decoder.newline)
     for start, line in found:
         value: dict[str, Any] | SampleError | None
-        if line is None:
-            yield Record(start, start, _too_long(decoder.path, start))
+        if not isinstance(line, bytes):
+            yield Record(start, start, _unread(decoder.path, start, line))
             continue
         try:
             value = parse(line, start)
@@ -212,6 +236,7 @@ def _json_object(text: str, line: bytes, start: int, decoder: Decoder) -> dict[s
         column = getattr(error, "pos", 0)
         fix = "repair the line, or use --on-error skip"
         if "\0" in text:
+            decoder.refuse_hole(line, start)
             fix = f"try --encoding {decoder.wide(line, start)}, or {fix}"
         before = text[:column].encode(decoder.encoding, "replace")
         raise SampleError(
@@ -237,7 +262,11 @@ def _json_object(text: str, line: bytes, start: int, decoder: Decoder) -> dict[s
 def _one_by_line(found: Iterator[Line], decoder: Decoder) -> Iterator[Line]:
     """Yield the lines of a file, unless the first one shows that the file is a single value."""
     for start, line in found:
-        first = (line or b"")[:64].decode(decoder.encoding, "ignore").strip()
+        first = (
+            (line if isinstance(line, bytes) else b"")[:64]
+            .decode(decoder.encoding, "ignore")
+            .strip()
+        )
         if first.startswith("[") or first == "{":
             kind, jq = ("array", ".[]") if first.startswith("[") else ("object", ".")
             raise SampleError(
@@ -310,9 +339,9 @@ class _Rows:
         for start, line in self._found:
             if self._start < 0:
                 self._start = start
-            if line is None:
+            if not isinstance(line, bytes):
                 self.at = start
-                self._problem = _too_long(self.path, start)
+                self._problem = _unread(self.path, start, line)
                 yield "\n"
                 continue
             self.at = start + len(line) + width

@@ -17,7 +17,7 @@ import numpy as np
 from shardkit import storage
 from shardkit.announced import incomplete, refuse_incomplete
 from shardkit.card import OUTSIDE, splits_of
-from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError, near
+from shardkit.errors import HoleError, SampleError, ShardkitError, SourceError, UsageError, near
 from shardkit.folders import below as below_folder
 from shardkit.formats.foreign import way_with
 from shardkit.formats.table_folders import refuse_partitions
@@ -34,6 +34,7 @@ from shardkit.sources.text.documents import Ranges, TextFiles, TextStream, locat
 from shardkit.sources.text.encodings import check_encoding, load_detector
 from shardkit.sources.text.fields import Fields, Sampled, choose, fields_of
 from shardkit.sources.text.files import UNSURE, Files
+from shardkit.sources.text.lines import is_hole
 from shardkit.sources.text.names import COMPRESSIONS, FORMS, parse_name
 from shardkit.sources.text.records import LINE_FIELD
 from shardkit.splits import Split, grouped
@@ -524,6 +525,7 @@ def _find_quotes(corpus: _Corpus) -> list[str]:
         try:
             found = open_file(corpus.root, files, index, "strict").quotes()
         except SampleError:  # which is reported when the file is read
+            files.quoted_of[index] = UNSURE
             continue
         files.quoted_of[index] = found.quoted is not None
         if found.plain is None:
@@ -620,6 +622,8 @@ def _sample(corpus: _Corpus, options: TextOptions) -> tuple[Sampled, list[Sample
                 if number == _SAMPLE_DOCUMENTS or record.end >= _SAMPLE_BYTES:
                     sampled.whole &= file.form == "text"  # lines of text have no other fields
                     break
+        except HoleError:  # the sizes of documents cannot be estimated
+            raise
         except SampleError as error:
             problems.append(located(error, file.path, 0))
     return sampled, problems
@@ -673,6 +677,6 @@ def _can_be_cut(root: FilePath, files: Files, index: int) -> bool:
         return False
     try:
         found = open_file(root, files, index, "strict").blocks()
-        return not any(b'"' in block for block in found)
+        return not any(b'"' in block or is_hole(block) for block in found)
     except SampleError:  # which is reported when the file is read
         return False
