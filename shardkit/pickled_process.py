@@ -154,11 +154,17 @@ def private_pipes() -> tuple[IO[bytes], IO[bytes]]:
     return requests, answers
 
 
-def serve(requests: IO[bytes], answers: IO[bytes], target: Any, threads: int) -> NoReturn:
+def serve(
+    requests: IO[bytes],
+    answers: IO[bytes],
+    target: Any,
+    threads: int,
+    ending: Callable[[], object] | None = None,
+) -> NoReturn:
     """Answer calls with the methods of `target` until the requests end, and exit the process.
 
     Calls that are still running then are abandoned: the caller is dead, and what it wrote is about
-    to be removed.
+    to be removed. `ending` is called before that.
     """
     writing = threading.Lock()
 
@@ -185,4 +191,6 @@ def serve(requests: IO[bytes], answers: IO[bytes], target: Any, threads: int) ->
     pool = ThreadPoolExecutor(threads)
     while (request := read_message(requests)) is not None:
         pool.submit(answer, *request)
+    if ending is not None:
+        ending()
     os._exit(0)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import shardkit
@@ -15,6 +16,7 @@ from shardkit.schema import Array, Float, Image, Int, Json, Schema, Text
 from shardkit.testing import FormatContract, assert_same, make_image
 from shardkit.testing_samples import in_fork
 from tests.conftest import files_of
+from tests.conversion.test_kill import wait_for
 from tests.formats.lance_client import lance
 from tests.formats.loaders import PLAIN, plain, rich
 from tests.formats.refusals import refused
@@ -214,6 +216,17 @@ def test_when_its_process_dies_the_next_call_starts_another(made):
     with pytest.raises(MemoryError, match="it was killed, as operating systems do when"):
         process.ask(shard, "about", (str(shard), 1))
     assert reader[0]["__key__"] == LANCE.open(shard, reader.layout)[0]["__key__"]
+
+
+def test_its_temporary_folder_is_removed_although_the_caller_is_dead(tmp_path):
+    (there := tmp_path / "tmp").mkdir()
+    server = process.PickledProcess("shardkit.formats.lance.server", None, RuntimeError)
+    schema = pa.schema([pa.field("n", pa.int64())], {b"shardkit": b""})
+    server.call("commit", str(there), schema, [])
+    wait_for(lambda: any(there.iterdir()))
+    server._process.stdin.close()  # as if this process had been killed
+    server._process.wait()
+    assert list(there.iterdir()) == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="sets Linux's RLIMIT_AS")

@@ -43,6 +43,7 @@ _OPEN = 64  # files and datasets that are open at once
 _LATEST = 2**63  # manifests with numbers from here on are numbered downwards
 _LOOKED_AT, _LOOKED_AT_BYTES = 16, 32 << 20  # rows and bytes read to estimate the sizes of values
 _BLOB = (b"lance-encoding:blob", b"true")
+_PATIENCE = 10  # seconds to finish the manifest of a dataset for a caller that is dead
 _EXTERNAL = 3  # the kind of a blob that is stored outside of the dataset
 
 
@@ -120,6 +121,7 @@ class _Server:
         self._opened: OrderedDict[Any, _File | _Dataset] = OrderedDict()
         self._lock = threading.Lock()
         self._writers: dict[str, Any] = {}
+        self._committing = threading.Lock()  # held while there is a temporary folder
 
     def about(self, which: tuple[str, object]) -> About:
         """`which` has the path, and the inode, size and time of the file to detect changes."""
@@ -163,7 +165,10 @@ class _Server:
 
         `folder` is for temporary files: the default one may have changed since this process began.
         """
-        with tempfile.TemporaryDirectory(prefix="shardkit-", dir=folder) as temporary:
+        with (
+            self._committing,
+            tempfile.TemporaryDirectory(prefix="shardkit-", dir=folder) as temporary,
+        ):
             # A file with the same schema shows which of its columns stores which field.
             row = pa.table([pa.nulls(1, stored) for stored in schema.types], schema=schema)
             one = lance.write_dataset(row, f"{temporary}/one", data_storage_version=_VERSION)
@@ -177,6 +182,10 @@ class _Server:
             lance.LanceDataset.commit(f"{temporary}/made", overwrite)
             (path,) = Path(temporary, "made", "_versions").glob("*.manifest")
             return path.name, path.read_bytes()
+
+    def end(self) -> None:
+        """Wait until there is no temporary folder, which nobody else would remove."""
+        self._committing.acquire(timeout=_PATIENCE)
 
 
 def _is_blob(field: pa.Field) -> bool:
@@ -266,4 +275,5 @@ if __name__ == "__main__":
     os.environ["LANCE_ENCODING_DICT_DIVISOR"] = str(10**9)
     _allow(SMALL)
     read_message(sys.stdin.buffer)
-    serve(sys.stdin.buffer, sys.stdout.buffer, _Plain(_Server()), 8)
+    server = _Server()
+    serve(sys.stdin.buffer, sys.stdout.buffer, _Plain(server), 8, server.end)
