@@ -76,7 +76,7 @@ def made_meanwhile(plan: Plan, partial: Partial, *, overwrite: bool) -> bool:
 
     Raises OutputError if it made another dataset. In a store, only publishing finds this.
     """
-    if overwrite or isinstance(plan.target.path, RemotePath):
+    if (overwrite and plan.part is None) or isinstance(plan.target.path, RemotePath):
         return False
     state = state_of(plan, partial, overwrite=overwrite)
     if state is State.OTHER_DATASET:

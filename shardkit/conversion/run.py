@@ -284,10 +284,16 @@ def run(
         return result_of(outline, plan.target, already_complete=True)
     _refuse_problems(plan, options.max_errors)
     refuse_full(plan)
-    partial.begin(plan.job, resume=plan.resumable, part=plan.part)
     try:
-        if plan.part is None and made_meanwhile(plan, partial, overwrite=options.overwrite):
-            partial.discard()
+        partial.begin(plan.job, resume=plan.resumable, part=plan.part)
+    except OutputError:  # also if another run has published the dataset, and ended
+        if plan.part is None or not made_meanwhile(plan, partial, overwrite=options.overwrite):
+            raise
+        return result_of(outline, plan.target, already_complete=True)
+    try:
+        if made_meanwhile(plan, partial, overwrite=options.overwrite):
+            if plan.part is None or partial.try_alone():
+                partial.discard()
             return result_of(outline, plan.target, already_complete=True)
         if plan.part is not None:
             outline = agreed(outline, partial)

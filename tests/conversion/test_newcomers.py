@@ -254,9 +254,10 @@ def test_what_only_looks_changed_is_none(tmp_path, out):
         read_file(str(path), about.st_size, planned._replace(began=about.st_ctime_ns))
 
 
+@pytest.mark.parametrize("part", [None, "1/2"])
 @pytest.mark.parametrize("same", [True, False])
 def test_what_another_run_publishes_while_a_run_waits_for_the_lock_is_found(
-    source, tmp_path, monkeypatch, same
+    source, tmp_path, monkeypatch, same, part
 ):
     """A run that looks at the output right before another one publishes does not work in vain."""
     out = tmp_path / "out"
@@ -271,10 +272,10 @@ def test_what_another_run_publishes_while_a_run_waits_for_the_lock_is_found(
     monkeypatch.setattr(run, "is_done", looked)
     monkeypatch.setattr(run, "_work", None)  # nothing is to be done
     if same:
-        assert convert(source, out).already_complete
+        assert convert(source, out, part=part).already_complete
     else:
         with pytest.raises(OutputError, match="the output exists and holds another dataset"):
-            convert(source, out)
+            convert(source, out, part=part)
     assert files_of(out) == files_of(tmp_path / "made")
     assert not (tmp_path / "out.partial/tasks").exists() or not same
 
@@ -320,3 +321,21 @@ def test_who_would_lose_work_is_told_whether_its_run_is_alive(source, tmp_path, 
         error = raised(OutputError, "there is an unfinished conversion to this output", other)
         assert "finish it with its own command" in error.fix
     assert not unfinished().already_complete
+
+
+def test_a_part_that_waits_while_the_others_publish_finds_the_dataset(
+    source, tmp_path, out, monkeypatch
+):
+    convert(source, tmp_path / "made")
+    partial = partial_of(Target(out, "wds"))
+    partial.begin({"recipe": {}}, resume=True)
+
+    def publish(seconds):
+        shutil.copytree(tmp_path / "made", out)
+        partial.discard()
+
+    monkeypatch.setattr("time.sleep", publish)
+    monkeypatch.setattr(run, "_work", None)  # nothing is to be done
+    assert convert(source, out, part="1/2").already_complete
+    assert files_of(out) == files_of(tmp_path / "made")
+    assert not partial.exists()
