@@ -10,12 +10,13 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shardkit import manifest as manifests
 from shardkit import storage
 from shardkit.announced import incomplete, refuse_incomplete
 from shardkit.card import named_subset
+from shardkit.checked import MOST_BYTES, checked, parse
 from shardkit.dataset import Dataset
 from shardkit.errors import FormatError, NotFoundError, ShardkitError, warn
 from shardkit.folders import (
@@ -132,18 +133,12 @@ def _at(path: Path, together: bool = False) -> dict[str, _Found]:
         mode = path.stat().st_mode
     except OSError as error:
         if is_pattern(path):
+            _refuse_working_folder(path)
             return {"": _Found(path, lambda: _of_files(*shards_like(path)))}
         raise unreadable(error, "open", path) from error
     if not stat.S_ISDIR(mode):
         return {"": _Found(path, lambda: _open_file(path))}
-    above = [path, *storage.absolute(path).parents]
-    for folder in above:
-        if folder.name.endswith(_PARTIAL) and (folder / "job.json").is_file():
-            raise FormatError(
-                "this is an unfinished conversion, not a dataset",
-                path=path,
-                fix="; ".join(filter(None, (_AGAIN, _meant(folder)))),
-            )
+    _refuse_working_folder(path)
     manifest = manifests.load_any(path) if manifests.has_manifest(path) else None
     if isinstance(manifest, Manifest):
         shown = manifest, manifests.manifest_path(path), manifest.shards
@@ -155,6 +150,17 @@ def _at(path: Path, together: bool = False) -> dict[str, _Found]:
         format, names = listed
         return {"": _Found(path, partial(_foreign, path, names, format))}
     return _looked_into(path, together, subset)
+
+
+def _refuse_working_folder(path: Path) -> None:
+    """Raise FormatError for the working folder of a conversion, and for what is in it."""
+    for folder in (path, *storage.absolute(path).parents):
+        if folder.name.endswith(_PARTIAL) and any((folder / name).is_file() for name in _OURS):
+            raise FormatError(
+                "this is an unfinished conversion, not a dataset",
+                path=path,
+                fix="; ".join(filter(None, (_again(folder), _meant(folder)))),
+            )
 
 
 def _looked_into(path: Path, together: bool, subset: str) -> dict[str, _Found]:
@@ -187,7 +193,23 @@ def _looked_into(path: Path, together: bool, subset: str) -> dict[str, _Found]:
 
 
 _PARTIAL = ".partial"  # suffix of the working folder of a conversion
-_AGAIN = "run the interrupted command again: it continues where it stopped"
+_OURS = ("job.json", "lock")  # in that folder; while its old work is removed, only the lock
+_UNKNOWN = "run the interrupted command again"
+_AGAIN = {  # by what the job in that folder says
+    "recipe": "run the interrupted command again: it continues where it stopped",
+    "export": "run the interrupted command again: it starts over",
+    "repair": "run the interrupted `shardkit verify --repair` again",
+    "create": "`shardkit.create` has not closed it: if that program was interrupted, run it again,"
+    " which starts over",
+}
+
+
+def _again(folder: Path) -> str:
+    """How to go on with the unfinished work in a folder."""
+    with contextlib.suppress(ShardkitError, OSError, ValueError):
+        job = checked(dict[str, Any], parse(storage.read(folder / _OURS[0], MOST_BYTES)))
+        return next((words for kind, words in _AGAIN.items() if kind in job), _UNKNOWN)
+    return _UNKNOWN
 
 
 def unreadable(error: OSError, doing: str, path: Path) -> ShardkitError:
@@ -207,8 +229,9 @@ def _meant(path: Path) -> str | None:
         if path.name.endswith(_PARTIAL):
             out = path.with_name(path.name.removesuffix(_PARTIAL))
             return f"to read the dataset, give {out}" if manifests.has_manifest(out) else None
-        if (path.with_name(path.name + _PARTIAL) / "job.json").is_file():
-            return f"its conversion is unfinished: {_AGAIN}"
+        working = path.with_name(path.name + _PARTIAL)
+        if (working / "job.json").is_file():
+            return f"its conversion is unfinished: {_again(working)}"
     return None
 
 

@@ -13,7 +13,14 @@ import pytest
 
 import shardkit
 import shardkit.manifest
-from shardkit.errors import DamagedError, FormatError, SampleError, ShardkitWarning, UsageError
+from shardkit.errors import (
+    DamagedError,
+    FormatError,
+    SampleError,
+    ShardkitError,
+    ShardkitWarning,
+    UsageError,
+)
 from shardkit.formats import FORMATS
 from shardkit.formats.wds import kept
 from shardkit.opening import open_splits
@@ -185,8 +192,12 @@ def test_unfinished_work_is_not_opened(out, folder):
     partial = out.with_name("x.partial")
     shutil.copytree(out, partial / folder)
     (partial / "job.json").write_text("{}")
-    with pytest.raises(FormatError, match="unfinished conversion"):
-        shardkit.open(partial / folder)
+    for there in ("job.json", "lock"):  # also while old work is removed from it
+        for path in (partial / folder, partial / folder / "*.tar"):
+            with pytest.raises(FormatError, match="unfinished conversion"):
+                shardkit.open(path)
+        (partial / there).replace(partial / "lock")
+    (partial / "job.json").write_text('{"recipe": {}}')
     shutil.rmtree(out)
     partial.rename(out.with_name("out.partial"))
     other = out.with_name("other")
@@ -200,6 +211,25 @@ def test_unfinished_work_is_not_opened(out, folder):
         with pytest.raises(FileNotFoundError) as error:
             use()
         assert "its conversion is unfinished: run the interrupted command" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        ('{"recipe": {}}', "it continues where it stopped"),
+        ('{"export": "folder"}', "it starts over"),
+        ('{"repair": true}', "verify --repair"),
+        ("{", "run the interrupted command again"),
+    ],
+)
+def test_unfinished_work_says_what_to_do(out, job, words):
+    partial = out.with_name("new.partial")
+    partial.mkdir()
+    (partial / "job.json").write_text(job)
+    for path in (partial, out.with_name("new")):
+        with pytest.raises(ShardkitError) as error:
+            shardkit.open(path)
+        assert words in error.value.fix
 
 
 def test_an_index_that_lies_is_named(out):

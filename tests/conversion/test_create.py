@@ -8,7 +8,7 @@ import PIL.Image
 import pytest
 
 import shardkit
-from shardkit.errors import FormatError, OutputError, SampleError, UsageError
+from shardkit.errors import FormatError, OutputError, SampleError, ShardkitError, UsageError
 from shardkit.formats.tfrecord.writer import TFRecordWriter
 from shardkit.testing import EVERYTHING, assert_same, everything, make_image
 from tests.codecs.sample_images import encoded, opened, photo
@@ -77,6 +77,16 @@ def test_an_unfinished_conversion_is_not_swept_away(images, out):
     with pytest.raises(SampleError):
         shardkit.convert(images, "wds", out, workers=0)
     raised(OutputError, "unfinished conversion", shardkit.create, out, "wds", SCHEMA)
+
+
+def test_what_a_killed_program_leaves_says_so(out):
+    writer = shardkit.create(out, "wds", SCHEMA)
+    writer.write(sample())
+    for path in (out, out.with_name("out.partial")):
+        error = raised(ShardkitError, "cannot open|unfinished", shardkit.open, path)
+        assert "`shardkit.create` has not closed it" in error.fix
+        assert "starts over" in error.fix
+    writer.discard()
 
 
 def test_writing_after_closing_and_fields_that_are_none_are_refused(tmp_path, out):
