@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
+import functools
 import os
 import threading
 import time
@@ -270,13 +272,17 @@ class Iteration:
         self._bytes = 0  # of the largest batch so far; until one is made, only one is made ahead
         self._closed = False
         self._process = os.getpid()
-        self._taking = threading.Lock()  # held while a thread is in `__next__`
+        self._taking = threading.Lock()  # held while a thread is in `__next__`, or below
         self._alone = loader.threads is None and self._maker.light
         self._threads = _Threads(profile)
-        if not self._alone:
-            self._threads.start(loader.threads)
-        # Also called at interpreter exit.
-        self._end = weakref.finalize(self, self._threads.stop)
+        with self._taking:
+            _iterations[id(self)] = self
+            _end_if_exiting()
+            if not self._alone:
+                self._threads.start(loader.threads)
+            # Also called at interpreter exit.
+            self._end = weakref.finalize(self, self._threads.stop)
+            _watch_exit()
 
     def __iter__(self) -> Iteration:
         return self
@@ -291,12 +297,14 @@ class Iteration:
                 " parent process",
             )
         if not self._taking.acquire(blocking=False):
+            _end_if_exiting()
             raise UsageError(
                 "another thread is taking a batch from this iteration",
                 fix="take batches in one thread and pass them on, or guard the iteration with a"
                 " lock",
             )
         try:
+            _end_if_exiting()
             if self._profile is None:
                 return self._take()
             self._profile.ask()
@@ -357,6 +365,36 @@ class Iteration:
             if self._alone and time.perf_counter() - began > _SLOW:  # probably disk reads
                 self._alone = False
                 self._threads.start(None)
+
+
+# Python aborts if it exits while a daemon thread of the user's is in a library's code. So at exit,
+# the main thread waits for each `__next__` in such a thread, and further ones end their thread.
+_iterations: weakref.WeakValueDictionary[int, Iteration] = weakref.WeakValueDictionary()
+_exiting = False
+
+
+@functools.cache
+def _watch_exit() -> None:
+    """Register `_exit`, after the first `weakref.finalize`: it must be called before those."""
+    atexit.register(_exit)
+
+
+def _exit() -> None:
+    global _exiting  # noqa: PLW0603 - the interpreter exits once
+    _exiting = True
+    deadline = time.monotonic() + _PATIENCE
+    for reference in _iterations.valuerefs():
+        iteration = reference()
+        if iteration is not None and iteration._process == os.getpid():
+            left = max(deadline - time.monotonic(), 0)
+            if iteration._taking.acquire(timeout=left):
+                iteration._taking.release()
+
+
+def _end_if_exiting() -> None:
+    """End a daemon thread without a message if the interpreter exits."""
+    if _exiting and threading.current_thread().daemon:
+        raise SystemExit
 
 
 class _PendingBatch:

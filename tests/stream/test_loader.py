@@ -672,6 +672,35 @@ def test_the_interpreter_exits_at_once_in_the_middle_of_an_epoch(photos):
     assert "Exception ignored" not in run.stderr
 
 
+DAEMON = """
+import sys, threading, time
+import shardkit.stream
+
+def slow(label):
+    inside.set()
+    time.sleep(0.01)  # so that the thread nearly always waits for a batch
+    return label
+
+def iterate():
+    while True:
+        for _ in loader:
+            pass
+
+inside = threading.Event()
+loader = shardkit.stream.Loader(
+    sys.argv[1], batch_size=2, threads=THREADS, transforms={"label": slow}
+)
+threading.Thread(target=iterate, daemon=True).start()
+inside.wait()
+"""
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_daemon_thread_that_iterates_ends_without_a_word_at_exit(photos, threads):
+    run = run_python(DAEMON.replace("THREADS", str(threads)), photos)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
 WAITS = """
 import itertools, os, signal, sys
 import shardkit.stream
