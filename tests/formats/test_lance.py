@@ -3,13 +3,14 @@
 import shutil
 import subprocess
 import sys
+from concurrent.futures import Future
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 import shardkit
-from shardkit.errors import FormatError, ShardkitError, UsageError
+from shardkit.errors import DamagedError, FormatError, ShardkitError, UsageError
 from shardkit.formats import get_format
 from shardkit.formats.lance import process
 from shardkit.schema import Array, Float, Image, Int, Json, Schema, Text
@@ -216,6 +217,36 @@ def test_when_its_process_dies_the_next_call_starts_another(made):
     with pytest.raises(MemoryError, match="it was killed, as operating systems do when"):
         process.ask(shard, "about", (str(shard), 1))
     assert reader[0]["__key__"] == LANCE.open(shard, reader.layout)[0]["__key__"]
+
+
+def test_what_made_its_process_exit_is_not_asked_again(tmp_path, monkeypatch):
+    """Each sample of the shard would take as long as the process takes to start, or to give up."""
+    asked = []
+
+    class Dies:
+        def __init__(self, *args, **options):
+            pass
+
+        def call(self, method, which, *rows):
+            asked.append(rows)
+            (answer := Future()).set_exception(process._EndedError(-6))
+            return answer
+
+        def kill(self):
+            return ""
+
+    monkeypatch.setattr(process, "PickledProcess", Dies)
+    monkeypatch.setattr(process, "_process", None)
+    (path := tmp_path / "a.lance").touch()
+
+    def ask(method, which, *rows):
+        with pytest.raises(DamagedError, match="made the process of pylance exit"):
+            process.ask(path, method, which, *rows)
+        return len(asked)
+
+    assert [ask("about", "one"), ask("about", "one"), ask("rows", "one", ["a"], 0, 1)] == [1, 1, 1]
+    first = [ask("rows", "two", ["a"], n // 2, 9) for n in range(10)]
+    assert first == [2, 2, 3, 3, *[4] * 6]  # after three, no other rows are read either
 
 
 def test_its_temporary_folder_is_removed_although_the_caller_is_dead(tmp_path):

@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from shardkit.errors import DamagedError
+from shardkit.errors import AGAIN, DamagedError
 from shardkit.pickled_process import PickledProcess
 
 _PATIENCE = 60  # seconds to wait for a response
+_DEATHS = 3  # of the process, at different rows of a file, after which no more of it are read
 # Memory limits of the process, in bytes, as damaged files can make pylance allocate any amount:
 # four times the largest value; less for small files, where filling 4 GiB would also take long.
 MEMORY, SMALL, _TIMES = 8 << 30, 2 << 30, 100
@@ -65,6 +66,9 @@ class _EndedError(Exception):
 
 _process: PickledProcess | None = None
 _starting = threading.Lock()
+# What made the process exit or hang, by file, with its inode, size and time: the request and the
+# error. It is not repeated for each sample, as each would take as long.
+_deaths: dict[Any, list[tuple[list[Any], str, str]]] = {}
 _of_parent: list[Any] = []  # kept alive: collecting them would close the pipes of the parent
 
 
@@ -76,36 +80,51 @@ def ask(path: Path, method: str, *arguments: Any) -> Any:
 def call(path: Path, method: str, *arguments: Any) -> Callable[[], Any]:
     """Start a call, and the process if needed; the returned function waits for the result."""
     global _process  # noqa: PLW0603 - one for all readers
+    reads = arguments if method in ("about", "rows") else None
+    if reads is not None:
+        _refuse_again(path, reads)
     with _starting:
         if _process is None:
             module = "shardkit.formats.lance.server"
             _process = PickledProcess(module, None, _EndedError, quiet=True)
         process = _process
     answer = process.call(method, *arguments)
-    reads = method in ("about", "rows")
     return partial(_answer, process, answer, path, reads)
 
 
-def _answer(process: PickledProcess, answer: Future[Any], path: Path, reads: bool) -> Any:
+def _refuse_again(path: Path, reads: tuple[Any, ...]) -> None:
+    """Raise the error again that these arguments of a call caused, or others for the same file."""
+    which, *rows = reads
+    deaths = _deaths.get(which, [])
+    for number, (known, what, fix) in enumerate(deaths, 1):
+        if known in ([], rows) or number == _DEATHS:  # []: opening the file
+            raise DamagedError(what, path=path, fix=fix)
+
+
+def _answer(
+    process: PickledProcess, answer: Future[Any], path: Path, reads: tuple[Any, ...] | None
+) -> Any:
     global _process  # noqa: PLW0603 - as above
     try:
         return answer.result(_PATIENCE)
     except (_EndedError, FutureTimeoutError) as error:
         with _starting:
             _process = None if _process is process else _process
-        words = _want_of_memory(process.kill(), bound(path) if reads else MEMORY)
+        words = _want_of_memory(process.kill(), MEMORY if reads is None else bound(path))
         if error.args == (-_SIGKILL,):
             words = "it was killed, as operating systems do when memory runs out"
         if words is not None:
             raise MemoryError(f"in the process of pylance, at {path}: {words}") from error
-        if isinstance(error, _EndedError):
-            raise DamagedError("this file made the process of pylance exit", path=path) from error
-        raise DamagedError(
-            f"pylance did not respond for this file within {_PATIENCE} s",
-            path=path,
-            fix="try again with more free memory; if it still does not respond, the file is "
-            "damaged: copy it again from an intact copy, or create it again",
-        ) from error
+        what, fix = "this file made the process of pylance exit", AGAIN
+        if not isinstance(error, _EndedError):
+            what = f"pylance did not respond for this file within {_PATIENCE} s"
+            fix = (
+                "try again with more free memory; if it still does not respond, the file is "
+                "damaged: copy it again from an intact copy, or create it again"
+            )
+        if reads is not None:
+            _deaths.setdefault(reads[0], []).append(([*reads[1:]], what, fix))
+        raise DamagedError(what, path=path, fix=fix) from error
 
 
 def bound(path: Path) -> int:
