@@ -10,6 +10,9 @@ def main() -> None:
     except KeyboardInterrupt:
         print("\nshardkit: interrupted", file=sys.stderr)
         sys.exit(130)
+    except OSError as error:  # too few open files are allowed, or the disk fails
+        print(f"shardkit: its modules cannot be loaded: {error}", file=sys.stderr)
+        sys.exit(1)
     run()
 
 

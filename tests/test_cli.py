@@ -71,6 +71,17 @@ def _captured(patch: pytest.MonkeyPatch) -> Iterator[list[str]]:
                 texts.append(file.read())
 
 
+def test_too_few_open_files_for_a_module_is_no_traceback(monkeypatch):
+    def load(*args, **options):  # as Python's import raises it
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "run.py")
+
+    monkeypatch.setattr("shardkit.cli.group.main", load)
+    error = run("inspect", "x", check=1).stderr
+    assert error.startswith("shardkit: cannot open: Too many open files")
+    assert "run.py" in error
+    assert "ulimit -n" in error
+
+
 def test_help_names_every_command_and_formats_every_format():
     text = run("--help").stdout
     for name, summary in COMMANDS.items():

@@ -20,6 +20,7 @@ import click
 from shardkit.errors import (
     ShardkitError,
     ShardkitWarning,
+    StorageError,
     UsageError,
     is_want_of_memory,
     memory_ran_out,
@@ -195,6 +196,12 @@ def _run() -> int:
         _show(error)
         return error.exit_code
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            # `storage` explains most of these, but not those of Python itself, such as of an import
+            what, path = f"cannot open: {os.strerror(error.errno)}", error.filename
+            fix = "raise the process's limit with `ulimit -n 65536`, or close what keeps files open"
+            _show(StorageError(what, path=path, fix=fix))
+            return 1
         if not is_want_of_memory(error):
             raise
         complain(f"shardkit: {memory_ran_out(error)}\n  fix: use fewer --workers or --threads")
