@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _CHUNK = 32  # samples per job of a thread
 _REMOTE_THREADS = 32  # they mostly wait for requests
 _ROWS = 1 << 20  # pixels counted at once: counting takes 8 bytes for each
+_DROP = "convert the dataset with --check decode --on-error skip"  # instead of repairing an image
 _EXAMPLES = 5  # groups of duplicates that are listed, and keys in each
 
 
@@ -63,6 +64,8 @@ class Samples(Stored, Protocol):
     def class_names(self) -> Mapping[str, tuple[str, ...]]: ...
     def __len__(self) -> int: ...
     def read(self, index: int) -> Sample: ...
+    def locate(self, index: int) -> tuple[int, int]: ...
+    def sample_path(self, shard: int, position: int) -> Path: ...
     def transform_of(self, index: int) -> Callable[[Sample], Sample] | None: ...
 
 
@@ -267,20 +270,23 @@ class _Tally:
         """Count a sample as stored, and its pixels after its transform."""
         self._digests.append(content_digest(sample, self._compared))
         self._labels.append(sample.get(self._dataset.label))
-        self._each(sample, _Field.add)
+        self._each(sample, index, _Field.add)
         if self._quick:
             return
         if (transform := self._dataset.transform_of(index)) is not None:
             sample = transform(sample)
-        self._each(sample, _Field.look)
+        self._each(sample, index, _Field.look)
 
-    def _each(self, sample: Sample, count: Callable[[_Field, Any], None]) -> None:
+    def _each(self, sample: Sample, index: int, count: Callable[[_Field, Any], None]) -> None:
         for name, field_ in self._fields.items():
             if name in sample:
                 try:
                     count(field_, sample[name])
                 except NotAnImageError as error:
-                    raise unusable(error, sample["__key__"], name, "repair it") from error
+                    shard, position = self._dataset.locate(index)
+                    path = self._dataset.sample_path(shard, position)
+                    found = unusable(error, sample["__key__"], name, _DROP)
+                    raise found.located(path=path, position=position) from error
 
     def merge(self, other: _Tally) -> None:
         """Add the statistics of the samples that follow."""

@@ -185,8 +185,14 @@ def test_damage_is_told_by_key_and_without_images_all_but_the_label_is_compared(
     with pytest.raises(SampleError, match="004"):
         shardkit.convert(made, "arrow", tmp_path / "out", schema=SCHEMA, stats=True)
     shardkit.convert(made, "arrow", tmp_path / "out", schema=SCHEMA)
-    with pytest.raises(SampleError, match=r"(?s)004.*image"):
+    with pytest.raises(SampleError, match="--check decode --on-error skip") as raised:
         shardkit.open(tmp_path / "out").stats()
+    path = tmp_path / "out/shard-000000.arrow"
+    where = {"path": path, "position": 4, "key": "004", "field": "image"}
+    assert raised.value.where == where
+    drop = {"image": shardkit.ImageOptions(check="decode"), "on_error": "skip", "workers": 0}
+    shardkit.convert(tmp_path / "out", "arrow", tmp_path / "kept", **drop)
+    assert shardkit.open(tmp_path / "kept").stats()["samples"] == len(made) - 1
     rows = [{"text": "same", "label": n} for n in range(3)] + [{"text": "other", "label": 0}]
     shardkit.convert(rows, "parquet", tmp_path / "rows")
     found = shardkit.open(tmp_path / "rows").stats()["duplicates"]

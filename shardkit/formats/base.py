@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from shardkit import storage
-from shardkit.errors import SampleError, ShardkitError, UsageError, drop_option
+from shardkit.errors import DamagedError, SampleError, ShardkitError, UsageError, drop_option
 from shardkit.sample import Sample, UnsupportedError
 from shardkit.schema import FieldType, Schema
 
@@ -189,6 +189,22 @@ class ShardReader(ABC):
         None if the shard does not contain these sizes.
         """
         return None
+
+    def _inside(self, field: str, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Sizes of values as they are in the file, which must contain them."""
+        most = self.source.size
+        bad = (sizes < 0) | (sizes > most)
+        if bad.any():
+            size = int(sizes[bad][0])
+            raise DamagedError(
+                "the stored size of a value is wrong or missing",
+                path=self.path,
+                field=field,
+                expected=f"at most the {most:,} bytes of the file",
+                found="none" if size < 0 else f"{size:,} bytes",
+                fix="`shardkit verify` names the damaged samples; copy or create the file again",
+            )
+        return sizes
 
     def spans(self) -> npt.NDArray[np.int64] | None:
         """The byte range of each sample's values in the shard's file: int64 (samples, 2).

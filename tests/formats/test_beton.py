@@ -398,6 +398,9 @@ def test_damage_is_met_by_opening_or_by_its_sample(tmp_path, at, data, error, wh
     with refused(SampleError, what, **where) as raised:
         reader[1]
     assert "offset" in raised.value.where
+    if at in (ROW + 1, ROW + 5, ROW + 21):  # what `inspect` would count
+        with refused(DamagedError, "stored size of a value is wrong", path=path, field=error):
+            reader.sizes(error)
 
 
 def test_a_damaged_section_is_told(path):

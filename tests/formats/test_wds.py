@@ -156,6 +156,9 @@ def test_a_damaged_index_gives_errors_wherever_it_points(shard):
             reader = WDS.open(shard, layout)
             with refused(DamagedError, "the file ends before", position=2, field=column):
                 reader[2]
+            if column != "__key__" and length > size:
+                with refused(DamagedError, "stored size of a value is wrong", field=column):
+                    reader.sizes(column)
             with pytest.raises(DamagedError):
                 reader.keys() if column == "__key__" else reader.sample(2, [column])
     path.write_bytes(data[:-100])

@@ -164,7 +164,8 @@ class BetonReader(ShardReader):
         return True
 
     def sizes(self, field: str) -> npt.NDArray[np.int64]:
-        return self._sizes(self._numbers[field])[self._present(field, np.arange(len(self)))]
+        present = self._present(field, np.arange(len(self)))
+        return self._inside(field, self._sizes(self._numbers[field])[present])
 
     def spans(self) -> npt.NDArray[np.int64]:
         rows = self.allocations.rows.slice(0, len(self.allocations.rows))

@@ -136,7 +136,8 @@ class WdsReader(ShardReader):
     def sizes(self, field: str) -> npt.NDArray[np.int64]:
         name = column(field)
         found = [s["size"][s["offset"] != 0] for s in (c[name] for c in self._index.chunks())]
-        return np.concatenate([np.zeros(0, np.int64), *found], dtype=np.int64, casting="unsafe")
+        sizes = np.concatenate([np.zeros(0, np.int64), *found], dtype=np.int64, casting="unsafe")
+        return self._inside(field, sizes)
 
     def spans(self) -> npt.NDArray[np.int64]:
         found = [np.zeros((0, 2), np.int64)]
