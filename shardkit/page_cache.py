@@ -247,7 +247,7 @@ _CLAIMS = "shardkit-cache.claims"  # empty: one byte is locked for each page bei
 _claims: dict[tuple[int, str], int] = {}  # handles of these files, by process and folder
 _PAGE_NAME = re.compile(r"([^\W_]+)-(\d+)\.page", re.ASCII)
 _VERSION = {"version": 1}
-_CHECKSUM = 8  # bytes of the xxh3-64 checksum at the start of a page's file
+_CHECKSUM = 8  # bytes of the checksum at the start of a page's file: xxh3-64 of name and data
 _BLOCK = 4096  # bytes: file systems allocate space in blocks of this size
 _CHANGING = -1  # stored instead of the bytes in use during a change: if found, count again
 _SPARE = 1_000_000_000  # bytes of the disk that are left free, or 1/20 of a small disk
@@ -293,7 +293,8 @@ class FolderCache(PageCache):
         self.folder = Path(folder)
         self._prefix = os.path.join(folder, "")
         self._temporary = self.folder / _TEMPORARY
-        self._checked: set[str] = set()  # pages whose checksums this process has compared
+        # The files of pages whose checksums this process has compared: inode, size and time.
+        self._checked: dict[str, tuple[int, int, int]] = {}
         self._handles: set[int] = set()  # handles of the lock file, one per thread that opened it
         self._patience = _PATIENCE
         self._turn = threading.Lock()  # only one thread at a time waits for other processes
@@ -331,26 +332,27 @@ class FolderCache(PageCache):
     def get(self, file: str, number: int, start: int = 0, stop: int | None = None) -> bytes | None:
         path = self._path(file, number)
         try:
-            handle = storage.regular(path, os.O_RDONLY | _NO_LINK)
+            handle, status = storage.regular_with_status(path, os.O_RDONLY | _NO_LINK)
         except OSError as error:
             if storage.shortage(error):
                 raise storage.explain(error, "open", Path(path)) from error
             return None
+        found = _identity(status)
         try:
-            if stop is not None and 0 <= start <= stop and path in self._checked:
+            if stop is not None and 0 <= start <= stop and self._checked.get(path) == found:
                 data = os.pread(handle, stop - start, _CHECKSUM + start)
                 if len(data) == stop - start:
                     return data
             checksum = os.pread(handle, _CHECKSUM, 0)
-            data = os.pread(handle, os.fstat(handle).st_size, _CHECKSUM)
+            data = os.pread(handle, status.st_size, _CHECKSUM)
         except OSError:  # a disk error
             checksum, data = b"", b""
         finally:
             os.close(handle)
-        if xxhash.xxh3_64_digest(data) != checksum:
+        if checksum_of(file, number, data) != checksum:
             self._discard(file, number)
             return None
-        self._remember(path)
+        self._remember(path, found)
         return data if start == 0 and stop is None else data[start:stop]
 
     def resident(self, file: str, number: int) -> bool:
@@ -393,10 +395,10 @@ class FolderCache(PageCache):
             return 0
         return _blocks(found.st_size) if stat.S_ISREG(found.st_mode) else 0
 
-    def _remember(self, path: str) -> None:
+    def _remember(self, path: str, found: tuple[int, int, int]) -> None:
         if len(self._checked) >= _MOST_CHECKED:
             self._checked.clear()
-        self._checked.add(path)
+        self._checked[path] = found
 
     def _discard(self, file: str, number: int) -> None:
         """Remove a damaged page."""
@@ -509,7 +511,8 @@ class FolderCache(PageCache):
             return False
         try:
             with storage.create(self._temporary) as new:
-                storage.write(new, [xxhash.xxh3_64_digest(data), data])
+                storage.write(new, [checksum_of(file, number, data), data])
+                found = _identity(os.fstat(new.fileno()))
         except StorageError as error:
             storage.remove(self._temporary)
             if not _full(error):
@@ -517,7 +520,7 @@ class FolderCache(PageCache):
             return False
         storage.rename(self._temporary, Path(path))
         self._used += self._occupied(len(data))
-        self._remember(path)
+        self._remember(path, found)
         return True
 
     def _remove(self, file: str, number: int) -> None:
@@ -526,9 +529,22 @@ class FolderCache(PageCache):
             self._used -= size
 
 
+def _hash(file: str, number: int) -> int:
+    return xxhash.xxh3_64_intdigest(f"{file}-{number}".encode())
+
+
 def _byte(file: str, number: int) -> int:
     """The byte that is locked for a page. If two pages share a byte, one waits for the other."""
-    return xxhash.xxh3_64_intdigest(f"{file}-{number}".encode()) >> 2
+    return _hash(file, number) >> 2
+
+
+def checksum_of(file: str, number: int, data: bytes) -> bytes:
+    """The checksum of a page. Another page that takes its place has another one."""
+    return xxhash.xxh3_64_digest(data, _hash(file, number))
+
+
+def _identity(found: os.stat_result) -> tuple[int, int, int]:
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _blocks(size: int) -> int:

@@ -144,15 +144,21 @@ def regular(path: str | os.PathLike[str], flags: int) -> int:
     All data files are opened with this. Other kinds of files raise OSError: for example, a pipe
     without a writer would block forever.
     """
+    return regular_with_status(path, flags)[0]
+
+
+def regular_with_status(path: str | os.PathLike[str], flags: int) -> tuple[int, os.stat_result]:
+    """Like `regular`, also with what `os.fstat` returns."""
     try:
         handle = os.open(path, flags | _NO_WAITING)
     except OSError as error:
         if error.errno == errno.ENXIO:
             raise OSError("it is a socket or a device, not a regular file") from error
         raise
-    mode = os.fstat(handle).st_mode
+    status = os.fstat(handle)
+    mode = status.st_mode
     if stat.S_ISREG(mode):
-        return handle
+        return handle, status
     os.close(handle)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))

@@ -6,14 +6,13 @@ import shutil
 
 import numpy as np
 import pytest
-import xxhash
 
 import shardkit
 from shardkit import storage
 from shardkit.errors import ShardkitError, ShardkitWarning, UsageError
 from shardkit.formats.wds import kept
 from shardkit.opening import open_dataset, open_splits
-from shardkit.page_cache import PAGE
+from shardkit.page_cache import PAGE, checksum_of
 from shardkit.schema import Array, Bytes, Schema
 from shardkit.stream.batching import Bucket as ByLength
 from shardkit.stream.batching import Dynamic, Pack
@@ -91,16 +90,18 @@ def test_a_layout_of_several_pages(data, shards, cache, monkeypatch):
     assert everything(data.open("small-000.tar")) == here
 
 
-def _forged(data):
+def _forged(path, data):
     """The checksum fits, and what it is of is no layout."""
-    return xxhash.xxh3_64_digest(data) + data
+    return checksum_of(path.stem.removesuffix("-0"), 0, data) + data
 
 
 DAMAGE = {
-    "cut": lambda page: page[:-5],
-    "forged": lambda page: _forged(page[8:].replace(b'"samples": 500', b'"samples": 400')),
-    "nonsense": lambda page: _forged(b"[1]\n"),
-    "removed": lambda page: None,
+    "cut": lambda path, page: page[:-5],
+    "forged": lambda path, page: _forged(
+        path, page[8:].replace(b'"samples": 500', b'"samples": 400')
+    ),
+    "nonsense": lambda path, page: _forged(path, b"[1]\n"),
+    "removed": lambda path, page: None,
 }
 
 
@@ -111,7 +112,7 @@ def test_a_damaged_layout_is_made_again(damage, data, shards, cache):
     whole = page.read_bytes()
     page.unlink()
     if damage != "removed":
-        page.write_bytes(DAMAGE[damage](whole))
+        page.write_bytes(DAMAGE[damage](page, whole))
     found = data.open("small-000.tar")
     assert everything(found) == everything(open_dataset(shards / "small-000.tar"))
     if damage in ("cut", "removed"):  # nothing removes the others, as their checksums hold

@@ -220,6 +220,28 @@ def test_a_damaged_page_is_a_miss_and_goes(tmp_path):
     assert not cache.resident("a", 0)
 
 
+@pytest.mark.parametrize("checked", [False, True])
+def test_a_page_that_takes_the_place_of_another_is_a_miss(tmp_path, checked):
+    cache, pages = FolderCache(tmp_path), [page("a", 0), page("a", 1)]
+    for number, data in enumerate(pages):
+        assert cache.put("a", number, data, never)
+        assert cache.get("a", number, 5, 9) == data[5:9]
+    if not checked:
+        cache = FolderCache(tmp_path)
+    one, other = tmp_path / "a-0.page", tmp_path / "a-1.page"
+    one.rename(tmp_path / "x")
+    other.rename(one)
+    (tmp_path / "x").rename(other)
+    for number, data in enumerate(pages):
+        assert cache.get("a", number, 5, 9) is None
+        assert cache.put("a", number, data, never)
+    with one.open("r+b") as file:  # overwritten in place
+        file.write(bytes(1000))
+    os.utime(one, (1e9, 1e9))
+    assert cache.get("a", 0, 500, 600) is None
+    check(tmp_path)
+
+
 def test_two_jobs_share_a_folder(tmp_path):
     """What the other job knows nothing of goes first, and its smaller limit holds."""
     one, two = FolderCache(tmp_path, 6 * FULL_PAGE), FolderCache(tmp_path, 3 * FULL_PAGE)
