@@ -110,8 +110,10 @@ class Dataset(Views):
         self.manifest_path = manifest_path
         self._names = [name for name, _, _ in shards]
         self._bytes = [size for _, _, size in shards]
-        # By file: its size, and its time of change in ns, of foreign shards and the manifest.
+        # By file: its size, and its time of change in ns, of the manifest, of foreign shards, and
+        # of other local shards that were opened.
         self._versions: dict[Path, tuple[int, int]] = {}
+        self._latest: Path | None = None  # the last of these others
         if manifest is not None and format not in FORMATS:
             raise FormatError(
                 "the dataset has a format that this version does not know",
@@ -285,7 +287,7 @@ class Dataset(Views):
     def moved(self, folder: Path) -> Dataset:
         """The same dataset with its files in a local folder."""
         moved = copy.copy(self)  # without open shards
-        moved.path, moved.remote_files, moved._versions = folder, {}, {}
+        moved.path, moved.remote_files, moved._versions, moved._latest = folder, {}, {}, None
         return moved
 
     @property
@@ -504,11 +506,13 @@ class Dataset(Views):
     def _open(self, shard: int) -> ShardReader:
         path = self.shard_path(shard)
         self.expect(self._names[shard])  # a store loses this when its path is pickled
-        self.stat(shard)
-        manifest = self.manifest_path
-        if manifest in self._versions:  # shards of another conversion may have the same sizes
-            with contextlib.suppress(FileNotFoundError):
-                self._same_version(manifest, manifest.stat())
+        found = self.stat(shard)
+        if self.manifest_path in self._versions:
+            # Shards of another conversion may be as long, and be there before its manifest.
+            for known in filter(None, (self.manifest_path, self._latest)):
+                with contextlib.suppress(FileNotFoundError):
+                    self._same_version(known, known.stat())
+            self._versions[path], self._latest = version_of(found), path
         layout = self._layouts[shard]
         try:
             opened = self._format.open(path, layout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import shlex
 import sys
 import threading
@@ -18,6 +19,9 @@ _NAMES = 40  # maximum number of names that an error lists
 
 # The locations an error can name, in the order they are printed.
 _PLACES = ("path", "shard", "position", "key", "field", "offset")
+
+# An error of a worker of torch's DataLoader, with its traceback, in another process.
+_FROM_WORKER = re.compile(r"Caught \w+ in \w+ worker process \d+\.\nOriginal Traceback")
 
 
 class ShardkitError(Exception):
@@ -81,6 +85,8 @@ class ShardkitError(Exception):
 
     def __str__(self) -> str:
         lines = [self.what]
+        if _FROM_WORKER.match(self.what):  # torch makes the error again, of all its text
+            return "\n".join(map(printable, self.what.rstrip().split("\n")))
         if self.where:
             lines.append("  where: " + ", ".join(_place(k, v) for k, v in self.where.items()))
         for name in ("expected", "found", "fix"):

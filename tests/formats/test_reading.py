@@ -253,6 +253,24 @@ def test_a_foreign_shard_is_never_read_in_two_versions(tmp_path, reopened, in_pl
     assert shardkit.open(path)[2]["bin"] == b"b" * 3000
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_shards_that_are_replaced_before_their_manifest_are_not_mixed(tmp_path, again):
+    """As by a program that copies a new version over the old one, whose shards are as long."""
+    dataset = many_shards(tmp_path / "x", "wds", 3)
+    assert dataset[0]["__key__"] == "0"
+    path = tmp_path / "x/shard-000000.tar"
+    path.with_name("new").write_bytes(path.read_bytes())
+    path.with_name("new").rename(path)
+    os.utime(path, (1e9, 1e9))
+    if again:
+        dataset.close()
+    else:  # the file that was open has no name any more
+        assert dataset[0]["__key__"] == "0"
+    with pytest.raises(DamagedError, match="was changed while it was open") as error:
+        dataset[0 if again else 1]
+    assert str(path) in str(error.value)
+
+
 def test_shards_of_a_dataset_that_was_made_anew_are_not_mixed_with_old_ones(tmp_path):
     dataset = many_shards(tmp_path / "x", "wds", 3)
     assert dataset[0]["__key__"] == "0"

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import shardkit
-from shardkit.errors import ShardkitWarning, UsageError
+from shardkit.errors import DamagedError, ShardkitWarning, UsageError
 from shardkit.stream import torch_loader
 from shardkit.torch import Loader, StreamingDataset
 from tests.stream.conftest import FORKSERVER, SPAWN
@@ -26,6 +26,7 @@ from tests.stream.data import (
     same,
     with_states,
     write_documents,
+    write_photos,
     write_tokens,
 )
 
@@ -343,6 +344,20 @@ def test_ranks_that_get_a_dataset_count_its_epochs_each_by_itself(photos, tmp_pa
         rank.start()
         rank.join()
         assert json.loads(out.read_text()) == expected
+
+
+def test_an_error_of_a_worker_is_told_in_lines(tmp_path):
+    """Torch makes it again of its text, which is no name from data with line breaks."""
+    path = write_photos(tmp_path / "out", samples=8)
+    shard = path / "shard-000000.tar"
+    shard.write_bytes(shard.read_bytes()[:1000])
+    with pytest.raises(DamagedError) as raised:
+        next(iter(in_workers(StreamingDataset(path, batch_size=4), num_workers=1)))
+    name, where, *rest = str(raised.value).splitlines()[-5:]
+    assert name.endswith("DamagedError: the shard is not as long as its manifest says")
+    assert where.startswith(f"  where: {shard}")
+    assert [line.split()[0] for line in rest] == ["expected:", "found:", "fix:"]
+    assert str(DamagedError("Caught\nx", fix=None)) == "Caught\\nx"
 
 
 # --- torchdata -----------------------------------------------------------------------------------
