@@ -204,6 +204,8 @@ def _parsed(block: str) -> dict[str, Subset] | str:
     """The subsets, or a text saying why they cannot be parsed."""
     import yaml  # type: ignore[import-untyped]
 
+    if re.search(r"[\d:_]{1000}", block):  # in base 60, as YAML reads 1:59:59, that takes minutes
+        return "a number of over 1,000 digits"
     wrong = (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
     try:
         # Not with libyaml: deeply nested brackets crash the process.
@@ -219,19 +221,27 @@ def _parsed(block: str) -> dict[str, Subset] | str:
 def _subset(entry: dict[str, Any]) -> Subset:
     files = entry.get("data_files", [])
     if all(isinstance(item, dict) for item in files):
-        splits = {str(item["split"]): list(_paths(item["path"])) for item in files}
+        splits = {_word(item["split"]): list(_paths(item["path"])) for item in files}
     else:
         splits = {"": list(_paths(files))}
     if bad := next((split for split in splits if split and not is_safe(split, flat=True)), None):
         raise ValueError(f"a split {bad!r}, which is not {FLAT}")
-    return Subset(str(entry["config_name"]), splits, str(entry.get("data_dir") or "").strip("./"))
+    folder = _word(entry.get("data_dir") or "").strip("./")
+    return Subset(_word(entry["config_name"]), splits, folder)
 
 
 def _paths(value: Any) -> Iterator[str]:
     for path in [value] if isinstance(value, str) else value:
         if not isinstance(path, str):
-            raise TypeError(f"a path {path!r:.60}")
+            raise TypeError(f"a path {_word(path):.60}")
         yield path
+
+
+def _word(value: Any) -> str:
+    """A name as text. Lists are not shown: a few aliases in YAML can stand for 10^11 words."""
+    if isinstance(value, list | tuple | dict | set):
+        raise TypeError(f"a {type(value).__name__} in place of a name or a path")
+    return str(value)
 
 
 def shown_images(folder: Path) -> frozenset[str]:

@@ -192,6 +192,16 @@ def test_splits_are_what_the_readme_says_as_datasets_has_it(tmp_path, configs, e
     assert first.ignored.get("file outside of the splits in README.md", 0) == others
 
 
+# Lists of ten aliases each, the last of which stands for 10^12 words; a number in base 60.
+_LISTS = [", ".join([f"*a{n - 1}" if n else "x"] * 10) for n in range(12)]
+_LEVELS = "".join(f"\n  - &a{n} [{each}]" for n, each in enumerate(_LISTS))
+_FRONT = f"---\nconfigs:\n- x:{_LEVELS}\n  config_name: "
+BOMBS = [
+    f"{_FRONT}*a11\n  data_files: '*.csv'\n---\n",
+    f"{_FRONT}a\n  data_files: *a11\n---\n",
+    f"{_FRONT}a\n  data_files: [{{split: *a11, path: '*.csv'}}]\n---\n",
+    f"{_FRONT}{'1:' * 600}1\n  data_files: '*.csv'\n---\n",
+]
 TWICE = of_splits(train=["**/m?.csv", "data.csv"], test="[l-z]y.csv")
 
 
@@ -205,6 +215,7 @@ TWICE = of_splits(train=["**/m?.csv", "data.csv"], test="[l-z]y.csv")
     ("---\nconfigs:\n- {config_name: [\n---\n", "cannot be parsed"),
     ("---\nconfigs:\n- a\n---\n", "cannot be parsed"),
     ("---\nconfigs: &a\n- *a\n---\n", "cannot be parsed"),
+    *((bomb, "cannot be parsed") for bomb in BOMBS),
     (card({**DEFAULT, "data_files": ["*a" * 40 + "b"]}), "are missing"),
     (card({**DEFAULT, "data_files": ["*"] * 101}), "more than 100 patterns"),
 )
