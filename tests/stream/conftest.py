@@ -31,12 +31,10 @@ def few_objects():
     gc.unfreeze()
 
 
-@pytest.fixture(params=["fork", FORKSERVER])
+@pytest.fixture(params=["fork", FORKSERVER, SPAWN])
 def start_method(request):
-    """Workers are forked, as on Linux up to Python 3.13; in the large run also as from 3.14 on.
-
-    Those that are spawned, as on macOS, get the same; each takes seconds, so that few tests ask for
-    them.
+    """Workers are forked, as on Linux up to Python 3.13; in the large run they also come from a
+    forkserver, as from 3.14 on, and are spawned, as on macOS, which takes each of them seconds.
     """
     before = multiprocessing.get_start_method(allow_none=True)
     multiprocessing.set_forkserver_preload(["torch", "shardkit.torch"])  # takes each worker seconds

@@ -19,7 +19,6 @@ import shardkit
 from shardkit.errors import DamagedError, ShardkitWarning, UsageError
 from shardkit.stream import torch_loader
 from shardkit.torch import Loader, StreamingDataset
-from tests.stream.conftest import FORKSERVER, SPAWN
 from tests.stream.data import (
     keys,
     real_keys,
@@ -283,7 +282,6 @@ def test_batches_are_not_batched_again(photos, workers):
             next(iter(DataLoader(loader.dataset, batch_size=size)))
 
 
-@pytest.mark.parametrize("start_method", ["fork", FORKSERVER, SPAWN], indirect=True)
 @pytest.mark.parametrize("name", ["torch.distributed", "RANK"])
 def test_workers_belong_to_the_rank_that_starts_them(photos, name, start_method, monkeypatch):
     """Its place is not known to workers that are not forked: each rank read everything."""
@@ -389,7 +387,6 @@ def test_torchdata_saves_and_continues_at_any_step(photos, workers, batch_size):
         assert same(rest, batches[number + 1 :]), number
 
 
-@pytest.mark.parametrize("start_method", ["fork", FORKSERVER, SPAWN], indirect=True)
 @pytest.mark.parametrize(("dispatch", "workers"), [(True, 1), (False, 0)])
 @pytest.mark.usefixtures("start_method")
 def test_accelerate_is_told_not_to_split_again(photos, dispatch, workers):
