@@ -224,7 +224,10 @@ def test_what_was_meant_is_said(google, datasets, tmp_path):
     bucket.put(dict.fromkeys(["made.partial/job.json", "begun.partial/job.json"], b"{}"))
     url = bucket.url()
     cases = {
-        "made.partial": (errors.FormatError, f"it stopped; to read the dataset, give {url}/made"),
+        "made.partial": (
+            errors.FormatError,
+            f"command again; to read the dataset, give {url}/made",
+        ),
         "begun": (NotFoundError, "its conversion is unfinished: run the interrupted command"),
         "done.partial": (NotFoundError, f"to read the dataset, give {url}/done"),
         "photos/a.JPG": (errors.FormatError, f"pass the folder that contains it, {url}/photos"),
