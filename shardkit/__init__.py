@@ -15,16 +15,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shardkit.codecs.media import MediaInfo as MediaInfo
     from shardkit.codecs.media import media_info as media_info
-    from shardkit.concatenated import concatenate as concatenate
+    from shardkit.codecs.media_info import MediaInfo as MediaInfo
     from shardkit.conversion.convert import convert as convert
     from shardkit.conversion.create import DatasetWriter as create  # noqa: F401, N813
     from shardkit.conversion.export import ExportResult as ExportResult
     from shardkit.conversion.export import export as export
     from shardkit.conversion.merge import merge as merge
     from shardkit.conversion.run import ConvertResult as ConvertResult
-    from shardkit.dataset import Dataset as Dataset
+    from shardkit.dataset.concatenated import concatenate as concatenate
+    from shardkit.dataset.dataset import Dataset as Dataset
     from shardkit.errors import DamagedError as DamagedError
     from shardkit.errors import FormatError as FormatError
     from shardkit.errors import MissingKeyError as MissingKeyError
@@ -38,15 +38,14 @@ if TYPE_CHECKING:
     from shardkit.errors import StorageError as StorageError
     from shardkit.errors import UsageError as UsageError
     from shardkit.errors import WorkerError as WorkerError
-    from shardkit.inspection import inspect as inspect
-    from shardkit.on_read import open as open
+    from shardkit.helpers.progress import Progress as Progress
+    from shardkit.inspection.inspect import inspect as inspect
     from shardkit.options import AudioOptions as AudioOptions
     from shardkit.options import ConvertOptions as ConvertOptions
     from shardkit.options import ImageOptions as ImageOptions
     from shardkit.options import TextOptions as TextOptions
     from shardkit.performance.bench import bench as bench
     from shardkit.performance.doctor import doctor as doctor
-    from shardkit.progress import Progress as Progress
     from shardkit.schema import Array as Array
     from shardkit.schema import Audio as Audio
     from shardkit.schema import Bool as Bool
@@ -69,6 +68,7 @@ if TYPE_CHECKING:
     from shardkit.transforms.audio import Mono as Mono
     from shardkit.transforms.audio import RandomClip as RandomClip
     from shardkit.transforms.audio import Resample as Resample
+    from shardkit.transforms.open import open as open
     from shardkit.transforms.steps import CenterCrop as CenterCrop
     from shardkit.transforms.steps import Decode as Decode
     from shardkit.transforms.steps import Normalize as Normalize
@@ -87,17 +87,18 @@ _PLACES = {
     "convert": "conversion.convert",
     "merge": "conversion.merge",
     **dict.fromkeys(("export", "ExportResult"), "conversion.export"),
-    "concatenate": "concatenated",
+    "concatenate": "dataset.concatenated",
     "ConvertResult": "conversion.run",
     "ConvertOptions": "options",
     "ImageOptions": "options",
     "AudioOptions": "options",
     "TextOptions": "options",
-    **dict.fromkeys(("MediaInfo", "media_info"), "codecs.media"),
+    "MediaInfo": "codecs.media_info",
+    "media_info": "codecs.media",
     "create": "conversion.create:DatasetWriter",
-    "open": "on_read",
-    "inspect": "inspection",
-    "Dataset": "dataset",
+    "open": "transforms.open",
+    "inspect": "inspection.inspect",
+    "Dataset": "dataset.dataset",
     "verify": "verification.verify",
     "VerifyReport": "verification.verify",
     **dict.fromkeys(("diff", "DiffReport"), "verification.diff"),
@@ -145,7 +146,7 @@ _PLACES = {
     "StreamOptions": "stream.options",
     "bench": "performance.bench",
     "doctor": "performance.doctor",
-    "Progress": "progress",
+    "Progress": "helpers.progress",
     "__version__": "version",
 }
 

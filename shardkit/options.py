@@ -13,15 +13,12 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from shardkit.errors import UsageError, near
-from shardkit.names import is_safe
-from shardkit.processors import processors
+from shardkit.helpers.names import is_safe
+from shardkit.helpers.processors import processors
+from shardkit.helpers.words import parse_size
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from shardkit.schema import ClassNames
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
 
 RESIZE_MODES = ("shorter", "longer", "exact", "crop", "pad")
@@ -325,7 +322,7 @@ class ConvertOptions(Asked):
     folds: int | None = None
     stratify: str | None = None
     group: str | None = None
-    classes: ClassNames | None = None
+    classes: Sequence[str] | Mapping[str, Sequence[str]] | None = None
     metadata: str | os.PathLike[str] | None = None
     file_column: str | None = None
     file_suffix: str | None = None
@@ -486,7 +483,7 @@ class ConvertKeywords(TypedDict, total=False):
     folds: int | None
     stratify: str | None
     group: str | None
-    classes: ClassNames | None
+    classes: Sequence[str] | Mapping[str, Sequence[str]] | None
     metadata: str | os.PathLike[str] | None
     file_column: str | None
     file_suffix: str | None
@@ -593,20 +590,6 @@ def _colour(text: str) -> str:
         raise UsageError(
             "background must be a colour", found=repr(text), expected="such as white or #808080"
         ) from None
-
-
-def parse_size(text: int | str) -> int:
-    """Parse a size in bytes from a number or text: "256MB" is 256 * 10^6, "256MiB" 256 * 2^20.
-
-    >>> parse_size("1.5kB")
-    1500
-    """
-    match = _SIZE.fullmatch(str(text).strip())
-    if match is None:
-        raise UsageError("invalid size", found=repr(text), expected="such as 256MB or 1GiB")
-    number, prefix, binary = match.groups()
-    power = " kmgt".index(prefix.lower() or " ")
-    return int(float(number) * (1024 if binary else 1000) ** power)
 
 
 def split_files(text: str) -> dict[str, str]:

@@ -13,8 +13,8 @@ from typing import Annotated, Any, ClassVar, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 
-from shardkit.checked import Count, MismatchError, Rule, checked
 from shardkit.errors import FormatError, SampleError, UsageError, near
+from shardkit.helpers.checked import Count, MismatchError, Rule, checked
 from shardkit.sample import JsonText, Sample, UnsupportedError
 
 _T = TypeVar("_T")

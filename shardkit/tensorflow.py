@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardkit.errors import UsageError
-from shardkit.extras import extra
-from shardkit.keywords import takes
+from shardkit.helpers.extras import extra
+from shardkit.helpers.keywords import takes
 from shardkit.options import is_whole
 from shardkit.schema import Array
 from shardkit.stream.dataset import StreamingDataset

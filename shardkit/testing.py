@@ -7,7 +7,7 @@
         def independent_keys(self, path):
             ...  # read with another library
 
-Needs pytest and hypothesis (`pip install "shardkit[test]"`).
+Needs pytest and hypothesis (`pip install "shardkit[testing]"`).
 An example is tests/formats/test_wds.py.
 """
 
@@ -31,6 +31,21 @@ from hypothesis import strategies as st
 from shardkit.errors import FormatError, SampleError
 from shardkit.formats import file_name
 from shardkit.formats.base import Format, Joins, ShardReader, ShardSpec
+from shardkit.formats.testing_samples import (
+    EVERYTHING,
+    HARMS,
+    assert_reads,
+    assert_same,
+    everything,
+    in_another_process,
+    in_fork,
+    make_audio,
+    make_image,
+    make_video,
+    open_files,
+    read_harmed,
+    write_shard,
+)
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import (
     Array,
@@ -45,21 +60,6 @@ from shardkit.schema import (
     Schema,
     Text,
     Video,
-)
-from shardkit.testing_samples import (
-    EVERYTHING,
-    HARMS,
-    assert_reads,
-    assert_same,
-    everything,
-    in_another_process,
-    in_fork,
-    make_audio,
-    make_image,
-    make_video,
-    open_files,
-    read_harmed,
-    write_shard,
 )
 
 __all__ = ["ARRAYS", "EVERYTHING", "OPTIONAL", "FormatContract", "any_keys", "any_samples"]

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from shardkit.errors import OutputError, UsageError, warn
-from shardkit.extras import extra
+from shardkit.helpers.extras import extra
 
 with extra("torch", "shardkit.torch", "; without torch, shardkit.stream has a Loader of arrays"):
     import torch

@@ -20,10 +20,10 @@ from typing import Any
 import click.testing
 
 import shardkit
-from shardkit import manifest as manifests
 from shardkit.cli.inspect import command as inspect
 from shardkit.conversion.run import prepare
 from shardkit.formats import FORMATS
+from shardkit.metadata import manifest as manifests
 
 SECONDS = 10  # of processor time that one manifest may take; then the process ends
 HANGS = 250  # seconds of a clock after which it is not working at all

@@ -10,7 +10,7 @@ PACKAGE = ROOT / "shardkit"
 
 
 class Import(NamedTuple):
-    """One imported module; of `from shardkit import x`, it is `shardkit.x`."""
+    """One imported module; of `from shardkit.a import b`, it is `shardkit.a.b` if that is one."""
 
     file: str  # below PACKAGE
     line: int
@@ -23,6 +23,13 @@ class Code(NamedTuple):
     # All texts; of f-strings and sums of texts, what stands between their values.
     texts: set[str]
     attributes: list[tuple[str, str]]  # of names: file, and such as `warnings.warn`
+
+
+def _module(module: str, name: str) -> str:
+    """The module that `from module import name` is about: the name may be one of a folder."""
+    path = ROOT.joinpath(*module.split("."), name)
+    here = path.is_dir() or path.with_suffix(".py").exists()
+    return f"{module}.{name}" if here or module == "shardkit" else module
 
 
 @cache
@@ -43,9 +50,7 @@ def _look(node: ast.AST, file: str, found: Code, guarded: bool = False) -> None:
             modules = [alias.name for alias in names]
             found.imports.extend(Import(file, node.lineno, name, guarded) for name in modules)
         case ast.ImportFrom(names=names, module=str() as module, level=0):
-            modules = [module]
-            if module == "shardkit":
-                modules = [f"shardkit.{alias.name}" for alias in names]
+            modules = sorted({_module(module, alias.name) for alias in names})
             found.imports.extend(Import(file, node.lineno, name, guarded) for name in modules)
         case ast.If(test=test):
             guarded = guarded or "TYPE_CHECKING" in ast.unparse(test)

@@ -13,8 +13,8 @@ import pytest
 from pyarrow import parquet
 
 import shardkit
-from shardkit.announced import incomplete
 from shardkit.errors import DamagedError, ShardkitError, ShardkitWarning, SourceError
+from shardkit.storage.announced import incomplete
 
 
 @pytest.mark.parametrize(

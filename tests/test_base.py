@@ -14,21 +14,23 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import shardkit
-from shardkit import errors, pieces, storage
-from shardkit.checked import checked as checked_json
-from shardkit.checked import plain
+from shardkit import errors
 from shardkit.codecs.guess import guessed_schema
 from shardkit.codecs.image import NotAnImageError, checked
 from shardkit.conversion.stats import Stats
 from shardkit.errors import SampleError, ShardkitError, StorageError, UsageError
 from shardkit.formats import FORMATS
-from shardkit.options import ConvertOptions, parse_size, parse_split
-from shardkit.order import permutation
-from shardkit.recipe import Recipe, identity
-from shardkit.remote.path import RemotePath
+from shardkit.helpers.checked import checked as checked_json
+from shardkit.helpers.checked import plain
+from shardkit.helpers.order import permutation
+from shardkit.helpers.words import parse_size
+from shardkit.metadata.recipe import Recipe, identity
+from shardkit.metadata.sizes import FieldSizes
+from shardkit.options import ConvertOptions, parse_split
 from shardkit.sample import JsonText, key_of, unique_key
 from shardkit.schema import TYPES, Array, Bool, Bytes, Float, Image, Images, Int, Json, Schema, Text
-from shardkit.sizes import FieldSizes
+from shardkit.storage import checksums, fs
+from shardkit.storage.remote.path import RemotePath
 from shardkit.stream import Loader
 from shardkit.testing import EVERYTHING, everything
 
@@ -210,33 +212,33 @@ def test_sizes_in_parts_sum_up_to_the_whole(sizes, share):
 
 def test_a_file_has_the_checksum_of_its_bytes_written_or_read(tmp_path, monkeypatch):
     path, data = tmp_path / "x", [bytes([n]) * 300_000 for n in range(40)]
-    with storage.create(path) as file:
-        storage.write(file, data[:30])
-        storage.write(file, data[30:])
-    expected = pieces.checksum(b"".join(data))
-    assert storage.checksum(path) == expected  # from writing
-    assert storage.checksum(path) == expected  # from reading
-    with storage.create(path) as file:
-        storage.write(file, [b"one"])
+    with fs.create(path) as file:
+        fs.write(file, data[:30])
+        fs.write(file, data[30:])
+    expected = checksums.checksum(b"".join(data))
+    assert fs.checksum(path) == expected  # from writing
+    assert fs.checksum(path) == expected  # from reading
+    with fs.create(path) as file:
+        fs.write(file, [b"one"])
     path.write_bytes(b"something else")
-    assert storage.checksum(path) == xxhash.xxh3_128_hexdigest(b"something else")
+    assert fs.checksum(path) == xxhash.xxh3_128_hexdigest(b"something else")
     real = os.writev  # a write that the system takes in pieces is completed
     monkeypatch.setattr(os, "writev", lambda handle, chunks: real(handle, [b"".join(chunks)[:5]]))
-    with storage.create(path) as file:
-        storage.write(file, [b"hello", b" ", b"world"])
+    with fs.create(path) as file:
+        fs.write(file, [b"hello", b" ", b"world"])
     assert path.read_bytes() == b"hello world"
 
 
 def test_storage_errors_say_what_was_done_to_which_path(tmp_path):
     (tmp_path / "file").write_bytes(b"x")
     with pytest.raises(StorageError, match="cannot create: Is a directory") as error:
-        storage.create(tmp_path)
+        fs.create(tmp_path)
     assert error.value.where == {"path": tmp_path}
     with pytest.raises(StorageError, match="Not a directory"):
-        storage.make_folder(tmp_path / "file/x")
+        fs.make_folder(tmp_path / "file/x")
     with pytest.raises(FileNotFoundError, match="cannot rename: there is no such file"):
-        storage.rename(tmp_path / "a", tmp_path / "b")
-    storage.remove(tmp_path / "nothing")
+        fs.rename(tmp_path / "a", tmp_path / "b")
+    fs.remove(tmp_path / "nothing")
 
 
 def test_public_names_are_all_there_and_no_others():
@@ -251,16 +253,16 @@ URL = "s3://bucket/folder/x.tar"
 
 @pytest.mark.parametrize("url", [URL, Path(URL)], ids=["text", "path"])  # of two slashes, one
 def test_a_url_is_a_remote_path_but_not_a_name_with_a_colon(url, tmp_path, monkeypatch):
-    assert storage.output(url) == storage.source(url)
-    found = storage.source(url)
+    assert fs.output(url) == fs.source(url)
+    found = fs.source(url)
     assert isinstance(found, RemotePath)
     assert str(found) == URL
-    assert storage.source(found) is found
-    assert (found.name, found.parent / "y.tar") == ("x.tar", storage.source(f"{URL[:-5]}y.tar"))
+    assert fs.source(found) is found
+    assert (found.name, found.parent / "y.tar") == ("x.tar", fs.source(f"{URL[:-5]}y.tar"))
     with pytest.raises(UsageError, match="without a scheme") as error:
-        storage.source("file:///tmp/x")
+        fs.source("file:///tmp/x")
     assert error.value.fix == "give /tmp/x"
     (tmp_path / "data:" / "x").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     for name in ("a:b", "C:/data", "./s3:/x", "12:30/x", "data:/x"):
-        assert storage.source(name) == Path(name)
+        assert fs.source(name) == Path(name)

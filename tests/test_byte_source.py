@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardkit import byte_source
-from shardkit.byte_source import LocalFile, Memory, Table
 from shardkit.errors import DamagedError, NotFoundError, StorageError
+from shardkit.storage import byte_source
+from shardkit.storage.byte_source import LocalFile, Memory, Table
 
 
 @pytest.fixture(params=["from memory", "by waiting"], autouse=True)

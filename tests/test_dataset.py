@@ -12,7 +12,8 @@ import pyarrow.parquet
 import pytest
 
 import shardkit
-import shardkit.manifest
+import shardkit.metadata.manifest
+from shardkit.dataset.find import open_splits
 from shardkit.errors import (
     DamagedError,
     FormatError,
@@ -22,8 +23,7 @@ from shardkit.errors import (
     UsageError,
 )
 from shardkit.formats import FORMATS
-from shardkit.formats.wds import kept
-from shardkit.opening import open_splits
+from shardkit.formats.wds import remote_index_cache
 from shardkit.stream import Loader
 from shardkit.testing import make_image
 from tests.conftest import few, write_images
@@ -73,7 +73,7 @@ def test_it_is_one_list_over_all_shards(made):
 
 def test_opening_reads_the_manifest_alone_and_a_lost_index_is_built_from_the_headers(out, tmp_path):
     path = "__shardkit__/manifest.json"
-    shardkit.manifest.load(out).write(tmp_path / "copy" / path)
+    shardkit.metadata.manifest.load(out).write(tmp_path / "copy" / path)
     assert (tmp_path / "copy" / path).read_bytes() == (out / path).read_bytes()
     for name in ("__shardkit__", "__shardkit__/manifest.json"):
         with pytest.raises(FormatError, match="but no samples") as error:
@@ -101,9 +101,11 @@ def test_opening_reads_the_manifest_alone_and_a_lost_index_is_built_from_the_hea
 
 def test_opening_reads_each_manifest_once(tmp_path, out, monkeypatch):
     shardkit.convert(out, "wds", tmp_path / "split", split="train=0.5,val=0.5", workers=0)
-    read, real = [], shardkit.manifest._from_json
+    read, real = [], shardkit.metadata.manifest._from_json
     monkeypatch.setattr(
-        shardkit.manifest, "_from_json", lambda data, path: read.append(path) or real(data, path)
+        shardkit.metadata.manifest,
+        "_from_json",
+        lambda data, path: read.append(path) or real(data, path),
     )
     found = {name: len(ds) for name, ds in open_splits(tmp_path / "split").items()}
     assert found == {"train": 15, "val": 15}
@@ -119,8 +121,10 @@ def test_foreign_shards_are_searched_once(tmp_path, monkeypatch):
     samples = [{"label": n} for n in range(20)]
     shardkit.convert(samples, "wds", tmp_path / "out", shard_samples=1, workers=0)
     (tmp_path / "out/__shardkit__/manifest.json").unlink()
-    calls, real = [], kept.scan
-    monkeypatch.setattr(kept, "scan", lambda *args: (calls.append(args), real(*args))[1])
+    calls, real = [], remote_index_cache.scan
+    monkeypatch.setattr(
+        remote_index_cache, "scan", lambda *args: (calls.append(args), real(*args))[1]
+    )
     ds = shardkit.open(tmp_path / "out")
     for dataset in (ds, pickle.loads(pickle.dumps(ds))):
         assert len(calls) == 20
@@ -129,7 +133,9 @@ def test_foreign_shards_are_searched_once(tmp_path, monkeypatch):
 
 
 def test_threads_share_a_dataset(out, monkeypatch):
-    monkeypatch.setattr("shardkit.dataset._OPEN_SHARDS", 2)  # shards come and go all the time
+    monkeypatch.setattr(
+        "shardkit.dataset.dataset._OPEN_SHARDS", 2
+    )  # shards come and go all the time
     with shardkit.open(out) as ds:
         expected = [ds[n] for n in range(30)]
         order = np.random.default_rng(0).integers(0, 30, 600).tolist()

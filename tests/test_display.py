@@ -12,7 +12,7 @@ import PIL.Image
 
 import shardkit
 from shardkit.conversion.run import PartResult
-from shardkit.dataset import Dataset
+from shardkit.dataset.dataset import Dataset
 from shardkit.schema import Array, Bytes, Image, Images, Int, Json, Schema, Text
 from shardkit.stream import Loader, StreamingDataset
 from tests.conftest import write_images

@@ -119,7 +119,7 @@ def test_continuous_integration_runs_the_command_of_the_readme():
     assert found.stdout.strip() == command.strip()
 
 
-WITH_EXAMPLES = "cli.help errors formats.wds.names names options sample schema words"
+WITH_EXAMPLES = "cli.help errors formats.wds.names helpers.names helpers.words sample schema"
 
 
 @pytest.mark.parametrize("module", WITH_EXAMPLES.split())

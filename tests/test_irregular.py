@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import shardkit
+from shardkit.dataset.find import open_splits
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.formats import FORMATS
-from shardkit.inspection import inspect
-from shardkit.opening import open_splits
+from shardkit.inspection.inspect import inspect
 from shardkit.verification.verify import verify
 from tests.conftest import few, files_of, write_images
 

@@ -15,7 +15,8 @@ import pytest
 
 import shardkit
 from shardkit.errors import UsageError
-from shardkit.keywords import docs_of
+from shardkit.helpers.keywords import docs_of
+from shardkit.metadata.recipe import Recipe
 from shardkit.options import (
     CHROMA,
     IMAGE_DEFAULTS,
@@ -28,7 +29,6 @@ from shardkit.options import (
     TextOptions,
 )
 from shardkit.performance.bench import Sweep, SweepKeywords, bench
-from shardkit.recipe import Recipe
 from shardkit.stream import Loader, StreamingDataset
 from shardkit.stream.options import LoaderKeywords, StreamKeywords, StreamOptions
 from shardkit.tensorflow import dataset as tensors

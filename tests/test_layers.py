@@ -1,48 +1,92 @@
 """Imports point one way: down the list of docs/architecture.md; those of others are declared."""
 
+import ast
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from itertools import takewhile
 
 import pytest
 
 from shardkit.errors import MissingLibraryError, UsageError
-from shardkit.extras import extra
+from shardkit.helpers.extras import extra
 from tests.parsed import PACKAGE, ROOT, code
 
 
-def layers() -> dict[str, int]:
-    """The line of each folder or module of the package in the list."""
-    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
-    block = re.search(r"^```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    assert block is not None
+def listed(block: str) -> dict[str, int]:
+    """The line of each folder or file in a list, from the top."""
     found: dict[str, int] = {}
-    for number, line in enumerate(block[1].splitlines()):
-        for name in takewhile(lambda word: word.endswith(("/", ".py")), line.split()):
-            unit = name.removesuffix("/").removesuffix(".py")
-            assert unit not in found, f"{name} is listed twice"
-            found[unit] = number
+    for number, line in enumerate(block.splitlines()):
+        for word in line.strip().split("   ")[0].split():
+            name = word.removesuffix("/").removesuffix(".py")
+            assert name not in found, f"{name} is listed twice"
+            found[name] = number
     return found
 
 
-def unit(file: str) -> str:
-    """The folder or module that a file of the package is listed by."""
-    return file.partition("/")[0].removesuffix(".py")
+def part(module: str, folder: str) -> str | None:
+    """What of a folder ("" is the package) a module belongs to: a file or a folder, or nothing."""
+    start = f"shardkit.{folder}".rstrip(".") + "."
+    if not f"{module}.".startswith(start):
+        return None
+    return module.removeprefix(start[:-1]).lstrip(".").partition(".")[0] or "__init__"
+
+
+FILES = {path: path.relative_to(PACKAGE).as_posix() for path in sorted(PACKAGE.rglob("*.py"))}
+MODULES = {
+    f"shardkit.{file}".replace("/", ".").removesuffix(".py").removesuffix(".__init__"): file
+    for file in FILES.values()
+}
+
+
+def upwards(folder: str, order: dict[str, int]) -> Iterator[str]:
+    """The imports in a folder, late ones and those for types too, of anything that is not below."""
+    modules = {file: module for module, file in MODULES.items()}
+    for file, line, imported, _ in code().imports:
+        one, other = part(modules[file], folder), part(imported, folder)
+        if one is None or other is None or one == other or "__init__" in {one, other} - {*order}:
+            continue
+        if order[other] <= order[one]:
+            yield f"{file}:{line} imports {imported}"
 
 
 def test_no_import_leads_upwards():
-    """Late ones and those for types neither; each folder and module is listed once."""
-    order, wrong = layers(), []
-    files = [path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")]
-    assert set(order) == {unit(file) for file in files} - {"__init__"}
-    for file, line, module, _ in code().imports:
-        if module.startswith("shardkit.") and unit(file) != "__init__":
-            found = module.split(".")[1]
-            if found != unit(file) and order[found] <= order[unit(file)]:
-                wrong.append(f"{file}:{line} imports {found}")
-    assert not wrong
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    block = re.search(r"^```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert block is not None
+    order = listed(block[1])
+    assert set(order) == {
+        file.partition("/")[0].removesuffix(".py") for file in MODULES.values()
+    } - {"__init__"}
+    assert len(set(order.values())) <= 12
+    assert not [*upwards("", order)]
+
+
+FOLDERS = sorted({file.partition("/")[0] for file in MODULES.values() if "/" in file})
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_no_import_leads_upwards_in_a_folder(folder):
+    """Each lists its files in the docstring of its `__init__.py`, if there are several."""
+    text = ast.get_docstring(ast.parse((PACKAGE / folder / "__init__.py").read_text("utf-8"))) or ""
+    block = text.partition("Each imports only those on lines below its own:\n")[2]
+    # A line that goes on is indented.
+    order = listed(re.sub(r"\n {6}(?=\S)", " ", block))
+    there = {part(module, folder) for module in MODULES} - {None}
+    assert set(order) in (there, there - {"__init__"}) or len(there) < 4
+    assert not [*upwards(folder, order)]
+
+
+def test_no_two_files_import_each_other():
+    modules = {file: module for module, file in MODULES.items()}
+    imported: dict[str, set[str]] = {module: set() for module in MODULES}
+    for file, _, module, _ in code().imports:
+        if module in MODULES and module != modules[file]:
+            imported[modules[file]].add(module)
+    done: set[str] = set()
+    while ready := {module for module, others in imported.items() if others <= done} - done:
+        done |= ready
+    assert imported.keys() == done
 
 
 if sys.version_info >= (3, 11):
@@ -63,6 +107,8 @@ INSTALLED_BY = {
 # Files that import an extra's library without a guard, and what stands before them.
 WHOLLY = (
     "formats/arrow/",  # `get_format`
+    "formats/lmdb/",
+    "codecs/tokenizers/",  # its `__init__`
     "formats/tfrecord/",
     "formats/lance/",  # and that
     "stream/torch_loader.py",  # `torch.py`
@@ -151,7 +197,8 @@ main()
 
 def bare(*words: object) -> subprocess.CompletedProcess[str]:
     modules = {"webdataset", "lmdb", "pyarrow", "datasets", "ffcv", "megatron", "torch", "pandas"}
-    script = BARE.format(absent=modules | {"zstandard", "sentencepiece", "ml_dtypes", "psutil"})
+    modules |= {"zstandard", "sentencepiece", "ml_dtypes", "psutil", "msgpack", "tokenizers"}
+    script = BARE.format(absent=modules)
     command = [sys.executable, "-c", script, *map(str, words)]
     return subprocess.run(command, check=False, capture_output=True, text=True)
 
@@ -160,12 +207,13 @@ def bare(*words: object) -> subprocess.CompletedProcess[str]:
 def test_without_extras_images_are_converted_and_the_rest_names_its_extra(tmp_path):
     images, text = ROOT / "sample_data/images", tmp_path / "a.txt.zst"
     text.write_bytes(b"\x28\xb5\x2f\xfd")
-    for to in ("wds", "lmdb", "beton"):
+    for to in ("wds", "litdata", "beton"):
         done = bare("convert", images, "--to", to, "-o", tmp_path / to, "--workers", 0)
         assert done.returncode == 0, done.stderr
         assert bare("verify", tmp_path / to, "--against", images).returncode == 0
     for words, name in (
         (("convert", images, "--to", "parquet"), "arrow"),
+        (("convert", images, "--to", "lmdb"), "lmdb"),
         (("convert", text, "--to", "wds"), "zstd"),
     ):
         done = bare(*words, "-o", tmp_path / "out", "--workers", 0)

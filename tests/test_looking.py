@@ -17,11 +17,12 @@ import pyarrow.parquet
 import pytest
 
 import shardkit
-from shardkit import storage
 from shardkit.cli import main, terminal
 from shardkit.cli.terminal import protocol
 from shardkit.formats import FORMATS
+from shardkit.helpers import os_errors
 from shardkit.schema import Array, Image, Images, Int, Text
+from shardkit.storage import fs
 from shardkit.testing import EVERYTHING, everything, make_image
 from tests.conftest import few
 from tests.conversion.text_corpora import few_words, write_corpus
@@ -158,10 +159,10 @@ def test_a_file_is_written_whole_and_never_replaced_unasked(every, tmp_path, mon
 
     def fails(old, new):
         assert old.read_bytes() == make_image(1)
-        raise storage.explain(OSError(28, "full"), "rename", new)
+        raise os_errors.explain(OSError(28, "full"), "rename", new)
 
     with monkeypatch.context() as patch:
-        patch.setattr(storage, "rename", fails)
+        patch.setattr(fs, "rename", fails)
         run(*given, "--overwrite", check=1)
     assert out.read_bytes() == b"old"
     assert run(*given, "--overwrite").stdout == ""

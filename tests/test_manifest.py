@@ -12,15 +12,16 @@ import pytest
 import xxhash
 
 import shardkit
-from shardkit import ConvertOptions, ImageOptions, TextOptions, checked
-from shardkit import manifest as manifests
+from shardkit import ConvertOptions, ImageOptions, TextOptions
 from shardkit.conversion.plan import make_plan
 from shardkit.conversion.run import prepare
 from shardkit.conversion.target import Target
 from shardkit.errors import DamagedError, FormatError, NotFoundError
-from shardkit.recipe import Recipe, identity
+from shardkit.formats.testing_samples import in_fork
+from shardkit.helpers import checked
+from shardkit.metadata import manifest as manifests
+from shardkit.metadata.recipe import Recipe, identity
 from shardkit.sources import open_sources
-from shardkit.testing_samples import in_fork
 from tests.codecs.tokenizer_zoo import write_json
 from tests.conftest import IMAGE_FORMATS, make_image, write_images
 from tests.fuzz_manifests import fuzz

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from shardkit import mapped, order
 from shardkit.errors import StorageError
-from shardkit.mapped import Growing, Runs, computed, running_sum, selected
-from shardkit.order import permutation
+from shardkit.helpers import mapped, order
+from shardkit.helpers.mapped import Growing, Runs, computed, running_sum, selected
+from shardkit.helpers.order import permutation
 
 
 @pytest.fixture(params=["in memory", "in files"])

@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 
 import shardkit
-from shardkit import storage
 from shardkit.errors import StorageError, is_want_of_memory
 from shardkit.formats import FORMATS
+from shardkit.storage import fs
 from shardkit.testing import make_image
 from tests.conftest import write_images
 
@@ -152,11 +152,11 @@ def test_a_small_file_takes_little_memory_whatever_the_bound(tmp_path):
     (tmp_path / "x").write_bytes(b"12345")
     tracemalloc.start()
     try:
-        assert storage.read(tmp_path / "x", 1 << 27) == b"12345"
+        assert fs.read(tmp_path / "x", 1 << 27) == b"12345"
         assert tracemalloc.get_traced_memory()[1] < 1_000_000
     finally:
         tracemalloc.stop()
-    assert storage.read(tmp_path / "x", 3) == b"1234"
+    assert fs.read(tmp_path / "x", 3) == b"1234"
 
 
 SCHEMA = {"image": shardkit.Image(), "label": shardkit.Int()}
@@ -302,17 +302,17 @@ def test_shards_whose_tables_take_too_much_memory_are_closed(tmp_path, monkeypat
     table = first.reader(0).in_memory
     assert table > 0
     # A shard that is opened again is counted once.
-    monkeypatch.setattr("shardkit.open_shards._MEMORY", 7.5 * table)
+    monkeypatch.setattr("shardkit.dataset.open_shards._MEMORY", 7.5 * table)
     for _ in range(5):
         first.close()
         assert [sample["label"] for sample in first] == list(range(6))
         assert [*first._readers] == list(range(6))
     first.close()
-    monkeypatch.setattr("shardkit.open_shards._MEMORY", 3.5 * table)
+    monkeypatch.setattr("shardkit.dataset.open_shards._MEMORY", 3.5 * table)
     for dataset in (first, second):
         assert [sample["label"] for sample in dataset] == list(range(6))
     assert [*first._readers] == []
     assert [*second._readers] == [3, 4, 5]
-    monkeypatch.setattr("shardkit.open_shards._MEMORY", 0.5 * table)
+    monkeypatch.setattr("shardkit.dataset.open_shards._MEMORY", 0.5 * table)
     assert [sample["label"] for sample in second] == list(range(6))
     assert [*second._readers] == [5]

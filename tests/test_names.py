@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import shardkit
-from shardkit import manifest as manifests
+from shardkit.dataset.find import open_splits
 from shardkit.errors import DamagedError, UsageError
-from shardkit.inspection import inspect
-from shardkit.names import is_safe
-from shardkit.opening import open_splits
+from shardkit.helpers.names import is_safe
+from shardkit.inspection.inspect import inspect
+from shardkit.metadata import manifest as manifests
 from shardkit.verification.verify import verify
 from tests.conftest import examples, files_of
 

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from shardkit import storage
 from shardkit.errors import StorageError
+from shardkit.storage import fs
 from tests.conversion.test_kill import is_alive, wait_for
 
 SERVER = """
 import sys, time
-from shardkit.pickled_process import read_message, serve
+from shardkit.helpers.pickled_process import read_message, serve
 
 class Sleeper:
     def sleep(self, began):
@@ -25,7 +25,7 @@ serve(sys.stdin.buffer, sys.stdout.buffer, Sleeper(), 2)
 """
 PARENT = """
 import sys
-from shardkit.pickled_process import PickledProcess
+from shardkit.helpers.pickled_process import PickledProcess
 
 process = PickledProcess("sleeper", None, RuntimeError)
 answer = process.call("sleep", sys.argv[1])
@@ -65,11 +65,11 @@ def test_a_folder_that_is_written_to_for_a_moment_is_removed(tmp_path, monkeypat
         real(path, **given)
 
     monkeypatch.setattr(os, "rmdir", rmdir)
-    monkeypatch.setattr("shardkit.storage._PAUSE", 0)
+    monkeypatch.setattr("shardkit.storage.fs._PAUSE", 0)
     if late == 3:
-        storage.remove(folder)
+        fs.remove(folder)
         assert len(times) == 4
     else:
         with pytest.raises(StorageError, match="not empty"):
-            storage.remove(folder)
+            fs.remove(folder)
     assert folder.exists() == (late != 3)

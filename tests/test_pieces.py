@@ -6,10 +6,10 @@ import pytest
 import xxhash
 
 import shardkit
-from shardkit import manifest as manifests
-from shardkit import pieces, storage
 from shardkit.conversion import publish
-from shardkit.pieces import DIGEST, PIECE, Hasher, checksum_of, count, listed
+from shardkit.metadata import manifest as manifests
+from shardkit.storage import checksums, fs
+from shardkit.storage.checksums import DIGEST, PIECE, Hasher, checksum_of, count, listed
 from tests.conftest import files_of
 
 SIZES = (0, 1, 1000, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 3 * PIECE + 5)
@@ -34,23 +34,23 @@ def test_digests_and_checksums_do_not_depend_on_how_the_bytes_come(size, tmp_pat
         assert hasher.digests() == plainly(data)
     assert len(plainly(data)) == DIGEST * count(size)
     own = plainly(data) if count(size) == 1 else xxhash.xxh3_128_digest(plainly(data))
-    assert pieces.checksum(data) == checksum_of(plainly(data)) == own.hex()
-    assert pieces.checksum(data, pieces.WHOLE) == xxhash.xxh3_128_hexdigest(data)
+    assert checksums.checksum(data) == checksum_of(plainly(data)) == own.hex()
+    assert checksums.checksum(data, checksums.WHOLE) == xxhash.xxh3_128_hexdigest(data)
     path = tmp_path / "x"
-    storage.write_file(path, data)
+    fs.write_file(path, data)
     for _ in range(2):  # from writing, then from reading
-        assert storage.digests(path) == plainly(data)
+        assert fs.digests(path) == plainly(data)
     assert listed(size) == (count(size) if size > PIECE else 0)
     # Bytes that are replaced are hashed again.
     for offset in (0, 10, PIECE - 2, 2 * PIECE, 3 * PIECE - 1):
         if offset + 5 <= size:
             changed = bytearray(data)
-            with storage.create(path) as file:
-                storage.write(file, [data])
-                storage.rewrite(file, offset, b"other")
+            with fs.create(path) as file:
+                fs.write(file, [data])
+                fs.rewrite(file, offset, b"other")
             changed[offset : offset + 5] = b"other"
             assert path.read_bytes() == changed
-            assert storage._written[path] == (size, plainly(bytes(changed)))
+            assert fs._written[path] == (size, plainly(bytes(changed)))
 
 
 # So many that a file has several pieces: of "wds" the index, too.
@@ -83,7 +83,9 @@ def test_the_list_has_the_digests_of_all_files_of_several_pieces(format, name, t
     assert any(len(data) > PIECE for data in every)
     expected = b"".join(plainly(data) for data in every if len(data) > PIECE)
     assert (folder / found.name).read_bytes() == expected
-    assert [pieces.checksum(data) for data in every] == [f.checksum for f in manifest.all_files()]
+    assert [checksums.checksum(data) for data in every] == [
+        f.checksum for f in manifest.all_files()
+    ]
 
 
 @pytest.mark.parametrize(("format", "name"), [("wds", "out"), ("beton", "train.beton")])

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from shardkit import processors as module
+from shardkit.helpers import processors as module
+from shardkit.helpers.processors import processors, quota
 from shardkit.options import ConvertOptions
-from shardkit.processors import processors, quota
 from shardkit.stream.world import default_threads
 
 V2 = "35 24 0:30 {root} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"

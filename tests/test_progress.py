@@ -14,7 +14,7 @@ import torch
 
 import shardkit
 from shardkit.errors import ShardkitWarning, UsageError
-from shardkit.progress import Progress, Steps
+from shardkit.helpers.progress import Progress, Steps
 from shardkit.stream import Loader
 from shardkit.torch import Loader as TorchLoader
 from tests.conftest import files_of, write_images
@@ -118,7 +118,7 @@ def test_a_function_ends_the_call_by_raising_and_the_call_continues(calls):
 
 def test_a_step_tells_of_itself_a_few_times_a_second_and_at_its_end(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("shardkit.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("shardkit.helpers.progress.time.monotonic", lambda: now[0])
     told: list[Progress] = []
     steps = Steps(told.append, 1.0)
     steps.start("reading", 4_000_000, "bytes")

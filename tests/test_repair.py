@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 import shardkit
-from shardkit import manifest as manifests
-from shardkit import storage
-from shardkit.conversion.partial import partial_of
+from shardkit.conversion.partials import partial_of
 from shardkit.conversion.target import Target
 from shardkit.errors import NotFoundError, OutputError, SampleError, StorageError, UsageError
 from shardkit.formats import FORMATS, get_format
 from shardkit.formats.base import Joins
-from shardkit.manifest import Manifest, Splits
+from shardkit.metadata import manifest as manifests
+from shardkit.metadata.manifest import Manifest, Splits
+from shardkit.storage import fs
 from shardkit.testing import make_image
 from shardkit.verification.repair import Repair, RepairReport
 from shardkit.verification.work import Meter
@@ -163,7 +163,7 @@ def test_each_file(format, single, tmp_path, large):
                 flip(path, chance)
 
         is_repaired(out, flip_two, [source, same, copy][number % 3])
-    is_repaired(out, partial(storage.remove, named(out)[-1]), source)
+    is_repaired(out, partial(fs.remove, named(out)[-1]), source)
 
 
 def test_what_earlier_versions_and_create_made_and_single_shards(tmp_path, images):
@@ -452,7 +452,7 @@ def test_a_full_disk(tmp_path, images, room):
     for number in range(2):
         (out / f"shard-{number:06d}.tar").write_bytes(b"damaged")
     before = state(out)
-    real, left = storage.NewFile.write, room
+    real, left = fs.NewFile.write, room
 
     def write(file, chunks):
         nonlocal left
@@ -462,7 +462,7 @@ def test_a_full_disk(tmp_path, images, room):
         real(file, chunks)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(storage.NewFile, "write", write)
+        patch.setattr(fs.NewFile, "write", write)
         with pytest.raises(StorageError, match="the disk is full"):
             shardkit.verify(out, repair=images)
     assert not (tmp_path / "out.partial").exists()
@@ -540,7 +540,7 @@ def test_a_repair_that_dies_anywhere(tmp_path, large):
 KILLED = """
 import itertools, os, signal, sys
 import shardkit
-from shardkit import storage
+from shardkit.storage import fs
 
 def counted(operation, fatal, numbers):
     def wrapped(*arguments):
@@ -554,8 +554,8 @@ for out, fatal in zip(words[::2], words[1::2], strict=True):
     child = os.fork()
     if not child:
         numbers = itertools.count()
-        for name in storage.CHANGES:
-            setattr(storage, name, counted(getattr(storage, name), int(fatal), numbers))
+        for name in fs.CHANGES:
+            setattr(fs, name, counted(getattr(fs, name), int(fatal), numbers))
         shardkit.verify(out, repair=source)
         os._exit(0)
     status = os.waitpid(child, 0)[1]

@@ -15,18 +15,18 @@ import pytest
 import soundfile
 
 import shardkit
-from shardkit import storage
 from shardkit.cli.convert import command as convert_cli
 from shardkit.codecs import frames
-from shardkit.dataset import Dataset
-from shardkit.display import sheet
+from shardkit.dataset.dataset import Dataset
+from shardkit.dataset.display import sheet
 from shardkit.errors import DamagedError, NotFoundError, OutputError, StorageError, UsageError
+from shardkit.inspection.report import html_report, write_report
+from shardkit.inspection.report.command import convert_command
+from shardkit.inspection.report.page import POLICY, READ, START
+from shardkit.metadata.recipe import Recipe, identity
+from shardkit.metadata.sizes import FieldSizes
 from shardkit.options import AudioOptions, ConvertOptions, ImageOptions, TextOptions
-from shardkit.recipe import Recipe, identity
-from shardkit.report import html_report, write_report
-from shardkit.report.command import convert_command
-from shardkit.report.page import POLICY, READ, START
-from shardkit.sizes import FieldSizes
+from shardkit.storage import fs
 from tests.browser import browser
 from tests.codecs.sample_videos import encode
 from tests.codecs.tokenizer_zoo import byte_level
@@ -312,7 +312,7 @@ def test_a_report_is_replaced_whole_or_not_at_all_and_another_file_never(tmp_pat
         raise StorageError("cannot write: no space is left", path=page)
 
     with monkeypatch.context() as patch:
-        patch.setattr(storage, "write", full)
+        patch.setattr(fs, "write", full)
         with pytest.raises(StorageError):
             write_report(f"{START} second", page)
     with pytest.raises(OutputError, match="is not a shardkit report"):

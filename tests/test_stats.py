@@ -8,8 +8,8 @@ import pytest
 
 import shardkit
 from shardkit.codecs.pixels import to_rgb
+from shardkit.dataset.statistics import Pixels
 from shardkit.errors import SampleError, UsageError
-from shardkit.statistics import Pixels
 from shardkit.stream import Loader
 from shardkit.testing import make_image
 from tests.conftest import files_of

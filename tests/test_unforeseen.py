@@ -18,10 +18,9 @@ import pyarrow
 import pytest
 
 import shardkit
-from shardkit import storage
 from shardkit.codecs.tokenizers.tokenizer import Tokenizer
 from shardkit.conversion.scratch import Scratch
-from shardkit.dataset import Dataset
+from shardkit.dataset.dataset import Dataset
 from shardkit.errors import (
     DamagedError,
     FormatError,
@@ -31,8 +30,9 @@ from shardkit.errors import (
     StorageError,
     UsageError,
 )
-from shardkit.inspection import inspect
-from shardkit.json_process import JsonProcess
+from shardkit.helpers import os_errors
+from shardkit.helpers.json_process import JsonProcess
+from shardkit.inspection.inspect import inspect
 from shardkit.stream import Loader
 from shardkit.testing import make_image
 from tests.conftest import IMAGE_FORMATS, few, write_images
@@ -203,7 +203,7 @@ def test_a_disk_without_inodes_and_a_quota_are_no_full_disk(tmp_path, monkeypatc
     path = tmp_path / "out.partial/x.tar"
 
     def said(code):
-        return str(storage.explain(OSError(code, ""), "write", path))
+        return str(os_errors.explain(OSError(code, ""), "write", path))
 
     assert re.search(r"the disk is full\n.*\n  found: [\d,]+ bytes free\n", said(errno.ENOSPC))
     quota = said(errno.EDQUOT)

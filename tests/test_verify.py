@@ -17,15 +17,15 @@ import pytest
 import xxhash
 
 import shardkit
-from shardkit import manifest as manifests
-from shardkit import pieces, storage
 from shardkit.codecs.damage import damage
 from shardkit.errors import DamagedError, FormatError, SampleError, UsageError
 from shardkit.formats import FORMATS, get_format
-from shardkit.inspection import inspect
-from shardkit.pieces import CHECKSUM, PIECE, WHOLE, count
+from shardkit.inspection.inspect import inspect
+from shardkit.metadata import manifest as manifests
 from shardkit.sample import JsonText
 from shardkit.sources.image_folder import ImageFolder
+from shardkit.storage import checksums, fs
+from shardkit.storage.checksums import CHECKSUM, PIECE, WHOLE, count
 from shardkit.testing import EVERYTHING, everything, make_image
 from shardkit.verification import values
 from tests.conftest import IMAGE_FORMATS, few, write_images
@@ -75,7 +75,7 @@ def accept_files(dataset: Path) -> None:
     def change(data: dict[str, Any]) -> None:
         for entry in _entries(data):
             path = dataset / entry["name"]
-            entry.update(bytes=path.stat().st_size, checksum=storage.checksum(path))
+            entry.update(bytes=path.stat().st_size, checksum=fs.checksum(path))
 
     rewrite(dataset, change)
 
@@ -188,7 +188,7 @@ def test_files_are_read_and_are_as_long_as_the_manifest_says(out):
     first, second, third = shard_paths(out)
     # A checksum that is known from writing says nothing of the disk.
     digests = bytes.fromhex(manifests.load(out).shards[0].file.checksum)
-    storage._written[first] = (first.stat().st_size, digests)
+    fs._written[first] = (first.stat().st_size, digests)
     flip(first, 700)
     assert not shardkit.verify(out).sound
     flip(first, 700)
@@ -683,7 +683,7 @@ def test_pieces_that_lie_side_by_side_are_named_together(tmp_path):
 
 def test_the_pieces_of_one_file_are_read_by_all_threads(tmp_path, monkeypatch):
     """Each waits for the other with its first piece."""
-    from shardkit.byte_source import LocalFile
+    from shardkit.storage.byte_source import LocalFile
 
     out = large(tmp_path / "out", "beton", 40 * 16)
     monkeypatch.setattr("shardkit.verification.work.processors", lambda: 2)
@@ -740,7 +740,7 @@ def test_a_file_of_any_size_takes_no_time_and_memory(tmp_path, kind):
     out = large(tmp_path / "out")
     size = 2**60
     first, second = manifests.load(out).shards
-    listed = count(size) + sum(pieces.listed(file.bytes) for file in second.files)
+    listed = count(size) + sum(checksums.listed(file.bytes) for file in second.files)
 
     def change(data, more=0):
         data["shards"][0]["file"]["bytes"] = size

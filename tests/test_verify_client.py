@@ -13,7 +13,7 @@ import pytest
 
 import shardkit
 from shardkit.codecs.pixels import to_ppm
-from shardkit.dataset import Dataset
+from shardkit.dataset.dataset import Dataset
 from shardkit.errors import UsageError
 from shardkit.sample import Sample
 from shardkit.schema import Array, Bytes, Float, Images, Int, Json, Schema

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import shardkit
-from shardkit.dataset import Dataset
+from shardkit.dataset.dataset import Dataset
 from shardkit.errors import FormatError, MissingKeyError, OutputError, SampleError, UsageError
 from shardkit.formats import FORMATS
 from shardkit.performance.checks import convert_command
@@ -208,10 +208,10 @@ def test_columns_are_the_values_in_all_samples(tmp_path, to):
 
 
 def test_columns_have_a_bound_and_name_what_is_damaged(ds, tmp_path, monkeypatch):
-    monkeypatch.setattr("shardkit.views._CHUNK_BYTES", 5_000)  # about three samples
+    monkeypatch.setattr("shardkit.dataset.views._CHUNK_BYTES", 5_000)  # about three samples
     assert ds.column("image")[3] == ds[3]["image"]
     assert ds.keys() == [f"{n:04d}" for n in range(SAMPLES)]
-    monkeypatch.setattr("shardkit.views._MOST", 20_000)
+    monkeypatch.setattr("shardkit.dataset.views._MOST", 20_000)
     with pytest.raises(UsageError, match="more memory than a column may"):
         ds.column("image")
     out = write_photos(tmp_path / "out", samples=9)

@@ -4,8 +4,8 @@ import contextlib
 import threading
 from pathlib import Path
 
-from shardkit import walk
-from shardkit.walk import Walk, look
+from shardkit.storage import walk
+from shardkit.storage.walk import Walk, look
 
 
 def make_tree(root, names, depth):

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardkit.dataset.conditions import Head, condition
 from shardkit.errors import SampleError, UsageError
 from shardkit.sample import JsonText
 from shardkit.schema import Array, Audio, Bool, Bytes, Float, Image, Int, Json, Schema, Text, Video
 from shardkit.testing import make_audio, make_image, make_video
-from shardkit.where import Head, condition
 
 SCHEMA = Schema(
     {

@@ -1,4 +1,12 @@
-"""The command line: one thin module per command, imported when the command is called."""
+"""The command line: one thin module per command, imported when the command is called.
+
+Each imports only those on lines below its own:
+
+    bench convert export merge stats verify
+    cat diff doctor formats head inspect progress
+    __init__ terminal
+    help tables version
+"""
 
 from __future__ import annotations
 
@@ -104,30 +112,6 @@ def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     ctx.exit()
 
 
-def _completion(ctx: click.Context, param: click.Parameter, shell: str | None) -> None:
-    """Show or install the completion of a shell, and exit."""
-    if shell is None:
-        return
-    from shardkit.cli import completion
-
-    shell = completion.chosen(shell)
-    if param.name == "show_completion":
-        click.echo(completion.script(shell))
-    else:
-        for path, changed in completion.install(shell).items():
-            complain(f"{'changed' if changed else 'unchanged'}: {path}")
-        complain(f"completion of shardkit is active in every {shell} started from now on")
-    ctx.exit()
-
-
-def _completing(name: str, about: str) -> Callable[[Any], Any]:
-    shells = click.Choice(["bash", "zsh", "fish", "auto"])
-    return click.option(
-        name, type=shells, is_flag=False, flag_value="auto", is_eager=True, expose_value=False,
-        callback=_completion, metavar="[bash|zsh|fish]", help=about,
-    )  # fmt: skip
-
-
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--version",
@@ -137,10 +121,6 @@ def _completing(name: str, about: str) -> Callable[[Any], Any]:
     callback=_version,
     help="Show the versions of shardkit and its libraries, and exit.",
 )
-@_completing(
-    "--install-completion", "Install completion for a shell (default: the current one), and exit."
-)
-@_completing("--show-completion", "Print the completion script, and exit.")
 def group() -> None:
     """Convert machine-learning datasets into shards that load fast, and read them."""
 

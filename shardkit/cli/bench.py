@@ -81,15 +81,15 @@ def command(
     Each round runs every setting once; the medians are shown. Exit codes: 0 success, 1 all runs
     failed, 2 invalid command line.
     """
-    from shardkit import storage
     from shardkit.cli.progress import StepsMonitor
+    from shardkit.storage import fs
 
     if plot is not None:
         check_plot(plot)
     if any(":" in name for name in options["transforms"]):
         search_here()
     options["threads"] = options["threads"] or None
-    with storage.using(storage_options, *paths), StepsMonitor(quiet) as progress:
+    with fs.using(storage_options, *paths), StepsMonitor(quiet) as progress:
         report = bench(paths, progress=progress, **options)
     if as_json:
         print_json(report)

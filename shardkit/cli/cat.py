@@ -14,7 +14,7 @@ from shardkit.cli.help import Command, Example
 from shardkit.cli.tables import print_text
 
 if TYPE_CHECKING:
-    from shardkit.dataset import Dataset
+    from shardkit.dataset.dataset import Dataset
 
 
 class _Cat(Command):
@@ -61,11 +61,11 @@ def command(
     whole number is an INDEX if the dataset has such a sample, otherwise a KEY. A negative INDEX
     counts from the end.
     """
-    from shardkit import storage
-    from shardkit.looking import as_bytes, find, value_of, warn_of_unusable, write_new
-    from shardkit.opening import open_dataset
+    from shardkit.dataset.find import open_dataset
+    from shardkit.inspection.samples import as_bytes, find, value_of, warn_of_unusable, write_new
+    from shardkit.storage import fs
 
-    with storage.using(storage_options, path):
+    with fs.using(storage_options, path):
         dataset = open_dataset(path, partly=True)
     warn_of_unusable(dataset)
     index, note = find(dataset, name)
@@ -95,7 +95,7 @@ def _show_all(dataset: Dataset, index: int) -> None:
 
 def _show(dataset: Dataset, field: str, value: Any, before: str = "") -> None:
     from shardkit.cli.terminal import show_images
-    from shardkit.looking import in_words
+    from shardkit.inspection.samples import in_words
 
     lines = in_words(dataset, field, value).split("\n")
     if before and len(lines) > 1:

@@ -12,6 +12,7 @@ import click
 from shardkit.cli import named_as_typed, print_json, search_here, storage_option
 from shardkit.cli.help import Command, Example, option_group, options_of
 from shardkit.formats import BUILT_IN, format_names
+from shardkit.helpers.part_of import PartOf
 from shardkit.options import (
     CHROMA,
     IMAGE_FORMATS,
@@ -23,7 +24,6 @@ from shardkit.options import (
     ImageOptions,
     TextOptions,
 )
-from shardkit.part_of import PartOf
 
 
 def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> list[str] | None:
@@ -207,13 +207,13 @@ def command(
         search_here()
     if plan_only:
         began = time.monotonic()
-        from shardkit import storage
         from shardkit.conversion.estimate import describe
         from shardkit.conversion.existing import state_of
-        from shardkit.conversion.partial import partial_of
+        from shardkit.conversion.partials import partial_of
         from shardkit.conversion.run import prepare
+        from shardkit.storage import fs
 
-        with storage.using(storage_options, source, out, options["metadata"]):
+        with fs.using(storage_options, source, out, options["metadata"]):
             part_of = None if part is None else PartOf.parse(part)
             plan = prepare(source, to, out, chosen, part=part_of)
             partial = partial_of(plan.target)

@@ -92,14 +92,14 @@ def command(
     **options: Any,
 ) -> None:
     """Find what slows down loading from PATH, a dataset or a folder of images."""
-    from shardkit import storage
     from shardkit.performance.defaults import open_any, usual_options
     from shardkit.performance.doctor import doctor
+    from shardkit.storage import fs
     from shardkit.stream import Loader
 
     if ":" in transform:
         search_here()
-    with storage.using(storage_options, path):
+    with fs.using(storage_options, path):
         dataset = open_any(path)
     usual = usual_options(dataset, batch_size=batch_size, transform=transform, size=size)
     given = {name: value for name, value in options.items() if value is not None}

@@ -14,7 +14,7 @@ from shardkit.cli.tables import print_table
 from shardkit.errors import SampleError
 
 if TYPE_CHECKING:
-    from shardkit.dataset import Dataset
+    from shardkit.dataset.dataset import Dataset
 
 _CHARACTERS = 300  # maximum length of a value to show
 _COLUMNS, _ROWS = 40, 10  # maximum size of an image
@@ -41,12 +41,12 @@ def command(path: Path, count: int, storage_options: dict[str, str], as_json: bo
     If there are several splits, the first samples of each are shown. Images are drawn if the
     terminal supports it. Exit codes: 0 success, 1 a sample is damaged, 2 invalid command line.
     """
-    from shardkit import storage
-    from shardkit.looking import json_of, warn_of_unusable
-    from shardkit.opening import open_splits
+    from shardkit.dataset.find import open_splits
+    from shardkit.inspection.samples import json_of, warn_of_unusable
+    from shardkit.storage import fs
 
-    with storage.using(storage_options, path):
-        splits = open_splits(storage.source(path), partly=True)
+    with fs.using(storage_options, path):
+        splits = open_splits(fs.source(path), partly=True)
     damaged = False
     for split, dataset in splits.items():
         of = {"split": split} if split else {}
@@ -71,7 +71,7 @@ def command(path: Path, count: int, storage_options: dict[str, str], as_json: bo
 def _show(dataset: Dataset, index: int, split: str) -> None:
     from shardkit.cli.terminal import show_images
     from shardkit.formats.base import KEY
-    from shardkit.looking import in_words
+    from shardkit.inspection.samples import in_words
 
     sample = dataset.read(index)
     key = sample.pop(KEY)

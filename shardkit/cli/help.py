@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from shardkit.keywords import docs_of
+from shardkit.helpers.keywords import docs_of
 
 
 class Example(NamedTuple):

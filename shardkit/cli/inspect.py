@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from shardkit.checked import checked
 from shardkit.cli import print_json, say, storage_option
 from shardkit.cli.help import Command, Example
 from shardkit.cli.tables import counted, pixel_rows, print_table, size, spread, tally, text_rows
-from shardkit.manifest import FieldStats
+from shardkit.helpers.checked import checked
+from shardkit.metadata.manifest import FieldStats
 
 _CLASSES = 20  # maximum number to print; --json has all
 _BAR = 40  # characters of the longest bar
@@ -52,14 +52,14 @@ def command(
 ) -> None:
     """Describe PATH: a dataset or a shard, made by shardkit or another tool."""
     if page is not None:
-        from shardkit.report import html_report, write_report
+        from shardkit.inspection.report import html_report, write_report
 
         if as_json:
             raise click.UsageError("--html writes a page, and --json prints: choose one")
         write_report(html_report(path, full=full, storage_options=storage_options), page)
         print_table(str(page), [("size", size(page.stat().st_size))])
         return
-    from shardkit.inspection import inspect
+    from shardkit.inspection.inspect import inspect
 
     report = inspect(path, samples=samples, full=full, storage_options=storage_options)
     if as_json:

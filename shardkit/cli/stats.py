@@ -36,12 +36,12 @@ def command(path: Path, storage_options: dict[str, str], as_json: bool) -> None:
     Mean and standard deviation of all pixels, class counts and weights, distributions of sizes,
     lengths and numbers, and duplicates.
     """
-    from shardkit import storage
     from shardkit.cli.progress import StepsMonitor
-    from shardkit.opening import open_splits
+    from shardkit.dataset.find import open_splits
+    from shardkit.storage import fs
 
-    with storage.using(storage_options, path):
-        splits = open_splits(storage.source(path))
+    with fs.using(storage_options, path):
+        splits = open_splits(fs.source(path))
     with StepsMonitor(quiet=not sys.stderr.isatty()) as monitor:
         reports = {name: one.stats(progress=monitor) for name, one in splits.items()}
     if as_json:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from shardkit.errors import printable
-from shardkit.words import counted, pixel_rows, size, tally, text_rows
+from shardkit.helpers.words import counted, pixel_rows, size, tally, text_rows
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from shardkit.manifest import FieldStats
+    from shardkit.metadata.manifest import FieldStats
 
 __all__ = ["console", "counted", "pixel_rows", "print_numbers", "print_table", "size", "spread"]
 __all__ += ["print_text", "tally", "text_rows"]

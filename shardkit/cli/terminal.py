@@ -19,7 +19,7 @@ from shardkit.cli.tables import console
 from shardkit.codecs.image import NotAnImageError, probe
 from shardkit.codecs.pixels import encode, to_rgb
 from shardkit.codecs.window import Pixels
-from shardkit.display.previews import as_pixels
+from shardkit.dataset.display.previews import as_pixels
 from shardkit.schema import FieldType, images_in
 
 _MOST = 1 << 26  # maximum number of pixels of an image to decode

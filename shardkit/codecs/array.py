@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.byte_source import ByteSource, Table, open_source
 from shardkit.errors import DamagedError
+from shardkit.storage.byte_source import ByteSource, Table, open_source
 
 _READ_HEADER = {
     (1, 0): np.lib.format.read_array_header_1_0,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Mapping
 
-from shardkit.codecs.media import CutMediaError, MediaInfo, NotMediaError
+from shardkit.codecs.media_info import CutMediaError, MediaInfo, NotMediaError
 
 _UNKNOWN = 0xFFFFFFFF  # a size that RF64 stores in ds64, or a stream up to the end of the file
 _JUNK = 1 << 16  # bytes before the first frame of an MP3

@@ -9,8 +9,8 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
-from shardkit.extras import extra
-from shardkit.storage import check_expansion
+from shardkit.helpers.extras import extra
+from shardkit.storage.fs import check_expansion
 
 # Bytes of input at a time: the only bound for zstandard, which expands this to 0.5 GB at most.
 COMPRESSED_BLOCK = 1 << 14

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from shardkit.codecs.image import refuse_want_of_memory
-from shardkit.codecs.media import NotMediaError, media_of
+from shardkit.codecs.media import media_of
+from shardkit.codecs.media_info import NotMediaError
 from shardkit.codecs.video import FrameIndex, frame_index
 from shardkit.codecs.window import Pixels
-from shardkit.extras import extra
+from shardkit.helpers.extras import extra
 from shardkit.options import MAX_PIXELS
 from shardkit.schema import Video
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from shardkit.errors import SampleError, is_want_of_memory
 from shardkit.options import MAX_PIXELS
-from shardkit.pointers import is_html
+from shardkit.storage.pointers import is_html
 
 # File suffixes of images, with the format that each usually contains; the first suffix of a format
 # is the one that is written. A superset of torchvision's IMG_EXTENSIONS.

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from shardkit.codecs import image
-from shardkit.codecs.image import NotAnImageError, unusable
+from shardkit.codecs.image import unusable
+from shardkit.codecs.media_info import CutMediaError, MediaInfo, NotMediaError
 from shardkit.schema import Array, Audio, Encoded, FieldType, Image, Images, Video, images_in
 
 # File suffixes with the format that each usually contains; the first of a format is written.
@@ -80,46 +81,6 @@ _MAGIC = (
 )
 
 
-class MediaInfo(NamedTuple):
-    """What the headers of an audio or video file say about its first track of each kind.
-
-    A value is None if the headers do not contain it, or if the file has no such track.
-
-    format: wav, flac, mp3, ogg, opus, aiff, mp4, mov, webm, mkv or avi.
-    duration: in seconds.
-    sampling_rate: in Hz; for Opus always 48,000, the rate at which it is decoded.
-    channels: number of audio channels.
-    width, height: size of the video in pixels as stored, before rotation.
-    frames: number of video frames.
-    codec: codec of the video, if it is a common one.
-    """
-
-    format: str
-    duration: float | None = None
-    sampling_rate: int | None = None
-    channels: int | None = None
-    width: int | None = None
-    height: int | None = None
-    frames: int | None = None
-    codec: str | None = None
-
-
-class NotMediaError(NotAnImageError):
-    """The bytes are not audio or video of a known format, or the header is truncated or damaged."""
-
-    what = "the value is not audio or video"
-    expected: str | None = "a valid file: WAV, FLAC, MP3, Ogg, M4A, AIFF; MP4, MOV, WebM, MKV, AVI"
-    fix = "repair or remove it"
-
-
-class CutMediaError(NotMediaError):
-    """The end of the file is missing."""
-
-    what = "the file is truncated"
-    expected = None
-    fix = "copy it again"
-
-
 def format_of(data: bytes) -> str | None:
     """Return the format indicated by the first 64 bytes; None if no format is known."""
     head = bytes(data[:64])
@@ -158,7 +119,7 @@ def media_info(data: bytes) -> MediaInfo:
     its subclass CutMediaError for files whose header or end is missing, as far as the format shows
     this.
     """
-    from shardkit.codecs import audio, video
+    from shardkit.codecs import audio, video  # not needed for images
 
     format = format_of(data)
     if format is None:

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.codecs.media import NotMediaError, media_of
-from shardkit.extras import extra
+from shardkit.codecs.media import media_of
+from shardkit.codecs.media_info import NotMediaError
+from shardkit.helpers.extras import extra
 from shardkit.options import MAX_RATE
 from shardkit.schema import Audio
 

@@ -9,10 +9,10 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from shardkit import storage
-from shardkit.byte_source import ByteSource, LocalFile
 from shardkit.codecs.compression import decompressed
 from shardkit.errors import DamagedError, StorageError
+from shardkit.helpers import os_errors
+from shardkit.storage.byte_source import ByteSource, LocalFile
 
 
 def unpacked(path: Path, blocks: Iterable[bytes], compression: str, what: str) -> ByteSource:
@@ -20,7 +20,7 @@ def unpacked(path: Path, blocks: Iterable[bytes], compression: str, what: str) -
 
     The temporary file has no name: the system deletes it when it is closed or the process ends.
     """
-    folder = storage.temporary_folder()
+    folder = os_errors.temporary_folder()
     fix = f"free some space, set TMPDIR to another folder, or unpack {what}"
     try:
         with tempfile.TemporaryFile(dir=folder) as plain:
@@ -30,7 +30,7 @@ def unpacked(path: Path, blocks: Iterable[bytes], compression: str, what: str) -
             return LocalFile(path, os.dup(plain.fileno()))
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise storage.explain(error, "unpack", path) from error
+            raise os_errors.explain(error, "unpack", path) from error
         raise StorageError(
             f"not enough space to unpack {what}",
             path=path,

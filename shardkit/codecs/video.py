@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.codecs.audio import chunks
-from shardkit.codecs.media import CutMediaError, MediaInfo, NotMediaError
+from shardkit.codecs.media_info import CutMediaError, MediaInfo, NotMediaError
 
 _Box = tuple[bytes, int, int]  # name, and where its content starts and stops
 

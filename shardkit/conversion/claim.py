@@ -18,12 +18,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from shardkit import storage
-from shardkit.checked import checked, parse
 from shardkit.errors import OutputError, ShardkitError, StorageError, warn
-from shardkit.remote import store as stores
-from shardkit.remote.path import RemotePath
-from shardkit.remote.store import Tag
+from shardkit.helpers.checked import checked, parse
+from shardkit.storage import fs
+from shardkit.storage.remote import store as stores
+from shardkit.storage.remote.client import Tag
+from shardkit.storage.remote.path import RemotePath
 
 BEAT = 10.0  # seconds between two renewals
 DEAD = 3  # number of these intervals without a renewal after which a run counts as dead
@@ -105,13 +105,13 @@ class Claim:
         if self._stop():
             with contextlib.suppress(ShardkitError):  # other runs then find out later
                 text = _text({"run": self.run, "released": True, **self._more})
-                storage.put_if(text, self._path, self._tag)
+                fs.put_if(text, self._path, self._tag)
 
     def remove(self) -> None:
         """Remove the claim, after everything else was removed."""
         self.check()
         if self._stop():
-            storage.delete(self._path)
+            fs.delete(self._path)
 
     def _stop(self) -> bool:
         """Stop renewing; returns whether this run still held the claim."""
@@ -141,14 +141,14 @@ class Claim:
         """Write the claim if it still has this tag; False if another run was faster."""
         self._beats += 1  # different bytes each time, so that the tag changes
         data = _text({**self._about, **self._more, "beat": self._beats})
-        made = storage.put_if(data, self._path, tag)
+        made = fs.put_if(data, self._path, tag)
         if made is None:
             found = self._path.store.read_tagged(self._path.key)
             if found is None or said(found[0]).get("run") != self.run:
                 return False
             made = found[1]  # written by a request of this run whose response was lost
             if found[0] != data:  # an earlier one, which other runs may have seen for a while
-                made = storage.put_if(data, self._path, made)
+                made = fs.put_if(data, self._path, made)
                 if made is None:
                     return False
         self._tag = made
@@ -163,14 +163,14 @@ class Claim:
         made: list[Tag | None] = []
 
         def put(tag: Tag | None) -> None:
-            made.append(storage.put_if(data, self._path, tag))
+            made.append(fs.put_if(data, self._path, tag))
 
         for _ in range(2):  # once, a run that just ended may have removed the claim of a part
             made.clear()
             stores.together(put, {None, old})
             if not any(made):
                 return
-        storage.delete(self._path)
+        fs.delete(self._path)
         raise StorageError(
             "the store ignores the conditions of requests (If-None-Match, If-Match), so that"
             " two runs writing to the same output would not notice each other",
@@ -187,7 +187,7 @@ def ended(path: RemotePath, found: Found | None) -> bool:
     if now != found:
         return now is None or is_over(now[0])
     text = _text({**said(found[0]), "run": None, "released": True})
-    return storage.put_if(text, path, found[1]) is not None
+    return fs.put_if(text, path, found[1]) is not None
 
 
 def _watched(path: RemotePath, data: bytes, tag: Tag) -> Found | None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from shardkit import manifest as manifests
-from shardkit import storage
 from shardkit.conversion.target import Target, file_in_the_way, refuse_others
 from shardkit.errors import ShardkitError
+from shardkit.metadata import manifest as manifests
+from shardkit.storage import fs
 
 DATASET = "dataset"
 REPLACED = "replaced"
@@ -34,30 +34,30 @@ class Commit:
 
     def publish(self, overwrite: bool) -> None:
         """Publish with one rename, after moving an old dataset aside."""
-        storage.sync(self._dataset)
+        fs.sync(self._dataset)
         self._target.refuse_newcomer(overwrite)
         old = self._names_of_old() if self._single else set()
         if self._single:
             self._refuse_to_replace(old)
         if self._out.exists():
-            storage.remove(self._replaced)
+            fs.remove(self._replaced)
             self._put_aside(old)
         if self._single:
             self._publish_single()
         else:
-            storage.rename(self._dataset, self._out)
-        storage.sync(self._folder)
+            fs.rename(self._dataset, self._out)
+        fs.sync(self._folder)
 
     def restore(self) -> None:
         """Restore the old dataset, if a run died between the two renames."""
         if not self._replaced.exists() or self._out.exists():
             return
         if not self._single:
-            storage.rename(self._replaced, self._out)
+            fs.rename(self._replaced, self._out)
             return
         self._make_own_folder()
         for name in self._out_last(self._replaced):
-            storage.rename(self._replaced / name, self._folder / name)
+            fs.rename(self._replaced / name, self._folder / name)
 
     def _out_last(self, folder: Path) -> list[str]:
         """The names in a folder and in its __shardkit__, with the target's file at the end."""
@@ -69,7 +69,7 @@ class Commit:
 
     def _make_own_folder(self) -> None:
         """Make the folder next to a single file, for its manifest and lists."""
-        storage.make_folder(self._folder / manifests.FOLDER)
+        fs.make_folder(self._folder / manifests.FOLDER)
         refuse_others(self._folder / manifests.FOLDER)
 
     def _publish_single(self) -> None:
@@ -78,12 +78,12 @@ class Commit:
         self._make_own_folder()
         for name in others:
             original = self._dataset / name
-            with storage.create(self._copy) as file:
-                storage.append(file, original, original.stat().st_size)
-            storage.sync(self._copy)
-            storage.rename(self._copy, self._folder / name)
-        storage.sync(self._folder / manifests.FOLDER)
-        storage.rename(self._dataset / out, self._out)
+            with fs.create(self._copy) as file:
+                fs.append(file, original, original.stat().st_size)
+            fs.sync(self._copy)
+            fs.rename(self._copy, self._folder / name)
+        fs.sync(self._folder / manifests.FOLDER)
+        fs.rename(self._dataset / out, self._out)
 
     def _names_of_old(self) -> set[str]:
         """The names of all files that belong to the single file that is replaced."""
@@ -107,7 +107,7 @@ class Commit:
             path, new = self._folder / name, self._dataset / name
             if name in old | {self._out.name} or not os.path.lexists(path):
                 continue
-            if not path.is_file() or storage.checksum(path) != storage.checksum(new):
+            if not path.is_file() or fs.checksum(path) != fs.checksum(new):
                 raise file_in_the_way(
                     path, "move it away and repeat the command: it continues where it stopped"
                 )
@@ -115,10 +115,10 @@ class Commit:
     def _put_aside(self, old: set[str]) -> None:
         """Move the old dataset to `replaced/`."""
         if not self._single:
-            storage.rename(self._out, self._replaced)
+            fs.rename(self._out, self._replaced)
             return
-        storage.make_folder(self._replaced / manifests.FOLDER)
+        fs.make_folder(self._replaced / manifests.FOLDER)
         for name in [self._out.name, *sorted(old - {self._out.name})]:
             if (self._folder / name).exists():
-                storage.rename(self._folder / name, self._replaced / name)
-        storage.sync(self._replaced)
+                fs.rename(self._folder / name, self._replaced / name)
+        fs.sync(self._replaced)

@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from shardkit import storage
 from shardkit.conversion.pool import Pool
 from shardkit.errors import UsageError
 from shardkit.formats import FORMATS
-from shardkit.keywords import takes
+from shardkit.helpers.keywords import takes
+from shardkit.helpers.part_of import PartOf
+from shardkit.helpers.progress import OfConversion, Progress, watched
 from shardkit.options import ConvertKeywords, ConvertOptions
-from shardkit.part_of import PartOf
-from shardkit.progress import OfConversion, Progress, watched
+from shardkit.storage import fs
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -90,7 +90,7 @@ def convert(
     with engine as processes, contextlib.ExitStack() as ending:
         from shardkit.conversion.run import prepare, run
 
-        with storage.using(storage_options, source, out, checked.metadata):
+        with fs.using(storage_options, source, out, checked.metadata):
             plan = prepare(source, to, out, checked, schema=schema, part=part_of, ending=ending)
         if cluster is not None:
             cluster.connect()

@@ -9,17 +9,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from shardkit import storage
-from shardkit.conversion.partial import Partial, partial_of
+from shardkit.conversion.partial import Partial
+from shardkit.conversion.partials import partial_of
 from shardkit.conversion.publish import Made, described, publish_shards, write_lengths
 from shardkit.conversion.shards import KEYS_REPEAT, Content, ShardSequence
 from shardkit.conversion.target import Target
 from shardkit.errors import OutputError, SampleError, warn
 from shardkit.formats import get_format
-from shardkit.keywords import takes
-from shardkit.manifest import FOLDER, LENGTHS
+from shardkit.helpers.keywords import takes
+from shardkit.metadata.manifest import FOLDER, LENGTHS
 from shardkit.options import ConvertOptions, ImageOptions
 from shardkit.schema import ClassNames, FieldType, Schema, label_of, named_classes
+from shardkit.storage import fs
 
 _JOB = {"create": True}
 
@@ -64,7 +65,7 @@ class DatasetWriter:
             from shardkit.preprocess.steps import steps_for
 
             self._steps = steps_for(self._schema, ImageOptions(), None, format.raw_images)
-        with storage.using(storage_options, out):
+        with fs.using(storage_options, out):
             self._target = Target.of(out, to)
         max_bytes = None if self._target.one_shard(options.bounded) else options.max_bytes()
         spec = format.spec(self._schema, max_bytes, names)
@@ -128,7 +129,7 @@ class DatasetWriter:
         shards = self._shards
         shards.close()
         folder = self._partial.dataset
-        storage.make_folder(folder / FOLDER)
+        fs.make_folder(folder / FOLDER)
         path = self._target.list_path(folder, LENGTHS)
         lengths = write_lengths(path, self._schema, [self._folder])
         publish_shards(

@@ -18,9 +18,10 @@ from shardkit.codecs.image import NotAnImageError
 from shardkit.conversion.stats import Stats
 from shardkit.errors import SampleError
 from shardkit.formats.base import Format, Joins
-from shardkit.mapped import RunningSum, Sizes, mapped, running_sum
+from shardkit.helpers.mapped import RunningSum, Sizes, mapped, running_sum
 from shardkit.preprocess.filtered import Filtered
-from shardkit.preprocess.items import Item, Steps, sample_of
+from shardkit.preprocess.items import Item, sample_of
+from shardkit.preprocess.pipeline import Steps
 from shardkit.sample import renamed
 from shardkit.schema import Image
 from shardkit.sources.base import Source, Stream, some_of
@@ -28,8 +29,8 @@ from shardkit.sources.base import Source, Stream, some_of
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from shardkit.conversion.plan import Split
-    from shardkit.recipe import Recipe
+    from shardkit.conversion.split import Split
+    from shardkit.metadata.recipe import Recipe
 
 # Version of how tasks are cut, and of the files that they leave. A run with another version cannot
 # be resumed, and its blocks of tokens cannot be reproduced.

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardkit import storage
 from shardkit.conversion.commit import REPLACED
-from shardkit.conversion.plan import Plan, Split, Task
+from shardkit.conversion.plan import Plan, Task
 from shardkit.conversion.shards import ShardSequence
+from shardkit.conversion.split import Split
 from shardkit.conversion.target import Target
 from shardkit.errors import (
     OutputError,
@@ -25,15 +25,17 @@ from shardkit.errors import (
     SourceError,
     warn,
 )
-from shardkit.indices import array, pick
-from shardkit.order import permutation
+from shardkit.helpers import os_errors
+from shardkit.helpers.indices import array, pick
+from shardkit.helpers.order import permutation
+from shardkit.helpers.processors import processors
 from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.items import sample_of
-from shardkit.processors import processors
-from shardkit.remote.path import RemotePath
 from shardkit.sample import renamed
 from shardkit.schema import Audio, Image, Images, Video
 from shardkit.sources.base import Source
+from shardkit.storage import fs
+from shardkit.storage.remote.path import RemotePath
 
 _SECONDS = 1.0  # approximate duration of a trial, for all splits together
 _TRIED_BYTES = 64 << 20  # of the source, at most, in one trial
@@ -140,7 +142,7 @@ def room_for(target: Target) -> Room | None:
     if isinstance(target.path, RemotePath):
         return None
     folder = target.absolute.parent
-    with storage.explained("look at", folder):
+    with os_errors.explained("look at", folder):
         return Room(folder, shutil.disk_usage(folder).free, _stored(target.working_folder))
 
 
@@ -189,7 +191,7 @@ def _tried(plan: Plan, split: Split, seconds: float) -> Estimate:
         task = _some(split, number)
         if number and not task.stop:
             return _by_size(split)
-        with storage.temporary("shardkit-plan-") as trial:
+        with fs.temporary("shardkit-plan-") as trial:
             tried = _try(plan, task, trial, seconds)
         if tried.seconds >= seconds / 2 or tried.read >= _TRIED_BYTES or number == total:
             return tried

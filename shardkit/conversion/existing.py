@@ -7,13 +7,13 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from shardkit import manifest as manifests
 from shardkit.conversion.partial import JOB, Partial, comparable
 from shardkit.conversion.plan import Plan
 from shardkit.conversion.target import Target
 from shardkit.errors import NotFoundError, OutputError, ShardkitError
-from shardkit.recipe import identity
-from shardkit.remote.path import RemotePath
+from shardkit.metadata import manifest as manifests
+from shardkit.metadata.recipe import identity
+from shardkit.storage.remote.path import RemotePath
 
 
 class State(Enum):

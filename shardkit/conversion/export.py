@@ -17,12 +17,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from shardkit import storage
 from shardkit.codecs import image, media
 from shardkit.codecs.media import SUFFIXES_OF
-from shardkit.conversion.partial import Partial, partial_of
+from shardkit.conversion.partial import Partial
+from shardkit.conversion.partials import partial_of
 from shardkit.conversion.target import Target
-from shardkit.dataset import Dataset
+from shardkit.dataset.dataset import Dataset
 from shardkit.errors import (
     FormatError,
     OutputError,
@@ -33,13 +33,13 @@ from shardkit.errors import (
 )
 from shardkit.formats.wds.names import extensions
 from shardkit.formats.wds.values import ENCODERS
-from shardkit.keywords import takes
-from shardkit.manifest import FOLDER
-from shardkit.names import file_stem
+from shardkit.helpers import os_errors
+from shardkit.helpers.keywords import takes
+from shardkit.helpers.names import file_stem
+from shardkit.helpers.processors import in_threads
+from shardkit.helpers.progress import Monitor, Progress, watched
+from shardkit.metadata.manifest import FOLDER
 from shardkit.options import Selection
-from shardkit.processors import in_threads
-from shardkit.progress import Monitor, Progress, watched
-from shardkit.remote.path import RemotePath
 from shardkit.sample import key_hash
 from shardkit.schema import Array, Audio, Bytes, FieldType, Image, Images, Int, Schema, Text, Video
 from shardkit.sources import exported, open_sources
@@ -55,7 +55,9 @@ from shardkit.sources.exported import (
     inline,
     json_row,
 )
-from shardkit.sources.given import paths_of
+from shardkit.sources.inputs import paths_of
+from shardkit.storage import fs
+from shardkit.storage.remote.path import RemotePath
 
 KINDS = ("folder", "jsonl", "files")
 _TABLES = {"folder": "metadata.csv", "jsonl": "data.jsonl", "files": f"{FOLDER}/files.jsonl"}
@@ -141,9 +143,9 @@ def export(
     if to not in KINDS:
         raise UsageError("there is no such kind of export", found=to, expected=near(to, KINDS))
     given: Any = dataset
-    with storage.using(storage_options, dataset, out):
+    with fs.using(storage_options, dataset, out):
         sources = open_sources(given)
-        target = Target(storage.output(out), "")
+        target = Target(fs.output(out), "")
     for source in sources.values():
         if not isinstance(source, Source):
             raise UsageError(
@@ -161,7 +163,7 @@ def export(
     try:
         result = ExportResult(os.fspath(target.path), to)
         renamed: Counter[str] = Counter()
-        storage.make_folder((partial.dataset / _about_name(to)).parent)
+        fs.make_folder((partial.dataset / _about_name(to)).parent)
         with watched(progress) as monitor:
             if monitor is not None:
                 total = sum(len(one) for one in sources.values() if isinstance(one, Source))
@@ -178,7 +180,7 @@ def export(
         if None not in made_of.values():
             top["made"] = _made(result, made_of, partial.dataset)
         _write_about(partial.dataset, to, top)
-        storage.sync_all(partial.dataset)
+        fs.sync_all(partial.dataset)
         partial.publish(overwrite=False)
     except Exception:
         partial.discard()  # an export is not resumed
@@ -197,7 +199,7 @@ def _begin(target: Target, to: str, sources: Iterable[Path]) -> Partial:
             fix="export to a local folder, then copy that to the URL",
         )
     out = target.path
-    with storage.explained("look at", out):
+    with os_errors.explained("look at", out):
         if os.path.lexists(out) and not (out.is_dir() and next(out.iterdir(), None) is None):
             fix = "give another folder with -o, or remove this one first"
             raise OutputError("the output exists", path=out, fix=fix)
@@ -267,7 +269,7 @@ def _about(**known: Any) -> About:
 
 def _write_about(folder: Path, to: str, about: About) -> None:
     text = json.dumps({"version": VERSION, **about}, indent=1)
-    storage.write_file(folder / _about_name(to), text.encode() + b"\n")
+    fs.write_file(folder / _about_name(to), text.encode() + b"\n")
 
 
 def _about_name(to: str) -> str:
@@ -300,7 +302,7 @@ class _Export:
             for name in names.get(self._label or "", ())
         ]
         self._columns = {name: self._column(name) for name in schema}
-        self._make_folder = lru_cache(4096)(storage.make_folder)
+        self._make_folder = lru_cache(4096)(fs.make_folder)
 
     def _column(self, name: str) -> str:
         """The name of a field's column; for media, the name that Hugging Face's loaders expect."""
@@ -316,12 +318,12 @@ class _Export:
 
     def run(self, monitor: Monitor | None) -> About:
         """Write the samples; returns the description of the folder."""
-        storage.make_folder((self._folder / _about_name(self._to)).parent)
+        fs.make_folder((self._folder / _about_name(self._to)).parent)
         for name in self._classes:  # readers number the folders
             self._make_folder(self._folder / name)
         self._alike = self._find_alike() if self._has_files() else {}
         optional = [False, *(kind.optional for kind in self._ordered().values())]
-        with storage.BufferedFile(self._folder / _TABLES[self._to]) as table:
+        with fs.BufferedFile(self._folder / _TABLES[self._to]) as table:
             if self._to == "folder":
                 head = [KEY, *(self._columns[name] for name in self._ordered())]
                 table.write(csv_row(head, [False] * len(head)))
@@ -338,7 +340,7 @@ class _Export:
         entry, files = self._source.tokenizer()
         for name, data in files.items():
             self._make_folder(self._folder / FOLDER)
-            storage.write_file(self._folder / FOLDER / name, data)
+            fs.write_file(self._folder / FOLDER / name, data)
         return _about(
             table=_TABLES[self._to],
             schema=self._schema.to_json(),
@@ -478,7 +480,7 @@ class _Export:
             raise OutputError(
                 "two files of the export have the same name on this file system", path=path
             )
-        storage.write_loose(path, data)
+        fs.write_loose(path, data)
         sizes.append(len(data))
         return f"{stem}.{ending}"
 

@@ -8,9 +8,10 @@ import os
 import uuid
 from pathlib import Path
 
-from shardkit import storage
 from shardkit.conversion.target import not_ours
 from shardkit.errors import OutputError, warn
+from shardkit.helpers import os_errors
+from shardkit.storage import fs
 
 LOCK = "lock"
 UNLOCKED = -1
@@ -76,7 +77,7 @@ def try_lock(
                 return handle
     if number and number not in (*_NO_LOCKS, *_HELD):
         error = OSError(number, os.strerror(number))
-        raise storage.explain(error, "lock", path) from error
+        raise os_errors.explain(error, "lock", path) from error
     if advice:
         why = os.strerror(number) if number else "every lock is granted"
         warn(f"the file system of {folder} has no locks ({why}): {advice}")
@@ -109,7 +110,7 @@ def _locks_work(folder: Path) -> bool:
         if device not in _working:
             path = folder / f"{LOCK}.{uuid.uuid4().hex}"
             number = _flock_of(path)
-            storage.remove(path)
+            fs.remove(path)
             if number not in (0, errno.ENOENT):
                 return False
             _working.add(device)
@@ -138,7 +139,7 @@ def _opened(path: Path, make: bool = True) -> int | None:
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise not_ours(path, "a link") from error
-        raise storage.explain(error, "create", path) from error
+        raise os_errors.explain(error, "create", path) from error
 
 
 def unlock(handle: int | None) -> None:

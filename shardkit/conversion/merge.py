@@ -9,20 +9,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardkit import manifest as manifests
-from shardkit import storage
 from shardkit.conversion.cuts import TASKS
 from shardkit.conversion.existing import another_dataset, damaged_job, is_complete
 from shardkit.conversion.outline import Outline
-from shardkit.conversion.partial import Partial, partial_of
+from shardkit.conversion.partial import Partial
+from shardkit.conversion.partials import partial_of
 from shardkit.conversion.parts import who_is_missing
 from shardkit.conversion.run import check_errors, errors_of, finished_in, publish, result_of
 from shardkit.conversion.target import Target
+from shardkit.dataset.find import open_splits
 from shardkit.errors import OutputError, ShardkitError, UsageError
 from shardkit.formats import get_format
-from shardkit.keywords import takes
-from shardkit.opening import open_splits
-from shardkit.progress import OfConversion, Progress, watched
+from shardkit.helpers.keywords import takes
+from shardkit.helpers.progress import OfConversion, Progress, watched
+from shardkit.metadata import manifest as manifests
+from shardkit.storage import fs
 from shardkit.version import __version__
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def merge(
     if out is not None:
         from shardkit.conversion.convert import convert
 
-        with storage.using(storage_options, *datasets, out):
+        with fs.using(storage_options, *datasets, out):
             to = _common_format(datasets)
         given, options = list(datasets), storage_options
         return convert(given, to, out, progress=progress, storage_options=options)
@@ -72,7 +73,7 @@ def _common_format(datasets: Sequence[str | os.PathLike[str]]) -> str:
     found = {
         os.fspath(path): dataset.format
         for path in datasets
-        for dataset in open_splits(storage.source(path), partly=True).values()
+        for dataset in open_splits(fs.source(path), partly=True).values()
     }
     formats = set(found.values())
     if len(formats) != 1:
@@ -88,8 +89,8 @@ def _publish(
     out: str | os.PathLike[str], monitor: Monitor | None, storage_options: Mapping[str, Any] | None
 ) -> ConvertResult:
     began = time.monotonic()
-    with storage.using(storage_options, out):
-        path = storage.output(out)
+    with fs.using(storage_options, out):
+        path = fs.output(out)
     partial = partial_of(Target(path, ""))
     job = partial.job()
     if job == {}:

@@ -21,21 +21,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardkit.checked import Count, checked, damaged, parse, plain
 from shardkit.conversion.shards import Content
 from shardkit.conversion.work import error_line, json_line, unzipped, zipped
 from shardkit.errors import DamagedError, UsageError
 from shardkit.formats import get_format
 from shardkit.formats.base import Format, ShardSpec
-from shardkit.manifest import CHOSEN, ERRORS, FILTERED
-from shardkit.names import checked_name
-from shardkit.recipe import Recipe
+from shardkit.helpers.checked import Count, checked, damaged, parse, plain
+from shardkit.helpers.names import checked_name
+from shardkit.metadata.manifest import CHOSEN, ERRORS, FILTERED
+from shardkit.metadata.recipe import Recipe
 from shardkit.schema import Schema
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from shardkit.conversion.plan import Plan, Split
+    from shardkit.conversion.plan import Plan
+    from shardkit.conversion.split import Split
 
 _OUTLINE = "outline.json"
 _TASKS = "tasks.i64"

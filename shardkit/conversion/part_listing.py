@@ -17,23 +17,23 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from shardkit import storage
 from shardkit.codecs.media import kind_by_name
 from shardkit.conversion.claim import machine
 from shardkit.conversion.lock import HELD, LOCK, UNLOCKED, try_lock, unlock
-from shardkit.conversion.partial import partial_of
-from shardkit.dataset import Dataset
+from shardkit.conversion.partials import partial_of
+from shardkit.dataset.dataset import Dataset
 from shardkit.errors import ShardkitError, warn
-from shardkit.patterns import is_pattern
-from shardkit.remote.path import RemotePath
 from shardkit.sources import listing as listings
-from shardkit.sources.given import listed
+from shardkit.sources.inputs import listed
+from shardkit.storage import fs
+from shardkit.storage.patterns import is_pattern
+from shardkit.storage.remote.path import RemotePath
 from shardkit.version import __version__
 
 if TYPE_CHECKING:
     from shardkit.conversion.partial import Partial
     from shardkit.conversion.target import Target
-    from shardkit.recipe import Recipe
+    from shardkit.metadata.recipe import Recipe
     from shardkit.sources.base import Source, Stream
 
 _LOCK = f"{LOCK}.listing"  # in OUT.partial, while a part lists
@@ -60,7 +60,7 @@ class PartListing:
         chosen = recipe.chooses or recipe.metadata or recipe.label_column
         if len(given) != 1 or isinstance(given[0], Dataset) or chosen:
             return None
-        path = storage.source(given[0])
+        path = fs.source(given[0])
         if isinstance(path, RemotePath) or is_pattern(path):
             return None
         return cls(path, recipe, partial_of(target))
@@ -128,7 +128,7 @@ class PartListing:
 
     def _try_lock(self) -> int | None:
         try:
-            storage.make_folder(self._partial.path)
+            fs.make_folder(self._partial.path)
             return try_lock(self._partial.path, _LOCK, advice="")
         except ShardkitError:  # reported when the work begins, if the problem persists
             return UNLOCKED

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from shardkit import storage
 from shardkit.conversion.lock import HELD, LOCK, UNLOCKED, busy, is_at, try_lock, unlock
 from shardkit.errors import OutputError, warn
-from shardkit.part_of import PartOf
+from shardkit.helpers.part_of import PartOf
+from shardkit.storage import fs
 
 PARTS = "parts"
 OTHER_JOB = "this one has other options, or another source"
@@ -41,7 +41,7 @@ class PartLock:
     def take(self) -> None:
         """Make the folder and lock out all others; raises OutputError if another is running."""
         while self._lock is None:
-            storage.make_folder(self._path)
+            fs.make_folder(self._path)
             found = try_lock(self._path, LOCK)
             if found == HELD:
                 raise self._refused("a run without --part cannot work at the same time")
@@ -78,7 +78,7 @@ class PartLock:
         """Try once; returns what prevents it, perhaps only for a moment."""
         alone = None
         while alone is None:  # a part that did not get so far has just removed the folder
-            storage.make_folder(self._path)
+            fs.make_folder(self._path)
             alone = try_lock(self._path, LOCK, advice=_MERGE)
         if alone != HELD:
             try:
@@ -93,12 +93,12 @@ class PartLock:
         if not fits():
             error = self._refused(OTHER_JOB)
         else:
-            storage.make_folder(self._parts)
+            fs.make_folder(self._parts)
             own = try_lock(self._parts, part.name, advice="")
             if own not in (None, HELD):
                 self._own = own if locked else UNLOCKED
-                storage.remove(self._ended(part))
-                storage.sync(self._parts)
+                fs.remove(self._ended(part))
+                fs.sync(self._parts)
                 return None
             error = at_work_already(part, self._path)
         self.release()
@@ -168,8 +168,8 @@ class PartLock:
     def end(self) -> None:
         """Record that the part has done its tasks."""
         if self._part is not None:
-            storage.write_file(self._ended(self._part), b"")
-            storage.sync(self._parts)
+            fs.write_file(self._ended(self._part), b"")
+            fs.sync(self._parts)
 
     def _ended(self, part: PartOf) -> Path:
         return self._parts / f"{part.name}.ended"

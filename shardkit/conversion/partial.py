@@ -26,18 +26,19 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from shardkit import storage
-from shardkit.checked import MOST_BYTES, checked, parse
 from shardkit.conversion.commit import COPY, DATASET, REPLACED, Commit
 from shardkit.conversion.lock import LOCK
 from shardkit.conversion.part_lock import PARTS, PartLock
 from shardkit.conversion.target import Target, not_ours, refuse_others
 from shardkit.conversion.work import UNFINISHED, is_finished, read_result
 from shardkit.errors import NotFoundError, OutputError, ShardkitError
-from shardkit.manifest import FOLDER, File, Shard
-from shardkit.part_of import PartOf
-from shardkit.recipe import identity
-from shardkit.remote.path import RemotePath
+from shardkit.helpers import os_errors
+from shardkit.helpers.checked import MOST_BYTES, checked, parse
+from shardkit.helpers.part_of import PartOf
+from shardkit.metadata.manifest import FOLDER, File, Shard
+from shardkit.metadata.recipe import identity
+from shardkit.storage import fs
+from shardkit.storage.remote.path import RemotePath
 
 JOB = "job.json"
 PLAN = "plan"
@@ -132,7 +133,7 @@ class Partial(ABC):
         """Remove the files of unfinished tasks; a part removes only those of its own tasks."""
         for entry in sorted(self.tasks.glob("*")):
             if entry.name.endswith(UNFINISHED) or not is_finished(entry):
-                storage.remove(entry)
+                fs.remove(entry)
 
     @abstractmethod
     def release(self) -> None:
@@ -150,9 +151,9 @@ class Partial(ABC):
         """Remove a finished task, which has to be repeated; it never looks finished meanwhile."""
         folder = self.task_folder(number)
         undone = folder.with_name(f"{folder.name}.undone{UNFINISHED}")
-        storage.remove(undone)
-        storage.rename(folder, undone)
-        storage.remove(undone)
+        fs.remove(undone)
+        fs.rename(folder, undone)
+        fs.remove(undone)
 
     @abstractmethod
     def has_outline(self) -> bool:
@@ -235,15 +236,6 @@ class Partial(ABC):
         """The tasks of `earlier` runs whose shards to be joined a power failure may have lost."""
 
 
-def partial_of(target: Target) -> Partial:
-    """The unfinished work on a target on this machine or in a store."""
-    if isinstance(target.path, RemotePath):
-        from shardkit.conversion.store_partial import StorePartial
-
-        return StorePartial(target, target.path)
-    return FolderPartial(target)
-
-
 class FolderPartial(Partial):
     """The working folder next to an output on this machine."""
 
@@ -258,7 +250,7 @@ class FolderPartial(Partial):
     def job(self) -> dict[str, Any] | None:
         self._refuse_link(self.path / JOB)  # the target of a link says nothing about our work
         try:
-            return checked(dict[str, Any], parse(storage.read(self.path / JOB, MOST_BYTES)))
+            return checked(dict[str, Any], parse(fs.read(self.path / JOB, MOST_BYTES)))
         except NotFoundError:
             return None
         except (ShardkitError, ValueError):
@@ -291,7 +283,7 @@ class FolderPartial(Partial):
                 )
                 self._check_folder()
             self.part = part
-            storage.make_folder(self.tasks)
+            fs.make_folder(self.tasks)
             self.sweep()
         except BaseException:
             self.release()
@@ -302,7 +294,7 @@ class FolderPartial(Partial):
 
     def begin_anew(self, job: dict[str, Any]) -> None:
         self._prepare(job, resume=False)
-        storage.make_folder(self.tasks)
+        fs.make_folder(self.tasks)
 
     def _is_of(self, job: dict[str, Any]) -> bool:
         old = self.job()
@@ -320,9 +312,9 @@ class FolderPartial(Partial):
         self._commit.restore()
         if not (resume and self._is_of(job)):
             for name in (JOB, JOB + UNFINISHED, PARTS, PLAN, TASKS, DATASET):
-                storage.remove(self.path / name)
+                fs.remove(self.path / name)
             self._write_job(job, self.path / (JOB + UNFINISHED))
-            storage.sync(self.path.parent)
+            fs.sync(self.path.parent)
 
     def _prepare_part(self, job: dict[str, Any]) -> None:
         self._check_folder()
@@ -331,15 +323,15 @@ class FolderPartial(Partial):
 
     def _write_job(self, job: dict[str, Any], unfinished: Path) -> None:
         text = json.dumps(job, indent=1, allow_nan=False).encode() + b"\n"
-        storage.write_file(unfinished, text)
-        storage.rename(unfinished, self.path / JOB)
-        storage.sync(self.path)
+        fs.write_file(unfinished, text)
+        fs.rename(unfinished, self.path / JOB)
+        fs.sync(self.path)
 
     def _say_job(self, job: dict[str, Any]) -> None:
         """Like `_prepare`, for a part that cannot tell whether other processes are running."""
         self._check_folder()
         if self.job() is None:
-            storage.make_folder(self.path / PARTS)
+            fs.make_folder(self.path / PARTS)
             self._write_job(job, self.path / PARTS / f"{uuid.uuid4().hex}{UNFINISHED}")
         elif not self._is_of(job):
             raise OutputError(
@@ -366,7 +358,7 @@ class FolderPartial(Partial):
             super().sweep()
         elif self._lock.owned:
             for entry in self.tasks.glob(f"*.{self.part.name}.*{UNFINISHED}"):
-                storage.remove(entry)
+                fs.remove(entry)
 
     def check(self) -> None:
         pass  # the lock is held for the lifetime of this process
@@ -379,20 +371,20 @@ class FolderPartial(Partial):
 
     def outline(self) -> tuple[Path, bytes] | None:
         path = self.path / PLAN / OUTLINE
-        return (path, storage.read(path)) if path.is_file() else None
+        return (path, fs.read(path)) if path.is_file() else None
 
     def keep_outline(self, packed: bytes, *, replace: bool = False) -> None:
-        self._keep(OUTLINE, lambda path: storage.write_file(path, packed))
+        self._keep(OUTLINE, lambda path: fs.write_file(path, packed))
 
     def _keep(self, name: str, write: Callable[[Path], object]) -> None:
         """Store a file in `plan/`. Parts may do so concurrently: all write the same content."""
         folder = self.path / PLAN
-        storage.make_folder(folder)
+        fs.make_folder(folder)
         unfinished = folder / f"{name}.{uuid.uuid4().hex[:8]}{UNFINISHED}"
         write(unfinished)
-        storage.rename(unfinished, folder / name)
-        storage.sync(folder)
-        storage.sync(self.path)
+        fs.rename(unfinished, folder / name)
+        fs.sync(folder)
+        fs.sync(self.path)
 
     @contextlib.contextmanager
     def listing(self) -> Iterator[tuple[Path, Path] | None]:
@@ -412,8 +404,8 @@ class FolderPartial(Partial):
         try:
             self._commit.restore()
             for name in (PARTS, PLAN, TASKS, DATASET, REPLACED, COPY, JOB, JOB + UNFINISHED):
-                storage.remove(self.path / name)
-            storage.remove(self.path)
+                fs.remove(self.path / name)
+            fs.remove(self.path)
         finally:
             self.release()
 
@@ -428,12 +420,12 @@ class FolderPartial(Partial):
             return
         new = folder / file.name
         if not synced:
-            storage.sync(old)
+            fs.sync(old)
         if new.parent != folder:
-            storage.make_folder(new.parent)
-        storage.rename(old, new)
+            fs.make_folder(new.parent)
+        fs.rename(old, new)
         if new.parent not in (folder, folder / FOLDER):  # the manifest's folder is synced with it
-            storage.sync(new.parent)
+            fs.sync(new.parent)
 
     @contextlib.contextmanager
     def here(self, shards: Sequence[tuple[Path, Shard]]) -> Iterator[list[Path]]:
@@ -457,7 +449,7 @@ class FolderPartial(Partial):
                 self._refuse_link(Path(folder, name))
 
     def _refuse_link(self, path: Path) -> None:
-        with storage.explained("look at", path):
+        with os_errors.explained("look at", path):
             try:
                 kind = stat.S_IFMT(path.lstat().st_mode)
             except FileNotFoundError:  # not created yet, or removed by another part
@@ -466,7 +458,7 @@ class FolderPartial(Partial):
             raise not_ours(path, "a link, a pipe or a device")
 
     def _refuse_strangers(self) -> None:
-        with storage.explained("list", self.path):
+        with os_errors.explained("list", self.path):
             try:
                 found = os.listdir(self.path)
             except FileNotFoundError:  # not created yet, or just removed by another process

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardkit.checked import plain
 from shardkit.conversion.outline import Outline
 from shardkit.errors import OutputError
-from shardkit.part_of import PartOf
+from shardkit.helpers.checked import plain
+from shardkit.helpers.part_of import PartOf
 
 if TYPE_CHECKING:
     from shardkit.conversion.partial import Partial

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import posixpath
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from shardkit.conversion.cuts import TASKS, cuts
 from shardkit.conversion.read_ahead import Reading
 from shardkit.conversion.shards import Content
-from shardkit.conversion.shares import Slice, slices
+from shardkit.conversion.shares import slices
+from shardkit.conversion.split import Split
 from shardkit.errors import ShardkitError, SourceError, UsageError
 from shardkit.formats import get_format
 from shardkit.formats.base import Format
-from shardkit.indices import array
-from shardkit.part_of import PartOf
-from shardkit.preprocess.items import Steps
+from shardkit.helpers.indices import array
+from shardkit.helpers.part_of import PartOf
+from shardkit.metadata.recipe import Recipe, TokenizerEntry, TransformEntry
+from shardkit.preprocess.pipeline import Steps
 from shardkit.preprocess.text import text_field, text_steps
-from shardkit.recipe import Recipe, TokenizerEntry, TransformEntry
 from shardkit.schema import Array, FieldType, Image, Schema, is_unicode
 from shardkit.sources.base import Source, Stream, some_of
 from shardkit.version import __version__
@@ -33,37 +34,6 @@ if TYPE_CHECKING:
     from shardkit.preprocess.transform import Transform
 
 _PROBE_TEXT = 1 << 13  # characters per document on which tokenizer engines are compared
-
-
-@dataclass(frozen=True)
-class Split:
-    """One dataset of the output: a split ("" if there is only one), and how it is made."""
-
-    name: str
-    source: Source | Stream
-    slice: Slice
-    steps: Steps  # applied to every sample before it is written
-    content: Content  # of its shards: samples after the steps, with renamed fields
-    problems: tuple[ShardkitError, ...] = ()  # found while planning, not tied to a sample
-    ignored: Mapping[str, int] = field(default_factory=dict)  # ignored in the source by planning
-    filtered: Sequence[Mapping[str, str]] = ()  # dropped by planning: lines of filtered.jsonl
-
-    @property
-    def schema(self) -> Schema:
-        return self.content.schema
-
-    @property
-    def samples(self) -> int | None:
-        """Number of samples; None if it is unknown before they are read."""
-        counts, known = self.slice.counts, isinstance(self.source, Source)
-        return len(self.slice.order) if known else None if counts is None else int(counts.sum())
-
-    def tokenizer(self) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """The tokenizer's entry in the manifest, and its files: those of this conversion, or those
-        of a source that is tokenized already."""
-        if self.steps.text is None:
-            return self.source.tokenizer()
-        return self.steps.text.tokenizer.identity(), self.steps.text.tokenizer.files()
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from shardkit.errors import (
     is_want_of_memory,
     memory_ran_out,
 )
-from shardkit.words import ended
+from shardkit.helpers.words import ended
 
 if TYPE_CHECKING:
     from shardkit.conversion.work import Progress, Report, Work
@@ -241,11 +241,11 @@ class _Worker:
 
 def remove_unfinished(work: Work) -> None:
     """Remove the files that a dead worker left of a task."""
-    from shardkit import storage
     from shardkit.conversion.work import UNFINISHED
+    from shardkit.storage import fs
 
     for path in work.folder.parent.glob(f"{work.folder.name}.*{UNFINISHED}"):
-        storage.remove(path)
+        fs.remove(path)
 
 
 def _died_twice(work: Work, code: int, begun: list[str]) -> WorkerError:

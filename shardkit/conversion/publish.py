@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from shardkit import storage
 from shardkit.codecs.array import table_header
 from shardkit.conversion.outline import Outline
 from shardkit.conversion.partial import Partial
@@ -27,7 +26,7 @@ from shardkit.conversion.work import read_result
 from shardkit.errors import DamagedError, SampleError, SourceError, StorageError
 from shardkit.formats import file_name, get_format
 from shardkit.formats.base import Joins
-from shardkit.manifest import (
+from shardkit.metadata.manifest import (
     CHOSEN,
     ERRORS,
     FILTERED,
@@ -43,6 +42,7 @@ from shardkit.manifest import (
 )
 from shardkit.schema import Int, Schema, length_fields, lengths_dtype
 from shardkit.sources.subset import nothing_left
+from shardkit.storage import fs
 
 
 def assemble(outline: Outline, target: Target, partial: Partial, earlier: Collection[int]) -> None:
@@ -95,7 +95,7 @@ def _assemble_split(
 ) -> Manifest:
     split, recipe = outline.splits[number], outline.recipe
     content, folder = outline.contents[number], partial.dataset / split.name
-    storage.make_folder(folder / FOLDER)
+    fs.make_folder(folder / FOLDER)
     tasks = outline.tasks_of(number)
     folders = [partial.task_folder(task) for task, _ in tasks]
     results = [read_result(path) for path in folders]
@@ -231,14 +231,14 @@ def publish_shards(
     added = [*format.complete(folder, made), *_write_lists(target, folder, {PIECES: [pieces]})]
     made = replace(made, files=(*files, *described(folder, added)))
     made.write(target.list_path(folder, NAME))
-    storage.sync(folder)
+    fs.sync(folder)
     return made
 
 
 def described(folder: Path, paths: Iterable[Path]) -> tuple[File, ...]:
     """The manifest entries of files of the dataset in `folder`."""
     return tuple(
-        File(path.relative_to(folder).as_posix(), path.stat().st_size, storage.checksum(path))
+        File(path.relative_to(folder).as_posix(), path.stat().st_size, fs.checksum(path))
         for path in paths
     )
 
@@ -287,9 +287,9 @@ def _check_files(made: Made) -> None:
     for file in made.shard.files:
         path = made.folder / file.name
         size = path.stat().st_size if path.is_file() else -1
-        if size == file.bytes and storage.checksum(path) == file.checksum:
+        if size == file.bytes and fs.checksum(path) == file.checksum:
             continue
-        storage.remove(made.folder)
+        fs.remove(made.folder)
         raise StorageError(
             "a shard to be joined, written by an earlier run, is damaged or missing",
             path=path,
@@ -301,7 +301,7 @@ def _check_files(made: Made) -> None:
 def _check_keys(content: Content, made: list[Made], partial: Partial) -> None:
     """Raise SampleError if a key is in two shards. Within each shard, keys were checked already."""
     folders = dict.fromkeys(one.folder for one in made)
-    hashes = [np.frombuffer(storage.read(folder / HASHES), np.uint64) for folder in folders]
+    hashes = [np.frombuffer(fs.read(folder / HASHES), np.uint64) for folder in folders]
     every = np.concatenate([np.zeros(0, np.uint64), *hashes])
     order = np.argsort(every, kind="stable")
     for at in np.flatnonzero(every[order][1:] == every[order][:-1]).tolist():
@@ -358,7 +358,7 @@ def _write_lists(
     for name, lines in lists.items():
         if data := b"".join(lines):
             path = target.list_path(folder, name)
-            storage.write_file(path, data)
+            fs.write_file(path, data)
             yield path
 
 
@@ -373,13 +373,13 @@ def write_lengths(path: Path, schema: Schema, folders: list[Path]) -> list[Path]
     rows = [folder / LENGTH_ROWS for folder in folders]
     sizes = [path.stat().st_size for path in rows]
     dtype = lengths_dtype(names)
-    with storage.create(path) as file:
-        storage.write(file, [table_header(dtype, sum(sizes) // dtype.itemsize)])
+    with fs.create(path) as file:
+        fs.write(file, [table_header(dtype, sum(sizes) // dtype.itemsize)])
         for own, size in zip(rows, sizes, strict=True):
-            storage.append(file, own, size)
-    storage.sync(path)
+            fs.append(file, own, size)
+    fs.sync(path)
     return [path]
 
 
 def _lines(tasks: list[Path], name: str) -> list[bytes]:
-    return [storage.read(task / name) for task in tasks if (task / name).is_file()]
+    return [fs.read(task / name) for task in tasks if (task / name).is_file()]

@@ -21,7 +21,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardkit import storage
 from shardkit.conversion import pool
 from shardkit.conversion.ray_node import appears, serve, terms_for, versions_of
 from shardkit.conversion.work import (
@@ -36,8 +35,10 @@ from shardkit.conversion.work import (
     unpack,
 )
 from shardkit.errors import OutputError, UsageError, WorkerError, warn
-from shardkit.extras import extra
-from shardkit.options import ConvertOptions, parse_size
+from shardkit.helpers.extras import extra
+from shardkit.helpers.words import parse_size
+from shardkit.options import ConvertOptions
+from shardkit.storage import fs
 
 _AHEAD = 2  # submitted tasks per task that can run at a time
 _LOOK = 5.0  # seconds without an event until the nodes of the cluster are checked
@@ -120,7 +121,7 @@ class RayEngine:
         token = uuid.uuid4().hex
         probe = first.folder.parent / f"{token}{UNFINISHED}"  # removed like an unfinished task
         if first.upload is None:
-            storage.write_file(probe, b"")
+            fs.write_file(probe, b"")
         given = None if first.upload is not None else str(probe)
         self._terms = terms_for(token, given, self._source)
 

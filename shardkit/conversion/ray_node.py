@@ -18,16 +18,16 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from shardkit import storage
 from shardkit.conversion import pool
 from shardkit.conversion.claim import machine
 from shardkit.conversion.scratch import Scratch
 from shardkit.conversion.work import Progress, Work, pack, run_task
 from shardkit.errors import OutputError, SampleError, ShardkitError, SourceError, WorkerError
 from shardkit.formats import FORMATS
-from shardkit.patterns import expanded
-from shardkit.remote.path import parsed
+from shardkit.helpers import os_errors
 from shardkit.sources import files
+from shardkit.storage.patterns import expanded
+from shardkit.storage.remote.path import parsed
 from shardkit.version import __version__
 
 _REPORT = 1.0  # seconds between two reports of a task
@@ -176,7 +176,7 @@ def _check(terms: dict[str, Any]) -> None:
         try:
             found = f"{_size(path):,} bytes"
         except OSError as error:
-            found = storage.reason(error)
+            found = os_errors.reason(error)
         if found != f"{size:,} bytes":
             raise SourceError(
                 "a node does not see the source that the run was planned for",

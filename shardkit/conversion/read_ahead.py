@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardkit.conversion.stats import Stats
 from shardkit.errors import SampleError
-from shardkit.mapped import Sizes, listed
+from shardkit.helpers.mapped import Sizes, listed
 from shardkit.preprocess.filtered import Filtered
-from shardkit.preprocess.items import Item, Read, Steps, count_values, sample_of
+from shardkit.preprocess.items import Item, Read, count_values, sample_of
+from shardkit.preprocess.pipeline import Steps
 from shardkit.sources.base import Document, Source, Stream
 from shardkit.sources.requested import Requested, requested
 
 if TYPE_CHECKING:
-    from shardkit.conversion.shares import Share
+    from shardkit.conversion.key_shares import Share
 
 # Maximum number of read-ahead threads in a task, and how much each reads at a time.
 _MAX_THREADS = 8

@@ -10,13 +10,13 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from shardkit.checked import plain
 from shardkit.conversion import pool
 from shardkit.conversion.estimate import refuse_full
 from shardkit.conversion.existing import is_done, made_meanwhile
 from shardkit.conversion.outline import Outline
 from shardkit.conversion.part_listing import PartListing
-from shardkit.conversion.partial import Partial, partial_of, unseen
+from shardkit.conversion.partial import Partial, unseen
+from shardkit.conversion.partials import partial_of
 from shardkit.conversion.parts import agreed
 from shardkit.conversion.plan import Plan, Task, make_plan
 from shardkit.conversion.publish import assemble
@@ -24,7 +24,10 @@ from shardkit.conversion.target import Target, default_output
 from shardkit.conversion.work import Progress, Report, Work, read_result
 from shardkit.errors import OutputError, ShardkitError, SourceError, UsageError, printable
 from shardkit.formats import get_format
-from shardkit.manifest import (
+from shardkit.helpers.checked import plain
+from shardkit.helpers.part_of import PartOf
+from shardkit.helpers.words import size as in_bytes
+from shardkit.metadata.manifest import (
     ERRORS,
     FILTERED,
     FieldStats,
@@ -35,17 +38,15 @@ from shardkit.manifest import (
     load_any,
     manifest_path,
 )
+from shardkit.metadata.recipe import Recipe
 from shardkit.options import ConvertOptions
-from shardkit.part_of import PartOf
-from shardkit.patterns import expanded
 from shardkit.preprocess.transform import load_transform
-from shardkit.recipe import Recipe
-from shardkit.remote.path import RemotePath
-from shardkit.remote.store import LARGEST
 from shardkit.sources import open_sources
-from shardkit.sources.given import paths_of
+from shardkit.sources.inputs import paths_of
 from shardkit.sources.key_lists import key_lists
-from shardkit.words import size as in_bytes
+from shardkit.storage.patterns import expanded
+from shardkit.storage.remote.client import LARGEST
+from shardkit.storage.remote.path import RemotePath
 
 _OTHER_OPTIONS = "to change any option but --on-error, add --overwrite, which starts over"
 

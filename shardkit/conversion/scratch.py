@@ -8,9 +8,10 @@ import stat
 import tempfile
 from pathlib import Path
 
-from shardkit import storage
 from shardkit.conversion.lock import UNLOCKED, lock, unlock
 from shardkit.errors import OutputError, ShardkitError
+from shardkit.helpers import os_errors
+from shardkit.storage import fs
 
 _PREFIX = "shardkit-scratch-"
 
@@ -25,8 +26,8 @@ class Scratch:
         _clean()
         self._lock: int | None = None
         while self._lock is None:
-            folder = storage.temporary_folder()
-            with storage.explained("make a temporary folder", folder / _PREFIX):
+            folder = os_errors.temporary_folder()
+            with os_errors.explained("make a temporary folder", folder / _PREFIX):
                 self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder))
             with contextlib.suppress(OutputError):  # locked by the cleanup of another run: retry
                 self._lock = lock(self.path)
@@ -35,13 +36,13 @@ class Scratch:
         handle, self._lock = self._lock, None
         if handle is not None:
             with contextlib.suppress(ShardkitError):  # the next run removes leftovers
-                storage.remove(self.path)
+                fs.remove(self.path)
             unlock(handle)
 
 
 def _clean() -> None:
     """Remove the folders of this user whose runs have ended."""
-    for path in storage.temporary_folder().glob(f"{_PREFIX}*"):
+    for path in os_errors.temporary_folder().glob(f"{_PREFIX}*"):
         with contextlib.suppress(ShardkitError, OSError):
             about = path.lstat()
             if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
@@ -49,6 +50,6 @@ def _clean() -> None:
             handle = lock(path)
             if handle not in (None, UNLOCKED):
                 try:
-                    storage.remove(path)
+                    fs.remove(path)
                 finally:
                     unlock(handle)

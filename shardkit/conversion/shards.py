@@ -10,20 +10,20 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from shardkit import storage
 from shardkit.codecs.image import NotAnImageError, unusable
 from shardkit.codecs.media import length_of
 from shardkit.conversion.stats import Stats
+from shardkit.dataset.statistics import Pixels, pixels_of
 from shardkit.errors import FormatError, SampleError
 from shardkit.formats import file_name
 from shardkit.formats.base import Format, ShardSpec, ShardWriter
-from shardkit.manifest import FOLDER, File, Shard
-from shardkit.pieces import checksum_of, listed
-from shardkit.remote import store as stores
-from shardkit.remote.path import RemotePath
+from shardkit.metadata.manifest import FOLDER, File, Shard
 from shardkit.sample import Sample, key_hash
 from shardkit.schema import Schema, check_label, length_fields
-from shardkit.statistics import Pixels, pixels_of
+from shardkit.storage import fs
+from shardkit.storage.checksums import checksum_of, listed
+from shardkit.storage.remote import store as stores
+from shardkit.storage.remote.path import RemotePath
 
 KEYS_REPEAT = "give every sample a unique key"
 # Files next to the shards, needed for publishing.
@@ -110,10 +110,10 @@ class ShardSequence:
         """Complete the last shard. All files are on the disk when this returns."""
         if self._writer is not None:
             self._close_shard()
-        storage.write_file(self._folder / HASHES, np.array(self._key_hashes, "<u8").tobytes())
+        fs.write_file(self._folder / HASHES, np.array(self._key_hashes, "<u8").tobytes())
         if self._length_fields:
             lengths = np.array(self._lengths, "<u4")
-            storage.write_file(self._folder / LENGTH_ROWS, lengths.tobytes())
+            fs.write_file(self._folder / LENGTH_ROWS, lengths.tobytes())
         self.stats.flush()
 
     def _check(self, sample: Sample) -> None:
@@ -171,16 +171,16 @@ class ShardSequence:
         else:
             for folder in (self._folder, self._folder / FOLDER):
                 for path in [*folder.glob(f"{self._stem}*")]:
-                    storage.remove(path)
+                    fs.remove(path)
         self._samples = 0
         self._keys.clear()
 
 
 def upload_shard(folder: Path, shard: Shard, to: RemotePath) -> None:
     """Move the files of a shard to a store, under the same names."""
-    stores.together(lambda file: storage.put(folder / file.name, to / file.name), shard.files)
+    stores.together(lambda file: fs.put(folder / file.name, to / file.name), shard.files)
     for file in shard.files:
-        storage.remove(folder / file.name)
+        fs.remove(folder / file.name)
 
 
 def finished_shard(
@@ -213,10 +213,10 @@ def finished_shard(
     files, digests = {}, {}
     for path in paths:
         if durable:
-            storage.sync(path)
+            fs.sync(path)
         if path.is_file():
             name = path.relative_to(folder).as_posix()
-            digests[name] = storage.digests(path)
+            digests[name] = fs.digests(path)
             files[name] = File(name, path.stat().st_size, checksum_of(digests[name]))
     shard = Shard(files.pop(own_name), 0, tuple(files.values()))
     return shard, b"".join(digests[file.name] for file in shard.files if listed(file.bytes))

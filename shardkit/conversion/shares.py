@@ -8,34 +8,18 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import xxhash
 
+from shardkit.conversion.key_shares import Share, key_fraction
 from shardkit.conversion.read_ahead import Reading
 from shardkit.conversion.strata import divided
 from shardkit.errors import UsageError
-from shardkit.indices import as_slice
-from shardkit.mapped import Sizes, computed, selected
-from shardkit.order import permutation
-from shardkit.preprocess.items import Steps
-from shardkit.recipe import LISTS, Recipe
+from shardkit.helpers.indices import as_slice
+from shardkit.helpers.mapped import Sizes, computed, selected
+from shardkit.helpers.order import permutation
+from shardkit.metadata.recipe import LISTS, Recipe
+from shardkit.preprocess.pipeline import Steps
 from shardkit.sample import key_hash
 from shardkit.sources.base import Indices, Source, Stream
-
-
-@dataclass(frozen=True)
-class Share:
-    """The samples of a split: those whose key fractions are in the interval [start, stop)."""
-
-    start: float
-    stop: float
-
-    def has(self, key: str) -> bool:
-        return self.start <= key_fraction(key) < self.stop
-
-
-def key_fraction(key: str) -> float:
-    """A number from 0 to 1 that depends on the key alone."""
-    return xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogateescape")) / 2**64
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from shardkit.dataset.statistics import Pixels
+from shardkit.metadata.sizes import FieldSizes
 from shardkit.preprocess.text import TextTally
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Bool, Bytes, FieldType, Images, Json, Scalar, Text
-from shardkit.sizes import FieldSizes
-from shardkit.statistics import Pixels
 
 _COUNTS = ("encoded", "filtered", "ignored", "keys", "images", "reasons")
 _MOST_IGNORED = 100  # kinds named in a manifest, as JSON may have any number of names

@@ -13,15 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
-from shardkit import manifest as manifests
-from shardkit import storage
-from shardkit.checked import checked, parse
 from shardkit.conversion.target import Target, file_in_the_way
 from shardkit.errors import ShardkitError
-from shardkit.manifest import Splits
-from shardkit.names import is_safe
-from shardkit.remote import store as stores
-from shardkit.remote.path import RemotePath
+from shardkit.helpers.checked import checked, parse
+from shardkit.helpers.names import is_safe
+from shardkit.metadata import manifest as manifests
+from shardkit.metadata.manifest import Splits
+from shardkit.storage import fs
+from shardkit.storage.remote import store as stores
+from shardkit.storage.remote.path import RemotePath
 
 
 class Placed(NamedTuple):
@@ -75,7 +75,7 @@ class StoreCommit:
         text = json.dumps({"names": sorted(filter(is_safe, {*old, *new}))}).encode()
         for mark in marks:
             self._check()
-            storage.put(text, mark)
+            fs.put(text, mark)
         for names in reversed(self._by_rank(old)):
             stores.together(self._delete, names)
         sizes = {name: _size(what) for name, what in new.items()}
@@ -98,13 +98,13 @@ class StoreCommit:
     def _put(self, name: str, what: Path | Placed) -> None:
         self._check()
         if isinstance(what, Placed):
-            storage.copy(what.path, self._folder / name, what.bytes)
+            fs.copy(what.path, self._folder / name, what.bytes)
         else:
-            storage.put(what, self._folder / name)
+            fs.put(what, self._folder / name)
 
     def _delete(self, name: str) -> None:
         self._check()
-        storage.delete(self._folder / name)
+        fs.delete(self._folder / name)
 
     def _by_rank(self, names: Iterable[str]) -> list[list[str]]:
         """Names in the order of writing: first files, then manifests of splits, then the top one

@@ -28,9 +28,6 @@ from typing import Any
 
 import xxhash
 
-from shardkit import manifest as manifests
-from shardkit import storage
-from shardkit.checked import checked, parse
 from shardkit.conversion.claim import Claim, Found, another_run, ended, is_over, said
 from shardkit.conversion.commit import DATASET
 from shardkit.conversion.part_lock import OTHER_JOB, at_work, at_work_already
@@ -50,10 +47,14 @@ from shardkit.conversion.store_commit import Placed, StoreCommit
 from shardkit.conversion.target import Target
 from shardkit.conversion.work import PACKED, is_finished, read_result, unpack
 from shardkit.errors import DamagedError, OutputError
-from shardkit.manifest import File, Shard
-from shardkit.part_of import PartOf
-from shardkit.remote import store as stores
-from shardkit.remote.path import RemotePath
+from shardkit.helpers.checked import checked, parse
+from shardkit.helpers.part_of import PartOf
+from shardkit.metadata import manifest as manifests
+from shardkit.metadata.manifest import File, Shard
+from shardkit.storage import fs
+from shardkit.storage.remote import store as stores
+from shardkit.storage.remote.client import LARGEST, Info
+from shardkit.storage.remote.path import RemotePath
 
 _RUN = "run.json"
 _PARTS = "parts"
@@ -127,7 +128,7 @@ class StorePartial(Partial):
                 )
             self._scratch = Scratch()
             self.tasks, self.dataset = (self._scratch.path / name for name in (TASKS, DATASET))
-            storage.make_folder(self.tasks)
+            fs.make_folder(self.tasks)
             if part is None:
                 self._prepare(job, resume)
             else:
@@ -191,14 +192,14 @@ class StorePartial(Partial):
         while (old := self.job()) is None or comparable(old) != comparable(job):
             found = self._store.read_tagged(path.key)
             if found is None:
-                storage.put_if(_job_text(job), path, None)
+                fs.put_if(_job_text(job), path, None)
                 continue
             with contextlib.suppress(_TakenError):  # another part may have stored this job already
                 run = Claim.take(self._remote / _RUN, busy=_TakenError("taken"))
                 try:  # the claim keeps new parts from beginning meanwhile
                     self._refuse_parts(OTHER_JOB, "" if old is None else _digest(old))
                     self._refuse_other_work(job)
-                    storage.put_if(_job_text(job), path, found[1])
+                    fs.put_if(_job_text(job), path, found[1])
                 finally:
                     run.release()
 
@@ -242,7 +243,7 @@ class StorePartial(Partial):
         if old is None or comparable(old) != comparable(job):
             stores.together(self._delete, self._others())
             self._resumed = False
-            storage.put(_job_text(job), self._remote / JOB)
+            fs.put(_job_text(job), self._remote / JOB)
 
     def check(self) -> None:
         assert self._claim is not None
@@ -271,9 +272,9 @@ class StorePartial(Partial):
         self._outlined = True
         path = self._job / PLAN / OUTLINE
         if replace:
-            storage.put(packed, path)
+            fs.put(packed, path)
         else:
-            storage.put_if(packed, path, None)
+            fs.put_if(packed, path, None)
 
     @contextlib.contextmanager
     def listing(self) -> Iterator[tuple[Path, Path] | None]:
@@ -284,17 +285,17 @@ class StorePartial(Partial):
             yield None
             return
         with contextlib.closing(Scratch()) as scratch:
-            storage.download(path, scratch.path / LISTING, about.size)
+            fs.download(path, scratch.path / LISTING, about.size)
             yield path, scratch.path / LISTING
 
     def keep_listing(self, size: int, write: Callable[[Path], object]) -> None:
         assert self._scratch is not None
         to, path = self._job / PLAN / LISTING, self._scratch.path / LISTING
-        if size > stores.LARGEST or self._store.find_again(to.key) is not None:
+        if size > LARGEST or self._store.find_again(to.key) is not None:
             return  # without a stored listing, each part lists the source itself
         write(path)
-        storage.put(path, to)
-        storage.remove(path)
+        fs.put(path, to)
+        fs.remove(path)
 
     def finished(self, numbers: Iterable[int]) -> list[int]:
         numbers = [*numbers]
@@ -355,7 +356,7 @@ class StorePartial(Partial):
 
     def _delete(self, path: RemotePath) -> None:
         self.check()
-        storage.delete(path)
+        fs.delete(path)
 
     def _others(self) -> list[RemotePath]:
         """All objects in the listing except the claim."""
@@ -402,14 +403,14 @@ class StorePartial(Partial):
             yield [folder / shard.file.name for folder, shard in shards]
         finally:
             for folder, file in files:
-                storage.remove(folder / file.name)
+                fs.remove(folder / file.name)
 
     def _download(self, folder: Path, file: File) -> None:
         path = folder / file.name
         self.check()
-        storage.make_folder(path.parent)
-        storage.download(self.stored(path), path, file.bytes)
-        if storage.checksum(path) != file.checksum:
+        fs.make_folder(path.parent)
+        fs.download(self.stored(path), path, file.bytes)
+        if fs.checksum(path) != file.checksum:
             raise DamagedError(
                 "a shard to be joined differs from what was uploaded",
                 path=self.stored(path),
@@ -420,15 +421,15 @@ class StorePartial(Partial):
         for file in shard.files:
             path = folder / file.name
             to = self._job / DATASET / path.relative_to(self.dataset)
-            storage.put(path, to)
-            storage.remove(path)
+            fs.put(path, to)
+            fs.remove(path)
             self._placed[path] = Placed(to, file.bytes)
 
     def unsynced(self, earlier: Collection[int]) -> Collection[int]:
         return ()  # uploads are atomic: an object is complete, or does not exist
 
 
-def _version(found: stores.Info | None) -> str | None:
+def _version(found: Info | None) -> str | None:
     return None if found is None else found.version
 
 

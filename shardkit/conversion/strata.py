@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.errors import UsageError
-from shardkit.recipe import Recipe
+from shardkit.metadata.recipe import Recipe
 from shardkit.sources.base import Indices, Source
 from shardkit.sources.subset import Subset, chance
 

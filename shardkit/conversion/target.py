@@ -8,15 +8,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardkit import manifest as manifests
-from shardkit import storage
 from shardkit.errors import OutputError, UsageError
 from shardkit.formats import FORMATS, format_of, get_format
 from shardkit.formats.base import Joins
-from shardkit.names import FLAT, is_safe
-from shardkit.patterns import is_pattern
-from shardkit.remote.path import RemotePath
-from shardkit.remote.store import together
+from shardkit.helpers import os_errors
+from shardkit.helpers.names import FLAT, is_safe
+from shardkit.metadata import manifest as manifests
+from shardkit.storage import fs
+from shardkit.storage.patterns import is_pattern
+from shardkit.storage.remote.path import RemotePath
+from shardkit.storage.remote.store import together
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,12 @@ class Target:
     @classmethod
     def of(cls, out: str | os.PathLike[str], format: str) -> Target:
         """Create the target for an output path. Raises UsageError for an invalid name."""
-        path = storage.output(out)
+        path = fs.output(out)
         return cls(path, format, _is_single(path, format))
 
     @property
     def absolute(self) -> Path:
-        return storage.absolute(self.path)
+        return fs.absolute(self.path)
 
     @property
     def working_folder(self) -> Path:
@@ -90,7 +91,7 @@ class Target:
             refuse_others(parent / manifests.FOLDER)
         if isinstance(self.path, RemotePath):
             together(self.path.store.find, {path.key for path in self._asked_for()})
-        with storage.explained("look at", self.path):
+        with os_errors.explained("look at", self.path):
             self._check_existing()
 
     def refuse_newcomer(self, overwrite: bool) -> None:
@@ -197,7 +198,7 @@ def default_output(sources: Sequence[Path], format: str) -> Path:
         source = source.resolve().parent
     folder = Path() if isinstance(source, RemotePath) else source.parent
     if source.is_file():
-        from shardkit.sources.text.names import parse_name
+        from shardkit.sources.file_names import parse_name
 
         text = parse_name(source.name)
         if text is not None:
@@ -214,7 +215,7 @@ def refuse_others(path: Path) -> None:
     anything there (on shared and mapped file systems we may be that owner). A folder that does not
     exist is fine: another process may remove it at any moment.
     """
-    with storage.explained("look at", path):
+    with os_errors.explained("look at", path):
         try:
             about, above = path.lstat(), path.parent.stat()
         except FileNotFoundError:

@@ -20,23 +20,31 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from shardkit import storage
-from shardkit.checked import MOST_BYTES, Count, MismatchError, checked, damaged, parse, plain
 from shardkit.conversion.read_ahead import Reading
 from shardkit.conversion.shards import Content, ShardSequence
 from shardkit.conversion.stats import Stats
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.formats import get_format
 from shardkit.formats.base import ShardSpec
-from shardkit.manifest import ERRORS, FILTERED, KEYS, Shard
-from shardkit.names import checked_name
-from shardkit.part_of import PartOf
-from shardkit.pieces import DIGEST
+from shardkit.helpers.checked import (
+    MOST_BYTES,
+    Count,
+    MismatchError,
+    checked,
+    damaged,
+    parse,
+    plain,
+)
+from shardkit.helpers.names import checked_name
+from shardkit.helpers.part_of import PartOf
+from shardkit.metadata.manifest import ERRORS, FILTERED, KEYS, Shard
+from shardkit.metadata.recipe import Recipe
 from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.items import Read, sample_of
-from shardkit.recipe import Recipe
-from shardkit.remote.path import RemotePath
 from shardkit.sample import Sample, renamed, safe_key
+from shardkit.storage import fs
+from shardkit.storage.checksums import DIGEST
+from shardkit.storage.remote.path import RemotePath
 
 RESULT = "result.json"
 PACKED = "result.zip"
@@ -90,27 +98,27 @@ def run_task(work: Work, report: Report) -> None:
     by = "" if work.part is None else f".{work.part.name}"
     end = f"{by}.{uuid.uuid4().hex[:8]}{UNFINISHED}"
     unfinished = work.folder.with_name(f"{work.folder.name}{end}")
-    storage.make_folder(unfinished)
-    storage.write_back = work.durable and work.upload is None
+    fs.make_folder(unfinished)
+    fs.write_back = work.durable and work.upload is None
     try:
         _write(work, unfinished, report)
-        storage.sync(unfinished)
+        fs.sync(unfinished)
         try:
-            storage.rename(unfinished, work.folder)
+            fs.rename(unfinished, work.folder)
         except ShardkitError:
             if not is_finished(work.folder):
                 raise
-            storage.remove(unfinished)  # another part has finished it too, with the same bytes
-        storage.sync(work.folder.parent)
+            fs.remove(unfinished)  # another part has finished it too, with the same bytes
+        fs.sync(work.folder.parent)
     except BaseException:
         # Best effort: leftovers are removed when the run is resumed.
         try:
-            storage.remove(unfinished)
+            fs.remove(unfinished)
         except ShardkitError:
             pass
         raise
     finally:
-        storage.write_back = True
+        fs.write_back = True
 
 
 def _write(work: Work, folder: Path, report: Report) -> None:
@@ -132,12 +140,12 @@ def _write(work: Work, folder: Path, report: Report) -> None:
         raise
     for name, lines in lists.items():
         if lines:
-            storage.write_file(folder / name, b"".join(lines))
+            fs.write_file(folder / name, b"".join(lines))
     pieces = [digests.hex() for digests in shards.pieces]
     result = TaskResult(shards.shards, len(lists[ERRORS]), shards.stats, pieces, reporter.reported)
-    storage.write_file(folder / RESULT, json.dumps(plain(result), allow_nan=False).encode())
+    fs.write_file(folder / RESULT, json.dumps(plain(result), allow_nan=False).encode())
     if work.upload is not None:
-        storage.put(pack(folder), work.upload / PACKED)
+        fs.put(pack(folder), work.upload / PACKED)
 
 
 def _write_samples(
@@ -235,7 +243,7 @@ def read_result(folder: Path) -> TaskResult:
     """Read the result of the finished task in a folder; raises DamagedError."""
     path = folder / RESULT
     try:
-        data = checked(dict[str, Any], parse(storage.read(path, MOST_BYTES)))
+        data = checked(dict[str, Any], parse(fs.read(path, MOST_BYTES)))
         found = checked(TaskResult, data)
         for count in fields(Stats):  # they have defaults, but a result always contains all of them
             if count.name not in data["stats"]:
@@ -264,12 +272,12 @@ def unheard(folder: Path, heard: Iterable[Progress]) -> Progress:
 def pack(folder: Path) -> bytes:
     """Pack the folder of a task, whose shards were uploaded already, into one archive."""
     paths = filter(Path.is_file, folder.rglob("*"))
-    return zipped({path.relative_to(folder).as_posix(): storage.read(path) for path in paths})
+    return zipped({path.relative_to(folder).as_posix(): fs.read(path) for path in paths})
 
 
 def unpack(packed: bytes, folder: Path, where: Path) -> None:
     """Unpack the folder of a finished task; raises DamagedError with the archive's path `where`."""
-    storage.make_folder(folder)
+    fs.make_folder(folder)
     try:
         files = unzipped(packed)
     except ValueError as error:
@@ -277,8 +285,8 @@ def unpack(packed: bytes, folder: Path, where: Path) -> None:
         raise damaged("the result of a task", error, path=where, fix=fix) from error
     for name in sorted(files, key=lambda one: one == RESULT):  # RESULT last
         path = folder / checked_name(name, where, "entries")
-        storage.make_folder(path.parent)
-        storage.write_file(path, files[name])
+        fs.make_folder(path.parent)
+        fs.write_file(path, files[name])
 
 
 def zipped(files: Mapping[str, bytes]) -> bytes:

@@ -2,6 +2,13 @@
 
 A format is imported when it is first used. Another package adds a format with an entry point in the
 group `shardkit.formats`, which has the name of the format and refers to its `Declaration`.
+
+Each imports only those on lines below its own:
+
+    array_record/
+    api lance/ litdata/ mds/ tfrecord/ wds/
+    __init__ arrow/ beton/ compressed lmdb/ megatron/ offsets table_folders testing_samples
+    base streamed unsupported
 """
 
 from __future__ import annotations
@@ -16,15 +23,15 @@ from typing import TYPE_CHECKING
 
 from shardkit.codecs.image import SUFFIXES
 from shardkit.errors import FormatError, UsageError, near, warn
-from shardkit.extras import extra
-from shardkit.formats.foreign import (
+from shardkit.formats.unsupported import (
     TFRECORD_NAMES,
     TFRECORD_SUFFIXES,
     kind_of_file,
     not_read,
     other_kind,
 )
-from shardkit.manifest import FOLDER, NAME
+from shardkit.helpers.extras import extra
+from shardkit.metadata.manifest import FOLDER, NAME
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -85,6 +92,7 @@ _OURS: dict[str, Declaration] = {
         inside="/data.mdb",
         one_shard=True,
         beside={"lock.mdb": "data.mdb", ".lmdb-lock": ".lmdb"},
+        extra="lmdb",
     ),
     "arrow": Declaration(
         "shardkit.formats.arrow",

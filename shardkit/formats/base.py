@@ -41,16 +41,17 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from shardkit import storage
 from shardkit.errors import DamagedError, SampleError, ShardkitError, UsageError, drop_option
+from shardkit.helpers import os_errors
 from shardkit.sample import Sample, UnsupportedError
 from shardkit.schema import FieldType, Schema
+from shardkit.storage import fs
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from shardkit.byte_source import ByteSource
-    from shardkit.manifest import Manifest
+    from shardkit.metadata.manifest import Manifest
+    from shardkit.storage.byte_source import ByteSource
 
 KEY = "__key__"  # the entry of every sample that holds its key
 
@@ -124,8 +125,8 @@ class ShardReader(ABC):
         """The error to raise for an exception from `read`, with the field that causes it."""
         if self.closed:
             return ValueError(f"{self.path} is closed")
-        if isinstance(error, MemoryError | Warning) or storage.shortage(error):
-            return storage.unreadable(error, self.path, position)
+        if isinstance(error, MemoryError | Warning) or os_errors.shortage(error):
+            return fs.unreadable(error, self.path, position)
         key, culprit = None, None
         for field in (KEY, *(name for name in self.schema if fields is None or name in fields)):
             try:
@@ -138,7 +139,7 @@ class ShardReader(ABC):
                 error = self._damaged(error, position, culprit)
             if isinstance(error, ShardkitError):
                 error = error.located(path=self.path, position=position, key=key, field=culprit)
-            return storage.unreadable(error, self.path, position)
+            return fs.unreadable(error, self.path, position)
         finally:
             del error  # as in `sample`
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from shardkit import storage
-from shardkit.byte_source import ByteSource, RemoteFile, open_source
 from shardkit.codecs.compression import COMPRESSED_BLOCK, compression_of
 from shardkit.codecs.unpack import unpacked
 from shardkit.errors import warn
 from shardkit.formats.streamed import Streamed
+from shardkit.helpers import os_errors
+from shardkit.storage.byte_source import ByteSource, RemoteFile, open_source
 
 _MAGIC = 12  # bytes that identify the compression of a file
 
@@ -43,13 +43,13 @@ def opened(
     compression = "" if is_plain(head) else compression_of(head)
     if not compression:
         return source, 0
-    folder = storage.temporary_folder()
+    folder = os_errors.temporary_folder()
     warn(
         f"{words.many} in {path.parent} are unpacked to temporary files in {folder}"
         " while they are open; for fast random access, convert them once:"
         f" shardkit convert ... --to {words.format}"
     )
-    with storage.explained("open", path):
+    with os_errors.explained("open", path):
         which = path, source.size, path.stat().st_mtime
     source = _open.get(which) or _unpacked(source, words.one)
     _open[which] = source

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from shardkit import storage
 from shardkit.errors import SampleError
 from shardkit.formats.base import KEY, ShardSpec, ShardWriter
 from shardkit.sample import Sample
+from shardkit.storage import fs
 
 LARGEST = 2**32 - 1  # bytes of a shard, as its offsets are uint32
 _IN_MEMORY = 4 << 20  # bytes of samples up to which a shard is kept in memory
@@ -34,7 +34,7 @@ class OffsetsWriter(ShardWriter):
         super().__init__(path, spec)
         self._ends = array("Q", [0])  # the end of each sample
         self._chunks: list[bytes] = []  # the samples, while they are kept in memory
-        self._file: storage.BufferedFile | None = None
+        self._file: fs.BufferedFile | None = None
 
     @abstractmethod
     def stored(self, sample: Sample) -> list[bytes]:
@@ -59,7 +59,7 @@ class OffsetsWriter(ShardWriter):
             return True
         self._chunks += chunks
         if end > _IN_MEMORY:
-            self._file = storage.BufferedFile(self.path)
+            self._file = fs.BufferedFile(self.path)
             self._file.write(bytes(self.room), *self._chunks)
             self._chunks = []
         return True
@@ -75,17 +75,17 @@ class OffsetsWriter(ShardWriter):
         before = np.array([len(offsets) - 1, *offsets], "<u4").tobytes() + self.header
         before = before.ljust(start, self.fill)
         if self._file is None:
-            with storage.create(self.path) as file:
-                storage.write(file, [before, *self._chunks])
+            with fs.create(self.path) as file:
+                fs.write(file, [before, *self._chunks])
             return
         with self._file:
             self._file.flush()
             if start == self.room:
-                storage.rewrite(self._file.file, 0, before)
+                fs.rewrite(self._file.file, 0, before)
                 return
         samples = self.path.with_suffix(".samples")
-        storage.rename(self.path, samples)
-        with storage.create(self.path) as file:
-            storage.write(file, [before])
-            storage.append(file, samples, self._ends[-1], self.room)
-        storage.remove(samples)
+        fs.rename(self.path, samples)
+        with fs.create(self.path) as file:
+            fs.write(file, [before])
+            fs.append(file, samples, self._ends[-1], self.room)
+        fs.remove(samples)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 
-from shardkit.byte_source import ByteSource, RemoteFile
-from shardkit.remote.path import RemotePath
-from shardkit.remote.store import pool
+from shardkit.storage.byte_source import ByteSource, RemoteFile
+from shardkit.storage.remote.path import RemotePath
+from shardkit.storage.remote.store import pool
 
 _BLOCK = 1 << 20  # bytes of a request
 _AHEAD = 8  # most concurrent requests

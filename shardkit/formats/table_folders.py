@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable
 from pathlib import Path, PurePosixPath
 
 from shardkit.errors import FormatError, ShardkitError, UsageError
-from shardkit.formats.foreign import Kind, not_read
-from shardkit.remote.path import RemotePath
+from shardkit.formats.unsupported import Kind, not_read
+from shardkit.storage.remote.path import RemotePath
 
 _AS_FILES = "to take the files as they are, copy them to a folder without the log"
 _LOG = "whose log says which rows of its files still count"

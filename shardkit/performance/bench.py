@@ -13,19 +13,20 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
-from shardkit import storage
-from shardkit.dataset import Dataset
+from shardkit.dataset.dataset import Dataset
 from shardkit.errors import OutputError, UsageError, near
-from shardkit.keywords import takes
+from shardkit.helpers import os_errors
+from shardkit.helpers.keywords import takes
+from shardkit.helpers.progress import Monitor, watched
+from shardkit.helpers.progress import Progress as Step
 from shardkit.options import check_numbers
-from shardkit.page_cache import cache_from
 from shardkit.performance.contender import MEASURES, PEER, Contender, Process, Setting, command
 from shardkit.performance.defaults import image_field, open_any, usual_options
 from shardkit.performance.machine import about_machine, drop_from_cache, file_system, versions
-from shardkit.progress import Monitor, watched
-from shardkit.progress import Progress as Step
-from shardkit.remote.path import RemotePath
 from shardkit.schema import Image
+from shardkit.storage import fs
+from shardkit.storage.page_cache import cache_from
+from shardkit.storage.remote.path import RemotePath
 from shardkit.stream.world import default_threads
 
 if TYPE_CHECKING:
@@ -210,7 +211,7 @@ def _has_torch() -> bool:
 
 def _opened(paths: Sequence[str | os.PathLike[str]]) -> dict[str, tuple[Path, Dataset]]:
     """The datasets by their folder's name, or by their path if the name is not unique."""
-    every = list(dict.fromkeys(map(storage.source, paths)))
+    every = list(dict.fromkeys(map(fs.source, paths)))
     if not every:
         raise UsageError("there is no dataset to measure", fix="name one or several")
     names = [path.resolve().name for path in every]
@@ -417,7 +418,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
         axes.set_xlabel("samples/s")
     drawn = io.BytesIO()
     figure.savefig(drawn, format=path.suffix[1:].lower())
-    with storage.explained("write the plot", path):
+    with os_errors.explained("write the plot", path):
         path.write_bytes(drawn.getvalue())
 
 

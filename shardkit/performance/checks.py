@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.conversion.create import DatasetWriter
-from shardkit.dataset import Dataset
+from shardkit.dataset.dataset import Dataset
+from shardkit.dataset.find import open_dataset
 from shardkit.errors import ShardkitError
 from shardkit.formats import FORMATS
-from shardkit.opening import open_dataset
 from shardkit.performance.findings import LEAST, Finding
 from shardkit.performance.runs import first_numbers, medians
 from shardkit.sample import Sample

@@ -24,17 +24,17 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from shardkit import storage
 from shardkit.codecs.image import NotAnImageError, unusable
 from shardkit.codecs.pixels import to_rgb
-from shardkit.dataset import Dataset
+from shardkit.dataset.dataset import Dataset
 from shardkit.errors import ShardkitError, ShardkitWarning, WorkerError
-from shardkit.json_process import JsonProcess
-from shardkit.page_cache import cache_from
-from shardkit.pages import Pages
+from shardkit.helpers.json_process import JsonProcess
 from shardkit.performance.defaults import image_field, open_any, usual_options
 from shardkit.performance.runs import first_numbers
-from shardkit.remote.path import RemotePath
+from shardkit.storage import fs
+from shardkit.storage.page_cache import cache_from
+from shardkit.storage.pages import Pages
+from shardkit.storage.remote.path import RemotePath
 from shardkit.stream.dataset import StreamingDataset
 from shardkit.stream.loader import Loader
 from shardkit.stream.options import StreamOptions
@@ -127,8 +127,8 @@ class Runner:
 
     @cached_property
     def dataset(self) -> Dataset:
-        with storage.using(self.storage_options):
-            path = storage.source(self._path)
+        with fs.using(self.storage_options):
+            path = fs.source(self._path)
             if isinstance(path, RemotePath):  # first runs download the data, and are not counted
                 path = path.through(Pages(cache_from()))
             return open_any(path)

@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from shardkit import storage
 from shardkit.codecs.image import is_mask_name
-from shardkit.dataset import Dataset
+from shardkit.dataset.dataset import Dataset
+from shardkit.dataset.find import open_dataset
+from shardkit.dataset.sequence_reader import SequenceReader
 from shardkit.errors import FormatError, UsageError
-from shardkit.opening import open_dataset
 from shardkit.preprocess.transform import load_transform
-from shardkit.remote.path import RemotePath
 from shardkit.schema import Array, FieldType, Image
-from shardkit.sequence_reader import SequenceReader
 from shardkit.sources import open_sources
 from shardkit.sources.image_folder import ImageFolder
+from shardkit.storage import fs
+from shardkit.storage.remote.path import RemotePath
 from shardkit.stream.collate import pad_collate
 from shardkit.transforms.boxes import with_what_is_on
 from shardkit.transforms.steps import CenterCrop, Decode, RandomResizedCrop, Resize
@@ -52,11 +52,11 @@ def open_any(path: str | os.PathLike[str]) -> Dataset:
             "the folder contains several splits, each of which is a separate dataset",
             path=path,
             found=", ".join(found),
-            fix=f"use one of them: {storage.source(path) / next(iter(found))}",
+            fix=f"use one of them: {fs.source(path) / next(iter(found))}",
         )
     if first.problems:
         raise first.problems[0]
-    root = storage.source(path)
+    root = fs.source(path)
     if isinstance(root, RemotePath):
         raise FormatError(
             "image files at a URL cannot be loaded without conversion: each would need a request",

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from shardkit.clock import STAGES
-from shardkit.dataset import Dataset
+from shardkit.dataset.dataset import Dataset
 from shardkit.errors import UsageError, printable
-from shardkit.keywords import takes
+from shardkit.helpers.clock import STAGES
+from shardkit.helpers.keywords import takes
 from shardkit.performance import findings as looks
 from shardkit.performance.checks import other_format, padding, shards, sorted_order
 from shardkit.performance.defaults import open_any, usual_options

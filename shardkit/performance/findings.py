@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from shardkit.clock import IDLE, Spent
 from shardkit.codecs.extension import FIX, MISSING, SLOWER
 from shardkit.codecs.image import format_of
 from shardkit.errors import printable
+from shardkit.helpers.clock import IDLE, Spent
 from shardkit.performance.runs import Run
 from shardkit.stream.loader import Loader
 from shardkit.stream.profile import Times
@@ -34,8 +34,8 @@ class Finding:
 
     `cause` is one word: "extension", "storage", "decode", "transform", "copy", "threads",
     "prefetch", "workers", "padding", "format", "shards" or "order". `stage` is the stage of loading
-    (`shardkit.clock.STAGES`) that becomes faster; it then takes the `share` of its present time,
-    from 0 to 1. If `stage` is None, only `rate` says what to expect.
+    (one of `STAGES` in `shardkit.helpers.clock`) that becomes faster; it then takes the `share` of
+    its present time, from 0 to 1. If `stage` is None, only `rate` says what to expect.
     """
 
     cause: str

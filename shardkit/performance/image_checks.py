@@ -20,8 +20,8 @@ from shardkit.codecs.header import Header, read_header
 from shardkit.codecs.image import NotAnImageError, opened
 from shardkit.codecs.pixels import to_rgb
 from shardkit.errors import SampleError, ShardkitError
+from shardkit.helpers.order import permutation
 from shardkit.options import ImageOptions
-from shardkit.order import permutation
 from shardkit.performance.checks import convert_command
 from shardkit.performance.findings import Finding
 from shardkit.performance.runs import medians

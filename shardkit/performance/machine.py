@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shardkit import storage
-from shardkit.manifest import FOLDER
-from shardkit.processors import processors
+from shardkit.helpers import os_errors
+from shardkit.helpers.processors import processors
+from shardkit.metadata.manifest import FOLDER
+from shardkit.storage import fs
 from shardkit.stream.world import default_threads
 from shardkit.version import __version__
 
@@ -90,8 +91,8 @@ def drop_from_cache(paths: Iterable[Path]) -> float:
     stayed = total = 0
     for file in _files(paths):
         with (
-            storage.explained("read", file),
-            open(file, "rb", buffering=0, opener=storage.regular) as opened,
+            os_errors.explained("read", file),
+            open(file, "rb", buffering=0, opener=fs.regular) as opened,
         ):
             size = os.fstat(opened.fileno()).st_size
             if size:

@@ -17,19 +17,20 @@ from typing import Any, cast
 import numpy as np
 import xxhash
 
-from shardkit import storage
 from shardkit.codecs.image import SUFFIX_OF, format_of
 from shardkit.codecs.pixels import ppm_header, to_ppm
 from shardkit.conversion.convert import convert
-from shardkit.dataset import Dataset
+from shardkit.dataset.dataset import Dataset
+from shardkit.dataset.find import open_dataset
 from shardkit.errors import SampleError, ShardkitError, UsageError, WorkerError
-from shardkit.json_process import JsonProcess
-from shardkit.opening import open_dataset
+from shardkit.helpers import os_errors
+from shardkit.helpers.json_process import JsonProcess
+from shardkit.helpers.processors import processors
 from shardkit.performance.contender import PEER, Contender
 from shardkit.performance.defaults import image_field
-from shardkit.processors import processors
 from shardkit.sample import Sample
 from shardkit.schema import Array, Bytes, FieldType, Image, Int
+from shardkit.storage import fs
 
 SCRIPT = Path(__file__).with_name("peer_loops.py")
 _IMAGES, _PIXELS, _TOKENS = "images", "raw pixels", "tokens"
@@ -58,7 +59,7 @@ def interpreters_in(folders: Sequence[str | os.PathLike[str]]) -> list[str]:
     """
     found = []
     for folder in map(Path, folders):
-        with storage.explained("list", folder):
+        with os_errors.explained("list", folder):
             environments = [folder, *sorted(folder.iterdir())]
         inside = [
             str(environment / name)
@@ -212,8 +213,8 @@ class _Stores:
         store = self.folder / name
         if store.exists():
             return store
-        storage.make_folder(self.folder)
-        with storage.explained("write", self.folder):
+        fs.make_folder(self.folder)
+        with os_errors.explained("write", self.folder):
             unfinished = tempfile.TemporaryDirectory(prefix="unfinished-", dir=self.folder)
         with unfinished as folder:
             out = Path(folder) / name
@@ -226,7 +227,7 @@ class _Stores:
             else:
                 source = self.get("mmap" if self.data.kind == _TOKENS else "imagefolder", python)
                 _ask(python, "write", name, str(source), str(out))
-            storage.rename(out, store)
+            fs.rename(out, store)
         return store
 
     def _convert(self, name: str, out: Path) -> None:
@@ -246,15 +247,15 @@ class _Stores:
             value, label = self.data[number].values()
             suffix = SUFFIX_OF[format_of(value) or "jpeg"]
             path = out / f"{label:06d}" / f"{number:08d}.{suffix}"
-            storage.make_folder(path.parent)
-            with storage.explained("write", path):
+            fs.make_folder(path.parent)
+            with os_errors.explained("write", path):
                 path.write_bytes(value)
 
     def _write_blocks(self, out: Path) -> None:
         """Write all blocks as one array to a file for memory mapping."""
-        storage.make_folder(out)
+        fs.make_folder(out)
         first, path = self.data[0]["image"], out / "tokens.npy"
-        with storage.explained("write", path):
+        with os_errors.explained("write", path):
             blocks = np.lib.format.open_memmap(
                 path, mode="w+", dtype=first.dtype, shape=(len(self.data), len(first))
             )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardkit.dataset import Dataset
+from shardkit.dataset.dataset import Dataset
 from shardkit.errors import ShardkitWarning, UsageError
 from shardkit.sample import Sample
 from shardkit.stream.dataset import StreamingDataset

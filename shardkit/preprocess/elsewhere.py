@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from shardkit.errors import WorkerError
-from shardkit.pickled_process import PickledProcess, private_pipes, read_message, serve
+from shardkit.helpers.pickled_process import PickledProcess, private_pipes, read_message, serve
+from shardkit.helpers.words import ended
 from shardkit.sample import Sample
-from shardkit.words import ended
 
 
 class Elsewhere:

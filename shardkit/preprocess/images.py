@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardkit.codecs import masks
 from shardkit.codecs.boxes import boxes_in, turned_boxes
 from shardkit.codecs.header import Header
 from shardkit.codecs.image import NotAnImageError, unusable
 from shardkit.codecs.window import Pixels
 from shardkit.errors import SampleError
 from shardkit.options import ImageOptions
-from shardkit.preprocess import masks
 from shardkit.preprocess.box_fields import OnImage
 from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.items import Shaped

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardkit.errors import SampleError, UsageError, near
+from shardkit.metadata.sizes import FieldSizes
 from shardkit.options import TextOptions
 from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.items import Item, count_values, sample_of
 from shardkit.preprocess.packing import PACKERS, Block, ends_dtype
 from shardkit.sample import Sample
 from shardkit.schema import Array, Schema, Text
-from shardkit.sizes import FieldSizes
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -1,4 +1,18 @@
-"""The sources a conversion reads. `open_sources` detects which kind a path is."""
+"""The sources a conversion reads. `open_sources` detects which kind a path is.
+
+Each imports only those on lines below its own:
+
+    __init__
+    annotated
+    folder_scan
+    img2dataset listing speech split_folders text/
+    image_folder metadata
+    file_table subset
+    arrays/ dataset duplicates exported key_lists labelled packed_names sequence united
+    base coco file_metadata inputs labels tables voc
+    annotations columns companions file_names files imagenet layouts prepared quotes
+      requested
+"""
 
 from __future__ import annotations
 
@@ -9,12 +23,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
-from shardkit import storage
-from shardkit.card import check_images, named_subset
 from shardkit.codecs.media import IMAGES
-from shardkit.dataset import Dataset
-from shardkit.errors import SourceError, UsageError, near
-from shardkit.folders import (
+from shardkit.dataset.card import check_images, named_subset
+from shardkit.dataset.conditions import names_in
+from shardkit.dataset.dataset import Dataset
+from shardkit.dataset.folders import (
     Contents,
     common_folder,
     look_into,
@@ -23,23 +36,25 @@ from shardkit.folders import (
     refuse_foreign,
     skipped_media,
 )
+from shardkit.dataset.incomplete import without_manifest
+from shardkit.errors import SourceError, UsageError, near
 from shardkit.formats import FORMATS, format_of, unknown_format
-from shardkit.formats.foreign import kind_of_file
 from shardkit.formats.table_folders import partitions
-from shardkit.incomplete import without_manifest
-from shardkit.indices import array
-from shardkit.manifest import FOLDER, has_manifest
+from shardkit.formats.unsupported import kind_of_file
+from shardkit.helpers import os_errors
+from shardkit.helpers.indices import array
+from shardkit.metadata.manifest import FOLDER, has_manifest
+from shardkit.metadata.recipe import Recipe
 from shardkit.options import ALL_FIELDS, Selection
-from shardkit.recipe import Recipe
-from shardkit.remote.path import RemotePath
 from shardkit.schema import Schema
 from shardkit.sources.base import Source, Stream
-from shardkit.sources.beside import beside
+from shardkit.sources.companions import beside
 from shardkit.sources.exported import open_exported, read_about
 from shardkit.sources.file_table import FileSource
-from shardkit.sources.given import TABLES, TEXTS, Given, gathered, listed
-from shardkit.walk import is_folder, relative_to, scandir
-from shardkit.where import names_in
+from shardkit.sources.inputs import TABLES, TEXTS, Given, gathered, listed
+from shardkit.storage import fs
+from shardkit.storage.remote.path import RemotePath
+from shardkit.storage.walk import is_folder, relative_to, scandir
 
 if TYPE_CHECKING:
     from shardkit.sources.key_lists import KeyList
@@ -168,7 +183,7 @@ def _opened(given: Given, recipe: Recipe, strict: bool) -> dict[str, Source | St
         return _text(common_folder(given.files), recipe, strict, given.files)
     if given.dataset is None and given.kind is None:
         return _exported(given.path, recipe, strict) or _found_at(given.path, recipe, strict)
-    from shardkit.opening import open_files
+    from shardkit.dataset.find import open_files
     from shardkit.sources.dataset import DatasetSource
 
     _refuse_classes(recipe, strict)
@@ -191,7 +206,7 @@ def _with_labels(sources: Mapping[str, Source], recipe: Recipe) -> Mapping[str, 
 
 def _dataset(dataset: Dataset, recipe: Recipe) -> Source:
     """An open dataset, or a view of one."""
-    from shardkit.concatenated import Concatenated
+    from shardkit.dataset.concatenated import Concatenated
     from shardkit.sources.dataset import DatasetSource
 
     if dataset.transform is not None:
@@ -261,7 +276,7 @@ def _found_at(given: Path, recipe: Recipe, strict: bool) -> dict[str, Source | S
         folder = path.is_dir()
         path.stat()
     except OSError as error:
-        from shardkit.opening import unreadable
+        from shardkit.dataset.find import unreadable
 
         raise unreadable(error, "read the source", path) from error
     if not folder:
@@ -272,9 +287,9 @@ def _found_at(given: Path, recipe: Recipe, strict: bool) -> dict[str, Source | S
         raise unknown_format(path)
     if _is_dataset(path):
         return _datasets(path, recipe, strict)
-    from shardkit.sources.text.names import parse_name
+    from shardkit.sources.file_names import parse_name
 
-    table = None if recipe.metadata is None else storage.source(recipe.metadata)
+    table = None if recipe.metadata is None else fs.source(recipe.metadata)
     own = None if table is None else relative_to(table, path)
     found = look_into(path, lambda name: parse_name(name) is not None, own)
     arrays = _arrays(path, found, recipe, strict)
@@ -312,11 +327,11 @@ def _loose(
     `found` is the content of a folder, None for a file; `subset` is one that README.md declares.
     """
     from shardkit.sources.annotated import find_annotated, open_annotated
+    from shardkit.sources.file_names import parse_name
     from shardkit.sources.folder_scan import no_images, scan_folder
     from shardkit.sources.img2dataset import of_files
     from shardkit.sources.labels import Asked
     from shardkit.sources.metadata import GivenTable
-    from shardkit.sources.text.names import parse_name
 
     media = None if found is None else media_of(found)
     if media is not None:
@@ -399,7 +414,7 @@ def _refuse_classes(recipe: Recipe, strict: bool) -> None:
 
 
 def _datasets(path: Path, recipe: Recipe, strict: bool) -> dict[str, Source | Stream]:
-    from shardkit.opening import open_splits
+    from shardkit.dataset.find import open_splits
     from shardkit.sources.dataset import DatasetSource
     from shardkit.sources.img2dataset import of_shards
     from shardkit.sources.prepared import check_prepared
@@ -472,7 +487,7 @@ def _refuse_beside(found: Contents) -> None:
     """Raise UsageError for a folder that holds images or other folders beside its shards."""
     beside = list(found.images)
     if found.at_top and not found.listed:
-        with storage.explained("list", found.root), scandir(found.root) as entries:
+        with os_errors.explained("list", found.root), scandir(found.root) as entries:
             beside += [e.name for e in entries if e.name[0] != "." and is_folder(e)]
         itself = {FOLDER, *(name.partition("/")[0] for name in found.shards)}
         beside = [name for name in beside if name not in itself]

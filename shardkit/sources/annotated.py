@@ -17,9 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from shardkit import storage
 from shardkit.codecs.media import IMAGES
 from shardkit.errors import SampleError, SourceError, UsageError
+from shardkit.helpers import os_errors
+from shardkit.metadata.splits import KINDS, split_of
 from shardkit.sources.annotations import (
     CATEGORIES,
     Annotations,
@@ -31,8 +32,8 @@ from shardkit.sources.annotations import (
 from shardkit.sources.base import Source
 from shardkit.sources.folder_scan import FolderScan
 from shardkit.sources.layouts import IMAGES as NAMED_IMAGES
-from shardkit.splits import KINDS, split_of
-from shardkit.walk import is_folder, kind_of_file, scandir
+from shardkit.storage import fs
+from shardkit.storage.walk import is_folder, kind_of_file, scandir
 
 AMONG = "_annotations.coco.json"  # among its images, as Roboflow exports
 # Prefixes of COCO's annotation files: those with objects, and those that are not read.
@@ -69,7 +70,7 @@ class _Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with storage.explained("list", path), scandir(path) as found:
+        with os_errors.explained("list", path), scandir(path) as found:
             entries = [(e.name, is_folder(e)) for e in found if not e.name.startswith(".")]
         self.folders = sorted(name for name, below in entries if below)
         self.files = sorted(name for name, below in entries if not below)
@@ -191,8 +192,8 @@ def _voc(top: _Folder, together: bool) -> Layout:
     described = {name.rpartition(".")[0] for name in top.below(_VOC[1]).files}
     for split in sorted(named, key=_order):
         path = top.path / "ImageSets/Main" / named[split]
-        with storage.explained("read", path):
-            text = storage.read(path, _MOST_LIST).decode("utf-8", "replace")
+        with os_errors.explained("read", path):
+            text = fs.read(path, _MOST_LIST).decode("utf-8", "replace")
         names = {line.split()[0] for line in text.splitlines() if line.strip()}
         if names and names.isdisjoint(described):
             layout.notes.append(f"{path.name} is not read: its images have no annotations")

@@ -18,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from shardkit import storage
 from shardkit.codecs.boxes import TURNED_BACK, turned_boxes
 from shardkit.codecs.header import Header, read_header
 from shardkit.codecs.image import NotAnImageError
 from shardkit.errors import SampleError, ShardkitError, SourceError
 from shardkit.schema import Array, FieldType, Int, Schema
+from shardkit.storage import fs
 
 Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -142,7 +142,7 @@ def frame_of(read: Read, files: Mapping[int, str], root: Path) -> str | None:
     found = set()
     for image in sized[:: max(len(sized) // _PROBES, 1)]:
         with contextlib.suppress(NotAnImageError, ShardkitError):
-            header = read_header(storage.read(root / files[image]))
+            header = read_header(fs.read(root / files[image]))
             found.add(_frame(tuple(read.sizes[image].tolist()), header))
     found.discard(None)
     return found.pop() if len(found) == 1 else None
@@ -241,7 +241,7 @@ def annotations_of(read: Read, images: Sequence[int], table: Sequence[str]) -> A
 def _size_of(path: Path, frame: str | None) -> tuple[int, int]:
     """Width and height of an image in its frame; 0 if unreadable, which conversion reports."""
     try:
-        header = read_header(storage.read(path))
+        header = read_header(fs.read(path))
     except (NotAnImageError, ShardkitError):
         return 0, 0
     return header.upright if frame == "upright" else (header.width, header.height)

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.errors import SampleError, ShardkitError
-from shardkit.indices import array
-from shardkit.mapped import Sizes
+from shardkit.helpers.indices import array
+from shardkit.helpers.mapped import Sizes
 from shardkit.options import ALL_FIELDS, Selection
 from shardkit.sample import Sample
 from shardkit.schema import Schema, holds_classes, label_of
@@ -42,7 +42,7 @@ class Described:
     notes: Sequence[str] = ()
     # What was ignored so far and how often; keys are worded to follow a number: "empty file".
     # What is ignored in single samples is counted while they are read (`Document`, and
-    # `preprocess.items.Steps`). The summary and the manifest list all of it.
+    # `preprocess.pipeline.Steps`). The summary and the manifest list all of it.
     ignored: dict[str, int]
     reads_text: bool = False  # whether it decodes text files
     encodes_images: bool = False  # whether it encodes pixels, with the libraries of the steps

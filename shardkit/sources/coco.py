@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from shardkit.byte_source import open_source
 from shardkit.errors import SourceError
 from shardkit.sources.annotations import Read
+from shardkit.storage.byte_source import open_source
 
 _BLOCK = 1 << 20
 _LONGEST = 1 << 24  # maximum characters of one entry

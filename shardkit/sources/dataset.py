@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from shardkit import byte_source, storage
-from shardkit.dataset import Dataset, read_key_table
+from shardkit.dataset.dataset import Dataset, read_key_table
 from shardkit.errors import SampleError, ShardkitError, SourceError
 from shardkit.formats import FORMATS, get_format
 from shardkit.formats.base import ShardReader
-from shardkit.indices import array, compact, digest, pick
-from shardkit.mapped import MOST, Runs, Sizes, computed, running_sum
+from shardkit.helpers.indices import array, compact, digest, pick
+from shardkit.helpers.mapped import MOST, Runs, Sizes, computed, running_sum
+from shardkit.helpers.processors import in_threads
 from shardkit.options import ALL_FIELDS
-from shardkit.pages import Ranges
-from shardkit.pieces import PIECE
-from shardkit.processors import in_threads
-from shardkit.remote.path import RemotePath
 from shardkit.sample import Sample, key_hash
 from shardkit.schema import Bool, Float, Int
 from shardkit.sources.base import Document, Source
 from shardkit.sources.files import Planned, refuse_changed
+from shardkit.storage import byte_source, fs
+from shardkit.storage.checksums import PIECE
+from shardkit.storage.pages import Ranges
+from shardkit.storage.remote.path import RemotePath
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,7 +91,7 @@ class DatasetSource(Source):
         except SampleError:  # already names the sample
             raise
         except Exception as error:
-            found = storage.unreadable(error, self._dataset.shard_path(shard), position)
+            found = fs.unreadable(error, self._dataset.shard_path(shard), position)
             raise found from found.__cause__
         if self._prefixes:
             sample["__key__"] = self._prefixes[shard] + sample["__key__"]
@@ -245,7 +245,7 @@ class DatasetSource(Source):
         began = time_ns()
         planned = []
         if dataset.manifest_path is not None:
-            files.update(storage.read(dataset.manifest_path))
+            files.update(fs.read(dataset.manifest_path))
         runs = [range(dataset.shards)[n : n + _RUN] for n in range(0, dataset.shards, _RUN)]
         threads = min(len(runs), _REQUESTS)
         found = in_threads(lambda run: [*map(dataset.stat, run)], runs, threads, 1) if runs else ()

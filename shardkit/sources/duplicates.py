@@ -10,13 +10,13 @@ import numpy.typing as npt
 
 from shardkit.codecs.image import NotAnImageError, is_mask_name
 from shardkit.codecs.perceptual import distances, perceptual_hash
+from shardkit.dataset.statistics import compared, content_digest
 from shardkit.errors import SampleError, UsageError
+from shardkit.helpers.processors import in_threads, processors
 from shardkit.options import Selection
-from shardkit.processors import in_threads, processors
 from shardkit.sample import Sample
 from shardkit.schema import Image, Schema
 from shardkit.sources.base import Indices, Source
-from shardkit.statistics import compared, content_digest
 
 NEAR = 6  # maximum Hamming distance, of 64 bits, between the hashes of near duplicates
 _BITS = 16  # of each of the four parts of a hash

@@ -23,18 +23,19 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from shardkit import storage
-from shardkit.checked import MOST_BYTES, Count, checked, damaged, of_version, under
 from shardkit.errors import SampleError, SourceError, near
 from shardkit.formats.wds.values import DECODERS, json_text
-from shardkit.manifest import FOLDER
-from shardkit.mapped import Growing
-from shardkit.names import INSIDE, checked_name, is_safe
-from shardkit.remote.path import RemotePath
+from shardkit.helpers import os_errors
+from shardkit.helpers.checked import MOST_BYTES, Count, checked, damaged, of_version, under
+from shardkit.helpers.mapped import Growing
+from shardkit.helpers.names import INSIDE, checked_name, is_safe
+from shardkit.metadata.manifest import FOLDER
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Bytes, FieldType, Float, Images, Json, Schema, Text
 from shardkit.sources.base import Indices, Source
 from shardkit.sources.files import Planned, changed, check_unchanged, read_with_status
+from shardkit.storage import fs
+from shardkit.storage.remote.path import RemotePath
 
 ABOUT = f"{FOLDER}/exported.json"
 # The same of an exported folder of media, where others would take any folder for a class.
@@ -88,7 +89,7 @@ def read_about(folder: Path) -> About | None:
     path = about_path(folder)
     if isinstance(folder, RemotePath) or not path.is_file():
         return None
-    data = storage.read(path, MOST_BYTES)
+    data = fs.read(path, MOST_BYTES)
     found = of_version(VERSION, "version", data, "the description of an export", path=path)
     del found["version"]
     try:
@@ -107,7 +108,7 @@ def open_exported(folder: Path, about: About) -> dict[str, Source]:
         if inner is None:
             raise SourceError("a split of the export is missing", path=folder / name)
         found[name] = Exported(folder / name, inner)
-    with storage.explained("list", folder):
+    with os_errors.explained("list", folder):
         beside = {*os.listdir(folder)} - {FOLDER, ABOUT_MEDIA, *found}
     if beside:
         next(iter(found.values())).ignored["file or folder beside those of splits"] = len(beside)
@@ -139,7 +140,7 @@ class Exported(Source):
 
     def _plan(self) -> None:
         """Scan the offsets of all rows, and the sizes and times of the files they name."""
-        with storage.explained("read", self._path):
+        with os_errors.explained("read", self._path):
             about = os.stat(self._path)
         self._planned = Planned(about.st_mtime_ns, about.st_ino, 0)
         offsets, sizes, times, named = (Growing(np.int64) for _ in range(4))
@@ -183,8 +184,8 @@ class Exported(Source):
     def __getitem__(self, index: int) -> Sample:
         start, stop = self._rows[index].tolist()
         with (
-            storage.explained("read", self._path),
-            open(self._path, "rb", opener=storage.regular) as file,
+            os_errors.explained("read", self._path),
+            open(self._path, "rb", opener=fs.regular) as file,
         ):
             file.seek(start)
             row = self._parsed(file.read(stop - start), start)
@@ -334,7 +335,7 @@ class Exported(Source):
         if not entry:
             return {}, {}
         name = checked_name(entry.get("file"), self._path, "tokenizer", flat=True)
-        return entry, {name: storage.read(Path(self._folder, FOLDER, name))}
+        return entry, {name: fs.read(Path(self._folder, FOLDER, name))}
 
     def name(self, index: int) -> str:
         return f"{self._path.name}: byte {self._rows[index][0]}"
@@ -343,7 +344,7 @@ class Exported(Source):
 def _rows(path: Path, is_csv: bool) -> Iterator[tuple[int, bytes]]:
     """Yield the offset and bytes of each row; quoted CSV cells may contain line breaks."""
     start, lines, size, inside = 0, list[bytes](), 0, False
-    with storage.explained("read", path), open(path, "rb", opener=storage.regular) as file:
+    with os_errors.explained("read", path), open(path, "rb", opener=fs.regular) as file:
         while line := file.readline(MAX_ROW + 1):
             lines.append(line)
             size += len(line)

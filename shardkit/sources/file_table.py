@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 import numpy as np
 import xxhash
 
-from shardkit.mapped import Growing
-from shardkit.remote.path import RemotePath
+from shardkit.helpers.mapped import Growing
 from shardkit.sample import key_of, unique_key
 from shardkit.sources.base import Source
 from shardkit.sources.files import FilePath, Planned
 from shardkit.sources.packed_names import GrowingNames, Names
+from shardkit.storage.remote.path import RemotePath
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from shardkit.sources.annotations import Annotations
     from shardkit.sources.base import Indices
-    from shardkit.sources.metadata import Metadata
+    from shardkit.sources.file_metadata import Metadata
 
 _Table = TypeVar("_Table", bound="FileTable")
 _REQUESTS = 64  # concurrent: at 50 ms each, 1,280 objects a second per process

@@ -6,12 +6,13 @@ import os
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from shardkit import pointers, storage
 from shardkit.codecs.image import NotAnImageError, probe
+from shardkit.dataset.conditions import Head
 from shardkit.errors import NotFoundError, SampleError, ShardkitError
-from shardkit.remote.path import RemotePath, status
-from shardkit.remote.store import UNKNOWN, Info
-from shardkit.where import Head
+from shardkit.helpers import os_errors
+from shardkit.storage import fs, pointers
+from shardkit.storage.remote.client import UNKNOWN, Info
+from shardkit.storage.remote.path import RemotePath, status
 
 FilePath: TypeAlias = "str | RemotePath"  # of a file or a folder; `Path` would be slower
 
@@ -74,7 +75,7 @@ def read_head(path: FilePath, size: int) -> Head:
 def _first(path: FilePath, stop: int) -> bytes:
     if isinstance(path, RemotePath):
         return path.store.read(path.key, 0, stop) if stop else b""
-    with open(path, "rb", buffering=0, opener=storage.regular) as file:
+    with open(path, "rb", buffering=0, opener=fs.regular) as file:
         return file.read(stop)
 
 
@@ -87,7 +88,7 @@ def read_with_status(
             data, info = path.store.read_object(path.key, size, version)
             about = status(info)
         else:
-            data, about = storage.read_whole(path, size)
+            data, about = fs.read_whole(path, size)
     except OSError as error:
         raise unreadable(error, path) from error
     pointers.refuse_pointer(data, path, SampleError)
@@ -146,9 +147,9 @@ def unreadable(error: OSError, path: FilePath) -> ShardkitError:
     if isinstance(path, RemotePath):
         if isinstance(error, NotFoundError) and error.found is None:  # else the bucket is missing
             return changed(path, "no such object any more")
-        return storage.explain(error, "read", path)
-    if storage.shortage(error):  # not the fault of this sample, which must not be skipped
-        return storage.explain(error, "open the file", Path(path))
+        return os_errors.explain(error, "read", path)
+    if os_errors.shortage(error):  # not the fault of this sample, which must not be skipped
+        return os_errors.explain(error, "open the file", Path(path))
     if os.path.islink(path):
         try:
             os.stat(path)
@@ -161,7 +162,7 @@ def unreadable(error: OSError, path: FilePath) -> ShardkitError:
                 fix="restore its target, remove the link, or use --on-error skip",
             )
     return SampleError(
-        f"the file cannot be read: {storage.reason(error)}",
+        f"the file cannot be read: {os_errors.reason(error)}",
         path=path,
         fix="check the file's permissions and its disk, or skip it with --on-error skip",
     )

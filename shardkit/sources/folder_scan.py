@@ -14,8 +14,9 @@ import numpy as np
 from shardkit.codecs.image import SUFFIXES
 from shardkit.codecs.media import AUDIO, Kind
 from shardkit.errors import SourceError, UsageError
-from shardkit.formats.foreign import way_with
-from shardkit.mapped import pieces
+from shardkit.formats.unsupported import way_with
+from shardkit.helpers.mapped import pieces
+from shardkit.metadata.splits import KINDS
 from shardkit.schema import FieldType, Image, Int, Schema
 from shardkit.sources.base import Source
 from shardkit.sources.file_table import odd_keys
@@ -49,8 +50,7 @@ from shardkit.sources.speech import (
 )
 from shardkit.sources.split_folders import SplitFolders, find_split_folders
 from shardkit.sources.tables import Table
-from shardkit.splits import KINDS
-from shardkit.walk import DirEntry, Walk, kind_of_file, look, relative_to
+from shardkit.storage.walk import DirEntry, Walk, kind_of_file, look, relative_to
 
 if TYPE_CHECKING:
     import numpy.typing as npt

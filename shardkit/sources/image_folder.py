@@ -23,7 +23,7 @@ import xxhash
 from shardkit.codecs.array import load_array
 from shardkit.codecs.media import IMAGES, Kind
 from shardkit.errors import SampleError, ShardkitError
-from shardkit.mapped import computed, pieces
+from shardkit.helpers.mapped import computed, pieces
 from shardkit.options import Selection
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, FieldType, Image, Json, Schema, Text

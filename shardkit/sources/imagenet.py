@@ -13,9 +13,10 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from shardkit import storage
 from shardkit.errors import SourceError
-from shardkit.extras import extra
+from shardkit.helpers import os_errors
+from shardkit.helpers.extras import extra
+from shardkit.storage import fs
 
 DEVKIT = re.compile(r".*devkit.*", re.I)  # folder, such as ILSVRC2012_devkit_t12
 TRUTH = "ILSVRC2012_validation_ground_truth.txt"
@@ -78,7 +79,7 @@ def _places(root: Path, folder: Path) -> Iterator[Path]:
         above += [root.parents[1], root.parents[2]]
         yield from above[1:]
     for place in above:
-        with storage.explained("list", place):
+        with os_errors.explained("list", place):
             kits = sorted(p for p in place.iterdir() if DEVKIT.fullmatch(p.name) and p.is_dir())
         for kit in kits:
             yield from (kit, kit / "data")
@@ -139,7 +140,7 @@ def _names_by_id(place: Path) -> dict[str, str]:
 
 
 def _read(path: Path) -> bytes:
-    data = storage.read(path, _MOST_BYTES)
+    data = fs.read(path, _MOST_BYTES)
     if len(data) > _MOST_BYTES:
         raise _bad(path, "is too large", found=f"more than {_MOST_BYTES:,} bytes")
     return data

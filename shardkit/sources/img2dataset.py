@@ -16,19 +16,21 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from shardkit import storage
-from shardkit.dataset import Dataset
+from shardkit.dataset.dataset import Dataset
 from shardkit.errors import ShardkitError, SourceError
-from shardkit.extras import extra
 from shardkit.formats import get_format
+from shardkit.helpers import os_errors
+from shardkit.helpers.extras import extra
 from shardkit.options import ALL_FIELDS, Selection
 from shardkit.sample import Sample
 from shardkit.schema import Schema
 from shardkit.sources.base import Around, Indices, Source
 from shardkit.sources.dataset import DatasetSource
-from shardkit.sources.metadata import Metadata, add_columns, join
+from shardkit.sources.file_metadata import Metadata
+from shardkit.sources.metadata import add_columns, join
 from shardkit.sources.tables import Table
-from shardkit.walk import scandir
+from shardkit.storage import fs
+from shardkit.storage.walk import scandir
 
 FAILED = "failed downloads of img2dataset"
 _STATS = re.compile(r"(\d+)_stats\.json")
@@ -88,7 +90,7 @@ def _parts_in(root: Path) -> list[str]:
     """The names of the parts that img2dataset wrote to a folder: those with statistics."""
     if not root.is_dir():
         return []
-    with storage.explained("list", root), scandir(root) as entries:
+    with os_errors.explained("list", root), scandir(root) as entries:
         return sorted(match[1] for entry in entries if (match := _STATS.fullmatch(entry.name)))
 
 
@@ -115,7 +117,7 @@ def _with_tables(
 def _failed(path: Path) -> int:
     """The number of failed downloads of a part."""
     try:
-        stats = json.loads(storage.read(path, _MOST_BYTES))
+        stats = json.loads(fs.read(path, _MOST_BYTES))
         return max(int(stats["count"]) - int(stats["successes"]), 0)
     except (ValueError, KeyError, TypeError, RecursionError, OverflowError):  # by another tool
         return 0

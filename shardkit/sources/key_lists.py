@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from shardkit import storage
 from shardkit.errors import SourceError, UsageError
+from shardkit.metadata.recipe import KeysEntry
 from shardkit.options import ConvertOptions, split_files
-from shardkit.recipe import KeysEntry
 from shardkit.sample import key_hash
 from shardkit.sources.base import Source
+from shardkit.storage import fs
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,9 @@ def key_lists(options: ConvertOptions) -> dict[str, KeyList]:
 def _read(keys: str | os.PathLike[str] | Sequence[str]) -> KeyList:
     if not isinstance(keys, str | os.PathLike):
         return KeyList.of(keys)
-    path = storage.source(keys)
+    path = fs.source(keys)
     try:
-        lines = storage.read(path).decode("utf-8-sig").replace("\r\n", "\n").split("\n")
+        lines = fs.read(path).decode("utf-8-sig").replace("\r\n", "\n").split("\n")
     except UnicodeDecodeError as error:
         raise SourceError("the list of keys is not UTF-8", path=path, offset=error.start) from error
     return KeyList.of((line for line in lines if line.strip()), path)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from shardkit.errors import SampleError, SourceError, UsageError, near
-from shardkit.recipe import Recipe
+from shardkit.metadata.recipe import Recipe
 from shardkit.schema import Array, Bool, FieldType, Float, Int, Json, Text
 from shardkit.sources.columns import whole_number
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from shardkit.errors import UsageError
-from shardkit.splits import kind_of_split, mixed_splits, several_subsets
+from shardkit.metadata.splits import kind_of_split, mixed_splits, several_subsets
 
 # Names of the folders of such datasets, in lower case: those with images, and those with
 # annotations (boxes, masks, lists).

@@ -20,19 +20,20 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import xxhash
 
-from shardkit import storage
-from shardkit.checked import Count, checked, damaged, parse, plain
 from shardkit.codecs.media import KINDS, Kind
 from shardkit.errors import FormatError
-from shardkit.mapped import Growing, pieces
-from shardkit.names import is_safe
+from shardkit.helpers import os_errors
+from shardkit.helpers.checked import Count, checked, damaged, parse, plain
+from shardkit.helpers.mapped import Growing, pieces
+from shardkit.helpers.names import is_safe
 from shardkit.options import Selection
 from shardkit.schema import Int, Schema
 from shardkit.sources.base import Source, Stream
 from shardkit.sources.files import NEVER, file_path
 from shardkit.sources.image_folder import SIDECARS, Files, ImageFolder
 from shardkit.sources.packed_names import Names
-from shardkit.walk import NO_FILE, relative_to
+from shardkit.storage import fs
+from shardkit.storage.walk import NO_FILE, relative_to
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -145,7 +146,7 @@ def _way_to(source: Source | Stream, root: Path) -> str | None:
     if source.files.metadata is not None or source.problems or source.others or source.filtered:
         return None
     own = Path(source.root)
-    way = "" if storage.absolute(own) == storage.absolute(root) else relative_to(own, root)
+    way = "" if fs.absolute(own) == fs.absolute(root) else relative_to(own, root)
     return way if way is not None and _is_inside(way) else None
 
 
@@ -185,11 +186,11 @@ def write(listing: Listing, asked: bytes, path: Path) -> None:
     digest = xxhash.xxh3_128(head)
     for chunk in _chunks(listing.columns):
         digest.update(chunk)
-    with storage.create(path) as file:
-        storage.write(file, [asked + digest.digest() + head])
+    with fs.create(path) as file:
+        fs.write(file, [asked + digest.digest() + head])
         for chunk in _chunks(listing.columns):
-            storage.write(file, [chunk])
-    storage.sync(path)
+            fs.write(file, [chunk])
+    fs.sync(path)
 
 
 def _chunks(columns: Sequence[npt.NDArray[Any]]) -> Iterator[memoryview]:
@@ -209,8 +210,8 @@ def read(
     """
     try:
         with (
-            storage.explained("read", shown),
-            open(path, "rb", buffering=0, opener=storage.regular) as file,
+            os_errors.explained("read", shown),
+            open(path, "rb", buffering=0, opener=fs.regular) as file,
         ):
             if file.read(_DIGEST) != asked:
                 return None

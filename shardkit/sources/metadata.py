@@ -12,77 +12,29 @@ from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import xxhash
 
-from shardkit import storage
 from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError
 from shardkit.schema import FieldType, Schema, Text
 from shardkit.sources.columns import Column
+from shardkit.sources.file_metadata import Metadata
 from shardkit.sources.labels import LABEL, Asked, Labels, find_labels
 from shardkit.sources.tables import Table, place
+from shardkit.storage import fs
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from shardkit.recipe import Recipe
+    from shardkit.metadata.recipe import Recipe
     from shardkit.sources.annotations import Annotations
     from shardkit.sources.file_table import FileTable
 
 FILES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 _NAME = "file_name"
 _MOST_PROBLEMS = 100_000  # maximum number that is reported one by one
-
-
-class Metadata:
-    """Columns of values, and the row number of each file (-1 if it has no row)."""
-
-    def __init__(
-        self,
-        schema: Schema,
-        columns: dict[str, Column],
-        rows: npt.NDArray[np.int64],
-        unusable: Mapping[str, SourceError] = MappingProxyType({}),
-        class_names: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
-        path: Path | None = None,
-    ) -> None:
-        self.schema = schema
-        self.path = path
-        self.unusable = unusable  # columns that cannot be fields
-        self.class_names = class_names  # by field
-        self._columns = columns
-        self._rows = rows
-
-    @property
-    def lacking(self) -> int:
-        """How many files have no row."""
-        return int(np.count_nonzero(self._rows < 0))
-
-    def row(self, file: int) -> dict[str, Any]:
-        """The fields of one file, without missing values."""
-        row = int(self._rows[file])
-        if row < 0:
-            return {}
-        values = ((name, column[row]) for name, column in self._columns.items())
-        return {name: value for name, value in values if value is not None}
-
-    def select(self, files: npt.NDArray[np.int64]) -> Metadata:
-        rows = self._rows[files]
-        used, inverse = np.unique(rows[rows >= 0], return_inverse=True)
-        renumbered = np.full(len(rows), -1, np.int64)
-        renumbered[rows >= 0] = inverse
-        columns = {name: column.take(used) for name, column in self._columns.items()}
-        return Metadata(self.schema, columns, renumbered, {}, dict(self.class_names))
-
-    def fingerprint(self) -> bytes:
-        digest = xxhash.xxh3_128(np.ascontiguousarray(self._rows).data)
-        for name, column in self._columns.items():
-            digest.update((name + "\0").encode("utf-8", "surrogatepass"))
-            column.update(digest)
-        return digest.digest()
 
 
 def add_columns(fields: dict[str, FieldType], metadata: Metadata | Annotations) -> None:
@@ -111,7 +63,7 @@ class GivenTable:
     def of(cls, recipe: Recipe) -> GivenTable | None:
         if recipe.metadata is None:
             return None
-        path = storage.source(recipe.metadata)
+        path = fs.source(recipe.metadata)
         if not path.is_file():
             raise UsageError("the file given by --metadata does not exist", path=path)
         labels = Asked.of(recipe)

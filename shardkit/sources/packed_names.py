@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.errors import SourceError
-from shardkit.mapped import Growing, pieces
+from shardkit.helpers.mapped import Growing, pieces
 from shardkit.sources.base import Indices
 
 _DECODED = 4096  # names that are decoded at a time

@@ -9,10 +9,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from shardkit import storage
-from shardkit.checked import MOST_BYTES
-from shardkit.dataset import Dataset
+from shardkit.dataset.dataset import Dataset
 from shardkit.errors import DamagedError
+from shardkit.helpers.checked import MOST_BYTES
+from shardkit.storage import fs
 
 _INFO = "dataset_info.json"
 # Of TensorFlow Datasets, `mnist-train.tfrecord-00000-of-00001`; of Hugging Face's prepared
@@ -29,7 +29,7 @@ def check_prepared(folder: Path, dataset: Dataset) -> None:
         return
     said: dict[str, Any] = {}
     with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError, AttributeError):
-        splits = json.loads(storage.read(path, MOST_BYTES))["splits"]
+        splits = json.loads(fs.read(path, MOST_BYTES))["splits"]
         each = splits if isinstance(splits, list) else splits.values()
         said = {s["name"]: s.get("shardLengths") or s.get("num_examples") for s in each}
     totals: Counter[str] = Counter()

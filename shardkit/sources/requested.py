@@ -6,14 +6,25 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from shardkit.sample import Sample
 
 if TYPE_CHECKING:
-    from shardkit.sources.base import Source
+    from shardkit.helpers.mapped import Sizes
 
+_Readable = TypeVar("_Readable", bound="_Source")
 _AHEAD_BYTES = 64 << 20  # of samples that were requested but not read yet
+
+
+class _Source(Protocol):
+    requests: int  # at a time; 0 if samples are not requests
+
+    def __getitem__(self, index: int, /) -> Sample: ...
+
+    def name(self, index: int, /) -> str: ...
+
+    def sizes(self) -> Sizes: ...
 
 
 class Requested:
@@ -22,7 +33,7 @@ class Requested:
     Thread-safe. Each sample can be read only once, roughly in order.
     """
 
-    def __init__(self, source: Source, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, source: _Source, pool: ThreadPoolExecutor) -> None:
         self._source, self._pool = source, pool
         self._sizes = source.sizes()
         self._futures: dict[int, Future[Sample]] = {}
@@ -49,7 +60,7 @@ class Requested:
 
 
 @contextmanager
-def requested(source: Source) -> Iterator[Source | Requested]:
+def requested(source: _Readable) -> Iterator[_Readable | Requested]:
     """The source, to be read in order; prefetched if its samples are network requests."""
     if not source.requests:
         yield source

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from shardkit import storage
 from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError
 from shardkit.schema import Schema, Text
 from shardkit.sources.columns import Column
+from shardkit.sources.file_metadata import Metadata
 from shardkit.sources.file_table import FileTable
 from shardkit.sources.image_folder import ImageFolder
-from shardkit.sources.metadata import Metadata
+from shardkit.storage import fs
 
 TRANSCRIPTS = ".trans.txt"
 NOISE = "_background_noise_"
@@ -80,7 +80,7 @@ def listed_splits(root: Path, source: ImageFolder) -> dict[str, ImageFolder]:
 
 def _lines(path: Path) -> Sequence[str]:
     try:
-        return [line.strip() for line in storage.read(path).decode("utf-8-sig").split("\n")]
+        return [line.strip() for line in fs.read(path).decode("utf-8-sig").split("\n")]
     except UnicodeDecodeError as error:
         fix = "save it as UTF-8, or move it elsewhere"
         what = "the file is not valid UTF-8"

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shardkit import storage
 from shardkit.codecs.media import Kind
 from shardkit.errors import UsageError
+from shardkit.helpers import os_errors
+from shardkit.metadata.splits import KINDS, beside_splits, refuse_synonyms, word_of_split
 from shardkit.sources.imagenet import DEVKIT
 from shardkit.sources.metadata import FILES as METADATA_FILES
-from shardkit.splits import KINDS, beside_splits, refuse_synonyms, word_of_split
-from shardkit.walk import is_folder, kind_of_file, passed_over, scandir
+from shardkit.storage.walk import is_folder, kind_of_file, passed_over, scandir
 
 _SHOWN = 5  # files to name in errors
 _DEEP = 8  # maximum number of nested folders that hold nothing but one folder
@@ -95,7 +95,7 @@ def _splits_in(root: Path, listed: _Listed) -> SplitFolders:
 
 def _list(folder: Path, media: Kind, without: str | None = None) -> _Listed:
     found = _Listed()
-    with storage.explained("list", folder), scandir(folder) as entries:
+    with os_errors.explained("list", folder), scandir(folder) as entries:
         for entry in entries:
             if entry.name == without:
                 continue
@@ -126,7 +126,7 @@ def _named(folders: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _holds_classes(folder: Path) -> bool:
-    with storage.explained("list", folder), scandir(folder) as entries:
+    with os_errors.explained("list", folder), scandir(folder) as entries:
         return any(
             entry.name in METADATA_FILES or (is_folder(entry) and passed_over(entry.name) is None)
             for entry in entries

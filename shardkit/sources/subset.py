@@ -15,16 +15,16 @@ from typing import Any, Protocol
 import numpy as np
 import xxhash
 
+from shardkit.dataset.conditions import Condition, condition, value_of
 from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError, near
-from shardkit.indices import array, pick
-from shardkit.mapped import Sizes
+from shardkit.helpers.indices import array, pick
+from shardkit.helpers.mapped import Sizes
+from shardkit.metadata.recipe import Recipe
 from shardkit.options import Selection
-from shardkit.recipe import Recipe
 from shardkit.sample import Sample
 from shardkit.schema import Encoded, Int, Schema
 from shardkit.sources.base import Around, Described, Document, Indices, Source, Stream
 from shardkit.sources.key_lists import KeyList, check_found
-from shardkit.where import Condition, condition, value_of
 
 
 def chance(key: str, seed: int, what: str) -> float:

@@ -14,18 +14,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardkit import storage
 from shardkit.codecs.compression import COMPRESSED_BLOCK, compression_of, decompressed
 from shardkit.codecs.media import kind_by_name as media_by_name
 from shardkit.errors import SourceError, UsageError, drop_option, near
-from shardkit.extras import extra
 from shardkit.formats import get_format
-from shardkit.pointers import refuse_html
+from shardkit.helpers.extras import extra
 from shardkit.sample import JsonText
 from shardkit.schema import RESERVED, Json, Text
 from shardkit.sources.columns import CHUNK, Building, Column
-from shardkit.sources.text.names import parse_name
-from shardkit.sources.text.quotes import DELIMITERS, dialect, quotes_of, swallowed
+from shardkit.sources.file_names import parse_name
+from shardkit.sources.quotes import DELIMITERS, dialect, quotes_of, swallowed
+from shardkit.storage import fs
+from shardkit.storage.pointers import refuse_html
 
 _MAX_CELL = 1 << 28  # characters
 
@@ -135,7 +135,7 @@ def _rows_of(path: Path) -> Iterator[_Rows]:
             path=path,
             expected=".csv, .tsv or .jsonl, which may be compressed, or .parquet",
         )
-    data = storage.read(path)
+    data = fs.read(path)
     suffix = compression_of(data)
     if suffix and not name.compression:
         raise SourceError(

@@ -19,15 +19,15 @@ import numpy as np
 import xxhash
 
 from shardkit.errors import SampleError, ShardkitError, UsageError, drop_option
-from shardkit.indices import array, compact, digest
-from shardkit.mapped import Sizes, joined
+from shardkit.helpers.indices import array, compact, digest
+from shardkit.helpers.mapped import Sizes, joined
+from shardkit.metadata.recipe import Recipe
+from shardkit.metadata.shared_schema import other_numbers, renumbered, shared_schema, united_classes
+from shardkit.metadata.splits import KINDS, in_order
 from shardkit.options import Selection
-from shardkit.recipe import Recipe
 from shardkit.sample import Sample, safe_key
 from shardkit.schema import Array, Schema, check_label
-from shardkit.shared_schema import other_numbers, renumbered, shared_schema, united_classes
 from shardkit.sources.base import Described, Document, Source, Stream
-from shardkit.splits import KINDS, in_order
 
 if TYPE_CHECKING:
     import numpy.typing as npt

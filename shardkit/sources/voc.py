@@ -16,10 +16,11 @@ from xml.etree.ElementTree import Element
 
 import numpy as np
 
-from shardkit import storage
 from shardkit.errors import SampleError, ShardkitError
-from shardkit.remote.path import RemotePath
+from shardkit.helpers import os_errors
 from shardkit.sources.annotations import Read
+from shardkit.storage import fs
+from shardkit.storage.remote.path import RemotePath
 
 _MOST_BYTES = 1 << 20  # maximum size of one file
 _REQUESTS = 64  # concurrent, to an object store
@@ -85,7 +86,7 @@ def _each(paths: Sequence[Path], do: Callable[[Path], Any]) -> Iterator[Any]:
 
 def _parsed(path: Path) -> _Image | SampleError:
     try:
-        return _image(storage.read(path, _MOST_BYTES))
+        return _image(fs.read(path, _MOST_BYTES))
     except (ValueError, ElementTree.ParseError) as error:
         return SampleError(
             f"the annotations of an image are damaged: {error}",
@@ -101,7 +102,7 @@ def _parsed(path: Path) -> _Image | SampleError:
             fix="restore it, or exclude the image with --on-error skip",
         )
     except ShardkitError as error:
-        if storage.shortage(error):  # not the fault of one image
+        if os_errors.shortage(error):  # not the fault of one image
             raise
         return SampleError(error.what, path=path, found=error.found, fix=error.fix)
 

@@ -1,6 +1,18 @@
 """The streaming engine: the order of samples, and batches of numpy arrays.
 
 `shardkit.torch` has the same classes for torch.
+
+Each imports only those on lines below its own:
+
+    torch_loader
+    loader
+    dataset profile
+    batches quality ranks
+    stream
+    read_ahead state
+    options schedule
+    reading sampling
+    batching collate order world
 """
 
 from shardkit.stream.dataset import StreamingDataset as StreamingDataset

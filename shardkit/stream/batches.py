@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardkit import storage
-from shardkit.clock import enter
 from shardkit.errors import SampleError, ShardkitError, UsageError
+from shardkit.helpers import os_errors
+from shardkit.helpers.clock import enter
 from shardkit.sample import Sample
 from shardkit.schema import Array, Audio, Bool, FieldType, Float, Int, Schema
 from shardkit.stream.batching import Pack
@@ -164,7 +164,7 @@ class BatchMaker:
         enter("collate")
         bad = sorted(batch.errors)
         for row in bad:
-            if self._max_errors is None or storage.shortage(batch.errors[row]):
+            if self._max_errors is None or os_errors.shortage(batch.errors[row]):
                 raise batch.errors[row]
         valid = batch.step.valid.copy()  # the schedule may keep the step, and users change batches
         if bad:

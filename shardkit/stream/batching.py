@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardkit.errors import SampleError, UsageError
+from shardkit.helpers.order import permutation
 from shardkit.options import check_choice, check_numbers
-from shardkit.order import permutation
 from shardkit.preprocess.packing import best_fit
 
 Numbers = NDArray[np.int64]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardkit.errors import SampleError, UsageError, printable
-from shardkit.keywords import takes
+from shardkit.helpers.keywords import takes
 from shardkit.options import is_whole
 from shardkit.stream.batches import Batch, BatchMaker, Made, rows_of
 from shardkit.stream.options import StreamKeywords, StreamOptions
@@ -99,7 +99,7 @@ class StreamingDataset:
         """
         maker, bad = BatchMaker(self.stream), Bad(self.options)
         # None in a DataLoader's worker, as torch.distributed's store belongs to the parent process.
-        comparison = self._ranks.begin(self, epoch, progress)
+        comparison = self._ranks.begin(self.stream, self.options, self.world(), epoch, progress)
         first = number + (worker - number) % workers
         steps_of_all = copy.copy(self.schedule()).walk(epoch, progress)  # see `Loader.__iter__`
         mine = islice(steps_of_all, first - number, None, workers)

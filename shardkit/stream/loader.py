@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from shardkit.clock import IDLE, enter
 from shardkit.errors import UsageError
-from shardkit.keywords import takes
-from shardkit.options import check_numbers, parse_size
+from shardkit.helpers.clock import IDLE, enter
+from shardkit.helpers.keywords import takes
+from shardkit.helpers.words import parse_size
+from shardkit.options import check_numbers
 from shardkit.stream import state as states
 from shardkit.stream.batches import Allocate, Batch, BatchMaker, Made, Memory
 from shardkit.stream.dataset import Bad, StreamingDataset, checked_epoch
@@ -350,9 +351,12 @@ class Iteration:
         while len(self._queue) < max(most if self._threads.size else 1, 1) and not self._closed:
             if self._steps is None:
                 self._epoch, progress = loader._begin()  # not earlier: see `set_epoch`
-                self._comparison = loader._ranks.begin(loader.dataset, self._epoch, progress)
-                steps, dataset = self._schedule.walk(self._epoch, progress), loader.dataset
-                self._steps = dataset.stream.ahead(steps, self._epoch, dataset.world())
+                stream, world = loader.dataset.stream, loader.dataset.world()
+                self._comparison = loader._ranks.begin(
+                    stream, loader.dataset.options, world, self._epoch, progress
+                )
+                steps = self._schedule.walk(self._epoch, progress)
+                self._steps = stream.ahead(steps, self._epoch, world)
             step = next(self._steps, None)
             if step is None:
                 return

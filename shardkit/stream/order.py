@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.order import permutation, seed_of
+from shardkit.helpers.order import permutation, seed_of
 
 Numbers: TypeAlias = "npt.NDArray[np.int64]"
 

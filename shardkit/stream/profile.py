@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardkit import clock
-from shardkit.clock import DATA, IDLE, STAGES, STEP, Clock, Spent
+from shardkit.helpers import clock
+from shardkit.helpers.clock import DATA, IDLE, STAGES, STEP, Clock, Spent
 from shardkit.stream.batches import Batch
 
 

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.dataset import Dataset
+from shardkit.dataset.dataset import Dataset
 from shardkit.errors import ShardkitError, warn
-from shardkit.page_cache import PAGE
 from shardkit.schema import Int
+from shardkit.storage.page_cache import PAGE
 from shardkit.stream.reading import Samples
 from shardkit.stream.stream import Stream
 

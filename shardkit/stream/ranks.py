@@ -21,7 +21,8 @@ from shardkit.stream.schedule import Progress
 from shardkit.stream.world import World
 
 if TYPE_CHECKING:
-    from shardkit.stream.dataset import StreamingDataset
+    from shardkit.stream.options import StreamOptions
+    from shardkit.stream.stream import Stream
 
 _PATIENCE = 5.0  # seconds to wait for the facts of other ranks, once a difference is known
 _NAMED = 1024  # maximum number of ranks whose facts are read then
@@ -55,12 +56,18 @@ class Ranks:
         self._begun = 0
         self._last: tuple[int, Progress] | None = None
 
-    def begin(self, dataset: StreamingDataset, epoch: int, progress: Progress) -> Comparison | None:
+    def begin(
+        self,
+        stream: Stream,
+        options: StreamOptions,
+        world: World,
+        epoch: int,
+        progress: Progress,
+    ) -> Comparison | None:
         """Start the comparison of this rank's iteration; None if there is no store.
 
         Raises UsageError if the iteration is already known to differ from those of other ranks.
         """
-        options, world = dataset.options, dataset.world()
         given = (options.rank, options.world_size) != (None, None)
         store = None if given or not options.check_ranks or world.size == 1 else _store()
         if store is None:
@@ -71,7 +78,7 @@ class Ranks:
             self._begun += 1
             self._last = epoch, progress
         facts = {
-            **dataset.stream.identity,
+            **stream.identity,
             "batch_size": None if options.batching else options.per_rank(world.size),
             "last": options.last,
             "epoch": epoch,

@@ -18,12 +18,12 @@ from queue import SimpleQueue
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.dataset import Dataset
-from shardkit.formats.wds.kept import index_id
-from shardkit.page_cache import PAGE
-from shardkit.pages import Pages, file_id
-from shardkit.remote.path import RemotePath
+from shardkit.dataset.dataset import Dataset
+from shardkit.formats.wds.remote_index_cache import index_id
 from shardkit.sample import Sample
+from shardkit.storage.page_cache import PAGE
+from shardkit.storage.pages import Pages, file_id
+from shardkit.storage.remote.path import RemotePath
 from shardkit.stream.order import Order
 from shardkit.stream.reading import Samples
 from shardkit.stream.sampling import AnyOrder

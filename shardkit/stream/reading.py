@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from shardkit.clock import enter
 from shardkit.codecs.image import NotAnImageError, unusable
 from shardkit.codecs.pixels import to_rgb
-from shardkit.dataset import Dataset
+from shardkit.dataset.dataset import Dataset
 from shardkit.errors import FormatError, UsageError, near
-from shardkit.indices import digest
+from shardkit.helpers.clock import enter
+from shardkit.helpers.indices import digest
 from shardkit.sample import Sample
 from shardkit.schema import Schema
 from shardkit.stream.order import Numbers

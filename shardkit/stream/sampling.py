@@ -18,7 +18,7 @@ import numpy.typing as npt
 import xxhash
 
 from shardkit.errors import UsageError
-from shardkit.order import permutation, seed_of, splitmix
+from shardkit.helpers.order import permutation, seed_of, splitmix
 from shardkit.stream.order import WINDOW, Draw, Mixture, Numbers, Order
 
 _DRAWS, _OFFSET = 5, 6  # purposes of a seed, in addition to those of order.py and schedule.py

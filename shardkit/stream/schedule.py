@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.errors import UsageError
-from shardkit.order import seed_of
+from shardkit.helpers.order import seed_of
 from shardkit.sample import Sample
 from shardkit.stream.batching import Batching, MicroBatch
 from shardkit.stream.order import Draw, Numbers

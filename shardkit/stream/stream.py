@@ -11,14 +11,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from shardkit import storage
-from shardkit.dataset import Dataset
+from shardkit.dataset.dataset import Dataset
+from shardkit.dataset.find import open_dataset
 from shardkit.errors import UsageError, warn
-from shardkit.opening import open_dataset
-from shardkit.page_cache import MemoryCache, cache_from
-from shardkit.pages import Pages, through
-from shardkit.remote.path import RemotePath
 from shardkit.schema import Bool, Float, Int, Schema, Text, audio_fields, row_fields
+from shardkit.storage import fs
+from shardkit.storage.page_cache import MemoryCache, cache_from
+from shardkit.storage.pages import Pages, through
+from shardkit.storage.remote.path import RemotePath
 from shardkit.stream.batching import Batching, Pack
 from shardkit.stream.collate import PACKED, Collate, PadCollate
 from shardkit.stream.options import StreamOptions
@@ -148,8 +148,8 @@ def _opened(source: Source, options: StreamOptions) -> tuple[list[Dataset], Page
                 if isinstance(getattr(each, "dataset", None), Dataset)
                 else None,
             )
-    with storage.using(options.storage_options, *every):
-        given = [each if isinstance(each, Dataset) else storage.source(each) for each in every]
+    with fs.using(options.storage_options, *every):
+        given = [each if isinstance(each, Dataset) else fs.source(each) for each in every]
     pages = None
     if any(isinstance(path, RemotePath) for each in given for path in _paths(each)):
         pages = Pages(cache_from(options.cache_folder, options.cache_limit))

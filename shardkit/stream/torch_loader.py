@@ -21,7 +21,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils.worker import WorkerInfo
 
 from shardkit.errors import UsageError, warn
-from shardkit.keywords import takes
+from shardkit.helpers.keywords import takes
 from shardkit.options import check_choice
 from shardkit.stream import dataset as streaming
 from shardkit.stream import loader as loading

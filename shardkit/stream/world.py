@@ -7,7 +7,7 @@ import sys
 from typing import NamedTuple
 
 from shardkit.errors import UsageError
-from shardkit.processors import processors
+from shardkit.helpers.processors import processors
 
 
 class World(NamedTuple):

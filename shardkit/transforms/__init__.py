@@ -1,4 +1,14 @@
-"""Transforms of samples at load time: for images, audio and video, and the user's own."""
+"""Transforms of samples at load time: for images, audio and video, and the user's own.
+
+Each imports only those on lines below its own:
+
+    open
+    transforms
+    video
+    audio chain
+    calls media
+    boxes draws images masks steps
+"""
 
 from shardkit.transforms.audio import Mono as Mono
 from shardkit.transforms.audio import RandomClip as RandomClip

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.clock import enter
 from shardkit.codecs.image import NotAnImageError, unusable
 from shardkit.codecs.window import Window
 from shardkit.errors import SampleError, ShardkitError
+from shardkit.helpers.clock import enter
 from shardkit.options import MAX_PIXELS
 from shardkit.sample import Sample
 from shardkit.transforms.boxes import BOXES, MASK, ROWS, OnImageError, move_boxes

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.order import splitmix
+from shardkit.helpers.order import splitmix
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)  # between the states of SplitMix64
 _UNUSED = np.uint64(11)  # of 64 bits, those beyond a float's 53-bit fraction

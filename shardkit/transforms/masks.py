@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from shardkit.codecs.header import Header
 from shardkit.codecs.image import NotAnImageError
+from shardkit.codecs.masks import MaskError, mask_of, values_of
 from shardkit.codecs.window import Window
-from shardkit.preprocess.masks import MaskError, mask_of, values_of
 
 Values = npt.NDArray[Any]
 

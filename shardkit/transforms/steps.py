@@ -23,7 +23,7 @@ from shardkit.options import check_choice
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from shardkit.dataset import Dataset
+    from shardkit.dataset.dataset import Dataset
 
 Size = tuple[int, int]  # height and width
 

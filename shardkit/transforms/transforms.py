@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.errors import ShardkitError, UsageError, near
-from shardkit.extras import extra
+from shardkit.helpers.extras import extra
 from shardkit.sample import Sample
 from shardkit.schema import Array, Audio, FieldType, Image, Schema, Video
 from shardkit.transforms.audio import AudioJob

@@ -23,10 +23,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from shardkit import storage
-from shardkit.byte_source import open_source
 from shardkit.codecs.pixels import ppm_header
-from shardkit.dataset import Dataset
+from shardkit.dataset.dataset import Dataset
 from shardkit.errors import (
     DamagedError,
     SampleError,
@@ -35,10 +33,12 @@ from shardkit.errors import (
     UsageError,
     WorkerError,
 )
-from shardkit.extras import missing
-from shardkit.json_process import JsonProcess
-from shardkit.remote.path import RemotePath
+from shardkit.helpers.extras import missing
+from shardkit.helpers.json_process import JsonProcess
 from shardkit.schema import Bool, FieldType, Float, Image
+from shardkit.storage import fs
+from shardkit.storage.byte_source import open_source
+from shardkit.storage.remote.path import RemotePath
 from shardkit.verification.client_reader import summary
 from shardkit.verification.keys import Location
 from shardkit.verification.shards import CheckedPart
@@ -234,7 +234,7 @@ def _at_hand(part: CheckedPart, unit: _Unit) -> Iterator[Dataset]:
     if not isinstance(part.dataset.path, RemotePath):
         yield part.dataset
         return
-    with storage.temporary("shardkit-client-") as folder:
+    with fs.temporary("shardkit-client-") as folder:
         yield _copied(part, unit.shard, folder)
 
 
@@ -252,10 +252,10 @@ def _copied(part: CheckedPart, shard: int, folder: Path) -> Dataset:
         )
     for file in files:
         path = folder / file.name
-        storage.make_folder(path.parent)
-        with storage.create(path) as copy:
+        fs.make_folder(path.parent)
+        with fs.create(path) as copy:
             for block in open_source(part.dataset.path / file.name).blocks(_COPIED):
-                storage.write(copy, [block])
+                fs.write(copy, [block])
     return part.dataset.moved(folder)
 
 
@@ -347,7 +347,7 @@ class _Comparison:
 @contextmanager
 def _process(job: dict[str, Any]) -> Iterator[JsonProcess]:
     """A process with the library, with an empty folder for caches, and offline."""
-    with storage.temporary("shardkit-client-") as folder:
+    with fs.temporary("shardkit-client-") as folder:
         caches = dict.fromkeys(("HF_HOME", "HF_DATASETS_CACHE", "HF_HUB_CACHE"), str(folder))
         offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
         command = [sys.executable, str(SCRIPT)]

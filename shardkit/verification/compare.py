@@ -15,10 +15,12 @@ import numpy as np
 from shardkit.conversion.plan import label_of_text
 from shardkit.errors import DamagedError, SampleError, ShardkitError
 from shardkit.formats import get_format
-from shardkit.manifest import ERRORS, FILTERED
+from shardkit.helpers.processors import processors
+from shardkit.helpers.words import counted
+from shardkit.metadata.manifest import ERRORS, FILTERED
 from shardkit.preprocess.filtered import Filtered
-from shardkit.preprocess.items import Item, Steps, sample_of
-from shardkit.processors import processors
+from shardkit.preprocess.items import Item, sample_of
+from shardkit.preprocess.pipeline import Steps
 from shardkit.sample import Sample, safe_key
 from shardkit.schema import Audio, Image
 from shardkit.sources.base import Source, Stream
@@ -27,7 +29,6 @@ from shardkit.verification.keys import Keys, Location
 from shardkit.verification.shards import CheckedPart, keys_of, listed
 from shardkit.verification.values import difference
 from shardkit.verification.work import Findings, Meter
-from shardkit.words import counted
 
 if TYPE_CHECKING:
     from shardkit.preprocess.audio import AudioSteps

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from shardkit import storage
 from shardkit.errors import SampleError, UsageError
 from shardkit.options import Selection
 from shardkit.sample import Sample
 from shardkit.sources import open_sources
 from shardkit.sources.base import Document, Source, Stream
-from shardkit.sources.given import paths_of
+from shardkit.sources.inputs import paths_of
+from shardkit.storage import fs
 from shardkit.verification.keys import Hashes, Keys, Location
 from shardkit.verification.values import difference, parsed
 
@@ -85,7 +85,7 @@ def diff(
     and UsageError if both sources can only be read from the beginning, such as two JSON Lines
     files.
     """
-    with storage.using(storage_options, *paths_of(a), *paths_of(b)):
+    with fs.using(storage_options, *paths_of(a), *paths_of(b)):
         ours, theirs = open_sources(a), open_sources(b)
     report = DiffReport()
     for source in (*ours.values(), *theirs.values()):

@@ -17,13 +17,13 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from shardkit import storage
-from shardkit.byte_source import ByteSource, open_source
 from shardkit.errors import DamagedError, ShardkitError
 from shardkit.formats import FORMATS
-from shardkit.manifest import File
-from shardkit.pieces import CHECKSUM, DIGEST, PIECE, WHOLE, Hasher, checksum_of, count
-from shardkit.remote.path import RemotePath
+from shardkit.helpers import os_errors
+from shardkit.metadata.manifest import File
+from shardkit.storage.byte_source import ByteSource, open_source
+from shardkit.storage.checksums import CHECKSUM, DIGEST, PIECE, WHOLE, Hasher, checksum_of, count
+from shardkit.storage.remote.path import RemotePath
 from shardkit.verification.work import Meter, in_threads, in_words, numbered, runs
 
 _SPAN = 16  # pieces that a thread reads at a time, if there are digests of pieces
@@ -236,7 +236,7 @@ def _check_size(path: Path, file: File, shard: str | None) -> None:
             expected=f"{file.bytes:,} bytes",
         ) from None
     except OSError as error:
-        raise storage.explain(error, "look at", path) from error
+        raise os_errors.explain(error, "look at", path) from error
     if not stat.S_ISREG(about.st_mode):  # reading a pipe would block forever
         raise DamagedError(
             "a file of the dataset is not a regular file",
@@ -264,7 +264,7 @@ def strangers(folder: Path, format: str, known: set[str]) -> list[ShardkitError]
         folder /= FORMATS[format].listing
         known = {posixpath.basename(name) for name in known}
     tops = {name.partition("/")[0] for name in known}
-    with storage.explained("list", folder):
+    with os_errors.explained("list", folder):
         names = sorted({path.name for path in folder.iterdir()} - tops)
     return [
         DamagedError(

@@ -10,20 +10,21 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from shardkit import storage
 from shardkit.conversion.cuts import TASKS
+from shardkit.conversion.key_shares import Share
 from shardkit.conversion.plan import Task, make_plan
 from shardkit.conversion.read_ahead import Reading
-from shardkit.conversion.shares import Share, members, shares_of
+from shardkit.conversion.shares import members, shares_of
 from shardkit.conversion.target import Target
 from shardkit.errors import DamagedError, UsageError
-from shardkit.manifest import CHOSEN, has_manifest, load_any, read_checked
-from shardkit.preprocess.items import Steps
-from shardkit.recipe import Recipe
+from shardkit.metadata.manifest import CHOSEN, has_manifest, load_any, read_checked
+from shardkit.metadata.recipe import Recipe
+from shardkit.preprocess.pipeline import Steps
 from shardkit.sources import WHOLE, open_sources
 from shardkit.sources.base import Source, Stream
-from shardkit.sources.given import paths_of
+from shardkit.sources.inputs import paths_of
 from shardkit.sources.key_lists import KeyList
+from shardkit.storage import fs
 from shardkit.verification.shards import CheckedPart
 from shardkit.verification.work import Findings
 
@@ -168,7 +169,7 @@ def key_lists(parts: list[CheckedPart], recipe: Recipe) -> dict[str, KeyList]:
             data = read_checked(
                 part.dataset.path / file.name, file.checksum, part.manifest.checksum
             )
-            name = part.name or storage.absolute(part.dataset.path).name
+            name = part.name or fs.absolute(part.dataset.path).name
             found["" if "" in recipe.keys else name] = KeyList(np.frombuffer(data, "<u8"))
     return found
 
@@ -178,7 +179,7 @@ def _split_of(part: CheckedPart, sources: _Sources, recipe: Recipe) -> str | Non
 
     Raises UsageError if the sources have several splits, and none of them has this name.
     """
-    name = storage.absolute(part.dataset.path).name
+    name = fs.absolute(part.dataset.path).name
     splits: Collection[str] = recipe.splits
     if WHOLE not in sources:
         same = recipe.sources.keys() == sources.keys()

@@ -18,31 +18,34 @@ from itertools import accumulate, pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
-from shardkit import manifest as manifests
-from shardkit import storage
-from shardkit.checked import MOST_BYTES, plain
 from shardkit.conversion.existing import differences
 from shardkit.conversion.outline import Outline
-from shardkit.conversion.partial import FolderPartial, partial_of
-from shardkit.conversion.plan import Plan, Split, Task, make_plan
+from shardkit.conversion.partial import FolderPartial
+from shardkit.conversion.partials import partial_of
+from shardkit.conversion.plan import Plan, Task, make_plan
 from shardkit.conversion.publish import Made, named_shard, write_lists
 from shardkit.conversion.run import work_of
 from shardkit.conversion.shards import Content
+from shardkit.conversion.split import Split
 from shardkit.conversion.target import Target
 from shardkit.conversion.work import is_finished, read_result, run_task
-from shardkit.dataset import Dataset
+from shardkit.dataset.dataset import Dataset
 from shardkit.errors import DamagedError, NotFoundError, OutputError, ShardkitError, UsageError
 from shardkit.formats import file_name, get_format
 from shardkit.formats.base import KEY, ShardReader
-from shardkit.manifest import PIECES, File, Manifest, Shard, Splits
-from shardkit.patterns import expanded
-from shardkit.pieces import CHECKSUM, listed
+from shardkit.helpers import os_errors
+from shardkit.helpers.checked import MOST_BYTES, plain
+from shardkit.metadata import manifest as manifests
+from shardkit.metadata.manifest import PIECES, File, Manifest, Shard, Splits
+from shardkit.metadata.recipe import Recipe, identity
 from shardkit.preprocess.transform import load_transform, same
-from shardkit.recipe import Recipe, identity
-from shardkit.remote.path import RemotePath
 from shardkit.sources import WHOLE, open_sources
 from shardkit.sources.dataset import DatasetSource
-from shardkit.sources.given import paths_of
+from shardkit.sources.inputs import paths_of
+from shardkit.storage import fs
+from shardkit.storage.checksums import CHECKSUM, listed
+from shardkit.storage.patterns import expanded
+from shardkit.storage.remote.path import RemotePath
 from shardkit.verification.files import check_files, find_damage, strangers
 from shardkit.verification.groups import Against, key_lists, with_metadata
 from shardkit.verification.shards import CheckedPart
@@ -102,9 +105,9 @@ class Repair:
         format = datasets[0].format if datasets else ""
         self._target = Target(self._top, format, single)
         for given in expanded(self._paths):
-            with storage.explained("open", given):
+            with os_errors.explained("open", given):
                 given.stat()
-            if storage.absolute(given) == self._top:
+            if fs.absolute(given) == self._top:
                 raise UsageError("a dataset cannot be repaired from itself", path=given)
         self._partial = partial_of(self._target)
         self.report = RepairReport(", ".join(map(str, self._paths)) or type(source).__name__)
@@ -152,11 +155,11 @@ class Repair:
                 reason = why if isinstance(why, DamagedError) else error
                 self._not_repaired(manifests.manifest_path(path), reason)
                 continue
-            self._put_manifest(path, storage.read(manifests.manifest_path(copy / name)), "copied")
+            self._put_manifest(path, fs.read(manifests.manifest_path(copy / name)), "copied")
 
     def _put_manifest(self, path: Path, text: bytes, how: str) -> None:
         self._clear(manifests.NAME)
-        storage.write_file(self._stage / manifests.NAME, text)
+        fs.write_file(self._stage / manifests.NAME, text)
         folder = self._target.folder if self._target.single else path
         self._replace(manifests.NAME, self._target.list_path(folder, manifests.NAME), how)
 
@@ -179,7 +182,7 @@ class Repair:
         other = [] if self._target.single else strangers(folder, manifest.format, known)
         text = b""
         with suppress(ShardkitError):  # the rest of the damaged manifest may have the checksums
-            text = storage.read(manifests.manifest_path(path), MOST_BYTES)
+            text = fs.read(manifests.manifest_path(path), MOST_BYTES)
         unknown = [file.name for file in wrong if file.checksum.encode() not in text]
         if other or 2 * len(unknown) >= len(files):
             return False
@@ -243,10 +246,10 @@ class Repair:
         try:
             self._clear(file.name)
             if isinstance(path, RemotePath):
-                storage.download(path, self._stage / file.name, file.bytes)
+                fs.download(path, self._stage / file.name, file.bytes)
             else:
-                with storage.create(self._stage / file.name) as made:
-                    storage.append(made, path, file.bytes)
+                with fs.create(self._stage / file.name) as made:
+                    fs.append(made, path, file.bytes)
             self._put(folder, [file], kind, "copied")
         except ShardkitError as error:
             _raise_if_full(error)
@@ -291,14 +294,14 @@ class Repair:
         pieces = manifest.list_named(PIECES)
         if pieces is not None:
             files = [file for file in manifest.all_files() if listed(file.bytes)]
-            data = b"".join(storage.digests(self._here(folder / f.name, f.bytes)) for f in files)
-            storage.write_file(self._stage / pieces.name, data)
+            data = b"".join(fs.digests(self._here(folder / f.name, f.bytes)) for f in files)
+            fs.write_file(self._stage / pieces.name, data)
 
     def _here(self, path: Path, size: int) -> Path:
         """The path of a local file: `path` itself, or a downloaded copy of a remote object."""
         if not isinstance(path, RemotePath):
             return path
-        storage.download(path, self._stage / "object", size)
+        fs.download(path, self._stage / "object", size)
         return self._stage / "object"
 
     def _lists(self, tasks: _Tasks) -> None:
@@ -307,7 +310,7 @@ class Repair:
         for task in tasks.tasks.values():
             for made in tasks.made(task):
                 for file in made.shard.files:
-                    storage.remove(made.folder / file.name)
+                    fs.remove(made.folder / file.name)
             folders.append(self._tasks / f"{task.number:06d}")
         outline = Outline.of(tasks.plan)
         write_lists(outline, tasks.number, self._target, self._stage, folders)
@@ -335,8 +338,8 @@ class Repair:
 
     def _clear(self, name: str) -> None:
         """Empty the stage, and create the folder for a file with this name."""
-        storage.remove(self._stage)
-        storage.make_folder((self._stage / name).parent)
+        fs.remove(self._stage)
+        fs.make_folder((self._stage / name).parent)
 
     def _put(self, folder: Path, files: Sequence[File], kind: str, how: str) -> None:
         """Move files from the stage into the dataset. Raises DamagedError if any does not match."""
@@ -352,7 +355,7 @@ class Repair:
         size = new.stat().st_size
         if isinstance(old, RemotePath):
             self._partial.check()
-            storage.put(new, old)
+            fs.put(new, old)
         else:
             at, top = old.parent, os.path.realpath(self._target.folder)
             above = takewhile(lambda one: os.path.realpath(one) != top, (at, *at.parents))
@@ -362,11 +365,11 @@ class Repair:
                     path=old,
                     fix="move it away, or repair the dataset that the link points to",
                 )
-            storage.make_folder(at)
-            storage.sync(new)
-            storage.rename(new, old)
-            storage.sync(at)
-            storage.sync(at.parent)  # `at` may be a new folder
+            fs.make_folder(at)
+            fs.sync(new)
+            fs.rename(new, old)
+            fs.sync(at)
+            fs.sync(at.parent)  # `at` may be a new folder
         self.report.files.append(Repaired(str(old), size, how))
 
     def _not_repaired(self, path: Path, error: ShardkitError, unlike: str = "") -> None:
@@ -387,7 +390,7 @@ class Repair:
 
     def _tasks_of(self, part: CheckedPart, manifest: Manifest) -> _Tasks:
         """The tasks that make a dataset, from the source or from the samples of a copy."""
-        storage.remove(self._tasks)
+        fs.remove(self._tasks)
         name = part.name or self._split
         recipe = Recipe(manifest.format)  # a dataset made by `shardkit.create` has none
         if manifest.recipe:
@@ -504,7 +507,7 @@ class _Tasks:
         """Run a task, unless it has run, and return what it made; raises ShardkitError."""
         folder = self.folder / f"{task.number:06d}"
         if not is_finished(folder):
-            storage.make_folder(self.folder)
+            fs.make_folder(self.folder)
             recipe = replace(self.plan.recipe, sources={}, classes=None)
             run_task(work_of(task, recipe, folder), lambda progress: self.check())
         result = read_result(folder)
@@ -523,7 +526,7 @@ class _Tasks:
             )
         for done in self.folder.glob("*"):
             if int(done.name) not in numbers:
-                storage.remove(done)
+                fs.remove(done)
         if not all(number in self.tasks for number in numbers):
             raise DamagedError(
                 "the source now yields different tasks than those that made the shard",
@@ -585,7 +588,7 @@ def _top_of(path: Path, datasets: Sequence[Dataset]) -> tuple[Path, str]:
 
     The output is the dataset at or around the path, or the folder of splits that contains it.
     """
-    found = storage.output(path)
+    found = fs.output(path)
     if not isinstance(found, RemotePath):
         found = Path(os.path.realpath(found))
     for dataset in datasets:
@@ -610,5 +613,5 @@ def _manifest_at(path: Path) -> Manifest | Splits | None:
 def _raise_if_full(error: ShardkitError) -> None:
     """Re-raise errors that are not caused by the file, such as a full disk."""
     cause = error.__cause__
-    if isinstance(cause, OSError) and (cause.errno in _FULL or storage.shortage(error)):
+    if isinstance(cause, OSError) and (cause.errno in _FULL or os_errors.shortage(error)):
         raise error

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 from shardkit.codecs import damage as images
 from shardkit.errors import DamagedError, SampleError, ShardkitError
+from shardkit.helpers.words import counted
 from shardkit.sample import Sample
 from shardkit.schema import FieldType, Json, check_label, images_in
 from shardkit.verification.shards import CheckedPart
 from shardkit.verification.work import Meter, in_threads
-from shardkit.words import counted
 
 _CHUNK = 64  # samples that a thread reads at a time
 

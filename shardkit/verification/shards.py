@@ -15,18 +15,19 @@ from typing import TypeAlias, TypedDict
 
 import numpy as np
 
-from shardkit import manifest as manifests
-from shardkit import pieces
-from shardkit.byte_source import ByteSource, open_source
-from shardkit.checked import from_lines
-from shardkit.dataset import Dataset
+from shardkit.dataset.dataset import Dataset
 from shardkit.errors import DamagedError, ShardkitError
 from shardkit.formats import get_format
 from shardkit.formats.base import KEY, ShardReader
-from shardkit.manifest import File, Manifest, Shard
-from shardkit.part_of import WHOLE, PartOf
-from shardkit.pieces import DIGEST
+from shardkit.helpers.checked import from_lines
+from shardkit.helpers.part_of import WHOLE, PartOf
+from shardkit.helpers.words import counted
+from shardkit.metadata import manifest as manifests
+from shardkit.metadata.manifest import File, Manifest, Shard
 from shardkit.schema import Array, Bytes
+from shardkit.storage import checksums
+from shardkit.storage.byte_source import ByteSource, open_source
+from shardkit.storage.checksums import DIGEST
 from shardkit.verification.files import FileCheck, Ranges, find_damage, is_damage, strangers
 from shardkit.verification.keys import Hashes, Keys, Location, hashes_of
 from shardkit.verification.work import (
@@ -39,7 +40,6 @@ from shardkit.verification.work import (
     numbered,
     runs,
 )
-from shardkit.words import counted
 
 # Per shard: the hashes of its keys (None: not read), and the number of values per optional field.
 _Found: TypeAlias = "tuple[Hashes | None, dict[str, int]]"
@@ -94,7 +94,7 @@ class CheckedPart:
     @property
     def kind(self) -> str:
         """The kind of the files' checksums."""
-        return self.manifest.checksum if self.manifest else pieces.CHECKSUM
+        return self.manifest.checksum if self.manifest else checksums.CHECKSUM
 
     @property
     def files(self) -> list[File]:
@@ -196,7 +196,7 @@ def _jobs(
             for file in shard.files:
                 own = shard.file.name if checks else None
                 known = b"" if listed is None else _digests(listed, first, file)
-                first += pieces.listed(file.bytes)
+                first += checksums.listed(file.bytes)
                 checks.append(FileCheck(part.dataset.path, file, part.kind, meter, known, own))
         for check in checks:
             for span in check.spans():
@@ -222,8 +222,8 @@ def _list_of_pieces(part: CheckedPart) -> tuple[ByteSource | None, dict[str, int
 
 def _digests(listed: ByteSource, first: int, file: File) -> bytes:
     """The digests of a file's pieces according to the list, which is untrusted; b"" if unusable."""
-    number = pieces.listed(file.bytes)
-    if number > pieces.MOST:
+    number = checksums.listed(file.bytes)
+    if number > checksums.MOST:
         return b""
     try:
         return listed.read(first * DIGEST, number * DIGEST)

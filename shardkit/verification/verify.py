@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardkit import manifest as manifests
-from shardkit import storage
-from shardkit.dataset import Dataset
+from shardkit.dataset.dataset import Dataset
+from shardkit.dataset.find import open_dataset, open_described, open_splits
+from shardkit.dataset.incomplete import without_manifest
 from shardkit.errors import (
     DamagedError,
     FormatError,
@@ -22,21 +22,21 @@ from shardkit.errors import (
     printable,
 )
 from shardkit.formats import format_of
-from shardkit.incomplete import without_manifest
-from shardkit.keywords import takes
-from shardkit.manifest import File, Manifest, Splits
-from shardkit.opening import open_dataset, open_described, open_splits
-from shardkit.page_cache import MemoryCache
-from shardkit.pages import Pages
-from shardkit.part_of import WHOLE, PartOf
-from shardkit.pieces import CHECKSUM
-from shardkit.progress import Monitor, Progress, watched
-from shardkit.remote.path import RemotePath
+from shardkit.helpers.keywords import takes
+from shardkit.helpers.part_of import WHOLE, PartOf
+from shardkit.helpers.progress import Monitor, Progress, watched
+from shardkit.helpers.words import counted
+from shardkit.metadata import manifest as manifests
+from shardkit.metadata.manifest import File, Manifest, Splits
+from shardkit.storage import fs
+from shardkit.storage.checksums import CHECKSUM
+from shardkit.storage.page_cache import MemoryCache
+from shardkit.storage.pages import Pages
+from shardkit.storage.remote.path import RemotePath
 from shardkit.verification.files import find_damage, is_damage
 from shardkit.verification.samples import check_values
 from shardkit.verification.shards import CheckedPart, check
 from shardkit.verification.work import Findings, Meter
-from shardkit.words import counted
 
 if TYPE_CHECKING:
     from shardkit.verification.client import Client, ClientReport
@@ -162,8 +162,8 @@ def verify(
             fix="repair it without --part",
         )
     with watched(progress) as monitor, contextlib.ExitStack() as ending:
-        ending.enter_context(storage.using(storage_options, path, against, metadata, repair))
-        found = storage.source(path)
+        ending.enter_context(fs.using(storage_options, path, against, metadata, repair))
+        found = fs.source(path)
         if isinstance(found, RemotePath):  # requests each byte once, if a shard fits in the cache
             found = found.through(Pages(MemoryCache()))
         run = _Run(found, Meter(monitor), share)

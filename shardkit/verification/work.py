@@ -10,12 +10,12 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import TypeVar
 
-from shardkit import storage
 from shardkit.errors import ShardkitError
-from shardkit.processors import in_threads as pooled
-from shardkit.processors import processors
-from shardkit.progress import Monitor
-from shardkit.remote.path import RemotePath
+from shardkit.helpers import os_errors
+from shardkit.helpers.processors import in_threads as pooled
+from shardkit.helpers.processors import processors
+from shardkit.helpers.progress import Monitor
+from shardkit.storage.remote.path import RemotePath
 
 _Job = TypeVar("_Job")
 _Result = TypeVar("_Result")
@@ -41,7 +41,7 @@ class Findings:
         Raises the problem if it is a shortage of file handles or memory, which the dataset is not
         to blame for. May be called in any thread.
         """
-        if storage.shortage(problem):
+        if os_errors.shortage(problem):
             raise problem
         self._problems.append((shard, position, problem))
 

@@ -86,7 +86,7 @@ class Tree:
 @contextlib.contextmanager
 def instead_of_disk(tree):
     """All of shardkit lists the tree."""
-    from shardkit import walk
+    from shardkit.storage import walk
 
     original = walk.scandir
 

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 import shardkit
-from shardkit.byte_source import LocalFile
 from shardkit.performance.doctor import doctor
 from shardkit.performance.findings import Finding
 from shardkit.performance.runs import dataloader_like, run
+from shardkit.storage.byte_source import LocalFile
 from shardkit.torch import Loader as TorchLoader
 from tests.benchmarks.harness import arguments
 

@@ -22,15 +22,15 @@ from bisect import bisect_right
 from itertools import accumulate
 from pathlib import Path
 
-from shardkit import manifest
 from shardkit.conversion.run import prepare
 from shardkit.formats import get_format
-from shardkit.manifest import File, Manifest, Shard
+from shardkit.metadata import manifest
+from shardkit.metadata.manifest import File, Manifest, Shard
 from shardkit.options import ConvertOptions
-from shardkit.pieces import WHOLE
 from shardkit.schema import Image, Int, Schema
-from shardkit.storage import source, using
-from shardkit.walk import Walk
+from shardkit.storage.checksums import WHOLE
+from shardkit.storage.fs import source, using
+from shardkit.storage.walk import Walk
 from tests.benchmarks.harness import Memory, answer, arguments, seconds_of
 from tests.benchmarks.link import ENTRY, FOLDER, Server
 

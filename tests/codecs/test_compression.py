@@ -9,9 +9,9 @@ import pytest
 import zstandard
 
 import shardkit
-from shardkit import storage
 from shardkit.codecs.compression import COMPRESSED_BLOCK, compression_of, decompressed
 from shardkit.errors import DamagedError, SampleError
+from shardkit.storage import fs
 from tests.conftest import few
 
 COMPRESS = {
@@ -45,7 +45,7 @@ def test_members_come_back_in_pieces(name):
 
 @pytest.mark.parametrize("name", few(COMPRESS, "gz", "zst"))
 def test_a_bomb_stops_at_a_thousand_times(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(storage, "FREE_EXPANSION", 16 * MIB)  # to be quick
+    monkeypatch.setattr(fs, "FREE_EXPANSION", 16 * MIB)  # to be quick
     bomb, made = COMPRESS[name](bytes(4 * MIB)) * 10, 0
     with pytest.raises(ValueError, match="over 1,000 times as many"):  # noqa: PT012
         for piece in decompressed(blocks(bomb), name):

@@ -11,7 +11,7 @@ from shardkit.codecs import pixels
 from shardkit.codecs.image import NotAnImageError, probe
 from shardkit.codecs.pixels import to_rgb
 from shardkit.errors import ShardkitWarning
-from shardkit.inspection import inspect
+from shardkit.inspection.inspect import inspect
 from tests.codecs.sample_images import encoded
 
 RAMP = np.arange(64).reshape(8, 8)

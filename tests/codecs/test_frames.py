@@ -12,7 +12,8 @@ import pytest
 
 from shardkit.codecs import frames
 from shardkit.codecs.frames import TooManyPixelsError, UndecodedError, pixels_of, read_frames
-from shardkit.codecs.media import NotMediaError, media_info
+from shardkit.codecs.media import media_info
+from shardkit.codecs.media_info import NotMediaError
 from shardkit.testing import make_audio, make_image, make_video
 from shardkit.transforms import SampleFrames
 from tests.codecs.sample_images import damaged

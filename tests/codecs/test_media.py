@@ -10,7 +10,8 @@ import pytest
 import soundfile
 
 from shardkit import media_info
-from shardkit.codecs.media import NotMediaError, guess
+from shardkit.codecs.media import guess
+from shardkit.codecs.media_info import NotMediaError
 from shardkit.schema import Audio, Image, Video
 from shardkit.testing import make_audio, make_image, make_video
 from tests.codecs.sample_images import damaged

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from shardkit.codecs.media import NotMediaError, media_info
+from shardkit.codecs.media import media_info
+from shardkit.codecs.media_info import NotMediaError
 from shardkit.codecs.sound import TooLongError, UndecodedError, opened, resampled
 from shardkit.errors import SampleError
 from shardkit.options import AudioOptions

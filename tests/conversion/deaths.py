@@ -7,8 +7,8 @@ import shutil
 import pytest
 
 import shardkit
-from shardkit import storage
 from shardkit.errors import ShardkitError
+from shardkit.storage import fs
 from tests.conftest import files_of
 
 
@@ -28,8 +28,8 @@ class Watched:
     def __init__(self, patch, seen):
         self.log = []
         self._seen = seen
-        for name in storage.CHANGES:
-            patch.setattr(storage, name, self._wrap(name, getattr(storage, name)))
+        for name in fs.CHANGES:
+            patch.setattr(fs, name, self._wrap(name, getattr(fs, name)))
 
     def _wrap(self, name, operation):
         def wrapped(*args):
@@ -112,7 +112,7 @@ def left_by_deaths(folder, run, everywhere=False):
         print(f"died {moment}")
         shutil.rmtree(folder)
         (saved / f"{number}").rename(folder)
-        storage._written.clear()  # what a new process does not know
+        fs._written.clear()  # what a new process does not know
         yield
     shutil.rmtree(saved)
 
@@ -166,8 +166,8 @@ class Recorder:
     def __init__(self, patch):
         self.unsynced = set()  # files with bytes, folders with entries
         self.log = []
-        for name in storage.CHANGES:
-            patch.setattr(storage, name, self._wrap(name, getattr(storage, name)))
+        for name in fs.CHANGES:
+            patch.setattr(fs, name, self._wrap(name, getattr(fs, name)))
 
     def _wrap(self, name, operation):
         def wrapped(*args):

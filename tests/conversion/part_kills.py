@@ -42,7 +42,7 @@ for line in sys.stdin:
 # Counts changes by the length of a file, to which all processes of a run append.
 _COUNTS = """
 import os, threading
-from shardkit import storage
+from shardkit.storage import fs
 
 one_by_one = threading.Lock()  # else a thread sees the length that another one's change made
 def counting(operation):
@@ -57,8 +57,8 @@ def counting(operation):
     return changed
 
 counts = os.open({counts!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-for name in (*storage.CHANGES, *storage.STORE_CHANGES):
-    setattr(storage, name, counting(getattr(storage, name)))
+for name in (*fs.CHANGES, *fs.STORE_CHANGES):
+    setattr(fs, name, counting(getattr(fs, name)))
 """
 # The same in the workers: `code` runs in them before anything else of shardkit.
 _IN_WORKERS = """

@@ -10,12 +10,12 @@ import subprocess
 import sys
 import time
 
-from shardkit import storage
 from shardkit.conversion import part_lock
-from shardkit.conversion.partial import partial_of
+from shardkit.conversion.partials import partial_of
 from shardkit.conversion.target import Target
 from shardkit.errors import OutputError
-from shardkit.part_of import PartOf
+from shardkit.helpers.part_of import PartOf
+from shardkit.storage import fs
 
 JOBS = [{"recipe": {"format": "wds", "sources": [n]}} for n in range(2)]
 PATIENCE = 0.2
@@ -101,4 +101,4 @@ if __name__ == "__main__":
     part_lock.PATIENCE = part_lock._TIE = PATIENCE
     for line in sys.stdin:
         asked = json.loads(line)
-        print(json.dumps(one(storage.output(sys.argv[1]), *asked)), flush=True)
+        print(json.dumps(one(fs.output(sys.argv[1]), *asked)), flush=True)

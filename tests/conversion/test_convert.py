@@ -19,8 +19,8 @@ from shardkit.conversion.partial import FolderPartial
 from shardkit.conversion.target import default_output
 from shardkit.errors import OutputError, SampleError, SourceError, UsageError, WorkerError
 from shardkit.formats.arrow.reader import BatchReader
-from shardkit.inspection import inspect
-from shardkit.manifest import load
+from shardkit.inspection.inspect import inspect
+from shardkit.metadata.manifest import load
 from shardkit.schema import Image
 from shardkit.testing import assert_same, make_image
 from tests.conftest import files_of, write_images

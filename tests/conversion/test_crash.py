@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import shardkit
-from shardkit import storage
 from shardkit.errors import SampleError, ShardkitError, StorageError
 from shardkit.formats import file_name
+from shardkit.storage import fs
 from tests.conftest import IMAGE_FORMATS, few, files_of, write_images
 from tests.conversion.conftest import raised
 from tests.conversion.deaths import Recorder, change, continued_after_deaths
@@ -132,7 +132,7 @@ def test_create_that_dies_anywhere_leaves_nothing_that_looks_complete(tmp_path, 
                 writer.write({"label": n})
 
     def again(_):
-        storage.remove(out)
+        fs.remove(out)
         create(out)
 
     create(tmp_path / "reference")
@@ -164,7 +164,7 @@ def test_nothing_becomes_visible_before_it_is_on_the_disk(source, out, format, s
     "room", [0, 20_000, *(pytest.param(n, marks=pytest.mark.large) for n in (3_000, 40_000))]
 )
 def test_a_full_disk_is_named_and_the_run_continues_with_space(source, out, reference, room):
-    real, left = storage.NewFile.write, room
+    real, left = fs.NewFile.write, room
 
     def write(file, chunks):
         nonlocal left
@@ -174,7 +174,7 @@ def test_a_full_disk_is_named_and_the_run_continues_with_space(source, out, refe
         real(file, chunks)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(storage.NewFile, "write", write)
+        patch.setattr(fs.NewFile, "write", write)
         error = raised(StorageError, "the disk is full", convert, source, out)
     assert "free some space, then run the same command again" in str(error)
     assert "bytes free" in str(error)
@@ -190,8 +190,8 @@ def test_work_that_is_done_is_not_done_again(source, out, monkeypatch):
     raised(ShardkitError, "more than 1 samples", convert, source, out, max_errors=1)
     done = {path.parent.name for path in Path(f"{out}.partial/tasks").glob("*/result.json")}
     assert done
-    seen, real = [], storage.create
-    monkeypatch.setattr(storage, "create", lambda path: (seen.append(path), real(path))[1])
+    seen, real = [], fs.create
+    monkeypatch.setattr(fs, "create", lambda path: (seen.append(path), real(path))[1])
     convert(source, out)
     made = {p.parent.name.split(".")[0] for p in seen if p.name == "result.json"}
     assert made
@@ -209,7 +209,7 @@ def test_shards_that_moved_are_not_lost_when_tasks_are_done_again(tmp_path, out)
 
     fill({path: bytes(len(data)) for path, data in good.items()})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shardkit.manifest.Manifest.write", lambda *args: 1 / 0)
+        patch.setattr("shardkit.metadata.manifest.Manifest.write", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):  # the first task dropped all, the shard has moved
             convert(source, out)
     fill(good)
@@ -244,7 +244,7 @@ def test_after_a_failed_write_nothing_is_published(out):
 
     writer = shardkit.create(out, "wds", {"blob": shardkit.Bytes()})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(storage.NewFile, "write", fail)
+        patch.setattr(fs.NewFile, "write", fail)
         with pytest.raises(StorageError):
             writer.write({"blob": bytes(1_000_000)})
     with pytest.raises(ValueError, match="closed"):

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import shardkit
-from shardkit import cli, storage, testing
+from shardkit import cli, testing
 from shardkit.errors import (
     OutputError,
     SampleError,
@@ -27,11 +27,12 @@ from shardkit.errors import (
     StorageError,
     UsageError,
 )
-from shardkit.names import file_stem, is_safe
+from shardkit.helpers.names import file_stem, is_safe
 from shardkit.sample import JsonText, key_hash
 from shardkit.schema import Array, Bytes, Image, Int, Json, Text
 from shardkit.sources import exported as exported_source
 from shardkit.sources import open_sources
+from shardkit.storage import fs
 from shardkit.testing import EVERYTHING, any_samples, assert_same, everything, make_image
 from tests.conftest import IMAGE_FORMATS, examples, few, files_of
 from tests.conversion.conftest import raised
@@ -605,7 +606,7 @@ def test_an_export_that_fails_leaves_nothing(tmp_path, out):
 
 @pytest.mark.parametrize("change", ["create", "write", "rename", "sync_all", "make_folder"])
 def test_an_export_that_dies_begins_again(tmp_path, dataset, out, monkeypatch, change):
-    real, calls, last = getattr(storage, change), 0, math.inf
+    real, calls, last = getattr(fs, change), 0, math.inf
 
     def dying(*args):
         nonlocal calls
@@ -614,7 +615,7 @@ def test_an_export_that_dies_begins_again(tmp_path, dataset, out, monkeypatch, c
             raise KeyboardInterrupt
         return real(*args)
 
-    monkeypatch.setattr(storage, change, dying)
+    monkeypatch.setattr(fs, change, dying)
     shardkit.export(dataset, "folder", tmp_path / "expected")
     most = calls
     assert most
@@ -650,7 +651,7 @@ def test_an_interrupt_says_how_to_go_on(dataset, out, monkeypatch, capsys):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(storage, "sync_all", interrupted)
+    monkeypatch.setattr(fs, "sync_all", interrupted)
     words = ["shardkit", "export", str(dataset), "--to", "files", "-o", str(out)]
     monkeypatch.setattr(sys, "argv", words)
     assert cli._run() == 130
@@ -661,7 +662,7 @@ def test_a_full_disk_says_that_the_export_starts_over(dataset, out, monkeypatch)
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(storage.NewFile, "write", full)
+    monkeypatch.setattr(fs.NewFile, "write", full)
     error = raised(StorageError, "the disk is full", shardkit.export, dataset, "folder", out)
     assert error.fix == "free some space, then run the same command again: it starts over"
 

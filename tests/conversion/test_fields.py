@@ -15,7 +15,7 @@ import shardkit
 import shardkit.stream
 from shardkit.cli import group
 from shardkit.errors import FormatError, OutputError, SampleError, SourceError, UsageError
-from shardkit.manifest import load
+from shardkit.metadata.manifest import load
 from shardkit.schema import Int
 from shardkit.testing import make_image
 from tests.conftest import few, write_images

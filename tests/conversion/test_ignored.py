@@ -19,8 +19,8 @@ import shardkit
 from shardkit.cli.progress import show_result
 from shardkit.cli.tables import tally
 from shardkit.errors import DamagedError, FormatError, SourceError
-from shardkit.inspection import inspect
-from shardkit.manifest import load
+from shardkit.inspection.inspect import inspect
+from shardkit.metadata.manifest import load
 from shardkit.options import ImageOptions, TextOptions
 from shardkit.schema import Array, Int, Text
 from shardkit.testing import make_audio, make_image

@@ -14,7 +14,7 @@ import pytest
 import shardkit
 from shardkit.conversion import run as engine
 from shardkit.errors import OutputError, SampleError, UsageError
-from shardkit.manifest import load
+from shardkit.metadata.manifest import load
 from shardkit.options import IMAGE_DEFAULTS, ConvertOptions, ImageOptions
 from shardkit.testing import assert_same
 from tests.conftest import files_of

@@ -7,7 +7,7 @@ import tarfile
 import pytest
 
 import shardkit
-import shardkit.manifest
+import shardkit.metadata.manifest
 from shardkit.cli import print_json
 from shardkit.errors import SampleError, SourceError
 from shardkit.schema import Float, Json, Text
@@ -76,7 +76,7 @@ def test_lines_of_json(tmp_path):
     assert strict(json.dumps(result.to_dict()))
     source.write_text(source.read_text() + '{"text": "b", "y": [1]}\n')
     shardkit.convert(source, "wds", tmp_path / "y", schema=None, on_error="skip", **options)
-    manifest = shardkit.manifest.load(tmp_path / "y")
+    manifest = shardkit.metadata.manifest.load(tmp_path / "y")
     strict((tmp_path / "y" / manifest.list_named("errors.jsonl").name).read_text())
     assert manifest.schema["text"] == Text()
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import shardkit
-from shardkit import storage
 from shardkit.conversion import partial
 from shardkit.errors import OutputError, SampleError, ShardkitError
+from shardkit.storage import fs
 from shardkit.verification.verify import verify
 from tests.conftest import files_of, write_images
 from tests.conversion.conftest import raised
@@ -89,7 +89,7 @@ def test_links_in_the_working_folder_are_not_followed(name, source, victim, tmp_
         shutil.copytree(tmp_path / "unfinished", folder)
         placed = folder / entry
         target = victim / ("folder" if placed.is_dir() or not placed.suffix else "file")
-        storage.remove(placed)
+        fs.remove(placed)
         placed.parent.mkdir(exist_ok=True)
         placed.symlink_to(target)
         for overwrite in (False, True) if large else (bool(number % 2),):
@@ -101,7 +101,7 @@ def test_links_in_the_working_folder_are_not_followed(name, source, victim, tmp_
 
 
 def test_what_is_placed_while_the_work_goes_on_is_replaced(source, victim, tmp_path, monkeypatch):
-    real = storage.create
+    real = fs.create
 
     def create(path):
         for place in (os.symlink, os.link):
@@ -111,7 +111,7 @@ def test_what_is_placed_while_the_work_goes_on_is_replaced(source, victim, tmp_p
 
     convert(source, tmp_path / "out")
     convert(source, tmp_path / "out.tar")
-    monkeypatch.setattr(storage, "create", create)
+    monkeypatch.setattr(fs, "create", create)
     (tmp_path / "again").mkdir()
     for name in ("out", "out.tar"):
         convert(source, tmp_path / "again" / name)

@@ -10,7 +10,8 @@ import pytest
 import shardkit
 from shardkit import sources
 from shardkit.conversion import run
-from shardkit.conversion.partial import FolderPartial, partial_of
+from shardkit.conversion.partial import FolderPartial
+from shardkit.conversion.partials import partial_of
 from shardkit.conversion.target import Target
 from shardkit.errors import (
     DamagedError,

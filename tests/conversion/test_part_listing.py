@@ -12,13 +12,13 @@ import pytest
 import xxhash
 
 import shardkit
-from shardkit import mapped
 from shardkit.conversion import part_listing
 from shardkit.conversion.partial import LISTING, PLAN
 from shardkit.conversion.run import prepare
 from shardkit.errors import DamagedError, OutputError, SampleError, ShardkitError, ShardkitWarning
+from shardkit.helpers import mapped
+from shardkit.helpers.part_of import PartOf
 from shardkit.options import ConvertOptions
-from shardkit.part_of import PartOf
 from shardkit.sources import packed_names
 from shardkit.testing import make_audio, make_image
 from tests.conftest import examples, files_of, write_images

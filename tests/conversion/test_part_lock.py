@@ -6,14 +6,14 @@ import warnings
 
 import pytest
 
-from shardkit import storage
 from shardkit.conversion import lock as locks
 from shardkit.conversion import part_lock
 from shardkit.conversion.part_lock import PartLock
 from shardkit.conversion.partial import FolderPartial
 from shardkit.conversion.target import Target
 from shardkit.errors import OutputError, ShardkitWarning, StorageError
-from shardkit.part_of import PartOf
+from shardkit.helpers.part_of import PartOf
+from shardkit.storage import fs
 from tests.conversion.part_process import at_once
 
 JOB = {"recipe": {"format": "wds"}, "times": {}}
@@ -40,8 +40,8 @@ def begun(out, part=None, job=JOB):
 
 
 def finish_task(run, number):
-    storage.make_folder(run.task_folder(number))
-    storage.write_file(run.task_folder(number) / "result.json", b"")
+    fs.make_folder(run.task_folder(number))
+    fs.write_file(run.task_folder(number) / "result.json", b"")
 
 
 def refused(out, part, words, job=JOB):
@@ -116,7 +116,7 @@ def test_to_look_for_parts_at_work_makes_none(out, monkeypatch):
 
     def begun_before(lock):
         found = real(lock)
-        storage.remove(two.path / "parts" / ONE.name)
+        fs.remove(two.path / "parts" / ONE.name)
         return found
 
     monkeypatch.setattr(PartLock, "begun", begun_before)
@@ -147,7 +147,7 @@ def test_parts_of_another_job_wait_for_those_at_work_and_then_begin_anew(out):
     one.undo(0)
     one.keep_outline(b"")
     refused(out, TWO, "there is unfinished work with other options", OTHER)
-    storage.remove(one.path / "plan")
+    fs.remove(one.path / "plan")
     two = begun(out, TWO, OTHER)
     assert (two.finished([0]), two.job(), two.begun()) == ([], OTHER, [(TWO, False)])
     names = sorted(path.name for path in two.path.iterdir())

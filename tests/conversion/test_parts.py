@@ -8,13 +8,13 @@ from functools import partial
 import pytest
 
 import shardkit
-from shardkit import storage
 from shardkit.conversion.outline import Outline
 from shardkit.conversion.partial import JOB, OUTLINE, PLAN, FolderPartial
 from shardkit.conversion.parts import who_is_missing
 from shardkit.conversion.work import unzipped, zipped
 from shardkit.errors import DamagedError, OutputError, SampleError, SourceError, UsageError
-from shardkit.part_of import PartOf
+from shardkit.helpers.part_of import PartOf
+from shardkit.storage import fs
 from tests.conftest import IMAGE_FORMATS, files_of
 from tests.conversion.conftest import raised
 from tests.conversion.deaths import Interrupted
@@ -86,17 +86,17 @@ def test_a_part_that_ends_while_the_last_one_finishes_publishes(source, out, who
 
 def test_a_task_that_two_parts_finish_is_one(source, out, whole, monkeypatch):
     """As where another number of parts is begun while the first ones are at work."""
-    real = storage.rename
+    real = fs.rename
 
     def rename(old, new):
         if new.name == "000000":
-            monkeypatch.setattr(storage, "rename", real)
+            monkeypatch.setattr(fs, "rename", real)
             assert convert(source, out, "1/3").part.tasks == 4
             assert old.exists()
             assert new.exists()
         real(old, new)
 
-    monkeypatch.setattr(storage, "rename", rename)
+    monkeypatch.setattr(fs, "rename", rename)
     convert(source, out, "1/2")
     assert not list((out.with_name("out.partial") / "tasks").glob("*.tmp"))
     convert(source, out, "2/2")

@@ -16,7 +16,7 @@ from shardkit import ConvertOptions, ImageOptions, TextOptions
 from shardkit.conversion import publish
 from shardkit.conversion.plan import make_plan
 from shardkit.conversion.target import Target
-from shardkit.recipe import Recipe
+from shardkit.metadata.recipe import Recipe
 from shardkit.schema import Schema, Text
 from shardkit.sources import open_sources
 from shardkit.sources.base import Document, Stream

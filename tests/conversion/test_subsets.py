@@ -15,7 +15,7 @@ import shardkit
 from shardkit.conversion.run import prepare
 from shardkit.conversion.strata import by_group, by_stratum
 from shardkit.errors import OutputError, SampleError, SourceError, UsageError
-from shardkit.manifest import load
+from shardkit.metadata.manifest import load
 from shardkit.options import ConvertOptions
 from shardkit.schema import Array, Bool, Float, Int, Json, Text
 from shardkit.sources import files as source_files

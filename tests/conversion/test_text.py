@@ -24,8 +24,8 @@ import shardkit
 from shardkit.conversion import run as engine
 from shardkit.errors import OutputError, SampleError, ShardkitError, SourceError, UsageError
 from shardkit.formats import FORMATS
-from shardkit.inspection import inspect
-from shardkit.manifest import load
+from shardkit.inspection.inspect import inspect
+from shardkit.metadata.manifest import load
 from shardkit.options import PACKINGS, REMAINDERS, ConvertOptions, TextOptions
 from shardkit.preprocess.packing import PACKERS
 from shardkit.sources.text import scan

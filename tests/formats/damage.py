@@ -28,8 +28,8 @@ import zstandard
 
 from shardkit.errors import ShardkitError
 from shardkit.formats import FORMATS, file_name, get_format
+from shardkit.formats.testing_samples import EVERYTHING, everything, make_image, write_shard
 from shardkit.schema import Array, Schema
-from shardkit.testing_samples import EVERYTHING, everything, make_image, write_shard
 
 ROOT = Path(__file__).parents[2]
 STORED = Path(__file__).with_name("bytes")

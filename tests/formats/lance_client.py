@@ -7,7 +7,7 @@ import sys
 from functools import cache
 from typing import Any
 
-from shardkit.json_process import JsonProcess
+from shardkit.helpers.json_process import JsonProcess
 
 
 @cache

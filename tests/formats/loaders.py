@@ -4,8 +4,8 @@ import inspect
 
 import numpy as np
 
+from shardkit.formats.testing_samples import EVERYTHING, everything, make_audio, make_image
 from shardkit.schema import Array, Audio, Image, Images, Int, Schema
-from shardkit.testing_samples import EVERYTHING, everything, make_audio, make_image
 
 _MORE = {
     "more": (Image(optional=True), lambda n: make_image(9) if n % 2 else None),

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 import shardkit
-from shardkit.byte_source import LocalFile
 from shardkit.codecs.protobuf import dump_field
 from shardkit.errors import DamagedError, FormatError, NotFoundError, SampleError, StorageError
 from shardkit.formats import get_format
 from shardkit.formats.array_record.records import Records
 from shardkit.formats.base import ShardSpec
+from shardkit.formats.testing_samples import in_fork
 from shardkit.formats.tfrecord import example
 from shardkit.schema import Array, Bytes, Image, Int, Schema, Text
+from shardkit.storage.byte_source import LocalFile
 from shardkit.testing import FormatContract, make_image
-from shardkit.testing_samples import in_fork
 from tests.conftest import few
 from tests.formats.refusals import refused
 from tests.stream.data import write_photos

@@ -16,10 +16,16 @@ from shardkit.formats import get_format
 from shardkit.formats.arrow import writer
 from shardkit.formats.arrow.parquet import READS_GAPS
 from shardkit.formats.base import ShardSpec
+from shardkit.formats.testing_samples import (
+    assert_reads,
+    assert_same,
+    everything,
+    make_image,
+    write_shard,
+)
 from shardkit.sample import JsonText
 from shardkit.schema import Array, Bool, Bytes, Float, Image, Int, Json, Schema, Text
 from shardkit.testing import EVERYTHING, OPTIONAL, FormatContract
-from shardkit.testing_samples import assert_reads, assert_same, everything, make_image, write_shard
 from tests.conftest import few
 from tests.formats.refusals import refused
 

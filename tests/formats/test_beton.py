@@ -17,10 +17,10 @@ from shardkit.formats.base import ShardSpec
 from shardkit.formats.beton import layout
 from shardkit.formats.beton.layout import PAGE
 from shardkit.formats.beton.writer import ROOM
+from shardkit.formats.testing_samples import assert_reads, everything, make_image, write_shard
 from shardkit.sample import JsonText
 from shardkit.schema import Array, Bytes, Image, Int, Json, Schema, Text
 from shardkit.testing import EVERYTHING, OPTIONAL, FormatContract
-from shardkit.testing_samples import assert_reads, everything, make_image, write_shard
 from tests.codecs.sample_images import photo_like
 from tests.formats.refusals import refused
 

@@ -17,8 +17,8 @@ import pytest
 
 from shardkit.errors import DamagedError, FormatError
 from shardkit.formats import FORMATS, get_format
+from shardkit.formats.testing_samples import in_fork
 from shardkit.schema import Int, Schema
-from shardkit.testing_samples import in_fork
 from tests.conftest import few
 from tests.formats import damage
 

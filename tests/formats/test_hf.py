@@ -17,9 +17,15 @@ from shardkit import Array, Audio, Bytes, Float, Image, Images, Int, Json, Schem
 from shardkit.errors import FormatError, SampleError, UsageError
 from shardkit.formats import get_format
 from shardkit.formats.base import ShardSpec
-from shardkit.inspection import inspect
+from shardkit.formats.testing_samples import (
+    everything,
+    make_audio,
+    make_image,
+    make_video,
+    write_shard,
+)
+from shardkit.inspection.inspect import inspect
 from shardkit.testing import EVERYTHING, OPTIONAL, FormatContract
-from shardkit.testing_samples import everything, make_audio, make_image, make_video, write_shard
 from shardkit.transforms import Decode
 from tests.formats.refusals import refused
 

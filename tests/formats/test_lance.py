@@ -13,9 +13,9 @@ import shardkit
 from shardkit.errors import DamagedError, FormatError, ShardkitError, UsageError
 from shardkit.formats import get_format
 from shardkit.formats.lance import process
+from shardkit.formats.testing_samples import in_fork
 from shardkit.schema import Array, Float, Image, Int, Json, Schema, Text
 from shardkit.testing import FormatContract, assert_same, make_image
-from shardkit.testing_samples import in_fork
 from tests.conftest import files_of
 from tests.conversion.test_kill import wait_for
 from tests.formats.lance_client import lance

@@ -17,9 +17,9 @@ from shardkit.formats import get_format
 from shardkit.formats.base import ShardSpec
 from shardkit.formats.litdata.nested import load_json
 from shardkit.formats.litdata.values import serializer
+from shardkit.formats.testing_samples import assert_same, make_image, write_shard
 from shardkit.schema import Array, Bytes, Image, Images, Int, Json, Schema
 from shardkit.testing import FormatContract
-from shardkit.testing_samples import assert_same, make_image, write_shard
 from tests import clients
 from tests.formats.loaders import PLAIN, plain, rich
 from tests.formats.refusals import refused

@@ -16,9 +16,9 @@ import shardkit
 from shardkit.codecs.image import probe
 from shardkit.errors import DamagedError, FormatError
 from shardkit.formats import get_format
+from shardkit.formats.testing_samples import EVERYTHING, everything, write_shard
 from shardkit.schema import Array, Bytes, Image, Int, Schema, Text
 from shardkit.testing import FormatContract
-from shardkit.testing_samples import EVERYTHING, everything, write_shard
 from tests.formats.refusals import refused
 from tests.formats.test_mds_streaming import assert_rows
 

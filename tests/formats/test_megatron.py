@@ -476,7 +476,7 @@ def test_rows_of_documents_with_bad_numbers_are_left_to_be_read_one_by_one(tmp_p
         path = by_hand(tmp_path / "x.bin", [[[1, 2]], [[3, 4]], [[5, 6]], [[7, 8]]])
         changed(path, (at, value))
         for in_memory in (1 << 20, 0):
-            monkeypatch.setattr("shardkit.byte_source.IN_MEMORY", in_memory)
+            monkeypatch.setattr("shardkit.storage.byte_source.IN_MEMORY", in_memory)
             reader, out = MEGATRON.open(path), np.zeros((2, 2), np.int64)
             assert not reader.read_rows("tokens", np.array([0, 1]), out)
             assert not out.any()

@@ -10,12 +10,12 @@ import pytest
 
 import shardkit
 from shardkit import Bytes, Int, Schema
+from shardkit.dataset.find import open_splits
 from shardkit.errors import SampleError, UsageError
 from shardkit.formats import file_name, get_format
 from shardkit.formats.base import ShardSpec
-from shardkit.opening import open_splits
+from shardkit.formats.testing_samples import assert_reads, assert_same, everything, write_shard
 from shardkit.testing import EVERYTHING
-from shardkit.testing_samples import assert_reads, assert_same, everything, write_shard
 from tests.formats.refusals import refused
 
 BOTH = pytest.mark.parametrize("name", ["litdata", "mds"])

@@ -13,10 +13,10 @@ import polars.testing
 import pytest
 
 import shardkit
-from shardkit.byte_source import LocalFile
 from shardkit.errors import ShardkitError
 from shardkit.formats import get_format
 from shardkit.schema import Array, Bool, Bytes, Float, Image, Int, Json, Text
+from shardkit.storage.byte_source import LocalFile
 from shardkit.testing import EVERYTHING, everything, make_image, write_shard
 
 OLDEST, NEWEST = polars.CompatLevel.oldest(), polars.CompatLevel.newest()

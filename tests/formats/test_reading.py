@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 import shardkit
-from shardkit import byte_source
-from shardkit.byte_source import LocalFile
 from shardkit.errors import DamagedError
 from shardkit.formats import FORMATS, file_name, get_format
 from shardkit.schema import Array, Bytes, Schema, Text
+from shardkit.storage import byte_source
+from shardkit.storage.byte_source import LocalFile
 from shardkit.testing import assert_reads, assert_same, open_files, write_shard
 from tests.conftest import few
 from tests.formats.refusals import refused

@@ -14,7 +14,7 @@ import xxhash
 
 import shardkit
 from shardkit.formats import get_format
-from shardkit.inspection import inspect
+from shardkit.inspection.inspect import inspect
 from shardkit.schema import Array, Schema
 from shardkit.testing import EVERYTHING, assert_reads, everything
 from tests.conftest import files_of
@@ -96,7 +96,7 @@ def test_those_of_others(format, name, key, expected):
 @pytest.mark.parametrize("name", ["ours-1", "ffcv-1.0.2"])
 @pytest.mark.parametrize("memory", [0, 1 << 20])  # without its tables and with them
 def test_beton_of_ours_and_of_ffcv(tmp_path, monkeypatch, name, memory):
-    monkeypatch.setattr("shardkit.byte_source.IN_MEMORY", memory)
+    monkeypatch.setattr("shardkit.storage.byte_source.IN_MEMORY", memory)
     path = tmp_path / f"{name}.beton"
     path.write_bytes(lzma.decompress((BYTES / f"beton/{name}.beton.xz").read_bytes()))
     reader = get_format("beton").open(path)
@@ -123,7 +123,8 @@ def stored(tmp_path):
 @BOTH
 def test_a_dataset_is_read_inspected_verified_and_a_source(stored, name, tmp_path, monkeypatch):
     with monkeypatch.context() as patch, shardkit.open(stored / name) as dataset:
-        patch.setattr("shardkit.formats.wds.kept.scan", None)  # its index is not built again
+        # Its index is not built again.
+        patch.setattr("shardkit.formats.wds.remote_index_cache.scan", None)
         assert [sample["__key__"] for sample in dataset] == KEYS
         assert dataset.place == stored / name
         assert (dataset.label, dataset.classes) == ("label", ("cat", "dog"))

@@ -12,10 +12,16 @@ import shardkit
 from shardkit.errors import DamagedError, FormatError, SampleError
 from shardkit.formats import get_format
 from shardkit.formats.base import ShardSpec
+from shardkit.formats.testing_samples import (
+    assert_reads,
+    everything,
+    in_fork,
+    make_image,
+    write_shard,
+)
 from shardkit.formats.wds.layout import header, index_path
 from shardkit.schema import Array, Bool, Bytes, Float, Image, Int, Json, Schema, Text
 from shardkit.testing import EVERYTHING, OPTIONAL, FormatContract
-from shardkit.testing_samples import assert_reads, everything, in_fork, make_image, write_shard
 from tests.formats.refusals import refused
 from tests.peers import by_webdataset
 

@@ -12,17 +12,17 @@ from torch.utils.data import DataLoader
 
 import shardkit
 import shardkit.torch
-from shardkit.byte_source import LocalFile
 from shardkit.cli import group
 from shardkit.cli.doctor import command
-from shardkit.clock import Spent
 from shardkit.codecs.image import probe
 from shardkit.errors import SampleError, UsageError
+from shardkit.helpers.clock import Spent
 from shardkit.performance import doctor as doctoring
 from shardkit.performance import findings, runs
 from shardkit.performance.doctor import doctor
 from shardkit.performance.findings import Finding
 from shardkit.performance.runs import Run
+from shardkit.storage.byte_source import LocalFile
 from shardkit.stream import Loader
 from shardkit.stream.profile import Times
 from shardkit.transforms import images

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import shardkit
-from shardkit.clock import IDLE, Spent
+from shardkit.helpers.clock import IDLE, Spent
 from shardkit.performance import findings
 from shardkit.performance.doctor import Diagnosis, code_line, ranked
 from shardkit.performance.findings import Case, Finding

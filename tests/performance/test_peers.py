@@ -18,10 +18,10 @@ import pytest
 
 import shardkit
 from shardkit.errors import UsageError
+from shardkit.helpers.processors import processors
 from shardkit.performance import peer_loops as peer
 from shardkit.performance.defaults import open_any
 from shardkit.performance.peers import PEERS, contenders, interpreters_in
-from shardkit.processors import processors
 from shardkit.testing import make_image
 from tests.conftest import few, write_images
 

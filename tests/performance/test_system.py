@@ -8,9 +8,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from shardkit.helpers.processors import processors
 from shardkit.performance.machine import System, Usage
 from shardkit.performance.report import Report
-from shardkit.processors import processors
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells what is shared")
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardkit import Array, Int, SampleError, Schema, Text, TextOptions, UsageError
-from shardkit.checked import checked, plain
 from shardkit.codecs.tokenizers import load_tokenizer
+from shardkit.helpers.checked import checked, plain
 from shardkit.preprocess import text as text_module
 from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.items import Item

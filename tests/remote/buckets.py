@@ -6,8 +6,8 @@ from functools import cached_property
 from pathlib import Path
 
 import shardkit
-from shardkit import storage
-from shardkit.opening import open_dataset
+from shardkit.dataset.find import open_dataset
+from shardkit.storage import fs
 from tests.conftest import files_of
 
 
@@ -38,11 +38,11 @@ class Bucket:
 
     def path(self, key):
         """Through a connection of its own, as another process has."""
-        with storage.using(self.options):
-            return storage.source(self.url(key))
+        with fs.using(self.options):
+            return fs.source(self.url(key))
 
     def open(self, key=""):
-        with storage.using(self.options):
+        with fs.using(self.options):
             return open_dataset(self.url(key))
 
     def convert(self, source, to="wds", **options):

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from shardkit.remote import store as stores
+from shardkit.storage.remote import store as stores
 from tests.conftest import few
 from tests.remote.buckets import Bucket
 from tests.remote.process import Process

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from shardkit import storage
 from shardkit.conversion import claim
-from shardkit.remote import store as stores
+from shardkit.storage import fs
+from shardkit.storage.remote import store as stores
 from tests.conversion.deaths import Died
 
 
@@ -36,8 +36,8 @@ def changes_to(bucket, after):
         return wrapped
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in storage.STORE_CHANGES:
-            patch.setattr(storage, name, wrap(name, getattr(storage, name)))
+        for name in fs.STORE_CHANGES:
+            patch.setattr(fs, name, wrap(name, getattr(fs, name)))
         patch.setattr(stores, "together", _in_turn)
         patch.setattr(claim, "BEAT", 1e6)
         yield

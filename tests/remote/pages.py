@@ -13,8 +13,9 @@ import os
 import random
 import sys
 
-from shardkit import storage
-from shardkit.page_cache import PAGE, FolderCache
+from shardkit.helpers import os_errors
+from shardkit.storage import fs
+from shardkit.storage.page_cache import PAGE, FolderCache
 
 FULL_PAGE = PAGE + 4096  # bytes that a page takes of the disk
 LIMIT = 8 * FULL_PAGE  # of the processes: a third of what they read
@@ -51,7 +52,7 @@ def use_pages(folder, seed):
 
 def fail_in_the_middle(code, every=1):
     """A `storage.write` that writes a half, and then finds the disk full, or another error."""
-    write, calls = storage.write, itertools.count(1)
+    write, calls = fs.write, itertools.count(1)
 
     def failing(file, chunks):
         if next(calls) % every:
@@ -59,7 +60,7 @@ def fail_in_the_middle(code, every=1):
             return
         joined = b"".join(chunks)
         write(file, [joined[: len(joined) // 2]])
-        with storage.explained("write", file.path):
+        with os_errors.explained("write", file.path):
             raise OSError(code, os.strerror(code))
 
     return failing
@@ -69,7 +70,7 @@ def load(folder, seed, url, *full):
     from shardkit.stream.loader import Loader
 
     if full:
-        storage.write = fail_in_the_middle(errno.ENOSPC, 3)
+        fs.write = fail_in_the_middle(errno.ENOSPC, 3)
     loader = Loader(
         url, batch_size=10, shuffle=True, window=100, seed=seed, last="short",
         cache=folder, cache_limit=LIMIT,

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import shardkit
-from shardkit import storage
+from shardkit.dataset.find import open_dataset, open_splits
 from shardkit.errors import ShardkitError, ShardkitWarning, UsageError
-from shardkit.formats.wds import kept
-from shardkit.opening import open_dataset, open_splits
-from shardkit.page_cache import PAGE, checksum_of
+from shardkit.formats.wds import remote_index_cache
 from shardkit.schema import Array, Bytes, Schema
+from shardkit.storage import fs
+from shardkit.storage.page_cache import PAGE, checksum_of
 from shardkit.stream.batching import Bucket as ByLength
 from shardkit.stream.batching import Dynamic, Pack
 from shardkit.stream.loader import Loader
@@ -82,11 +82,11 @@ def test_a_tar_is_searched_by_few_requests_and_once(seen, shards, cache):
 
 
 def test_a_layout_of_several_pages(data, shards, cache, monkeypatch):
-    monkeypatch.setattr(kept, "PAGE", 1000)
+    monkeypatch.setattr(remote_index_cache, "PAGE", 1000)
     data.open("small-000.tar")
     assert len([*cache.glob("layout*.page")]) > 5
     here = everything(open_dataset(shards / "small-000.tar"))
-    monkeypatch.setattr(kept, "scan", None)  # must not be called
+    monkeypatch.setattr(remote_index_cache, "scan", None)  # must not be called
     assert everything(data.open("small-000.tar")) == here
 
 
@@ -190,7 +190,7 @@ def test_a_range_of_names_on_a_web_server(web, shards):
 
 
 def splits_at(bucket, name):
-    with storage.using(bucket.options):
+    with fs.using(bucket.options):
         return dict(open_splits(bucket.url(name)))
 
 

@@ -6,9 +6,10 @@ import threading
 import pytest
 
 from shardkit.errors import StorageError
-from shardkit.remote import clients, listing
-from shardkit.remote.listing import ListedStore
-from shardkit.remote.store import Entry, Info, PassingError, Store
+from shardkit.storage.remote import clients, listing
+from shardkit.storage.remote.client import Entry, Info, PassingError
+from shardkit.storage.remote.listing import ListedStore
+from shardkit.storage.remote.store import Store
 from tests.conftest import few
 from tests.remote.proxy import Rule
 

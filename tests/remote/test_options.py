@@ -8,7 +8,7 @@ import pytest
 import shardkit
 from shardkit.cli.bench import _network
 from shardkit.errors import UsageError
-from shardkit.inspection import inspect
+from shardkit.inspection.inspect import inspect
 from shardkit.performance.contender import MEASURES
 from shardkit.stream.loader import Loader
 from shardkit.testing import make_image

@@ -20,10 +20,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardkit import page_cache, storage
 from shardkit.errors import NotFoundError, StorageError, UsageError
-from shardkit.page_cache import PAGE, FolderCache, MemoryCache, cache_from
-from shardkit.testing_samples import in_fork
+from shardkit.formats.testing_samples import in_fork
+from shardkit.storage import fs, page_cache
+from shardkit.storage.page_cache import PAGE, FolderCache, MemoryCache, cache_from
 from tests.conftest import files_of
 from tests.conversion.deaths import Died, Dying
 from tests.remote.pages import FULL_PAGE, fail_in_the_middle, never, page
@@ -347,7 +347,7 @@ def test_a_full_disk_is_no_room(tmp_path, monkeypatch, code):
     cache = FolderCache(tmp_path)
     assert cache.put("a", 0, page("a", 0), never)
     with monkeypatch.context() as patch:
-        patch.setattr(storage, "write", fail_in_the_middle(code))
+        patch.setattr(fs, "write", fail_in_the_middle(code))
         if code == errno.EIO:
             with pytest.raises(StorageError, match="cannot write"):
                 cache.put("a", 1, page("a", 1), never)

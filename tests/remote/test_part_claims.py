@@ -9,7 +9,7 @@ from shardkit.conversion.claim import Claim
 from shardkit.conversion.store_partial import StorePartial
 from shardkit.conversion.target import Target
 from shardkit.errors import OutputError, ShardkitWarning
-from shardkit.part_of import PartOf
+from shardkit.helpers.part_of import PartOf
 from tests.conversion.test_part_lock import JOB, ONE, OTHER, TWO
 from tests.remote.conftest import EACH_STORE
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import shardkit
-from shardkit import manifest as manifests
+from shardkit.dataset.find import _remote_files, open_dataset
 from shardkit.errors import DamagedError, ShardkitError
-from shardkit.opening import _remote_files, open_dataset
-from shardkit.pieces import CHECKSUM, DIGEST, PIECE, WHOLE, checksum, count
-from shardkit.remote.pieces import PieceList
-from shardkit.remote.store import Info
+from shardkit.metadata import manifest as manifests
 from shardkit.schema import Array, Bytes, Schema
-from shardkit.storage import source
+from shardkit.storage.checksums import CHECKSUM, DIGEST, PIECE, WHOLE, checksum, count
+from shardkit.storage.fs import source
+from shardkit.storage.remote.client import Info
+from shardkit.storage.remote.digests import PieceList
 from shardkit.stream.loader import Loader
 from shardkit.verification.files import check_files
 from shardkit.verification.work import Meter
@@ -180,7 +180,7 @@ def test_a_list_that_came_wrong_into_the_cache_is_requested_again(seen, datasets
 
 
 def test_few_blocks_of_a_long_list_are_in_memory(monkeypatch):
-    from shardkit.remote import pieces
+    from shardkit.storage.remote import digests
 
     data = np.random.default_rng(0).bytes(16 * 1000)
     asked = []
@@ -196,12 +196,12 @@ def test_few_blocks_of_a_long_list_are_in_memory(monkeypatch):
             asked.append((start, stop))
             return data[start:stop]
 
-    monkeypatch.setattr(pieces, "_BLOCK", 160)
+    monkeypatch.setattr(digests, "_BLOCK", 160)
     path = type("Path", (), {"store": FakeStore(), "key": "x"})()
     listed = PieceList(path)
     for first, number in ((0, 2), (5, 30), (995, 5), (3, 2)):
-        digests = data[16 * first : 16 * (first + number)]
-        assert listed.of(first, number, pieces.checksum_of(digests)) == digests
+        some = data[16 * first : 16 * (first + number)]
+        assert listed.of(first, number, digests.checksum_of(some)) == some
     assert asked == [(0, 160), (160, 320), (320, 480), (480, 640), (15840, 16000), (0, 160)]
     assert len(listed._blocks) == 4
 

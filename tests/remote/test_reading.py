@@ -21,17 +21,18 @@ import numpy as np
 import pytest
 
 import shardkit
-from shardkit import errors, storage
+from shardkit import errors
+from shardkit.dataset.find import open_dataset
 from shardkit.errors import DamagedError, NotFoundError, ShardkitWarning, StorageError, UsageError
-from shardkit.inspection import inspect
-from shardkit.opening import open_dataset
-from shardkit.page_cache import MemoryCache
-from shardkit.pages import Pages
-from shardkit.remote import clients
-from shardkit.remote import store as stores
-from shardkit.remote.forked import ForkedClient
-from shardkit.remote.path import RemotePath
+from shardkit.inspection.inspect import inspect
 from shardkit.schema import Array, Schema
+from shardkit.storage import fs
+from shardkit.storage.page_cache import MemoryCache
+from shardkit.storage.pages import Pages
+from shardkit.storage.remote import clients
+from shardkit.storage.remote import store as stores
+from shardkit.storage.remote.forked import ForkedClient
+from shardkit.storage.remote.path import RemotePath
 from shardkit.testing import EVERYTHING, everything, make_image
 from tests.remote.buckets import Bucket
 from tests.remote.process import Process
@@ -87,7 +88,7 @@ def test_every_store_has_the_same(store, datasets):
         found[1]
     with pytest.raises(NotFoundError, match="there is no such"):
         bucket.open("nothing")
-    with pytest.raises(NotFoundError, match="no such bucket"), storage.using(bucket.options):
+    with pytest.raises(NotFoundError, match="no such bucket"), fs.using(bucket.options):
         open_dataset(store.url("no-such-bucket", "x"))
 
 
@@ -210,7 +211,7 @@ def test_what_cannot_be_opened(data):
         ("s3://", {}, UsageError, "does not name a bucket or server"),
     ]
     for where, given, kind, words in cases:
-        with pytest.raises(kind) as caught, storage.using(given):
+        with pytest.raises(kind) as caught, fs.using(given):
             open_dataset(where)
         assert words.lower() in str(caught.value).lower()
         assert not {SECRET, "a:secret"} & {*re.findall(r"[\w:]+", str(caught.value))}
@@ -328,12 +329,12 @@ def test_a_process_for_requests_that_dies_while_it_answers():
 
 
 def test_names_stay_in_their_bucket_and_options_are_in_none(data):
-    path = storage.source("s3://bucket/a//b/./../c/")
+    path = fs.source("s3://bucket/a//b/./../c/")
     assert str(path) == "s3://bucket/a/c"
     assert str(path / ".." / ".." / ".." / "d") == "s3://bucket/d"
-    assert path.relative_to(storage.source("s3://bucket/a")) == PurePosixPath("c")
-    assert path.is_relative_to(storage.source("s3://bucket/a"))
-    other = storage.source("s3://other/a")
+    assert path.relative_to(fs.source("s3://bucket/a")) == PurePosixPath("c")
+    assert path.is_relative_to(fs.source("s3://bucket/a"))
+    other = fs.source("s3://other/a")
     assert not path.is_relative_to(other)
     with pytest.raises(ValueError, match="other"):
         path.relative_to(other)

@@ -15,13 +15,13 @@ import pytest
 import tokenizers
 
 import shardkit
-from shardkit import byte_source, storage
 from shardkit.conversion.run import prepare, run
 from shardkit.errors import NotFoundError, OutputError, ShardkitError, StorageError, UsageError
-from shardkit.inspection import inspect
+from shardkit.formats.testing_samples import in_fork
+from shardkit.inspection.inspect import inspect
 from shardkit.options import ConvertOptions, TextOptions
+from shardkit.storage import byte_source, fs
 from shardkit.testing import make_audio, make_image
-from shardkit.testing_samples import in_fork
 from tests.boxed import coco_json, some_painted, voc
 from tests.conftest import few, files_of
 from tests.remote.buckets import Bucket
@@ -196,7 +196,7 @@ def test_every_store(store, trees, same):
 
 
 def plan_of(bucket, key="", out="out", **options):
-    with storage.using(bucket.options):
+    with fs.using(bucket.options):
         return prepare(bucket.url(key), "wds", out, ConvertOptions.of(**options))
 
 
@@ -501,8 +501,8 @@ def test_a_folder_of_a_web_server_is_not_listed(web, tmp_path):
 def test_loose_images_are_not_loaded_from_a_url(data):
     from shardkit.performance.defaults import open_any
 
-    with storage.using(data.options), pytest.raises(ShardkitError, match="would need a request"):
+    with fs.using(data.options), pytest.raises(ShardkitError, match="would need a request"):
         open_any(data.url("classes"))
-    with storage.using(data.options), pytest.raises(UsageError, match="splits") as caught:
+    with fs.using(data.options), pytest.raises(UsageError, match="splits") as caught:
         open_any(data.url("splits"))
     assert data.url("splits/train") in (caught.value.fix or "")

@@ -15,17 +15,17 @@ import numpy as np
 import pytest
 
 import shardkit
+from shardkit.dataset.find import open_dataset
 from shardkit.errors import ShardkitWarning, StorageError
-from shardkit.opening import open_dataset
-from shardkit.options import parse_size
-from shardkit.page_cache import PAGE
-from shardkit.pages import file_id
+from shardkit.formats.testing_samples import in_fork
+from shardkit.helpers.words import parse_size
 from shardkit.schema import Array, Bytes, Int
+from shardkit.storage.page_cache import PAGE
+from shardkit.storage.pages import file_id
 from shardkit.stream import read_ahead
 from shardkit.stream.loader import Loader
 from shardkit.stream.order import Order
 from shardkit.stream.read_ahead import NextUse
-from shardkit.testing_samples import in_fork
 from tests.conftest import few
 from tests.remote.proxy import Rule
 
@@ -335,7 +335,7 @@ def test_a_filter_requests_each_page_once(seen, datasets):
 
 def test_large_downloads_of_small_fields_are_warned_of(data, datasets, monkeypatch):
     there = data.open("wds")
-    monkeypatch.setattr("shardkit.views._LARGE", 8_000_000)
+    monkeypatch.setattr("shardkit.dataset.views._LARGE", 8_000_000)
     for read, what in (
         (lambda ds: ds.keys(), "keys of 600"),
         (lambda ds: ds.column("label"), "values of 'label' of 600"),

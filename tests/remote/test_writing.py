@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 
 import shardkit
-from shardkit import ImageOptions, storage
+from shardkit import ImageOptions
 from shardkit.conversion import claim as claims
 from shardkit.conversion import existing, run
 from shardkit.conversion.claim import Claim
 from shardkit.conversion.scratch import Scratch
 from shardkit.errors import DamagedError, OutputError, ShardkitError, StorageError, UsageError
-from shardkit.remote import store as stores
+from shardkit.storage import fs
+from shardkit.storage.remote import store as stores
 from tests.conftest import IMAGE_FORMATS, write_images
 from tests.conversion.deaths import Died
 from tests.remote.buckets import Bucket, below
@@ -113,13 +114,13 @@ def test_every_store_is_written(store, source, monkeypatch):
     """Puts, copies, removals and claims; no request has a condition that a store ignores."""
     bucket, seen = Bucket(store), []
     for name in ("put", "put_if"):
-        real = getattr(storage, name)
+        real = getattr(fs, name)
 
         def spy(data, *rest, real=real):
             seen.append(data if isinstance(data, bytes) else data.read_bytes())
             return real(data, *rest)
 
-        monkeypatch.setattr(storage, name, spy)
+        monkeypatch.setattr(fs, name, spy)
     for shuffle in (False, True):
         converted(source, bucket, overwrite=shuffle, shuffle=shuffle)
     assert any(b'"recipe"' in data for data in seen)
@@ -516,7 +517,7 @@ def test_a_run_that_another_one_overtakes_before_it_begins_finds_out(
 @EACH_STORE
 def test_a_claim_whose_answer_is_lost_is_held(own, monkeypatch):
     """Also where none came for longer than is waited for."""
-    lost, real = Rule(method="PUT", match="run.json", times=1, reset_after=0), storage.put_if
+    lost, real = Rule(method="PUT", match="run.json", times=1, reset_after=0), fs.put_if
     own.proxy.add(lost)
     claim = Claim.take(own.path("out.partial/run.json"))
     own.proxy.clear()
@@ -525,10 +526,10 @@ def test_a_claim_whose_answer_is_lost_is_held(own, monkeypatch):
 
     def never(*what):
         real(*what)
-        monkeypatch.setattr(storage, "put_if", real)
+        monkeypatch.setattr(fs, "put_if", real)
         raise StorageError("no answer")
 
-    monkeypatch.setattr(storage, "put_if", never)
+    monkeypatch.setattr(fs, "put_if", never)
     with pytest.raises(StorageError):
         claim.say()
     claim.say()
@@ -613,7 +614,7 @@ def test_ctrl_c_does_not_wait_for_a_long_request(match, source, own):
     own.proxy.add(Rule(method="PUT", match=match, hold=True))
     words = command(source, own.out, "--workers", "0")
     program = (
-        "from shardkit.remote import store; store._GOODBYE = 1.0\n"
+        "from shardkit.storage.remote import store; store._GOODBYE = 1.0\n"
         "from shardkit.cli import main; main()"
     )
     words[1:3] = ["-c", program]

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import shardkit
-from shardkit.recipe import Recipe
+from shardkit.metadata.recipe import Recipe
 from shardkit.sources import open_sources
 from shardkit.testing import make_image
 

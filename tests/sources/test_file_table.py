@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardkit import ConvertOptions, SourceError, mapped
+from shardkit import ConvertOptions, SourceError
 from shardkit.conversion.run import prepare
+from shardkit.helpers import mapped
 from shardkit.sources import image_folder, packed_names
 from shardkit.sources.packed_names import GrowingNames, Names
 from tests.conftest import write_images

@@ -25,7 +25,7 @@ from shardkit import (
     TextOptions,
     UsageError,
 )
-from shardkit.manifest import load
+from shardkit.metadata.manifest import load
 from shardkit.sources import metadata, open_sources
 from shardkit.sources.columns import typed_column
 from shardkit.verification.verify import verify

@@ -12,10 +12,10 @@ from click.testing import CliRunner
 import shardkit
 from shardkit import FormatError, ShardkitError, SourceError, UsageError, bench, inspect, verify
 from shardkit.cli import group
-from shardkit.formats.foreign import kind_by_name
-from shardkit.recipe import Recipe
+from shardkit.formats.unsupported import kind_by_name
+from shardkit.metadata.recipe import Recipe
+from shardkit.metadata.splits import KINDS
 from shardkit.sources import open_sources
-from shardkit.splits import KINDS
 from shardkit.testing import make_image
 from tests.sources import real
 from tests.sources.real import cases, convert, counts, one, opened, put, refused, verified
@@ -220,7 +220,7 @@ TWICE = of_splits(train=["**/m?.csv", "data.csv"], test="[l-z]y.csv")
     (card({**DEFAULT, "data_files": ["*"] * 101}), "more than 100 patterns"),
 )
 def test_a_readme_that_leaves_a_question_is_refused(tmp_path, readme, message, monkeypatch):
-    monkeypatch.setattr("shardkit.card._MOST_PATTERNS", 100)
+    monkeypatch.setattr("shardkit.dataset.card._MOST_PATTERNS", 100)
     put(tmp_path, {"README.md": readme, "data.csv": "text\na\n", "my.csv": "text\nb\n"})
     error = refused(ShardkitError, message, open_sources, tmp_path)
     assert error.where["path"] == tmp_path / "README.md"

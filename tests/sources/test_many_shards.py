@@ -14,7 +14,7 @@ from shardkit.conversion.cuts import _evenly
 from shardkit.conversion.plan import Plan
 from shardkit.conversion.run import prepare
 from shardkit.formats.wds.reader import WdsReader
-from shardkit.manifest import with_own
+from shardkit.metadata.manifest import with_own
 from tests.benchmarks.shards import make_foreign, make_ours
 from tests.sources.real import all_of, cases, refused
 
@@ -108,8 +108,8 @@ def test_sources_whose_sizes_are_by_shard_are_compared(tmp_path, monkeypatch):
     make_foreign(tmp_path / "a", 4, 5)
     shardkit.convert(tmp_path / "a", "lmdb", tmp_path / "out", workers=0)
     monkeypatch.setattr("shardkit.sources.dataset.MOST", 0)
-    monkeypatch.setattr("shardkit.mapped.MOST", 0)
-    monkeypatch.setattr("shardkit.mapped.PIECE", 3)
+    monkeypatch.setattr("shardkit.helpers.mapped.MOST", 0)
+    monkeypatch.setattr("shardkit.helpers.mapped.PIECE", 3)
     report = shardkit.verify(tmp_path / "out", against=tmp_path / "a")
     assert report.sound, report.problems
 

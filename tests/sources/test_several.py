@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 import shardkit
 from shardkit import NotFoundError, ShardkitError, UsageError, verify
-from shardkit.manifest import load
-from shardkit.patterns import expand
+from shardkit.metadata.manifest import load
 from shardkit.sources import open_sources
+from shardkit.storage.patterns import expand
 from shardkit.testing import make_image
 from tests.codecs import tokenizer_zoo
 from tests.conftest import examples, files_of

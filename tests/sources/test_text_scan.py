@@ -12,8 +12,8 @@ import pytest
 
 from shardkit import SampleError, SourceError, TextOptions, UsageError
 from shardkit.sources import open_sources
+from shardkit.sources.file_names import parse_name
 from shardkit.sources.text import encodings, scan
-from shardkit.sources.text.names import parse_name
 from shardkit.sources.text.scan import open_text
 from tests.sources.real import cases, refused
 from tests.sources.test_text import COMPRESS, files, put, put_lines, samples, stream, table, values

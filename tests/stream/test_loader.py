@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 import shardkit
 from shardkit.errors import NotFoundError, SampleError, ShardkitError, ShardkitWarning, UsageError
+from shardkit.formats.testing_samples import in_fork
 from shardkit.stream import Loader, StreamingDataset
-from shardkit.testing_samples import in_fork
 from tests.codecs.sample_images import encoded, photo_like
 from tests.conftest import IMAGE_FORMATS, examples
 from tests.stream.data import (

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardkit.order import seed_of
+from shardkit.helpers.order import seed_of
 from shardkit.stream.order import ORDER_VERSION, Mixture, Order
 from shardkit.stream.schedule import Fixed, Progress
 

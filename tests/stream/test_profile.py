@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 import shardkit
-from shardkit import clock
-from shardkit.clock import IDLE, STAGES, Clock, Spent
 from shardkit.errors import UsageError
+from shardkit.helpers import clock
+from shardkit.helpers.clock import IDLE, STAGES, Clock, Spent
 from shardkit.stream import Loader
 from shardkit.stream.profile import Times
 from tests.conftest import write_images
@@ -20,7 +20,7 @@ class Hand:
     def __init__(self, monkeypatch):
         self.now = 0.0
         fake = SimpleNamespace(perf_counter=lambda: self.now, thread_time=lambda: self.now / 4)
-        for module in ("shardkit.clock", "shardkit.stream.profile"):
+        for module in ("shardkit.helpers.clock", "shardkit.stream.profile"):
             monkeypatch.setattr(f"{module}.time", fake)
 
     def turn(self, seconds, value=None):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from shardkit.codecs.tokenizers import bytelevel, patterns
 from shardkit.codecs.tokenizers.patterns import CODES
 from shardkit.errors import SampleError, ShardkitError, UsageError
-from shardkit.extras import extra
+from shardkit.helpers.extras import extra
 
 if TYPE_CHECKING:
     import tiktoken

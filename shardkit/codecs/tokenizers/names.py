@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shardkit.checked import checked
 from shardkit.codecs.tokenizers import bytelevel, engines, patterns
 from shardkit.codecs.tokenizers.ranks import FACTS, Facts, are_ranks, read_ranks
 from shardkit.codecs.tokenizers.tokenizer import (
@@ -21,8 +20,9 @@ from shardkit.codecs.tokenizers.tokenizer import (
     versions,
 )
 from shardkit.errors import DamagedError, FormatError, NotFoundError, StorageError, UsageError
-from shardkit.pointers import refuse_pointer
-from shardkit.remote.path import RemotePath
+from shardkit.helpers.checked import checked
+from shardkit.storage.pointers import refuse_pointer
+from shardkit.storage.remote.path import RemotePath
 
 SPECIAL_TOKENS = ("special", "text")
 _SIDECARS = ("tokenizer_config.json", "special_tokens_map.json")

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from shardkit import storage
 from shardkit.codecs.tokenizers import engines
 from shardkit.codecs.tokenizers.bytelevel import Settings
 from shardkit.codecs.tokenizers.engines import Engine, Ids
 from shardkit.codecs.tokenizers.ranks import read_ranks, write_ranks
 from shardkit.errors import DamagedError, SampleError, SourceError, StorageError, UsageError
-from shardkit.remote.path import RemotePath
+from shardkit.helpers import os_errors
+from shardkit.storage import fs
+from shardkit.storage.remote.path import RemotePath
 
 _LOCK = threading.Lock()
 
@@ -211,12 +212,12 @@ def digest(data: bytes) -> str:
 
 def read_file(path: str | Path) -> bytes:
     if isinstance(path, RemotePath):
-        return storage.read(path)
+        return fs.read(path)
     try:
-        return storage.read_whole(str(path))[0]
+        return fs.read_whole(str(path))[0]
     except OSError as error:
         raise StorageError(
-            "a tokenizer's file cannot be read", path=str(path), found=storage.reason(error)
+            "a tokenizer's file cannot be read", path=str(path), found=os_errors.reason(error)
         ) from error
 
 

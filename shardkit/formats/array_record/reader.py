@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.byte_source import open_source
 from shardkit.errors import FormatError
 from shardkit.formats.array_record.records import Records, TransposedError
 from shardkit.formats.base import KEY
-from shardkit.formats.tfrecord.foreign import scan
 from shardkit.formats.tfrecord.reader import ExampleReader
+from shardkit.formats.tfrecord.third_party import scan
 from shardkit.sample import Sample
 from shardkit.schema import Bytes, Schema
+from shardkit.storage.byte_source import open_source
 
 RECORD = "record"  # the field of a foreign file whose records are not Examples
 

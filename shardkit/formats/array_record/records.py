@@ -18,12 +18,12 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from shardkit import storage
-from shardkit.byte_source import ByteSource
 from shardkit.codecs.protobuf import fields, varint
 from shardkit.errors import DamagedError, FormatError
-from shardkit.extras import extra
 from shardkit.formats.tfrecord.example import unpacked
+from shardkit.helpers.extras import extra
+from shardkit.storage import fs
+from shardkit.storage.byte_source import ByteSource
 
 _Numbers = npt.NDArray[np.int64]
 _Chunk = tuple[bytes, list[int]]  # records, and the end of each
@@ -182,7 +182,7 @@ def _decompressed(codec: int, every: bytes, start: int, stop: int) -> bytes:
     if not codec:
         return every[start:stop]
     size, at = varint(every, start, stop)
-    storage.check_expansion(size, stop - start)
+    fs.check_expansion(size, stop - start)
     data = memoryview(every)[at:stop]
     if codec == _ZSTD:
         zstandard = _zstandard()

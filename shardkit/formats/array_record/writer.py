@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from shardkit import storage
-from shardkit.extras import extra
 from shardkit.formats.array_record.records import BLOCK, BLOCK_HEADER
 from shardkit.formats.base import ShardSpec, ShardWriter
 from shardkit.formats.tfrecord.writer import example
+from shardkit.helpers import os_errors
+from shardkit.helpers.extras import extra
 from shardkit.sample import Sample
 
 CHUNK_BYTES = 72  # overhead of a chunk with its footer entry, at most
@@ -57,7 +57,7 @@ class ArrayRecordWriter(ShardWriter):
         except RuntimeError as error:
             text = str(error)
             number = next((n for n in _ERRORS if os.strerror(n) in text), errno.EIO)
-            raise storage.explain(OSError(number, text), "write", self.path) from error
+            raise os_errors.explain(OSError(number, text), "write", self.path) from error
 
 
 def _file_size(size: int) -> int:

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, TypeAlias, TypedDict
 import numpy as np
 import pyarrow as pa
 
-from shardkit.checked import checked, damaged, parse
 from shardkit.codecs.image import is_image
 from shardkit.codecs.media import guess
 from shardkit.errors import FormatError, drop_option
@@ -31,6 +30,7 @@ from shardkit.formats.arrow.values import (
     tensor_of,
 )
 from shardkit.formats.base import KEY
+from shardkit.helpers.checked import checked, damaged, parse
 from shardkit.schema import (
     RESERVED,
     Array,

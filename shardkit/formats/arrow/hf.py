@@ -9,14 +9,14 @@ from typing import Any, TypedDict
 
 import xxhash
 
-from shardkit import storage
-from shardkit.checked import MOST_BYTES, from_json
 from shardkit.formats.arrow import ColumnFormat
 from shardkit.formats.arrow.columns import features
 from shardkit.formats.arrow.reader import IpcReader
 from shardkit.formats.arrow.writer import ipc_stream
-from shardkit.manifest import Manifest
-from shardkit.names import checked_name
+from shardkit.helpers.checked import MOST_BYTES, from_json
+from shardkit.helpers.names import checked_name
+from shardkit.metadata.manifest import Manifest
+from shardkit.storage import fs
 
 
 class _File(TypedDict):
@@ -43,7 +43,7 @@ class Hf(ColumnFormat):
         state = folder / "state.json"
         if not (folder / "dataset_info.json").is_file():
             return None
-        saved = from_json(_State, storage.read(state, MOST_BYTES), "the file", path=state)
+        saved = from_json(_State, fs.read(state, MOST_BYTES), "the file", path=state)
         return [
             checked_name(file["filename"], state, f"_data_files[{number}].filename")
             for number, file in enumerate(saved["_data_files"])
@@ -85,7 +85,7 @@ def _fingerprint(manifest: Manifest) -> str:
 
 
 def _write(path: Path, content: dict[str, Any], indent: int | None = 2) -> Path:
-    storage.write_file(path, json.dumps(content, indent=indent, allow_nan=False).encode())
+    fs.write_file(path, json.dumps(content, indent=indent, allow_nan=False).encode())
     return path
 
 

@@ -12,9 +12,9 @@ import struct
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from shardkit.byte_source import ByteSource
 from shardkit.errors import DamagedError, FormatError
-from shardkit.storage import EXPANSION
+from shardkit.storage.byte_source import ByteSource
+from shardkit.storage.fs import EXPANSION
 
 MAGIC = b"ARROW1"
 _FILE_START = 8  # the magic, padded

@@ -14,13 +14,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shardkit.byte_source import ByteSource
 from shardkit.errors import DamagedError, FormatError
 from shardkit.formats.arrow import ColumnFormat
 from shardkit.formats.arrow.columns import IMAGE, Arrays, Known
 from shardkit.formats.arrow.reader import BatchReader, Cursor
 from shardkit.formats.arrow.values import is_list
-from shardkit.storage import FREE_EXPANSION, check_expansion
+from shardkit.storage.byte_source import ByteSource
+from shardkit.storage.fs import FREE_EXPANSION, check_expansion
 
 # Older versions write fixed-size lists that are null, but cannot read them.
 READS_GAPS = int(pa.__version__.partition(".")[0]) >= 26

@@ -26,8 +26,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from shardkit import storage
-from shardkit.byte_source import ByteSource, open_source
 from shardkit.errors import DamagedError, FormatError, ShardkitError, StorageError
 from shardkit.formats.arrow.columns import Arrays, Known, check_names, layout_of
 from shardkit.formats.arrow.messages import Message, decompressed_size, find_messages, null_counts
@@ -45,9 +43,11 @@ from shardkit.formats.arrow.values import (
     tensor_of,
 )
 from shardkit.formats.base import KEY, ShardReader
+from shardkit.helpers import os_errors
 from shardkit.sample import JsonText, Sample, key_of
 from shardkit.schema import Array, Json, Text
-from shardkit.storage import check_expansion
+from shardkit.storage.byte_source import ByteSource, open_source
+from shardkit.storage.fs import check_expansion
 
 _IN_MEMORY = 32 << 20  # limit for offsets and small values of an open shard, in bytes
 _ALL_IN_MEMORY = 256 << 20  # limit for all open shards of the process
@@ -312,7 +312,7 @@ class BatchReader(ShardReader):
         except ShardkitError as error:
             raise error.located(path=self.path) from error.__cause__
         except Exception as error:
-            if isinstance(error, MemoryError | Warning) or storage.shortage(error):
+            if isinstance(error, MemoryError | Warning) or os_errors.shortage(error):
                 raise
             if self.closed:
                 raise ValueError(f"{self.path} is closed") from error

@@ -36,7 +36,7 @@ from shardkit.schema import (
     Text,
     int64,
 )
-from shardkit.storage import check_expansion
+from shardkit.storage.fs import check_expansion
 
 PAGE = 1024  # rows whose offsets and small values are read at once
 _SMALL = 64  # bytes per row up to which the values of a page are read at once

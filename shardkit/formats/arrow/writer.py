@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from shardkit import storage
 from shardkit.codecs.array import dump_array
 from shardkit.codecs.media import check
 from shardkit.errors import SampleError
@@ -22,6 +21,7 @@ from shardkit.formats.arrow.columns import IMAGE, arrow_schema, arrow_type, is_n
 from shardkit.formats.base import KEY, ShardSpec, ShardWriter, not_stored, not_unicode
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Bytes, Encoded, FieldType, Images, Json, Scalar, Schema, Text
+from shardkit.storage import fs
 
 # Rows of a batch: fewer if they are large, as in Hugging Face datasets, as readers load batches.
 _ROWS = 1000
@@ -58,7 +58,7 @@ class _Sink:
 
     closed = False  # required by pyarrow
 
-    def __init__(self, file: storage.BufferedFile) -> None:
+    def __init__(self, file: fs.BufferedFile) -> None:
         self._file = file
         self.flush = file.flush
 
@@ -79,7 +79,7 @@ class BatchFile:
     """A context manager for a new file of record batches, which is complete on exit."""
 
     def __init__(self, path: Path, schema: pa.Schema, make: MakeOutput) -> None:
-        self._file = storage.BufferedFile(path)
+        self._file = fs.BufferedFile(path)
         try:
             self._output = make(pa.PythonFile(_Sink(self._file), mode="w"), schema)
         except BaseException as error:

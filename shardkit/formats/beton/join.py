@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardkit import storage
 from shardkit.errors import DamagedError
 from shardkit.formats.base import ShardSpec
 from shardkit.formats.beton import layout
@@ -18,6 +17,7 @@ from shardkit.formats.beton.layout import Row, front_size
 from shardkit.formats.beton.reader import BetonReader, Section
 from shardkit.formats.beton.writer import zeros
 from shardkit.schema import Schema
+from shardkit.storage import fs
 
 
 class _Part(NamedTuple):
@@ -43,31 +43,31 @@ def join(path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
         keys = part.keys + len(part.section.keys)
     text, optional = layout.pack_text(schema, spec.classes), len(layout.optional_fields(schema))
     size = layout.section_size(text, count, optional, keys)
-    with storage.create(path) as file:
-        storage.write(file, [layout.pack_front(fields, page, count, end + size, (end, size))])
+    with fs.create(path) as file:
+        fs.write(file, [layout.pack_front(fields, page, count, end + size, (end, size))])
         for part in _opened(parts, schema, front):
-            storage.write(file, [_moved_table(part)])
+            fs.write(file, [_moved_table(part)])
         at = front
         for part in _opened(parts, schema, front):
             at = _copy_values(file, part, at)
-        storage.write(file, [layout.pack_head(text, keys)])
+        fs.write(file, [layout.pack_head(text, keys)])
         presence: dict[str, list[bytes]] = {}
         for part in _opened(parts, schema, front):
             samples = len(part.reader)
             offsets = part.section.offsets.slice(0, samples) + np.uint64(part.keys)
-            storage.write(file, [offsets.tobytes()])
+            fs.write(file, [offsets.tobytes()])
             for name, start in part.section.presence_at.items():
                 presence.setdefault(name, []).append(part.section.presence.record(start, samples))
-        storage.write(file, [np.array(keys, layout.KEY_OFFSET).tobytes()])
+        fs.write(file, [np.array(keys, layout.KEY_OFFSET).tobytes()])
         for columns in presence.values():
-            storage.write(file, [b"".join(columns)])
+            fs.write(file, [b"".join(columns)])
         for part in _opened(parts, schema, front):
-            storage.write(file, [part.section.keys.record(0, len(part.section.keys))])
+            fs.write(file, [part.section.keys.record(0, len(part.section.keys))])
         for part in _opened(parts, schema, front):
             rows = part.allocations.copy()
             rows["ptr"] = part.pointers
             rows["sample_id"] += np.uint64(part.samples)
-            storage.write(file, [rows.tobytes()])
+            fs.write(file, [rows.tobytes()])
 
 
 def _opened(paths: Sequence[Path], schema: Schema, at: int) -> Iterator[_Part]:
@@ -115,7 +115,7 @@ def _moved_table(part: _Part) -> bytes:
     return bytes(moved)
 
 
-def _copy_values(file: storage.NewFile, part: _Part, at: int) -> int:
+def _copy_values(file: fs.NewFile, part: _Part, at: int) -> int:
     """Append the values of a part to a file of `at` bytes; returns its new size.
 
     Values that are contiguous in both files are copied as one run: two or three runs per page.
@@ -129,7 +129,7 @@ def _copy_values(file: storage.NewFile, part: _Part, at: int) -> int:
     firsts = np.concatenate([[0], np.flatnonzero(breaks) + 1, [len(rows)]]).tolist()
     for first, stop in pairwise(firsts):
         start, size = int(sources[first]), int(ends[stop - 1] - pointers[first])
-        storage.write(file, zeros(int(pointers[first]) - at))
-        storage.append(file, part.reader.path, size, start)
+        fs.write(file, zeros(int(pointers[first]) - at))
+        fs.append(file, part.reader.path, size, start)
         at = int(ends[stop - 1])
     return at

@@ -18,14 +18,13 @@ from typing import Any, NamedTuple, TypeAlias, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.byte_source import ByteSource, Table, open_source
-from shardkit.checked import checked, damaged, of_version
 from shardkit.codecs.array import load_array
 from shardkit.codecs.pixels import ppm_start
 from shardkit.errors import DamagedError, FormatError, ShardkitError
 from shardkit.formats.base import KEY, ShardReader
 from shardkit.formats.beton import layout as bytes_of
 from shardkit.formats.beton.layout import JPEG, RAW, Field, Row, TypeId, front_size
+from shardkit.helpers.checked import checked, damaged, of_version
 from shardkit.sample import JsonText, Sample, key_of
 from shardkit.schema import (
     Array,
@@ -41,6 +40,7 @@ from shardkit.schema import (
     Text,
     Video,
 )
+from shardkit.storage.byte_source import ByteSource, Table, open_source
 
 _NUMBER_BYTES = 8
 

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardkit import storage
 from shardkit.codecs.array import dump_array
 from shardkit.codecs.image import NotAnImageError, unusable
 from shardkit.codecs.media import media_of
@@ -26,6 +25,7 @@ from shardkit.formats.beton import images, layout
 from shardkit.formats.beton.layout import ALLOCATION, Field, Row, TypeId, front_size
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Audio, Bytes, FieldType, Image, Json, Text, Video
+from shardkit.storage import fs
 
 ROOM = 1 << 15  # bytes reserved for the table
 _BLOCK = 1 << 20  # bytes copied at a time
@@ -62,7 +62,7 @@ class BetonWriter(ShardWriter):
         self._end = self._start  # end of the data, including the file's buffer
         self._encoded: Counter[str] = Counter()
         self.encoded = self._encoded
-        self._file = storage.BufferedFile(path)
+        self._file = fs.BufferedFile(path)
         self._file.write(bytes(self._start))
 
     def write(self, sample: Sample) -> bool:
@@ -96,11 +96,11 @@ class BetonWriter(ShardWriter):
             end = self._make_room(rows, allocations)
             section = self._section()
             size = sum(map(len, section))
-            storage.write(self._file.file, [*section, bytes(self._allocations)])
+            fs.write(self._file.file, [*section, bytes(self._allocations)])
             front = layout.pack_front(
                 self._fields, layout.page_for(self._largest), self._samples, end + size, (end, size)
             )
-            storage.rewrite(self._file.file, 0, front + self._rows)
+            fs.rewrite(self._file.file, 0, front + self._rows)
 
     # --- samples ---------------------------------------------------------------------------------
 
@@ -182,7 +182,7 @@ class BetonWriter(ShardWriter):
         end = _end_of_data(self._start, stop, self._end, table_end, page)
         shift = end - stop
         self._pad(self._start + shift)
-        storage.append(self._file.file, self.path, stop - self._start, self._start)
+        fs.append(self._file.file, self.path, stop - self._start, self._start)
         allocations["ptr"][:moving] += np.uint64(shift)
         for number, field in enumerate(self._fields):
             if field.has_data:
@@ -191,7 +191,7 @@ class BetonWriter(ShardWriter):
         return end
 
     def _pad(self, end: int) -> int:
-        storage.write(self._file.file, zeros(end - self._end))
+        fs.write(self._file.file, zeros(end - self._end))
         return end
 
     def _section(self) -> list[bytes]:

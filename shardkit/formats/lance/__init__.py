@@ -21,7 +21,7 @@ from shardkit.formats.base import Format
 from shardkit.formats.lance.commit import commit
 from shardkit.formats.lance.reader import DATA, VERSIONS, LanceReader
 from shardkit.formats.lance.writer import LanceWriter
-from shardkit.manifest import Manifest
+from shardkit.metadata.manifest import Manifest
 from shardkit.schema import Schema
 
 if find_spec("lance") is None:  # only the process of `server.py` imports it

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shardkit import storage
 from shardkit.codecs.protobuf import fields
 from shardkit.errors import StorageError
 from shardkit.formats.arrow.columns import arrow_schema
 from shardkit.formats.lance.process import ask
 from shardkit.formats.lance.writer import lance_schema
-from shardkit.manifest import Manifest
+from shardkit.helpers import os_errors
+from shardkit.metadata.manifest import Manifest
+from shardkit.storage import fs
 
 # Fields of a manifest that differ from run to run: the time, and the transaction that wrote it.
 _CHANGING = {7, 12, 23}
@@ -21,20 +22,20 @@ def commit(folder: Path, manifest: Manifest) -> list[Path]:
     schema = lance_schema(arrow_schema(manifest.schema, manifest.class_names))
     every = [(Path(s.file.name).name, s.samples, s.file.bytes) for s in manifest.shards]
     shards = [shard for shard in every if shard[1]]
-    temporary = storage.temporary_folder()
+    temporary = os_errors.temporary_folder()
     try:
         name, data = ask(folder, "commit", str(temporary), schema, shards)
     except OSError as error:  # a full disk, or a file system without hard links
         raise StorageError(
             "pylance cannot write its temporary files",
             path=temporary,
-            found=storage.reason(error),
+            found=os_errors.reason(error),
             fix="free some space there, or set TMPDIR to a folder on another file system",
         ) from error
     path = folder / "_versions" / name
-    storage.make_folder(path.parent)
-    storage.write_file(path, _repeatable(data))
-    storage.sync(path.parent)
+    fs.make_folder(path.parent)
+    fs.write_file(path, _repeatable(data))
+    fs.sync(path.parent)
     return [path]
 
 

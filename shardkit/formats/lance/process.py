@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from shardkit.errors import AGAIN, DamagedError
-from shardkit.pickled_process import PickledProcess
+from shardkit.helpers.pickled_process import PickledProcess
 
 _PATIENCE = 60  # seconds to wait for a response
 _DEATHS = 3  # of the process, at different rows of a file, after which no more of it are read

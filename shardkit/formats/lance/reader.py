@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardkit.byte_source import ByteSource, Table, open_source
 from shardkit.errors import FormatError
 from shardkit.formats.arrow.columns import Arrays, Known
 from shardkit.formats.arrow.reader import BatchReader
 from shardkit.formats.arrow.values import PAGE, Column, column, is_list, maker, plain
 from shardkit.formats.base import KEY
 from shardkit.formats.lance.process import About, Page, ask
-from shardkit.remote.path import RemotePath
 from shardkit.schema import Array, FieldType, Text
+from shardkit.storage.byte_source import ByteSource, Table, open_source
+from shardkit.storage.remote.path import RemotePath
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -35,8 +35,8 @@ from lance.file import LanceFileReader, LanceFileWriter
 from lance.fragment import DataFile, FragmentMetadata
 
 from shardkit.formats.lance.process import MEMORY, SMALL, About, Page, bound
-from shardkit.names import is_safe
-from shardkit.pickled_process import read_message, serve
+from shardkit.helpers.names import is_safe
+from shardkit.helpers.pickled_process import read_message, serve
 
 _VERSION: Final = "2.2"  # of the file format: the default of pylance 14
 _OPEN = 64  # files and datasets that are open at once

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from shardkit import storage
 from shardkit.errors import StorageError
 from shardkit.formats.arrow.columns import IMAGE
 from shardkit.formats.arrow.writer import BatchFile, BatchWriter, MakeOutput, ipc_file
 from shardkit.formats.base import ShardSpec
 from shardkit.formats.lance.process import call
+from shardkit.helpers import os_errors
+from shardkit.storage import fs
 
 # Overhead in bytes of a value, of a column in a batch, and of a file.
 _VALUE, _COLUMN, _FILE = 20, 1024, 2048
@@ -54,8 +55,8 @@ class _File(BatchFile):
     """A data file, which pylance writes in its own process."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
-        storage.make_folder(path.parent)
-        storage.remove(path)  # from an earlier run; or a symbolic link, which must not be followed
+        fs.make_folder(path.parent)
+        fs.remove(path)  # from an earlier run; or a symbolic link, which must not be followed
         self._path, self._schema = path.absolute(), lance_schema(schema)
         self._answer: Callable[[], object] | None = None  # waits for the latest call
         self._call("create", self._schema)
@@ -63,12 +64,12 @@ class _File(BatchFile):
     def _call(self, method: str, *arguments: object) -> None:
         """Start a call once the previous one is done: pylance works while samples are read."""
         self._wait()
-        with storage.explained("write", self._path):
+        with os_errors.explained("write", self._path):
             self._answer = call(self._path, method, str(self._path), *arguments)
 
     def _wait(self) -> None:
         answer, self._answer = self._answer, None
-        with storage.explained("write", self._path):
+        with os_errors.explained("write", self._path):
             try:
                 if answer is not None:
                     answer()

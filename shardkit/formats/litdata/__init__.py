@@ -18,7 +18,7 @@ from shardkit.formats.litdata.reader import open_chunk
 from shardkit.formats.litdata.values import FILE
 from shardkit.formats.litdata.writer import LitDataWriter
 from shardkit.formats.offsets import LARGEST
-from shardkit.manifest import Manifest
+from shardkit.metadata.manifest import Manifest
 from shardkit.schema import Array, Image, Schema
 
 

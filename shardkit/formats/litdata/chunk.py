@@ -6,10 +6,10 @@ import struct
 
 import numpy as np
 
-from shardkit.byte_source import ByteSource, Memory, Part, Table
 from shardkit.codecs.compression import COMPRESSED_BLOCK, compression_of, decompressed
 from shardkit.codecs.unpack import unpacked
 from shardkit.errors import DamagedError, FormatError
+from shardkit.storage.byte_source import ByteSource, Memory, Part, Table
 
 _FRAMED = b"LDFZ01\0\0"
 _PREFIX = struct.Struct("<8sHHIII")  # magic, version, flags, samples, samples per frame, frames

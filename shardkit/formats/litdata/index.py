@@ -11,14 +11,15 @@ from typing import Any, NamedTuple, TypedDict
 
 import xxhash
 
-from shardkit import storage
-from shardkit.checked import MOST_BYTES, Count, MismatchError, checked, damaged, parse
 from shardkit.errors import FormatError
 from shardkit.formats.base import KEY
 from shardkit.formats.litdata.values import serializer_for
-from shardkit.manifest import Manifest
-from shardkit.names import checked_name
+from shardkit.helpers import os_errors
+from shardkit.helpers.checked import MOST_BYTES, Count, MismatchError, checked, damaged, parse
+from shardkit.helpers.names import checked_name
+from shardkit.metadata.manifest import Manifest
 from shardkit.schema import Schema
+from shardkit.storage import fs
 
 NAME = "index.json"
 ABOUT = "shardkit"  # our entry: schema and classes, for reading without a shardkit manifest
@@ -56,14 +57,14 @@ class Index(NamedTuple):
 def load(folder: Path) -> Index | None:
     """The index of a folder; None if there is none, or if it belongs to another format."""
     path = folder / NAME
-    with storage.explained("open", path):
+    with os_errors.explained("open", path):
         found = path.stat() if path.is_file() else None
     return found and _load(path, found.st_size, found.st_mtime_ns)
 
 
 @functools.lru_cache(4)  # it is needed again for each chunk that is opened
 def _load(path: Path, size: int, changed: int) -> Index | None:
-    text = storage.read(path, MOST_BYTES)
+    text = fs.read(path, MOST_BYTES)
     if not all(re.search(rb'"%b"\s*:' % key, text) for key in (b"chunks", b"config")):
         return None
     try:
@@ -169,5 +170,5 @@ def write_index(folder: Path, manifest: Manifest) -> Path:
         "updated_at": version.hexdigest(),
     }
     path = folder / NAME
-    storage.write_file(path, json.dumps(index).encode())
+    fs.write_file(path, json.dumps(index).encode())
     return path

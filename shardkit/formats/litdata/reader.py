@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.byte_source import Memory, open_source
 from shardkit.errors import DamagedError, FormatError, drop_option
-from shardkit.extras import extra
 from shardkit.formats.base import KEY, ShardReader
 from shardkit.formats.litdata.chunk import Item, Items, items_of, rows_of
 from shardkit.formats.litdata.index import NAME, leaves_of, load
 from shardkit.formats.litdata.values import decoder, guessed
+from shardkit.helpers.extras import extra
 from shardkit.sample import JsonText, Sample, key_of
 from shardkit.schema import RESERVED, Schema
+from shardkit.storage.byte_source import Memory, open_source
 
 _WHOLE = 1 << 16  # bytes of a sample up to which all its values are read at once
 

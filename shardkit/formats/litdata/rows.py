@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from shardkit.byte_source import ByteSource, open_source
 from shardkit.formats.arrow.reader import IpcReader
 from shardkit.formats.litdata.chunk import rows_of
+from shardkit.storage.byte_source import ByteSource, open_source
 
 
 class RowsReader(IpcReader):

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from shardkit.byte_source import ByteSource, open_source
 from shardkit.errors import DamagedError, FormatError
+from shardkit.storage.byte_source import ByteSource, open_source
 
 PAGE = 4096  # bytes of a page that we write
 HEADER = 16  # bytes of a page's header

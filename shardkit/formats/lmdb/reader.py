@@ -13,15 +13,15 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.byte_source import IN_MEMORY
-from shardkit.checked import Count, checked, damaged, of_version
 from shardkit.codecs.array import load_array
 from shardkit.errors import DamagedError, FormatError, SampleError
 from shardkit.formats.base import KEY, ShardReader
-from shardkit.formats.lmdb import foreign
+from shardkit.formats.lmdb import third_party
 from shardkit.formats.lmdb.layout import Tree
+from shardkit.helpers.checked import Count, checked, damaged, of_version
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Bool, Bytes, Float, Images, Int, Json, Schema, Text, int64
+from shardkit.storage.byte_source import IN_MEMORY
 
 ABOUT = b"__shardkit__"  # the key of the metadata entry; it sorts after all digits
 VERSION = 1
@@ -50,10 +50,10 @@ class LmdbReader(ShardReader):
     def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
         self._tree = tree = Tree(path)
         about = _about(tree)
-        self._foreign: foreign.Entries | None = None
+        self._foreign: third_party.Entries | None = None
         self._locations: array[int] | None = None  # offset and size of each value; 0 if unknown
         if about is None:
-            layout = layout if layout and "entries" in layout else foreign.scan(tree)
+            layout = layout if layout and "entries" in layout else third_party.scan(tree)
             self._foreign = layout["entries"]
             self._length, self.in_memory = len(self._foreign), self._foreign.in_memory
         else:
@@ -124,7 +124,7 @@ class LmdbReader(ShardReader):
 
     def _foreign_sample(
         self,
-        entries: foreign.Entries,
+        entries: third_party.Entries,
         position: int,
         fields: Collection[str] | None,
         json_text: bool,
@@ -246,7 +246,7 @@ def _counted(tree: Tree, samples: int) -> tuple[int, dict[str, Any]]:
     keys = [entry.key for leaf in tree.leaves() for entry in tree.entries(leaf)]
     others = [key for key in keys if not _is_number(key) and key != ABOUT]
     found = sum(map(_is_number, keys))
-    strange = [key for key in others if not foreign.ABOUT_OTHERS.fullmatch(key)]
+    strange = [key for key in others if not third_party.ABOUT_OTHERS.fullmatch(key)]
     if strange:
         raise FormatError(
             "the LMDB has entries that are not samples and would be ignored",
@@ -262,7 +262,7 @@ def _counted(tree: Tree, samples: int) -> tuple[int, dict[str, Any]]:
             expected=f"{samples:,}, as its entry {ABOUT.decode()} says",
             found=f"{found:,}",
         )
-    return found, foreign.passed_over(others)
+    return found, third_party.passed_over(others)
 
 
 def _all_bytes(values: list[Any]) -> list[bytes]:

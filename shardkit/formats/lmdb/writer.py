@@ -16,7 +16,6 @@ from typing import Any
 
 import msgpack
 
-from shardkit import storage
 from shardkit.codecs.array import dump_array
 from shardkit.codecs.media import check
 from shardkit.errors import SampleError
@@ -40,6 +39,7 @@ from shardkit.formats.lmdb.layout import (
 from shardkit.formats.lmdb.reader import ABOUT, VERSION, LmdbReader
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, FieldType, Json
+from shardkit.storage import fs
 
 _LARGEST = 2**32 - 1  # bytes of a value
 
@@ -48,8 +48,8 @@ class LmdbWriter(ShardWriter):
     def __init__(self, path: Path, spec: ShardSpec) -> None:
         super().__init__(path, spec)
         self._samples = 0
-        storage.make_folder(path.parent)
-        self._file = storage.BufferedFile(path)
+        fs.make_folder(path.parent)
+        self._file = fs.BufferedFile(path)
         self._file.write(bytes(2 * PAGE))  # the meta pages, which are written last
         self._overflows = 0
         self._leaf: list[bytes] = []
@@ -92,7 +92,7 @@ class LmdbWriter(ShardWriter):
             database = self._branches()
             self._file.flush()
             metas = meta_page(0, None, 1) + meta_page(1, database, self._next - 1)
-            storage.rewrite(self._file.file, 0, metas)
+            fs.rewrite(self._file.file, 0, metas)
 
     @property
     def _next(self) -> int:

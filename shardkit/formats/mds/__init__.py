@@ -19,7 +19,7 @@ from shardkit.formats.mds.layout import ABSENT, encoding_of
 from shardkit.formats.mds.reader import MdsReader
 from shardkit.formats.mds.writer import MdsWriter
 from shardkit.formats.offsets import LARGEST
-from shardkit.manifest import Manifest
+from shardkit.metadata.manifest import Manifest
 from shardkit.schema import Array, Image, Schema
 
 

@@ -11,14 +11,14 @@ from typing import Any, TypedDict
 
 import xxhash
 
-from shardkit import storage
-from shardkit.byte_source import open_source
-from shardkit.checked import MOST_BYTES, Count, from_json, of_version
 from shardkit.errors import DamagedError, ShardkitError
-from shardkit.formats.foreign import MDS, not_read
 from shardkit.formats.mds.writer import columns_of
-from shardkit.manifest import Manifest
-from shardkit.names import checked_name
+from shardkit.formats.unsupported import MDS, not_read
+from shardkit.helpers.checked import MOST_BYTES, Count, from_json, of_version
+from shardkit.helpers.names import checked_name
+from shardkit.metadata.manifest import Manifest
+from shardkit.storage import fs
+from shardkit.storage.byte_source import open_source
 
 NAME = "index.json"
 _BLOCK = 1 << 20
@@ -57,14 +57,14 @@ def write_index(folder: Path, manifest: Manifest) -> Path:
         for shard in manifest.shards
     ]
     path = folder / NAME
-    storage.write_file(path, json.dumps({"shards": shards, "version": 2}, sort_keys=True).encode())
+    fs.write_file(path, json.dumps({"shards": shards, "version": 2}, sort_keys=True).encode())
     return path
 
 
 def files_of(folder: Path) -> list[tuple[_Shard, _File]] | None:
     """The shards of a folder, each with its existing file; None if the index is not MDS."""
     path, found = folder / NAME, []
-    text = storage.read(path, MOST_BYTES)
+    text = fs.read(path, MOST_BYTES)
     if not re.search(rb'"shards"\s*:', text) or re.search(rb'"chunks"\s*:', text):  # LitData's
         return None
     of_version(2, "version", text, "the index", path=path, fix="update shardkit")

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.byte_source import ByteSource, Table, open_source
-from shardkit.checked import Count, damaged, from_json
 from shardkit.errors import DamagedError, FormatError, ShardkitError, drop_option
 from shardkit.formats.base import KEY, ShardReader
 from shardkit.formats.compressed import Words, opened
 from shardkit.formats.mds.layout import ABSENT, Codec, codec, encoding_of, own_codec
+from shardkit.helpers.checked import Count, damaged, from_json
 from shardkit.sample import JsonText, Sample, key_of
 from shardkit.schema import RESERVED, Bytes, FieldType, Schema
+from shardkit.storage.byte_source import ByteSource, Table, open_source
 
 _WHOLE = 1 << 15  # bytes of a sample up to which all its fields are read at once
 _WORDS = Words("a compressed MDS shard", "compressed MDS shards", "mds")

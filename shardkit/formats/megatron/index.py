@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.byte_source import ByteSource, Table, open_source
 from shardkit.errors import DamagedError, FormatError
 from shardkit.formats.megatron.layout import (
     DTYPES,
@@ -24,6 +23,7 @@ from shardkit.formats.megatron.layout import (
     index_path,
     keys_path,
 )
+from shardkit.storage.byte_source import ByteSource, Table, open_source
 
 _BOUNDS = struct.Struct("<qq")  # two adjacent numbers
 _LENGTH, _POINTER = struct.Struct("<i"), struct.Struct("<q")

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.byte_source import open_source
 from shardkit.errors import DamagedError, ShardkitError
 from shardkit.formats.base import KEY, ShardReader
 from shardkit.formats.megatron.index import Index, Keys
 from shardkit.formats.megatron.layout import check_range, field_of, keys_path, stored_dtype
 from shardkit.sample import Sample, key_of
 from shardkit.schema import Array, Schema
+from shardkit.storage.byte_source import open_source
 
 
 class MegatronReader(ShardReader):

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardkit import storage
 from shardkit.errors import DamagedError, SampleError
 from shardkit.formats.base import KEY, ShardSpec, ShardWriter, key_bytes
 from shardkit.formats.megatron.index import Index, Keys
@@ -31,6 +30,7 @@ from shardkit.formats.megatron.layout import (
     sums_before,
 )
 from shardkit.sample import Sample
+from shardkit.storage import fs
 
 _Chunks = Iterator[npt.NDArray[Any]]
 
@@ -44,8 +44,8 @@ class MegatronWriter(ShardWriter):
         self._dtype = stored_dtype(kind)
         self._lengths = array("i")  # tokens of each sample
         self._key_sizes = array("I")
-        self._file = storage.BufferedFile(path)
-        self._keys = storage.BufferedFile(keys_path(path))
+        self._file = fs.BufferedFile(path)
+        self._keys = fs.BufferedFile(keys_path(path))
 
     def write(self, sample: Sample) -> bool:
         key = key_bytes(sample[KEY])
@@ -93,21 +93,21 @@ def join(path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
     The files of a part are reopened for each step, as a process can only open a limited number.
     """
     dtype = stored_dtype(field_of(spec.schema)[1])
-    with storage.create(path) as file:
+    with fs.create(path) as file:
         for part in parts:
-            storage.append(file, part, part.stat().st_size)
+            fs.append(file, part, part.stat().st_size)
     samples = [_index_of(part, dtype).documents for part in parts]
     keys_sizes = [Keys(part, count).size for part, count in zip(parts, samples, strict=True)]
-    with storage.create(keys_path(path)) as file:
+    with fs.create(keys_path(path)) as file:
         for part, size in zip(parts, keys_sizes, strict=True):
-            storage.append(file, keys_path(part), size)
+            fs.append(file, keys_path(part), size)
         before = 0
         for part, count, size in zip(parts, samples, keys_sizes, strict=True):
             bounds = Keys(part, count).bounds
             for first, stop in chunks(count):
-                storage.write(file, [(bounds.slice(first, stop) + before).tobytes()])
+                fs.write(file, [(bounds.slice(first, stop) + before).tobytes()])
             before += size
-        storage.write(file, [np.array([before, sum(samples)], NUMBER).tobytes()])
+        fs.write(file, [np.array([before, sum(samples)], NUMBER).tobytes()])
 
     def lengths() -> _Chunks:
         for part in parts:
@@ -132,11 +132,11 @@ def _write_index(
     path: Path, dtype: np.dtype[Any], samples: int, lengths: Callable[[], _Chunks]
 ) -> None:
     """Write the `.idx` of documents of one sequence each, contiguous in the `.bin`."""
-    with storage.create(index_path(path)) as file:
-        storage.write(file, [HEADER.pack(MAGIC, VERSION, CODES[dtype], samples, samples + 1)])
+    with fs.create(index_path(path)) as file:
+        fs.write(file, [HEADER.pack(MAGIC, VERSION, CODES[dtype], samples, samples + 1)])
         for chunk in lengths():
-            storage.write(file, [chunk.astype("<i4").tobytes()])
+            fs.write(file, [chunk.astype("<i4").tobytes()])
         for starts in sums_before(lengths()):
-            storage.write(file, [(starts * dtype.itemsize).astype("<i8").tobytes()])
+            fs.write(file, [(starts * dtype.itemsize).astype("<i8").tobytes()])
         for first, stop in chunks(samples + 1):
-            storage.write(file, [np.arange(first, stop, dtype="<i8").tobytes()])
+            fs.write(file, [np.arange(first, stop, dtype="<i8").tobytes()])

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.byte_source import ByteSource, Memory, Table, open_source
 from shardkit.codecs.array import load_table
 from shardkit.formats.base import KEY, ShardReader, unforeseen
 from shardkit.formats.compressed import Words, opened
 from shardkit.formats.tfrecord import records
 from shardkit.formats.tfrecord.example import Feature, feature, features
-from shardkit.formats.tfrecord.foreign import is_absent, scan
 from shardkit.formats.tfrecord.records import HEAD, INDEX, ROW, is_header, payload, scanned
+from shardkit.formats.tfrecord.third_party import is_absent, scan
 from shardkit.formats.tfrecord.values import decoded
 from shardkit.sample import JsonText, Sample, key_of
 from shardkit.schema import Array, Images, Scalar
+from shardkit.storage.byte_source import ByteSource, Memory, Table, open_source
 
 _COMPRESSED = Words("a compressed TFRecord file", "compressed TFRecord files", "tfrecord")
 _SUFFIX = re.compile(r"\.(tfrecord|array_?record)")

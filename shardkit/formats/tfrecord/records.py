@@ -12,10 +12,10 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 
-from shardkit.byte_source import ByteSource, RemoteFile
 from shardkit.errors import DamagedError, FormatError
 from shardkit.formats.streamed import Streamed
-from shardkit.manifest import FOLDER
+from shardkit.metadata.manifest import FOLDER
+from shardkit.storage.byte_source import ByteSource, RemoteFile
 
 HEAD, TAIL = 12, 4  # bytes before and after a payload
 # For each record: its offset, its size with header and checksum, and the size of the leading part

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from shardkit import storage
 from shardkit.codecs.array import dump_array
 from shardkit.codecs.media import check
 from shardkit.codecs.protobuf import dump_varint
@@ -17,6 +16,7 @@ from shardkit.formats.tfrecord.records import HEAD, INDEX, ROW, TAIL, checksum, 
 from shardkit.formats.tfrecord.values import encoded
 from shardkit.sample import Sample
 from shardkit.schema import Scalar, Schema
+from shardkit.storage import fs
 
 
 class TFRecordWriter(ShardWriter):
@@ -25,7 +25,7 @@ class TFRecordWriter(ShardWriter):
     def __init__(self, path: Path, spec: ShardSpec) -> None:
         super().__init__(path, spec)
         self._rows = bytearray()
-        self._file = storage.BufferedFile(path)
+        self._file = fs.BufferedFile(path)
 
     def write(self, sample: Sample) -> bool:
         first, *others = chunks = example(sample, self.spec.schema)
@@ -66,16 +66,16 @@ def example(sample: Sample, schema: Schema) -> list[bytes]:
 def join(path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
     """Join several files into one, by concatenating their records and indexes."""
     rows, start = bytearray(), 0
-    with storage.create(path) as file:
+    with fs.create(path) as file:
         for part in parts:
             index = np.load(index_path(part))
             index["offset"] += start
             rows += index.tobytes()
-            start += storage.append(file, part, part.stat().st_size)
+            start += fs.append(file, part, part.stat().st_size)
     _write_index(path, bytes(rows))
 
 
 def _write_index(path: Path, rows: bytes) -> None:
-    storage.make_folder(index_path(path).parent)
-    with storage.create(index_path(path)) as file:
-        storage.write(file, [dump_array(np.frombuffer(rows, INDEX))])
+    fs.make_folder(index_path(path).parent)
+    with fs.create(index_path(path)) as file:
+        fs.write(file, [dump_array(np.frombuffer(rows, INDEX))])

@@ -22,10 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.formats.base import Format
-from shardkit.formats.wds import beside, layout, names
+from shardkit.formats.wds import extra_indexes, layout, names
 from shardkit.formats.wds.reader import WdsReader
 from shardkit.formats.wds.writer import ODD, WdsWriter, join
-from shardkit.manifest import Manifest
+from shardkit.metadata.manifest import Manifest
 from shardkit.schema import Schema
 
 
@@ -41,7 +41,7 @@ class Wds(Format):
     writer = WdsWriter
     join = staticmethod(join)
     any_as_bytes = True  # the payload of any member can be read as bytes
-    beside = MappingProxyType(beside.LOADERS)
+    beside = MappingProxyType(extra_indexes.LOADERS)
     layout_types = MappingProxyType({"extensions": dict[str, list[str]]})
 
     def layout(self, schema: Schema) -> dict[str, Any]:
@@ -60,10 +60,10 @@ class Wds(Format):
         return payload + fields * layout.MEMBER_OVERHEAD
 
     def complete(self, folder: Path, manifest: Manifest) -> list[Path]:
-        return beside.complete(folder, {"": manifest})
+        return extra_indexes.complete(folder, {"": manifest})
 
     def complete_splits(self, folder: Path, splits: Mapping[str, Manifest]) -> list[Path]:
-        return beside.complete(folder, splits)
+        return extra_indexes.complete(folder, splits)
 
 
 FORMAT = Wds()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shardkit.manifest import FOLDER
+from shardkit.metadata.manifest import FOLDER
 from shardkit.schema import Image, Schema
 
 BLOCK = 512

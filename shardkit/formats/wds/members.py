@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from shardkit.byte_source import ByteSource
 from shardkit.errors import DamagedError
 from shardkit.formats.wds.layout import BLOCK, END, MAGIC, NAME
+from shardkit.storage.byte_source import ByteSource
 
 _TAPE = 20 * BLOCK  # bytes of a record of tape, which writers fill up with zeros
 _PIECE = 1 << 20  # bytes that are read at a time

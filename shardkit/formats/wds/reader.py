@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.byte_source import Memory, Table, open_source
 from shardkit.codecs.array import load_array, load_table
 from shardkit.errors import ShardkitError
 from shardkit.formats.base import KEY, ShardReader
 from shardkit.formats.compressed import opened
 from shardkit.formats.wds import values
-from shardkit.formats.wds.kept import scanned
 from shardkit.formats.wds.layout import column, find_index, index_dtype, index_struct
+from shardkit.formats.wds.remote_index_cache import scanned
 from shardkit.sample import Sample
 from shardkit.schema import Array, Image, Json, Schema
+from shardkit.storage.byte_source import Memory, Table, open_source
 
 _BETWEEN = 8192  # unneeded bytes that a single read for several values of a sample may include
 

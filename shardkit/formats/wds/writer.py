@@ -11,13 +11,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardkit import storage
 from shardkit.codecs.array import dump_array
 from shardkit.codecs.media import SUFFIXES_OF, checked
 from shardkit.errors import SampleError
 from shardkit.formats.base import KEY, ShardSpec, ShardWriter, key_bytes, not_stored
 from shardkit.formats.wds import names
-from shardkit.formats.wds.beside import Beside
+from shardkit.formats.wds.extra_indexes import Beside
 from shardkit.formats.wds.layout import (
     BLOCK,
     END,
@@ -30,6 +29,7 @@ from shardkit.formats.wds.layout import (
 from shardkit.formats.wds.values import ENCODERS, Encoder
 from shardkit.sample import Sample
 from shardkit.schema import Image, Schema
+from shardkit.storage import fs
 
 # Characters that DALI's wds2idx cannot handle in keys: it writes ASCII names separated by blanks.
 ODD = re.compile(r"[\s\x80-\U0010ffff]")
@@ -45,7 +45,7 @@ class WdsWriter(ShardWriter):
         endings = {e for field in self._fields for e in field.extensions.values()}
         self._beside = Beside(path, spec.beside, endings) if spec.beside else None
         self.keys: Counter[str] = Counter()
-        self._file = storage.BufferedFile(path)
+        self._file = fs.BufferedFile(path)
 
     def write(self, sample: Sample) -> bool:
         key = sample[KEY]
@@ -106,7 +106,7 @@ def join(path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
     """Join several TARs: concatenates their members, and their indexes with shifted offsets."""
     beside = Beside(path, spec.beside, ())
     indexes, start = [np.zeros(0, index_dtype(spec.schema))], 0
-    with storage.create(path) as file:
+    with fs.create(path) as file:
         for part in parts:
             index = np.load(index_path(part))
             for column in index.dtype.names:
@@ -116,17 +116,17 @@ def join(path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
             index["__key__"]["offset"][index["__key__"]["offset"] == 0] = start
             indexes.append(index)
             beside.append(part, start)
-            start += storage.append(file, part, part.stat().st_size - len(END))
-        storage.write(file, [END])
+            start += fs.append(file, part, part.stat().st_size - len(END))
+        fs.write(file, [END])
     index = np.concatenate(indexes)
     _write_index(path, index)
     beside.write(index)
 
 
 def _write_index(path: Path, index: npt.NDArray[np.void]) -> None:
-    storage.make_folder(index_path(path).parent)
-    with storage.create(index_path(path)) as file:
-        storage.write(file, [dump_array(index)])
+    fs.make_folder(index_path(path).parent)
+    with fs.create(index_path(path)) as file:
+        fs.write(file, [dump_array(index)])
 
 
 class _Field(NamedTuple):

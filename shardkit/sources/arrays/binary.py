@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardkit import storage
 from shardkit.codecs.compression import compression_of
 from shardkit.codecs.pixels import to_png
 from shardkit.errors import SourceError, UsageError
+from shardkit.helpers import os_errors
 from shardkit.schema import Image, Int
 from shardkit.sources.arrays.rows import Column, Found, Part, Rows, damaged, kind_of
+from shardkit.storage import fs
 
 # --- idx -----------------------------------------------------------------------------------------
 
@@ -76,7 +77,7 @@ def find_idx(root: Path, names: Iterable[str]) -> Found:
 
 def read_idx(field: str, path: Path) -> Rows:
     """Return the rows of an idx file: images of bytes as PNG, single numbers, or arrays."""
-    with storage.explained("open", path):
+    with os_errors.explained("open", path):
         source = Part(path).open()
         compression = compression_of(source.read(0, min(6, source.size)))
         part = Part(path, compression)
@@ -120,7 +121,7 @@ def _emnist_names(root: Path, group: str) -> tuple[str, ...]:
     if not group or not path.is_file():
         return ()
     try:
-        lines = [[int(n) for n in line.split()] for line in storage.read(path).split(b"\n") if line]
+        lines = [[int(n) for n in line.split()] for line in fs.read(path).split(b"\n") if line]
         names = {label: chr(codes[0]) for label, *codes in lines}
     except (ValueError, IndexError, OverflowError) as error:
         raise damaged(
@@ -170,7 +171,7 @@ def find_cifar(root: Path, names: Sequence[str]) -> Found:
     class_names, used = {}, []
     for field, name in tables.items():
         if (base / name).is_file():
-            text = storage.read(base / name).decode("utf-8", "replace")
+            text = fs.read(base / name).decode("utf-8", "replace")
             class_names[field] = tuple(filter(None, map(str.strip, text.split("\n"))))
             used.append(prefix + name)
     used += [prefix + path.name for files in of_split.values() for path in files]
@@ -182,7 +183,7 @@ def _cifar(files: Sequence[Path], labels: Mapping[str, int]) -> dict[str, Column
     record = len(labels) + _PIXELS
     counts = []
     for path in files:
-        with storage.explained("open", path):
+        with os_errors.explained("open", path):
             size = Part(path).open().size
         if size % record:
             what = "a batch of CIFAR ends inside an image"

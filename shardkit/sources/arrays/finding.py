@@ -7,17 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardkit import storage
 from shardkit.codecs.media import ARRAYS
+from shardkit.dataset.folders import Contents
 from shardkit.errors import ShardkitError, SourceError, UsageError
-from shardkit.folders import Contents
-from shardkit.formats.foreign import CIFAR, HDF5, MNIST, NPZ, Kind, kind_of_file
+from shardkit.formats.unsupported import CIFAR, HDF5, MNIST, NPZ, Kind, kind_of_file
+from shardkit.helpers import os_errors
+from shardkit.metadata.splits import in_order, split_of
 from shardkit.sources.arrays import binary, npy
 from shardkit.sources.arrays.rows import ArraySource, Column, Found
 from shardkit.sources.base import Source
-from shardkit.splits import in_order, split_of
-from shardkit.walk import is_folder, scandir
-from shardkit.walk import kind_of_file as in_words
+from shardkit.storage import fs
+from shardkit.storage.walk import is_folder, scandir
+from shardkit.storage.walk import kind_of_file as in_words
 
 _MOST_ROWS = 1 << 23  # allowed for small files
 _TEXTS = 20  # text files that may accompany arrays, to describe them
@@ -61,7 +62,7 @@ def array_sources(
 def _check_rows(path: Path, columns: Mapping[str, Column]) -> None:
     """Raise SourceError if there are more rows than files of this size can hold."""
     every = {file for column in columns.values() for file in column.files}
-    size = sum(storage.status(file).st_size for file in every)
+    size = sum(fs.status(file).st_size for file in every)
     rows = max(map(len, columns.values()))
     if rows > max(8 * size, _MOST_ROWS):
         raise SourceError(
@@ -127,7 +128,7 @@ def _of_folder(root: Path, found: Contents) -> Found | None:
 
 def _columns(root: Path, count: int) -> Found | None:
     """Return the few arrays in a folder if they are the fields of the same samples."""
-    with storage.explained("list", root), scandir(root) as entries:
+    with os_errors.explained("list", root), scandir(root) as entries:
         names = sorted(
             e.name for e in entries if e.name.lower().endswith(".npy") and not is_folder(e)
         )

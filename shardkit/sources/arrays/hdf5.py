@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from shardkit import storage
 from shardkit.codecs.media import guess
 from shardkit.errors import FormatError, ShardkitError, SourceError, UsageError
-from shardkit.extras import extra
-from shardkit.remote.path import RemotePath
+from shardkit.helpers.extras import extra
+from shardkit.metadata.splits import KINDS
 from shardkit.schema import Array, Bytes, FieldType, Text, int64
 from shardkit.sources.arrays.npy import arranged
 from shardkit.sources.arrays.rows import Column, Found, kind_of, unusable
-from shardkit.splits import KINDS
+from shardkit.storage import fs
+from shardkit.storage.remote.path import RemotePath
 
 _CACHE = 64 << 20  # bytes of unpacked chunks that are cached per dataset
 _MOST = 4096  # datasets in a file
@@ -158,7 +158,7 @@ def _kind(h5py: Any, path: Path, name: str, dataset: Any) -> tuple[FieldType, in
     inner, dtype = dataset.shape[1:], dataset.dtype
     row_bytes = int(np.prod(inner, dtype=object)) * max(dtype.itemsize, 1)
     try:  # HDF5 returns fill values where nothing is stored
-        storage.check_expansion(row_bytes, storage.status(path).st_size)
+        fs.check_expansion(row_bytes, fs.status(path).st_size)
     except ValueError as error:
         raise unusable(name, str(error)) from error
     if h5py.check_string_dtype(dtype) is not None:

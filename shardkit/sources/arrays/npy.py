@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from shardkit import storage
-from shardkit.byte_source import ByteSource
 from shardkit.codecs.array import npy_header
 from shardkit.errors import FormatError, ShardkitError, SourceError, UsageError
+from shardkit.helpers import os_errors
+from shardkit.metadata.splits import KINDS
 from shardkit.sources.arrays.rows import (
     LABELS,
     Column,
@@ -26,7 +26,7 @@ from shardkit.sources.arrays.rows import (
     kind_of,
     unusable,
 )
-from shardkit.splits import KINDS
+from shardkit.storage.byte_source import ByteSource
 
 _HEAD = 1 << 16  # bytes; numpy's headers have a few hundred
 _LOCAL = 30  # bytes of a member's local header, before its name
@@ -231,7 +231,7 @@ def are_columns(root: Path, names: Sequence[str]) -> bool:
         return False
     headers = []
     for name in names:
-        with storage.explained("open", root / name):
+        with os_errors.explained("open", root / name):
             source = Part(root / name).open()
             headers.append(npy_header(source.read(0, min(_HEAD, source.size))))
     if not all(header is not None and header.shape for header in headers):

@@ -14,8 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from shardkit import storage
-from shardkit.byte_source import ByteSource, open_source
 from shardkit.codecs.compression import COMPRESSED_BLOCK
 from shardkit.codecs.unpack import unpacked
 from shardkit.errors import DamagedError, FormatError, SourceError, drop_option
@@ -35,6 +33,8 @@ from shardkit.schema import (
 )
 from shardkit.sources.base import Indices, Source
 from shardkit.sources.files import Planned, refuse_changed
+from shardkit.storage import fs
+from shardkit.storage.byte_source import ByteSource, open_source
 
 Make = Callable[["npt.NDArray[Any]"], Any]  # makes a value from a row, a view of read-only bytes
 
@@ -68,7 +68,7 @@ class Part:
 
     def open(self) -> ByteSource:
         """Return the bytes; unless compressed, offsets count from the beginning of the file."""
-        return _open(self, storage.status(self.path).st_mtime_ns)
+        return _open(self, fs.status(self.path).st_mtime_ns)
 
 
 @lru_cache(8)  # otherwise each task in a process would unpack the file again
@@ -228,7 +228,7 @@ class ArraySource(Source):
             try:
                 sample[name] = column.row(number)
             except Exception as error:
-                found = storage.unreadable(error, column.files[0], number)
+                found = fs.unreadable(error, column.files[0], number)
                 raise found from found.__cause__
         return self._checked(sample)
 
@@ -258,7 +258,7 @@ class ArraySource(Source):
             about = f"{name}\0{column.kind!r}\0{len(column)}\0{column.row_bytes}\0"
             files.update(about.encode("utf-8", "surrogateescape"))
             for path in column.files:
-                found = storage.status(path)
+                found = fs.status(path)
                 files.update(f"{path.name}\0{found.st_size}\0".encode("utf-8", "surrogateescape"))
                 times.update(f"{found.st_mtime_ns}\0".encode())
                 self._planned[path] = Planned(found.st_mtime_ns, found.st_ino, began)
@@ -267,7 +267,7 @@ class ArraySource(Source):
 
     def check_unchanged(self) -> None:
         for path, planned in self._planned.items():
-            refuse_changed(str(path), storage.status(path), planned, SourceError)
+            refuse_changed(str(path), fs.status(path), planned, SourceError)
 
     def name(self, index: int) -> str:
         return f"{self._root.name}:{int(self._indices[index])}"

@@ -11,12 +11,12 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import pairwise
 
-from shardkit import pointers, storage
 from shardkit.codecs.compression import COMPRESSED_BLOCK, decompressed
 from shardkit.errors import DamagedError, SampleError, ShardkitError, StorageError
-from shardkit.remote.path import RemotePath
-from shardkit.remote.store import pool
 from shardkit.sources.files import FilePath, changed, unreadable
+from shardkit.storage import fs, pointers
+from shardkit.storage.remote.path import RemotePath
+from shardkit.storage.remote.store import pool
 
 BLOCK = 1 << 20  # bytes per read
 _SMALL = 1 << 16  # bytes of a request when the reader may need only a little
@@ -65,7 +65,7 @@ def stored_blocks(
                     yield data[first : first + block]
         return
     try:
-        with open(path, "rb", buffering=0, opener=storage.regular) as file:
+        with open(path, "rb", buffering=0, opener=fs.regular) as file:
             _check_size(path, size, os.fstat(file.fileno()).st_size)
             file.seek(start)
             while start < size:

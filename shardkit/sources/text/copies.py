@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 
 from shardkit.errors import SourceError
+from shardkit.sources.file_names import COMPRESSIONS, parse_name
 from shardkit.sources.files import FilePath
 from shardkit.sources.text.blocks import blocks
-from shardkit.sources.text.names import COMPRESSIONS, parse_name
 
 COPIES = "compressed copy of a file beside it"  # among what is passed over
 _PIECE = 1 << 16  # bytes that are compared at a time

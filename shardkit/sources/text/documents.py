@@ -9,8 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.errors import SampleError, UsageError
-from shardkit.remote.path import RemotePath
-from shardkit.remote.store import Info
 from shardkit.sample import Sample
 from shardkit.schema import FieldType, Int, Schema, Text
 from shardkit.sources.base import Document, Indices, Stream
@@ -21,6 +19,8 @@ from shardkit.sources.metadata import add_columns
 from shardkit.sources.text.fields import Fields
 from shardkit.sources.text.files import Files
 from shardkit.sources.text.records import LINE_FIELD, TextFile
+from shardkit.storage.remote.client import Info
+from shardkit.storage.remote.path import RemotePath
 
 
 class TextFiles(FileSource[Files]):

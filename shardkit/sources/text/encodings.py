@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardkit.errors import HoleError, SampleError, UsageError
-from shardkit.extras import extra
+from shardkit.helpers.extras import extra
 from shardkit.sources.files import FilePath
 from shardkit.sources.text.lines import find, is_hole
 

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from shardkit.sources.file_names import Name, parse_name
 from shardkit.sources.file_table import FileTable
-from shardkit.sources.text.names import Name, parse_name
 
 UNSURE = 2  # a table with quoted cells, and with quotes that are not closed
 

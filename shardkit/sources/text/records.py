@@ -13,12 +13,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from shardkit.codecs.compression import compression_of
 from shardkit.errors import SampleError
-from shardkit.pointers import refuse_html
 from shardkit.sources.files import FilePath, Planned, check_unchanged, read_file
+from shardkit.sources.quotes import Quotes, dialect, quotes_of, swallowed
 from shardkit.sources.text.blocks import blocks, head
 from shardkit.sources.text.encodings import MARK_SIZE, Decoder, hole
 from shardkit.sources.text.lines import MAX_LINE, Hole, Line, is_hole, lines
-from shardkit.sources.text.quotes import Quotes, dialect, quotes_of, swallowed
+from shardkit.storage.pointers import refuse_html
 
 LINE_FIELD = "text"  # the field of plain-text documents
 _HEAD = 1024  # bytes that show whether a table is an HTML page

@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardkit import storage
-from shardkit.announced import incomplete, refuse_incomplete
-from shardkit.card import OUTSIDE, splits_of
+from shardkit.dataset.card import OUTSIDE, splits_of
+from shardkit.dataset.folders import below as below_folder
 from shardkit.errors import HoleError, SampleError, ShardkitError, SourceError, UsageError, near
-from shardkit.folders import below as below_folder
-from shardkit.formats.foreign import way_with
 from shardkit.formats.table_folders import refuse_partitions
+from shardkit.formats.unsupported import way_with
+from shardkit.metadata.splits import Split, grouped
 from shardkit.options import ALL_FIELDS, Selection, TextOptions
 from shardkit.sources.base import Source, Stream
+from shardkit.sources.file_names import COMPRESSIONS, FORMS, parse_name
 from shardkit.sources.file_table import odd_keys
 from shardkit.sources.files import FilePath, below, file_path
 from shardkit.sources.labels import LABEL, Asked, find_labels
@@ -35,10 +35,10 @@ from shardkit.sources.text.encodings import check_encoding, load_detector
 from shardkit.sources.text.fields import Fields, Sampled, choose, fields_of
 from shardkit.sources.text.files import UNSURE, Files
 from shardkit.sources.text.lines import is_hole
-from shardkit.sources.text.names import COMPRESSIONS, FORMS, parse_name
 from shardkit.sources.text.records import LINE_FIELD
-from shardkit.splits import Split, grouped
-from shardkit.walk import NO_FILE, Walk, kind_of_file, look, relative_to
+from shardkit.storage import fs
+from shardkit.storage.announced import incomplete, refuse_incomplete
+from shardkit.storage.walk import NO_FILE, Walk, kind_of_file, look, relative_to
 
 # Files at the top of a folder that describe its data; they are data only if there are no others.
 _ABOUT = re.compile(
@@ -273,7 +273,7 @@ def _single(path: Path) -> _Corpus:
             expected=_suffixes(),
             fix="rename it according to its content",
         )
-    about = storage.status(path)
+    about = fs.status(path)
     size = about.st_size if path.is_file() else NO_FILE
     file = _Found(0, path.name, size, about.st_mtime_ns, about.st_ino)
     files = _table([""], [file] if size else [])
@@ -289,7 +289,7 @@ def _listed(root: Path, paths: Sequence[Path]) -> _Corpus:
     found = []
     for path in paths:
         folder, _, name = below_folder(root, path).rpartition("/")
-        about = storage.status(path)
+        about = fs.status(path)
         size = about.st_size if stat.S_ISREG(about.st_mode) else NO_FILE
         number = folders.setdefault(folder, len(folders))
         found.append(_Found(number, name, size, about.st_mtime_ns, about.st_ino))

@@ -1,0 +1,650 @@
+"""`Dataset`: the shards of a dataset in any format, as one sequence of samples."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import os
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import numpy as np
+
+from shardkit.codecs.array import load_table
+from shardkit.codecs.media import length_of
+from shardkit.dataset import open_shards
+from shardkit.dataset.sequence_reader import SampleSequence, SequenceReader
+from shardkit.dataset.views import Views
+from shardkit.errors import DamagedError, FormatError, ShardkitError, UsageError
+from shardkit.formats import FORMATS, get_format
+from shardkit.formats.base import ShardReader
+from shardkit.helpers import os_errors
+from shardkit.helpers.checked import checked, damaged, from_lines, under
+from shardkit.helpers.indices import array
+from shardkit.helpers.keywords import takes
+from shardkit.helpers.processors import in_threads
+from shardkit.helpers.progress import Monitor, Progress, watched
+from shardkit.metadata import manifest as manifests
+from shardkit.metadata.manifest import File, Manifest
+from shardkit.metadata.shared_schema import own_schema, shared_names, shared_schema
+from shardkit.sample import Sample, key_hash
+from shardkit.schema import (
+    Array,
+    Audio,
+    Schema,
+    audio_fields,
+    label_of,
+    length_fields,
+    lengths_dtype,
+    row_fields,
+)
+from shardkit.storage import fs
+from shardkit.storage.byte_source import Memory, changed, version_of
+from shardkit.storage.page_cache import cache_from
+from shardkit.storage.pages import Pages, through
+from shardkit.storage.remote.client import Info, replaced
+from shardkit.storage.remote.path import RemotePath
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from typing_extensions import Self
+
+    from shardkit.helpers.indices import Indices
+
+_OPEN_SHARDS = 128  # limit per dataset, as readers take memory; per process, see open_shards.py
+_TRIED = 4  # foreign shards, spread over all, that are inspected first: are they compressed?
+_LOOKS = 8  # local foreign shards that are inspected at a time
+_REQUESTS = 32  # samples at a URL that are read at a time
+_TEMPORARY_BYTES = 10 * 10**9  # of open compressed shards, unpacked; a larger one is open alone
+
+
+@functools.lru_cache(maxsize=8)
+def read_key_table(path: Path, checksum: str, kind: str) -> Mapping[str, str]:
+    """The key table: key -> the sample's path as a file. Cached per process, path and checksum."""
+    data = manifests.read_checked(path, checksum, kind)
+    lines = from_lines(_KeyLine, data, "the key table", path=path)
+    return {line["key"]: line["path"] for line in lines}
+
+
+class _KeyLine(TypedDict):
+    """A line of keys.jsonl."""
+
+    key: str
+    path: str
+
+
+class Dataset(Views):
+    """A map-style dataset: `len(ds)`, `ds[i]`, `ds.schema`, `ds.classes`, `ds.class_names`.
+
+    `ds[key]` returns the sample with this key. `ds.keys()` and `ds.column(field)` return the keys,
+    or one field, of all samples. `ds[10:20]`, `ds.select(indices)` and `ds.filter(condition)`
+    return views, which are also datasets.
+
+    A dataset can be used in any thread and any process. At most 128 of its shards are open at a
+    time, or fewer if the process may not open that many files, or has many shards of other datasets
+    open. A pickled dataset contains only paths, and reads nothing before its first sample. Open a
+    dataset with `shardkit.open`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        format: str,
+        shards: list[tuple[str, int | None, int | None]],
+        manifest: Manifest | None,
+        manifest_path: Path | None = None,
+        *,
+        reader: ShardReader | None = None,
+    ) -> None:
+        """`shards` has the name, samples and bytes of each shard; None: known once it is opened.
+
+        `path` is the folder that the names are relative to; `reader` reads the only shard if it is
+        not a file (`from_sequence`).
+        """
+        self.path = path
+        self.format = format
+        self.manifest = manifest
+        self.manifest_path = manifest_path
+        self._names = [name for name, _, _ in shards]
+        self._bytes = [size for _, _, size in shards]
+        # By file: its size, and its time of change in ns, of the manifest, of foreign shards, and
+        # of other local shards that were opened.
+        self._versions: dict[Path, tuple[int, int]] = {}
+        self._latest: Path | None = None  # the last of these others
+        if manifest is not None and format not in FORMATS:
+            raise FormatError(
+                "the dataset has a format that this version does not know",
+                path=manifest_path,
+                expected="one of " + ", ".join(sorted(FORMATS)),
+                found=f"{format!r:.60}",
+                fix="use the shardkit that wrote it, or a newer one",
+            )
+        self._only = reader
+        if reader is None:
+            self._format = get_format(format)
+        self.unusable: dict[str, ShardkitError] = {}  # fields that cannot be read, and why
+        # By shard: its files in a store, and what the manifest says about them.
+        self.remote_files: dict[str, list[tuple[str, Info]]] = {}
+        self.beside: Mapping[str, int] = {}  # other files in the folder, by kind
+        self._shared: dict[str, Any] = {}
+        self._readers = open_shards.Readers()  # oldest first
+        # `key_hash` of all keys, for shards whose reader had to scan for samples.
+        self.key_hashes: dict[int, npt.NDArray[np.int64] | None] = {}
+        self._starts: list[int] = []
+        self._layouts: list[Any] = [manifest and self._layout(manifest)] * len(shards)
+        if manifest is None:
+            counts = self._look_into_all()
+        else:
+            counts = [samples or 0 for _, samples, _ in shards]
+            self.schema, self._class_names = manifest.schema, manifest.class_names
+            if manifest_path is not None and not isinstance(manifest_path, RemotePath):
+                with contextlib.suppress(OSError):
+                    self._versions[manifest_path] = version_of(manifest_path.stat())
+        *self._starts, self._length = accumulate(counts, initial=0)
+
+    @classmethod
+    def from_sequence(
+        cls,
+        samples: SampleSequence,
+        schema: Schema | None = None,
+        *,
+        class_names: Mapping[str, Sequence[str]] | None = None,
+        path: Path = Path(),
+        format: str = "sequence",
+        size: int = 0,
+    ) -> Self:
+        """Make a dataset for a Loader from samples without shards, such as a list of dicts.
+
+        samples: any sequence. `samples[i]` is a dict with `__key__` and the fields of the schema.
+            Values are not checked. Several threads read from it at the same time.
+        schema: the schema of the samples. None: `samples.schema`.
+        class_names: class names by field.
+        path, format, size: its path and format in messages, and its bytes as far as known.
+        """
+        if schema is None:
+            schema = getattr(samples, "schema", None)
+        if schema is None:
+            raise UsageError(
+                "these samples have no schema",
+                found=type(samples).__name__,
+                fix="give one, such as schema=shardkit.Schema({'label': shardkit.Int()})",
+            )
+        reader = SequenceReader(samples, schema, class_names or {}, path)
+        return cls(path, format, [(".", len(samples), size)], None, reader=reader)
+
+    @property
+    def sequence(self) -> SampleSequence | None:
+        """The samples that `from_sequence` was given; None for a dataset of shards."""
+        only = self.whole._only
+        return only.sequence if isinstance(only, SequenceReader) else None
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """Class names in the order of their labels, or None if unknown."""
+        return self.class_names.get(self.label)
+
+    @property
+    def class_names(self) -> dict[str, tuple[str, ...]]:
+        """Class names by field, for all fields whose class names are known."""
+        return self._class_names
+
+    @property
+    def label(self) -> str:
+        """The field whose values `classes` names."""
+        return label_of(self.class_names) if self.manifest is None else self.manifest.label
+
+    @property
+    def guessed(self) -> frozenset[str]:
+        """Fields of foreign shards that all samples seem to have, judging from only a few."""
+        return frozenset(name for layout in self._layouts for name in layout.get("guessed", ()))
+
+    @property
+    def ours(self) -> bool:
+        """Whether shardkit wrote the shards, according to the manifest or any shard."""
+        return self.manifest is not None or any("ours" in layout for layout in self._layouts)
+
+    @property
+    def conventions(self) -> list[str]:
+        """The storage conventions found in foreign shards, in words."""
+        return sorted({layout["convention"] for layout in self._layouts if "convention" in layout})
+
+    @property
+    def ignored(self) -> dict[str, int]:
+        """Counts, by kind, of what is ignored in foreign shards and beside them."""
+        total: Counter[str] = Counter(self.beside)
+        for layout in self._layouts:
+            total.update(layout.get("ignored", {}))
+        return dict(total)
+
+    @property
+    def unread(self) -> int:
+        """Bytes of foreign shards that follow their last sample: zeros, or what is ignored."""
+        return sum(layout.get("unread", 0) for layout in self._layouts)
+
+    def read(self, index: int, fields: Collection[str] | None = None) -> Sample:
+        """The sample as stored, without the transform: its key and these fields (None: all)."""
+        shard, position = self.locate(index)
+        try:
+            return self.reader(shard).sample(position, fields)
+        except Exception as error:
+            found = fs.unreadable(error, self.sample_path(shard, position), position)
+            raise found from found.__cause__
+
+    def read_keys(self, shard: int, positions: npt.NDArray[np.int64]) -> list[str]:
+        reader = self.reader(shard)
+        with self.explained(shard):
+            if len(positions) == len(reader) and (np.diff(positions) == 1).all():
+                return reader.keys()
+            return reader.read_keys(positions)
+
+    def read_values(self, shard: int, field: str, positions: npt.NDArray[np.int64]) -> list[Any]:
+        reader = self.reader(shard)
+        if field not in reader.schema:
+            return [None] * len(positions)
+        with self.explained(shard):
+            return reader.read_values(field, positions)
+
+    def read_rows(
+        self, shard: int, field: str, positions: npt.NDArray[np.int64], out: npt.NDArray[Any]
+    ) -> bool:
+        reader = self.reader(shard)
+        with self.explained(shard):
+            return field in reader.schema and reader.read_rows(field, positions, out)
+
+    def _samples(self, fields: Collection[str] | None) -> Iterator[Sample]:
+        """Like the base class. Data at a URL are requested in parallel, each page once."""
+        if not any(isinstance(path, RemotePath) for path in self.paths):
+            yield from super()._samples(fields)
+            return
+        pages = Pages(cache_from(None, None))
+        there = self.at(lambda path: through(path, pages))
+        read = functools.partial(there.read, fields=fields)
+        yield from in_threads(read, range(len(self)), _REQUESTS, 2)
+
+    def _key_hashes(self, shard: int) -> npt.NDArray[np.int64]:
+        found = self.key_hashes.get(shard)
+        if found is None:
+            keys = self.read_keys(shard, np.arange(self.extent(shard)[0]))
+            found = np.array([key_hash(key) for key in keys], np.uint64).view(np.int64)
+        return found
+
+    def part(self, shards: list[int]) -> Dataset:
+        """A dataset of only these shards, for a task."""
+        chosen = [(self._names[s], *self.extent(s)) for s in shards]
+        part = copy.copy(self)  # without open shards, like a pickle
+        part._chosen = None
+        part.manifest = self.manifest and dataclasses.replace(self.manifest, shards=(), files=())
+        part._names = [name for name, _, _ in chosen]
+        part.remote_files = {n: self.remote_files[n] for n in part._names if n in self.remote_files}
+        part._bytes = [size for _, _, size in chosen]
+        part._layouts = [self._layouts[s] for s in shards]
+        *part._starts, part._length = accumulate((n for _, n, _ in chosen), initial=0)
+        return part
+
+    def moved(self, folder: Path) -> Dataset:
+        """The same dataset with its files in a local folder."""
+        moved = copy.copy(self)  # without open shards
+        moved.path, moved.remote_files, moved._versions, moved._latest = folder, {}, {}, None
+        return moved
+
+    @property
+    def parts(self) -> Sequence[Dataset]:
+        """The datasets that this one was concatenated from, or just itself; never views."""
+        return [self.whole]
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The folders of all shards."""
+        return (self.path,)
+
+    def at(self, change: Callable[[Path], Path]) -> Self:
+        """The same dataset with its shards in other folders."""
+        moved = copy.copy(self)  # without open shards
+        moved.path = change(self.path)
+        return moved
+
+    @property
+    def checksums(self) -> dict[str, str]:
+        """The known checksums of shards, by name."""
+        shards = self.manifest.shards if self.manifest is not None else ()
+        return {shard.file.name: shard.file.checksum for shard in shards}
+
+    def extent(self, shard: int) -> tuple[int, int]:
+        """Samples and bytes of one shard."""
+        stop = self._length if shard + 1 == len(self._starts) else self._starts[shard + 1]
+        return stop - self._starts[shard], self._bytes[shard] or 0
+
+    def original_paths(self) -> dict[str, str]:
+        """The key table: the path of each sample's file, if it does not follow from its key."""
+        table = self.key_table
+        return {} if table is None else dict(read_key_table(*table))
+
+    @property
+    def key_table(self) -> tuple[Path, str, str] | None:
+        """The file with the key table, its checksum, and the kind of checksum.
+
+        None if all paths follow from the keys.
+        """
+        table = self.manifest.list_named(manifests.KEYS) if self.manifest else None
+        if self.manifest is None or table is None:
+            return None
+        return self.path / table.name, table.checksum, self.manifest.checksum
+
+    def tokenizer(self) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """The manifest's entry of the tokenizer, and its files; both empty where unknown."""
+        copy = self._tokenizer_file
+        if self.manifest is None or copy is None:
+            return {}, {}
+        entry, path = self.manifest.tokenizer, self.path / copy.name
+        data = manifests.read_checked(path, copy.checksum, self.manifest.checksum)
+        return entry, {entry["file"]: data}
+
+    @property
+    def tokenizer_path(self) -> Path | None:
+        """Path of the copy of the tokenizer's file, or None if there is none."""
+        copy = self._tokenizer_file
+        return None if copy is None else self.path / copy.name
+
+    @property
+    def _tokenizer_file(self) -> File | None:
+        entry = self.manifest.tokenizer if self.manifest else {}
+        return self.manifest.list_named(entry["file"]) if self.manifest and entry else None
+
+    def lengths(self, field: str) -> npt.NDArray[np.int64]:
+        """Return the number of elements that `field` has in each sample, in order; 0 if absent.
+
+        For audio, return the durations in milliseconds. If shardkit wrote the dataset, no sample is
+        read. Raises UsageError for a field that is neither a one-dimensional array nor audio.
+        """
+        kind = self._check_lengths(field)
+        fixed = kind.shape[0] if isinstance(kind, Array) and kind.shape is not None else None
+        if fixed is not None and not kind.optional:
+            return np.full(len(self), fixed, np.int64)
+        rows = self.length_table()
+        if rows is None or field not in (rows.dtype.names or ()):
+            samples = (self.read(n, [field]) for n in range(len(self)))
+            return np.array([length_of(sample.get(field)) for sample in samples], np.int64)
+        return rows[field].astype(np.int64)
+
+    def _check_lengths(self, field: str) -> Array | Audio:
+        kind = self.schema.get(field)
+        fields = [*row_fields(self.schema), *audio_fields(self.schema)]
+        if not isinstance(kind, Array | Audio) or field not in fields:
+            raise UsageError(
+                "only one-dimensional arrays and audio have lengths",
+                path=self.place,
+                field=field,
+                expected="one of " + ", ".join(map(repr, fields)) if fields else "such a field",
+                found="no such field" if kind is None else str(kind),
+            )
+        return kind
+
+    @takes()
+    def stats(
+        self, *, progress: bool | Callable[[Progress], object] | Monitor = False
+    ) -> dict[str, Any]:
+        """Read every sample, and return statistics for training, as JSON values.
+
+        `fields` has an entry for each field. An image field has `pixels`: the `mean` and `std` of
+        red, green and blue (0 to 1) over all pixels as training sees them. These are upright RGB
+        pixels, or the output of the transforms that the dataset was opened with. Sizes have their
+        smallest, median (to 1 %), mean and largest value: `width`, `height` and `bytes` of images;
+        `milliseconds`, `sampling_rate`, `channels` and more of audio and video; `characters` of
+        text; and `length` of one-dimensional arrays. Numbers that are not classes have `mean`,
+        `std`, `min` and `max`.
+
+        `classes` has the number of samples of each class, and the `weight` that makes all classes
+        count equally.
+
+        `duplicates` has the number of `samples` with the same images as an earlier sample (without
+        images: with the same values, except for the label). It also has the number of `groups` of
+        duplicates, the keys in the first groups, and the number of groups with more than one label.
+
+        `progress` is the same as in `shardkit.convert`.
+
+        Raises SampleError for a damaged image, and UsageError for transforms that normalize.
+        """
+        from shardkit.dataset.statistics import stats  # imports image decoders
+
+        with watched(progress) as monitor:
+            return stats(self, monitor)
+
+    def length_table(self) -> npt.NDArray[np.void] | None:
+        """The table of lengths stored with the manifest: a row per sample, `length_fields`."""
+        table = self.manifest.list_named(manifests.LENGTHS) if self.manifest else None
+        if table is None or self.manifest is None:
+            return None
+        path = self.path / table.name
+        samples = [shard.samples for shard in self.manifest.shards]
+        source = None
+        if isinstance(path, RemotePath):  # all of it is needed in any case
+            data = manifests.read_checked(path, table.checksum, self.manifest.checksum)
+            source = Memory(data, path)
+        names = length_fields(self.schema)
+        what = "the table of arrays' lengths"
+        try:
+            every = load_table(path, lengths_dtype(names), what, source)
+        except DamagedError:
+            arrays = [name for name in names if isinstance(self.schema[name], Array)]
+            if arrays == names:
+                raise
+            every = load_table(path, lengths_dtype(arrays), what, source)  # from earlier versions
+        if len(every) != sum(samples):
+            raise DamagedError(
+                "the table of arrays' lengths does not match the manifest",
+                path=path,
+                expected=f"{sum(samples):,} rows",
+                found=f"{len(every):,}",
+            )
+        names = [shard.file.name for shard in self.manifest.shards]
+        start_of = dict(zip(names, accumulate(samples, initial=0), strict=False))
+        starts = [start_of[name] for name in self._names]
+        parts = [every.slice(at, at + self.extent(n)[0]) for n, at in enumerate(starts)]
+        found = np.concatenate([np.zeros(0, every.dtype), *parts])
+        return found if self._chosen is None else found[array(self._chosen)]
+
+    @property
+    def place(self) -> Path:
+        """The path of the dataset for messages: its folder, or its only file."""
+        return self.path if self.manifest_path is None else manifests.dataset_of(self.manifest_path)
+
+    def shard_name(self, shard: int) -> str:
+        """The name of a shard's file, relative to `path`."""
+        return self._names[shard]
+
+    def shard_path(self, shard: int) -> Path:
+        return self.path / self._names[shard]
+
+    def sample_path(self, shard: int, position: int) -> Path:
+        """Return the file that contains the sample at a `position` in a `shard`, for messages."""
+        return self.shard_path(shard)
+
+    def stat(self, shard: int) -> os.stat_result:
+        """The shard's `os.stat`. Raises NotFoundError, and DamagedError for the wrong size."""
+        path, expected = self.shard_path(shard), self._bytes[shard]
+        with os_errors.explained("open the shard", path):
+            found = path.stat()
+        if expected not in (None, found.st_size):
+            raise DamagedError(
+                "the shard is not as long as "
+                + ("its manifest says" if self.manifest else "when the dataset was opened"),
+                path=path,
+                expected=f"{expected:,} bytes",
+                found=f"{found.st_size:,} bytes",
+            )
+        self._same_version(path, found)
+        return found
+
+    def _same_version(self, path: Path, found: os.stat_result) -> None:
+        before = self._versions.get(path)
+        if before not in (None, version_of(found)):
+            assert before is not None
+            if isinstance(path, RemotePath):
+                raise replaced(str(path))
+            raise changed(path, before, found)
+
+    def reader(self, shard: int) -> ShardReader:
+        """The open reader of one shard, which the dataset closes.
+
+        There is no lock, as a fork in another thread could leave it held: two threads may open the
+        same shard at the same time, and one of the two readers is then dropped.
+        """
+        reader = self._readers.get(shard) if self._only is None else self._only
+        if reader is not None:
+            return reader
+        with self.explained(shard):
+            opened = self._open(shard)
+        reader = self._readers.setdefault(shard, opened)
+        if reader is opened:
+            self._close_oldest()
+            open_shards.added(self._readers, shard, opened)
+        return reader
+
+    def _open(self, shard: int) -> ShardReader:
+        path = self.shard_path(shard)
+        self.expect(self._names[shard])  # a store loses this when its path is pickled
+        found = self.stat(shard)
+        if self.manifest_path in self._versions:
+            # Shards of another conversion may be as long, and be there before its manifest.
+            for known in filter(None, (self.manifest_path, self._latest)):
+                with contextlib.suppress(FileNotFoundError):
+                    self._same_version(known, known.stat())
+            self._versions[path], self._latest = version_of(found), path
+        layout = self._layouts[shard]
+        try:
+            opened = self._format.open(path, layout)
+        except Exception as error:
+            if not os_errors.shortage(error):
+                raise
+            open_shards.close_all()  # other code uses more files or memory than we left for it
+            opened = self._format.open(path, layout)
+        if self._starts and len(opened) != self.extent(shard)[0]:
+            raise DamagedError(
+                "the shard or its index has the wrong number of samples",
+                path=path,
+                expected=f"{self.extent(shard)[0]:,} samples",
+                found=f"{len(opened):,}",
+            )
+        return opened
+
+    @contextlib.contextmanager
+    def explained(self, shard: int, position: int | None = None) -> Iterator[None]:
+        """A context that turns any error of a shard's reader into a ShardkitError with location."""
+        try:
+            yield
+        except Exception as error:
+            found = fs.unreadable(error, self.shard_path(shard), position)
+            raise found from found.__cause__
+
+    def _close_oldest(self) -> None:
+        """Close the oldest shards while more are open than allowed."""
+        while len(readers := self._readers.copy()) > 1:
+            temporary = sum(reader.temporary_bytes for reader in readers.values())
+            if len(readers) <= _OPEN_SHARDS and temporary <= _TEMPORARY_BYTES:
+                return
+            self._readers.pop(next(iter(readers)), None)
+
+    @property
+    def shards(self) -> int:
+        """Number of shards."""
+        return len(self._names)
+
+    def close(self) -> None:
+        """Close all open shards. The next access opens them again."""
+        self._readers.clear()
+
+    def __enter__(self) -> Dataset:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def expect(self, *shards: str) -> None:
+        """Tell the store what the manifest says about the files of these shards.
+
+        This saves requests for their sizes, and lets the store compare what is read with the
+        digests of the files' pieces.
+        """
+        for shard in shards:
+            for name, info in self.remote_files.get(shard, ()):
+                path = self.path / name
+                assert isinstance(path, RemotePath)
+                path.store.expect(path.key, info)
+
+    def __getstate__(self) -> dict[str, Any]:
+        opened = {"_readers": open_shards.Readers(), "key_hashes": {}, "_shared": {}}
+        return {**self.__dict__, **opened}
+
+    def _with(self, indices: Indices | None) -> Self:
+        view = super()._with(indices)
+        view._readers, view.key_hashes = self._readers, self.key_hashes
+        return view
+
+    def __repr__(self) -> str:
+        from shardkit.dataset import display
+
+        return display.text(self)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the fields, and five samples with small images."""
+        from shardkit.dataset import display
+
+        return display.as_html(self)
+
+    def _layout(self, manifest: Manifest) -> dict[str, Any]:
+        """The layout for readers: the schema, and the checked entries that the format declares."""
+        types, layout = self._format.layout_types, manifest.layout
+        try:
+            with under("layout"):
+                own = {n: checked(hint, layout.get(n), n) for n, hint in types.items()}
+        except ValueError as error:
+            raise damaged("the manifest", error, path=self.manifest_path) from error
+        return {"schema": layout["schema"], **own}
+
+    def _look_into_all(self) -> list[int]:
+        """Inspect all shards of a dataset without a manifest; returns the samples of each.
+
+        Sets the common schema and class names.
+        """
+        every = range(self.shards)
+        found: dict[int, tuple[int, int]] = {}
+        for shard in every[:: -(-len(every) // _TRIED) or 1]:
+            with contextlib.suppress(ShardkitError):  # raised again below, in order
+                found[shard] = self._look_into(shard)
+        # Compressed shards are unpacked, which takes disk space: open one after the other.
+        threads = _REQUESTS if isinstance(self.path, RemotePath) else _LOOKS
+        threads = 1 if any(unpacked for _, unpacked in found.values()) else threads
+        others = [shard for shard in every if shard not in found]
+        found |= zip(others, in_threads(self._look_into, others, threads, 4), strict=True)
+        counts = [found[shard][0] for shard in every]
+        any_as_bytes = self._only is None and self._format.any_as_bytes
+        names = None if any_as_bytes else self._names
+        self.schema, self.unusable = shared_schema(self._layouts, counts, names)
+        self._class_names = shared_names(self._layouts, self._names)
+        common = self.schema.to_json()
+        for shard, layout in enumerate(self._layouts):
+            for field, error in layout.get("unusable", {}).items():
+                self.unusable[field] = error.located(path=self.shard_path(shard))
+            layout["schema"] = own_schema(layout, common)
+        return counts
+
+    def _look_into(self, shard: int) -> tuple[int, int]:
+        """Open a foreign shard for the first time, and record its layout.
+
+        Returns its number of samples, and the number of bytes that it was unpacked to.
+        """
+        path, version = self.shard_path(shard), None
+        with self.explained(shard):
+            if self._only is None:
+                version = version_of(self.stat(shard))  # before opening, which may take long
+            reader = self._open(shard) if self._only is None else self._only
+        self._layouts[shard] = reader.layout
+        self.key_hashes[shard] = reader.key_hashes
+        if version is not None:
+            self._bytes[shard], self._versions[path] = version[0], version
+        return len(reader), reader.temporary_bytes

@@ -1,0 +1,108 @@
+"""Cards of evenly spaced samples of a dataset, for the HTML page and, smaller, for notebooks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardkit.dataset.display.markup import Markup, join, tag
+from shardkit.dataset.display.previews import Previews, describe, short
+from shardkit.dataset.display.style import SHEET
+from shardkit.dataset.statistics import side_by_side
+from shardkit.errors import ShardkitError
+from shardkit.formats.base import KEY
+from shardkit.helpers.processors import in_threads
+from shardkit.helpers.words import counted
+from shardkit.schema import Encoded, Images
+
+if TYPE_CHECKING:
+    from shardkit.dataset.views import Views
+
+_MEDIA, _FIELDS = 3, 12  # fields shown of a sample: as images, and in total
+_OPEN = 24  # cards shown at first (half as many, if they are wide); the others are folded
+_NARROW = 4  # fields that fit into a narrow card
+_KEY = 120  # characters
+_SMALL = 5  # samples in a notebook
+_BYTES = 3 << 20  # of all cards
+_THREADS = 4  # each may decode an image of 200 MB
+
+
+def evenly(total: int, count: int) -> list[int]:
+    """The numbers of `count` evenly spaced samples, or of all if there are fewer."""
+    count = min(total, count)
+    return [number * total // count for number in range(count)]
+
+
+def small(dataset: Views, about: str, fields: list[tuple[str, str]]) -> str:
+    """For a notebook: a description of a dataset, and a few of its samples."""
+    rows = [tag("tr", tag("th", name, scope="row"), tag("td", kind)) for name, kind in fields]
+    return tag(
+        "div",
+        tag("style", Markup(SHEET)),
+        tag("p", tag("b", "Dataset"), " ", about),
+        tag("table", *rows),
+        sheet(dataset, _SMALL, pixels=128, words=120),
+        class_="sk",
+    )
+
+
+def sheet(dataset: Views, count: int, *, pixels: int, words: int) -> Markup:
+    """Cards of `count` samples. After 3 MiB the rest is omitted, with a note of how many."""
+    dataset, threads = side_by_side(dataset)
+    cards = _Cards(dataset, pixels, words)
+    numbers, made, size = evenly(len(dataset), count), [], 0
+    for card in in_threads(cards.card, numbers, min(threads, _THREADS), 2):
+        size += len(card)
+        if size > _BYTES:
+            break
+        made.append(card)
+    left = len(numbers) - len(made)
+    note = f"{counted(left, 'sample')} not shown, to limit the size of the page" if left else ""
+    media = any(isinstance(kind, Encoded | Images) for kind in dataset.schema.values())
+    narrow = media and len(dataset.schema) <= _NARROW
+    kind = "sk-sheet" if narrow else "sk-sheet sk-wide"
+    first = _OPEN if narrow else _OPEN // 2
+    shown = [tag("div", *made[:first], class_=kind)]
+    if rest := made[first:]:
+        what = tag("summary", counted(len(rest), "more sample"))
+        shown.append(tag("details", what, tag("div", *rest, class_=kind)))
+    return join([*shown, *([tag("p", note)] if left else [])])
+
+
+class _Cards:
+    def __init__(self, dataset: Views, pixels: int, words: int) -> None:
+        self._dataset, self._words = dataset, words
+        self._previews = Previews(dataset, pixels, words)
+        self._names = list(dataset.schema)[:_FIELDS]
+
+    def card(self, number: int) -> Markup:
+        """The card of a sample: images, key, class, and the other fields."""
+        try:
+            sample = self._dataset.read(number, self._names)
+        except ShardkitError as error:
+            key = short(error.where.get("key", f"number {number:,}"), _KEY)
+            return _figure([], key, [tag("p", error.what, class_="sk-bad")])
+        key = short(sample[KEY], _KEY)
+        named = {name: sample[name] for name in self._names if name in sample}
+        media = [name for name in named if self._previews.is_media(name, named[name])]
+        shown = [self._previews.show(name, named[name], key) for name in media[:_MEDIA]]
+        title = next((n for n in self._dataset.class_names if isinstance(named.get(n), int)), None)
+        head = (
+            [] if title is None else [tag("strong", self._previews.show(title, named[title], key))]
+        )
+        rows: list[Markup] = []
+        for name, value in named.items():
+            if name not in (*media[:_MEDIA], title):
+                about = describe(self._dataset, name, value) if name in media else None
+                rows.append(_row(name, about or self._previews.show(name, value, key)))
+        if (left := len(self._dataset.schema) - len(self._names)) > 0:
+            rows.append(_row("...", counted(left, "more field")))
+        return _figure(shown, key, [*head, *([tag("dl", *rows)] if rows else [])])
+
+
+def _row(name: str, shown: object) -> Markup:
+    return tag("div", tag("dt", short(name, 60)), " ", tag("dd", shown))
+
+
+def _figure(shown: list[Markup], key: str, rest: list[Markup]) -> Markup:
+    caption = tag("figcaption", tag("code", key, dir="auto"), *rest)
+    return tag("figure", *shown, caption, class_="sk-sample")

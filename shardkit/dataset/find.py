@@ -1,0 +1,374 @@
+"""Opens the dataset or splits at a path: a folder, a shard or a pattern, ours or foreign."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posixpath
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shardkit.dataset.card import named_subset
+from shardkit.dataset.dataset import Dataset
+from shardkit.dataset.folders import (
+    datasets_of_splits,
+    listed_shards,
+    look_into,
+    refuse_foreign,
+    shards_by_split,
+    shards_like,
+    shards_of,
+    way_to,
+)
+from shardkit.errors import FormatError, NotFoundError, ShardkitError, warn
+from shardkit.formats import FORMATS, format_of, unknown_format
+from shardkit.formats.table_folders import partitions, refuse_files_of_table, refuse_partitions
+from shardkit.formats.unsupported import kind_of_file
+from shardkit.helpers import os_errors
+from shardkit.helpers.checked import MOST_BYTES, checked, parse
+from shardkit.metadata import manifest as manifests
+from shardkit.metadata.manifest import Manifest, Shard, Splits
+from shardkit.metadata.splits import grouped
+from shardkit.storage import fs
+from shardkit.storage.announced import incomplete, refuse_incomplete
+from shardkit.storage.checksums import WHOLE, listed
+from shardkit.storage.patterns import is_pattern
+from shardkit.storage.remote.client import Info
+from shardkit.storage.remote.digests import FilePieces, PieceList
+from shardkit.storage.remote.path import RemotePath
+
+_COMPRESSED = re.compile(r"\.(tgz|tar\.(gz|zst|bz2|xz))(?= |$)")
+
+
+def open_dataset(path: str | os.PathLike[str], *, partly: bool = False) -> Dataset:
+    """Open a dataset folder, a folder of shards without a manifest, or a single shard.
+
+    partly: also open a dataset with fields that cannot be read. `unusable` has these fields and the
+        errors.
+
+    Raises NotFoundError if the path does not exist, FormatError if it is not a dataset, and
+    DamagedError if the dataset is damaged.
+    """
+    dataset = _only(fs.source(path))
+    if not partly:
+        _refuse_unusable(dataset)
+    return dataset
+
+
+def open_splits(
+    path: str | os.PathLike[str], *, together: bool = False, partly: bool = False
+) -> dict[str, Dataset]:
+    """Open the dataset at a path as `{"": dataset}`, or its splits by name.
+
+    together: open shards as one dataset, even if their names belong to several splits.
+    partly: also open datasets with fields that cannot be read. `unusable` has these fields and the
+        errors.
+    """
+    found = {name: opened() for name, (_, opened) in _at(fs.source(path), together).items()}
+    for dataset in () if partly else found.values():
+        _refuse_unusable(dataset)
+    return found
+
+
+def open_files(files: Sequence[Path], *, together: bool = False) -> dict[str, Dataset]:
+    """Open shards of one format as if they were the only files of a folder.
+
+    Returns one dataset per split that their names indicate, or a single one if `together`. Fields
+    that cannot be read are in `unusable`.
+    """
+    folder, names, format = shards_of(files)
+    splits = {} if together else grouped(folder, names)
+    if len(splits) < 2:
+        return {"": _of_files(folder, names, format)}
+    return {
+        split: _of_files(*shards_of([files[n] for n in numbers]))
+        for split, (_, numbers) in splits.items()
+    }
+
+
+def describing(files: Iterable[Path]) -> dict[Path, Path | None]:
+    """Map each file to the path of the dataset that describes it: its folder, the file, or None."""
+    named: dict[Path, frozenset[str]] = {}  # the shards that the manifest of a folder names
+    single: dict[Path, bool] = {}  # whether the files of a folder may have their own manifests
+    found: dict[Path, Path | None] = {}
+    for file in files:
+        folder = file.parent
+        if folder not in named:
+            manifest = manifests.load_any(folder) if manifests.has_manifest(folder) else None
+            shards = manifest.shards if isinstance(manifest, Manifest) else ()
+            named[folder] = frozenset(shard.file.name for shard in shards)
+            single[folder] = not shards and (folder / manifests.FOLDER).is_dir()
+        own = file if single[folder] and manifests.single_manifest(file) else None
+        found[file] = folder if file.name in named[folder] else own
+    return found
+
+
+def _refuse_unusable(dataset: Dataset) -> None:
+    for error in dataset.unusable.values():
+        raise error
+
+
+def _only(path: Path) -> Dataset:
+    """Open the single dataset at a path, even if some of its fields cannot be read."""
+    found = _at(path)
+    if list(found) != [""]:
+        raise manifests.one_of_splits(path, [split.path for split in found.values()])
+    return found[""].open()
+
+
+class _Found(NamedTuple):
+    """The path of a single dataset, and the function that opens it."""
+
+    path: str | Path
+    open: Callable[[], Dataset]
+
+
+def _at(path: Path, together: bool = False) -> dict[str, _Found]:
+    """Find the datasets at a path: one named "", or one per split."""
+    path, subset = named_subset(path)
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        if is_pattern(path):
+            _refuse_working_folder(path)
+            return {"": _Found(path, lambda: _of_files(*shards_like(path)))}
+        raise unreadable(error, "open", path) from error
+    if not stat.S_ISDIR(mode):
+        return {"": _Found(path, lambda: _open_file(path))}
+    _refuse_working_folder(path)
+    manifest = manifests.load_any(path) if manifests.has_manifest(path) else None
+    if isinstance(manifest, Manifest):
+        shown = manifest, manifests.manifest_path(path), manifest.shards
+        return {"": _Found(path, partial(_described, *shown))}
+    if names := manifests.split_names(path) if manifest is None else manifest.splits:
+        return {name: _Found(path / name, partial(_only, path / name)) for name in names}
+    _refuse_unfinished(path)
+    if (listed := listed_shards(path)) is not None:
+        format, names = listed
+        return {"": _Found(path, partial(_foreign, path, names, format))}
+    return _looked_into(path, together, subset)
+
+
+def _refuse_working_folder(path: Path) -> None:
+    """Raise FormatError for the working folder of a conversion, and for what is in it."""
+    for folder in (path, *fs.absolute(path).parents):
+        if folder.name.endswith(_PARTIAL) and any((folder / name).is_file() for name in _OURS):
+            raise FormatError(
+                "this is an unfinished conversion, not a dataset",
+                path=path,
+                fix="; ".join(filter(None, (_again(folder), _meant(folder)))),
+            )
+
+
+def _looked_into(path: Path, together: bool, subset: str) -> dict[str, _Found]:
+    """Find the datasets in a folder that has no manifest and no list of shards."""
+    if format_of(path) and (described := _in_manifest(path.parent, path)) is not None:
+        return {"": _Found(path, lambda: described)}
+    found = look_into(path)
+    refuse_incomplete(path, found.shards)
+    if not found.shards:
+        refuse_foreign(found)
+        raise unknown_format(path)
+    if found.beside:
+        beside = ", ".join(map(repr, found.beside[:5])) + ", ..." * (len(found.beside) > 5)
+        warn(f"only the shards directly in {path} are opened, not those in its folders: {beside}")
+    if by_split := datasets_of_splits(found):
+        ways = {split: path / folder for split, folder in by_split.items()}
+        return {split: _Found(way, partial(_only, way)) for split, way in ways.items()}
+    every = shards_by_split(found, together=together, subset=subset)
+    if found.image_files:
+        found.ignored["image"] = found.image_files
+    format = found.shards[next(iter(every.values()))[0]]
+    return {
+        split: _Found(
+            way_to(path, names, found.shards),
+            # Count the other files of the folder once, not once per split.
+            partial(_shards, path, names, format, {} if number else dict(found.ignored)),
+        )
+        for number, (split, names) in enumerate(every.items())
+    }
+
+
+_PARTIAL = ".partial"  # suffix of the working folder of a conversion
+_OURS = ("job.json", "lock")  # in that folder; while its old work is removed, only the lock
+_UNKNOWN = "run the interrupted command again"
+_AGAIN = {  # by what the job in that folder says
+    "recipe": "run the interrupted command again: it continues where it stopped",
+    "export": "run the interrupted command again: it starts over",
+    "repair": "run the interrupted `shardkit verify --repair` again",
+    "create": "`shardkit.create` has not closed it: if that program was interrupted, run it again,"
+    " which starts over",
+}
+
+
+def _again(folder: Path) -> str:
+    """How to go on with the unfinished work in a folder."""
+    with contextlib.suppress(ShardkitError, OSError, ValueError):
+        job = checked(dict[str, Any], parse(fs.read(folder / _OURS[0], MOST_BYTES)))
+        return next((words for kind, words in _AGAIN.items() if kind in job), _UNKNOWN)
+    return _UNKNOWN
+
+
+def unreadable(error: OSError, doing: str, path: Path) -> ShardkitError:
+    """The error for a path that does not exist or cannot be accessed, with a fix if one is known.
+
+    `doing` is the failed action, such as "open".
+    """
+    explained = os_errors.explain(error, doing, path)
+    if isinstance(explained, NotFoundError) and explained.fix is None:
+        explained.fix = _meant(path)
+    return explained
+
+
+def _meant(path: Path) -> str | None:
+    """What the user probably meant by a path that does not exist or is unfinished, if known."""
+    with contextlib.suppress(ShardkitError, OSError):
+        if path.name.endswith(_PARTIAL):
+            out = path.with_name(path.name.removesuffix(_PARTIAL))
+            return f"to read the dataset, give {out}" if manifests.has_manifest(out) else None
+        working = path.with_name(path.name + _PARTIAL)
+        if (working / "job.json").is_file():
+            return f"its conversion is unfinished: {_again(working)}"
+    return None
+
+
+def _refuse_unfinished(path: Path) -> None:
+    """Raise FormatError for a dataset in an object store that has no manifest yet."""
+    if not isinstance(path, RemotePath) or not path.store.lists:
+        return
+    if (path / manifests.FOLDER / manifests.UNFINISHED).is_file():
+        raise FormatError(
+            "this dataset is still being written, or its conversion was interrupted",
+            path=path,
+            fix="wait until the conversion has finished, or run the command again: it continues",
+        )
+
+
+def _shards(folder: Path, names: list[str], format: str, ignored: dict[str, int]) -> Dataset:
+    """Open the shards of a folder without a manifest; a single shard may have its own manifest."""
+    files = [folder / name.removesuffix(FORMATS[format].inside) for name in names]
+    ours = manifests.with_own(files)
+    if len(ours) == len(files) == 1:
+        dataset = open_described(ours[0])
+        dataset.beside = ignored
+        return dataset
+    tables = {file: manifests.load(file).class_names for file in ours}
+    if any(table != tables[ours[0]] for table in tables.values()):
+        raise FormatError(
+            "the datasets in this folder number their classes differently",
+            path=folder,
+            found=", ".join(file.name for file in ours[:5]),
+            fix=f"give one of them: {', '.join(map(str, ours[:5]))}",
+        )
+    return _foreign(folder, names, format, ignored)
+
+
+def _of_files(folder: Path, names: list[str], format: str) -> Dataset:
+    """Open some shards of a folder, using its manifest if that names all of them."""
+    if manifests.has_manifest(folder):
+        manifest = manifests.load_any(folder)
+        shards = {} if isinstance(manifest, Splits) else {s.file.name: s for s in manifest.shards}
+        if isinstance(manifest, Manifest) and set(names) <= set(shards):
+            path = manifests.manifest_path(folder)
+            return _described(manifest, path, [shards[name] for name in names])
+    if len(names) > 1:
+        for some in incomplete(names):
+            warn(f"only some of the files that their names announce are read: {some}")
+    return _foreign(folder, names, format)
+
+
+def _foreign(
+    folder: Path, names: list[str], format: str, ignored: dict[str, int] | None = None
+) -> Dataset:
+    _refuse_copies(folder, names)
+    if format == "parquet":
+        refuse_files_of_table((folder / name).parent for name in names)
+    dataset = Dataset(folder, format, [(name, None, None) for name in names], None)
+    parts = [part for name in names if partitions(part := posixpath.dirname(name))]
+    if parts:
+        refuse_partitions(folder, parts, format, dataset.schema)
+    dataset.beside = ignored or {}
+    return dataset
+
+
+def _refuse_copies(folder: Path, names: list[str]) -> None:
+    """Raise FormatError for a TAR that is there plain and compressed."""
+    first: dict[str, str] = {}
+    for name in names:
+        other = first.setdefault(_COMPRESSED.sub(".tar", name), name)
+        if other != name and _COMPRESSED.search(f"{name} {other}"):
+            raise FormatError(
+                "a shard and its compressed copy are in the same folder",
+                path=folder,
+                expected="each shard once",
+                found=f"{other} and {name}",
+                fix=f"remove one of the two, such as {name}",
+            )
+
+
+def open_described(path: Path) -> Dataset:
+    """Open the dataset of the manifest at a path; shards may be missing."""
+    manifest = manifests.load(path)
+    return _described(manifest, manifests.manifest_path(path), manifest.shards)
+
+
+def _described(manifest: Manifest, path: Path, shards: Sequence[Shard]) -> Dataset:
+    """Create a dataset of some of the shards that the manifest at a path describes."""
+    entries = [(s.file.name, s.samples, s.file.bytes) for s in shards]
+    folder = manifests.folder_of(path)
+    dataset = Dataset(folder, manifest.format, [*entries], manifest, path)
+    if isinstance(folder, RemotePath):
+        names = {shard.file.name for shard in shards}
+        every = _remote_files(manifest, folder)
+        dataset.remote_files = {name: files for name, files in every if name in names}
+        dataset.expect(*names)
+    return dataset
+
+
+def _remote_files(
+    manifest: Manifest, folder: RemotePath
+) -> Iterator[tuple[str, list[tuple[str, Info]]]]:
+    """Yield the name of each shard, and the size and checksums of each of its files."""
+    found = manifest.list_named(manifests.PIECES)
+    pieces = None if found is None or manifest.checksum == WHOLE else PieceList(folder / found.name)
+    first = 0
+    for shard in manifest.shards:
+        files = []
+        for file in shard.files:
+            number, known = listed(file.bytes), None
+            if pieces is not None or not number:
+                known = FilePieces(file.bytes, file.checksum, pieces if number else None, first)
+            files.append((file.name, Info(file.bytes, checksum=file.checksum, pieces=known)))
+            first += number
+        yield shard.file.name, files
+
+
+def _in_manifest(top: Path, path: Path) -> Dataset | None:
+    """Open a shard, which may be a folder, of the dataset at `top`, if its manifest names it."""
+    manifest = manifests.load_any(top) if manifests.has_manifest(top) else None
+    if isinstance(manifest, Manifest):
+        inside = FORMATS[manifest.format].inside
+        for shard in manifest.shards:
+            if top / shard.file.name.removesuffix(inside) == path or top / shard.file.name == path:
+                return _described(manifest, manifests.manifest_path(top), [shard])
+    return None
+
+
+def _open_file(path: Path) -> Dataset:
+    if manifests.has_manifest(path):
+        return open_described(path)
+    folder, format = path.parent, format_of(path)
+    # A shard may be a folder itself, or be in one.
+    inside = any(f"/{path.name}" == declared.inside for declared in FORMATS.values())
+    below = format is not None and FORMATS[format].below == folder.name
+    if (described := _in_manifest(folder.parent if inside or below else folder, path)) is not None:
+        return described
+    listing, names = listed_shards(folder) or (None, [])
+    format = listing if path.name in names else format
+    if format is None or (format != listing and kind_of_file(path) is not None):
+        raise unknown_format(path)
+    return _foreign(folder, [path.name], format)

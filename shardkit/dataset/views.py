@@ -1,0 +1,506 @@
+"""`Views`: samples by number, slice, condition and key; keys and columns of all samples.
+
+A view is its dataset with the numbers of some of its samples: it is cheap to create, and reads the
+same shards.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from shardkit.dataset.conditions import Condition, condition
+from shardkit.errors import (
+    MissingKeyError,
+    SampleError,
+    ShardkitError,
+    UsageError,
+    near,
+    warn,
+)
+from shardkit.formats.base import KEY
+from shardkit.helpers.indices import array, ascending, below, chosen, compact, in_order, pick
+from shardkit.sample import Sample, key_hash, key_of
+from shardkit.schema import Array, Bool, FieldType, Float, Int, Json, Schema, Text
+from shardkit.storage.remote.path import RemotePath
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from typing_extensions import Self
+
+    from shardkit.helpers.indices import Indices, Numbers
+
+_CHUNK, _CHUNK_BYTES = 1 << 14, 64 << 20  # samples and bytes up to which a column is read at once
+_MOST = 4 << 30  # maximum bytes of a column's values
+_SMALL = (Int, Float, Bool, Text, Json)  # types small enough to read for many samples at once
+_AMONG = {"wds", "lmdb"}  # formats that store values by sample, not by field
+_LARGE = 10**9  # bytes of a download above which to warn
+_DTYPES: dict[type[FieldType], Any] = {Int: np.int64, Float: np.float64, Bool: np.bool_}
+
+
+class Views(ABC):
+    """All samples of some shards, or a view of them: the base class of `Dataset`."""
+
+    format: str
+    schema: Schema
+    transform: Callable[[Sample], Sample] | None = None  # applied by `ds[i]`
+    _starts: list[int]  # the number of each shard's first sample
+    _length: int  # number of samples in all shards
+    _chosen: Indices | None = None  # the numbers of a view's samples
+    _shared: dict[str, Any]  # state shared by all views of a dataset
+
+    @property
+    @abstractmethod
+    def place(self) -> Path:
+        """The path for messages."""
+
+    @property
+    @abstractmethod
+    def class_names(self) -> Mapping[str, tuple[str, ...]]:
+        """Class names by field."""
+
+    @property
+    @abstractmethod
+    def guessed(self) -> Collection[str]:
+        """Fields that some samples may lack, although the schema does not say so."""
+
+    @property
+    @abstractmethod
+    def paths(self) -> Sequence[Path]:
+        """The folders of all shards."""
+
+    @abstractmethod
+    def at(self, change: Callable[[Path], Path]) -> Self:
+        """The same dataset with its shards in other folders."""
+
+    @property
+    @abstractmethod
+    def shards(self) -> int:
+        """Number of shards."""
+
+    @abstractmethod
+    def extent(self, shard: int) -> tuple[int, int]:
+        """The number of samples and bytes of one shard."""
+
+    @abstractmethod
+    def shard_path(self, shard: int) -> Path: ...
+
+    @abstractmethod
+    def read(self, index: int, fields: Collection[str] | None = None) -> Sample:
+        """The sample as stored, without the dataset's transform."""
+
+    @abstractmethod
+    def read_keys(self, shard: int, positions: Numbers) -> list[str]:
+        """The keys of the samples at these positions in a shard."""
+
+    @abstractmethod
+    def read_values(self, shard: int, field: str, positions: Numbers) -> list[Any]:
+        """The values of a field at these positions; None where it is absent."""
+
+    @abstractmethod
+    def read_rows(self, shard: int, field: str, positions: Numbers, out: npt.NDArray[Any]) -> bool:
+        """Read arrays of the same shape into `out`; False if that is not possible."""
+
+    @abstractmethod
+    def _key_hashes(self, shard: int) -> Numbers:
+        """The `key_hash` of each sample in a shard."""
+
+    def __len__(self) -> int:
+        return self._length if self._chosen is None else len(self._chosen)
+
+    @overload
+    def __getitem__(self, index: int | str) -> Sample: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+
+    def __getitem__(self, index: int | str | slice) -> Sample | Self:
+        """Return the sample with this index or key, or a view of the samples in a slice.
+
+        Negative indices count from the end. The first lookup of a key reads all keys. Raises
+        IndexError for an index out of range, and MissingKeyError (a KeyError) for an unknown key.
+        """
+        if isinstance(index, slice):
+            return self._view(self._sliced(index))
+        if isinstance(index, str):
+            index = self.number_of(index)
+        sample = self.read(index)
+        transform = self.transform and self.transform_of(index)
+        if transform is None:
+            return sample
+        try:
+            return transform(sample)
+        except ShardkitError as error:
+            shard, position = self.locate(index)
+            where = {"path": self.shard_path(shard), "position": position}
+            raise error.located(**where) from error.__cause__
+
+    def transform_of(self, index: int) -> Callable[[Sample], Sample] | None:
+        """The transform of one sample."""
+        return self.transform
+
+    def __contains__(self, key: object) -> bool:
+        """Whether a sample has this key."""
+        return isinstance(key, str) and bool(self.numbers_of(key))
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """Return the shard number of the sample at `index`, and its position in this shard.
+
+        Raises IndexError for an index out of range.
+        """
+        try:
+            index = operator.index(index)
+        except TypeError:
+            raise self._no_index(index) from None
+        if index < 0:
+            index += len(self)
+        if not 0 <= index < len(self):
+            raise IndexError(f"{self.place} has {len(self)} samples")
+        if self._chosen is not None:
+            index = int(self._chosen[index])
+        shard = bisect_right(self._starts, index) - 1
+        return shard, index - self._starts[shard]
+
+    def _no_index(self, index: object) -> UsageError:
+        return UsageError(
+            "samples are read by a whole number, a slice or a key",
+            path=self.place,
+            found=f"[{index!r:.100}]",
+            fix="for several numbers, or a mask, dataset.select(...)",
+        )
+
+    def _sliced(self, index: slice) -> range:
+        try:
+            return range(len(self))[index]
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"invalid slice of samples: {error}", path=self.place, found=f"[{index!r:.100}]"
+            ) from error
+
+    # --- views ------------------------------------------------------------------------------------
+
+    def select(self, indices: Iterable[int] | npt.NDArray[Any]) -> Self:
+        """Return a view of the samples at these indices, in this order. Indices can repeat.
+
+        indices: a list, range or array of whole numbers (negative ones count from the end), or of
+            one bool per sample.
+
+        A view takes 8 bytes of memory per sample, or none if the indices are equally spaced. Raises
+        IndexError for an index out of range, and UsageError for other values.
+        """
+        return self._view(chosen(indices, len(self)))
+
+    def filter(
+        self, where: str | Callable[[Sample], object], *, fields: Collection[str] | None = None
+    ) -> Self:
+        """Return a view of the samples that meet a condition.
+
+        where: a condition as in `shardkit convert --where`, such as `'label == "dog"'`, or a
+            function of a sample. For a condition, only the fields that it names are read. A
+            function gets samples as they are stored, without the dataset's transforms.
+        fields: the fields that the function gets, besides the key. None: all.
+
+        Raises UsageError for an invalid condition and for an unknown field, and the errors of
+        reading a damaged sample.
+        """
+        test: Callable[[Sample], object]
+        if isinstance(where, str):
+            found = condition(where, self.schema, self.class_names)
+            if fields is not None:
+                raise UsageError(
+                    "a condition names its fields itself", found=f"fields={fields!r:.100}"
+                )
+            if all(isinstance(self.schema[name], _SMALL) for name in found.fields):
+                return self._view(self._passing(found))
+            test, fields = found, found.fields
+        elif callable(where):
+            test = where
+        else:
+            raise UsageError(
+                "samples are filtered by a condition or a function",
+                expected="text such as 'label == 3', or a function of a sample",
+                found=f"{where!r:.100}",
+                fix="for a mask or numbers, dataset.select(...)",
+            )
+        for name in fields or ():
+            self.kind_of(name)
+        passed = (n for n, sample in enumerate(self._samples(fields)) if test(sample))
+        return self._view(np.fromiter(passed, np.int64))
+
+    def _samples(self, fields: Collection[str] | None) -> Iterator[Sample]:
+        """All samples with these fields, in order."""
+        return (self.read(number, fields) for number in range(len(self)))
+
+    def _passing(self, test: Condition) -> Numbers:
+        """The numbers of the samples that pass a test of small fields, read in chunks."""
+        self._warn_of_download(f"values of {', '.join(map(repr, test.fields))}")
+        passed = [np.zeros(0, np.int64)]
+        for shard, positions, numbers in self._runs():
+            values = [self.read_values(shard, name, positions) for name in test.fields]
+            rows = zip(self.read_keys(shard, positions), *values, strict=True)
+            samples = (dict(zip((KEY, *test.fields), row, strict=True)) for row in rows)
+            passed.append(numbers[[bool(test(sample)) for sample in samples]])
+        return np.sort(np.concatenate(passed))
+
+    @property
+    def indices(self) -> Indices | None:
+        """The indices of a view's samples in `whole`: a range or int64 (samples,). None: all."""
+        return self._chosen
+
+    @property
+    def whole(self) -> Self:
+        """The dataset with all samples of the shards, of which this may be a view."""
+        return self if self._chosen is None else self._with(None)
+
+    def is_of(self, other: Views) -> bool:
+        """Whether both are the same opened dataset, or views of it."""
+        return self._shared is other._shared
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether the samples are in storage order."""
+        return self._chosen is None or ascending(self._chosen)
+
+    def in_order(self) -> Self:
+        """The same samples in storage order."""
+        return self if self._chosen is None else self._with(in_order(self._chosen))
+
+    def stored(self, numbers: Numbers) -> Numbers:
+        """Map numbers of samples, which must not be negative, to their numbers in `whole`."""
+        return numbers if self._chosen is None else array(pick(self._chosen, numbers))
+
+    def before(self, bounds: Numbers) -> Numbers:
+        """How many samples precede each of these numbers in `whole`. Requires storage order."""
+        return bounds if self._chosen is None else below(self._chosen, bounds)
+
+    def positions(self, shard: int) -> Numbers:
+        """The positions in a shard of the samples that are in it. Requires storage order."""
+        first = self._starts[shard]
+        begin, end = self.before(np.array([first, first + self.extent(shard)[0]])).tolist()
+        return self.stored(np.arange(begin, end)) - first
+
+    def start(self, shard: int) -> int:
+        """The number of a shard's first sample in `whole`."""
+        return self._starts[shard]
+
+    def _view(self, indices: Indices) -> Self:
+        """A view of the samples with these numbers of this view."""
+        return self._with(indices if self._chosen is None else pick(self._chosen, indices))
+
+    def _with(self, indices: Indices | None) -> Self:
+        """The samples of all shards, or those with these numbers."""
+        view = copy.copy(self)
+        view._shared = self._shared
+        view._chosen = None if indices is None else compact(indices)
+        if isinstance(view._chosen, range) and view._chosen == range(self._length):
+            view._chosen = None
+        return view
+
+    # --- keys and fields --------------------------------------------------------------------------
+
+    def keys(self) -> list[str]:
+        """Return the keys of all samples, in order, without reading values."""
+        self._warn_of_download("keys")
+        found = [""] * len(self)
+        for shard, positions, numbers in self._runs():
+            for number, key in zip(numbers.tolist(), self.read_keys(shard, positions), strict=True):
+                found[number] = key
+        return found
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the fields."""
+        return list(self.schema)
+
+    def column(self, field: str) -> npt.NDArray[Any]:
+        """Return the values of one `field` in all samples, as stored. Other fields are not read.
+
+        Numbers become an int64, float64 or bool array of shape (samples,). Arrays that all have the
+        same shape become one array of shape (samples, *shape). All other values become an object
+        array of shape (samples,): text, bytes, arrays, and None for samples without the field.
+
+        Raises UsageError for an unknown field, and for more than 4 GiB of values.
+        """
+        if field == KEY:
+            return np.fromiter(self.keys(), object, len(self))
+        kind, size, seen = self.kind_of(field), 0, 0
+        shape, dtype = _row(kind, field in self.guessed)
+        out = np.empty((len(self), *shape), dtype)
+        self._warn_of_download(f"values of {field!r}")
+        for shard, positions, numbers in self._runs():
+            rows = np.empty((len(positions), *shape), dtype)
+            if shape and self.read_rows(shard, field, positions, rows):
+                out[numbers] = rows
+                continue
+            values: Any = self.read_values(shard, field, positions)
+            if shape:
+                self._check_shapes(shape, values, shard, positions, field)
+            elif out.dtype != object and None in values:
+                out = out.astype(object)
+            seen += len(values)
+            if out.dtype == object:
+                values = np.fromiter(values, object, len(values))
+                size += sum(map(_size, values))
+            if size > _MOST:
+                raise UsageError(
+                    "the values of the field take more memory than a column may",
+                    path=self.place,
+                    field=field,
+                    expected=f"{_MOST >> 30} GiB at most",
+                    found=f"more in the first {seen:,} of {len(self):,} samples",
+                    fix="take a part, such as dataset[:1000].column(...), or sample by sample",
+                )
+            out[numbers] = values
+        return out
+
+    def _check_shapes(
+        self, shape: tuple[int, ...], values: list[Any], shard: int, positions: Numbers, field: str
+    ) -> None:
+        for position, value in zip(positions.tolist(), values, strict=True):
+            if np.shape(value) != shape:
+                raise SampleError(
+                    "an array does not have the shape of its field",
+                    path=self.shard_path(shard),
+                    position=position,
+                    field=field,
+                    expected=str(shape),
+                    found=str(np.shape(value)),
+                )
+
+    def kind_of(self, name: str) -> FieldType:
+        """Return the type of a field. Raises UsageError for an unknown field."""
+        kind = self.schema.get(name)
+        if kind is None:
+            raise UsageError(
+                f"the dataset has no field {name!r}",
+                path=self.place,
+                expected=near(name, self.columns) if self.schema else "no field",
+            )
+        return kind
+
+    def _runs(self) -> Iterator[tuple[int, Numbers, Numbers]]:
+        """All samples in storage order, in chunks: the shard, the positions in it, and the numbers
+        in this view."""
+        order: Numbers | None = None
+        if not self.is_in_order and self._chosen is not None:
+            order = np.argsort(array(self._chosen), kind="stable")
+        stored = self.in_order()
+        for shard, first in enumerate(self._starts):
+            samples, size = self.extent(shard)
+            begin, end = stored.before(np.array([first, first + samples])).tolist()
+            step = max(min(_CHUNK_BYTES * samples // max(size, 1), _CHUNK), 1)
+            for at in range(begin, end, step):
+                numbers = np.arange(at, min(at + step, end))
+                positions = stored.stored(numbers) - first
+                yield shard, positions, numbers if order is None else order[numbers]
+
+    def _warn_of_download(self, what: str) -> None:
+        """Warn if the data are at a URL and stored by sample, so that all must be downloaded."""
+        among = not _AMONG.isdisjoint(self.format.split(", "))
+        if not (among and any(isinstance(path, RemotePath) for path in self.paths)):
+            return
+        size = sum(self.extent(shard)[1] for shard in range(self.shards))
+        size = size * len(self) // max(self._length, 1)
+        if size > _LARGE:
+            warn(
+                f"the {what} of {len(self):,} samples are stored among all other values, of which"
+                f" about {size / 1e9:,.1f} GB are downloaded"
+            )
+
+    # --- keys to samples --------------------------------------------------------------------------
+
+    def number_of(self, key: str) -> int:
+        """Return the index of the sample with this key.
+
+        Raises MissingKeyError if no sample has the key, and UsageError if several samples have it.
+        """
+        numbers = self.numbers_of(key)
+        if len(set(self.stored(np.array(numbers, np.int64)).tolist())) > 1:
+            raise UsageError(
+                "several samples have this key",
+                path=self.place,
+                key=key,
+                found="numbers " + ", ".join(map(str, numbers[:5])),
+                fix=f"read one by its number, such as {numbers[0]}",
+            )
+        if not numbers:
+            raise self._no_key(key)
+        return numbers[0]
+
+    def numbers_of(self, key: str) -> list[int]:
+        """Return the indices of all samples with this key.
+
+        The first lookup of a key reads all keys.
+        """
+        table = self._shared.get("keys")
+        if table is None:
+            self.whole._warn_of_download("keys")
+            hashes = [np.zeros(0, np.int64), *map(self._key_hashes, range(self.shards))]
+            table = self._shared["keys"] = _KeyTable(np.concatenate(hashes))
+        found: list[int] = []
+        for number in table.candidates(key):
+            shard = bisect_right(self._starts, number) - 1
+            if self.read_keys(shard, np.array([number - self._starts[shard]])) != [key]:
+                continue
+            if isinstance(self._chosen, range):
+                found += [self._chosen.index(number)] if number in self._chosen else []
+            elif self._chosen is not None:
+                found += np.flatnonzero(self._chosen == number).tolist()
+            else:
+                found.append(number)
+        return sorted(found)
+
+    def _no_key(self, key: str) -> MissingKeyError:
+        """The error for an unknown key. Suggests a key if a path was given, and shows examples."""
+        stems = [key, key.rpartition(".")[0]]
+        meant = [s for stem in stems for s in (stem, key_of(stem), stem.partition("/")[2])]
+        known = next((name for name in meant if name and name in self), None)
+        some = sorted({0, len(self) // 2, len(self) - 1}) if len(self) else []
+        examples = [self.read(number, ())[KEY] for number in some]
+        return MissingKeyError(
+            "no sample has this key",
+            path=self.place,
+            key=key,
+            expected="keys such as " + ", ".join(map(repr, examples)) if examples else "no key",
+            fix=None if known is None else f"use the key {known!r}",
+        )
+
+
+class _KeyTable:
+    """Finds samples by key, with 16 bytes of memory per sample."""
+
+    def __init__(self, hashes: Numbers) -> None:
+        self._order = np.argsort(hashes, kind="stable")
+        self._hashes = hashes[self._order]
+
+    def candidates(self, key: str) -> list[int]:
+        """The samples with the key, and possibly others with the same hash."""
+        wanted = np.array([key_hash(key)], np.uint64).view(np.int64)[0]
+        begin, end = (np.searchsorted(self._hashes, wanted, side) for side in ("left", "right"))
+        found: list[int] = self._order[begin:end].tolist()
+        return found
+
+
+def _row(kind: FieldType, guessed: bool) -> tuple[tuple[int, ...], Any]:
+    """Shape and dtype of a value in the column of a field."""
+    if kind.optional or not isinstance(kind, Array):
+        return (), object if kind.optional else _DTYPES.get(type(kind), object)
+    shape = kind.shape or (None,)
+    if guessed or kind.dtype is None or None in shape:
+        return (), object
+    return tuple(n or 0 for n in shape), np.dtype(kind.dtype)
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, list):
+        return sum(map(_size, value))
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    return len(value) if isinstance(value, str | bytes) else 8

@@ -1,0 +1,205 @@
+"""Builds the layout of a foreign TAR, or of one whose index is lost, from its member headers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shardkit.errors import DamagedError, FormatError
+from shardkit.formats.wds import names
+from shardkit.formats.wds.layout import index_struct
+from shardkit.formats.wds.members import Member, members, padded
+from shardkit.formats.wds.values import DECODERS
+from shardkit.sample import key_hash
+from shardkit.schema import Bytes, FieldType, Image, Int, Schema
+from shardkit.storage.byte_source import ByteSource
+
+_ONCE = 5  # so many fields that occur once are probably not meant as fields
+_APPLE_DOUBLE = b"\x00\x05\x16\x07"  # RFC 1740
+_INDEX_BYTES = 64 << 20  # limit of a foreign TAR's index, unless the TAR itself is larger
+
+
+class _Scanned(NamedTuple):
+    """A sample found in a TAR."""
+
+    key: str
+    offset: int  # of the key in the file; -1 if it is not stored contiguously
+    fields: dict[str, Member]
+
+
+def scan(source: ByteSource, layout: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The layout of a TAR: schema, index, odd keys, hashes of all keys, and warnings.
+
+    Odd keys are those that are not stored contiguously or are not valid Unicode. For a TAR of ours
+    that has lost its index, `layout` defines the fields and types.
+    """
+    ignored: Counter[str] = Counter()
+    warned: list[str] = []
+    samples = _samples(source, ignored, warned)
+    if layout is None:
+        schema = _schema(source, samples)
+        warned += _doubts(source, schema, samples)
+    else:
+        schema = Schema.from_json(layout["schema"])
+        field_of = {e: f for f, extensions in layout["extensions"].items() for e in extensions}
+        samples = [
+            s._replace(fields={field_of.get(e, e): m for e, m in s.fields.items()}) for s in samples
+        ]
+    if len(samples) * index_struct(schema).size > max(_INDEX_BYTES, source.size):
+        raise FormatError(
+            "the TAR has too many extensions, most of which only a few of its samples have",
+            path=source.path,
+            expected="the same few members in each sample: a.jpg a.json, b.jpg b.json, ...",
+            found=f"{len(schema):,} extensions in {len(samples):,} samples",
+            fix="give members of one kind the same extension (all that follows a name's first dot)",
+        )
+    odd_keys: dict[int, str] = {}
+    ends = (padded(m.offset + m.size) for sample in samples for m in sample.fields.values())
+    return {
+        **(layout or {}),
+        "schema": schema.to_json(),
+        "index": b"".join(_records(schema, samples, odd_keys)),
+        "odd_keys": odd_keys,
+        "key_hashes": np.array([key_hash(s.key) for s in samples], np.uint64).view(np.int64),
+        "warnings": warned,
+        "unread": source.size - max(ends, default=0),
+        **({"ignored": ignored} if ignored else {}),
+    }
+
+
+def _records(schema: Schema, samples: list[_Scanned], odd_keys: dict[int, str]) -> Iterator[bytes]:
+    """The records of the index. Keys that they cannot hold are added to `odd_keys`, by position."""
+    pack = index_struct(schema).pack
+    images = {name for name, kind in schema.items() if isinstance(kind, Image)}
+    for position, (key, offset, fields) in enumerate(samples):
+        encoded = key.encode("utf-8", "surrogateescape")
+        if offset >= 0 and encoded == key.encode("utf-8", "replace"):
+            numbers = [offset, len(encoded)]
+        else:
+            odd_keys[position] = key
+            numbers = [0, 0]
+        for name in schema:
+            member = fields.get(name)
+            numbers += (member.offset, member.size) if member else (0, 0)
+            if name in images:
+                numbers += (0, 0)
+        yield pack(*numbers)
+
+
+def _schema(source: ByteSource, samples: list[_Scanned]) -> Schema:
+    """The fields in order of appearance, with the types that their extensions stand for."""
+    first: dict[str, Member] = {}
+    count: Counter[str] = Counter()
+    for sample in samples:
+        count.update(sample.fields.keys())
+        for field, member in sample.fields.items():
+            first.setdefault(field, member)
+    return Schema(
+        {f: _type(source, f, m)(optional=count[f] < len(samples)) for f, m in first.items()}
+    )
+
+
+def _doubts(source: ByteSource, schema: Schema, samples: list[_Scanned]) -> Iterator[str]:
+    """What WebDataset's rules make of the names, but probably was not meant."""
+    count = Counter(field for sample in samples for field in sample.fields)
+    once = [field for field, number in count.items() if number == 1 and "." in field]
+    if len(once) >= max(_ONCE, len(samples)):
+        yield (
+            f"{source.path}: {len(once):,} fields occur in one sample each, such as {once[0]!r}: a"
+            " key ends at the first dot of a file name, so replace dots in names, and pack it again"
+        )
+    folders = {sample.key.rpartition("/")[0] for sample in samples}
+    pictures = len(schema) == 1 and all(isinstance(kind, Image) for kind in schema.values())
+    if pictures and 1 < len(folders) <= len(samples) // 2:
+        yield (
+            f"{source.path}: the members are in folders, such as {min(folders)!r}, which stay in"
+            " the keys, but are no labels: to have labels, unpack it, and convert the folder"
+        )
+    for field, kind in schema.items():
+        if isinstance(kind, Bytes) and names.decoded_type(field) is Int:
+            yield (
+                f"{source.path}: the values of {field!r} are not whole numbers, as that extension"
+                " says, and stay bytes"
+            )
+
+
+def _type(source: ByteSource, field: str, first: Member) -> type[FieldType]:
+    """The type of the extension; plain bytes if the field's first value cannot be decoded as it."""
+    kind = names.decoded_type(field)
+    decode = kind().entry(DECODERS)
+    if decode is not None:
+        try:
+            decode(source.read(first.offset, first.size))
+        except (ValueError, RecursionError):
+            return Bytes
+    return kind
+
+
+def _samples(source: ByteSource, ignored: Counter[str], warned: list[str]) -> list[_Scanned]:
+    """Members grouped as WebDataset groups them: consecutive members with the same key."""
+    samples: dict[str, _Scanned] = {}
+    current = None
+    for member in members(source, ignored, warned):
+        if _is_of_macos(source, member):
+            ignored["TAR member that macOS adds (._NAME, .DS_Store)"] += 1
+            continue
+        split = names.split(member.name)
+        if split is None:
+            ignored["TAR member without an extension"] += 1
+            continue
+        key, field = split
+        if key != current:
+            if key in samples:
+                raise _key_again(member, field, samples[key].fields).located(
+                    path=source.path, key=key
+                )
+            samples[key] = _Scanned(key, member.name_offset, {})
+            current = key
+        fields = samples[key].fields
+        if field in fields or field in ("__key__", "__url__"):
+            raise DamagedError(
+                f"a sample has two members for its field {field!r}",
+                path=source.path,
+                key=key,
+                offset=member.offset,
+                expected="every extension once per sample, ignoring case",
+                fix="rename one of the members and pack the TAR again",
+            )
+        fields[field] = member
+    # WebDataset drops samples that have a non-empty member x.__bad__.
+    good = [s for s in samples.values() if not _is_bad(s.fields)]
+    if len(good) < len(samples):
+        ignored["sample marked as __bad__"] += len(samples) - len(good)
+    return good
+
+
+def _is_of_macos(source: ByteSource, member: Member) -> bool:
+    """Whether a member holds what macOS stores of a folder, or beside a file in AppleDouble."""
+    name = member.name.rpartition("/")[2]
+    beside = name.startswith("._") and source.read(member.offset, min(4, member.size))
+    return name == ".DS_Store" or beside == _APPLE_DOUBLE
+
+
+def _is_bad(fields: dict[str, Member]) -> bool:
+    mark = fields.pop("__bad__", None)
+    return mark is not None and mark.size > 0
+
+
+def _key_again(member: Member, field: str, earlier: dict[str, Member]) -> DamagedError:
+    first = next(iter(earlier.values()))
+    if field in earlier:
+        what = "two samples of the TAR have the same key"
+        fix = "give them different names, or keep one, and pack the TAR again"
+    else:
+        what = "the members of a sample are not next to each other in the TAR"
+        fix = "pack it again, sorted by name: tar --sort=name -cf new.tar folder"
+    return DamagedError(
+        what,
+        offset=member.offset,
+        expected="all members with the same key in a row",
+        found=f"{member.name!r} here, {first.name!r} at byte {first.offset}, other keys between",
+        fix=fix,
+    )

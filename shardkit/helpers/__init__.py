@@ -1,0 +1,9 @@
+"""Parts of any program: optional libraries, options by name, progress, processes, long arrays.
+
+Each imports only those on lines below its own:
+
+    order
+    json_process mapped progress
+    checked clock extras indices keywords names os_errors part_of pickled_process processors
+      words
+"""

@@ -1,0 +1,126 @@
+"""Tables, charts and other pieces of the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from shardkit.dataset.display.markup import Markup, join, tag
+from shardkit.dataset.display.previews import short
+from shardkit.helpers.words import size
+
+ROWS = 30  # of a table
+_CELL = 400  # characters
+_UNITS = {"width": "pixels", "height": "pixels", "sampling_rate": "Hz"}
+
+
+def soft(words: str) -> Markup:
+    return tag("p", words, class_="soft")
+
+
+def warning(words: str) -> Markup:
+    return tag("p", tag("strong", "Warning: "), words, class_="warning")
+
+
+def tiles(facts: Mapping[str, str]) -> Markup:
+    """A few key figures in large type."""
+    pairs = (tag("div", tag("dt", what), tag("dd", words)) for what, words in facts.items())
+    return tag("dl", *pairs, class_="tiles")
+
+
+def links(anchors: Iterable[tuple[str, str]], what: str) -> Markup:
+    """Links to sections of the page, given as pairs of anchor and name."""
+    each = (tag("li", tag("a", short(name, 40), href=f"#{anchor}")) for anchor, name in anchors)
+    return tag("nav", tag("ul", *each), aria_label=what)
+
+
+def table(
+    title: str,
+    head: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    numbers: int = 99,
+    total: int = 0,
+) -> Markup:
+    """A table that scrolls independently. The columns from `numbers` on are numeric.
+
+    Only the first 30 rows are shown, with a note of how many of `total`, or of `rows`, are missing.
+    """
+    shown = _rows(head, rows[:ROWS], numbers)
+    left = max(total, len(rows)) - min(len(rows), ROWS)
+    note = [soft(f"and {left:,} more")] if left else []
+    return join(
+        [tag("div", shown, class_="scroll", tabindex=0, role="region", aria_label=title), *note]
+    )
+
+
+def _rows(head: Sequence[str], rows: Iterable[Sequence[object]], numbers: int) -> Markup:
+    kinds = ["number" if column >= numbers else None for column in range(len(head))]
+    top = (
+        tag("th", name, scope="col", class_=kind) for name, kind in zip(head, kinds, strict=True)
+    )
+    body = []
+    for first, *others in rows:
+        cells = zip(map(_cell, others), kinds[1:], strict=True)
+        columns = (tag("td", cell, class_=kind) for cell, kind in cells)
+        body.append(tag("tr", tag("th", _cell(first), scope="row"), *columns))
+    return tag("table", tag("thead", tag("tr", *top)), tag("tbody", *body))
+
+
+def _cell(value: object) -> object:
+    return value if isinstance(value, Markup) else short(value, _CELL)
+
+
+def bar(share: float) -> Markup:
+    """A bar for a table cell; `share` is its length relative to the longest bar."""
+    return _svg([_rect(0, 0, 100 * share, 10)], 100, 10, class_="bar", aria_hidden="true")
+
+
+def histogram(name: str, measure: str, about: Mapping[str, Any]) -> Markup:
+    """The histogram of a measure of a field's values, in the form of `statistics.stats`."""
+    words = size if measure == "bytes" else "{:,}".format
+    facts = " / ".join(words(round(about[n])) for n in ("min", "median", "mean", "max"))
+    unit = f" ({_UNITS[measure]})" if measure in _UNITS else ""
+    title = f"{name}: {measure.replace('_', ' ')}{unit}"
+    return _chart(title, about["histogram"], f"{facts} (min / median / mean / max)", words)
+
+
+def histogram_by_powers(title: str, about: Mapping[str, Any]) -> Markup:
+    """The histogram of lengths by powers of two, in the form of `inspect`."""
+    counts = {int(start): count for start, count in about["histogram"].items()}
+    most = about["longest"]
+    ranges = [(n, min(max(2 * n - 1, n), most), count) for n, count in counts.items()]
+    facts = " / ".join(f"{about[n]:,}" for n in ("shortest", "median", "longest"))
+    return _chart(title, ranges, f"{facts} (min / median / max)", "{:,}".format)
+
+
+def _chart(
+    title: str, ranges: Sequence[tuple[int, int, int]], facts: str, words: Callable[[int], str]
+) -> Markup:
+    """Bars, the range that they span, and the same data as a table."""
+    most = max(1, *(count for _, _, count in ranges))  # all may be 0 in a damaged manifest
+    tall = [100 * count / most for _, _, count in ranges]
+    bars = [_rect(n + 0.05, 100 - height, 0.9, height) for n, height in enumerate(tall)]
+    spans = [
+        words(low) if low == high else f"{words(low)} to {words(high)}" for low, high, _ in ranges
+    ]
+    rows = ((span, f"{count:,}") for span, (_, _, count) in zip(spans, ranges, strict=True))
+    label = f"histogram of {title}: {facts}"
+    ends = (tag("span", words(ranges[0][0])), tag("span", words(ranges[-1][1])))
+    return tag(
+        "figure",
+        tag("h4", title),
+        _svg(bars, len(ranges), 100, role="img", aria_label=label),
+        tag("div", *ends, class_="axis"),
+        tag("p", facts),
+        tag("details", tag("summary", "As a table"), _rows(("Range", "Values"), rows, 1)),
+        class_="chart",
+    )
+
+
+def _svg(bars: Sequence[Markup], width: int, height: int, **attributes: str) -> Markup:
+    box = f"0 0 {width} {height}"
+    return tag("svg", *bars, viewBox=box, preserveAspectRatio="none", **attributes)
+
+
+def _rect(x: float, y: float, width: float, height: float) -> Markup:
+    return tag("rect", x=f"{x:.4g}", y=f"{y:.4g}", width=f"{width:.4g}", height=f"{height:.4g}")

@@ -1,0 +1,8 @@
+"""What is written about a dataset: the manifest, the recipe, schemas, splits.
+
+Each imports only those on lines below its own:
+
+    sizes
+    manifest
+    recipe shared_schema splits
+"""

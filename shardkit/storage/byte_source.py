@@ -1,0 +1,398 @@
+"""`ByteSource`: reads byte ranges of local and remote files on demand.
+
+All format readers read through a `ByteSource`, and small records that are needed repeatedly through
+a `Table` in it. Nothing is memory-mapped: if a file is truncated while it is open, reading raises a
+ShardkitError, whereas accessing a mapped page would kill the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.errors import DamagedError
+from shardkit.helpers.os_errors import explain, explained
+from shardkit.storage import pointers
+from shardkit.storage.checksums import PIECE, count
+from shardkit.storage.fs import regular
+from shardkit.storage.remote.client import forget_oldest
+from shardkit.storage.remote.path import RemotePath
+from shardkit.storage.remote.store import pool
+
+
+class ByteSource(ABC):
+    """The bytes of one local or remote file.
+
+    Any thread may read, also in a forked process. There is no `close`, as another thread may be
+    reading: a source is closed when the last reference to it is gone.
+    """
+
+    path: Path  # for messages
+    size: int  # in bytes, when the file was opened
+
+    @property
+    def table_bytes(self) -> int:
+        """Size up to which a table is read into memory at once; larger ones stay in the file."""
+        return IN_MEMORY
+
+    @abstractmethod
+    def _read(self, offset: int, length: int) -> bytes:
+        """Read a range that lies within `size`."""
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Read `length` bytes from `offset` on. Raises DamagedError if the file is too short."""
+        if offset < 0 or length < 0 or offset + length > self.size:
+            raise self.ends(offset, length)
+        return self._read(offset, length) if length else b""
+
+    def read_ranges(self, ranges: Iterable[tuple[int, int]]) -> list[bytes]:
+        """Read several ranges, given as offset and length, and return their bytes in order."""
+        return [self.read(offset, length) for offset, length in ranges]
+
+    def blocks(self, length: int) -> Iterator[bytes]:
+        """Read the whole file sequentially, in blocks of this length."""
+        for offset in range(0, self.size, length):
+            yield self.read(offset, min(length, self.size - offset))
+
+    def read_rows(self, offsets: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.uint8]:
+        """Read `length` bytes at each offset, as uint8 of shape (offsets, length)."""
+        ranges = self.read_ranges((offset, length) for offset in offsets.tolist())
+        return np.frombuffer(b"".join(ranges), np.uint8).reshape(len(offsets), length)
+
+    def ends(self, offset: int, length: int) -> DamagedError:
+        """The error for a range beyond the end of the file."""
+        return DamagedError(
+            "the file ends before the requested bytes",
+            path=self.path,
+            offset=max(offset, 0),
+            expected=f"{length:,} bytes from there",
+            found=f"{self.size:,} bytes in all",
+        )
+
+
+class Memory(ByteSource):
+    """Bytes that are already in memory."""
+
+    def __init__(self, data: bytes, path: Path) -> None:
+        self.path = path
+        self.size = len(data)
+        self._data = data
+
+    def _read(self, offset: int, length: int) -> bytes:
+        return self._data[offset : offset + length]
+
+
+class Part(ByteSource):
+    """A byte range of another source, such as a file inside an archive."""
+
+    def __init__(self, whole: ByteSource, offset: int, size: int) -> None:
+        """Raises DamagedError if the range is not within the other source."""
+        if offset < 0 or offset + size > whole.size:
+            raise whole.ends(offset, size)
+        self.path, self.size = whole.path, size
+        self._whole, self._offset = whole, offset
+
+    def _read(self, offset: int, length: int) -> bytes:
+        return self._whole.read(self._offset + offset, length)
+
+
+_PAGE = 1 << 20  # bytes of the largest file that may be an HTML page in place of data
+
+
+def open_source(path: Path) -> ByteSource:
+    """Open a local file or an object in a store."""
+    source = RemoteFile(path) if isinstance(path, RemotePath) else LocalFile(path)
+    if 0 < source.size <= (_PAGE if isinstance(source, LocalFile) else pointers.MOST_BYTES):
+        head = source.read(0, min(source.size, pointers.MOST_BYTES + 1))
+        pointers.refuse_pointer(head, path, DamagedError)
+        pointers.refuse_html(head, path, DamagedError)
+    return source
+
+
+class RemoteFile(ByteSource):
+    """An object in a store, read in whole pieces, which are compared with their digests.
+
+    Without a page cache, the latest pieces of all objects of the store are kept in memory.
+    """
+
+    table_bytes = 64 << 20  # the latency of a request is worth about a megabyte
+
+    def __init__(self, path: RemotePath) -> None:
+        self.path: RemotePath = path
+        with explained("open", path):
+            info = path.store.info(path.key)
+        self.size = info.size
+        if info.pieces is not None:
+            info.pieces.ask()
+
+    def _read(self, offset: int, length: int) -> bytes:
+        path, stop = self.path, offset + length
+        if path.store.pages is not None:
+            return path.store.pages.read(path, offset, length)
+        latest = path.store.latest
+        found = {n: latest.get((path.key, n)) for n in range(offset // PIECE, count(stop))}
+        if missing := [number for number, piece in found.items() if piece is None]:
+            first, last = missing[0], missing[-1]
+            data = path.store.read_pieces(path.key, first, last + 1)
+            for number in range(first, last + 1):
+                at = (number - first) * PIECE
+                found[number] = latest[path.key, number] = data[at : at + PIECE]
+            forget_oldest(latest, LATEST)
+        pieces = [piece for piece in found.values() if piece is not None]
+        start = offset % PIECE
+        if len(pieces) == 1:
+            return pieces[0][start : start + length]
+        pieces[0] = pieces[0][start:]
+        pieces[-1] = pieces[-1][: (stop - 1) % PIECE + 1]
+        return b"".join(pieces)
+
+    def read_ranges(self, ranges: Iterable[tuple[int, int]]) -> list[bytes]:
+        def read(group: list[tuple[int, int]]) -> list[bytes]:
+            return [self.read(offset, length) for offset, length in group]
+
+        # Ranges that begin in the same piece are read by one thread, which requests it once.
+        groups = [list(group) for _, group in groupby(ranges, lambda pair: pair[0] // PIECE)]
+        return [data for found in pool().map(read, groups) for data in found]
+
+
+class LocalFile(ByteSource):
+    """A local regular file, read with pread, so that threads share no file position.
+
+    Reads compare size and time of the file with those at opening, so that bytes of a file that is
+    overwritten in place are not mixed with older ones. As this takes a quarter of the time of a
+    read, it is done after a read only if the last comparison is `_AGE` ago.
+    """
+
+    _handle = -1
+    _due = 0.0  # when to compare again
+
+    def __init__(self, path: Path, handle: int = -1) -> None:
+        """`handle`: an open file descriptor to read from. The source takes ownership of it."""
+        self.path = path
+        with explained("open", path):
+            self._handle = regular(path, os.O_RDONLY) if handle < 0 else handle
+            self._version = version_of(os.fstat(self._handle))
+        self.size = self._version[0]
+        self._number = ctypes.c_int(self._handle)
+        self._cached = _preadv2 is not None
+
+    def _read(self, offset: int, length: int) -> bytes:
+        data: Any = None
+        if self._cached and length <= _SCRATCH:
+            try:
+                scratch = _scratches.pop()
+            except IndexError:
+                scratch = _Scratch()
+            if self._take(scratch, offset, length):
+                data = scratch.buffer[:length]
+            _scratches.append(scratch)
+        if data is None:
+            data = self._wait(offset, length)
+        if monotonic() >= self._due:
+            self._compare(offset)
+        return bytes(data)
+
+    def read_rows(self, offsets: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.uint8]:
+        if not length or not len(offsets):
+            return np.empty((len(offsets), length), np.uint8)
+        if not 0 <= offsets.min() <= offsets.max() <= self.size - length:
+            bad = (offsets < 0) | (offsets > self.size - length)
+            raise self.ends(int(offsets[bad][0]), length)
+        found = np.empty((len(offsets), length), np.uint8)
+        target, short = _Target(found.ctypes.data), length <= _SCRATCH
+        vector, address = target.vector, found.ctypes.data
+        for number, offset in enumerate(offsets.tolist()):
+            vector.address = address + number * length
+            if not (short and self._cached and self._take(target, offset, length)):
+                found[number] = np.frombuffer(self._wait(offset, length), np.uint8)
+        if monotonic() >= self._due:
+            self._compare(int(offsets[0]))
+        return found
+
+    def _compare(self, offset: int) -> None:
+        """Raise DamagedError if the file was changed since it was opened."""
+        with explained("read", self.path):
+            now = os.fstat(self._handle)
+        if version_of(now) != self._version:
+            raise changed(self.path, self._version, now).located(offset=offset)
+        self._due = monotonic() + _AGE
+
+    def _take(self, target: _Target, offset: int, length: int) -> bool:
+        """Read from the system's page cache. Return False if that would wait for the disk."""
+        target.vector.size = length
+        target.offset.value = offset
+        found = _preadv2(self._number, target.reference, 1, target.offset, _NO_WAIT)
+        if found == length:
+            return True
+        if found < 0 and ctypes.get_errno() in _CANNOT:
+            self._cached = False  # not supported by the file system or the kernel
+        return False
+
+    def _wait(self, offset: int, length: int) -> bytes:
+        """Read with the interpreter lock released, as this may wait for the disk."""
+        try:
+            data = os.pread(self._handle, length, offset)
+            while len(data) < length:  # a signal, or more than one call can read
+                more = os.pread(self._handle, length - len(data), offset + len(data))
+                if not more:
+                    raise self._cut(offset, length, len(data))
+                data += more
+        except OSError as error:
+            raise explain(error, "read", self.path).located(offset=offset) from error
+        return data
+
+    def _cut(self, offset: int, length: int, found: int) -> DamagedError:
+        return DamagedError(
+            "the file was truncated while it was open",
+            path=self.path,
+            offset=offset,
+            expected=f"{length:,} bytes from here",
+            found=f"{found:,} bytes, then the end of the file",
+            fix="copy or create the file again; do not change files while they are read",
+        )
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        if self._handle >= 0:
+            close(self._handle)
+
+
+def version_of(found: os.stat_result) -> tuple[int, int]:
+    """What tells versions of a file apart: its size, and its time of change in ns.
+
+    Not its `st_ctime`, which also changes if the file is renamed or linked.
+    """
+    return found.st_size, found.st_mtime_ns
+
+
+def changed(path: Path, before: tuple[int, int], now: os.stat_result) -> DamagedError:
+    """The error for a file whose size and time were `before` (bytes, ns) when it was opened."""
+    size, time = before
+    other = now.st_size != size
+    return DamagedError(
+        "the file was changed while it was open",
+        path=path,
+        expected=f"{size:,} bytes" if other else f"the time of change {_shown(time)}",
+        found=f"{now.st_size:,} bytes" if other else _shown(now.st_mtime_ns),
+        fix="open it again; write each new version to a new file, and rename it if it must have"
+        " the old name",
+    )
+
+
+def _shown(time: int) -> str:
+    """A time in ns since 1970, in UTC."""
+    return str(np.datetime64(time, "ns"))
+
+
+def _cached_reads() -> Any:
+    """Linux's preadv2, called without releasing the interpreter lock; None on other systems.
+
+    Reacquiring the lock can take 5 ms, as another thread may hold it for so long, while copying
+    from the page cache takes 5 us. With RWF_NOWAIT, preadv2 fails if it would have to wait for the
+    disk; os.pread then waits with the lock released.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    return getattr(ctypes.PyDLL(None, use_errno=True), "preadv2", None)
+
+
+_preadv2 = _cached_reads()
+if _preadv2 is not None:
+    _preadv2.restype = ctypes.c_ssize_t
+_NO_WAIT = 8  # RWF_NOWAIT, which os lacks if Python was built with an old libc
+_CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM)
+_AGE = 0.001  # seconds
+_SCRATCH = 1 << 17  # largest read, in bytes, that keeps the interpreter lock
+
+
+class _Vector(ctypes.Structure):
+    """Memory to read into (struct iovec)."""
+
+    _fields_ = (("address", ctypes.c_void_p), ("size", ctypes.c_size_t))
+
+
+class _Target:
+    """The arguments of preadv2. Reused, as creating them takes longer than the read."""
+
+    def __init__(self, address: int) -> None:
+        self.vector = _Vector(address, 0)
+        self.reference = ctypes.byref(self.vector)
+        self.offset = ctypes.c_int64()
+
+
+class _Scratch(_Target):
+    """Arguments with a buffer that a range is read into, and then copied from."""
+
+    def __init__(self) -> None:
+        self.buffer = ctypes.create_string_buffer(_SCRATCH)
+        super().__init__(ctypes.addressof(self.buffer))
+
+
+_scratches: list[_Scratch] = []  # free buffers; grows to the largest number of concurrent reads
+
+_CHUNK = 1 << 14  # records: few enough to stay in the CPU cache
+IN_MEMORY = 1 << 20  # size up to which a table is read into memory; larger ones stay in the file
+LATEST = 32  # pieces of remote files kept in memory, per store
+
+
+class Table:
+    """Contiguous records of a fixed size in a source, such as an index, offsets or lengths.
+
+    A small table is read into memory at once. From a larger one, only the requested records are
+    read, so that many open shards with long tables take little memory in each process.
+    """
+
+    def __init__(self, source: ByteSource, offset: int, count: int, dtype: Any) -> None:
+        """Raises DamagedError if the source is too short for `count` records of `dtype`."""
+        self.dtype = np.dtype(dtype)
+        self._offset, self._count, self._record = offset, count, self.dtype.itemsize
+        size = count * self._record
+        if offset < 0 or count < 0 or offset + size > source.size:
+            raise source.ends(offset, size)
+        self._data = source.read(offset, size) if size <= source.table_bytes else None
+        self._source = None if self._data is not None else source  # kept open only if needed
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def in_memory(self) -> int:
+        """Number of bytes kept in memory."""
+        return 0 if self._data is None else len(self._data)
+
+    def record(self, number: int, count: int = 1) -> bytes:
+        """The bytes of a record, or of `count` consecutive ones."""
+        at, length = number * self._record, count * self._record
+        if self._data is not None:
+            return self._data[at : at + length]
+        assert self._source is not None
+        return self._source.read(self._offset + at, length)
+
+    def slice(self, first: int, stop: int) -> npt.NDArray[Any]:
+        """The records from `first` to before `stop`."""
+        return np.frombuffer(self.record(first, max(stop - first, 0)), self.dtype)
+
+    def chunks(self) -> Iterator[npt.NDArray[Any]]:
+        """All records in order, in chunks."""
+        for first in range(0, self._count, _CHUNK):
+            yield self.slice(first, min(first + _CHUNK, self._count))
+
+    def take(self, numbers: npt.NDArray[np.int64], count: int = 1) -> npt.NDArray[Any]:
+        """The records with these numbers, or `count` from each on. They must be in the table."""
+        if self._data is not None:
+            wanted = numbers if count == 1 else numbers[:, None] + np.arange(count)
+            return np.frombuffer(self._data, self.dtype).take(wanted)
+        assert self._source is not None
+        rows = self._source.read_rows(self._offset + numbers * self._record, count * self._record)
+        found = np.frombuffer(rows, self.dtype)
+        return found if count == 1 else found.reshape(-1, count)

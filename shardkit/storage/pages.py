@@ -1,0 +1,208 @@
+"""`Pages`: reads remote files in pages of 1 MiB through a cache, requesting each page once."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TypeAlias
+
+import xxhash
+
+from shardkit.storage.checksums import count
+from shardkit.storage.page_cache import PAGE, MemoryCache, PageCache
+from shardkit.storage.remote.client import Info
+from shardkit.storage.remote.path import RemotePath
+
+_TOGETHER = 8  # maximum number of pages per request
+_PATIENCE = 10.0  # seconds to wait for a page that another process is requesting
+_PAUSE = 0.002  # seconds between checks for it
+_TABLES = 64 << 20  # bytes of pages kept in memory by `Ranges`
+
+NextUse = Callable[[str, int], float]
+_Awaited: TypeAlias = "Future[bytes | None]"  # None: the cache had no room for the page
+
+
+def file_id(path: RemotePath, info: Info) -> str:
+    """The name of an object in a cache. It changes if the object is replaced."""
+    return xxhash.xxh3_64_hexdigest(f"{path} {info.size} {info.version}".encode())
+
+
+class Pages:
+    """A cache, and the pages that are being requested for it.
+
+    Consecutive pages are requested together. If the cache has no room for a page, only the range
+    itself is requested instead. Any thread may read.
+    """
+
+    def __init__(self, cache: PageCache) -> None:
+        self.cache = cache
+        # Set by a caller that knows the order of reads; by default, the oldest pages are evicted.
+        self.next_use: NextUse = lambda file, number: math.inf
+        self._files: dict[tuple[str, str], str] = {}  # names in the cache
+        self._requested: dict[tuple[str, int], _Awaited] = {}
+        _every.add(self)
+
+    def read(self, path: RemotePath, offset: int, length: int) -> bytes:
+        """The bytes of a range of an object."""
+        file, stop = self._file(path), offset + length
+        spans = {
+            number: (max(offset - number * PAGE, 0), min(stop - number * PAGE, PAGE))
+            for number in range(offset // PAGE, (stop - 1) // PAGE + 1)
+        }
+        parts = {number: self.cache.get(file, number, *span) for number, span in spans.items()}
+        if missing := [number for number, part in parts.items() if part is None]:
+            found = self._fetch(path, file, missing)
+            for number in missing:
+                start, end = spans[number]
+                page, at = found.get(number), number * PAGE
+                if page is None:
+                    parts[number] = _alone(path, at + start, at + end)
+                else:
+                    parts[number] = page[start:end]
+        return b"".join(part for part in parts.values() if part is not None)
+
+    def add(self, path: RemotePath, number: int, page: bytes) -> None:
+        """Put a page into the cache that was read in another way."""
+        self.cache.put(self._file(path), number, page, self.next_use, 0)
+
+    def _file(self, path: RemotePath) -> str:
+        """The name of an object in the cache, computed once."""
+        which = path.store.site, path.key
+        found = self._files.get(which)
+        if found is None:
+            found = self._files[which] = file_id(path, path.store.info(path.key))
+        return found
+
+    def _fetch(self, path: RemotePath, file: str, numbers: list[int]) -> dict[int, bytes | None]:
+        """Request pages that are missing in the cache, and cache them; None: no room in the cache.
+
+        Pages that other threads are requesting are waited for last.
+        """
+        awaited: dict[int, _Awaited] = {}
+        mine: dict[int, _Awaited] = {}
+        for number in numbers:
+            new: _Awaited = Future()
+            requested = self._requested.setdefault((file, number), new)
+            (mine if requested is new else awaited)[number] = requested
+        found: dict[int, bytes | None] = {}
+        try:
+            found.update(self._request(path, file, list(mine)))
+        except BaseException as error:  # threads that wait for these pages raise it as well
+            for future in mine.values():
+                future.set_exception(error)
+            raise
+        finally:
+            for number, future in mine.items():
+                if not future.done():
+                    future.set_result(found.get(number))
+                self._requested.pop((file, number), None)
+        return found | {number: future.result() for number, future in awaited.items()}
+
+    def _request(self, path: RemotePath, file: str, numbers: list[int]) -> dict[int, bytes]:
+        """Request pages that no other thread is requesting; other processes may be."""
+        found: dict[int, bytes] = {}
+        mine = [number for number in numbers if self.cache.claim(file, number)]
+        try:
+            found = self._came(file, mine)
+            run: list[int] = []
+            for number in (*(n for n in mine if n not in found), -1):
+                if run and (number != run[-1] + 1 or len(run) == _TOGETHER):
+                    found |= self._get(path, file, run)
+                    run = []
+                run.append(number)
+        finally:
+            for number in mine:
+                self.cache.unclaim(file, number)
+        for number in set(numbers) - set(mine):
+            until = time.monotonic() + _PATIENCE
+            while not self.cache.claim(file, number) and time.monotonic() < until:
+                time.sleep(_PAUSE)
+            try:
+                found |= self._came(file, [number]) or self._get(path, file, [number])
+            finally:
+                self.cache.unclaim(file, number)
+        return found
+
+    def _came(self, file: str, numbers: list[int]) -> dict[int, bytes]:
+        """Those of the pages that have meanwhile been added to the cache."""
+        pages = {number: self.cache.get(file, number) for number in numbers}
+        return {number: page for number, page in pages.items() if page is not None}
+
+    def _get(self, path: RemotePath, file: str, run: list[int]) -> dict[int, bytes]:
+        """Request consecutive pages with one request, as far as the cache has room for them."""
+        size = path.store.info(path.key).size
+        keep = self.next_use(file, run[0])
+        keep = 0 if keep == math.inf else keep  # next use unknown, such as an index: evict oldest
+        lengths: list[int] = []
+        try:
+            for number in run:
+                length = min(size - number * PAGE, PAGE)
+                if not self.cache.reserve(length, self.next_use, keep):
+                    break
+                lengths.append(length)
+            if not lengths:
+                return {}
+            data = path.store.read_pieces(path.key, run[0], run[0] + len(lengths))
+            pages = {
+                number: data[n * PAGE :][:PAGE] for n, number in enumerate(run[: len(lengths)])
+            }
+            for number, page in pages.items():
+                self.cache.put(file, number, page, self.next_use, keep)
+            return pages
+        finally:
+            for length in lengths:
+                self.cache.release(length)
+
+    def _forked(self) -> None:
+        """Called in a forked process, in which the threads that made requests do not exist."""
+        self._requested.clear()
+
+
+class Ranges:
+    """Reads only the requested ranges, for samples that are far apart.
+
+    Tables and large samples are still read in pages, which are compared with their digests: if the
+    pages are at most twice as long as the range.
+    """
+
+    def __init__(self) -> None:
+        self._pages = Pages(MemoryCache(_TABLES))
+
+    def read(self, path: RemotePath, offset: int, length: int) -> bytes:
+        first, stop = offset // PAGE, count(offset + length)
+        if min(stop * PAGE, path.store.info(path.key).size) - first * PAGE > 2 * length:
+            return path.store.read(path.key, offset, offset + length)
+        return self._pages.read(path, offset, length)
+
+    def add(self, path: RemotePath, number: int, page: bytes) -> None:
+        """Does nothing: pages that were read in another way are not cached."""
+
+
+def through(path: Path, pages: Pages | None) -> Path:
+    """The path, which is read through a cache if it is remote."""
+    return path.through(pages) if pages is not None and isinstance(path, RemotePath) else path
+
+
+def _alone(path: RemotePath, start: int, stop: int) -> bytes:
+    """Request a range of a page. It can be compared with a digest only if it is the whole page."""
+    number, size = start // PAGE, path.store.info(path.key).size
+    if (start, stop) == (number * PAGE, min((number + 1) * PAGE, size)):
+        return path.store.read_pieces(path.key, number, number + 1)
+    return path.store.read(path.key, start, stop)
+
+
+_every: weakref.WeakSet[Pages] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for pages in list(_every):
+        pages._forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,104 @@
+"""Patterns in paths, expanded as by a shell: `{a,b}`, `{000..099}`, `*`, `?` and `[abc]`."""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from shardkit.errors import NotFoundError, UsageError
+from shardkit.helpers import os_errors
+from shardkit.storage.remote.path import RemotePath
+
+_GLOB = re.compile(r"[*?[]")
+_BRACES = re.compile(r"\{(?:(\d{1,9})\.\.(\d{1,9})|([^{}]*,[^{}]*))\}")
+_NESTED = re.compile(r"\{[^{}]*\{")
+_MOST_NAMES = 1 << 20  # maximum number of names from the braces of a pattern
+
+
+def is_pattern(path: Path) -> bool:
+    """Whether a path is a pattern, such as `data/train-*.parquet` or `{a,b}/{000..127}.tar`."""
+    text = path.key if isinstance(path, RemotePath) else str(path)
+    special = _GLOB.search(text) or _BRACES.search(text)
+    return bool(special) and not (path.exists() or path.is_symlink())
+
+
+def expanded(paths: Iterable[Path]) -> list[Path]:
+    """The paths, with patterns replaced by the paths that they match."""
+    return [one for path in paths for one in (expand(path) if is_pattern(path) else [path])]
+
+
+def expand(pattern: Path) -> list[Path]:
+    """The paths that match a pattern, in the same order as in a shell.
+
+    A pattern that has only braces is expanded without looking into folders. Hidden files are not
+    matched. Raises NotFoundError if `*`, `?` or `[` match nothing, in any alternative in braces.
+    """
+    text = pattern.key if isinstance(pattern, RemotePath) else str(pattern)
+    found: list[Path] = []
+    for one in _unbraced(text, pattern):
+        path = RemotePath(pattern.store, one) if isinstance(pattern, RemotePath) else Path(one)
+        matches = _matches(path) if _GLOB.search(one) else [path]
+        if not matches:
+            raise NotFoundError("nothing matches the pattern", path=path, fix=_hint(pattern))
+        found += matches
+    return found
+
+
+def _unbraced(text: str, pattern: Path) -> list[str]:
+    """Expand the braces in a text."""
+    parts: list[Sequence[str]] = []
+    at, names = 0, 1
+    for braces in _BRACES.finditer(text):
+        first, last, words = braces.groups()
+        numbers = range(int(first or 0), int(last or 0) + 1)
+        names *= len(numbers) if words is None else 1 + words.count(",")
+        if not 0 < names <= _MOST_NAMES or _NESTED.search(text):
+            raise UsageError(
+                "the braces in a pattern are empty or nested, or expand to too many names",
+                path=pattern,
+                found=braces[0],
+                fix=_hint(pattern),
+            )
+        if words is None:
+            padded = any(len(number) > 1 and number[0] == "0" for number in (first, last))
+            width = max(len(first), len(last)) if padded else 0  # as in bash
+            words = ",".join(f"{n:0{width}d}" for n in numbers)
+        parts += [[text[at : braces.start()]], words.split(",")]
+        at = braces.end()
+    return ["".join(names) for names in itertools.product(*parts, [text[at:]])]
+
+
+def _matches(pattern: Path) -> list[Path]:
+    """The existing paths that match `*`, `?` and `[` in the parts of a path."""
+    ways = [pattern, *pattern.parents]
+    found, looked = [ways.pop()], False
+    for way in reversed(ways):
+        literal = [folder / way.name for folder in found]
+        if not _GLOB.search(way.name):
+            found = [path for path in literal if not looked or path.exists()]
+            continue
+        looked = True
+        found = [
+            path
+            for one in literal
+            for path in ([one] if one.exists() else _fitting(one.parent, way.name))
+        ]
+    return sorted(found, key=str)
+
+
+def _fitting(folder: Path, name: str) -> list[Path]:
+    if not folder.is_dir() and not isinstance(folder, RemotePath):
+        return []
+    with os_errors.explained("list", folder):
+        return [
+            path
+            for path in folder.iterdir()
+            if fnmatch.fnmatchcase(path.name, name) and (path.name[0] != "." or name[0] == ".")
+        ]
+
+
+def _hint(pattern: Path) -> str:
+    return "give a pattern such as folder/train-{000..127}.tar or folder/train-*.parquet, in quotes"
