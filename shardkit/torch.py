@@ -17,6 +17,7 @@ with extra("torch", "shardkit.torch", "; without torch, shardkit.stream has a Lo
     import torch
 
 from shardkit.performance import monitor as monitoring
+from shardkit.performance.machine import Usage
 from shardkit.stream.torch_loader import Loader, StreamingDataset
 
 __all__ = ["Loader", "Monitor", "StreamingDataset"]
@@ -60,9 +61,15 @@ class Monitor(monitoring.Monitor[monitoring.T]):
     def _open(self, path: Path) -> monitoring.Log:
         return super()._open(path) if path.suffix.lower() == ".csv" else _TensorBoard(path)
 
-    def _gpu(self) -> int | None:
-        in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        return torch.cuda.current_device() if in_use else None
+    def _gpu(self) -> Usage:
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return Usage()
+        free, total = torch.cuda.mem_get_info()
+        try:
+            busy = torch.cuda.utilization() / 100
+        except Exception:  # nvidia-ml-py is not installed, or a MIG instance, which does not tell
+            return Usage(gpu_memory=total - free)
+        return Usage(gpu=busy, gpu_seen=1, gpu_memory=total - free)
 
     def _waiting(self) -> AbstractContextManager[object]:
         if self._profiler is None:

@@ -50,20 +50,6 @@ _HEADER = ("dataset", "setting", "samples/s", "spread", "stored", "times")
     limit="N",
 )
 @click.option("--cold", is_flag=True, help="Also measure with an empty page cache.")
-@click.option("--peers", is_flag=True, help="Also measure other libraries that are installed.")
-@click.option(
-    "--peers-in",
-    multiple=True,
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Look for other libraries in this environment, or in all in this folder. Repeatable.",
-)
-@click.option(
-    "--work",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Write the data of other libraries to this folder, and keep it.",
-)
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw a bar chart.")
 @storage_option
 @click.option("--quiet", is_flag=True, help="Print only results and errors.")
@@ -126,9 +112,6 @@ def _show(report: dict[str, Any]) -> None:
 
 
 def _contender_row(contender: dict[str, Any]) -> tuple[str, str]:
-    if "version" in contender:
-        note = f"; {contender['note']}" if contender["note"] else ""
-        return contender["name"], contender["version"] + note
     where = f" on {contender['file_system']}" if contender["file_system"] else ""
     amount = f"{counted(contender['samples'], 'sample')}, {size(contender['bytes'])}"
     words = f"{contender['format']}: {amount}{where}"

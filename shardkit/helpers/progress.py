@@ -83,9 +83,6 @@ class Steps:
             self._next = seconds + self._every
             self._tell(now)
 
-    def note(self, words: str) -> None:
-        """Ignore notes, which precede the steps."""
-
 
 class OfConversion:
     """The monitor of a conversion: passes its progress on to `Steps`."""

@@ -4,7 +4,7 @@ Each imports only those on lines below its own:
 
     doctor
     bench image_checks
-    checks monitor peers
-    contender findings report
-    defaults machine peer_loops runs
+    checks contender monitor
+    findings report
+    defaults machine runs
 """

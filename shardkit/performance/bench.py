@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import io
 import os
 import random
 import statistics
+import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from shardkit.dataset.dataset import Dataset
-from shardkit.errors import OutputError, UsageError, near
+from shardkit.errors import ShardkitError, ShardkitWarning, UsageError, near
 from shardkit.helpers import os_errors
+from shardkit.helpers.extras import extra
 from shardkit.helpers.keywords import takes
-from shardkit.helpers.progress import Monitor, watched
-from shardkit.helpers.progress import Progress as Step
+from shardkit.helpers.progress import Monitor, Progress, watched
 from shardkit.options import check_numbers
-from shardkit.performance.contender import MEASURES, PEER, Contender, Process, Setting, command
-from shardkit.performance.defaults import image_field, open_any, usual_options
+from shardkit.performance.contender import MEASURES, Contender, Result, Setting
+from shardkit.performance.defaults import FOLDER, image_field, stored_bytes, usual_options
 from shardkit.performance.machine import about_machine, drop_from_cache, file_system, versions
 from shardkit.schema import Image
 from shardkit.storage import fs
@@ -36,13 +39,6 @@ _STAYED = 0.05  # maximum share of bytes in the page cache for a run that counts
 _ROW = 0.3  # height of a row of the plot, in inches
 
 
-class Progress(Monitor, Protocol):
-    """Shows how many runs are done."""
-
-    def note(self, words: str) -> None:
-        """Show what is done before the runs."""
-
-
 @dataclass(frozen=True)
 class Sweep:
     """The options of `bench`: every combination of settings is measured for each dataset.
@@ -50,7 +46,8 @@ class Sweep:
     measures: what to measure: "read" (read and hash every value, in shuffled order), "decode" (read
         and decode whole images), "load" (batches, as in training).
     threads: numbers of loading threads to try. None: 1, 2, 4, ... up to the number of processors.
-    workers: numbers of worker processes to try, of torch's DataLoader.
+    workers: numbers of worker processes to try, of torch's DataLoader. For a folder of images, the
+        DataLoader reads the files without shardkit, as torchvision's ImageFolder does.
     batch_sizes: batch sizes, in samples.
     transforms: "crop", "resize", "center", "decode" or "none", or a function as "module:function".
     size: width and height of the transformed images, in pixels.
@@ -103,39 +100,39 @@ class SweepKeywords(TypedDict, total=False):
 class Measured:
     """The runs of a contender with one setting. After a failed run, it is not run again."""
 
+    name: str
     contender: Contender
     setting: Setting
     cold: bool
-    seconds: list[float] = field(default_factory=list)
-    samples: list[int] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
     stayed: float | None = None  # cold runs only: the largest share of bytes left in the page cache
     error: str | None = None
 
-    def ask(self, process: Process, *, counts: bool = True) -> None:
-        """Do one run in a process."""
-        given = {name: value for name, value in vars(self.setting).items() if value is not None}
-        answer = process.ask(given)
-        self.error = answer.get("error")
-        if counts and self.error is None:
-            self.seconds.append(answer["seconds"])
-            self.samples.append(answer["samples"])
+    def run(self, contender: Contender, *, counts: bool = True) -> None:
+        """Do one run."""
+        try:
+            result = contender.run(self.setting)
+        except Exception as error:  # bad data, or an error in a user's transform
+            self.error = _message(error)
+        else:
+            self.results += [result] * counts
 
     def to_dict(self) -> dict[str, Any]:
         """Return the runs as JSON values. Rates are in samples per second."""
-        rates = [n / max(s, 1e-9) for n, s in zip(self.samples, self.seconds, strict=True)]
+        rates = [samples / max(seconds, 1e-9) for seconds, samples in self.results]
         rate = statistics.median(rates) if rates and self.error is None else None
-        size = self.contender.sample_bytes
+        dataset = self.contender.dataset
         return {
-            "contender": self.contender.name,
-            "format": self.contender.format,
+            "contender": self.name,
+            "format": dataset.format,
             **asdict(self.setting),
             "cold": self.cold,
-            "seconds": self.seconds,
-            "samples": self.samples,
+            "seconds": [result.seconds for result in self.results],
+            "samples": [result.samples for result in self.results],
             "rate": rate,
             "min": min(rates) if rate else None,
             "max": max(rates) if rate else None,
-            "bytes_per_second": rate * size if rate and size else None,
+            "bytes_per_second": rate * stored_bytes(dataset) / len(dataset) if rate else None,
             "stayed": self.stayed,
             "error": self.error,
         }
@@ -146,10 +143,7 @@ def bench(
     paths: Sequence[str | os.PathLike[str]],
     *,
     cold: bool = False,
-    peers: bool = False,
-    peers_in: Sequence[str | os.PathLike[str]] = (),
-    work: str | os.PathLike[str] | None = None,
-    progress: bool | Callable[[Step], object] | Progress = False,
+    progress: bool | Callable[[Progress], object] | Monitor = False,
     **sweep: Unpack[SweepKeywords],
 ) -> dict[str, Any]:
     """Measure how fast `paths` load: datasets of any formats, or folders of images.
@@ -158,101 +152,92 @@ def bench(
     result consists of JSON values.
 
     cold: also measure with files that are not in the page cache.
-    peers: also measure other libraries that are installed here, with the samples of the first path.
-    peers_in: also measure other libraries that are installed in these virtual environments. A
-        folder that contains several environments works, too.
-    work: folder for the data that other libraries read; it is kept. None: a temporary folder.
     progress: as in `shardkit.convert`.
-
-    Cold runs of other libraries include what they do only once: starting workers, compiling.
 
     Raises UsageError for invalid options, such as a batch that is larger than a dataset. A setting
     that fails while it is measured has an `error` in the report, and the others continue.
     """
-    asked = Sweep(**sweep)
-    datasets = _opened(paths)
-    skipped: dict[str, str] = {}
-    contenders = [_ours(name, *each, asked, skipped) for name, each in datasets.items()]
-    if asked.workers and not _has_torch():
-        skipped["workers"] = 'torch is not installed: pip install "shardkit[torch]"'
-    with tempfile.TemporaryDirectory() as temporary, watched(progress) as monitor:
-        if peers or peers_in:
-            if monitor:
-                monitor.note("writing the data that other libraries read")
-            first = next(iter(datasets.values()))[1]
-            contenders += _peers(first, asked, peers_in, Path(work or temporary), skipped)
-        warm = [Measured(c, s, cold=False) for c in contenders for s in c.settings]
-        if not warm:
-            raise UsageError(
-                "there is nothing to measure", found="; ".join(skipped.values()) or None
-            )
-        for _, dataset in datasets.values():
-            dataset.close()  # no file may stay open
-        dropped = [c for c in contenders if _can_be_cold(c, skipped)] if cold else []
-        cold_runs = [Measured(c, s, cold=True) for c in dropped for s in c.settings]
+    asked, skipped = Sweep(**sweep), dict[str, str]()
+    contenders = _contenders(paths, asked.limit)
+    warm = [
+        Measured(name, contender, setting, cold=False)
+        for name, contender in contenders.items()
+        for setting in _settings(name, contender.dataset, asked, skipped)
+    ]
+    if not warm:
+        raise UsageError("there is nothing to measure", found="; ".join(skipped.values()) or None)
+    can_be_cold = {name: cold and _can_be_cold(name, c, skipped) for name, c in contenders.items()}
+    cold_runs = [replace(one, cold=True, results=[]) for one in warm if can_be_cold[one.name]]
+    with (
+        watched(progress) as monitor,
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(sys.stderr),  # of users' functions
+    ):
+        warnings.simplefilter("ignore", ShardkitWarning)
         if monitor:
             runs = len(warm) * (asked.rounds + 1) + len(cold_runs) * asked.rounds
             monitor.start("measuring", runs, "runs")
-        _run_warm(warm, asked.rounds, monitor)
-        _run_cold(cold_runs, asked.rounds, monitor)
+        for number, each in _in_turn(warm, asked.rounds + 1, monitor):
+            each.run(each.contender, counts=number > 0)
+        for contender in contenders.values():
+            contender.close()
+        for _, each in _in_turn(cold_runs, asked.rounds, monitor):
+            _run_cold(each)
     return {
         "versions": versions(),
         "machine": about_machine(),
         "settings": {**asdict(asked), "threads": asked.powers(), "cold": cold},
-        "contenders": [{"name": c.name, "format": c.format, **c.about} for c in contenders],
+        "contenders": [_about(name, contender) for name, contender in contenders.items()],
         "runs": [measured.to_dict() for measured in (*warm, *cold_runs)],
         "skipped": skipped,
     }
 
 
-def _has_torch() -> bool:
-    return importlib.util.find_spec("torch") is not None
-
-
-def _opened(paths: Sequence[str | os.PathLike[str]]) -> dict[str, tuple[Path, Dataset]]:
+def _contenders(paths: Sequence[str | os.PathLike[str]], limit: int) -> dict[str, Contender]:
     """The datasets by their folder's name, or by their path if the name is not unique."""
     every = list(dict.fromkeys(map(fs.source, paths)))
     if not every:
         raise UsageError("there is no dataset to measure", fix="name one or several")
     names = [path.resolve().name for path in every]
-    opened = {}
+    found = {}
     for path, name in zip(every, names, strict=True):
-        dataset = open_any(path)
-        if not len(dataset):
+        contender = Contender(path, limit)
+        if not len(contender.dataset):
             raise UsageError("the dataset has no samples", path=path, fix="convert some first")
-        opened[name if names.count(name) == 1 else str(path)] = path, dataset
-    return opened
+        found[name if names.count(name) == 1 else str(path)] = contender
+    return found
 
 
-def _ours(
-    name: str, path: Path, dataset: Dataset, asked: Sweep, skipped: dict[str, str]
-) -> Contender:
-    settings = list(_settings(dataset, asked))
-    for measure in asked.measures:
-        if not any(setting.measure == measure for setting in settings):
-            skipped[f"{name}, {measure}"] = "the dataset has no encoded images"
-    stored = sum(dataset.extent(shard)[1] for shard in range(dataset.shards))
+def _about(name: str, contender: Contender) -> dict[str, Any]:
+    path, dataset = contender.path, contender.dataset
     about = {
+        "name": name,
+        "format": dataset.format,
         "path": str(path),
         "samples": len(dataset),
         "shards": dataset.shards,
-        "bytes": stored,
+        "bytes": stored_bytes(dataset),
         "file_system": None if isinstance(path, RemotePath) else file_system(path),
     }
-    start, mean = command(path, asked.limit), stored / len(dataset)
     if isinstance(path, RemotePath):
-        about["downloads"] = round(mean * min(asked.limit, len(dataset)))
+        share = min(contender.limit / len(dataset), 1)
+        about["downloads"] = round(stored_bytes(dataset) * share)
         about["cache_limit"] = cache_from().limit
-    return Contender(name, dataset.format, start, path, about, settings=settings, sample_bytes=mean)
+    return about
 
 
-def _settings(dataset: Dataset, asked: Sweep) -> Iterator[Setting]:
+def _settings(
+    name: str, dataset: Dataset, asked: Sweep, skipped: dict[str, str]
+) -> Iterator[Setting]:
     """The settings to measure a dataset with."""
     images, threads = image_field(dataset), asked.powers()
     encoded = images is not None and isinstance(dataset.schema[images], Image)
-    for measure in ("read", "decode") if encoded else ("read",):
-        if measure in asked.measures:
-            yield from (Setting(measure, number) for number in threads)
+    if "read" in asked.measures:
+        yield from (Setting("read", number) for number in threads)
+    if "decode" in asked.measures and encoded:
+        yield from (Setting("decode", number) for number in threads)
+    elif "decode" in asked.measures:
+        skipped[f"{name}, decode"] = "the dataset has no encoded images"
     if "load" not in asked.measures:
         return
     transforms = asked.transforms
@@ -260,64 +245,34 @@ def _settings(dataset: Dataset, asked: Sweep) -> Iterator[Setting]:
         transforms = [name for name in asked.transforms if ":" in name] or ["none"]
         if asked.threads is None:
             threads = [0, *threads]  # loading without threads may be as fast
-    for batch_size in asked.batch_sizes:
+    workers = asked.workers
+    if workers and importlib.util.find_spec("torch") is None:
+        workers, skipped["workers"] = (), 'torch is not installed: pip install "shardkit[torch]"'
+    for size in asked.batch_sizes:
         for transform in transforms:
             recipe: dict[str, Any] = {
-                "batch_size": batch_size, "transform": transform, "size": asked.size,
+                "batch_size": size, "transform": transform, "size": asked.size,
             }  # fmt: skip
             usual_options(dataset, **recipe)  # raises for options that do not fit
             yield from (Setting("load", number, **recipe) for number in threads)
-            for number in asked.workers if _has_torch() else ():
-                yield Setting("load", workers=number, **recipe)
+            if dataset.format == FOLDER and transform != "crop" and workers:
+                skipped[f"{name}, DataLoader"] = "measured only with the transform crop"
+            else:
+                yield from (Setting("load", workers=number, **recipe) for number in workers)
 
 
-def _peers(
-    dataset: Dataset,
-    asked: Sweep,
-    folders: Sequence[str | os.PathLike[str]],
-    work: Path,
-    skipped: dict[str, str],
-) -> list[Contender]:
-    from shardkit.performance.peers import contenders, interpreters_in
-
-    ready, missing = contenders(dataset, interpreters_in(folders), work, limit=asked.limit)
-    skipped.update(missing)
-    transform = "none" if image_field(dataset) is None else "crop"
-    loaded = "load" in asked.measures and transform in (*asked.transforms, "none")
-    if "load" in asked.measures and not loaded and ready:
-        skipped["load of others"] = "other libraries are measured only with the transform crop"
-    loads = [
-        Setting("load", None, number, batch_size, transform, asked.size)
-        for batch_size in (asked.batch_sizes if loaded else ())
-        for number in asked.powers()
-    ]
-    reads = [Setting("read", workers=number) for number in asked.powers()]
-    found = []
-    for peer in ready:
-        reading = "read" in asked.measures and "read" in peer.measures
-        found.append(replace(peer, settings=(reads if reading else []) + loads))
-    return found
-
-
-def _can_be_cold(contender: Contender, skipped: dict[str, str]) -> bool:
+def _can_be_cold(name: str, contender: Contender, skipped: dict[str, str]) -> bool:
     if isinstance(contender.path, RemotePath):
-        skipped[f"{contender.name}, cold"] = "data at a URL are not in the page cache"
+        skipped[f"{name}, cold"] = "data at a URL are not in the page cache"
         return False
     stayed = drop_from_cache([contender.path])
     if stayed > _STAYED:
-        skipped[f"{contender.name}, cold"] = (
-            f"not possible here ({stayed:.0%} of the bytes stayed in memory)"
-        )
+        skipped[f"{name}, cold"] = f"not possible here ({stayed:.0%} of the bytes stayed in memory)"
     return stayed <= _STAYED
 
 
-def _process(contender: Contender) -> Process:
-    path = contender.path
-    return Process(contender.command, path.store.options if isinstance(path, RemotePath) else None)
-
-
 def _in_turn(
-    measured: Sequence[Measured], rounds: int, progress: Progress | None
+    measured: Sequence[Measured], rounds: int, progress: Monitor | None
 ) -> Iterator[tuple[int, Measured]]:
     """Yield the round number and what to run: all that has not failed, in random order."""
     for number in range(rounds):
@@ -328,34 +283,26 @@ def _in_turn(
                 progress.advance(1)
 
 
-def _run_warm(measured: Sequence[Measured], rounds: int, progress: Progress | None) -> None:
-    """Measure warm runs: one process per contender; the first round is not counted."""
-    processes: dict[int, Process] = {}
-    try:
-        for number, each in _in_turn(measured, rounds + 1, progress):
-            contender = each.contender
-            process = processes.setdefault(id(contender), _process(contender))
-            each.ask(process, counts=number > 0)
-    finally:
-        for process in processes.values():
-            process.close()
+def _run_cold(each: Measured) -> None:
+    """Measure a dataset that was just opened, and whose files were evicted."""
+    contender = Contender(each.contender.path, each.contender.limit)
+    contender.open()
+    stayed = drop_from_cache([contender.path])
+    if stayed > _STAYED:  # another process reads the files
+        each.error = f"not cold: {stayed:.0%} of the bytes are in memory"
+    else:
+        each.stayed = max(stayed, each.stayed or 0.0)
+        each.run(contender)
+    contender.close()
 
 
-def _run_cold(measured: Sequence[Measured], rounds: int, progress: Progress | None) -> None:
-    """Measure cold runs: one process per run, which opens its dataset before files are evicted."""
-    for _, each in _in_turn(measured, rounds, progress):
-        process = _process(each.contender)
-        try:
-            if each.contender.format != PEER:
-                process.ask({"measure": "open"})
-            stayed = drop_from_cache([each.contender.path])
-            if stayed > _STAYED:  # another process reads the files
-                each.error = f"not cold: {stayed:.0%} of the bytes are in memory"
-            else:
-                each.stayed = max(stayed, each.stayed or 0.0)
-                each.ask(process)
-        finally:
-            process.close()
+def _message(error: Exception) -> str:
+    """The text of an error, without a worker's traceback."""
+    text = str(error)
+    if text.startswith("Caught "):  # in a DataLoader's worker, with its traceback
+        name = f"{type(error).__module__}.{type(error).__qualname__}: "
+        return text.rpartition(name)[2].strip()
+    return text if isinstance(error, ShardkitError) else f"{type(error).__name__}: {text}"
 
 
 # --- the plot ------------------------------------------------------------------------------------
@@ -363,12 +310,8 @@ def _run_cold(measured: Sequence[Measured], rounds: int, progress: Progress | No
 
 def check_plot(path: Path) -> None:
     """Raise UsageError or OutputError if `draw` could not write the plot."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError(
-            "a plot needs matplotlib, which is not installed",
-            fix='pip install "shardkit[bench]"',
-        )
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    with extra("bench", "a plot"):
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     known = FigureCanvasAgg.get_supported_filetypes()
     if path.suffix[1:].lower() not in known:
@@ -377,17 +320,11 @@ def check_plot(path: Path) -> None:
             path=path,
             expected=", ".join(f".{suffix}" for suffix in sorted(known)),
         )
-    try:
+    with os_errors.explained("write the plot", path):
         if path.exists():
             path.open("ab").close()
         else:
             tempfile.TemporaryFile(dir=path.parent).close()
-    except OSError as error:
-        raise OutputError(
-            f"cannot write the plot: {os.strerror(error.errno or 0)}",
-            path=path,
-            fix="choose a file in a writable folder",
-        ) from error
 
 
 def draw(report: dict[str, Any], path: Path) -> None:

@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import math
 import shlex
-import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from shardkit.conversion.create import DatasetWriter
 from shardkit.dataset.dataset import Dataset
-from shardkit.dataset.find import open_dataset
-from shardkit.errors import ShardkitError
 from shardkit.formats import FORMATS
 from shardkit.performance.findings import LEAST, Finding
-from shardkit.performance.runs import first_numbers, medians
-from shardkit.sample import Sample
 from shardkit.schema import Array, row_fields
 from shardkit.stream.batching import Batching, Bucket, Dynamic, Pack
 from shardkit.stream.collate import PadCollate
 from shardkit.stream.order import Numbers
 from shardkit.stream.quality import class_shares, first_labels, sorted_by_class, times_alike
-from shardkit.stream.reading import Samples, extents
+from shardkit.stream.reading import extents
 from shardkit.stream.schedule import START, Planned, Schedule, Step
 from shardkit.stream.stream import Stream
 from shardkit.stream.world import World
@@ -36,14 +28,9 @@ _SLOW = {
     "folder": "samples are separate files, which are opened and closed for each read",
     "parquet": "Parquet decodes a whole row group to read one sample at random",
 }
-_TRIED = 256  # maximum samples that are stored in another format
-_TRIED_BYTES = 64_000_000  # maximum bytes of these samples
-_TRIED_SECONDS = 2.0  # maximum time to write them
-_WORTH = 0.7  # maximum share of the present time for which a conversion is worthwhile
 _MANY = 100  # shards
 _TINY = 8_000_000  # bytes
-_UNLIKE = 4  # times the median size
-_SHARD_SIZES = (256, 128, 64, 32, 16, 8)  # MB
+_USUAL, _SMALLEST = 256, 8  # MB of a shard
 _CHANCE = 1e-6  # probability that a full shuffle starts with samples of a single class
 
 _PLANNED = 100_000  # samples of an epoch whose padding is computed
@@ -74,68 +61,26 @@ def _source(dataset: Dataset) -> Path:
 
 
 def other_format(stream: Stream) -> Finding | None:
-    """Separate files or Parquet, if TAR shards are read much faster: tried with 256 samples.
-
-    These are the first samples of an epoch, as the speed of a format depends on the order. Both
-    versions are read from the page cache.
-    """
+    """Separate files or Parquet, whose reading may be most of the time of loading."""
     slow = [dataset.format for dataset in stream.datasets if dataset.format in _SLOW]
     if not slow or stream.options.cache is not None:
         return None
-    numbers = first_numbers(stream, _TRIED)
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            numbers = numbers[: _write(stream.samples, numbers, Path(folder) / "tried")]
-        except ShardkitError:
-            return None  # the loader raises the error
-        tried = Samples([open_dataset(Path(folder) / "tried")])
-        now, then = medians(
-            lambda _: _seconds(stream.samples, numbers),
-            lambda _: _seconds(tried, range(len(numbers))),
-        )
-        tried.close()
-    if then >= _WORTH * now:
-        return None
     return Finding(
         "format",
-        f"{_SLOW[slow[0]]}: {len(numbers):,} samples take {1e6 * now / len(numbers):,.0f} us "
-        f"each, and {1e6 * then / len(numbers):,.0f} us from TAR shards",
-        "store them in TAR shards, with all values unchanged",
+        _SLOW[slow[0]],
+        "store them in TAR shards, with all values unchanged (the rate is that of loading if "
+        "reading took no time)",
         stage="read",
-        share=then / now,
+        share=0.0,
         command=convert_command(stream),
     )
-
-
-def _write(samples: Samples, numbers: list[int], out: Path) -> int:
-    """Store samples in TAR, up to a number of bytes and seconds; returns how many were stored."""
-    began, stored, count = time.perf_counter(), 0, 0
-    with DatasetWriter(out, "wds", samples.schema) as writer:
-        for count, number in enumerate(numbers, 1):
-            sample = samples.read(number)
-            writer.write({**sample, "__key__": f"{count:06d}"})
-            stored += _bytes(sample)
-            if stored > _TRIED_BYTES or time.perf_counter() - began > _TRIED_SECONDS:
-                break
-    return count
-
-
-def _bytes(sample: Sample) -> int:
-    return sum(getattr(v, "nbytes", len(v) if isinstance(v, bytes) else 0) for v in sample.values())
-
-
-def _seconds(samples: Samples, numbers: Sequence[int]) -> float:
-    began = time.perf_counter()
-    for number in numbers:
-        samples.read(number)
-    return time.perf_counter() - began
 
 
 # --- the shards ----------------------------------------------------------------------------------
 
 
-def shards(stream: Stream, world_size: int, workers: int) -> Finding | None:
-    """Shards that are many and tiny, fewer than their readers, or of very different sizes.
+def shards(stream: Stream, world_size: int) -> Finding | None:
+    """Shards that are many and tiny, or fewer than the ranks.
 
     Formats that usually have a single file are skipped: their readers split samples, not shards.
     """
@@ -146,45 +91,21 @@ def shards(stream: Stream, world_size: int, workers: int) -> Finding | None:
         return None
     counted = np.concatenate([extents(dataset) for dataset in datasets])
     stored = np.array([d.extent(n)[1] for d in datasets for n in range(d.shards)])[counted > 0]
-    readers = world_size * max(workers, 1)
     if len(stored) > _MANY and stored.mean() < _TINY:
         seen = (
             f"{len(stored):,} shards have {stored.mean() / 1e6:.2g} MB on average, and shuffled "
             "reading reopens a file for almost every sample, as only few can stay open"
         )
-        return _reshard(stream, seen, 256, "make shards of 256 MB")
-    return _few(stream, stored, readers, world_size) or _unlike(stream, stored, readers)
-
-
-def _few(
-    stream: Stream, stored: npt.NDArray[np.int64], readers: int, world_size: int
-) -> Finding | None:
-    """Fewer shards than readers, unless the dataset is too small for one shard per reader."""
-    fits = [size for size in _SHARD_SIZES if stored.sum() >= readers * size * 1_000_000]
-    if len(stored) >= readers or not fits:
-        return None
-    ours = "; shardkit splits samples, not shards, so no reader is idle"
-    if len(stored) < world_size:
-        ours += ", but several ranks read each file, whatever `parts` is"
-    seen = (
-        f"there are {len(stored):,} shards for {readers:,} readers ({world_size:,} ranks x "
-        f"{readers // world_size:,} workers): loaders that assign whole shards, such as "
-        f"webdataset, leave {readers - len(stored):,} readers without data{ours}"
-    )
-    do = f"make shards of {fits[0]} MB, so that there are at least as many as readers"
-    return _reshard(stream, seen, fits[0], do)
-
-
-def _unlike(stream: Stream, stored: npt.NDArray[np.int64], readers: int) -> Finding | None:
-    median = float(np.median(stored))
-    if readers == 1 or len(stored) < 3 or stored.max() <= _UNLIKE * max(median, _TINY):
+        return _reshard(stream, seen, _USUAL, f"make shards of {_USUAL} MB")
+    megabytes = min(int(stored.sum() // world_size // 1_000_000), _USUAL)
+    if len(stored) >= world_size or megabytes < _SMALLEST:
         return None
     seen = (
-        f"the largest shard has {stored.max() / 1e6:,.0f} MB and the median one "
-        f"{median / 1e6:,.0f}: with loaders that assign whole shards, such as webdataset, all "
-        "readers wait for the one with the largest; shardkit splits samples, not shards"
+        f"there are {len(stored):,} shards for {world_size:,} ranks, so that several ranks read "
+        "each file, whatever `parts` is"
     )
-    return _reshard(stream, seen, 256, "make shards of similar sizes")
+    do = f"make shards of {megabytes} MB, so that there are at least as many as ranks"
+    return _reshard(stream, seen, megabytes, do)
 
 
 def _reshard(stream: Stream, seen: str, megabytes: int, do: str) -> Finding:

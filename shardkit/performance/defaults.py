@@ -114,6 +114,11 @@ def usual_options(
     return options | _padding(dataset)
 
 
+def stored_bytes(dataset: Dataset) -> int:
+    """Total bytes of all shards."""
+    return sum(dataset.extent(shard)[1] for shard in range(dataset.shards))
+
+
 def image_field(dataset: Dataset) -> str | None:
     """The first field of encoded images, else of pixels; a mask only if there is no other image."""
     for kinds in (_encoded, _pixels):

@@ -17,7 +17,7 @@ from shardkit.performance import findings as looks
 from shardkit.performance.checks import other_format, padding, shards, sorted_order
 from shardkit.performance.defaults import open_any, usual_options
 from shardkit.performance.findings import LEAST, SHARE, Case, Finding
-from shardkit.performance.image_checks import png, stored_size
+from shardkit.performance.image_checks import images
 from shardkit.performance.machine import memory
 from shardkit.performance.runs import (
     ROUNDS,
@@ -151,15 +151,14 @@ def doctor(
     need = need or _step_rate(loader, step, seconds) or (trained.stepping if trained else None)
     case = _case(loader, processors, seconds)
     if dataloader is None:
-        workers, rate = 0, case.now.rate
+        rate = case.now.rate
         found = [finding for look in looks.OF_RUNS if (finding := look(case))]
         if trained is not None and (finding := looks.prefetch(case, trained)):
             found.append(finding)
     else:
-        workers = dataloader.num_workers
         rate, found = _of_workers(dataloader, loader, processors, seconds)
     ranks = ranks or loader.dataset.world().size
-    of_data = checks(loader.dataset.stream, world_size=ranks, workers=workers)
+    of_data = checks(loader.dataset.stream, world_size=ranks)
     found += [finding for one in of_data if (finding := case.rated(one))]
     findings = ranked(found, rate, need)
     slow = looks.extension(case)
@@ -266,15 +265,12 @@ def _case(loader: Loader, processors: int, seconds: float) -> Case:
     return replace(case, now=runs["now"], tried=tried, in_memory=runs.get("in memory"))
 
 
-def checks(stream: Stream, *, world_size: int, workers: int) -> list[Finding]:
-    """All findings on the data, for `world_size` ranks with `workers` workers each.
-
-    Suggested conversions are tried on a small number of samples.
-    """
+def checks(stream: Stream, *, world_size: int) -> list[Finding]:
+    """All findings on the data, for `world_size` ranks."""
     found = [
-        stored_size(stream) or png(stream),  # `stored_size` converts to JPEG, too
+        images(stream),
         other_format(stream),
-        shards(stream, world_size, workers),
+        shards(stream, world_size),
         sorted_order(stream),
         padding(stream, world_size),
     ]

@@ -15,6 +15,7 @@ from shardkit.codecs.extension import FIX, MISSING, SLOWER
 from shardkit.codecs.image import format_of
 from shardkit.errors import printable
 from shardkit.helpers.clock import IDLE, Spent
+from shardkit.performance.defaults import stored_bytes
 from shardkit.performance.runs import Run
 from shardkit.stream.loader import Loader
 from shardkit.stream.profile import Times
@@ -156,7 +157,8 @@ def threads(case: Case) -> Finding | None:
 
 def storage(case: Case) -> Finding | None:
     """Slow storage, if the dataset fits into memory."""
-    stored, cached = stored_bytes(case.loader), case.loader.dataset.options.cache
+    stored = sum(map(stored_bytes, case.loader.dataset.stream.datasets))
+    cached = case.loader.dataset.options.cache
     if case.in_memory is None or cached or not 0 < stored <= case.memory // 2:
         return None
     return case.finding(
@@ -172,12 +174,6 @@ def storage(case: Case) -> Finding | None:
 
 def _waits(case: Case) -> str:
     return f"a thread waits for storage {case.waits:.0%} of its time"
-
-
-def stored_bytes(loader: Loader) -> int:
-    """Total bytes of all shards."""
-    datasets = loader.dataset.stream.datasets
-    return sum(d.extent(shard)[1] for d in datasets for shard in range(d.shards))
 
 
 def transform(case: Case) -> Finding | None:

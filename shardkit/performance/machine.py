@@ -13,9 +13,9 @@ import platform
 import re
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from shardkit.helpers import os_errors
 from shardkit.helpers.processors import processors
@@ -61,11 +61,12 @@ def versions() -> dict[str, str]:
 
 
 def file_system(path: Path) -> str | None:
-    """The type of a path's file system; None if unknown."""
-    types: dict[str, str] = {}
-    for line in _text("/proc/self/mounts").splitlines():
-        _, folder, kind, *_ = line.split(" ")
-        types[re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), folder)] = kind
+    """The type of a path's file system; None if unknown, or if psutil is not installed."""
+    if not has_psutil():
+        return None
+    import psutil
+
+    types = {mount.mountpoint: mount.fstype for mount in psutil.disk_partitions(all=True)}
     path = path.resolve()
     return next((types[str(p)] for p in (path, *path.parents) if str(p) in types), None)
 
@@ -189,24 +190,19 @@ class Usage:
         }
 
 
-class _Sums(NamedTuple):
-    """Resources that processes have used since their start, and their current memory."""
-
-    when: float
-    cpu: float | None = None
-    disk: int | None = None
-    memory: int | None = None
-
-
 class System:
-    """Reads resource usage, at intervals that keep the overhead small. Needs optional libraries."""
+    """Reads resource usage, at intervals that keep the overhead small.
 
-    def __init__(self, gpu: int | None, clock: Callable[[], float] = time.perf_counter) -> None:
-        """`gpu` is the index of the GPU in use, among those visible to this process."""
-        self._clock = clock
+    Without psutil, only that of the GPU.
+    """
+
+    def __init__(
+        self, gpu: Callable[[], Usage], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """`gpu` reads the usage of the GPU."""
+        self._gpu, self._clock = gpu, clock
         self._tree = _Tree() if has_psutil() else None
-        self._gpu = None if gpu is None else _Gpu.found(gpu)
-        self._before: _Sums | None = None
+        self._before: Usage | None = None
         self._next = clock()  # earliest time of the next reading
 
     def begin(self) -> None:
@@ -223,22 +219,22 @@ class System:
         before = self._before
         if (before is None and last) or (not last and self._clock() < self._next):
             return Usage()
-        now, usage = self._read()
+        now = self._read()
         if before is None:
             return Usage()
         # A difference is negative if a process has ended without being waited for.
         cpu = None if now.cpu is None or before.cpu is None else max(now.cpu - before.cpu, 0)
         disk = None if now.disk is None or before.disk is None else max(now.disk - before.disk, 0)
-        return usage + Usage(now.when - before.when, cpu, disk, now.memory)
+        return replace(now, seconds=now.seconds - before.seconds, cpu=cpu, disk=disk)
 
-    def _read(self) -> tuple[_Sums, Usage]:
-        """Read processes and the GPU."""
+    def _read(self) -> Usage:
+        """Read the GPU, and what processes have used since their start."""
         began = self._clock()
-        now = self._before = _Sums(began, *(self._tree.read() if self._tree else ()))
-        usage = self._gpu.read() if self._gpu else Usage()
+        cpu, disk, memory = self._tree.read() if self._tree else (None, None, None)
+        now = replace(self._gpu(), seconds=began, cpu=cpu, disk=disk, memory=memory)
         ended = self._clock()
-        self._next = ended + _SPARE * (ended - began)
-        return now, usage
+        self._before, self._next = now, ended + _SPARE * (ended - began)
+        return now
 
 
 class _Tree:
@@ -272,42 +268,6 @@ class _Tree:
         except self._error:
             return int(process.memory_info().rss)
         return int(getattr(found, "pss", 0) or found.uss)
-
-
-class _Gpu:
-    """One GPU, through its driver's library."""
-
-    def __init__(self, library: Any, handle: Any) -> None:
-        self._library = library
-        self._handle = handle
-
-    @classmethod
-    def found(cls, number: int) -> _Gpu | None:
-        """The GPU with this index; None without the library, a driver or such a GPU."""
-        try:
-            import pynvml
-        except ImportError:
-            return None
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # ignored by the driver's library
-        names = [str(number)] * (number + 1) if visible is None else visible.split(",")
-        name = names[number].strip() if number < len(names) else ""
-        try:
-            pynvml.nvmlInit()
-            if name.isdigit():
-                return cls(pynvml, pynvml.nvmlDeviceGetHandleByIndex(int(name)))
-            return cls(pynvml, pynvml.nvmlDeviceGetHandleByUUID(name))
-        except pynvml.NVMLError:
-            return None
-
-    def read(self) -> Usage:
-        """The GPU's recent utilization and its memory, if known."""
-        busy = memory = None
-        try:
-            memory = int(self._library.nvmlDeviceGetMemoryInfo(self._handle).used)
-            busy = self._library.nvmlDeviceGetUtilizationRates(self._handle).gpu / 100
-        except self._library.NVMLError:  # a MIG instance has no utilization rate
-            pass
-        return Usage(gpu=busy, gpu_seen=int(busy is not None), gpu_memory=memory)
 
 
 def has_psutil() -> bool:

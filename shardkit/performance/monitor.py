@@ -80,7 +80,7 @@ class Monitor(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         clock = self._clock
         if self._system is None and self._is_first:
-            self._system = System(self._gpu(), clock)
+            self._system = System(self._gpu, clock)
         if self._system is not None:
             self._system.begin()
         self._window = window = _Window()
@@ -136,10 +136,9 @@ class Monitor(Generic[T]):
             )
         return _Csv(path)
 
-    def _gpu(self) -> int | None:
-        """The index of the GPU in use, among those visible to this process."""
-        local = os.environ.get("LOCAL_RANK", "")
-        return int(local) if local.isdigit() else 0
+    def _gpu(self) -> Usage:
+        """The usage of the GPU, if there is one."""
+        return Usage()
 
     def _waiting(self) -> AbstractContextManager[object]:
         """Return a context manager to use around each wait for data."""

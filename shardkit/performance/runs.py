@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from pathlib import Path
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 ROUNDS = 3
-_TRIALS = 5  # rounds of `medians`
 _BATCHES = 4  # minimum number per run, as fewer say little about a rate
 _PATIENCE = 4  # times the seconds of a run that it may take to get this number
 _BATCH, _EPOCH = 64, 8  # for samples in memory: minimum samples per batch, batches per epoch
@@ -62,15 +60,6 @@ def compare(loaders: Mapping[str, Loader | DataLoader[Any]], seconds: float) -> 
         name: replace(runs[len(runs) // 2], start=min(one.start for one in runs))
         for name, runs in medians.items()
     }
-
-
-def medians(*measures: Callable[[int], float]) -> list[float]:
-    """The median result of each function, over rounds that call all of them in turn.
-
-    Each is called with the number of the round.
-    """
-    rounds = [[measure(number) for measure in measures] for number in range(_TRIALS)]
-    return [statistics.median(column) for column in zip(*rounds, strict=True)]
 
 
 def run(loader: Loader | DataLoader[Any], seconds: float) -> Run:
@@ -157,7 +146,7 @@ def loader_like(dataloader: DataLoader[Any]) -> Loader:
             "the DataLoader does not load a shardkit dataset",
             expected="a DataLoader of a shardkit.torch.StreamingDataset",
             found=type(dataset).__name__,
-            fix="to compare with other libraries, use `shardkit bench PATH --peers`",
+            fix="to compare with image files, use `shardkit bench FOLDER SHARDS --workers 2`",
         )
     if not dataset.options.batched:
         dataset = dataset.with_options(batch_size=dataloader.batch_size)

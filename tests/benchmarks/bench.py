@@ -8,10 +8,10 @@
     python -m tests.benchmarks.bench engines --data PHOTOS --work FOLDER [--workers 2]
     python -m tests.benchmarks.bench start   --data PHOTOS --work FOLDER
 
-and of loading, what `shardkit bench` does not measure, with the same options: `first`, from the
-start of a process to its first batch, without what `import torch` takes; `free`, how much slower a
-loop in Python runs while the Loader's threads are busy; `profile`, an epoch with the Loader's
-clocks and without.
+and of loading, with the same options: `load`, epochs of crops beside other libraries, with two
+threads or workers; `first`, from the start of a process to its first batch, without what `import
+torch` takes; `free`, how much slower a loop in Python runs while the Loader's threads are busy;
+`profile`, an epoch with the Loader's clocks and without.
 
 PHOTOS is what `data photos` made, ORIGINALS what it made with --as-they-are, CORPUS what `data
 corpus` made; ENVS is what make_peers.sh made, and without it the libraries that we do not depend on
@@ -33,7 +33,7 @@ from pathlib import Path
 import shardkit
 from shardkit.formats import FORMATS
 from tests.benchmarks import harness
-from tests.benchmarks.harness import SHARDKIT, answer, called, fresh, script, timed
+from tests.benchmarks.harness import LOOPS, SHARDKIT, answer, called, fresh, script, timed
 from tests.benchmarks.harness import seconds_of as seconds
 from tests.conftest import files_of
 from tests.remote.process import ROOT
@@ -41,6 +41,8 @@ from tests.remote.process import ROOT
 CONTENDER = Path(__file__).with_name("contender.py")
 # Format -> its library in contender.py. We depend on the first two.
 PEERS = {"wds": "webdataset", "lmdb": "lmdb", "arrow": "datasets", "beton": "ffcv"}
+# Library in loops.py -> the format that it reads; LitData and MosaicML Streaming write their own.
+LOADERS = {"webdataset": "wds", "datasets": "hf", "ffcv": "beton", "litdata": "", "streaming": ""}
 TOKENIZERS = ("datasets", "encode_batch")
 
 FIRST = """
@@ -237,6 +239,38 @@ class Bench:
             shardkit.convert(self.data, "wds", self.work / "wds", workers=2)
         return self.work / "wds"
 
+    def load(self):
+        """The second epoch of a process."""
+
+        def epoch(python, name, store, **more):
+            tars = sorted(map(str, store.glob("*.tar")))
+            asked = {"url": str(store), "urls": tars, "decode": True, "workers": 2, **more}
+            with harness.Contender(python, name, asked) as contender:
+                contender.epoch()
+                return contender.epoch()["seconds"]
+
+        few = max(sum(1 for _ in self.data.rglob("*.jpg")) // 16, 1)  # so that workers share none
+        stores = {
+            f: self.convert(self.data, f, *(("--shard-samples", few) if f == "wds" else ()))
+            for f in {*self.formats, *filter(None, LOADERS.values())}
+        }
+        runs = {
+            f"shardkit {f}": partial(epoch, sys.executable, "shardkit", stores[f], threads=2)
+            for f in self.formats
+        }
+        runs["imagefolder"] = partial(epoch, self.python, "imagefolder", self.data)
+        for name, format in LOADERS.items():
+            if not self.peers and name not in ("webdataset", "datasets"):
+                continue
+            python = self.peers / "streaming/bin/python" if name == "streaming" else self.python
+            store = stores.get(format)
+            if store is None:
+                store = fresh(self.work / name)
+                called(python, LOOPS, "write", name, self.data, store)
+            runs[name] = partial(epoch, python, name, store)
+        first = f"shardkit {self.formats[0]}"
+        return runs, {name: first for name in runs if name != first}
+
     def first(self):
         def batch():
             """From the start of the interpreter on; `import torch` is taken out."""
@@ -270,7 +304,7 @@ class Bench:
 KINDS = {
     "write": Bench.write, "convert": Bench.from_format_to_format, "verify": Bench.verify,
     "images": Bench.images, "tokens": Bench.tokens, "engines": Bench.engines, "start": Bench.start,
-    "first": Bench.first, "free": Bench.free, "profile": Bench.profile,
+    "load": Bench.load, "first": Bench.first, "free": Bench.free, "profile": Bench.profile,
 }  # fmt: skip
 
 

@@ -95,7 +95,7 @@ def read_tfrecord(store):
 
 def write_mds(photos, store):
     """With images as bytes: Pillow images would take its time to open."""
-    from shardkit.performance.peer_loops import mosaicml
+    from tests.benchmarks.loops import mosaicml
 
     columns = {"image": "bytes", "label": "int"}
     with mosaicml().MDSWriter(columns=columns, out=str(store), size_limit="256mb") as writer:
@@ -104,7 +104,7 @@ def write_mds(photos, store):
 
 
 def read_mds(store):
-    from shardkit.performance.peer_loops import mosaicml
+    from tests.benchmarks.loops import mosaicml
 
     data = mosaicml().StreamingDataset(local=str(store), batch_size=1)
     return at_random(len(data), lambda number: data[number]["image"])

@@ -11,15 +11,19 @@ import os
 import platform
 import random
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
+LOOPS = Path(__file__).with_name("loops.py")
 SHARDKIT = [sys.executable, "-m", "shardkit"]
+_PATIENCE = 60.0  # seconds for an epoch
 PACKAGES = ("shardkit", "webdataset", "numpy", "xxhash", "obstore")  # whose versions are reported
 
 
@@ -135,3 +139,50 @@ class Memory:
             sizes = {line.split(":")[0]: line.split()[1] for line in lines if line.endswith(" kB")}
             self.anonymous = max(self.anonymous, int(sizes["RssAnon"]) >> 10)
             self.with_files = max(self.with_files, int(sizes["VmRSS"]) >> 10)
+
+
+class Contender:
+    """A process of loops.py that does epochs when it is asked to."""
+
+    def __init__(self, python, name, asked, environ=()):
+        self._process = subprocess.Popen(
+            [python, "-W", "ignore", os.fspath(LOOPS), name, json.dumps(asked)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, **dict(environ)}, start_new_session=True,
+        )  # fmt: skip
+        self._answer()
+
+    def begin(self):
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
+    def end(self):
+        late = threading.Timer(_PATIENCE, self._kill)
+        late.start()
+        try:
+            return json.loads(self._answer())
+        finally:
+            late.cancel()
+
+    def epoch(self):
+        self.begin()
+        return self.end()
+
+    def _answer(self):
+        line = self._process.stdout.readline()
+        if not line:
+            error = self._process.stderr.read()[-3000:].strip()
+            raise RuntimeError(error or f"no end in {_PATIENCE:.0f} s")
+        return line
+
+    def _kill(self):
+        """With its workers, and what would remove the next one's shared memory."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._kill()
+        self._process.communicate()

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Environments of their own for the libraries that we are compared with: their pins clash with ours,
-# and with each other's. `shardkit bench --peers-in FOLDER` finds them.
+# and with each other's.
 # usage: tests/benchmarks/make_peers.sh FOLDER
 set -euo pipefail
 
-# FOLDER/$1, with what shardkit/performance/peer_loops.py needs besides the libraries that it measures.
+# FOLDER/$1, with what tests/benchmarks/loops.py needs besides the libraries that it measures.
 # torch comes first: others would replace it by a build of several gigabytes.
 environment() {
     python3 -m venv "$folder/$1"

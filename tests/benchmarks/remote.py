@@ -26,20 +26,19 @@ import itertools
 import json
 import os
 import shutil
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
 import shardkit
 from tests.benchmarks.harness import (
+    LOOPS,
     SHARDKIT,
+    Contender,
     arguments,
     called,
     fresh,
@@ -52,64 +51,14 @@ from tests.benchmarks.harness import (
 from tests.benchmarks.link import Link
 from tests.remote.servers import S3
 
-CONTENDER = Path(__file__).with_name("remote_contender.py")
-PEER_LOOPS = Path(shardkit.__file__).parent / "performance/peer_loops.py"
 STORES = {"shardkit": "wds", "webdataset": "wds", "link": "wds"}  # others have their own
 ENVIRONMENTS = {"webdataset": "main", "litdata": "main", "streaming": "streaming"}
-SHARD = "64MB"  # as LitData and MDS are given in peer_loops.py
-_PATIENCE = 60.0  # seconds for an epoch
+SHARD = "64MB"  # as LitData and MDS are given in loops.py
 # Their best numbers of workers on two cores.
 NAMES = (
     *("link 32x1", "link 64x1", "link 64x4", "shardkit", "shardkit folder", "shardkit crops"),
     *("webdataset 4", "webdataset 4 crops", "litdata 1", "litdata 2 crops", "streaming 2"),
 )
-
-
-class Contender:
-    """A process that does epochs when it is asked to."""
-
-    def __init__(self, python, name, asked, environ):
-        self._process = subprocess.Popen(
-            [python, "-W", "ignore", os.fspath(CONTENDER), name, json.dumps(asked)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, **environ}, start_new_session=True,
-        )  # fmt: skip
-        self._answer()
-
-    def begin(self):
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-
-    def end(self):
-        late = threading.Timer(_PATIENCE, self._kill)
-        late.start()
-        try:
-            return json.loads(self._answer())
-        finally:
-            late.cancel()
-
-    def epoch(self):
-        self.begin()
-        return self.end()
-
-    def _answer(self):
-        line = self._process.stdout.readline()
-        if not line:
-            error = self._process.stderr.read()[-3000:].strip()
-            raise RuntimeError(error or f"no end in {_PATIENCE:.0f} s")
-        return line
-
-    def _kill(self):
-        """With its workers, and what would remove the next one's shared memory."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._kill()
-        self._process.communicate()
 
 
 class Bench:
@@ -149,7 +98,7 @@ class Bench:
         shardkit.convert(data, "wds", self.store("shardkit"), shard_size=SHARD, workers=2)
         peers = ("litdata", "streaming") if self.peers else ()
         for name in peers:
-            called(self.python(name), PEER_LOOPS, "write", name, data, self.store(name))
+            called(self.python(name), LOOPS, "write", name, data, self.store(name))
         return {name: self.size(name) for name in ("shardkit", *peers)}
 
     def epochs(self, names, rounds):

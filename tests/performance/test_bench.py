@@ -1,11 +1,8 @@
 """`shardkit bench`: what is measured, what is skipped, what fails; never how fast anything is."""
 
 import json
-import os
-import re
-import signal
-import subprocess
 import sys
+from dataclasses import replace
 from unittest.mock import Mock
 
 import numpy as np
@@ -15,22 +12,14 @@ from click.testing import CliRunner
 import shardkit
 from shardkit.cli import group
 from shardkit.cli.bench import command
-from shardkit.errors import OutputError, ShardkitError, UsageError
+from shardkit.errors import ShardkitError, StorageError, UsageError
 from shardkit.performance import bench as benching
-from shardkit.performance import peers
 from shardkit.performance.bench import bench
-from shardkit.performance.contender import Contender, Process, Runner
-from shardkit.performance.defaults import open_any
+from shardkit.performance.contender import Contender, Result, Setting
 from shardkit.testing import make_image
 
-READ, DECODE = {"measure": "read"}, {"measure": "decode"}
-LOAD = {"measure": "load", "batch_size": 4, "transform": "crop", "size": 16}
-# A process that answers each line with what it was asked.
-ECHO = """
-import json, sys
-for line in sys.stdin:
-    print(json.dumps({"seconds": 0.5, "samples": 12, **json.loads(line)}), flush=True)
-"""
+READ, DECODE = Setting("read", 2), Setting("decode", 2)
+LOAD = Setting("load", 2, None, 4, "crop", 16)
 
 
 @pytest.fixture
@@ -52,36 +41,31 @@ def settings_of(report, measure, contender):
 
 
 @pytest.fixture
-def here(monkeypatch):
-    """Contenders run in this process; what each is asked, and that it was closed."""
+def asked(monkeypatch):
+    """What contenders are asked, and that they were closed."""
     events = []
+    for name in ("open", "run", "close"):
+        method = getattr(Contender, name)
 
-    class Here(Process):
-        def ask(self, request):
-            events.append(dict(request))
-            try:
-                return dict(Runner(self._command[-2], int(self._command[-1])).run(request))
-            except ShardkitError as error:
-                return {"error": str(error)}
+        def noted(self, *setting, name=name, method=method):
+            events.append(setting[0] if setting else name)
+            return method(self, *setting)
 
-        def close(self):
-            events.append("closed")
-
-    monkeypatch.setattr(benching, "Process", Here)
+        monkeypatch.setattr(Contender, name, noted)
     return events
 
 
 def test_each_sample_is_taken_once_and_padding_is_none(images):
-    for limit, request, samples in [
-        *[(100, {**what, "threads": n}, 12) for what in (READ, DECODE) for n in (0, 1, 3)],
-        *[(5, {**what, "threads": 2}, 5) for what in (READ, DECODE)],
-        *[(100, {**LOAD, "threads": 1, "batch_size": size}, 12) for size in (4, 5)],
-        (9, {**LOAD, "threads": 1}, 8),  # whole batches
+    for limit, setting, samples in [
+        *[(100, replace(what, threads=n), 12) for what in (READ, DECODE) for n in (0, 1, 3)],
+        *[(5, what, 5) for what in (READ, DECODE)],
+        *[(100, replace(LOAD, batch_size=size), 12) for size in (4, 5)],
+        (9, LOAD, 8),  # whole batches
     ]:
-        assert Runner(str(images), limit).run(request)["samples"] == samples
-    runner = Runner(str(images), 100)
+        assert Contender(images, limit).run(setting).samples == samples
+    contender = Contender(images, 100)
     for threads in (0, 2, 2):
-        assert runner.run({**LOAD, "threads": threads})["samples"] == 12
+        assert contender.run(replace(LOAD, threads=threads)).samples == 12
 
 
 def test_reading_uses_values_of_all_types(tmp_path):
@@ -92,75 +76,47 @@ def test_reading_uses_values_of_all_types(tmp_path):
     sample = {"array": np.zeros((2, 3), np.float32).T, "number": 1.5, "json": [1], "text": "ä"}
     with shardkit.create(tmp_path / "all", to="wds", schema=schema) as writer:
         writer.write({"__key__": "0", **sample})
-    assert Runner(str(tmp_path / "all"), 10).run({**READ, "threads": 1})["samples"] == 1
+    assert Contender(tmp_path / "all", 10).run(READ).samples == 1
 
 
-def test_workers_of_a_dataloader_stay_and_begin_the_same_epoch_anew(images):
+def test_workers_of_a_dataloader_stay_and_begin_the_same_epoch_anew(images, tmp_path):
     pytest.importorskip("torch")
-    runner = Runner(str(images), 9)
+    shardkit.convert(images, "wds", tmp_path / "shards", workers=0)
+    contender = Contender(tmp_path / "shards", 9)
     for _ in range(2):
-        assert runner.run({**LOAD, "workers": 1})["samples"] == 8
-    [(dataset, loader)] = runner._loaders.values()
-    dataset.set_epoch(0)
+        assert contender.run(replace(LOAD, threads=None, workers=1)).samples == 8
+    (loader,) = contender._loaders.values()
+    loader.dataset.set_epoch(0)
     first = next(iter(loader))["__key__"]
-    ours = shardkit.stream.Loader(open_any(images), batch_size=4, shuffle=True)
+    ours = shardkit.stream.Loader(tmp_path / "shards", batch_size=4, shuffle=True)
     assert first == next(iter(ours))["__key__"]
+
+
+def test_image_files_are_loaded_by_a_dataloader_without_shardkit(images):
+    pytest.importorskip("torch")
+    contender = Contender(images, 100)
+    assert contender.run(replace(LOAD, threads=None, workers=1)).samples == 12
+    (loader,) = contender._loaders.values()
+    batches = list(loader)
+    assert all(batch["image"].shape == (4, 16, 16, 3) for batch in batches)
+    assert sorted(label for batch in batches for label in batch["label"].tolist()) == [
+        *[0] * 4, *[1] * 4, *[2] * 4,
+    ]  # fmt: skip
+    sweep = {"measures": ["load"], "threads": (1,), "workers": (1,), "batch_sizes": (4,)}
+    report = bench([images], transforms=["center"], size=8, rounds=1, **sweep)
+    assert settings_of(report, "load", "images") == [(1, None, 4, "center")]
+    assert report["skipped"] == {"images, DataLoader": "measured only with the transform crop"}
 
 
 def test_a_damaged_image_is_an_error_that_says_where(images):
     (images / "class1/001.jpg").write_bytes(make_image(101)[:-200])
-    for request in (DECODE, LOAD):
+    for setting in (DECODE, LOAD):
         with pytest.raises(ShardkitError) as caught:
-            Runner(str(images), 100).run({**request, "threads": 2})
+            Contender(images, 100).run(setting)
         assert caught.value.where["key"] == "class1/001"
 
 
-@pytest.mark.parametrize(
-    ("code", "error"),
-    [
-        ("import sys; print('no words', file=sys.stderr); sys.exit(7)", "code 7.*no words"),
-        ("import os; os.kill(os.getpid(), 9)", "SIGKILL"),
-        ("input(); print('not an answer')", "not an answer"),
-    ],
-)
-def test_a_process_answers_and_one_that_fails_is_told_and_may_be_asked_again(code, error):
-    process = Process([sys.executable, "-c", ECHO])
-    assert [process.ask({"n": n})["n"] for n in (1, 2)] == [1, 2]
-    process.close()
-    process.close()
-    process = Process([sys.executable, "-S", "-c", code])
-    for _ in range(2):
-        assert re.search(error, process.ask({})["error"])
-        process.close()
-    assert "cannot be started" in Process(["/no/such/python"]).ask({})["error"]
-
-
-@pytest.mark.large
-def test_ctrl_c_ends_a_benchmark_and_its_processes_at_once(images, tmp_path):
-    """While it waits for an answer: a transform says when, and ends with its process alone."""
-    os.mkfifo(tmp_path / "fifo")
-    (tmp_path / "mine_steps.py").write_text(
-        "import threading\n"
-        "def stays(pixels):\n"
-        "    with open('fifo', 'w') as file:\n"
-        "        print(file=file, flush=True)\n"
-        "        threading.Event().wait()\n"
-    )
-    words = ["--measure=load", "--transform=mine_steps:stays", "--threads=1", "--batch-size=4"]
-    command = [sys.executable, "-m", "shardkit", "bench", images, *words]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=tmp_path) as run:
-        with (tmp_path / "fifo").open() as fifo:
-            assert fifo.readline() == "\n"
-            run.send_signal(signal.SIGINT)
-            _, stderr = run.communicate(timeout=60)
-            assert fifo.read() == ""  # nobody has it open any more
-        assert run.returncode == 130
-        assert stderr.endswith("\n\nshardkit: interrupted\n")
-        assert "Traceback" not in stderr
-
-
-def test_datasets_of_all_kinds_are_measured_side_by_side(images, tokens, tmp_path, here):
+def test_datasets_of_all_kinds_are_measured_side_by_side(images, tokens, tmp_path):
     shardkit.convert(images, "wds", tmp_path / "shards", workers=0)
     progress, paths = Mock(), [images, tmp_path / "shards", tokens]
     options = {"threads": (1, 2), "batch_sizes": (4,), "size": 16, "rounds": 2, "limit": 8}
@@ -188,47 +144,45 @@ def test_datasets_of_all_kinds_are_measured_side_by_side(images, tokens, tmp_pat
     assert report["machine"]["processors"] >= 1
 
 
-@pytest.mark.large
-def test_what_fails_is_told_and_the_others_go_on(images, tmp_path, monkeypatch):
+def test_what_fails_is_told_and_the_others_go_on(images, tmp_path, monkeypatch, capsys):
     (tmp_path / "mine_bench.py").write_text(
         "def bad(p):\n    print('noise')\n    raise ValueError('no such luck')\n"
         "def good(p):\n    print('noise')\n    return 1\n"
-        "def dies(p):\n    import os\n    os._exit(7)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    transforms = [f"mine_bench:{name}" for name in ("bad", "good", "dies")]
+    transforms = [f"mine_bench:{name}" for name in ("bad", "good")]
     options = {"measures": ["load"], "threads": (1,), "batch_sizes": (4,), "rounds": 1}
-    bad, good, dies = bench([images], transforms=transforms, **options)["runs"]
+    bad, good = bench([images], transforms=transforms, **options)["runs"]
     assert "mine_bench.bad raised ValueError: no such luck" in bad["error"]
     assert "key" in bad["error"]
     assert (bad["rate"], bad["seconds"]) == (None, [])
-    assert "ended with code 7" in dies["error"]
     assert (good["error"], good["samples"]) == (None, [12])
+    assert capsys.readouterr().out == ""
 
 
-def test_each_round_has_all_runs_in_an_order_of_its_own(images, here):
+def test_each_round_has_all_runs_in_an_order_of_its_own(images, asked):
     threads = (1, 2, 3, 4, 5, 6)
     bench([images], measures=["read"], threads=threads, rounds=3)
-    asked = [event["threads"] for event in here if event != "closed"]
-    rounds = [asked[start : start + 6] for start in range(0, len(asked), 6)]
+    numbers = [event.threads for event in asked if event != "close"]
+    rounds = [numbers[start : start + 6] for start in range(0, len(numbers), 6)]
     assert [sorted(each) for each in rounds] == [list(threads)] * 4
     assert len({tuple(each) for each in rounds}) == 4
 
 
-def test_cold_runs_have_processes_of_their_own_whose_files_are_dropped(images, monkeypatch, here):
+def test_cold_runs_open_the_dataset_anew_and_drop_its_files(images, monkeypatch, asked):
     """Where files stay in memory, or come back, they are not called cold."""
     shares = iter([0.0, 0.01, 0.01, 0.71, 0.0, 0.3])
 
     def drop(paths):
-        here.append(list(paths))
+        asked.append(list(paths))
         return next(shares)
 
     monkeypatch.setattr(benching, "drop_from_cache", drop)
     options = {"measures": ["read"], "threads": (1,), "cold": True}
     report = bench([images], rounds=2, **options)
-    run_cold = ["open", [images], "read", "closed"]
-    events = [event["measure"] if isinstance(event, dict) else event for event in here]
-    assert events == [[images], *["read"] * 3, "closed", *run_cold, *run_cold]
+    read = Setting("read", 1)
+    run_cold = ["open", [images], read, "close"]
+    assert asked == [[images], *[read] * 3, "close", *run_cold, *run_cold]
     assert [(run["cold"], run["stayed"]) for run in report["runs"]] == [(False, None), (True, 0.01)]
     report = bench([images], rounds=1, **options)
     assert [run["cold"] for run in report["runs"]] == [False]
@@ -237,28 +191,6 @@ def test_cold_runs_have_processes_of_their_own_whose_files_are_dropped(images, m
     warm, cold = bench([images], rounds=2, **options)["runs"]
     assert warm["error"] is None
     assert cold["error"] == "not cold: 30% of the bytes are in memory"
-
-
-def test_other_libraries_are_measured_beside_and_missing_ones_named(images, tmp_path, monkeypatch):
-    half = {"seconds": 0.5, "samples": 12}
-    monkeypatch.setattr(benching.Process, "ask", lambda *_: half)
-
-    def contenders(dataset, interpreters, work, *, limit):
-        assert (len(dataset), list(interpreters), work, limit) == (12, [], tmp_path / "work", 8)
-        about = {"version": "parrot 1.0", "note": "a note"}
-        peer = Contender("parrot", "peer", [], images, about, ("load",))
-        return [peer], {"dodo": "not installed: pip install dodo"}
-
-    monkeypatch.setattr(peers, "contenders", contenders)
-    report = bench(
-        [images], peers=True, work=tmp_path / "work", threads=(1, 2), batch_sizes=(4,), limit=8,
-        rounds=1, measures=["read", "load"],
-    )  # fmt: skip
-    assert report["skipped"] == {"dodo": "not installed: pip install dodo"}
-    assert report["contenders"][1]["version"] == "parrot 1.0"
-    assert settings_of(report, "load", "parrot") == [(None, n, 4, "crop") for n in (1, 2)]
-    assert settings_of(report, "read", "parrot") == []
-    assert [run["rate"] for run in report["runs"] if run["contender"] == "parrot"] == [24.0, 24.0]
 
 
 def test_what_cannot_be_is_refused_before_anything_runs(images, tokens):
@@ -284,7 +216,7 @@ def test_what_cannot_be_is_refused_before_anything_runs(images, tokens):
 
 def test_without_torch_workers_are_skipped_and_that_is_said(images, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    monkeypatch.setattr(Process, "ask", lambda *_: {"seconds": 1.0, "samples": 1})
+    monkeypatch.setattr(Contender, "run", lambda *_: Result(1.0, 1))
     report = bench([images], workers=(2,), threads=(1,), batch_sizes=(4,), measures=["load"])
     assert settings_of(report, "load", "images") == [(1, None, 4, "crop")]
     assert "pip install" in report["skipped"]["workers"]
@@ -312,21 +244,21 @@ def test_a_plot_that_cannot_be_written_is_told_before_anything_is_measured(
         return CliRunner().invoke(group, words, standalone_mode=False).exception
 
     monkeypatch.setattr(benching, "bench", lambda *_, **__: pytest.fail("it was measured"))
-    assert "No such file" in str(tried("missing/bench.png"))
+    assert "no such file" in str(tried("missing/bench.png"))
     assert ".png" in str(tried("bench.xyz"))
     assert ".png" in str(tried("bench"))
     (tmp_path / "folder.png").mkdir()
-    assert isinstance(tried("folder.png"), OutputError)
+    assert isinstance(tried("folder.png"), StorageError)
     denied = Mock(side_effect=PermissionError(13, "Permission denied"))
     monkeypatch.setattr("tempfile.TemporaryFile", denied)
     assert "Permission denied" in str(tried("bench.png"))
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
     assert 'pip install "shardkit[bench]"' in str(tried("bench.png"))
     assert not (tmp_path / "bench.png").exists()
 
 
 def test_the_command_shows_tables_and_draws_the_plot_and_fails_where_all_runs_do(
-    images, tokens, tmp_path, here
+    images, tokens, tmp_path
 ):
     options = "--threads=1 --batch-size=4 --size=16 --rounds=1 --transform=crop,none --plot"
     words = [str(images), str(tokens), *options.split(" "), str(tmp_path / "bench.png")]

@@ -79,7 +79,6 @@ def test_late_storage_is_waited_for_by_more_threads_or_kept_in_memory(case):
     assert findings.threads(made).cause == "threads"
     assert findings.storage(made) is None
     made = case(run(100, 4, LATE), run(25, 0, LATE), in_memory=in_memory, memory=1000)
-    assert findings.stored_bytes(made.loader) > 500
     assert findings.storage(made) is None
 
 

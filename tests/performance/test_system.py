@@ -4,13 +4,13 @@ import mmap
 import subprocess
 import sys
 import time
-from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from shardkit.helpers.processors import processors
 from shardkit.performance.machine import System, Usage
 from shardkit.performance.report import Report
+from shardkit.torch import Monitor
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells what is shared")
 
@@ -38,7 +38,7 @@ class Tree:
 
 
 def system_of(clock, **options):
-    system = System(None, clock)
+    system = System(Usage, clock)
     system._tree = Tree(clock, **options)
     return system
 
@@ -56,7 +56,7 @@ BURN = "import time\nwhile time.process_time() < 0.15: pass"
 
 
 def test_processors_are_counted_of_this_process_and_its_children_also_when_they_have_ended():
-    system = System(None)
+    system = System(Usage)
     system.begin()
     end = time.process_time() + 0.1
     while time.process_time() < end:
@@ -82,7 +82,7 @@ file = open({str(path)!r}, "rb")
 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 sum(mapped[::4096])
 """
-    system = System(None)
+    system = System(Usage)
     system.begin()
     before = system.used(last=True).memory
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
@@ -104,7 +104,7 @@ def test_a_process_that_ends_while_it_is_looked_at_is_passed_over(monkeypatch):
         def children(self, recursive=False):  # servers that other tests have started
             return []
 
-    system = System(None)
+    system = System(Usage)
     monkeypatch.setattr(system._tree, "_process", Gone())
     system.begin()
     assert system.used(last=True).cpu == 0
@@ -112,7 +112,7 @@ def test_a_process_that_ends_while_it_is_looked_at_is_passed_over(monkeypatch):
 
 def test_without_psutil_nothing_is_known_and_the_report_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "psutil", None)
-    system = System(None)
+    system = System(Usage)
     system.begin()
     usage = system.used(last=True)
     assert usage.cpu is usage.disk is usage.memory is None
@@ -175,68 +175,19 @@ def test_usages_add_up():
     assert set(Usage().to_dict().values()) == {None}
 
 
-class NVMLError(Exception):
-    """What the driver's library raises."""
+@pytest.mark.parametrize("told", [True, False])
+def test_a_gpu_is_read_by_torch(monkeypatch, told):
+    def utilization():
+        if not told:
+            raise ModuleNotFoundError("nvidia-ml-py")
+        return 30
 
-
-@pytest.fixture
-def nvml(monkeypatch):
-    """A stand-in for the driver's library, with two GPUs."""
-    library = ModuleType("pynvml")
-    library.NVMLError = NVMLError
-    library.asked = []
-
-    def by_index(number):
-        if number not in (0, 1):
-            raise NVMLError
-        return f"GPU-{'ab'[number]}"
-
-    def use(handle):
-        library.asked.append(handle)
-        return SimpleNamespace(gpu=30)
-
-    library.nvmlInit = lambda: None
-    library.nvmlDeviceGetHandleByIndex = by_index
-    library.nvmlDeviceGetHandleByUUID = str
-    library.nvmlDeviceGetMemoryInfo = lambda handle: SimpleNamespace(used=5_000)
-    library.nvmlDeviceGetUtilizationRates = use
-    monkeypatch.setitem(sys.modules, "pynvml", library)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return library
-
-
-def gpu_of(number):
-    system = System(number)
-    system.begin()
-    found = system.used(last=True).to_dict()
-    return found["gpu"], found["gpu_memory"]
-
-
-@pytest.mark.parametrize(
-    ("visible", "number", "expected"),
-    [(None, 1, "GPU-b"), ("1", 0, "GPU-b"), ("1,0", 1, "GPU-a"), ("GPU-c,GPU-d", 1, "GPU-d")],
-)
-def test_a_gpu_is_looked_at_by_the_number_that_this_process_has_for_it(
-    nvml, monkeypatch, visible, number, expected
-):
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert gpu_of(number) == (0.3, 5_000)
-    assert set(nvml.asked) == {expected}
-
-
-def refuse(*_):
-    raise NVMLError
-
-
-def test_what_a_gpu_cannot_say_or_all_without_a_driver_or_its_library_is_left_out(
-    nvml, monkeypatch
-):
-    assert gpu_of(None) == gpu_of(5) == (None, None)
-    monkeypatch.setattr(nvml, "nvmlDeviceGetUtilizationRates", refuse)
-    assert gpu_of(0) == (None, 5_000)
-    monkeypatch.setattr(nvml, "nvmlInit", refuse)
-    assert gpu_of(0) == (None, None)
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert gpu_of(0) == (None, None)
-    assert nvml.asked == []
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (3_000, 8_000))
+    monkeypatch.setattr("torch.cuda.utilization", utilization)
+    monitor = Monitor([1, 2])
+    assert len(list(monitor)) == 2
+    found = monitor.report().to_dict()
+    assert (found["gpu"], found["gpu_memory"]) == (0.3 if told else None, 5_000)
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: False)
+    assert monitor._gpu() == Usage()
