@@ -43,7 +43,7 @@ MEMBERS = {
     "ShardkitError": ("to_dict",),
     "Loader": _LOADER,
     "StreamingDataset": ("set_epoch",),
-    "Monitor": ("report", "profiler", "close"),
+    "Monitor": ("report", "close"),
 }
 
 

@@ -21,7 +21,6 @@ from shardkit.performance.image_checks import images
 from shardkit.performance.machine import memory
 from shardkit.performance.runs import (
     ROUNDS,
-    Run,
     compare,
     dataloader_like,
     first_numbers,
@@ -153,8 +152,6 @@ def doctor(
     if dataloader is None:
         rate = case.now.rate
         found = [finding for look in looks.OF_RUNS if (finding := look(case))]
-        if trained is not None and (finding := looks.prefetch(case, trained)):
-            found.append(finding)
     else:
         rate, found = _of_workers(dataloader, loader, processors, seconds)
     ranks = ranks or loader.dataset.world().size
@@ -312,21 +309,7 @@ def _of_workers(
             settings={"workers": processors},
         ),
     ]
-    if number and not persistent:
-        findings.append(_persistent(loader, now, more))
     return now.rate, [finding for finding in findings if finding.gain >= LEAST]
-
-
-def _persistent(loader: Loader, now: Run, persistent: Run) -> Finding:
-    """The finding that workers are started again for each epoch."""
-    epoch = len(loader.dataset.stream.samples) / loader.dataset.world().size / now.rate
-    lost = max(now.start - persistent.start, 0.0)
-    return Finding(
-        "workers",
-        f"workers are restarted for each epoch: {lost:.1f} s before {epoch:.1f} s of loading",
-        "DataLoader(..., persistent_workers=True)",
-        gain=(epoch + lost) / epoch,
-    )
 
 
 # --- comparison of the best settings -------------------------------------------------------------

@@ -14,18 +14,15 @@ from typing import Any
 from shardkit.codecs.extension import FIX, MISSING, SLOWER
 from shardkit.codecs.image import format_of
 from shardkit.errors import printable
-from shardkit.helpers.clock import IDLE, Spent
+from shardkit.helpers.clock import Spent
 from shardkit.performance.defaults import stored_bytes
 from shardkit.performance.runs import Run
 from shardkit.stream.loader import Loader
-from shardkit.stream.profile import Times
 from shardkit.transforms.calls import Call, name_of
 from shardkit.transforms.chain import Job
 
 LEAST = 1.1  # minimum speedup: a smaller one is not worth a change, and may be noise
 SHARE = 0.25  # minimum share of a batch's time: smaller stages are ignored
-_WAITS = 0.05  # minimum share of its time that the training loop waits for batches
-_ENOUGH = 20  # minimum number of batches, as the loop always waits for the first ones
 _SCALES = 1.25  # minimum speedup over one thread, below which threads do not help
 
 
@@ -34,7 +31,7 @@ class Finding:
     """What slows down loading: what was measured, what to do about it, and the gain.
 
     `cause` is one word: "extension", "storage", "decode", "transform", "copy", "threads",
-    "prefetch", "workers", "padding", "format", "shards" or "order". `stage` is the stage of loading
+    "workers", "padding", "format", "shards" or "order". `stage` is the stage of loading
     (one of `STAGES` in `shardkit.helpers.clock`) that becomes faster; it then takes the `share` of
     its present time, from 0 to 1. If `stage` is None, only `rate` says what to expect.
     """
@@ -248,23 +245,6 @@ def pinned(case: Case) -> Finding | None:
 
 
 OF_RUNS = (threads, storage, transform, collating, pinned)
-
-
-def prefetch(case: Case, trained: Times) -> Finding | None:
-    """Steps of varying duration: sometimes the loop waits for threads, sometimes vice versa."""
-    threads_time = max(trained.threads, 1) * trained.seconds
-    idle = trained.spent[IDLE].wall / threads_time if threads_time else 0.0
-    if trained.waiting < _WAITS or idle < SHARE or trained.batches < _ENOUGH:
-        return None
-    more = 4 * case.loader.prefetch
-    return case.finding(
-        "prefetch",
-        f"the training loop waits {trained.waiting:.0%} of its time for batches, and threads wait "
-        f"{idle:.0%} of theirs for it",
-        f"prefetch up to {more} batches, for the steps that take less time than others",
-        gain=1 / (1 - trained.waiting),
-        settings={"prefetch": more},
-    )
 
 
 def extension(case: Case) -> Finding | None:

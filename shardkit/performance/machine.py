@@ -116,9 +116,6 @@ def _files(paths: Iterable[Path]) -> Iterable[Path]:
 
 def _dropped(handle: int, size: int) -> int:
     """Evict an open file from the page cache; returns how many of its bytes stayed."""
-    os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-    if not _cached(handle, size):
-        return 0
     with contextlib.suppress(OSError):  # on failure, the file counts as cached
         os.fsync(handle)  # dirty pages cannot be evicted
     os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -102,7 +102,6 @@ class Monitor(Generic[T]):
                     window.step += clock() - over
                     self._finish(window)
                     window = self._window
-                self._stepped()
                 asked = clock()
         except StopIteration:
             window.data += clock() - asked  # ending the loader's iteration takes time, too
@@ -143,9 +142,6 @@ class Monitor(Generic[T]):
     def _waiting(self) -> AbstractContextManager[object]:
         """Return a context manager to use around each wait for data."""
         return nullcontext()
-
-    def _stepped(self) -> None:
-        """Called when the loop is done with a batch."""
 
     def _finish(self, window: _Window, *, last: bool = False) -> None:
         """Add a window to the report, log it, and warn if loading limits training."""

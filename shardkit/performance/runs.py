@@ -6,7 +6,7 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,13 +36,11 @@ class Run:
 
     rate: samples per second, after the first batches.
     times: where the time was spent, for a Loader with `profile=True`.
-    start: seconds until the first batch of an epoch, the minimum over all epochs.
     delayed: seconds in which the calling thread was ready to run, but had no processor.
     """
 
     rate: float
     times: Times = field(default_factory=Times)
-    start: float = 0.0
     delayed: float = 0.0
 
 
@@ -55,11 +53,7 @@ def compare(loaders: Mapping[str, Loader | DataLoader[Any]], seconds: float) -> 
             for name, loader in loaders.items():
                 found[name].append(run(loader, seconds / ROUNDS))
     medians = {name: sorted(runs, key=lambda one: one.rate) for name, runs in found.items()}
-    return {
-        # The minimum, as the first run may start persistent workers.
-        name: replace(runs[len(runs) // 2], start=min(one.start for one in runs))
-        for name, runs in medians.items()
-    }
+    return {name: runs[len(runs) // 2] for name, runs in medians.items()}
 
 
 def run(loader: Loader | DataLoader[Any], seconds: float) -> Run:
@@ -72,7 +66,7 @@ def run(loader: Loader | DataLoader[Any], seconds: float) -> Run:
         ahead = loader.prefetch
     else:
         ahead = loader.num_workers * (loader.prefetch_factor or 1)
-    began, delayed, times, starts = time.perf_counter(), _delayed(), Times(), []
+    began, delayed, times = time.perf_counter(), _delayed(), Times()
     first = last = 0.0  # times at which counting started and the last batch arrived
     samples = batches = 0
 
@@ -82,12 +76,9 @@ def run(loader: Loader | DataLoader[Any], seconds: float) -> Run:
         return bool(first) and passed > seconds and not slow
 
     while not enough():
-        asked = time.perf_counter()
         iteration: Any = iter(loader)
         for number, batch in enumerate(iteration, 1):
             last = time.perf_counter()
-            if number == 1:
-                starts.append(last - asked)
             if first:
                 samples, batches = samples + len(batch["valid"]), batches + 1
                 if enough():
@@ -99,7 +90,7 @@ def run(loader: Loader | DataLoader[Any], seconds: float) -> Run:
             iteration.close()
             times += loader.profile
         del iteration  # ends its workers before others are started
-    return Run(samples / (last - first), times, min(starts), _delayed() - delayed)
+    return Run(samples / (last - first), times, _delayed() - delayed)
 
 
 def _delayed() -> float:

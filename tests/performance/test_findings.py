@@ -1,7 +1,6 @@
 """What the doctor makes of runs: from made-up times, so that no clock decides."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -109,17 +108,6 @@ def test_a_collate_that_copies_is_left_out_and_floats_are_left_to_the_gpu(case):
     assert (found.cause, found.rate) == ("copy", 200)
     own = findings.transform(case(run(100, 2, SLOW), run(60, 0, SLOW), STEPS))
     assert own.cause == "transform"
-
-
-def test_steps_of_unlike_length_need_more_batches_ahead(case):
-    made = case(run(100, 2), run(60, 0))
-    spent = {"decode": Spent(1.0, 1.0), IDLE: Spent(1.0, 0.0)}
-    uneven = Times(1.0, 2, 200, 20, data=0.2, step=0.8, spent=spent)
-    found = findings.prefetch(made, uneven)
-    assert found.settings == {"prefetch": 16}
-    assert found.gain == pytest.approx(1.25)
-    even = replace(uneven, spent={"decode": Spent(2.0, 2.0), IDLE: Spent()})
-    assert findings.prefetch(made, even) is None
 
 
 def test_what_data_cost_becomes_a_rate(case):
