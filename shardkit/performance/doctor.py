@@ -244,7 +244,7 @@ def _step_rate(loader: Loader, step: Callable[[Batch], Any] | None, seconds: flo
 def _case(loader: Loader, processors: int, seconds: float) -> Case:
     """Run the loader unchanged, without threads, and with numbers of threads that may be better."""
     runs = compare({"now": loader, "alone": loader.with_options(threads=0, prefetch=1)}, seconds)
-    case = Case(loader, processors, runs["now"], runs["alone"], memory=memory() or 0)
+    case = Case(loader, processors, runs["now"], runs["alone"], memory=memory())
     used = case.now.times.threads
     numbers = {processors} if used else set()  # no threads: the loader is too fast to need any
     others = {}

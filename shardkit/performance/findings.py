@@ -70,7 +70,7 @@ class Case:
 
     `now` is the unchanged loader, `alone` is without threads, so none waits for another. `tried`
     has runs by number of threads. `in_memory` is the loader with samples in memory; `memory` is the
-    size of the machine's memory, in bytes.
+    size of the machine's memory, in bytes; None if psutil is not installed.
     """
 
     loader: Loader
@@ -79,7 +79,7 @@ class Case:
     alone: Run
     tried: Mapping[int, Run] = field(default_factory=dict)
     in_memory: Run | None = None
-    memory: int = 0
+    memory: int | None = None
 
     @property
     def waits(self) -> float:
@@ -156,12 +156,14 @@ def storage(case: Case) -> Finding | None:
     """Slow storage, if the dataset fits into memory."""
     stored = sum(map(stored_bytes, case.loader.dataset.stream.datasets))
     cached = case.loader.dataset.options.cache
-    if case.in_memory is None or cached or not 0 < stored <= case.memory // 2:
+    too_large = case.memory is not None and stored > case.memory // 2
+    if case.in_memory is None or cached or not stored or too_large:
         return None
+    fits = "" if case.memory else " if it fits"
     return case.finding(
         "storage",
-        f"{_waits(case)}; all {stored / 1e6:,.1f} MB fit into memory",
-        "cache them in memory, which helps from the second epoch on",
+        f"{_waits(case)}; the dataset has {stored / 1e6:,.1f} MB",
+        f"cache it in memory{fits}, which helps from the second epoch on",
         rate=case.in_memory.rate,
         stage="read",
         share=0.0,

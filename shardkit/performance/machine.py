@@ -35,7 +35,10 @@ _SPARE = 500
 
 def about_machine() -> dict[str, Any]:
     """A description of the machine; None for unknown values."""
-    named = re.search(r"^model name\s*:\s*(.+)$", _text("/proc/cpuinfo"), re.MULTILINE)
+    named = None
+    with contextlib.suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text("utf-8", "replace")
+        named = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     return {
         "system": platform.platform(),
         "processor": named[1] if named else platform.processor() or platform.machine(),
@@ -45,10 +48,12 @@ def about_machine() -> dict[str, Any]:
 
 
 def memory() -> int | None:
-    """Bytes of memory; None if unknown."""
-    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
+    """Bytes of memory; None if psutil is not installed."""
+    if not has_psutil():
         return None
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    import psutil
+
+    return int(psutil.virtual_memory().total)
 
 
 def versions() -> dict[str, str]:
@@ -69,13 +74,6 @@ def file_system(path: Path) -> str | None:
     types = {mount.mountpoint: mount.fstype for mount in psutil.disk_partitions(all=True)}
     path = path.resolve()
     return next((types[str(p)] for p in (path, *path.parents) if str(p) in types), None)
-
-
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text("utf-8", "replace")
-    except OSError:
-        return ""
 
 
 # --- the page cache ------------------------------------------------------------------------------

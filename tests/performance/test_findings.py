@@ -77,6 +77,8 @@ def test_late_storage_is_waited_for_by_more_threads_or_kept_in_memory(case):
     made = case(run(100, 4), run(25, 0), tried={16: run(300, 16)})
     assert findings.threads(made).cause == "threads"
     assert findings.storage(made) is None
+    made = case(run(100, 4, LATE), run(25, 0, LATE), in_memory=in_memory, memory=None)
+    assert "cache it in memory if it fits" in findings.storage(made).do
     made = case(run(100, 4, LATE), run(25, 0, LATE), in_memory=in_memory, memory=1000)
     assert findings.storage(made) is None
 

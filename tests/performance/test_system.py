@@ -8,7 +8,7 @@ import time
 import pytest
 
 from shardkit.helpers.processors import processors
-from shardkit.performance.machine import System, Usage
+from shardkit.performance.machine import System, Usage, file_system, memory
 from shardkit.performance.report import Report
 from shardkit.torch import Monitor
 
@@ -110,12 +110,13 @@ def test_a_process_that_ends_while_it_is_looked_at_is_passed_over(monkeypatch):
     assert system.used(last=True).cpu == 0
 
 
-def test_without_psutil_nothing_is_known_and_the_report_says_what_to_install(monkeypatch):
+def test_without_psutil_nothing_is_known_and_the_report_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "psutil", None)
     system = System(Usage)
     system.begin()
     usage = system.used(last=True)
     assert usage.cpu is usage.disk is usage.memory is None
+    assert memory() is file_system(tmp_path) is None
     assert "pip install 'shardkit[monitor]'" in str(Report(usage=usage))
     monkeypatch.undo()
     assert "pip" not in str(Report(usage=usage))
@@ -126,9 +127,9 @@ def test_what_is_used_is_counted_from_the_beginning_to_each_call():
     system = system_of(clock)
     clock.now = 100  # of another loop, which is not counted
     system.begin()
-    for seconds, memory in ((2, 1002), (1, 1003)):
+    for seconds, most in ((2, 1002), (1, 1003)):
         clock.now += seconds
-        found = Usage(seconds=seconds, cpu=1.5 * seconds, disk=10 * seconds, memory=memory)
+        found = Usage(seconds=seconds, cpu=1.5 * seconds, disk=10 * seconds, memory=most)
         assert system.used() == found
 
 
