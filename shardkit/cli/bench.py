@@ -12,6 +12,7 @@ from shardkit.cli import complain, print_json, search_here, storage_option
 from shardkit.cli.help import Command, Example, options_of
 from shardkit.cli.tables import counted, print_numbers, print_table, size
 from shardkit.performance.bench import Sweep, bench, check_plot, draw, words_of
+from shardkit.performance.defaults import FOLDER
 
 _ABOUT = {
     "read": "every value, in shuffled order, hashed",
@@ -115,6 +116,8 @@ def _contender_row(contender: dict[str, Any]) -> tuple[str, str]:
     where = f" on {contender['file_system']}" if contender["file_system"] else ""
     amount = f"{counted(contender['samples'], 'sample')}, {size(contender['bytes'])}"
     words = f"{contender['format']}: {amount}{where}"
+    if contender["format"] == FOLDER:
+        words += "; workers are of torch's DataLoader with Pillow, without shardkit"
     if "downloads" in contender:
         words += f"; {_network(contender['downloads'], contender['cache_limit'])}"
     return contender["name"], words

@@ -78,6 +78,7 @@ class Progress:
             progress.TimeRemainingColumn(),
             console=console(stderr=True),
             transient=True,
+            refresh_per_second=2,  # each takes milliseconds, also of what `bench` measures
         )
         self._task = self._bar.add_task(
             title, total=self._total, completed=self._done, words=self._words()

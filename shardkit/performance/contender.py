@@ -10,9 +10,8 @@ import io
 import os
 import random
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any, NamedTuple
@@ -21,8 +20,6 @@ import numpy as np
 import PIL.Image
 import xxhash
 
-from shardkit.codecs.image import NotAnImageError, unusable
-from shardkit.codecs.pixels import to_rgb
 from shardkit.codecs.window import Window
 from shardkit.dataset.dataset import Dataset
 from shardkit.performance.defaults import FOLDER, image_field, open_any, usual_options
@@ -34,11 +31,11 @@ from shardkit.storage.remote.path import RemotePath
 from shardkit.stream.dataset import StreamingDataset
 from shardkit.stream.loader import Loader
 from shardkit.stream.options import StreamOptions
-from shardkit.stream.reading import Samples
 from shardkit.stream.stream import Stream
 from shardkit.transforms.steps import RandomResizedCrop
 
 MEASURES = ("read", "decode", "load")
+_DECODED = 8  # images per batch of whole images
 
 
 @dataclass(frozen=True)
@@ -95,18 +92,20 @@ class Contender:
 
     def run(self, setting: Setting) -> Result:
         """Do a run."""
-        if setting.measure == "load":
-            return self._load(setting)
-        work = self._hash if setting.measure == "read" else self._decode
-        return self._go_through(work, setting.threads or 0)
+        if setting.measure == "read":
+            return self._read(setting.threads or 0)
+        if setting.measure == "decode":
+            size = min(_DECODED, self.limit, len(self.dataset))
+            setting = replace(setting, batch_size=size, transform="decode", size=1)
+        return self._load(setting)
 
-    def _go_through(self, work: Callable[[int], None], threads: int) -> Result:
-        """Call `work` with each sample's number in `threads` threads; 0: in this thread."""
+    def _read(self, threads: int) -> Result:
+        """Read and hash samples in `threads` threads; 0: in this thread."""
         numbers = self._numbers
 
         def each(first: int) -> None:
             for number in numbers[first :: threads or 1]:
-                work(number)
+                self._hash(number)
 
         began = time.perf_counter()
         if not threads:
@@ -125,25 +124,6 @@ class Contender:
                 xxhash.xxh3_64_intdigest(
                     value if isinstance(value, bytes) else str(value).encode("utf-8", "replace")
                 )
-
-    def _decode(self, number: int) -> None:
-        """Decode the whole image of a sample."""
-        samples, field = self._images
-        sample = samples.read(number)
-        if field not in sample:
-            return
-        try:
-            to_rgb(sample[field])
-        except NotAnImageError as error:
-            address = samples.address(number)._asdict()
-            raise unusable(error, sample["__key__"], field).located(**address) from error
-
-    @cached_property
-    def _images(self) -> tuple[Samples, str]:
-        """A reader of the image field alone, and the field."""
-        field = image_field(self.dataset)
-        assert field is not None  # else bench does not measure "decode"
-        return Samples([self.dataset], [field]), field
 
     def _load(self, setting: Setting) -> Result:
         """Iterate over batches.

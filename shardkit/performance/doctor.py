@@ -6,7 +6,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from shardkit.dataset.dataset import Dataset
@@ -29,11 +29,10 @@ from shardkit.performance.runs import (
     loader_like,
 )
 from shardkit.stream.loader import Loader
-from shardkit.stream.options import LoaderKeywords, StreamOptions
+from shardkit.stream.options import LoaderKeywords
 from shardkit.stream.profile import Times
 from shardkit.stream.stream import Stream
 from shardkit.stream.world import default_threads
-from shardkit.transforms.calls import name_of
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -320,7 +319,7 @@ def _tuned(loader: Loader, findings: Sequence[Finding], seconds: float) -> dict[
     useful = [one.settings for one in findings if one.settings and one.settings.keys() <= _SPEED]
     made: dict[str, Loader | DataLoader[Any]] = {}
     for settings in [{}, *useful[:_TUNED]]:
-        line = code_line(loader, settings)
+        line = code_line(settings)
         if "workers" in settings:
             made[line] = dataloader_like(loader, settings["workers"])
         else:
@@ -330,33 +329,9 @@ def _tuned(loader: Loader, findings: Sequence[Finding], seconds: float) -> dict[
     return {line: run.rate for line, run in compare(made, seconds).items()}
 
 
-def code_line(loader: Loader, settings: Mapping[str, Any]) -> str:
-    """The Python code that creates the loader with these settings."""
-    source = getattr(loader.dataset.source, "place", loader.dataset.source)  # if it is a dataset
-    paths = repr([str(one) for one in source] if isinstance(source, list) else str(source))
-    options = {
-        field.name: value
-        for field in fields(StreamOptions)
-        if (value := getattr(loader.dataset.options, field.name)) != field.default
-    }
+def code_line(settings: Mapping[str, Any]) -> str:
+    """The line of Python that uses these settings; "..." stands for the other options."""
     if "workers" in settings:
-        dataset = f"StreamingDataset({', '.join([paths, *_typed_options(options)])})"
         workers = f"num_workers={settings['workers']}, persistent_workers=True"
-        return f"DataLoader({dataset}, batch_size=None, {workers})"
-    options |= {"threads": loader.threads, **settings}
-    return f"Loader({', '.join([paths, *_typed_options(options)])})"
-
-
-def _typed_options(options: Mapping[str, Any]) -> list[str]:
-    return [f"{option}={_typed(value)}" for option, value in options.items() if value is not None]
-
-
-def _typed(value: Any) -> str:
-    """A value as Python code, as far as possible."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key!r}: {_typed(one)}" for key, one in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_typed, value)) + "]"
-    if type(value).__module__.startswith("shardkit."):
-        return f"shardkit.{value!r}"
-    return name_of(value).removeprefix("__main__.") if callable(value) else repr(value)
+        return f"DataLoader(StreamingDataset(...), batch_size=None, {workers})"
+    return f"Loader({', '.join(['...', *(f'{name}={one!r}' for name, one in settings.items())])})"

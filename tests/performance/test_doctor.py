@@ -182,7 +182,7 @@ def test_settings_are_tried_side_by_side(photos, machine):
     loader = Loader(photos, batch_size=8, transforms=steps, threads=1)
     found = doctor(loader, seconds=SECONDS, tune=True)
     first, *others = found.tuned
-    assert first.startswith(f"Loader('{photos}', transforms={{'image': [shardkit.RandomResizedCrop")
+    assert first == "Loader(...)"
     assert 1 <= len(others) <= 3
     assert found.best == max(found.tuned, key=found.tuned.get) != first
 

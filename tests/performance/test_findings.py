@@ -151,20 +151,12 @@ def test_a_diagnosis_is_json_and_text_and_says_whether_loading_holds_training_ba
     assert text.endswith("Use\n  b")
 
 
-def test_the_line_of_code_can_be_run(path):
-    steps = [shardkit.RandomResizedCrop(16, scale=(0.5, 1.0)), shardkit.RandomHorizontalFlip()]
-    loader = Loader(path, batch_size=8, shuffle=True, transforms={"image": steps}, threads=2)
-    line = code_line(loader, {"threads": 3})
-    again = eval(line, {"shardkit": shardkit, "Loader": Loader})
-    assert again.threads == 3
-    assert again.dataset.options == loader.dataset.options
-    assert code_line(again, {}) == line
-    processes = code_line(loader, {"workers": 2})
-    assert processes.startswith("DataLoader(StreamingDataset(")
-    assert processes.endswith("batch_size=None, num_workers=2, persistent_workers=True)")
-    assert "threads" not in processes
-    buckets = {"batching": shardkit.Bucket(8, 4), "batch_size": None}
-    assert "batching=shardkit.Bucket(" in code_line(loader, buckets)
+def test_the_line_of_code_has_what_changes():
+    assert code_line({}) == "Loader(...)"
+    assert code_line({"threads": 3, "cache": "memory"}) == "Loader(..., threads=3, cache='memory')"
+    assert code_line({"workers": 2}) == (
+        "DataLoader(StreamingDataset(...), batch_size=None, num_workers=2, persistent_workers=True)"
+    )
 
 
 def test_crops_of_jpegs_without_the_extension_are_told_what_it_gives(case, tmp_path, monkeypatch):
