@@ -3,8 +3,8 @@
 Each imports only those on lines below its own:
 
     doctor
-    bench image_checks
-    checks contender monitor
-    findings report
+    image_checks
+    bench checks monitor
+    contender findings report
     defaults machine runs
 """
