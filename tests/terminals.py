@@ -12,7 +12,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardkit.cli.terminal import _WITHIN
 from tests import test_cli
 
 COLUMNS, LINES = 100, 30
@@ -21,7 +20,7 @@ COLUMNS, LINES = 100, 30
 def on_terminal(*words: object, check: int | None = 0, **environ: str) -> str:
     """All that a command prints on a terminal, to either stream, in this process."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in (*_WITHIN, "TERM_PROGRAM", "KITTY_WINDOW_ID", "LC_TERMINAL", "NO_COLOR"):
+        for name in ("TERM_PROGRAM", "NO_COLOR"):
             patch.delenv(name, raising=False)
         usual = {"TERM": "xterm-256color", "COLORTERM": "truecolor", "COLUMNS": str(COLUMNS)}
         for name, value in {**usual, "LINES": str(LINES), **environ}.items():

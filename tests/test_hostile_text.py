@@ -186,7 +186,7 @@ def screen(tmp_path_factory):
 
 
 def test_every_command_on_a_terminal(screen, tmp_path):
-    """A terminal gets bars, colours and images: none of its escape sequences is of the data."""
+    """A terminal gets bars and colours: none of its escape sequences is of the data."""
     out = tmp_path / SCREEN
     convert = ("convert", screen, "--to", "wds", "-o", out, "--workers", 0)
     assert "bad.jpg" in check_terminal(*convert, check=1)
@@ -202,12 +202,11 @@ def test_every_command_on_a_terminal(screen, tmp_path):
     assert "\\u202e" in check_terminal("inspect", out, "--full")
     check_terminal("inspect", out, "--html", tmp_path / f"{SCREEN}.html")
     assert "\\u202e" in check_terminal("stats", out)
-    assert "▀" in check_terminal("head", out)
+    check_terminal("head", out)
     check_terminal("cat", out, SCREEN, check=2)
     for name in ("0", shardkit.open(out).keys()[1]):  # of each class
         shown = check_terminal("cat", out, name)
         assert "\\x9b31m\\u202e" in shown
-        assert "▀" in shown
         check_terminal("cat", out, name, "--field", "label")
     check_terminal("cat", out, "0", "--field", SCREEN, text=True)
     assert "é\\x1b]0;title" in check_terminal("cat", out, "0", "--field", "text", text=True)

@@ -1,6 +1,5 @@
 """`shardkit head` and `shardkit cat`: what they show, write and refuse."""
 
-import base64
 import io
 import json
 import os
@@ -11,14 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import PIL.Image
 import pyarrow
 import pyarrow.parquet
 import pytest
 
 import shardkit
-from shardkit.cli import main, terminal
-from shardkit.cli.terminal import protocol
+from shardkit.cli import main
 from shardkit.formats import FORMATS
 from shardkit.helpers import os_errors
 from shardkit.schema import Array, Image, Images, Int, Text
@@ -26,9 +23,8 @@ from shardkit.storage import fs
 from shardkit.testing import EVERYTHING, everything, make_image
 from tests.conftest import few
 from tests.conversion.text_corpora import few_words, write_corpus
-from tests.terminals import COLUMNS, LINES, on_terminal
+from tests.terminals import on_terminal
 from tests.test_cli import run
-from tests.test_unforeseen import write_tar
 
 
 def piped(*words: object) -> bytes:
@@ -112,7 +108,7 @@ def test_what_head_says_and_a_terminal_gets(every, tmp_path):
     assert found["fields"].items() >= expected.items()
     long = write(tmp_path / "x", [{"__key__": "a", "text": "word " * 500}], {"text": Text()})
     assert "word ... (2,500 characters)" in " ".join(run("head", long).stdout.split())
-    lines = on_terminal("cat", every, 3, NO_COLOR="1").split("\r\n")
+    lines = on_terminal("cat", every, 3).split("\r\n")
     assert lines[0] == "sample 3: 'folder/0003'"
     at = lines.index("'text': ")
     assert lines[at + 1 : at + 3] == ["  line 3", "  Ä 漢 🎉"]
@@ -242,87 +238,3 @@ def test_a_damaged_sample_is_named_and_others_are_shown(tmp_path):
     lines = [json.loads(x) for x in run("head", data, "--json", check=1).stdout.splitlines()]
     assert [(line["index"], line["key"]) for line in lines] == [(0, "k0"), (1, "k1"), (2, "k2")]
     assert (lines[1]["error"], "fields" in lines[1]) == ("SampleError", False)
-
-
-def test_the_environment_tells_the_protocol():
-    for environ, expected in (
-        ({"TERM": "xterm-256color", "KITTY_WINDOW_ID": "1"}, "kitty"),
-        ({"TERM": "xterm-ghostty"}, "kitty"),
-        ({"TERM": "xterm-256color", "TERM_PROGRAM": "WezTerm"}, "iterm"),
-        ({"TERM": "xterm-256color", "TERM_PROGRAM": "iTerm.app"}, "iterm"),
-        ({"TERM": "xterm-256color", "LC_TERMINAL": "iTerm2"}, "iterm"),
-        ({"TERM": "tmux-256color", "KITTY_WINDOW_ID": "1"}, "blocks"),
-        ({"TERM": "xterm-kitty", "TMUX": "/tmp/x"}, "blocks"),
-        ({"TERM": "xterm-256color", "KITTY_WINDOW_ID": "1", "NVIM": "x"}, "blocks"),
-        ({"TERM": "dumb", "KITTY_WINDOW_ID": "1"}, "blocks"),
-        ({"TERM": "xterm-256color", "KITTY_WINDOW_ID": "1", "TERM_PROGRAM": "vscode"}, "blocks"),
-        ({"TERM": "xterm-kitty", "TERM_PROGRAM": "iTerm.app"}, "kitty"),
-        ({}, "blocks"),
-    ):
-        assert protocol(environ) == expected, environ
-
-
-def written_halves(path: Path, *halves: tuple[int, int, int]) -> Path:
-    """A TAR with an image of 1600 x 800 pixels in two colours, and with a damaged one."""
-    pixels = np.array([halves], np.uint8).repeat(800, axis=0).repeat(800, axis=1)
-    file = io.BytesIO()
-    PIL.Image.fromarray(pixels).save(file, "PNG")
-    return write_tar(path, ("a.png", file.getvalue()), ("bad.png", file.getvalue()[:2000]))
-
-
-@pytest.fixture(scope="module")
-def halves(tmp_path_factory):
-    """Red on the left, blue on the right."""
-    return written_halves(tmp_path_factory.mktemp("halves") / "x.tar", (255, 0, 0), (0, 0, 255))
-
-
-def are_halves(image: PIL.Image.Image) -> bool:
-    left, right = (np.asarray(image)[5:-5, at] for at in (slice(5, 20), slice(-20, -5)))
-    return bool((left == [255, 0, 0]).all() and (right == [0, 0, 255]).all())
-
-
-def test_kitty_gets_a_png_in_chunks_and_iterm_in_one(halves):
-    shown = on_terminal("cat", halves, 0, "--field", "png", TERM="xterm-kitty")
-    sent = re.findall("\x1b_G([^;]*);([^\x1b]*)\x1b\\\\", shown)
-    assert sent[0][0].startswith("a=T,f=100,c=80,q=2,m=")
-    assert [keys[-1] for keys, _ in sent] == ["1"] * (len(sent) - 1) + ["0"]
-    assert all(len(data) <= 4096 and len(data) % 4 == 0 for _, data in sent)
-    image = PIL.Image.open(io.BytesIO(base64.b64decode("".join(data for _, data in sent))))
-    assert image.size == (640, 320)
-    assert are_halves(image)
-    assert "\x1b_G" in on_terminal("head", halves, "-n", 1, TERM="xterm-kitty")
-    shown = on_terminal("cat", halves, "a", TERM_PROGRAM="iTerm.app")
-    ((keys, data),) = re.findall("\x1b]1337;File=([^:]*):([^\a]*)\a", shown)
-    png = base64.b64decode(data, validate=True)
-    assert keys == f"inline=1;size={len(png)};width=80;preserveAspectRatio=1"
-    assert are_halves(PIL.Image.open(io.BytesIO(png)))
-
-
-def test_others_get_half_blocks_in_the_colours_that_they_have(halves, tmp_path, monkeypatch):
-    samples = [{"__key__": "a", "rgb": np.full((4, 6, 3), 200, np.uint8), "x": np.zeros((4, 6))}]
-    schema = {"rgb": Array("|u1", (4, 6, 3)), "x": Array("<f8", (4, 6))}
-    shown = on_terminal("cat", write(tmp_path / "x", samples, schema), 0)
-    assert shown.count("\x1b[38;2;200;200;200;48;2;200;200;200m▀") == 12 == shown.count("▀")
-    shown = on_terminal("cat", halves, 0)
-    rows = [line.count("▀") for line in shown.split("\r\n") if "▀" in line]
-    assert rows == [80] * 20
-    assert shown.count("\x1b[38;2;255;0;0;48;2;255;0;0m▀") > 700
-    assert shown.count("\x1b[38;2;0;0;255;48;2;0;0;255m▀") > 700
-    # In colours of its own, as rich remembers how it showed the others in this process.
-    green = written_halves(tmp_path / "green.tar", (0, 255, 0), (255, 255, 0))
-    assert "38;5;46" in on_terminal("cat", green, 0, COLORTERM="")
-    small = on_terminal("head", halves, "-n", 1)
-    assert [line.count("▀") for line in small.split("\r\n") if "▀" in line] == [40] * 10
-    assert "▀" not in run("head", halves).stdout
-    assert (COLUMNS, LINES) == (100, 30)  # of which an image takes 80 and 26 at most
-
-    def is_described(name, words="png 1600 x 800", **environ):
-        shown = on_terminal("cat", halves, name, **environ)
-        return words in shown and "▀" not in shown
-
-    assert is_described(0, TERM="dumb", COLORTERM="")
-    assert is_described(0, NO_COLOR="1")
-    assert is_described("bad", "png 1600 x 800, 2,000 bytes")  # it cannot be decoded
-    monkeypatch.setattr(terminal, "_MOST", 1600 * 800 - 1)
-    monkeypatch.setattr(terminal, "to_rgb", None)  # X4: which is not called for a larger one
-    assert is_described("a")

@@ -4,7 +4,7 @@ Each imports only those on lines below its own:
 
     bench convert export merge stats verify
     cat diff doctor formats head inspect progress
-    __init__ terminal
+    __init__
     help tables version
 """
 

@@ -94,11 +94,9 @@ def _show_all(dataset: Dataset, index: int) -> None:
 
 
 def _show(dataset: Dataset, field: str, value: Any, before: str = "") -> None:
-    from shardkit.cli.terminal import show_images
     from shardkit.inspection.samples import in_words
 
     lines = in_words(dataset, field, value).split("\n")
     if before and len(lines) > 1:
         lines = ["", *(f"  {line}" for line in lines)]
     print_text("\n".join([before + lines[0], *lines[1:]]))
-    show_images(dataset.schema.get(field), value)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from shardkit.dataset.dataset import Dataset
 
 _CHARACTERS = 300  # maximum length of a value to show
-_COLUMNS, _ROWS = 40, 10  # maximum size of an image
 
 
 @click.command(
@@ -25,7 +24,7 @@ _COLUMNS, _ROWS = 40, 10  # maximum size of an image
     cls=Command,
     context_settings={"show_default": True},
     examples=[
-        Example("shardkit head shards", "The first five samples, with images in the terminal"),
+        Example("shardkit head shards", "The first five samples"),
         Example("shardkit head shards -n 100 --json", "A line of JSON for each of 100"),
     ],
 )
@@ -38,8 +37,9 @@ _COLUMNS, _ROWS = 40, 10  # maximum size of an image
 def command(path: Path, count: int, storage_options: dict[str, str], as_json: bool) -> None:
     """Show the first samples of DATASET: a dataset or a shard, made by shardkit or another tool.
 
-    If there are several splits, the first samples of each are shown. Images are drawn if the
-    terminal supports it. Exit codes: 0 success, 1 a sample is damaged, 2 invalid command line.
+    If there are several splits, the first samples of each are shown.
+
+    Exit codes: 0 success, 1 a sample is damaged, 2 invalid command line.
     """
     from shardkit.dataset.find import open_splits
     from shardkit.inspection.samples import json_of, warn_of_unusable
@@ -69,7 +69,6 @@ def command(path: Path, count: int, storage_options: dict[str, str], as_json: bo
 
 
 def _show(dataset: Dataset, index: int, split: str) -> None:
-    from shardkit.cli.terminal import show_images
     from shardkit.formats.base import KEY
     from shardkit.inspection.samples import in_words
 
@@ -83,5 +82,3 @@ def _show(dataset: Dataset, index: int, split: str) -> None:
             words = f"{words[:_CHARACTERS]}...{whole}"
         rows.append((field, words))
     print_table(f"{split}sample {index}: {key}", rows)
-    for field, value in sample.items():
-        show_images(dataset.schema.get(field), value, _COLUMNS, _ROWS)
