@@ -294,7 +294,7 @@ class FormatContract:
         assert dict(reader.schema) == dict(schema)
         assert_reads(reader, samples)
         writer = format.create(path.with_name("other"), ShardSpec(schema))
-        harms = {"audio": make_audio(1)[:-1], "clip": make_video()[:99], "other": make_video()}
+        harms = {"audio": make_audio(1)[:-1], "clip": make_video()[:99], "other": make_image()}
         for field, value in harms.items():
             with pytest.raises(SampleError) as raised:
                 writer.write({**samples[0], field: value})

@@ -6,7 +6,6 @@ shown, is known from the tables of an MP4, or otherwise from reading all packets
 
 from __future__ import annotations
 
-import io
 import struct
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -15,12 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from shardkit.codecs.image import refuse_want_of_memory
-from shardkit.codecs.media import media_of
+from shardkit.codecs.media import format_as
 from shardkit.codecs.media_info import NotMediaError
-from shardkit.codecs.video import FrameIndex, frame_index
+from shardkit.codecs.mp4 import FrameIndex, frame_index
+from shardkit.codecs.probes import VIDEO_DECODERS, VIDEO_OPTIONS, open_container
 from shardkit.codecs.window import Pixels
-from shardkit.helpers.extras import extra
 from shardkit.options import MAX_PIXELS
 from shardkit.schema import Video
 
@@ -30,17 +28,6 @@ MAX_PACKETS = 1 << 20  # per video: ten hours at 30 per second
 MAX_FRAME_PIXELS = 1 << 29  # of all frames of a sample
 MAX_DECODED = 1 << 36  # pixels of all frames decoded for a sample: a few minutes of work
 
-# The FFmpeg decoders that videos in datasets need; the fewer, the less can go wrong.
-_DECODERS = (
-    *("h264", "hevc", "vp8", "vp9", "libdav1d", "av1", "mpeg4", "mpeg2video", "mpeg1video", "ffv1"),
-    *("mjpeg", "h263", "msmpeg4", "msmpeg4v2", "msmpeg4v1", "wmv1", "wmv2", "flv", "prores"),
-)
-_OPTIONS = {
-    "codec_whitelist": ",".join(_DECODERS),
-    "max_pixels": str(MAX_PIXELS),
-    "err_detect": "explode",  # damage is an error; do not conceal it
-}
-_CONTAINERS = {"mp4": "mp4", "mov": "mov", "webm": "matroska", "mkv": "matroska", "avi": "avi"}
 _HIDDEN = ("vp8",)  # may have packets that show nothing
 
 
@@ -67,31 +54,12 @@ def read_frames(data: bytes, choose: Choose) -> list[Any]:
 
     Raises NotMediaError if the data is not a video, is damaged where it is decoded, or too large.
     """
-    with extra("video", "decoding video"):
-        import av
-    info = media_of(Video(), data)
-    pixels = abs((info.width or 0) * (info.height or 0))
-    if pixels > MAX_PIXELS:
-        raise TooManyPixelsError(f"frames of {info.width:,} x {info.height:,} pixels")
-    if (info.frames or 0) > len(data):  # FFmpeg would allocate a table of them
-        raise UndecodedError(f"{info.frames:,} frames in {len(data):,} bytes")
-    frames, index = None, _index(data, info.format)
-    # From version 19 on, PyAV always replaces invalid UTF-8 in metadata.
-    old = int(av.__version__.partition(".")[0]) < 19
-    options: dict[str, Any] = {"metadata_errors": "replace"} if old else {}
-    options.update(format=_CONTAINERS[info.format], options=_OPTIONS.copy())
-    try:
-        while frames is None:
-            with av.open(_File(data), **options) as container:
-                frames = _Video(container, index).frames(choose)
-            index = None
-    except NotMediaError:
-        raise
-    except (av.FFmpegError, ValueError, OverflowError, MemoryError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        # A damaged table may request any amount: it is damage if a frame would fit in memory.
-        refuse_want_of_memory(ValueError(reason), pixels)
-        raise UndecodedError(f"{info.format}: {reason}") from error
+    format = format_as(Video(), data)
+    index, frames = _index(data, format), None
+    while frames is None:
+        with open_container(data, format, UndecodedError, VIDEO_OPTIONS) as container:
+            frames = _Video(container, index).frames(choose)
+        index = None
     sizes = {(frame.width, frame.height) for frame in frames}
     if len(sizes) > 1:
         raise UndecodedError(f"frames of {len(sizes)} sizes: {sorted(sizes)}")
@@ -105,14 +73,6 @@ def _index(data: bytes, format: str) -> FrameIndex | None:
         return None
 
 
-class _File(io.BytesIO):
-    """A file of bytes that accepts any seek, as of a damaged header: a callback must not raise."""
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        start = (0, self.tell(), len(self.getbuffer()))[whence]
-        return super().seek(min(max(start + offset, 0), 1 << 40))
-
-
 class _Video:
     """The first video track of an open file.
 
@@ -123,10 +83,13 @@ class _Video:
         stream = container.streams.video[0] if container.streams.video else None
         self._container, self._stream = container, stream
         self._context: Any = stream and stream.codec_context
-        if self._context is None or self._context.name not in _DECODERS:
+        if self._context is None or self._context.name not in VIDEO_DECODERS:
             raise UndecodedError("no track that FFmpeg can decode, or one of a rare codec")
+        width, height = self._context.width, self._context.height
+        if width * height > MAX_PIXELS:
+            raise TooManyPixelsError(f"frames of {width:,} x {height:,} pixels")
         self._context.thread_count = 1  # the loader's other threads decode other samples
-        self._context.options = _OPTIONS
+        self._context.options = VIDEO_OPTIONS
         self._decoded = 0
         # For an AVI with B-frames, or packets without frames, only decoding shows the order.
         avi = container.format.name == "avi" and self._context.has_b_frames

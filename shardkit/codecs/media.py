@@ -1,6 +1,6 @@
 """Format, duration, rate and size of encoded audio and video, and whether the end is present.
 
-Only headers are read. The layouts are in `audio` and `video`, one function per format.
+The format is known by the first bytes. Headers are read by `probes`, with optional libraries.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from shardkit.codecs import image
 from shardkit.codecs.image import unusable
 from shardkit.codecs.media_info import CutMediaError, MediaInfo, NotMediaError
+from shardkit.errors import MissingLibraryError
 from shardkit.schema import Array, Audio, Encoded, FieldType, Image, Images, Video, images_in
 
 # File suffixes with the format that each usually contains; the first of a format is written.
@@ -115,21 +116,83 @@ def media_info(data: bytes) -> MediaInfo:
 
     data: the bytes of an audio or video file.
 
-    Only headers are read. Raises NotMediaError (a ValueError) for anything but audio and video, and
-    its subclass CutMediaError for files whose header or end is missing, as far as the format shows
-    this.
+    Only headers are read, with soundfile or PyAV for all formats but WAV. Raises NotMediaError (a
+    ValueError) for anything but audio and video, its subclass CutMediaError for truncated files, as
+    far as the format shows this, and MissingLibraryError if the library is not installed.
     """
-    from shardkit.codecs import audio, video  # not needed for images
-
     format = format_of(data)
     if format is None:
         raise NotMediaError(image.describe(data))
+    return _probe(data, format)
+
+
+def _probe(data: bytes, format: str) -> MediaInfo:
+    from shardkit.codecs import probes  # not needed for images
+
+    check_end(data, format)
     try:
-        if format in VIDEO_SUFFIXES.values():
-            return video.PROBES[format](data, format)
-        return audio.PROBES[format](data, format)
+        return probes.probe(data, format)
     except (struct.error, IndexError) as error:
         raise CutMediaError(f"a {format} file that ends inside its header") from error
+
+
+def check_end(data: bytes, format: str) -> None:
+    """Raise CutMediaError if the end of a file is missing, as far as its container says so."""
+    from shardkit.codecs import probes
+
+    try:
+        probes.check_end(data, format)
+    except (struct.error, IndexError) as error:
+        raise CutMediaError(f"a {format} file that ends inside its header") from error
+
+
+def known_info(data: bytes) -> MediaInfo:
+    """`media_info`, or only the format if the library that reads the header is not installed."""
+    try:
+        return media_info(data)
+    except MissingLibraryError:
+        return MediaInfo(str(format_of(data)))
+
+
+def format_as(kind: FieldType, value: bytes) -> str:
+    """Return the format of a value of Audio or Video; raises NotMediaError if it is something else.
+
+    The end is checked, but not the header, which may need a library.
+    """
+    format = format_of(value)
+    if format is None:
+        raise NotMediaError(image.describe(value))
+    if format not in SUFFIXES_OF[type(kind)].values():
+        raise NotMediaError(f"a {format} file, not {kind.python}")
+    check_end(value, format)
+    return format
+
+
+def media_of(kind: FieldType, value: bytes) -> MediaInfo:
+    """`known_info` of a value of Audio or Video; raises NotMediaError if it is something else."""
+    format_as(kind, value)
+    info = known_info(value)
+    track = info.width if isinstance(kind, Video) else info.channels
+    if track is None and is_read(info):
+        raise NotMediaError(f"a {info.format} file without {type(kind).__name__.lower()}")
+    return info
+
+
+def is_read(info: MediaInfo) -> bool:
+    """Whether this is from the header, not only the format."""
+    return info != MediaInfo(info.format)
+
+
+def unread(kind: FieldType, format: str) -> str:
+    """Describe files whose header was not read because a library is missing."""
+    files = "audio files" if isinstance(kind, Audio) else "videos"
+    name = "video" if format in VIDEO_SUFFIXES.values() else "audio"
+    return f'{files} of unknown duration (pip install "shardkit[{name}]" before converting)'
+
+
+def milliseconds(info: MediaInfo) -> int:
+    """Return the duration in milliseconds; 0 if it is not known."""
+    return min(round(1000 * (info.duration or 0)), 0xFFFFFFFF)
 
 
 def length_of(value: Any) -> int:
@@ -137,19 +200,9 @@ def length_of(value: Any) -> int:
     if not isinstance(value, bytes):
         return 0 if value is None else len(value)
     try:
-        return min(round(1000 * (media_info(value).duration or 0)), 0xFFFFFFFF)
+        return milliseconds(media_info(value))
     except NotMediaError:  # reported when the value is read
         return 0
-
-
-def media_of(kind: FieldType, value: bytes) -> MediaInfo:
-    """`media_info` of a value of Audio or Video; raises NotMediaError if it is something else."""
-    info = media_info(value)
-    if info.format not in SUFFIXES_OF[type(kind)].values():
-        raise NotMediaError(f"a {info.format} file, not {kind.python}")
-    if (info.width if isinstance(kind, Video) else info.channels) is None:
-        raise NotMediaError(f"a {info.format} file without {type(kind).__name__.lower()}")
-    return info
 
 
 def checked(kind: FieldType, value: bytes, key: str, field: str) -> tuple[str, int, int]:
@@ -160,7 +213,7 @@ def checked(kind: FieldType, value: bytes, key: str, field: str) -> tuple[str, i
     if isinstance(kind, Image):
         return image.checked(value, key, field)
     try:
-        return media_of(kind, value).format, 0, 0
+        return format_as(kind, value), 0, 0
     except NotMediaError as error:
         raise unusable(error, key, field) from error
 

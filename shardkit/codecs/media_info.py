@@ -14,11 +14,11 @@ class MediaInfo(NamedTuple):
 
     format: wav, flac, mp3, ogg, opus, aiff, mp4, mov, webm, mkv or avi.
     duration: in seconds.
-    sampling_rate: in Hz; for Opus always 48,000, the rate at which it is decoded.
+    sampling_rate: in Hz; for Opus the rate at which soundfile decodes it.
     channels: number of audio channels.
     width, height: size of the video in pixels as stored, before rotation.
     frames: number of video frames.
-    codec: codec of the video, if it is a common one.
+    codec: codec of the video, by FFmpeg's name.
     """
 
     format: str
@@ -40,8 +40,8 @@ class NotMediaError(NotAnImageError):
 
 
 class CutMediaError(NotMediaError):
-    """The end of the file is missing."""
+    """The end of the file is missing, or the file is damaged."""
 
-    what = "the file is truncated"
+    what = "the file is truncated or damaged"
     expected = None
     fix = "copy it again"

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.codecs.media import media_of
+from shardkit.codecs.media import format_as
 from shardkit.codecs.media_info import NotMediaError
+from shardkit.codecs.probes import UNKNOWN_FRAMES, SeekableFile
 from shardkit.helpers.extras import extra
 from shardkit.options import MAX_RATE
 from shardkit.schema import Audio
@@ -23,7 +24,6 @@ MAX_VALUES = 1 << 28  # of all channels, decoded at once: 1 GiB
 _BLOCK = 1 << 20  # frames to encode at once, using 20 bytes of memory per value
 _MOST_RATIO = 1000  # of two rates: more is unrealistic, and takes soxr seconds
 _EXACT = ("wav", "flac", "aiff")  # seeking gives exactly the samples that reading up to there gives
-_UNKNOWN = 1 << 40  # frames; more are reported for a stream of unknown length
 
 
 class UndecodedError(NotMediaError):
@@ -47,14 +47,6 @@ class UnstorableError(NotMediaError):
     what = "the audio cannot be re-encoded to FLAC"
     expected = f"finite values, one frame or more, up to 8 channels and {MAX_RATE:,} Hz"
     fix = "repair it, or reduce channels and rate with --mono and --sample-rate"
-
-
-class _File(io.BytesIO):
-    """A file of bytes that accepts any seek, as of a damaged header: a callback must not raise."""
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        start = super().seek(0, whence) if whence else 0
-        return super().seek(min(max(start + offset, 0), 1 << 40))
 
 
 @dataclass(frozen=True)
@@ -101,12 +93,12 @@ def opened(data: bytes) -> Iterator[Sound]:
     """Open a value of `Audio` to read samples. Raises NotMediaError, also for errors inside."""
     with extra("audio", "decoding audio"):
         import soundfile
-    format = media_of(Audio(), data).format
+    format = format_as(Audio(), data)
     if format == "mp4":
         raise UndecodedError("M4A, which libsndfile does not read")
     try:
-        with soundfile.SoundFile(_File(data)) as file:
-            if file.frames >= _UNKNOWN:  # soundfile cannot read those either
+        with soundfile.SoundFile(SeekableFile(data)) as file:
+            if file.frames >= UNKNOWN_FRAMES:  # soundfile cannot read those either
                 raise UndecodedError(f"{format} whose header does not state its length")
             yield Sound(file, format, file.samplerate, file.channels)
     except soundfile.SoundFileError as error:

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.codecs.image import NotAnImageError, unusable
-from shardkit.codecs.media import length_of
+from shardkit.codecs.media import is_read, length_of, media_of, milliseconds, unread
+from shardkit.codecs.media_info import NotMediaError
 from shardkit.conversion.stats import Stats
 from shardkit.dataset.statistics import Pixels, pixels_of
 from shardkit.errors import FormatError, SampleError
@@ -19,7 +20,7 @@ from shardkit.formats import file_name
 from shardkit.formats.base import Format, ShardSpec, ShardWriter
 from shardkit.metadata.manifest import FOLDER, File, Shard
 from shardkit.sample import Sample, key_hash
-from shardkit.schema import Schema, check_label, length_fields
+from shardkit.schema import Audio, Schema, Video, check_label, length_fields
 from shardkit.storage import fs
 from shardkit.storage.checksums import checksum_of, listed
 from shardkit.storage.remote import store as stores
@@ -86,6 +87,7 @@ class ShardSequence:
         self.stats = Stats.of(content.schema, content.label)
         self._key_hashes = array("Q")  # of all shards; within a shard, the keys are compared
         self._length_fields = length_fields(content.schema)
+        self._media = [n for n, kind in content.schema.items() if isinstance(kind, Audio | Video)]
         self._lengths = array("I")
 
     def write(self, sample: Sample) -> None:
@@ -94,6 +96,7 @@ class ShardSequence:
             self._close_shard()
         self._check(sample)
         pixels = self._pixels(sample)
+        durations = self._durations(sample)
         if not self._open_shard().write(sample):
             self._close_shard()
             self._open_shard().write(sample)
@@ -101,7 +104,9 @@ class ShardSequence:
         if not self._unique_keys:
             self._keys.add(sample["__key__"])
         self._key_hashes.append(key_hash(sample["__key__"]))
-        self._lengths.extend(length_of(sample.get(name)) for name in self._length_fields)
+        for name in self._length_fields:
+            length = durations.get(name)
+            self._lengths.append(length_of(sample.get(name)) if length is None else length)
         self.stats.add(sample)
         for name, values in pixels.items():
             self.stats.pixels.setdefault(name, Pixels()).add(values)
@@ -135,6 +140,21 @@ class ShardSequence:
                     raise unusable(error, sample["__key__"], name) from error
                 if pixels is not None:
                     found[name] = pixels
+        return found
+
+    def _durations(self, sample: Sample) -> dict[str, int]:
+        """The durations of audio and video in milliseconds, 0 if unknown; checks the headers."""
+        found = {}
+        for name in self._media:
+            if name in sample:
+                kind = self._content.schema[name]
+                try:
+                    info = media_of(kind, sample[name])
+                except NotMediaError as error:
+                    raise unusable(error, sample["__key__"], name) from error
+                found[name] = milliseconds(info)
+                if not is_read(info):
+                    self.stats.ignored[unread(kind, info.format)] += 1
         return found
 
     def abandon(self) -> None:

@@ -52,7 +52,7 @@ def make_audio(number: int = 0, rate: int = 8000, samples: int = 80) -> bytes:
 def make_video(number: int = 0, size: tuple[int, int] = (64, 48), frames: int = 25) -> bytes:
     """An MP4 file of 25 frames a second and a `size`, another one for each number.
 
-    It has headers and nothing to decode.
+    It has headers, and frames that cannot be decoded.
     """
 
     def box(name: str, *parts: bytes) -> bytes:
@@ -61,13 +61,17 @@ def make_video(number: int = 0, size: tuple[int, int] = (64, 48), frames: int = 
 
     clock = struct.pack(">IIIII", 0, 0, 0, 25, frames)  # version, times, ticks a second, length
     frame = bytes(32) + struct.pack(">HH", *size) + bytes(50)
-    table = box("stbl", box("stsd", struct.pack(">II", 0, 1), box("mp4v", frame[8:])))
+    table = box("stbl", box("stsd", struct.pack(">II", 0, 1), box("jpeg", frame[8:])))
     sizes = box("stsz", struct.pack(">III", 0, 4, frames))
-    table = box("stbl", table[8:], sizes)
+    times = box("stts", struct.pack(">IIII", 0, 1, frames, 1))
+    chunks = box("stsc", struct.pack(">IIIII", 0, 1, 1, frames, 1))
+    offsets = box("stco", struct.pack(">III", 0, 1, 28))
+    table = box("stbl", table[8:], times, chunks, sizes, offsets)
     handler = box("hdlr", bytes(8), b"vide", bytes(13))
     track = box("trak", box("mdia", box("mdhd", clock, bytes(4)), handler, box("minf", table)))
     movie = box("moov", box("mvhd", clock, bytes(80)), track)
-    return box("ftyp", b"isom", bytes(4), b"isom") + movie + box("mdat", bytes([number]) * 9)
+    start = box("ftyp", b"isom", bytes(4), b"isom")
+    return start + box("mdat", bytes([number % 256]) * 4 * frames) + movie
 
 
 # One field of every type; the last may be absent.

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.codecs.image import NotAnImageError, probe
-from shardkit.codecs.media import media_info
+from shardkit.codecs.media import media_of
 from shardkit.codecs.media_info import MediaInfo, NotMediaError
 from shardkit.dataset.dataset import Dataset
 from shardkit.dataset.display.previews import describe
@@ -221,12 +221,13 @@ def _images(dataset: Dataset) -> dict[str, Any]:
 def _media(dataset: Dataset) -> dict[str, Any]:
     """Formats, length in seconds, rates, channels and sizes of all audio and video, by field."""
     report = {}
-    for field in (n for n, kind in dataset.schema.items() if isinstance(kind, Audio | Video)):
+    audio_and_video = {n: k for n, k in dataset.schema.items() if isinstance(k, Audio | Video)}
+    for field, kind in audio_and_video.items():
         found: list[MediaInfo] = []
         damaged = 0
         for value in _values(dataset, field):
             try:
-                found += [] if value is None else [media_info(value)]
+                found += [] if value is None else [media_of(kind, value)]
             except NotMediaError:
                 damaged += 1
         seconds = sorted(info.duration for info in found if info.duration is not None)

@@ -130,7 +130,7 @@ def test_damaged_audio_stops_or_is_left_out(tmp_path):
     flac[len(flac) // 2 : len(flac) // 2 + 900] = bytes(900)
     root = put(tmp_path / "clips", {"a.flac": bytes(flac), "b.wav": make_audio()})
     options = {"audio": AudioOptions(sample_rate=16_000, mono=True)}
-    refused(SampleError, "cannot be decoded", convert, root, tmp_path / "out", **options)
+    refused(SampleError, "truncated or damaged", convert, root, tmp_path / "out", **options)
     result = verified(root, tmp_path / "out", on_error="skip", **options)
     assert (result.samples, result.errors) == (1, 1)
     [line] = (tmp_path / "out/__shardkit__/errors.jsonl").read_text().splitlines()

@@ -69,7 +69,7 @@ def test_inspect_tells_hours_rates_and_sizes(tmp_path):
         assert dict(dataset.schema) == {"video": Video(), "label": Int()}
         assert dataset[1] == {"__key__": "b/2", "video": videos["b/2.m4v"], "label": 1}
     done = CliRunner().invoke(cli, ["inspect", str(tmp_path / "films"), "--full"])
-    assert "mp4 mpeg4 64 x 48, 25 frames at 25 Hz, 1.00 s" in done.output
+    assert "mp4 mjpeg 64 x 48, 25 frames at 25 Hz, 1.00 s" in done.output
     for row in (r"video +total +0.00 hours", r"width +32 / 32 / 64", r"duration +1 s / 1 s / 2 s"):
         assert re.search(row, done.output), row
 

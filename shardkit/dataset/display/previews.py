@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from shardkit.codecs.image import NotAnImageError, is_mask_name, probe
-from shardkit.codecs.media import media_info
+from shardkit.codecs.media import known_info
 from shardkit.codecs.media_info import NotMediaError
 from shardkit.codecs.pixels import encode, to_rgb
 from shardkit.dataset.display.markup import Markup, join, lines, tag
@@ -247,7 +247,7 @@ def image_in_words(image: bytes) -> str:
 def media_in_words(data: bytes) -> str:
     """The properties in the headers of audio or video, or why it is neither."""
     try:
-        info = media_info(data)
+        info = known_info(data)
     except NotMediaError as error:
         return f"damaged: {error}"
     parts = [f"{info.format} {info.codec}" if info.codec else info.format]

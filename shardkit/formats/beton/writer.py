@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from shardkit.codecs.array import dump_array
 from shardkit.codecs.image import NotAnImageError, unusable
-from shardkit.codecs.media import media_of
+from shardkit.codecs.media import format_as
 from shardkit.errors import SampleError
 from shardkit.formats.base import KEY, ShardSpec, ShardWriter, key_bytes
 from shardkit.formats.beton import images, layout
@@ -243,7 +243,7 @@ def _unusable(error: Exception, value: Any, key: str, name: str) -> SampleError:
 
 
 def _whole(kind: Audio | Video, value: bytes) -> bytes:
-    media_of(kind, value)
+    format_as(kind, value)
     return value
 
 
