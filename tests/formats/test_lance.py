@@ -14,7 +14,7 @@ from shardkit.errors import DamagedError, FormatError, ShardkitError, UsageError
 from shardkit.formats import get_format
 from shardkit.formats.lance import process
 from shardkit.formats.testing_samples import in_fork
-from shardkit.schema import Array, Float, Image, Int, Json, Schema, Text
+from shardkit.schema import Array, Bytes, Float, Image, Int, Json, Schema, Text
 from shardkit.testing import FormatContract, assert_same, make_image
 from tests.conftest import files_of
 from tests.conversion.test_kill import wait_for
@@ -208,6 +208,27 @@ def test_forked_processes_and_loaders_read_on(made, large):
         for method in ("fork", "spawn"):
             options = {"batch_size": None, "num_workers": 1, "multiprocessing_context": method}
             assert sum(1 for _ in DataLoader(dataset, **options)) == 60
+
+
+def test_large_values_are_read_without_pylance(tmp_path, monkeypatch):
+    """Also the first ones of a column that are null, and values of all sizes."""
+    schema = {"image": Image(), "blob": Bytes(optional=True), "row": Array("<f4", (100,))}
+    samples = [
+        {"__key__": f"{n}", "image": make_image(n), "row": np.full(100, n, "<f4")}
+        | ({"blob": bytes([n]) * (n % 3) * 9000} if n > 2 else {})
+        for n in range(40)
+    ]
+    path = tmp_path / "x.lance"
+    with shardkit.create(path, "lance", schema) as writer:
+        for each in samples:
+            writer.write(each)
+    dataset = shardkit.open(path)
+    assert dataset[0]["__key__"] == "0"
+    monkeypatch.setattr("shardkit.formats.lance.reader.ask", None)
+    for n in (39, 0, 3, 4, 20):
+        found = dataset.read(n, ["image", "blob", "row"])
+        assert (found["image"], found.get("blob")) == (make_image(n), samples[n].get("blob"))
+        np.testing.assert_array_equal(found["row"], samples[n]["row"])
 
 
 def test_when_its_process_dies_the_next_call_starts_another(made):

@@ -14,9 +14,9 @@ import sys
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 
 class _NoPandas:
@@ -30,6 +30,7 @@ class _NoPandas:
 
 sys.meta_path.insert(0, _NoPandas)
 import lance
+import numpy as np
 import pyarrow as pa
 from lance.file import LanceFileReader, LanceFileWriter
 from lance.fragment import DataFile, FragmentMetadata
@@ -69,8 +70,8 @@ class _File:
         pages = {}
         # Only if each column of the schema is one column of the file, in the same order.
         if len(about.columns) == len(columns):
-            found = zip(columns.names, about.columns, strict=True)
-            pages = {name: list(_pages(column.pages)) for name, column in found}
+            found = zip(columns, about.columns, strict=True)
+            pages = {field.name: _pages(path, field, column.pages) for field, column in found}
         whole = {n: p for n, p in pages.items() if p and sum(page.rows for page in p) == rows}
         self.about = About(columns, rows, _average(self, columns, rows), whole)
 
@@ -209,42 +210,59 @@ def _average(of: _File | _Dataset, columns: pa.Schema, rows: int) -> dict[str, f
     return found
 
 
-# The `str` of a page's encoding, reduced to its words.
-_HEAD = (
-    r"PageLayout layout Some FullZipLayout FullZipLayout bits_rep 0 bits_def ([01])"
-    r" num_items (\d+) num_visible_items \2 value_compression Some CompressiveEncoding compression"
-)
-_VALUES = re.compile(
-    _HEAD + r" Some Variable Variable offsets Some CompressiveEncoding compression Some Flat Flat"
-    r" bits_per_value (32|64) data None values None layers Repdef(?:AllValid|Nullable)Item"
-    r" details Some BitsPerOffset \3"
-)
-_LISTS = re.compile(
-    _HEAD + r" Some FixedSizeList FixedSizeList items_per_value (\d+) has_validity false values"
-    r" Some CompressiveEncoding compression Some Flat Flat bits_per_value (\d+) data None"
-    r" layers RepdefAllValidItem details Some BitsPerValue (\d+)"
-)
+def _pages(path: str, field: pa.Field, pages: Sequence[Any]) -> list[Page]:
+    """The pages of a column whose values are stored uncompressed, one after the other.
+
+    Empty if a page is stored in another way. pylance gives the positions of a page's buffers, but
+    not their layout, so it is deduced from what is in them.
+    """
+    if (field.metadata or {}).get(b"lance-encoding:compression") != b"none":
+        return []
+    made: list[Page] = []
+    with open(path, "rb") as file:
+        for page in pages:
+            buffers = [(buffer.position, buffer.size) for buffer in page.buffers]
+            first = made[-1].first + made[-1].rows if made else 0
+            if pa.types.is_fixed_size_list(field.type):
+                found = _lists(first, field.type, buffers)
+            else:
+                found = _values(first, file, buffers)
+            if found is None:
+                return []
+            made.append(found)
+    return made
 
 
-def _pages(pages: Sequence[Any]) -> Iterator[Page]:
-    """The leading pages of a column whose values are stored uncompressed."""
-    first = 0
-    for page in pages:
-        words = " ".join(re.findall(r"\w+", str(page.encoding)))
-        buffers = [(buffer.position, buffer.size) for buffer in page.buffers]
-        if (found := _VALUES.fullmatch(words)) and len(buffers) == 2:
-            nulls, rows, bits = map(int, found.groups())
-            (start, _), (ends, size) = buffers
-            if size % (rows + 1) == 0:
-                before = bits // 8 + nulls
-                yield Page(first, rows, start, ends, size // (rows + 1), before, bool(nulls))
-        elif (found := _LISTS.fullmatch(words)) and len(buffers) == 1:
-            _, rows, items, bits, whole = map(int, found.groups())
-            if items * bits == whole and buffers[0][1] * 8 == rows * whole:
-                yield Page(first, rows, buffers[0][0], 0, whole // 8, 0, False)
-        else:
-            return
-        first += rows
+def _lists(first: int, type: pa.DataType, buffers: list[tuple[int, int]]) -> Page | None:
+    if len(buffers) != 1 or not pa.types.is_primitive(type.value_type):
+        return None
+    width, odd = divmod(type.list_size * type.value_type.bit_width, 8)
+    if not width or odd or buffers[0][1] % width:
+        return None
+    start, size = buffers[0]
+    return Page(first, size // width, start, 0, width, 0, False)
+
+
+def _values(first: int, file: BinaryIO, buffers: list[tuple[int, int]]) -> Page | None:
+    """A page of values, each preceded by its size, and of their ends."""
+    if len(buffers) != 2:
+        return None
+    (start, length), (at, size) = buffers
+    file.seek(at)
+    table = file.read(size)
+    for width in (1, 2, 4, 8):
+        ends = np.frombuffer(table[: size // width * width], f"<u{width}").astype(np.int64)
+        if size % width or len(ends) < 2 or ends[0] or ends[-1] != length:
+            continue
+        sizes = np.diff(ends)
+        row = int(np.argmax(sizes > 1))  # a null takes one byte
+        file.seek(start + int(ends[row]))
+        head = file.read(9)
+        for before, nulls in ((8, False), (4, False), (9, True), (5, True)):
+            known = int.from_bytes(head[nulls:before], "little") + before == sizes[row]
+            if known and (sizes >= (1 if nulls else before)).all():
+                return Page(first, len(sizes), start, at, width, before, nulls)
+    return None
 
 
 class _Plain:
