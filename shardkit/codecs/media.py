@@ -123,13 +123,13 @@ def media_info(data: bytes) -> MediaInfo:
     format = format_of(data)
     if format is None:
         raise NotMediaError(image.describe(data))
+    check_end(data, format)
     return _probe(data, format)
 
 
 def _probe(data: bytes, format: str) -> MediaInfo:
     from shardkit.codecs import probes  # not needed for images
 
-    check_end(data, format)
     try:
         return probes.probe(data, format)
     except (struct.error, IndexError) as error:
@@ -144,14 +144,6 @@ def check_end(data: bytes, format: str) -> None:
         probes.check_end(data, format)
     except (struct.error, IndexError) as error:
         raise CutMediaError(f"a {format} file that ends inside its header") from error
-
-
-def known_info(data: bytes) -> MediaInfo:
-    """`media_info`, or only the format if the library that reads the header is not installed."""
-    try:
-        return media_info(data)
-    except MissingLibraryError:
-        return MediaInfo(str(format_of(data)))
 
 
 def format_as(kind: FieldType, value: bytes) -> str:
@@ -169,12 +161,17 @@ def format_as(kind: FieldType, value: bytes) -> str:
 
 
 def media_of(kind: FieldType, value: bytes) -> MediaInfo:
-    """`known_info` of a value of Audio or Video; raises NotMediaError if it is something else."""
-    format_as(kind, value)
-    info = known_info(value)
-    track = info.width if isinstance(kind, Video) else info.channels
-    if track is None and is_read(info):
-        raise NotMediaError(f"a {info.format} file without {type(kind).__name__.lower()}")
+    """`media_info` of a value of Audio or Video; raises NotMediaError if it is something else.
+
+    Only the format is known if the library that reads the header is not installed.
+    """
+    format = format_as(kind, value)
+    try:
+        info = _probe(value, format)
+    except MissingLibraryError:
+        return MediaInfo(format)
+    if (info.width if isinstance(kind, Video) else info.channels) is None:
+        raise NotMediaError(f"a {format} file without {type(kind).__name__.lower()}")
     return info
 
 

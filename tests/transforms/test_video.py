@@ -160,5 +160,5 @@ def test_without_pyav_the_extra_is_named(monkeypatch):
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", absent)
-    with pytest.raises(UsageError, match=r"decoding video needs av(?s:.*)shardkit\[video\]"):
+    with pytest.raises(UsageError, match=r"reading mp4 files needs av(?s:.*)shardkit\[video\]"):
         made(encode(), SampleFrames(2))

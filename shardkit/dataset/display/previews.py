@@ -11,11 +11,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from shardkit.codecs.image import NotAnImageError, is_mask_name, probe
-from shardkit.codecs.media import known_info
-from shardkit.codecs.media_info import NotMediaError
+from shardkit.codecs.media import format_of, media_info
+from shardkit.codecs.media_info import MediaInfo, NotMediaError
 from shardkit.codecs.pixels import encode, to_rgb
 from shardkit.dataset.display.markup import Markup, join, lines, tag
-from shardkit.errors import ShardkitError
+from shardkit.errors import MissingLibraryError, ShardkitError
 from shardkit.schema import Array, Audio, Bytes, Encoded, Image, Images, Video, images_in
 
 if TYPE_CHECKING:
@@ -247,7 +247,9 @@ def image_in_words(image: bytes) -> str:
 def media_in_words(data: bytes) -> str:
     """The properties in the headers of audio or video, or why it is neither."""
     try:
-        info = known_info(data)
+        info = media_info(data)
+    except MissingLibraryError:
+        info = MediaInfo(str(format_of(data)))
     except NotMediaError as error:
         return f"damaged: {error}"
     parts = [f"{info.format} {info.codec}" if info.codec else info.format]
