@@ -157,7 +157,7 @@ def test_results_loaders_and_options_tell_of_themselves_in_a_line(images, tmp_pa
     options = {"split": "train=0.5,val=0.5", "stratify": "label", "workers": 0}
     splits = shardkit.convert(images, "wds", tmp_path / "splits", **options)
     assert repr(splits).startswith(f"<ConvertResult {tmp_path / 'splits'} (train, val): wds, 12")
-    part = replace(made, splits={}, part=PartResult("1/2", 3, 5, 800, 1, 2), seconds=2.0)
+    part = replace(made, splits={}, part=PartResult("1/2", 3, 5, 800, 1, 2, ("2/2",)), seconds=2.0)
     words = "wds, 5 samples, 800 B in 2.0 s, 1 dropped"
     assert repr(part) == f"<ConvertResult {out} (part 1/2): {words}>"
     assert repr(shardkit.verify(out)) == f"<VerifyReport {out}: sound, wds, 12 samples in 1 shard>"

@@ -198,7 +198,7 @@ def test_every_command_on_a_terminal(screen, tmp_path):
     check_terminal(*convert, "--limit", 1, check=2)
     check_terminal("merge", out)
     part = ("--out", tmp_path / f"{SCREEN}2", "--part", "2/2")
-    assert "2`." in check_terminal(*convert, "--shard-samples", 1, *part)
+    assert "2` once" in check_terminal(*convert, "--shard-samples", 1, *part)
     assert "\\u202e" in check_terminal("inspect", out, "--full")
     check_terminal("inspect", out, "--html", tmp_path / f"{SCREEN}.html")
     assert "\\u202e" in check_terminal("stats", out)

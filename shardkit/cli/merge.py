@@ -35,9 +35,8 @@ def command(
     The result is the same as of `shardkit convert DATASETS --to FORMAT -o OUT`: keys begin with
     the name of their dataset, and classes with the same name become one class.
 
-    Without -o, publish the dataset that `shardkit convert ... --part I/N` has written. Usually
-    the part that ends last has already done this. If tasks are missing, the error names the parts
-    that should do them.
+    Without -o, publish the dataset of `shardkit convert ... --part I/N`, once all parts have ended.
+    If tasks are missing, the error names the parts that should do them.
     """
     from shardkit.cli.progress import ConvertMonitor, show_result
     from shardkit.conversion.merge import merge

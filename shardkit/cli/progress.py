@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from shardkit.conversion.plan import Plan
-    from shardkit.conversion.run import ConvertResult, SplitResult
+    from shardkit.conversion.run import ConvertResult, PartResult, SplitResult
     from shardkit.conversion.work import Progress as TaskProgress
 
 _LINE_SECONDS = 5.0  # interval between lines if there is no terminal
@@ -268,14 +268,18 @@ def show_result(result: ConvertResult, complete: str = COMPLETE) -> None:
     if result.already_complete:
         print_text(complete)
     if result.part is not None:
-        missing = result.part.missing
-        left = (
-            f"{counted(missing, 'task')} of other parts {'is' if missing == 1 else 'are'} missing"
-        )
-        words = f"{left if missing else 'Another part is still running'}: the last part to finish"
-        print_text(
-            printable(f"{words} publishes the dataset, or run `shardkit merge {result.out}`.")
-        )
+        print_text(printable(_after_part(result.part, result.out)))
+
+
+def _after_part(part: PartResult, out: str) -> str:
+    """What is left to do when a part has ended."""
+    words = "All tasks are done."
+    if part.missing:
+        others = f"part {part.missing_parts[0]}"
+        if len(part.missing_parts) > 1:
+            others += f" and {counted(len(part.missing_parts) - 1, 'other')}"
+        words = f"Not done yet: {counted(part.missing, 'task')} of {others}."
+    return f"{words} Run `shardkit merge {out}` once all parts have ended."
 
 
 def _images(split: SplitResult) -> tuple[str, str]:

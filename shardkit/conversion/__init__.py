@@ -8,7 +8,7 @@ Each imports only those on lines below its own:
     parts publish
     estimate existing outline
     plan
-    export part_listing
+    export
     partials ray_engine
     cuts ray_node store_partial
     partial pool split

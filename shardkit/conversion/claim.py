@@ -57,22 +57,20 @@ class Claim:
         about: Mapping[str, Any] | None = None,
         *,
         busy: OutputError | None = None,
-        wait: bool = True,
     ) -> Claim:
         """Take the claim. Raises OutputError (`busy`) if another run is active.
 
         To find out whether a run is still active takes half a minute, except for one of this
-        machine that has ended. Without `wait`, any other run is assumed to be active. The claim
-        also contains the entries of `about`, even after it is released.
+        machine that has ended. The claim also contains the entries of `about`, even after it is
+        released.
         """
         claim = cls(path)
         claim._more.update(about or {})
         found = None
         for _ in range(_TRIES):
-            if found is not None and not is_over(found[0]):
-                now = _watched(path, *found) if wait else None
-                if now != found:
-                    raise busy or another_run(path)
+            alive = found is not None and not is_over(found[0]) and _watched(path, *found) != found
+            if alive:
+                raise busy or another_run(path)
             began, old = _now(), None if found is None else found[1]
             if claim._put(old):
                 claim._renewed = began

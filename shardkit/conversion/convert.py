@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -50,8 +49,8 @@ def convert(
         several times a second; an exception that it raises ends the call.
     storage_options: as in `shardkit.open`. They are never written to the output.
     part: "2/8" does the second eighth of the work; other processes, on any machines, do the rest.
-        The last part to finish publishes the dataset; if none does, `shardkit.merge(out)` does. The
-        result of each other part has a `part` and no splits.
+        The result has a `part` and no splits. Once all parts have ended, `shardkit.merge(out)`
+        publishes the dataset.
 
     Raises UsageError or OutputError before anything is changed; SourceError, SampleError or
     DamagedError for bad data; StorageError if the disk fails; WorkerError if a worker fails. After
@@ -87,11 +86,11 @@ def convert(
         engine = cluster = RayEngine(checked, workers, source)
     else:
         engine = Pool(workers, [*preload, "shardkit.sources.image_folder"], early=early)
-    with engine as processes, contextlib.ExitStack() as ending:
+    with engine as processes:
         from shardkit.conversion.run import prepare, run
 
         with fs.using(storage_options, source, out, checked.metadata):
-            plan = prepare(source, to, out, checked, schema=schema, part=part_of, ending=ending)
+            plan = prepare(source, to, out, checked, schema=schema, part=part_of)
         if cluster is not None:
             cluster.connect()
         with watched(progress, OfConversion) as monitor:

@@ -32,8 +32,8 @@ def state_of(plan: Plan, partial: Partial, *, overwrite: bool) -> State:
     """Determine what a run finds at its output.
 
     With `overwrite`, a complete dataset is written again, unless a run of the same job wrote it
-    and died while cleaning up. A part never replaces the dataset that it would make: the parts may
-    have just published it.
+    and died while cleaning up. A part never replaces the dataset that it would make: it may have
+    just been merged.
     """
     part = plan.part is not None
     job = partial.job() if partial.exists() else None
@@ -95,7 +95,7 @@ def _clean_up(plan: Plan, partial: Partial) -> None:
         return
     job = partial.job()
     if job is None or _is_ours(plan, job) or (job and "recipe" not in job):  # the last: a repair's
-        # The part that ended last may be cleaning up at this moment.
+        # A merge may be cleaning up at this moment.
         with contextlib.suppress(*[OutputError] if plan.part is not None else []):
             partial.begin(plan.job, resume=True)
             partial.discard()

@@ -44,10 +44,9 @@ def merge(
     all errors of `convert`.
 
     `merge(dataset)` without `out` publishes the dataset of a conversion in parts (`convert(...,
-    part="2/8")`). It needs neither the source nor the options, because the parts have stored what
-    is needed. The last part to finish has already done this, unless it could not tell that it was
-    the last. If the dataset is published already, the result describes it. Raises OutputError if
-    tasks are missing, and names the parts that should do them.
+    part="2/8")`), once all parts have ended. It needs neither the source nor the options, because
+    the parts have stored what is needed. If the dataset is published already, the result describes
+    it. Raises OutputError if tasks are missing, and names the parts that should do them.
 
     `progress` and `storage_options` are the same as in `shardkit.convert`.
     """
@@ -155,7 +154,7 @@ def _merge(job: dict[str, Any], target: Target, monitor: Monitor | None) -> Conv
             raise _not_in_parts(target.path)
         outline = Outline.unpacked(found[1], found[0])
         if not target.is_empty() and not outline.overwrite:
-            fix = "repeat any part with --overwrite, which then replaces it"
+            fix = "repeat any part with --overwrite, then merge again, which replaces it"
             raise another_dataset(job, target, fix)
         _check(outline, target, partial)
         publish(outline, target, partial, range(len(outline.tasks)), monitor, outline.overwrite)
@@ -177,10 +176,10 @@ def _check(outline: Outline, target: Target, partial: Partial) -> None:
             path=target.path,
             expected=f"{len(tasks):,} finished",
             found=words,
-            fix=f"run the same command with {which}{more}: the last part to finish publishes",
+            fix=f"run the same command with {which}{more}, then merge again",
         )
     try:
         check_errors(outline.problems + errors_of(partial, done), outline.max_errors)
     except ShardkitError as error:
-        error.fix = "repeat any part with a larger --max-errors: it then publishes"
+        error.fix = "repeat any part with a larger --max-errors, then merge again"
         raise

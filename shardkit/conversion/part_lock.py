@@ -11,20 +11,19 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from shardkit.conversion.lock import HELD, LOCK, UNLOCKED, busy, is_at, try_lock, unlock
+from shardkit.conversion.lock import HELD, LOCK, UNLOCKED, busy, try_lock, unlock
 from shardkit.errors import OutputError, warn
 from shardkit.helpers.part_of import PartOf
 from shardkit.storage import fs
 
 PARTS = "parts"
 OTHER_JOB = "this one has other options, or another source"
-PATIENCE = 30.0  # seconds to wait for a lock that a part may hold only while it begins or ends
+PATIENCE = 30.0  # seconds to wait for a lock that a part may hold only while it begins
 _QUIET = 1.0  # seconds of waiting before a warning is issued
-_TIE = 1.0  # seconds in which parts that end together find out which was the last
 _PAUSE = 0.1  # seconds between two attempts: the file system may be remote
 _MERGE = (
-    "make sure that no run without --part writes to the same output, and that no part runs twice at"
-    " a time; when all parts have ended, run `shardkit merge` on it"
+    "make sure that no run without --part writes to the same output, that no part runs twice at a"
+    " time, and that all parts have ended before you run `shardkit merge`"
 )
 
 
@@ -111,36 +110,6 @@ class PartLock:
         if found == HELD or self._at_work():
             raise self._refused(OTHER_JOB)
 
-    def alone(self) -> bool:
-        """Lock out all others, for a part that has done its tasks, if no other part is running.
-
-        Every part releases its shared lock before it tries, so that the last one succeeds; locks
-        that are held for a moment are waited for. Without locks, this is always False.
-        """
-        if self._is_ours():
-            self.end()
-        if not self.owned:
-            return False
-        unlock(self._lock)
-        self._lock = None
-        until = time.monotonic() + _TIE
-        while (found := try_lock(self._path, LOCK, advice="")) == HELD:
-            if time.monotonic() > until or self._at_work(ended=False):
-                return False
-            time.sleep(_PAUSE)
-        self._lock = found
-        if found in (None, UNLOCKED) or not self._is_ours():
-            self.release()  # another run has worked here meanwhile
-            return False
-        self._part = None
-        return True
-
-    def _is_ours(self) -> bool:
-        """Whether this part's lock file is still in place, so that its work was not removed."""
-        assert self._part is not None
-        assert self._own is not None
-        return self._own == UNLOCKED or is_at(self._own, self._parts / self._part.name)
-
     @property
     def owned(self) -> bool:
         """Whether it is certain that no other process is running the same part."""
@@ -151,10 +120,9 @@ class PartLock:
         found = [PartOf.named(path.name) for path in self._parts.glob("*")]
         return [(part, self._ended(part).exists()) for part in sorted(filter(None, found))]
 
-    def _at_work(self, *, ended: bool = True) -> list[PartOf]:
-        """The other parts whose processes are alive; with `ended=False`, without ended parts."""
-        found = [part for part, has_ended in self.begun() if ended or not has_ended]
-        return [part for part in found if part != self._part and self._is_held(part)]
+    def _at_work(self) -> list[PartOf]:
+        """The other parts whose processes are alive."""
+        return [part for part, _ in self.begun() if part != self._part and self._is_held(part)]
 
     def _is_held(self, part: PartOf) -> bool:
         found = try_lock(self._parts, part.name, shared=True, advice="", make=False)

@@ -4,8 +4,7 @@ Its contents on this machine (`store_partial.py` has the equivalent for a store)
 
 job.json          the identity of the run: recipe, versions, modification times of the source
 lock, parts/      the locks of the running conversion or of its parts (`part_lock.py`)
-plan/             for a run in parts: what publishing needs (`outline.py`), and the source listing
-                  of the first part (`part_listing.py`)
+plan/             for a run in parts: what publishing needs (`outline.py`)
 tasks/000012/     a finished task: its shards and result.json
 tasks/000013.…    an unfinished task, removed when a run begins
 dataset/          the future OUT, filled when all tasks are finished
@@ -42,7 +41,7 @@ from shardkit.storage.remote.path import RemotePath
 
 JOB = "job.json"
 PLAN = "plan"
-OUTLINE, LISTING = "outline.zip", "listing"
+OUTLINE = "outline.zip"
 TASKS = "tasks"
 _PRIVATE = 0o700  # mode of the folder itself: its contents have the usual permissions
 _OURS = {JOB, JOB + UNFINISHED, LOCK, PARTS, PLAN, TASKS, DATASET, REPLACED, COPY}
@@ -110,14 +109,6 @@ class Partial(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def try_alone(self) -> bool:
-        """Turn a part that has done its tasks into a whole run, if no other part is running.
-
-        If several parts end at the same time, this succeeds for one of them. If False, this process
-        must not change anything any more; without locks, it is False for all parts.
-        """
-
-    @abstractmethod
     def begun(self) -> list[tuple[PartOf, bool]]:
         """The parts that have ever begun, and whether they have ended."""
 
@@ -143,9 +134,9 @@ class Partial(ABC):
         """The given tasks that are finished; their folders exist in `tasks` afterwards."""
         return [n for n in numbers if is_finished(self.task_folder(n))]
 
-    def count_missing(self, tasks: int) -> int:
-        """How many of all tasks are not finished, as far as can be told at little cost."""
-        return tasks - len(self.finished(range(tasks)))
+    def missing(self, tasks: int) -> set[int]:
+        """Those of all `tasks` that are not finished, as far as can be told at little cost."""
+        return {*range(tasks)} - {*self.finished(range(tasks))}
 
     def undo(self, number: int) -> None:
         """Remove a finished task, which has to be repeated; it never looks finished meanwhile."""
@@ -166,14 +157,6 @@ class Partial(ABC):
     @abstractmethod
     def keep_outline(self, packed: bytes, *, replace: bool = False) -> None:
         """Store the outline archive, unless there is one already; with `replace`, in its place."""
-
-    @abstractmethod
-    def listing(self) -> AbstractContextManager[tuple[Path, Path] | None]:
-        """Where a part has stored its listing of the source, and a local file with that listing."""
-
-    @abstractmethod
-    def keep_listing(self, size: int, write: Callable[[Path], object]) -> None:
-        """Store a listing of `size` bytes, which `write` writes to a file."""
 
     @abstractmethod
     def publish(self, copied: Copied = unseen, *, overwrite: bool) -> None:
@@ -341,12 +324,6 @@ class FolderPartial(Partial):
                 fix="if it is not, remove the folder, or begin with a run without --part",
             )
 
-    def try_alone(self) -> bool:
-        if not self._lock.alone():
-            return False
-        self.part = None
-        return True
-
     def begun(self) -> list[tuple[PartOf, bool]]:
         return self._lock.begun()
 
@@ -374,26 +351,14 @@ class FolderPartial(Partial):
         return (path, fs.read(path)) if path.is_file() else None
 
     def keep_outline(self, packed: bytes, *, replace: bool = False) -> None:
-        self._keep(OUTLINE, lambda path: fs.write_file(path, packed))
-
-    def _keep(self, name: str, write: Callable[[Path], object]) -> None:
-        """Store a file in `plan/`. Parts may do so concurrently: all write the same content."""
+        """Parts may do so concurrently: all write the same content."""
         folder = self.path / PLAN
         fs.make_folder(folder)
-        unfinished = folder / f"{name}.{uuid.uuid4().hex[:8]}{UNFINISHED}"
-        write(unfinished)
-        fs.rename(unfinished, folder / name)
+        unfinished = folder / f"{OUTLINE}.{uuid.uuid4().hex[:8]}{UNFINISHED}"
+        fs.write_file(unfinished, packed)
+        fs.rename(unfinished, folder / OUTLINE)
         fs.sync(folder)
         fs.sync(self.path)
-
-    @contextlib.contextmanager
-    def listing(self) -> Iterator[tuple[Path, Path] | None]:
-        path = self.path / PLAN / LISTING
-        refuse_others(self.path)
-        yield (path, path) if path.is_file() else None
-
-    def keep_listing(self, size: int, write: Callable[[Path], object]) -> None:
-        self._keep(LISTING, write)
 
     def publish(self, copied: Copied = unseen, *, overwrite: bool) -> None:
         self._commit.publish(overwrite)

@@ -21,11 +21,12 @@ _FOUND = ("problems", "ignored", "filtered", "tokenizer")  # of a split, found w
 _SHOWN = 12  # parts that an error names
 
 
-def agreed(outline: Outline, partial: Partial) -> Outline:
-    """The stored outline, stored by this part if by none before.
+def agree(outline: Outline, partial: Partial) -> None:
+    """Store the outline of this part, for `merge`, or compare it with the one that is stored.
 
-    Parts that may drop samples (--on-error skip) reuse the work of parts that may not. Raises
-    OutputError if this part would run other tasks, or run them differently.
+    Of the options that do not change any task, those of the part that began last count. Parts that
+    may drop samples (--on-error skip) reuse the work of parts that may not. Raises OutputError if
+    this part would run other tasks, or run them differently.
     """
     if (found := partial.outline()) is None:
         partial.keep_outline(outline.packed())
@@ -40,10 +41,13 @@ def agreed(outline: Outline, partial: Partial) -> Outline:
             found=words,
             fix="give all parts the same source and options",
         )
-    if stored.recipe.on_error != outline.recipe.on_error:
+    if _policy(stored) != _policy(outline):
         partial.keep_outline(outline.packed(), replace=True)
-        return outline
-    return stored
+
+
+def _policy(outline: Outline) -> tuple[str, int, bool]:
+    """The options that do not change any task."""
+    return outline.recipe.on_error, outline.max_errors, outline.overwrite
 
 
 def _differences(stored: Outline, own: Outline) -> str:
@@ -74,8 +78,7 @@ def who_is_missing(
     if not counts:
         return words, []
     total = counts.most_common(1)[0][0]
-    numbers = sorted({number % total + 1 for number in missing})
-    parts = [PartOf(number, total) for number in numbers]
+    parts = parts_of(missing, total)
     kinds = {
         "never began": [part for part in parts if part not in ended],
         "began and did not end": [part for part in parts if ended.get(part) is False],
@@ -83,6 +86,11 @@ def who_is_missing(
     }
     which = [f"{_listed(found)} {kind}" for kind, found in kinds.items() if found]
     return f"{words}: {'; '.join(which)}", parts
+
+
+def parts_of(tasks: Collection[int], total: int) -> list[PartOf]:
+    """The parts, of so many, that the tasks belong to."""
+    return [PartOf(number, total) for number in sorted({task % total + 1 for task in tasks})]
 
 
 def _listed(parts: Sequence[PartOf]) -> str:

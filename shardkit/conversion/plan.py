@@ -28,7 +28,6 @@ from shardkit.version import __version__
 
 if TYPE_CHECKING:
     from shardkit.codecs.tokenizers import Tokenizer
-    from shardkit.conversion.part_listing import PartListing
     from shardkit.conversion.target import Target
     from shardkit.options import TextOptions
     from shardkit.preprocess.transform import Transform
@@ -64,7 +63,6 @@ class Plan:
     tasks: list[Task]
     times: dict[str, str | None]  # by source, a hash of the modification times of its files
     part: PartOf | None = None  # the part that this process carries out, if any
-    listing: PartListing | None = None  # of the source, if other parts can use it
 
     @cached_property
     def format(self) -> Format:

@@ -14,10 +14,9 @@ from shardkit.conversion import pool
 from shardkit.conversion.estimate import refuse_full
 from shardkit.conversion.existing import is_done, made_meanwhile
 from shardkit.conversion.outline import Outline
-from shardkit.conversion.part_listing import PartListing
 from shardkit.conversion.partial import Partial, unseen
 from shardkit.conversion.partials import partial_of
-from shardkit.conversion.parts import agreed
+from shardkit.conversion.parts import agree, parts_of
 from shardkit.conversion.plan import Plan, Task, make_plan
 from shardkit.conversion.publish import assemble
 from shardkit.conversion.target import Target, default_output
@@ -108,22 +107,23 @@ def notes_on_keys(splits: Iterable[SplitResult]) -> list[str]:
 
 @dataclass(frozen=True)
 class PartResult:
-    """The result of one part of a conversion, if another part publishes the dataset."""
+    """The result of one part of a conversion, whose dataset `shardkit.merge` publishes."""
 
     part: str  # "2/8"
     tasks: int  # tasks of this part, all of which are done
     samples: int  # stored samples
     bytes: int  # of their shards, before any are joined
     errors: int  # samples that were dropped
-    missing: int  # unfinished tasks of other parts; if 0, a part that is still running publishes
+    missing: int  # unfinished tasks of other parts, as this part ended
+    missing_parts: tuple[str, ...]  # the parts that they belong to: "1/8"
 
 
 @dataclass(frozen=True, repr=False)
 class ConvertResult:
     """The result of a conversion.
 
-    If another part is to publish the dataset, `splits` is empty, and `part` describes what this
-    part has done. `samples`, `bytes` and `errors` are then those of this part.
+    For a part of a conversion, `splits` is empty, and `part` describes what this part has done.
+    `samples`, `bytes` and `errors` are then those of this part.
 
     out: path of the dataset.
     format: name of its format.
@@ -133,7 +133,7 @@ class ConvertResult:
     notes: what may surprise you, such as images without labels.
     already_complete: whether an earlier run of the same command has made the dataset.
     seconds: duration of planning, working and publishing.
-    part: what this part has done, if another part is to publish the dataset. None: it is published.
+    part: what this part has done, until the dataset is published. None: it is published.
     """
 
     out: str
@@ -189,13 +189,8 @@ def prepare(
     *,
     schema: Mapping[str, Any] | None = None,
     part: PartOf | None = None,
-    ending: contextlib.ExitStack | None = None,
 ) -> Plan:
-    """Make the plan of a conversion to `out`, or of a part of it, without writing any output.
-
-    With `ending`, a part that lists its source makes the other parts wait until they can load that
-    listing, or until `ending` is closed.
-    """
+    """Make the plan of a conversion to `out`, or of a part of it, without writing any output."""
     get_format(to)  # report an unknown format before any other error
     options = options or ConvertOptions()
     recipe = Recipe.of(to, options)
@@ -203,15 +198,7 @@ def prepare(
     recipe = replace(recipe, keys={name: keys.entry() for name, keys in lists.items()})
     paths = paths_of(source)
     target = Target.of(default_output(paths, to) if out is None else out, to)
-    listing = None
-    if part is not None and schema is None and not lists:
-        target.check(expanded(paths))
-        listing = PartListing.of(source, recipe, target)
-    sources = None if listing is None else listing.find(ending)
-    if sources is None:
-        sources = open_sources(source, recipe, schema=schema, lists=lists)
-        if listing is not None and ending is not None:
-            listing.take(sources)
+    sources = open_sources(source, recipe, schema=schema, lists=lists)
     if recipe.text.reading and not all(source.reads_text for source in sources.values()):
         option = "--" + recipe.text.reading[0].replace("_", "-")
         raise UsageError(
@@ -228,7 +215,7 @@ def prepare(
         transform = load_transform(options.transform, workers)
         transform = transform.elsewhere() if workers else transform
     plan = make_plan(recipe, sources, target, transform=transform)
-    plan = replace(plan, part=part, listing=listing)
+    plan = replace(plan, part=part)
     if part is not None and not plan.resumable:
         raise UsageError(
             "it cannot be verified that all parts read the same samples: the source is a sequence"
@@ -293,22 +280,18 @@ def run(
         return result_of(outline, plan.target, already_complete=True)
     try:
         if made_meanwhile(plan, partial, overwrite=options.overwrite):
-            if plan.part is None or partial.try_alone():
+            if plan.part is None:  # what parts have done is removed by `merge`
                 partial.discard()
             return result_of(outline, plan.target, already_complete=True)
         if plan.part is not None:
-            outline = agreed(outline, partial)
-        if plan.listing is not None:
-            plan.listing.keep(partial)
+            agree(outline, partial)
         finished = _finished(plan, partial)
         _work(plan, partial, finished, options.max_errors, monitor, processes)
         if plan.part is not None:
-            done = _part_result(plan, partial)  # before this part ends: then others may publish
-            missing = _missing_elsewhere(plan, partial, options.max_errors)
-            if missing is not None:
-                return _of_part(plan, replace(done, missing=missing))
-        earlier = {*range(len(plan.tasks))} - ({task.number for task in plan.own} - finished)
-        publish(outline, plan.target, partial, earlier, monitor, options.overwrite)
+            result = _of_part(plan, plan.part, partial)
+            partial.end_part()
+            return result
+        publish(outline, plan.target, partial, finished, monitor, options.overwrite)
     except BaseException as error:
         with contextlib.suppress(ShardkitError):
             partial.sweep()  # the unfinished tasks of the other workers
@@ -339,37 +322,11 @@ def publish(
     partial.publish(unseen if monitor is None else monitor.copied, overwrite=overwrite)
 
 
-def _missing_elsewhere(plan: Plan, partial: Partial, allowed: int) -> int | None:
-    """How many tasks of other parts are unfinished, now that this part has done its own.
-
-    None if all are done and no other part is running, so that this part has to publish.
-    """
-    tasks = range(len(plan.tasks))
-    missing = partial.count_missing(len(tasks))
-    # Even if tasks are missing: a part that saw this one running may have finished them meanwhile.
-    if partial.try_alone() and not (missing := partial.count_missing(len(tasks))):
-        done = finished_in(partial, tasks, plan.recipe.on_error)
-        missing = len(tasks) - len(done)
-        if not missing:
-            check_errors(len(plan.problems) + errors_of(partial, done), allowed)
-            return None
-    return missing
-
-
-def _part_result(plan: Plan, partial: Partial) -> PartResult:
+def _of_part(plan: Plan, part: PartOf, partial: Partial) -> ConvertResult:
+    """The result of a part that has done its tasks."""
     results = [read_result(partial.task_folder(task.number)) for task in plan.own]
     shards = [shard for result in results for shard in result.shards]
-    return PartResult(
-        part=str(plan.part),
-        tasks=len(results),
-        samples=sum(shard.samples for shard in shards),
-        bytes=sum(shard.file.bytes for shard in shards),
-        errors=sum(result.errors for result in results),
-        missing=0,
-    )
-
-
-def _of_part(plan: Plan, part: PartResult) -> ConvertResult:
+    missing = partial.missing(len(plan.tasks))
     return ConvertResult(
         out=str(plan.target.path),
         format=plan.format.name,
@@ -377,7 +334,15 @@ def _of_part(plan: Plan, part: PartResult) -> ConvertResult:
         source_bytes=plan.own_bytes,
         ignored={},
         notes=plan.notes(),
-        part=part,
+        part=PartResult(
+            part=str(part),
+            tasks=len(results),
+            samples=sum(shard.samples for shard in shards),
+            bytes=sum(shard.file.bytes for shard in shards),
+            errors=sum(result.errors for result in results),
+            missing=len(missing),
+            missing_parts=tuple(map(str, parts_of(missing, part.total))),
+        ),
     )
 
 

@@ -3,7 +3,7 @@
 job.json                     the identity of the run, as in a folder
 run.json                     the claim of a whole run, while it is running
 parts/2-of-4.json            the claim of a part; it stays, and records whether the part has ended
-<job>/plan/                  for a run in parts: what publishing needs, and the source listing
+<job>/plan/                  for a run in parts: what publishing needs
 <job>/000012/                the shards of a task; then its result.zip, with its other files
 <job>/dataset/               joined shards
 
@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ from shardkit.conversion.commit import DATASET
 from shardkit.conversion.part_lock import OTHER_JOB, at_work, at_work_already
 from shardkit.conversion.partial import (
     JOB,
-    LISTING,
     OUTLINE,
     PLAN,
     TASKS,
@@ -53,7 +52,7 @@ from shardkit.metadata import manifest as manifests
 from shardkit.metadata.manifest import File, Shard
 from shardkit.storage import fs
 from shardkit.storage.remote import store as stores
-from shardkit.storage.remote.client import LARGEST, Info
+from shardkit.storage.remote.client import Info
 from shardkit.storage.remote.path import RemotePath
 
 _RUN = "run.json"
@@ -203,29 +202,6 @@ class StorePartial(Partial):
                 finally:
                     run.release()
 
-    def try_alone(self) -> bool:
-        assert self._claim is not None
-        self.end_part()
-        if self._any_at_work():
-            return False
-        try:
-            run = Claim.take(self._remote / _RUN, wait=False)
-        except OutputError:  # another part was faster
-            return False
-        own, self._claim = self._claim, run
-        own.release()
-        job = self.job()
-        if self._any_at_work() or job is None or _digest(job) != self._job.name:
-            self.release()
-            return False
-        self.part = None
-        return True
-
-    def _any_at_work(self) -> bool:
-        """Whether there are parts that have not ended and may still be running."""
-        claims = [data for data, _ in self._parts().values()]
-        return any(not is_over(data) and not said(data).get("ended") for data in claims)
-
     def begun(self) -> list[tuple[PartOf, bool]]:
         job = self.job()
         found = {part: said(data) for part, (data, _) in self._parts().items()}
@@ -276,27 +252,6 @@ class StorePartial(Partial):
         else:
             fs.put_if(packed, path, None)
 
-    @contextlib.contextmanager
-    def listing(self) -> Iterator[tuple[Path, Path] | None]:
-        job = self.job()
-        path = self._remote / ("" if job is None else _digest(job)) / PLAN / LISTING
-        about = None if job is None else self._store.find_again(path.key)
-        if about is None:
-            yield None
-            return
-        with contextlib.closing(Scratch()) as scratch:
-            fs.download(path, scratch.path / LISTING, about.size)
-            yield path, scratch.path / LISTING
-
-    def keep_listing(self, size: int, write: Callable[[Path], object]) -> None:
-        assert self._scratch is not None
-        to, path = self._job / PLAN / LISTING, self._scratch.path / LISTING
-        if size > LARGEST or self._store.find_again(to.key) is not None:
-            return  # without a stored listing, each part lists the source itself
-        write(path)
-        fs.put(path, to)
-        fs.remove(path)
-
     def finished(self, numbers: Iterable[int]) -> list[int]:
         numbers = [*numbers]
         listed = self._store.keys(self._job.key) if self._resumed else []
@@ -312,12 +267,11 @@ class StorePartial(Partial):
             (self.undo if ours else super().undo)(number)
         return [number for number in done if number not in lost]
 
-    def count_missing(self, tasks: int) -> int:
-        """As shown by the listing; from now on, the results of other parts are read as well."""
-        self._resumed = True
+    def missing(self, tasks: int) -> set[int]:
+        """As shown by the listing."""
         folders = (self._path(key).parent.name for key in self._store.keys(self._job.key)
                    if key.endswith(f"/{PACKED}"))  # fmt: skip
-        return tasks - len({name for name in folders if name.isdigit() and int(name) < tasks})
+        return {*range(tasks)} - {int(name) for name in folders if name.isdigit()}
 
     def _has_shards(self, number: int, keys: Collection[str]) -> bool:
         folder = self.task_folder(number)
@@ -367,7 +321,7 @@ class StorePartial(Partial):
         """The objects that this run has written, or knows that another run had written."""
         yield self._remote / JOB
         if self._outlined:
-            yield from (self._job / PLAN / name for name in (OUTLINE, LISTING))
+            yield self._job / PLAN / OUTLINE
         yield from (placed.path for placed in self._placed.values())
         for folder in filter(is_finished, self.tasks.glob("*")):
             yield self._job / folder.name / PACKED

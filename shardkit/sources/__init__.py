@@ -5,7 +5,7 @@ Each imports only those on lines below its own:
     __init__
     annotated
     folder_scan
-    img2dataset listing speech split_folders text/
+    img2dataset speech split_folders text/
     image_folder metadata
     file_table subset
     arrays/ dataset duplicates exported key_lists labelled packed_names sequence united

@@ -22,7 +22,6 @@ _HEAD = 1 << 14  # bytes that contain the headers of nearly all images
 
 # Whether this machine planned the run: on some network mounts, inodes differ between machines.
 compare_inodes = True
-NEVER = 2**63 - 1  # as `Planned.began`: inodes are those of another machine, and are not compared
 
 
 class Planned(NamedTuple):

@@ -29,20 +29,6 @@ class Names(Sequence[str]):
         growing.extend(names)
         return growing.names()
 
-    @classmethod
-    def packed(cls, data: npt.NDArray[np.uint8]) -> Names:
-        """The names in a buffer of zero-terminated names."""
-        ends = Growing(np.int64)
-        for piece in pieces(len(data)):
-            ends.extend(np.flatnonzero(data[piece] == 0) + (piece.start + 1))
-        return cls(data, ends.array())
-
-    def slice(self, piece: slice) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-        """The buffer of some names, at least one, and the offset of each in it."""
-        first, ends = int(self._start(piece.start)), self._ends[piece]
-        starts = np.concatenate([[first], ends[:-1]]) - first
-        return self.data[first : ends[-1]], starts
-
     def __len__(self) -> int:
         return len(self._ends)
 

@@ -153,7 +153,7 @@ _MEANWHILE = (
 
 def killed_parts(forks, command, out, changes, dice):
     """Run four parts at a time, kill some after one of their first `changes`, and repeat each until
-    it is done: in the end the dataset is there. Returns how many were killed."""
+    it is done, then merge, which is killed once too. Returns how many were killed."""
     killed, parts = 0, [f"{number}/4" for number in range(1, 5)]
     for turn in range(8):
         runs = {}
@@ -168,7 +168,10 @@ def killed_parts(forks, command, out, changes, dice):
         if not parts:
             break
     assert not parts
-    code, said = forks.start("merge", out, "--json").wait()
+    for at in (1 + int(dice.uniform(0, changes)), 0):
+        code, said = forks.start("merge", out, "--json", at=at).wait()
+        killed += code == -signal.SIGKILL
+        assert code in (0, -signal.SIGKILL), said
     assert code == 0, said
     return killed
 

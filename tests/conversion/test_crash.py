@@ -101,7 +101,9 @@ def test_beginning_again_without_dropped_samples_may_die_anywhere(source, out, r
 
 @pytest.mark.large
 def test_parts_that_die_anywhere_are_continued(source, out, reference):
-    run = partial(part_of, source, out, "1/2", "2/2")
+    def run():
+        part_of(source, out, "1/2", "2/2")
+        shardkit.merge(out)
 
     def again(number):
         run() if number % 2 else convert(source, out)
@@ -114,12 +116,12 @@ def test_merging_that_dies_anywhere_is_continued(source, out, reference):
     """A merge that replaces another dataset."""
     convert(source, out, shuffle=True)
     old = as_output(out)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shardkit.conversion.partial.FolderPartial.try_alone", lambda partial: False)
-        part_of(source, out, "1/2", "2/2", overwrite=True)
+    part_of(source, out, "1/2", "2/2", overwrite=True)
 
     def again(number):
-        shardkit.merge(out) if number % 2 else part_of(source, out, "2/2", overwrite=True)
+        if number % 2:
+            part_of(source, out, "2/2", overwrite=True)
+        shardkit.merge(out)
 
     run = partial(shardkit.merge, out)
     continued_after_deaths(out.parent, run, [old, reference], again)

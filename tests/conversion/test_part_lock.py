@@ -2,7 +2,6 @@
 
 import errno
 import os
-import warnings
 
 import pytest
 
@@ -24,7 +23,6 @@ ONE, TWO = PartOf(1, 2), PartOf(2, 2)
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
     monkeypatch.setattr(part_lock, "PATIENCE", 0.05)
-    monkeypatch.setattr(part_lock, "_TIE", 0.05)
     monkeypatch.setattr(part_lock, "_PAUSE", 0.001)
     monkeypatch.setattr(locks, "_working", set())
 
@@ -51,29 +49,21 @@ def refused(out, part, words, job=JOB):
     return error.value
 
 
-def test_parts_work_beside_each_other_and_the_last_one_is_alone(out):
+def test_parts_work_beside_each_other_and_a_whole_run_when_they_have_ended(out):
     one, two = begun(out, ONE), begun(out, TWO)
     finish_task(one, 0)
     assert one.begun() == [(ONE, False), (TWO, False)]
     one.end_part()
-    assert not one.try_alone()
     one.release()
     assert two.begun() == [(ONE, True), (TWO, False)]
-    assert two.try_alone()
-    assert two.part is None
-    assert two.finished(range(2)) == [0]
+    assert two.missing(2) == {1}
+    two.release()
+    whole = begun(out)
+    assert whole.finished(range(2)) == [0]
     refused(out, ONE, "another run is working")
-    refused(out, None, "part 2/2 of this output is running")
-    two.discard()
-    assert not two.path.exists()
-
-
-def test_of_parts_that_end_together_one_is_alone(out):
-    """One gives up its share before the other tries: then each finds nobody but the other."""
-    runs = [begun(out, part) for part in (ONE, TWO)]
-    for run in runs:
-        run.end_part()
-    assert [run.try_alone() for run in runs] == [False, True]  # two has its share still
+    refused(out, None, "another run is working")
+    whole.discard()
+    assert not whole.path.exists()
 
 
 def test_a_part_keeps_a_whole_run_out_which_says_which(out):
@@ -177,25 +167,10 @@ def test_a_part_removes_what_it_left_itself_alone(out):
         (one.tasks / name).mkdir()
     two = begun(out, TWO)
     assert sorted(path.name for path in two.tasks.iterdir()) == [names[0], *names[2:]]
-    one.release()
-    assert two.try_alone()
-    two.sweep()
-    assert not list(two.tasks.iterdir())
-
-
-def test_a_part_whose_folder_was_taken_over_is_not_alone(out, monkeypatch):
-    one = begun(out, ONE)
-    real = part_lock.unlock
-
-    def unlock(handle):  # another run comes between its two locks
-        real(handle)
-        monkeypatch.setattr(part_lock, "unlock", real)
-        begun(out, job=OTHER).release()
-
-    monkeypatch.setattr(part_lock, "unlock", unlock)
-    assert not one.try_alone()
-    assert one.job() == OTHER
-    begun(out, job=OTHER).release()
+    for run in (one, two):
+        run.release()
+    whole = begun(out)
+    assert not list(whole.tasks.iterdir())
 
 
 def test_a_part_that_comes_as_another_run_ends_says_so(out, monkeypatch):
@@ -222,13 +197,13 @@ def no_locks(monkeypatch, name):
 
 
 @pytest.mark.parametrize("name", [*NO_LOCKS, *AS_IF_HELD, "nothing"])
-def test_parts_work_without_locks_and_are_never_alone(out, monkeypatch, name):
+def test_parts_work_without_locks(out, monkeypatch, name):
     why = no_locks(monkeypatch, name)
     with pytest.warns(ShardkitWarning) as found:
         one = begun(out, ONE)
     assert len(found) == 1
     assert f"has no locks ({why})" in str(found[0].message)
-    assert "when all parts have ended, run `shardkit merge`" in str(found[0].message)
+    assert "all parts have ended before you run `shardkit merge`" in str(found[0].message)
     (one.tasks / "000000.1-of-2.abc.tmp").mkdir()
     with pytest.warns(ShardkitWarning):
         two, twice = begun(out, TWO), begun(out, ONE)
@@ -236,9 +211,7 @@ def test_parts_work_without_locks_and_are_never_alone(out, monkeypatch, name):
     one.end_part()
     twice.release()
     assert one.begun() == [(ONE, True), (TWO, False)]
-    assert not one.try_alone()
     two.end_part()
-    assert not two.try_alone()
     with pytest.warns(ShardkitWarning), pytest.raises(OutputError, match="cannot tell whether"):
         begun(out, TWO, OTHER)
     with pytest.warns(ShardkitWarning, match="no other run writes"):
@@ -252,22 +225,6 @@ def test_a_lock_that_fails_is_named(out, monkeypatch):
     for part in (None, ONE):
         with pytest.raises(StorageError, match="cannot lock: Input/output error"):
             begun(out, part)
-
-
-def test_locks_that_stop_working_meanwhile(out, monkeypatch):
-    """As where NFS has too many of them: who had one is not alone for sure."""
-    one, real = begun(out, ONE), locks.try_lock
-
-    def not_shared(folder, name, **more):
-        return -1 if more.get("shared") else real(folder, name, **more)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.MonkeyPatch.context() as patch:
-            no_locks(patch, "ENOLCK")
-            assert not one.try_alone()
-        monkeypatch.setattr(part_lock, "try_lock", not_shared)
-        assert not begun(out, TWO).try_alone()
 
 
 def test_what_a_probe_of_locks_has_left_is_no_stranger(out):

@@ -1,6 +1,5 @@
 """C1 to C3 of conversions in parts, which several processes do without talking to one another."""
 
-import contextlib
 import json
 import random
 from functools import partial
@@ -9,7 +8,7 @@ import pytest
 
 import shardkit
 from shardkit.conversion.outline import Outline
-from shardkit.conversion.partial import JOB, OUTLINE, PLAN, FolderPartial
+from shardkit.conversion.partial import JOB, OUTLINE, PLAN
 from shardkit.conversion.parts import who_is_missing
 from shardkit.conversion.work import unzipped, zipped
 from shardkit.errors import DamagedError, OutputError, SampleError, SourceError, UsageError
@@ -51,6 +50,7 @@ def test_two_parts_make_what_one_run_makes(source, tmp_path, out):
     assert not out.exists()
     assert first.splits == {}
     assert (first.part.part, first.part.tasks, first.part.missing) == ("1/2", 6, 5)
+    assert first.part.missing_parts == ("2/2",)
     about = first.to_dict()
     totals = {name: about[name] for name in ("samples", "bytes", "errors")}
     assert totals == {name: about["part"][name] for name in totals}
@@ -58,7 +58,9 @@ def test_two_parts_make_what_one_run_makes(source, tmp_path, out):
     shards = (tmp_path / "out.partial/tasks").rglob("*.tar")
     assert totals["bytes"] == sum(shard.stat().st_size for shard in shards)
     assert convert(source, out, "1/2").part == first.part
-    result = convert(source, out, "2/2")
+    assert convert(source, out, "2/2").part.missing == 0
+    assert not out.exists()
+    result = shardkit.merge(out)
     assert files_of(out) == files_of(tmp_path / "whole")
     assert result.part is None
     assert result.samples == whole.samples == 16
@@ -67,21 +69,6 @@ def test_two_parts_make_what_one_run_makes(source, tmp_path, out):
     for part in ("1/2", "2/3"):
         assert convert(source, out, part).already_complete
     assert shardkit.merge(out).already_complete
-
-
-def test_a_part_that_ends_while_the_last_one_finishes_publishes(source, out, whole, monkeypatch):
-    """The first counts what is missing before the second is done, which finds the first at work."""
-    real = FolderPartial.count_missing
-
-    def count(partial, tasks):
-        found = real(partial, tasks)
-        monkeypatch.setattr(FolderPartial, "count_missing", real)
-        assert convert(source, out, "2/2").part.missing == 0
-        return found
-
-    monkeypatch.setattr(FolderPartial, "count_missing", count)
-    assert convert(source, out, "1/2").part is None
-    assert files_of(out) == whole
 
 
 def test_a_task_that_two_parts_finish_is_one(source, out, whole, monkeypatch):
@@ -100,6 +87,7 @@ def test_a_task_that_two_parts_finish_is_one(source, out, whole, monkeypatch):
     convert(source, out, "1/2")
     assert not list((out.with_name("out.partial") / "tasks").glob("*.tmp"))
     convert(source, out, "2/2")
+    shardkit.merge(out)
     assert files_of(out) == whole
 
 
@@ -119,9 +107,8 @@ def test_merge_needs_neither_source_nor_options(source, tmp_path, out, to, optio
     (source / "notes.doc").write_bytes(b"x")
     whole = convert(source, tmp_path / "whole", to=to, **options)
     stop(source, out, None, at=1, to=to, **options)
-    with never_alone():
-        for part in ("1/3", "3/3", "2/3"):
-            convert(source, out, part, to=to, **options)
+    for part in ("1/3", "3/3", "2/3"):
+        convert(source, out, part, to=to, **options)
     source.rename(tmp_path / "gone")
     result = shardkit.merge(out)
     assert files_of(out) == files_of(tmp_path / "whole")
@@ -130,29 +117,14 @@ def test_merge_needs_neither_source_nor_options(source, tmp_path, out, to, optio
     assert found == json.loads(json.dumps(expected).replace(there, here))
 
 
-@contextlib.contextmanager
-def never_alone():
-    """No part can tell that it is the last."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shardkit.conversion.partial.FolderPartial.try_alone", lambda partial: False)
-        yield
-
-
-def last_part_dies(source, out, part, **options):
-    """Do the tasks of the last part, and no more."""
-    with never_alone():
-        assert convert(source, out, part, **options).part.missing == 0
-
-
 def test_tokens_come_with_their_tokenizer(tmp_path, out, gpt2):
     """Arrays, which a schema has with shapes, and the files of a tokenizer, which merge copies."""
     for number in range(3):
         put(tmp_path / f"in/{number}.txt", f"{number} words " * 500)
     asked = {"to": "arrow", "text": shardkit.TextOptions(tokenizer=gpt2, seq_len=64)}
     convert(tmp_path / "in", tmp_path / "whole", **asked)
-    with never_alone():
-        for part in ("1/2", "2/2"):
-            convert(tmp_path / "in", out, part, **asked)
+    for part in ("1/2", "2/2"):
+        convert(tmp_path / "in", out, part, **asked)
     shardkit.merge(out)
     assert files_of(out) == files_of(tmp_path / "whole")
 
@@ -165,6 +137,7 @@ def test_a_whole_run_finishes_what_parts_began_and_the_other_way_round(source, t
     assert convert(source, tmp_path / "b", "1/2").part.missing < 5
     for part in ("2/4", "4/4"):
         convert(source, tmp_path / "b", part)
+    shardkit.merge(tmp_path / "b")
     assert files_of(tmp_path / "a") == files_of(tmp_path / "b") == whole
 
 
@@ -208,7 +181,7 @@ def test_parts_replace_a_dataset_where_they_are_told_to(source, out, whole):
     convert(source, out, shard_size="20kB")
     raised(OutputError, "holds another dataset", convert, source, out, "1/2")
     convert(source, out, "1/2", overwrite=True)
-    last_part_dies(source, out, "2/2", overwrite=True)
+    convert(source, out, "2/2", overwrite=True)
     shardkit.merge(out)
     assert files_of(out) == whole
     # It may be what all parts have just made: a part that comes late does not begin again.
@@ -218,7 +191,7 @@ def test_parts_replace_a_dataset_where_they_are_told_to(source, out, whole):
 
 def test_merge_replaces_nothing_that_parts_were_not_told_to(source, tmp_path, out):
     convert(source, out, "1/2")
-    last_part_dies(source, out, "2/2")
+    convert(source, out, "2/2")
     (tmp_path / "out.partial").rename(tmp_path / "aside")
     convert(source, out, shard_size="20kB")
     before = files_of(out)
@@ -227,22 +200,26 @@ def test_merge_replaces_nothing_that_parts_were_not_told_to(source, tmp_path, ou
     assert files_of(out) == before
     assert "--overwrite" in error.fix
     convert(source, out, "1/2", overwrite=True)
+    assert files_of(out) == before
+    shardkit.merge(out)
     assert files_of(out) != before
 
 
 def test_bad_samples(source, tmp_path, out, bad):
     assert convert(source, tmp_path / "whole", **bad).errors == 3
     done = [convert(source, out, part, **bad) for part in ("1/2", "2/2")]
+    assert shardkit.merge(out).errors == sum(part.errors for part in done) == 3
     assert files_of(out) == files_of(tmp_path / "whole")
-    assert done[1].errors == 3
     assert 0 < done[0].part.errors < 3
 
     few, message = tmp_path / "few", "more than 2 samples are bad"
     convert(source, few, "1/2", max_errors=2, **bad)
     raised(SourceError, message, convert, source, few, "2/2", max_errors=2, **bad)
-    last_part_dies(source, few, "2/2", **bad)
+    convert(source, few, "2/2", **bad)
+    convert(source, few, "1/2", max_errors=2, **bad)
     assert "--max-errors" in raised(SourceError, message, shardkit.merge, few).fix
     convert(source, few, "2/2", max_errors=3, **bad)
+    shardkit.merge(few)
     assert files_of(few) == files_of(tmp_path / "whole")
 
     convert(source, tmp_path / "skips", "1/2", **bad)
@@ -259,9 +236,9 @@ def test_parts_skip_bad_samples_where_others_stopped_at_them(source, tmp_path, o
                 convert(source, tmp_path / name, part, **{**bad, "on_error": "fail"})
     assert not (tmp_path / "fails").exists()
     assert list((tmp_path / "out.partial/tasks").iterdir())
-    with never_alone():
-        for part in ("2/2", "1/2"):
-            convert(source, out, part, **bad)
+    raised(OutputError, "not all parts", shardkit.merge, tmp_path / "fails")
+    for part in ("2/2", "1/2"):
+        convert(source, out, part, **bad)
     shardkit.merge(out)
     assert files_of(out) == files_of(tmp_path / "whole")
 
@@ -273,12 +250,12 @@ def test_what_is_passed_over_may_come_and_go_and_parts_may_have_no_tasks(source,
     convert(source, out, "1/2")
     (source / "class0/.hidden").unlink()
     (source / "class0/notes.doc").write_bytes(b"x")
-    assert convert(source, out, "2/2").samples == 16
+    assert convert(source, out, "2/2").part.missing == 0
+    assert shardkit.merge(out).samples == 16
 
 
 def test_another_version_does_not_merge(source, tmp_path, out):
-    with never_alone():
-        convert(source, out, "1/1")
+    convert(source, out, "1/1")
     path = tmp_path / "out.partial/job.json"
     job = json.loads(path.read_text())
     job["versions"]["shardkit"] = "0.0.1"
@@ -338,9 +315,12 @@ def test_the_commands(source, out):
     assert parts["samples"] == parts["part"]["samples"] > 0
     made = command(*words, "--part", "1/2").stdout
     assert "6 tasks" in made
-    assert f"shardkit merge {out}" in made
+    assert "3 tasks of part 2/2" in made
+    assert f"shardkit merge {out}` once all parts have ended" in made
     assert "not all parts" in command("merge", out, check=2).stderr
-    assert json.loads(command(*words, "--part", "2/2", "--json").stdout)["part"] is None
+    assert json.loads(command(*words, "--part", "2/2", "--json").stdout)["part"]["missing"] == 0
+    assert "All tasks are done. Run" in command(*words, "--part", "2/2").stdout
+    assert json.loads(command("merge", out, "--json").stdout)["part"] is None
     assert json.loads(command("merge", out, "--json").stdout)["already_complete"]
     assert "already complete" in command("merge", out).stdout
     assert command("merge", out, "--quiet").stdout == ""

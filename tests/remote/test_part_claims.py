@@ -77,44 +77,22 @@ def die(run):
 
 
 @EACH_STORE
-def test_parts_work_beside_each_other_and_the_last_one_is_alone(bucket):
+def test_parts_work_beside_each_other_and_a_whole_run_when_they_have_ended(bucket):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         one, two = begun(bucket, ONE), begun(bucket, TWO)
         assert one.begun() == [(ONE, False), (TWO, False)]
-        assert not one.try_alone()
+        one.end_part()
         one.release()
         assert two.begun() == [(ONE, True), (TWO, False)]
         two.check()
-        assert two.try_alone()
-    assert two.part is None
-    two.check()
+        two.release()
+        whole = begun(bucket)
+    whole.check()
     refused(bucket, ONE, "another run is working")
     refused(bucket, None, "another run is working")
-    two.discard()
+    whole.discard()
     assert bucket.objects() == {}
-
-
-def test_of_parts_that_end_together_one_is_alone(bucket):
-    one, two = begun(bucket, ONE), begun(bucket, TWO)
-    one.end_part()
-    two.end_part()
-    assert [one.try_alone(), two.try_alone()] == [True, False]
-
-
-def test_a_part_that_comes_as_others_end_is_the_last(bucket, monkeypatch):
-    one = begun(bucket, ONE)
-    real, later = StorePartial._any_at_work, []
-
-    def look(partial):
-        found = real(partial)
-        if not later:  # just after one has looked
-            later.append(begun(bucket, TWO))
-        return found
-
-    monkeypatch.setattr(StorePartial, "_any_at_work", look)
-    assert not one.try_alone()
-    assert later[0].try_alone()
 
 
 def test_a_part_keeps_a_whole_run_out_which_says_which(bucket):
@@ -186,13 +164,6 @@ def test_a_whole_run_that_withdraws_lets_a_waiting_part_in(bucket, monkeypatch):
 
     monkeypatch.setattr(claims, "_watched", watched)
     begun(bucket, ONE).check()
-
-
-def test_a_part_whose_output_is_of_another_job_now_is_not_alone(bucket):
-    one = begun(bucket, ONE)
-    bucket.put({"out.partial/job.json": b'{"recipe": {}}'})
-    assert not one.try_alone()
-    begun(bucket).check()
 
 
 def test_a_claim_that_a_run_removes_as_it_ends_is_no_fault_of_the_store(bucket, monkeypatch):

@@ -5,7 +5,6 @@ import pytest
 import shardkit
 from tests.conftest import write_images
 from tests.conversion.part_kills import Forks, at_once, was_told
-from tests.conversion.test_part_listing import lists
 from tests.remote.buckets import below
 from tests.remote.conftest import EACH_STORE
 from tests.remote.crashes import resumed
@@ -31,37 +30,35 @@ def part(bucket, source, which, size=SIZE):
     return bucket.convert(source, part=which, shard_size=size, on_error="fail")
 
 
+def merge(bucket):
+    return shardkit.merge(bucket.out, storage_options=bucket.options)
+
+
 @EACH_STORE
 def test_two_parts_and_merge_make_what_one_run_makes(source, whole, bucket):
-    def merge():
-        return shardkit.merge(bucket.out, storage_options=bucket.options)
-
     first = part(bucket, source, "1/2")
-    assert (first.part.tasks, first.part.missing) == (6, 5)
+    assert (first.part.tasks, first.part.missing, first.part.missing_parts) == (6, 5, ("2/2",))
     with pytest.raises(shardkit.OutputError, match="not all parts") as error:
-        merge()
+        merge(bucket)
     assert error.value.found == "5 tasks are missing: 2/2 never began"
-    part(bucket, source, "2/2")
+    assert part(bucket, source, "2/2").part.missing == 0
+    merge(bucket)
     assert bucket.objects() == whole
-    assert merge().already_complete
+    assert merge(bucket).already_complete
     assert part(bucket, source, "1/2").already_complete
-
-
-def test_what_a_part_has_listed_is_in_the_store_for_the_others(source, whole, bucket):
-    for which, listed in (("1/3", True), ("1/3", False), ("2/3", False), ("3/3", False)):
-        assert bool(lists(source, lambda which=which: part(bucket, source, which))) is listed
-    assert bucket.objects() == whole
 
 
 @pytest.mark.large
 def test_parts_that_die_anywhere_are_continued(source, tmp_path, bucket):
-    """The last part and a whole run go on in turn."""
+    """Parts with a merge, and a whole run, go on in turn."""
     shardkit.convert(source, "wds", tmp_path / "whole", workers=0, shard_size=30_000)
     whole = below(tmp_path / "whole")
 
     def go_on(*parts):
         for which in parts:
             part(bucket, source, which, 30_000)
+        if None not in parts:
+            merge(bucket)
 
     few = ["put_if outline.zip", "put_if 2-of-2.json", "put result.zip", "put_if run.json"]
     few += ["put unfinished.json", "copy .tar", "delete outline.zip", "delete job.json"]
@@ -94,6 +91,8 @@ def test_parts_that_are_killed_are_continued(source, tmp_path, whole, own):
         for which in parts:
             code, said = forks.start(*command, "-o", own.out, "--part", which).wait()
             assert code == 0, said
+        code, said = forks.start("merge", own.out).wait()
+        assert code == 0, said
     assert own.objects() == whole
 
 
