@@ -1,8 +1,8 @@
 """`--engine ray`: run the tasks of a conversion on the nodes of a Ray cluster.
 
-Plan, tasks and journal are the same as for the local engine, and so are the bytes. Each task is a
-streaming generator (`ray_node.serve`), which yields its progress. Ray's own retries are disabled: a
-task whose worker or node died is submitted once more here.
+Plan, tasks and journal are the same as for the local engine, and so are the bytes. Progress is that
+of the tasks that have ended. Ray's own retries are disabled: a task whose worker or node died is
+submitted once more here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from shardkit.conversion import pool
@@ -27,14 +26,13 @@ from shardkit.conversion.work import (
     PACKED,
     RESULT,
     UNFINISHED,
-    Progress,
     Report,
     Work,
     is_finished,
-    unheard,
+    read_result,
     unpack,
 )
-from shardkit.errors import OutputError, UsageError, WorkerError, warn
+from shardkit.errors import OutputError, ShardkitError, UsageError, WorkerError, warn
 from shardkit.helpers.extras import extra
 from shardkit.helpers.words import parse_size
 from shardkit.options import ConvertOptions
@@ -49,16 +47,6 @@ _STORE = 128 << 20  # bytes of the object store of our own cluster, whose object
 _AGAIN = "then run the same command again: it continues where it stopped"
 
 
-@dataclass(eq=False)
-class _Given:
-    """A task that was submitted to Ray."""
-
-    work: Work
-    events: Any  # ray.ObjectRefGenerator
-    reported: list[Progress] = field(default_factory=list)
-    died: bool = False  # whether its worker or node has died once
-
-
 class RayEngine:
     """Runs tasks on a cluster: at the given address, one that is running, or one of our own."""
 
@@ -67,7 +55,7 @@ class RayEngine:
         self._ray = _ray()
         self._asked, self._source = _asked(options.ray_options), source
         self._options, self._workers, self._ours = options, workers, False
-        self._given: list[_Given] = []
+        self._running: dict[Any, tuple[Work, bool]] = {}  # by Ray's reference; whether it died once
         self._terms: dict[str, Any] = {}
         self._looked, self._slots = -_LOOK, 0
 
@@ -87,25 +75,24 @@ class RayEngine:
         try:
             self._prepare(first)
             while True:
-                for work in itertools.islice(works, max(self._limit() - len(self._given), 0)):
-                    self._given.append(_Given(work, self._start(work)))
-                if not self._given:
+                for work in itertools.islice(works, max(self._limit() - len(self._running), 0)):
+                    self._start(work)
+                if not self._running:
                     return
-                for given in self._ready():
-                    self._hear(given, report)
+                for task in self._ready():
+                    self._end(task, report)
         except BaseException:
             self.kill()
             raise
 
     def kill(self) -> None:
         """Cancel all tasks immediately, and wait a moment for their processes to exit."""
-        given, self._given = self._given, []
+        tasks, self._running = [*self._running], {}
         with contextlib.suppress(Exception):  # the cluster may be gone
-            for one in given:
-                self._ray.cancel(one.events, force=True)
-            ends = [one.events.completed() for one in given]
-            if ends:
-                self._ray.wait(ends, num_returns=len(ends), timeout=_CANCEL)
+            for task in tasks:
+                self._ray.cancel(task, force=True)
+            if tasks:
+                self._ray.wait(tasks, num_returns=len(tasks), timeout=_CANCEL)
 
     def __enter__(self) -> RayEngine:
         return self
@@ -139,14 +126,15 @@ class RayEngine:
                 fix="custom resources are those that the cluster's nodes were started with",
             )
         own |= {"name": "shardkit", "resources": custom}
-        return self._ray.remote(serve).options(max_retries=0, num_returns="streaming", **own)
+        return self._ray.remote(serve).options(max_retries=0, **own)
 
-    def _start(self, work: Work) -> Any:
+    def _start(self, work: Work, *, again: bool = False) -> None:
         try:
-            task = pickle.dumps(work)
+            packed = pickle.dumps(work)
         except Exception as error:  # for example, the user's own source
             raise pool.not_picklable(error) from error
-        return self._remote.remote(self._terms, versions_of(work), task)
+        task = self._remote.remote(self._terms, versions_of(work), packed)
+        self._running[task] = work, again
 
     def _limit(self) -> int:
         """How many tasks may be submitted at a time; grows with the cluster."""
@@ -162,12 +150,12 @@ class RayEngine:
         asked = {"CPU" if name == "num_cpus" else name: n for name, n in self._asked.items()}
         return min(has.get(name, 0) / amount for name, amount in asked.items())
 
-    def _ready(self) -> list[_Given]:
-        """Wait for tasks that have reported an event, and return them."""
-        every = {one.events: one for one in self._given}
+    def _ready(self) -> list[Any]:
+        """Wait for tasks that have ended."""
+        every = [*self._running]
         waited, words = 0.0, "no node of the Ray cluster has room for a task"
         need = ", ".join(f"{name}={amount:g}" for name, amount in self._asked.items())
-        while not self._ray.wait([*every], num_returns=1, timeout=_LOOK)[0]:
+        while not self._ray.wait(every, num_returns=1, timeout=_LOOK)[0]:
             nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
             if any(self._room(node) >= 1 for node in nodes):
                 waited = 0.0
@@ -179,40 +167,27 @@ class RayEngine:
             if waited > _PATIENCE:
                 fix = f"ask for less with --ray-option, or add nodes; {_AGAIN}"
                 raise WorkerError(words, expected=need, found=f"{len(nodes)} nodes", fix=fix)
-        ready, _ = self._ray.wait([*every], num_returns=len(every), timeout=0)
-        return [every[events] for events in ready]
+        ready: list[Any] = self._ray.wait(every, num_returns=len(every), timeout=0)[0]
+        return ready
 
-    def _hear(self, given: _Given, report: Report) -> None:
-        """Handle the next event of a task."""
+    def _end(self, task: Any, report: Report) -> None:
+        """Handle the result of a task; if its worker died, start it again, but only once."""
+        work, again = self._running.pop(task)
         try:
-            kind, content = self._ray.get(next(given.events))
-        except (self._ray.exceptions.RayError, StopIteration) as error:
-            self._died(given, error, report)
-            return
-        if kind == "progress":
-            given.reported.append(content)
-            report(content)
-        elif kind == "failed":
-            raise content
+            result = self._ray.get(task)
+        except self._ray.exceptions.RayError as error:
+            if work.upload is not None or not is_finished(work.folder):
+                self._check_death(work, error, again)
+                pool.remove_unfinished(work)
+                self._start(work, again=True)
+                return
         else:
-            self._done(given, content)
+            _finish(work, result)
+        report(read_result(work.folder).progress)
 
-    def _done(self, given: _Given, packed: bytes | None) -> None:
-        work = given.work
-        if packed is not None:
-            assert work.upload is not None
-            unpack(packed, work.folder, work.upload / PACKED)
-        elif not appears(work.folder / RESULT, _VISIBLE):
-            raise OutputError(
-                "a node has finished a task, but its files are not visible on this machine",
-                path=work.folder,
-                fix="give an output in a folder that all nodes share, or a URL: s3://bucket/name",
-            )
-        self._given.remove(given)
-
-    def _died(self, given: _Given, error: BaseException, report: Report) -> None:
-        """Submit a task again if its worker died, but only once."""
-        ray, work, lines = self._ray.exceptions, given.work, str(error).strip().split("\n")
+    def _check_death(self, work: Work, error: Exception, again: bool) -> None:
+        """Raise WorkerError unless a worker, or its node, died for the first time on a task."""
+        ray, lines = self._ray.exceptions, str(error).strip().split("\n")
         refused = (ray.RayTaskError, ray.TaskCancelledError, ray.TaskUnschedulableError)
         if isinstance(error, (*refused, ray.RuntimeEnvSetupError, ray.LocalRayletDiedError)):
             raise WorkerError(
@@ -221,22 +196,28 @@ class RayEngine:
                 fix="check that the cluster is up, and that all nodes have the same versions of"
                 f" shardkit and its extras; {_AGAIN}",
             ) from error
-        if work.upload is None and is_finished(work.folder):  # it died after finishing the task
-            report(unheard(work.folder, given.reported))
-            self._given.remove(given)
-            return
-        if given.died:
+        if again:
             raise WorkerError(
                 "two workers or their nodes died on the same task",
                 found=f"task {work.number}: {work.reading}; the last: {lines[0]:.200}",
                 fix="if memory ran out, run fewer tasks per node, with --ray-option memory=4GB or"
                 f" num_cpus=2; {_AGAIN}",
             ) from error
-        for one in given.reported:
-            report(-one)
-        given.reported.clear()
-        pool.remove_unfinished(work)
-        given.died, given.events = True, self._start(work)
+
+
+def _finish(work: Work, result: bytes | ShardkitError | None) -> None:
+    """Handle what a node has returned: raise its error, or make the task's folder appear here."""
+    if isinstance(result, ShardkitError):
+        raise result
+    if result is not None:
+        assert work.upload is not None
+        unpack(result, work.folder, work.upload / PACKED)
+    elif not appears(work.folder / RESULT, _VISIBLE):
+        raise OutputError(
+            "a node has finished a task, but its files are not visible on this machine",
+            path=work.folder,
+            fix="give an output in a folder that all nodes share, or a URL: s3://bucket/name",
+        )
 
 
 def _ray() -> Any:

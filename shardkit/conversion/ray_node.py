@@ -1,4 +1,4 @@
-"""What a Ray node does with a task: check the terms, run the task, and report its progress."""
+"""What a Ray node does with a task: check the terms, and run the task."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import contextlib
 import os
 import pickle
 import platform
-import queue
 import socket
 import stat
-import threading
 import time
-from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import fields, replace
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,7 @@ from typing import Any
 from shardkit.conversion import pool
 from shardkit.conversion.claim import machine
 from shardkit.conversion.scratch import Scratch
-from shardkit.conversion.work import Progress, Work, pack, run_task
+from shardkit.conversion.work import Work, pack, run_task
 from shardkit.errors import OutputError, SampleError, ShardkitError, SourceError, WorkerError
 from shardkit.formats import FORMATS
 from shardkit.helpers import os_errors
@@ -30,7 +27,6 @@ from shardkit.storage.patterns import expanded
 from shardkit.storage.remote.path import parsed
 from shardkit.version import __version__
 
-_REPORT = 1.0  # seconds between two reports of a task
 _SEEN = 5.0  # seconds that a shared folder may take to show a new file
 _WITNESSES = 100  # maximum number of sources that nodes look for
 # By the extra of a format, the libraries that determine the bytes of its shards.
@@ -102,32 +98,8 @@ def appears(path: Path, seconds: float) -> bool:
 
 def serve(
     terms: dict[str, Any], versions: dict[str, str], task: bytes
-) -> Iterator[tuple[str, Any]]:
-    """Run a task in a thread, and yield its progress and, at the end, its outcome."""
-    said: queue.SimpleQueue[Progress] = queue.SimpleQueue()
-    ends: list[tuple[str, Any]] = []
-    thread = threading.Thread(
-        target=lambda: ends.append(_do(terms, versions, task, said)), daemon=True
-    )
-    thread.start()
-    alive = True
-    while alive:
-        thread.join(_REPORT)
-        alive = thread.is_alive()
-        if every := [said.get() for _ in range(said.qsize())]:
-            yield "progress", _sum(every)
-    if not ends:  # ended by something other than an Exception, such as the user's sys.exit()
-        os._exit(1)
-    yield ends[0]
-
-
-def _sum(every: list[Progress]) -> Progress:
-    return Progress(*(sum(getattr(one, f.name) for one in every) for f in fields(Progress)))
-
-
-def _do(
-    terms: dict[str, Any], versions: dict[str, str], task: bytes, said: queue.SimpleQueue[Progress]
-) -> tuple[str, Any]:
+) -> bytes | ShardkitError | None:
+    """Run a task. Returns its error or, if its shards were uploaded, its other files."""
     work = None
     before = os.getcwd()
     try:
@@ -139,25 +111,24 @@ def _do(
             _Here.agreed = terms["token"]
         work = _loaded(task)
         _check_versions(versions, versions_of(work))
-        result = _done(work, said)
+        return _done(work)
     except ShardkitError as error:
-        return "failed", _named(error)
+        return _named(error)
     except Exception as error:
-        return "failed", _named(pool.unexpected(error, work))
+        return _named(pool.unexpected(error, work))
     finally:
         _Here.last = work or _Here.last
         os.chdir(before)
-    return "done", result
 
 
-def _done(work: Work, said: queue.SimpleQueue[Progress]) -> bytes | None:
+def _done(work: Work) -> bytes | None:
     """Run a task; if its shards were uploaded, returns its other files as an archive."""
     if work.upload is None:
-        run_task(work, said.put)
+        run_task(work, lambda progress: None)
         return None
     with closing(Scratch()) as scratch:
         work = replace(work, folder=scratch.path / "tasks" / work.folder.name)
-        run_task(work, said.put)
+        run_task(work, lambda progress: None)
         return pack(work.folder)
 
 

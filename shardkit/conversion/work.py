@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import io
 import json
-import operator
 import time
 import uuid
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -262,11 +261,6 @@ def read_result(folder: Path) -> TaskResult:
 
 def is_finished(folder: Path) -> bool:
     return (folder / RESULT).is_file()
-
-
-def unheard(folder: Path, heard: Iterable[Progress]) -> Progress:
-    """The progress of a finished task that was lost when its worker died."""
-    return sum(map(operator.neg, heard), read_result(folder).progress)
 
 
 def pack(folder: Path) -> bytes:

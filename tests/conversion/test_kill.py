@@ -13,7 +13,7 @@ import pytest
 import shardkit
 from shardkit.conversion import pool
 from shardkit.conversion.run import prepare, work_of
-from shardkit.conversion.work import Progress, run_task, unheard
+from shardkit.conversion.work import Progress, read_result, run_task
 from shardkit.errors import WorkerError
 from shardkit.options import ConvertOptions
 from shardkit.sources import open_sources
@@ -285,7 +285,6 @@ def test_a_task_carries_no_keys_of_other_samples(tmp_path):
 
 
 def test_what_a_task_reported_is_in_its_result(tmp_path, monkeypatch):
-    """Of a task that was finished as its node died, reports may be lost."""
     monkeypatch.setattr("shardkit.conversion.work._REPORT_SECONDS", 0)
     photos = write_images(tmp_path / "in", classes=2, each=5)
     (photos / "class0/bad.jpg").write_bytes(b"text")
@@ -296,6 +295,4 @@ def test_what_a_task_reported_is_in_its_result(tmp_path, monkeypatch):
     run_task(work_of(task, plan.recipe, tmp_path / "tasks/000000"), heard.append)
     total = sum(heard, Progress(0, 0, 0))
     assert (total.samples, total.errors, total.bytes) == (11, 1, task.size)
-    for known in (0, 4, len(heard)):
-        lost = sum(heard[known:], Progress(0, 0, 0))
-        assert unheard(tmp_path / "tasks/000000", heard[:known]) == lost
+    assert read_result(tmp_path / "tasks/000000").progress == total
