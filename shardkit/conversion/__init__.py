@@ -12,7 +12,8 @@ Each imports only those on lines below its own:
     partials ray_engine
     cuts ray_node store_partial
     partial pool split
-    part_lock scratch shares work
-    commit lock read_ahead shards store_commit
-    claim key_shares stats strata target
+    claim scratch shares work
+    commit part_lock read_ahead shards store_commit
+    key_shares lock stats strata
+    target
 """

@@ -3,6 +3,15 @@
 A claim is an object that names the run working there. It can be replaced only by a conditional
 request with its current tag (ETag), and its run does so every few seconds. If a claim does not
 change, its run is dead, and a run that has observed this takes it over.
+
+Below OUT.partial in a store:
+
+run.json             the claim of a whole run, while it is running
+parts/2-of-4.json    the claim of a part; it stays, and records whether the part is running
+
+A part writes its claim and then looks for the claim of a whole run; a whole run writes its claim
+and then looks for those of parts. So at least one of the two finds the other. The part withdraws
+its claim, and waits to see whether the whole run is still alive.
 """
 
 from __future__ import annotations
@@ -14,17 +23,26 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from shardkit.conversion.part_lock import (
+    OTHER_JOB,
+    PARTS,
+    WHOLE_RUN,
+    at_work,
+    at_work_already,
+)
 from shardkit.errors import OutputError, ShardkitError, StorageError, warn
 from shardkit.helpers.checked import checked, parse
+from shardkit.helpers.part_of import PartOf
 from shardkit.storage import fs
 from shardkit.storage.remote import store as stores
 from shardkit.storage.remote.client import Tag
 from shardkit.storage.remote.path import RemotePath
 
+RUN = "run.json"
 BEAT = 10.0  # seconds between two renewals
 DEAD = 3  # number of these intervals without a renewal after which a run counts as dead
 _LOOKS = 3  # times that a claim is read in each interval
@@ -80,12 +98,6 @@ class Claim:
                 return claim
             found = path.store.read_tagged(path.key)
         raise busy or another_run(path)
-
-    def say(self, **about: Any) -> None:
-        """Add entries to the claim."""
-        self._more.update(about)
-        self._renew()
-        self.check()
 
     def check(self) -> None:
         """Raise OutputError if another run has taken the claim because this one stalled."""
@@ -175,6 +187,103 @@ class Claim:
             path=self._path.parent,
             fix="write to a path on this machine, then copy the result to the URL",
         )
+
+
+class TakenError(OutputError):
+    """Another process is replacing the job at this moment."""
+
+
+class PartClaims:
+    """The claim of one run or of one part: what `PartLock` is in a folder."""
+
+    part: PartOf | None = None  # the part that this process carries out, if any
+
+    def __init__(self, path: RemotePath) -> None:
+        self._path, self._run = path, path / RUN
+        self._claim: Claim | None = None
+
+    @property
+    def claim(self) -> Claim:
+        assert self._claim is not None
+        return self._claim
+
+    def take(self) -> None:
+        """Claim the output; raises OutputError if others are running."""
+        self._claim = Claim.take(self._run)
+        self._refuse_parts(WHOLE_RUN)
+
+    def share(self, part: PartOf, job: str) -> None:
+        """Claim a part of a job, given by its digest, unless a whole run is active."""
+        self.part, busy = part, at_work_already(part, self._path)
+        while True:
+            self._claim = Claim.take(self._claim_of(part), {"job": job}, busy=busy)
+            found = self._run.store.read_tagged(self._run.key)
+            if found is None or is_over(found[0]):
+                return
+            self._claim.release()
+            if not ended(self._run, found):
+                raise another_run(self._run)
+
+    @contextlib.contextmanager
+    def alone(self, job: str) -> Iterator[None]:
+        """Keep new parts from beginning for a moment. Raises OutputError if other parts of the same
+        `job` are running, and TakenError if another process does this at the moment."""
+        run = Claim.take(self._run, busy=TakenError("taken"))
+        try:
+            self._refuse_parts(OTHER_JOB, job)
+            yield
+        finally:
+            run.release()
+
+    def refuse_busy(self) -> None:
+        """Raise OutputError if others are running; claims nothing itself."""
+        self._refuse_parts(OTHER_JOB)
+        if not ended(self._run, self._run.store.read_tagged(self._run.key)):
+            raise another_run(self._run)
+
+    def _refuse_parts(self, why: str, job: str | None = None) -> None:
+        """Raise OutputError if other parts (of one `job`) are running; dead ones lose claims."""
+        claims, live = self._parts(), []
+
+        def look(part: PartOf) -> None:
+            other = part != self.part and job in (None, said(claims[part][0]).get("job"))
+            if other and not ended(self._claim_of(part), claims[part]):
+                live.append(part)
+
+        stores.together(look, claims)
+        if live:
+            raise at_work(sorted(live), self._path, why)
+
+    def _claim_of(self, part: PartOf) -> RemotePath:
+        return self._path / PARTS / f"{part.name}.json"
+
+    def _parts(self) -> dict[PartOf, Found]:
+        """The claims of all parts."""
+        found: dict[PartOf, Found] = {}
+        store = self._path.store
+
+        def read(key: str) -> None:
+            part = PartOf.named(RemotePath(store, key).name.removesuffix(".json"))
+            claim = store.read_tagged(key)
+            if part is not None and claim is not None:
+                found[part] = claim
+
+        stores.together(read, store.keys((self._path / PARTS).key))
+        return found
+
+    def begun(self, job: str) -> list[PartOf]:
+        """The parts of a job that have ever begun."""
+        claims = self._parts()
+        return sorted(part for part in claims if said(claims[part][0]).get("job") == job)
+
+    def check(self) -> None:
+        """Raise OutputError if another run has taken over this output."""
+        self.claim.check()
+
+    def release(self) -> None:
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            claim.release()
 
 
 def ended(path: RemotePath, found: Found | None) -> bool:

@@ -10,7 +10,6 @@ import os
 from pathlib import Path
 
 from shardkit.conversion.target import Target, file_in_the_way, refuse_others
-from shardkit.errors import ShardkitError
 from shardkit.metadata import manifest as manifests
 from shardkit.storage import fs
 
@@ -86,20 +85,12 @@ class Commit:
         fs.rename(self._dataset / out, self._out)
 
     def _names_of_old(self) -> set[str]:
-        """The names of all files that belong to the single file that is replaced."""
+        """The names of all that belongs to the single file that is replaced."""
         if not self._out.exists():
             return set()
-        manifest = manifests.manifest_path(self._out).relative_to(self._folder)
-        names = {self._out.name, manifest.as_posix()}
-        try:
-            old = manifests.load(self._out)
-        except ShardkitError:  # damaged: assume that it has the same files as the new dataset
-            return names | {*self._out_last(self._dataset)}
         own = manifests.FOLDER + "/"
-        stem = self._out.name.rpartition(".")[0] + "."  # prefix of the names of all its files
-        files = [f.name for f in (*old.all_files(), *old.files)]
-        tops = {n if n.startswith(own) else n.partition("/")[0] for n in files}
-        return names | {name for name in tops if name.removeprefix(own).startswith(stem)}
+        names = self._target.names_of_old(self._out_last(self._dataset))
+        return {name if name.startswith(own) else name.partition("/")[0] for name in names}
 
     def _refuse_to_replace(self, old: set[str]) -> None:
         """Raise OutputError if an unrelated file has the name of a file to be published."""

@@ -57,7 +57,7 @@ def is_done(plan: Plan, partial: Partial, *, overwrite: bool) -> bool:
     """Whether the dataset exists already; raises OutputError if it must not be replaced."""
     works = (State.OTHER_WORK, State.DAMAGED_WORK)
     while (state := state_of(plan, partial, overwrite=overwrite)) in works:
-        partial.refuse_busy()
+        partial.lock.refuse_busy()
         job = partial.job()
         if job is not None and not _is_ours(plan, job):
             raise _other_work(plan, partial, job)
@@ -65,9 +65,7 @@ def is_done(plan: Plan, partial: Partial, *, overwrite: bool) -> bool:
     if state is State.COMPLETE:
         _clean_up(plan, partial)
         return True
-    if state is State.OTHER_DATASET:
-        fix = "give another folder with -o, or replace this one with convert --overwrite"
-        raise another_dataset(plan.job, plan.target, fix)
+    _refuse_other_dataset(plan, state)
     return False
 
 
@@ -79,10 +77,14 @@ def made_meanwhile(plan: Plan, partial: Partial, *, overwrite: bool) -> bool:
     if (overwrite and plan.part is None) or isinstance(plan.target.path, RemotePath):
         return False
     state = state_of(plan, partial, overwrite=overwrite)
+    _refuse_other_dataset(plan, state)
+    return state is State.COMPLETE
+
+
+def _refuse_other_dataset(plan: Plan, state: State) -> None:
     if state is State.OTHER_DATASET:
         fix = "give another folder with -o, or replace this one with convert --overwrite"
         raise another_dataset(plan.job, plan.target, fix)
-    return state is State.COMPLETE
 
 
 def _is_ours(plan: Plan, job: dict[str, Any] | None) -> bool:

@@ -1,8 +1,7 @@
-"""Locks of OUT.partial on this machine, for one whole run, or for several parts of a run.
+"""Locks of OUT.partial, for one whole run, or for several parts of a run; here on this machine.
 
 lock                 held exclusively by a whole run, and shared by parts
 parts/2-of-4         held by that part; exists since it first began
-parts/2-of-4.ended   exists once that part has done its tasks
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from shardkit.helpers.part_of import PartOf
 from shardkit.storage import fs
 
 PARTS = "parts"
+WHOLE_RUN = "a run without --part cannot work at the same time"
 OTHER_JOB = "this one has other options, or another source"
 PATIENCE = 30.0  # seconds to wait for a lock that a part may hold only while it begins
 _QUIET = 1.0  # seconds of waiting before a warning is issued
@@ -30,8 +30,9 @@ _MERGE = (
 class PartLock:
     """The locks of one run or of one part, from `take` or `share` to `release`."""
 
+    part: PartOf | None = None  # the part that this process carries out, if any
+
     def __init__(self, path: Path) -> None:
-        self._part: PartOf | None = None
         self._path = path
         self._parts = path / PARTS
         self._lock: int | None = None
@@ -43,7 +44,7 @@ class PartLock:
             fs.make_folder(self._path)
             found = try_lock(self._path, LOCK)
             if found == HELD:
-                raise self._refused("a run without --part cannot work at the same time")
+                raise self._refused(WHOLE_RUN)
             self._lock = found
 
     def share(
@@ -54,7 +55,7 @@ class PartLock:
         `prepare` is called if no other process is running; its argument is False if that is
         unknown. `fits` tells whether the work in the folder belongs to this job.
         """
-        self._part, told = part, False
+        self.part, told = part, False
         until = time.monotonic() + PATIENCE
         while (error := self._try_to_share(part, prepare, fits)) is not None:
             left = until - time.monotonic()
@@ -96,8 +97,6 @@ class PartLock:
             own = try_lock(self._parts, part.name, advice="")
             if own not in (None, HELD):
                 self._own = own if locked else UNLOCKED
-                fs.remove(self._ended(part))
-                fs.sync(self._parts)
                 return None
             error = at_work_already(part, self._path)
         self.release()
@@ -115,14 +114,16 @@ class PartLock:
         """Whether it is certain that no other process is running the same part."""
         return UNLOCKED not in (self._lock, self._own)
 
-    def begun(self) -> list[tuple[PartOf, bool]]:
-        """The parts that have ever begun, and whether they have ended."""
-        found = [PartOf.named(path.name) for path in self._parts.glob("*")]
-        return [(part, self._ended(part).exists()) for part in sorted(filter(None, found))]
+    def begun(self) -> list[PartOf]:
+        """The parts that have ever begun."""
+        return sorted(filter(None, (PartOf.named(path.name) for path in self._parts.glob("*"))))
+
+    def check(self) -> None:
+        """Do nothing: the lock is held for the lifetime of this process."""
 
     def _at_work(self) -> list[PartOf]:
         """The other parts whose processes are alive."""
-        return [part for part, _ in self.begun() if part != self._part and self._is_held(part)]
+        return [part for part in self.begun() if part != self.part and self._is_held(part)]
 
     def _is_held(self, part: PartOf) -> bool:
         found = try_lock(self._parts, part.name, shared=True, advice="", make=False)
@@ -132,15 +133,6 @@ class PartLock:
     def _refused(self, why: str) -> OutputError:
         found = self._at_work()
         return at_work(found, self._path, why) if found else busy(self._path)
-
-    def end(self) -> None:
-        """Record that the part has done its tasks."""
-        if self._part is not None:
-            fs.write_file(self._ended(self._part), b"")
-            fs.sync(self._parts)
-
-    def _ended(self, part: PartOf) -> Path:
-        return self._parts / f"{part.name}.ended"
 
     def release(self) -> None:
         lock, own, self._lock, self._own = self._lock, self._own, None, None

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import stat
 import uuid
 from abc import ABC, abstractmethod
@@ -25,12 +26,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from shardkit.conversion.claim import PartClaims
 from shardkit.conversion.commit import COPY, DATASET, REPLACED, Commit
 from shardkit.conversion.lock import LOCK
 from shardkit.conversion.part_lock import PARTS, PartLock
 from shardkit.conversion.target import Target, not_ours, refuse_others
 from shardkit.conversion.work import UNFINISHED, is_finished, read_result
-from shardkit.errors import NotFoundError, OutputError, ShardkitError
+from shardkit.errors import DamagedError, NotFoundError, OutputError
 from shardkit.helpers import os_errors
 from shardkit.helpers.checked import MOST_BYTES, checked, parse
 from shardkit.helpers.part_of import PartOf
@@ -44,7 +46,8 @@ PLAN = "plan"
 OUTLINE = "outline.zip"
 TASKS = "tasks"
 _PRIVATE = 0o700  # mode of the folder itself: its contents have the usual permissions
-_OURS = {JOB, JOB + UNFINISHED, LOCK, PARTS, PLAN, TASKS, DATASET, REPLACED, COPY}
+_TEMPORARY = re.compile(rf"{re.escape(LOCK)}\..*|{re.escape(JOB)}\..*{re.escape(UNFINISHED)}")
+_OURS = {JOB, LOCK, PARTS, PLAN, TASKS, DATASET, REPLACED, COPY}
 
 
 Copied: TypeAlias = "Callable[[int, int], object]"
@@ -65,20 +68,25 @@ class Partial(ABC):
     path: Path
     tasks: Path
     dataset: Path
-    part: PartOf | None = None  # the part that this process carries out, if any
+    lock: PartLock | PartClaims
 
     def task_folder(self, number: int) -> Path:
         return self.tasks / f"{number:06d}"
 
-    def exists(self) -> bool:
-        return self.path.exists()
-
     @abstractmethod
+    def exists(self) -> bool:
+        """Whether there is any file or object of it."""
+
     def job(self) -> dict[str, Any] | None:
         """The identity of the unfinished run; None if the run ended before it was stored.
 
         It is empty if it is damaged: then the run cannot be resumed, and its work should be kept.
         """
+        try:
+            data = self._read(self.path / JOB, MOST_BYTES)
+        except DamagedError:
+            return {}
+        return None if data is None else parsed_job(data)
 
     @abstractmethod
     def has_work(self) -> bool:
@@ -89,16 +97,24 @@ class Partial(ABC):
         """Whether the output is already the dataset of the unfinished run, which only has to clean
         up. If False, the finished tasks can be published, possibly a second time."""
 
-    @abstractmethod
     def begin(self, job: dict[str, Any], *, resume: bool, part: PartOf | None = None) -> None:
         """Lock out other runs; with `resume`, keep the tasks that the same job has finished.
 
         A `part` shares the output with other parts of the same job, and always resumes.
         """
-
-    @abstractmethod
-    def refuse_busy(self) -> None:
-        """Raise OutputError if other runs are working here; takes no lock itself."""
+        if strangers := sorted(self._strangers()):
+            raise OutputError(
+                "the folder for unfinished work contains something else",
+                path=self.path,
+                found=", ".join(strangers[:3]),
+                fix="move it away, or give another output with -o",
+            )
+        try:
+            self._begin(job, resume, part)
+            self.sweep()
+        except BaseException:
+            self.release()
+            raise
 
     def begin_anew(self, job: dict[str, Any]) -> None:
         """Remove all finished work, of which some has moved to `dataset`, and start over.
@@ -108,27 +124,15 @@ class Partial(ABC):
         """
         raise NotImplementedError
 
-    @abstractmethod
-    def begun(self) -> list[tuple[PartOf, bool]]:
-        """The parts that have ever begun, and whether they have ended."""
-
-    @abstractmethod
-    def end_part(self) -> None:
-        """Record that this part has done its tasks."""
-
-    @abstractmethod
-    def check(self) -> None:
-        """Raise OutputError if another run has taken over this output."""
-
     def sweep(self) -> None:
         """Remove the files of unfinished tasks; a part removes only those of its own tasks."""
         for entry in sorted(self.tasks.glob("*")):
             if entry.name.endswith(UNFINISHED) or not is_finished(entry):
                 fs.remove(entry)
 
-    @abstractmethod
     def release(self) -> None:
         """Release the locks; finished tasks are kept for a later run."""
+        self.lock.release()
 
     def finished(self, numbers: Iterable[int]) -> list[int]:
         """The given tasks that are finished; their folders exist in `tasks` afterwards."""
@@ -147,16 +151,28 @@ class Partial(ABC):
         fs.remove(undone)
 
     @abstractmethod
+    def begun(self) -> list[PartOf]:
+        """The parts that have ever begun."""
+
+    @abstractmethod
     def has_outline(self) -> bool:
         """Whether the unfinished run consists of parts, and has stored its plan."""
 
-    @abstractmethod
     def outline(self) -> tuple[Path, bytes] | None:
         """The path and the content of the outline archive, if a part has stored it."""
+        data = self._read(self._outline)
+        return None if data is None else (self._outline, data)
 
-    @abstractmethod
     def keep_outline(self, packed: bytes, *, replace: bool = False) -> None:
-        """Store the outline archive, unless there is one already; with `replace`, in its place."""
+        """Store the outline archive, unless there is one already; with `replace`, in its place.
+
+        Parts may do so concurrently: all write the same content.
+        """
+        self._write(self._outline, packed, replace=replace)
+
+    @property
+    def _outline(self) -> Path:
+        return self.path / PLAN / OUTLINE
 
     @abstractmethod
     def publish(self, copied: Copied = unseen, *, overwrite: bool) -> None:
@@ -170,21 +186,35 @@ class Partial(ABC):
     def discard(self) -> None:
         """Remove everything."""
 
-    def _something_else(self, strangers: Sequence[str]) -> OutputError:
-        return OutputError(
-            "the folder for unfinished work contains something else",
-            path=self.path,
-            found=", ".join(strangers[:3]),
-            fix="move it away, or give another output with -o",
-        )
+    # --- what a folder and a store do differently
+
+    @abstractmethod
+    def _begin(self, job: dict[str, Any], resume: bool, part: PartOf | None) -> None:
+        """See `begin`."""
+
+    @abstractmethod
+    def _strangers(self) -> set[str]:
+        """The names in OUT.partial that are not those of unfinished work."""
+
+    @abstractmethod
+    def _read(self, path: Path, most: int = -2) -> bytes | None:
+        """Read a whole file, or `most + 1` bytes on this machine; None if it does not exist."""
+
+    @abstractmethod
+    def _write(self, path: Path, data: bytes, *, replace: bool) -> None:
+        """Write a whole file at once. Without `replace`, one that exists may be kept."""
+
+    def _is_of(self, job: dict[str, Any]) -> bool:
+        """Whether the unfinished work is that of a job."""
+        old = self.job()
+        return old is not None and comparable(old) == comparable(job)
 
     def _refuse_other_work(self, job: dict[str, Any]) -> None:
         """Raise OutputError if there is work of parts of another job, which no part may remove.
 
         It may have been done while this part waited for them.
         """
-        old = self.job()
-        other = old is not None and comparable(old) != comparable(job)
+        other = self.job() is not None and not self._is_of(job)
         if other and (self.has_work() or self.has_outline()):
             raise OutputError(
                 "there is unfinished work with other options or another source",
@@ -194,9 +224,10 @@ class Partial(ABC):
 
     # --- the files of shards
 
-    @abstractmethod
     def upload(self, folder: Path) -> RemotePath | None:
         """Where the shards of a folder of `tasks` are uploaded when complete; None: they stay."""
+        found = self.stored(folder)
+        return found if isinstance(found, RemotePath) else None
 
     @abstractmethod
     def stored(self, path: Path) -> Path:
@@ -228,19 +259,19 @@ class FolderPartial(Partial):
         self.dataset = self.path / DATASET
         self._only_shard = target.path.name if target.single else ""
         self._commit = Commit(target)
-        self._lock = PartLock(self.path)
+        self.lock: PartLock = PartLock(self.path)
 
-    def job(self) -> dict[str, Any] | None:
-        self._refuse_link(self.path / JOB)  # the target of a link says nothing about our work
-        try:
-            return checked(dict[str, Any], parse(fs.read(self.path / JOB, MOST_BYTES)))
-        except NotFoundError:
-            return None
-        except (ShardkitError, ValueError):
-            return {}
+    def exists(self) -> bool:
+        return self.path.exists()
 
     def has_work(self) -> bool:
         return any(is_finished(entry) for entry in self.tasks.glob("*"))
+
+    def begun(self) -> list[PartOf]:
+        return self.lock.begun()
+
+    def has_outline(self) -> bool:
+        return self._outline.is_file()
 
     def is_published(self) -> bool:
         """Shards that are missing from the folder of a finished task were moved to `dataset`."""
@@ -250,38 +281,23 @@ class FolderPartial(Partial):
         files = ((at, file) for at in done for s in read_result(at).shards for file in s.files)
         return any(not (at / file.name).exists() for at, file in files)
 
-    def begin(self, job: dict[str, Any], *, resume: bool, part: PartOf | None = None) -> None:
+    def _begin(self, job: dict[str, Any], resume: bool, part: PartOf | None) -> None:
         """Make and lock the folder."""
-        refuse_others(self.path)
-        self._refuse_strangers()
-        try:
-            if part is None:
-                self._lock.take()
-                self._prepare(job, resume)
-            else:
-                self._lock.share(
-                    part,
-                    lambda alone: self._prepare_part(job) if alone else self._say_job(job),
-                    lambda: self._is_of(job),
-                )
-                self._check_folder()
-            self.part = part
-            fs.make_folder(self.tasks)
-            self.sweep()
-        except BaseException:
-            self.release()
-            raise
-
-    def refuse_busy(self) -> None:
-        self._lock.refuse_busy()
+        if part is None:
+            self.lock.take()
+            self._prepare(job, resume)
+        else:
+            self.lock.share(
+                part,
+                lambda alone: self._prepare_part(job) if alone else self._say_job(job),
+                lambda: self._is_of(job),
+            )
+            self._check_folder()
+        fs.make_folder(self.tasks)
 
     def begin_anew(self, job: dict[str, Any]) -> None:
         self._prepare(job, resume=False)
         fs.make_folder(self.tasks)
-
-    def _is_of(self, job: dict[str, Any]) -> bool:
-        old = self.job()
-        return old is not None and comparable(old) == comparable(job)
 
     def _check_folder(self) -> None:
         refuse_others(self.path)
@@ -294,9 +310,9 @@ class FolderPartial(Partial):
         self._check_folder()
         self._commit.restore()
         if not (resume and self._is_of(job)):
-            for name in (JOB, JOB + UNFINISHED, PARTS, PLAN, TASKS, DATASET):
+            for name in (JOB, PARTS, PLAN, TASKS, DATASET):
                 fs.remove(self.path / name)
-            self._write_job(job, self.path / (JOB + UNFINISHED))
+            self._write(self.path / JOB, job_text(job), replace=True)
             fs.sync(self.path.parent)
 
     def _prepare_part(self, job: dict[str, Any]) -> None:
@@ -304,18 +320,11 @@ class FolderPartial(Partial):
         self._refuse_other_work(job)
         self._prepare(job, True)
 
-    def _write_job(self, job: dict[str, Any], unfinished: Path) -> None:
-        text = json.dumps(job, indent=1, allow_nan=False).encode() + b"\n"
-        fs.write_file(unfinished, text)
-        fs.rename(unfinished, self.path / JOB)
-        fs.sync(self.path)
-
     def _say_job(self, job: dict[str, Any]) -> None:
         """Like `_prepare`, for a part that cannot tell whether other processes are running."""
         self._check_folder()
         if self.job() is None:
-            fs.make_folder(self.path / PARTS)
-            self._write_job(job, self.path / PARTS / f"{uuid.uuid4().hex}{UNFINISHED}")
+            self._write(self.path / JOB, job_text(job), replace=True)
         elif not self._is_of(job):
             raise OutputError(
                 "there is unfinished work with other options or another source, and without locks a"
@@ -324,41 +333,26 @@ class FolderPartial(Partial):
                 fix="if it is not, remove the folder, or begin with a run without --part",
             )
 
-    def begun(self) -> list[tuple[PartOf, bool]]:
-        return self._lock.begun()
-
-    def end_part(self) -> None:
-        self._lock.end()
-
     def sweep(self) -> None:
-        if self.part is None:
+        if self.lock.part is None:
             super().sweep()
-        elif self._lock.owned:
-            for entry in self.tasks.glob(f"*.{self.part.name}.*{UNFINISHED}"):
+        elif self.lock.owned:
+            for entry in self.tasks.glob(f"*.{self.lock.part.name}.*{UNFINISHED}"):
                 fs.remove(entry)
 
-    def check(self) -> None:
-        pass  # the lock is held for the lifetime of this process
+    def _read(self, path: Path, most: int = -2) -> bytes | None:
+        self._refuse_link(path)  # the target of a link says nothing about our work
+        with contextlib.suppress(NotFoundError):
+            return fs.read(path, most)
+        return None
 
-    def release(self) -> None:
-        self._lock.release()
-
-    def has_outline(self) -> bool:
-        return (self.path / PLAN / OUTLINE).is_file()
-
-    def outline(self) -> tuple[Path, bytes] | None:
-        path = self.path / PLAN / OUTLINE
-        return (path, fs.read(path)) if path.is_file() else None
-
-    def keep_outline(self, packed: bytes, *, replace: bool = False) -> None:
-        """Parts may do so concurrently: all write the same content."""
-        folder = self.path / PLAN
-        fs.make_folder(folder)
-        unfinished = folder / f"{OUTLINE}.{uuid.uuid4().hex[:8]}{UNFINISHED}"
-        fs.write_file(unfinished, packed)
-        fs.rename(unfinished, folder / OUTLINE)
-        fs.sync(folder)
-        fs.sync(self.path)
+    def _write(self, path: Path, data: bytes, *, replace: bool) -> None:
+        fs.make_folder(path.parent)
+        unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}{UNFINISHED}")
+        fs.write_file(unfinished, data)
+        fs.rename(unfinished, path)
+        for folder in dict.fromkeys([path.parent, self.path]):
+            fs.sync(folder)
 
     def publish(self, copied: Copied = unseen, *, overwrite: bool) -> None:
         self._commit.publish(overwrite)
@@ -368,14 +362,11 @@ class FolderPartial(Partial):
         """Remove the whole folder, and the lock last, so that no other run begins meanwhile."""
         try:
             self._commit.restore()
-            for name in (PARTS, PLAN, TASKS, DATASET, REPLACED, COPY, JOB, JOB + UNFINISHED):
+            for name in (PARTS, PLAN, TASKS, DATASET, REPLACED, COPY, JOB):
                 fs.remove(self.path / name)
             fs.remove(self.path)
         finally:
             self.release()
-
-    def upload(self, folder: Path) -> RemotePath | None:
-        return None
 
     def stored(self, path: Path) -> Path:
         return path
@@ -422,21 +413,33 @@ class FolderPartial(Partial):
         if kind not in (stat.S_IFDIR, stat.S_IFREG):
             raise not_ours(path, "a link, a pipe or a device")
 
-    def _refuse_strangers(self) -> None:
+    def _strangers(self) -> set[str]:
+        refuse_others(self.path)
         with os_errors.explained("list", self.path):
             try:
                 found = os.listdir(self.path)
             except FileNotFoundError:  # not created yet, or just removed by another process
-                return
-        names = {name for name in found if not name.startswith(f"{LOCK}.")}
-        strangers = sorted(names - _OURS)
-        if names and not strangers and not names & {JOB, LOCK}:
-            strangers = sorted(names)  # folders of the user that happen to have these names
-        if strangers:
-            raise self._something_else(strangers)
+                return set()
+        names = {name for name in found if not _TEMPORARY.fullmatch(name)}
+        if names & {JOB, LOCK}:
+            return names - _OURS
+        return names  # folders of the user that happen to have these names
 
 
 def comparable(job: dict[str, Any]) -> dict[str, Any]:
     """The parts of a job that must be equal for one run to resume another."""
     recipe = job.get("recipe")
     return {**job, "recipe": identity(recipe)} if isinstance(recipe, dict) else job
+
+
+def job_text(job: dict[str, Any]) -> bytes:
+    """The content of job.json."""
+    return json.dumps(job, indent=1, allow_nan=False).encode() + b"\n"
+
+
+def parsed_job(text: bytes) -> dict[str, Any]:
+    """The job in a job.json; empty if it is damaged."""
+    try:
+        return checked(dict[str, Any], parse(text))
+    except ValueError:
+        return {}

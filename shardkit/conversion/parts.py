@@ -68,21 +68,17 @@ def _work_of(outline: Outline) -> str:
     return json.dumps(work, sort_keys=True)
 
 
-def who_is_missing(
-    begun: Sequence[tuple[PartOf, bool]], missing: Collection[int]
-) -> tuple[str, list[PartOf]]:
+def who_is_missing(begun: Sequence[PartOf], missing: Collection[int]) -> tuple[str, list[PartOf]]:
     """The parts that should do the `missing` tasks: in words, and as a list."""
-    ended = dict(begun)
-    counts = Counter(part.total for part in ended)
+    counts = Counter(part.total for part in begun)
     words = "1 task is missing" if len(missing) == 1 else f"{len(missing):,} tasks are missing"
     if not counts:
         return words, []
     total = counts.most_common(1)[0][0]
     parts = parts_of(missing, total)
     kinds = {
-        "never began": [part for part in parts if part not in ended],
-        "began and did not end": [part for part in parts if ended.get(part) is False],
-        "ended before work was undone": [part for part in parts if ended.get(part)],
+        "never began": [part for part in parts if part not in begun],
+        "began and did not end": [part for part in parts if part in begun],
     }
     which = [f"{_listed(found)} {kind}" for kind, found in kinds.items() if found]
     return f"{words}: {'; '.join(which)}", parts

@@ -288,9 +288,7 @@ def run(
         finished = _finished(plan, partial)
         _work(plan, partial, finished, options.max_errors, monitor, processes)
         if plan.part is not None:
-            result = _of_part(plan, plan.part, partial)
-            partial.end_part()
-            return result
+            return _of_part(plan, plan.part, partial)
         publish(outline, plan.target, partial, finished, monitor, options.overwrite)
     except BaseException as error:
         with contextlib.suppress(ShardkitError):
@@ -382,7 +380,7 @@ def _work(
 
     def report(progress: Progress) -> None:
         nonlocal bad
-        partial.check()
+        partial.lock.check()
         bad += progress.errors
         check_errors(bad, allowed)
         if monitor is not None:
@@ -407,7 +405,7 @@ def _works(plan: Plan, partial: Partial, finished: set[int]) -> Iterator[Work]:
         if task.number not in finished:
             folder = partial.task_folder(task.number)
             work = work_of(task, recipe, folder)
-            yield replace(work, upload=partial.upload(folder), part=partial.part)
+            yield replace(work, upload=partial.upload(folder), part=plan.part)
 
 
 def work_of(task: Task, recipe: Recipe, folder: Path) -> Work:

@@ -136,7 +136,7 @@ class StoreCommit:
         if not self._target.single:
             names |= self._listed() | self._in_manifests()
             return {n for n in names if n.rpartition("/")[2] != manifests.UNFINISHED}
-        names |= self._in_single_manifest()
+        names |= self._target.names_of_old()
         for name in new:
             if name not in names and self._folder.store.find((self._folder / name).key):
                 fix = "move it away, and run the same command again: it continues where it stopped"
@@ -172,20 +172,6 @@ class StoreCommit:
         except ShardkitError:  # there is no manifest, or it is damaged
             pass
         return names
-
-    def _in_single_manifest(self) -> set[str]:
-        """The same for an output that is one shard: files with that shard's stem."""
-        out = self._target.path
-        own = manifests.manifest_path(out).relative_to(self._folder).as_posix()
-        try:
-            old = manifests.load(out)
-        except ShardkitError:
-            return {out.name, own} if out.exists() else set()
-        stem = out.name.rpartition(".")[0] + "."
-        files = [f.name for f in (*old.all_files(), *old.files)]
-        prefix = f"{manifests.FOLDER}/"
-        named = {name for name in files if name.removeprefix(prefix).startswith(stem)}
-        return {out.name, own} | named
 
 
 def _size(what: Path | Placed) -> int:

@@ -1,15 +1,10 @@
 """OUT.partial in a store: the work of a conversion, from which an interrupted one resumes.
 
 job.json                     the identity of the run, as in a folder
-run.json                     the claim of a whole run, while it is running
-parts/2-of-4.json            the claim of a part; it stays, and records whether the part has ended
+run.json, parts/             the claims of the running conversion or of its parts (`claim.py`)
 <job>/plan/                  for a run in parts: what publishing needs
 <job>/000012/                the shards of a task; then its result.zip, with its other files
 <job>/dataset/               joined shards
-
-A part writes its claim and then looks for the claim of a whole run; a whole run writes its claim
-and then looks for those of parts. So at least one of the two finds the other. The part withdraws
-its claim, and waits to see whether the whole run is still alive.
 
 <job> is a digest of job.json, so that a stalled run cannot write into the tasks of another job; for
 a job that cannot be resumed, it is the ID of the run. Listings are only hints, as they may be out
@@ -28,9 +23,9 @@ from typing import Any
 
 import xxhash
 
-from shardkit.conversion.claim import Claim, Found, another_run, ended, is_over, said
+from shardkit.conversion.claim import RUN, PartClaims, TakenError
 from shardkit.conversion.commit import DATASET
-from shardkit.conversion.part_lock import OTHER_JOB, at_work, at_work_already
+from shardkit.conversion.part_lock import PARTS
 from shardkit.conversion.partial import (
     JOB,
     OUTLINE,
@@ -39,6 +34,8 @@ from shardkit.conversion.partial import (
     Copied,
     Partial,
     comparable,
+    job_text,
+    parsed_job,
     unseen,
 )
 from shardkit.conversion.scratch import Scratch
@@ -46,7 +43,6 @@ from shardkit.conversion.store_commit import Placed, StoreCommit
 from shardkit.conversion.target import Target
 from shardkit.conversion.work import PACKED, is_finished, read_result, unpack
 from shardkit.errors import DamagedError, OutputError
-from shardkit.helpers.checked import checked, parse
 from shardkit.helpers.part_of import PartOf
 from shardkit.metadata import manifest as manifests
 from shardkit.metadata.manifest import File, Shard
@@ -55,13 +51,7 @@ from shardkit.storage.remote import store as stores
 from shardkit.storage.remote.client import Info
 from shardkit.storage.remote.path import RemotePath
 
-_RUN = "run.json"
-_PARTS = "parts"
 _JOB_FOLDER = re.compile(r"[0-9a-f]{32}")
-
-
-class _TakenError(OutputError):
-    """Another part is replacing the job at this moment."""
 
 
 class StorePartial(Partial):
@@ -72,20 +62,12 @@ class StorePartial(Partial):
         self.path = self._remote
         self._target = target
         self._store = out.store
-        self._claim: Claim | None = None
+        self.lock: PartClaims = PartClaims(self._remote)
         self._scratch: Scratch | None = None
         self._job: RemotePath
         self._listed: list[str] | None = None
         self._resumed = True
-        self._outlined = False
         self._placed: dict[Path, Placed] = {}  # files of `dataset` that are in the store already
-
-    def job(self) -> dict[str, Any] | None:
-        found = self._store.read_tagged((self._remote / JOB).key)
-        try:
-            return None if found is None else checked(dict[str, Any], parse(found[0]))
-        except ValueError:
-            return {}
 
     def exists(self) -> bool:
         return bool(self._keys())
@@ -107,150 +89,82 @@ class StorePartial(Partial):
         manifest, job = (self._store.look(p.key) for p in (path, self._remote / JOB))
         return manifest is not None and job is not None and manifest.modified > job.modified
 
-    def begin(self, job: dict[str, Any], *, resume: bool, part: PartOf | None = None) -> None:
+    def _begin(self, job: dict[str, Any], resume: bool, part: PartOf | None) -> None:
         """Claim the output, and make the temporary folder."""
-        self._refuse_strangers()
         manifest = self._target.list_path(self._target.folder, manifests.NAME)
         assert isinstance(manifest, RemotePath)
         seen = self._store.find(manifest.key)
-        try:
-            if part is None:
-                self._claim = Claim.take(self._remote / _RUN)
-                self._refuse_parts("a run without --part cannot work at the same time")
-            else:
-                self._share(part, _digest(job))
-            if _version(self._store.find_again(manifest.key)) != _version(seen):
-                raise OutputError(
-                    "another run has just written to this output",
-                    path=self._target.path,
-                    fix="run the same command again to see what it has made",
-                )
-            self._scratch = Scratch()
-            self.tasks, self.dataset = (self._scratch.path / name for name in (TASKS, DATASET))
-            fs.make_folder(self.tasks)
-            if part is None:
-                self._prepare(job, resume)
-            else:
-                self._agree(job)
-        except BaseException:
-            self.release()
-            raise
-
-    def _share(self, part: PartOf, job: str) -> None:
-        """Claim a part, unless a whole run is active."""
-        self.part = part
-        run, busy = self._remote / _RUN, at_work_already(part, self.path)
-        while True:
-            self._claim = Claim.take(self._claim_of(part), {"job": job}, busy=busy)
-            found = self._store.read_tagged(run.key)
-            if found is None or is_over(found[0]):
-                return
-            self._claim.release()
-            if not ended(run, found):
-                raise another_run(run)
-
-    def _claim_of(self, part: PartOf) -> RemotePath:
-        return self._remote / _PARTS / f"{part.name}.json"
-
-    def _parts(self) -> dict[PartOf, Found]:
-        """The claims of all parts."""
-        found: dict[PartOf, Found] = {}
-
-        def read(key: str) -> None:
-            part = PartOf.named(self._path(key).name.removesuffix(".json"))
-            claim = self._store.read_tagged(key)
-            if part is not None and claim is not None:
-                found[part] = claim
-
-        stores.together(read, self._store.keys((self._remote / _PARTS).key))
-        return found
-
-    def refuse_busy(self) -> None:
-        self._refuse_parts(OTHER_JOB)
-        run = self._remote / _RUN
-        if not ended(run, self._store.read_tagged(run.key)):
-            raise another_run(run)
-
-    def _refuse_parts(self, why: str, job: str | None = None) -> None:
-        """Raise OutputError if other parts (of one `job`) are running; dead ones lose claims."""
-        claims, live = self._parts(), []
-
-        def look(part: PartOf) -> None:
-            other = part != self.part and job in (None, said(claims[part][0]).get("job"))
-            if other and not ended(self._claim_of(part), claims[part]):
-                live.append(part)
-
-        stores.together(look, claims)
-        if live:
-            raise at_work(sorted(live), self.path, why)
+        if part is None:
+            self.lock.take()
+        else:
+            self.lock.share(part, _digest(job))
+        if _version(self._store.find_again(manifest.key)) != _version(seen):
+            raise OutputError(
+                "another run has just written to this output",
+                path=self._target.path,
+                fix="run the same command again to see what it has made",
+            )
+        self._scratch = Scratch()
+        self.tasks, self.dataset = (self._scratch.path / name for name in (TASKS, DATASET))
+        fs.make_folder(self.tasks)
+        if part is None:
+            self._prepare(job, resume)
+        else:
+            self._agree(job)
 
     def _agree(self, job: dict[str, Any]) -> None:
         """Make the unfinished work that of this part's job. Raises OutputError if parts of another
         job are running."""
         self._job, path = self._remote / _digest(job), self._remote / JOB
-        while (old := self.job()) is None or comparable(old) != comparable(job):
+        while True:
             found = self._store.read_tagged(path.key)
             if found is None:
-                fs.put_if(_job_text(job), path, None)
+                fs.put_if(job_text(job), path, None)
                 continue
-            with contextlib.suppress(_TakenError):  # another part may have stored this job already
-                run = Claim.take(self._remote / _RUN, busy=_TakenError("taken"))
-                try:  # the claim keeps new parts from beginning meanwhile
-                    self._refuse_parts(OTHER_JOB, "" if old is None else _digest(old))
-                    self._refuse_other_work(job)
-                    fs.put_if(_job_text(job), path, found[1])
-                finally:
-                    run.release()
-
-    def begun(self) -> list[tuple[PartOf, bool]]:
-        job = self.job()
-        found = {part: said(data) for part, (data, _) in self._parts().items()}
-        ours = [p for p in found if job is not None and found[p].get("job") == _digest(job)]
-        return [(part, bool(found[part].get("ended"))) for part in sorted(ours)]
-
-    def end_part(self) -> None:
-        assert self._claim is not None
-        self._claim.say(ended=True)
+            old = _digest(parsed_job(found[0]))
+            if old == self._job.name:
+                return
+            # If the claim is taken, another part may have stored this job already.
+            with contextlib.suppress(TakenError), self.lock.alone(old):
+                self._refuse_other_work(job)
+                fs.put_if(job_text(job), path, found[1])
 
     def _prepare(self, job: dict[str, Any], resume: bool) -> None:
-        assert self._claim is not None
-        self._job = self._remote / (_digest(job) if resume else self._claim.run)
-        old = self.job() if resume else None
-        if old is None or comparable(old) != comparable(job):
+        self._job = self._remote / (_digest(job) if resume else self.lock.claim.run)
+        if not (resume and self._is_of(job)):
             stores.together(self._delete, self._others())
             self._resumed = False
-            fs.put(_job_text(job), self._remote / JOB)
-
-    def check(self) -> None:
-        assert self._claim is not None
-        self._claim.check()
+            self._write(self._remote / JOB, job_text(job), replace=True)
 
     def release(self) -> None:
-        claim, self._claim = self._claim, None
         scratch, self._scratch = self._scratch, None
         try:
-            if claim is not None:
-                claim.release()
+            super().release()
         finally:
             if scratch is not None:
                 scratch.close()
 
+    def begun(self) -> list[PartOf]:
+        return self.lock.begun(self._job.name)
+
     def has_outline(self) -> bool:
         return any(key.endswith(f"/{PLAN}/{OUTLINE}") for key in self._keys())
 
-    def outline(self) -> tuple[Path, bytes] | None:
-        path = self._job / PLAN / OUTLINE
-        found = self._store.read_tagged(path.key)
-        self._outlined = found is not None
-        return None if found is None else (path, found[0])
+    @property
+    def _outline(self) -> Path:
+        return self._job / PLAN / OUTLINE
 
-    def keep_outline(self, packed: bytes, *, replace: bool = False) -> None:
-        self._outlined = True
-        path = self._job / PLAN / OUTLINE
+    def _read(self, path: Path, most: int = -2) -> bytes | None:
+        assert isinstance(path, RemotePath)
+        found = self._store.read_tagged(path.key)
+        return None if found is None else found[0]
+
+    def _write(self, path: Path, data: bytes, *, replace: bool) -> None:
+        assert isinstance(path, RemotePath)
         if replace:
-            fs.put(packed, path)
+            fs.put(data, path)
         else:
-            fs.put_if(packed, path, None)
+            fs.put_if(data, path, None)
 
     def finished(self, numbers: Iterable[int]) -> list[int]:
         numbers = [*numbers]
@@ -263,7 +177,7 @@ class StorePartial(Partial):
         # Shards can be missing, for example if a run was killed while it removed everything.
         lost = [n for n in done if n not in made_here and not self._has_shards(n, keys)]
         for number in lost:
-            ours = self.part is None or self.part.has(number)
+            ours = self.lock.part is None or self.lock.part.has(number)
             (self.undo if ours else super().undo)(number)
         return [number for number in done if number not in lost]
 
@@ -290,14 +204,14 @@ class StorePartial(Partial):
         super().undo(number)
 
     def publish(self, copied: Copied = unseen, *, overwrite: bool) -> None:
-        commit = StoreCommit(self._target, self.check)
+        commit = StoreCommit(self._target, self.lock.check)
         self._remove(commit.publish(self.dataset, self._placed, copied, overwrite))
 
     def discard(self) -> None:
         try:
-            self.check()
+            self.lock.check()
             done = manifests.has_manifest(self._target.path)
-            self._remove(StoreCommit(self._target, self.check).marks() if done else [])
+            self._remove(StoreCommit(self._target, self.lock.check).marks() if done else [])
         finally:
             self.release()
 
@@ -305,23 +219,20 @@ class StorePartial(Partial):
         """Remove everything, and the claim last, so that no other run begins meanwhile."""
         self._listed = None
         stores.together(self._delete, {*marks, *self._others(), *self._known()})
-        assert self._claim is not None
-        self._claim.remove()
+        self.lock.claim.remove()
 
     def _delete(self, path: RemotePath) -> None:
-        self.check()
+        self.lock.check()
         fs.delete(path)
 
     def _others(self) -> list[RemotePath]:
         """All objects in the listing except the claim."""
         found = [self._path(key) for key in self._keys()]
-        return [path for path in found if path != self._remote / _RUN]
+        return [path for path in found if path != self._remote / RUN]
 
     def _known(self) -> Iterator[RemotePath]:
         """The objects that this run has written, or knows that another run had written."""
-        yield self._remote / JOB
-        if self._outlined:
-            yield self._job / PLAN / OUTLINE
+        yield from (self._remote / JOB, self._job / PLAN / OUTLINE)
         yield from (placed.path for placed in self._placed.values())
         for folder in filter(is_finished, self.tasks.glob("*")):
             yield self._job / folder.name / PACKED
@@ -331,17 +242,12 @@ class StorePartial(Partial):
     def _path(self, key: str) -> RemotePath:
         return RemotePath(self._store, key)
 
-    def _refuse_strangers(self) -> None:
+    def _strangers(self) -> set[str]:
         start = len(self._remote.key) + 1
         tops = {key[start:].partition("/")[0] for key in self._keys()}
-        strangers = sorted(t for t in tops - {JOB, _RUN, _PARTS} if not _JOB_FOLDER.fullmatch(t))
-        if strangers:
-            raise self._something_else(strangers)
+        return {top for top in tops - {JOB, RUN, PARTS} if not _JOB_FOLDER.fullmatch(top)}
 
     # --- the files of shards
-
-    def upload(self, folder: Path) -> RemotePath:
-        return self.stored(folder)
 
     def stored(self, path: Path) -> RemotePath:
         return self._job / path.relative_to(self.tasks)
@@ -361,7 +267,7 @@ class StorePartial(Partial):
 
     def _download(self, folder: Path, file: File) -> None:
         path = folder / file.name
-        self.check()
+        self.lock.check()
         fs.make_folder(path.parent)
         fs.download(self.stored(path), path, file.bytes)
         if fs.checksum(path) != file.checksum:
@@ -390,7 +296,3 @@ def _version(found: Info | None) -> str | None:
 def _digest(job: dict[str, Any]) -> str:
     text = json.dumps(comparable(job), sort_keys=True, allow_nan=False).encode()
     return xxhash.xxh3_128_hexdigest(text)
-
-
-def _job_text(job: dict[str, Any]) -> bytes:
-    return json.dumps(job, indent=1, allow_nan=False).encode() + b"\n"

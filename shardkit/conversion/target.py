@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardkit.errors import OutputError, UsageError
+from shardkit.errors import OutputError, ShardkitError, UsageError
 from shardkit.formats import FORMATS, format_of, get_format
 from shardkit.formats.base import Joins
 from shardkit.helpers import os_errors
@@ -113,6 +113,21 @@ class Target:
             fix="move it away, or replace a dataset with --overwrite, and repeat the command: the"
             f" conversion continues with the finished work in {self.working_folder}",
         )
+
+    def names_of_old(self, unknown: Iterable[str] = ()) -> set[str]:
+        """The names of all files that belong to the single file at the output.
+
+        If its manifest is damaged, `unknown` are the names that it is assumed to have.
+        """
+        out, own = self.absolute, manifests.FOLDER + "/"
+        names = {out.name, manifests.manifest_path(out).relative_to(self.folder).as_posix()}
+        try:
+            old = manifests.load(out)
+        except ShardkitError:
+            return names | {*unknown} if out.exists() else set()
+        stem = out.name.rpartition(".")[0] + "."  # prefix of the names of all its files
+        files = [file.name for file in (*old.all_files(), *old.files)]
+        return names | {name for name in files if name.removeprefix(own).startswith(stem)}
 
     def _asked_for(self) -> Iterator[RemotePath]:
         """The objects whose existence is checked before the work begins, in concurrent requests."""

@@ -116,7 +116,7 @@ class Repair:
         job = self._partial.job() if self._partial.exists() else None
         continues = job is not None and ("recipe" in job or not job)
         if continues and (self._partial.has_work() or self._partial.has_outline()):
-            self._partial.refuse_busy()
+            self._partial.lock.refuse_busy()
             raise OutputError(
                 "there is an unfinished conversion to this dataset",
                 path=self._partial.path,
@@ -354,7 +354,7 @@ class Repair:
         new = self._stage / name
         size = new.stat().st_size
         if isinstance(old, RemotePath):
-            self._partial.check()
+            self._partial.lock.check()
             fs.put(new, old)
         else:
             at, top = old.parent, os.path.realpath(self._target.folder)
@@ -398,7 +398,7 @@ class Repair:
         found: _Tasks | ShardkitError = DamagedError(f"the source has no split {name!r}")
         try:
             plan = self._plan(part, recipe)
-            other, check = _differences(manifest, plan), self._partial.check
+            other, check = _differences(manifest, plan), self._partial.lock.check
             for number in [n for n, split in enumerate(plan.splits) if split.name == name]:
                 found = _Tasks(plan, number, self._tasks, _numbers, other, check)
                 if plan.recipe.sources == recipe.sources:
@@ -475,7 +475,7 @@ class Repair:
             self._tasks,
             lambda shard: numbers[shard.file.name],
             other,
-            self._partial.check,
+            self._partial.lock.check,
         )
 
     @cached_property

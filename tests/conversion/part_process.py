@@ -30,7 +30,7 @@ def one(out, who, job, seconds):
         until, times = time.monotonic() + seconds, [time.monotonic()] * 2
         found["times"].append((alone, times))
         while time.monotonic() < until:
-            partial.check()
+            partial.lock.check()
             times[1] = time.monotonic()
             time.sleep(0.002)
 
@@ -38,8 +38,6 @@ def one(out, who, job, seconds):
         part = None if who == "whole" else PartOf.parse(who)
         partial.begin(JOBS[job], resume=True, part=part)
         work(part is None)
-        if part is not None:
-            partial.end_part()
     except OutputError as error:
         found["said"] = " ".join(str(error).split())
     finally:

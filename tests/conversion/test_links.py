@@ -82,7 +82,9 @@ def test_links_in_the_working_folder_are_not_followed(name, source, victim, tmp_
     shutil.copytree(folder, tmp_path / "unfinished")
     made = [path.relative_to(folder) for path in folder.rglob("*")]
     own = [f"dataset/{n}" for n in ("__shardkit__", "shard-000000.tar", name)]
-    made += map(Path, ["dataset", "copy", "job.json.tmp", "tasks/000001.abcd.tmp", "lock", *own])
+    made += map(
+        Path, ["dataset", "copy", "job.json.abcd.tmp", "tasks/000001.abcd.tmp", "lock", *own]
+    )
     assert len(made) >= 10, "several tasks should be finished"
     for number, entry in enumerate(made):
         shutil.rmtree(folder, ignore_errors=True)

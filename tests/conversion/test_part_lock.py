@@ -52,10 +52,8 @@ def refused(out, part, words, job=JOB):
 def test_parts_work_beside_each_other_and_a_whole_run_when_they_have_ended(out):
     one, two = begun(out, ONE), begun(out, TWO)
     finish_task(one, 0)
-    assert one.begun() == [(ONE, False), (TWO, False)]
-    one.end_part()
     one.release()
-    assert two.begun() == [(ONE, True), (TWO, False)]
+    assert two.begun() == [ONE, TWO]
     assert two.missing(2) == {1}
     two.release()
     whole = begun(out)
@@ -79,9 +77,9 @@ def test_who_looks_whether_anybody_is_at_work_is_told_and_keeps_nobody_out(out):
     for part, words in ((None, "another run is working"), (ONE, "part 1/2 of this output is")):
         run = begun(out, part)
         with pytest.raises(OutputError, match=words):
-            partial(out).refuse_busy()
+            partial(out).lock.refuse_busy()
         run.release()
-        partial(out).refuse_busy()
+        partial(out).lock.refuse_busy()
 
 
 def test_what_is_waited_for_is_said_once(out, monkeypatch):
@@ -115,13 +113,12 @@ def test_to_look_for_parts_at_work_makes_none(out, monkeypatch):
     two.release()
 
 
-def test_a_part_that_is_at_work_is_not_begun_twice_and_one_that_begins_again_has_not_ended(out):
+def test_a_part_that_is_at_work_is_not_begun_twice(out):
     two = begun(out, TWO)
     refused(out, TWO, "part 2/2 is already running")
     begun(out, PartOf(2, 3)).release()
-    two.end_part()
     two.release()
-    assert (TWO, False) in begun(out, TWO).begun()
+    begun(out, TWO).release()
 
 
 def test_parts_of_another_job_wait_for_those_at_work_and_then_begin_anew(out):
@@ -139,7 +136,7 @@ def test_parts_of_another_job_wait_for_those_at_work_and_then_begin_anew(out):
     refused(out, TWO, "there is unfinished work with other options", OTHER)
     fs.remove(one.path / "plan")
     two = begun(out, TWO, OTHER)
-    assert (two.finished([0]), two.job(), two.begun()) == ([], OTHER, [(TWO, False)])
+    assert (two.finished([0]), two.job(), two.begun()) == ([], OTHER, [TWO])
     names = sorted(path.name for path in two.path.iterdir())
     assert names == ["job.json", "lock", "parts", "tasks"]
 
@@ -156,7 +153,7 @@ def test_a_folder_that_is_removed_before_it_is_locked_is_made_again(out, monkeyp
     monkeypatch.setattr(part_lock, "try_lock", late)
     one = begun(out, ONE)
     assert removed
-    assert one.begun() == [(ONE, False)]
+    assert one.begun() == [ONE]
     one.release()
 
 
@@ -208,15 +205,13 @@ def test_parts_work_without_locks(out, monkeypatch, name):
     with pytest.warns(ShardkitWarning):
         two, twice = begun(out, TWO), begun(out, ONE)
     assert (one.tasks / "000000.1-of-2.abc.tmp").exists()  # who left it may be at work
-    one.end_part()
     twice.release()
-    assert one.begun() == [(ONE, True), (TWO, False)]
-    two.end_part()
+    assert one.begun() == two.begun() == [ONE, TWO]
     with pytest.warns(ShardkitWarning), pytest.raises(OutputError, match="cannot tell whether"):
         begun(out, TWO, OTHER)
     with pytest.warns(ShardkitWarning, match="no other run writes"):
         whole = begun(out)
-    assert whole.begun() == [(ONE, True), (TWO, True)]
+    assert whole.begun() == [ONE, TWO]
     whole.discard()
 
 

@@ -165,7 +165,7 @@ def test_merge_names_what_is_missing(source, out):
     assert "--part 2/3 and so on" in error.fix
     assert not out.exists()
     one, two = PartOf(1, 2), PartOf(2, 2)
-    assert who_is_missing([(one, True)], {1}) == ("1 task is missing: 2/2 never began", [two])
+    assert who_is_missing([one], {1}) == ("1 task is missing: 2/2 never began", [two])
     assert who_is_missing([], {1, 3}) == ("2 tasks are missing", [])
 
 

@@ -5,13 +5,13 @@ import warnings
 import pytest
 
 from shardkit.conversion import claim as claims
-from shardkit.conversion.claim import Claim
+from shardkit.conversion.claim import Claim, PartClaims
 from shardkit.conversion.store_partial import StorePartial
 from shardkit.conversion.target import Target
 from shardkit.errors import OutputError, ShardkitWarning
 from shardkit.helpers.part_of import PartOf
 from tests.conversion.test_part_lock import JOB, ONE, OTHER, TWO
-from tests.remote.conftest import EACH_STORE
+from tests.remote.conftest import EACH_STORE, renewed
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* was claimed by a run")
 THREE = PartOf(3, 3)
@@ -29,7 +29,7 @@ def _beat(monkeypatch, tmp_path):
     def beat(seconds):
         for claim in made:
             if claim.run in claims._held:
-                claim.say()
+                renewed(claim)
 
     monkeypatch.setattr(Claim, "take", taken)
     monkeypatch.setattr(claims, "BEAT", 1e6)
@@ -66,14 +66,14 @@ def test_who_looks_whether_anybody_is_at_work_is_told(bucket):
         run = begun(bucket, part)
         other = partial(bucket)
         with pytest.raises(OutputError, match=words):
-            other.refuse_busy()
+            other.lock.refuse_busy()
         run.release()
-        other.refuse_busy()
+        other.lock.refuse_busy()
 
 
 def die(run):
     """As a process of this machine does."""
-    claims._held.discard(run._claim.run)
+    claims._held.discard(run.lock.claim.run)
 
 
 @EACH_STORE
@@ -81,14 +81,12 @@ def test_parts_work_beside_each_other_and_a_whole_run_when_they_have_ended(bucke
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         one, two = begun(bucket, ONE), begun(bucket, TWO)
-        assert one.begun() == [(ONE, False), (TWO, False)]
-        one.end_part()
         one.release()
-        assert two.begun() == [(ONE, True), (TWO, False)]
-        two.check()
+        assert two.begun() == [ONE, TWO]
+        two.lock.check()
         two.release()
         whole = begun(bucket)
-    whole.check()
+    whole.lock.check()
     refused(bucket, ONE, "another run is working")
     refused(bucket, None, "another run is working")
     whole.discard()
@@ -99,13 +97,13 @@ def test_a_part_keeps_a_whole_run_out_which_says_which(bucket):
     two = begun(bucket, TWO)
     error = refused(bucket, None, "part 2/2 of this output is running, and a run without --part")
     assert error.found == "running: 2/2"
-    two.check()
+    two.lock.check()
     two.release()
     whole = begun(bucket)
     refused(bucket, TWO, "another run is working")
-    whole.check()
+    whole.lock.check()
     whole.release()
-    begun(bucket, TWO).check()
+    begun(bucket, TWO).lock.check()
 
 
 def test_a_part_that_is_at_work_is_not_begun_twice(bucket):
@@ -113,7 +111,7 @@ def test_a_part_that_is_at_work_is_not_begun_twice(bucket):
     with pytest.warns(ShardkitWarning, match="was claimed by a run on"):
         refused(bucket, TWO, "part 2/2 is already running")
     begun(bucket, PartOf(2, 3))
-    two.check()
+    two.lock.check()
     two.release()
     begun(bucket, TWO)
 
@@ -124,13 +122,13 @@ def test_parts_of_another_job_wait_for_those_at_work_and_then_begin_anew(bucket)
     error = refused(bucket, TWO, "part 1/2 of this output is running, and this one has", OTHER)
     assert error.found == "running: 1/2"
     assert one.job() == JOB
-    one.check()
+    one.lock.check()
     one.release()
     two = begun(bucket, TWO, OTHER)
     assert two.job() == OTHER
     begun(bucket, THREE, OTHER)
     refused(bucket, ONE, "parts? 2/2 .* is running", JOB)
-    two.check()
+    two.lock.check()
 
 
 @EACH_STORE
@@ -150,8 +148,8 @@ def test_parts_and_runs_of_the_dead_are_passed_over(bucket, monkeypatch, known):
         two_again = begun(bucket, TWO)
     for run in [two] if known else [one, two]:
         with pytest.raises(OutputError, match="taken over"):
-            run._claim.say()
-    two_again.check()
+            renewed(run.lock.claim)
+    two_again.lock.check()
 
 
 def test_a_whole_run_that_withdraws_lets_a_waiting_part_in(bucket, monkeypatch):
@@ -163,7 +161,7 @@ def test_a_whole_run_that_withdraws_lets_a_waiting_part_in(bucket, monkeypatch):
         return real(*found)
 
     monkeypatch.setattr(claims, "_watched", watched)
-    begun(bucket, ONE).check()
+    begun(bucket, ONE).lock.check()
 
 
 def test_a_claim_that_a_run_removes_as_it_ends_is_no_fault_of_the_store(bucket, monkeypatch):
@@ -176,7 +174,7 @@ def test_a_claim_that_a_run_removes_as_it_ends_is_no_fault_of_the_store(bucket, 
 
     monkeypatch.setattr(Claim, "_check_conditions", check)
     claim = Claim.take(path)
-    claim.say(ended=True)
+    renewed(claim)
 
 
 def test_a_part_that_waited_removes_no_work_of_another_job(bucket):
@@ -184,7 +182,7 @@ def test_a_part_that_waited_removes_no_work_of_another_job(bucket):
     one = begun(bucket, ONE)
     one.release()
     two = begun(bucket, TWO, OTHER)
-    assert two.begun() == [(TWO, False)]
+    assert two.begun() == [TWO]
     two.keep_outline(b"")
     two.release()
     refused(bucket, ONE, "there is unfinished work with other options", JOB)
@@ -193,16 +191,16 @@ def test_a_part_that_waited_removes_no_work_of_another_job(bucket):
 
 def test_no_part_slips_in_as_another_job_begins(bucket, monkeypatch):
     begun(bucket, ONE).release()
-    real, slow = StorePartial._refuse_parts, []
+    real, slow = PartClaims._refuse_parts, []
 
-    def look(partial, *about):
-        real(partial, *about)
+    def look(lock, *about):
+        real(lock, *about)
         if not slow:  # a part of the old job comes after the look, and withdraws
-            slow.append(partial)
+            slow.append(lock)
             refused(bucket, ONE, "another run is working")
 
-    monkeypatch.setattr(StorePartial, "_refuse_parts", look)
+    monkeypatch.setattr(PartClaims, "_refuse_parts", look)
     two = begun(bucket, TWO, OTHER)
-    assert slow == [two]
+    assert slow == [two.lock]
     refused(bucket, ONE, "part 2/2 of this output is running")
-    two.check()
+    two.lock.check()

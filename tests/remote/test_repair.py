@@ -7,7 +7,7 @@ from shardkit.errors import OutputError
 from shardkit.verification.repair import Repair
 from shardkit.verification.work import Meter
 from tests.conftest import few, write_images
-from tests.remote.conftest import EACH_STORE
+from tests.remote.conftest import EACH_STORE, renewed
 
 
 def repaired(bucket, url, giver, name):
@@ -56,7 +56,7 @@ def test_two_repairs_at_once(bucket, tmp_path, monkeypatch):
     bucket.put({name: b"damaged"})
     with Repair(bucket.path("out"), [bucket.open("out")], source, None, None, Meter(None)) as first:
         # Who looks sees it renewed.
-        monkeypatch.setattr("time.sleep", lambda seconds: first._partial._claim.say())
+        monkeypatch.setattr("time.sleep", lambda seconds: renewed(first._partial.lock.claim))
         with pytest.raises(OutputError, match="another run"):
             shardkit.verify(bucket.out, repair=source, storage_options=bucket.options)
         with pytest.raises(OutputError, match="another run"):

@@ -26,7 +26,7 @@ from shardkit.storage.remote import store as stores
 from tests.conftest import IMAGE_FORMATS, write_images
 from tests.conversion.deaths import Died
 from tests.remote.buckets import Bucket, below
-from tests.remote.conftest import EACH_STORE
+from tests.remote.conftest import EACH_STORE, renewed
 from tests.remote.crashes import changes_to, resumed
 from tests.remote.proxy import Rule
 
@@ -447,14 +447,14 @@ def test_a_claim_is_taken_from_a_dead_run_only(store, monkeypatch):
     path = bucket.path("out.partial/run.json")
     first = Claim.take(path)
     for _ in range(3):
-        first.say()
+        renewed(first)
     monkeypatch.setattr(claims, "machine", lambda: "another")
     monkeypatch.setattr("time.sleep", slept.append)
     with pytest.warns(shardkit.ShardkitWarning, match="was claimed by a run on .* up to 30 s"):
         second = Claim.take(path)
     assert sum(slept) == pytest.approx(3 * claims.BEAT)
     with pytest.raises(OutputError, match="another run has taken over this output"):
-        first.say()
+        renewed(first)
     first.release()
     with pytest.raises(OutputError):
         first.remove()
@@ -522,7 +522,7 @@ def test_a_claim_whose_answer_is_lost_is_held(own, monkeypatch):
     claim = Claim.take(own.path("out.partial/run.json"))
     own.proxy.clear()
     own.proxy.add(lost)
-    claim.say()
+    renewed(claim)
 
     def never(*what):
         real(*what)
@@ -531,8 +531,8 @@ def test_a_claim_whose_answer_is_lost_is_held(own, monkeypatch):
 
     monkeypatch.setattr(fs, "put_if", never)
     with pytest.raises(StorageError):
-        claim.say()
-    claim.say()
+        renewed(claim)
+    renewed(claim)
     claim.remove()
     assert own.objects() == {}
 
