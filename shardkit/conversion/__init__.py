@@ -5,15 +5,12 @@ Each imports only those on lines below its own:
     merge
     convert
     create run
-    parts publish
-    estimate existing outline
-    plan
-    export
-    partials ray_engine
-    cuts ray_node store_partial
-    partial pool split
-    claim scratch shares work
-    commit part_lock read_ahead shards store_commit
-    key_shares lock stats strata
-    target
+    export parts publish
+    estimate existing outline partials
+    plan ray_engine store_partial
+    cuts partial ray_node
+    claim pool split
+    part_lock scratch shares work
+    commit lock read_ahead shards store_commit
+    key_shares stats strata target
 """

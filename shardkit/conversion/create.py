@@ -187,7 +187,7 @@ def _begin(target: Target, overwrite: bool) -> Partial:
     partial = partial_of(target)
     job = partial.job() if partial.exists() else None
     if job not in (None, _JOB) and not overwrite:
-        partial.refuse_busy()
+        partial.lock.refuse_busy()
         raise OutputError(
             "there is an unfinished conversion to this output",
             path=partial.path,

@@ -207,7 +207,7 @@ def _begin(target: Target, to: str, sources: Iterable[Path]) -> Partial:
     partial = partial_of(target)
     job = partial.job() if partial.exists() else None
     if job is not None and "export" not in job:
-        partial.refuse_busy()
+        partial.lock.refuse_busy()
         raise OutputError(
             "there is an unfinished conversion to this output",
             path=partial.path,

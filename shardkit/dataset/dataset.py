@@ -292,6 +292,11 @@ class Dataset(Views):
         moved.path, moved.remote_files, moved._versions, moved._latest = folder, {}, {}, None
         return moved
 
+    def forget_versions(self) -> None:
+        """Take the files as they are now, after a repair."""
+        self._versions.clear()
+        self._latest = None
+
     @property
     def parts(self) -> Sequence[Dataset]:
         """The datasets that this one was concatenated from, or just itself; never views."""

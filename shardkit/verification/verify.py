@@ -345,6 +345,7 @@ class _Run:
             self._meter.skipped.clear()
             for part in self._parts:
                 part.dataset.close()
+                part.dataset.forget_versions()
             self._check("reading again", files)
 
     def open_source(self, against: Against, metadata: str | os.PathLike[str] | None) -> list[Group]:
