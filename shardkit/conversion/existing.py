@@ -63,7 +63,7 @@ def is_done(plan: Plan, partial: Partial, *, overwrite: bool) -> bool:
             raise _other_work(plan, partial, job)
         # The run that did this work has just ended: look again.
     if state is State.COMPLETE:
-        _clean_up(plan, partial)
+        clean_up(plan, partial)
         return True
     _refuse_other_dataset(plan, state)
     return False
@@ -91,7 +91,7 @@ def _is_ours(plan: Plan, job: dict[str, Any] | None) -> bool:
     return job is not None and comparable(job) == comparable(plan.job)
 
 
-def _clean_up(plan: Plan, partial: Partial) -> None:
+def clean_up(plan: Plan, partial: Partial) -> None:
     """Remove leftovers of a run killed while cleaning up, and of runs that cannot be continued."""
     if not partial.exists():
         return

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from shardkit.conversion import pool
 from shardkit.conversion.estimate import refuse_full
-from shardkit.conversion.existing import is_done, made_meanwhile
+from shardkit.conversion.existing import clean_up, is_done, made_meanwhile
 from shardkit.conversion.outline import Outline
 from shardkit.conversion.partial import Partial, unseen
 from shardkit.conversion.partials import partial_of
@@ -280,8 +280,11 @@ def run(
         return result_of(outline, plan.target, already_complete=True)
     try:
         if made_meanwhile(plan, partial, overwrite=options.overwrite):
-            if plan.part is None:  # what parts have done is removed by `merge`
+            if plan.part is None:
                 partial.discard()
+            else:
+                partial.release()
+                clean_up(plan, partial)
             return result_of(outline, plan.target, already_complete=True)
         if plan.part is not None:
             agree(outline, partial)

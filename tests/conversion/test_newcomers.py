@@ -10,7 +10,7 @@ import pytest
 import shardkit
 from shardkit import sources
 from shardkit.conversion import run
-from shardkit.conversion.partial import FolderPartial
+from shardkit.conversion.part_lock import PartLock
 from shardkit.conversion.partials import partial_of
 from shardkit.conversion.target import Target
 from shardkit.errors import (
@@ -294,14 +294,14 @@ def test_other_work_that_ends_as_a_run_looks_at_it_is_not_damaged(
     source, out, unfinished, monkeypatch
 ):
     """Nor is anybody told to remove what that run has just made."""
-    look = FolderPartial.refuse_busy
+    look = PartLock.refuse_busy
 
-    def looked(partial):
-        monkeypatch.setattr(FolderPartial, "refuse_busy", look)
-        look(partial)
+    def looked(lock):
+        monkeypatch.setattr(PartLock, "refuse_busy", look)
+        look(lock)
         unfinished()
 
-    monkeypatch.setattr(FolderPartial, "refuse_busy", looked)
+    monkeypatch.setattr(PartLock, "refuse_busy", looked)
     error = raised(OutputError, "the output exists and holds another dataset", convert, source, out)
     assert "shard_size" in error.found
 
