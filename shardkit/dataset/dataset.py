@@ -528,6 +528,11 @@ class Dataset(Views):
                 raise
             open_shards.close_all()  # other code uses more files or memory than we left for it
             opened = self._format.open(path, layout)
+        if not isinstance(path, RemotePath):  # it may have been replaced in the meantime
+            with contextlib.suppress(FileNotFoundError):
+                now = path.stat()
+                if version_of(now) != version_of(found):
+                    raise changed(path, version_of(found), now)
         if self._starts and len(opened) != self.extent(shard)[0]:
             raise DamagedError(
                 "the shard or its index has the wrong number of samples",

@@ -200,7 +200,7 @@ class LocalFile(ByteSource):
         if data is None:
             data = self._wait(offset, length)
         if monotonic() >= self._due:
-            self._compare(offset)
+            self.compare(offset)
         return bytes(data)
 
     def read_rows(self, offsets: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.uint8]:
@@ -217,10 +217,10 @@ class LocalFile(ByteSource):
             if not (short and self._cached and self._take(target, offset, length)):
                 found[number] = np.frombuffer(self._wait(offset, length), np.uint8)
         if monotonic() >= self._due:
-            self._compare(int(offsets[0]))
+            self.compare(int(offsets[0]))
         return found
 
-    def _compare(self, offset: int) -> None:
+    def compare(self, offset: int) -> None:
         """Raise DamagedError if the file was changed since it was opened."""
         with explained("read", self.path):
             now = os.fstat(self._handle)

@@ -1,5 +1,7 @@
 """Lance: the contract, pylance's own reading and writing, forks, and what is refused."""
 
+import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -186,6 +188,30 @@ def test_datasets_that_pylance_writes_are_read(tmp_path, how, version):
         assert found.pop("list").tolist() == [n] * (n % 4)
         day = f"2020-01-{1 + n % 28:02}"
         assert found == {"id": n, "about": {"a": n, "b": [str(n)]}, "day": day}
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_data_files_that_are_replaced_are_not_mixed_with_old_ones(made, tmp_path, own, in_place):
+    """Not even by pylance, which opens them again, and in new processes."""
+    path = tmp_path / "x"
+    shutil.copytree(made, path)
+    if not own:
+        shutil.rmtree(path / "__shardkit__")
+    dataset = shardkit.open(path)
+    assert_same(dataset[0], sample(0))
+    for file in (path / "data").iterdir():
+        data = file.read_bytes()
+        if not in_place:
+            file.unlink()
+        file.write_bytes(data)
+        os.utime(file, (1e9, 1e9))
+    process._process.kill()
+    process._process = None  # so that the next one opens the files again
+    for again in (dataset, pickle.loads(pickle.dumps(dataset))):
+        with pytest.raises(DamagedError, match="was changed while it was open") as error:
+            again[1]
+        assert str(path / "data") in str(error.value)
 
 
 def test_forked_processes_and_loaders_read_on(made, large):

@@ -7,6 +7,7 @@ import copy
 import io
 import os
 import pickle
+import shutil
 import tarfile
 import tempfile
 from pathlib import Path
@@ -269,6 +270,28 @@ def test_shards_that_are_replaced_before_their_manifest_are_not_mixed(tmp_path, 
     with pytest.raises(DamagedError, match="was changed while it was open") as error:
         dataset[0 if again else 1]
     assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_shard_that_is_replaced_while_it_is_being_opened_is_refused(tmp_path, own, monkeypatch):
+    dataset = many_shards(tmp_path / "x", "wds", 3)
+    if not own:
+        shutil.rmtree(tmp_path / "x/__shardkit__")
+        dataset = shardkit.open(tmp_path / "x")
+        dataset.close()
+    wds = type(get_format("wds"))
+    opens = wds.open
+
+    def replaced(self, path, layout=None):
+        path.with_name("new").write_bytes(path.read_bytes())
+        os.utime(path.with_name("new"), (1e9, 1e9))
+        path.with_name("new").rename(path)
+        return opens(self, path, layout)
+
+    monkeypatch.setattr(wds, "open", replaced)
+    with pytest.raises(DamagedError, match="was changed while it was open") as error:
+        dataset[1]
+    assert "shard-000001.tar" in str(error.value)
 
 
 def test_shards_of_a_dataset_that_was_made_anew_are_not_mixed_with_old_ones(tmp_path):

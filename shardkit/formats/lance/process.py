@@ -50,6 +50,15 @@ class Page(NamedTuple):
     nulls: bool
 
 
+class Part(NamedTuple):
+    """A data file of a foreign dataset, with its size, and its time of change in ns."""
+
+    first: int  # row
+    stop: int
+    path: str
+    version: tuple[int, int]
+
+
 class About(NamedTuple):
     """The contents of a file or dataset."""
 
@@ -58,6 +67,7 @@ class About(NamedTuple):
     average: dict[str, float]  # approximate bytes of a value, by column
     pages: dict[str, list[Page]]  # for columns that can be read without pylance
     deleted: int = 0  # rows
+    parts: tuple[Part, ...] = ()  # in the order of their rows
 
 
 class _EndedError(Exception):

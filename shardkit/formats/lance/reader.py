@@ -7,9 +7,10 @@ file. Of all others, small ones are read for a page of rows at a time, and large
 
 from __future__ import annotations
 
+import contextlib
 import os
-from bisect import bisect_right
-from collections.abc import Collection, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +21,16 @@ from shardkit.formats.arrow.columns import Arrays, Known
 from shardkit.formats.arrow.reader import BatchReader
 from shardkit.formats.arrow.values import PAGE, Column, column, is_list, maker, plain
 from shardkit.formats.base import KEY
-from shardkit.formats.lance.process import About, Page, ask
+from shardkit.formats.lance.process import About, Page, Part, ask
 from shardkit.schema import Array, FieldType, Text
-from shardkit.storage.byte_source import ByteSource, Table, open_source
+from shardkit.storage.byte_source import (
+    ByteSource,
+    LocalFile,
+    Table,
+    changed,
+    open_source,
+    version_of,
+)
 from shardkit.storage.remote.path import RemotePath
 
 if TYPE_CHECKING:
@@ -54,20 +62,25 @@ class LanceReader(BatchReader):
             )
         self._in_file: dict[str, list[_Stored]] = {}
         self._foreign = layout is None and path.parent.name == VERSIONS
+        # Those of the first opening: they must still be the same when the dataset is opened again.
+        self._parts: tuple[Part, ...] = (layout or {}).get("parts", ())
         super().__init__(path, layout)
         if self._foreign:
             older = sum(1 for _ in path.parent.glob("*.manifest")) - 1
             deleted = self._about.deleted
             passed = {"older version of the dataset": older, "deleted row": deleted}
             self.layout["ignored"] = {what: count for what, count in passed.items() if count}
+            self.layout["parts"] = self._parts
 
     def _open(self) -> tuple[pa.Schema, list[int]]:
         for part in self._folder.rglob("*") if self._foreign else ():
             if not (part.is_file() or part.is_dir()):  # pylance would block on a named pipe
                 open_source(part)  # raises an error that says what it is
+        self._compare(self._parts)
         about = self.path.stat()
         self._which = os.path.abspath(self.path), (about.st_ino, about.st_size, about.st_mtime_ns)
         self._about: About = ask(self.path, "about", self._which)
+        self._parts = self._parts or self._about.parts
         full, rest = divmod(self._about.rows, PAGE)
         return self._about.columns, [PAGE] * full + [rest] * (rest > 0)
 
@@ -76,11 +89,27 @@ class LanceReader(BatchReader):
 
     def _table(self, names: Collection[str], first: int, stop: int) -> Arrays:
         _ = self._opened  # raises if the reader is closed
-        table = ask(self.path, "rows", self._which, [*names], first, stop)
+        try:
+            table = ask(self.path, "rows", self._which, [*names], first, stop)
+        finally:  # pylance may also fail because of a change
+            begin = bisect_right(self._parts, first, key=lambda part: part.stop)
+            end = bisect_left(self._parts, stop, key=lambda part: part.first)
+            self._compare(self._parts[begin:end])
         if len(table) != stop - first:
             raise ValueError(f"{len(table)} rows instead of {stop - first}")
         table.validate()
         return {name: plain(table.column(name).chunk(0)) for name in names}
+
+    def _compare(self, parts: Iterable[Part]) -> None:
+        """Raise DamagedError if a file was changed since it was opened."""
+        opened = self._opened
+        assert isinstance(opened, LocalFile)
+        opened.compare(self._where(0))
+        for part in parts:
+            with contextlib.suppress(FileNotFoundError):  # pylance says so if it needs the file
+                now = os.stat(part.path)
+                if version_of(now) != part.version:
+                    raise changed(Path(part.path), part.version, now)
 
     def _page(self, number: int, row: int, names: Collection[str]) -> dict[str, Column]:
         small = [name for name in names if not self._is_large(name)]

@@ -35,7 +35,7 @@ import pyarrow as pa
 from lance.file import LanceFileReader, LanceFileWriter
 from lance.fragment import DataFile, FragmentMetadata
 
-from shardkit.formats.lance.process import MEMORY, SMALL, About, Page, bound
+from shardkit.formats.lance.process import MEMORY, SMALL, About, Page, Part, bound
 from shardkit.helpers.names import is_safe
 from shardkit.helpers.pickled_process import read_message, serve
 
@@ -61,12 +61,18 @@ def _allow(memory: int) -> None:
 class _File:
     """A data file, opened for each column: it may be renamed or removed in the meantime."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, version: tuple[int, int, int]) -> None:
+        """`version`: its inode, size and time when the caller opened it."""
         reader = LanceFileReader(path)
         about = reader.metadata()
         columns, rows = about.schema, reader.num_rows()
         self._readers = {name: LanceFileReader(path, columns=[name]) for name in columns.names}
         self._lock = threading.Lock()  # a reader cannot be used by two threads at once
+        now = os.stat(path)
+        if (now.st_size, now.st_mtime_ns) != version[1:]:
+            from shardkit.storage.byte_source import changed  # takes a while
+
+            raise changed(Path(path), version[1:], now)
         pages = {}
         # Only if each column of the schema is one column of the file, in the same order.
         if len(about.columns) == len(columns):
@@ -94,6 +100,7 @@ class _Dataset:
         for file in (file for fragment in fragments for file in fragment.data_files()):
             if file.base_id is not None or not is_safe(str(file.path)):
                 raise ValueError(f"a data file is outside of the dataset: {file.path!s}")
+        parts = tuple(_parts(fragments, folder / "data"))
         columns = self._dataset.schema
         self._blobs = {field.name for field in columns if _is_blob(field)}
         for name in self._blobs:
@@ -101,7 +108,7 @@ class _Dataset:
             columns = columns.set(columns.get_field_index(name), blobs)
         rows = self._dataset.count_rows()
         deleted = sum(one.physical_rows for one in fragments) - rows
-        self.about = About(columns, rows, _average(self, columns, rows), {}, deleted)
+        self.about = About(columns, rows, _average(self, columns, rows), {}, deleted, parts)
 
     def rows(self, names: Sequence[str], rows: range) -> pa.Table:
         numbers = [*rows]
@@ -124,20 +131,22 @@ class _Server:
         self._writers: dict[str, Any] = {}
         self._committing = threading.Lock()  # held while there is a temporary folder
 
-    def about(self, which: tuple[str, object]) -> About:
+    def about(self, which: tuple[str, tuple[int, int, int]]) -> About:
         """`which` has the path, and the inode, size and time of the file to detect changes."""
         return self._open(which).about
 
-    def rows(self, which: tuple[str, object], names: list[str], first: int, stop: int) -> pa.Table:
+    def rows(
+        self, which: tuple[str, tuple[int, int, int]], names: list[str], first: int, stop: int
+    ) -> pa.Table:
         return self._open(which).rows(names, range(first, stop)).combine_chunks()
 
-    def _open(self, which: tuple[str, object]) -> _File | _Dataset:
-        path = which[0]
+    def _open(self, which: tuple[str, tuple[int, int, int]]) -> _File | _Dataset:
+        path, version = which
         with self._lock:
             found = self._opened.get(which)
             if found is None:
                 _allow(bound(Path(path)))
-                found = _Dataset(path) if path.endswith(".manifest") else _File(path)
+                found = _Dataset(path) if path.endswith(".manifest") else _File(path, version)
                 self._opened[which] = found
                 if len(self._opened) > _OPEN:
                     self._opened.popitem(last=False)
@@ -187,6 +196,16 @@ class _Server:
     def end(self) -> None:
         """Wait until there is no temporary folder, which nobody else would remove."""
         self._committing.acquire(timeout=_PATIENCE)
+
+
+def _parts(fragments: Sequence[Any], folder: Path) -> Iterator[Part]:
+    """The data files of fragments; `folder` has them."""
+    stop = 0
+    for fragment in fragments:
+        first, stop = stop, stop + fragment.count_rows()
+        for file in fragment.data_files():
+            found = os.stat(folder / file.path)
+            yield Part(first, stop, str(folder / file.path), (found.st_size, found.st_mtime_ns))
 
 
 def _is_blob(field: pa.Field) -> bool:
