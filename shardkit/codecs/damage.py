@@ -12,28 +12,43 @@ import struct
 import warnings
 import zlib
 from collections.abc import Iterator
+from typing import Any
 
 from shardkit.codecs.header import png_chunks, read_header
-from shardkit.codecs.image import NotAnImageError, opened, probe, refuse_want_of_memory
+from shardkit.codecs.image import (
+    NotAnImageError,
+    TooLargeError,
+    opened,
+    probe,
+    refuse_want_of_memory,
+)
 from shardkit.codecs.jpeg import decode_jpeg
 from shardkit.options import MAX_PIXELS
 
+# Of an image with several frames or pages: a few minutes of work, as Pillow's for each page of a
+# TIFF grows with the pages before it.
+MAX_FRAMES, MAX_DECODED = 1 << 15, 1 << 36  # pixels of all frames
 
-class TooLargeError(Exception):
-    """The image has too many pixels to be decoded; it is not necessarily damaged."""
+
+class TooManyFramesError(TooLargeError):
+    """The image has too many frames or pages for decoding all of them."""
+
+    what = "the image has too many frames or pages"
+    expected = f"at most {MAX_FRAMES:,}, of {MAX_DECODED:,} pixels in all"
+    fix = "store them as images of their own"
 
 
 def damage(data: bytes, max_pixels: int = MAX_PIXELS) -> str | None:
     """Return the decoder's message for a damaged image; None for an intact one.
 
-    Raises TooLargeError for an image that is too large to be decoded.
+    Raises TooLargeError for an image that is too large to be decoded; it may be intact.
     """
     try:
         format, width, height = probe(data)
     except NotAnImageError as error:
         return str(error)
     if width * height > max_pixels:
-        raise TooLargeError
+        raise TooLargeError(f"{width:,} x {height:,}")
     if format != "jpeg":
         return _pillow(data, format, width * height)
     try:
@@ -45,21 +60,32 @@ def damage(data: bytes, max_pixels: int = MAX_PIXELS) -> str | None:
 
 
 def _pillow(data: bytes, format: str, pixels: int) -> str | None:
-    import PIL.ImageSequence
-
     try:
         if format == "png":  # check the checksums of its chunks, which decoding ignores
             with opened(data) as image:
                 image.verify()
         with opened(data) as image:
-            for frame in PIL.ImageSequence.Iterator(image):
-                frame.load()
+            _load_frames(image)
         if format == "png":
             return _rows_missing(data)
+    except TooLargeError:
+        raise
     except Exception as error:  # Pillow's parsers raise any exception on damaged data
         refuse_want_of_memory(error, pixels)
         return str(error) or type(error).__name__
     return None
+
+
+def _load_frames(image: Any) -> None:
+    """Decode all frames of a Pillow image."""
+    import PIL.ImageSequence
+
+    pixels = 0
+    for number, frame in enumerate(PIL.ImageSequence.Iterator(image), 1):
+        pixels += frame.width * frame.height
+        if number > MAX_FRAMES or pixels > MAX_DECODED:
+            raise TooManyFramesError(f"{number:,} or more, of {pixels:,} pixels in all")
+        frame.load()
 
 
 # First column and row, and steps, of the pixels in each pass of an interlaced PNG.

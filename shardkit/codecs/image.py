@@ -155,6 +155,14 @@ class DecodeError(NotAnImageError):
     expected = None
 
 
+class TooLargeError(NotAnImageError):
+    """The image has too many pixels to be decoded or resized in memory."""
+
+    what = "the image has too many pixels"
+    expected = f"at most {MAX_PIXELS:,}"
+    fix = "make it smaller, for example with --resize while converting"
+
+
 def format_of(data: bytes) -> str | None:
     """Return the format of an image from its first bytes; None if no format is known."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":

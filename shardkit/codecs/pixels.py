@@ -28,6 +28,7 @@ from shardkit.codecs.image import (
     CutError,
     DecodeError,
     NotAnImageError,
+    TooLargeError,
     check_end,
     opened,
     refuse_want_of_memory,
@@ -35,6 +36,7 @@ from shardkit.codecs.image import (
 from shardkit.codecs.jpeg import decode_jpeg, encode_jpeg, reduction
 from shardkit.codecs.window import Colour, Pixels
 from shardkit.errors import warn
+from shardkit.options import MAX_PIXELS
 
 WHITE = (255, 255, 255)
 _SIDES = {"jpeg": 65500, "webp": 16383}  # longest side that a format supports
@@ -125,6 +127,8 @@ def to_rgb(data: bytes, least: tuple[int, int] | None = None) -> Pixels:
     Raises NotAnImageError with the reason.
     """
     header = read_header(data)
+    if header.width * header.height > MAX_PIXELS:
+        raise TooLargeError(f"{header.width:,} x {header.height:,}")
     if header.oddity in _LEFT_OUT and header.oddity not in _warned:
         _warned.add(header.oddity)
         warn(_LEFT_OUT[header.oddity])

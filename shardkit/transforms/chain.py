@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.codecs.image import NotAnImageError, unusable
+from shardkit.codecs.image import NotAnImageError, TooLargeError, unusable
 from shardkit.codecs.window import Window
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.helpers.clock import enter
@@ -23,7 +23,7 @@ from shardkit.sample import Sample
 from shardkit.transforms.boxes import BOXES, MASK, ROWS, OnImageError, move_boxes
 from shardkit.transforms.calls import Call
 from shardkit.transforms.draws import Draws
-from shardkit.transforms.images import ImageBatch, SizeError, TooLargeError
+from shardkit.transforms.images import ImageBatch, SizeError
 from shardkit.transforms.masks import cut_mask, mask_values
 from shardkit.transforms.media import MediaJob
 from shardkit.transforms.steps import (

@@ -14,7 +14,7 @@ import numpy as np
 
 from shardkit.codecs.crop import can_crop, crop_jpegs, crop_pixels
 from shardkit.codecs.header import Header, read_header
-from shardkit.codecs.image import CutError, NotAnImageError
+from shardkit.codecs.image import CutError, NotAnImageError, TooLargeError
 from shardkit.codecs.pixels import ppm_header, to_rgb
 from shardkit.codecs.window import Pixels, Window
 from shardkit.options import MAX_PIXELS
@@ -27,14 +27,6 @@ class PixelsError(NotAnImageError):
 
     expected = "an encoded image, or pixels: uint8 (height, width, 3)"
     fix = "convert it to pixels before this transform"
-
-
-class TooLargeError(NotAnImageError):
-    """The image has too many pixels to be decoded or resized in memory."""
-
-    what = "the image has too many pixels"
-    expected = f"at most {MAX_PIXELS:,}"
-    fix = "make it smaller, for example with --resize while converting"
 
 
 class SizeError(NotAnImageError):

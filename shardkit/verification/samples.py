@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from shardkit.codecs import damage as images
+from shardkit.codecs.image import TooLargeError
 from shardkit.errors import DamagedError, SampleError, ShardkitError
 from shardkit.helpers.words import counted
 from shardkit.sample import Sample
@@ -30,7 +31,7 @@ def check_values(part: CheckedPart, meter: Meter, *, decode: bool) -> None:
         too_large = sum(in_threads(work, _chunks(part), meter))
     if too_large:
         part.findings.notes.append(
-            f"{counted(too_large, 'image')} not decoded: too many pixels for Pillow"
+            f"{counted(too_large, 'image')} not decoded: too many pixels or frames"
         )
 
 
@@ -57,7 +58,7 @@ def _check(part: CheckedPart, decode: bool, meter: Meter, chunk: _Chunk) -> int:
         for name, image in _images(part, sample) if decode else ():
             try:
                 damage = images.damage(image)
-            except images.TooLargeError:
+            except TooLargeError:
                 too_large += 1
                 continue
             if damage:

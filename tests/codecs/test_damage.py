@@ -8,7 +8,9 @@ import PIL.Image
 import pytest
 
 import shardkit
+from shardkit.codecs import damage as checks
 from shardkit.codecs.damage import damage, strict_warnings
+from shardkit.codecs.image import TooLargeError
 from shardkit.codecs.jpeg import decode_jpeg
 from shardkit.codecs.pixels import to_rgb
 from shardkit.errors import SampleError
@@ -148,3 +150,21 @@ def test_verify_and_convert_find_it(tmp_path):
     options = {"image": ImageOptions(check="decode"), "workers": 0}
     with pytest.raises(SampleError, match="image"):
         shardkit.convert(tmp_path / "images", to="wds", out=tmp_path / "x", **options)
+
+
+@pytest.mark.parametrize("bound", ["MAX_FRAMES", "MAX_DECODED"])
+def test_frames_are_decoded_up_to_a_bound(bound, monkeypatch):
+    """A frame of a GIF of a few kB can have as many pixels as its canvas."""
+    frames = [PIL.Image.new("L", (10, 10), level) for level in (1, 100, 200)]
+    data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert damage(data) is None
+    monkeypatch.setattr(checks, bound, 2 if bound == "MAX_FRAMES" else 299)
+    with pytest.raises(TooLargeError, match="3 or more, of 300 pixels in all"):
+        damage(data)
+
+
+def test_an_image_of_too_many_pixels_is_not_decoded(monkeypatch):
+    data = encoded(photo(), "PNG")
+    monkeypatch.setattr("shardkit.codecs.pixels.MAX_PIXELS", 24 * 16 - 1)
+    with pytest.raises(TooLargeError, match="24 x 16"):
+        to_rgb(data)
