@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from shardkit.conversion.claim import PartClaims
-from shardkit.conversion.commit import COPY, DATASET, REPLACED, Commit
+from shardkit.conversion.commit import COPY, DATASET, REPLACED, Commit, SingleCommit
 from shardkit.conversion.lock import LOCK
 from shardkit.conversion.part_lock import PARTS, PartLock
 from shardkit.conversion.target import Target, not_ours, refuse_others
@@ -258,7 +258,7 @@ class FolderPartial(Partial):
         self.tasks = self.path / TASKS
         self.dataset = self.path / DATASET
         self._only_shard = target.path.name if target.single else ""
-        self._commit = Commit(target)
+        self._commit = (SingleCommit if target.single else Commit)(target)
         self.lock: PartLock = PartLock(self.path)
 
     def exists(self) -> bool:
