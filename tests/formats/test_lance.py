@@ -3,6 +3,7 @@
 import os
 import pickle
 import shutil
+import signal
 import subprocess
 import sys
 from concurrent.futures import Future
@@ -291,9 +292,23 @@ def test_what_made_its_process_exit_is_not_asked_again(tmp_path, monkeypatch):
             process.ask(path, method, which, *rows)
         return len(asked)
 
-    assert [ask("about", "one"), ask("about", "one"), ask("rows", "one", ["a"], 0, 1)] == [1, 1, 1]
+    # Each is asked twice: the second time alone, as another call may have ended the process.
+    assert [ask("about", "one"), ask("about", "one"), ask("rows", "one", ["a"], 0, 1)] == [2, 2, 2]
     first = [ask("rows", "two", ["a"], n // 2, 9) for n in range(10)]
-    assert first == [2, 2, 3, 3, *[4] * 6]  # after three, no other rows are read either
+    assert first == [4, 4, 6, 6, *[8] * 6]  # after three, no other rows are read either
+
+
+def test_calls_that_run_when_another_one_ends_its_process_are_asked_again(made):
+    shard = next((made / "data").iterdir())
+    reader = LANCE.open(shard, LANCE.layout(SCHEMA))
+    assert len(reader)
+    calls = [(reader._which, ["__key__"], n, n + 1) for n in range(4)]
+    os.kill(process._process._process.pid, signal.SIGSTOP)  # so that all of them are running
+    answers = [process.call(shard, "rows", *call) for call in calls]
+    os.kill(process._process._process.pid, signal.SIGABRT)
+    os.kill(process._process._process.pid, signal.SIGCONT)
+    assert [len(answer()) for answer in answers] == [1] * 4
+    assert reader._which not in process._deaths
 
 
 def test_its_temporary_folder_is_removed_although_the_caller_is_dead(tmp_path):

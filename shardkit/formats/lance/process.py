@@ -76,6 +76,7 @@ class _EndedError(Exception):
 
 _process: PickledProcess | None = None
 _starting = threading.Lock()
+_asking_again = threading.Lock()  # held by the only call that is made in a process of its own
 # What made the process exit or hang, by file, with its inode, size and time: the request and the
 # error. It is not repeated for each sample, as each would take as long.
 _deaths: dict[Any, list[tuple[list[Any], str, str]]] = {}
@@ -95,11 +96,25 @@ def call(path: Path, method: str, *arguments: Any) -> Callable[[], Any]:
         _refuse_again(path, reads)
     with _starting:
         if _process is None:
-            module = "shardkit.formats.lance.server"
-            _process = PickledProcess(module, None, _EndedError, quiet=True)
+            _process = _start()
         process = _process
     answer = process.call(method, *arguments)
-    return partial(_answer, process, answer, path, reads)
+    return partial(_answer, process, answer, path, method, reads)
+
+
+def _start() -> PickledProcess:
+    return PickledProcess("shardkit.formats.lance.server", None, _EndedError, quiet=True)
+
+
+def _ask_alone(path: Path, method: str, reads: tuple[Any, ...]) -> Any:
+    """Ask again in a process of its own, as any other call may have ended the common one."""
+    with _asking_again:
+        _refuse_again(path, reads)
+        process = _start()
+        try:
+            return _answer(process, process.call(method, *reads), path, method, reads, alone=True)
+        finally:
+            process.kill()
 
 
 def _refuse_again(path: Path, reads: tuple[Any, ...]) -> None:
@@ -112,7 +127,13 @@ def _refuse_again(path: Path, reads: tuple[Any, ...]) -> None:
 
 
 def _answer(
-    process: PickledProcess, answer: Future[Any], path: Path, reads: tuple[Any, ...] | None
+    process: PickledProcess,
+    answer: Future[Any],
+    path: Path,
+    method: str,
+    reads: tuple[Any, ...] | None,
+    *,
+    alone: bool = False,
 ) -> Any:
     global _process  # noqa: PLW0603 - as above
     try:
@@ -125,6 +146,8 @@ def _answer(
             words = "it was killed, as operating systems do when memory runs out"
         if words is not None:
             raise MemoryError(f"in the process of pylance, at {path}: {words}") from error
+        if reads is not None and not alone and isinstance(error, _EndedError):
+            return _ask_alone(path, method, reads)
         what, fix = "this file made the process of pylance exit", AGAIN
         if not isinstance(error, _EndedError):
             what = f"pylance did not respond for this file within {_PATIENCE} s"
@@ -152,9 +175,9 @@ def _want_of_memory(said: str, bound: int) -> str | None:
 
 def _forget() -> None:
     """After a fork: the child does not have the parent's threads, so it starts its own process."""
-    global _process, _starting
+    global _process, _starting, _asking_again
     _of_parent.append(_process)
-    _process, _starting = None, threading.Lock()
+    _process, _starting, _asking_again = None, threading.Lock(), threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
