@@ -126,16 +126,30 @@ class Decoder:
         )
 
 
-def hole(path: FilePath, offset: int, *, ended: bool = True) -> SampleError:
+_HOLE = "the file holds NUL bytes instead of text, as after a crash or an unfinished download"
+
+
+def hole(path: FilePath, offset: int) -> SampleError:
     """Return the error for NUL bytes from `offset` on, which are text in no encoding."""
-    way = "use --on-error skip" if ended else "move it away: what follows is not read"
-    return (SampleError if ended else HoleError)(
-        "the file holds NUL bytes instead of text, as after a crash or an unfinished download",
+    return SampleError(
+        _HOLE,
         path=path,
         offset=offset,
         expected="text",
         found="a run of NUL bytes",
-        fix=f"copy the file again from an intact copy, or {way}",
+        fix="copy the file again from an intact copy, or use --on-error skip",
+    )
+
+
+def endless_hole(path: FilePath, offset: int) -> HoleError:
+    """Return the error for NUL bytes from `offset` on, after which the file is not read."""
+    return HoleError(
+        _HOLE,
+        path=path,
+        offset=offset,
+        expected="text",
+        found="a run of NUL bytes",
+        fix="copy the file again from an intact copy, or move it away: what follows is not read",
     )
 
 

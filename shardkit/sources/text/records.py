@@ -16,7 +16,7 @@ from shardkit.errors import SampleError
 from shardkit.sources.files import FilePath, Planned, check_unchanged, read_file
 from shardkit.sources.quotes import Quotes, dialect, quotes_of, swallowed
 from shardkit.sources.text.blocks import blocks, head
-from shardkit.sources.text.encodings import MARK_SIZE, Decoder, hole
+from shardkit.sources.text.encodings import MARK_SIZE, Decoder, endless_hole, hole
 from shardkit.sources.text.lines import MAX_LINE, Hole, Line, is_hole, lines
 from shardkit.storage.pointers import refuse_html
 
@@ -79,7 +79,7 @@ class TextFile:
 
     def quotes(self) -> Quotes:
         """Read all lines of a TSV, as far as they can be read, to find out whether its cells are
-        quoted. Raises SampleError if there are none, or for a hole."""
+        quoted. Raises SampleError if there are none, HoleError for a hole."""
         decoder, found = self._lines(0, None)
         byte = '"'.encode(decoder.encoding)
         stored = _readable(self.blocks())
@@ -88,7 +88,7 @@ class TextFile:
 
         def text_of(line: bytes | Hole | None) -> str:
             if isinstance(line, Hole) and not line.ended:
-                raise hole(self.path, line.at, ended=False)
+                raise endless_hole(self.path, line.at)
             return (line if isinstance(line, bytes) else b"").decode(decoder.encoding, "replace")
 
         return quotes_of((at, text_of(line)) for at, line in _readable(found))
@@ -170,13 +170,12 @@ def _bounded(path: FilePath, stored: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _unread(path: FilePath, start: int, line: Hole | None) -> SampleError:
-    """Return the error for a line. Raises it if what follows cannot be read either."""
+    """Return the error for a line. Raises HoleError if what follows is not read either."""
     if line is None:
         return _too_long(path, start)
-    error = hole(path, line.at, ended=line.ended)
     if not line.ended:
-        raise error
-    return error
+        raise endless_hole(path, line.at)
+    return hole(path, line.at)
 
 
 def _too_long(path: FilePath, offset: int) -> SampleError:
