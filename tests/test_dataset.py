@@ -199,7 +199,7 @@ def test_unfinished_work_is_not_opened(out, folder):
     shutil.copytree(out, partial / folder)
     (partial / "job.json").write_text("{}")
     for there in ("job.json", "lock"):  # also while old work is removed from it
-        for path in (partial / folder, partial / folder / "*.tar"):
+        for path in (partial / folder, partial / folder / "*.tar", partial / folder / "a.tar"):
             with pytest.raises(FormatError, match="unfinished conversion"):
                 shardkit.open(path)
         (partial / there).replace(partial / "lock")

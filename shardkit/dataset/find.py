@@ -130,16 +130,15 @@ class _Found(NamedTuple):
 def _at(path: Path, together: bool = False) -> dict[str, _Found]:
     """Find the datasets at a path: one named "", or one per split."""
     path, subset = named_subset(path)
+    _refuse_working_folder(path)
     try:
         mode = path.stat().st_mode
     except OSError as error:
         if is_pattern(path):
-            _refuse_working_folder(path)
             return {"": _Found(path, lambda: _of_files(*shards_like(path)))}
         raise unreadable(error, "open", path) from error
     if not stat.S_ISDIR(mode):
         return {"": _Found(path, lambda: _open_file(path))}
-    _refuse_working_folder(path)
     manifest = manifests.load_any(path) if manifests.has_manifest(path) else None
     if isinstance(manifest, Manifest):
         shown = manifest, manifests.manifest_path(path), manifest.shards
