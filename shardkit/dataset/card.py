@@ -206,7 +206,8 @@ def _parsed(block: str) -> dict[str, Subset] | str:
     with extra("text", "the list of files in the README.md of a Hub repository"):
         import yaml  # type: ignore[import-untyped]
 
-    if re.search(r"[\d:_]{1000}", block):  # in base 60, as YAML reads 1:59:59, that takes minutes
+    # In base 60, as YAML reads 1:59:59, that takes minutes.
+    if re.search(r"(?<![\d:_])[\d:_]{1000}", block):
         return "a number of over 1,000 digits"
     wrong = (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
     try:

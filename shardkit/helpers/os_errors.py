@@ -50,7 +50,7 @@ def _no_room(error: OSError, doing: str, path: Path) -> StorageError:
     """The error for a full disk, one without inodes for further files, or a quota."""
     full, fix, found = "the disk is full", "free some space", None
     with contextlib.suppress(OSError, AttributeError):  # Windows has no statvfs
-        folder = next(above for above in path.parents if above.exists())
+        folder = next((above for above in path.parents if above.exists()), Path.cwd())
         found = f"{shutil.disk_usage(folder).free:,} bytes free"
         about = os.statvfs(folder)
         if about.f_files and not about.f_favail:
