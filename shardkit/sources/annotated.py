@@ -11,13 +11,14 @@ from __future__ import annotations
 import copy
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from shardkit.codecs.media import IMAGES
+from shardkit.dataset.folders import media_of
 from shardkit.errors import SampleError, SourceError, UsageError
 from shardkit.helpers import os_errors
 from shardkit.metadata.splits import KINDS, split_of
@@ -30,6 +31,7 @@ from shardkit.sources.annotations import (
     frame_of,
 )
 from shardkit.sources.base import Source
+from shardkit.sources.candidate import Candidate, Splits, refuse_metadata
 from shardkit.sources.folder_scan import FolderScan
 from shardkit.sources.layouts import IMAGES as NAMED_IMAGES
 from shardkit.storage import fs
@@ -79,7 +81,27 @@ class _Folder:
         return _Folder(self.path / name)
 
 
-def find_annotated(root: Path, together: bool = False) -> Layout | None:
+def recognise(candidate: Candidate) -> Splits | None:
+    """A folder of images with object annotations."""
+    if not candidate.is_folder or media_of(candidate.contents) is not IMAGES:
+        return None
+    path, recipe = candidate.path, candidate.recipe
+    layout = _find(path, candidate.together)
+    if layout is None:
+        return None
+    refuse_metadata(recipe, path)
+    if recipe.label_column is not None:
+        raise UsageError(
+            "the labels of these images are the categories of their boxes",
+            path=path,
+            fix="omit --label-column",
+        )
+    classes = None if isinstance(recipe.classes, Mapping) else recipe.classes
+    strict, frame = candidate.strict, recipe.annotations_frame
+    return candidate.noted(_open(layout, classes, strict, frame))
+
+
+def _find(root: Path, together: bool) -> Layout | None:
     """The layout of a root folder with object annotations; None for any other folder.
 
     With `together`, all images become one dataset, regardless of splits.
@@ -218,12 +240,8 @@ def _order(split: str) -> tuple[int, str]:
     return (known.index(split) if split in KINDS else len(known), split)
 
 
-def open_annotated(
-    layout: Layout,
-    *,
-    classes: Sequence[str] | None = None,
-    strict: bool = True,
-    frame: str | None = None,
+def _open(
+    layout: Layout, classes: Sequence[str] | None, strict: bool, frame: str | None
 ) -> dict[str, Source]:
     """Open the sources of a layout, one per split, with the same list of classes for all splits.
 

@@ -18,6 +18,9 @@ from shardkit.sample import Sample
 from shardkit.schema import Schema, holds_classes, label_of
 from shardkit.sources.requested import requested
 
+# Name of the single dataset of a conversion without splits.
+WHOLE = ""
+
 Indices: TypeAlias = "npt.NDArray[np.int64]"
 
 

@@ -33,6 +33,7 @@ from shardkit.metadata.manifest import FOLDER
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Bytes, FieldType, Float, Images, Json, Schema, Text
 from shardkit.sources.base import Indices, Source
+from shardkit.sources.candidate import Candidate, Splits
 from shardkit.sources.files import Planned, changed, check_unchanged, read_with_status
 from shardkit.storage import fs
 from shardkit.storage.remote.path import RemotePath
@@ -98,7 +99,16 @@ def read_about(folder: Path) -> About | None:
         raise damaged("the description of an export", error, path=path) from error
 
 
-def open_exported(folder: Path, about: About) -> dict[str, Source]:
+def recognise(candidate: Candidate) -> Splits | None:
+    """A folder that `shardkit export` wrote."""
+    about = read_about(candidate.given)
+    if about is None:
+        return None
+    candidate.refuse_options()
+    return candidate.labelled(_open(candidate.given, about))
+
+
+def _open(folder: Path, about: About) -> dict[str, Source]:
     """The splits of an export; without splits, its samples under ""."""
     if not about["splits"]:
         return {"": Exported(folder, about)}

@@ -13,12 +13,15 @@ import numpy as np
 
 from shardkit.codecs.image import SUFFIXES
 from shardkit.codecs.media import AUDIO, Kind
+from shardkit.dataset.card import check_images
+from shardkit.dataset.folders import media_of
 from shardkit.errors import SourceError, UsageError
 from shardkit.formats.unsupported import way_with
 from shardkit.helpers.mapped import pieces
 from shardkit.metadata.splits import KINDS
 from shardkit.schema import FieldType, Image, Int, Schema
-from shardkit.sources.base import Source
+from shardkit.sources.base import WHOLE, Source
+from shardkit.sources.candidate import Candidate, Splits
 from shardkit.sources.file_table import odd_keys
 from shardkit.sources.files import file_path
 from shardkit.sources.image_folder import (
@@ -30,6 +33,7 @@ from shardkit.sources.image_folder import (
     sidecars_of,
 )
 from shardkit.sources.imagenet import EXPECTED, Truth, find_truth, is_validation
+from shardkit.sources.img2dataset import of_files
 from shardkit.sources.labels import Asked
 from shardkit.sources.layouts import (
     IMAGES,
@@ -56,25 +60,32 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-def scan_folder(
-    root: Path,
-    media: Kind,
-    *,
-    split: str = "auto",
-    classes: Sequence[str] | None = None,
-    strict: bool = True,
-    given: GivenTable | None = None,
-    labels: Asked | None = None,
-    by_folder: bool = True,
-) -> dict[str, Source]:
+def recognise(candidate: Candidate) -> Splits | None:
+    """A folder of images, audio or video."""
+    media = media_of(candidate.contents) if candidate.is_folder else None
+    if media is None:
+        return None
+    path = candidate.path
+    files = _scan(candidate, media)
+    if candidate.recipe.split == "auto" or candidate.subset:
+        check_images(path, [name for name in files if name != WHOLE], candidate.subset)
+    return candidate.noted({name: of_files(path, source) for name, source in files.items()})
+
+
+def _scan(candidate: Candidate, media: Kind) -> dict[str, Source]:
     """The source of a folder, or one per split folder with one list of classes for all splits.
 
-    Images beside class folders are an error unless labels `by_folder` are not wanted. Unless
-    `strict`, classes missing from `classes` are appended to it. The `given` table replaces metadata
-    files beside images; `labels` come from a column of either. Raises SourceError for a folder
-    without images, and UsageError for folders that are missing from `classes`, or that are neither
-    classes nor splits.
+    Images beside class folders are an error unless labels of folders are not wanted. Unless
+    `strict`, classes missing from those given are appended to them. A table that is given replaces
+    metadata files beside images; labels may come from a column of either. Raises SourceError for a
+    folder without images, and UsageError for folders that are missing from the classes, or that are
+    neither classes nor splits.
     """
+    root, strict, recipe = candidate.path, candidate.strict, candidate.recipe
+    split, by_folder = recipe.split, recipe.selection.has("label")
+    given, labels = GivenTable.of(recipe), Asked.of(recipe)
+    classes: Sequence[str] | None
+    classes = None if isinstance(recipe.classes, Mapping) else recipe.classes
     own = None if given is None else relative_to(given.path, root)
     found = find_split_folders(root, media, own) if split == "auto" else SplitFolders(root)
     folders = found.paths or {"": root}

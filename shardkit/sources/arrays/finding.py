@@ -16,6 +16,7 @@ from shardkit.metadata.splits import in_order, split_of
 from shardkit.sources.arrays import binary, npy
 from shardkit.sources.arrays.rows import ArraySource, Column, Found
 from shardkit.sources.base import Source
+from shardkit.sources.candidate import Candidate, Splits, refuse_metadata
 from shardkit.storage import fs
 from shardkit.storage.walk import is_folder, scandir
 from shardkit.storage.walk import kind_of_file as in_words
@@ -24,17 +25,17 @@ _MOST_ROWS = 1 << 23  # allowed for small files
 _TEXTS = 20  # text files that may accompany arrays, to describe them
 
 
-def array_sources(
-    path: Path, found: Contents | None, *, split: str, classes: Sequence[str] | None
-) -> dict[str, Source] | None:
-    """Return the sources of a file or folder of arrays, one per split; None for anything else.
-
-    `found` is the content of a folder. Raises UsageError if it is not clear what a sample is.
-    """
+def recognise(candidate: Candidate) -> Splits | None:
+    """A file or folder of arrays. Raises UsageError if it is not clear what a sample is."""
+    path, recipe = candidate.path, candidate.recipe
+    found = candidate.contents if candidate.is_folder else None
     told = _of_file(path) if found is None else _of_folder(path, found)
     if told is None:
         return None
-    if split == "none" and len(told.splits) > 1:
+    classes = None if isinstance(recipe.classes, Mapping) else recipe.classes
+    if not candidate.strict or recipe.label_column is not None:
+        classes = None
+    if candidate.together and len(told.splits) > 1:
         raise UsageError(
             "arrays of several splits cannot be merged into one",
             path=path,
@@ -56,7 +57,8 @@ def array_sources(
         rest = Counter(found.ignored)
         rest.subtract(in_words(name.rpartition("/")[2]) for name in told.files)
         first.ignored.update({words: n for words, n in rest.items() if n > 0})
-    return sources
+    refuse_metadata(recipe, path)
+    return candidate.labelled(sources)
 
 
 def _check_rows(path: Path, columns: Mapping[str, Column]) -> None:

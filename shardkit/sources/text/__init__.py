@@ -1,1 +1,45 @@
 """Text corpora: `.txt` and `.md` files, JSON Lines, CSV and TSV; compressed or not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from shardkit.dataset.conditions import names_in
+from shardkit.metadata.recipe import Recipe
+from shardkit.sources.candidate import Candidate, Splits
+from shardkit.sources.file_names import parse_name
+
+
+def recognise_file(candidate: Candidate) -> Splits | None:
+    """A file of text or a table."""
+    if candidate.is_folder or parse_name(candidate.path.name) is None:
+        return None
+    return of_files(candidate.path, candidate.recipe, candidate.strict)
+
+
+def recognise_folder(candidate: Candidate) -> Splits | None:
+    """A folder of text or tables."""
+    if not candidate.is_folder or not candidate.contents.text_files:
+        return None
+    path, recipe = candidate.path, candidate.recipe
+    return candidate.noted(of_files(path, recipe, candidate.strict, subset=candidate.subset))
+
+
+def of_files(
+    path: Path, recipe: Recipe, strict: bool, files: Sequence[Path] = (), subset: str = ""
+) -> Splits:
+    """The splits of a file or a folder, or of some `files` or a `subset` of it."""
+    from shardkit.sources.metadata import Labelling
+    from shardkit.sources.text.scan import open_text  # slow to import, and not needed for images
+
+    return open_text(
+        path,
+        recipe.documents,
+        split=recipe.split,
+        selection=recipe.selection,
+        listed=files,
+        subset=subset,
+        also=names_in(recipe.where) if recipe.where else (),
+        labels=Labelling.of(recipe, strict),
+    )
