@@ -36,7 +36,7 @@ from shardkit.formats.wds.values import ENCODERS
 from shardkit.helpers import os_errors
 from shardkit.helpers.keywords import takes
 from shardkit.helpers.names import file_stem
-from shardkit.helpers.processors import in_threads
+from shardkit.helpers.prefetch import in_threads
 from shardkit.helpers.progress import Monitor, Progress, watched
 from shardkit.metadata.manifest import FOLDER
 from shardkit.options import Selection

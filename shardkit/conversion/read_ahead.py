@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardkit.conversion.stats import Stats
 from shardkit.errors import SampleError
 from shardkit.helpers.mapped import Sizes, listed
+from shardkit.helpers.prefetch import prefetch
 from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.items import Item, Read, count_values, sample_of
 from shardkit.preprocess.pipeline import Steps
-from shardkit.sources.base import Document, Source, Stream
-from shardkit.sources.requested import Requested, requested
+from shardkit.sources.base import Document, Prefetched, Source, Stream, prefetched
 
 if TYPE_CHECKING:
     from shardkit.conversion.key_shares import Share
@@ -124,21 +124,18 @@ def _in_order(
     images and audio run in `threads` threads, as codecs release the GIL.
     """
     ahead = busy = 2 * threads if threads > 1 and steps.decode else 0
-    with ThreadPoolExecutor(max(threads, _MAX_THREADS)) as pool, requested(source) as samples:
-        pending: deque[tuple[int, Future[_Chunk]]] = deque()
+    with ThreadPoolExecutor(max(threads, _MAX_THREADS)) as pool, prefetched(source) as samples:
+
+        def start(chunk: range) -> tuple[int, Callable[[], _Chunk]]:
+            if not ahead:  # read by this thread
+                return chunk.start, partial(_read, samples, steps, chunk)
+            return chunk.start, pool.submit(_read, samples, steps, chunk).result
+
+        most = iter(lambda: ahead, None)
         chunks = _chunks(source.sizes(), _chunk_samples(steps))
         try:
-            while True:
-                for first, last in itertools.islice(chunks, max(ahead - len(pending), 0)):
-                    pending.append((first, pool.submit(_read, samples, steps, range(first, last))))
-                if pending:
-                    number, future = pending.popleft()
-                    chunk = future.result()
-                else:
-                    number, last = next(chunks, (0, 0))
-                    if not last:
-                        return
-                    chunk = _read(samples, steps, range(number, last))
+            for number, read in prefetch(chunks, start, most):
+                chunk = read()
                 ahead = min(ahead + 1, _MAX_THREADS) if chunk.waited else max(ahead - 1, busy)
                 ahead = 0 if begins else ahead
                 ignored.update(chunk.ignored)
@@ -194,7 +191,7 @@ def _chunk_samples(steps: Steps) -> int:
 
 
 def _read(
-    source: Source | Requested, steps: Steps, indices: Sequence[int], limit: int | None = None
+    source: Source | Prefetched, steps: Steps, indices: Sequence[int], limit: int | None = None
 ) -> _Chunk:
     """The samples at `indices`, read in that order and returned in ascending order.
 
@@ -225,13 +222,13 @@ def _bytes(value: Any) -> int:
     return len(value) if isinstance(value, bytes | str) else getattr(value, "nbytes", 8)
 
 
-def _chunks(sizes: Sizes, most: int) -> Iterator[tuple[int, int]]:
+def _chunks(sizes: Sizes, most: int) -> Iterator[range]:
     """Consecutive samples that one thread reads at a time, limited in number and bytes."""
     first, gathered = 0, 0
     for index, size in enumerate(listed(sizes)):
         if index - first == most or (index > first and gathered + size > _CHUNK_BYTES):
-            yield first, index
+            yield range(first, index)
             first, gathered = index, 0
         gathered += size
     if len(sizes):
-        yield first, len(sizes)
+        yield range(first, len(sizes))

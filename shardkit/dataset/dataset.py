@@ -27,7 +27,7 @@ from shardkit.helpers import os_errors
 from shardkit.helpers.checked import checked, damaged, from_lines, under
 from shardkit.helpers.indices import array
 from shardkit.helpers.keywords import takes
-from shardkit.helpers.processors import in_threads
+from shardkit.helpers.prefetch import in_threads
 from shardkit.helpers.progress import Monitor, Progress, watched
 from shardkit.metadata import manifest as manifests
 from shardkit.metadata.manifest import File, Manifest

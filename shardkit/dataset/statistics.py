@@ -18,7 +18,8 @@ from shardkit.codecs.media import media_of
 from shardkit.codecs.pixels import format_for, to_rgb
 from shardkit.errors import DamagedError, NotFoundError, SampleError, ShardkitError, UsageError
 from shardkit.helpers.checked import Count, plain
-from shardkit.helpers.processors import in_threads, processors
+from shardkit.helpers.prefetch import in_threads
+from shardkit.helpers.processors import processors
 from shardkit.helpers.progress import Monitor
 from shardkit.metadata.manifest import PixelStats
 from shardkit.metadata.sizes import FieldSizes

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import Future
 
+from shardkit.helpers.prefetch import growing, prefetch
 from shardkit.storage.byte_source import ByteSource, RemoteFile
 from shardkit.storage.remote.path import RemotePath
 from shardkit.storage.remote.store import pool
@@ -25,14 +27,13 @@ class Streamed(ByteSource):
         self._source = source
         self._start = 0  # where the current run of reads without a gap began
         self._stop = 0  # end of the last read
-        self._ahead = 1
         self._near = (0, b"")  # offset and bytes of the small request after a gap
         self._number, self._data = -1, b""  # the current block
-        self._pending: dict[int, Future[bytes]] = {}
+        self._next: Iterator[Future[bytes]] = iter(())  # the blocks after it
 
     def _read(self, offset: int, length: int) -> bytes:
         if offset > self._stop + _BLOCK:
-            self._start, self._ahead = offset, 1
+            self._start, self._number = offset, -1
         self._stop = stop = offset + length
         if stop <= self._start + _SMALL:
             return self._alone(offset, length)
@@ -54,13 +55,16 @@ class Streamed(ByteSource):
         return data[offset - start :][:length]
 
     def _block(self, number: int) -> bytes:
-        if number == self._number:
-            return self._data
-        for wanted in range(number, min(number + self._ahead, -(-self.size // _BLOCK))):
-            if wanted not in self._pending:
-                self._pending[wanted] = pool().submit(self._requested, wanted * _BLOCK, _BLOCK)
-        for passed in [n for n in self._pending if n < number]:
-            del self._pending[passed]
-        self._number, self._data = number, self._pending[number].result()
-        self._ahead = min(2 * self._ahead, _AHEAD)
+        if self._number < 0 or number < self._number:
+            numbers = range(number, -(-self.size // _BLOCK))
+            self._next = prefetch(numbers, self._submitted, growing(1, _AHEAD))
+            self._number = number - 1
+        if self._number < number:
+            steps, self._number = number - self._number, -1  # starts again if reading fails
+            for _ in range(steps):
+                future = next(self._next)
+            self._number, self._data = number, future.result()
         return self._data
+
+    def _submitted(self, number: int) -> Future[bytes]:
+        return pool().submit(self._requested, number * _BLOCK, _BLOCK)

@@ -4,6 +4,6 @@ Each imports only those on lines below its own:
 
     order
     json_process mapped progress
-    checked clock extras indices keywords names os_errors part_of pickled_process processors
-      words
+    checked clock extras indices keywords names os_errors part_of pickled_process prefetch
+      processors words
 """

@@ -8,14 +8,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
-
-_Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
 
 
 def processors() -> int:
@@ -70,32 +64,3 @@ def _limit(group: Path) -> float:
             return math.inf
     time, period = (math.inf if word == "max" else int(word) for word in words)
     return time / period if time > 0 and period > 0 else math.inf
-
-
-def in_threads(
-    function: Callable[[_Item], _Result],
-    items: Iterable[_Item],
-    threads: int,
-    ahead: int,
-    wait: Callable[[Future[_Result]], _Result] = Future.result,
-    stop: Callable[[], object] = lambda: None,
-) -> Generator[_Result, None, None]:
-    """Yield `function(item)` for each item, in order; at most `ahead` items per thread are queued.
-
-    `wait` gets the result of a future. If the iteration ends early, `stop` is called before waiting
-    for the calls that are running.
-    """
-    waiting: deque[Future[_Result]] = deque()
-    with ThreadPoolExecutor(threads) as pool:
-        try:
-            for item in items:
-                waiting.append(pool.submit(function, item))
-                if len(waiting) > ahead * threads:
-                    yield wait(waiting.popleft())
-            while waiting:
-                yield wait(waiting.popleft())
-        except BaseException:
-            stop()
-            raise
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)

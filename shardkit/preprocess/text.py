@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shardkit.errors import SampleError, UsageError, near
+from shardkit.helpers.prefetch import in_threads
 from shardkit.metadata.sizes import FieldSizes
 from shardkit.options import TextOptions
 from shardkit.preprocess.filtered import Filtered
@@ -180,27 +180,16 @@ class TextSteps:
         self, items: Iterable[Item], threads: int, tally: TextTally
     ) -> Iterator[tuple[Item, Tokens | None]]:
         """Yield each document with its tokens; None for an error, or a document without text."""
-        pending: deque[tuple[list[Item], Future[_Encoded]]] = deque()
         batches = _batches(items, self.field)
         if threads < 2:
-            for batch in batches:
-                yield from self._counted(batch, self._encode(batch), tally)
-            return
-        with ThreadPoolExecutor(threads) as pool:
-            try:
-                for batch in batches:
-                    pending.append((batch, pool.submit(self._encode, batch)))
-                    if len(pending) > 2 * threads:
-                        done, future = pending.popleft()
-                        yield from self._counted(done, future.result(), tally)
-                while pending:
-                    done, future = pending.popleft()
-                    yield from self._counted(done, future.result(), tally)
-            finally:
-                pool.shutdown(cancel_futures=True)
+            encoded: Iterator[tuple[list[Item], _Encoded]] = map(self._encode, batches)
+        else:
+            encoded = in_threads(self._encode, batches, threads, 2)
+        for batch, found in encoded:
+            yield from self._counted(batch, found, tally)
 
-    def _encode(self, batch: list[Item]) -> _Encoded:
-        """Return each document's tokens, and the size of its text in bytes."""
+    def _encode(self, batch: list[Item]) -> tuple[list[Item], _Encoded]:
+        """Return a batch, with each document's tokens, and the size of its text in bytes."""
         texts = [_text(item, self.field) for item in batch]
         present = [text for text in texts if text is not None]
         try:
@@ -208,7 +197,7 @@ class TextSteps:
         except SampleError:  # one by one, to find out which one fails
             encoded = [self._alone(text) for text in present]
         found = zip(map(self._framed, encoded), map(_size, present), strict=True)
-        return [None if text is None else next(found) for text in texts]
+        return batch, [None if text is None else next(found) for text in texts]
 
     def _alone(self, text: str) -> npt.NDArray[np.uint32] | SampleError:
         try:

@@ -11,7 +11,6 @@ Each imports only those on lines below its own:
     dataset duplicates key_lists labelled packed_names sequence united
     base coco file_metadata inputs labels tables voc
     annotations columns companions file_names files imagenet layouts prepared quotes
-      requested
 """
 
 from __future__ import annotations

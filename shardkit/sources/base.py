@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -13,15 +17,17 @@ import numpy.typing as npt
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.helpers.indices import array
 from shardkit.helpers.mapped import Sizes
+from shardkit.helpers.prefetch import prefetch
 from shardkit.options import ALL_FIELDS, Selection
 from shardkit.sample import Sample
 from shardkit.schema import Schema, holds_classes, label_of
-from shardkit.sources.requested import requested
 
 # Name of the single dataset of a conversion without splits.
 WHOLE = ""
 
 Indices: TypeAlias = "npt.NDArray[np.int64]"
+
+_AHEAD_BYTES = 64 << 20  # of samples that were requested but not read yet
 
 
 class Described:
@@ -157,7 +163,7 @@ class Source(Described, ABC):
     def documents(self) -> Iterator[Document]:
         """All samples, in order."""
         sizes = self.sizes()
-        with requested(self) as samples:
+        with prefetched(self) as samples:
             for index in range(len(self)):
                 name, size = self.name(index), int(sizes[index])
                 try:
@@ -274,3 +280,43 @@ def some_of(source: Source | Stream, order: range | Indices | None = None) -> It
             read += document.size
             if read >= _PROBE_BYTES:
                 break
+
+
+class Prefetched:
+    """Wraps a source whose samples are network requests, and makes the next ones meanwhile.
+
+    Thread-safe. Each sample can be read only once, roughly in order.
+    """
+
+    def __init__(self, source: Source, pool: ThreadPoolExecutor) -> None:
+        self.name, self._changing = source.name, threading.Lock()
+        self._futures: dict[int, Future[Sample]] = {}  # of samples that another thread reads
+        sizes, most = source.sizes(), source.requests
+        self._requests = enumerate(
+            prefetch(
+                range(len(source)),
+                lambda index: pool.submit(source.__getitem__, index),
+                itertools.repeat(most),
+                lambda index: max(int(sizes[index]) * most / _AHEAD_BYTES, 1),
+            )
+        )
+
+    def __getitem__(self, index: int) -> Sample:
+        with self._changing:
+            while index not in self._futures:
+                self._futures.update([next(self._requests)])
+            future = self._futures.pop(index)
+        return future.result()
+
+
+@contextmanager
+def prefetched(source: Source) -> Iterator[Source | Prefetched]:
+    """Yield the source, to be read in order; prefetched if its samples are network requests."""
+    if not source.requests:
+        yield source
+        return
+    with ThreadPoolExecutor(source.requests, "shardkit-request") as pool:
+        try:
+            yield Prefetched(source, pool)
+        finally:
+            pool.shutdown(cancel_futures=True)

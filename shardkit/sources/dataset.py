@@ -19,7 +19,7 @@ from shardkit.formats import FORMATS, get_format
 from shardkit.formats.base import ShardReader
 from shardkit.helpers.indices import array, compact, digest, pick
 from shardkit.helpers.mapped import MOST, Runs, Sizes, computed, running_sum
-from shardkit.helpers.processors import in_threads
+from shardkit.helpers.prefetch import in_threads
 from shardkit.options import ALL_FIELDS
 from shardkit.sample import Sample, key_hash
 from shardkit.schema import Bool, Float, Int

@@ -12,7 +12,8 @@ from shardkit.codecs.image import NotAnImageError, is_mask_name
 from shardkit.codecs.perceptual import distances, perceptual_hash
 from shardkit.dataset.statistics import compared, content_digest
 from shardkit.errors import SampleError, UsageError
-from shardkit.helpers.processors import in_threads, processors
+from shardkit.helpers.prefetch import in_threads
+from shardkit.helpers.processors import processors
 from shardkit.options import Selection
 from shardkit.sample import Sample
 from shardkit.schema import Image, Schema

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
@@ -18,6 +17,7 @@ import numpy as np
 
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.helpers import os_errors
+from shardkit.helpers.prefetch import in_threads
 from shardkit.sources.annotations import Read
 from shardkit.storage import fs
 from shardkit.storage.remote.path import RemotePath
@@ -78,10 +78,8 @@ def read_voc(folder: Path, images: Sequence[str]) -> Read:
 def _each(paths: Sequence[Path], do: Callable[[Path], Any]) -> Iterator[Any]:
     """Apply `do` to each path, in order; concurrently for paths in an object store."""
     if not any(isinstance(path, RemotePath) for path in paths[:1]):
-        yield from map(do, paths)
-        return
-    with ThreadPoolExecutor(_REQUESTS, "shardkit-request") as pool:
-        yield from pool.map(do, paths)
+        return map(do, paths)
+    return in_threads(do, paths, _REQUESTS, 4)
 
 
 def _parsed(path: Path) -> _Image | SampleError:

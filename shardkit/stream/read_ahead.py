@@ -7,12 +7,12 @@ Prefetching for Distributed Machine Learning I/O", SC 2021).
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
-from itertools import accumulate
 from queue import SimpleQueue
 
 import numpy as np
@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from shardkit.dataset.dataset import Dataset
 from shardkit.formats.wds.remote_index_cache import index_id
+from shardkit.helpers.prefetch import prefetch
 from shardkit.sample import Sample
 from shardkit.storage.page_cache import PAGE
 from shardkit.storage.pages import Pages, file_id
@@ -31,7 +32,7 @@ from shardkit.stream.schedule import Step
 
 _THREADS = 64  # threads that read ahead, each of which waits for one request
 _BYTES = 128 << 20  # maximum bytes of samples that are read ahead
-_STEPS = 4  # steps queued at a time, so that the first batch does not wait for all of them
+_FIRST = 1024  # samples queued at a time, so that the first batch does not wait for all of them
 
 
 class NextUse:
@@ -46,7 +47,7 @@ class NextUse:
         # dataset, the number of the shard in it, and the shard's size in bytes.
         self._shards: defaultdict[str, list[tuple[int, Dataset, int, int]]] = defaultdict(list)
         self._kept: set[str] = set()  # ids of cached shard indexes, which the next opening reads
-        firsts = accumulate(map(len, datasets), initial=0)
+        firsts = itertools.accumulate(map(len, datasets), initial=0)
         shards = (
             (f, d, n) for f, d in zip(firsts, datasets, strict=False) for n in range(d.shards)
         )
@@ -115,7 +116,11 @@ class ReadAhead:
 
         `parts` are the parts whose samples go through the cache; None: all.
         """
-        left, waiting, ahead = iter(steps), deque[Step](), 0
+        steps = iter(steps)
+        first = next(steps, None)
+        if first is None:
+            return
+        self._come_to(first, epoch, parts)  # so that reads do not see the last epoch's next uses
         reads: SimpleQueue[tuple[int, Future[Sample]] | None] = SimpleQueue()
         closed = threading.Event()
         threads = [
@@ -128,23 +133,17 @@ class ReadAhead:
         ]  # fmt: skip
         for thread in threads:
             thread.start()
+
+        def start(step: Step) -> Step:
+            futures = {number: Future[Sample]() for number in step.number.tolist()}
+            for read in futures.items():
+                reads.put(read)
+            return step._replace(ahead=futures)
+
         try:
-            while True:
-                for _ in range(_STEPS):
-                    step = None if ahead > self._most and waiting else next(left, None)
-                    if step is None:
-                        break
-                    if not waiting:  # first, so that reads do not see the last epoch's next uses
-                        self._come_to(step, epoch, parts)
-                    futures = {number: Future[Sample]() for number in step.number.tolist()}
-                    for read in futures.items():
-                        reads.put(read)
-                    ahead += len(step.number)
-                    waiting.append(step._replace(ahead=futures))
-                if not waiting:
-                    return
-                step = waiting.popleft()
-                ahead -= len(step.number)
+            ahead = (min(some, self._most) for some in itertools.count(_FIRST, _FIRST))
+            every = itertools.chain([first], steps)
+            for step in prefetch(every, start, ahead, lambda step: len(step.number)):
                 self._come_to(step, epoch, parts)
                 yield step
         except GeneratorExit:  # the other samples are not needed

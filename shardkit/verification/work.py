@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from shardkit.errors import ShardkitError
 from shardkit.helpers import os_errors
-from shardkit.helpers.processors import in_threads as pooled
+from shardkit.helpers.prefetch import in_threads as pooled
 from shardkit.helpers.processors import processors
 from shardkit.helpers.progress import Monitor
 from shardkit.storage.remote.path import RemotePath

@@ -10,7 +10,7 @@ from shardkit.dataset.display.style import SHEET
 from shardkit.dataset.statistics import side_by_side
 from shardkit.errors import ShardkitError
 from shardkit.formats.base import KEY
-from shardkit.helpers.processors import in_threads
+from shardkit.helpers.prefetch import in_threads
 from shardkit.helpers.words import counted
 from shardkit.schema import Encoded, Images
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import pairwise
 
 from shardkit.codecs.compression import COMPRESSED_BLOCK, decompressed
 from shardkit.errors import DamagedError, SampleError, ShardkitError, StorageError
+from shardkit.helpers.prefetch import growing, prefetch
 from shardkit.sources.files import FilePath, changed, unreadable
 from shardkit.storage import fs, pointers
 from shardkit.storage.remote.path import RemotePath
@@ -104,26 +103,20 @@ def _requested(path: RemotePath, size: int, start: int, end: int | None) -> Iter
     concurrent requests grows. Bytes further beyond `end` are requested only on demand.
     """
     long = end is not None and end - start > BLOCK
-    ahead = _AHEAD if long else 1
     end = size if end is None else min(end + _SMALL, size)
     starts = [start, *range(start + (BLOCK if long else _SMALL), end, BLOCK)]
-    spans = iter(pairwise([*starts, end]) if start < end else ())
-    pending: deque[Future[bytes]] = deque()
-    try:
-        while True:
-            for span in itertools.islice(spans, ahead - len(pending)):
-                pending.append(pool().submit(path.store.read, path.key, *span))
-            if not pending:
-                break
-            yield pending.popleft().result()
-            ahead = min(2 * ahead, _AHEAD)
-        most = _SMALL
-        while end < size:
-            first, end, most = end, min(end + most, size), min(2 * most, BLOCK)
-            yield path.store.read(path.key, first, end)
-    finally:
-        for future in pending:
-            future.cancel()
+    spans = pairwise([*starts, end]) if start < end else ()
+    requests = prefetch(
+        spans,
+        lambda span: pool().submit(path.store.read, path.key, *span),
+        growing(_AHEAD if long else 1, _AHEAD),
+    )
+    for request in requests:
+        yield request.result()
+    most = _SMALL
+    while end < size:
+        first, end, most = end, min(end + most, size), min(2 * most, BLOCK)
+        yield path.store.read(path.key, first, end)
 
 
 @contextmanager
