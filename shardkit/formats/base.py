@@ -34,13 +34,14 @@ import contextlib
 import dataclasses
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from shardkit.codecs.media import check
 from shardkit.errors import DamagedError, SampleError, ShardkitError, UsageError, drop_option
 from shardkit.helpers import os_errors
 from shardkit.sample import Sample, UnsupportedError
@@ -265,6 +266,31 @@ def _without(field: str) -> str:
     return f"convert without the field ({option}), or drop such samples with --on-error skip"
 
 
+def encoded(
+    sample: Sample, fields: Iterable[tuple[str, FieldType, Callable[[Any], Any]]]
+) -> Iterator[tuple[str, Any]]:
+    """Yield those of `fields` that the sample has: their names, and their values encoded.
+
+    Raises SampleError for an invalid image, audio or video, and for a value that the field's
+    function cannot encode.
+    """
+    key = sample[KEY]
+    for name, kind, encode in fields:
+        if name in sample:
+            value = sample[name]
+            check(kind, value, key, name)
+            try:
+                stored = encode(value)
+            except (TypeError, ValueError, OverflowError, RecursionError) as error:
+                raise not_stored(error, value, key, name) from error
+            yield name, stored
+
+
+def numbered_key(prefix: str, position: int) -> str:
+    """The key of a sample for which the shard has none."""
+    return f"{prefix}/{position:09d}"
+
+
 def unforeseen(name: str, what: str = "field") -> SampleError:
     """The error for a field of a foreign sample that the guessed schema does not have."""
     return SampleError(
@@ -288,6 +314,10 @@ class ShardSpec:
     max_bytes: int | None = None
     classes: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
     beside: Sequence[str] = ()
+
+    def is_full(self, samples: int, size: int) -> bool:
+        """Whether a shard of `samples` samples may not become `size` bytes large."""
+        return bool(self.max_bytes and samples and size > self.max_bytes)
 
 
 class ShardWriter(ABC):

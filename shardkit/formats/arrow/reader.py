@@ -42,7 +42,7 @@ from shardkit.formats.arrow.values import (
     plain,
     tensor_of,
 )
-from shardkit.formats.base import KEY, ShardReader
+from shardkit.formats.base import KEY, ShardReader, numbered_key
 from shardkit.helpers import os_errors
 from shardkit.sample import JsonText, Sample, key_of
 from shardkit.schema import Array, Json, Text
@@ -152,7 +152,7 @@ class BatchReader(ShardReader):
         if fields is not None:
             names = [*self._keyed, *(name for name in self.schema if name in fields)]
         columns = self._page(number, row, names)
-        sample: Sample = {} if self._keyed else {KEY: f"{self._stem}/{position:09d}"}
+        sample: Sample = {} if self._keyed else {KEY: numbered_key(self._stem, position)}
         row %= PAGE
         for name in names:
             value = columns[name].get(row)

@@ -183,7 +183,11 @@ class BatchWriter(ShardWriter):
                 try:
                     value = encode(value)
                 except (TypeError, ValueError, RecursionError) as error:  # e.g. a lone surrogate
-                    raise _not_stored(sample, name, error) from error
+                    key = sample[KEY]
+                    failed = (
+                        not_unicode(key) if name == KEY else not_stored(error, value, key, name)
+                    )
+                    raise failed from error
             if weigh is not None:
                 size = weigh(value)
                 if size > _LARGEST:
@@ -268,13 +272,6 @@ def _overheads(make: MakeOutput, schema: pa.Schema) -> tuple[int, int]:
         sizes.append(int(file.getvalue().size))
     empty, one = sizes
     return empty, one - empty + _SLACK * len(schema)
-
-
-def _not_stored(sample: Sample, name: str, error: Exception) -> SampleError:
-    key = sample["__key__"]
-    if name == "__key__":
-        return not_unicode(key)
-    return not_stored(error, sample[name], key, name)
 
 
 def _too_large(sample: Sample, name: str, size: int) -> SampleError:

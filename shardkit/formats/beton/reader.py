@@ -21,7 +21,7 @@ import numpy.typing as npt
 from shardkit.codecs.array import load_array
 from shardkit.codecs.pixels import ppm_start
 from shardkit.errors import DamagedError, FormatError, ShardkitError
-from shardkit.formats.base import KEY, ShardReader
+from shardkit.formats.base import KEY, ShardReader, numbered_key
 from shardkit.formats.beton import layout as bytes_of
 from shardkit.formats.beton.layout import JPEG, RAW, Field, Row, TypeId, front_size
 from shardkit.helpers.checked import checked, damaged, of_version
@@ -97,7 +97,7 @@ class BetonReader(ShardReader):
         self, position: int, fields: Collection[str] | None = None, json_text: bool = False
     ) -> Sample:
         section = self.section
-        key = f"{self._stem}/{position:09d}" if section is None else section.key(position)
+        key = numbered_key(self._stem, position) if section is None else section.key(position)
         sample: Sample = {KEY: key}
         if fields is not None and not fields:
             return sample

@@ -68,11 +68,7 @@ class BetonWriter(ShardWriter):
     def write(self, sample: Sample) -> bool:
         key = key_bytes(sample[KEY])
         prepared = self._prepared(sample)
-        if (
-            self.spec.max_bytes is not None
-            and self._samples
-            and self._size_with(prepared, len(key)) > self.spec.max_bytes
-        ):
+        if self.spec.is_full(self._samples, self._size_with(prepared, len(key))):
             return False
         self._rows += self._row.struct.pack(*prepared.row)
         for ptr, size in prepared.allocations:

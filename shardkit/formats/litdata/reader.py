@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.errors import DamagedError, FormatError, drop_option
-from shardkit.formats.base import KEY, ShardReader
+from shardkit.formats.base import KEY, ShardReader, numbered_key
 from shardkit.formats.litdata.chunk import Item, Items, items_of, rows_of
 from shardkit.formats.litdata.index import NAME, leaves_of, load
 from shardkit.formats.litdata.values import decoder, guessed
@@ -157,7 +157,7 @@ class LitDataReader(ShardReader):
             decoders = [each for each in decoders if each[1] in fields]
             about = [len(self._names)] if key is None else [key, len(self._names)]
             values = self._some(position, [*about, *(number for number, _, _ in decoders)])
-        name = f"{self._prefix}/{position:09d}" if key is None else values[key].decode()
+        name = numbered_key(self._prefix, position) if key is None else values[key].decode()
         absent = values[len(self._names)] if self._ours else b""
         missing = json.loads(absent) if absent else ()
         sample: Sample = {KEY: name}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import struct
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,8 @@ from typing import Any
 import msgpack
 
 from shardkit.codecs.array import dump_array
-from shardkit.codecs.media import check
 from shardkit.errors import SampleError
-from shardkit.formats.base import KEY, ShardSpec, ShardWriter, key_bytes, not_stored
+from shardkit.formats.base import KEY, ShardSpec, ShardWriter, encoded, key_bytes
 from shardkit.formats.lmdb.layout import (
     BIG,
     BRANCH,
@@ -47,6 +47,8 @@ _LARGEST = 2**32 - 1  # bytes of a value
 class LmdbWriter(ShardWriter):
     def __init__(self, path: Path, spec: ShardSpec) -> None:
         super().__init__(path, spec)
+        schema = spec.schema.items()
+        self._fields = [(n, kind, _ENCODERS.get(type(kind), _unchanged)) for n, kind in schema]
         self._samples = 0
         fs.make_folder(path.parent)
         self._file = fs.BufferedFile(path)
@@ -70,8 +72,7 @@ class LmdbWriter(ShardWriter):
                 expected="less than 4 GiB",
                 found=f"{size:,} bytes",
             )
-        most = self.spec.max_bytes
-        if most and self._samples and self._after(size) > most:
+        if self.spec.is_full(self._samples, self._after(size)):
             return False
         self._add(b"%012d" % self._samples, value)
         self._samples += 1
@@ -101,25 +102,14 @@ class LmdbWriter(ShardWriter):
 
     def _pack(self, sample: Sample) -> bytes:
         """The sample as a msgpack map."""
-        key, name, value = sample[KEY], KEY, None
-        key_bytes(key)
-        stored = {KEY: key}
+        key_bytes(sample[KEY])
+        stored = {KEY: sample[KEY], **dict(encoded(sample, self._fields))}
         try:
-            for name, kind in self.spec.schema.items():
-                if name in sample:
-                    value = sample[name]
-                    check(kind, value, key, name)
-                    encode = _ENCODERS.get(type(kind))
-                    stored[name] = value if encode is None else encode(value)
             return _packed(stored)
-        except (ValueError, OverflowError) as error:
-            for field, each in stored.items():  # find the field, such as text with a lone surrogate
-                with contextlib.suppress(ValueError, OverflowError):
-                    _packed(each)
-                    continue
-                name, value = field, sample[field]
-                break
-            raise not_stored(error, value, key, name) from error
+        except (ValueError, OverflowError):  # find the field, such as text with a lone surrogate
+            packed = [(name, kind, _packed) for name, kind in self.spec.schema.items()]
+            deque(encoded({**sample, **stored}, packed), 0)
+            raise
 
     def _after(self, size: int) -> int:
         """Upper bound of the file size if a value of `size` bytes is the last one."""
@@ -213,6 +203,10 @@ def _branch_node(key: bytes, child: int) -> bytes:
 
 
 # --- values --------------------------------------------------------------------------------------
+
+
+def _unchanged(value: Any) -> Any:
+    return value
 
 
 def _packed(value: Any) -> bytes:

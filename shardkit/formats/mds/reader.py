@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.errors import DamagedError, FormatError, ShardkitError, drop_option
-from shardkit.formats.base import KEY, ShardReader
+from shardkit.formats.base import KEY, ShardReader, numbered_key
 from shardkit.formats.compressed import Words, opened
 from shardkit.formats.mds.layout import ABSENT, Codec, codec, encoding_of, own_codec
 from shardkit.helpers.checked import Count, damaged, from_json
@@ -100,7 +100,11 @@ class MdsReader(ShardReader):
         else:
             found = source.read_ranges((begin + spans[n][0], spans[n][1]) for n in wanted)
             values = dict(zip(wanted, found, strict=True))
-        key = f"{self._prefix}/{position:09d}" if self._key is None else values[self._key].decode()
+        key = (
+            numbered_key(self._prefix, position)
+            if self._key is None
+            else values[self._key].decode()
+        )
         missing = json.loads(values[self._absent]) if self._absent is not None else ()
         sample: Sample = {KEY: key}
         for name, number, decode in columns:

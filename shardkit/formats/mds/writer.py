@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shardkit.codecs.media import check
-from shardkit.formats.base import KEY, ShardSpec, key_bytes, not_stored
+from shardkit.formats.base import KEY, ShardSpec, encoded, key_bytes
 from shardkit.formats.mds.layout import ABSENT, encoding_of, own_codec
 from shardkit.formats.offsets import OffsetsWriter
 from shardkit.sample import Sample
@@ -42,7 +41,7 @@ class MdsWriter(OffsetsWriter):
         columns, fields = columns_of(spec.schema), spec.schema.items()
         self._sizes = dict(zip(columns["column_names"], columns["column_sizes"], strict=True))
         codecs = {name: own_codec(kind) for name, kind in fields}
-        self._encoders = {name: each.encode for name, each in codecs.items()}
+        self._fields = [(name, kind, codecs[name].encode) for name, kind in fields]
         self._absent = {name: codecs[name].absent for name, kind in fields if kind.optional}
         classes = {name: list(names) for name, names in spec.classes.items()}
         about = {"schema": spec.schema.to_json(), "classes": classes}
@@ -50,17 +49,9 @@ class MdsWriter(OffsetsWriter):
 
     def stored(self, sample: Sample) -> list[bytes]:
         """The sizes of a sample's values, and the values."""
-        key, name, value = sample[KEY], KEY, None
-        values = {KEY: key_bytes(key), **self._absent}
+        values = {KEY: key_bytes(sample[KEY]), **self._absent}
         values[ABSENT] = json.dumps([name for name in self._absent if name not in sample]).encode()
-        try:
-            for name, encode in self._encoders.items():
-                if name in sample:
-                    value = sample[name]
-                    check(self.spec.schema[name], value, key, name)
-                    values[name] = encode(value)
-        except (ValueError, OverflowError, RecursionError) as error:
-            raise not_stored(error, value, key, name) from error
+        values.update(encoded(sample, self._fields))
         stored = [values[name] for name in self._sizes]
         lengths = [len(values[name]) for name, size in self._sizes.items() if size is None]
         return [np.array(lengths, np.int64).astype("<u4").tobytes(), *stored]

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.errors import DamagedError, ShardkitError
-from shardkit.formats.base import KEY, ShardReader
+from shardkit.formats.base import KEY, ShardReader, numbered_key
 from shardkit.formats.megatron.index import Index, Keys
 from shardkit.formats.megatron.layout import check_range, field_of, keys_path, stored_dtype
 from shardkit.sample import Sample, key_of
@@ -51,7 +51,7 @@ class MegatronReader(ShardReader):
         self, position: int, fields: Collection[str] | None = None, json_text: bool = False
     ) -> Sample:
         source = self.source
-        key = f"{self._prefix}/{position:09d}" if self._keys is None else self._keys[position]
+        key = numbered_key(self._prefix, position) if self._keys is None else self._keys[position]
         if fields is not None and self._field not in fields:
             return {KEY: key}
         stored = b"".join(source.read_ranges(self._index.spans(position)))

@@ -51,7 +51,7 @@ class MegatronWriter(ShardWriter):
         key = key_bytes(sample[KEY])
         tokens = self._checked(sample)
         total = self._file.size + tokens.nbytes + index_size(len(self._lengths) + 1)
-        if self.spec.max_bytes and self._lengths and total > self.spec.max_bytes:
+        if self.spec.is_full(len(self._lengths), total):
             return False
         self._lengths.append(len(tokens))
         self._key_sizes.append(len(key))

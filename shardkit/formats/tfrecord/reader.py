@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.codecs.array import load_table
-from shardkit.formats.base import KEY, ShardReader, unforeseen
+from shardkit.formats.base import KEY, ShardReader, numbered_key, unforeseen
 from shardkit.formats.compressed import Words, opened
 from shardkit.formats.tfrecord import records
 from shardkit.formats.tfrecord.example import Feature, feature, features
@@ -47,7 +47,7 @@ class ExampleReader(ShardReader):
 
     def key(self, position: int) -> str:
         """The generated key of a record without a stored one."""
-        return f"{self._prefix}/{position:09d}"
+        return numbered_key(self._prefix, position)
 
     def read(
         self, position: int, fields: Collection[str] | None = None, json_text: bool = False

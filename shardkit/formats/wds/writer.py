@@ -80,7 +80,7 @@ class WdsWriter(ShardWriter):
             at += size + -size % BLOCK
         if not chunks:
             raise SampleError("a TAR cannot hold a sample without fields", key=key)
-        if self.spec.max_bytes and self._rows and at + len(END) > self.spec.max_bytes:
+        if self.spec.is_full(len(self._rows), at + len(END)):
             return False
         if self._beside is not None:
             self._beside.add(key, members)
