@@ -352,7 +352,7 @@ def test_inspecting_a_view_is_about_its_samples(tmp_path, to):
     assert [first["__key__"] for first in report["first"]] == ["0030", "0002"]
     counts = {each["label"]: each["samples"] for each in report["classes"]}
     assert counts == {2: 1, 3: 2, 30: 1, 31: 1}
-    assert report["images"]["image"]["formats"] == {"jpeg": 5}
+    assert report["media"]["image"]["formats"] == {"jpeg": 5}
     stats = report["fields"]["image"]["stats"]
     lengths = [len(sample["image"]) for sample in view]
     expected = {"count": 5, "bytes": sum(lengths), "max": max(lengths)}

@@ -9,7 +9,16 @@ import click
 
 from shardkit.cli import print_json, say, storage_option
 from shardkit.cli.help import Command, Example
-from shardkit.cli.tables import counted, pixel_rows, print_table, size, spread, tally, text_rows
+from shardkit.cli.tables import (
+    counted,
+    measure_rows,
+    pixel_rows,
+    print_table,
+    size,
+    spread,
+    tally,
+    text_rows,
+)
 from shardkit.helpers.checked import checked
 from shardkit.metadata.manifest import FieldStats
 
@@ -102,10 +111,9 @@ def _show(report: dict[str, Any]) -> None:
         _show_classes(report["classes"])
     if report["pixels"]:
         print_table("Pixels", pixel_rows(report["pixels"]))
-    if report["images"]:
-        print_table("Images", _image_rows(report["images"]))
     if report["media"]:
-        print_table("Audio and video", _media_rows(report["media"]))
+        media = [row for item in report["media"].items() for row in measure_rows(*item)]
+        print_table("Images, audio and video", media)
     if report["first"]:
         print_table("First samples", [_sample_row(sample) for sample in report["first"]])
 
@@ -148,37 +156,6 @@ def _show_classes(classes: list[dict[str, Any]]) -> None:
     if len(classes) > _CLASSES:
         rows.append(("", f"and {len(classes) - _CLASSES:,} more (--json lists all)", ""))
     print_table(f"Classes: {len(classes):,}", rows)
-
-
-def _image_rows(images: dict[str, Any]) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = []
-    for field, about in images.items():
-        for format, count in about["formats"].items():
-            rows.append((field, format, f"{count:,}"))
-        for side in ("width", "height"):
-            smallest, median, largest = about[side]
-            rows.append((field, side, f"{smallest} / {median} / {largest} (min / median / max)"))
-        if about["damaged"]:
-            rows.append((field, "no image", f"{about['damaged']:,}"))
-    return rows
-
-
-def _media_rows(media: dict[str, Any]) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = []
-    for field, about in media.items():
-        rows += [(field, format, f"{count:,}") for format, count in about["formats"].items()]
-        rows.append((field, "total", f"{about['seconds'] / 3600:,.2f} hours"))
-        for name, unit in (("duration", " s"), ("width", ""), ("height", "")):
-            if about[name]:
-                spread = " / ".join(f"{value:,.6g}{unit}" for value in about[name])
-                rows.append((field, name, f"{spread} (min / median / max)"))
-        for rate, count in about["sampling_rates"].items():
-            rows.append((field, f"{int(rate):,} Hz", f"{count:,}"))
-        for number, count in about["channels"].items():
-            rows.append((field, counted(int(number), "channel"), f"{count:,}"))
-        for name, words in (("unknown", "unknown duration"), ("damaged", "damaged")):
-            rows += [(field, words, f"{about[name]:,}")] if about[name] else []
-    return rows
 
 
 def _sample_row(sample: dict[str, Any]) -> tuple[str, ...]:

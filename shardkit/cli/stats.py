@@ -10,13 +10,9 @@ import click
 
 from shardkit.cli import print_json, storage_option
 from shardkit.cli.help import Command, Example
-from shardkit.cli.tables import counted, pixel_rows, print_table
+from shardkit.cli.tables import counted, measure_rows, pixel_rows, print_table
 
 _CLASSES = 20  # maximum number to print; --json has all
-_MEASURES = (
-    *("width", "height", "bytes", "milliseconds", "sampling_rate", "channels", "frames"),
-    *("characters", "length"),
-)
 
 
 @click.command(
@@ -54,29 +50,12 @@ def command(path: Path, storage_options: dict[str, str], as_json: bool) -> None:
 def _show(title: str, report: dict[str, Any]) -> None:
     rows: list[tuple[str, ...]] = [("samples", "", f"{report['samples']:,}")]
     for field, about in report["fields"].items():
-        rows += _field_rows(field, about)
+        rows += measure_rows(field, about)
     pixels = {n: f["pixels"] for n, f in report["fields"].items() if "pixels" in f}
     print_table(title, rows + pixel_rows(pixels))
     if report["classes"]:
         _show_classes(report["classes"])
     print_table("Duplicates", _duplicate_rows(report["duplicates"]))
-
-
-def _field_rows(field: str, about: dict[str, Any]) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = []
-    for format, count in about.get("formats", {}).items():
-        rows.append((field, format, f"{count:,}"))
-    for measure in _MEASURES:
-        if measure in about:
-            found = about[measure]
-            words = (
-                f"{found['min']:,} / {found['median']:,} / {found['mean']:,.1f} / {found['max']:,}"
-            )
-            rows.append((field, measure, f"{words} (min / median / mean / max)"))
-    if "std" in about:
-        words = " / ".join(f"{about[name]:.6g}" for name in ("min", "mean", "max", "std"))
-        rows.append((field, "", f"{words} (min / mean / max / deviation)"))
-    return rows
 
 
 def _show_classes(classes: list[dict[str, Any]]) -> None:

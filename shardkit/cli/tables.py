@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,8 +16,13 @@ if TYPE_CHECKING:
 
     from shardkit.metadata.manifest import FieldStats
 
-__all__ = ["console", "counted", "pixel_rows", "print_numbers", "print_table", "size", "spread"]
-__all__ += ["print_text", "tally", "text_rows"]
+__all__ = ["console", "counted", "measure_rows", "pixel_rows", "print_numbers", "print_table"]
+__all__ += ["print_text", "size", "spread", "tally", "text_rows"]
+
+_MEASURES = (
+    *("width", "height", "bytes", "milliseconds", "sampling_rate", "channels", "frames"),
+    *("characters", "length"),
+)
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -67,3 +72,27 @@ def print_text(text: str) -> None:
 def spread(stats: FieldStats) -> str:
     """Smallest, median and largest size."""
     return f"{size(stats.min)} / {size(stats.median)} / {size(stats.max)} (min / median / max)"
+
+
+def measure_rows(field: str, about: dict[str, Any]) -> list[tuple[str, ...]]:
+    """The rows of a table for the statistics of a field, as `Dataset.stats` reports them."""
+    rows: list[tuple[str, ...]] = []
+    for format, count in about.get("formats", {}).items():
+        rows.append((field, format, f"{count:,}"))
+    for measure in _MEASURES:
+        if measure in about:
+            found = about[measure]
+            words = (
+                f"{found['min']:,} / {found['median']:,} / {found['mean']:,.1f} / {found['max']:,}"
+            )
+            rows.append((field, measure, f"{words} (min / median / mean / max)"))
+    if found := about.get("milliseconds"):
+        rows.append((field, "total", f"{found['mean'] * found['count'] / 3_600_000:,.2f} hours"))
+        if unknown := about["values"] - found["count"]:
+            rows.append((field, "unknown duration", f"{unknown:,}"))
+    if about.get("damaged"):
+        rows.append((field, "damaged", f"{about['damaged']:,}"))
+    if "std" in about:
+        words = " / ".join(f"{about[name]:.6g}" for name in ("min", "mean", "max", "std"))
+        rows.append((field, "", f"{words} (min / mean / max / deviation)"))
+    return rows

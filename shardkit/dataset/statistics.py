@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -64,7 +65,7 @@ class Samples(Stored, Protocol):
     @property
     def class_names(self) -> Mapping[str, tuple[str, ...]]: ...
     def __len__(self) -> int: ...
-    def read(self, index: int) -> Sample: ...
+    def read(self, index: int, fields: Collection[str] | None = None) -> Sample: ...
     def locate(self, index: int) -> tuple[int, int]: ...
     def sample_path(self, shard: int, position: int) -> Path: ...
     def transform_of(self, index: int) -> Callable[[Sample], Sample] | None: ...
@@ -229,8 +230,10 @@ class _Field:
         if self.formats:
             found["formats"] = dict(self.formats.most_common())
         for measure, sizes in self.sizes.items():
+            sizes.flush()
             about = sizes.summary()
             found[measure] = {
+                "count": about.count,
                 "min": about.min,
                 "median": about.median,
                 "mean": about.bytes / about.count,
@@ -401,6 +404,33 @@ def stats(
         if monitor is not None:
             monitor.advance(min(_CHUNK, len(dataset) - start))
     return found.summary()
+
+
+def values_of(dataset: Samples, field: str) -> Iterator[Any]:
+    """The values of a field in all samples that have it, without those that cannot be read."""
+    for number in range(len(dataset)):
+        with contextlib.suppress(SampleError):
+            sample = dataset.read(number, (field,))
+            if field in sample:
+                yield sample[field]
+
+
+def encoded_stats(dataset: Samples) -> dict[str, Any]:
+    """The statistics of images, audio and video by field, without decoding them.
+
+    Values that are none of these are counted as `damaged`.
+    """
+    found = {}
+    for name, kind in dataset.schema.items():
+        if isinstance(kind, Encoded | Images):
+            about, damaged = _Field(kind), 0
+            for value in values_of(dataset, name):
+                try:
+                    about.add(value)
+                except NotAnImageError:
+                    damaged += 1
+            found[name] = {**about.summary(numbers=False, histograms=False), "damaged": damaged}
+    return found
 
 
 def side_by_side(dataset: _S) -> tuple[_S, int]:

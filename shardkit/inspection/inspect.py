@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.codecs.image import NotAnImageError, probe
-from shardkit.codecs.media import media_of
-from shardkit.codecs.media_info import MediaInfo, NotMediaError
 from shardkit.dataset.dataset import Dataset
 from shardkit.dataset.display.previews import describe
 from shardkit.dataset.find import open_splits
 from shardkit.dataset.incomplete import without_manifest
+from shardkit.dataset.statistics import encoded_stats, values_of
 from shardkit.errors import SampleError
 from shardkit.helpers.checked import plain
 from shardkit.helpers.keywords import takes
 from shardkit.metadata.manifest import FieldStats
-from shardkit.schema import Audio, Image, Images, Int, Video, images_in
+from shardkit.schema import Int
 from shardkit.storage import fs
 
 _LABELS = ("label", "cls")
@@ -107,8 +105,7 @@ def report_of(
         "text": manifest.text if manifest is not None and whole else {},
         "lengths": _lengths(dataset),
         "pixels": plain(manifest.pixels) if manifest is not None and whole else {},
-        "images": _images(dataset) if full else None,
-        "media": _media(dataset) if full else None,
+        "media": encoded_stats(dataset) if full else None,
         "first": [_describe(dataset, index) for index in range(min(samples, len(dataset)))],
     }
 
@@ -159,17 +156,9 @@ def _classes(dataset: Dataset, whole: bool, most: int | None) -> list[dict[str, 
         field = next((f for f in candidates if isinstance(dataset.schema.get(f), Int)), None)
         if field is None or (most is not None and len(dataset) > most):
             return None
-        counts = Counter(label for label in _values(dataset, field) if label is not None)
+        counts = Counter(label for label in values_of(dataset, field) if label is not None)
     labels = range(len(names)) if names else sorted(counts)
     return [{"label": n, "name": names[n] if names else None, "samples": counts[n]} for n in labels]
-
-
-def _values(dataset: Dataset, field: str) -> Iterator[Any]:
-    for number in range(len(dataset)):
-        try:
-            yield dataset.read(number, (field,)).get(field)
-        except SampleError:  # a damaged value is not counted
-            yield None
 
 
 def _lengths(dataset: Dataset) -> dict[str, dict[str, Any]]:
@@ -187,72 +176,6 @@ def _lengths(dataset: Dataset) -> dict[str, dict[str, Any]]:
             "histogram": {str(v): n for v, n in zip(values.tolist(), counts.tolist(), strict=True)},
         }
     return report
-
-
-def _images(dataset: Dataset) -> dict[str, Any]:
-    """Formats, widths and heights of all images, by field."""
-    from shardkit.codecs.pixels import format_for  # imports image decoders
-
-    report = {}
-    for field, kind in dataset.schema.items():
-        if not isinstance(kind, Image | Images):
-            continue
-        formats: Counter[str] = Counter()
-        sizes, damaged = [], 0
-        values = (value for value in _values(dataset, field) if value is not None)
-        for image in (image for value in values for image in images_in(kind, value)):
-            try:
-                info = probe(image)
-            except NotAnImageError:
-                damaged += 1
-                continue
-            formats[format_for(image, info.format)] += 1
-            sizes.append((info.width, info.height))
-        widths, heights = map(_spread, np.array(sizes or [(0, 0)]).T)
-        report[field] = {
-            "formats": dict(formats.most_common()),
-            "width": widths,
-            "height": heights,
-            "damaged": damaged,
-        }
-    return report
-
-
-def _media(dataset: Dataset) -> dict[str, Any]:
-    """Formats, length in seconds, rates, channels and sizes of all audio and video, by field."""
-    report = {}
-    audio_and_video = {n: k for n, k in dataset.schema.items() if isinstance(k, Audio | Video)}
-    for field, kind in audio_and_video.items():
-        found: list[MediaInfo] = []
-        damaged = 0
-        for value in _values(dataset, field):
-            try:
-                found += [] if value is None else [media_of(kind, value)]
-            except NotMediaError:
-                damaged += 1
-        seconds = sorted(info.duration for info in found if info.duration is not None)
-        sizes = [(i.width, i.height) for i in found if i.width is not None]
-        report[field] = {
-            "formats": dict(
-                Counter(" ".join(filter(None, (i.format, i.codec))) for i in found).most_common()
-            ),
-            "seconds": sum(seconds),
-            "duration": [seconds[at] for at in (0, (len(seconds) - 1) // 2, -1)]
-            if seconds
-            else None,
-            "unknown": len(found) - len(seconds),
-            "sampling_rates": _counted(info.sampling_rate for info in found),
-            "channels": _counted(info.channels for info in found),
-            "width": _spread(np.array(sizes)[:, 0]) if sizes else None,
-            "height": _spread(np.array(sizes)[:, 1]) if sizes else None,
-            "damaged": damaged,
-        }
-    return report
-
-
-def _counted(values: Iterable[int | None]) -> dict[str, int]:
-    """How often each number occurs, most frequent first; the keys are text, as in JSON."""
-    return {str(n): count for n, count in Counter(values).most_common() if n is not None}
 
 
 def _describe(dataset: Dataset, index: int) -> dict[str, Any]:

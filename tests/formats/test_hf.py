@@ -303,7 +303,7 @@ def test_lists_of_images_elsewhere(tmp_path):
     result = shardkit.convert(samples, "hf", tmp_path / "out", workers=0, on_error="skip")
     assert (result.samples, result.errors) == (2, 1)
     about = inspect(tmp_path / "out", full=True, samples=1)
-    assert about["images"]["pages"]["formats"] == {"jpeg": 2}
+    assert about["media"]["pages"]["formats"] == {"jpeg": 2}
     assert about["fields"]["pages"]["stats"]["max"] == sum(map(len, lists[0]))
     assert about["first"][0]["pages"].count("jpeg 8 x 6") == 2
     with pytest.raises(UsageError, match="for images"):

@@ -51,17 +51,15 @@ def test_inspect_tells_hours_rates_and_sizes(tmp_path):
     convert(put(tmp_path / "a", audio), tmp_path / "speech", "lmdb")
     report = inspect(tmp_path / "speech", full=True)
     assert report["first"][1]["audio"] == "wav, 16,000 Hz x 1, 3.00 s, 96,044 bytes"
-    assert report["media"]["audio"] == {
-        "formats": {"wav": 3},
-        "unknown": 0,
-        "damaged": 0,
-        "width": None,
-        "height": None,
-        "seconds": pytest.approx(3.02),
-        "duration": [0.01, 0.01, 3.0],
-        "sampling_rates": {"8000": 2, "16000": 1},
-        "channels": {"1": 3},
-    }
+    about = report["media"]["audio"]
+    assert (about["formats"], about["damaged"], "width" in about) == ({"wav": 3}, 0, False)
+    found = [[*about[name].values()] for name in ("milliseconds", "sampling_rate", "channels")]
+    rates = [3, 8000, 8000, 32000 / 3, 16000]
+    assert found == [
+        pytest.approx([3, 10, 10, 3020 / 3, 3000], 0.01),
+        pytest.approx(rates, 0.01),
+        [3, 1, 1, 1, 1],
+    ]
     # As UCF-101 has videos, some in another container.
     videos = {"a/1.mp4": make_video(), "b/2.m4v": make_video(size=(32, 16), frames=50)}
     convert(put(tmp_path / "v", videos), tmp_path / "films")
@@ -70,7 +68,7 @@ def test_inspect_tells_hours_rates_and_sizes(tmp_path):
         assert dataset[1] == {"__key__": "b/2", "video": videos["b/2.m4v"], "label": 1}
     done = CliRunner().invoke(cli, ["inspect", str(tmp_path / "films"), "--full"])
     assert "mp4 mjpeg 64 x 48, 25 frames at 25 Hz, 1.00 s" in done.output
-    for row in (r"video +total +0.00 hours", r"width +32 / 32 / 64", r"duration +1 s / 1 s / 2 s"):
+    for row in (r"video +total +0.00 hours", r"width +32 / ", r"milliseconds +1,000 / "):
         assert re.search(row, done.output), row
 
 
