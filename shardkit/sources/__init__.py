@@ -5,12 +5,12 @@ Each imports only those on lines below its own:
     __init__
     annotated recognisers
     folder_scan shards
-    img2dataset speech split_folders text/
-    api arrays/ exported image_folder metadata
-    candidate file_table subset
-    dataset duplicates key_lists labelled packed_names sequence united
-    base coco file_metadata inputs labels tables voc
-    annotations columns companions file_names files imagenet layouts prepared quotes
+    api arrays/ exported img2dataset speech split_folders text/
+    candidate image_folder metadata
+    file_table labelled subset
+    coco dataset duplicates file_metadata inputs key_lists labels packed_names sequence
+      tables united voc
+    annotations base columns companions file_names files imagenet layouts prepared quotes
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from shardkit.formats.array_record.records import BLOCK, BLOCK_HEADER
 from shardkit.formats.base import ShardSpec, ShardWriter
-from shardkit.formats.tfrecord.writer import example, fields_of
+from shardkit.formats.tfrecord.writer import example
 from shardkit.helpers import os_errors
 from shardkit.helpers.extras import extra
 from shardkit.sample import Sample
@@ -29,7 +29,6 @@ class ArrayRecordWriter(ShardWriter):
         super().__init__(path, spec)
         with extra("array-record", "writing ArrayRecord files"):
             from array_record.python.array_record_module import ArrayRecordWriter as Writer
-        self._fields = fields_of(spec.schema)
         self._size = 0  # of chunks and footer entries, at most
         with self._explained():
             self._writer = Writer(str(path), _OPTIONS)
@@ -37,7 +36,7 @@ class ArrayRecordWriter(ShardWriter):
                 self._writer.close()  # raises the error from opening
 
     def write(self, sample: Sample) -> bool:
-        data = b"".join(example(sample, self._fields))
+        data = b"".join(example(sample, self.spec.schema))
         size, most = self._size + len(data) + CHUNK_BYTES, self.spec.max_bytes
         if most and self._size and (size > most or _file_size(size) > max(most, 2 * BLOCK)):
             return False

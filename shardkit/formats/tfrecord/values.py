@@ -36,7 +36,7 @@ def list_of(kind: FieldType) -> int:
     return BYTES if None in kind.shape[1:] else _LISTED.get(kind.dtype or "", BYTES)
 
 
-def features(name: str, kind: FieldType, value: Any) -> Iterator[tuple[str, Feature]]:
+def encoded(name: str, kind: FieldType, value: Any) -> Iterator[tuple[str, Feature]]:
     """The features of a value, by name."""
     which = list_of(kind)
     if isinstance(kind, Array) and which == BYTES:

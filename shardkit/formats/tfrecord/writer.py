@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from shardkit.codecs.array import dump_array
+from shardkit.codecs.media import check
 from shardkit.codecs.protobuf import dump_varint
-from shardkit.formats.base import KEY, ShardSpec, ShardWriter, encoded, key_bytes
+from shardkit.formats.base import KEY, ShardSpec, ShardWriter, key_bytes, not_stored
 from shardkit.formats.tfrecord.example import BYTES, Feature, entry
 from shardkit.formats.tfrecord.records import HEAD, INDEX, ROW, TAIL, checksum, header, index_path
-from shardkit.formats.tfrecord.values import features
+from shardkit.formats.tfrecord.values import encoded
 from shardkit.sample import Sample
-from shardkit.schema import FieldType, Scalar, Schema
+from shardkit.schema import Scalar, Schema
 from shardkit.storage import fs
 
 
@@ -25,12 +24,11 @@ class TFRecordWriter(ShardWriter):
 
     def __init__(self, path: Path, spec: ShardSpec) -> None:
         super().__init__(path, spec)
-        self._fields = fields_of(spec.schema)
         self._rows = bytearray()
         self._file = fs.BufferedFile(path)
 
     def write(self, sample: Sample) -> bool:
-        first, *others = chunks = example(sample, self._fields)
+        first, *others = chunks = example(sample, self.spec.schema)
         length = sum(map(len, chunks))
         size = HEAD + length + TAIL
         if self.spec.is_full(len(self._rows), self._file.size + size):
@@ -45,26 +43,22 @@ class TFRecordWriter(ShardWriter):
         _write_index(self.path, bytes(self._rows))
 
 
-_Fields = list[tuple[str, FieldType, Callable[[Any], tuple[bool, list[bytes]]]]]
-
-
-def fields_of(schema: Schema) -> _Fields:
-    """The fields for `example`, with what makes the chunks of a value."""
-    return [(name, kind, partial(_chunks, name, kind)) for name, kind in schema.items()]
-
-
-def _chunks(name: str, kind: FieldType, value: Any) -> tuple[bool, list[bytes]]:
-    """Whether a value is a number, and its entries."""
-    entries = (entry(*each) for each in features(name, kind, value))
-    return isinstance(kind, Scalar), [chunk for each in entries for chunk in each]
-
-
-def example(sample: Sample, fields: _Fields) -> list[bytes]:
+def example(sample: Sample, schema: Schema) -> list[bytes]:
     """The Example of a sample, in chunks; the first one has the key and the numbers."""
-    first = entry(KEY, Feature(BYTES, [key_bytes(sample[KEY])]))
+    key = sample[KEY]
+    first = entry(KEY, Feature(BYTES, [key_bytes(key)]))
     others: list[bytes] = []
-    for _, (is_number, chunks) in encoded(sample, fields):
-        (first if is_number else others).extend(chunks)
+    for name, kind in schema.items():
+        if name not in sample:
+            continue
+        value = sample[name]
+        check(kind, value, key, name)
+        chunks = first if isinstance(kind, Scalar) else others
+        try:
+            for each in encoded(name, kind, value):
+                chunks += entry(*each)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise not_stored(error, value, key, name) from error
     size = sum(map(len, first)) + sum(map(len, others))
     return [b"".join((b"\x0a", dump_varint(size), *first)), *others]
 
