@@ -245,6 +245,24 @@ class FormatContract:
         assert write_shard(format, path, self.small, samples).keys() == keys
         assert self.independent_keys(path) == keys
 
+    def test_a_key_that_is_not_unicode_comes_back_or_is_refused(
+        self, format: Format, path: Path
+    ) -> None:
+        """Such as the names of files that are not UTF-8 give; the shard goes on without it."""
+        (field,) = self.small
+        value, stored = self.small_values[0], ["a"]
+        writer = format.create(path, ShardSpec(self.small))
+        assert writer.write({"__key__": "a", field: value})
+        for key in ("b\udcff", "\ud800/c"):
+            try:
+                assert writer.write({"__key__": key, field: value})
+                stored.append(key)
+            except SampleError as error:
+                assert error.where.get("key") == ascii(key)  # noqa: PT017
+        assert writer.write({"__key__": "d", field: value})
+        writer.close()
+        assert format.open(path, format.layout(self.small)).keys() == [*stored, "d"]
+
     def test_empty_values_come_back(self, format: Format, path: Path) -> None:
         schema = Schema({"text": Text(), "blob": Bytes(), "about": Json(), "points": Array("<i8")})
         empty = {"text": "", "blob": b"", "about": {}, "points": np.zeros((0, 3), "<i8")}

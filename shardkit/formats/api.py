@@ -7,7 +7,7 @@ from shardkit.codecs.array import dump_array, load_array
 from shardkit.codecs.media import check
 from shardkit.errors import DamagedError, FormatError, SampleError, UsageError
 from shardkit.formats import Declaration
-from shardkit.formats.base import Format, ShardReader, ShardSpec, ShardWriter
+from shardkit.formats.base import Format, ShardReader, ShardSpec, ShardWriter, key_bytes
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import (
     Array,
@@ -55,6 +55,7 @@ __all__ = [
     "check",
     "dump_array",
     "fs",
+    "key_bytes",
     "load_array",
     "open_source",
 ]
