@@ -80,6 +80,6 @@ def test_what_would_be_left_out_is_counted(tmp_path):
     rows = [{"image": data} for data in (deep, deep, several, encoded(pages[0], "PNG"))]
     shardkit.convert(rows, "wds", tmp_path / "o", schema={"image": shardkit.Image()}, workers=0)
     expected = {"png (16-bit)": 2, "tiff (animated)": 1, "png": 1}
-    assert inspect(tmp_path / "o", full=True)["images"]["image"]["formats"] == expected
+    assert inspect(tmp_path / "o", full=True)["media"]["image"]["formats"] == expected
     stats = shardkit.open(tmp_path / "o").stats()
     assert stats["fields"]["image"]["formats"] == expected

@@ -161,7 +161,8 @@ def test_without_libraries_files_are_stored_and_unknown_durations_counted(
     assert [sample["audio"] for sample in dataset] == [
         path.read_bytes() for path in sorted(clips.iterdir())
     ]
-    assert shardkit.inspect(tmp_path / "out", full=True)["media"]["audio"]["unknown"] == 2
+    about = shardkit.inspect(tmp_path / "out", full=True)["media"]["audio"]
+    assert (about["values"], about["milliseconds"]["count"], about["damaged"]) == (3, 1, 0)
     with pytest.raises(MissingLibraryError, match=r"shardkit\[audio\]"):
         media_info(dataset[1]["audio"])
     with pytest.raises(MissingLibraryError, match=r"shardkit\[audio\]"):

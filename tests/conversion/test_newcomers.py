@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import shardkit
-from shardkit import sources
 from shardkit.conversion import run
 from shardkit.conversion.part_lock import PartLock
 from shardkit.conversion.partials import partial_of
@@ -21,6 +20,7 @@ from shardkit.errors import (
     ShardkitError,
     SourceError,
 )
+from shardkit.sources import candidate
 from shardkit.sources.files import Planned, read_file
 from tests.conftest import files_of, write_images
 from tests.conversion.conftest import raised
@@ -225,14 +225,14 @@ def test_arrays_that_vanish_are_missed_by_name(tmp_path, out, monkeypatch):
         shardkit.convert(path, "wds", out, workers=0, progress=Swap(path.unlink))
     assert str(error.value.where["path"]) == str(path)
     np.save(path, np.arange(100).reshape(50, 2))
-    look = sources.look_into
+    look = candidate.look_into
 
     def looked(*args):
         found = look(*args)
         shutil.rmtree(path.parent)
         return found
 
-    monkeypatch.setattr(sources, "look_into", looked)
+    monkeypatch.setattr(candidate, "look_into", looked)
     raised(NotFoundError, words, shardkit.convert, path.parent, "wds", out, workers=0)
     assert not out.exists()
 
