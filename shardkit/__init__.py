@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     from shardkit.version import __version__ as __version__
 
 # Public name -> module, with ":NAME" if the name in the module is different.
-_PLACES = {
+_MODULES = {
     "convert": "conversion.convert",
     "merge": "conversion.merge",
     **dict.fromkeys(("export", "ExportResult"), "conversion.export"),
@@ -150,11 +150,11 @@ _PLACES = {
     "__version__": "version",
 }
 
-__all__ = sorted(_PLACES)  # noqa: PLE0605
+__all__ = sorted(_MODULES)  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:
-    place = _PLACES.get(name)
+    place = _MODULES.get(name)
     if place is None:
         raise AttributeError(f"module 'shardkit' has no attribute {name!r}")
     module, _, other = place.partition(":")
@@ -164,4 +164,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PLACES})
+    return sorted({*globals(), *_MODULES})

@@ -18,7 +18,7 @@ AGAIN = "copy it again from an undamaged copy, or create it again"
 _NAMES = 40  # maximum number of names that an error lists
 
 # The locations an error can name, in the order they are printed.
-_PLACES = ("path", "shard", "position", "key", "field", "offset")
+_LOCATIONS = ("path", "shard", "position", "key", "field", "offset")
 
 # An error of a worker of torch's DataLoader, with its traceback, in another process.
 _FROM_WORKER = re.compile(r"Caught \w+ in \w+ worker process \d+\.\nOriginal Traceback")
@@ -48,7 +48,7 @@ class ShardkitError(Exception):
         fix: str | None = None,
         **where: Any,
     ) -> None:
-        unknown = where.keys() - set(_PLACES)
+        unknown = where.keys() - set(_LOCATIONS)
         if unknown:
             raise TypeError(f"unknown locations in an error: {sorted(unknown)}")
         super().__init__(what)
@@ -57,7 +57,7 @@ class ShardkitError(Exception):
         self.found = found
         self.fix = fix
         self.where: dict[str, Any] = {
-            place: where[place] for place in _PLACES if where.get(place) is not None
+            place: where[place] for place in _LOCATIONS if where.get(place) is not None
         }
 
     def located(self, **where: Any) -> ShardkitError:

@@ -38,7 +38,7 @@ IMAGE_DEFAULTS: dict[str, Any] = {
 }
 
 
-class Asked:
+class ShortRepr:
     """Base of options, whose repr shows only the values that differ from the defaults."""
 
     def __repr__(self) -> str:
@@ -51,7 +51,7 @@ class Asked:
 
 
 @dataclass(frozen=True, repr=False)
-class ImageOptions(Asked):
+class ImageOptions(ShortRepr):
     """How images are resized, re-encoded, filtered and checked. None: this option is not used.
 
     Images that already meet the options are copied byte for byte. Images that are re-encoded use
@@ -136,7 +136,7 @@ class ImageOptions(Asked):
 
 
 @dataclass(frozen=True, repr=False)
-class AudioOptions(Asked):
+class AudioOptions(ShortRepr):
     """How audio is resampled. Audio that changes is stored as FLAC; all other is copied as it is.
 
     sample_rate: resample audio to this rate in Hz, at most 655,350. None: not resampled.
@@ -158,7 +158,7 @@ class AudioOptions(Asked):
 
 
 @dataclass(frozen=True, repr=False)
-class TextOptions(Asked):
+class TextOptions(ShortRepr):
     """How documents are read, tokenized and packed.
 
     Without a tokenizer, text is stored as text.
@@ -256,7 +256,7 @@ ALL_FIELDS = Selection()
 
 
 @dataclass(frozen=True, repr=False)
-class ConvertOptions(Asked):
+class ConvertOptions(ShortRepr):
     """The options of a conversion.
 
     Sizes are bytes, or text: "256MB" (10^6 each) or "1GiB" (2^30).

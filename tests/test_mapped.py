@@ -16,7 +16,7 @@ from shardkit.helpers.order import permutation
 @pytest.fixture(params=["in memory", "in files"])
 def _limits(request, monkeypatch):
     if request.param == "in files":
-        monkeypatch.setattr(mapped, "MOST", 100)
+        monkeypatch.setattr(mapped, "MAX_IN_MEMORY", 100)
         monkeypatch.setattr(mapped, "_BUFFER", 64)
     monkeypatch.setattr(mapped, "PIECE", 37)
 
@@ -55,7 +55,7 @@ def test_a_full_disk_is_an_error_of_ours(monkeypatch, late):
         return SimpleNamespace(write=len, flush=full)
 
     monkeypatch.setattr(tempfile, "TemporaryFile", full_once_flushed if late else full)
-    monkeypatch.setattr(mapped, "MOST", 100)
+    monkeypatch.setattr(mapped, "MAX_IN_MEMORY", 100)
     with pytest.raises(StorageError, match="the disk is full"):
         computed(1000, np.int64, lambda piece: np.arange(piece.start, piece.stop))
 

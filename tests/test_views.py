@@ -211,7 +211,7 @@ def test_columns_have_a_bound_and_name_what_is_damaged(ds, tmp_path, monkeypatch
     monkeypatch.setattr("shardkit.dataset.views._CHUNK_BYTES", 5_000)  # about three samples
     assert ds.column("image")[3] == ds[3]["image"]
     assert ds.keys() == [f"{n:04d}" for n in range(SAMPLES)]
-    monkeypatch.setattr("shardkit.dataset.views._MOST", 20_000)
+    monkeypatch.setattr("shardkit.dataset.views._MAX_BYTES", 20_000)
     with pytest.raises(UsageError, match="more memory than a column may"):
         ds.column("image")
     out = write_photos(tmp_path / "out", samples=9)

@@ -11,7 +11,7 @@ from typing import Any
 
 from shardkit.conversion.partial import Partial
 from shardkit.conversion.partials import partial_of
-from shardkit.conversion.publish import Made, described, publish_shards, write_lengths
+from shardkit.conversion.publish import TaskShard, described, publish_shards, write_lengths
 from shardkit.conversion.shards import KEYS_REPEAT, Content, ShardSequence
 from shardkit.conversion.target import Target
 from shardkit.errors import OutputError, SampleError, warn
@@ -135,7 +135,7 @@ class DatasetWriter:
         publish_shards(
             self._content,
             [
-                [Made(self._folder, *each)]
+                [TaskShard(self._folder, *each)]
                 for each in zip(shards.shards, shards.pieces, strict=True)
             ],
             shards.stats,

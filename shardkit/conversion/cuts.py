@@ -90,7 +90,7 @@ def _is_exact(split: Split) -> bool:
 
 def _joins(format: Format, max_bytes: int | None) -> bool:
     """Whether shards of `max_bytes` in total can be joined into one that is not larger."""
-    return isinstance(format, Joins) and (max_bytes is None or not format.join_pads)
+    return isinstance(format, Joins) and (max_bytes is None or not format.join_may_grow)
 
 
 def _encodes(split: Split, format: Format) -> bool:

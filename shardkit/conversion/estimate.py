@@ -39,7 +39,7 @@ from shardkit.storage.remote.path import RemotePath
 
 _SECONDS = 1.0  # approximate duration of a trial, for all splits together
 _TRIED_BYTES = 64 << 20  # of the source, at most, in one trial
-_PLACES = 16  # places in the source from which consecutive samples are taken
+_PROBES = 16  # places in the source from which consecutive samples are taken
 _DISK_BYTES, _BLOCK = 32 << 20, 16 << 10  # written to measure the speed of the disk
 _SYNCS, _SYNCS_OF_TASK = 8, 4  # measured; per task: two files and two folders
 # If this many times the source's size, plus bytes per sample, are free, a run starts without trial.
@@ -186,7 +186,7 @@ def estimate(plan: Plan) -> Estimate:
 def _tried(plan: Plan, split: Split, seconds: float) -> Estimate:
     """Try more and more samples, until they take about `seconds`; the first trials load modules."""
     total = len(split.slice.order)
-    number = min(_PLACES if isinstance(split.source, Source) else 1, total)
+    number = min(_PROBES if isinstance(split.source, Source) else 1, total)
     while True:
         task = _some(split, number)
         if number and not task.stop:
@@ -203,7 +203,7 @@ def _some(split: Split, number: int) -> Task:
 
     Samples that are too large to try are left out.
     """
-    chosen, places = split.slice, max(min(number, _PLACES), 1)
+    chosen, places = split.slice, max(min(number, _PROBES), 1)
     starts = permutation(places, 0) * len(chosen.order) // places
     at = (starts[:, None] + np.arange(number // places)).ravel()
     if isinstance(split.source, Source):
@@ -224,7 +224,7 @@ def _by_size(split: Split) -> Estimate:
             "the samples are too large to try their conversion",
             expected=f"at most {_TRIED_BYTES:,} bytes",
         )
-    sizes = _sizes(split, np.unique(np.arange(_PLACES) * len(split.slice.order) // _PLACES))
+    sizes = _sizes(split, np.unique(np.arange(_PROBES) * len(split.slice.order) // _PROBES))
     kinds, size, count = split.schema, int(sizes.sum()), len(sizes)
     written = int(split.content.format.bound(sizes, len(kinds)).sum())
     certain = size if any(isinstance(kind, _MEDIA) for kind in kinds.values()) else 0

@@ -18,7 +18,7 @@ from shardkit.storage import fs
 PARTS = "parts"
 WHOLE_RUN = "a run without --part cannot work at the same time"
 OTHER_JOB = "this one has other options, or another source"
-PATIENCE = 30.0  # seconds to wait for a lock that a part may hold only while it begins
+LOCK_SECONDS = 30.0  # seconds to wait for a lock that a part may hold only while it begins
 _QUIET = 1.0  # seconds of waiting before a warning is issued
 _PAUSE = 0.1  # seconds between two attempts: the file system may be remote
 _MERGE = (
@@ -56,12 +56,12 @@ class PartLock:
         unknown. `fits` tells whether the work in the folder belongs to this job.
         """
         self.part, told = part, False
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + LOCK_SECONDS
         while (error := self._try_to_share(part, prepare, fits)) is not None:
             left = until - time.monotonic()
             if left < 0:
                 raise error
-            if not told and left < PATIENCE - _QUIET:
+            if not told and left < LOCK_SECONDS - _QUIET:
                 told = True
                 warn(f"{error.what}: waiting up to {left:.0f} s for it to end ({self._path})")
             time.sleep(_PAUSE)

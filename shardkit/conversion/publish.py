@@ -102,10 +102,10 @@ def _assemble_split(
     stats = Stats()
     stats.ignored.update(split.ignored)
     stats.filtered.update(split.filtered)
-    made: list[Made] = []
+    made: list[TaskShard] = []
     for (task, joined), path, result in zip(tasks, folders, results, strict=True):
         made += [
-            Made(path, shard, bytes.fromhex(pieces), task, joined)
+            TaskShard(path, shard, bytes.fromhex(pieces), task, joined)
             for shard, pieces in zip(result.shards, result.pieces, strict=True)
         ]
         stats.merge(result.stats)
@@ -147,7 +147,7 @@ def write_lists(
     ]
 
 
-class Made(NamedTuple):
+class TaskShard(NamedTuple):
     """A shard that a task has made."""
 
     folder: Path  # of the task
@@ -158,8 +158,8 @@ class Made(NamedTuple):
 
 
 def _groups(
-    made: list[Made], max_bytes: int | None, max_samples: int | None
-) -> Iterator[list[Made]]:
+    made: list[TaskShard], max_bytes: int | None, max_samples: int | None
+) -> Iterator[list[TaskShard]]:
     """Groups of shards, each of which becomes one shard: neighbours are joined up to the limits.
 
     Joined shards are of nearly equal size, like those that tasks write by themselves.
@@ -172,7 +172,7 @@ def _groups(
         sizes = [one.shard.file.bytes for one in several]
         room = max((max_bytes or 2 * sum(sizes)) - max(sizes), *sizes, 1)
         aim = sum(sizes) / -(-sum(sizes) // room) if sum(sizes) else 0  # target size of a shard
-        group: list[Made] = []
+        group: list[TaskShard] = []
         size = samples = done = shards = 0
         for one, more in zip(several, sizes, strict=True):
             full = max_bytes is not None and (
@@ -189,7 +189,7 @@ def _groups(
 
 def publish_shards(
     content: Content,
-    groups: list[list[Made]],
+    groups: list[list[TaskShard]],
     stats: Stats,
     folder: Path,
     target: Target,
@@ -244,7 +244,7 @@ def described(folder: Path, paths: Iterable[Path]) -> tuple[File, ...]:
 
 
 def named_shard(
-    content: Content, group: list[Made], folder: Path, stem: str, partial: Partial
+    content: Content, group: list[TaskShard], folder: Path, stem: str, partial: Partial
 ) -> tuple[Shard, bytes]:
     """Write the shard of a group to `folder` under the name `stem`. Returns it, and its digests."""
     if len(group) != 1:
@@ -254,7 +254,7 @@ def named_shard(
 
 
 def _joined(
-    content: Content, group: list[Made], folder: Path, stem: str, partial: Partial
+    content: Content, group: list[TaskShard], folder: Path, stem: str, partial: Partial
 ) -> tuple[Shard, bytes]:
     """Join a group into one shard, empty if the group is. Returns the shard, and its digests."""
     format = content.format
@@ -271,7 +271,7 @@ def _joined(
     return replace(shard, samples=sum(made.shard.samples for made in group)), pieces
 
 
-def _check_unsynced(groups: list[list[Made]], earlier: Collection[int]) -> None:
+def _check_unsynced(groups: list[list[TaskShard]], earlier: Collection[int]) -> None:
     """Verify unsynced shards of an earlier run: a power failure may have damaged them.
 
     A shard that is alone in its group may have its final name already.
@@ -283,7 +283,7 @@ def _check_unsynced(groups: list[list[Made]], earlier: Collection[int]) -> None:
                 _check_files(made)
 
 
-def _check_files(made: Made) -> None:
+def _check_files(made: TaskShard) -> None:
     for file in made.shard.files:
         path = made.folder / file.name
         size = path.stat().st_size if path.is_file() else -1
@@ -298,7 +298,7 @@ def _check_files(made: Made) -> None:
         )
 
 
-def _check_keys(content: Content, made: list[Made], partial: Partial) -> None:
+def _check_keys(content: Content, made: list[TaskShard], partial: Partial) -> None:
     """Raise SampleError if a key is in two shards. Within each shard, keys were checked already."""
     folders = dict.fromkeys(one.folder for one in made)
     hashes = [np.frombuffer(fs.read(folder / HASHES), np.uint64) for folder in folders]
@@ -317,7 +317,7 @@ def _check_keys(content: Content, made: list[Made], partial: Partial) -> None:
             )
 
 
-def _located(sample: int, made: list[Made]) -> tuple[int, int]:
+def _located(sample: int, made: list[TaskShard]) -> tuple[int, int]:
     """The number of the shard that contains a sample, and the sample's position in it."""
     for number, one in enumerate(made):
         if sample < one.shard.samples:
@@ -326,7 +326,7 @@ def _located(sample: int, made: list[Made]) -> tuple[int, int]:
     raise DamagedError("a task has more keys than samples", path=made[-1].folder)
 
 
-def _key_at(content: Content, made: Made, position: int, partial: Partial) -> str | None:
+def _key_at(content: Content, made: TaskShard, position: int, partial: Partial) -> str | None:
     """The key of a sample; None if an earlier run has moved the shard to its final name."""
     path = partial.stored(made.folder / made.shard.file.name)
     if not path.exists():
@@ -338,7 +338,7 @@ def _key_at(content: Content, made: Made, position: int, partial: Partial) -> st
         reader.close()
 
 
-def _rename_shard(made: Made, folder: Path, stem: str, format: str, partial: Partial) -> Shard:
+def _rename_shard(made: TaskShard, folder: Path, stem: str, format: str, partial: Partial) -> Shard:
     """Move a task's shard to its final name."""
     shard = made.shard
     old = shard.file.name.removesuffix(file_name("", format))

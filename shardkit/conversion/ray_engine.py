@@ -40,7 +40,8 @@ from shardkit.storage import fs
 
 _AHEAD = 2  # submitted tasks per task that can run at a time
 _LOOK = 5.0  # seconds without an event until the nodes of the cluster are checked
-_PATIENCE = 600.0  # seconds to wait for a node with room for a task: a new machine takes minutes
+# To wait for a node with room for a task: a new machine takes minutes.
+_NODE_SECONDS = 600.0
 _CANCEL = 10.0  # seconds for workers to exit
 _VISIBLE = 90.0  # seconds until a shared folder shows what a node has renamed: NFS takes 60
 _STORE = 128 << 20  # bytes of the object store of our own cluster, whose objects are small
@@ -161,10 +162,10 @@ class RayEngine:
                 waited = 0.0
                 continue
             if not waited:
-                text = f"{words} ({need}): waiting up to {_PATIENCE / 60:.0f} minutes for one"
+                text = f"{words} ({need}): waiting up to {_NODE_SECONDS / 60:.0f} minutes for one"
                 warn(text)
             waited += _LOOK
-            if waited > _PATIENCE:
+            if waited > _NODE_SECONDS:
                 fix = f"ask for less with --ray-option, or add nodes; {_AGAIN}"
                 raise WorkerError(words, expected=need, found=f"{len(nodes)} nodes", fix=fix)
         ready: list[Any] = self._ray.wait(every, num_returns=len(every), timeout=0)[0]

@@ -48,7 +48,7 @@ class Content:
 
     def schema_of(self, samples: int, stats: Stats) -> Schema:
         """The final schema, once it is known which fields all samples have."""
-        if self.format.optional_matters:
+        if self.format.optional_changes_encoding:
             return self.schema
         found = {name for name, sizes in stats.fields.items() if sizes.count == samples}
         return self.schema.with_optional(found.intersection(self.guessed), False)

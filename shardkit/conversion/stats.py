@@ -26,7 +26,7 @@ class Stats:
     text: TextTally = field(default_factory=TextTally)
     encoded: Counter[str] = field(default_factory=Counter)  # images re-encoded by the format: why
     filtered: Counter[str] = field(default_factory=Counter)  # samples dropped by an option: why
-    ignored: Counter[str] = field(default_factory=Counter)  # see `sources.base.Described`
+    ignored: Counter[str] = field(default_factory=Counter)  # see `sources.base.SourceInfo`
     keys: Counter[str] = field(default_factory=Counter)  # keys other readers may fail on: why
     images: Counter[str] = field(default_factory=Counter)  # what the steps did, and bytes
     reasons: Counter[str] = field(default_factory=Counter)  # why images and audio were changed

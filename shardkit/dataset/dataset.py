@@ -632,8 +632,8 @@ class Dataset(Views):
         others = [shard for shard in every if shard not in found]
         found |= zip(others, in_threads(self._look_into, others, threads, 4), strict=True)
         counts = [found[shard][0] for shard in every]
-        any_as_bytes = self._only is None and self._format.any_as_bytes
-        names = None if any_as_bytes else self._names
+        mixed_types_as_bytes = self._only is None and self._format.mixed_types_as_bytes
+        names = None if mixed_types_as_bytes else self._names
         self.schema, self.unusable = shared_schema(self._layouts, counts, names)
         self._class_names = shared_names(self._layouts, self._names)
         common = self.schema.to_json()

@@ -13,7 +13,7 @@ try:
 except ImportError:  # Windows, which has no limit of open files
     resource = None  # type: ignore[assignment]
 
-_MOST = 1024  # maximum number of open shards, as readers take memory
+_MAX_OPEN = 1024  # maximum number of open shards, as readers take memory
 _MEMORY = 256 << 20  # bytes of the tables of all open shards
 _FILES = 3  # maximum number of open files per shard
 _SHARE = 2  # shards may use 1 / _SHARE of the files that the process may open
@@ -31,11 +31,11 @@ _opened: deque[tuple[weakref.ref[Readers], int, weakref.ref[ShardReader]]] = deq
 def limit() -> int:
     """Maximum number of open shards."""
     if resource is None:
-        return _MOST
+        return _MAX_OPEN
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
-        return _MOST
-    return min(max(files // _SHARE // _FILES, 1), _MOST)
+        return _MAX_OPEN
+    return min(max(files // _SHARE // _FILES, 1), _MAX_OPEN)
 
 
 def added(readers: Readers, shard: int, reader: ShardReader) -> None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from shardkit.helpers.indices import Indices, Numbers
 
 _CHUNK, _CHUNK_BYTES = 1 << 14, 64 << 20  # samples and bytes up to which a column is read at once
-_MOST = 4 << 30  # maximum bytes of a column's values
+_MAX_BYTES = 4 << 30  # maximum bytes of a column's values
 _SMALL = (Int, Float, Bool, Text, Json)  # types small enough to read for many samples at once
 _AMONG = {"wds", "lmdb"}  # formats that store values by sample, not by field
 _LARGE = 10**9  # bytes of a download above which to warn
@@ -348,12 +348,12 @@ class Views(ABC):
             if out.dtype == object:
                 values = np.fromiter(values, object, len(values))
                 size += sum(map(_size, values))
-            if size > _MOST:
+            if size > _MAX_BYTES:
                 raise UsageError(
                     "the values of the field take more memory than a column may",
                     path=self.place,
                     field=field,
-                    expected=f"{_MOST >> 30} GiB at most",
+                    expected=f"{_MAX_BYTES >> 30} GiB at most",
                     found=f"more in the first {seen:,} of {len(self):,} samples",
                     fix="take a part, such as dataset[:1000].column(...), or sample by sample",
                 )

@@ -366,10 +366,11 @@ class Format:
     encodes_images: bool = False  # some images must be re-encoded, which is slow
     layout_types: Mapping[str, Any] = MappingProxyType({})  # name -> type, for `checked`
     largest: int | None = None  # maximum bytes of a shard, regardless of --shard-size
-    join_pads: bool = False  # a joined shard may be larger than the sum of its parts
+    join_may_grow: bool = False  # a joined shard may be larger than the sum of its parts
     grouped: bool = False  # reading a sample also reads its neighbours: row groups
-    optional_matters: bool = False  # optional fields are stored differently from others
-    any_as_bytes: bool = False  # a field whose type differs between files can be read as bytes
+    optional_changes_encoding: bool = False  # optional fields are stored differently from others
+    # A field whose type differs between files can be read as bytes.
+    mixed_types_as_bytes: bool = False
     # Loaders that need files beside shards (`--beside`) -> whether this works for a single file.
     beside: Mapping[str, bool] = MappingProxyType({})
 

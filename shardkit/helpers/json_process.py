@@ -17,7 +17,7 @@ from shardkit.errors import WorkerError
 from shardkit.helpers import os_errors
 from shardkit.helpers.words import ended
 
-_PATIENCE = 10  # seconds to wait for a process to exit by itself
+_EXIT_SECONDS = 10  # seconds to wait for a process to exit by itself
 
 
 class JsonProcess:
@@ -85,7 +85,7 @@ class JsonProcess:
             with contextlib.suppress(OSError):
                 pipe.close()
         try:
-            self._process.wait(_PATIENCE)
+            self._process.wait(_EXIT_SECONDS)
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
             self._process.kill()
             self._process.wait()

@@ -17,7 +17,7 @@ from shardkit.helpers import os_errors
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-MOST = 16 << 20  # size up to which an array is kept in memory, in bytes
+MAX_IN_MEMORY = 16 << 20  # size up to which an array is kept in memory, in bytes
 _BUFFER = 1 << 20  # bytes per write
 PIECE = 1 << 19  # values computed at a time
 
@@ -37,7 +37,7 @@ class Growing:
 
     def extend(self, values: npt.ArrayLike) -> None:
         self._data += np.ascontiguousarray(values, self.dtype).data
-        if len(self._data) > (MOST if self._file is None else _BUFFER):
+        if len(self._data) > (MAX_IN_MEMORY if self._file is None else _BUFFER):
             self._write()
 
     def array(self) -> npt.NDArray[Any]:
@@ -71,7 +71,7 @@ def listed(values: Sizes) -> Iterator[int]:
 
 def computed(count: int, dtype: Any, make: Callable[[slice], npt.NDArray[Any]]) -> npt.NDArray[Any]:
     """An array of `count` values, computed slice by slice with `make`."""
-    if count * np.dtype(dtype).itemsize <= MOST:
+    if count * np.dtype(dtype).itemsize <= MAX_IN_MEMORY:
         return make(slice(0, count))
     found = Growing(dtype)
     for piece in pieces(count):

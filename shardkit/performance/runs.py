@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ROUNDS = 3
 _BATCHES = 4  # minimum number per run, as fewer say little about a rate
-_PATIENCE = 4  # times the seconds of a run that it may take to get this number
+_TIME_FACTOR = 4  # times the seconds of a run that it may take to get this number
 _BATCH, _EPOCH = 64, 8  # for samples in memory: minimum samples per batch, batches per epoch
 
 
@@ -72,7 +72,7 @@ def run(loader: Loader | DataLoader[Any], seconds: float) -> Run:
 
     def enough() -> bool:
         passed = last - first
-        slow = batches < _BATCHES and passed < _PATIENCE * seconds
+        slow = batches < _BATCHES and passed < _TIME_FACTOR * seconds
         return bool(first) and passed > seconds and not slow
 
     while not enough():

@@ -39,7 +39,7 @@ from shardkit.sources.candidate import (
     with_labels,
 )
 from shardkit.sources.file_table import FileSource
-from shardkit.sources.inputs import TABLES, TEXTS, Given, gathered, listed
+from shardkit.sources.inputs import TABLES, TEXTS, Input, group_inputs, listed
 from shardkit.sources.recognisers import recognise
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def open_sources(
     elif schema is not None:
         raise UsageError("a schema is for Python sequences only: a path has its own schema")
     else:
-        sources = _of_all(gathered(several), recipe, strict)
+        sources = _of_all(group_inputs(several), recipe, strict)
     if recipe.chooses or lists:
         from shardkit.sources.subset import choose
 
@@ -85,7 +85,7 @@ def open_sources(
     return sources
 
 
-def _of_all(given: Sequence[Given], recipe: Recipe, strict: bool) -> dict[str, Source | Stream]:
+def _of_all(given: Sequence[Input], recipe: Recipe, strict: bool) -> dict[str, Source | Stream]:
     """Open the given sources, and unite them if there are several."""
     if isinstance(recipe.classes, Mapping) and strict:
         raise UsageError(
@@ -121,7 +121,7 @@ def _of_all(given: Sequence[Given], recipe: Recipe, strict: bool) -> dict[str, S
     return {WHOLE: next(iter(found.values()))} if shares else {**found}
 
 
-def _check_partitions(given: Sequence[Given], opened: Mapping[str, Splits]) -> None:
+def _check_partitions(given: Sequence[Input], opened: Mapping[str, Splits]) -> None:
     """Refuse several folders such as `label=cat`, and note the columns that a single one names."""
     named: dict[str, str] = {}
     for one in given:
@@ -145,7 +145,7 @@ def _check_partitions(given: Sequence[Given], opened: Mapping[str, Splits]) -> N
             source.notes = (*source.notes, note)
 
 
-def _of_siblings(given: Sequence[Given], opened: Mapping[str, Splits]) -> str:
+def _of_siblings(given: Sequence[Input], opened: Mapping[str, Splits]) -> str:
     """A note for unlabelled folders with one parent folder: they may be meant as classes."""
     from shardkit.sources.image_folder import ImageFolder
 
@@ -158,7 +158,7 @@ def _of_siblings(given: Sequence[Given], opened: Mapping[str, Splits]) -> str:
     return f"there are no labels: if the folders are classes, convert {parents.pop()} instead"
 
 
-def _opened(given: Given, recipe: Recipe, strict: bool) -> Splits:
+def _opened(given: Input, recipe: Recipe, strict: bool) -> Splits:
     if given.kind in (TEXTS, TABLES):
         from shardkit.sources.text import of_files
 

@@ -30,7 +30,7 @@ Indices: TypeAlias = "npt.NDArray[np.int64]"
 _AHEAD_BYTES = 64 << 20  # of samples that were requested but not read yet
 
 
-class Described:
+class SourceInfo:
     """What is known about a source before its samples are read."""
 
     schema: Schema
@@ -63,10 +63,10 @@ class Described:
     def __init__(self) -> None:
         self.ignored = {}
 
-    def describe_as(self, whole: Described) -> None:
+    def describe_as(self, whole: SourceInfo) -> None:
         """Copy the description of the source `whole`, from which this one is derived."""
-        for name in Described.__annotations__:
-            if (value := getattr(whole, name)) is not getattr(Described, name, None):
+        for name in SourceInfo.__annotations__:
+            if (value := getattr(whole, name)) is not getattr(SourceInfo, name, None):
                 setattr(self, name, value)
 
     @property
@@ -111,7 +111,7 @@ class Document(NamedTuple):
     left_out: str = ""  # why it was excluded, worded to follow a number
 
 
-class Source(Described, ABC):
+class Source(SourceInfo, ABC):
     """`len(source)` samples in a fixed order; `source[i]` reads one and is thread-safe.
 
     `source[i]` raises SampleError (or StorageError) for a sample that cannot be read.
@@ -195,7 +195,7 @@ class Source(Described, ABC):
         return None
 
 
-class Around(Source):
+class SourceWrapper(Source):
     """A wrapper around another source: sample n of this one is sample `_at(n)` of that one."""
 
     _whole: Source
@@ -228,7 +228,7 @@ class Around(Source):
         return self._whole.original(self._at(index), key)
 
 
-class Stream(Described, ABC):
+class Stream(SourceInfo, ABC):
     """`len(stream)` byte ranges, whose samples can only be read in order from the range's start.
 
     The number of samples in a range is known only after reading it. Ranges are small if the source

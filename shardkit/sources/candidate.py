@@ -96,7 +96,7 @@ def with_labels(sources: Mapping[str, Source], recipe: Recipe) -> Splits:
     if recipe.label_column is None:
         return sources
     from shardkit.sources.labelled import labelled
-    from shardkit.sources.labels import Asked
+    from shardkit.sources.labels import LabelColumn
 
-    asked = Asked.of(recipe)
+    asked = LabelColumn.of(recipe)
     return sources if asked is None else labelled(sources, asked)

@@ -18,7 +18,7 @@ from shardkit.errors import SampleError, ShardkitError, SourceError
 from shardkit.formats import FORMATS, get_format
 from shardkit.formats.base import ShardReader
 from shardkit.helpers.indices import array, compact, digest, pick
-from shardkit.helpers.mapped import MOST, Runs, Sizes, computed, running_sum
+from shardkit.helpers.mapped import MAX_IN_MEMORY, Runs, Sizes, computed, running_sum
 from shardkit.helpers.prefetch import in_threads
 from shardkit.options import ALL_FIELDS
 from shardkit.sample import Sample, key_hash
@@ -106,7 +106,7 @@ class DatasetSource(Source):
         every, chosen = self._means, self._indices
         if chosen is not None:
             return computed(len(chosen), np.int64, lambda piece: every[array(chosen[piece])])
-        return np.asarray(every) if 8 * len(every) <= MOST else every
+        return np.asarray(every) if 8 * len(every) <= MAX_IN_MEMORY else every
 
     def select(self, indices: Indices) -> DatasetSource:
         if self._indices is not None:

@@ -34,7 +34,7 @@ from shardkit.sources.image_folder import (
 )
 from shardkit.sources.imagenet import EXPECTED, Truth, find_truth, is_validation
 from shardkit.sources.img2dataset import of_files
-from shardkit.sources.labels import Asked
+from shardkit.sources.labels import LabelColumn
 from shardkit.sources.layouts import (
     IMAGES,
     Tree,
@@ -83,7 +83,7 @@ def _scan(candidate: Candidate, media: Kind) -> dict[str, Source]:
     """
     root, strict, recipe = candidate.path, candidate.strict, candidate.recipe
     split, by_folder = recipe.split, recipe.selection.has("label")
-    given, labels = GivenTable.of(recipe), Asked.of(recipe)
+    given, labels = GivenTable.of(recipe), LabelColumn.of(recipe)
     classes: Sequence[str] | None
     classes = None if isinstance(recipe.classes, Mapping) else recipe.classes
     own = None if given is None else relative_to(given.path, root)
@@ -196,7 +196,7 @@ def _refuse_empty(
 
 
 def _add_metadata(
-    root: Path, scans: Sequence[FolderScan], given: GivenTable | None, labels: Asked | None
+    root: Path, scans: Sequence[FolderScan], given: GivenTable | None, labels: LabelColumn | None
 ) -> None:
     """Join the images with the given table, or with the metadata files beside them."""
     if given is None:
@@ -451,7 +451,7 @@ class FolderScan:
             if ending is None or name.removesuffix(ending) not in stems:
                 self.ignored[kind_of_file(name)] += 1
 
-    def read_metadata(self, labels: Asked | None) -> None:
+    def read_metadata(self, labels: LabelColumn | None) -> None:
         """Read the metadata files beside images; a column of them may hold the labels."""
         if not self.metadata_files:
             if labels is not None:

@@ -24,7 +24,7 @@ from shardkit.helpers.extras import extra
 from shardkit.options import ALL_FIELDS, Selection
 from shardkit.sample import Sample
 from shardkit.schema import Schema
-from shardkit.sources.base import Around, Indices, Source
+from shardkit.sources.base import Indices, Source, SourceWrapper
 from shardkit.sources.dataset import DatasetSource
 from shardkit.sources.file_metadata import Metadata
 from shardkit.sources.metadata import add_columns, join
@@ -154,7 +154,7 @@ class _Keys:
     key = relative
 
 
-class WithColumns(Around):
+class WithColumns(SourceWrapper):
     """A source with additional columns from a table."""
 
     def __init__(self, source: Source, metadata: Metadata) -> None:

@@ -31,7 +31,7 @@ TEXTS, TABLES = "text", "tables"  # kinds of document files; the kind of a shard
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
+class Input:
     """A source, with the name that prefixes its keys if there are several sources."""
 
     files: Sequence[Path] = ()  # a file or folder, or several shards or text files
@@ -71,7 +71,7 @@ def paths_of(source: object) -> list[Path]:
     return [fs.source(one) for one in found if not isinstance(one, Dataset)]
 
 
-def gathered(sources: Sequence[One]) -> list[Given]:
+def group_inputs(sources: Sequence[One]) -> list[Input]:
     """Group a list of paths, patterns and datasets into sources, in the order of the list.
 
     Raises UsageError for a source given twice, and for a pattern that matches several kinds.
@@ -79,18 +79,18 @@ def gathered(sources: Sequence[One]) -> list[Given]:
     if len(sources) == 1 and not isinstance(sources[0], Dataset):
         path = fs.source(sources[0])
         if not is_pattern(path):
-            return [Given([path])]
-    given: list[Given] = []
+            return [Input([path])]
+    given: list[Input] = []
     for one in sources:
         if isinstance(one, Dataset):
-            given.append(Given(dataset=one))
+            given.append(Input(dataset=one))
             continue
         path = fs.source(one)
         found = expand(path) if is_pattern(path) else [path]
         kinds = [_kind(file) for file in found]
         if len(set(kinds)) > 1:
             raise _mixed(path, found, kinds)
-        given += [Given([file], kind) for file, kind in zip(found, kinds, strict=True)]
+        given += [Input([file], kind) for file, kind in zip(found, kinds, strict=True)]
     _refuse_overlaps(given)
     owners = describing([one.files[0] for one in given if one.kind not in (None, TEXTS, TABLES)])
     runs = itertools.groupby(given, lambda one: _together(one, owners))
@@ -112,7 +112,7 @@ def _kind(path: Path) -> str | None:
     return format
 
 
-def _together(one: Given, owners: Mapping[Path, Path | None]) -> object:
+def _together(one: Input, owners: Mapping[Path, Path | None]) -> object:
     """The grouping key: files with equal keys that follow one another are one source."""
     if one.kind is None:
         return one
@@ -120,14 +120,14 @@ def _together(one: Given, owners: Mapping[Path, Path | None]) -> object:
     return one.kind, owners.get(path), path.store.site if isinstance(path, RemotePath) else None
 
 
-def _joined(run: Sequence[Given]) -> Given:
+def _joined(run: Sequence[Input]) -> Input:
     if len(run) == 1:
         return replace(run[0], kind=None)
     files = [file for one in run for file in one.files]
     remote = [file for file in files if isinstance(file, RemotePath)]
     if remote:  # share one client, which has cached the listing
         files = [RemotePath(remote[0].store, file.key) for file in remote]
-    return Given(files, run[0].kind)
+    return Input(files, run[0].kind)
 
 
 def _mixed(pattern: Path, found: Sequence[Path], kinds: Sequence[str | None]) -> UsageError:
@@ -144,7 +144,7 @@ def _mixed(pattern: Path, found: Sequence[Path], kinds: Sequence[str | None]) ->
 # --- what is given twice -------------------------------------------------------------------------
 
 
-def _refuse_overlaps(given: Sequence[Given]) -> None:
+def _refuse_overlaps(given: Sequence[Input]) -> None:
     """Raise UsageError if a source equals another or is inside it: samples would repeat."""
     seen: dict[object, Path] = {}
     for one in given:
@@ -166,7 +166,7 @@ def _refuse_overlaps(given: Sequence[Given]) -> None:
             )
 
 
-def _identities(one: Given) -> Iterator[tuple[object, Path]]:
+def _identities(one: Input) -> Iterator[tuple[object, Path]]:
     dataset, files = one.dataset, list(one.files)
     if dataset is not None and (dataset.indices is not None or dataset.format == "sequence"):
         yield id(dataset), dataset.place  # other views of it may have other samples
@@ -179,7 +179,7 @@ def _identities(one: Given) -> Iterator[tuple[object, Path]]:
 # --- names ---------------------------------------------------------------------------------------
 
 
-def _place(one: Given) -> Path:
+def _place(one: Input) -> Path:
     """The path a source is named after: without suffixes, or numbers of several files."""
     if one.dataset is not None:
         path = one.dataset.place

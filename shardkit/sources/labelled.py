@@ -15,11 +15,11 @@ from shardkit.errors import SampleError, UsageError
 from shardkit.options import Selection
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Schema
-from shardkit.sources.base import Around, Indices, Source
-from shardkit.sources.labels import LABEL, Asked, Labels, find_labels
+from shardkit.sources.base import Indices, Source, SourceWrapper
+from shardkit.sources.labels import LABEL, LabelColumn, Labels, find_labels
 
 
-class Labelled(Around):
+class Labelled(SourceWrapper):
     """The samples of a source, with a label made from one of its fields."""
 
     def __init__(self, whole: Source, labels: Labels) -> None:
@@ -76,7 +76,7 @@ class Labelled(Around):
         return {**found, "files": xxhash.xxh3_128_hexdigest(made.encode())}
 
 
-def labelled(sources: Mapping[str, Source], asked: Asked) -> dict[str, Source]:
+def labelled(sources: Mapping[str, Source], asked: LabelColumn) -> dict[str, Source]:
     """The splits of a source, with labels that share one list of classes.
 
     Raises UsageError if the field does not exist or cannot hold labels.

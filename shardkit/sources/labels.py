@@ -24,7 +24,7 @@ _MOST_CLASSES = 100_000
 
 
 @dataclass(frozen=True)
-class Asked:
+class LabelColumn:
     """The column to take labels from, and how they are written in it."""
 
     column: str
@@ -32,7 +32,7 @@ class Asked:
     classes: tuple[str, ...] | None = None
 
     @classmethod
-    def of(cls, recipe: Recipe) -> Asked | None:
+    def of(cls, recipe: Recipe) -> LabelColumn | None:
         if recipe.label_column is None:
             return None
         classes = recipe.classes
@@ -62,7 +62,7 @@ class Asked:
 class Labels:
     """Converts a value of the column to a label; raises SampleError for an invalid value."""
 
-    def __init__(self, asked: Asked, kind: FieldType, names: Sequence[str] | None) -> None:
+    def __init__(self, asked: LabelColumn, kind: FieldType, names: Sequence[str] | None) -> None:
         self.column = asked.column
         self.names = None if names is None else tuple(names)
         self._separator = asked.separator
@@ -139,7 +139,7 @@ def words(value: Any, separator: str | None) -> list[Any]:
 
 
 def find_labels(
-    asked: Asked,
+    asked: LabelColumn,
     kind: FieldType,
     values: Callable[[], Iterable[Any]],
     name: Callable[[int], str] = lambda row: f"document {row + 1:,}",
@@ -176,7 +176,7 @@ def find_labels(
     return Labels(asked, kind, names)
 
 
-def _refuse_mixed(asked: Asked, values: Iterable[Any], name: Callable[[int], str]) -> None:
+def _refuse_mixed(asked: LabelColumn, values: Iterable[Any], name: Callable[[int], str]) -> None:
     """Raise SourceError if a column has values of several types, none of which are lists."""
     first: dict[str, tuple[int, Any]] = {}
     counts: Counter[str] = Counter()
@@ -197,7 +197,7 @@ def _refuse_mixed(asked: Asked, values: Iterable[Any], name: Callable[[int], str
     )
 
 
-def _found(asked: Asked, values: Iterable[Any], *, lists: bool) -> tuple[str, ...] | None:
+def _found(asked: LabelColumn, values: Iterable[Any], *, lists: bool) -> tuple[str, ...] | None:
     """The words of all values, sorted, as class names; None if the values are integers."""
     found: dict[str, None] = {}
     numbers = False

@@ -21,7 +21,7 @@ from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError
 from shardkit.schema import FieldType, Schema, Text
 from shardkit.sources.columns import Column
 from shardkit.sources.file_metadata import Metadata
-from shardkit.sources.labels import LABEL, Asked, Labels, find_labels
+from shardkit.sources.labels import LABEL, LabelColumn, Labels, find_labels
 from shardkit.sources.tables import Table, place
 from shardkit.storage import fs
 
@@ -57,7 +57,7 @@ class GivenTable:
     path: Path
     column: str = _NAME
     suffix: str = ""  # of the files, which the names in the table lack
-    labels: Asked | None = None
+    labels: LabelColumn | None = None
 
     @classmethod
     def of(cls, recipe: Recipe) -> GivenTable | None:
@@ -66,7 +66,7 @@ class GivenTable:
         path = fs.source(recipe.metadata)
         if not path.is_file():
             raise UsageError("the file given by --metadata does not exist", path=path)
-        labels = Asked.of(recipe)
+        labels = LabelColumn.of(recipe)
         return cls(path, recipe.file_column or _NAME, recipe.file_suffix or "", labels)
 
     def read(self) -> Table:
@@ -80,14 +80,14 @@ class Labelling:
     """Where the labels of documents come from; by default, documents have no labels."""
 
     given: GivenTable | None = None
-    asked: Asked | None = None
+    asked: LabelColumn | None = None
     classes: tuple[str, ...] | None = None  # names of class folders
     guess: bool = False  # whether folders may be classes without being named
     strict: bool = True  # whether a folder that is not in `classes` is an error
 
     @classmethod
     def of(cls, recipe: Recipe, strict: bool) -> Labelling:
-        given, asked = GivenTable.of(recipe), Asked.of(recipe)
+        given, asked = GivenTable.of(recipe), LabelColumn.of(recipe)
         if asked is not None:
             return cls(given, asked)
         classes = recipe.classes
@@ -155,7 +155,7 @@ class Joined(NamedTuple):
 def join(
     table: Table,
     files: Sequence[tuple[str, FileTable]],
-    labels: Asked | None = None,
+    labels: LabelColumn | None = None,
     *,
     every: bool = False,
 ) -> list[Joined]:

@@ -21,7 +21,7 @@ from shardkit.sources.candidate import Candidate, Splits
 from shardkit.sources.companions import beside
 from shardkit.sources.dataset import DatasetSource
 from shardkit.sources.img2dataset import of_shards
-from shardkit.sources.inputs import gathered
+from shardkit.sources.inputs import group_inputs
 from shardkit.sources.prepared import check_prepared
 from shardkit.storage.remote.path import RemotePath
 
@@ -99,7 +99,7 @@ def of_dataset(dataset: Dataset, recipe: Recipe) -> Source:
     if isinstance(dataset, Concatenated):
         from shardkit.sources.united import unite, view_of
 
-        named = zip(gathered(dataset.parts), dataset.parts, strict=True)
+        named = zip(group_inputs(dataset.parts), dataset.parts, strict=True)
         parts = {one.name: {WHOLE: of_dataset(part, recipe)} for one, part in named}
         united = unite(parts, recipe)[WHOLE]
         assert isinstance(united, Source)

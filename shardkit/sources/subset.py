@@ -23,7 +23,7 @@ from shardkit.metadata.recipe import Recipe
 from shardkit.options import Selection
 from shardkit.sample import Sample
 from shardkit.schema import Encoded, Int, Schema
-from shardkit.sources.base import Around, Described, Document, Indices, Source, Stream
+from shardkit.sources.base import Document, Indices, Source, SourceInfo, SourceWrapper, Stream
 from shardkit.sources.key_lists import KeyList, check_found
 
 
@@ -125,7 +125,7 @@ class Where:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class RandomShare:
     """A random share of all samples. Adding samples does not change the choice among the others."""
 
     share: float
@@ -140,7 +140,7 @@ class Drawn:
 # --- sources of the selected samples --------------------------------------------------------------
 
 
-class _Chosen(Described):
+class _Chosen(SourceInfo):
     """Base of subsets: the description of the whole source, with the remaining classes."""
 
     def __init__(self, whole: Source | Stream, classes: OfClasses | None) -> None:
@@ -160,7 +160,7 @@ class _Chosen(Described):
         return {**sample, classes.label: classes.numbers[sample[classes.label]]}
 
 
-class Subset(_Chosen, Around):
+class Subset(_Chosen, SourceWrapper):
     """The samples at `indices` of a whole source."""
 
     def __init__(
@@ -330,7 +330,7 @@ def _chosen(
         filters.append(OfKeys(tuple(lists.values())))
     if recipe.where is not None:
         filters += Where(recipe.where, source.schema, dict(source.class_names)).parts()
-    drawn = [] if recipe.sample is None else [Drawn(recipe.sample, recipe.seed or 0)]
+    drawn = [] if recipe.sample is None else [RandomShare(recipe.sample, recipe.seed or 0)]
     if isinstance(source, Stream):
         filters += drawn
         return SubsetStream(source, filters, classes, source.also)

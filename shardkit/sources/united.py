@@ -27,7 +27,7 @@ from shardkit.metadata.splits import KINDS, in_order
 from shardkit.options import Selection
 from shardkit.sample import Sample, safe_key
 from shardkit.schema import Array, Schema, check_label
-from shardkit.sources.base import Described, Document, Source, Stream
+from shardkit.sources.base import Document, Source, SourceInfo, Stream
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -88,7 +88,7 @@ class Member:
         )
 
 
-class _Several(Described):
+class _Several(SourceInfo):
     """Base class of `United` and `UnitedStream`."""
 
     view = ""  # digest that distinguishes views of the same sources

@@ -13,7 +13,7 @@ import xxhash
 PIECE = 1 << 20  # bytes; the last piece of a file is shorter
 DIGEST = 16  # bytes of a piece's digest, an xxh3-128
 
-MOST = 1 << 24  # maximum number of pieces of a file with digests: 16 TiB
+MAX_PIECES = 1 << 24  # maximum number of pieces of a file with digests: 16 TiB
 
 # Kinds of checksums, as named in manifests.
 CHECKSUM = "xxh3-128-1MiB"  # of the pieces' digests; for a single piece, its digest

@@ -252,7 +252,7 @@ _CHECKSUM = 8  # bytes of the checksum at the start of a page's file: xxh3-64 of
 _BLOCK = 4096  # bytes: file systems allocate space in blocks of this size
 _CHANGING = -1  # stored instead of the bytes in use during a change: if found, count again
 _SPARE = 1_000_000_000  # bytes of the disk that are left free, or 1/20 of a small disk
-_PATIENCE = 10.0  # seconds to wait for the lock
+_LOCK_SECONDS = 10.0  # seconds to wait for the lock
 _MOST_CHECKED = 1 << 16  # maximum number of pages remembered as verified
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -297,7 +297,7 @@ class FolderCache(PageCache):
         # The files of pages whose checksums this process has compared: inode, size and time.
         self._checked: dict[str, tuple[int, int, int]] = {}
         self._handles: set[int] = set()  # handles of the lock file, one per thread that opened it
-        self._patience = _PATIENCE
+        self._patience = _LOCK_SECONDS
         self._turn = threading.Lock()  # only one thread at a time waits for other processes
 
     def __getstate__(self) -> tuple[str, int | None]:
@@ -462,7 +462,7 @@ class FolderCache(PageCache):
             except OSError as error:  # not all file systems have locks
                 raise os_errors.explain(error, "lock", self.folder / _LOCK) from error
             else:
-                self._patience = _PATIENCE
+                self._patience = _LOCK_SECONDS
                 return True
             time.sleep(delay)
             delay = min(2 * delay, 0.01)

@@ -19,7 +19,7 @@ from shardkit.storage.remote.client import Info
 from shardkit.storage.remote.path import RemotePath
 
 _TOGETHER = 8  # maximum number of pages per request
-_PATIENCE = 10.0  # seconds to wait for a page that another process is requesting
+_PAGE_SECONDS = 10.0  # seconds to wait for a page that another process is requesting
 _PAUSE = 0.002  # seconds between checks for it
 _TABLES = 64 << 20  # bytes of pages kept in memory by `Ranges`
 
@@ -119,7 +119,7 @@ class Pages:
             for number in mine:
                 self.cache.unclaim(file, number)
         for number in set(numbers) - set(mine):
-            until = time.monotonic() + _PATIENCE
+            until = time.monotonic() + _PAGE_SECONDS
             while not self.cache.claim(file, number) and time.monotonic() < until:
                 time.sleep(_PAUSE)
             try:

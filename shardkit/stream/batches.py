@@ -34,7 +34,7 @@ _PADDED = ("attention_mask", "segment_ids")  # a batch with one of these may hav
 _NUMBERS: dict[type[FieldType], Any] = {Int: np.int64, Float: np.float64, Bool: np.bool_}
 
 
-class Making:
+class BatchInProgress:
     """A batch under construction: several threads fill its rows, in any order."""
 
     def __init__(self, step: Step, arrays: Arrays) -> None:
@@ -45,7 +45,7 @@ class Making:
         self.errors: dict[int, ShardkitError] = {}
 
 
-class Made(NamedTuple):
+class FinishedBatch(NamedTuple):
     """A finished batch, with its errors and numbers of tokens."""
 
     batch: Batch
@@ -98,15 +98,15 @@ class BatchMaker:
         self._stacked = fields - self._transforms.lists
         self.slow = bool(fields)  # so that several threads should share a batch
 
-    def begin(self, step: Step) -> Making:
+    def begin(self, step: Step) -> BatchInProgress:
         """Allocate the arrays of a batch."""
         rows, shapes = len(step.number), {**self._stored, **self._transformed}
         arrays = {
             name: self._allocate((rows, *shape), dtype) for name, (shape, dtype) in shapes.items()
         }
-        return Making(step, arrays)
+        return BatchInProgress(step, arrays)
 
-    def fill(self, batch: Making, start: int, stop: int) -> None:
+    def fill(self, batch: BatchInProgress, start: int, stop: int) -> None:
         """Make the rows from `start` to `stop`. Errors of single rows are handled by `finish`."""
         enter("read")
         step = batch.step
@@ -159,7 +159,7 @@ class BatchMaker:
     def _addressed(self, error: ShardkitError, number: int) -> ShardkitError:
         return error.located(**self._samples.address(number)._asdict())
 
-    def finish(self, batch: Making) -> Made:
+    def finish(self, batch: BatchInProgress) -> FinishedBatch:
         """Return the filled batch. Raises the error of the first bad sample that is not skipped."""
         enter("collate")
         bad = sorted(batch.errors)
@@ -177,9 +177,9 @@ class BatchMaker:
         made = self._columns(batch, samples)
         made["__key__"] = batch.keys
         made["valid"] = valid
-        return Made(made, errors, _tokens(made))
+        return FinishedBatch(made, errors, _tokens(made))
 
-    def _columns(self, batch: Making, samples: list[Sample]) -> Batch:
+    def _columns(self, batch: BatchInProgress, samples: list[Sample]) -> Batch:
         if self._pack is not None and batch.step.segments is not None:
             fields = [self._field, *(n for n in self._samples.schema if n != self._field)]
             return packed(batch.step.segments, samples, self._pack.seq_len, 0, fields)
@@ -208,7 +208,7 @@ class BatchMaker:
                 made[name] = _stacked(values) if name in self._stacked else values
         return made
 
-    def _replace(self, batch: Making) -> npt.NDArray[np.bool_]:
+    def _replace(self, batch: BatchInProgress) -> npt.NDArray[np.bool_]:
         """Replace bad samples by good ones, so that no rows are missing; returns `valid`."""
         step, valid = batch.step, batch.step.valid.copy()
         for row in sorted(batch.errors):
@@ -227,7 +227,7 @@ class BatchMaker:
             valid[row] = False
         return valid
 
-    def _next_good(self, batch: Making, row: int) -> Making:
+    def _next_good(self, batch: BatchInProgress, row: int) -> BatchInProgress:
         """The next good sample after a bad one, in stored order.
 
         It depends only on the bad sample, so it is the same for any number of ranks and threads. If
@@ -256,7 +256,7 @@ class BatchMaker:
             fix="repair the dataset (`shardkit verify`), or raise max_errors",
         ) from batch.errors[row]
 
-    def make(self, step: Step) -> Made:
+    def make(self, step: Step) -> FinishedBatch:
         """Make a whole batch in the calling thread."""
         batch = self.begin(step)
         self.fill(batch, 0, len(step.number))

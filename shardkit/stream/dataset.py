@@ -13,7 +13,7 @@ import numpy as np
 from shardkit.errors import SampleError, UsageError, printable
 from shardkit.helpers.keywords import takes
 from shardkit.options import is_whole
-from shardkit.stream.batches import Batch, BatchMaker, Made, rows_of
+from shardkit.stream.batches import Batch, BatchMaker, FinishedBatch, rows_of
 from shardkit.stream.options import StreamKeywords, StreamOptions
 from shardkit.stream.order import EPOCHS
 from shardkit.stream.ranks import Ranks
@@ -97,7 +97,7 @@ class StreamingDataset:
         Yields, for each batch or sample: the step number after it, the progress after it, and the
         batch or sample itself. With several workers, each one makes every `workers`-th step.
         """
-        maker, bad = BatchMaker(self.stream), Bad(self.options)
+        maker, bad = BatchMaker(self.stream), BadSampleBudget(self.options)
         # None in a DataLoader's worker, as torch.distributed's store belongs to the parent process.
         comparison = self._ranks.begin(self.stream, self.options, self.world(), epoch, progress)
         first = number + (worker - number) % workers
@@ -140,14 +140,14 @@ def checked_epoch(epoch: int) -> int:
     return int(epoch)
 
 
-class Bad:
+class BadSampleBudget:
     """Counts the bad samples that were replaced, up to `max_errors`."""
 
     def __init__(self, options: StreamOptions) -> None:
         self._most = options.max_errors
         self.errors: list[dict[str, Any]] = []
 
-    def counted(self, made: Made) -> Batch:
+    def counted(self, made: FinishedBatch) -> Batch:
         """Count the bad samples of a batch and return it. Raises SampleError above `max_errors`."""
         self.errors += [error.to_dict() for error in made.errors]
         if len(self.errors) > self._most:

@@ -22,8 +22,8 @@ from shardkit.helpers.keywords import takes
 from shardkit.helpers.words import parse_size
 from shardkit.options import check_numbers
 from shardkit.stream import state as states
-from shardkit.stream.batches import Allocate, Batch, BatchMaker, Made, Memory
-from shardkit.stream.dataset import Bad, StreamingDataset, checked_epoch
+from shardkit.stream.batches import Allocate, Batch, BatchMaker, FinishedBatch, Memory
+from shardkit.stream.dataset import BadSampleBudget, StreamingDataset, checked_epoch
 from shardkit.stream.options import StreamKeywords, StreamOptions
 from shardkit.stream.profile import Profile, Times
 from shardkit.stream.quality import warn_of_small_cache, warn_of_sorted
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 # chunk, for 5 ms if another thread runs a Python loop, so small chunks would leave it idle.
 _ROWS = (8, 64)
 _SLOW = 0.005  # seconds per batch above which waking threads pays off
-_PATIENCE = 5.0  # seconds to wait for threads to end: a hanging one must not delay Ctrl-C
+_END_SECONDS = 5.0  # seconds to wait for threads to end: a hanging one must not delay Ctrl-C
 
 
 class Loader:
@@ -263,7 +263,7 @@ class Iteration:
     """Iterator over the batches of one epoch. `close`, or its deletion, stops its threads."""
 
     def __init__(self, loader: Loader, schedule: Schedule, profile: Profile | None) -> None:
-        self.bad = Bad(loader.dataset.options)
+        self.bad = BadSampleBudget(loader.dataset.options)
         self._loader, self._schedule, self._profile = loader, schedule, profile
         self._maker = BatchMaker(loader.dataset.stream, loader._memory(), loader._dtype)
         self._epoch = 0
@@ -386,7 +386,7 @@ def _watch_exit() -> None:
 def _exit() -> None:
     global _exiting  # noqa: PLW0603 - the interpreter exits once
     _exiting = True
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _END_SECONDS
     for reference in _iterations.valuerefs():
         iteration = reference()
         if iteration is not None and iteration._process == os.getpid():
@@ -423,7 +423,7 @@ class _PendingBatch:
         self._left = len(self.chunks)
         self._lock = threading.Lock()
         self._done = threading.Event()
-        self._made: Made | None = None
+        self._made: FinishedBatch | None = None
         self._failure: BaseException | None = None
 
     def work(self, start: int, stop: int) -> None:
@@ -461,7 +461,7 @@ class _PendingBatch:
         if isinstance(self._failure, KeyboardInterrupt):
             raise self._failure
 
-    def wait(self) -> Made:
+    def wait(self) -> FinishedBatch:
         """Wait for the batch and return it. Raises the error if making it failed."""
         self._done.wait()
         if self._failure is not None:
@@ -525,7 +525,7 @@ class _Threads:
         self._stopped.set()
         for _ in self._threads:
             self._tasks.put(None)
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + _END_SECONDS
         for thread in self._threads:
             if thread is not threading.current_thread():  # the finalizer may run in any thread
                 thread.join(max(deadline - time.monotonic(), 0))

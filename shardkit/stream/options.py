@@ -10,7 +10,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from shardkit.errors import UsageError
-from shardkit.options import SEEDS, Asked, check_choice, check_names, check_numbers
+from shardkit.options import SEEDS, ShortRepr, check_choice, check_names, check_numbers
 from shardkit.stream.batching import Batching, Pack
 from shardkit.stream.order import WINDOW
 from shardkit.stream.sampling import Balanced, Sampling, Weighted
@@ -22,7 +22,7 @@ _ROWS = 1 << 26  # maximum rows of a batch: sample numbers of far more would not
 
 
 @dataclass(frozen=True, repr=False)
-class StreamOptions(Asked):
+class StreamOptions(ShortRepr):
     """Options of `StreamingDataset` and `Loader`, by name.
 
     Order of samples:

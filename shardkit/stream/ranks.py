@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardkit.stream.options import StreamOptions
     from shardkit.stream.stream import Stream
 
-_PATIENCE = 5.0  # seconds to wait for the facts of other ranks, once a difference is known
+_FACTS_SECONDS = 5.0  # seconds to wait for the facts of other ranks, once a difference is known
 _NAMED = 1024  # maximum number of ranks whose facts are read then
 
 _numbers = itertools.count()  # of Loaders, in the order in which each rank first iterates them
@@ -156,7 +156,7 @@ class Comparison:
     def _told(self) -> dict[int, dict[str, Any]]:
         """The facts by rank, of the ranks that are in this iteration."""
         told = {self._world.rank: self._facts}
-        until = time.monotonic() + _PATIENCE
+        until = time.monotonic() + _FACTS_SECONDS
         ranks = range(min(self._world.size, _NAMED))
         with contextlib.suppress(RuntimeError):  # the process that hosts the store has ended
             while len(told) < len(ranks) and time.monotonic() < until:

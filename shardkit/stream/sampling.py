@@ -22,7 +22,7 @@ from shardkit.helpers.order import permutation, seed_of, splitmix
 from shardkit.stream.order import WINDOW, Draw, Mixture, Numbers, Order
 
 _DRAWS, _OFFSET = 5, 6  # purposes of a seed, in addition to those of order.py and schedule.py
-_MOST = 1 << 30  # maximum number of draws per epoch
+_MAX_DRAWS = 1 << 30  # maximum number of draws per epoch
 _LARGEST = 1e200  # maximum weight, so that the sum of weights is finite
 
 
@@ -237,10 +237,10 @@ def draws_of(sampling: Sampling, usual: int) -> int:
     samples = sampling.samples
     if samples is None:
         return usual
-    if isinstance(samples, bool) or not isinstance(samples, int) or not 0 < samples <= _MOST:
+    if isinstance(samples, bool) or not isinstance(samples, int) or not 0 < samples <= _MAX_DRAWS:
         raise UsageError(
             "samples= of a sampling must be a whole number in the supported range",
-            expected=f"1 to {_MOST:,}",
+            expected=f"1 to {_MAX_DRAWS:,}",
             found=repr(samples)[:200],
         )
     return samples

@@ -286,7 +286,7 @@ class Loader(loading.Loader):
             warn("there is no GPU: pin_memory has no effect")
             self._pinned = False
         super().__init__(source, **options)
-        self.dataset = _Numbered.of(self.dataset)
+        self.dataset = _LoaderDataset.of(self.dataset)
 
     # Attributes of a DataLoader that other libraries read: Lightning to set the epoch; Accelerate's
     # skip_first_batches (with which transformers' Trainer resumes), to skip batches.
@@ -295,9 +295,9 @@ class Loader(loading.Loader):
     prefetch_factor = None
 
     @property
-    def sampler(self) -> _Numbers:
+    def sampler(self) -> _BatchSampler:
         """A sampler of an epoch's batches."""
-        return _Numbers(self)
+        return _BatchSampler(self)
 
     batch_sampler = sampler
 
@@ -334,7 +334,7 @@ class Loader(loading.Loader):
         return batch if self._copies is None else self._copies.finished(batch)
 
 
-class _Numbers:
+class _BatchSampler:
     """A Loader's sampler: yields a function for each batch of its epoch, which makes the batch.
 
     The loader starts at the batch whose function is called first: earlier batches are skipped.
@@ -370,11 +370,11 @@ class _Numbers:
                 batches.close()
 
 
-class _Numbered(streaming.StreamingDataset):
-    """A Loader's `dataset` attribute: its length in samples, and its batches through `_Numbers`."""
+class _LoaderDataset(streaming.StreamingDataset):
+    """A Loader's `dataset`: its length in samples, and its batches through `_BatchSampler`."""
 
     @classmethod
-    def of(cls, dataset: streaming.StreamingDataset) -> _Numbered:
+    def of(cls, dataset: streaming.StreamingDataset) -> _LoaderDataset:
         """The same dataset, as an instance of this class."""
         made = cls.__new__(cls)
         made.__dict__.update({k: v for k, v in vars(dataset).items() if k != "_epochs"})

@@ -21,7 +21,7 @@ from shardkit.transforms.images import ImageBatch
 from shardkit.transforms.media import MediaJob, MediaTransform
 from shardkit.transforms.steps import Geometric, Transform
 
-_MOST = 1 << 12  # frames per sample
+_MAX_FRAMES = 1 << 12  # frames per sample
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,7 +42,7 @@ class SampleFrames(MediaTransform):
     random: bool = False
 
     def __post_init__(self) -> None:
-        check_numbers(self, _MOST, n=1)
+        check_numbers(self, _MAX_FRAMES, n=1)
         check_numbers(self, stride=1)
         numbers = 0 if not self.random else self.n if self.stride is None else 1
         object.__setattr__(self, "numbers", numbers)

@@ -23,7 +23,7 @@ from shardkit.conversion.outline import Outline
 from shardkit.conversion.partial import FolderPartial
 from shardkit.conversion.partials import partial_of
 from shardkit.conversion.plan import Plan, Task, make_plan
-from shardkit.conversion.publish import Made, named_shard, write_lists
+from shardkit.conversion.publish import TaskShard, named_shard, write_lists
 from shardkit.conversion.run import work_of
 from shardkit.conversion.shards import Content
 from shardkit.conversion.split import Split
@@ -503,7 +503,7 @@ class _Tasks:
     def tasks(self) -> dict[int, Task]:
         return {task.number: task for task in self.plan.tasks if task.split is self.split}
 
-    def made(self, task: Task) -> list[Made]:
+    def made(self, task: Task) -> list[TaskShard]:
         """Run a task, unless it has run, and return what it made; raises ShardkitError."""
         folder = self.folder / f"{task.number:06d}"
         if not is_finished(folder):
@@ -512,11 +512,11 @@ class _Tasks:
             run_task(work_of(task, recipe, folder), lambda progress: self.check())
         result = read_result(folder)
         return [
-            Made(folder, shard, bytes.fromhex(pieces), task.number, task.joined)
+            TaskShard(folder, shard, bytes.fromhex(pieces), task.number, task.joined)
             for shard, pieces in zip(result.shards, result.pieces, strict=True)
         ]
 
-    def groups(self, shard: Shard, kind: str) -> Iterator[list[Made]]:
+    def groups(self, shard: Shard, kind: str) -> Iterator[list[TaskShard]]:
         """Candidates for a shard: consecutive outputs of its tasks with its number of samples."""
         numbers = self.numbers(shard)
         if shard.samples and not numbers:

@@ -223,7 +223,7 @@ def _list_of_pieces(part: CheckedPart) -> tuple[ByteSource | None, dict[str, int
 def _digests(listed: ByteSource, first: int, file: File) -> bytes:
     """The digests of a file's pieces according to the list, which is untrusted; b"" if unusable."""
     number = checksums.listed(file.bytes)
-    if number > checksums.MOST:
+    if number > checksums.MAX_PIECES:
         return b""
     try:
         return listed.read(first * DIGEST, number * DIGEST)

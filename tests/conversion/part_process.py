@@ -94,7 +94,7 @@ def check(done, killed):
 
 if __name__ == "__main__":
     part_lock._PAUSE = PATIENCE / 20
-    part_lock.PATIENCE = PATIENCE
+    part_lock.LOCK_SECONDS = PATIENCE
     for line in sys.stdin:
         asked = json.loads(line)
         print(json.dumps(one(fs.output(sys.argv[1]), *asked)), flush=True)

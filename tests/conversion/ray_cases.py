@@ -292,7 +292,7 @@ def what_tasks_may_ask_for():
         assert not expected or found["expected"] == expected
         return str(found["what"])
 
-    with set_to(_PATIENCE=0.5, _LOOK=0.5):
+    with set_to(_NODE_SECONDS=0.5, _LOOK=0.5):
         assert "'num_gpus'" in what("num_cpus, memory, special", ray_options={"num_gpus": 1})
         for asked in ({"num_cpus": "many"}, {"memory": 0}):
             assert "must be a number above 0" in what(ray_options=asked)

@@ -22,7 +22,7 @@ ONE, TWO = PartOf(1, 2), PartOf(2, 2)
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
-    monkeypatch.setattr(part_lock, "PATIENCE", 0.05)
+    monkeypatch.setattr(part_lock, "LOCK_SECONDS", 0.05)
     monkeypatch.setattr(part_lock, "_PAUSE", 0.001)
     monkeypatch.setattr(locks, "_working", set())
 

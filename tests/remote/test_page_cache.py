@@ -522,7 +522,7 @@ def test_a_forked_process_does_not_hold_the_lock_of_one_that_died(tmp_path):
 
 
 def test_who_holds_the_lock_for_ever_is_not_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(page_cache, "_PATIENCE", 0.05)
+    monkeypatch.setattr(page_cache, "_LOCK_SECONDS", 0.05)
     cache = FolderCache(tmp_path)
     with (tmp_path / LOCK).open() as other:
         page_cache.fcntl.flock(other, page_cache.fcntl.LOCK_EX)

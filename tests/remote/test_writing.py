@@ -614,7 +614,7 @@ def test_ctrl_c_does_not_wait_for_a_long_request(match, source, own):
     own.proxy.add(Rule(method="PUT", match=match, hold=True))
     words = command(source, own.out, "--workers", "0")
     program = (
-        "from shardkit.storage.remote import store; store._GOODBYE = 1.0\n"
+        "from shardkit.storage.remote import store; store._EXIT_SECONDS = 1.0\n"
         "from shardkit.cli import main; main()"
     )
     words[1:3] = ["-c", program]

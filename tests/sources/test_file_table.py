@@ -67,7 +67,7 @@ def test_a_plan_from_temporary_files_is_the_same(tmp_path, monkeypatch, kind, op
         return [made.job, made.describe(), samples]
 
     expected = plan()
-    monkeypatch.setattr(mapped, "MOST", 50)
+    monkeypatch.setattr(mapped, "MAX_IN_MEMORY", 50)
     monkeypatch.setattr(mapped, "PIECE", 7)
     for module in (packed_names, image_folder):
         monkeypatch.setattr(module, "FEW", 0)

@@ -94,7 +94,7 @@ def test_tasks_are_the_same_for_sizes_by_shard(tmp_path, monkeypatch, options):
     size = {} if "shard_samples" in options else {"shard_size": 30_000}
     found = []
     for most in (1 << 25, 0):  # bytes of an array that is made of them
-        monkeypatch.setattr("shardkit.sources.dataset.MOST", most)
+        monkeypatch.setattr("shardkit.sources.dataset.MAX_IN_MEMORY", most)
         for source in (tmp_path / "a", [tmp_path / "a", tmp_path / "b"]):
             plan = plan_of(source, tmp_path / "out", **(size | options))
             found.append([(task.start, task.stop, task.size, task.joined) for task in plan.tasks])
@@ -107,8 +107,8 @@ def test_sources_whose_sizes_are_by_shard_are_compared(tmp_path, monkeypatch):
     """As with more than two million samples."""
     make_foreign(tmp_path / "a", 4, 5)
     shardkit.convert(tmp_path / "a", "lmdb", tmp_path / "out", workers=0)
-    monkeypatch.setattr("shardkit.sources.dataset.MOST", 0)
-    monkeypatch.setattr("shardkit.helpers.mapped.MOST", 0)
+    monkeypatch.setattr("shardkit.sources.dataset.MAX_IN_MEMORY", 0)
+    monkeypatch.setattr("shardkit.helpers.mapped.MAX_IN_MEMORY", 0)
     monkeypatch.setattr("shardkit.helpers.mapped.PIECE", 3)
     report = shardkit.verify(tmp_path / "out", against=tmp_path / "a")
     assert report.sound, report.problems

@@ -586,7 +586,7 @@ def test_a_shard_that_is_cut_deleted_or_changed_while_training_is_named(tmp_path
 
 @pytest.mark.usefixtures("few_objects")
 def test_threads_end_with_the_iteration_however_it_ends(photos, monkeypatch):
-    monkeypatch.setattr("shardkit.stream.loader._PATIENCE", 60)  # that no load decides
+    monkeypatch.setattr("shardkit.stream.loader._END_SECONDS", 60)  # that no load decides
     threads = set()
 
     def noted(label):
@@ -621,7 +621,7 @@ def test_threads_end_with_the_iteration_however_it_ends(photos, monkeypatch):
 
 def test_a_transform_that_hangs_does_not_hold_up_the_end(photos, monkeypatch):
     """As at Ctrl-C. Its thread ends by itself when it can."""
-    monkeypatch.setattr("shardkit.stream.loader._PATIENCE", 0.01)
+    monkeypatch.setattr("shardkit.stream.loader._END_SECONDS", 0.01)
     hanging, hangs, go_on = [], threading.Event(), threading.Event()
 
     def hang(label):
@@ -778,7 +778,7 @@ def count_steps(monkeypatch, loader, hear=lambda count: None):
 
 
 def test_a_thread_that_waits_for_a_batch_hears_that_the_iteration_was_closed(tmp_path, monkeypatch):
-    monkeypatch.setattr("shardkit.stream.loader._PATIENCE", 0)
+    monkeypatch.setattr("shardkit.stream.loader._END_SECONDS", 0)
     waits, go_on, made = threading.Event(), threading.Event(), []
 
     def slow(tokens):

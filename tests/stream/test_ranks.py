@@ -206,7 +206,7 @@ def test_all_ranks_are_told_which_of_them_differ_and_in_what(ranks, case, words)
 
 
 def test_the_error_says_what_differs_from_a_rank_that_is_further(monkeypatch):
-    monkeypatch.setattr(ranks_module, "_PATIENCE", 0)
+    monkeypatch.setattr(ranks_module, "_FACTS_SECONDS", 0)
     store = dist.HashStore()
     for number in (1, 2):
         Comparison(store, World(0, 2), "loader", number, {"seed": 0})

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardkit.codecs.tokenizers import Tokenizer
     from shardkit.dataset.views import Views
 
-_MOST = 1 << 26  # pixels of an image up to which it is decoded
+_MAX_PIXELS = 1 << 26  # pixels of an image up to which it is decoded
 _IMAGES = 3  # of a list
 _TOKENS = 64
 _LINES = 8  # of a text
@@ -72,7 +72,7 @@ class Previews:
         for image in images[:_IMAGES]:
             info = probe(image)
             about = f"{info.format} {info.width} x {info.height}"
-            if info.width * info.height > _MOST:
+            if info.width * info.height > _MAX_PIXELS:
                 shown.append(_note(f"{about}, too large for a preview"))
                 continue
             ratio = self._pixels / max(info.width, info.height)
@@ -273,7 +273,7 @@ def as_pixels(value: Any) -> npt.NDArray[np.uint8] | None:
         value = value.transpose(1, 2, 0)
     if value.ndim == 2:
         value = value[:, :, None]
-    if value.ndim != 3 or value.shape[2] not in (1, 3) or not 3 < value.size <= 3 * _MOST:
+    if value.ndim != 3 or value.shape[2] not in (1, 3) or not 3 < value.size <= 3 * _MAX_PIXELS:
         return None
     return np.broadcast_to(value, (*value.shape[:2], 3))
 

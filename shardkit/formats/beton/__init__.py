@@ -41,7 +41,7 @@ class Beton(Format):
     join = staticmethod(join)
     encodes_images = True
     raw_images = "ppm"  # FFCV's raw images
-    join_pads = True  # a value that does not fit into the rest of a page starts a new page
+    join_may_grow = True  # a value that does not fit into the rest of a page starts a new page
 
     def layout(self, schema: Schema) -> dict[str, Any]:
         fields_of(schema)

@@ -21,7 +21,7 @@ import pyarrow as pa
 from shardkit.errors import AGAIN, DamagedError
 from shardkit.helpers.pickled_process import PickledProcess
 
-_PATIENCE = 60  # seconds to wait for a response
+_ANSWER_SECONDS = 60  # seconds to wait for a response
 _DEATHS = 3  # of the process, at different rows of a file, after which no more of it are read
 # Memory limits of the process, in bytes, as damaged files can make pylance allocate any amount:
 # four times the largest value; less for small files, where filling 4 GiB would also take long.
@@ -137,7 +137,7 @@ def _answer(
 ) -> Any:
     global _process  # noqa: PLW0603 - as above
     try:
-        return answer.result(_PATIENCE)
+        return answer.result(_ANSWER_SECONDS)
     except (_EndedError, FutureTimeoutError) as error:
         with _starting:
             _process = None if _process is process else _process
@@ -150,7 +150,7 @@ def _answer(
             return _ask_alone(path, method, reads)
         what, fix = "this file made the process of pylance exit", AGAIN
         if not isinstance(error, _EndedError):
-            what = f"pylance did not respond for this file within {_PATIENCE} s"
+            what = f"pylance did not respond for this file within {_ANSWER_SECONDS} s"
             fix = (
                 "try again with more free memory; if it still does not respond, the file is "
                 "damaged: copy it again from an intact copy, or create it again"

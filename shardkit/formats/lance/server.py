@@ -44,7 +44,7 @@ _OPEN = 64  # files and datasets that are open at once
 _LATEST = 2**63  # manifests with numbers from here on are numbered downwards
 _LOOKED_AT, _LOOKED_AT_BYTES = 16, 32 << 20  # rows and bytes read to estimate the sizes of values
 _BLOB = (b"lance-encoding:blob", b"true")
-_PATIENCE = 10  # seconds to finish the manifest of a dataset for a caller that is dead
+_COMMIT_SECONDS = 10  # seconds to finish the manifest of a dataset for a caller that is dead
 _EXTERNAL = 3  # the kind of a blob that is stored outside of the dataset
 
 
@@ -195,7 +195,7 @@ class _Server:
 
     def end(self) -> None:
         """Wait until there is no temporary folder, which nobody else would remove."""
-        self._committing.acquire(timeout=_PATIENCE)
+        self._committing.acquire(timeout=_COMMIT_SECONDS)
 
 
 def _parts(fragments: Sequence[Any], folder: Path) -> Iterator[Part]:

@@ -33,7 +33,7 @@ class Mds(Format):
     reader = MdsReader
     writer = MdsWriter
     largest = LARGEST
-    optional_matters = True
+    optional_changes_encoding = True
 
     def layout(self, schema: Schema) -> dict[str, Any]:
         if ABSENT in schema:

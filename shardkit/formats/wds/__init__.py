@@ -40,7 +40,7 @@ class Wds(Format):
     reader = WdsReader
     writer = WdsWriter
     join = staticmethod(join)
-    any_as_bytes = True  # the payload of any member can be read as bytes
+    mixed_types_as_bytes = True  # the payload of any member can be read as bytes
     beside = MappingProxyType(extra_indexes.LOADERS)
     layout_types = MappingProxyType({"extensions": dict[str, list[str]]})
 

@@ -22,7 +22,7 @@ from shardkit.storage import fs
 from shardkit.storage.remote.path import RemotePath
 
 _CACHE = 64 << 20  # bytes of unpacked chunks that are cached per dataset
-_MOST = 4096  # datasets in a file
+_MAX_DATASETS = 4096  # datasets in a file
 
 
 def _h5py() -> Any:
@@ -136,7 +136,7 @@ def _collect(h5py: Any, path: Path, group: Any, prefix: str, found: dict[str, An
             found[prefix + name] = item
         elif isinstance(item, h5py.Group) and prefix.count("/") < 8:
             _collect(h5py, path, item, f"{prefix}{name}/", found)
-        if len(found) > _MOST:
+        if len(found) > _MAX_DATASETS:
             raise SourceError("the HDF5 file contains too many datasets", path=path)
 
 

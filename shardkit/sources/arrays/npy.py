@@ -32,7 +32,7 @@ _HEAD = 1 << 16  # bytes; numpy's headers have a few hundred
 _LOCAL = 30  # bytes of a member's local header, before its name
 _METHODS = {zipfile.ZIP_STORED: "", zipfile.ZIP_DEFLATED: "deflate"}
 _NEAR = 10  # values from which on an array of nearly the length of the others is one of them
-_MOST = 4096  # arrays in a file
+_MAX_ARRAYS = 4096  # arrays in a file
 
 
 def find_npy(path: Path) -> Found:
@@ -60,7 +60,7 @@ def find_npz(path: Path) -> Found:
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError) as error:
         fix = "copy or create the file again"
         raise SourceError("the .npz is damaged", path=path, found=str(error), fix=fix) from error
-    if len(members) > _MOST:
+    if len(members) > _MAX_ARRAYS:
         raise SourceError("the .npz contains too many arrays", path=path, found=f"{len(members):,}")
     columns = {m.filename[:-4]: _member(path, source, m) for m in members}
     found = arranged(path, columns, [path.name])

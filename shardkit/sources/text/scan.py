@@ -25,7 +25,7 @@ from shardkit.sources.base import Source, Stream
 from shardkit.sources.file_names import COMPRESSIONS, FORMS, parse_name
 from shardkit.sources.file_table import odd_keys
 from shardkit.sources.files import FilePath, below, file_path
-from shardkit.sources.labels import LABEL, Asked, find_labels
+from shardkit.sources.labels import LABEL, LabelColumn, find_labels
 from shardkit.sources.metadata import GivenTable, Labelling, join
 from shardkit.sources.text.blocks import expansion
 from shardkit.sources.text.classes import FolderClasses, folder_classes
@@ -543,7 +543,7 @@ def _fields(
     selection: Selection,
     notes: list[str],
     also: Collection[str],
-    asked: Asked | None,
+    asked: LabelColumn | None,
 ) -> tuple[Fields, Sampled]:
     """Choose the fields from the first documents of a few files; return them and the documents."""
     sampled, problems = _sample(corpus, options)
@@ -582,7 +582,7 @@ def _fields(
 
 
 def _labelled(
-    corpus: _Corpus, options: TextOptions, fields: Fields, asked: Asked, sampled: Sampled
+    corpus: _Corpus, options: TextOptions, fields: Fields, asked: LabelColumn, sampled: Sampled
 ) -> Fields:
     """Return the fields with a label, whose values are collected from all documents."""
     types = sampled.types()

@@ -15,7 +15,7 @@ MANIFEST = "__shardkit__/manifest.json"  # marks a folder as a dataset where lis
 LARGEST = 5000 << 20  # largest object, in bytes, that all stores accept in one request
 FULL_PAGE = 1000  # objects in a full page of a listing: the most that one request returns
 UNKNOWN = -1  # version number of an object without tag and modification time
-PATIENCE = 60.0  # seconds after which a request is not retried
+RETRY_SECONDS = 60.0  # seconds after which a request is not retried
 
 
 class Digests(Protocol):
@@ -123,7 +123,7 @@ def replaced(path: str) -> DamagedError:
 
 def time_for(size: int) -> float:
     """Timeout, in seconds, of a request that transfers `size` bytes: about 2 s for each MiB."""
-    return PATIENCE * (2 << (size >> 26).bit_length())
+    return RETRY_SECONDS * (2 << (size >> 26).bit_length())
 
 
 def forget_oldest(entries: dict[Any, Any], most: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import xxhash
 
 from shardkit.errors import DamagedError, NotFoundError, ShardkitError
-from shardkit.storage.checksums import DIGEST, MOST, PIECE, checksum_of, count
+from shardkit.storage.checksums import DIGEST, MAX_PIECES, PIECE, checksum_of, count
 from shardkit.storage.remote.client import forget_oldest
 from shardkit.storage.remote.path import RemotePath
 
@@ -45,7 +45,7 @@ class PieceList:
         start, stop = first * DIGEST, (first + number) * DIGEST
         blocks = range(start // _BLOCK, (stop - 1) // _BLOCK + 1)
         for again in (False, True):  # the second time past all caches, which may hold bad bytes
-            if number > MOST or stop > self._size():
+            if number > MAX_PIECES or stop > self._size():
                 break
             found = b"".join(self._block(block, again) for block in blocks)
             digests = found[start % _BLOCK :][: stop - start]

@@ -25,7 +25,7 @@ from shardkit.storage.checksums import PIECE
 from shardkit.storage.remote.client import (
     LARGEST,
     MANIFEST,
-    PATIENCE,
+    RETRY_SECONDS,
     UNKNOWN,
     Cached,
     Client,
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 6  # per request
 _PARALLEL = 16  # concurrent requests of one call
-_GOODBYE = 10.0  # seconds that pending requests may take after Ctrl-C
-_SOON = 0.5  # seconds of these before a message is shown
+_EXIT_SECONDS = 10.0  # seconds that pending requests may take after Ctrl-C
+_MESSAGE_SECONDS = 0.5  # seconds of these before a message is shown
 _LOOKS = 50  # attempts to find an object that is being copied
 _PAUSE = (0.1, 5.0)  # seconds: the first pause between attempts, and the longest
 
@@ -415,7 +415,7 @@ def other_size(path: str, expected: int, found: int) -> DamagedError:
 
 
 def _patiently(
-    request: Callable[[], Result], seconds: float = PATIENCE, attempts: int | None = None
+    request: Callable[[], Result], seconds: float = RETRY_SECONDS, attempts: int | None = None
 ) -> Result:
     """Make a request, and retry it after transient failures, with increasing pauses."""
     until = time.monotonic() + seconds
@@ -496,7 +496,7 @@ def together(
                 raise error
             report(item)
     except KeyboardInterrupt:
-        patience = _GOODBYE
+        patience = _EXIT_SECONDS
         raise
     finally:
         over.set()
@@ -512,7 +512,7 @@ def _join(threads: list[threading.Thread], seconds: float) -> None:
             thread.join(max(began + most - time.monotonic(), 0))
         return not any(thread.is_alive() for thread in threads)
 
-    if seconds == _GOODBYE and not join(_SOON):
+    if seconds == _EXIT_SECONDS and not join(_MESSAGE_SECONDS):
         what = f"waiting up to {seconds:.0f} s for pending requests"
         warn(what)
     join(seconds)
