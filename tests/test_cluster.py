@@ -29,7 +29,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 [ -z "$wrap" ] && array=$(sed -n 's/^#SBATCH --array=//p' "$script")
-for index in $(seq $(echo "${array:-0}" | tr - ' ')); do
+for index in $(seq $(echo "${array:-1}" | tr - ' ')); do
   export SLURM_ARRAY_TASK_ID=$index
   [ -n "$wrap" ] || wrap=$(cat "$script")
   bash -c "$wrap" >> jobs.log 2>&1 || echo "$dependency: $wrap" >> failed
@@ -88,6 +88,7 @@ def test_the_jobs_of_slurm_make_the_dataset_and_check_it(blocks, folder):
     bash(script, folder, SLURM_ARRAY_TASK_ID="1")
     assert "2/2 never began" in bash("shardkit merge made", folder, check=2)
     bash(script, folder, SLURM_ARRAY_TASK_ID="2", SLURM_ARRAY_TASK_COUNT="1")
+    bash("shardkit merge made", folder)
     assert_whole(folder)
 
 
@@ -120,6 +121,8 @@ def test_the_pods_of_kubernetes_make_the_dataset(blocks, folder):
         assert words[:2] == ["bash", "-c"]
         (command,) = words[2:]
         bash(command.replace("s3://datasets", str(folder)), folder, **environ)
+    assert not (folder / "made").exists()
+    bash("shardkit merge made", folder)
     assert_whole(folder)
 
 
