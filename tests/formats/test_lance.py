@@ -311,13 +311,27 @@ def test_calls_that_run_when_another_one_ends_its_process_are_asked_again(made):
     assert reader._which not in process._deaths
 
 
-def test_its_temporary_folder_is_removed_although_the_caller_is_dead(tmp_path):
+# In the process of pylance: folders are removed only once there is no `gate`.
+HELD = """
+import os, sys, time
+def hear(event, args):
+    while event == "shutil.rmtree" and os.path.exists({gate!r}):
+        time.sleep(0.001)
+sys.addaudithook(hear)
+"""
+
+
+def test_its_temporary_folder_is_removed_although_the_caller_is_dead(tmp_path, monkeypatch):
     (there := tmp_path / "tmp").mkdir()
+    (gate := tmp_path / "gate").touch()
+    (tmp_path / "sitecustomize.py").write_text(HELD.format(gate=str(gate)))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     server = process.PickledProcess("shardkit.formats.lance.server", None, RuntimeError)
     schema = pa.schema([pa.field("n", pa.int64())], {b"shardkit": b""})
     server.call("commit", str(there), schema, [])
     wait_for(lambda: any(there.iterdir()))
     server._process.stdin.close()  # as if this process had been killed
+    gate.unlink()
     server._process.wait()
     assert list(there.iterdir()) == []
 
