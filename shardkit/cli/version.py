@@ -10,6 +10,7 @@ from shardkit.codecs import extension
 from shardkit.version import __version__
 
 _OPTIONAL = {  # purpose -> packages, and the extra that installs them
+    "text": (("tokenizers", "tiktoken"), "text"),
     "audio": (("soundfile", "soxr"), "audio"),
     "video": (("av",), "video"),
     "Zstandard": (("zstandard",), "zstd"),
@@ -27,7 +28,6 @@ def versions() -> Iterator[str]:
         built_with = getattr(extension._crop, "LIBJPEG_TURBO", "")
         yield f"fast loading of JPEGs: yes (extension with libjpeg-turbo {built_with})"
     yield f"images: Pillow {version('Pillow')} ({_of_pillow()}), simplejpeg {version('simplejpeg')}"
-    yield f"text: tokenizers {version('tokenizers')}, tiktoken {version('tiktoken')}"
     for what, (packages, name) in _OPTIONAL.items():
         try:
             yield f"{what}: " + ", ".join(f"{package} {version(package)}" for package in packages)
