@@ -1,9 +1,9 @@
 """LMDB environments: a folder with `data.mdb`, keys of 12 digits, values in msgpack.
 
-layout.py    the byte layout of an LMDB file, and a tree that checks every pointer
-reader.py    random access by number
-writer.py    writes an environment in one pass
-foreign.py   finds the samples of a foreign LMDB; foreign_values.py decodes their values
+layout.py        the byte layout of an LMDB file, and a tree that checks every pointer
+reader.py        random access by number
+writer.py        writes an environment in one pass
+third_party.py   finds the samples of an LMDB of another program; third_party_values.py decodes them
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Foreign LMDBs: finds out from the file which entries are samples.
 
 A sample is one entry, or several entries such as `image-000000001` and `label-000000001`, as in
-text recognition datasets. `foreign_values.py` determines how the values are stored. Lists and
+text recognition datasets. `third_party_values.py` determines how the values are stored. Lists and
 counts of the samples are used as well: `__keys__`, `num-samples`, and BasicSR's `meta_info.txt`.
 """
 

@@ -1,11 +1,11 @@
 """TFRecord files of tf.train.Example, compatible with TensorFlow and TFDS.
 
-example.py   encodes and decodes the messages, without the protobuf library
-records.py   records with their checksums, and the index beside a shard
-values.py    conversion of fields to features and back, and TensorFlow's parsing arguments
-writer.py    writes records in one pass
-reader.py    random access by the index
-foreign.py   guesses the fields of foreign files
+example.py       encodes and decodes the messages, without the protobuf library
+records.py       records with their checksums, and the index beside a shard
+values.py        conversion of fields to features and back, and TensorFlow's parsing arguments
+writer.py        writes records in one pass
+reader.py        random access by the index
+third_party.py   guesses the fields of files of other programs
 """
 
 from __future__ import annotations

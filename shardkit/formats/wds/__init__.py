@@ -1,14 +1,14 @@
 """TAR shards, as the WebDataset library writes and reads them.
 
-names.py        maps member names to keys and fields
-values.py       encodes and decodes the payloads of members
-layout.py       the byte layout of our shards and their indexes
-writer.py       writes a shard and its index
-reader.py       random access through the index
-members.py      parses the members of any TAR
-foreign.py      builds the index of a TAR that has none
-kept.py         caches the indexes of remote TARs
-beside.py       files for the loaders of other libraries
+names.py                maps member names to keys and fields
+values.py               encodes and decodes the payloads of members
+layout.py               the byte layout of our shards and their indexes
+writer.py               writes a shard and its index
+reader.py               random access through the index
+members.py              parses the members of any TAR
+third_party.py          builds the index of a TAR that has none
+remote_index_cache.py   caches the indexes of remote TARs
+extra_indexes.py        files for the loaders of other libraries
 """
 
 from __future__ import annotations
