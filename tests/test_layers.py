@@ -101,7 +101,6 @@ INSTALLED_BY = {
     "yaml": "pyyaml",
     "cv2": "opencv-python-headless",
     "megatron": "megatron-core",
-    "pynvml": "nvidia-ml-py",
     "lance": "pylance",
 }
 # Files that import an extra's library without a guard, and what stands before them.
