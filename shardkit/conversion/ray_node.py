@@ -33,7 +33,7 @@ _WITNESSES = 100  # maximum number of sources that nodes look for
 _WRITERS = {
     "arrow": ["pyarrow"],
     "lance": ["pylance", "pyarrow"],
-    "array_record": ["array_record"],
+    "array-record": ["array_record"],
 }
 
 
