@@ -1,4 +1,4 @@
-"""`doctor`: finds what slows loading down with short runs, and measures the gain of each change."""
+"""`doctor`: finds what slows loading down with short runs, and what each change would gain."""
 
 from __future__ import annotations
 
