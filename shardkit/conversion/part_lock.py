@@ -16,7 +16,7 @@ from shardkit.helpers.part_of import PartOf
 from shardkit.storage import fs
 
 PARTS = "parts"
-WHOLE_RUN = "a run without --part cannot work at the same time"
+WHOLE_RUN = "a run without --part, or `shardkit merge`, cannot work at the same time"
 OTHER_JOB = "this one has other options, or another source"
 LOCK_SECONDS = 30.0  # seconds to wait for a lock that a part may hold only while it begins
 _QUIET = 1.0  # seconds of waiting before a warning is issued

@@ -194,6 +194,7 @@ def _looked_into(path: Path, together: bool, subset: str) -> dict[str, _Found]:
 
 _PARTIAL = ".partial"  # suffix of the working folder of a conversion
 _OURS = ("job.json", "lock")  # in that folder; while its old work is removed, only the lock
+_PARTS = "parts"  # in that folder, of a conversion in parts
 _UNKNOWN = "run the interrupted command again"
 _AGAIN = {  # by what the job in that folder says
     "recipe": "run the interrupted command again: it continues where it stopped",
@@ -208,6 +209,9 @@ def _again(folder: Path) -> str:
     """How to go on with the unfinished work in a folder."""
     with contextlib.suppress(ShardkitError, OSError, ValueError):
         job = checked(dict[str, Any], parse(fs.read(folder / _OURS[0], MOST_BYTES)))
+        if "recipe" in job and (folder / _PARTS).is_dir():
+            out = folder.with_name(folder.name.removesuffix(_PARTIAL))
+            return f"once all its parts (--part I/N) have ended, run `shardkit merge {out}`"
         return next((words for kind, words in _AGAIN.items() if kind in job), _UNKNOWN)
     return _UNKNOWN
 

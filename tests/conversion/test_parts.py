@@ -60,6 +60,8 @@ def test_two_parts_make_what_one_run_makes(source, tmp_path, out):
     assert convert(source, out, "1/2").part == first.part
     assert convert(source, out, "2/2").part.missing == 0
     assert not out.exists()
+    error = raised(shardkit.NotFoundError, "no such file", shardkit.open, out)
+    assert f"run `shardkit merge {out}`" in error.fix
     result = shardkit.merge(out)
     assert files_of(out) == files_of(tmp_path / "whole")
     assert result.part is None
