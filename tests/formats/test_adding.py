@@ -40,6 +40,15 @@ def test_the_example_is_short_and_passes_the_contract(package):
     assert "skipped" not in out
 
 
+def test_names_of_earlier_versions_of_the_page_are_kept():
+    from shardkit import byte_source, storage
+    from shardkit.formats import api, base
+
+    assert (storage.create, storage.write) == (api.fs.create, api.fs.write)
+    assert (byte_source.Table, base.ShardReader) == (api.Table, api.ShardReader)
+    assert byte_source.LocalFile
+
+
 @pytest.fixture(scope="module")
 def installed(package, tmp_path_factory):
     """Where the package is installed, as pip does it."""
