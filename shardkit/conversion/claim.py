@@ -29,7 +29,6 @@ from typing import Any, TypeAlias
 
 from shardkit.conversion.part_lock import (
     OTHER_JOB,
-    PARTS,
     WHOLE_RUN,
     at_work,
     at_work_already,
@@ -37,6 +36,7 @@ from shardkit.conversion.part_lock import (
 from shardkit.errors import OutputError, ShardkitError, StorageError, warn
 from shardkit.helpers.checked import checked, parse
 from shardkit.helpers.part_of import PartOf
+from shardkit.metadata.job import PARTS
 from shardkit.storage import fs
 from shardkit.storage.remote import store as stores
 from shardkit.storage.remote.client import Tag

@@ -7,11 +7,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from shardkit.conversion.partial import JOB, Partial, comparable
+from shardkit.conversion.partial import Partial, comparable
 from shardkit.conversion.plan import Plan
 from shardkit.conversion.target import Target
 from shardkit.errors import NotFoundError, OutputError, ShardkitError
 from shardkit.metadata import manifest as manifests
+from shardkit.metadata.job import JOB
 from shardkit.metadata.recipe import identity
 from shardkit.storage.remote.path import RemotePath
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from shardkit.conversion.target import not_ours
 from shardkit.errors import OutputError, warn
 from shardkit.helpers import os_errors
+from shardkit.metadata.job import LOCK
 from shardkit.storage import fs
 
-LOCK = "lock"
 UNLOCKED = -1
 HELD = -2
 ALONE = "make sure that no other run writes to the same output"

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from shardkit.conversion.lock import HELD, LOCK, UNLOCKED, busy, try_lock, unlock
+from shardkit.conversion.lock import HELD, UNLOCKED, busy, try_lock, unlock
 from shardkit.errors import OutputError, warn
 from shardkit.helpers.part_of import PartOf
+from shardkit.metadata.job import LOCK, PARTS
 from shardkit.storage import fs
 
-PARTS = "parts"
 WHOLE_RUN = "a run without --part, or `shardkit merge`, cannot work at the same time"
 OTHER_JOB = "this one has other options, or another source"
 LOCK_SECONDS = 30.0  # seconds to wait for a lock that a part may hold only while it begins

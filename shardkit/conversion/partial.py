@@ -15,7 +15,6 @@ copy              a temporary copy of a file that belongs next to a single-file 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import stat
@@ -28,20 +27,19 @@ from typing import Any, TypeAlias
 
 from shardkit.conversion.claim import PartClaims
 from shardkit.conversion.commit import COPY, DATASET, REPLACED, Commit, SingleCommit
-from shardkit.conversion.lock import LOCK
-from shardkit.conversion.part_lock import PARTS, PartLock
+from shardkit.conversion.part_lock import PartLock
 from shardkit.conversion.target import Target, not_ours, refuse_others
 from shardkit.conversion.work import UNFINISHED, is_finished, read_result
 from shardkit.errors import DamagedError, NotFoundError, OutputError
 from shardkit.helpers import os_errors
-from shardkit.helpers.checked import MOST_BYTES, checked, parse
+from shardkit.helpers.checked import MOST_BYTES
 from shardkit.helpers.part_of import PartOf
+from shardkit.metadata.job import JOB, LOCK, PARTS, job_text, parsed_job
 from shardkit.metadata.manifest import FOLDER, File, Shard
 from shardkit.metadata.recipe import identity
 from shardkit.storage import fs
 from shardkit.storage.remote.path import RemotePath
 
-JOB = "job.json"
 PLAN = "plan"
 OUTLINE = "outline.zip"
 TASKS = "tasks"
@@ -430,16 +428,3 @@ def comparable(job: dict[str, Any]) -> dict[str, Any]:
     """The parts of a job that must be equal for one run to resume another."""
     recipe = job.get("recipe")
     return {**job, "recipe": identity(recipe)} if isinstance(recipe, dict) else job
-
-
-def job_text(job: dict[str, Any]) -> bytes:
-    """The content of job.json."""
-    return json.dumps(job, indent=1, allow_nan=False).encode() + b"\n"
-
-
-def parsed_job(text: bytes) -> dict[str, Any]:
-    """The job in a job.json; empty if it is damaged."""
-    try:
-        return checked(dict[str, Any], parse(text))
-    except ValueError:
-        return {}

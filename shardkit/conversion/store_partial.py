@@ -25,17 +25,13 @@ import xxhash
 
 from shardkit.conversion.claim import RUN, PartClaims, TakenError
 from shardkit.conversion.commit import DATASET
-from shardkit.conversion.part_lock import PARTS
 from shardkit.conversion.partial import (
-    JOB,
     OUTLINE,
     PLAN,
     TASKS,
     Copied,
     Partial,
     comparable,
-    job_text,
-    parsed_job,
     unseen,
 )
 from shardkit.conversion.scratch import Scratch
@@ -45,6 +41,7 @@ from shardkit.conversion.work import PACKED, is_finished, read_result, unpack
 from shardkit.errors import DamagedError, OutputError
 from shardkit.helpers.part_of import PartOf
 from shardkit.metadata import manifest as manifests
+from shardkit.metadata.job import JOB, PARTS, job_text, parsed_job
 from shardkit.metadata.manifest import File, Shard
 from shardkit.storage import fs
 from shardkit.storage.remote import store as stores

@@ -485,8 +485,11 @@ class Dataset(Views):
         self._same_version(path, found)
         return found
 
-    def _same_version(self, path: Path, found: os.stat_result) -> None:
-        before = self._versions.get(path)
+    def _same_version(
+        self, path: Path, found: os.stat_result, before: tuple[int, int] | None = None
+    ) -> None:
+        """Raise DamagedError if a file is not as `before`, or as when it was last looked at."""
+        before = before or self._versions.get(path)
         if before not in (None, version_of(found)):
             assert before is not None
             if isinstance(path, RemotePath):
@@ -530,9 +533,7 @@ class Dataset(Views):
             opened = self._format.open(path, layout)
         if not isinstance(path, RemotePath):  # it may have been replaced in the meantime
             with contextlib.suppress(FileNotFoundError):
-                now = path.stat()
-                if version_of(now) != version_of(found):
-                    raise changed(path, version_of(found), now)
+                self._same_version(path, path.stat(), version_of(found))
         if self._starts and len(opened) != self.extent(shard)[0]:
             raise DamagedError(
                 "the shard or its index has the wrong number of samples",

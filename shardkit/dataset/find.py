@@ -10,7 +10,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from shardkit.dataset.card import named_subset
 from shardkit.dataset.dataset import Dataset
@@ -29,8 +29,9 @@ from shardkit.formats import FORMATS, format_of, unknown_format
 from shardkit.formats.table_folders import partitions, refuse_files_of_table, refuse_partitions
 from shardkit.formats.unsupported import kind_of_file
 from shardkit.helpers import os_errors
-from shardkit.helpers.checked import MOST_BYTES, checked, parse
+from shardkit.helpers.checked import MOST_BYTES
 from shardkit.metadata import manifest as manifests
+from shardkit.metadata.job import JOB, LOCK, PARTS, parsed_job
 from shardkit.metadata.manifest import Manifest, Shard, Splits
 from shardkit.metadata.splits import grouped
 from shardkit.storage import fs
@@ -155,7 +156,7 @@ def _at(path: Path, together: bool = False) -> dict[str, _Found]:
 def _refuse_working_folder(path: Path) -> None:
     """Raise FormatError for the working folder of a conversion, and for what is in it."""
     for folder in (path, *fs.absolute(path).parents):
-        if folder.name.endswith(_PARTIAL) and any((folder / name).is_file() for name in _OURS):
+        if folder.name.endswith(_PARTIAL) and any(map(Path.is_file, (folder / JOB, folder / LOCK))):
             raise FormatError(
                 "this is an unfinished conversion, not a dataset",
                 path=path,
@@ -193,8 +194,6 @@ def _looked_into(path: Path, together: bool, subset: str) -> dict[str, _Found]:
 
 
 _PARTIAL = ".partial"  # suffix of the working folder of a conversion
-_OURS = ("job.json", "lock")  # in that folder; while its old work is removed, only the lock
-_PARTS = "parts"  # in that folder, of a conversion in parts
 _UNKNOWN = "run the interrupted command again"
 _AGAIN = {  # by what the job in that folder says
     "recipe": "run the interrupted command again: it continues where it stopped",
@@ -207,9 +206,9 @@ _AGAIN = {  # by what the job in that folder says
 
 def _again(folder: Path) -> str:
     """How to go on with the unfinished work in a folder."""
-    with contextlib.suppress(ShardkitError, OSError, ValueError):
-        job = checked(dict[str, Any], parse(fs.read(folder / _OURS[0], MOST_BYTES)))
-        if "recipe" in job and (folder / _PARTS).is_dir():
+    with contextlib.suppress(ShardkitError, OSError):
+        job = parsed_job(fs.read(folder / JOB, MOST_BYTES))
+        if "recipe" in job and (folder / PARTS).is_dir():
             out = folder.with_name(folder.name.removesuffix(_PARTIAL))
             return f"once all its parts (--part I/N) have ended, run `shardkit merge {out}`"
         return next((words for kind, words in _AGAIN.items() if kind in job), _UNKNOWN)
@@ -234,7 +233,7 @@ def _meant(path: Path) -> str | None:
             out = path.with_name(path.name.removesuffix(_PARTIAL))
             return f"to read the dataset, give {out}" if manifests.has_manifest(out) else None
         working = path.with_name(path.name + _PARTIAL)
-        if (working / "job.json").is_file():
+        if (working / JOB).is_file():
             return f"its conversion is unfinished: {_again(working)}"
     return None
 

@@ -4,5 +4,5 @@ Each imports only those on lines below its own:
 
     sizes
     manifest
-    recipe shared_schema splits
+    job recipe shared_schema splits
 """

@@ -14,6 +14,7 @@ from shardkit.errors import SourceError, UsageError
 from shardkit.formats import FORMATS, format_of, unknown_format
 from shardkit.formats.unsupported import kind_of_file
 from shardkit.helpers.indices import array
+from shardkit.metadata.job import JOB
 from shardkit.metadata.manifest import FOLDER, has_manifest
 from shardkit.metadata.recipe import Recipe
 from shardkit.sources.base import WHOLE, Source
@@ -45,7 +46,7 @@ def recognise_shards(candidate: Candidate) -> Splits | None:
 
 def _is_dataset(folder: Path) -> bool:
     """Whether a folder is a dataset with a manifest or index, or an unfinished conversion."""
-    unfinished = (folder / "job.json").is_file() and (folder / "tasks").is_dir()
+    unfinished = (folder / JOB).is_file() and (folder / "tasks").is_dir()
     saved = (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file()
     listings = {d.listing for d in FORMATS.values() if d.below}
     if not isinstance(folder, RemotePath):

@@ -8,11 +8,12 @@ import pytest
 
 import shardkit
 from shardkit.conversion.outline import Outline
-from shardkit.conversion.partial import JOB, OUTLINE, PLAN
+from shardkit.conversion.partial import OUTLINE, PLAN
 from shardkit.conversion.parts import who_is_missing
 from shardkit.conversion.work import unzipped, zipped
 from shardkit.errors import DamagedError, OutputError, SampleError, SourceError, UsageError
 from shardkit.helpers.part_of import PartOf
+from shardkit.metadata.job import JOB
 from shardkit.storage import fs
 from tests.conftest import IMAGE_FORMATS, files_of
 from tests.conversion.conftest import raised

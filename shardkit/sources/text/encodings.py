@@ -6,7 +6,7 @@ import codecs
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from shardkit.errors import HoleError, SampleError, UsageError
 from shardkit.helpers.extras import extra
@@ -126,30 +126,27 @@ class Decoder:
         )
 
 
-_HOLE = "the file holds NUL bytes instead of text, as after a crash or an unfinished download"
+_Hole = TypeVar("_Hole", SampleError, HoleError)
 
 
 def hole(path: FilePath, offset: int) -> SampleError:
     """Return the error for NUL bytes from `offset` on, which are text in no encoding."""
-    return SampleError(
-        _HOLE,
-        path=path,
-        offset=offset,
-        expected="text",
-        found="a run of NUL bytes",
-        fix="copy the file again from an intact copy, or use --on-error skip",
-    )
+    return _hole(SampleError, path, offset, "use --on-error skip")
 
 
 def endless_hole(path: FilePath, offset: int) -> HoleError:
     """Return the error for NUL bytes from `offset` on, after which the file is not read."""
-    return HoleError(
-        _HOLE,
+    return _hole(HoleError, path, offset, "move it away: what follows is not read")
+
+
+def _hole(kind: type[_Hole], path: FilePath, offset: int, instead: str) -> _Hole:
+    return kind(
+        "the file holds NUL bytes instead of text, as after a crash or an unfinished download",
         path=path,
         offset=offset,
         expected="text",
         found="a run of NUL bytes",
-        fix="copy the file again from an intact copy, or move it away: what follows is not read",
+        fix=f"copy the file again from an intact copy, or {instead}",
     )
 
 
