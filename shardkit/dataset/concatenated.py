@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from shardkit.formats.base import ShardReader
 from shardkit.helpers.indices import array
 from shardkit.metadata.shared_schema import other_numbers, renumbered, shared_schema, united_classes
 from shardkit.sample import Sample
-from shardkit.schema import check_label
+from shardkit.schema import Schema, check_label
 
 if TYPE_CHECKING:
     import os
@@ -63,6 +63,44 @@ def _numbers(dataset: Dataset, start: int) -> Numbers:
     return start + dataset.stored(np.arange(len(dataset)))
 
 
+class _Labelled(Protocol):
+    """The interface of datasets and sources that is needed to merge their classes."""
+
+    @property
+    def schema(self) -> Schema: ...
+    @property
+    def class_names(self) -> Mapping[str, tuple[str, ...]]: ...
+    def __len__(self) -> int: ...
+
+
+def merged_classes(
+    parts: Iterable[tuple[str, _Labelled]],
+) -> tuple[dict[str, tuple[str, ...]], dict[str, ShardkitError]]:
+    """The common class names of parts, by field, and the errors of fields with conflicts."""
+    filled = [(name, part) for name, part in parts if len(part)]
+    found: dict[str, tuple[str, ...]] = {}
+    errors: dict[str, ShardkitError] = {}
+    for field in dict.fromkeys(field for _, part in filled for field in part.class_names):
+        tables = [(n, part.class_names.get(field)) for n, part in filled if field in part.schema]
+        names, error = united_classes(tables)
+        if names is not None:
+            found[field] = names
+        elif error is not None:
+            errors[field] = error
+    return found, errors
+
+
+def renumber(
+    sample: Sample, numbers: Mapping[str, Sequence[int]], class_names: Mapping[str, Sequence[str]]
+) -> Sample:
+    """Replace the labels of a sample, by field, with the `numbers` of the merged classes."""
+    for field, new in numbers.items():
+        if field in sample:
+            check_label(sample, field, class_names[field])
+            sample[field] = renumbered(sample[field], new)
+    return sample
+
+
 class Concatenated(Dataset):
     """Several datasets as one. Its shards are the shards of all of its parts."""
 
@@ -70,18 +108,8 @@ class Concatenated(Dataset):
         names = [f"{part.place} (number {number})" for number, part in enumerate(parts)]
         layouts = [{"schema": part.schema.to_json()} for part in parts]
         self.schema, errors = shared_schema(layouts, [*map(len, parts)], names, "dataset")
-        self._class_names: dict[str, tuple[str, ...]] = {}
-        for field in dict.fromkeys(field for part in parts for field in part.class_names):
-            tables = [
-                (name, part.class_names.get(field))
-                for name, part in zip(names, parts, strict=True)
-                if field in part.schema and len(part)
-            ]
-            classes, nameless = united_classes(tables)
-            if classes is not None:
-                self._class_names[field] = classes
-            elif nameless is not None:
-                errors.setdefault(field, nameless)
+        self._class_names, nameless = merged_classes(zip(names, parts, strict=True))
+        errors = {**nameless, **errors}
         for error in errors.values():
             error.fix = "give the field the same type and class names in all of them"
             raise error
@@ -157,11 +185,7 @@ class Concatenated(Dataset):
         number, own = self._at(shard)
         part = self._parts[number]
         sample = part.read(part.start(own) + position, fields)
-        for field, numbers in self._labels[number].items():
-            if field in sample:
-                check_label(sample, field, part.class_names[field])
-                sample[field] = renumbered(sample[field], numbers)
-        return sample
+        return renumber(sample, self._labels[number], part.class_names)
 
     def read_keys(self, shard: int, positions: Numbers) -> list[str]:
         number, own = self._at(shard)

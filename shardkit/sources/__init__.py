@@ -6,10 +6,10 @@ Each imports only those on lines below its own:
     annotated recognisers
     folder_scan shards
     api arrays/ exported img2dataset speech split_folders text/
-    candidate image_folder metadata
+    candidate image_folder metadata united
     file_table labelled subset
     coco dataset duplicates file_metadata inputs key_lists labels packed_names sequence
-      tables united voc
+      tables voc
     annotations base columns companions file_names files imagenet layouts prepared quotes
 """
 

@@ -98,13 +98,13 @@ def of_dataset(dataset: Dataset, recipe: Recipe) -> Source:
     if dataset.indices is not None and not len(dataset):
         raise SourceError("the view has no samples", path=dataset.place)
     if isinstance(dataset, Concatenated):
-        from shardkit.sources.united import unite, view_of
+        from shardkit.sources.united import View, unite
 
         named = zip(group_inputs(dataset.parts), dataset.parts, strict=True)
         parts = {one.name: {WHOLE: of_dataset(part, recipe)} for one, part in named}
         united = unite(parts, recipe)[WHOLE]
         assert isinstance(united, Source)
-        return united if dataset.indices is None else view_of(united, dataset.indices)
+        return united if dataset.indices is None else View(united, dataset.indices)
     if dataset.sequence is not None:
         from shardkit.sources.sequence import SequenceSource
 

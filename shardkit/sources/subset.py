@@ -10,6 +10,7 @@ import copy
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -46,32 +47,32 @@ class Filter(Protocol):
         """Why a sample is excluded, worded to follow a number; "" if it is kept."""
 
 
+def judged(filters: Iterable[Filter], document: Document) -> tuple[Sample, str]:
+    """The sample, and the first reason to exclude it, or ""; raises the error of reading it."""
+    sample = document.sample
+    if isinstance(sample, SampleError):
+        raise sample
+    return sample, next(filter(None, (one.reason(sample) for one in filters)), "")
+
+
 @dataclass(frozen=True)
 class OfClasses:
     """Samples of some classes. Those without a class are kept if `unlabelled`."""
 
     label: str
-    numbers: Mapping[int, int]  # of the classes that are kept: old -> new
+    numbers: Mapping[int, int] | None  # of the classes that are kept: old -> new; None: no labels
     unlabelled: bool
 
     @property
     def fields(self) -> tuple[str, ...]:
-        return (self.label,)
+        return () if self.numbers is None else (self.label,)
 
     def reason(self, sample: Sample) -> str:
+        if self.numbers is None:
+            return "samples without a label"
         label = sample.get(self.label, -1)
         stays = self.unlabelled if label == -1 else label in self.numbers
         return "" if stays else "samples of other classes"
-
-
-@dataclass(frozen=True)
-class OfNoClass:
-    """No samples: those of a split without labels, if some classes are asked for."""
-
-    fields = ()
-
-    def reason(self, sample: Sample) -> str:
-        return "samples without a label"
 
 
 @dataclass(frozen=True)
@@ -95,15 +96,10 @@ class Where:
     class_names: Mapping[str, tuple[str, ...]]
     part: int | None = None  # index of the only conjunct to test; None: all
 
-    def __post_init__(self) -> None:
-        found = condition(self.text, self.schema, self.class_names)
-        found = found if self.part is None else found.conjuncts[self.part]
-        object.__setattr__(self, "_condition", found)
-
-    @property
+    @cached_property
     def condition(self) -> Condition:
-        found: Condition = self.__dict__["_condition"]
-        return found
+        found = condition(self.text, self.schema, self.class_names)
+        return found if self.part is None else found.conjuncts[self.part]
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -148,14 +144,14 @@ class _Chosen(SourceInfo):
         self.describe_as(whole)
         self.ignored = dict(whole.ignored)
         self._classes = classes
-        if classes is not None and classes.label in self.class_names:
+        if classes is not None and classes.numbers and classes.label in self.class_names:
             names = self.class_names[classes.label]
             left = tuple(names[number] for number in classes.numbers)
             self.class_names = {**self.class_names, classes.label: left}
 
     def _renumbered(self, sample: Sample) -> Sample:
         classes = self._classes
-        if classes is None or sample.get(classes.label, -1) == -1:
+        if classes is None or classes.numbers is None or sample.get(classes.label, -1) == -1:
             return sample
         return {**sample, classes.label: classes.numbers[sample[classes.label]]}
 
@@ -181,6 +177,11 @@ class Subset(_Chosen, SourceWrapper):
     def _at(self, index: int) -> int:
         return int(self._indices[index])
 
+    def skimmed(self) -> Source:
+        found = copy.copy(self)
+        found._whole = self._whole.skimmed()
+        return found
+
     def narrow(self, selection: Selection) -> None:
         self._whole = copy.copy(self._whole)
         self._whole.narrow(selection)
@@ -203,7 +204,7 @@ class Subset(_Chosen, SourceWrapper):
 class SubsetStream(_Chosen, Stream):
     """The documents of a stream, with those that are not selected marked as left out.
 
-    `also` are fields that are read only for filtering.
+    `also` are fields that are read only for filtering: `narrow` does not reach the whole stream.
     """
 
     def __init__(
@@ -221,9 +222,6 @@ class SubsetStream(_Chosen, Stream):
     def __len__(self) -> int:
         return len(self._whole)
 
-    def narrow(self, selection: Selection) -> None:
-        super().narrow(selection)  # but not `_whole`, as filters need its other fields
-
     def sizes(self) -> Sizes:
         return self._whole.sizes()
 
@@ -237,14 +235,11 @@ class SubsetStream(_Chosen, Stream):
         return self._whole.fingerprint()
 
     def documents(self) -> Iterator[Document]:
-        for document in self._whole.documents():
-            sample = document.sample
-            yield self._judged(document, sample) if isinstance(sample, dict) else document
+        return map(self._judged, self._whole.documents())
 
-    def _judged(self, document: Document, sample: Sample) -> Document:
+    def _judged(self, document: Document) -> Document:
         try:
-            reasons = (one.reason(sample) for one in self._filters)
-            reason = next(filter(None, reasons), "")
+            sample, reason = judged(self._filters, document)
         except SampleError as error:
             return document._replace(sample=error)
         if reason:
@@ -269,23 +264,15 @@ def choose(
     UsageError if options do not apply to the source, SourceError if no sample is left.
     """
     named = {*recipe.include_class, *recipe.exclude_class}
-    divided = recipe.stratify or recipe.group
-    if not (recipe.chooses or lists):
-        return sources
     if named and strict:
         _check_classes(named, sources)
-    for source in sources.values():
-        if isinstance(source, Stream) and recipe.dedup is not None:
-            raise UsageError(
-                "--dedup does not work for a stream of documents, which are known only once read",
-                fix="convert them without --dedup first, then convert that dataset with it",
-            )
-        if isinstance(source, Stream) and (lists or divided):
-            raise UsageError(
-                "key lists, strata and groups do not work for a stream of documents, which are"
-                " known only once read",
-                fix="convert them without these options first, then convert that dataset with them",
-            )
+    needs_all = recipe.dedup or lists or recipe.stratify or recipe.group
+    if needs_all and any(isinstance(source, Stream) for source in sources.values()):
+        raise UsageError(
+            "--dedup, key lists, strata and groups do not work for a stream of documents, which"
+            " are known only once read",
+            fix="convert them without these options first, then convert that dataset with them",
+        )
     if lists and strict:
         check_found(lists.values(), [s for s in sources.values() if isinstance(s, Source)])
     found = {name: _chosen(source, recipe, lists) for name, source in sources.items()}
@@ -320,12 +307,8 @@ def _check_classes(named: set[str], sources: Mapping[str, Source | Stream]) -> N
 def _chosen(
     source: Source | Stream, recipe: Recipe, lists: Mapping[str, KeyList]
 ) -> Source | Stream:
-    filters: list[Filter] = []
     classes = _of_classes(source, recipe)
-    if classes is not None:
-        filters.append(classes)
-    elif recipe.include_class:
-        filters.append(OfNoClass())
+    filters: list[Filter] = [] if classes is None else [classes]
     if lists:
         filters.append(OfKeys(tuple(lists.values())))
     if recipe.where is not None:
@@ -361,7 +344,9 @@ def _chosen(
 
 def _of_classes(source: Source | Stream, recipe: Recipe) -> OfClasses | None:
     included, excluded = recipe.include_class, recipe.exclude_class
-    if not (included or excluded) or source.classes is None:
+    if source.classes is None:  # a split without labels, beside others that have them
+        return OfClasses(source.label, None, unlabelled=False) if included else None
+    if not (included or excluded):
         return None
     if not isinstance(source.schema[source.label], Int):
         raise UsageError(
@@ -399,9 +384,7 @@ def _filtered(
     kept = []
     for index, document in _read(source, indices, (n for one in filters for n in one.fields)):
         try:
-            if isinstance(document.sample, SampleError):
-                raise document.sample
-            reason = next(filter(None, (one.reason(document.sample) for one in filters)), "")
+            _, reason = judged(filters, document)
         except SampleError as error:  # unknown whether it would be selected
             problems.append(error.located(path=document.name))
             continue

@@ -6,32 +6,32 @@ makes them unique. Classes of the same name are merged, and labels are renumbere
 
 from __future__ import annotations
 
-import copy
 import json
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote
 
 import numpy as np
 import xxhash
 
+from shardkit.dataset.concatenated import merged_classes, renumber
 from shardkit.errors import SampleError, ShardkitError, UsageError, drop_option
-from shardkit.helpers.indices import array, compact, digest
+from shardkit.helpers.indices import ascending, digest
 from shardkit.helpers.mapped import Sizes, joined
 from shardkit.metadata.recipe import Recipe
-from shardkit.metadata.shared_schema import other_numbers, renumbered, shared_schema, united_classes
+from shardkit.metadata.shared_schema import other_numbers, shared_schema
 from shardkit.metadata.splits import KINDS, in_order
 from shardkit.options import Selection
 from shardkit.sample import Sample, safe_key
-from shardkit.schema import Array, Schema, check_label
+from shardkit.schema import Array, Schema
 from shardkit.sources.base import Document, Source, SourceInfo, Stream
+from shardkit.sources.subset import Subset
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from shardkit.sources.base import Indices
 
 _Any: TypeAlias = "Source | Stream"
@@ -42,7 +42,7 @@ class Member:
     """One of the united sources, with the changes applied to its samples."""
 
     name: str
-    source: _Any
+    source: Any  # a Source or Stream
     numbers: Mapping[str, Sequence[int]]  # field -> old class number -> new class number
     safe: bool  # whether keys are made safe
 
@@ -62,10 +62,7 @@ class Member:
 
     def sample(self, sample: Sample) -> Sample:
         """Replace key and labels of a sample of the source by those of the united source."""
-        for field, numbers in self.numbers.items():
-            if field in sample:
-                check_label(sample, field, self.source.class_names[field])
-                sample[field] = renumbered(sample[field], numbers)
+        sample = renumber(sample, self.numbers, self.source.class_names)
         sample["__key__"] = self.key(sample["__key__"])
         return sample
 
@@ -91,8 +88,6 @@ class Member:
 class _Several(SourceInfo):
     """Base class of `United` and `UnitedStream`."""
 
-    view = ""  # digest that distinguishes views of the same sources
-
     def __init__(self, members: Sequence[Member], schema: Schema) -> None:
         super().__init__()
         self.members = members
@@ -105,6 +100,10 @@ class _Several(SourceInfo):
         self.unique_keys = all(source.unique_keys for source in sources)
         self.safe_keys = all(member.safe for member in members)
         self.requests = max(getattr(source, "requests", 0) for source in sources)
+        self._starts = [*accumulate(map(len, sources), initial=0)]
+
+    def __len__(self) -> int:
+        return self._starts[-1]
 
     def narrow(self, selection: Selection) -> None:
         for member in self.members:
@@ -123,37 +122,29 @@ class _Several(SourceInfo):
 
     def fingerprint(self) -> dict[str, str] | None:
         every = [(member.name, member.source.fingerprint()) for member in self.members]
-        names = {name for _, hashes in every for name in hashes or ()}
         if any(hashes is None for _, hashes in every):
             return None
         return {
             kind: xxhash.xxh3_128_hexdigest(
-                (
-                    json.dumps([(name, (hashes or {}).get(kind)) for name, hashes in every])
-                    + self.view
-                ).encode()
+                json.dumps([(name, hashes.get(kind)) for name, hashes in every]).encode()
             )
-            for kind in sorted(names)
+            for kind in sorted({kind for _, hashes in every for kind in hashes})
         }
 
     def tokenizer(self) -> tuple[dict[str, Any], dict[str, bytes]]:
         found = [m.source.tokenizer() for m in self.members if _may_hold_tokens(m.source)]
         return found[0] if found and all(one == found[0] for one in found) else ({}, {})
 
-    def _starts(self) -> npt.NDArray[np.int64]:
-        return np.cumsum([0, *(len(member.source) for member in self.members)])
-
     def _chosen(self, indices: Indices) -> tuple[list[Member], Indices]:
         """The members with only these samples, and the position of each sample in them."""
-        starts = self._starts()
-        member_of = np.searchsorted(starts, indices, side="right") - 1
+        member_of = np.searchsorted(self._starts, indices, side="right") - 1
         order = np.argsort(member_of, kind="stable")
         position = np.empty_like(order)
         position[order] = np.arange(len(order))
         numbers, counts = np.unique(member_of, return_counts=True)
         chosen = []
         for number, own in zip(numbers, np.split(order, np.cumsum(counts)[:-1]), strict=True):
-            source = self.members[number].source.select(indices[own] - starts[number])
+            source = self.members[number].source.select(indices[own] - self._starts[number])
             chosen.append(replace(self.members[number], source=source))
         return chosen, position
 
@@ -161,69 +152,45 @@ class _Several(SourceInfo):
 class United(_Several, Source):
     """United sources whose samples can be read in any order."""
 
-    def __init__(
-        self, members: Sequence[Member], schema: Schema, indices: Indices | None = None
-    ) -> None:
-        super().__init__(members, schema)
-        self._indices = indices  # position of each sample in the members
-        self._ends = self._starts()[1:].tolist()
-
-    def __len__(self) -> int:
-        return int(self._ends[-1]) if self._indices is None else len(self._indices)
-
     def __getitem__(self, index: int) -> Sample:
-        member, source, position = self._at(index)
+        member, position = self._at(index)
         try:
-            return member.sample(source[position])
+            return member.sample(member.source[position])
         except SampleError as error:
             raise member.error(error) from error.__cause__
 
-    def _at(self, index: int) -> tuple[Member, Source, int]:
-        if self._indices is not None:
-            index = int(self._indices[index])
-        member = self.members[number := bisect_right(self._ends, index)]
-        assert isinstance(member.source, Source)
-        return member, member.source, index - self._ends[number] + len(member.source)
+    def _at(self, index: int) -> tuple[Member, int]:
+        number = bisect_right(self._starts, index) - 1
+        return self.members[number], index - self._starts[number]
 
-    def sizes(self) -> Sizes:
-        sizes = super().sizes()
-        return sizes if self._indices is None else sizes[self._indices]
-
-    def select(self, indices: Indices) -> United:
-        if self._indices is not None:
-            indices = self._indices[indices]
+    def select(self, indices: Indices) -> Source:
         members, positions = self._chosen(indices)
-        order = compact(positions)  # not needed if samples are in order
-        natural = isinstance(order, range) and len(order) > 0 and order[0] == 0
-        return United(members, self.schema, None if natural else positions)
+        found = United(members, self.schema)
+        return found if ascending(positions) else Subset(found, positions)
 
     def all_keys(self) -> Sequence[str]:
-        sources = [(m, m.source) for m in self.members if isinstance(m.source, Source)]
-        keys = [member.key(key) for member, source in sources for key in source.all_keys()]
-        return keys if self._indices is None else [keys[n] for n in self._indices.tolist()]
+        return [member.key(key) for member in self.members for key in member.source.all_keys()]
 
     def skimmed(self) -> United:
-        sources = [(m, m.source) for m in self.members if isinstance(m.source, Source)]
-        members = [replace(member, source=source.skimmed()) for member, source in sources]
-        return United(members, self.schema, self._indices)
+        members = [replace(member, source=member.source.skimmed()) for member in self.members]
+        return United(members, self.schema)
 
     def check_unchanged(self) -> None:
         for member in self.members:
-            assert isinstance(member.source, Source)
             member.source.check_unchanged()
 
     def key(self, index: int) -> str | None:
-        member, source, position = self._at(index)
-        key = source.key(position)
+        member, position = self._at(index)
+        key = member.source.key(position)
         return None if key is None else member.key(key)
 
     def name(self, index: int) -> str:
-        member, source, position = self._at(index)
-        return f"{member.name}/{source.name(position)}"
+        member, position = self._at(index)
+        return f"{member.name}/{member.source.name(position)}"
 
     def original(self, index: int, key: str) -> str | None:
-        member, source, position = self._at(index)
-        return member.original(source.original(position, member.own_key(key)))
+        member, position = self._at(index)
+        return member.original(member.source.original(position, member.own_key(key)))
 
 
 class UnitedStream(_Several, Stream):
@@ -234,12 +201,9 @@ class UnitedStream(_Several, Stream):
 
     def __init__(self, members: Sequence[Member], schema: Schema) -> None:
         super().__init__(members, schema)
-        streams = [m.source for m in members if isinstance(m.source, Stream)]
-        stored = {n for m in members for n in m.source.schema if n not in _also(m.source)}
-        self.also = {n for stream in streams for n in stream.also if n not in stored}
-
-    def __len__(self) -> int:
-        return int(self._starts()[-1])
+        also = {m.name: set(getattr(m.source, "also", ())) for m in members}
+        stored = {n for m in members for n in m.source.schema if n not in also[m.name]}
+        self.also = set().union(*also.values()) - stored
 
     def select(self, ranges: Indices) -> UnitedStream:
         return UnitedStream(self._chosen(ranges)[0], self.schema)
@@ -252,10 +216,6 @@ class UnitedStream(_Several, Stream):
                 member.source.check_unchanged()
 
 
-def _also(source: _Any) -> Collection[str]:
-    return source.also if isinstance(source, Stream) else ()
-
-
 # --- uniting -------------------------------------------------------------------------------------
 
 
@@ -266,7 +226,10 @@ def unite(opened: Mapping[str, Mapping[str, _Any]], recipe: Recipe) -> dict[str,
     Fields that differ in type, or in whether classes have names, are `others` of the result.
     """
     splits = _splits(opened)
-    classes, errors = _classes(splits)
+    # The same for all splits.
+    classes, errors = merged_classes(pair for split in splits.values() for pair in split.items())
+    for field, error in errors.items():
+        error.fix = f"name the classes in all sources, or convert without: {drop_option(field)}"
     united: dict[str, _Any] = {}
     for split, sources in splits.items():
         members = [
@@ -285,13 +248,16 @@ def unite(opened: Mapping[str, Mapping[str, _Any]], recipe: Recipe) -> dict[str,
     return united
 
 
-def view_of(united: Source, indices: range | Indices) -> United:
-    """The samples of a united source at `indices`, for a view of concatenated datasets."""
-    assert isinstance(united, United)
-    view = copy.copy(united)
-    view.members, view._indices = united._chosen(array(indices))
-    view._ends, view.view = view._starts()[1:].tolist(), digest(indices)
-    return view
+class View(Subset):
+    """The samples at `indices` of a united source, for a view of concatenated datasets."""
+
+    def fingerprint(self) -> dict[str, str] | None:
+        found = super().fingerprint()
+        view = digest(self._indices)
+        return found and {
+            kind: xxhash.xxh3_128_hexdigest(f"{hashed} {view}".encode())
+            for kind, hashed in found.items()
+        }
 
 
 def _splits(opened: Mapping[str, Mapping[str, _Any]]) -> dict[str, dict[str, _Any]]:
@@ -317,24 +283,6 @@ def _splits(opened: Mapping[str, Mapping[str, _Any]]) -> dict[str, dict[str, _An
     return {split: found[split] for split in in_order(found)}
 
 
-def _classes(
-    splits: Mapping[str, Mapping[str, _Any]],
-) -> tuple[dict[str, tuple[str, ...]], dict[str, ShardkitError]]:
-    """The class names by field, the same for all splits; and the errors of conflicting fields."""
-    sources = [(name, one) for split in splits.values() for name, one in split.items() if len(one)]
-    found: dict[str, tuple[str, ...]] = {}
-    errors: dict[str, ShardkitError] = {}
-    for field in dict.fromkeys(field for _, source in sources for field in source.class_names):
-        tables = [(n, s.class_names.get(field)) for n, s in sources if field in s.schema]
-        names, error = united_classes(tables)
-        if names is not None:
-            found[field] = names
-        elif error is not None:
-            error.fix = f"name the classes in all sources, or convert without: {drop_option(field)}"
-            errors[field] = error
-    return found, errors
-
-
 def _describe(
     one: _Any,
     sources: Mapping[str, _Any],
@@ -349,24 +297,28 @@ def _describe(
         here = [s.schema[field] for s in sources.values() if field in s.schema]
         kinds = dict.fromkeys(str(replace(kind, optional=False)) for kind in here)
         if len(kinds) > 1:
-            notes.append(
-                f"the field {field!r} is {replace(kind, optional=False)}, from {', '.join(kinds)}"
-            )
+            common = replace(kind, optional=False)
+            notes.append(f"the field {field!r} is {common}, from {', '.join(kinds)}")
     for name, source in sources.items():
         others |= {n: e for n, e in source.others.items() if e is not None or n not in one.schema}
         notes += [f"{name}: {note}" for note in source.notes]
+    if unknown := _without_tokenizer(sources):
+        notes.append(f"the tokenizer of {', '.join(unknown)} is unknown, so no tokenizer is stored")
     one.others = {**others, **wrong}
     one.notes = notes
     one.problems = [problem for source in sources.values() for problem in source.problems]
     one.ignored = dict(sum((Counter(s.ignored) for s in sources.values()), Counter()))
-    _check_tokenizers(one, sources)
 
 
 def _may_hold_tokens(source: _Any) -> bool:
     return any(isinstance(kind, Array) for kind in source.schema.values())
 
 
-def _check_tokenizers(one: _Any, sources: Mapping[str, _Any]) -> None:
+def _without_tokenizer(sources: Mapping[str, _Any]) -> list[str]:
+    """The sources whose tokenizer is unknown, if that of others is known.
+
+    Raises UsageError for different tokenizers.
+    """
     made = {name: s.tokenizer()[0] for name, s in sources.items() if _may_hold_tokens(s)}
     known = {name: entry for name, entry in made.items() if entry}
     different = next((n for n, entry in known.items() if entry != next(iter(known.values()))), None)
@@ -376,9 +328,4 @@ def _check_tokenizers(one: _Any, sources: Mapping[str, _Any]) -> None:
             found=f"{next(iter(known))} and {different}",
             fix="convert the text of both again, with the same tokenizer",
         )
-    if known and len(known) < len(made):
-        some = ", ".join(name for name in made if name not in known)
-        one.notes = [
-            *one.notes,
-            f"the tokenizer of {some} is unknown, so no tokenizer is stored",
-        ]
+    return [name for name in made if name not in known] if known else []

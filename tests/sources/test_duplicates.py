@@ -108,7 +108,7 @@ def test_without_images_all_but_labels_are_compared_and_long_files_are_refused(p
         convert(photos, tmp_path / "fuzzy", dedup="fuzzy")
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a"}\n{"text": "a"}\n')
-    with pytest.raises(UsageError, match=r"(?s)convert them without --dedup first"):
+    with pytest.raises(UsageError, match=r"(?s)convert them without these options first"):
         convert(path, tmp_path / "long", "arrow", dedup="exact")
     convert(path, tmp_path / "long", "arrow")
     convert(tmp_path / "long", tmp_path / "less", "arrow", dedup="exact")
