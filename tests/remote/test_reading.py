@@ -31,7 +31,7 @@ from shardkit.storage.page_cache import MemoryCache
 from shardkit.storage.pages import Pages
 from shardkit.storage.remote import clients
 from shardkit.storage.remote import store as stores
-from shardkit.storage.remote.forked import ForkedClient
+from shardkit.storage.remote.clients import ForkedClient
 from shardkit.storage.remote.path import RemotePath
 from shardkit.testing import EVERYTHING, everything, make_image
 from tests.remote.buckets import Bucket

@@ -11,8 +11,9 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from shardkit.errors import (
     MissingLibraryError,
@@ -23,6 +24,7 @@ from shardkit.errors import (
     UsageError,
 )
 from shardkit.helpers.extras import extra
+from shardkit.helpers.pickled_process import PickledProcess, read_message, serve
 from shardkit.storage.remote.client import (
     FULL_PAGE,
     MANIFEST,
@@ -51,11 +53,6 @@ _ENDPOINTS = (
     "endpoint", "endpoint_url", "base_url", "aws_endpoint", "aws_endpoint_url", "google_base_url",
     "azure_endpoint", "azure_storage_endpoint",
 )  # fmt: skip
-_PACKAGES = {
-    "hf": "huggingface_hub", "sftp": "paramiko", "ssh": "paramiko", "smb": "smbprotocol",
-    "git": "pygit2", "dask": "distributed", "libarchive": "libarchive-c",
-}  # fmt: skip
-
 # File systems whose object takes requests of several threads at once; SFTP and FTP, for example,
 # have one connection, on which such requests wait for ever or get the answers of others.
 _CONCURRENT = ("hf", "memory", "github", "webdav", "webhdfs")
@@ -72,9 +69,7 @@ def connect(site: str, options: Mapping[str, Any]) -> Client:
     if scheme not in _OBSTORE:
         return _Fsspec(site, options)
     if _used_in - {os.getpid()}:
-        from shardkit.storage.remote.forked import ForkedClient
-
-        return ForkedClient(site, options)
+        return cast("Client", ForkedClient(site, options))
     _used_in.add(os.getpid())
     return _Obstore(site, options)
 
@@ -99,8 +94,8 @@ class _Obstore:
         self.lists = not site.startswith("http")
         client = {name: value for name, value in options.items() if name in _CLIENT_OPTIONS}
         config = {name: value for name, value in options.items() if name not in _CLIENT_OPTIONS}
-        _check_endpoint(site, config)
-        if _plain_http(site, config):
+        addresses = _endpoints(site, config).values() if self.lists else [site]
+        if any(address.startswith("http://") for address in addresses):
             client.setdefault("allow_http", True)
         make: Any = from_url  # Any: its overloads need the kind of the store to be known statically
 
@@ -156,12 +151,10 @@ class _Obstore:
                 raise
             return None
         except StorageError as error:
-            if self.lists or error.what != _NO_ACCESS:
+            # A web server may refuse to show a folder, but not what is in it.
+            if self.lists or error.what != _NO_ACCESS or not self._has_manifest(key):
                 raise
-            if self._has_manifest(key):  # a folder on a web server that forbids directory indexes
-                return None
-            error.fix = _WEB_ACCESS
-            raise
+            return None
 
     def _has_manifest(self, folder: str) -> bool:
         try:
@@ -270,11 +263,12 @@ def _mapped(path: Path, size: int) -> Any:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-def _check_endpoint(site: str, config: Mapping[str, Any]) -> None:
-    """Raise UsageError for an endpoint without a scheme, on which obstore panics."""
+def _endpoints(site: str, config: Mapping[str, Any]) -> dict[str, str]:
+    """Addresses of the store that were given, by the names of the options or variables.
+
+    Raises UsageError for one without a scheme, on which obstore panics.
+    """
     scheme = site.partition("://")[0]
-    if scheme.startswith("http"):
-        return
     given = {name: str(config[name]) for name in _ENDPOINTS if name in config}
     if not given:
         prefix = {"s3": "AWS_", "s3a": "AWS_", "gs": "GOOGLE_"}.get(scheme, "AZURE_")
@@ -288,13 +282,7 @@ def _check_endpoint(site: str, config: Mapping[str, Any]) -> None:
                 found=name,
                 fix=f"prefix it with the scheme: {name}=https://...",
             )
-
-
-def _plain_http(site: str, config: Mapping[str, Any]) -> bool:
-    """Whether the site or an endpoint was explicitly given as http://, without encryption."""
-    given = [str(config.get(name, "")) for name in _ENDPOINTS]
-    given += [os.environ.get(name.upper(), "") for name in _ENDPOINTS]
-    return any(url.startswith("http://") for url in (site, *given))
+    return given
 
 
 def _info(meta: Any) -> Info:
@@ -309,18 +297,6 @@ def _tag(meta: Any) -> str | None:
     return tag or meta["version"]
 
 
-def _odd_name(folder: str, text: str) -> StorageError:
-    """The error for a listing with a name that obstore rejects."""
-    name = re.search(r'Path "(.*?)"', text, re.DOTALL)
-    return StorageError(
-        "the folder contains an object with an unsupported name",
-        path=folder,
-        expected="names without control characters, and without empty parts, . and .. in them",
-        found=name[1] if name else None,
-        fix="rename the object, or give a folder that does not contain it",
-    )
-
-
 def _explain(error: Exception, url: str, *, writing: bool = False) -> Exception:
     """The error to raise in place of one of obstore's.
 
@@ -331,17 +307,21 @@ def _explain(error: Exception, url: str, *, writing: bool = False) -> Exception:
     status = re.search(r"(?:status|code)\W+([45]\d\d)\b", text)
     code, number = found[1] if found else "", status[1] if status else ""
     said = code or (f"HTTP {number}" if number else None)
-    if kind in ("PreconditionError", "InvalidPathError"):
-        return replaced(url) if kind == "PreconditionError" else _odd_name(url, text)
+    if kind == "PreconditionError":
+        return replaced(url)
+    if kind == "InvalidPathError":
+        name = re.search(r'Path "(.*?)"', text, re.DOTALL)
+        said = name[1] if name else None
     if "RangeNotSupported" in text:
         kind, said = "RangeNotSupported", "HTTP 200 instead of 206"
-    signs = f"{kind} {code} {number}" + (" PermanentRedirect" if "without LOCATION" in text else "")
+    if "without LOCATION" in text:
+        kind = "PermanentRedirect"
+    way = "writing " if writing else "web " if url.startswith("http") else ""
+    signs = f"{way}{kind} {code} {number}"
     for pattern, what, fix in _FAILURES:
         if re.search(pattern, signs):
             if what == _NO_BUCKET:
                 return NotFoundError(what, path=url, found=code or None, fix=fix)
-            if what == _NO_ACCESS and writing:
-                return StorageError(_NO_WRITING, path=url, found=said or kind, fix=_WRITE_ACCESS)
             return StorageError(what, path=url, found=said or kind, fix=fix)
     if kind in _NOT_FOUND or "MissingContentLength" in text:  # a folder on a web server
         return no_object(url)
@@ -352,7 +332,7 @@ def _explain(error: Exception, url: str, *, writing: bool = False) -> Exception:
 _NO_ANSWER = "the store cannot be reached"
 _NO_BUCKET = "there is no such bucket"
 _NO_ACCESS = "the store refuses access"
-_NO_WRITING = "the store does not allow writing here"
+_REFUSED = "the store refuses the request"
 _NOT_FOUND = ("NotFoundError", "FileNotFoundError")
 _ACCESS = (
     "check the credentials: environment variables (AWS_ACCESS_KEY_ID, GOOGLE_..., AZURE_...) or"
@@ -366,23 +346,18 @@ _WRITE_ACCESS = (
     "give credentials that may read, list, write and delete objects here, as environment variables"
     " or storage options"
 )
-# Patterns for "<error class> <store's code> <HTTP status>", each with `what` and `fix`.
+_DENIED = "(PermissionDeniedError|UnauthenticatedError|PermissionError|401|403)"
+# Patterns for "[writing |web ]<error class> <store's code> <HTTP status>", with `what` and `fix`.
 _FAILURES: list[tuple[str, str, str | None]] = [
-    (
-        "NoSuchBucket|ContainerNotFound",
-        _NO_BUCKET,
-        "check its name, and the endpoint",
-    ),
+    ("NoSuchBucket|ContainerNotFound", _NO_BUCKET, "check its name, and the endpoint"),
     (
         "ExpiredToken|RequestExpired",
         "the credentials have expired",
         "log in again, or give new ones",
     ),
-    (
-        "PermissionDeniedError|UnauthenticatedError|PermissionError|401|403",
-        _NO_ACCESS,
-        _ACCESS,
-    ),
+    (f"^writing .*{_DENIED}", "the store does not allow writing here", _WRITE_ACCESS),
+    (f"^web .*{_DENIED}", _NO_ACCESS, _WEB_ACCESS),
+    (_DENIED, _NO_ACCESS, _ACCESS),
     (
         "PermanentRedirect|Region",
         "the bucket is in another region",
@@ -396,16 +371,14 @@ _FAILURES: list[tuple[str, str, str | None]] = [
         " `python -m http.server`",
     ),
     (
-        "NotSupportedError|NotImplementedError| 501",
-        "the store cannot do this",
-        None,
+        "InvalidPathError",
+        "the folder contains an object with an unsupported name",
+        "rename the object, without control characters, empty parts, . or .. in its name; or give"
+        " a folder that does not contain it",
     ),
+    ("NotSupportedError|NotImplementedError| 501", "the store cannot do this", None),
     # All other 4xx, except 408 (timeout) and 429 (too many requests), which are retried.
-    (
-        r"^(?!NotFoundError|FileNotFoundError).* 4(?!08|29)\d\d$",
-        "the store refuses the request",
-        None,
-    ),
+    (r"^(?!.*(NotFoundError|FileNotFoundError)).* 4(?!08|29)\d\d$", _REFUSED, None),
 ]
 
 
@@ -424,17 +397,18 @@ def _bad_options(site: str, options: Mapping[str, Any], found: str) -> UsageErro
     )
 
 
+# Why a request may have failed, as obstore's text says.
+_REASONS = (
+    "NotPartial", "scheme is not allowed", "Connection refused", "Connection reset", "timed out",
+    "timeout", "dns error", "certificate", "end of file", "connection closed", "IncompleteMessage",
+    "error decoding response body", "Broken pipe",
+)  # fmt: skip
+
+
 def _reason(text: str) -> str:
     """Why a request failed, without any details of the request."""
-    if "NotPartial" in text:
-        return "it returns whole files instead of the requested ranges"
-    for words in ("scheme is not allowed", "Connection refused", "Connection reset", "timed out",
-                  "timeout", "dns error",
-                  "certificate", "end of file", "connection closed", "IncompleteMessage",
-                  "error decoding response body", "Broken pipe"):  # fmt: skip
-        if words.lower() in text.lower():
-            return words
-    return "the connection failed"
+    found = (words for words in _REASONS if words.lower() in text.lower())
+    return next(found, "the connection failed")
 
 
 class _Fsspec:
@@ -456,7 +430,7 @@ class _Fsspec:
                 expected="s3, gs, az, https, hf, or another scheme that fsspec supports",
             ) from None
         except ImportError as error:
-            raise _missing(site, getattr(error, "name", None)) from error
+            raise _missing(site, error) from error
         try:
             # The host of sftp:// and the repository of github:// are options of the file system.
             named = {n: v for n, v in kind._get_kwargs_from_urls(site + "/").items() if n in _HOSTS}
@@ -464,7 +438,7 @@ class _Fsspec:
         except TypeError as error:  # its text names options, while other errors may show values
             raise _bad_options(site, options, str(error)) from error
         except ImportError as error:
-            raise _missing(site, getattr(error, "name", None)) from error
+            raise _missing(site, error) from error
         except MemoryError:
             raise
         except Exception as error:  # those of many libraries; many connect here
@@ -549,16 +523,12 @@ class _Fsspec:
         yield from [page] if page else []
 
 
-def _missing(site: str, module: str | None) -> MissingLibraryError:
-    """The error for a site whose library is not installed; `module` is the one that is missing."""
-    with extra("remote", f"a URL such as {site}"):
-        from fsspec.registry import known_implementations  # type: ignore[import-untyped]
-    scheme = site.partition("://")[0]
-    package = known_implementations.get(scheme, {}).get("class", scheme).partition(".")[0]
-    library = _PACKAGES.get(scheme, scheme if package == "fsspec" else module or package)
+def _missing(site: str, error: ImportError) -> MissingLibraryError:
+    """The error for a site whose library, which fsspec names, is not installed."""
     return MissingLibraryError(
-        f"a URL such as {site} needs {library}, which is not installed",
-        fix=f"pip install {library}",
+        f"a URL such as {site} needs a library, which is not installed",
+        found=str(error),
+        fix="install this library with pip",
     )
 
 
@@ -576,8 +546,28 @@ def _first(about: Mapping[str, Any], *names: str) -> Any:
     return next((about[name] for name in names if about.get(name) is not None), None)
 
 
-if __name__ == "__main__":  # the requests of forked.py
-    from shardkit.helpers.pickled_process import read_message, serve
+class ForkedClient(PickledProcess):
+    """A `Client` for a forked process, whose requests a new interpreter makes.
 
+    obstore uses threads, which a fork does not copy: in a worker of torch's DataLoader, for
+    example, it would hang.
+    """
+
+    def __init__(self, site: str, options: Mapping[str, Any]) -> None:
+        self.lists = not site.startswith("http")
+        what = "the process that makes the requests has exited"
+        super().__init__(__name__, (site, dict(options)), lambda *_: StorageError(what, path=site))
+
+    def __getattr__(self, name: str) -> Any:
+        """A method of the other process's client."""
+        return partial(self.ask, name)
+
+    def below(self, folder: str, after: str) -> Iterator[Page]:
+        pages: list[Page] = self.ask("below", folder, after)
+        if pages:  # the whole listing has arrived: give it as a single page
+            yield [entry for page in pages for entry in page]
+
+
+if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
     serve(sys.stdin.buffer, sys.stdout.buffer, connect(*read_message(sys.stdin.buffer)), 32)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -11,8 +10,7 @@ from shardkit.storage.remote.client import FULL_PAGE, Entry, Info, Page
 from shardkit.storage.remote.store import Store
 
 _REQUESTS = 64  # at a time
-_PAGES = 2  # of a folder at a time: pages that are not consumed yet are in memory
-_DENSE = 8  # names per full page, on average, up to which subfolders are listed separately
+_DENSE = 8  # names in a full page up to which subfolders are listed separately
 
 
 @dataclass
@@ -99,71 +97,37 @@ class ListedStore(Store):
 
 def _side_by_side(store: Store, folder: str) -> Iterator[Page]:
     """All objects in a folder and its subfolders, by concurrent listings, in no order."""
-    waiting = deque([_Part(store, folder)])
-    running: set[Future[tuple[list[Page], list[_Part]]]] = set()
+    waiting, running = [folder], set[Future[tuple[list[Page], list[str]]]]()
     with ThreadPoolExecutor(_REQUESTS, "shardkit-request") as pool:
         try:
             while waiting or running:
                 while waiting and len(running) < _REQUESTS:
-                    running.add(pool.submit(waiting.popleft().some))
+                    running.add(pool.submit(_list, store, waiting.pop()))
                 done, running = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
-                    pages, left = future.result()
+                    pages, folders = future.result()
                     yield from pages
-                    waiting.extend(left)
+                    waiting += folders
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-class _Part:
-    """A recursive listing of a folder, which splits itself into several.
+def _list(store: Store, folder: str) -> tuple[list[Page], list[str]]:
+    """The pages of a recursive listing of a folder.
 
-    If the subfolders are large, then after a full page it is limited to the subfolder of its last
-    key, and each of the following subfolders gets its own listing. If there are very many small
-    ones, it continues as a single listing.
+    If the first page is full of objects in few subfolders, these are large: then only the objects
+    in the folder itself, and the subfolders that are still to be listed.
     """
-
-    def __init__(self, store: Store, folder: str) -> None:
-        self._store, self._pages = store, store.below(folder)
-        self._start = f"{folder}/" if folder else ""  # prefix of the keys that it gives
-        self._last = ""  # the last key so far
-        self._full, self._names = 0, 0  # full pages, and the names in the folder that they had
-
-    def some(self) -> tuple[list[Page], list[_Part]]:
-        """Some pages, and the listings that give the rest."""
-        pages: list[Page] = []
-        for page in self._pages:
-            keys, first = [key for key, _ in page], not self._last
-            own = page if first else [entry for entry in page if entry[0].startswith(self._start)]
-            pages.append(own)
-            if len(own) < len(page):
-                break
-            in_order = keys == sorted(keys) and self._last < keys[0]
-            self._last = keys[-1]
-            if len(page) == FULL_PAGE and in_order and self._is_dense(keys):
-                beside, others = self._divided()
-                return [*pages, beside], [self, *others]
-            if len(pages) == _PAGES:
-                return pages, [self]
-        return pages, []
-
-    def _is_dense(self, keys: list[str]) -> bool:
-        """Whether the names in the folder have many keys each, and the last one is a folder."""
-        own = len(self._start)
-        self._full += 1
-        self._names += len({key[own:].partition("/")[0] for key in keys})
-        return "/" in keys[-1][own:] and self._names <= _DENSE * self._full
-
-    def _divided(self) -> tuple[Page, list[_Part]]:
-        """What follows the subfolder of the last key: objects, and listings of subfolders."""
-        above = self._start
-        self._start = above + self._last[len(above) :].partition("/")[0] + "/"
-        self._full, self._names = 0, 0
-        entries = self._store.list_folder(above.rstrip("/"))
-        keys = [(above + entry.name, entry.info) for entry in entries]
-        objects = [(key, info) for key, info in keys if info is not None and key > self._last]
-        folders = [key for key, info in keys if info is None and f"{key}/" > self._start]
-        return objects, [_Part(self._store, folder) for folder in sorted(folders)]
+    start, pages = f"{folder}/" if folder else "", list[Page]()
+    for page in store.below(folder):
+        names = {key[len(start) :].partition("/")[0] for key, _ in page}
+        nested = "/" in page[-1][0][len(start) :]
+        if not pages and len(page) == FULL_PAGE and nested and len(names) <= _DENSE:
+            entries = [(start + name, info) for name, info in store.list_folder(folder)]
+            objects = [(key, info) for key, info in entries if info is not None]
+            return [objects], [key for key, info in entries if info is None]
+        pages.append(page)
+    return pages, []
 
 
 def _add(folders: dict[str, _Folder], folder: str) -> None:
