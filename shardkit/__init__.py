@@ -68,13 +68,13 @@ if TYPE_CHECKING:
     from shardkit.transforms.audio import Mono as Mono
     from shardkit.transforms.audio import RandomClip as RandomClip
     from shardkit.transforms.audio import Resample as Resample
-    from shardkit.transforms.open import open as open
     from shardkit.transforms.steps import CenterCrop as CenterCrop
     from shardkit.transforms.steps import Decode as Decode
     from shardkit.transforms.steps import Normalize as Normalize
     from shardkit.transforms.steps import RandomHorizontalFlip as RandomHorizontalFlip
     from shardkit.transforms.steps import RandomResizedCrop as RandomResizedCrop
     from shardkit.transforms.steps import Resize as Resize
+    from shardkit.transforms.transforms import open as open
     from shardkit.transforms.video import SampleFrames as SampleFrames
     from shardkit.verification.diff import DiffReport as DiffReport
     from shardkit.verification.diff import diff as diff
@@ -96,7 +96,7 @@ _MODULES = {
     "MediaInfo": "codecs.media_info",
     "media_info": "codecs.media",
     "create": "conversion.create:DatasetWriter",
-    "open": "transforms.open",
+    "open": "transforms.transforms",
     "inspect": "inspection.inspect",
     "Dataset": "dataset.dataset",
     "verify": "verification.verify",

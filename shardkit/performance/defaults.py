@@ -20,7 +20,7 @@ from shardkit.sources.image_folder import ImageFolder
 from shardkit.storage import fs
 from shardkit.storage.remote.path import RemotePath
 from shardkit.stream.collate import pad_collate
-from shardkit.transforms.boxes import with_what_is_on
+from shardkit.transforms.on_image import with_what_is_on
 from shardkit.transforms.steps import CenterCrop, Decode, RandomResizedCrop, Resize
 
 FOLDER = "folder"  # format name of image files

@@ -471,7 +471,7 @@ def _tensors(batch: Batch, stream: Stream) -> Batch:
     """A batch or sample with its arrays converted to tensors."""
     made: Batch = {}
     images = stream.images
-    halves = frozenset[str]() if stream.own_collate else stream.transforms.halves
+    halves = frozenset[str]() if stream.own_collate else stream.transforms.bfloat16_fields
     for name, value in batch.items():
         tensor = partial(_tensor, image=name in images, half=name in halves)
         if isinstance(value, list) and name != "__key__":

@@ -2,12 +2,11 @@
 
 Each imports only those on lines below its own:
 
-    open
     transforms
-    video
-    audio chain
-    calls media
-    boxes draws images masks steps
+    audio video
+    chain
+    calls
+    draws images on_image steps
 """
 
 from shardkit.transforms.audio import Mono as Mono

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from shardkit.codecs.sound import MAX_VALUES, Samples, TooLongError, mono, opened, resampled
 from shardkit.errors import UsageError
 from shardkit.options import MAX_RATE, check_numbers
-from shardkit.transforms.media import MediaJob, MediaTransform
-from shardkit.transforms.steps import Transform, is_number
+from shardkit.transforms.chain import MediaJob
+from shardkit.transforms.steps import MediaTransform, Transform, is_number
 
 
 class _Audio(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,16 +20,21 @@ from shardkit.errors import SampleError, ShardkitError
 from shardkit.helpers.clock import enter
 from shardkit.options import MAX_PIXELS
 from shardkit.sample import Sample
-from shardkit.transforms.boxes import BOXES, MASK, ROWS, OnImageError, move_boxes
 from shardkit.transforms.calls import Call
 from shardkit.transforms.draws import Draws
 from shardkit.transforms.images import ImageBatch, SizeError
-from shardkit.transforms.masks import cut_mask, mask_values
-from shardkit.transforms.media import MediaJob
+from shardkit.transforms.on_image import (
+    BOXES,
+    MASK,
+    ROWS,
+    OnImageError,
+    cut_mask,
+    mask_values,
+    move_boxes,
+)
 from shardkit.transforms.steps import (
     BFLOAT16,
     CenterCrop,
-    Geometric,
     Normalize,
     RandomResizedCrop,
     Resize,
@@ -64,11 +69,30 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Job:
-    """Transforms of images that are applied in one call; without any, images are only decoded."""
+class _Steps:
+    """Neighbouring transforms that are applied together; without any, values are only decoded."""
 
     stream: int  # of random numbers
-    steps: tuple[Geometric, ...] = ()
+    steps: tuple[Any, ...] = ()
+
+    @property
+    def numbers(self) -> int:
+        """How many random numbers are needed per value."""
+        return sum(step.numbers for step in self.steps)
+
+
+class MediaJob(_Steps):
+    """Transforms of audio or video, applied to one encoded file after the other."""
+
+    takes: ClassVar[tuple[type[Transform], ...]] = ()  # the supported transforms
+
+    def made(self, value: Any, drawn: Sequence[float]) -> npt.NDArray[Any]:
+        """Return the result for a value. Raises NotMediaError for one that cannot be decoded."""
+        raise NotImplementedError
+
+
+class Job(_Steps):
+    """Transforms of images that are applied in one call."""
 
     def takes(self, step: Transform) -> bool:
         """Whether a transform fits in: at most one crop or resize, then one window; and flips."""
@@ -119,11 +143,6 @@ class Job:
                     failed[number] = Failed(error, 1 + error.column)
         group.columns[0] = [out.get(number) for number in range(len(group.rows))]
         return failed
-
-    @property
-    def numbers(self) -> int:
-        """How many random numbers are needed per image."""
-        return sum(step.numbers for step in self.steps)
 
     def window(self, width: int, height: int, drawn: Sequence[float]) -> Window:
         """Return the window for an image of this size and these random numbers."""

@@ -35,7 +35,9 @@ _MAX_SIDE = 1 << 15
 
 @dataclass(frozen=True, repr=False)
 class Transform:
-    """Base of the transforms of images."""
+    """Base of all transforms, some of which take random numbers in [0, 1)."""
+
+    numbers: ClassVar[int] = 0  # how many random numbers it takes
 
     def __repr__(self) -> str:
         options = [
@@ -48,9 +50,7 @@ class Transform:
 
 @dataclass(frozen=True, repr=False)
 class Geometric(Transform):
-    """Base of the transforms that move pixels, some of which take random numbers in [0, 1)."""
-
-    numbers: ClassVar[int] = 0  # how many random numbers it takes
+    """Base of the transforms that move pixels."""
 
     def known(self, size: Size | None) -> Size | None:
         """Return the size of the result, if the size of the image and the options determine it."""
@@ -58,6 +58,10 @@ class Geometric(Transform):
 
     def apply(self, window: Window, drawn: Sequence[float]) -> None:
         raise NotImplementedError
+
+
+class MediaTransform(Transform):
+    """Base of the transforms of audio or video."""
 
 
 @dataclass(frozen=True, repr=False)

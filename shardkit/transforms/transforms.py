@@ -1,30 +1,44 @@
-"""The transforms of a dataset: by field, checked against the schema, applied to many samples."""
+"""The transforms of a dataset: by field, checked against the schema, applied to many samples.
+
+`open` opens a dataset whose samples go through them as they are read.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import takewhile
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from shardkit.dataset.dataset import Dataset
+from shardkit.dataset.find import open_dataset
 from shardkit.errors import ShardkitError, UsageError, near
 from shardkit.helpers.extras import extra
+from shardkit.helpers.keywords import takes
 from shardkit.sample import Sample
 from shardkit.schema import Array, Audio, FieldType, Image, Schema, Video
+from shardkit.storage import fs
 from shardkit.transforms.audio import AudioJob
-from shardkit.transforms.boxes import MASK, check_rows, is_on_image, kinds_of, with_what_is_on
 from shardkit.transforms.calls import Call, name_of
-from shardkit.transforms.chain import Chain, Job, Output, Stage
+from shardkit.transforms.chain import Chain, Job, MediaJob, Output, Stage
 from shardkit.transforms.draws import Draws
-from shardkit.transforms.media import MediaJob, MediaTransform
+from shardkit.transforms.on_image import (
+    MASK,
+    check_mask,
+    check_rows,
+    is_on_image,
+    kinds_of,
+    with_what_is_on,
+)
 from shardkit.transforms.steps import (
     CenterCrop,
     Decode,
     Geometric,
+    MediaTransform,
     Normalize,
     RandomResizedCrop,
     Size,
@@ -110,7 +124,7 @@ class Transforms:
         )
 
     @property
-    def halves(self) -> frozenset[str]:
+    def bfloat16_fields(self) -> frozenset[str]:
         """The fields of images that contain bits of bfloat16."""
         last = ((chain.fields[0], chain.stages[-1]) for chain in self.chains)
         return frozenset(name for name, s in last if isinstance(s, Normalize) and s.is_bfloat16)
@@ -121,13 +135,16 @@ class Transforms:
         Torch has its own. Raises UsageError if ml_dtypes is not installed.
         """
         found = dict(values)
-        for name in self.halves & values.keys():
+        for name in self.bfloat16_fields & values.keys():
             with extra("bfloat16", "bfloat16 in NumPy arrays", ', or dtype="float32"'):
                 import ml_dtypes
 
-            view = partial(_viewed, dtype=np.dtype(ml_dtypes.bfloat16))
-            value = values[name]
-            found[name] = [*map(view, value)] if isinstance(value, list) else view(value)
+            value, kind = values[name], np.dtype(ml_dtypes.bfloat16)
+            found[name] = (
+                value.view(kind)
+                if isinstance(value, np.ndarray)
+                else [one.view(kind) if isinstance(one, np.ndarray) else one for one in value]
+            )
         return found
 
     def outputs(self) -> dict[str, Output]:
@@ -152,9 +169,36 @@ class Transforms:
             errors.update(chain.apply(left, draws, out))
         return errors
 
+    def __call__(self, sample: Sample) -> Sample:
+        """Transform one sample, with new random numbers. Raises the error if it fails."""
+        seed, zero = int.from_bytes(os.urandom(8), "little"), np.zeros(1, np.int64)
+        for error in self.apply([sample], Draws(seed, zero, zero), {}).values():
+            raise error
+        return self.typed(sample)
 
-def _viewed(value: Any, dtype: np.dtype[Any]) -> Any:
-    return value.view(dtype) if isinstance(value, np.ndarray) else value
+
+@takes()
+def open(
+    path: str | os.PathLike[str],
+    *,
+    transforms: Mapping[Any, Any] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Dataset:
+    """Open a dataset folder, a folder of shards without a manifest, or a single shard.
+
+    path: a path, or a URL.
+    transforms: transforms by field, as in `shardkit.torch.Loader`. Random transforms draw new
+        numbers each time a sample is read.
+    storage_options: for a URL: credentials, endpoints and more, by the names of obstore or fsspec.
+
+    Raises NotFoundError if the path does not exist, FormatError if it is not a dataset,
+    DamagedError if the dataset is damaged, and UsageError if the transforms do not fit the dataset.
+    """
+    with fs.using(storage_options, path):
+        dataset = open_dataset(path)
+    if transforms is not None:
+        dataset.transform = Transforms(transforms, dataset.schema)
+    return dataset
 
 
 def _fields(given: Any, schema: Schema) -> tuple[str, ...]:
@@ -179,7 +223,8 @@ def _steps(given: Any, steps: Any) -> list[Step]:
                 f"a transform of {given!r} is a class", found=step.__name__,
                 fix=f"create an instance: {step.__name__}(...)",
             )  # fmt: skip
-        if _is_torchvisions(step):
+        # Transforms of torchvision return values other than theirs unchanged.
+        if any(kind.__module__.partition(".")[0] == "torchvision" for kind in type(step).__mro__):
             raise UsageError(
                 f"{name_of(step)} of {given!r} takes tensors, and would do nothing here",
                 expected="a function of NumPy arrays, uint8 (height, width, 3)",
@@ -197,17 +242,6 @@ def _steps(given: Any, steps: Any) -> list[Step]:
     return made
 
 
-def _is_torchvisions(step: Any) -> bool:
-    """Whether a step is torchvision's: its transforms return values other than theirs unchanged."""
-    while isinstance(step, partial):
-        step = step.func
-    container = type(step).__module__.startswith("torch.nn")  # one of a user's class is their own
-    parts = step.modules() if container else [step]
-    kinds = [step, *(kind for part in parts for kind in type(part).__mro__)]
-    modules = (str(getattr(kind, "__module__", "")) for kind in kinds)
-    return any(name.partition(".")[0] == "torchvision" for name in modules)
-
-
 def _chain(
     given: Any, fields: tuple[str, ...], steps: list[Step], schema: Schema, number: int
 ) -> Chain:
@@ -222,7 +256,7 @@ def _chain(
         size = _size(steps[0], fields[0], schema[fields[0]])
         for name, kind in zip(fields[1:], kinds, strict=True):
             if kind == MASK:
-                _check_mask(name, schema[name])
+                check_mask(name, schema[name])
     stages = _stages(given, steps, number * _STREAMS)
     if any(isinstance(step, RandomResizedCrop | CenterCrop) for step in steps):
         check_rows(fields, kinds, schema)
@@ -260,16 +294,17 @@ def _media_stages(
             fix="transform a single field, or use a function that decodes the values itself",
         )  # fmt: skip
     own = list(takewhile(lambda step: isinstance(step, (Decode, *kind.takes)), steps))
-    calls: list[Stage] = []
+    stages: list[Stage] = [
+        kind(stream, tuple(step for step in own if not isinstance(step, Decode)))
+    ]
     for number, step in enumerate(steps[len(own) :], stream + len(own)):
         if isinstance(step, Transform):
             raise UsageError(
                 f"{step!r} is not for {given!r}, or comes after a function",
                 expected="transforms of its type, then functions",
             )
-        calls.append(Call(step, number))
-    job = kind(stream, tuple(step for step in own if not isinstance(step, Decode)))
-    return (job, *calls)
+        stages.append(Call(step, number))
+    return tuple(stages)
 
 
 def _stages(given: Any, steps: list[Step], stream: int) -> tuple[Stage, ...]:
@@ -315,18 +350,3 @@ def _size(step: Transform, name: str, kind: FieldType) -> Size | None:
         expected="a field of encoded images, or of pixels: uint8 (height, width, 3)",
         found=repr(kind),
     )
-
-
-def _check_mask(name: str, kind: FieldType) -> None:
-    whole = (
-        isinstance(kind, Array)
-        and (kind.dtype is None or np.dtype(kind.dtype).kind in "bui")
-        and (kind.shape is None or len(kind.shape) in (2, 3))
-    )
-    if not whole and not isinstance(kind, Image):
-        raise UsageError(
-            f"field {name!r} cannot be the mask of an image, or boxes on it",
-            expected="a field of encoded images, or of integers (height, width); or boxes,"
-            " floats (n, 4), along with arrays (n,)",
-            found=repr(kind),
-        )

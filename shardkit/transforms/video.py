@@ -16,10 +16,9 @@ from shardkit.codecs.frames import MAX_FRAME_PIXELS, TooManyPixelsError, pixels_
 from shardkit.codecs.window import Pixels
 from shardkit.errors import UsageError
 from shardkit.options import check_numbers
-from shardkit.transforms.chain import Job, checked
+from shardkit.transforms.chain import Job, MediaJob, checked
 from shardkit.transforms.images import ImageBatch
-from shardkit.transforms.media import MediaJob, MediaTransform
-from shardkit.transforms.steps import Geometric, Transform
+from shardkit.transforms.steps import Geometric, MediaTransform, Transform
 
 _MAX_FRAMES = 1 << 12  # frames per sample
 

@@ -85,9 +85,9 @@ def test_shapes_are_known_before_anything_is_read(steps, schema, outputs):
 def test_which_fields_are_what_is_known():
     transforms = Transforms({**PAIRED, "text": str.lower, "tokens": np.sort}, SCHEMA)
     assert transforms.fields == set(SCHEMA)
-    assert transforms.images == transforms.encoded == transforms.halves == {"image"}
+    assert transforms.images == transforms.encoded == transforms.bfloat16_fields == {"image"}
     ends_in_a_function = Transforms({"image": [CROP, noisy]}, NO_MASK)
-    assert ends_in_a_function.images == ends_in_a_function.halves == set()
+    assert ends_in_a_function.images == ends_in_a_function.bfloat16_fields == set()
     assert ends_in_a_function.encoded == {"image"}
 
 

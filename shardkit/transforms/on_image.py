@@ -1,0 +1,208 @@
+"""What is on an image, at load time: masks, boxes and arrays with a row per box.
+
+Masks and boxes get the geometry of their image. The values of masks stay unchanged.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.codecs.boxes import WITH_BOXES, boxes_in, is_boxes, turned_boxes
+from shardkit.codecs.header import Header
+from shardkit.codecs.image import NotAnImageError, is_mask_name
+from shardkit.codecs.masks import MaskError, mask_of, values_of
+from shardkit.codecs.window import Window
+from shardkit.errors import UsageError
+from shardkit.schema import Array, FieldType, Image, Schema
+
+Values = npt.NDArray[Any]
+
+MASK, BOXES, ROWS = "mask", "boxes", "rows"  # kinds of fields on an image; rows: one per box
+
+
+class NotAMaskError(NotAnImageError):
+    """A mask with more than one value per pixel, or with values that are not integers."""
+
+    what = "the value is not a mask"
+    expected = "an integer for each pixel of its image"
+    fix = "store the mask as an image of one channel"
+
+
+class OnImageError(NotAnImageError):
+    """A value of one of several fields on an image is invalid; `column` is the field's index."""
+
+    def __init__(self, found: str, column: int) -> None:
+        super().__init__(found)
+        self.column = column
+
+
+class BoxesError(OnImageError):
+    """A value that is not boxes."""
+
+    what = "the value is not boxes"
+    expected = "an array of floats, (n, 4): x0, y0, x1, y1 in pixels of the image"
+    fix = "repair it"
+
+
+class RowsError(OnImageError):
+    """An array that does not have a row for each box."""
+
+    what = "the number of rows differs from the number of boxes"
+    expected = "a row for each box"
+    fix = "repair it, or leave the field out of the transform"
+
+
+def kinds_of(fields: Sequence[str], schema: Schema) -> tuple[str, ...]:
+    """Return the kind of each field that is transformed with an image: mask, boxes, or rows."""
+    boxes = [name for name in fields if _may_be_boxes(name, schema[name])]
+    if len(boxes) > 1:
+        raise UsageError(
+            "an image can be transformed with only one field of boxes",
+            found=", ".join(boxes),
+            fix="concatenate them first",
+        )
+
+    return tuple(
+        BOXES if name in boxes else ROWS if boxes and _are_rows(name, schema[name]) else MASK
+        for name in fields
+    )
+
+
+def check_mask(name: str, kind: FieldType) -> None:
+    """Raise UsageError for a field that cannot be the mask of an image."""
+    whole = (
+        isinstance(kind, Array)
+        and (kind.dtype is None or np.dtype(kind.dtype).kind in "bui")
+        and (kind.shape is None or len(kind.shape) in (2, 3))
+    )
+    if not whole and not isinstance(kind, Image):
+        raise UsageError(
+            f"field {name!r} cannot be the mask of an image, or boxes on it",
+            expected="a field of encoded images, or of integers (height, width); or boxes,"
+            " floats (n, 4), along with arrays (n,)",
+            found=repr(kind),
+        )
+
+
+def check_rows(fields: Sequence[str], kinds: Sequence[str], schema: Schema) -> None:
+    """Raise UsageError if a crop would drop boxes, but not the rows that belong to them."""
+    left = [name for name in WITH_BOXES if name in schema and name not in fields]
+    if BOXES in kinds and left:
+        named = ", ".join(f'"{name}"' for name in (*fields, *left))
+        raise UsageError(
+            f"a crop drops boxes outside it, but {left[0]!r} also has a row for each box",
+            fix=f"include it, ({named}), or leave it out of fields=[...]",
+        )
+
+
+def is_on_image(name: str, kind: FieldType) -> bool:
+    """Whether a field has, by its type and name, boxes on an image or the mask of one."""
+    if isinstance(kind, Array) and "box" in name.lower():
+        return _may_be_boxes("boxes", kind)
+    sides = kind.shape if isinstance(kind, Array) else None
+    is_map = isinstance(kind, Image) or (sides is not None and len(sides) in (2, 3))
+    return is_map and is_mask_name(name)
+
+
+def with_what_is_on(image: Sequence[str], schema: Schema) -> tuple[str, ...]:
+    """The fields of an image, and those that are to be transformed along with them."""
+    found = [n for n, kind in schema.items() if n not in image and is_on_image(n, kind)]
+    boxes = any(isinstance(schema[name], Array) and "box" in name.lower() for name in found)
+    rows = [n for n in WITH_BOXES if boxes and n in schema and n not in image]
+    return (*image, *found, *rows)
+
+
+def _may_be_boxes(name: str, kind: FieldType) -> bool:
+    if not isinstance(kind, Array):
+        return False
+    if kind.dtype is None or kind.shape is None:
+        return name == "boxes"
+    return np.dtype(kind.dtype).kind == "f" and len(kind.shape) == 2 and kind.shape[1] in (4, None)
+
+
+def _are_rows(name: str, kind: FieldType) -> bool:
+    return isinstance(kind, Array) and (name in WITH_BOXES or len(kind.shape or ()) == 1)
+
+
+def move_boxes(
+    columns: Sequence[list[Any]], kinds: Sequence[str], number: int, header: Header, window: Window
+) -> None:
+    """Transform the boxes of an image with its window; `columns` are the values by `kinds`.
+
+    Raises OnImageError.
+    """
+    at = kinds.index(BOXES)
+    boxes = columns[at][number]
+    if not is_boxes(boxes):
+        is_array = isinstance(boxes, np.ndarray)
+        raise BoxesError(f"{boxes.dtype} {boxes.shape}" if is_array else f"{boxes!r:.60}", at)
+    rows = [n for n, kind in enumerate(kinds) if kind == ROWS]
+    for n in rows:
+        if len(columns[n][number]) != len(boxes):
+            raise RowsError(f"{len(columns[n][number]):,} rows for {len(boxes):,} boxes", n)
+    if header.orientation != 1:
+        boxes = turned_boxes(boxes, header.orientation, (header.width, header.height))
+    if window != Window.whole(*header.upright):
+        boxes, kept = boxes_in(boxes, window)
+        for n in rows:
+            columns[n][number] = columns[n][number][kept]
+    columns[at][number] = boxes
+
+
+def mask_values(value: Any, image: Header) -> Values:
+    """Return the values of a mask (height, width), upright like its image.
+
+    Raises NotAnImageError.
+    """
+    size = image.upright
+    if isinstance(value, bytes):
+        value = values_of(mask_of(value, image, Window.whole(*size)))
+    if not isinstance(value, np.ndarray):
+        raise NotAMaskError(f"{type(value).__name__} {value!r:.60}")
+    mask: Values = value
+    if mask.ndim == 3 and mask.shape[2] in (1, 3) and (mask == mask[:, :, :1]).all():
+        mask = mask[:, :, 0]  # equal channels, as stored by formats with only colour images
+    if mask.ndim != 2 or mask.dtype.kind not in "bui":
+        raise NotAMaskError(f"an array of {mask.dtype} {mask.shape}")
+    if mask.shape != size[::-1]:
+        found = f"a mask of {mask.shape[1]} x {mask.shape[0]} pixels"
+        raise MaskError(f"{found} on an image of {size[0]} x {size[1]}")
+    return mask
+
+
+def cut_mask(mask: Values, window: Window) -> Values:
+    """Return the window of a mask: nearest values, and 0 in margins."""
+    columns, no_columns = _sources(
+        window.x, window.width, window.full_width, window.left, window.columns
+    )
+    rows, no_rows = _sources(window.y, window.height, window.full_height, window.top, window.rows)
+    if window.flip:
+        columns, no_columns = columns[::-1], no_columns[::-1]
+    made: Values = mask[rows][:, columns]
+    made[no_rows] = 0
+    made[:, no_columns] = 0
+    return made
+
+
+def _sources(
+    start: int, length: int, full: int, first: int, count: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Return, along one side, the source index of each new value, and which ones have no source."""
+    wanted = np.arange(first, first + count)
+    outside = (wanted < 0) | (wanted >= full)
+    return start + _nearest(length, full)[wanted.clip(0, full - 1)], outside
+
+
+@functools.lru_cache(maxsize=1024)
+def _nearest(length: int, full: int) -> npt.NDArray[np.int64]:
+    """Return the index of the nearest of `length` values for each of `full`, as in Pillow."""
+    from PIL import Image
+
+    line = Image.fromarray(np.arange(length, dtype=np.int32)[None])
+    nearest: npt.NDArray[np.int64] = np.array(line.resize((full, 1), Image.Resampling.NEAREST))[0]
+    return nearest
