@@ -11,7 +11,7 @@ import click
 from shardkit.cli import complain, print_json, search_here, storage_option
 from shardkit.cli.help import Command, Example, options_of
 from shardkit.cli.tables import counted, print_numbers, print_table, size
-from shardkit.performance.bench import Sweep, bench, check_plot, draw, words_of
+from shardkit.performance.bench import Sweep, bench
 from shardkit.performance.defaults import FOLDER
 
 _ABOUT = {
@@ -50,14 +50,11 @@ _HEADER = ("dataset", "setting", "samples/s", "spread", "stored", "times")
     rounds="N",
     limit="N",
 )
-@click.option("--cold", is_flag=True, help="Also measure with an empty page cache.")
-@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw a bar chart.")
 @storage_option
 @click.option("--quiet", is_flag=True, help="Print only results and errors.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
 def command(
     paths: tuple[Path, ...],
-    plot: Path | None,
     storage_options: dict[str, str],
     quiet: bool,
     as_json: bool,
@@ -71,8 +68,6 @@ def command(
     from shardkit.cli.progress import StepsMonitor
     from shardkit.storage import fs
 
-    if plot is not None:
-        check_plot(plot)
     if any(":" in name for name in options["transforms"]):
         search_here()
     options["threads"] = options["threads"] or None
@@ -85,8 +80,6 @@ def command(
     errors = {f"{run['contender']}: {run['error']}": None for run in report["runs"] if run["error"]}
     for error in errors:
         complain(f"shardkit: {error}")
-    if plot is not None:
-        draw(report, plot)
     if all(run["error"] for run in report["runs"]):
         sys.exit(1)
 
@@ -140,13 +133,13 @@ def _show_measure(measure: str, report: dict[str, Any]) -> None:
     rows: list[tuple[str, ...]] = []
     for run in runs:
         if run["rate"] is None:
-            rows.append((run["contender"], words_of(run), "failed", "", "", ""))
+            rows.append((run["contender"], _words_of(run), "failed", "", "", ""))
             continue
         stored = run["bytes_per_second"]
         rows.append(
             (
                 run["contender"],
-                words_of(run),
+                _words_of(run),
                 f"{run['rate']:,.0f}",
                 f"{run['min']:,.0f} to {run['max']:,.0f}",
                 f"{size(int(stored))}/s" if stored else "-",
@@ -160,3 +153,17 @@ def _show_measure(measure: str, report: dict[str, Any]) -> None:
         if contender["name"] not in measured
     ]
     print_numbers(f"{measure}: {_ABOUT[measure]}", _HEADER, rows)
+
+
+def _words_of(run: dict[str, Any]) -> str:
+    """The setting of a run in a report, as text."""
+    parts = []
+    for name in ("threads", "workers"):
+        if run[name] is not None:
+            parts.append(f"{run[name]} {name if run[name] != 1 else name[:-1]}")
+    if run["batch_size"] is not None:
+        parts.append(f"batch {run['batch_size']}")
+    if run["transform"] not in (None, "none"):
+        sized = run["transform"] in ("crop", "resize", "center")
+        parts.append(f"{run['transform']} {run['size']}" if sized else run["transform"])
+    return ", ".join(parts)

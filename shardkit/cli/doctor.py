@@ -17,9 +17,7 @@ from shardkit.cli.help import Command, Example
     context_settings={"show_default": True},
     examples=[
         Example("shardkit doctor shards --batch-size 8", "What slows loading down"),
-        Example(
-            "shardkit doctor shards --batch-size 8 --tune", "The best settings, as a line of code"
-        ),
+        Example("shardkit doctor shards --batch-size 8 --json", "For a program"),
     ],
 )
 @click.argument("path", type=click.Path(path_type=Path))
@@ -51,12 +49,6 @@ from shardkit.cli.help import Command, Example
     help="Loading threads.  [default: number of processors]",
 )
 @click.option(
-    "--workers",
-    type=click.IntRange(0),
-    metavar="N",
-    help="Worker processes of a DataLoader, instead of threads.",
-)
-@click.option(
     "--window", type=click.IntRange(1), metavar="N", help="Size of the shuffle window, in samples."
 )
 @click.option(
@@ -75,9 +67,6 @@ from shardkit.cli.help import Command, Example
     metavar="S",
     help="Approximate duration of each run.",
 )
-@click.option(
-    "--tune", is_flag=True, help="Search for the best settings, and print them as a line of code."
-)
 @storage_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
@@ -85,7 +74,6 @@ def command(
     batch_size: int,
     transform: str,
     size: int,
-    workers: int | None,
     storage_options: dict[str, str],
     as_json: bool,
     seconds: float,
@@ -103,14 +91,8 @@ def command(
         dataset = open_any(path)
     usual = usual_options(dataset, batch_size=batch_size, transform=transform, size=size)
     given = {name: value for name, value in options.items() if value is not None}
-    about = {name: given.pop(name) for name in ("ranks", "need", "tune") if name in given}
-    loader = Loader(dataset, **usual, **given)
-    source: Any = loader
-    if workers is not None:
-        from shardkit.performance.runs import dataloader_like
-
-        source = dataloader_like(loader, workers)
-    found = doctor(source, seconds=seconds, **about)
+    about = {name: given.pop(name) for name in ("ranks", "need") if name in given}
+    found = doctor(Loader(dataset, **usual, **given), seconds=seconds, **about)
     if as_json:
         print_json(found.to_dict())
     else:

@@ -3,7 +3,6 @@
 Each imports only those on lines below its own:
 
     doctor
-    image_checks
     bench checks monitor
     contender findings report
     defaults machine runs

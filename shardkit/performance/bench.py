@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import io
 import os
 import random
 import statistics
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from shardkit.dataset.dataset import Dataset
 from shardkit.errors import ShardkitError, ShardkitWarning, UsageError, near
-from shardkit.helpers import os_errors
-from shardkit.helpers.extras import extra
 from shardkit.helpers.keywords import takes
 from shardkit.helpers.progress import Monitor, Progress, watched
 from shardkit.options import check_numbers
 from shardkit.performance.contender import MEASURES, Contender, Result, Setting
 from shardkit.performance.defaults import FOLDER, image_field, stored_bytes, usual_options
-from shardkit.performance.machine import about_machine, drop_from_cache, file_system, versions
+from shardkit.performance.machine import about_machine, file_system, versions
 from shardkit.schema import Image
 from shardkit.storage import fs
 from shardkit.storage.page_cache import cache_from
@@ -34,9 +29,6 @@ from shardkit.stream.world import default_threads
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-_STAYED = 0.05  # maximum share of bytes in the page cache for a run that counts as cold
-_ROW = 0.3  # height of a row of the plot, in inches
 
 
 @dataclass(frozen=True)
@@ -103,15 +95,13 @@ class Measured:
     name: str
     contender: Contender
     setting: Setting
-    cold: bool
     results: list[Result] = field(default_factory=list)
-    stayed: float | None = None  # cold runs only: the largest share of bytes left in the page cache
     error: str | None = None
 
-    def run(self, contender: Contender, *, counts: bool = True) -> None:
+    def run(self, *, counts: bool) -> None:
         """Do one run."""
         try:
-            result = contender.run(self.setting)
+            result = self.contender.run(self.setting)
         except Exception as error:  # bad data, or an error in a user's transform
             self.error = _message(error)
         else:
@@ -126,14 +116,12 @@ class Measured:
             "contender": self.name,
             "format": dataset.format,
             **asdict(self.setting),
-            "cold": self.cold,
             "seconds": [result.seconds for result in self.results],
             "samples": [result.samples for result in self.results],
             "rate": rate,
             "min": min(rates) if rate else None,
             "max": max(rates) if rate else None,
             "bytes_per_second": rate * stored_bytes(dataset) / len(dataset) if rate else None,
-            "stayed": self.stayed,
             "error": self.error,
         }
 
@@ -142,7 +130,6 @@ class Measured:
 def bench(
     paths: Sequence[str | os.PathLike[str]],
     *,
-    cold: bool = False,
     progress: bool | Callable[[Progress], object] | Monitor = False,
     **sweep: Unpack[SweepKeywords],
 ) -> dict[str, Any]:
@@ -151,7 +138,6 @@ def bench(
     Each round runs every setting once, in another order. A first run of each is not counted. The
     result consists of JSON values.
 
-    cold: also measure with files that are not in the page cache.
     progress: as in `shardkit.convert`.
 
     Raises UsageError for invalid options, such as a batch that is larger than a dataset. A setting
@@ -159,15 +145,13 @@ def bench(
     """
     asked, skipped = Sweep(**sweep), dict[str, str]()
     contenders = _contenders(paths, asked.limit)
-    warm = [
-        Measured(name, contender, setting, cold=False)
+    measured = [
+        Measured(name, contender, setting)
         for name, contender in contenders.items()
         for setting in _settings(name, contender.dataset, asked, skipped)
     ]
-    if not warm:
+    if not measured:
         raise UsageError("there is nothing to measure", found="; ".join(skipped.values()) or None)
-    can_be_cold = {name: cold and _can_be_cold(name, c, skipped) for name, c in contenders.items()}
-    cold_runs = [replace(one, cold=True, results=[]) for one in warm if can_be_cold[one.name]]
     with (
         watched(progress) as monitor,
         warnings.catch_warnings(),
@@ -175,20 +159,21 @@ def bench(
     ):
         warnings.simplefilter("ignore", ShardkitWarning)
         if monitor:
-            runs = len(warm) * (asked.rounds + 1) + len(cold_runs) * asked.rounds
-            monitor.start("measuring", runs, "runs")
-        for number, each in _in_turn(warm, asked.rounds + 1, monitor):
-            each.run(each.contender, counts=number > 0)
+            monitor.start("measuring", len(measured) * (asked.rounds + 1), "runs")
+        for number in range(asked.rounds + 1):
+            for each in random.Random(number).sample(measured, len(measured)):
+                if each.error is None:
+                    each.run(counts=number > 0)
+                if monitor:
+                    monitor.advance(1)
         for contender in contenders.values():
             contender.close()
-        for _, each in _in_turn(cold_runs, asked.rounds, monitor):
-            _run_cold(each)
     return {
         "versions": versions(),
         "machine": about_machine(),
-        "settings": {**asdict(asked), "threads": asked.powers(), "cold": cold},
+        "settings": {**asdict(asked), "threads": asked.powers()},
         "contenders": [_about(name, contender) for name, contender in contenders.items()],
-        "runs": [measured.to_dict() for measured in (*warm, *cold_runs)],
+        "runs": [each.to_dict() for each in measured],
         "skipped": skipped,
     }
 
@@ -261,41 +246,6 @@ def _settings(
                 yield from (Setting("load", workers=number, **recipe) for number in workers)
 
 
-def _can_be_cold(name: str, contender: Contender, skipped: dict[str, str]) -> bool:
-    if isinstance(contender.path, RemotePath):
-        skipped[f"{name}, cold"] = "data at a URL are not in the page cache"
-        return False
-    stayed = drop_from_cache([contender.path])
-    if stayed > _STAYED:
-        skipped[f"{name}, cold"] = f"not possible here ({stayed:.0%} of the bytes stayed in memory)"
-    return stayed <= _STAYED
-
-
-def _in_turn(
-    measured: Sequence[Measured], rounds: int, progress: Monitor | None
-) -> Iterator[tuple[int, Measured]]:
-    """Yield the round number and what to run: all that has not failed, in random order."""
-    for number in range(rounds):
-        for each in random.Random(number).sample(measured, len(measured)):
-            if each.error is None:
-                yield number, each
-            if progress:
-                progress.advance(1)
-
-
-def _run_cold(each: Measured) -> None:
-    """Measure a dataset that was just opened, and whose files were evicted."""
-    contender = Contender(each.contender.path, each.contender.limit)
-    contender.open()
-    stayed = drop_from_cache([contender.path])
-    if stayed > _STAYED:  # another process reads the files
-        each.error = f"not cold: {stayed:.0%} of the bytes are in memory"
-    else:
-        each.stayed = max(stayed, each.stayed or 0.0)
-        each.run(contender)
-    contender.close()
-
-
 def _message(error: Exception) -> str:
     """The text of an error, without a worker's traceback."""
     text = str(error)
@@ -303,71 +253,3 @@ def _message(error: Exception) -> str:
         name = f"{type(error).__module__}.{type(error).__qualname__}: "
         return text.rpartition(name)[2].strip()
     return text if isinstance(error, ShardkitError) else f"{type(error).__name__}: {text}"
-
-
-# --- the plot ------------------------------------------------------------------------------------
-
-
-def check_plot(path: Path) -> None:
-    """Raise UsageError or OutputError if `draw` could not write the plot."""
-    with extra("bench", "a plot"):
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    known = FigureCanvasAgg.get_supported_filetypes()
-    if path.suffix[1:].lower() not in known:
-        raise UsageError(
-            "the suffix of the plot is not a supported image format",
-            path=path,
-            expected=", ".join(f".{suffix}" for suffix in sorted(known)),
-        )
-    with os_errors.explained("write the plot", path):
-        if path.exists():
-            path.open("ab").close()
-        else:
-            tempfile.TemporaryFile(dir=path.parent).close()
-
-
-def draw(report: dict[str, Any], path: Path) -> None:
-    """Draw a report of `bench`: one chart per measure, one bar per contender and setting.
-
-    A bar shows the median, and its error bar the range from the slowest to the fastest run.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    charts: dict[str, list[dict[str, Any]]] = {}
-    for run in report["runs"]:
-        if run["rate"] is not None:
-            charts.setdefault(run["measure"], []).append(run)
-    rows = [len(runs) + 3 for runs in charts.values()]
-    figure = Figure(figsize=(10, _ROW * max(sum(rows), 5)), layout="constrained")
-    FigureCanvasAgg(figure)
-    grid = figure.subplots(len(charts) or 1, squeeze=False, height_ratios=rows or None)
-    for axes, (measure, runs) in zip(grid[:, 0], charts.items(), strict=False):
-        rates = [run["rate"] for run in runs]
-        below = [run["rate"] - run["min"] for run in runs]
-        above = [run["max"] - run["rate"] for run in runs]
-        colours = ["tab:blue" if run["cold"] else "tab:orange" for run in runs]
-        axes.barh(range(len(runs)), rates, xerr=[below, above], color=colours, capsize=2)
-        axes.set_yticks(range(len(runs)), [f"{run['contender']}, {words_of(run)}" for run in runs])
-        axes.invert_yaxis()
-        axes.set_title(measure)
-        axes.set_xlabel("samples/s")
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format=path.suffix[1:].lower())
-    with os_errors.explained("write the plot", path):
-        path.write_bytes(drawn.getvalue())
-
-
-def words_of(run: dict[str, Any]) -> str:
-    """The setting of a run in a report, as text."""
-    parts = []
-    for name in ("threads", "workers"):
-        if run[name] is not None:
-            parts.append(f"{run[name]} {name if run[name] != 1 else name[:-1]}")
-    if run["batch_size"] is not None:
-        parts.append(f"batch {run['batch_size']}")
-    if run["transform"] not in (None, "none"):
-        sized = run["transform"] in ("crop", "resize", "center")
-        parts.append(f"{run['transform']} {run['size']}" if sized else run["transform"])
-    return ", ".join([*parts, "cold"] if run["cold"] else parts)

@@ -1,28 +1,39 @@
-"""Findings on the data: slow formats, unsuitable shards, sorted classes, excessive padding."""
+"""Findings on the data: slow formats, unsuitable shards, sorted classes, padding, large images."""
 
 from __future__ import annotations
 
-import math
 import shlex
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from shardkit.codecs.header import Header, read_header
+from shardkit.codecs.image import NotAnImageError, is_mask_name
 from shardkit.dataset.dataset import Dataset
+from shardkit.errors import ShardkitError
 from shardkit.formats import FORMATS
+from shardkit.helpers.order import permutation
 from shardkit.performance.findings import LEAST, Finding
-from shardkit.schema import Array, row_fields
-from shardkit.stream.batching import Batching, Bucket, Dynamic, Pack
+from shardkit.schema import Image, row_fields
+from shardkit.stream.batching import Bucket
 from shardkit.stream.collate import PadCollate
 from shardkit.stream.order import Numbers
 from shardkit.stream.quality import class_shares, first_labels, sorted_by_class, times_alike
 from shardkit.stream.reading import extents
-from shardkit.stream.schedule import START, Planned, Schedule, Step
 from shardkit.stream.stream import Stream
-from shardkit.stream.world import World
+from shardkit.transforms.steps import (
+    CenterCrop,
+    Decode,
+    Geometric,
+    RandomResizedCrop,
+    Resize,
+    Transform,
+)
 
 _SLOW = {
     "folder": "samples are separate files, which are opened and closed for each read",
@@ -32,12 +43,11 @@ _MANY = 100  # shards
 _TINY = 8_000_000  # bytes
 _USUAL, _SMALLEST = 256, 8  # MB of a shard
 _CHANCE = 1e-6  # probability that a full shuffle starts with samples of a single class
-
-_PLANNED = 100_000  # samples of an epoch whose padding is computed
 _READ = 20_000  # maximum samples to read if their lengths are not stored
-_BUCKETS = (4, 8, 16)
-_FILLED = 2  # minimum batches per bucket, as the last one is usually smaller
-_NEAR = 0.01  # minimum share of tokens saved for which more buckets are worthwhile
+_BUCKETS = 8
+_LARGER = 1.25  # minimum ratio of stored to needed size: below it, little can be gained
+_LOSSLESS, _SLOWER = ("png", "webp"), 5  # their time to decode, relative to JPEG
+_LOOK, _LOOK_BYTES = 48, 64_000_000  # samples, and bytes of their images, that are examined
 
 
 def convert_command(stream: Stream, *flags: str) -> str:
@@ -161,162 +171,163 @@ def _unshuffled(stream: Stream) -> Finding | None:
 
 
 def padding(stream: Stream, world_size: int) -> Finding | None:
-    """Batches padded to their longest sample, if batches of similar lengths would save much.
+    """Batches that `pad_collate` pads, if batches of similar lengths would save much.
 
-    Applies to batches of a fixed size made by `pad_collate`, and to `Bucket` with boundaries that
-    do not fit the data. Shares of padding are those of rank 0. `gain` is for a model whose step
-    time is proportional to its tokens, including padding.
+    `gain` is for a model whose step time is proportional to its tokens, including padding.
     """
-    padded = _padded(stream, world_size)
-    if padded is None:
+    collate, size = stream.options.collate, stream.options.per_rank(world_size)
+    if not isinstance(collate, PadCollate) or stream.options.batching is not None:
         return None
-    now = padded.share(stream.schedule(World(0, world_size)), padded.collate)
-    batches = len(padded.by) // (padded.size * world_size)
-    buckets = [
-        Bucket(padded.size, number, padded.field).with_lengths(padded.by)
-        for number in [n for n in _BUCKETS if _FILLED * n <= batches] or [2]
-    ]
-    shares = [padded.share_with(bucket) for bucket in buckets]
-    chosen = next(n for n, share in enumerate(shares) if share <= min(shares) + _NEAR)
-    gain = (1 - shares[chosen]) / (1 - now)
-    if gain < LEAST:
+    lengths = _lengths(stream, collate)
+    if lengths is None or not len(lengths) or size < 2:
         return None
-    batching, boundaries = stream.options.batching, buckets[chosen].boundaries
-    assert isinstance(boundaries, tuple)
-    kind = f"by {batching}" if batching else f"of {padded.size:,} samples"
+    bucket = Bucket(size, _BUCKETS, collate.field).with_lengths(lengths)
+    in_order = lengths[stream.order.draw(0, np.arange(stream.order.samples)).number]
+    boundaries = np.asarray(bucket.boundaries)
+    buckets = np.searchsorted(boundaries, in_order)
+    parts = [in_order[buckets == number] for number in np.unique(buckets)]
+    free = replace(collate, length=None)
+    now = 1 - lengths.sum() / _padded(in_order, size, collate)
+    then = 1 - lengths.sum() / sum(_padded(part, size, free) for part in parts)
+    if (gain := (1 - then) / (1 - now)) < LEAST:
+        return None
+    settings: dict[str, Any] = {"batching": bucket, "collate": free}
+    settings |= {"batch_size": None, "global_batch_size": None}
     return Finding(
         "padding",
-        f"{now:.1%} of the tokens are padding, in batches {kind}, whose lengths range from "
-        f"{padded.by.min():,} to {padded.by.max():,}, with a median of {np.median(padded.by):,.0f}",
+        f"about {now:.1%} of the tokens are padding, in batches of {size:,} samples, whose lengths "
+        f"range from {lengths.min():,} to {lengths.max():,}, with a median of "
+        f"{np.median(lengths):,.0f}",
         "batch samples of similar lengths, in buckets up to "
         + ", ".join(f"{boundary:,}" for boundary in boundaries)
-        + f" tokens and one above: this leaves {shares[chosen]:.1%} padding"
-        + padded.others(shares[chosen]),
+        + f" tokens and one above: this leaves about {then:.1%} padding",
         gain=gain,
-        settings=padded.settings(buckets[chosen]),
+        settings={**settings, "last": "pad"} if stream.options.last == "short" else settings,
     )
 
 
-@dataclass(frozen=True)
-class _Padded:
-    """Batches that are padded, and the lengths of all samples."""
-
-    stream: Stream
-    world_size: int
-    collate: PadCollate
-    field: str | None  # the field whose lengths the batching uses, if it was given
-    size: int  # samples per batch
-    by: Numbers  # the lengths that the batching uses
-    real: Numbers  # the lengths of the field whose tokens are counted
-    longest: Numbers  # the longest of the arrays of a sample that are padded together
-    alone: bool  # whether there is only one field, as Pack requires
-
-    def settings(self, bucket: Bucket) -> dict[str, Any]:
-        """Settings of a loader with these batches; None unsets other options of the batch size."""
-        options = self.stream.options
-        settings: dict[str, Any] = {"batching": bucket}
-        if options.collate is not None:
-            settings["collate"] = replace(self.collate, length=None)
-        if options.last == "short":  # only for batches of a fixed size
-            settings["last"] = "pad"
-        sizes = ("batch_size", "global_batch_size")
-        return settings | {name: None for name in sizes if getattr(options, name) is not None}
-
-    def others(self, share: float) -> str:
-        """Other ways to make batches that have a smaller share of padding."""
-        mean, longest = float(self.by.mean()), max(int(self.by.max()), 1)
-        step = self.collate.multiple_of
-        most = math.ceil(max(self.size * mean, longest) / step) * step
-        ways: dict[str, Batching] = {
-            f"Dynamic(max_tokens={most})": Dynamic(most, multiple_of=step, field=self.field)
-        }
-        if self.alone:
-            rows = max(round(self.size * mean / longest), 1)
-            name = f"Pack(seq_len={longest}, batch_size={rows})"
-            ways[name] = Pack(longest, rows, field=self.field)
-        shares = {name: self.share_with(way) for name, way in ways.items()}
-        words = [f"{name} {less:.1%}" for name, less in shares.items() if less < share]
-        if not words:
-            return ""
-        return f"; with other numbers of samples in a batch, {' and '.join(words)}"
-
-    def share_with(self, batching: Batching) -> float:
-        """The share of padding with another batching, and minimal padding of each batch."""
-        options = self.stream.options
-        last = "pad" if options.last == "short" else options.last
-        schedule = Planned(
-            self.stream.order, batching.with_lengths(self.by), self.by, 0, self.world_size, last,
-            options.seed, options.window,
-        )  # fmt: skip
-        if isinstance(batching, Pack):
-            return _share(schedule, lambda step: _packed(step, batching.seq_len))
-        return self.share(schedule, replace(self.collate, length=None))
-
-    def share(self, schedule: Schedule, collate: PadCollate) -> float:
-        """The share of padding in the first batches of a schedule and a collate."""
-
-        def tokens(step: Step) -> tuple[int, int]:
-            length = collate.length
-            if length is None:
-                longest = int(self.longest[step.number].max())
-                length = -(-longest // collate.multiple_of) * collate.multiple_of
-            return int(self.real[step.number].sum()), len(step.number) * length
-
-        return _share(schedule, tokens)
-
-
-def _packed(step: Step, seq_len: int) -> tuple[int, int]:
-    assert step.segments is not None
-    _, _, start, stop = step.segments.T
-    return int((stop - start).sum()), len(step.valid) * seq_len
-
-
-def _share(schedule: Schedule, tokens: Callable[[Step], tuple[int, int]]) -> float:
-    """The share of padding. `tokens` returns the tokens of a step, without and with padding."""
-    at, samples, real, padded = START, 0, 0, 0
-    while samples < _PLANNED and (step := schedule.step(0, at)) is not None:
-        counts = tokens(step)
-        real, padded = real + counts[0], padded + counts[1]
-        at, samples = step.after, samples + len(step.number)
-    return 1 - real / padded if padded else 0.0
-
-
-def _padded(stream: Stream, world_size: int) -> _Padded | None:
-    """The padded batches of a stream; None if nothing is padded, or if lengths are unknown."""
-    options, schema = stream.options, stream.samples.schema
-    batching, collate = options.batching, options.collate
-    if not isinstance(batching, Bucket | None) or not options.batched:
+def _lengths(stream: Stream, collate: PadCollate) -> Numbers | None:
+    """The lengths of all samples; None if transforms change them, or they would have to be read."""
+    rows = row_fields(stream.samples.schema)
+    name = collate.field or ("tokens" if "tokens" in rows else next(iter(rows), None))
+    if name not in rows or name in stream.transforms.fields:
         return None
-    if batching is not None and collate is None:
-        collate = PadCollate(field=batching.field)
-    known = stream.transforms.fields <= stream.transforms.outputs().keys()
-    rows = row_fields(schema)
-    if not isinstance(collate, PadCollate) or not known or not rows:
+    if any(len(one) > _READ and one.length_table() is None for one in stream.datasets):
         return None
-    if batching is not None and batching.field not in (None, *rows):  # a field of audio
+    return np.concatenate([one.lengths(name) for one in stream.datasets])
+
+
+def _padded(lengths: Numbers, size: int, collate: PadCollate) -> int:
+    """The tokens, with padding, of batches of samples in this order."""
+    if collate.length is not None:
+        return len(lengths) * collate.length
+    starts = np.arange(0, len(lengths), size)
+    longest = np.maximum.reduceat(lengths, starts)
+    rounded = -(-longest // collate.multiple_of) * collate.multiple_of
+    return max(int((rounded * np.diff(starts, append=len(lengths))).sum()), 1)
+
+
+# --- images --------------------------------------------------------------------------------------
+
+
+def images(stream: Stream) -> Finding | None:
+    """Images that are far larger than the transforms need, or that are slow to decode."""
+    if stream.options.cache == "decoded" or not (decoding := _decoding(stream)):
         return None
-    if not all(_has_lengths(d, name) for d in stream.datasets for name in rows):
+    headers = list(_headers(stream, list(decoding)))
+    if not headers:
         return None
-    lengths = {name: np.concatenate([d.lengths(name) for d in stream.datasets]) for name in rows}
-    usual = "tokens" if "tokens" in rows else rows[0]
-    field = collate.field if batching is None else batching.field
-    return _Padded(
-        stream,
-        world_size,
-        collate,
-        field,
-        options.per_rank(world_size) if batching is None else batching.batch_size,
-        lengths[field or usual],
-        lengths[collate.field or usual],
-        np.max(list(lengths.values()), axis=0),
-        alone=list(schema) == rows and len(rows) == 1,
+    return _too_large(stream, decoding, headers) or _lossless(stream, headers)
+
+
+def _decoding(stream: Stream) -> dict[str, list[Transform]]:
+    """The transforms that decode, crop and resize each image; {} if a conversion may harm others.
+
+    All images must be decoded, and those that move with another one must be masks.
+    """
+    schema = stream.samples.schema
+    pictures = {name for name, kind in schema.items() if isinstance(kind, Image)}
+    stored = {
+        name for d in stream.datasets for name, kind in d.schema.items() if isinstance(kind, Image)
+    }
+    found: dict[str, list[Transform]] = {}
+    companions: set[str] = set()
+    for given, steps in (stream.options.transforms or {}).items():
+        name, *others = given if isinstance(given, tuple) else (given,)
+        every = list(steps) if isinstance(steps, list | tuple) else [steps]
+        decoding = list(takewhile(lambda step: isinstance(step, Geometric | Decode), every))
+        if decoding and name in pictures:
+            found[name] = decoding
+            companions |= pictures & {*others}
+    harmless = stored == found.keys() | companions and all(map(is_mask_name, companions))
+    return found if harmless else {}
+
+
+def _headers(stream: Stream, fields: Sequence[str]) -> Iterator[Header]:
+    """The headers of some images, without damaged ones (the loader raises their errors)."""
+    spread = np.unique(np.linspace(0, len(stream.samples) - 1, _LOOK).astype(np.int64))
+    left = _LOOK_BYTES
+    for number in spread[permutation(len(spread), 0)].tolist():
+        try:
+            sample = stream.samples.read(number)
+            images = [sample[name] for name in fields if name in sample]
+            yield from [read_header(image) for image in images]
+        except (ShardkitError, NotAnImageError):
+            continue
+        left -= sum(map(len, images))
+        if left < 0:
+            break
+
+
+def _too_large(
+    stream: Stream, decoding: Mapping[str, Sequence[Transform]], headers: Sequence[Header]
+) -> Finding | None:
+    kinds = (RandomResizedCrop, Resize, CenterCrop)
+    sizing = [next((s for s in steps if isinstance(s, kinds)), None) for steps in decoding.values()]
+    sides = [_needed(step) for step in sizing]
+    needed = max((side for side in sides if side is not None), default=0)
+    sizes = [header.upright for header in headers]
+    shorter = statistics.median(map(min, sizes))
+    if None in sides or shorter < _LARGER * needed:
+        return None
+    width, height = (statistics.median(side) for side in zip(*sizes, strict=True))
+    share = (needed / shorter) ** 2
+    return Finding(
+        "decode",
+        f"the median size of {len(sizes)} images is {width:,.0f} x {height:,.0f} pixels; "
+        f"{', '.join(map(repr, sizing))} needs only {needed:,} on the shorter side",
+        f"store them with {needed:,} pixels on the shorter side, {share:.0%} of the pixels to "
+        "decode; random crops are then taken from images of that size, so small crops are less "
+        "sharp",
+        stage="decode",
+        share=share,
+        command=convert_command(stream, f"--resize {needed}", "--quality 90"),
     )
 
 
-def _has_lengths(dataset: Dataset, field: str) -> bool:
-    """Whether lengths can be found without reading many samples."""
-    kind = dataset.schema[field]
-    if isinstance(kind, Array) and kind.shape is not None and kind.shape[0] is not None:
-        return True
-    table = dataset.length_table()
-    return len(dataset) <= _READ or (table is not None and field in (table.dtype.names or ()))
+def _needed(step: Transform | None) -> int | None:
+    """Pixels on the shorter side: for random crops slightly more than their size, 256 for 224.
+
+    None for a center crop without a resize, which would show another part of a smaller image.
+    """
+    if not isinstance(step, RandomResizedCrop | Resize):
+        return None
+    side = max(step.size) if isinstance(step.size, tuple) else step.size
+    return side if isinstance(step, Resize) else -(-side // 7) * 8
+
+
+def _lossless(stream: Stream, headers: Sequence[Header]) -> Finding | None:
+    formats = [header.format for header in headers if header.lossless]
+    slow = [format for format in formats if format in _LOSSLESS]
+    if 2 * len(slow) < len(headers) or any(header.oddity for header in headers):
+        return None
+    return Finding(
+        "decode",
+        f"{len(slow)} of {len(headers)} images are in lossless formats, which are decoded about "
+        f"{_SLOWER} times as slowly as JPEG: " + ", ".join(sorted({f.upper() for f in slow})),
+        "if they are photos, not drawings, text or masks, store them as JPEG of quality 95, and "
+        "compare some by eye: JPEG loses fine details",
+        stage="decode",
+        share=1 / _SLOWER,
+        command=convert_command(stream, "--image-format jpeg", "--quality 95"),
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,20 +14,11 @@ from shardkit.errors import UsageError, printable
 from shardkit.helpers.clock import STAGES
 from shardkit.helpers.keywords import takes
 from shardkit.performance import findings as looks
-from shardkit.performance.checks import other_format, padding, shards, sorted_order
+from shardkit.performance.checks import images, other_format, padding, shards, sorted_order
 from shardkit.performance.defaults import open_any, usual_options
 from shardkit.performance.findings import LEAST, SHARE, Case, Finding
-from shardkit.performance.image_checks import images
 from shardkit.performance.machine import memory
-from shardkit.performance.runs import (
-    ROUNDS,
-    compare,
-    dataloader_like,
-    first_numbers,
-    in_memory,
-    is_dataloader,
-    loader_like,
-)
+from shardkit.performance.runs import ROUNDS, compare, first_numbers, in_memory
 from shardkit.stream.loader import Loader
 from shardkit.stream.options import LoaderKeywords
 from shardkit.stream.profile import Times
@@ -35,7 +26,6 @@ from shardkit.stream.stream import Stream
 from shardkit.stream.world import default_threads
 
 if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
     from typing_extensions import Unpack
 
     from shardkit.stream.batches import Batch
@@ -43,8 +33,6 @@ if TYPE_CHECKING:
 BATCH = 64
 _IN_MEMORY = 256  # samples for a run that reads nothing
 _ENOUGH = 1.2  # times the model's rate, above which loading does not limit training
-_TUNED = 3  # maximum number of other settings to try
-_SPEED = {"threads", "workers", "cache", "prefetch"}  # settings that do not change batches
 
 
 @dataclass(frozen=True)
@@ -56,7 +44,6 @@ class Diagnosis:
     need: samples per second that the model takes, if known.
     times: where the time of loading is spent.
     findings: possible improvements, the largest gain first.
-    tuned: samples per second by line of code, the present settings first, if `tune` was given.
     """
 
     source: str
@@ -64,7 +51,6 @@ class Diagnosis:
     need: float | None
     times: Times
     findings: tuple[Finding, ...]
-    tuned: Mapping[str, float] | None = None
 
     @property
     def verdict(self) -> str:
@@ -83,11 +69,6 @@ class Diagnosis:
             f"could take {self.need:,.0f}; {most}"
         )
 
-    @property
-    def best(self) -> str | None:
-        """The fastest line of code, or None if `tune` was not set."""
-        return None if self.tuned is None else max(self.tuned, key=self.tuned.__getitem__)
-
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""
         return {
@@ -97,7 +78,6 @@ class Diagnosis:
             "need": self.need,
             "times": self.times.to_dict(),
             "findings": [finding.to_dict() for finding in self.findings],
-            "tuned": None if self.tuned is None else {"best": self.best, "rates": self.tuned},
         }
 
     def __str__(self) -> str:
@@ -105,10 +85,6 @@ class Diagnosis:
         lines += [f"{number}. {finding}" for number, finding in enumerate(self.findings, 1)]
         if not self.findings:
             lines.append("No change was found that makes loading 10% faster, or batches better.")
-        if self.tuned is not None:
-            rates = [f"  {rate:>10,.0f}  {line}" for line, rate in self.tuned.items()]
-            tried = ["Measured side by side, samples/s:", *rates, "Use", f"  {self.best}"]
-            lines += ["", *map(printable, tried)]
         return "\n".join(lines)
 
 
@@ -120,48 +96,37 @@ def doctor(
     need: float | None = None,
     ranks: int | None = None,
     seconds: float = 2.0,
-    tune: bool = False,
     **options: Unpack[LoaderKeywords],
 ) -> Diagnosis:
     """Find what slows down loading, with short runs that change one setting each.
 
-    source: a Loader as used in training, a torch DataLoader of a StreamingDataset, or a folder of
-        images or anything else that a Loader takes, with the `options` of a Loader. If a Loader
-        with `profile=True` was used in training, its profile is used. The position of a Loader does
-        not change.
+    source: a Loader as used in training, or a folder of images or anything else that a Loader
+        takes, with the `options` of a Loader. If a Loader with `profile=True` was used in training,
+        its profile is used. The position of a Loader does not change.
     step: a function that does what the training loop does with a batch. It is called with the same
         batch repeatedly, to measure how many samples per second the model takes. It must wait for a
         GPU itself.
     need: samples per second that the model takes, if known.
     ranks: number of processes that train together. None: the current number.
     seconds: approximate duration of each run; there are three to eight runs.
-    tune: try the best settings side by side, and say which line of code to use.
 
     Raises UsageError for anything that cannot be measured, and the errors of loading.
     """
     if seconds <= 0 or (need is not None and need <= 0):
         raise UsageError("seconds and need must be over 0", found=f"seconds={seconds}, need={need}")
-    processors, dataloader = default_threads(), source if is_dataloader(source) else None
-    loader = _loader(source, {**options}) if dataloader is None else loader_like(dataloader)
+    loader = _loader(source, {**options})
     _check_size(loader)
     loader = loader.with_options(profile=True)
     trained = _trained(source)
     need = need or _step_rate(loader, step, seconds) or (trained.stepping if trained else None)
-    case = _case(loader, processors, seconds)
-    if dataloader is None:
-        rate = case.now.rate
-        found = [finding for look in looks.OF_RUNS if (finding := look(case))]
-    else:
-        rate, found = _of_workers(dataloader, loader, processors, seconds)
-    ranks = ranks or loader.dataset.world().size
-    of_data = checks(loader.dataset.stream, world_size=ranks)
-    found += [finding for one in of_data if (finding := case.rated(one))]
-    findings = ranked(found, rate, need)
-    slow = looks.extension(case)
-    if slow is not None:  # comes first, whatever its gain, as it affects all measurements
-        findings = (ranked([slow], rate, need) or [replace(slow, rate=None, gain=1.0)]) + findings
-    tuned = _tuned(loader, findings, seconds) if tune else None
-    return Diagnosis(_name(loader), rate, need, case.now.times, tuple(findings), tuned)
+    case = _case(loader, default_threads(), seconds)
+    of_runs = [look(case) for look in looks.OF_RUNS]
+    of_data = checks(loader.dataset.stream, world_size=ranks or loader.dataset.world().size)
+    found = [*of_runs, *map(case.rated, of_data)]
+    findings = ranked([one for one in found if one is not None], case.now.rate, need)
+    if slow := looks.extension(case):  # first, whatever its gain, as it affects all measurements
+        findings.insert(0, slow)
+    return Diagnosis(_name(loader), case.now.rate, need, case.now.times, tuple(findings))
 
 
 def ranked(findings: Sequence[Finding], rate: float, need: float | None) -> list[Finding]:
@@ -172,12 +137,10 @@ def ranked(findings: Sequence[Finding], rate: float, need: float | None) -> list
     most = need or float("inf")
     useful = []
     for finding in findings:
-        gain, after = finding.gain, None
-        if finding.rate is not None:
-            after = gain * rate  # `rate` may be a DataLoader's, unlike that of the runs
-            gain = min(after, most) / min(rate, most)
-        if gain >= LEAST or (finding.rate is None and finding.gain == 1):
-            useful.append(replace(finding, rate=after, gain=gain))
+        if finding.rate is None:
+            useful.append(finding)
+        elif (gain := min(finding.rate, most) / min(rate, most)) >= LEAST:
+            useful.append(replace(finding, gain=gain))
     return sorted(useful, key=lambda finding: -finding.gain)
 
 
@@ -271,67 +234,3 @@ def checks(stream: Stream, *, world_size: int) -> list[Finding]:
         padding(stream, world_size),
     ]
     return [finding for finding in found if finding is not None]
-
-
-def _of_workers(
-    dataloader: DataLoader[Any], loader: Loader, processors: int, seconds: float
-) -> tuple[float, list[Finding]]:
-    """The rate of a DataLoader, and faster alternatives. `loader` makes the same batches."""
-    number, persistent = dataloader.num_workers, dataloader.persistent_workers
-    single = dataloader if dataloader.batch_size else None
-    runs = compare(
-        {
-            "now": dataloader_like(loader, number, persistent=persistent, single=single),
-            "threads": loader,
-            "workers": dataloader_like(loader, processors),
-        },
-        seconds,
-    )
-    now, threads, more = runs["now"], runs["threads"], runs["workers"]
-    processes = "1 worker" if number == 1 else f"{number} workers"
-    is_now = f"a DataLoader with {processes} gives {now.rate:,.0f} samples/s"
-    findings = [
-        Finding(
-            "workers",
-            f"{is_now}; a Loader, whose threads write into the batch, gives {threads.rate:,.0f}",
-            "use shardkit.torch.Loader instead",
-            rate=threads.rate,
-            gain=threads.rate / now.rate,
-        ),
-        Finding(
-            "workers",
-            f"{is_now}; with batches made inside, and {processors} workers, {more.rate:,.0f}",
-            f"StreamingDataset(..., batch_size=) in DataLoader(batch_size=None, "
-            f"num_workers={processors}, persistent_workers=True)",
-            rate=more.rate,
-            gain=more.rate / now.rate,
-            settings={"workers": processors},
-        ),
-    ]
-    return now.rate, [finding for finding in findings if finding.gain >= LEAST]
-
-
-# --- comparison of the best settings -------------------------------------------------------------
-
-
-def _tuned(loader: Loader, findings: Sequence[Finding], seconds: float) -> dict[str, float]:
-    """Samples per second by line of code: for the present settings, and for those of findings."""
-    useful = [one.settings for one in findings if one.settings and one.settings.keys() <= _SPEED]
-    made: dict[str, Loader | DataLoader[Any]] = {}
-    for settings in [{}, *useful[:_TUNED]]:
-        line = code_line(settings)
-        if "workers" in settings:
-            made[line] = dataloader_like(loader, settings["workers"])
-        else:
-            made[line] = other = loader.with_options(profile=True, **settings)
-            for _ in other if settings.get("cache") else ():  # fill the cache before the run
-                pass
-    return {line: run.rate for line, run in compare(made, seconds).items()}
-
-
-def code_line(settings: Mapping[str, Any]) -> str:
-    """The line of Python that uses these settings; "..." stands for the other options."""
-    if "workers" in settings:
-        workers = f"num_workers={settings['workers']}, persistent_workers=True"
-        return f"DataLoader(StreamingDataset(...), batch_size=None, {workers})"
-    return f"Loader({', '.join(['...', *(f'{name}={one!r}' for name, one in settings.items())])})"

@@ -31,7 +31,7 @@ class Finding:
     """What slows down loading: what was measured, what to do about it, and the gain.
 
     `cause` is one word: "extension", "storage", "decode", "transform", "copy", "threads",
-    "workers", "padding", "format", "shards" or "order". `stage` is the stage of loading
+    "padding", "format", "shards" or "order". `stage` is the stage of loading
     (one of `STAGES` in `shardkit.helpers.clock`) that becomes faster; it then takes the `share` of
     its present time, from 0 to 1. If `stage` is None, only `rate` says what to expect.
     """

@@ -1,26 +1,19 @@
-"""The machine: its description, its page cache, and the resources that processes use."""
+"""The machine: its description, and the resources that processes use."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import glob
 import importlib.metadata
 import importlib.util
-import mmap
-import os
 import platform
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardkit.helpers import os_errors
 from shardkit.helpers.processors import processors
-from shardkit.metadata.manifest import FOLDER
-from shardkit.storage import fs
 from shardkit.stream.world import default_threads
 from shardkit.version import __version__
 
@@ -74,67 +67,6 @@ def file_system(path: Path) -> str | None:
     types = {mount.mountpoint: mount.fstype for mount in psutil.disk_partitions(all=True)}
     path = path.resolve()
     return next((types[str(p)] for p in (path, *path.parents) if str(p) in types), None)
-
-
-# --- the page cache ------------------------------------------------------------------------------
-
-
-def drop_from_cache(paths: Iterable[Path]) -> float:
-    """Evict files, and all files in folders, from the page cache, so that reads go to storage.
-
-    Returns the share of their bytes that stayed, from 0 to 1: files in memory (tmpfs), and pages
-    mapped by other processes. It is 1 if the system cannot evict files, or the share is unknown.
-    """
-    if not hasattr(os, "posix_fadvise"):
-        return 1.0
-    stayed = total = 0
-    for file in _files(paths):
-        with (
-            os_errors.explained("read", file),
-            open(file, "rb", buffering=0, opener=fs.regular) as opened,
-        ):
-            size = os.fstat(opened.fileno()).st_size
-            if size:
-                stayed += _dropped(opened.fileno(), size)
-                total += size
-    return stayed / total if total else 0.0
-
-
-def _files(paths: Iterable[Path]) -> Iterable[Path]:
-    for path in paths:
-        if path.is_dir():
-            for folder, _, names in os.walk(path, followlinks=True):
-                yield from (file for name in names if (file := Path(folder, name)).is_file())
-        else:
-            # A dataset of one file has other files next to it: x.idx, and its manifest.
-            name = f"{glob.escape(path.stem)}.*"
-            beside = (*path.parent.glob(name), *path.parent.glob(f"{FOLDER}/{name}"))
-            yield from sorted({path, *(file for file in beside if file.is_file())})
-
-
-def _dropped(handle: int, size: int) -> int:
-    """Evict an open file from the page cache; returns how many of its bytes stayed."""
-    with contextlib.suppress(OSError):  # on failure, the file counts as cached
-        os.fsync(handle)  # dirty pages cannot be evicted
-    os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-    return _cached(handle, size)
-
-
-def _cached(handle: int, size: int) -> int:
-    """The number of bytes of an open file that are in memory; all of them if unknown."""
-    pages = -(-size // mmap.PAGESIZE)
-    resident = (ctypes.c_ubyte * pages)()
-    # Copy-on-write, as ctypes can take the address only of writable memory.
-    with mmap.mmap(handle, size, access=mmap.ACCESS_COPY) as mapped:
-        first = ctypes.c_char.from_buffer(mapped)
-        mincore = getattr(ctypes.CDLL(None, use_errno=True), "mincore", None)
-        failed = mincore is None or mincore(
-            ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(size), resident
-        )
-        del first  # a mapping cannot be closed while it is referenced
-    if failed:
-        return size
-    return min(sum(page & 1 for page in bytes(resident)) * mmap.PAGESIZE, size)
 
 
 # --- resource usage ------------------------------------------------------------------------------

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from shardkit.dataset.dataset import Dataset
-from shardkit.errors import ShardkitWarning, UsageError
+from shardkit.errors import ShardkitWarning
 from shardkit.sample import Sample
-from shardkit.stream.dataset import StreamingDataset
 from shardkit.stream.loader import Loader
 from shardkit.stream.profile import Times
 from shardkit.stream.stream import Stream
-
-if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
 
 ROUNDS = 3
 _BATCHES = 4  # minimum number per run, as fewer say little about a rate
@@ -35,7 +30,7 @@ class Run:
     """The measurements of a run of a loader.
 
     rate: samples per second, after the first batches.
-    times: where the time was spent, for a Loader with `profile=True`.
+    times: where the time was spent.
     delayed: seconds in which the calling thread was ready to run, but had no processor.
     """
 
@@ -44,7 +39,7 @@ class Run:
     delayed: float = 0.0
 
 
-def compare(loaders: Mapping[str, Loader | DataLoader[Any]], seconds: float) -> dict[str, Run]:
+def compare(loaders: Mapping[str, Loader], seconds: float) -> dict[str, Run]:
     """The median of ROUNDS runs per loader, which together take about `seconds` for each loader."""
     found: dict[str, list[Run]] = {name: [] for name in loaders}
     with warnings.catch_warnings():
@@ -56,16 +51,12 @@ def compare(loaders: Mapping[str, Loader | DataLoader[Any]], seconds: float) -> 
     return {name: runs[len(runs) // 2] for name, runs in medians.items()}
 
 
-def run(loader: Loader | DataLoader[Any], seconds: float) -> Run:
+def run(loader: Loader, seconds: float) -> Run:
     """Load for some seconds, epoch after epoch; longer if batches are slow.
 
     Counting starts after as many batches as are prefetched, so that equally many are in progress at
     the start and at the end; at the latest with the second epoch, or after `seconds`.
     """
-    if isinstance(loader, Loader):
-        ahead = loader.prefetch
-    else:
-        ahead = loader.num_workers * (loader.prefetch_factor or 1)
     began, delayed, times = time.perf_counter(), _delayed(), Times()
     first = last = 0.0  # times at which counting started and the last batch arrived
     samples = batches = 0
@@ -83,13 +74,11 @@ def run(loader: Loader | DataLoader[Any], seconds: float) -> Run:
                 samples, batches = samples + len(batch["valid"]), batches + 1
                 if enough():
                     break
-            elif number > ahead or last - began > seconds:
+            elif number > loader.prefetch or last - began > seconds:
                 first = last
         first = first or last
-        if isinstance(loader, Loader):
-            iteration.close()
-            times += loader.profile
-        del iteration  # ends its workers before others are started
+        iteration.close()
+        times += loader.profile
     return Run(samples / (last - first), times, _delayed() - delayed)
 
 
@@ -117,52 +106,3 @@ def in_memory(loader: Loader, samples: Sequence[Sample]) -> Loader:
     dataset = Dataset.from_sequence(repeated, stream.samples.schema, path=path)
     changed = {**vars(options), "weights": None, "sampling": None, "fields": None}
     return type(loader)(dataset, **loader.settings, **changed)
-
-
-def is_dataloader(source: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(source, torch.utils.data.DataLoader)
-
-
-def loader_like(dataloader: DataLoader[Any]) -> Loader:
-    """A Loader that makes the same batches with threads.
-
-    Raises UsageError if the DataLoader's dataset is not a StreamingDataset.
-    """
-    from shardkit.stream.torch_loader import Loader as ForTorch
-
-    dataset: Any = dataloader.dataset
-    if not isinstance(dataset, StreamingDataset):
-        raise UsageError(
-            "the DataLoader does not load a shardkit dataset",
-            expected="a DataLoader of a shardkit.torch.StreamingDataset",
-            found=type(dataset).__name__,
-            fix="to compare with image files, use `shardkit bench FOLDER SHARDS --workers 2`",
-        )
-    if not dataset.options.batched:
-        dataset = dataset.with_options(batch_size=dataloader.batch_size)
-    return ForTorch(dataset)
-
-
-def dataloader_like(
-    loader: Loader, workers: int, *, persistent: bool = True, single: DataLoader[Any] | None = None
-) -> DataLoader[Any]:
-    """A DataLoader that makes the same batches with processes.
-
-    single: a DataLoader that collates single samples; the new one collates them in the same way.
-    """
-    from torch.utils.data import DataLoader
-
-    from shardkit.stream.torch_loader import StreamingDataset as ForTorch
-
-    options = dict(vars(loader.dataset.options))
-    batching: dict[str, Any] = {"batch_size": None}
-    if single is not None:
-        options["batch_size"] = None
-        batching = {"batch_size": single.batch_size, "collate_fn": single.collate_fn}
-    return DataLoader(
-        ForTorch(loader.dataset.source, **options),
-        **batching,
-        num_workers=workers,
-        persistent_workers=persistent and workers > 0,
-    )

@@ -14,13 +14,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from torch.utils.data import DataLoader
 
 import shardkit
 from shardkit.performance.doctor import doctor
 from shardkit.performance.findings import Finding
-from shardkit.performance.runs import dataloader_like, run
+from shardkit.performance.runs import run
 from shardkit.storage.byte_source import LocalFile
 from shardkit.torch import Loader as TorchLoader
+from shardkit.torch import StreamingDataset
 from tests.benchmarks.harness import arguments
 
 BATCH = 32
@@ -127,8 +129,10 @@ class Plants:
         loader = self.crops(self.small(), slow)
 
         def follow(first):
-            batches = dataloader_like(loader, first.settings.get("workers", 1))
-            return epochs(batches, self.seconds)
+            workers = first.settings.get("workers", 1)
+            made = StreamingDataset(loader.dataset.source, **vars(loader.dataset.options))
+            options = {"num_workers": workers, "persistent_workers": True}
+            return epochs(DataLoader(made, batch_size=None, **options), self.seconds)
 
         return self.followed(loader, follow)
 

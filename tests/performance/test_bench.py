@@ -1,7 +1,6 @@
 """`shardkit bench`: what is measured, what is skipped, what fails; never how fast anything is."""
 
 import json
-import sys
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -10,10 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 import shardkit
-from shardkit.cli import group
 from shardkit.cli.bench import command
-from shardkit.errors import ShardkitError, StorageError, UsageError
-from shardkit.performance import bench as benching
+from shardkit.errors import ShardkitError, UsageError
 from shardkit.performance.bench import bench
 from shardkit.performance.contender import Contender, Result, Setting
 from shardkit.testing import make_image
@@ -44,7 +41,7 @@ def settings_of(report, measure, contender):
 def asked(monkeypatch):
     """What contenders are asked, and that they were closed."""
     events = []
-    for name in ("open", "run", "close"):
+    for name in ("run", "close"):
         method = getattr(Contender, name)
 
         def noted(self, *setting, name=name, method=method):
@@ -169,30 +166,6 @@ def test_each_round_has_all_runs_in_an_order_of_its_own(images, asked):
     assert len({tuple(each) for each in rounds}) == 4
 
 
-def test_cold_runs_open_the_dataset_anew_and_drop_its_files(images, monkeypatch, asked):
-    """Where files stay in memory, or come back, they are not called cold."""
-    shares = iter([0.0, 0.01, 0.01, 0.71, 0.0, 0.3])
-
-    def drop(paths):
-        asked.append(list(paths))
-        return next(shares)
-
-    monkeypatch.setattr(benching, "drop_from_cache", drop)
-    options = {"measures": ["read"], "threads": (1,), "cold": True}
-    report = bench([images], rounds=2, **options)
-    read = Setting("read", 1)
-    run_cold = ["open", [images], read, "close"]
-    assert asked == [[images], *[read] * 3, "close", *run_cold, *run_cold]
-    assert [(run["cold"], run["stayed"]) for run in report["runs"]] == [(False, None), (True, 0.01)]
-    report = bench([images], rounds=1, **options)
-    assert [run["cold"] for run in report["runs"]] == [False]
-    skipped = {"images, cold": "not possible here (71% of the bytes stayed in memory)"}
-    assert report["skipped"] == skipped
-    warm, cold = bench([images], rounds=2, **options)["runs"]
-    assert warm["error"] is None
-    assert cold["error"] == "not cold: 30% of the bytes are in memory"
-
-
 def test_what_cannot_be_is_refused_before_anything_runs(images, tokens):
     for paths, options, message in [
         ([images], {}, "batches of 64"),
@@ -222,51 +195,13 @@ def test_without_torch_workers_are_skipped_and_that_is_said(images, monkeypatch)
     assert "pip install" in report["skipped"]["workers"]
 
 
-def test_a_plot_is_drawn_of_what_was_measured(tmp_path):
-    matplotlib = pytest.importorskip("matplotlib")
-    run = {
-        "contender": "photos", "measure": "load", "threads": 2, "workers": None, "batch_size": 64,
-        "transform": "crop", "size": 224, "cold": False, "rate": None, "min": None, "max": None,
-    }  # fmt: skip
-    measured = {"rate": 100.0, "min": 50.0, "max": 200.0}
-    with matplotlib.rc_context({"svg.fonttype": "none"}):
-        for runs, bars in (([run | measured, run, run | measured], 2), ([run], 0)):
-            benching.draw({"runs": runs}, tmp_path / "bench.svg")
-            text = (tmp_path / "bench.svg").read_text("utf-8")
-            assert text.count("photos, 2 threads, batch 64, crop 224") == bars
-
-
-def test_a_plot_that_cannot_be_written_is_told_before_anything_is_measured(
-    images, tmp_path, monkeypatch
-):
-    def tried(name):
-        words = ["bench", str(images), "--plot", str(tmp_path / name)]
-        return CliRunner().invoke(group, words, standalone_mode=False).exception
-
-    monkeypatch.setattr(benching, "bench", lambda *_, **__: pytest.fail("it was measured"))
-    assert "no such file" in str(tried("missing/bench.png"))
-    assert ".png" in str(tried("bench.xyz"))
-    assert ".png" in str(tried("bench"))
-    (tmp_path / "folder.png").mkdir()
-    assert isinstance(tried("folder.png"), StorageError)
-    denied = Mock(side_effect=PermissionError(13, "Permission denied"))
-    monkeypatch.setattr("tempfile.TemporaryFile", denied)
-    assert "Permission denied" in str(tried("bench.png"))
-    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
-    assert 'pip install "shardkit[bench]"' in str(tried("bench.png"))
-    assert not (tmp_path / "bench.png").exists()
-
-
-def test_the_command_shows_tables_and_draws_the_plot_and_fails_where_all_runs_do(
-    images, tokens, tmp_path
-):
-    options = "--threads=1 --batch-size=4 --size=16 --rounds=1 --transform=crop,none --plot"
-    words = [str(images), str(tokens), *options.split(" "), str(tmp_path / "bench.png")]
+def test_the_command_shows_tables_and_fails_where_all_runs_do(images, tokens):
+    options = "--threads=1 --batch-size=4 --size=16 --rounds=1 --transform=crop,none"
+    words = [str(images), str(tokens), *options.split(" ")]
     found = CliRunner().invoke(command, words)
     assert found.exit_code == 0, found.output
     told = ("1 thread, batch 4, crop 16", "read: ", "decode: ", "load: ", "Not measured")
     assert all(words in found.output for words in (*told, "no encoded images")), found.output
-    assert (tmp_path / "bench.png").read_bytes()[:4] == b"\x89PNG"
     for path in images.rglob("*.jpg"):
         path.write_bytes(make_image(0)[:-200])
     options = ["--measure=decode", "--threads=1", "--rounds=1", "--json", "--quiet"]
