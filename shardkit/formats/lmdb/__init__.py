@@ -3,21 +3,31 @@
 layout.py        the byte layout of an LMDB file, and a tree that checks every pointer
 reader.py        random access by number
 writer.py        writes an environment in one pass
-third_party.py   finds the samples of an LMDB of another program; third_party_values.py decodes them
+third_party.py   finds and reads the samples of an LMDB of another program
+values.py        decodes their values
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.formats.base import Format
-from shardkit.formats.lmdb.layout import HEADER, NODE_MAX, PAGE
-from shardkit.formats.lmdb.reader import LmdbReader
+from shardkit.formats.base import Format, ShardReader
+from shardkit.formats.lmdb.layout import HEADER, NODE_MAX, PAGE, Tree
+from shardkit.formats.lmdb.reader import ABOUT, LmdbReader
+from shardkit.formats.lmdb.third_party import ForeignReader
 from shardkit.formats.lmdb.writer import LmdbWriter, join
 
 _FIELD_BYTES = 32  # estimated bytes of a field's name and msgpack header
 _SAMPLE_BYTES = 96  # estimated bytes of a key and of the numbers in leaf and branch pages
+
+
+def _open(path: Path, layout: dict[str, Any] | None = None) -> ShardReader:
+    tree = Tree(path)
+    return (ForeignReader if tree.get(ABOUT) is None else LmdbReader)(path, layout, tree)
 
 
 class Lmdb(Format):
@@ -28,7 +38,7 @@ class Lmdb(Format):
         "read foreign LMDBs: images, msgpack, JSON, Caffe's Datum, bytes; pickles are refused",
         "convert to other formats without decoding: values and JSON text pass through unchanged",
     )
-    reader = LmdbReader
+    reader = staticmethod(_open)
     writer = LmdbWriter
     join = staticmethod(join)
 

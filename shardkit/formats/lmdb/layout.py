@@ -28,9 +28,12 @@ NODE_MAX = (((PAGE - HEADER) // 2) & ~1) - 2
 page_header = struct.Struct("<QHHHH")  # number, unused, kind, end of pointers, start of nodes
 overflow_header = struct.Struct("<QHHI")  # number, unused, kind, pages
 node_header = struct.Struct("<HHHH")  # size (low, high) or page (low, high), flags, bytes of key
+_pointer = struct.Struct("<H")
+_page_number = struct.Struct("<Q")
 _meta = struct.Struct("<IIQQ")  # magic, version, address, map size
 _database = struct.Struct("<IHHQQQQQ")  # see Database
 _tail = struct.Struct("<QQ")  # last page, transaction
+_META_SIZE = HEADER + _meta.size + 2 * _database.size + _tail.size
 _MAGIC = 0xBEEFC0DE
 _VERSION = 1
 _NO_ROOT = 2**64 - 1  # the root of an empty database
@@ -61,6 +64,15 @@ class Entry(NamedTuple):
     flags: int
 
 
+class Page(NamedTuple):
+    """A page of the tree, with a valid header."""
+
+    number: int
+    kind: int  # BRANCH or LEAF
+    nodes: int
+    data: bytes
+
+
 def meta_page(number: int, database: Database | None, last_page: int) -> bytes:
     """Meta page 0 or 1. Page 1 is the current one, as it has the higher transaction number."""
     none = (0, 0, 0, 0, 0, _NO_ROOT)
@@ -76,27 +88,19 @@ def overflow_pages(size: int) -> int:
     return (HEADER - 1 + size) // PAGE + 1
 
 
-class Page(NamedTuple):
-    """A page of the tree, with a valid header."""
-
-    number: int
-    kind: int  # BRANCH or LEAF
-    nodes: int
-    data: bytes
-
-
 class Tree:
     """An LMDB file: every pointer is checked before it is followed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._source = source = open_source(path)
-        self._page, self._last, self.main = _first_pages(source)
-        if source.size < (self._last + 1) * self._page:
+        self._page, self._last, self.main = _current_meta(source)
+        size = (self._last + 1) * self._page
+        if source.size < size:
             raise DamagedError(
                 "the LMDB file is truncated",
                 path=path,
-                expected=f"{(self._last + 1) * self._page:,} bytes, as its header says",
+                expected=f"{size:,} bytes, as its header says",
                 found=f"{source.size:,} bytes",
             )
         if self.main.entries > source.size // _SMALLEST_ENTRY:
@@ -131,11 +135,11 @@ class Tree:
             found = self._look(page)
             if found.kind == LEAF:
                 return found
-            _, page = self._branch(found, self._last_up_to(found, key))
+            _, page = self._child(found, self._last_up_to(found, key))
         raise self._too_deep()
 
-    def leaves(self, root: int | None = None) -> Iterator[Page]:
-        """The leaf pages in order of their keys."""
+    def all_entries(self, root: int | None = None) -> Iterator[Entry]:
+        """The entries in order of their keys."""
         root = self.main.root if root is None else root
         pending = [] if root == _NO_ROOT else [(root, 1)]
         seen = 0
@@ -146,9 +150,9 @@ class Tree:
                 raise self._too_deep()
             page = self._look(number)
             if page.kind == LEAF:
-                yield page
+                yield from self.entries(page)
             else:
-                children = [(self._branch(page, n)[1], depth + 1) for n in range(page.nodes)]
+                children = [(self._child(page, n)[1], depth + 1) for n in range(page.nodes)]
                 pending += reversed(children)
 
     def level(self, most: int) -> list[tuple[bytes, int]]:
@@ -160,7 +164,7 @@ class Tree:
                 page = self._look(number)
                 if page.kind == LEAF or len(below) + page.nodes > most:
                     return pages
-                children = [self._branch(page, n) for n in range(page.nodes)]
+                children = [self._child(page, n) for n in range(page.nodes)]
                 below += [(key, children[0][1]), *children[1:]]  # the first child's key is empty
             pages = below
         return pages
@@ -190,19 +194,9 @@ class Tree:
         if not 2 <= number <= self._last:
             raise self._damaged(f"a page number is out of range: {number}", 0)
         data = self._source.read(at, self._page)
-        _, _, flags, lower, upper = page_header.unpack_from(data)
-        kind = flags & (BRANCH | LEAF | OVERFLOW | META)
-        if kind not in (BRANCH, LEAF) or not HEADER <= lower <= upper <= self._page or lower % 2:
+        _, _, kind, lower, upper = page_header.unpack_from(data)
+        if kind not in (BRANCH, LEAF) or not HEADER < lower <= upper <= self._page or lower % 2:
             raise self._damaged("a page of the tree is damaged", at)
-        if flags & ~(BRANCH | LEAF):
-            raise FormatError(
-                "the LMDB has pages that shardkit does not read",
-                path=self.path,
-                offset=at,
-                found=f"flags {flags:#x}",
-            )
-        if lower == HEADER:
-            raise self._damaged("a page of the tree is empty", at)
         self._latest = page = Page(number, kind, (lower - HEADER) // 2, data)
         return page
 
@@ -211,17 +205,16 @@ class Tree:
         at = HEADER + 2 * number
         (pointer,) = _pointer.unpack_from(page.data, at)
         if not HEADER <= pointer <= self._page - NODE:
-            raise self._damaged(
-                "a pointer in a page is out of range", page.number * self._page + at
-            )
+            at += page.number * self._page
+            raise self._damaged("a pointer in a page is out of range", at)
         low, high, flags, size = node_header.unpack_from(page.data, pointer)
         start = pointer + NODE
         if start + size > self._page:
             raise self._damaged("a key exceeds its page", page.number * self._page + pointer)
         return pointer, low, high, flags, page.data[start : start + size]
 
-    def _branch(self, page: Page, number: int) -> tuple[bytes, int]:
-        """Smallest key and page number of a child."""
+    def _child(self, page: Page, number: int) -> tuple[bytes, int]:
+        """Smallest key and page number of a child of a branch."""
         _, low, high, flags, key = self._node(page, number)
         return key, low | high << 16 | flags << 32
 
@@ -233,17 +226,16 @@ class Tree:
         at, low, high, flags, key = self._node(page, number)
         page_at = page.number * self._page
         start, size = at + NODE + len(key), low | high << 16
-        if start + (8 if flags & BIG else size) > self._page:
+        if start + (_page_number.size if flags & BIG else size) > self._page:
             raise self._damaged("a value exceeds its page", page_at + at)
         if not flags & BIG:
             return Entry(key, page_at + start, size, flags)
         (first,) = _page_number.unpack_from(page.data, start)
+        start = first * self._page + HEADER
         # The file may have pages after the header's last page, but they do not belong to a value.
-        if not 2 <= first <= self._last or (
-            first * self._page + HEADER + size > (self._last + 1) * self._page
-        ):
+        if not 2 <= first <= self._last or start + size > (self._last + 1) * self._page:
             raise self._damaged("a value is outside of the file", page_at + at)
-        return Entry(key, first * self._page + HEADER, size, flags)
+        return Entry(key, start, size, flags)
 
     def _damaged(self, what: str, offset: int) -> DamagedError:
         return DamagedError(what, path=self.path, offset=offset)
@@ -252,15 +244,11 @@ class Tree:
         return self._damaged("the pages of the tree form a cycle", 0)
 
 
-_pointer = struct.Struct("<H")
-_page_number = struct.Struct("<Q")
-
-
-def _first_pages(source: ByteSource) -> tuple[int, int, Database]:
-    """Page size, last page and main database of the current meta page."""
+def _current_meta(source: ByteSource) -> tuple[int, int, Database]:
+    """Page size, last page and main database of the meta page with the latest transaction."""
     found = []
     page = PAGE
-    for number in (0, 1):
+    for number in (0, 1):  # the first one tells where the second one is
         at = number * page
         meta = _parse_meta(source.read(at, _META_SIZE)) if at + _META_SIZE <= source.size else None
         if meta is not None:
@@ -275,13 +263,9 @@ def _first_pages(source: ByteSource) -> tuple[int, int, Database]:
         )
     _, page, last, main = max(found, key=lambda meta: meta[0])
     if page < 256 or page & (page - 1) or page > 1 << 16:
-        raise DamagedError(
-            "the LMDB file names an invalid page size", path=source.path, found=f"{page} bytes"
-        )
+        what, shown = "the LMDB file names an invalid page size", f"{page} bytes"
+        raise DamagedError(what, path=source.path, found=shown)
     return page, last, main
-
-
-_META_SIZE = HEADER + _meta.size + 2 * _database.size + _tail.size
 
 
 def _parse_meta(data: bytes) -> tuple[int, int, int, Database] | None:

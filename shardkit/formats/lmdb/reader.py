@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from abc import abstractmethod
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Collection
@@ -14,9 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.codecs.array import load_array
-from shardkit.errors import DamagedError, FormatError, SampleError
+from shardkit.errors import DamagedError, FormatError
 from shardkit.formats.base import KEY, ShardReader
-from shardkit.formats.lmdb import third_party
 from shardkit.formats.lmdb.layout import Tree
 from shardkit.helpers.checked import Count, checked, damaged, of_version
 from shardkit.sample import JsonText, Sample
@@ -24,10 +25,37 @@ from shardkit.schema import Array, Bool, Bytes, Float, Images, Int, Json, Schema
 from shardkit.storage.byte_source import IN_MEMORY
 
 ABOUT = b"__shardkit__"  # the key of the metadata entry; it sorts after all digits
+# Other entries with metadata, as in torchvision-style and text recognition datasets.
+ABOUT_OTHERS = re.compile(rb"__.*|num-samples|length|size|len", re.DOTALL)
 VERSION = 1
 _HEAD = 128  # first bytes of a value, which usually contain its whole key
 _ENTRY = 16  # bytes of the offset and size of a value
 _BEHIND = 2**63 - 1  # the position of a page without samples
+
+
+class TreeReader(ShardReader):
+    """A reader of an environment, whose subclasses tell where the values are."""
+
+    def __init__(self, path: Path, layout: dict[str, Any], tree: Tree) -> None:
+        super().__init__(path, layout)
+        self._tree = tree
+
+    @abstractmethod
+    def location(self, position: int) -> tuple[int, int]:
+        """Offset and size, in the file, of a sample's value, or of its first one."""
+
+    def offset(self, position: int, field: str) -> int:
+        return self.location(position)[0]
+
+    def spans(self) -> npt.NDArray[np.int64]:
+        found = np.array([*map(self.location, range(len(self)))], np.int64).reshape(-1, 2)
+        found[:, 1] += found[:, 0]
+        return found
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            del self._tree
 
 
 class _Column(NamedTuple):
@@ -39,38 +67,29 @@ class _Column(NamedTuple):
     optional: bool
 
 
-class LmdbReader(ShardReader):
-    """One environment.
+class LmdbReader(TreeReader):
+    """An environment that shardkit wrote.
 
     In shards of up to 65,536 samples, the locations of values are kept in memory after the first
     lookup. In larger ones, a leaf is read for each sample; an index of branch pages is kept in
     memory to find it.
     """
 
-    def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
-        self._tree = tree = Tree(path)
+    def __init__(
+        self, path: Path, layout: dict[str, Any] | None = None, tree: Tree | None = None
+    ) -> None:
+        tree = tree or Tree(path)
         about = _about(tree)
-        self._foreign: third_party.Entries | None = None
+        self._length, ignored = _counted(tree, about["samples"])
+        named = {"schema": about["schema"], "classes": about["classes"]}
+        super().__init__(path, layout or {**named, **ignored, "ours": True}, tree)
         self._locations: array[int] | None = None  # offset and size of each value; 0 if unknown
-        if about is None:
-            layout = layout if layout and "entries" in layout else third_party.scan(tree)
-            self._foreign = layout["entries"]
-            self._length, self.in_memory = len(self._foreign), self._foreign.in_memory
-        else:
-            self._length, ignored = _counted(tree, about["samples"])
-            if layout is None:
-                named = {"schema": about["schema"], "classes": about["classes"]}
-                layout = {**named, **ignored, "ours": True}
-            if self._length * _ENTRY <= IN_MEMORY:
-                self._locations = array("Q", bytes(self._length * _ENTRY))
-                self.in_memory = self._length * _ENTRY
-        super().__init__(path, layout)
-        self._relaxed = self.schema.with_optional(layout.get("guessed", ()))
-        kinds = {
-            name: (*kind.entry(_DECODERS), kind.optional) for name, kind in self.schema.items()
-        }
+        if self._length * _ENTRY <= IN_MEMORY:
+            self._locations = array("Q", bytes(self._length * _ENTRY))
+            self.in_memory = self._length * _ENTRY
         self._columns = [_Column(KEY, str, None, False)]
-        self._columns += [_Column(name, *of_kind) for name, of_kind in kinds.items()]
+        for name, kind in self.schema.items():
+            self._columns.append(_Column(name, *kind.entry(_DECODERS), kind.optional))
         self._index: tuple[array[int], array[int]] | None = None  # first positions and pages
 
     def __len__(self) -> int:
@@ -79,8 +98,6 @@ class LmdbReader(ShardReader):
     def read(
         self, position: int, fields: Collection[str] | None = None, json_text: bool = False
     ) -> Sample:
-        if self._foreign is not None:
-            return self._foreign_sample(self._foreign, position, fields, json_text)
         columns = self._columns
         if fields is not None:
             if not fields:
@@ -88,25 +105,9 @@ class LmdbReader(ShardReader):
             columns = [c for c in columns if c.name in fields or c.name == KEY]
         return self._decoded(position, columns, json_text)
 
-    def offset(self, position: int, field: str) -> int:
-        return self._location(position)[0]
-
-    def keys(self) -> list[str]:
-        return super().keys() if self._foreign is None else list(self._foreign.keys)
-
-    def spans(self) -> npt.NDArray[np.int64]:
-        found = np.array([*map(self._location, range(len(self)))], np.int64).reshape(-1, 2)
-        found[:, 1] += found[:, 0]
-        return found
-
     def value(self, position: int) -> bytes:
         """The stored bytes of a sample."""
-        return self._tree.read(*self._location(position))
-
-    def close(self) -> None:
-        if not self.closed:
-            super().close()
-            del self._tree
+        return self._tree.read(*self.location(position))
 
     def _decoded(self, position: int, columns: list[_Column], json_text: bool) -> Sample:
         stored = msgpack.unpackb(self.value(position))
@@ -122,30 +123,9 @@ class LmdbReader(ShardReader):
                 raise TypeError("it is missing")
         return sample
 
-    def _foreign_sample(
-        self,
-        entries: third_party.Entries,
-        position: int,
-        fields: Collection[str] | None,
-        json_text: bool,
-    ) -> Sample:
-        """With `json_text`, the sample may lack fields that are only guessed not to be optional."""
-        if fields is not None and not fields:
-            return {KEY: entries.keys[position]}
-        schema = self._relaxed if json_text else self.schema
-        try:
-            sample = entries.sample(position, self._tree, schema)
-        except SampleError as error:
-            raise error.located(offset=self.offset(position, "")) from error.__cause__
-        if fields is not None:
-            sample = {n: value for n, value in sample.items() if n == KEY or n in fields}
-        if json_text:
-            return sample
-        return {n: json.loads(v) if type(v) is JsonText else v for n, v in sample.items()}
-
     def _key(self, position: int) -> str:
         """Read only the key, with which each of our values begins."""
-        offset, size = self._location(position)
+        offset, size = self.location(position)
         head = self._tree.read(offset, min(size, _HEAD))
         # A map of up to 15 fields, the name "__key__", then text with a header of 1 or 2 bytes.
         tag = head[9] if head[1:9] == b"\xa7__key__" and len(head) > 10 else 0
@@ -155,14 +135,11 @@ class LmdbReader(ShardReader):
         key: str = self._decoded(position, self._columns[:1], False)[KEY]
         return key
 
-    def _location(self, position: int) -> tuple[int, int]:
-        """Offset and size of a sample's value in the file."""
-        if self._foreign is not None:
-            return self._foreign.location(position)
+    def location(self, position: int) -> tuple[int, int]:
         locations, at = self._locations, 2 * position
         if locations is None:
             first, page = self._page_of(position)
-            entry = self._tree.get(_number(position), page, position - first)
+            entry = self._tree.get(number_key(position), page, position - first)
             if entry is not None:
                 return entry.offset, entry.size
         else:
@@ -179,7 +156,7 @@ class LmdbReader(ShardReader):
     def _look_up(self, position: int, locations: array[int]) -> None:
         """Store the locations of all values in the leaf of a sample."""
         _, page = self._page_of(position)
-        for entry in self._tree.entries(self._tree.leaf(_number(position), page)):
+        for entry in self._tree.entries(self._tree.leaf(number_key(position), page)):
             at = 2 * int(entry.key) if _is_number(entry.key) else len(locations)
             if at < len(locations):
                 locations[at + 1] = entry.size
@@ -208,12 +185,12 @@ class _About(TypedDict):
     classes: dict[str, list[str]]
 
 
-def _about(tree: Tree) -> _About | None:
-    """The content of our metadata entry; None for a foreign environment."""
+def _about(tree: Tree) -> _About:
+    what = f"the entry {ABOUT.decode()}"
     entry = tree.get(ABOUT)
     if entry is None:
-        return None
-    what, where = f"the entry {ABOUT.decode()}", {"path": tree.path, "offset": entry.offset}
+        raise DamagedError(f"{what} is missing from the LMDB", path=tree.path)
+    where = {"path": tree.path, "offset": entry.offset}
     found = of_version(VERSION, "shardkit_lmdb", tree.read(entry.offset, entry.size), what, **where)
     try:
         about = checked(_About, found)
@@ -225,13 +202,12 @@ def _about(tree: Tree) -> _About | None:
         raise damaged(what, error, **where) from error
 
 
-def _number(position: int) -> bytes:
-    """The key of a sample."""
+def number_key(position: int) -> bytes:
+    """The key of the entry of a sample."""
     return b"%012d" % position
 
 
 def _is_number(key: bytes) -> bool:
-    """Whether a key is that of a sample."""
     return len(key) == 12 and key.isdigit()
 
 
@@ -243,10 +219,10 @@ def _counted(tree: Tree, samples: int) -> tuple[int, dict[str, Any]]:
     """
     if tree.main.entries == samples + 1:
         return samples, {}
-    keys = [entry.key for leaf in tree.leaves() for entry in tree.entries(leaf)]
-    others = [key for key in keys if not _is_number(key) and key != ABOUT]
-    found = sum(map(_is_number, keys))
-    strange = [key for key in others if not third_party.ABOUT_OTHERS.fullmatch(key)]
+    keys = [entry.key for entry in tree.all_entries() if entry.key != ABOUT]
+    others = [key for key in keys if not _is_number(key)]
+    found = len(keys) - len(others)
+    strange = [key for key in others if not ABOUT_OTHERS.fullmatch(key)]
     if strange:
         raise FormatError(
             "the LMDB has entries that are not samples and would be ignored",
@@ -256,13 +232,33 @@ def _counted(tree: Tree, samples: int) -> tuple[int, dict[str, Any]]:
             fix="delete them, or move them to the next numbers, with the lmdb library",
         )
     if found < samples:
-        raise DamagedError(
-            "samples are missing from the LMDB",
-            path=tree.path,
-            expected=f"{samples:,}, as its entry {ABOUT.decode()} says",
-            found=f"{found:,}",
-        )
-    return found, third_party.passed_over(others)
+        raise too_few(tree, samples, ABOUT, found)
+    return found, ignored_entries(others)
+
+
+def too_few(tree: Tree, samples: int, entry: bytes, found: int, **where: Any) -> DamagedError:
+    """The error for an LMDB with fewer samples than its entry with this key says."""
+    return DamagedError(
+        "samples are missing from the LMDB",
+        path=tree.path,
+        expected=f"{samples:,}, as its entry {entry.decode()} says",
+        found=f"{found:,}",
+        **where,
+    )
+
+
+def ignored_entries(keys: list[bytes]) -> dict[str, Any]:
+    """The entry `ignored` of a layout: the LMDB's entries with metadata, if there are any."""
+    return {"ignored": {f"entry {key_text(key)!r}": 1 for key in keys}} if keys else {}
+
+
+def key_text(key: bytes) -> str:
+    """A key as text; in hexadecimal if it is none."""
+    try:
+        text = key.decode()
+    except UnicodeDecodeError:
+        return key.hex()
+    return text if text.isprintable() else key.hex()
 
 
 def _all_bytes(values: list[Any]) -> list[bytes]:

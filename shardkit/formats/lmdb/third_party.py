@@ -1,16 +1,17 @@
-"""Foreign LMDBs: finds out from the file which entries are samples.
+"""LMDBs of other programs: finds out from the file which entries are samples, and reads them.
 
 A sample is one entry, or several entries such as `image-000000001` and `label-000000001`, as in
-text recognition datasets. `third_party_values.py` determines how the values are stored. Lists and
-counts of the samples are used as well: `__keys__`, `num-samples`, and BasicSR's `meta_info.txt`.
+text recognition datasets. `values.py` determines how the values are stored. Lists and counts of the
+samples are used as well: `__keys__`, `num-samples`, and BasicSR's `meta_info.txt`.
 """
 
 from __future__ import annotations
 
-import itertools
+import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from sys import getsizeof
 from typing import Any, NamedTuple
 
@@ -21,11 +22,17 @@ import numpy.typing as npt
 from shardkit.codecs.image import SUFFIXES
 from shardkit.errors import DamagedError, FormatError, SampleError
 from shardkit.formats.base import KEY, unforeseen
-from shardkit.formats.lmdb import third_party_values
 from shardkit.formats.lmdb.layout import DUPDATA, SUBDATA, Entry, Tree
-from shardkit.formats.lmdb.third_party_values import DATUM, IMAGE, Kind, kind_of, schema_of
+from shardkit.formats.lmdb.reader import (
+    ABOUT_OTHERS,
+    TreeReader,
+    ignored_entries,
+    key_text,
+    too_few,
+)
+from shardkit.formats.lmdb.values import DATUM, IMAGE, Kind, kind_of, refuse, schema_of
 from shardkit.helpers.checked import MOST_BYTES
-from shardkit.sample import Sample, key_of, unique_key
+from shardkit.sample import JsonText, Sample, key_of, unique_key
 from shardkit.schema import Schema
 from shardkit.storage import fs
 
@@ -34,52 +41,72 @@ _CAFFE_KEY = re.compile(r"\d{8,10}_(?=.)")  # convert_imageset numbers its file 
 _PART_KEY = re.compile(rb"([a-z]+)-(\d{9})")  # image-000000001
 _LSUN_KEY = re.compile(rb"[0-9a-f]{40}")
 _META_LINE = re.compile(rb"([^.]+)\.\S+ \(\d+,\d+,\d+\) \d+")  # baboon.png (480,500,3) 1
-# Entries with metadata, as in torchvision-style and text recognition datasets.
-ABOUT_OTHERS = re.compile(rb"__.*|num-samples|length|size|len", re.DOTALL)
 _MOST_PARTS = 8  # of a sample
 _COUNTS = (b"num-samples", b"__len__")
 _COUNT_BYTES = 20  # longest count, as text or in msgpack
 
 
-class _Samples(NamedTuple):
-    """The entries of all samples: a row per sample, a column per part; None for a missing part.
-
-    If `parts` is ("",), each sample is a single entry.
-    """
-
-    keys: list[bytes]
-    rows: Sequence[Sequence[Entry | None]]
-    parts: tuple[str, ...] = ("",)
-
-
-@dataclass(frozen=True)
-class Entries:
+class Entries(NamedTuple):
     """The positions of the samples, and how the values of each part are stored."""
 
     keys: list[str]
     places: npt.NDArray[np.int64]  # (samples, parts, 2): offset and size; 0 for a missing part
     kinds: Mapping[str, Kind]  # by part; a part with a name is a field
 
-    def __len__(self) -> int:
-        return len(self.keys)
 
-    @property
-    def in_memory(self) -> int:
-        """The approximate size in memory, in bytes."""
-        return self.places.nbytes + sum(map(getsizeof, self.keys))
+class ForeignReader(TreeReader):
+    """An environment of another program. Its `Entries` are in memory, and in the layout."""
+
+    def __init__(
+        self, path: Path, layout: dict[str, Any] | None = None, tree: Tree | None = None
+    ) -> None:
+        tree = tree or Tree(path)
+        layout = layout if layout and "entries" in layout else _scan(tree)
+        super().__init__(path, layout, tree)
+        self._keys, self._places, self._kinds = layout["entries"]
+        self.in_memory = self._places.nbytes + sum(map(getsizeof, self._keys))
+        self._relaxed = self.schema.with_optional(layout.get("guessed", ()))
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def keys(self) -> list[str]:
+        return list(self._keys)
 
     def location(self, position: int) -> tuple[int, int]:
-        """Offset and size of a sample's first value."""
-        offset, size = next(place for place in self.places[position].tolist() if place[0])
+        offset, size = next(place for place in self._places[position].tolist() if place[0])
         return offset, size
 
-    def sample(self, position: int, tree: Tree, schema: Schema) -> Sample:
-        """A sample, checked against the schema; JSON values as their text."""
-        sample: Sample = {KEY: self.keys[position]}
-        places = self.places[position].tolist()
-        for (part, kind), (offset, size) in zip(self.kinds.items(), places, strict=True):
-            if offset:
-                sample |= _fields(part, kind, tree.read(offset, size), offset)
+    def read(
+        self, position: int, fields: Collection[str] | None = None, json_text: bool = False
+    ) -> Sample:
+        """With `json_text`, the sample may lack fields that are only guessed not to be optional."""
+        if fields is not None and not fields:
+            return {KEY: self._keys[position]}
+        try:
+            sample = self._checked(position, self._relaxed if json_text else self.schema)
+        except SampleError as error:
+            raise error.located(offset=self.offset(position, "")) from error.__cause__
+        for name in [*sample]:
+            if name != KEY and fields is not None and name not in fields:
+                del sample[name]
+            elif not json_text and type(sample[name]) is JsonText:
+                sample[name] = json.loads(sample[name])
+        return sample
+
+    def _checked(self, position: int, schema: Schema) -> Sample:
+        """All fields of a sample; JSON values as their text."""
+        sample: Sample = {KEY: self._keys[position]}
+        places = self._places[position].tolist()
+        for (part, kind), (offset, size) in zip(self._kinds.items(), places, strict=True):
+            if not offset:
+                continue
+            try:
+                found = kind.read(self._tree.read(offset, size))
+            except (ValueError, RecursionError) as error:
+                what = f"a value is not {kind.name} like the others: {error}"
+                raise SampleError(what, offset=offset) from error
+            sample |= {part: next(iter(found.values()))} if part else found
         if others := sample.keys() - schema.keys() - {KEY}:
             raise unforeseen(min(others))
         for name in schema.keys() - sample.keys():
@@ -93,80 +120,63 @@ class Entries:
         return schema.check(sample)
 
 
-def _fields(part: str, kind: Kind, value: bytes, offset: int) -> Sample:
-    """The fields in a value; a named part of a sample is a single field with that name."""
-    try:
-        found = kind.read(value)
-    except (ValueError, RecursionError) as error:
-        raise SampleError(
-            f"a value is not {kind.name} like the others: {error}", offset=offset
-        ) from error
-    return {part: next(iter(found.values()))} if part else found
+class _Samples(NamedTuple):
+    """The entries of all samples: a row per sample, a column per part; None for a missing part.
+
+    If `parts` is ("",), each sample is a single entry.
+    """
+
+    keys: list[bytes]
+    rows: Sequence[Sequence[Entry | None]]
+    parts: tuple[str, ...] = ("",)
 
 
-def scan(tree: Tree) -> dict[str, Any]:
-    """The layout of a foreign LMDB: all keys, and a schema inferred from some of the values."""
-    every = _entries(tree)
-    about = [entry for entry in every if ABOUT_OTHERS.fullmatch(entry.key)]
-    entries = [entry for entry in every if not ABOUT_OTHERS.fullmatch(entry.key)]
-    samples = _samples(entries)
+def _scan(tree: Tree) -> dict[str, Any]:
+    """The layout of an LMDB: all keys, and a schema inferred from some of the values."""
+    entries = _all_entries(tree)
+    about = [entry for entry in entries if ABOUT_OTHERS.fullmatch(entry.key)]
+    samples = _grouped([entry for entry in entries if not ABOUT_OTHERS.fullmatch(entry.key)])
     _check_counts(tree, about, len(samples.keys))
-    found = {part: _values(tree, samples, number) for number, part in enumerate(samples.parts)}
-    kinds = {part: kind for part, (kind, _) in found.items()}
-    fields = Schema({name: each for _, schema in found.values() for name, each in schema.items()})
+    found = [_values(tree, samples, number) for number in range(len(samples.parts))]
+    kinds = dict(zip(samples.parts, (kind for kind, _ in found), strict=True))
+    fields = Schema({name: each for _, schema in found for name, each in schema.items()})
     guessed = []
-    if "" in kinds and kinds[""].schema is None and len(entries) > _LOOKED_AT:
+    if "" in kinds and kinds[""].schema is None and len(samples.keys) > _LOOKED_AT:
         guessed = [name for name, each in fields.items() if not each.optional]
     samples, convention = _listed(tree, samples, kinds.get(""), about)
-    places = ((e.offset, e.size) if e else (0, 0) for row in samples.rows for e in row)
-    table = np.fromiter(itertools.chain.from_iterable(places), np.int64)
-    table = table.reshape(-1, len(samples.parts), 2)
+    places = np.zeros((len(samples.keys), len(samples.parts), 2), np.int64)
+    for number, row in enumerate(samples.rows):
+        places[number] = [(e.offset, e.size) if e else (0, 0) for e in row]
     return {
         "schema": fields.to_json(),
-        "entries": Entries(_keys(samples.keys), table, kinds),
+        "entries": Entries(_keys(samples.keys), places, kinds),
         "convention": convention,
-        **passed_over([entry.key for entry in about]),
-        **({"guessed": guessed} if guessed else {}),
+        "guessed": guessed,
+        **ignored_entries([entry.key for entry in about]),
     }
 
 
-def _values(tree: Tree, samples: _Samples, number: int) -> tuple[Kind, Schema]:
-    """The kind of the values of a part and their fields, inferred from some of the values."""
-    part = samples.parts[number]
-    there = [entry for row in samples.rows if (entry := row[number])]
-    values = _some(there, tree)
-    kind = kind_of(values, part=bool(part))
-    try:
-        schema = schema_of(kind, values)
-    except SampleError as error:  # a value that no field can hold
-        raise error.located(path=tree.path) from error.__cause__
-    if part:
-        optional = len(there) < len(samples.keys)
-        schema = Schema({part: replace(next(iter(schema.values())), optional=optional)})
-    return kind, schema
+def _all_entries(tree: Tree) -> list[Entry]:
+    """The entries of the main database, or of the only named one."""
+    entries = [*tree.all_entries()]
+    if len(entries) == 1 and entries[0].flags & SUBDATA:
+        entries = [*tree.all_entries(tree.root_of(entries[0]))]
+    if named := [entry for entry in entries if entry.flags & SUBDATA]:
+        raise FormatError(
+            "the LMDB holds several named databases",
+            path=tree.path,
+            found=", ".join(repr(e.key.decode("utf-8", "replace")) for e in named[:5]),
+            fix="copy one of them to an environment of its own, as its main database",
+        )
+    if any(entry.flags & DUPDATA for entry in entries):
+        raise FormatError(
+            "the LMDB holds several values under one key (DUPSORT), but a sample has one value",
+            path=tree.path,
+        )
+    return entries
 
 
-def passed_over(keys: list[bytes]) -> dict[str, Any]:
-    """The entry `ignored` of a layout: the LMDB's entries with metadata, if there are any."""
-    return {"ignored": {f"entry {_text(key)!r}": 1 for key in keys}} if keys else {}
-
-
-def _some(entries: list[Entry], tree: Tree) -> list[bytes]:
-    """The values of some entries; raises FormatError if one is of a kind that is refused."""
-    count = min(len(entries), _LOOKED_AT)
-    values = []
-    for number in range(count):
-        entry = entries[number * (len(entries) - 1) // max(count - 1, 1)]
-        values.append(tree.read(entry.offset, entry.size))
-        try:
-            third_party_values.refuse(values[-1])
-        except FormatError as error:
-            where = {"path": tree.path, "key": _text(entry.key), "offset": entry.offset}
-            raise error.located(**where) from error.__cause__
-    return values
-
-
-def _samples(entries: list[Entry]) -> _Samples:
+def _grouped(entries: list[Entry]) -> _Samples:
     """The samples: entries with the same number form one sample, if one of the parts is `image`."""
     parts: tuple[str, ...] = ()
     if all(_PART_KEY.fullmatch(entry.key) for entry in entries):
@@ -184,18 +194,35 @@ def _samples(entries: list[Entry]) -> _Samples:
 def _check_counts(tree: Tree, about: list[Entry], samples: int) -> None:
     """Raise DamagedError if an entry states more samples than there are."""
     for entry in about:
-        if entry.key not in _COUNTS or entry.size > _COUNT_BYTES:
-            continue
-        value = tree.read(entry.offset, entry.size)
-        promised = int(value) if value.isdigit() else _unpacked(value)
-        if type(promised) is int and promised > samples:
-            raise DamagedError(
-                "samples are missing from the LMDB",
-                path=tree.path,
-                offset=entry.offset,
-                expected=f"{promised:,}, as its entry {entry.key.decode()} says",
-                found=f"{samples:,}",
-            )
+        if entry.key in _COUNTS and entry.size <= _COUNT_BYTES:
+            value = tree.read(entry.offset, entry.size)
+            stated = int(value) if value.isdigit() else _unpacked(value)
+            if type(stated) is int and stated > samples:
+                raise too_few(tree, stated, entry.key, samples, offset=entry.offset)
+
+
+def _values(tree: Tree, samples: _Samples, number: int) -> tuple[Kind, Schema]:
+    """The kind of the values of a part and their fields, inferred from some of the values.
+
+    Raises FormatError if one of them is of a kind that is refused.
+    """
+    part = samples.parts[number]
+    there = [entry for row in samples.rows if (entry := row[number])]
+    count = min(len(there), _LOOKED_AT)
+    values = []
+    for step in range(count):
+        entry = there[step * (len(there) - 1) // max(count - 1, 1)]
+        values.append(tree.read(entry.offset, entry.size))
+        refuse(values[-1], path=tree.path, key=key_text(entry.key), offset=entry.offset)
+    kind = kind_of(values, part=bool(part))
+    try:
+        schema = schema_of(kind, values)
+    except SampleError as error:  # a value that no field can hold
+        raise error.located(path=tree.path) from error.__cause__
+    if part:
+        optional = len(there) < len(samples.keys)
+        schema = Schema({part: replace(next(iter(schema.values())), optional=optional)})
+    return kind, schema
 
 
 def _listed(
@@ -233,9 +260,8 @@ def _ordered(
     rows = dict(zip(samples.keys, samples.rows, strict=True))
     lost = next((name for name in names if name not in rows), None)
     if lost is not None:
-        raise DamagedError(
-            f"{what} names a sample that the LMDB does not have", found=_text(lost), **where
-        )
+        what = f"{what} names a sample that the LMDB does not have"
+        raise DamagedError(what, found=key_text(lost), **where)
     if len({*names}) != len(rows) or len(names) != len(rows):
         return samples
     return _Samples(names, [rows[name] for name in names])
@@ -249,32 +275,10 @@ def _unpacked(value: bytes) -> Any:
         return None
 
 
-def _entries(tree: Tree) -> list[Entry]:
-    entries = [entry for leaf in tree.leaves() for entry in tree.entries(leaf)]
-    named = [entry for entry in entries if entry.flags & SUBDATA]
-    if len(named) == 1 and len(entries) == 1:
-        root = tree.root_of(named[0])
-        entries = [entry for leaf in tree.leaves(root) for entry in tree.entries(leaf)]
-        named = [entry for entry in entries if entry.flags & SUBDATA]
-    if named:
-        raise FormatError(
-            "the LMDB holds several named databases",
-            path=tree.path,
-            found=", ".join(repr(e.key.decode("utf-8", "replace")) for e in named[:5]),
-            fix="copy one of them to an environment of its own, as its main database",
-        )
-    if any(entry.flags & DUPDATA for entry in entries):
-        raise FormatError(
-            "the LMDB holds several values under one key (DUPSORT), but a sample has one value",
-            path=tree.path,
-        )
-    return entries
-
-
 def _keys(stored: list[bytes]) -> list[str]:
     """Keys as text, without Caffe's number, the suffix of an image, and dots in the base name."""
     keys: dict[str, None] = {}
-    raw = [_text(key) for key in stored]
+    raw = [key_text(key) for key in stored]
     caffe = bool(raw) and all(_CAFFE_KEY.match(key) for key in raw)
     for key in raw:
         stem, dot, suffix = (_CAFFE_KEY.sub("", key, count=1) if caffe else key).rpartition(".")
@@ -282,11 +286,3 @@ def _keys(stored: list[bytes]) -> list[str]:
             stem, suffix = stem + dot + suffix, "key"
         keys[unique_key(key_of(stem), suffix, keys)] = None
     return list(keys)
-
-
-def _text(key: bytes) -> str:
-    try:
-        text = key.decode()
-    except UnicodeDecodeError:
-        return key.hex()
-    return text if text.isprintable() else key.hex()

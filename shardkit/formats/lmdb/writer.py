@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import struct
-from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import msgpack
 
 from shardkit.codecs.array import dump_array
 from shardkit.errors import SampleError
-from shardkit.formats.base import KEY, ShardSpec, ShardWriter, encoded, key_bytes
+from shardkit.formats.base import KEY, ShardSpec, ShardWriter, encoded, key_bytes, not_stored
 from shardkit.formats.lmdb.layout import (
     BIG,
     BRANCH,
@@ -36,28 +35,29 @@ from shardkit.formats.lmdb.layout import (
     overflow_pages,
     page_header,
 )
-from shardkit.formats.lmdb.reader import ABOUT, VERSION, LmdbReader
+from shardkit.formats.lmdb.reader import ABOUT, VERSION, LmdbReader, number_key
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, FieldType, Json
 from shardkit.storage import fs
 
 _LARGEST = 2**32 - 1  # bytes of a value
+# Conversions of values for msgpack; all other types are stored unchanged.
+_ENCODERS: dict[type[FieldType], Callable[[Any], Any]] = {Json: JsonText.of, Array: dump_array}
 
 
 class LmdbWriter(ShardWriter):
     def __init__(self, path: Path, spec: ShardSpec) -> None:
         super().__init__(path, spec)
         schema = spec.schema.items()
-        self._fields = [(n, kind, _ENCODERS.get(type(kind), _unchanged)) for n, kind in schema]
+        self._fields = [
+            (n, kind, _ENCODERS.get(type(kind), lambda value: value)) for n, kind in schema
+        ]
         self._samples = 0
         fs.make_folder(path.parent)
         self._file = fs.BufferedFile(path)
         self._file.write(bytes(2 * PAGE))  # the meta pages, which are written last
         self._overflows = 0
-        self._leaf: list[bytes] = []
-        self._room = PAGE - HEADER
-        self._first_key = b""
-        self._leaves: list[tuple[bytes, int]] = []  # first key and page
+        self._leaves = _Level(self._file, LEAF)
 
     def write(self, sample: Sample) -> bool:
         return self.put(self._pack(sample), sample[KEY])
@@ -74,101 +74,102 @@ class LmdbWriter(ShardWriter):
             )
         if self.spec.is_full(self._samples, self._after(size)):
             return False
-        self._add(b"%012d" % self._samples, value)
+        self._add(number_key(self._samples), value)
         self._samples += 1
         return True
 
     def finish(self) -> None:
-        about = json.dumps(
-            {
-                "shardkit_lmdb": VERSION,
-                "samples": self._samples,
-                "schema": self.spec.schema.to_json(),
-                "classes": {name: list(names) for name, names in self.spec.classes.items()},
-            }
-        ).encode()
+        about = {
+            "shardkit_lmdb": VERSION,
+            "samples": self._samples,
+            "schema": self.spec.schema.to_json(),
+            "classes": {name: list(names) for name, names in self.spec.classes.items()},
+        }
         with self._file:
-            self._add(ABOUT, about)
-            self._close_leaf()
-            database = self._branches()
+            self._add(ABOUT, json.dumps(about).encode())
+            self._leaves.close()
+            level, branches, depth = self._leaves, 0, 1
+            while len(level.pages) > 1:
+                below, level = level, _Level(self._file, BRANCH)
+                for key, child in below.pages:
+                    level.add(key, child)
+                level.close()
+                branches, depth = branches + len(level.pages), depth + 1
+            counts = branches, len(self._leaves.pages), self._overflows, self._samples + 1
+            database = Database(0, 0, depth, *counts, root=level.pages[0][1])
             self._file.flush()
-            metas = meta_page(0, None, 1) + meta_page(1, database, self._next - 1)
+            last_page = self._file.size // PAGE - 1
+            metas = meta_page(0, None, 1) + meta_page(1, database, last_page)
             fs.rewrite(self._file.file, 0, metas)
-
-    @property
-    def _next(self) -> int:
-        """The number of the page that is written next."""
-        return self._file.size // PAGE
 
     def _pack(self, sample: Sample) -> bytes:
         """The sample as a msgpack map."""
-        key_bytes(sample[KEY])
-        stored = {KEY: sample[KEY], **dict(encoded(sample, self._fields))}
+        key = sample[KEY]
+        key_bytes(key)
+        stored = {KEY: key, **dict(encoded(sample, self._fields))}
         try:
-            return _packed(stored)
-        except (ValueError, OverflowError):  # find the field, such as text with a lone surrogate
-            packed = [(name, kind, _packed) for name, kind in self.spec.schema.items()]
-            deque(encoded({**sample, **stored}, packed), 0)
+            return bytes(msgpack.packb(stored))
+        except (ValueError, OverflowError):
+            for name, value in stored.items():  # find the field
+                try:
+                    msgpack.packb(value)
+                except (ValueError, OverflowError) as error:  # such as a lone surrogate
+                    raise not_stored(error, value, key, name) from error
             raise
 
     def _after(self, size: int) -> int:
         """Upper bound of the file size if a value of `size` bytes is the last one."""
-        branches, about = len(self._leaves) // 100 + 3, len(str(self.spec.schema)) // PAGE
-        pages = overflow_pages(size) + 1 + 2 + branches + about
-        return (self._next + pages) * PAGE
+        branches, about = len(self._leaves.pages) // 100 + 3, len(str(self.spec.schema)) // PAGE
+        return self._file.size + (overflow_pages(size) + 1 + 2 + branches + about) * PAGE
 
     def _add(self, key: bytes, value: bytes) -> None:
-        size = len(value)
+        size = number = len(value)
         if NODE + len(key) + size > NODE_MAX:
-            first, pages = self._next, overflow_pages(size)
+            first, pages = self._file.size // PAGE, overflow_pages(size)
             self._overflows += pages
             header = overflow_header.pack(first, 0, OVERFLOW, pages)
             self._file.write(header, value, bytes(pages * PAGE - HEADER - size))
-            flags, value = BIG, first.to_bytes(8, "little")
-        else:
-            flags = 0
-        node = node_header.pack(size & 0xFFFF, size >> 16, flags, len(key)) + key + value
-        self._put_node(node + b"\0" * (len(node) % 2), key)
+            number, value = size | BIG << 32, first.to_bytes(8, "little")
+        self._leaves.add(key, number, value)
 
-    def _put_node(self, node: bytes, key: bytes) -> None:
-        if len(node) + 2 > self._room:
-            self._close_leaf()
-        if not self._leaf:
+
+class _Level:
+    """The leaves of a tree, or one level of its branches. A page is written when it is full."""
+
+    def __init__(self, file: fs.BufferedFile, kind: int) -> None:
+        self._file = file
+        self._kind = kind
+        self.pages: list[tuple[bytes, int]] = []  # first key and number of each
+        self._nodes: list[bytes] = []  # of the current page
+        self._room = PAGE - HEADER
+        self._first_key = b""
+
+    def add(self, key: bytes, number: int, value: bytes = b"") -> None:
+        """Add a node. `number`: the page of a child; or a value's size, and its flags << 32."""
+        if NODE + len(key) + len(value) + 2 > self._room:
+            self.close()
+        if not self._nodes:
             self._first_key = key
-        self._leaf.append(node)
+            key = b"" if self._kind == BRANCH else key
+        halves = number & 0xFFFF, number >> 16 & 0xFFFF
+        node = node_header.pack(*halves, number >> 32, len(key)) + key + value
+        node += b"\0" * (len(node) % 2)
+        self._nodes.append(node)
         self._room -= len(node) + 2
 
-    def _close_leaf(self) -> None:
-        self._leaves.append((self._first_key, self._next))
-        self._add_page(LEAF, self._leaf)
-        self._leaf = []
-        self._room = PAGE - HEADER
-
-    def _add_page(self, kind: int, nodes: list[bytes]) -> None:
-        self._file.write(page(self._next, kind, nodes))
-
-    def _branches(self) -> Database:
-        """Write the levels above the leaves; returns the tree."""
-        level, branches, depth = self._leaves, 0, 1
-        while len(level) > 1:
-            above: list[tuple[bytes, int]] = []
-            nodes: list[bytes] = []
-            room, first = PAGE - HEADER, level[0][0]
-            for key, child in level:
-                node = _branch_node(key if nodes else b"", child)
-                if len(node) + 2 > room:
-                    above.append((first, self._next))
-                    self._add_page(BRANCH, nodes)
-                    nodes, room, first = [], PAGE - HEADER, key
-                    node = _branch_node(b"", child)
-                nodes.append(node)
-                room -= len(node) + 2
-            above.append((first, self._next))
-            self._add_page(BRANCH, nodes)
-            level, branches, depth = above, branches + len(above), depth + 1
-        entries = self._samples + 1
-        leaves = len(self._leaves)
-        return Database(0, 0, depth, branches, leaves, self._overflows, entries, level[0][1])
+    def close(self) -> None:
+        """Write the current page: pointers grow from the front, nodes from the back."""
+        number = self._file.size // PAGE
+        self.pages.append((self._first_key, number))
+        pointers, at = [], PAGE
+        for node in self._nodes:
+            at -= len(node)
+            pointers.append(at)
+        lower = HEADER + 2 * len(pointers)
+        head = page_header.pack(number, 0, self._kind, lower, at)
+        head += struct.pack(f"<{len(pointers)}H", *pointers)
+        self._file.write(head, bytes(at - lower), *reversed(self._nodes))
+        self._nodes, self._room = [], PAGE - HEADER
 
 
 def join(path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
@@ -182,36 +183,3 @@ def join(path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
                     writer.put(reader.value(position))
     finally:
         writer.close()
-
-
-def page(number: int, kind: int, nodes: list[bytes]) -> bytes:
-    """A leaf or branch page: pointers grow from the front, nodes from the back."""
-    sizes = [len(node) for node in nodes]
-    pointers, at = [], PAGE
-    for size in sizes:
-        at -= size
-        pointers.append(at)
-    lower = HEADER + 2 * len(nodes)
-    head = page_header.pack(number, 0, kind, lower, at)
-    head += struct.pack(f"<{len(pointers)}H", *pointers)
-    return head + bytes(at - lower) + b"".join(reversed(nodes))
-
-
-def _branch_node(key: bytes, child: int) -> bytes:
-    node = node_header.pack(child & 0xFFFF, child >> 16 & 0xFFFF, child >> 32, len(key)) + key
-    return node + b"\0" * (len(node) % 2)
-
-
-# --- values --------------------------------------------------------------------------------------
-
-
-def _unchanged(value: Any) -> Any:
-    return value
-
-
-def _packed(value: Any) -> bytes:
-    return bytes(msgpack.packb(value))
-
-
-# Conversions of values for msgpack; all other types are stored unchanged.
-_ENCODERS: dict[type[FieldType], Callable[[Any], Any]] = {Json: JsonText.of, Array: dump_array}

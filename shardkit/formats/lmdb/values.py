@@ -1,8 +1,7 @@
-"""Values of foreign LMDBs.
+"""Values of LMDBs of other programs: images, JSON, msgpack maps and lists, Caffe's Datum, bytes.
 
-Supported are images, JSON, msgpack maps and lists, Caffe's Datum messages, and bytes. Pickles are
-refused with an error that says so, as loading one runs the code in it, and so is the output of
-pyarrow.serialize.
+Pickles are refused with an error that says so, as loading one runs the code in it, and so is the
+output of pyarrow.serialize.
 """
 
 from __future__ import annotations
@@ -38,20 +37,35 @@ class Kind(NamedTuple):
     schema: Schema | None  # None if the fields vary between values
 
 
-def refuse(value: bytes) -> None:
+def refuse(value: bytes, **where: Any) -> None:
     """Raise FormatError for a value that may run code when it is loaded, or cannot be read."""
-    again = "if you trust them, and write the results with shardkit.create"
+    again = "if you trust them, and write the results with shardkit.create, as docs/lmdb.md shows"
     if _is_pickle(value):
         raise FormatError(
             "the values of the LMDB are Python pickles, which shardkit never loads: they run code",
-            fix=f"load them with pickle, {again}, as docs/lmdb.md shows",
+            fix=f"load them with pickle, {again}",
+            **where,
         )
     if _PYARROW.match(value[:400]):
         raise FormatError(
             "the values of the LMDB were written by pyarrow.serialize, which was removed from"
             " pyarrow, and may contain pickles",
-            fix=f"load them with pyarrow.deserialize of pyarrow 11, {again}, as docs/lmdb.md shows",
+            fix=f"load them with pyarrow.deserialize of pyarrow 11, {again}",
+            **where,
         )
+
+
+def _is_pickle(value: bytes) -> bool:
+    """Whether the whole value is a pickle. Its opcodes are parsed, but never executed."""
+    if len(value) < 4 or value[-1:] != b"." or is_image(value[:64]):
+        return False
+    if value[0] == 0x80:  # the PROTO opcode of protocol 2 and above; an empty map in msgpack
+        return 2 <= value[1] <= 5
+    try:
+        *_, (last, _, at) = pickletools.genops(value)
+    except (ValueError, UnicodeDecodeError):
+        return False
+    return last.name == "STOP" and at == len(value) - 1
 
 
 def kind_of(values: list[bytes], *, part: bool = False) -> Kind:
@@ -70,37 +84,22 @@ def schema_of(kind: Kind, values: list[bytes]) -> Schema:
     if kind.schema is not None:
         return kind.schema
     samples = [kind.read(value) for value in values]
-    fields: dict[str, FieldType] = {}
+    kinds: dict[str, FieldType] = {}
     everywhere = set(samples[0]).intersection(*samples) if samples else set()
     for sample in samples:
         for name, found in guessed_schema({"__key__": "", **sample}).items():
-            kind_before = fields.get(name)
-            fields[name] = found if kind_before is None else _both(kind_before, found)
-    return Schema({n: replace(kind, optional=n not in everywhere) for n, kind in fields.items()})
+            kinds[name] = _common(kinds.get(name, found), found)
+    return Schema({n: replace(kind, optional=n not in everywhere) for n, kind in kinds.items()})
 
 
-def _both(one: FieldType, other: FieldType) -> FieldType:
+def _common(one: FieldType, other: FieldType) -> FieldType:
     """A type that can hold values of both types."""
     if one == other:
         return one
-    if isinstance(one, Array) and isinstance(other, Array):
-        return Array()
-    if isinstance(one, Bytes) and isinstance(other, Bytes):  # one may be a subclass, such as Image
-        return Bytes()
+    for kind in (Array, Bytes):  # Bytes has subclasses, such as Image
+        if isinstance(one, kind) and isinstance(other, kind):
+            return kind()
     return Json()
-
-
-def _is_pickle(value: bytes) -> bool:
-    """Whether the whole value is a pickle. Its opcodes are parsed, but never executed."""
-    if len(value) < 4 or value[-1:] != b"." or is_image(value[:64]):
-        return False
-    if value[0] == 0x80:  # the PROTO opcode of protocol 2 and above; an empty map in msgpack
-        return 2 <= value[1] <= 5
-    try:
-        *_, (last, _, at) = pickletools.genops(value)
-    except (ValueError, UnicodeDecodeError):
-        return False
-    return last.name == "STOP" and at == len(value) - 1
 
 
 # --- kinds ---------------------------------------------------------------------------------------
@@ -112,6 +111,21 @@ def _image(value: bytes) -> Sample:
     return {"image": value}
 
 
+def _json(value: bytes) -> Sample:
+    text = value.decode()
+    if not isinstance(json.loads(text), dict | list):
+        raise ValueError("not a JSON object or array")
+    return {"json": JsonText(text)}
+
+
+def _text(value: bytes) -> Sample:
+    return {"text": value.decode()}
+
+
+def _bytes(value: bytes) -> Sample:
+    return {"value": value}
+
+
 def _unpacked(value: bytes) -> Any:
     """The msgpack value. Old versions of msgpack have a single type for bytes and text."""
     try:
@@ -121,10 +135,10 @@ def _unpacked(value: bytes) -> Any:
 
 
 def _msgpack_map(value: bytes) -> Sample:
-    fields = _unpacked(value)
-    if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
+    found = _unpacked(value)
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise ValueError("not a map with names as keys")
-    return {n: _plain(v) for n, v in fields.items() if n != "__key__"}
+    return {n: _plain(v) for n, v in found.items() if n != "__key__"}
 
 
 def _msgpack_list(value: bytes) -> Sample:
@@ -132,13 +146,13 @@ def _msgpack_list(value: bytes) -> Sample:
     items = _unpacked(value)
     if not isinstance(items, list):
         raise ValueError("not a list")
-    fields = [_plain(item) for item in items]
-    if not any(isinstance(field, bytes | str | np.ndarray) for field in fields):
+    found = [_plain(item) for item in items]
+    if not any(isinstance(field, bytes | str | np.ndarray) for field in found):
         raise ValueError("not a list with bytes, text or arrays")
-    names = [f"value{number}" for number in range(len(fields))]
-    if [type(field) for field in fields] == [bytes, int] and is_image(fields[0][:64]):
+    names = [f"value{number}" for number in range(len(found))]
+    if [type(field) for field in found] == [bytes, int] and is_image(found[0][:64]):
         names = ["image", "label"]
-    return dict(zip(names, fields, strict=True))
+    return dict(zip(names, found, strict=True))
 
 
 def _plain(value: Any) -> Any:
@@ -152,14 +166,6 @@ def _plain(value: Any) -> Any:
     return value if not isinstance(value, str) or is_unicode(value) else _stored(value)
 
 
-def _stored(value: str | bytes) -> bytes:
-    return value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
-
-
-def _name(name: Any) -> str:
-    return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
-
-
 def _packed_array(value: dict[str, Any]) -> Any:
     try:
         dtype = np.dtype(_name(value["type"]))
@@ -170,19 +176,12 @@ def _packed_array(value: dict[str, Any]) -> Any:
         raise ValueError(f"an invalid array: {error!r}") from error
 
 
-def _json(value: bytes) -> Sample:
-    text = value.decode()
-    if not isinstance(json.loads(text), dict | list):
-        raise ValueError("not a JSON object or array")
-    return {"json": JsonText(text)}
+def _stored(value: str | bytes) -> bytes:
+    return value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
 
 
-def _bytes(value: bytes) -> Sample:
-    return {"value": value}
-
-
-def _text(value: bytes) -> Sample:
-    return {"text": value.decode()}
+def _name(name: Any) -> str:
+    return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
 
 
 def _datum(value: bytes) -> Sample:
@@ -193,9 +192,8 @@ def _datum(value: bytes) -> Sample:
     """
     numbers: dict[int, int] = {}
     data = b""
-    floats: list[bytes] = []
-    other: list[bytes] = []
-    for number, content, stored in _protobuf(value):
+    floats, other = bytearray(), bytearray()
+    for number, content, stored in _datum_fields(value):
         if number in (1, 2, 3, 5, 7) and isinstance(content, int):
             if number == 5 and number in numbers:
                 raise ValueError("several labels")
@@ -203,54 +201,53 @@ def _datum(value: bytes) -> Sample:
         elif number == 4 and isinstance(content, bytes):
             data = content
         elif number == 6 and isinstance(content, bytes):  # packed, or one by one
-            floats.append(content)
+            floats += content
         else:
-            other.append(stored)
+            other += stored
     shape = tuple(numbers.get(n, 0) for n in (1, 2, 3))
     sample: Sample = {}
     if data and (numbers.get(7) or is_image(data[:64])):
         sample |= _image(data)
     elif data or floats:
-        sample["pixels"] = _pixels(data or b"".join(floats), "|u1" if data else "<f4", shape)
+        sample["pixels"] = _pixels(data or floats, "|u1" if data else "<f4", shape)
     else:
         raise ValueError("not a Datum")
     if 5 in numbers:
         sample["label"] = signed(numbers[5])
     if data and floats:
-        sample["float_data"] = np.frombuffer(b"".join(floats), "<f4").copy()
-    return {**sample, "other": b"".join(other)} if other else sample
+        sample["float_data"] = np.frombuffer(floats, "<f4").copy()
+    return {**sample, "other": bytes(other)} if other else sample
 
 
-def _pixels(data: bytes, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+def _pixels(data: bytes | bytearray, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
     if len(data) != math.prod(shape) * np.dtype(dtype).itemsize:
         raise ValueError(f"{len(data)} bytes of pixels for {shape}")
     return np.frombuffer(data, dtype).reshape(shape).copy()
 
 
-_FLOAT, _FLOATS = 0x35, 4096  # tag of a single float in float_data; most floats to read at once
+_FLOAT = 0x35  # the tag of a single float in float_data
+_MOST_FLOATS = 4096  # to be read at once
 
 
-def _protobuf(data: bytes) -> Iterator[tuple[int, int | bytes, bytes]]:
-    """The fields of a message: number, value, and the encoded field."""
+def _datum_fields(data: bytes) -> Iterator[tuple[int, int | bytes, bytes]]:
+    """The fields of a message: number, value, and the encoded field.
+
+    Consecutive single floats are given together.
+    """
     at = 0
     while at < len(data):
-        start, content = at, b""
-        if data[at] == _FLOAT:
-            content = _floats(data[at : at + 5 * _FLOATS])
-            at += len(content) // 4 * 5
-        if content:
-            yield 6, content, data[start:at]
+        start = at
+        if data[at] == _FLOAT and at + 5 <= len(data):
+            count = min((len(data) - at) // 5, _MOST_FLOATS)
+            rows = np.frombuffer(data, np.uint8, 5 * count, at).reshape(-1, 5)
+            ends = np.flatnonzero(rows[:, 0] != _FLOAT)
+            rows = rows[: ends[0] if len(ends) else None]
+            at += rows.size
+            yield 6, rows[:, 1:].tobytes(), data[start:at]
             continue
         tag, begin, at = next(fields(data, at, len(data)))
         number = varint(data, begin, at)[0] if not tag & 7 else None
         yield tag >> 3, data[begin:at] if number is None else number, data[start:at]
-
-
-def _floats(data: bytes) -> bytes:
-    """The floats at the start of the data, each of which follows a tag."""
-    rows = np.frombuffer(data, np.uint8, len(data) // 5 * 5).reshape(-1, 5)
-    others = np.flatnonzero(rows[:, 0] != _FLOAT)
-    return rows[: others[0] if len(others) else len(rows), 1:].tobytes()
 
 
 IMAGE = Kind("an image", _image, Schema({"image": Image()}))
