@@ -11,34 +11,25 @@ import re
 from collections.abc import Collection, Iterable
 from pathlib import Path, PurePosixPath
 
-from shardkit.errors import FormatError, ShardkitError, UsageError
+from shardkit.errors import ShardkitError, UsageError
 from shardkit.formats.unsupported import Kind, not_read
 from shardkit.storage.remote.path import RemotePath
 
-_AS_FILES = "to take the files as they are, copy them to a folder without the log"
 _LOG = "whose log says which rows of its files still count"
+_AS_FILES = "to take the files as they are, copy them to a folder without the log"
 DELTA = Kind(
     f"a Delta Lake table, {_LOG}",
     "write its rows to one file: import deltalake, pyarrow.parquet; pyarrow.parquet.write_table("
-    f"deltalake.DeltaTable('{{path}}').to_pyarrow_table(), 'table.parquet'); {_AS_FILES}",
+    f"deltalake.DeltaTable(FOLDER).to_pyarrow_table(), 'table.parquet'); {_AS_FILES}",
 )
 ICEBERG = Kind(
     f"an Apache Iceberg table, {_LOG}",
-    "write its rows to one file: from pyiceberg.table import StaticTable; import pyarrow.parquet;"
-    " pyarrow.parquet.write_table(StaticTable.from_metadata('{path}/metadata/NEWEST.metadata.json')"
-    f".scan().to_arrow(), 'table.parquet'); {_AS_FILES}",
+    f"write its rows to one Parquet file with pyiceberg; {_AS_FILES}",
 )
-HUDI = Kind(
-    f"an Apache Hudi table, {_LOG}",
-    "write its rows as Parquet with Spark: spark.read.format('hudi').load('{path}')"
-    f".write.parquet('table'); {_AS_FILES}",
-)
+HUDI = Kind(f"an Apache Hudi table, {_LOG}", f"write its rows as Parquet with Spark; {_AS_FILES}")
 ZARR = Kind(
     "a Zarr store, which holds arrays in chunks",
-    "save its arrays, with samples as the first dimension, and convert that file:"
-    " numpy.savez('arrays.npz', **{{name: array[:] for name, array in"
-    " zarr.open_group('{path}', mode='r').arrays()}}); if it is one array:"
-    " numpy.save('array.npy', zarr.open_array('{path}', mode='r')[:])",
+    "save its arrays with numpy.savez, with samples as the first dimension, and convert that file",
 )
 PETASTORM = Kind(
     "a dataset of Petastorm, which encodes the values of its Parquet files",
@@ -66,9 +57,9 @@ def refuse_table(
 
     Hidden entries are looked for at the `top` of the source, and beside Parquet files.
     """
-    kind = None
     look = top or any(name.endswith(".parquet") for name in names)
     hidden = _there(folder, _HIDDEN) if look else set()
+    kind = None
     if "_delta_log" in folders:
         kind = DELTA
     elif "zarr.json" in names or hidden & {".zgroup", ".zarray"}:
@@ -80,7 +71,7 @@ def refuse_table(
     elif "_common_metadata" in names and _is_petastorm(folder):
         kind = PETASTORM
     if kind is not None:
-        raise _not_read(kind, folder)
+        raise not_read(kind, folder)
 
 
 def refuse_files_of_table(folders: Iterable[Path]) -> None:
@@ -130,10 +121,6 @@ def partitioned(root: Path, column: str, folder: str, format: str) -> UsageError
         found=f"the folder {folder!r}",
         fix=f"{fix}; without the column, convert one of the folders",
     )
-
-
-def _not_read(kind: Kind, folder: Path) -> FormatError:
-    return not_read(kind._replace(fix=kind.fix.format(path=folder)), folder)
 
 
 def _there(folder: Path, names: Collection[str]) -> set[str]:

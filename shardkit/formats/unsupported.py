@@ -62,26 +62,24 @@ VIDEO = Kind(
     "convert it to one of these formats with ffmpeg; -c copy does so without encoding again",
     files=True,
 )
-
 IMAGE = Kind(
     "image data in a format other than JPEG, PNG, WebP, GIF, BMP, TIFF and PPM",
     "convert them to PNG: PIL.Image.open(FILE).save(OUT); HEIC needs pillow-heif",
     files=True,
 )
 
-_IMAGE = (
-    *("avif", "avifs", "heic", "heif", "jp2", "j2k", "jpx", "jpf", "j2c", "jxl", "tga", "ico"),
-    *("psd", "pcx", "dds", "sgi", "dib", "qoi", "icns", "ras", "xbm", "xpm", "cur", "eps"),
-)
-_AUDIO = ("aac", "wma", "sph", "amr", "ape")
-_VIDEO = ("mpg", "mpeg", "wmv", "flv", "3gp")
 _SUFFIXES = {
-    **dict.fromkeys(("h5", "hdf5", "hdf", "he5"), HDF5),
-    "npz": NPZ,
-    "rec": RECORDIO,
-    **dict.fromkeys(_IMAGE, IMAGE),
-    **dict.fromkeys(_AUDIO, AUDIO),
-    **dict.fromkeys(_VIDEO, VIDEO),
+    suffix: kind
+    for suffixes, kind in (
+        ("h5 hdf5 hdf he5", HDF5),
+        ("npz", NPZ),
+        ("rec", RECORDIO),
+        ("avif avifs heic heif jp2 j2k jpx jpf j2c jxl tga ico", IMAGE),
+        ("psd pcx dds sgi dib qoi icns ras xbm xpm cur eps", IMAGE),
+        ("aac wma sph amr ape", AUDIO),
+        ("mpg mpeg wmv flv 3gp", VIDEO),
+    )
+    for suffix in suffixes.split()
 }
 _NAMES = (
     (LITDATA, re.compile(r"chunk-\d+-\d+(\.\w+)*\.bin")),
@@ -93,47 +91,24 @@ _NAMES = (
     (MNIST, re.compile(r"(.*[-_])?(images|labels)[-.]idx\d-(u?byte|int)(\.gz)?")),
     (IMAGENET, re.compile(r"ilsvrc2012_img_(train|val|test)\w*\.tar|n\d{8}\.tar")),
 )
-_ARRAYS = "save the arrays and their labels with numpy.savez, and convert that file"
-_UNPACK = "unpack it, and pass the folder"
-_TENSORS = Kind("a file of tensors", f"load it with its library; {_ARRAYS}")
-_CLOUD = Kind("a point cloud", f"read it with open3d or laspy; {_ARRAYS}, or one .npy file each")
-_ZIP = Kind("a .zip archive", f"{_UNPACK}: python -m zipfile -e FILE FOLDER")
-_PACKED = Kind("an archive", f"{_UNPACK}; an archive of samples can also be a .tar")
-_SHEET = Kind("a spreadsheet", "save it as CSV: pandas.read_excel(FILE).to_csv('table.csv')")
-_PICKLE = Kind(
-    "a pickle, which shardkit never loads, as loading one can run any code",
-    f"load it yourself if you trust it; {_ARRAYS}, or write its samples with shardkit.create",
-)
-_BASE = Kind("a database", "write a table of it: pandas.read_sql(QUERY, ...).to_parquet(FILE)")
+_ARRAYS = "save its arrays with numpy.savez, and convert that file"
 # Files that are no samples: they are named in errors only, since many lie beside other data.
 _OTHERS = {
-    "safetensors": Kind(
-        "a file of safetensors",
-        f"load it with safetensors.numpy.load_file; {_ARRAYS}",
-    ),
-    **dict.fromkeys(
-        ("dcm", "dicom"),
-        Kind("a DICOM image", "read it with pydicom.dcmread(FILE).pixel_array; save it as .npy"),
-    ),
-    **dict.fromkeys(
-        ("nii", "nii.gz"),
-        Kind("a NIfTI volume", "read it with nibabel.load(FILE).get_fdata(), and save it as .npy"),
-    ),
-    **dict.fromkeys(("ply", "pcd", "las", "laz", "e57", "xyz"), _CLOUD),
-    "zip": _ZIP,
-    **dict.fromkeys(("rar", "7z"), _PACKED),
-    **dict.fromkeys(("pkl", "pickle"), _PICKLE),
-    **dict.fromkeys(("pt", "pth", "ckpt"), _TENSORS),
-    **dict.fromkeys(("xlsx", "xls", "ods"), _SHEET),
-    **dict.fromkeys(("sqlite", "sqlite3", "db", "duckdb"), _BASE),
-    "avro": Kind("a file of Avro", _by("fastavro.reader")),
-    "orc": Kind(
-        "a file of ORC",
-        "write it as Parquet: pyarrow.parquet.write_table(pyarrow.orc.read_table(FILE), OUT)",
-    ),
-    "mat": Kind("a MATLAB file", f"load it with scipy.io.loadmat; {_ARRAYS}"),
-    "nc": Kind("a NetCDF file", f"load it with xarray.open_dataset; {_ARRAYS}"),
-    "zarr": Kind("a Zarr store", f"load it with zarr.open; {_ARRAYS}"),
+    suffix: Kind(words, fix)
+    for suffixes, words, fix in (
+        ("pt pth ckpt safetensors", "a file of tensors", f"load it with its library; {_ARRAYS}"),
+        ("dcm dicom", "a DICOM image", f"load it with pydicom; {_ARRAYS}"),
+        ("nii nii.gz", "a NIfTI volume", f"load it with nibabel; {_ARRAYS}"),
+        ("ply pcd las laz e57 xyz", "a point cloud", f"load it with open3d or laspy; {_ARRAYS}"),
+        ("mat nc zarr", "a file of arrays", f"load it with scipy, xarray or zarr; {_ARRAYS}"),
+        ("zip", "a .zip archive", "unpack it: python -m zipfile -e FILE FOLDER"),
+        ("rar 7z", "an archive", "unpack it, and pass the folder"),
+        ("pkl pickle", "a pickle, and loading one can run any code", _by("your own code")),
+        ("xlsx xls ods", "a spreadsheet", "save it as CSV"),
+        ("sqlite sqlite3 db duckdb", "a database", "write a table of it to a Parquet file"),
+        ("avro orc", "a table in Avro or ORC", "write it as Parquet with its library"),
+    )
+    for suffix in suffixes.split()
 }
 # Other names of shards of the format tfrecord, which do not end in one of its suffixes.
 TFRECORD_NAMES = re.compile(r".+\.tfrec(ords?)?(\.gz)?-\d+-of-\d+(\.gz)?|[^.]+-\d{5}-of-\d{5}")
@@ -153,9 +128,8 @@ def kind_by_name(name: str) -> Kind | None:
 
 def other_kind(name: str) -> Kind | None:
     """What an error calls a file, by its name, that is no sample and no dataset."""
-    name = name.lower()
-    ends = (name[at + 1 :] for at, char in enumerate(name) if char == "." and at)
-    return next((_OTHERS[end] for end in ends if end in _OTHERS), None)
+    _, *ends = name.lower().split(".")
+    return _OTHERS.get(".".join(ends[-2:])) or _OTHERS.get(ends[-1] if ends else "")
 
 
 def way_with(counts: Iterable[str]) -> str:
@@ -193,19 +167,11 @@ def kind_of_file(path: Path) -> Kind | None:
 
 def not_read(kind: Kind, path: Path, found: str | None = None, fix: str = "") -> FormatError:
     """The error for data in an unsupported format; `fix` says what to do with files beside it."""
+    what, fixes = f"this is {kind.words}; shardkit cannot read it", [kind.fix, fix]
     if kind.source:
-        return FormatError(
-            f"this is {kind.words}: it can be converted, but not opened as a dataset",
-            path=path,
-            found=found,
-            fix=fix or f"convert it first: shardkit convert {path} --to wds",
-        )
-    return FormatError(
-        f"this is {kind.words}; shardkit cannot read it",
-        path=path,
-        found=found,
-        fix="; ".join(filter(None, (kind.fix, fix))),
-    )
+        what = f"this is {kind.words}: it can be converted, but not opened as a dataset"
+        fixes = [fix or f"convert it first: shardkit convert {path} --to wds"]
+    return FormatError(what, path=path, found=found, fix="; ".join(filter(None, fixes)))
 
 
 def _masked_crc(data: bytes) -> int:

@@ -280,8 +280,7 @@ def test_batches_of_a_column_without_nulls_are_arrays(tmp_path):
 TENSORS = {
     "plain": (np.arange(48, dtype="f4").reshape(2, 2, 3, 4), (2, 3, 4)),
     "one": (np.arange(6, dtype="i2").reshape(2, 3), (3,)),
-    "swapped": (np.arange(24, dtype="u1").reshape(2, 4, 3).transpose(0, 2, 1), (3, 4)),
-    "square": (np.arange(18, dtype="i8").reshape(2, 3, 3).transpose(0, 2, 1), (3, 3)),
+    "square": (np.arange(18, dtype="i8").reshape(2, 3, 3), (3, 3)),
 }
 
 
@@ -311,12 +310,12 @@ def test_tensors_keep_their_shape(tmp_path, way):
                 assert f"{name} gap" not in found[1]
 
 
-def test_tensors_whose_dimensions_are_rotated_are_refused(tmp_path):
-    """pyarrow makes such of arrays, and fails to read them: the specification has it otherwise."""
-    values = np.arange(48).reshape(2, 2, 3, 4).transpose(0, 2, 3, 1)
+@pytest.mark.parametrize("axes", [(0, 2, 1, 3), (0, 2, 3, 1)])
+def test_tensors_whose_dimensions_are_permuted_are_refused(tmp_path, axes):
+    values = np.arange(48).reshape(2, 2, 3, 4).transpose(axes)
     table = pa.table({"x": pa.FixedShapeTensorArray.from_numpy_ndarray(values)})
     path = write(table, tmp_path, "file")
-    with refused(FormatError, "rotated", where={"path": path, "field": "x"}):
+    with refused(FormatError, "permuted", where={"path": path, "field": "x"}):
         shardkit.open(path)
 
 

@@ -7,8 +7,9 @@ any other array is stored as the bytes of a `.npy` file.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias, TypedDict
@@ -18,7 +19,7 @@ import pyarrow as pa
 
 from shardkit.codecs.image import is_image
 from shardkit.codecs.media import guess
-from shardkit.errors import FormatError, drop_option
+from shardkit.errors import FormatError, ShardkitError, drop_option
 from shardkit.formats.arrow.values import column as values_of
 from shardkit.formats.arrow.values import (
     fits,
@@ -27,7 +28,7 @@ from shardkit.formats.arrow.values import (
     is_text,
     plain,
     plain_type,
-    tensor_of,
+    tensor_shape,
 )
 from shardkit.formats.base import KEY
 from shardkit.helpers.checked import checked, damaged, parse
@@ -63,6 +64,7 @@ _SIMPLE: dict[type, pa.DataType] = {
     Images: pa.list_(IMAGE),
 }
 _NUMBERS = {f"<{kind}{size}" for kind in "iuf" for size in (2, 4, 8)} | {"|i1", "|u1"}
+_LABELS = (pa.int64(), pa.list_(pa.int64()))  # types of columns that can be ClassLabel
 if int(pa.__version__.partition(".")[0]) < 15:
     _NUMBERS.remove("<f2")  # older versions of pyarrow cannot write float16 to Parquet
 
@@ -106,50 +108,32 @@ def is_nested(kind: Array) -> bool:
 
 def features(schema: Schema, classes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """The columns as features of Hugging Face datasets, in its JSON form."""
-    found: dict[str, Any] = {KEY: _value(pa.string())}
+    found = {KEY: _feature(pa.string())}
     for name, kind in schema.items():
-        names = classes.get(name)
+        names, stored = classes.get(name, ()), arrow_type(kind)
         if isinstance(kind, Encoded):
             found[name] = {"_type": type(kind).__name__}
         elif isinstance(kind, Images):
             found[name] = {"feature": {"_type": "Image"}, "_type": "Sequence"}
-        elif names and len(set(names)) == len(names) and _are_labels(arrow_type(kind)):
-            label = {"names": list(names), "_type": "ClassLabel"}
-            found[name] = (
-                label if isinstance(kind, Int) else {"feature": label, "_type": "Sequence"}
-            )
+        elif names and len({*names}) == len(names) and stored in _LABELS:
+            label = {"names": [*names], "_type": "ClassLabel"}
+            is_list = stored == _LABELS[1]
+            found[name] = {"feature": label, "_type": "Sequence"} if is_list else label
         else:
-            found[name] = _feature(arrow_type(kind))
+            found[name] = _feature(stored)
     return found
-
-
-def _are_labels(type: pa.DataType) -> bool:
-    """Whether Hugging Face can use a column as labels: int64, or lists of int64."""
-    is_list = pa.types.is_list(type)
-    return bool(pa.types.is_int64(type.value_type if is_list else type))
 
 
 def _feature(type: pa.DataType) -> dict[str, Any]:
     """Lists become `Sequence`, which all versions of datasets read: `List` is new in version 4."""
-    if pa.types.is_fixed_size_list(type):
-        return {"feature": _feature(type.value_type), "length": type.list_size, "_type": "Sequence"}
-    if pa.types.is_list(type):
-        return {"feature": _feature(type.value_type), "_type": "Sequence"}
-    return _value(type)
-
-
-def _value(type: pa.DataType) -> dict[str, Any]:
+    if is_list(type):
+        length = {"length": type.list_size} if pa.types.is_fixed_size_list(type) else {}
+        return {"feature": _feature(type.value_type), **length, "_type": "Sequence"}
     names = {"halffloat": "float16", "float": "float32", "double": "float64"}
     return {"dtype": names.get(str(type), str(type)), "_type": "Value"}
 
 
-class _Version(TypedDict):
-    """The part of our metadata that is the same in every version."""
-
-    version: Any
-
-
-class _About(_Version):
+class _About(TypedDict):
     """Our metadata."""
 
     schema: dict[str, Any]
@@ -166,7 +150,7 @@ def own_metadata(schema: pa.Schema) -> tuple[Schema, dict[str, list[str]]] | Non
         return None
     try:
         found = parse(text)
-        if checked(_Version, found)["version"] != _VERSION:
+        if isinstance(found, dict) and found.get("version") != _VERSION:
             return None
         about = checked(_About, found)
         ours, classes = Schema.from_json(about["schema"]), about["classes"]
@@ -179,20 +163,11 @@ def own_metadata(schema: pa.Schema) -> tuple[Schema, dict[str, list[str]]] | Non
     return ours, classes
 
 
-def foreign_features(schema: pa.Schema) -> dict[str, dict[str, Any]]:
-    """The feature of each column in Hugging Face's metadata; empty if there is none."""
-    try:
-        found = parse((schema.metadata or {})[_HUGGING_FACE])["info"]["features"]
-    except (ValueError, KeyError, TypeError):
-        return {}
-    if not isinstance(found, dict):
-        return {}
-    return {name: feature for name, feature in found.items() if isinstance(feature, dict)}
-
-
 # --- foreign files -------------------------------------------------------------------------------
 
 _IMAGE_PARTS = {"bytes", "path"}  # as Hugging Face stores images
+# Hugging Face's features for encoded files.
+_ENCODED = {kind.__name__: kind for kind in Encoded.__subclasses__()}
 
 Arrays: TypeAlias = Mapping[str, pa.Array]
 Scan: TypeAlias = Callable[[Collection[str]], Iterator[Arrays]]  # reads columns, batch by batch
@@ -200,11 +175,10 @@ Scan: TypeAlias = Callable[[Collection[str]], Iterator[Arrays]]  # reads columns
 
 def check_names(columns: pa.Schema) -> None:
     """Raise FormatError for columns that cannot be fields of a sample."""
-    names = Counter(columns.names)
-    for name, count in names.most_common(1):
+    for name, count in Counter(columns.names).most_common(1):
         if count > 1:
             raise _unusable(name, "two columns have the same name", "rename one of them")
-    if KEY in names and not is_text(plain_type(columns.field(KEY).type)):
+    if KEY in columns.names and not is_text(plain_type(columns.field(KEY).type)):
         raise _unusable(KEY, "the column of keys does not hold text", "rename it, or cast it")
 
 
@@ -227,25 +201,23 @@ def layout_of(columns: pa.Schema, rows: int, known: Known, scan: Scan) -> dict[s
     """
     ours = own_metadata(columns)
     if ours is not None:
-        schema, classes = ours
-        layout = {"schema": schema.to_json(), "ours": True, "classes": classes}
-        return {name: entry for name, entry in layout.items() if entry or name == "schema"}
-    features = foreign_features(columns)
+        layout: dict[str, Any] = {"schema": ours[0].to_json(), "ours": True}
+        return {**layout, "classes": ours[1]} if ours[1] else layout
+    features = _foreign_features(columns)
     fields, unusable = _fields(columns, features)
     nulls = _count_nulls(columns, fields, known, scan)
     fields = {name: replace(kind, optional=nulls[name] > 0) for name, kind in fields.items()}
     for name, kind in [*fields.items()]:
-        if not isinstance(kind, Bytes | Images) or _says_encoded(features.get(name, {})):
-            continue
-        first = _first(name, kind, scan)
+        listed = isinstance(kind, Images) and features[name].get("_type") != "Image"
+        first = _first(name, kind, scan) if listed or type(kind) is Bytes else None
         if first is None:
             continue
-        if isinstance(kind, Bytes) and (encoded := guess(first)) is not None:
-            fields[name] = encoded(optional=kind.optional)
-        elif isinstance(kind, Images) and not is_image(first):
+        if listed and not is_image(first):
             del fields[name]
             unusable[name] = _holds_no_field(columns.field(name))
-    named = {n: _names(features.get(n, {})) for n, k in fields.items() if holds_classes(k)}
+        elif not listed and (encoded := guess(first)) is not None:
+            fields[name] = encoded(optional=kind.optional)
+    named = {n: features[n].get("names") for n, k in fields.items() if holds_classes(k)}
     layout = {
         "schema": Schema(fields).to_json(),
         "unusable": unusable,
@@ -260,47 +232,50 @@ def layout_of(columns: pa.Schema, rows: int, known: Known, scan: Scan) -> dict[s
     return {name: entry for name, entry in layout.items() if entry or name == "schema"}
 
 
-def _names(feature: Mapping[str, Any]) -> Any:
-    """The class names of a ClassLabel feature of Hugging Face, or of a list of these."""
-    inner = feature.get("feature")
-    return (inner if isinstance(inner, dict) else feature).get("names")
+def _foreign_features(schema: pa.Schema) -> defaultdict[str, dict[str, Any]]:
+    """The feature of each column in Hugging Face's metadata; of a list, that of its items."""
+    features: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+        found = parse((schema.metadata or {})[_HUGGING_FACE])["info"]["features"]
+        for name, feature in found.items():
+            inner = feature.get("feature")
+            features[name] = inner if isinstance(inner, dict) else feature
+    return features
 
 
 def _fields(
     columns: pa.Schema, features: Mapping[str, Mapping[str, Any]]
-) -> tuple[dict[str, FieldType], dict[str, FormatError]]:
+) -> tuple[dict[str, FieldType], dict[str, ShardkitError]]:
     """The fields according to the types of columns, and why the other columns cannot be fields."""
     fields: dict[str, FieldType] = {}
-    unusable: dict[str, FormatError] = {}
+    unusable: dict[str, ShardkitError] = {}
     for column in columns:
         name = column.name
-        if name == KEY:
-            continue
         try:
-            if name in RESERVED:
+            if name in RESERVED and name != KEY:
                 fix = f"convert without it: {drop_option(name)}, or rename the column"
                 raise _unusable(name, "a column has a reserved name", fix)
-            fields[name] = _kind(column, features.get(name, {}))
+            if name != KEY:
+                fields[name] = _kind(column, features[name])
         except FormatError as error:
-            unusable[name] = error
+            unusable[name] = error.located(field=name)
     return fields, unusable
 
 
 def _kind(column: pa.Field, feature: Mapping[str, Any]) -> FieldType:
     """The type of the field for a column, according to the type of the column."""
-    if getattr(column.type, "extension_name", None) == "arrow.json":
-        return Json()
     stored = plain_type(column.type)
-    if pa.types.is_null(stored):
+    if getattr(column.type, "extension_name", None) == "arrow.json" or pa.types.is_null(stored):
         return Json()
+    is_struct = pa.types.is_struct(stored)
     children = {stored.field(n).name for n in range(stored.num_fields)}
     kinds = [
-        _ENCODED.get(str(feature.get("_type")), Images)(),
+        Images() if is_list(stored) else _ENCODED.get(str(feature.get("_type")), Images)(),
         Int(),
         Float(),
         Bool(),
         Text(),
-        Bytes() if not pa.types.is_struct(stored) or children == _IMAGE_PARTS else None,
+        Bytes() if not is_struct or children == _IMAGE_PARTS else None,
         _array(column, feature),
         Json(),
     ]
@@ -308,17 +283,6 @@ def _kind(column: pa.Field, feature: Mapping[str, Any]) -> FieldType:
         if kind is not None and fits(kind, column.type):
             return kind
     raise _holds_no_field(column)
-
-
-# Hugging Face's features for encoded files.
-_ENCODED = {kind.__name__: kind for kind in Encoded.__subclasses__()}
-
-
-def _says_encoded(feature: Mapping[str, Any]) -> bool:
-    """Whether a feature of Hugging Face is for encoded files, or for lists of images."""
-    inner = feature.get("feature")
-    listed = isinstance(inner, dict) and inner.get("_type") == "Image"
-    return listed or feature.get("_type") in _ENCODED
 
 
 def _holds_no_field(column: pa.Field) -> FormatError:
@@ -333,10 +297,7 @@ def _holds_no_field(column: pa.Field) -> FormatError:
 
 def _array(column: pa.Field, feature: Mapping[str, Any]) -> Array | None:
     """The array type for tensors or nested lists; all lengths except the first must be fixed."""
-    try:
-        tensor = tensor_of(column.type)
-    except FormatError as error:
-        raise error.located(field=column.name) from error.__cause__
+    tensor = tensor_shape(column.type)
     shape: list[int | None] = []
     stored = plain_type(column.type)
     while is_list(stored):
@@ -346,16 +307,13 @@ def _array(column: pa.Field, feature: Mapping[str, Any]) -> Array | None:
         return None
     declared = feature.get("shape")  # of Array2D to Array5D, which are variable-length nested lists
     if tensor is not None:
-        shape = [*tensor.shape]
+        shape = [*tensor]
     elif isinstance(declared, list) and len(declared) == len(shape):
-        shape = declared if all(map(_is_length, declared)) else shape
+        lengths = [n for n in declared if n is not None]
+        shape = declared if all(type(n) is int and n > 0 for n in lengths) else shape
     if None in shape[1:]:
         return None
     return Array(np.dtype(stored.to_pandas_dtype()).str, tuple(shape))
-
-
-def _is_length(value: Any) -> bool:
-    return value is None or (type(value) is int and value > 0)
 
 
 def _count_nulls(
@@ -366,15 +324,17 @@ def _count_nulls(
     Only reads columns whose nulls are not counted in the file itself.
     """
     counted = {n: 0 if n in known.whole else known.nulls.get(n, 0) for n in fields}
-    unsure = fields.keys() - known.whole
-    unknown = {n for n in unsure if columns.field(n).nullable and n not in known.nulls}
-    lists = {n for n in unsure if isinstance(fields[n], Array)}
+    unsure = {n: columns.field(n) for n in fields if n not in known.whole}
+    unknown = {n for n, c in unsure.items() if c.nullable and n not in known.nulls}
+    lists = {
+        n for n, c in unsure.items() if isinstance(fields[n], Array) and not tensor_shape(c.type)
+    }
     scanned = [n for n in fields if n in unknown | lists]
     for arrays in scan(scanned) if scanned else ():
         for name, array in arrays.items():
             if name in unknown:
                 counted[name] += _nulls(plain(array))
-            if isinstance(fields[name], Array) and _nulls_inside(plain(array)):
+            if name in lists and _nulls_inside(plain(array)):
                 fields[name] = Json()
     return counted
 
@@ -400,11 +360,8 @@ def _first(name: str, kind: FieldType, scan: Scan) -> bytes | None:
     """The first value in a column of bytes or of lists of bytes."""
     for arrays in scan([name]):
         array = plain(arrays[name])
-        get = values_of(kind, None, array, 0, len(array)).get
-        for row in range(len(array)):
-            value = get(row)
-            if isinstance(kind, Images):
-                value = next(iter(value or ()), None)
-            if value is not None:
-                return bytes(value)
+        get = values_of(kind, array, 0, len(array)).get
+        for value in map(get, range(len(array))):
+            if value is not None and (isinstance(kind, Bytes) or value):
+                return bytes(value if isinstance(kind, Bytes) else value[0])
     return None

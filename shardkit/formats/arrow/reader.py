@@ -40,12 +40,11 @@ from shardkit.formats.arrow.values import (
     fetch,
     fits,
     plain,
-    tensor_of,
 )
 from shardkit.formats.base import KEY, ShardReader, numbered_key
 from shardkit.helpers import os_errors
 from shardkit.sample import JsonText, Sample, key_of
-from shardkit.schema import Array, Json, Text
+from shardkit.schema import Array, FieldType, Json, Text
 from shardkit.storage.byte_source import ByteSource, open_source
 from shardkit.storage.fs import check_expansion
 
@@ -101,7 +100,6 @@ class BatchReader(ShardReader):
                 layout = layout_of(self._columns, self._starts[-1], self._known_nulls(), self._scan)
             super().__init__(path, layout)
             self._check_columns()
-        self._tensors = {f.name: tensor_of(f.type) for f in self._columns if f.name in self.schema}
         self._keyed = [KEY] if KEY in self._columns.names else []  # foreign files may have no keys
         self._all = [*self._keyed, *self.schema]
         self._stem = key_of(path.name.partition(".")[0])
@@ -206,7 +204,7 @@ class BatchReader(ShardReader):
                     kind = Text() if name == KEY else self.schema[name]
                     first = row - row % PAGE
                     stop = min(first + PAGE, self._rows(number))
-                    found = column(kind, self._tensors.get(name), array, first, stop, batch.buffers)
+                    found = column(kind, array, first, stop, batch.buffers)
                     page[name] = found
                     if batch.buffers.in_file:
                         self._note(found.size + 1024)
@@ -235,23 +233,24 @@ class BatchReader(ShardReader):
                 high = min(low + PAGE, starts[number + 1])
             yield found, position - low
 
-    def read_keys(self, positions: npt.NDArray[np.int64]) -> list[str]:
+    def _some(self, name: str, positions: npt.NDArray[np.int64]) -> list[Any] | None:
+        """A column's values at these positions; None if one cannot be read or must not be null."""
+        kind: FieldType = Text() if name == KEY else self.schema[name]
         with contextlib.suppress(Exception):
-            keys = [found.get(row) for found, row in self._find(KEY, positions)]
-            if None not in keys and not self.closed:
-                return keys
-        return super().read_keys(positions)  # reads one by one, so that errors name the bad sample
-
-    def read_values(self, field: str, positions: npt.NDArray[np.int64]) -> list[Any]:
-        kind = self.schema[field]
-        with contextlib.suppress(Exception):
-            values = [found.get(row) for found, row in self._find(field, positions)]
+            values = [found.get(row) for found, row in self._find(name, positions)]
             if isinstance(kind, Json):
                 values = [None if text is None else json.loads(text) for text in values]
-            whole = kind.optional or all(value is not None for value in values)
-            if whole and not self.closed:
+            if not self.closed and (kind.optional or all(v is not None for v in values)):
                 return values
-        return super().read_values(field, positions)  # as above
+        return None
+
+    # If some fail, samples are read one by one, so that errors name the bad one.
+
+    def read_keys(self, positions: npt.NDArray[np.int64]) -> list[str]:
+        return self._some(KEY, positions) or super().read_keys(positions)
+
+    def read_values(self, field: str, positions: npt.NDArray[np.int64]) -> list[Any]:
+        return self._some(field, positions) or super().read_values(field, positions)
 
     def close(self) -> None:
         super().close()
@@ -284,20 +283,13 @@ class BatchReader(ShardReader):
         """Raise FormatError unless the columns can hold the fields of the schema."""
         columns = {column.name: column.type for column in self._columns}
         for name, kind in self.schema.items():
-            if name not in columns:
+            if name not in columns or not fits(kind, columns[name]):
                 raise FormatError(
-                    "the shard has no column for a field",
+                    "the shard has no column that can hold a field",
                     field=name,
-                    expected=", ".join(self.schema),
-                    found=", ".join(columns),
-                )
-            if not fits(kind, columns[name]):
-                raise FormatError(
-                    "the type of a column does not match the type of its field",
-                    field=name,
-                    expected=f"a column that can hold {kind}",
-                    found=str(columns[name]),
-                    fix="convert shards with different types separately",
+                    expected=f"a column for {kind}",
+                    found=str(columns.get(name, ", ".join(columns))),
+                    fix="convert shards with different columns separately",
                 )
 
     def _where(self, number: int) -> int | None:
@@ -438,17 +430,15 @@ class IpcReader(BatchReader):
             counts = iter(null_counts(header))
             for field in self._columns:
                 found[field.name].append(_nulls(field.type, counts))
-        sums = {n: [sum(part) for part in zip((0, 0), *v, strict=True)] for n, v in found.items()}
-        return Known(
-            {n: int(rows) for n, (rows, _) in sums.items() if not math.isnan(rows)},
-            {n for n, (_, every) in sums.items() if every == 0},
-        )
+        nulls = {n: sum(rows for rows, _ in counts) for n, counts in found.items()}
+        whole = {n for n, counts in found.items() if not any(every for _, every in counts)}
+        return Known({n: int(rows) for n, rows in nulls.items() if not math.isnan(rows)}, whole)
 
     def read_rows(
         self, field: str, positions: npt.NDArray[np.int64], out: npt.NDArray[Any]
     ) -> bool:
         kind, shape = self.schema.get(field), out.shape[1:]
-        if not isinstance(kind, Array) or kind.dtype is None or self._tensors[field] is not None:
+        if not isinstance(kind, Array) or kind.dtype is None:
             return False
         if any(n not in (None, m) for n, m in zip(kind.shape or (), shape, strict=False)):
             return False
@@ -494,14 +484,12 @@ def _begin(found: Column, row: int, length: int) -> int:
 
 
 def _size(value: Any) -> int:
-    """Stored bytes of a value."""
+    """Stored bytes of a value that is not a byte range."""
     if isinstance(value, list):
         return sum(map(len, value))
     if isinstance(value, bool | int | float):
         return 1 if isinstance(value, bool) else 8
-    if isinstance(value, np.ndarray):
-        return value.nbytes
-    return len(value.encode() if isinstance(value, str) else value)
+    return value.nbytes if isinstance(value, np.ndarray) else len(value.encode())
 
 
 def _nulls(stored: pa.DataType, counts: Iterator[int]) -> tuple[float, float]:

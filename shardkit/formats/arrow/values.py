@@ -108,40 +108,22 @@ def json_holds(stored: pa.DataType) -> bool:
     return text or is_number(stored) or any(is_type(stored) for is_type in scalars)
 
 
-class Tensor(NamedTuple):
-    """The shape of the values in a column of type `arrow.fixed_shape_tensor`."""
-
-    stored: tuple[int, ...]  # the shape in which the numbers are stored
-    order: tuple[int, ...]  # the permutation of its dimensions
-    shape: tuple[int, ...]  # the shape of the values
-
-    def arranged(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The tensor with these stored numbers."""
-        return numbers.reshape(self.stored).transpose(self.order).copy("C")
-
-
-def tensor_of(stored: pa.DataType) -> Tensor | None:
-    """Shape and order of a column of tensors; None for any other column.
-
-    Raises FormatError if the permutation is not its own inverse: the specification and pyarrow,
-    which writes such columns, then disagree about the values.
-    """
+def tensor_shape(stored: pa.DataType) -> tuple[int, ...] | None:
+    """The shape of the values in a column of `arrow.fixed_shape_tensor`; None for other columns."""
     if getattr(stored, "extension_name", None) != "arrow.fixed_shape_tensor":
         return None
-    shape, order = tuple(stored.shape), tuple(stored.permutation or range(len(stored.shape)))
-    if any(order[order[n]] != n for n in order):
+    if stored.permutation not in (None, [*range(len(stored.shape))]):
         raise FormatError(
-            "a column has tensors with rotated dimensions, which programs interpret differently",
-            expected="a permutation that is its own inverse, such as [1, 0]",
-            found=str(list(order)),
+            "a column has tensors with permuted dimensions",
+            found=str(stored.permutation),
             fix="write it with arrays that are contiguous (numpy.ascontiguousarray)",
         )
-    return Tensor(shape, order, tuple(shape[n] for n in order))
+    return tuple(stored.shape)
 
 
 def fits(kind: FieldType, stored: pa.DataType) -> bool:
     """Whether a column of the type `stored` can hold the values of a field."""
-    tensor, stored = tensor_of(stored), plain_type(stored)
+    tensor, stored = tensor_shape(stored), plain_type(stored)
     if pa.types.is_null(stored):
         return True
     if isinstance(kind, Images):
@@ -154,9 +136,9 @@ def fits(kind: FieldType, stored: pa.DataType) -> bool:
             levels, stored = levels + 1, plain_type(stored.value_type)
         if kind.dtype is None or not is_number(stored):
             return False
-        alike = len(kind.shape or ()) == levels if tensor is None else kind.shape == tensor.shape
+        alike = len(kind.shape or ()) == levels if tensor is None else kind.shape == tensor
         return alike and bool(np.dtype(stored.to_pandas_dtype()) == np.dtype(kind.dtype))
-    return kind.entry(_FITS)(stored)
+    return kind.entry(_FITS)(stored) and (tensor is None or not isinstance(kind, Json))
 
 
 _FITS: dict[type, Callable[[pa.DataType], bool]] = {
@@ -183,7 +165,7 @@ def plain(array: pa.Array) -> pa.Array:
     if is_text(values.type) or _is_bytes(values.type):
         # Decoding copies each value for all rows that refer to it: limit the memory for that.
         uses = np.bincount(array.indices.drop_null().to_numpy(), minlength=len(values))
-        ranges = _ranges(values, Bytes(), None, 0, len(values), MEMORY)
+        ranges = _ranges(values, Bytes(), 0, len(values), MEMORY)
         assert ranges is not None
         check_expansion(int(np.dot(uses, ranges._replace(present=None).lengths())), array.nbytes)
     return plain(array.dictionary_decode())
@@ -354,31 +336,26 @@ class Column(NamedTuple):
 
 
 def column(
-    kind: FieldType,
-    tensor: Tensor | None,
-    array: pa.Array,
-    first: int,
-    stop: int,
-    buffers: Buffers = MEMORY,
+    kind: FieldType, array: pa.Array, first: int, stop: int, buffers: Buffers = MEMORY
 ) -> Column:
     """The values of a field in the rows [first, stop) of a `plain` array; JSON as JsonText."""
     if pa.types.is_null(array.type):
         return Column(lambda row: None, 0)
     if isinstance(kind, Bytes) and pa.types.is_struct(array.type):
         return _images(array, first, stop, buffers)
-    ranges = _ranges(array, kind, tensor, first, stop, buffers)
+    ranges = _ranges(array, kind, first, stop, buffers)
     if ranges is not None:
-        return _range_column(maker(kind, tensor, array.type), ranges, stop - first, buffers)
+        return _range_column(maker(kind, array.type), ranges, stop - first, buffers)
     if not buffers.in_file and not _is_view(array.type):
         part = array.slice(first, stop - first)
         part.validate(full=True)
-        return Column(_getter(kind, tensor, part), part.nbytes + 32 * len(part))
+        return Column(_getter(kind, part), part.nbytes + 32 * len(part))
     if average_size(array) <= _SMALL:
-        return column(kind, tensor, fetch(array, first, stop, buffers), 0, stop - first)
+        return column(kind, fetch(array, first, stop, buffers), 0, stop - first)
 
     def get(row: int) -> Any:
         one = fetch(array, first + row, first + row + 1, buffers)
-        return column(kind, tensor, one, 0, 1).get(0)
+        return column(kind, one, 0, 1).get(0)
 
     return Column(get, 0)
 
@@ -389,18 +366,17 @@ def average_size(array: pa.Array) -> float:
 
 
 def _ranges(
-    array: pa.Array, kind: FieldType, tensor: Tensor | None, first: int, stop: int, buffers: Buffers
+    array: pa.Array, kind: FieldType, first: int, stop: int, buffers: Buffers
 ) -> Ranges | None:
     """The ranges of values that are bytes, text or lists of numbers; None for other values."""
-    width, fixed, stored = 1, None, array.type
-    end = None
+    width, fixed, end, stored = 1, None, None, array.type
     if isinstance(kind, Array) and is_list(stored):
         inner, values = [], array.values
         while pa.types.is_fixed_size_list(values.type) and not (values.null_count or values.offset):
             inner.append(values.type.list_size)
             values = values.values
-        shape = [] if tensor is not None else [*(kind.shape or ())[1:]]
-        if not is_number(values.type) or values.null_count or values.offset or shape != inner:
+        flat = not inner or inner == [*(kind.shape or ())[1:]]  # not nested: 1-D, or a tensor
+        if not (flat and is_number(values.type)) or values.null_count or values.offset:
             return None
         size = values.type.bit_width // 8
         width, end, data = math.prod(inner) * size, len(values) * size, values.buffers()[1]
@@ -449,14 +425,14 @@ def _images(array: pa.StructArray, first: int, stop: int, buffers: Buffers) -> C
     """Images as Hugging Face stores them: their bytes, or the path of a file outside the shard."""
     names = [field.name for field in _children(array.type)]
     data = plain(array.field(names.index("bytes")))
-    found = column(Bytes(), None, data, first, stop, buffers)
+    found = column(Bytes(), data, first, stop, buffers)
     if not array.null_count and not data.null_count:
         return found
     there = _present(array, first, stop, buffers)
     path: Getter = lambda row: None  # noqa: E731
     if "path" in names and is_text(plain_type(array.type.field("path").type)):
         paths = plain(array.field(names.index("path")))
-        path = column(Text(), None, paths, first, stop, buffers).get
+        path = column(Text(), paths, first, stop, buffers).get
 
     def get(row: int) -> Any:
         if there is not None and not there[row]:
@@ -490,19 +466,17 @@ _FROM_BYTES: dict[type, Callable[[Any], Any]] = {
 }
 
 
-def maker(kind: FieldType, tensor: Tensor | None, stored: pa.DataType) -> Callable[[Any], Any]:
+def maker(kind: FieldType, stored: pa.DataType) -> Callable[[Any], Any]:
     """A function that decodes the bytes of a value: for arrays, numbers or a `.npy` file."""
     if not isinstance(kind, Array):
         return kind.entry(_FROM_BYTES)
     if not is_list(stored):
         return lambda data: load_array(bytes(data))
     dtype, shape = np.dtype(kind.dtype), tuple(-1 if n is None else n for n in kind.shape or ())
-    if tensor is not None:
-        return lambda data: tensor.arranged(np.frombuffer(data, dtype))
     return lambda data: np.frombuffer(data, dtype).reshape(shape).copy()
 
 
-def _getter(kind: FieldType, tensor: Tensor | None, array: pa.Array) -> Getter:
+def _getter(kind: FieldType, array: pa.Array) -> Getter:
     """A getter for values of an array in memory that pyarrow decodes."""
     if isinstance(kind, Scalar):
         if array.null_count or isinstance(kind, Bool):
@@ -516,11 +490,11 @@ def _getter(kind: FieldType, tensor: Tensor | None, array: pa.Array) -> Getter:
     def get(row: int) -> Any:
         if isinstance(kind, Array):
             one = array.slice(row, 1)
-            return None if one.null_count else _numbers(one, kind, tensor)
+            return None if one.null_count else _numbers(one, kind)
         value = array[row].as_py()
         if value is None:
             return None
-        return _json(value, tensor) if isinstance(kind, Json) else _image_list(value)
+        return JsonText.of(_jsonable(value)) if isinstance(kind, Json) else _image_list(value)
 
     return get
 
@@ -543,10 +517,13 @@ def _image_list(values: list[Any]) -> list[bytes]:
     return found
 
 
-def _numbers(array: pa.Array, kind: Array, tensor: Tensor | None) -> npt.NDArray[Any]:
-    """The numbers in an array of a single list, which is nested once per dimension."""
+def _numbers(array: pa.Array, kind: Array) -> npt.NDArray[Any]:
+    """The numbers in an array of a single list, which is nested once per dimension, or a tensor."""
+    sides: tuple[int | None, ...] = kind.shape or ()
+    if len(sides) > 1 and not is_list(array.type.value_type):  # a tensor, as one list
+        sides = (math.prod(n or 0 for n in sides),)
     shape: list[int] = []
-    for length in (kind.shape or ()) if tensor is None else (math.prod(tensor.stored),):
+    for length in sides:
         if array.null_count:
             raise ValueError("a nested list contains a null")
         if pa.types.is_fixed_size_list(array.type):
@@ -560,13 +537,8 @@ def _numbers(array: pa.Array, kind: Array, tensor: Tensor | None) -> npt.NDArray
     if array.null_count:
         raise ValueError("a list of numbers contains a null")
     numbers = array.to_numpy(zero_copy_only=False)
-    return numbers.reshape(shape).copy() if tensor is None else tensor.arranged(numbers)
-
-
-def _json(value: Any, tensor: Tensor | None) -> JsonText:
-    if tensor is not None:
-        value = tensor.arranged(np.array(value, object)).tolist()
-    return JsonText.of(_jsonable(value))
+    numbers = numbers.reshape(shape if len(sides) == len(kind.shape or ()) else kind.shape)
+    return np.array(numbers)
 
 
 def _jsonable(value: Any) -> Any:

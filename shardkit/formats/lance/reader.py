@@ -125,11 +125,11 @@ class LanceReader(BatchReader):
     def _large(self, name: str, first: int) -> Column:
         """The values of a column from row `first` on, read one by one."""
         kind: FieldType = Text() if name == KEY else self.schema[name]
-        tensor, pages = self._tensors.get(name), self._stored(name)
+        pages = self._stored(name)
 
         def get(row: int) -> Any:
             array = self._table([name], first + row, first + row + 1)[name]
-            return column(kind, tensor, array, 0, 1).get(0)
+            return column(kind, array, 0, 1).get(0)
 
         def read(row: int) -> Any:
             data = _at(pages, first + row).read(first + row, self._opened)
@@ -137,7 +137,7 @@ class LanceReader(BatchReader):
 
         if not pages:
             return Column(get, 0)
-        make = maker(kind, tensor, self._about.columns.field(name).type)
+        make = maker(kind, self._about.columns.field(name).type)
         return Column(read, 0)
 
     def offset(self, position: int, field: str) -> int:
