@@ -6,7 +6,6 @@ import contextlib
 import heapq
 import os
 import stat
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -26,9 +25,8 @@ from shardkit.storage.remote.path import RemoteEntry, RemotePath
 _DEBRIS = {"__MACOSX", "lost+found", "@eaDir", "$RECYCLE.BIN", "System Volume Information"}
 # Concurrent listings and stat calls. With a latency of 1 ms, that is 32,000 files per second.
 _THREADS = 32
+_FILES_AHEAD = 1 << 15  # files in listings that are made ahead
 _WAITING, _TURN = 1e-4, 2e-5  # seconds from which a call counts as slow, and more per other thread
-_SURE = 3  # consecutive slow listings before threads are used: a busy machine may delay one
-_EXPECTED = 1000  # assumed number of files in a folder that is not listed yet
 _FEW, _TOGETHER = 16, 64  # files on which stat is called with their listing, and then per job
 NO_FILE = -1  # the size of anything but a regular file, such as a broken link or a pipe
 
@@ -83,7 +81,8 @@ class Walk:
     """One walk through a folder tree; records what was ignored, and what went wrong.
 
     Folders are sorted by the first part of their paths, and then by path as text, so that a folder
-    precedes its subfolders.
+    precedes its subfolders. If listings are slow, as on a network file system, more and more of
+    them are made ahead, in threads.
     """
 
     def __init__(
@@ -97,6 +96,9 @@ class Walk:
         self.ignored: Counter[str] = Counter()
         self.problems: list[ShardkitError] = []
         self._real = str(root) if isinstance(root, RemotePath) else os.path.realpath(root)
+        self._most = 0 if isinstance(root, RemotePath) else _THREADS  # a store lists all at once
+        self._ahead = 0  # listings that may be made ahead
+        self._slow = 0  # consecutive slow calls
         self._outside = 0  # links that lead out of the root
         self._such_as = ""
 
@@ -110,20 +112,60 @@ class Walk:
 
     def __iter__(self) -> Iterator[Listing]:
         with ThreadPoolExecutor(_THREADS, "shardkit-list") as pool:  # starts threads on demand
-            most = 0 if isinstance(self.root, RemotePath) else _THREADS  # a store lists all at once
-            pending = _Pending(self._list, self._looks, pool, most)
-            pending.add([Folder("", self._real, None)])
             try:
-                while (found := pending.next()) is not None:
+                for found in self._in_order(pool):
+                    for looks in found.looks:
+                        looks.result()
                     self.ignored += found.ignored
                     self.problems += found.problems
                     self._outside += len(found.outside)
                     if found.outside and not self._such_as:
                         self._such_as = found.outside[0]
-                    pending.add(found.listing.folders)
                     yield found.listing
             finally:
                 pool.shutdown(cancel_futures=True)
+
+    def _in_order(self, pool: ThreadPoolExecutor) -> Iterator[_Found]:
+        later = [(("", ""), Folder("", self._real, None))]  # a heap, as is the next
+        started: list[tuple[tuple[str, str], Future[_Found]]] = []
+        files = 0  # in the last listing: the next are assumed to be as long
+        while later or started:
+            while later and len(started) < min(self._ahead, _FILES_AHEAD // (files + 1)):
+                key, folder = heapq.heappop(later)
+                heapq.heappush(started, (key, pool.submit(self._listed, folder, pool)))
+            if started and (not later or started[0][0] < later[0][0]):
+                found = heapq.heappop(started)[1].result()
+            else:
+                found = self._listed(heapq.heappop(later)[1], pool)
+            files = len(found.listing.files)
+            for below in found.listing.folders:
+                heapq.heappush(later, ((below.relative.partition("/")[0], below.relative), below))
+            yield found
+
+    def _listed(self, folder: Folder, pool: ThreadPoolExecutor) -> _Found:
+        """List a folder, and prefetch the stat of its files if that is slow."""
+        began = time.perf_counter()
+        found = self._list(folder)
+        files, looks = found.listing.files, self._looks
+        self._judge(began, 1 + len(files) / 20)
+        wanted = (entry for entry in files if looks is not None and looks(entry.name))
+        if some := [*islice(wanted, _FEW)]:
+            began = time.perf_counter()
+            _look_at(some)
+            self._judge(began, len(some))
+        while self._ahead and (some := [*islice(wanted, _TOGETHER)]):
+            found.looks.append(pool.submit(_look_at, some))
+        return found
+
+    def _judge(self, began: float, calls: float) -> None:
+        """Decide whether the file system is slow, from the time that so many calls took."""
+        # Threads compete for the interpreter lock, so each is slower the more there are.
+        slow = time.perf_counter() - began > calls * (_WAITING + _TURN * self._ahead)
+        self._slow = self._slow + 1 if slow else 0
+        if not slow:
+            self._ahead //= 2
+        elif self._slow > 1:  # a busy machine may delay one
+            self._ahead = min(2 * self._ahead + 1, self._most)
 
     def _list(self, folder: Folder) -> _Found:
         """List the files and subfolders of a folder; hidden ones are skipped."""
@@ -173,86 +215,6 @@ class Walk:
     def _follow(self, found: _Found, entry: DirEntry, target: str) -> None:
         if not f"{os.path.normpath(target)}/".startswith(self._real.rstrip("/") + "/"):
             found.outside.append(f"{entry.path} -> {target}")
-
-
-class _Pending:
-    """Folders to be listed, in order, and listings of some that were started ahead.
-
-    If listings are slow, as on a network file system, more and more of them are made in threads.
-    """
-
-    def __init__(
-        self,
-        list_folder: Callable[[Folder], _Found],
-        looks: Callable[[str], bool] | None,
-        pool: ThreadPoolExecutor,
-        most: int,
-    ) -> None:
-        self._list, self._looks, self._pool, self._most = list_folder, looks, pool, most
-        self._later: list[tuple[tuple[str, str], Folder]] = []  # two heaps
-        self._asked: list[tuple[tuple[str, str], Future[_Found]]] = []
-        self._ahead = 0  # listings that may be started ahead
-        self._waits = 0  # consecutive slow listings
-        self._load = 0  # files in the listings that were started, estimated or known
-        self._changing = threading.Lock()
-
-    def add(self, folders: Iterable[Folder]) -> None:
-        for folder in folders:
-            key = (folder.relative.partition("/")[0], folder.relative)
-            heapq.heappush(self._later, (key, folder))
-
-    def next(self) -> _Found | None:
-        """The next listing in order; None after the last one."""
-        while self._later and self._load < self._ahead * _EXPECTED:
-            key, folder = heapq.heappop(self._later)
-            self._weigh(_EXPECTED)
-            heapq.heappush(self._asked, (key, self._pool.submit(self._listed, folder)))
-        if self._asked and (not self._later or self._asked[0][0] < self._later[0][0]):
-            found = heapq.heappop(self._asked)[1].result()
-        elif self._later:
-            self._weigh(_EXPECTED)
-            found = self._listed(heapq.heappop(self._later)[1])
-        else:
-            return None
-        self._weigh(-1 - len(found.listing.files))
-        for looks in found.looks:
-            looks.result()
-        return found
-
-    def _weigh(self, more: int) -> None:
-        with self._changing:
-            self._load += more
-
-    def _listed(self, folder: Folder) -> _Found:
-        """List a folder, and prefetch the stat of its files if that is slow."""
-        began = time.perf_counter()
-        found = self._list(folder)
-        files = found.listing.files if self._looks else []
-        wanted = (entry for entry in files if self._looks and self._looks(entry.name))
-        some, asked = [*islice(wanted, _FEW)], 1 + len(found.listing.files) / 20
-        if some:
-            began, asked = time.perf_counter(), len(some)
-            _look_at(some)
-        self._judge(began, asked)
-        while self._waits and (some := [*islice(wanted, _TOGETHER)]):
-            if self._ahead:
-                found.looks.append(self._pool.submit(_look_at, some))
-                continue
-            began = time.perf_counter()
-            _look_at(some)
-            self._judge(began, len(some))
-        self._weigh(1 + len(found.listing.files) - _EXPECTED)
-        return found
-
-    def _judge(self, began: float, asked: float) -> None:
-        """Decide whether the file system is slow, from the time that `asked` calls took."""
-        # Threads compete for the interpreter lock, so each is slower the more there are.
-        waits = time.perf_counter() - began > asked * (_WAITING + _TURN * self._ahead)
-        self._waits = self._waits + 1 if waits else 0
-        if not waits:
-            self._ahead //= 2
-        elif self._waits >= _SURE:
-            self._ahead = min(2 * self._ahead + 1, self._most)
 
 
 def _look_at(entries: Iterable[DirEntry]) -> None:
