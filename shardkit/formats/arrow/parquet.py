@@ -295,4 +295,4 @@ class Parquet(ColumnFormat):
     )
 
 
-FORMAT = Parquet(ParquetReader, ParquetOutput, weigh_list=_list_bytes, stores_nulls=False)
+FORMAT = Parquet(ParquetReader, ParquetOutput, weigh_list=_list_bytes)

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from shardkit.codecs.array import dump_array
-from shardkit.codecs.media import check
 from shardkit.errors import SampleError
 from shardkit.formats.arrow.columns import IMAGE, arrow_schema, arrow_type, is_nested
-from shardkit.formats.base import KEY, ShardSpec, ShardWriter, not_stored, not_unicode
+from shardkit.formats.base import KEY, ShardSpec, ShardWriter, encoded, key_bytes
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Bytes, Encoded, FieldType, Images, Json, Scalar, Schema, Text
 from shardkit.storage import fs
@@ -29,28 +29,13 @@ _LARGE_ROWS = 100
 _BATCH_BYTES = 16 << 20
 _LARGEST = 2**31 - 1  # bytes of all values in a column of a batch: offsets are signed 32-bit
 
-
-class Output(Protocol):
-    """Encodes batches into a file, such as a writer of pyarrow."""
-
-    def write(self, batch: pa.RecordBatch) -> None: ...
-
-    def close(self) -> None: ...
-
-
-MakeOutput: TypeAlias = "Callable[[Any, pa.Schema], Output]"
+# Makes an object that encodes batches into a file, with `write` and `close`.
+MakeOutput: TypeAlias = "Callable[[Any, pa.Schema], Any]"
+WeighList: TypeAlias = "Callable[[npt.NDArray[Any]], int]"
 
 _OPTIONS = pa.ipc.IpcWriteOptions(use_threads=False)
-
-
-def ipc_file(sink: Any, schema: pa.Schema) -> Output:
-    output: Output = pa.ipc.new_file(sink, schema, options=_OPTIONS)
-    return output
-
-
-def ipc_stream(sink: Any, schema: pa.Schema) -> Output:
-    output: Output = pa.ipc.new_stream(sink, schema, options=_OPTIONS)
-    return output
+ipc_file: MakeOutput = partial(pa.ipc.new_file, options=_OPTIONS)
+ipc_stream: MakeOutput = partial(pa.ipc.new_stream, options=_OPTIONS)
 
 
 class _Sink:
@@ -106,27 +91,21 @@ class BatchWriter(ShardWriter):
     """One shard of a column format."""
 
     def __init__(
-        self,
-        path: Path,
-        spec: ShardSpec,
-        make: MakeOutput,
-        *,
-        weigh_list: Callable[[npt.NDArray[Any]], int] = lambda value: int(value.nbytes),
-        stores_nulls: bool = True,
+        self, path: Path, spec: ShardSpec, make: MakeOutput, weigh_list: WeighList | None = None
     ) -> None:
-        """`stores_nulls`: whether a missing list of fixed size takes as much space as a value."""
+        """`weigh_list` returns the bytes of a nested list."""
         super().__init__(path, spec)
         schema = spec.schema
         self._arrow_schema = arrow_schema(schema, spec.classes)
-        self._columns = columns(schema, weigh_list)
-        self._encoded = {n: k for n, k in schema.items() if isinstance(k, Encoded | Images)}
+        weigh_list = weigh_list or (lambda value: int(value.nbytes))
+        self._columns = [_column(name, kind, weigh_list) for name, kind in schema.items()]
+        self._fields = [(c.name, schema[c.name], c.encode) for c in self._columns]
+        keys = Column(KEY, str.encode, len, 9, 0, partial(_binary, type=pa.string()))
+        self._columns.insert(0, keys)
         self._fixed = sum(column.fixed for column in self._columns)
-        self._nulls = {name: _null_bytes(kind) for name, kind in schema.items()}
-        self._stores_nulls = stores_nulls
         self._most_rows = _most_rows(schema)
         self._rows: list[list[Any]] = []
         self._pending = 0  # bytes of those rows
-        self._unstored = 0  # bytes of missing values in these rows, which are in memory only
         self._any = False
         # Upper bounds: size of the file if it were finished now, and overhead of another batch.
         self._finished, self._per_batch = 0, 0
@@ -138,12 +117,24 @@ class BatchWriter(ShardWriter):
         return BatchFile(self.path, self._arrow_schema, make)
 
     def _overheads(self, make: MakeOutput) -> tuple[int, int]:
-        return _overheads(make, self._arrow_schema)
+        """Bytes of a file without batches, and an upper bound of the overhead of a batch.
+
+        They are measured, as only the library knows the length of a batch's header.
+        """
+        sizes = []
+        for rows in range(2):
+            file = pa.BufferOutputStream()
+            output = make(file, self._arrow_schema)
+            if rows:
+                nulls = [pa.nulls(rows, stored) for stored in self._arrow_schema.types]
+                output.write(pa.RecordBatch.from_arrays(nulls, schema=self._arrow_schema))
+            output.close()
+            sizes.append(int(file.getvalue().size))
+        empty, one = sizes
+        return empty, one - empty + _SLACK * len(self._arrow_schema)
 
     def write(self, sample: Sample) -> bool:
-        row, size, nulls = self._encode(sample)
-        if self._stores_nulls:
-            size, nulls = size + nulls, 0
+        row, size = self._encode(sample)
         if self._rows and self._pending + size > _LARGEST:
             self._write_batch()
         size += self._fixed
@@ -156,9 +147,7 @@ class BatchWriter(ShardWriter):
         self._any = True
         self._rows.append(row)
         self._pending += size
-        self._unstored += nulls
-        held = self._pending + self._unstored
-        if len(self._rows) >= self._most_rows or held >= _BATCH_BYTES:
+        if len(self._rows) >= self._most_rows or self._pending >= _BATCH_BYTES:
             self._write_batch()
         return True
 
@@ -167,52 +156,37 @@ class BatchWriter(ShardWriter):
             if self._rows:
                 self._write_batch()
 
-    def _encode(self, sample: Sample) -> tuple[list[Any], int, int]:
-        """The values of a sample, prepared by `Column.encode`; their bytes, and those of nulls."""
+    def _encode(self, sample: Sample) -> tuple[list[Any], int]:
+        """The values of a sample, prepared by `Column.encode`, and their bytes."""
+        values = {KEY: key_bytes(sample[KEY]), **dict(encoded(sample, self._fields))}
         row: list[Any] = []
-        total = nulls = 0
-        for name, encode, weigh, _, _ in self._columns:
-            if name not in sample:
-                row.append(None)
-                nulls += self._nulls[name]
-                continue
-            value = sample[name]
-            if name in self._encoded:
-                check(self._encoded[name], value, sample["__key__"], name)
-            elif encode is not None:
-                try:
-                    value = encode(value)
-                except (TypeError, ValueError, RecursionError) as error:  # e.g. a lone surrogate
-                    key = sample[KEY]
-                    failed = (
-                        not_unicode(key) if name == KEY else not_stored(error, value, key, name)
-                    )
-                    raise failed from error
-            if weigh is not None:
-                size = weigh(value)
-                if size > _LARGEST:
-                    raise _too_large(sample, name, size)
-                total += size
+        total = 0
+        for name, _, weigh, _, absent, _ in self._columns:
+            value = values.get(name)
             row.append(value)
-        return row, total, nulls
+            size = absent if value is None else weigh(value)
+            if size > _LARGEST:
+                raise SampleError(
+                    "a value is larger than a column of Arrow can hold in a batch",
+                    key=sample[KEY],
+                    field=name,
+                    expected=f"at most {_LARGEST:,} bytes",
+                    found=f"{size:,} bytes",
+                    fix="split the value, omit it, or choose another format, such as wds",
+                )
+            total += size
+        return row, total
 
     def _write_batch(self) -> None:
-        rows, self._rows, self._pending, self._unstored = self._rows, [], 0, 0
+        rows, self._rows, self._pending = self._rows, [], 0
         values = zip(*rows, strict=True)
         arrays = [c.build(v) for c, v in zip(self._columns, values, strict=True)]
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._arrow_schema)
         self._finished += self._file.write(batch) + self._per_batch
 
 
-def _null_bytes(kind: FieldType) -> int:
-    """Bytes that a missing value takes in a batch: those of a value if it has a fixed shape."""
-    if not isinstance(kind, Array) or not is_nested(kind) or kind.shape is None:
-        return 0
-    return (
-        math.prod(n or 1 for n in kind.shape) * np.dtype(kind.dtype).itemsize
-        if kind.shape[0]
-        else 0
-    )
+# Bytes per column by which the header and padding may be longer than in the measured file.
+_SLACK = 320
 
 
 def _most_rows(schema: Schema) -> int:
@@ -252,39 +226,6 @@ def _filled(
     yield from pa.Table.from_batches(pending, schema).combine_chunks().to_batches()
 
 
-# Bytes per column by which the header and padding may be longer than in the measured file.
-_SLACK = 320
-
-
-def _overheads(make: MakeOutput, schema: pa.Schema) -> tuple[int, int]:
-    """Bytes of a file without batches, and an upper bound of the overhead of a batch.
-
-    They are measured, as only the library knows the length of a batch's header.
-    """
-    sizes = []
-    for rows in range(2):
-        file = pa.BufferOutputStream()
-        output = make(file, schema)
-        if rows:
-            nulls = [pa.nulls(rows, stored) for stored in schema.types]
-            output.write(pa.RecordBatch.from_arrays(nulls, schema=schema))
-        output.close()
-        sizes.append(int(file.getvalue().size))
-    empty, one = sizes
-    return empty, one - empty + _SLACK * len(schema)
-
-
-def _too_large(sample: Sample, name: str, size: int) -> SampleError:
-    return SampleError(
-        "a value is larger than a column of Arrow can hold in a batch",
-        key=sample["__key__"],
-        field=name,
-        expected=f"at most {_LARGEST:,} bytes",
-        found=f"{size:,} bytes",
-        fix="split the value, omit it, or choose another format, such as wds",
-    )
-
-
 # --- values into arrays --------------------------------------------------------------------------
 
 
@@ -292,38 +233,37 @@ class Column(NamedTuple):
     """How the values of a field are converted to an array.
 
     `encode` prepares a value, and `build` makes an array of prepared values. `weigh` returns the
-    bytes of a prepared value, and `fixed` is the overhead of each row in bytes.
+    bytes of a prepared value, `fixed` is the overhead of each row in bytes. `absent` has the bytes
+    of a missing value: in a column of fixed-size lists, it takes as much space as another.
     """
 
     name: str
-    encode: Callable[[Any], Any] | None
-    weigh: Callable[[Any], int] | None
+    encode: Callable[[Any], Any]
+    weigh: Callable[[Any], int]
     fixed: int
+    absent: int
     build: Callable[[Sequence[Any]], pa.Array]
 
 
-def columns(schema: Schema, weigh_list: Callable[[npt.NDArray[Any]], int]) -> list[Column]:
-    """The columns of a shard, keys first; `weigh_list` returns the bytes of a nested list."""
-    text = pa.string()
-    found = [Column(KEY, str.encode, len, 9, lambda values: _binary(values, text))]
-    return found + [_column(name, kind, weigh_list) for name, kind in schema.items()]
-
-
-def _column(name: str, kind: FieldType, weigh_list: Callable[[npt.NDArray[Any]], int]) -> Column:
+def _column(name: str, kind: FieldType, weigh_list: WeighList) -> Column:
     stored = arrow_type(kind)
     if isinstance(kind, Encoded):
-        return Column(name, None, len, 18, _images)
+        return Column(name, bytes, len, 18, 0, _images)
     if isinstance(kind, Images):
-        return Column(name, None, lambda v: sum(map(len, v)) + 18 * len(v), 18, _image_lists)
+        weigh = lambda images: sum(map(len, images)) + 18 * len(images)  # noqa: E731
+        return Column(name, list, weigh, 18, 0, _image_lists)
     if isinstance(kind, Array) and is_nested(kind):
-        return Column(name, np.ascontiguousarray, weigh_list, 18, lambda v: _lists(v, kind))
+        absent = math.prod(n or 1 for n in kind.shape or ()) * np.dtype(kind.dtype).itemsize
+        absent = absent if kind.shape and kind.shape[0] else 0
+        build = partial(_lists, kind=kind)
+        return Column(name, np.ascontiguousarray, weigh_list, 18, absent, build)
     if isinstance(kind, Scalar):
-        return Column(name, None, None, 10, lambda values: _numbers(values, stored))
-    return Column(name, kind.entry(_ENCODERS), len, 9, lambda values: _binary(values, stored))
+        return Column(name, lambda v: v, lambda v: 0, 10, 0, partial(_numbers, type=stored))
+    return Column(name, kind.entry(_ENCODERS), len, 9, 0, partial(_binary, type=stored))
 
 
-_ENCODERS: dict[type, Callable[[Any], bytes] | None] = {
-    Bytes: None,
+_ENCODERS: dict[type, Callable[[Any], bytes]] = {
+    Bytes: bytes,
     Text: str.encode,
     Json: lambda value: JsonText.of(value).encode(),
     Array: dump_array,
