@@ -11,9 +11,10 @@ from typing import Any
 
 from shardkit.conversion.partial import Partial
 from shardkit.conversion.partials import partial_of
-from shardkit.conversion.publish import TaskShard, described, publish_shards, write_lengths
+from shardkit.conversion.publish import described, publish_shards, write_lengths
 from shardkit.conversion.shards import KEYS_REPEAT, Content, ShardSequence
 from shardkit.conversion.target import Target
+from shardkit.conversion.work import TaskShard, joined
 from shardkit.errors import OutputError, SampleError, warn
 from shardkit.formats import get_format
 from shardkit.helpers.keywords import takes
@@ -132,12 +133,11 @@ class DatasetWriter:
         fs.make_folder(folder / FOLDER)
         path = self._target.list_path(folder, LENGTHS)
         lengths = write_lengths(path, self._schema, [self._folder])
+        made = [*zip(shards.shards, shards.pieces, strict=True)]
+        made = made or [joined(self._folder, self._content, [], 0, shards.upload)]
         publish_shards(
             self._content,
-            [
-                [TaskShard(self._folder, *each)]
-                for each in zip(shards.shards, shards.pieces, strict=True)
-            ],
+            [TaskShard(self._folder, *each) for each in made],
             shards.stats,
             folder,
             self._target,

@@ -15,12 +15,14 @@ from shardkit.conversion.outline import Outline
 from shardkit.conversion.partial import Partial
 from shardkit.conversion.partials import partial_of
 from shardkit.conversion.parts import who_is_missing
+from shardkit.conversion.pool import Pool
 from shardkit.conversion.run import check_errors, errors_of, finished_in, publish, result_of
 from shardkit.conversion.target import Target
 from shardkit.dataset.find import open_splits
 from shardkit.errors import OutputError, ShardkitError, UsageError
 from shardkit.formats import get_format
 from shardkit.helpers.keywords import takes
+from shardkit.helpers.processors import processors
 from shardkit.helpers.progress import OfConversion, Progress, watched
 from shardkit.metadata import manifest as manifests
 from shardkit.storage import fs
@@ -157,7 +159,9 @@ def _merge(job: dict[str, Any], target: Target, monitor: Monitor | None) -> Conv
             fix = "repeat any part with --overwrite, then merge again, which replaces it"
             raise another_dataset(job, target, fix)
         _check(outline, target, partial)
-        publish(outline, target, partial, range(len(outline.tasks)), monitor, outline.overwrite)
+        every = range(len(outline.tasks))
+        with Pool(processors(), early=False) as processes:
+            publish(outline, target, partial, every, monitor, outline.overwrite, processes)
     finally:
         partial.release()
     return result_of(outline, target)

@@ -6,6 +6,7 @@ job.json          the identity of the run: recipe, versions, modification times 
 lock, parts/      the locks of the running conversion or of its parts (`part_lock.py`)
 plan/             for a run in parts: what publishing needs (`outline.py`)
 tasks/000012/     a finished task: its shards and result.json
+tasks/joined-…    a finished task that has joined shards of other tasks
 tasks/000013.…    an unfinished task, removed when a run begins
 dataset/          the future OUT, filled when all tasks are finished
 replaced/         the old OUT, between the two renames of --overwrite
@@ -20,8 +21,7 @@ import re
 import stat
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -35,7 +35,7 @@ from shardkit.helpers import os_errors
 from shardkit.helpers.checked import MOST_BYTES
 from shardkit.helpers.part_of import PartOf
 from shardkit.metadata.job import JOB, LOCK, PARTS, job_text, parsed_job
-from shardkit.metadata.manifest import FOLDER, File, Shard
+from shardkit.metadata.manifest import FOLDER, File
 from shardkit.metadata.recipe import identity
 from shardkit.storage import fs
 from shardkit.storage.remote.path import RemotePath
@@ -132,17 +132,16 @@ class Partial(ABC):
         """Release the locks; finished tasks are kept for a later run."""
         self.lock.release()
 
-    def finished(self, numbers: Iterable[int]) -> list[int]:
-        """The given tasks that are finished; their folders exist in `tasks` afterwards."""
-        return [n for n in numbers if is_finished(self.task_folder(n))]
+    def finished(self, folders: Iterable[Path]) -> set[Path]:
+        """Those of the given folders of tasks that are finished; they exist afterwards."""
+        return {*filter(is_finished, folders)}
 
     def missing(self, tasks: int) -> set[int]:
         """Those of all `tasks` that are not finished, as far as can be told at little cost."""
-        return {*range(tasks)} - {*self.finished(range(tasks))}
+        return {n for n in range(tasks) if not is_finished(self.task_folder(n))}
 
-    def undo(self, number: int) -> None:
+    def undo(self, folder: Path) -> None:
         """Remove a finished task, which has to be repeated; it never looks finished meanwhile."""
-        folder = self.task_folder(number)
         undone = folder.with_name(f"{folder.name}.undone{UNFINISHED}")
         fs.remove(undone)
         fs.rename(folder, undone)
@@ -232,20 +231,8 @@ class Partial(ABC):
         """The location of a shard's file that was written to `path` in `tasks`."""
 
     @abstractmethod
-    def rename(self, old: Path, folder: Path, file: File, *, synced: bool) -> None:
+    def move(self, old: Path, folder: Path, file: File) -> None:
         """Move a file that was written in `tasks` to its final name in a folder of `dataset`."""
-
-    @abstractmethod
-    def here(self, shards: Sequence[tuple[Path, Shard]]) -> AbstractContextManager[list[Path]]:
-        """Local paths of shards, each given with its folder in `tasks`."""
-
-    @abstractmethod
-    def keep(self, folder: Path, shard: Shard) -> None:
-        """Keep a shard that was written in a folder of `dataset`."""
-
-    @abstractmethod
-    def unsynced(self, earlier: Collection[int]) -> Collection[int]:
-        """The tasks of `earlier` runs whose shards to be joined a power failure may have lost."""
 
 
 class FolderPartial(Partial):
@@ -275,7 +262,7 @@ class FolderPartial(Partial):
         """Shards that are missing from the folder of a finished task were moved to `dataset`."""
         if (self.dataset / self._only_shard).exists():
             return False
-        done = filter(is_finished, self.tasks.glob("*[0-9]"))
+        done = filter(is_finished, self.tasks.glob("*[!p]"))  # without unfinished ones, *.tmp
         files = ((at, file) for at in done for s in read_result(at).shards for file in s.files)
         return any(not (at / file.name).exists() for at, file in files)
 
@@ -369,27 +356,15 @@ class FolderPartial(Partial):
     def stored(self, path: Path) -> Path:
         return path
 
-    def rename(self, old: Path, folder: Path, file: File, *, synced: bool) -> None:
-        if not old.exists():  # an earlier run has already renamed it
+    def move(self, old: Path, folder: Path, file: File) -> None:
+        if not old.exists():  # an earlier run has already moved it
             return
         new = folder / file.name
-        if not synced:
-            fs.sync(old)
         if new.parent != folder:
             fs.make_folder(new.parent)
         fs.rename(old, new)
         if new.parent not in (folder, folder / FOLDER):  # the manifest's folder is synced with it
             fs.sync(new.parent)
-
-    @contextlib.contextmanager
-    def here(self, shards: Sequence[tuple[Path, Shard]]) -> Iterator[list[Path]]:
-        yield [folder / shard.file.name for folder, shard in shards]
-
-    def keep(self, folder: Path, shard: Shard) -> None:
-        pass  # it already is at its final place
-
-    def unsynced(self, earlier: Collection[int]) -> Collection[int]:
-        return earlier
 
     def _refuse_links(self) -> None:
         """Raise OutputError for links and special files in the folder: shardkit creates none.

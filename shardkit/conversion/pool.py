@@ -252,7 +252,7 @@ def _died_twice(work: Work, code: int, begun: list[str]) -> WorkerError:
     last = f"; the last sample that it began is {begun[0]!r}" if begun else ""
     return WorkerError(
         f"two workers died on the same task; the last {ended(code)}",
-        found=f"task {work.number}: {work.reading}{last}",
+        found=f"task {work.number}: {work.input}{last}",
         fix="if memory ran out, use fewer --workers; then run the same command again: it continues"
         " where it stopped"
         if code == -_SIGKILL or not begun
@@ -345,7 +345,7 @@ def unexpected(error: BaseException, work: Work | None) -> WorkerError:
     if work is not None and is_want_of_memory(error):
         return WorkerError(
             memory_ran_out(error, " in a worker"),
-            found=f"task {work.number}: {work.reading}",
+            found=f"task {work.number}: {work.input}",
             fix="use fewer --workers; then run the same command again: it continues where it"
             " stopped",
         )

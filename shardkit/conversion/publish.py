@@ -15,17 +15,18 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
+import xxhash
 
 from shardkit.codecs.array import table_header
 from shardkit.conversion.outline import Outline
 from shardkit.conversion.partial import Partial
-from shardkit.conversion.shards import HASHES, KEYS_REPEAT, LENGTH_ROWS, Content, finished_shard
+from shardkit.conversion.shards import HASHES, KEYS_REPEAT, LENGTH_ROWS, Content
 from shardkit.conversion.stats import Stats
 from shardkit.conversion.target import Target
-from shardkit.conversion.work import read_result
-from shardkit.errors import DamagedError, SampleError, SourceError, StorageError
+from shardkit.conversion.work import Joining, TaskShard, Work, check_shard, joined, read_result
+from shardkit.errors import DamagedError, SampleError, SourceError
 from shardkit.formats import file_name, get_format
-from shardkit.formats.base import Joins
+from shardkit.formats.base import Format
 from shardkit.metadata.manifest import (
     CHOSEN,
     ERRORS,
@@ -45,22 +46,102 @@ from shardkit.sources.subset import nothing_left
 from shardkit.storage import fs
 
 
-def assemble(outline: Outline, target: Target, partial: Partial, earlier: Collection[int]) -> None:
-    """Fill `partial.dataset`. Other processes have finished the tasks in `earlier`."""
-    earlier = partial.unsynced(earlier)
+class SplitShards(NamedTuple):
+    """What the tasks of a split have made."""
+
+    folders: list[Path]  # of the tasks
+    groups: list[list[TaskShard]]  # each becomes one shard; an empty one becomes an empty shard
+    stats: Stats
+    errors: int
+
+
+def shards_of(outline: Outline, number: int, partial: Partial) -> SplitShards:
+    """Read the results of the tasks of a split. Raises SampleError if a key is in two shards."""
+    split, recipe = outline.splits[number], outline.recipe
+    stats, errors, made, folders = Stats(), split.problems, list[TaskShard](), list[Path]()
+    stats.ignored.update(split.ignored)
+    stats.filtered.update(split.filtered)
+    for task, to_join in outline.tasks_of(number):
+        folder = partial.task_folder(task)
+        result = read_result(folder)
+        made += [
+            TaskShard(folder, shard, bytes.fromhex(pieces), task, to_join)
+            for shard, pieces in zip(result.shards, result.pieces, strict=True)
+        ]
+        stats.merge(result.stats)
+        errors += result.errors
+        folders.append(folder)
+    _check_keys(outline.contents[number], made, partial)
+    groups = list(_groups(made, recipe.shard_size, recipe.shard_samples)) or [[]]
+    return SplitShards(folders, groups, stats, errors)
+
+
+def joins(
+    outline: Outline, splits: Sequence[SplitShards], partial: Partial, earlier: Collection[int]
+) -> list[Work]:
+    """The tasks of the second wave, which join the shards of the first one.
+
+    Other processes have finished the tasks in `earlier`, whose shards to be joined are compared
+    with their checksums, as they were never synced.
+    """
+    works: dict[Path, Work] = {}
+    recipe = replace(outline.recipe, sources={}, classes=None)  # these may be large
+    for number, split in enumerate(splits):
+        content = outline.contents[number]
+        for group in split.groups:
+            before = any(made.task in earlier for made in group)
+            if len(group) == 1:
+                _settle(group[0], before, partial)
+                continue
+            folder = _joined_at(partial, number, group)
+            works[folder] = Work(
+                number=len(outline.tasks) + len(works),
+                folder=folder,
+                input=Joining(tuple(group), before),
+                recipe=recipe,
+                spec=content.spec,
+                label=content.label,
+                pixels=content.pixels,
+                durable=True,
+                upload=partial.upload(folder),
+            )
+    done = partial.finished(works) if works else ()
+    return [work for folder, work in works.items() if folder not in done]
+
+
+def _joined_at(partial: Partial, split: int, group: list[TaskShard]) -> Path:
+    """The folder for the result of joining a group, which names its inputs by their checksums."""
+    words = " ".join([f"{split}", *(made.shard.file.checksum for made in group)])
+    return partial.tasks / f"joined-{xxhash.xxh3_64_hexdigest(words.encode())}"
+
+
+def _settle(made: TaskShard, earlier: bool, partial: Partial) -> None:
+    """Sync a shard that was to be joined, but is alone, unless it has been moved already."""
+    local = partial.upload(made.folder) is None
+    if made.joined and local and (made.folder / made.shard.file.name).exists():
+        if earlier:
+            check_shard(made)
+        for file in made.shard.files:
+            fs.sync(made.folder / file.name)
+
+
+def assemble(
+    outline: Outline, target: Target, partial: Partial, splits: Sequence[SplitShards]
+) -> None:
+    """Fill `partial.dataset` with the results of all tasks."""
     made = {
-        split.name: _assemble_split(outline, number, target, partial, earlier)
+        split.name: _assemble_split(outline, number, target, partial, splits[number])
         for number, split in enumerate(outline.splits)
     }
     recipe = outline.recipe
     if not any(manifest.samples for manifest in made.values()):
         _refuse_nothing(outline, partial, made.values())
     if list(made) != [""]:
-        splits = {name: manifest.samples for name, manifest in made.items()}
+        samples = {name: manifest.samples for name, manifest in made.items()}
         errors = sum(manifest.errors for manifest in made.values())
         folder, format = partial.dataset, get_format(recipe.format)
         files = described(folder, format.complete_splits(folder, made))
-        manifest = Splits(format.name, splits, errors, recipe.to_json(), files)
+        manifest = Splits(format.name, samples, errors, recipe.to_json(), files)
         manifest.write(target.list_path(folder, NAME))
 
 
@@ -91,41 +172,36 @@ def _refuse_nothing(outline: Outline, partial: Partial, made: Collection[Manifes
 
 
 def _assemble_split(
-    outline: Outline, number: int, target: Target, partial: Partial, earlier: Collection[int]
+    outline: Outline, number: int, target: Target, partial: Partial, made: SplitShards
 ) -> Manifest:
-    split, recipe = outline.splits[number], outline.recipe
-    content, folder = outline.contents[number], partial.dataset / split.name
+    split, folder = outline.splits[number], partial.dataset / outline.splits[number].name
     fs.make_folder(folder / FOLDER)
-    tasks = outline.tasks_of(number)
-    folders = [partial.task_folder(task) for task, _ in tasks]
-    results = [read_result(path) for path in folders]
-    stats = Stats()
-    stats.ignored.update(split.ignored)
-    stats.filtered.update(split.filtered)
-    made: list[TaskShard] = []
-    for (task, joined), path, result in zip(tasks, folders, results, strict=True):
-        made += [
-            TaskShard(path, shard, bytes.fromhex(pieces), task, joined)
-            for shard, pieces in zip(result.shards, result.pieces, strict=True)
-        ]
-        stats.merge(result.stats)
-    groups = list(_groups(made, recipe.shard_size, recipe.shard_samples))
-    _check_unsynced(groups, earlier)
-    _check_keys(content, made, partial)
-    written = write_lists(outline, number, target, folder, folders)
+    written = write_lists(outline, number, target, folder, made.folders)
     return publish_shards(
-        content,
-        groups,
-        stats,
+        outline.contents[number],
+        [_shard_of(partial, number, group) for group in made.groups],
+        made.stats,
         folder,
         target,
         partial,
-        errors=split.problems + sum(result.errors for result in results),
+        errors=made.errors,
         files=described(folder, written),
         tokenizer=split.tokenizer,
-        recipe=recipe.to_json(),
+        recipe=outline.recipe.to_json(),
         versions=outline.job["versions"],
     )
+
+
+def _shard_of(partial: Partial, split: int, group: list[TaskShard]) -> TaskShard:
+    """The shard that a group became, with the numbers of the first and the last of its tasks."""
+    if len(group) == 1:
+        (made,) = group
+    else:
+        folder = _joined_at(partial, split, group)
+        result = read_result(folder)
+        made = TaskShard(folder, result.shards[0], bytes.fromhex(result.pieces[0]))
+    tasks = [one.task for one in group if one.task is not None]
+    return made._replace(shard=replace(made.shard, tasks=(tasks[0], tasks[-1]) if tasks else ()))
 
 
 def write_lists(
@@ -147,16 +223,6 @@ def write_lists(
     ]
 
 
-class TaskShard(NamedTuple):
-    """A shard that a task has made."""
-
-    folder: Path  # of the task
-    shard: Shard
-    pieces: bytes  # digests, as returned by `finished_shard`
-    task: int | None = None
-    joined: bool = False  # not synced yet, and to be joined with its neighbours
-
-
 def _groups(
     made: list[TaskShard], max_bytes: int | None, max_samples: int | None
 ) -> Iterator[list[TaskShard]]:
@@ -164,8 +230,8 @@ def _groups(
 
     Joined shards are of nearly equal size, like those that tasks write by themselves.
     """
-    for joined, run in itertools.groupby(made, lambda one: one.joined):
-        if not joined:
+    for to_join, run in itertools.groupby(made, lambda one: one.joined):
+        if not to_join:
             yield from ([one] for one in run)
             continue
         several = list(run)
@@ -189,7 +255,7 @@ def _groups(
 
 def publish_shards(
     content: Content,
-    groups: list[list[TaskShard]],
+    made: Sequence[TaskShard],
     stats: Stats,
     folder: Path,
     target: Target,
@@ -198,23 +264,18 @@ def publish_shards(
     files: tuple[File, ...] = (),
     **rest: Any,
 ) -> Manifest:
-    """Give shards their final names in `folder`, and write the manifest.
-
-    Each of the `groups` becomes one shard, joined if there are several in it. Without any groups,
-    an empty shard is written.
-    """
+    """Move shards to their final names in `folder`, and write the manifest."""
     format = content.format
-    shards, pieces = [], bytearray()
-    for number, group in enumerate(groups or [[]]):
-        name = target.stem or format.shard_stem(number, max(len(groups), 1))
-        shard, own = named_shard(content, group, folder, name, partial)
-        pieces += own
-        numbers = [made.task for made in group if made.task is not None]
-        shards.append(replace(shard, tasks=(numbers[0], numbers[-1]) if numbers else ()))
+    shards = []
+    for number, one in enumerate(made):
+        stem = target.stem or format.shard_stem(number, len(made))
+        shards.append(named(one.shard, stem, format))
+        for old, new in zip(one.shard.files, shards[-1].files, strict=True):
+            partial.move(one.folder / old.name, folder, new)
     class_names = {name: tuple(names) for name, names in content.spec.classes.items()}
     classes = class_names.get(content.label, ())
     counted = content.label in class_names and isinstance(content.schema[content.label], Int)
-    made = Manifest(
+    manifest = Manifest(
         format=format.name,
         layout=format.layout(content.schema_of(sum(shard.samples for shard in shards), stats)),
         shards=tuple(shards),
@@ -228,11 +289,23 @@ def publish_shards(
         files=files,
         **rest,
     )
-    added = [*format.complete(folder, made), *_write_lists(target, folder, {PIECES: [pieces]})]
-    made = replace(made, files=(*files, *described(folder, added)))
-    made.write(target.list_path(folder, NAME))
+    pieces = {PIECES: [one.pieces for one in made]}
+    added = [*format.complete(folder, manifest), *_write_lists(target, folder, pieces)]
+    manifest = replace(manifest, files=(*files, *described(folder, added)))
+    manifest.write(target.list_path(folder, NAME))
     fs.sync(folder)
-    return made
+    return manifest
+
+
+def named(shard: Shard, stem: str, format: Format) -> Shard:
+    """A shard whose files have their final names, in the same order."""
+    old = shard.file.name.removesuffix(file_name("", format.name))
+    files = []
+    for file in shard.files:
+        own = FOLDER + "/" if file.name.startswith(FOLDER + "/") else ""
+        name = own + stem + file.name.removeprefix(own).removeprefix(old)
+        files.append(File(name, file.bytes, file.checksum))
+    return Shard(files[0], shard.samples, tuple(files[1:]), shard.tasks)
 
 
 def described(folder: Path, paths: Iterable[Path]) -> tuple[File, ...]:
@@ -243,59 +316,19 @@ def described(folder: Path, paths: Iterable[Path]) -> tuple[File, ...]:
     )
 
 
-def named_shard(
-    content: Content, group: list[TaskShard], folder: Path, stem: str, partial: Partial
-) -> tuple[Shard, bytes]:
-    """Write the shard of a group to `folder` under the name `stem`. Returns it, and its digests."""
+def named_shard(content: Content, group: Sequence[TaskShard], folder: Path, stem: str) -> None:
+    """Make the shard of a group in a folder of this machine: repairs do so."""
     if len(group) != 1:
-        return _joined(content, group, folder, stem, partial)
-    shard = _rename_shard(group[0], folder, stem, content.format.name, partial)
-    return shard, group[0].pieces
-
-
-def _joined(
-    content: Content, group: list[TaskShard], folder: Path, stem: str, partial: Partial
-) -> tuple[Shard, bytes]:
-    """Join a group into one shard, empty if the group is. Returns the shard, and its digests."""
-    format = content.format
-    path = folder / file_name(stem, format.name)
-    spec = replace(content.spec, max_bytes=None)
-    if group:
-        assert isinstance(format, Joins)
-        with partial.here([(made.folder, made.shard) for made in group]) as paths:
-            format.join(path, paths, spec)
-    else:
-        format.create(path, spec).close()
-    shard, pieces = finished_shard(folder, stem, format.name, alone=False)
-    partial.keep(folder, shard)
-    return replace(shard, samples=sum(made.shard.samples for made in group)), pieces
-
-
-def _check_unsynced(groups: list[list[TaskShard]], earlier: Collection[int]) -> None:
-    """Verify unsynced shards of an earlier run: a power failure may have damaged them.
-
-    A shard that is alone in its group may have its final name already.
-    """
-    for group in groups:
-        for made in group:
-            there = len(group) > 1 or (made.folder / made.shard.file.name).exists()
-            if made.joined and made.task in earlier and there:
-                _check_files(made)
-
-
-def _check_files(made: TaskShard) -> None:
-    for file in made.shard.files:
-        path = made.folder / file.name
-        size = path.stat().st_size if path.is_file() else -1
-        if size == file.bytes and fs.checksum(path) == file.checksum:
-            continue
-        fs.remove(made.folder)
-        raise StorageError(
-            "a shard to be joined, written by an earlier run, is damaged or missing",
-            path=path,
-            expected=f"{file.bytes:,} bytes with checksum {file.checksum}",
-            fix="run the same command again: it writes this shard again",
-        )
+        at = folder / "joined"
+        fs.make_folder(at)
+        paths = [made.folder / made.shard.file.name for made in group]
+        group = [TaskShard(at, *joined(at, content, paths, 0))]
+    shard = group[0].shard
+    for old, new in zip(shard.files, named(shard, stem, content.format).files, strict=True):
+        made, path = group[0].folder / old.name, folder / new.name
+        fs.make_folder(path.parent)
+        if made.exists():  # it may have been tried before
+            fs.rename(made, path)
 
 
 def _check_keys(content: Content, made: list[TaskShard], partial: Partial) -> None:
@@ -336,19 +369,6 @@ def _key_at(content: Content, made: TaskShard, position: int, partial: Partial) 
         return str(reader[position]["__key__"])
     finally:
         reader.close()
-
-
-def _rename_shard(made: TaskShard, folder: Path, stem: str, format: str, partial: Partial) -> Shard:
-    """Move a task's shard to its final name."""
-    shard = made.shard
-    old = shard.file.name.removesuffix(file_name("", format))
-    moved = []
-    for file in shard.files:
-        own = FOLDER + "/" if file.name.startswith(FOLDER + "/") else ""
-        target = own + stem + file.name.removeprefix(own).removeprefix(old)
-        moved.append(File(target, file.bytes, file.checksum))
-        partial.rename(made.folder / file.name, folder, moved[-1], synced=not made.joined)
-    return Shard(moved[0], shard.samples, tuple(moved[1:]))
 
 
 def _write_lists(

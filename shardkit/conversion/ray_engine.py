@@ -200,7 +200,7 @@ class RayEngine:
         if again:
             raise WorkerError(
                 "two workers or their nodes died on the same task",
-                found=f"task {work.number}: {work.reading}; the last: {lines[0]:.200}",
+                found=f"task {work.number}: {work.input}; the last: {lines[0]:.200}",
                 fix="if memory ran out, run fewer tasks per node, with --ray-option memory=4GB or"
                 f" num_cpus=2; {_AGAIN}",
             ) from error

@@ -17,6 +17,7 @@ from typing import Any
 
 from shardkit.conversion import pool
 from shardkit.conversion.claim import machine
+from shardkit.conversion.read_ahead import Reading
 from shardkit.conversion.scratch import Scratch
 from shardkit.conversion.work import Work, pack, run_task
 from shardkit.errors import OutputError, SampleError, ShardkitError, SourceError, WorkerError
@@ -53,9 +54,9 @@ def terms_for(token: str, probe: str | None, source: object) -> dict[str, Any]:
 def versions_of(work: Work | None = None) -> dict[str, str]:
     """Local versions of what determines a task's bytes; a tokenizer compares its own."""
     found = {"shardkit": __version__, "python": ".".join(platform.python_version_tuple()[:2])}
-    if work is None:
+    if work is None or not isinstance(work.input, Reading):
         return found
-    if work.pixels or work.reading.source.encodes_images:
+    if work.pixels or work.input.source.encodes_images:
         from shardkit.preprocess.single_image import codec_versions
 
         found |= codec_versions()
@@ -63,7 +64,7 @@ def versions_of(work: Work | None = None) -> dict[str, str]:
     for name in _WRITERS.get(declared.extra if declared else "", ()):
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
-    return found | replace(work.reading.steps, text=None).versions()
+    return found | replace(work.input.steps, text=None).versions()
 
 
 def _witnesses(source: object) -> list[tuple[str, int]]:

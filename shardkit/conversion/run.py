@@ -18,7 +18,7 @@ from shardkit.conversion.partial import Partial, unseen
 from shardkit.conversion.partials import partial_of
 from shardkit.conversion.parts import agree, parts_of
 from shardkit.conversion.plan import Plan, Task, make_plan
-from shardkit.conversion.publish import assemble
+from shardkit.conversion.publish import assemble, joins, shards_of
 from shardkit.conversion.target import Target, default_output
 from shardkit.conversion.work import Progress, Report, Work, read_result
 from shardkit.errors import OutputError, ShardkitError, SourceError, UsageError, printable
@@ -292,7 +292,7 @@ def run(
         _work(plan, partial, finished, options.max_errors, monitor, processes)
         if plan.part is not None:
             return _of_part(plan, plan.part, partial)
-        publish(outline, plan.target, partial, finished, monitor, options.overwrite)
+        publish(outline, plan.target, partial, finished, monitor, options.overwrite, processes)
     except BaseException as error:
         with contextlib.suppress(ShardkitError):
             partial.sweep()  # the unfinished tasks of the other workers
@@ -317,9 +317,16 @@ def publish(
     earlier: Collection[int],
     monitor: Monitor | None,
     overwrite: bool,
+    processes: Engine | None,
 ) -> None:
-    """Publish the finished tasks as the output; other processes have finished `earlier`."""
-    assemble(outline, target, partial, earlier)
+    """Join shards, and publish the results as the output; other runs have finished `earlier`."""
+    made = [shards_of(outline, number, partial) for number in range(len(outline.splits))]
+    works = joins(outline, made, partial, earlier)
+    if len(works) > 1 and processes is not None:
+        processes.run(iter(works), len(works), lambda progress: partial.lock.check())
+    else:
+        pool.run_here(iter(works), lambda progress: None)
+    assemble(outline, target, partial, made)
     partial.publish(unseen if monitor is None else monitor.copied, overwrite=overwrite)
 
 
@@ -395,7 +402,7 @@ def _work(
     # transform or a sequence (which cannot be resumed), runs where the user asked for it.
     ours = plan.resumable and plan.recipe.transform is None and isinstance(processes, pool.Pool)
     if processes is None or (left == 1 and ours):
-        if processes is not None:
+        if processes is not None and not any(task.joined for task in plan.own):
             processes.kill()  # they are not needed
         pool.run_here(works, report)
     else:
@@ -417,7 +424,7 @@ def work_of(task: Task, recipe: Recipe, folder: Path) -> Work:
     return Work(
         number=task.number,
         folder=folder,
-        reading=task.reading(),
+        input=task.reading(),
         recipe=recipe,
         spec=content.spec,
         label=content.label,
@@ -431,9 +438,8 @@ def _finished(plan: Plan, partial: Partial) -> set[int]:
 
     A part looks at the tasks of other parts only if it counts their errors.
     """
-    fails = plan.recipe.on_error == "fail"
-    every = [task.number for task in (plan.own if fails else plan.tasks)]
-    finished = set(partial.finished(every))
+    every = plan.own if plan.recipe.on_error == "fail" else plan.tasks
+    finished = _found(partial, (task.number for task in every))
     dropped = _unwanted(partial, finished, plan.recipe.on_error)
     if dropped and partial.dataset.exists():  # shards were moved, and may be renumbered
         if plan.part is not None:
@@ -445,13 +451,19 @@ def _finished(plan: Plan, partial: Partial) -> set[int]:
         partial.begin_anew(plan.job)
         return set()
     for number in sorted(dropped):
-        partial.undo(number)
+        partial.undo(partial.task_folder(number))
     return finished - dropped
+
+
+def _found(partial: Partial, numbers: Iterable[int]) -> set[int]:
+    """The given tasks that are finished."""
+    folders = {partial.task_folder(number): number for number in numbers}
+    return {folders[folder] for folder in partial.finished(folders)}
 
 
 def finished_in(partial: Partial, numbers: Iterable[int], on_error: str) -> set[int]:
     """The given tasks that are finished and comply with `on_error`."""
-    done = {*partial.finished(numbers)}
+    done = _found(partial, numbers)
     return done - _unwanted(partial, done, on_error)
 
 

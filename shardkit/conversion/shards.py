@@ -80,7 +80,7 @@ class ShardSequence:
         self._samples = 0  # in the open shard
         self._keys: set[str] = set()  # in the open shard
         self._durable = durable and upload is None
-        self._upload = upload
+        self.upload = upload
         self._unique_keys = unique_keys
         self.shards: list[Shard] = []
         self.pieces: list[bytes] = []  # digests of each shard, as returned by `finished_shard`
@@ -184,8 +184,8 @@ class ShardSequence:
             self.stats.keys.update(writer.keys)
             name = self._content.format.name
             shard, pieces = finished_shard(self._folder, self._stem, name, durable=self._durable)
-            if self._upload is not None:
-                upload_shard(self._folder, shard, self._upload)
+            if self.upload is not None:
+                upload_shard(self._folder, shard, self.upload)
             self.shards.append(replace(shard, samples=self._samples))
             self.pieces.append(pieces)
         else:
@@ -204,23 +204,23 @@ def upload_shard(folder: Path, shard: Shard, to: RemotePath) -> None:
 
 
 def finished_shard(
-    folder: Path, stem: str, format: str, *, durable: bool = True, alone: bool = True
+    folder: Path, stem: str, format: str, *, durable: bool = True
 ) -> tuple[Shard, bytes]:
     """The shard whose files in `folder` begin with `stem`, after syncing them to the disk.
 
     Also returns the digests of its files' pieces, as stored in `manifest.PIECES`. The manifest and
-    lists of a single-shard dataset have reserved names next to the shard. If the shard is `alone`,
-    a writer's file with such a name is an error; otherwise, these files are skipped.
+    lists of a single-shard dataset have reserved names next to the shard: a writer's file with such
+    a name is an error.
     """
     own_name = file_name(stem, format)
     lists = own_name.partition("/")[0] + "."  # prefix of reserved names: manifest, errors
-    tops = [*folder.glob(stem + ".*"), *folder.glob(f"{FOLDER}/{stem}.*")]
-    own = [
+    own = [*folder.glob(stem + ".*"), *folder.glob(f"{FOLDER}/{stem}.*")]
+    others = [
         top
-        for top in tops
-        if not top.name.startswith(lists) or (top.parent == folder and top.suffix != ".json")
+        for top in own
+        if top.name.startswith(lists) and (top.parent != folder or top.suffix == ".json")
     ]
-    if alone and (others := {*tops} - {*own}):
+    if others:
         odd = min(others).relative_to(folder)
         raise FormatError(
             f"the writer of {format} uses a file name reserved for manifests and lists",

@@ -4,7 +4,7 @@ job.json                     the identity of the run, as in a folder
 run.json, parts/             the claims of the running conversion or of its parts (`claim.py`)
 <job>/plan/                  for a run in parts: what publishing needs
 <job>/000012/                the shards of a task; then its result.zip, with its other files
-<job>/dataset/               joined shards
+<job>/joined-.../            the same of a task that has joined shards of other tasks
 
 <job> is a digest of job.json, so that a stalled run cannot write into the tasks of another job; for
 a job that cannot be resumed, it is the ID of the run. Listings are only hints, as they may be out
@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,11 @@ from shardkit.conversion.scratch import Scratch
 from shardkit.conversion.store_commit import Placed, StoreCommit
 from shardkit.conversion.target import Target
 from shardkit.conversion.work import PACKED, is_finished, read_result, unpack
-from shardkit.errors import DamagedError, OutputError
+from shardkit.errors import OutputError
 from shardkit.helpers.part_of import PartOf
 from shardkit.metadata import manifest as manifests
 from shardkit.metadata.job import JOB, PARTS, job_text, parsed_job
-from shardkit.metadata.manifest import File, Shard
+from shardkit.metadata.manifest import File
 from shardkit.storage import fs
 from shardkit.storage.remote import store as stores
 from shardkit.storage.remote.client import Info
@@ -163,20 +163,20 @@ class StorePartial(Partial):
         else:
             fs.put_if(data, path, None)
 
-    def finished(self, numbers: Iterable[int]) -> list[int]:
-        numbers = [*numbers]
+    def finished(self, folders: Iterable[Path]) -> set[Path]:
+        folders = {*folders}
         listed = self._store.keys(self._job.key) if self._resumed else []
-        made_here = {*super().finished(numbers)}
-        names = {f"{n:06d}" for n in numbers if n not in made_here}
+        made_here = super().finished(folders)
+        names = {folder.name for folder in folders - made_here}
         found = [path for key in listed if (path := self._path(key)).name == PACKED]
         stores.together(self._fetch, [path for path in found if path.parent.name in names])
-        done, keys = super().finished(numbers), {*listed}
+        done, keys = super().finished(folders), {*listed}
         # Shards can be missing, for example if a run was killed while it removed everything.
-        lost = [n for n in done if n not in made_here and not self._has_shards(n, keys)]
-        for number in lost:
-            ours = self.lock.part is None or self.lock.part.has(number)
-            (self.undo if ours else super().undo)(number)
-        return [number for number in done if number not in lost]
+        lost = {folder for folder in done - made_here if not self._has_shards(folder, keys)}
+        for folder in lost:
+            ours = self.lock.part is None or self.lock.part.has(int(folder.name))
+            (self.undo if ours else super().undo)(folder)
+        return done - lost
 
     def missing(self, tasks: int) -> set[int]:
         """As shown by the listing."""
@@ -184,8 +184,7 @@ class StorePartial(Partial):
                    if key.endswith(f"/{PACKED}"))  # fmt: skip
         return {*range(tasks)} - {int(name) for name in folders if name.isdigit()}
 
-    def _has_shards(self, number: int, keys: Collection[str]) -> bool:
-        folder = self.task_folder(number)
+    def _has_shards(self, folder: Path, keys: Collection[str]) -> bool:
         files = [file for shard in read_result(folder).shards for file in shard.files]
         return all(self.stored(folder / file.name).key in keys for file in files)
 
@@ -195,10 +194,10 @@ class StorePartial(Partial):
         if found is not None:
             unpack(found[0], self.tasks / packed.parent.name, packed)
 
-    def undo(self, number: int) -> None:
+    def undo(self, folder: Path) -> None:
         """Remove the result first, as its shards are about to change."""
-        self._delete(self._job / self.task_folder(number).name / PACKED)
-        super().undo(number)
+        self._delete(self._job / folder.name / PACKED)
+        super().undo(folder)
 
     def publish(self, copied: Copied = unseen, *, overwrite: bool) -> None:
         commit = StoreCommit(self._target, self.lock.check)
@@ -249,41 +248,8 @@ class StorePartial(Partial):
     def stored(self, path: Path) -> RemotePath:
         return self._job / path.relative_to(self.tasks)
 
-    def rename(self, old: Path, folder: Path, file: File, *, synced: bool) -> None:
+    def move(self, old: Path, folder: Path, file: File) -> None:
         self._placed[folder / file.name] = Placed(self.stored(old), file.bytes)
-
-    @contextlib.contextmanager
-    def here(self, shards: Sequence[tuple[Path, Shard]]) -> Iterator[list[Path]]:
-        files = [(folder, f) for folder, shard in shards for f in shard.files]
-        try:
-            stores.together(lambda pair: self._download(*pair), files)
-            yield [folder / shard.file.name for folder, shard in shards]
-        finally:
-            for folder, file in files:
-                fs.remove(folder / file.name)
-
-    def _download(self, folder: Path, file: File) -> None:
-        path = folder / file.name
-        self.lock.check()
-        fs.make_folder(path.parent)
-        fs.download(self.stored(path), path, file.bytes)
-        if fs.checksum(path) != file.checksum:
-            raise DamagedError(
-                "a shard to be joined differs from what was uploaded",
-                path=self.stored(path),
-                fix="start over with --overwrite",
-            )
-
-    def keep(self, folder: Path, shard: Shard) -> None:
-        for file in shard.files:
-            path = folder / file.name
-            to = self._job / DATASET / path.relative_to(self.dataset)
-            fs.put(path, to)
-            fs.remove(path)
-            self._placed[path] = Placed(to, file.bytes)
-
-    def unsynced(self, earlier: Collection[int]) -> Collection[int]:
-        return ()  # uploads are atomic: an object is complete, or does not exist
 
 
 def _version(found: Info | None) -> str | None:

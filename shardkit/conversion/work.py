@@ -1,4 +1,4 @@
-"""One task: read its samples, check them, write shards, and leave a folder that marks it finished.
+"""One task: it makes shards of samples, or joins shards of other tasks, and leaves a result.
 
 A task works in a temporary folder, its final name with a suffix; when all files are synced to the
 disk, one rename removes the suffix. The folders without a suffix are the journal of a run. For an
@@ -15,16 +15,16 @@ import uuid
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardkit.conversion.read_ahead import Reading
-from shardkit.conversion.shards import Content, ShardSequence
+from shardkit.conversion.shards import Content, ShardSequence, finished_shard, upload_shard
 from shardkit.conversion.stats import Stats
-from shardkit.errors import SampleError, ShardkitError
-from shardkit.formats import get_format
-from shardkit.formats.base import ShardSpec
+from shardkit.errors import DamagedError, SampleError, ShardkitError, StorageError
+from shardkit.formats import file_name, get_format
+from shardkit.formats.base import Joins, ShardSpec
 from shardkit.helpers.checked import (
     MOST_BYTES,
     Count,
@@ -36,13 +36,14 @@ from shardkit.helpers.checked import (
 )
 from shardkit.helpers.names import checked_name
 from shardkit.helpers.part_of import PartOf
-from shardkit.metadata.manifest import ERRORS, FILTERED, KEYS, Shard
+from shardkit.metadata.manifest import ERRORS, FILTERED, KEYS, File, Shard
 from shardkit.metadata.recipe import Recipe
 from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.items import Read, sample_of
 from shardkit.sample import Sample, renamed, safe_key
 from shardkit.storage import fs
 from shardkit.storage.checksums import DIGEST
+from shardkit.storage.remote import store as stores
 from shardkit.storage.remote.path import RemotePath
 
 RESULT = "result.json"
@@ -50,6 +51,29 @@ PACKED = "result.zip"
 UNFINISHED = ".tmp"
 
 _REPORT_SECONDS = 0.1
+_JOINED = "shard-000000"
+_INPUTS = "inputs"  # a folder for downloaded shards, in that of the task
+
+
+class TaskShard(NamedTuple):
+    """A shard that a task has made."""
+
+    folder: Path  # of the task
+    shard: Shard
+    pieces: bytes  # digests, as returned by `finished_shard`
+    task: int | None = None
+    joined: bool = False  # not synced, and to be joined with its neighbours
+
+
+@dataclass(frozen=True)
+class Joining:
+    """The input of a task of the second wave, which makes one shard of several."""
+
+    shards: tuple[TaskShard, ...]  # without any, the task makes an empty shard
+    compare: bool  # whether an earlier run made one of them: a power failure may have damaged it
+
+    def __str__(self) -> str:
+        return f"{len(self.shards)} shards to be joined"
 
 
 @dataclass(frozen=True)
@@ -59,7 +83,7 @@ class Work:
 
     number: int
     folder: Path
-    reading: Reading
+    input: Reading | Joining
     recipe: Recipe  # without sources and classes
     spec: ShardSpec
     label: str  # the field with the class
@@ -121,18 +145,31 @@ def run_task(work: Work, report: Report) -> None:
 
 
 def _write(work: Work, folder: Path, report: Report) -> None:
+    content = Content(get_format(work.recipe.format), work.spec, work.label, pixels=work.pixels)
+    if isinstance(work.input, Joining):
+        result = _join(work.input, content, folder, work.upload)
+    else:
+        result = _write_shards(work, work.input, content, folder, report)
+    fs.write_file(folder / RESULT, json.dumps(plain(result), allow_nan=False).encode())
+    if work.upload is not None:
+        fs.put(pack(folder), work.upload / PACKED)
+
+
+def _write_shards(
+    work: Work, reading: Reading, content: Content, folder: Path, report: Report
+) -> TaskResult:
     shards = ShardSequence(
         folder,
-        Content(get_format(work.recipe.format), work.spec, work.label, pixels=work.pixels),
+        content,
         work.recipe.shard_samples,
         durable=work.durable,
         upload=work.upload,
-        unique_keys=work.reading.unique_keys,
+        unique_keys=reading.unique_keys,
     )
     lists: dict[str, list[bytes]] = {ERRORS: [], FILTERED: [], KEYS: []}
     try:
         reporter = _Reporter(report)
-        _write_samples(work, shards, lists, reporter)
+        _write_samples(work, reading, shards, lists, reporter)
         shards.close()
     except BaseException:
         shards.abandon()
@@ -141,19 +178,92 @@ def _write(work: Work, folder: Path, report: Report) -> None:
         if lines:
             fs.write_file(folder / name, b"".join(lines))
     pieces = [digests.hex() for digests in shards.pieces]
-    result = TaskResult(shards.shards, len(lists[ERRORS]), shards.stats, pieces, reporter.reported)
-    fs.write_file(folder / RESULT, json.dumps(plain(result), allow_nan=False).encode())
-    if work.upload is not None:
-        fs.put(pack(folder), work.upload / PACKED)
+    return TaskResult(shards.shards, len(lists[ERRORS]), shards.stats, pieces, reporter.reported)
+
+
+def _join(
+    joining: Joining, content: Content, folder: Path, upload: RemotePath | None
+) -> TaskResult:
+    """Make one shard of several, which are in the folders of their tasks, or were uploaded."""
+    paths = [made.folder / made.shard.file.name for made in joining.shards]
+    samples = sum(made.shard.samples for made in joining.shards)
+    if upload is not None:
+        store, inputs = upload.parent, folder / _INPUTS
+        files = [(made.folder.name, f) for made in joining.shards for f in made.shard.files]
+        stores.together(lambda one: _download(store / one[0], inputs / one[0], one[1]), files)
+        paths = [inputs / made.folder.name / made.shard.file.name for made in joining.shards]
+    elif joining.compare:
+        for made in joining.shards:
+            check_shard(made)
+    shard, pieces = joined(folder, content, paths, samples, upload)
+    fs.remove(folder / _INPUTS)
+    return TaskResult([shard], 0, Stats(), [pieces.hex()])
+
+
+def joined(
+    folder: Path,
+    content: Content,
+    paths: list[Path],
+    samples: int,
+    upload: RemotePath | None = None,
+) -> tuple[Shard, bytes]:
+    """Write one shard with the samples of those at `paths`, or an empty one without any.
+
+    Returns it, and the digests of its files.
+    """
+    format, spec = content.format, replace(content.spec, max_bytes=None)
+    path = folder / file_name(_JOINED, format.name)
+    if paths:
+        assert isinstance(format, Joins)
+        format.join(path, paths, spec)
+    else:
+        format.create(path, spec).close()
+    shard, pieces = finished_shard(folder, _JOINED, format.name)
+    if upload is not None:
+        upload_shard(folder, shard, upload)
+    return replace(shard, samples=samples), pieces
+
+
+def _download(store: RemotePath, folder: Path, file: File) -> None:
+    path = folder / file.name
+    fs.make_folder(path.parent)
+    fs.download(store / file.name, path, file.bytes)
+    if fs.checksum(path) != file.checksum:
+        raise DamagedError(
+            "a shard to be joined differs from what was uploaded",
+            path=store / file.name,
+            fix="start over with --overwrite",
+        )
+
+
+def check_shard(made: TaskShard) -> None:
+    """Raise StorageError, and remove the task, if a shard is not what the task has written."""
+    for file in made.shard.files:
+        path = made.folder / file.name
+        size = path.stat().st_size if path.is_file() else -1
+        if size == file.bytes and fs.checksum(path) == file.checksum:
+            continue
+        fs.remove(made.folder)
+        raise StorageError(
+            "a shard to be joined, written by an earlier run, is damaged or missing",
+            path=path,
+            expected=f"{file.bytes:,} bytes with checksum {file.checksum}",
+            fix="run the same command again: it writes this shard again",
+        )
 
 
 def _write_samples(
-    work: Work, shards: ShardSequence, lists: dict[str, list[bytes]], reporter: _Reporter
+    work: Work,
+    reading: Reading,
+    shards: ShardSequence,
+    lists: dict[str, list[bytes]],
+    reporter: _Reporter,
 ) -> None:
     """Read and write the samples; each dropped sample gets a line in one of the `lists`."""
-    for item in work.reading.items(1, shards.stats):
+    safe_keys = work.recipe.safe_keys and not reading.source.safe_keys
+    for item in reading.items(1, shards.stats):
         try:
-            sample = _checked(sample_of(item.read), work)
+            sample = _checked(sample_of(item.read), work, safe_keys)
             shards.write(sample)
         except Filtered as dropped:
             lists[FILTERED].append(json_line({"source": item.name, **dropped.to_json()}))
@@ -180,11 +290,11 @@ def _count(read: Read, stats: Stats) -> None:
         stats.reasons.update(read.reasons)
 
 
-def _checked(sample: Sample, work: Work) -> Sample:
+def _checked(sample: Sample, work: Work, safe_keys: bool) -> Sample:
     """A sample with its renamed fields and safe key; checked, if a user's transform made it."""
     recipe = work.recipe
     sample = renamed(sample, recipe.rename)
-    if recipe.safe_keys and not work.reading.source.safe_keys:
+    if safe_keys:
         sample = {**sample, "__key__": safe_key(sample["__key__"])}
     return work.spec.schema.check(sample) if recipe.transform is not None else sample
 

@@ -20,15 +20,14 @@ from typing import Any
 
 from shardkit.conversion.existing import differences
 from shardkit.conversion.outline import Outline
-from shardkit.conversion.partial import FolderPartial
 from shardkit.conversion.partials import partial_of
 from shardkit.conversion.plan import Plan, Task, make_plan
-from shardkit.conversion.publish import TaskShard, named_shard, write_lists
+from shardkit.conversion.publish import named_shard, write_lists
 from shardkit.conversion.run import work_of
 from shardkit.conversion.shards import Content
 from shardkit.conversion.split import Split
 from shardkit.conversion.target import Target
-from shardkit.conversion.work import is_finished, read_result, run_task
+from shardkit.conversion.work import TaskShard, is_finished, read_result, run_task
 from shardkit.dataset.dataset import Dataset
 from shardkit.errors import DamagedError, NotFoundError, OutputError, ShardkitError, UsageError
 from shardkit.formats import file_name, get_format
@@ -280,7 +279,7 @@ class Repair:
         for group in tasks.groups(shard, kind):
             stem = shard.file.name.removesuffix(file_name("", tasks.plan.format.name))
             self._clear(shard.file.name)
-            named_shard(tasks.split.content, group, self._stage, stem, self._files)
+            named_shard(tasks.split.content, group, self._stage, stem)
             with suppress(DamagedError):
                 self._put(folder, files, kind, "rebuilt")
                 return
@@ -477,11 +476,6 @@ class Repair:
             other,
             self._partial.lock.check,
         )
-
-    @cached_property
-    def _files(self) -> FolderPartial:
-        """Names the staged files, which are local even if the dataset is in a store."""
-        return FolderPartial(Target(self._partial.dataset, self._target.format))
 
 
 @dataclass

@@ -164,7 +164,7 @@ def test_a_part_that_a_power_cut_took_is_made_again(source, tmp_path, format, da
     reference, out = single(tmp_path / "reference", format), single(tmp_path / "out", format)
     convert(source, reference, format)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shardkit.conversion.run.assemble", lambda *args: 1 / 0)
+        patch.setattr("shardkit.conversion.run.joins", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             convert(source, out, format)
     inside = "shard-000000" + FORMATS[format].suffixes[0] + FORMATS[format].inside

@@ -57,7 +57,7 @@ def test_parts_work_beside_each_other_and_a_whole_run_when_they_have_ended(out):
     assert two.missing(2) == {1}
     two.release()
     whole = begun(out)
-    assert whole.finished(range(2)) == [0]
+    assert whole.finished(map(whole.task_folder, range(2))) == {whole.task_folder(0)}
     refused(out, ONE, "another run is working")
     refused(out, None, "another run is working")
     whole.discard()
@@ -126,17 +126,17 @@ def test_parts_of_another_job_wait_for_those_at_work_and_then_begin_anew(out):
     finish_task(one, 0)
     error = refused(out, TWO, "part 1/2 of this output is running, and this one has other", OTHER)
     assert error.found == "running: 1/2"
-    assert one.finished([0]) == [0]
+    assert one.has_work()
     one.release()
     error = refused(out, TWO, "there is unfinished work with other options", OTHER)
     assert str(one.path) in error.fix
-    assert (one.finished([0]), one.job()) == ([0], JOB)
-    one.undo(0)
+    assert (one.has_work(), one.job()) == (True, JOB)
+    one.undo(one.task_folder(0))
     one.keep_outline(b"")
     refused(out, TWO, "there is unfinished work with other options", OTHER)
     fs.remove(one.path / "plan")
     two = begun(out, TWO, OTHER)
-    assert (two.finished([0]), two.job(), two.begun()) == ([], OTHER, [TWO])
+    assert (two.has_work(), two.job(), two.begun()) == (False, OTHER, [TWO])
     names = sorted(path.name for path in two.path.iterdir())
     assert names == ["job.json", "lock", "parts", "tasks"]
 

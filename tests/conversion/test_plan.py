@@ -13,7 +13,7 @@ import pytest
 
 import shardkit
 from shardkit import ConvertOptions, ImageOptions, TextOptions
-from shardkit.conversion import publish
+from shardkit.conversion import publish, work
 from shardkit.conversion.plan import make_plan
 from shardkit.conversion.target import Target
 from shardkit.metadata.recipe import Recipe
@@ -162,15 +162,15 @@ def test_shards_of_pieces_have_as_many_samples_as_asked(format, tmp_path, small_
         assert [dataset.extent(n)[0] for n in range(dataset.shards)] == [10, 10, 3]
 
 
-@pytest.mark.parametrize(("dies", "calls"), [("_joined", 1), ("Manifest", 0)])
-def test_a_run_that_died_while_joining_goes_on(dies, calls, tmp_path, small_tasks):
-    """Some shards have their names by then, or all."""
+@pytest.mark.parametrize(("where", "dies", "calls"), [(work, "joined", 1), (publish, "named", 1)])
+def test_a_run_that_died_while_joining_goes_on(where, dies, calls, tmp_path, small_tasks):
+    """Some shards are joined by then, or all, and some have their names."""
     photos = write_images(tmp_path / "in", classes=1, each=23, kilobytes=3)
     joined(photos, tmp_path / "reference")
-    real, allowed = getattr(publish, dies), iter(range(calls))
+    real, allowed = getattr(where, dies), iter(range(calls))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            publish, dies, lambda *a, **kw: real(*a, **kw) if next(allowed, -1) >= 0 else 1 / 0
+            where, dies, lambda *a, **kw: real(*a, **kw) if next(allowed, -1) >= 0 else 1 / 0
         )
         with pytest.raises(ZeroDivisionError):
             joined(photos, tmp_path / "out")
