@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import json
 from collections.abc import Iterator
@@ -57,19 +56,25 @@ def dataset(
     if epochs is not None and (not is_whole(epochs) or epochs < 1):
         raise UsageError("epochs must be 1 or more, or None", found=f"{epochs!r:.200}")
     loader = Loader(source, **options)
-    begin = _parsed(state)
-    if begin is not None:
-        Loader(loader.dataset).load_state_dict(begin)  # raise now if the state is invalid
-    _check_optional(loader.dataset)
+    if isinstance(state, str | bytes):
+        try:
+            state = dict(json.loads(state))
+        except (TypeError, ValueError):
+            expected = f"the value of {STATE!r} in a batch"
+            found = f"{state!r:.200}"
+            raise UsageError("not a valid state", expected=expected, found=found) from None
+
+    def started(begin: dict[str, Any] | None = state) -> Loader:
+        mine = Loader(loader.dataset, **loader.settings)
+        if begin is not None:
+            mine.load_state_dict(begin)
+        return mine
+
+    started()  # raise now if the state is invalid
     signature = _signature(loader.dataset)
 
     def batches() -> Iterator[dict[str, Any]]:
-        # Each iteration needs its own schedule, as several may run at the same time.
-        streaming = copy.copy(loader.dataset)
-        streaming._scheduled = None
-        mine = Loader(streaming, **loader.settings)
-        if begin is not None:
-            mine.load_state_dict(begin)
+        mine = started()
         numbers = itertools.count(mine.epoch) if epochs is None else range(mine.epoch, epochs)
         for epoch in numbers:
             mine.set_epoch(epoch)
@@ -85,22 +90,11 @@ def dataset(
     return made.with_options(unsplit)
 
 
-def _parsed(state: dict[str, Any] | str | bytes | None) -> dict[str, Any] | None:
-    if not isinstance(state, str | bytes):
-        return state
-    try:
-        parsed: dict[str, Any] = json.loads(state)
-    except ValueError:
-        raise UsageError(
-            "not a valid state",
-            expected=f"the value of {STATE!r} in a batch",
-            found=f"{state!r:.200}",
-        ) from None
-    return parsed
+def _signature(streaming: StreamingDataset) -> dict[str, Any]:
+    """The TypeSpec of each entry, from the first batch, with None for sizes that may vary."""
+    import tensorflow as tf
 
-
-def _check_optional(streaming: StreamingDataset) -> None:
-    stream = streaming.stream
+    stream, options = streaming.stream, streaming.options
     for name, kind in stream.samples.schema.items():
         if kind.optional and name not in stream.transforms.fields and not stream.own_collate:
             raise UsageError(
@@ -108,16 +102,9 @@ def _check_optional(streaming: StreamingDataset) -> None:
                 field=name,
                 fix="fill it in with a collate function, or leave it out with fields=[...]",
             )
-
-
-def _signature(streaming: StreamingDataset) -> dict[str, Any]:
-    """The TypeSpec of each entry, from the first batch, with None for sizes that may vary."""
-    import tensorflow as tf
-
     first = iter(Loader(streaming, threads=0, prefetch=1))
     made = _tensors(next(first))
     first.close()
-    stream, options = streaming.stream, streaming.options
     rows, fixed = None, {}
     if stream.own_collate is None:
         if options.batching is None and options.last != "short":

@@ -68,22 +68,18 @@ class BatchMaker:
         dtype: Callable[[np.dtype[Any]], np.dtype[Any]] = lambda dtype: dtype,
     ) -> None:
         """`allocate` makes a batch's arrays; `dtype` maps a dtype to the one that is delivered."""
-        options, batching = stream.options, stream.batching
-        self._samples, self._transforms, self._seed = (
-            stream.samples,
-            stream.transforms,
-            options.seed,
-        )
+        options = stream.options
+        self._samples, self._transforms = stream.samples, stream.transforms
+        self._seed, self._field = options.seed, stream.field
         self._allocate = allocate
-        self._pack = batching if isinstance(batching, Pack) else None
-        self._field = stream.field
+        self._pack = stream.batching if isinstance(stream.batching, Pack) else None
         # Lengths that limit replacements; None for packed rows, which are zeroed, not replaced.
         self._lengths = None if self._pack else stream.lengths
         self._collate = options.collate
         if self._collate is None and self._lengths is not None:
             self._collate = _padding(self._field, self._samples.schema, self._transforms.fields)
         self._max_errors = options.max_errors if options.on_error == "skip" else None
-        self._bad: set[tuple[int, int]] = set()  # number and turn of known bad samples
+        self._bad: set[tuple[int, int]] = set()  # number and epoch of known bad samples
         self._transformed = {
             # NumPy has no bfloat16: hold its bits
             name: (shape, np.dtype(np.uint16) if dtype == BFLOAT16 else np.dtype(dtype))
@@ -94,9 +90,10 @@ class BatchMaker:
         self._stored = {} if by_sample else _fixed(schema, fields, dtype)
         # A single array field, such as tokens: all rows are read in one call, which takes less time
         # than handing the batch to another thread.
-        self.light = [type(kind) for kind in schema.values()] == [Array] and len(self._stored) == 1
+        only_array = [type(kind) for kind in schema.values()] == [Array]
+        self.single_array = only_array and len(self._stored) == 1
+        self.share_between_threads = bool(fields)  # as transforms take much time
         self._stacked = fields - self._transforms.lists
-        self.slow = bool(fields)  # so that several threads should share a batch
 
     def begin(self, step: Step) -> BatchInProgress:
         """Allocate the arrays of a batch."""
@@ -112,7 +109,7 @@ class BatchMaker:
         step = batch.step
         numbers = step.number[start:stop]
         out = {name: array[start:stop] for name, array in batch.arrays.items()}
-        if self.light and step.ahead is None:
+        if self.single_array and step.ahead is None:
             [(field, rows)] = out.items()
             with suppress(ShardkitError):  # reading one by one finds the bad samples
                 keys = self._samples.read_rows(field, numbers, rows)
@@ -129,7 +126,7 @@ class BatchMaker:
                 batch.errors[row] = error
                 samples.append(None)
         if self._transforms.fields:
-            draws = Draws(self._seed, step.turn[start:stop], numbers)
+            draws = Draws(self._seed, step.epoch[start:stop], numbers)
             for row, failure in self._transforms.apply(samples, draws, out).items():
                 batch.errors[start + row] = self._addressed(failure, int(numbers[row]))
         enter("collate")
@@ -234,20 +231,20 @@ class BatchMaker:
         batches are planned by length, it is not longer than the longest sample of its batch.
         """
         step, tried = batch.step, 0
-        first, turn = int(step.number[row]), int(step.turn[row])
-        self._bad.add((first, turn))
+        first, epoch = int(step.number[row]), int(step.epoch[row])
+        self._bad.add((first, epoch))
         samples, lengths = len(self._samples), self._lengths
         longest = None if lengths is None else lengths[step.number].max()
         for number in (n % samples for n in range(first + 1, first + samples)):
             if lengths is not None and lengths[number] > longest:
                 continue
-            if (number, turn) not in self._bad:
-                alone = Step(np.array([number]), np.array([turn]), step.valid[:1], None, step.after)
-                made = self.begin(alone)
+            if (number, epoch) not in self._bad:
+                one = Step(np.array([number]), np.array([epoch]), step.valid[:1], None, step.after)
+                made = self.begin(one)
                 self.fill(made, 0, 1)
                 if not made.errors:
                     return made
-                self._bad.add((number, turn))
+                self._bad.add((number, epoch))
             tried += 1
             if tried > (self._max_errors or 0):
                 break
@@ -265,11 +262,9 @@ class BatchMaker:
 
 def rows_of(batch: Batch) -> Iterator[Sample]:
     """The samples of a batch, one by one."""
+    scalars = {n for n, v in batch.items() if isinstance(v, np.ndarray) and v.ndim == 1}
     for row in range(len(batch["valid"])):
-        yield {
-            name: values[row].item() if _is_scalar(values) else values[row]
-            for name, values in batch.items()
-        }
+        yield {n: v[row].item() if n in scalars else v[row] for n, v in batch.items()}
 
 
 def _tokens(batch: Batch) -> tuple[int, int]:
@@ -277,10 +272,6 @@ def _tokens(batch: Batch) -> tuple[int, int]:
         return 0, 0
     shape = next((batch[name].shape for name in _PADDED if name in batch), (0, 0))
     return (int(batch["lengths"].sum()) if all(shape) else 0), shape[0] * shape[1]
-
-
-def _is_scalar(values: Any) -> bool:
-    return isinstance(values, np.ndarray) and values.ndim == 1
 
 
 def _fixed(
@@ -303,11 +294,9 @@ def _fixed(
 def _stacked(values: list[Any]) -> Any:
     """Stack values of a transform if they are numbers, or arrays of one shape and dtype."""
     kinds = {(type(v), getattr(v, "dtype", None), np.shape(v)) for v in values}
-    first = values[0]
-    number = isinstance(first, int | float | np.generic) and not isinstance(first, str)
-    if len(kinds) == 1 and (number or isinstance(first, np.ndarray)):
-        return np.stack(values)
-    return values
+    is_text = isinstance(values[0], str)  # np.str_ is a generic, too
+    numeric = isinstance(values[0], int | float | np.generic | np.ndarray) and not is_text
+    return np.stack(values) if len(kinds) == 1 and numeric else values
 
 
 def _padding(field: str, schema: Schema, transformed: Collection[str]) -> PadCollate:

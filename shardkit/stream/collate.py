@@ -21,8 +21,6 @@ Values = NDArray[Any]
 
 Collate = Callable[[Sequence[Sample]], Mapping[str, Any]]
 
-_ADDED = ("attention_mask", "lengths")
-
 
 @dataclass(frozen=True)
 class PadCollate:
@@ -79,41 +77,39 @@ class PadCollate:
         """Return the batch of these samples."""
         names = dict.fromkeys(name for sample in samples for name in sample)
         columns = {name: _column(samples, name) for name in names}
-        if self.axis and self.field in columns:
-            columns[self.field] = [_moved(value, -1, 0) for value in columns[self.field]]
-        rows = {n: v for n, v in columns.items() if _is_row(v[0]) or self._is_padded(n, v[0])}
+        moved = self.field if self.axis else None
+        if moved in columns:
+            columns[moved] = [_moved(value, -1, 0) for value in columns[moved]]
+        rows = {n: v for n, v in columns.items() if self._is_padded(n, v[0])}
         self._check_names(list(columns), list(rows))
-        dtypes = {
-            n: _row_type(samples, n, arrays, arrays[0].shape[1:]) for n, arrays in rows.items()
-        }
+        dtypes = {n: _dtype(samples, n, v, (None, *v[0].shape[1:])) for n, v in rows.items()}
         counts = {n: np.fromiter(map(len, arrays), np.int64) for n, arrays in rows.items()}
         length = self._length(samples, counts) if rows else 0
-        batch: dict[str, Any] = {}
-        for name, values in columns.items():
-            if name in rows:
-                batch[name] = self._padded(name, values, dtypes[name], length)
-            else:
-                batch[name] = _gathered(samples, name, values)
-        if self.axis and self.field in rows:
-            batch[self.field] = np.ascontiguousarray(_moved(batch[self.field], 1, -1))
+        batch = {
+            name: self._padded(name, values, dtypes[name], length)
+            if name in rows
+            else _gathered(samples, name, values)
+            for name, values in columns.items()
+        }
+        if moved in rows:
+            batch[moved] = np.ascontiguousarray(_moved(batch[moved], 1, -1))
         if rows:
             lengths = counts[self.field or ("tokens" if "tokens" in rows else next(iter(rows)))]
             positions = np.arange(length)[:: 1 if self.side == "right" else -1]
             batch |= {"attention_mask": positions < lengths[:, None], "lengths": lengths}
         return batch
 
+    def _is_padded(self, name: str, value: Any) -> bool:
+        sides = value.ndim if isinstance(value, np.ndarray) else 0
+        return sides == 1 or (sides > 1 and name == self.field)
+
     def _padded(self, name: str, arrays: list[Values], dtype: np.dtype[Any], length: int) -> Values:
         value = self.value.get(name, 0) if isinstance(self.value, Mapping) else self.value
         padded = _filled((len(arrays), length, *arrays[0].shape[1:]), value, dtype, name)
         for row, array in zip(padded, arrays, strict=True):
-            if self.side == "right":
-                row[: len(array)] = array
-            else:
-                row[length - len(array) :] = array
+            start = 0 if self.side == "right" else length - len(array)
+            row[start : start + len(array)] = array
         return padded
-
-    def _is_padded(self, name: str, value: Any) -> bool:
-        return name == self.field and isinstance(value, np.ndarray) and value.ndim > 1
 
     def _length(self, samples: Sequence[Sample], counts: Mapping[str, NDArray[np.int64]]) -> int:
         field = max(counts, key=lambda name: int(counts[name].max()))
@@ -142,12 +138,10 @@ class PadCollate:
                     found="fields " + ", ".join(map(repr, fields)),
                     fix="name a field of one-dimensional arrays",
                 )
-        taken = [name for name in _ADDED if padded and name in fields]
+        taken = [name for name in ("attention_mask", "lengths") if padded and name in fields]
         if taken:
             raise UsageError(
                 f"the batch would have two values named {taken[0]!r}",
-                expected="no field " + " or ".join(map(repr, _ADDED)),
-                found="fields " + ", ".join(map(repr, fields)),
                 fix="leave the field out with fields=[...], or rename it",
             )
 
@@ -180,7 +174,8 @@ def packed(
     _check_lengths(samples, columns)
     batch = {}
     for field, arrays in columns.items():
-        padding = _filled((seq_len,), pad_value, _row_type(samples, field, arrays), field)
+        dtype = _dtype(samples, field, arrays, (None,))
+        padding = _filled((seq_len,), pad_value, dtype, field)
         parts = _parts(segments, samples, field, arrays)
         for end, length in zip(ends[::-1].tolist(), lengths[::-1].tolist(), strict=True):
             parts.insert(end, padding[length:])
@@ -225,8 +220,7 @@ def _parts(
                 field=field,
                 expected=f"at least {stop:,} tokens",
                 found=f"{len(arrays[number]):,}",
-                fix="transforms must not change the length of packed documents; "
-                "`shardkit verify` checks whether the dataset is damaged",
+                fix="leave the length of packed documents as it is, or run `shardkit verify`",
             )
         parts.append(arrays[number][start:stop])
     return parts
@@ -251,12 +245,8 @@ def _column(samples: Sequence[Sample], name: str) -> list[Any]:
 
 def _gathered(samples: Sequence[Sample], name: str, values: list[Any]) -> Any:
     """An array if the values are all numbers or all arrays, else a list."""
-    first = values[0]
-    if isinstance(first, np.ndarray):
-        for sample, value in zip(samples, values, strict=True):
-            alike = isinstance(value, np.ndarray) and value.shape == first.shape
-            if not alike or value.dtype != first.dtype:
-                raise _unlike(sample, name, value, _described(first))
+    if isinstance(values[0], np.ndarray):
+        _dtype(samples, name, values, values[0].shape)
         return np.stack(values)
     kinds = {type(value) for value in values}
     truths = [kind for kind in kinds if issubclass(kind, bool | np.bool_)]
@@ -272,21 +262,27 @@ def _gathered(samples: Sequence[Sample], name: str, values: list[Any]) -> Any:
     return values
 
 
-def _is_row(value: Any, inner: tuple[int, ...] = ()) -> bool:
-    return isinstance(value, np.ndarray) and value.ndim > 0 and value.shape[1:] == inner
-
-
-def _row_type(
-    samples: Sequence[Sample], name: str, arrays: Sequence[Any], inner: tuple[int, ...] = ()
+def _dtype(
+    samples: Sequence[Sample], name: str, values: Sequence[Any], shape: tuple[int | None, ...]
 ) -> np.dtype[Any]:
-    """The common dtype of arrays of any length and of shape `inner` otherwise, in native order."""
-    first = arrays[0]
-    for sample, array in zip(samples, arrays, strict=True):
-        if not _is_row(array, inner) or array.dtype != first.dtype:
-            kind = f" of {first.dtype}" if _is_row(first, inner) else ""
-            sides = ", ".join(map(str, ("n", *inner)))
-            shape = f"of shape ({sides})" if inner else "with one dimension"
-            raise _unlike(sample, name, array, f"an array{kind} {shape}")
+    """The common dtype of arrays, in native byte order. The first length may be None: any."""
+    first, start = values[0], 1 if shape[:1] == (None,) else 0
+    for sample, value in zip(samples, values, strict=True):
+        if not (
+            isinstance(value, np.ndarray)
+            and value.ndim == len(shape)
+            and value.shape[start:] == shape[start:]
+            and value.dtype == first.dtype
+        ):
+            kind = getattr(first, "dtype", "numbers")
+            raise SampleError(
+                "the arrays of a batch differ in shape or type",
+                key=sample.get("__key__"),
+                field=name,
+                expected=f"an array of {kind} {shape}".replace("None", "n"),
+                found=_described(value),
+                fix="make them equal with a transform, or leave the field out with fields=[...]",
+            )
     native: np.dtype[Any] = first.dtype.newbyteorder("=")
     return native
 
@@ -303,17 +299,6 @@ def _filled(shape: tuple[int, ...], value: float, dtype: np.dtype[Any], field: s
             fix="choose another value, or convert the field to a wider type with a transform",
         )
     return np.full(shape, value, dtype)
-
-
-def _unlike(sample: Sample, field: str, value: Any, expected: str) -> SampleError:
-    return SampleError(
-        "the arrays of a batch differ in shape or type",
-        key=sample.get("__key__"),
-        field=field,
-        expected=expected,
-        found=_described(value),
-        fix="make them equal with a transform, or leave the field out with fields=[...]",
-    )
 
 
 def _described(value: Any) -> str:

@@ -160,10 +160,6 @@ class BadSampleBudget:
 
 def _joined(steps: list[Step]) -> Step:
     """Join several steps into one."""
-    number, turn, valid = (np.concatenate([step[n] for step in steps]) for n in range(3))
-    joined = Step(number, turn, valid, None, steps[-1].after)
-    if steps[0].ahead is None:
-        return joined
-    return joined._replace(
-        ahead={n: read for step in steps for n, read in (step.ahead or {}).items()}
-    )
+    number, epoch, valid = (np.concatenate([step[n] for step in steps]) for n in range(3))
+    ahead = {n: read for step in steps for n, read in (step.ahead or {}).items()}
+    return Step(number, epoch, valid, None, steps[-1].after, ahead or None)

@@ -30,7 +30,7 @@ from shardkit.stream.quality import warn_of_small_cache, warn_of_sorted
 from shardkit.stream.ranks import Comparison, Ranks
 from shardkit.stream.schedule import START, Progress, Schedule, Step
 from shardkit.stream.stream import Source
-from shardkit.stream.world import World, default_threads
+from shardkit.stream.world import default_threads
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -101,23 +101,19 @@ class Loader:
         self._loaded = False  # whether the next iteration continues from a loaded state
         self._tokens = [0, 0]  # of this epoch: real tokens, and all tokens with padding
         self._ranks = Ranks()
-        self._scheduled: tuple[World, Schedule] | None = None
         self._identity = source.stream.identity
         self._schedule()  # raises for invalid options
 
     def __repr__(self) -> str:
-        batches = (
-            f"{len(self):,} batches, {self.remaining:,} left, of epoch {self._position()[0]:,}"
-        )
-        return f"<{type(self).__name__} {self.dataset.about}; {batches}>"
+        left = f"{len(self):,} batches, {self.remaining:,} left, of epoch {self._position()[0]:,}"
+        return f"<{type(self).__name__} {self.dataset.about}; {left}>"
 
     def __len__(self) -> int:
         """Number of batches in the whole current epoch, or in the next if none is being iterated.
 
         It stays the same after a state was loaded: `remaining` is the number of batches left.
         """
-        epoch, _ = self._position()
-        return self._schedule().steps(epoch)
+        return self._schedule().steps(self._position()[0])
 
     @property
     def remaining(self) -> int:
@@ -129,8 +125,8 @@ class Loader:
         raise UsageError(
             "a Loader does not support indexing",
             found=f"loader[{index!r}]",
-            fix="iterate over the Loader itself, without a DataLoader around it; for single samples"
-            " use shardkit.open(path)",
+            fix="iterate over the Loader itself, without a DataLoader; for single samples use"
+            " shardkit.open(path)",
         )
 
     def __iter__(self) -> Iteration:
@@ -229,15 +225,11 @@ class Loader:
         return self.epoch, self._progress
 
     def _schedule(self) -> Schedule:
-        world = self.dataset.world()
-        if self._scheduled is None or self._scheduled[0] != world:
-            self._scheduled = world, copy.copy(self.dataset.schedule())
-        return self._scheduled[1]
+        return self.dataset.schedule()
 
     def _delivered(self, epoch: int, progress: Progress, tokens: tuple[int, int]) -> None:
         self.epoch, self._progress, self._used = epoch, progress, True
-        for number, count in enumerate(tokens):
-            self._tokens[number] += count
+        self._tokens = [done + more for done, more in zip(self._tokens, tokens, strict=True)]
 
     # Overridden by `shardkit.torch.Loader`.
 
@@ -274,12 +266,12 @@ class Iteration:
         self._closed = False
         self._process = os.getpid()
         self._taking = threading.Lock()  # held while a thread is in `__next__`, or below
-        self._alone = loader.threads is None and self._maker.light
+        self._inline = loader.threads is None and self._maker.single_array
         self._threads = _Threads(profile)
         with self._taking:
             _iterations[id(self)] = self
             _end_if_exiting()
-            if not self._alone:
+            if not self._inline:
                 self._threads.start(loader.threads)
             # Also called at interpreter exit.
             self._end = weakref.finalize(self, self._threads.stop)
@@ -292,17 +284,14 @@ class Iteration:
         """Return the next batch. Raises UsageError in a forked process or for concurrent calls."""
         if self._process != os.getpid():
             raise UsageError(
-                "an iteration cannot continue in a forked process: its threads run in the parent"
-                " process",
-                fix="iterate over the Loader in the forked process, or send it batches from the"
-                " parent process",
+                "an iteration cannot continue in a forked process, as its threads do not run there",
+                fix="iterate over the Loader in that process, or send it batches",
             )
         if not self._taking.acquire(blocking=False):
             _end_if_exiting()
             raise UsageError(
                 "another thread is taking a batch from this iteration",
-                fix="take batches in one thread and pass them on, or guard the iteration with a"
-                " lock",
+                fix="take batches in one thread and pass them on, or use a lock",
             )
         try:
             _end_if_exiting()
@@ -317,7 +306,7 @@ class Iteration:
 
     def _take(self) -> Batch:
         try:
-            self._prefetch()
+            self._prefetch(1)
             if self._comparison is not None:
                 self._comparison.look()
             if not self._queue:
@@ -328,9 +317,8 @@ class Iteration:
                 raise _closed()
             made = pending.wait()
             batch = self.bad.counted(made)
-            first, self._bytes = not self._bytes, max(self._bytes, pending.bytes)
-            if first:
-                self._prefetch()
+            self._bytes = max(self._bytes, pending.bytes)
+            self._prefetch()
         except BaseException:
             self.close()
             raise
@@ -344,11 +332,13 @@ class Iteration:
         self._steps = iter(())
         self._end()
 
-    def _prefetch(self) -> None:
-        """Fill the prefetch queue."""
+    def _prefetch(self, least: int = 0) -> None:
+        """Fill the prefetch queue. Without threads, only `least` batches are made."""
         loader = self._loader
-        most = min(loader.prefetch, loader.prefetch_bytes // self._bytes) if self._bytes else 1
-        while len(self._queue) < max(most if self._threads.size else 1, 1) and not self._closed:
+        if self._threads.size:
+            fitting = loader.prefetch_bytes // self._bytes if self._bytes else 1
+            least = max(min(loader.prefetch, fitting), 1)
+        while len(self._queue) < least and not self._closed:
             if self._steps is None:
                 self._epoch, progress = loader._begin()  # not earlier: see `set_epoch`
                 stream, world = loader.dataset.stream, loader.dataset.world()
@@ -366,8 +356,8 @@ class Iteration:
             self._queue.append(pending)
             began = time.perf_counter()
             self._threads.make(pending)
-            if self._alone and time.perf_counter() - began > _SLOW:  # probably disk reads
-                self._alone = False
+            if self._inline and time.perf_counter() - began > _SLOW:  # probably disk reads
+                self._inline = False
                 self._threads.start(None)
 
 
@@ -413,11 +403,10 @@ class _PendingBatch:
         threads: int,
     ) -> None:
         self.after = after  # epoch and progress after this batch
-        self.bytes = 1  # its size, once it is made by a thread
-        self._alone = not threads
+        self.bytes = 1  # its size, once it is made
         self._maker, self._making, self._convert = maker, maker.begin(step), convert
         rows = len(step.number)
-        least, most = _ROWS if maker.slow else (rows, rows)
+        least, most = _ROWS if maker.share_between_threads else (rows, rows)
         size = min(max(-(-rows // max(threads, 1)), least), most)
         self.chunks = [(start, min(start + size, rows)) for start in range(0, rows, size)]
         self._left = len(self.chunks)
@@ -445,24 +434,18 @@ class _PendingBatch:
                 made = self._maker.finish(self._making)
                 enter("copy")
                 self._made = made._replace(batch=self._convert(made.batch))
-                if not self._alone:
-                    self.bytes = _bytes_of(self._made.batch)
+                self.bytes = _bytes_of(self._made.batch)
         except BaseException as error:
             self._failure = error
         del self._making
         self._done.set()
 
-    def stop(self) -> None:
-        """Abandon the batch: the iteration was closed, maybe while a thread waits for the batch."""
+    def abandon(self) -> None:
+        """Called if the iteration was closed, maybe while a thread waits for the batch."""
         self._failure = self._failure or _closed()
 
-    def interrupted(self) -> None:
-        """Raise the KeyboardInterrupt that interrupted the making of this batch, if any."""
-        if isinstance(self._failure, KeyboardInterrupt):
-            raise self._failure
-
     def wait(self) -> FinishedBatch:
-        """Wait for the batch and return it. Raises the error if making it failed."""
+        """Return the batch once it is made. Raises the error if making it failed."""
         self._done.wait()
         if self._failure is not None:
             raise self._failure
@@ -517,7 +500,6 @@ class _Threads:
                 self._tasks.put((pending, start, stop))
             else:
                 pending.work(start, stop)
-                pending.interrupted()
 
     def stop(self) -> None:
         if self._profile is not None:
@@ -535,7 +517,7 @@ class _Threads:
         while (task := self._tasks.get()) is not None:
             pending, start, stop = task
             if self._stopped.is_set():
-                pending.stop()
+                pending.abandon()
             pending.work(start, stop)
             enter(IDLE)
             del task, pending  # else the batch would stay in memory until the next task

@@ -35,7 +35,7 @@ class Draw(NamedTuple):
     """Samples in order, by number."""
 
     number: Numbers
-    turn: Numbers  # the epoch; in a mixture, the epoch of the sample's own dataset
+    epoch: Numbers  # in a mixture, the epoch of the sample's own dataset
 
 
 class _Epoch(NamedTuple):
@@ -84,8 +84,7 @@ class Order:
     @property
     def windows(self) -> int:
         """The number of windows of the longest part."""
-        longest = math.ceil(self.samples / self.parts)
-        return math.ceil(longest / self.window)
+        return math.ceil(math.ceil(self.samples / self.parts) / self.window)
 
     def blocks_of(self, first: int, last: int) -> slice:
         """The blocks, in stored order, that contain the samples from `first` to `last`."""
@@ -121,19 +120,15 @@ class Order:
 
     def _block_order(self, epoch: int) -> Numbers:
         """The blocks in the order of an epoch."""
-        blocks = len(self._sizes)
-        if not self._shuffle:
-            return np.arange(blocks)
-        return permutation(blocks, seed_of(self._seed, epoch, _BLOCK_ORDER))
+        seed = seed_of(self._seed, epoch, _BLOCK_ORDER)
+        return permutation(self.blocks, seed) if self._shuffle else np.arange(self.blocks)
 
     def _epoch(self, epoch: int) -> _Epoch:
         latest = self._latest
         if latest is not None and latest.number == epoch:
             return latest
-        starts, sizes = self._starts, self._sizes
-        if self._shuffle:
-            order = permutation(len(sizes), seed_of(self._seed, epoch, _BLOCK_ORDER))
-            starts, sizes = starts[order], sizes[order]
+        order = self._block_order(epoch)
+        starts, sizes = self._starts[order], self._sizes[order]
         ends: Numbers = sizes.cumsum()
         self._latest = latest = _Epoch(epoch, ends, starts - (ends - sizes), {})
         return latest
@@ -198,14 +193,14 @@ class Mixture:
         drawn = epoch * self.samples + positions  # counted from the start of the first epoch
         source, number = self._sources(self._permuted(drawn))
         index = np.empty(len(positions), np.int64)
-        turn = np.empty(len(positions), np.int64)
+        epochs = np.empty(len(positions), np.int64)
         for which in np.unique(source).tolist():
             order, rows = self._orders[which], np.flatnonzero(source == which)
-            turn[rows], within = np.divmod(number[rows], order.samples)
-            for own in np.unique(turn[rows]).tolist():
-                now = turn[rows] == own
+            epochs[rows], within = np.divmod(number[rows], order.samples)
+            for own in np.unique(epochs[rows]).tolist():
+                now = epochs[rows] == own
                 index[rows[now]] = self._firsts[which] + order.draw(own, within[now]).number
-        return Draw(index, turn)
+        return Draw(index, epochs)
 
     def _permuted(self, drawn: Numbers) -> Numbers:
         """Permute draws. Otherwise, a rank that gets every n-th draw might see only one dataset."""

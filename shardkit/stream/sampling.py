@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,15 +24,6 @@ from shardkit.stream.order import WINDOW, Draw, Mixture, Numbers, Order
 _DRAWS, _OFFSET = 5, 6  # purposes of a seed, in addition to those of order.py and schedule.py
 _MAX_DRAWS = 1 << 30  # maximum number of draws per epoch
 _LARGEST = 1e200  # maximum weight, so that the sum of weights is finite
-
-
-class Sampler(Protocol):
-    """Chooses the samples of an epoch."""
-
-    samples: int  # number of draws per epoch
-
-    def drawn(self, epoch: int) -> Draw:
-        """All draws of an epoch, in any order. No two draws of a sample have the same turn."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +43,7 @@ class Balanced:
     classes: str | Sequence[Any] | npt.NDArray[Any] | None = None
     samples: int | None = None
 
-    def sampler(self, classes: npt.NDArray[Any], samples: int, seed: int) -> Sampler:
+    def sampler(self, classes: npt.NDArray[Any], samples: int, seed: int) -> _ByClass:
         """The sampler for the classes of all samples. Raises UsageError for other values."""
         kinds = {type(value) for value in classes} if classes.dtype == object else {str}
         if classes.dtype.kind not in "iubUSO" or not (kinds <= {str} or kinds <= {int, bool}):
@@ -82,7 +73,7 @@ class Weighted:
     weights: str | Sequence[float] | npt.NDArray[Any]
     samples: int | None = None
 
-    def sampler(self, weights: npt.NDArray[Any], samples: int, seed: int) -> Sampler:
+    def sampler(self, weights: npt.NDArray[Any], samples: int, seed: int) -> _ByWeight:
         """The sampler for the weights of all samples. Raises UsageError for invalid weights."""
         if weights.dtype.kind not in "iubf":
             raise UsageError("weights must be numbers", found=f"values of type {weights.dtype}")
@@ -136,7 +127,13 @@ class Sampled:
     """
 
     def __init__(
-        self, sizes: Numbers, sampler: Sampler, *, seed: int, parts: int = 1, window: int = WINDOW
+        self,
+        sizes: Numbers,
+        sampler: _ByClass | _ByWeight,
+        *,
+        seed: int,
+        parts: int = 1,
+        window: int = WINDOW,
     ) -> None:
         """`sizes` has the samples of each shard, in order."""
         self.samples = sampler.samples
@@ -152,16 +149,16 @@ class Sampled:
         """The draws at these positions of an epoch, each in [0, samples)."""
         latest = self._latest
         if latest is None or latest[0] != epoch:
-            number, turn = self._sampler.drawn(epoch)
-            stored = np.lexsort((turn, number))
-            drawn = Draw(number[stored], turn[stored])
+            number, of_sample = self._sampler.drawn(epoch)
+            stored = np.lexsort((of_sample, number))
+            drawn = Draw(number[stored], of_sample[stored])
             # The order's shards are those of the dataset, with this epoch's draws as their samples.
             stops = np.searchsorted(drawn.number, self._ends, side="left")
             order = Order(np.diff(stops, prepend=0), shuffle=True, **self._ordering)
             self._latest = latest = epoch, drawn, order
         _, drawn, order = latest
         listed = order.draw(epoch, positions).number
-        return Draw(drawn.number[listed], drawn.turn[listed])
+        return Draw(drawn.number[listed], drawn.epoch[listed])
 
 
 AnyOrder: TypeAlias = Order | Mixture | Sampled
@@ -182,6 +179,7 @@ class _ByClass:
         self._starts = self._sizes.cumsum() - self._sizes
 
     def drawn(self, epoch: int) -> Draw:
+        """All draws of an epoch, in any order. No two draws of a sample have the same `epoch`."""
         first, begin = np.divmod(self._before(epoch), self._sizes)
         last, end = np.divmod(self._before(epoch + 1), self._sizes)
         of = self._class
@@ -193,18 +191,18 @@ class _ByClass:
         between = np.maximum(last - first - 1, 0)[of]
         copies = np.arange(between.sum()) - np.repeat(between.cumsum() - between, between)
         number = (self._members[rest], np.repeat(self._members, between), self._members[beginning])
-        turn = (first[of][rest], np.repeat(first[of] + 1, between) + copies, last[of][beginning])
-        return Draw(np.concatenate(number), np.concatenate(turn))
+        passes = (first[of][rest], np.repeat(first[of] + 1, between) + copies, last[of][beginning])
+        return Draw(np.concatenate(number), np.concatenate(passes))
 
     def _before(self, epoch: int) -> Numbers:
         """The number of draws of each class in all earlier epochs."""
         classes = len(self._sizes)
         return (epoch * self.samples - np.arange(classes) + classes - 1) // classes
 
-    def _rank(self, turns: Numbers) -> Numbers:
-        """The position of each sample in a pass of its class; `turns` has each class's pass."""
+    def _rank(self, passes: Numbers) -> Numbers:
+        """The position of each sample in a pass of its class; `passes` has one of each class."""
         seed = np.uint64(seed_of(self._seed, _DRAWS))
-        of_pass = splitmix(splitmix(turns.astype(np.uint64) ^ seed))[self._class]
+        of_pass = splitmix(splitmix(passes.astype(np.uint64) ^ seed))[self._class]
         hashes = splitmix(of_pass ^ self._members.astype(np.uint64))
         rank = np.empty(len(hashes), np.int64)
         rank[np.lexsort((hashes, self._class))] = np.arange(len(hashes))

@@ -43,7 +43,7 @@ class Step(NamedTuple):
     """The samples of one batch of one rank."""
 
     number: Numbers  # of each sample, in all datasets together
-    turn: Numbers  # the epoch of each sample's dataset, which seeds its random numbers
+    epoch: Numbers  # of each sample's dataset, which seeds its random numbers
     valid: npt.NDArray[np.bool_]  # False for padding
     segments: Numbers | None  # of packed rows, as `MicroBatch.segments`
     after: Progress  # of all ranks, after each has done this step
@@ -131,7 +131,7 @@ class Fixed(Schedule):
         steps, start = {}, 0
         for here, after, (positions, valid, _) in zip(points, points[1:], shares, strict=False):
             rows = slice(start, start + len(positions))
-            steps[epoch, here] = Step(draw.number[rows], draw.turn[rows], valid, None, after)
+            steps[epoch, here] = Step(draw.number[rows], draw.epoch[rows], valid, None, after)
             start = rows.stop
         return steps
 
@@ -234,9 +234,8 @@ class Planned(Schedule):
         rows = len(batch.samples) if batch.segments is None else int(batch.segments[:, 0].max()) + 1
         valid = np.full(rows, self._rank < len(found))
         after = Progress(min(first, self._order.samples), number)
-        return Step(
-            draw.number[batch.samples], draw.turn[batch.samples], valid, batch.segments, after
-        )
+        of = batch.samples
+        return Step(draw.number[of], draw.epoch[of], valid, batch.segments, after)
 
     def _planned(self, epoch: int, first: int) -> tuple[list[MicroBatch], Draw]:
         """The micro-batches and the samples of the window that starts at `first`."""

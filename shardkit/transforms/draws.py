@@ -1,7 +1,7 @@
 """Random numbers for samples, computed so that they do not depend on ranks, workers and threads.
 
-A number is a hash of (seed, turn, index, stream), where the turn is the epoch, the index is that
-of the sample, and each random transform has its own stream. The hash is the one in `order.py`.
+A number is a hash of (seed, epoch, index, stream), where the index is that of the sample, and each
+random transform has its own stream. The hash is the one in `order.py`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Draws:
     """Random numbers for some samples, one row per sample."""
 
     def __init__(
-        self, seed: int, turns: npt.NDArray[np.int64], indexes: npt.NDArray[np.int64]
+        self, seed: int, epochs: npt.NDArray[np.int64], indexes: npt.NDArray[np.int64]
     ) -> None:
-        hashed = splitmix(_hash(seed) ^ turns.astype(np.uint64))
+        hashed = splitmix(_hash(seed) ^ epochs.astype(np.uint64))
         self._rows = splitmix(hashed ^ indexes.astype(np.uint64))
 
     def __len__(self) -> int:

@@ -42,7 +42,7 @@ def test_any_positions_are_drawn_alone_as_in_a_whole_epoch(sizes, options, epoch
     assert drawn == whole[some].tolist()
     together = order.draw(epoch, np.array(some, np.int64))
     assert together.number.tolist() == whole[some].tolist()
-    assert (together.turn == epoch).all()
+    assert (together.epoch == epoch).all()
 
 
 def test_epochs_and_seeds_have_orders_of_their_own():
@@ -122,7 +122,7 @@ def test_every_dataset_of_a_mixture_goes_through_its_own_epochs(datasets, seed):
     came = [Counter() for _ in orders]
     for epoch in range(2):
         draw = mixture.draw(epoch, np.arange(mixture.samples))
-        for index, turn in zip(draw.number.tolist(), draw.turn.tolist(), strict=True):
+        for index, turn in zip(draw.number.tolist(), draw.epoch.tolist(), strict=True):
             which = int(np.searchsorted(firsts, index, side="right")) - 1
             came[which][turn, index] += 1
     for order, counts in zip(orders, came, strict=True):

@@ -109,7 +109,7 @@ def test_the_draws_are_those_of_their_version():
     }.items():
         order = Sampled(sizes, sampler, seed=7, parts=3, window=16)
         draws = [order.draw(epoch, np.arange(order.samples)) for epoch in range(3)]
-        found[name] = [[draw.number.tolist(), draw.turn.tolist()] for draw in draws]
+        found[name] = [[draw.number.tolist(), draw.epoch.tolist()] for draw in draws]
     assert found == json.loads(GOLDEN.read_text())
 
 
