@@ -61,15 +61,17 @@ def open_dataset(path: str | os.PathLike[str], *, partly: bool = False) -> Datas
 
 
 def open_splits(
-    path: str | os.PathLike[str], *, together: bool = False, partly: bool = False
+    path: str | os.PathLike[str], *, together: bool = False, partly: bool = False, subset: str = ""
 ) -> dict[str, Dataset]:
     """Open the dataset at a path as `{"": dataset}`, or its splits by name.
 
     together: open shards as one dataset, even if their names belong to several splits.
     partly: also open datasets with fields that cannot be read. `unusable` has these fields and the
         errors.
+    subset: the subset in README.md to open, which the path can also name: `FOLDER#SUBSET`.
     """
-    found = {name: opened() for name, (_, opened) in _at(fs.source(path), together).items()}
+    splits = _at(fs.source(path), together, subset)
+    found = {name: opened() for name, (_, opened) in splits.items()}
     for dataset in () if partly else found.values():
         _refuse_unusable(dataset)
     return found
@@ -128,9 +130,9 @@ class _Found(NamedTuple):
     open: Callable[[], Dataset]
 
 
-def _at(path: Path, together: bool = False) -> dict[str, _Found]:
+def _at(path: Path, together: bool = False, subset: str = "") -> dict[str, _Found]:
     """Find the datasets at a path: one named "", or one per split."""
-    path, subset = named_subset(path)
+    path, subset = (path, subset) if subset else named_subset(path)
     _refuse_working_folder(path)
     try:
         mode = path.stat().st_mode

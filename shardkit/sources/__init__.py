@@ -1,16 +1,15 @@
-"""The sources a conversion reads. `recognisers` finds out which kind a path is.
+"""The sources a conversion reads. `candidate` finds out which kind a path is.
 
 Each imports only those on lines below its own:
 
-    __init__
-    annotated recognisers
+    __init__ annotated
     folder_scan shards
-    api arrays/ exported img2dataset speech split_folders text/
-    candidate image_folder metadata united
-    file_table labelled subset
+    img2dataset layouts speech text/
+    api arrays/ exported image_folder metadata united
+    candidate file_table subset
     coco dataset duplicates file_metadata inputs key_lists labels packed_names sequence
       tables voc
-    annotations base columns companions file_names files imagenet layouts prepared quotes
+    annotations base columns companions file_names files imagenet prepared quotes
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ from shardkit.sources.base import Source, Stream
 from shardkit.sources.candidate import (
     Candidate,
     Splits,
+    recognise,
     refuse_classes,
     refuse_metadata,
     with_labels,
 )
 from shardkit.sources.file_table import FileSource
 from shardkit.sources.inputs import TABLES, TEXTS, Input, group_inputs, listed
-from shardkit.sources.recognisers import recognise
 
 if TYPE_CHECKING:
     from shardkit.sources.key_lists import KeyList
@@ -167,6 +166,7 @@ def _opened(given: Input, recipe: Recipe, strict: bool) -> Splits:
         return recognise(Candidate(given.path, recipe, strict))
     from shardkit.sources.shards import of_dataset, of_shard_files
 
+    refuse_metadata(recipe, given.path)
     refuse_classes(recipe, strict)
     if given.dataset is None:
         return with_labels(of_shard_files(given.files, recipe), recipe)

@@ -1,42 +1,78 @@
-"""A path that may be a source, as recognisers see it, and the options that not every source has."""
+"""A path that may be a source, and the recognisers that are asked, in turn, what it is.
+
+A recogniser is a function of a `Candidate`. It returns the sources, by split, or None if the path
+is of another kind. Another package adds one with an entry point in the group `shardkit.sources`
+(docs/adding-a-source.md), which is asked about paths that none of the built-in ones reads.
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from shardkit.codecs.image import SUFFIXES
 from shardkit.dataset.card import named_subset
 from shardkit.dataset.find import unreadable
-from shardkit.dataset.folders import Contents, look_into, skipped_media
-from shardkit.errors import UsageError
+from shardkit.dataset.folders import (
+    Contents,
+    look_into,
+    refuse_empty_splits,
+    refuse_foreign,
+    skipped_media,
+)
+from shardkit.errors import FormatError, ShardkitError, SourceError, UsageError, warn
+from shardkit.formats import unknown_format
+from shardkit.formats.unsupported import way_with
+from shardkit.helpers import os_errors
+from shardkit.metadata.manifest import FOLDER
 from shardkit.metadata.recipe import Recipe
-from shardkit.sources.base import Source, Stream
+from shardkit.sources.base import WHOLE, Source, Stream
 from shardkit.sources.file_names import parse_name
 from shardkit.storage import fs
 from shardkit.storage.remote.path import RemotePath
-from shardkit.storage.walk import relative_to
+from shardkit.storage.walk import is_folder, relative_to, scandir
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 Splits: TypeAlias = "Mapping[str, Source | Stream]"  # by name; `WHOLE` without splits
+
+ENTRY_POINTS = "shardkit.sources"
+# In this order. Each is imported when it is asked.
+_BUILT_IN = (
+    "exported:recognise",  # what `shardkit export` wrote
+    "shards:recognise_dataset",  # a file of a format, a folder with a manifest or index
+    "text:recognise_file",  # text and tables
+    "arrays.finding:recognise",  # MNIST, CIFAR, .npy, .npz, HDF5
+    "candidate:refuse_unclear",
+    "shards:recognise_shards",  # without a manifest, also those of img2dataset
+    "annotated:recognise",  # COCO, Pascal VOC
+    "folder_scan:recognise",  # images, audio, video; ImageNet, LibriSpeech, Speech Commands
+    "text:recognise_folder",
+)
 
 
 @dataclass
 class Candidate:
-    """A file or folder for which recognisers are asked, in turn, whether it is of their kind.
+    """A file or folder for which recognisers are asked whether it is of their kind.
 
-    `given` is the path as the user gave it, and may end in `#SUBSET`. `path` is without it.
+    `path` may be given as `FOLDER#SUBSET`, and is without the subset afterwards.
     """
 
-    given: Path
+    path: Path
     recipe: Recipe
     strict: bool = True  # as in `open_sources`
 
     def __post_init__(self) -> None:
-        self.path, self.subset = named_subset(self.given)
+        self.path, self.subset = named_subset(self.path)
         if isinstance(self.path, RemotePath) and self.path.store.lists:
-            self.given = self.path = self.path.listed()
+            self.path = self.path.listed()
         try:
             self.is_folder = self.path.is_dir()
             self.path.stat()
@@ -71,6 +107,9 @@ class Candidate:
         return sources
 
 
+# --- options that not every source has -----------------------------------------------------------
+
+
 def refuse_metadata(recipe: Recipe, path: Path | None = None) -> None:
     """Raise UsageError if a metadata table is given for a source without loose files."""
     if recipe.metadata is not None:
@@ -93,10 +132,140 @@ def refuse_classes(recipe: Recipe, strict: bool) -> None:
 
 def with_labels(sources: Mapping[str, Source], recipe: Recipe) -> Splits:
     """The sources, with a label made from the field that `label_column` names, if any."""
-    if recipe.label_column is None:
-        return sources
-    from shardkit.sources.labelled import labelled
-    from shardkit.sources.labels import LabelColumn
+    from shardkit.sources.labels import LabelColumn, labelled
 
     asked = LabelColumn.of(recipe)
     return sources if asked is None else labelled(sources, asked)
+
+
+# --- recognisers ---------------------------------------------------------------------------------
+
+
+def recognise(candidate: Candidate) -> Splits:
+    """The sources of a path, by split; raises an error that says why there are none."""
+    for name in _BUILT_IN:
+        module, _, function = name.partition(":")
+        found: Splits | None
+        found = getattr(importlib.import_module(f"shardkit.sources.{module}"), function)(candidate)
+        if found is not None:
+            return found
+    found = _of_packages(candidate)
+    if found is not None:
+        return found
+    if not candidate.is_folder:
+        raise unknown_format(candidate.path)
+    raise no_images(candidate.path, candidate.contents.ignored)
+
+
+def no_images(root: Path, ignored: Counter[str]) -> SourceError:
+    """The error for a folder without anything to convert."""
+    return SourceError(
+        "there are no images and no text in this folder",
+        path=root,
+        expected="files that end in "
+        + ", ".join("." + suffix for suffix in SUFFIXES)
+        + ", .wav, .mp4, .npy, .txt, .jsonl, .csv, ...",
+        found=", ".join(f"{n} x {what}" for what, n in ignored.most_common(4)) or "nothing",
+        fix=way_with(ignored)
+        or "give the folder that holds the class folders, or the images themselves",
+    )
+
+
+def refuse_unclear(candidate: Candidate) -> Splits | None:
+    """Raise an error for a folder if it is not clear what its samples are.
+
+    Data that only another package reads are its sources.
+    """
+    if not candidate.is_folder:
+        return None
+    contents = candidate.contents
+    if contents.shards:
+        _refuse_beside(contents)
+    try:
+        refuse_foreign(contents)
+    except FormatError:
+        if found := _of_packages(candidate):
+            return found
+        raise
+    if candidate.recipe.split == "auto":
+        refuse_empty_splits(contents)
+    return None
+
+
+def _refuse_beside(found: Contents) -> None:
+    """Raise UsageError for a folder that holds images or other folders beside its shards."""
+    others = list(found.images)
+    if found.at_top and not found.listed:
+        with os_errors.explained("list", found.root), scandir(found.root) as entries:
+            others += [e.name for e in entries if e.name[0] != "." and is_folder(e)]
+        itself = {FOLDER, *(name.partition("/")[0] for name in found.shards)}
+        others = [name for name in others if name not in itself]
+    if others:
+        raise UsageError(
+            "the folder holds both shards and what may be images",
+            path=found.root,
+            found=f"{min(found.shards)!r} beside {others[0]!r}",
+            fix="move one of the two elsewhere, or give the path of the shards or images only",
+        )
+
+
+@functools.cache
+def _entry_points() -> list[EntryPoint]:
+    import importlib.metadata  # slow, and rarely needed
+
+    return sorted(importlib.metadata.entry_points(group=ENTRY_POINTS), key=lambda one: one.name)
+
+
+def _of_packages(candidate: Candidate) -> Splits | None:
+    """The sources of a path that the recogniser of another package reads."""
+    for entry in _entry_points():
+        try:
+            recogniser = entry.load()
+        except Exception as error:
+            warn(str(_broken(entry, f"{type(error).__name__}: {error}")))
+            continue
+        try:
+            found = recogniser(candidate)
+        except (ShardkitError, MemoryError):
+            raise
+        except Exception as error:
+            raise _broken(entry, f"{type(error).__name__}: {error}", candidate.path) from error
+        if found is not None:
+            return _checked(entry, found, candidate)
+    return None
+
+
+def _checked(entry: EntryPoint, found: Any, candidate: Candidate) -> Splits:
+    """What a recogniser returned, as sources by split, with the labels that the user asked for."""
+    sources: Any = {WHOLE: found} if isinstance(found, Source | Stream) else found
+    every = list(sources.values()) if isinstance(sources, Mapping) else [sources]
+    other = next((one for one in every if not isinstance(one, Source | Stream)), None)
+    if other is not None or not every:
+        what = "no sources" if other is None else type(other).__name__
+        raise _broken(entry, what, candidate.path)
+    candidate.refuse_options()
+    if candidate.together and list(sources) != [WHOLE]:
+        raise UsageError(
+            f"the splits of a source of the kind {entry.name!r} cannot be taken as one dataset",
+            path=candidate.path,
+            found=", ".join(sources),
+            fix="omit --split none",
+        )
+    if candidate.recipe.label_column is not None and any(isinstance(s, Stream) for s in every):
+        raise UsageError(
+            f"a source of the kind {entry.name!r} cannot have a label column",
+            path=candidate.path,
+            fix="omit --label-column, or convert the resulting dataset with it",
+        )
+    return candidate.labelled(sources)
+
+
+def _broken(entry: EntryPoint, found: str, path: Path | None = None) -> SourceError:
+    package = entry.dist.name if entry.dist is not None else entry.value
+    return SourceError(
+        f"the source {entry.name!r} of the package {package} failed",
+        path=path,
+        expected=f"a function {entry.value} that returns sources by split, or None",
+        found=found,
+        fix=f"install another version of {package}, or uninstall it",
+    )

@@ -101,11 +101,11 @@ def read_about(folder: Path) -> About | None:
 
 def recognise(candidate: Candidate) -> Splits | None:
     """A folder that `shardkit export` wrote."""
-    about = read_about(candidate.given)
+    about = None if candidate.subset else read_about(candidate.path)
     if about is None:
         return None
     candidate.refuse_options()
-    return candidate.labelled(_open(candidate.given, about))
+    return candidate.labelled(_open(candidate.path, about))
 
 
 def _open(folder: Path, about: About) -> dict[str, Source]:

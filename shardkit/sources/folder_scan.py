@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import posixpath
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from time import time_ns
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardkit.codecs.image import SUFFIXES
 from shardkit.codecs.media import AUDIO, Kind
 from shardkit.dataset.card import check_images
 from shardkit.dataset.folders import media_of
-from shardkit.errors import SourceError, UsageError
-from shardkit.formats.unsupported import way_with
+from shardkit.errors import UsageError
 from shardkit.helpers.mapped import pieces
 from shardkit.metadata.splits import KINDS
 from shardkit.schema import FieldType, Image, Int, Schema
 from shardkit.sources.base import WHOLE, Source
-from shardkit.sources.candidate import Candidate, Splits
+from shardkit.sources.candidate import Candidate, Splits, no_images
 from shardkit.sources.file_table import odd_keys
 from shardkit.sources.files import file_path
 from shardkit.sources.image_folder import (
@@ -34,12 +32,14 @@ from shardkit.sources.image_folder import (
 )
 from shardkit.sources.imagenet import EXPECTED, Truth, find_truth, is_validation
 from shardkit.sources.img2dataset import of_files
-from shardkit.sources.labels import LabelColumn
+from shardkit.sources.labels import LabelColumn, check_names
 from shardkit.sources.layouts import (
     IMAGES,
+    SplitFolders,
     Tree,
     check_classes,
     check_splits,
+    find_split_folders,
     refuse_annotations,
     refuse_sides,
 )
@@ -52,7 +52,6 @@ from shardkit.sources.speech import (
     listed_splits,
     read_transcripts,
 )
-from shardkit.sources.split_folders import SplitFolders, find_split_folders
 from shardkit.sources.tables import Table
 from shardkit.storage.walk import DirEntry, Walk, kind_of_file, look, relative_to
 
@@ -75,56 +74,93 @@ def recognise(candidate: Candidate) -> Splits | None:
 def _scan(candidate: Candidate, media: Kind) -> dict[str, Source]:
     """The source of a folder, or one per split folder with one list of classes for all splits.
 
-    Images beside class folders are an error unless labels of folders are not wanted. Unless
-    `strict`, classes missing from those given are appended to them. A table that is given replaces
-    metadata files beside images; labels may come from a column of either. Raises SourceError for a
-    folder without images, and UsageError for folders that are missing from the classes, or that are
-    neither classes nor splits.
+    Raises SourceError for a folder without images, and UsageError for folders that are missing from
+    the classes, or that are neither classes nor splits.
     """
-    root, strict, recipe = candidate.path, candidate.strict, candidate.recipe
-    split, by_folder = recipe.split, recipe.selection.has("label")
+    root, recipe, splits = candidate.path, candidate.recipe, candidate.recipe.split == "auto"
     given, labels = GivenTable.of(recipe), LabelColumn.of(recipe)
-    classes: Sequence[str] | None
-    classes = None if isinstance(recipe.classes, Mapping) else recipe.classes
     own = None if given is None else relative_to(given.path, root)
-    found = find_split_folders(root, media, own) if split == "auto" else SplitFolders(root)
+    found = find_split_folders(root, media, own) if splits else SplitFolders(root)
     folders = found.paths or {"": root}
     scans = {name: FolderScan(folder, media, given) for name, folder in folders.items()}
     next(iter(scans.values())).ignored.update(found.ignored)  # reported once
     if not any(scan.files.names for scan in scans.values()):
-        for scan in scans.values():
-            if scan.problems:
-                raise scan.problems[0]
-        raise no_images(root, sum((scan.ignored for scan in scans.values()), Counter()))
+        problems = [problem for scan in scans.values() for problem in scan.problems]
+        every = sum((scan.ignored for scan in scans.values()), Counter())
+        raise problems[0] if problems else no_images(root, every)
     _add_metadata(root, [*scans.values()], given, labels)
     if labels is None:
         _find_labels(found.root, scans)
-    else:
-        classes = None
-    labelled = any(scan.labelled for scan in scans.values())
-    filled = sorted({n for scan in scans.values() if scan.labelled for n in scan.classes()})
-    if not strict and classes is not None:
-        classes = [*classes, *(name for name in filled if name not in set(classes))]
-    elif classes is None:
-        for scan in scans.values():
-            scan.check_folders(splits=split == "auto")
-            if by_folder and labels is None and given is None:
-                scan.refuse_stray()
-        _refuse_empty(root, scans.values(), filled, labelled, media.many)
-    else:
-        _check_classes(root, classes, filled, labelled)
-    table = tuple(filled if classes is None else classes) if labelled else None
+    table = _class_table(candidate, scans, stray=labels is not None or given is not None)
     made = {name: scan.source(table if scan.labelled else None) for name, scan in scans.items()}
-    if split == "auto" and not found.paths and scans[""].lists:
+    if splits and not found.paths and scans[""].lists:
         made = listed_splits(root, made[""])
     sources: dict[str, Source] = {**made}
     first = next(iter(sources.values()))
     first.notes = (*found.notes, *first.notes)
-    if strict and labels is None and first.classes is not None and len(first.classes) == 1:
+    if candidate.strict and labels is None and first.classes and len(first.classes) == 1:
         way = next(iter(folders.values())) / first.classes[0]
         note = f"all have the class {first.classes[0]!r}: to convert without labels, give {way}"
         first.notes = (*first.notes, note)
     return sources
+
+
+def _add_metadata(
+    root: Path, scans: Sequence[FolderScan], given: GivenTable | None, labels: LabelColumn | None
+) -> None:
+    """Join the images with the given table, or with the metadata files beside them."""
+    if given is None:
+        for scan in scans:
+            scan.read_metadata(labels)
+        return
+    parts = [(relative_to(scan.root, root) or "", scan.files) for scan in scans]
+    joined = join(given.read(), parts, given.labels, every=True)
+    for scan, found in zip(scans, joined, strict=True):
+        scan.take(found)
+
+
+def _class_table(
+    candidate: Candidate, scans: Mapping[str, FolderScan], *, stray: bool
+) -> tuple[str, ...] | None:
+    """The classes of all splits: those that the user gives, or the folders; None without labels.
+
+    Unless `strict`, folders that are missing from those given are appended to them. `stray`: images
+    beside class folders are fine.
+    """
+    root, recipe = candidate.path, candidate.recipe
+    labelled = [scan for scan in scans.values() if scan.labelled]
+    filled = sorted({name for scan in labelled for name in scan.classes()})
+    classes: Sequence[str] | None = None
+    if not isinstance(recipe.classes, Mapping) and recipe.label_column is None:
+        classes = recipe.classes
+    if classes is None:
+        for scan in scans.values():
+            scan.check_folders(splits=recipe.split == "auto")
+            if recipe.selection.has("label") and not stray:
+                scan.refuse_stray()
+        for scan in labelled:
+            scan.refuse_empty(filled)
+        classes = filled
+    elif candidate.strict:
+        check_names(classes)
+        if not labelled:
+            raise UsageError(
+                "a list of classes needs a folder per class",
+                path=root,
+                fix="put the images into folders, name a column of labels with --label-column, or"
+                " leave out --classes",
+            )
+        missing = [name for name in filled if name not in set(classes)]
+        if missing:
+            raise UsageError(
+                f"the list of classes does not name the folder {missing[0]!r}",
+                path=root,
+                found=f"{len(missing)} folder(s) that are not in the list",
+                fix="add the name to the list, or move the folder elsewhere",
+            )
+    else:
+        classes = [*classes, *(name for name in filled if name not in set(classes))]
+    return tuple(classes) if labelled else None
 
 
 def _find_labels(root: Path, scans: Mapping[str, FolderScan]) -> None:
@@ -149,6 +185,7 @@ def _find_labels(root: Path, scans: Mapping[str, FolderScan]) -> None:
         return
     for name, scan in scans.items():
         found = scan.tree.filled()
+        where = f"{found[0]}/, not a class of other splits" if found else "no class folders"
         if scan.labelled:
             extra = sorted(set(found) - of_train)
             words = f"classes of {name} that train does not have: {', '.join(extra[:5])}"
@@ -159,14 +196,13 @@ def _find_labels(root: Path, scans: Mapping[str, FolderScan]) -> None:
             if truth.path.parent in (scan.root, root):
                 about.ignored.subtract([kind_of_file(truth.path.name)])
         elif scan.files.metadata is not None or KINDS.get(name) == "test":
-            where = f"{found[0]}/, not a class of other splits" if found else "no class folders"
             scan.notes.append(f"no labels in {name}: its images are in {where}")
         else:
             raise UsageError(
                 f"the images of {name} have no labels, but those of other splits do",
                 path=scan.root,
                 expected="a folder for each class: " + ", ".join(sorted(of_train)[:3]),
-                found=f"{found[0]}/, not a class of other splits" if found else "no class folders",
+                found=where,
                 fix="put them into class folders, or convert one split at a time; for ImageNet, add"
                 f" {EXPECTED}",
             )
@@ -178,83 +214,16 @@ def _classes_of(scans: Mapping[str, FolderScan], *kinds: str) -> set[str]:
     return {folder for scan in found for folder in scan.classes()}
 
 
-def _refuse_empty(
-    root: Path, scans: Iterable[FolderScan], filled: Sequence[str], labelled: bool, what: str
-) -> None:
-    """Raise UsageError for a folder without images (or other media) beside class folders."""
-    every = {name for scan in scans if scan.labelled for name in scan.class_folders}
-    empty = sorted(every - set(filled))
-    if labelled and empty:
-        raise UsageError(
-            f"there are folders without {what} beside the class folders",
-            path=root,
-            found=", ".join(f"{name}/" for name in empty[:5]),
-            expected=f"{what} in each folder, as each would be a class",
-            fix="move them elsewhere, or list the classes with --classes FILE: a listed class may"
-            " be empty, and an empty folder that is not listed is ignored",
-        )
-
-
-def _add_metadata(
-    root: Path, scans: Sequence[FolderScan], given: GivenTable | None, labels: LabelColumn | None
-) -> None:
-    """Join the images with the given table, or with the metadata files beside them."""
-    if given is None:
-        for scan in scans:
-            scan.read_metadata(labels)
-        return
-    parts = [(relative_to(scan.root, root) or "", scan.files) for scan in scans]
-    joined = join(given.read(), parts, given.labels, every=True)
-    for scan, found in zip(scans, joined, strict=True):
-        scan.take(found)
-
-
-def _check_classes(
-    root: Path, classes: Sequence[str], found: Iterable[str], labelled: bool
-) -> None:
-    if len(set(classes)) != len(classes):
-        twice = next(name for name, count in Counter(classes).items() if count > 1)
-        raise UsageError("the list of classes has a duplicate", found=repr(twice))
-    if not labelled:
-        raise UsageError(
-            "a list of classes needs a folder per class",
-            path=root,
-            fix="put the images into folders, name a column of labels with --label-column, or leave"
-            " out --classes",
-        )
-    missing = [name for name in found if name not in set(classes)]
-    if missing:
-        raise UsageError(
-            f"the list of classes does not name the folder {missing[0]!r}",
-            path=root,
-            found=f"{len(missing)} folder(s) that are not in the list",
-            fix="add the name to the list, or move the folder elsewhere",
-        )
-
-
-def no_images(root: Path, passed_over: Counter[str]) -> SourceError:
-    """The error for a folder without anything to convert."""
-    return SourceError(
-        "there are no images and no text in this folder",
-        path=root,
-        expected="files that end in "
-        + ", ".join("." + suffix for suffix in SUFFIXES)
-        + ", .wav, .mp4, .npy, .txt, .jsonl, .csv, ...",
-        found=", ".join(f"{n} x {what}" for what, n in passed_over.most_common(4)) or "nothing",
-        fix=way_with(passed_over)
-        or "give the folder that holds the class folders, or the images themselves",
-    )
-
-
 class FolderScan:
     """The result of one walk through a folder tree: ordered files, class folders, ignored files."""
 
     def __init__(self, root: Path, media: Kind, given: GivenTable | None = None) -> None:
         self.root = root
         self.media = media
-        self._given = given is not None
+        self._sidecars = sidecars_of(media)
+        self._has_table = given is not None  # instead of metadata files beside the images
         table = None if given is None else relative_to(given.path, root)
-        beside = tuple(sidecar.ending for sidecar in sidecars_of(media))
+        beside = tuple(sidecar.ending for sidecar in self._sidecars)
         self._walk = Walk(root, table, lambda name: media.has(name) or name.endswith(beside))
         self.ignored = self._walk.ignored
         self.problems = self._walk.problems
@@ -267,30 +236,24 @@ class FolderScan:
         self.files = Files.joined(self._images())
         self.files.began = began
         self.tree = Tree(root, self._below, self.files.folders, media.many)
-        self.class_folders = self.tree.folders()
-        images_at_root = "" in self.files.folders
+        filled = self.tree.filled()
+        # img2dataset writes `00000/` beside `00000_stats.json` with `output_format="files"`.
+        self.numbered = bool(filled) and all(
+            name.isdigit() and {f"{name}.parquet", f"{name}_stats.json"} & self._at_root
+            for name in filled
+        )
         # A metadata file above a single image folder is the Hugging Face layout, without classes.
-        one_folder = len(self.tree.filled()) < 2 and bool(self.metadata_files)
-        self.numbered = self._is_numbered()
+        one_folder = len(filled) < 2 and bool(self.metadata_files)
+        self.class_folders = self.tree.folders()
         self.labelled = bool(self.class_folders) and not (
-            images_at_root or one_folder or self.numbered
+            "" in self.files.folders or one_folder or self.numbered
         )
         self.notes: list[str] = []
-        self.given: list[str] = []  # the class of each image, if not given by its folder
-
-    def _is_numbered(self) -> bool:
-        """Whether folders are just numbered parts: `00000/` beside `00000_stats.json`.
-
-        img2dataset writes them with `output_format="files"`.
-        """
-        return bool(self.tree.filled()) and all(
-            name.isdigit() and {f"{name}.parquet", f"{name}_stats.json"} & self._at_root
-            for name in self.tree.filled()
-        )
+        self.class_of: list[str] = []  # the class of each image, if not given by its folder
 
     def classes(self) -> list[str]:
         """The class folders that hold images."""
-        return [] if self.given else self.tree.filled()
+        return [] if self.class_of else self.tree.filled()
 
     def find_truth(self, root: Path, classes: Collection[str]) -> Truth | None:
         """The labels of images that are all in one folder, if there is a file with them."""
@@ -300,19 +263,33 @@ class FolderScan:
 
     def label_by(self, truth: Truth, known: Collection[str]) -> None:
         """Use the labels of a file."""
-        self.given = truth.classes(self.files.names, known)
+        self.class_of = truth.classes(self.files.names, known)
         self.labelled, self.class_folders = True, []
         self.notes.append(f"the labels of {self.root.name} come from {truth.path}")
 
     def check_folders(self, *, splits: bool) -> None:
         """Raise UsageError for folders that would be misinterpreted as classes."""
         refuse_annotations(self.tree)
-        if self.labelled and not self.given:
+        by_folder = self.labelled and not self.class_of
+        if by_folder:
             check_classes(self.tree)
         if splits:
             check_splits(self.tree)
-        if self.labelled and not self.given:
+        if by_folder:
             refuse_sides(self.tree, self._stems)
+
+    def refuse_empty(self, filled: Sequence[str]) -> None:
+        """Raise UsageError for a folder without images beside class folders."""
+        empty = [name for name in self.class_folders if name not in set(filled)]
+        if empty:
+            raise UsageError(
+                f"there are folders without {self.media.many} beside the class folders",
+                path=self.root,
+                found=", ".join(f"{name}/" for name in empty[:5]),
+                expected=f"{self.media.many} in each folder, as each would be a class",
+                fix="move them elsewhere, or list the classes with --classes FILE: a listed class"
+                " may be empty, and an empty folder that is not listed is ignored",
+            )
 
     def _stems(self, top: str) -> set[str]:
         """The paths of the images below a folder, relative to it and without suffixes."""
@@ -325,7 +302,7 @@ class FolderScan:
         """Raise UsageError for a few images beside class folders: none would have labels."""
         files = self.files
         # Images in the root come first.
-        if "" not in files.folders or self.given or files.metadata is not None or self.numbered:
+        if "" not in files.folders or self.class_of or files.metadata or self.numbered:
             return
         stray = int(np.searchsorted(files.folder_of, files.folders.index(""), "right"))
         if 1 < len(self.tree.filled()) > stray:
@@ -340,52 +317,51 @@ class FolderScan:
 
     def source(self, classes: tuple[str, ...] | None) -> ImageFolder:
         """The source, with the indices of its folders in `classes` as labels."""
-        files = self.files
+        files, metadata = self.files, self.files.metadata
+        if metadata is not None and "label" in metadata.schema:
+            classes = None
         fields: dict[str, FieldType] = {self.media.field: self.media.type()}
-        own_label = files.metadata is not None and "label" in files.metadata.schema
-        class_names: Mapping[str, tuple[str, ...]] = {}
-        if classes is not None and not own_label:
+        class_names = {} if metadata is None else metadata.class_names
+        files.labels = [None] * len(files.folders)
+        if classes is not None:
             number = {name: label for label, name in enumerate(classes)}
-            if self.given:  # repeat the only folder for each class, as labels are by folder
+            if self.class_of:  # repeat the only folder for each class, as labels are by folder
                 files.folders *= len(classes)
-                files.folder_of = np.array([number[name] for name in self.given], np.uint32)
+                files.folder_of = np.array([number[name] for name in self.class_of], np.uint32)
                 files.labels = [*number.values()]
             else:
                 files.labels = [number[folder.partition("/")[0]] for folder in files.folders]
             fields["label"] = Int()
             class_names = {"label": classes}
-        else:
-            files.labels = [None] * len(files.folders)
-            classes = None
-            if files.metadata is not None:
-                class_names = files.metadata.class_names
         for bit, sidecar in enumerate(SIDECARS):
             every = (files.sidecars[piece] >> bit & 1 for piece in pieces(len(files)))
             count = sum(int(np.count_nonzero(found)) for found in every)
             if count:
                 fields[sidecar.field] = type(sidecar.type)(optional=count < len(files.names))
-        if files.metadata is not None:
-            add_columns(fields, files.metadata)
+        if metadata is not None:
+            add_columns(fields, metadata)
         root = file_path(self.root)
         source = ImageFolder(root, files, Schema(fields), class_names, self.media)
-        if "" in files.folders and len(files.folders) > 1 and not self.given:
-            first = files.names[int(np.argmax(files.folder_of == files.folders.index("")))]
-            source.notes = (f"no labels from folders: {first!r} lies beside them",)
-        elif self.numbered:
-            folder = self.tree.filled()[0]
-            source.notes = (f"no labels from folders: {folder}/ is a part written by img2dataset",)
-        source.notes = (*source.notes, *self.notes, *self._walk.notes)
+        source.notes = (*self._unlabelled_notes(), *self.notes, *self._walk.notes)
         source.problems = self.problems
         source.ignored = dict(+self.ignored)
-        if files.metadata is not None:
-            source.others = files.metadata.unusable
-            if files.metadata.lacking:
-                source.ignored[f"{self.media.many} without a row of metadata"] = (
-                    files.metadata.lacking
-                )
+        if metadata is not None:
+            source.others = metadata.unusable
+            if metadata.lacking:
+                source.ignored[f"{self.media.many} without a row of metadata"] = metadata.lacking
         if classes is not None and (unlisted := set(self.class_folders) - set(classes)):
             source.ignored[f"folder without {self.media.many}"] = len(unlisted)
         return source
+
+    def _unlabelled_notes(self) -> Iterator[str]:
+        """Why folders are not classes, where that may surprise."""
+        files = self.files
+        if "" in files.folders and len(files.folders) > 1 and not self.class_of:
+            first = files.names[int(np.argmax(files.folder_of == files.folders.index("")))]
+            yield f"no labels from folders: {first!r} lies beside them"
+        elif self.numbered:
+            folder = self.tree.filled()[0]
+            yield f"no labels from folders: {folder}/ is a part written by img2dataset"
 
     def _images(self) -> Iterator[Files]:
         """The images of each folder, in torchvision's order: by class, then by path as a string."""
@@ -413,23 +389,25 @@ class FolderScan:
             name = entry.name
             if self.media.has(name):
                 images[name] = entry
-            elif name in METADATA_FILES and entry.is_file() and not self._given:
+            elif name in METADATA_FILES and entry.is_file() and not self._has_table:
                 self.metadata_files.append(f"{folder}/{name}" if folder else name)
-            elif name.endswith(TRANSCRIPTS) and self.media is AUDIO and not self._given:
+            elif name.endswith(TRANSCRIPTS) and self.media is AUDIO and not self._has_table:
                 self._transcripts.append(f"{folder}/{name}" if folder else name)
             else:
                 others[name] = entry
         entries.clear()  # frees their cached stat results: a lot for 10^6 files
         stems = {name[: name.rfind(".")] for name in images}
-        sidecars = sidecars_of(self.media)
-        for ending in (s.ending for s in sidecars if isinstance(s.type, Image)):
+        for ending in (s.ending for s in self._sidecars if isinstance(s.type, Image)):
             for name in [n for n in images if n.endswith(ending)]:
                 if name.removesuffix(ending) in stems:
                     others[name] = images.pop(name)
-        self._ignore(others, stems)
+        for name in others:
+            own = (s.ending for s in self._sidecars if name.endswith(s.ending))
+            if name.removesuffix(next(own, name)) not in stems:
+                self.ignored[kind_of_file(name)] += 1
         names = sorted(images)
         about = [look(images.pop(name)) for name in names]
-        bits, sidecar_sizes, sidecar_times = _sidecars_of(names, others, sidecars)
+        bits, sidecar_sizes, sidecar_times = _sidecars_of(names, others, self._sidecars)
         return Files(
             folders=[folder],
             names=names,
@@ -442,14 +420,6 @@ class FolderScan:
             sidecar_sizes=sidecar_sizes,
             odd_keys=_odd_keys(folder, names),
         )
-
-    def _ignore(self, others: dict[str, DirEntry], stems: set[str]) -> None:
-        for name in others:
-            ending = next(
-                (s.ending for s in sidecars_of(self.media) if name.endswith(s.ending)), None
-            )
-            if ending is None or name.removesuffix(ending) not in stems:
-                self.ignored[kind_of_file(name)] += 1
 
     def read_metadata(self, labels: LabelColumn | None) -> None:
         """Read the metadata files beside images; a column of them may hold the labels."""

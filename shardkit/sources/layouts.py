@@ -1,17 +1,33 @@
-"""Detects image folders that are not class folders: COCO, VOC, YOLO, splits with other names.
+"""What the folders below a root of images are: splits, classes, or neither.
 
-Their labels are in files that are not read yet. Treating such folders as classes would silently
-give wrong labels, so they are refused, and the error names the folder to give instead.
+Folders of datasets such as YOLO are not classes: their labels are in files that are not read yet.
+Treating such folders as classes would silently give wrong labels, so they are refused, and the
+error names the folder to give instead.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from shardkit.codecs.media import Kind
 from shardkit.errors import UsageError
-from shardkit.metadata.splits import kind_of_split, mixed_splits, several_subsets
+from shardkit.helpers import os_errors
+from shardkit.metadata.splits import (
+    KINDS,
+    beside_splits,
+    kind_of_split,
+    mixed_splits,
+    refuse_synonyms,
+    several_subsets,
+    word_of_split,
+)
+from shardkit.sources.imagenet import DEVKIT
+from shardkit.sources.metadata import FILES as METADATA_FILES
+from shardkit.storage.walk import is_folder, kind_of_file, passed_over, scandir
 
 # Names of the folders of such datasets, in lower case: those with images, and those with
 # annotations (boxes, masks, lists).
@@ -22,17 +38,8 @@ IMAGES = {
     "videos",
 }
 ANNOTATIONS = {
-    *(
-        "annotations",
-        "annotation",
-        "labels",
-        "label",
-        "imagesets",
-        "bboxes",
-        "boxes",
-        "xml",
-        "xmls",
-    ),
+    *("annotations", "annotation", "labels", "label", "imagesets", "bboxes", "boxes"),
+    *("xml", "xmls"),
     *("masks", "mask", "segmentation", "segmentations", "segmentationclass", "segmentationobject"),
     *("lbls", "lbl", "anno", "annos", "seg", "segs", "matte", "mattes"),
     *("gt", "gtfine", "ground_truth", "groundtruth", "trimaps", "depth", "target", "targets"),
@@ -44,22 +51,22 @@ _SIDES |= {"clean", "noisy", "noise", "hazy", "rainy", "blur", "blurry", "blurre
 _SIDES |= {"source", "sources", "src", "tgt", "output", "outputs", "edge", "edges", "normals"}
 _SIDES |= {"left", "right", "before", "after", "reference", "ref", "original", "edited"}
 _DOMAINS = re.compile(r"(train|test|val|valid)_?[ab]")  # as in CycleGAN's datasets
+_KINDS = {  # of datasets that are refused, by a folder that tells
+    "jpegimages": "a dataset in the layout of Pascal VOC",
+    "labels": "a dataset in the layout of YOLO",
+    "annotations": "a dataset in the layout of COCO, or one with masks",
+}
+_SHOWN = 5  # files to name in errors
+_DEEP = 8  # maximum number of nested folders that hold nothing but one folder
 
 
 class Tree:
     """The folder tree below a root, and which folders hold images themselves or further below."""
 
     def __init__(
-        self,
-        root: Path,
-        below: Mapping[str, Sequence[str]],
-        images: Sequence[str],
-        what: str = "images",
+        self, root: Path, below: Mapping[str, Sequence[str]], images: Sequence[str], what: str
     ) -> None:
-        """`below` are the subfolder names of each folder; `images` the folders with images.
-
-        `what` names the kind of the files, which may also be audio or video.
-        """
+        """`below` has the subfolders of each folder, `images` the folders with `what`."""
         self.root = root
         self.what = what
         self._below = below
@@ -130,10 +137,13 @@ def refuse_sides(tree: Tree, stems: Callable[[str], Collection[str]]) -> None:
 
 def check_splits(tree: Tree) -> None:
     """Raise UsageError if folders seem to be splits, or if each of them holds splits."""
-    subsets = [folder for folder in tree.filled() if len(_kinds(tree.filled(folder))) > 1]
-    if len(subsets) > 1 and subsets == tree.filled():
+    classes = tree.filled()
+    subsets = [
+        name for name in classes if len({*map(kind_of_split, tree.filled(name))} - {None}) > 1
+    ]
+    if len(subsets) > 1 and subsets == classes:
         raise several_subsets(tree.root, subsets)
-    for folder in ("", *tree.filled()):
+    for folder in ("", *classes):
         names = tree.filled(folder)
         told = [(kind, name) for name in names if (kind := kind_of_split(name))]
         kinds = dict(told)
@@ -142,41 +152,29 @@ def check_splits(tree: Tree) -> None:
             raise mixed_splits(tree.root, [f"{prefix}{name}/" for name in sorted(kinds.values())])
 
 
-def _kinds(names: Iterable[str]) -> set[str]:
-    return {kind for name in names if (kind := kind_of_split(name))}
-
-
 def _refuse_annotations(tree: Tree, folder: str) -> None:
     names = {name.lower() for name in tree.folders(folder)}
-    tells = sorted(names & ANNOTATIONS)
+    tells = names & ANNOTATIONS
     holds = names & IMAGES or {name for name in names if kind_of_split(name)}
     if not tells or not (holds or tree.has_own(folder)):
         return
     others = {name.lower() for name in tree.filled(folder)} - ANNOTATIONS - holds
     if len(others) > len(holds) + len(tells):
         return  # one of many classes may be called mask or target
-    kind = "a dataset with annotations or masks"
-    if "jpegimages" in names:
-        kind = "a dataset in the layout of Pascal VOC"
-    elif "labels" in names:
-        kind = "a dataset in the layout of YOLO"
-    elif "annotations" in names:
-        kind = "a dataset in the layout of COCO, or one with masks"
+    kinds = (kind for name, kind in _KINDS.items() if name in names)
     prefix = f"{folder}/" if folder else ""
-    of_images = [
-        name
-        for name in tree.images
-        if name.startswith(prefix)
-        and name[len(prefix) :].partition("/")[0].lower() not in ANNOTATIONS
-        and name != folder
-    ]
-    way = f", such as {tree.path(of_images[0])}" if of_images else ""
+    below = (name for name in tree.images if name.startswith(prefix) and name != folder)
+    tops = ((name, name[len(prefix) :].partition("/")[0].lower()) for name in below)
+    such = next(
+        (f", such as {tree.path(name)}" for name, top in tops if top not in ANNOTATIONS), ""
+    )
     raise UsageError(
-        f"this is {kind}, whose annotations shardkit cannot read yet",
+        f"this is {next(kinds, 'a dataset with annotations or masks')}, whose annotations shardkit"
+        " cannot read yet",
         path=tree.path(folder),
         found=", ".join(f"{name}/" for name in tree.folders(folder)[:6]),
         expected="a folder for each class, or only images",
-        fix=f"give a folder that holds only images{way}; or, if these folders are classes, list"
+        fix=f"give a folder that holds only images{such}; or, if these folders are classes, list"
         " them with --classes FILE",
     )
 
@@ -195,3 +193,119 @@ def _too_high(tree: Tree, folder: str) -> UsageError:
         fix=f"give the folder that holds the classes, or the splits: {tree.path(classes)}; or list"
         " the classes with --classes FILE",
     )
+
+
+# --- splits ------------------------------------------------------------------------------------
+
+
+@dataclass
+class SplitFolders:
+    """The split folders by split name, in output order."""
+
+    root: Path  # the parent of the split folders: the given folder, or one nested in it
+    folders: dict[str, str] = field(default_factory=dict)
+    ignored: Counter[str] = field(default_factory=Counter)  # files beside them
+    notes: tuple[str, ...] = ()
+
+    @property
+    def paths(self) -> dict[str, Path]:
+        return {split: self.root / folder for split, folder in self.folders.items()}
+
+
+@dataclass
+class _Listed:
+    """The direct contents of a folder."""
+
+    folders: list[str] = field(default_factory=list)
+    data: list[str] = field(default_factory=list)  # names of the first images or metadata files
+    ignored: Counter[str] = field(default_factory=Counter)  # other files
+
+
+def find_split_folders(root: Path, media: Kind, without: str | None = None) -> SplitFolders:
+    """The splits of a folder of images or other media; empty if its folders are not splits.
+
+    If a folder holds nothing but one other folder, that one is searched instead, with a note.
+    Raises UsageError for splits beside other folders or images, and for two folders of one split.
+    """
+    found = _splits_in(root, listed := _list(root, media, without))
+    if found.folders:
+        return found
+    top, ignored = root, Counter(listed.ignored)
+    for _ in range(_DEEP):
+        if listed.data or len(listed.folders) != 1 or word_of_split(listed.folders[0]):
+            break
+        top = top / listed.folders[0]
+        listed = _list(top, media)
+        if len(listed.folders) > 1:
+            found = _splits_in(top, listed) if len(_named(listed.folders)) > 1 else found
+            break
+        ignored += listed.ignored
+    if not found.folders:
+        return SplitFolders(root)
+    found.ignored += ignored
+    found.notes = (f"the splits were found in {top}",)
+    return found
+
+
+def _splits_in(root: Path, listed: _Listed) -> SplitFolders:
+    named = _named(listed.folders)
+    of_splits = [name for names in named.values() for name in names]
+    others = [name for name in listed.folders if name not in of_splits]
+    with_classes = any(_holds_classes(root / name) for name in of_splits)
+    if not with_classes and (others or listed.data):
+        return SplitFolders(root)  # flat folders with such names are classes among others
+    devkits = [name for name in others if DEVKIT.fullmatch(name)]
+    beside = [f"{name}/" for name in others if name not in devkits] + listed.data
+    if named and beside:
+        raise beside_splits(root, named, beside)
+    refuse_synonyms(root, named)
+    for names in named.values():
+        if len(names) > 1:
+            raise UsageError(
+                f"two folders are the same split: {'/ and '.join(names)}/",
+                path=root,
+                fix="convert one of them at a time, move one elsewhere, or treat all folders as"
+                " classes with --split none",
+            )
+    listed.ignored.update({"devkit folder": len(devkits)} if devkits else {})
+    return SplitFolders(root, {split: named[split][0] for split in named}, listed.ignored)
+
+
+def _list(folder: Path, media: Kind, without: str | None = None) -> _Listed:
+    found = _Listed()
+    with os_errors.explained("list", folder), scandir(folder) as entries:
+        for entry in entries:
+            if entry.name == without:
+                continue
+            if (words := passed_over(entry.name)) is not None:
+                found.ignored[words] += 1
+            elif is_folder(entry):
+                found.folders.append(entry.name)
+            elif entry.name in METADATA_FILES or media.has(entry.name):
+                found.data += [entry.name] if len(found.data) < _SHOWN else []
+            else:
+                found.ignored[kind_of_file(entry.name)] += 1
+    found.folders.sort()
+    return found
+
+
+def _named(folders: Sequence[str]) -> dict[str, list[str]]:
+    """The folders named after splits, whose names differ only in the split and in numbers."""
+    alike: dict[str, dict[str, list[str]]] = {}
+    for name in folders:
+        if word := word_of_split(name):
+            rest = re.sub(r"[-_. ]?\d+", "", name.lower().replace(word, "*", 1))
+            alike.setdefault(rest, {}).setdefault(word, []).append(name)
+    found = max(alike.values(), key=len, default={})
+    if len(found) < 2:
+        exact = [name for name in folders if name.lower() in KINDS]
+        found = {name.lower(): [n for n in exact if n.lower() == name.lower()] for name in exact}
+    return {split: found[split] for split in KINDS if split in found}
+
+
+def _holds_classes(folder: Path) -> bool:
+    with os_errors.explained("list", folder), scandir(folder) as entries:
+        return any(
+            entry.name in METADATA_FILES or (is_folder(entry) and passed_over(entry.name) is None)
+            for entry in entries
+        )

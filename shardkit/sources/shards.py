@@ -32,16 +32,16 @@ def recognise_dataset(candidate: Candidate) -> Splits | None:
     path = candidate.path
     if not candidate.is_folder:
         its_format = format_of(path) is not None and kind_of_file(path) is None
-        return _open(path, candidate) if its_format else None
+        return _open(candidate) if its_format else None
     if path.name == FOLDER:
         raise unknown_format(path)
-    return _open(path, candidate) if _is_dataset(path) else None
+    return _open(candidate) if _is_dataset(path) else None
 
 
 def recognise_shards(candidate: Candidate) -> Splits | None:
     """A folder of shards without a manifest."""
     there = candidate.is_folder and candidate.contents.shards
-    return _open(candidate.given, candidate) if there else None
+    return _open(candidate) if there else None
 
 
 def _is_dataset(folder: Path) -> bool:
@@ -54,9 +54,10 @@ def _is_dataset(folder: Path) -> bool:
     return unfinished or saved or has_manifest(folder)
 
 
-def _open(path: Path, candidate: Candidate) -> Splits:
+def _open(candidate: Candidate) -> Splits:
     candidate.refuse_options()
-    found = open_splits(path, together=candidate.together, partly=True)
+    path, subset = candidate.path, candidate.subset
+    found = open_splits(path, together=candidate.together, partly=True, subset=subset)
     if candidate.together and list(found) != [WHOLE]:
         raise UsageError(
             "a folder with a dataset for each split cannot be taken as one dataset",

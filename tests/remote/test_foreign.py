@@ -20,6 +20,8 @@ from shardkit.stream.loader import Loader
 from tests.conftest import few
 from tests.remote.buckets import Bucket
 from tests.remote.test_streaming import epochs, loader
+from tests.sources import real
+from tests.sources.test_layouts import card
 
 
 def tars(root, name, samples, size, each=10**6):
@@ -203,6 +205,18 @@ def test_splits(data, bucket, tmp_path):
     there = splits_at(bucket, "out")
     assert everything(there["val"]) == everything(open_dataset(tmp_path / "out/val"))
     assert shardkit.verify(bucket.out, data.url("splits"), **given).sound
+
+
+def test_a_subset_of_a_hub_repository(bucket, tmp_path):
+    for name in ("de", "en"):
+        real.parquet(tmp_path / f"hub/{name}.parquet", name)
+    subsets = [{"config_name": n, "data_files": f"{n}.parquet"} for n in ("de", "en")]
+    (tmp_path / "hub/README.md").write_text(card(*subsets))
+    bucket.put(tmp_path / "hub", "hub/")
+    assert bucket.open("hub#en")[0]["text"] == "en"
+    assert bucket.convert(bucket.url("hub#en")).samples == 1
+    with fs.using(bucket.options):
+        assert shardkit.open(bucket.out)[0]["text"] == "en"
 
 
 def test_what_hugging_face_datasets_saved(bucket, tmp_path):

@@ -407,3 +407,11 @@ def test_numbers_in_braces_are_padded_as_in_bash(braces, names):
     assert [str(path) for path in expand(Path(f"x{braces}.tar"))] == [
         f"x{name}.tar" for name in names.split()
     ]
+
+
+def test_a_table_of_metadata_is_refused_for_shards_and_datasets(tmp_path):
+    paths = [shard(tmp_path / f"{name}.tar", [{"__key__": name, "y": 1}]) for name in "ab"]
+    table = tmp_path / "table.csv"
+    table.write_text("file_name,x\na,1\n")
+    for source in (paths, [shardkit.open(paths[0])]):
+        refused(UsageError, "a metadata table is for folders", opened, source, metadata=table)
