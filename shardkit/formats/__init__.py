@@ -5,10 +5,10 @@ group `shardkit.formats`, which has the name of the format and refers to its `De
 
 Each imports only those on lines below its own:
 
-    array_record/
-    api lance/ litdata/ mds/ tfrecord/ wds/
-    __init__ arrow/ beton/ compressed lmdb/ megatron/ offsets table_folders testing_samples
-    base streamed unsupported
+    api array_record/ lance/ litdata/ mds/
+    __init__ arrow/ beton/ lmdb/ megatron/ offsets table_folders testing_samples tfrecord/
+      wds/
+    base compressed unsupported
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def test_a_key_again_in_one_shard_is_refused_where_webdataset_makes_two_samples(
     assert found == [("a", b"1"), ("b", b"2"), ("a", b"3")]
     with pytest.raises(shardkit.DamagedError, match="have the same key") as error:
         convert(path, "wds", tmp_path / "out")
-    assert "give them different names" in str(error.value.fix)
+    assert "give samples different names" in str(error.value.fix)
 
 
 ODD = ["a b", "dir name/c", "tab\tx", "\u00fc/\u732b", "50%", "a%20b", "x.y", "__x__", "//x/", ".."]

@@ -135,8 +135,7 @@ def test_folders_links_and_devices_are_passed_over(tmp_path):
 def test_types_come_from_extensions_unless_the_first_value_says_otherwise(tmp_path):
     first = {"cls": b"cat", "json": b"{", "txt": b"\xff", "npy": b"no", "pkl": b"\x80\x04."}
     members = [(f"a.{extension}", data) for extension, data in first.items()]
-    with pytest.warns(ShardkitWarning, match="'cls' are not whole numbers"):
-        reader = WDS.open(pack(tmp_path / "x.tar", [*members, ("b.cls", b"dog")]))
+    reader = WDS.open(pack(tmp_path / "x.tar", [*members, ("b.cls", b"dog")]))
     assert {type(kind) for kind in reader.schema.values()} == {shardkit.Bytes}
     assert reader.schema["json"].optional
     assert reader[0]["pkl"] == b"\x80\x04."  # never unpickled
@@ -208,7 +207,7 @@ def test_members_that_make_no_sample_are_named(tmp_path, names, match, where, sa
     path = pack(tmp_path / "x.tar", [(name, b"1") for name in names.split()])
     with refused(DamagedError, match, says=says, path=path, **where) as error:
         WDS.open(path)
-    assert not says or "--sort=name" in str(error.value)
+    assert "b.txt" not in names or "--sort=name" in str(error.value)
 
 
 def test_a_sparse_member_is_refused_by_name(tmp_path):

@@ -13,9 +13,9 @@ import google_crc32c
 import numpy as np
 
 from shardkit.errors import DamagedError, FormatError
-from shardkit.formats.streamed import Streamed
+from shardkit.formats.compressed import read_ahead
 from shardkit.metadata.manifest import FOLDER
-from shardkit.storage.byte_source import ByteSource, RemoteFile
+from shardkit.storage.byte_source import ByteSource
 
 HEAD, TAIL = 12, 4  # bytes before and after a payload
 # For each record: its offset, its size with header and checksum, and the size of the leading part
@@ -52,7 +52,7 @@ def payload(source: ByteSource, offset: int, size: int) -> bytes:
 
 def scanned(source: ByteSource) -> bytes:
     """Create the index of a file that has none, from the headers of its records."""
-    source = Streamed(source) if isinstance(source, RemoteFile) else source
+    source = read_ahead(source)
     rows, at, start, block = bytearray(), 0, 0, b""
     while at < source.size:
         if at + HEAD > start + len(block):

@@ -81,7 +81,8 @@ class Beside:
             lines = [b"%b %d" % (_VERSION, len(self._lines)), *self._lines, b""]
             fs.write_file(self._path.with_suffix(".idx"), b"\n".join(lines))
         if "energon" in self._asked:
-            fs.write_file(_energon_path(self._path), _starts(index).tobytes())
+            path = self._path.with_name(f"{self._path.name}.idx")
+            fs.write_file(path, _starts(index).tobytes())
 
     def append(self, part: Path, start: int) -> None:
         """Add the samples of the shard `part`, which begin at byte `start` of this one."""
@@ -90,10 +91,6 @@ class Beside:
                 words = line.split(b" ")
                 words[1::_WORDS] = [b"%d" % (int(word) + start) for word in words[1::_WORDS]]
                 self._lines.append(b" ".join(words))
-
-
-def _energon_path(shard: Path) -> Path:
-    return shard.with_name(f"{shard.name}.idx")
 
 
 def _starts(index: npt.NDArray[np.void]) -> npt.NDArray[np.uint64]:
@@ -110,14 +107,16 @@ def complete(folder: Path, parts: Mapping[str, Manifest]) -> list[Path]:
     """Write the files that describe a folder: its dataset (named ""), or its splits by name."""
     asked = {name for manifest in parts.values() for name in manifest.recipe.get("beside", ())}
     shards = {name: [s for s in each.shards if s.samples] for name, each in parts.items()}
-    written = []
+    contents: dict[str, Any] = {}
     if "wids" in asked and "" in parts:
         listed = [
             {"url": s.file.name, "nsamples": s.samples, "filesize": s.file.bytes}
             for s in shards[""]
         ]
+        first = parts[""].shards[0].file.name
+        name = "wids.json" if first == "shard-000000.tar" else f"{first}.wids.json"
         index = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": listed}
-        written.append(_write(folder / _wids_name(parts[""]), _json(index)))
+        contents[name] = index
     if "energon" in asked:
         fs.make_folder(folder / _META)
         paths = {
@@ -128,26 +127,14 @@ def complete(folder: Path, parts: Mapping[str, Manifest]) -> list[Path]:
         named = {split or "train": [*each] for split, each in paths.items()}
         if "" in parts:
             named |= {"val": [], "test": []}
-        split = {"split_parts": named, "exclude": []}
-        written += [
-            _write(folder / _META / ".info.json", _json({"shard_counts": counts})),
-            _write(folder / _META / "split.yaml", _json(split)),  # JSON is YAML, too
-            _write(folder / _META / "dataset.yaml", _ENERGON),
-        ]
+        contents[f"{_META}/.info.json"] = {"shard_counts": counts}
+        contents[f"{_META}/split.yaml"] = {"split_parts": named, "exclude": []}  # JSON is YAML, too
+        contents[f"{_META}/dataset.yaml"] = _ENERGON
+    for name, content in contents.items():
+        text = content
+        if not isinstance(content, str):
+            text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        fs.write_file(folder / name, text.encode())
+    if "energon" in asked:
         fs.sync(folder / _META)
-    return written
-
-
-def _wids_name(manifest: Manifest) -> str:
-    """`wids.json` in a folder; `train.tar.wids.json` beside `train.tar`."""
-    first = manifest.shards[0].file.name
-    return "wids.json" if first == "shard-000000.tar" else f"{first}.wids.json"
-
-
-def _json(content: dict[str, Any]) -> str:
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-
-
-def _write(path: Path, text: str) -> Path:
-    fs.write_file(path, text.encode())
-    return path
+    return [folder / name for name in contents]

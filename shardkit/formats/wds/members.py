@@ -15,13 +15,13 @@ from shardkit.errors import DamagedError
 from shardkit.formats.wds.layout import BLOCK, END, MAGIC, NAME
 from shardkit.storage.byte_source import ByteSource
 
-_TAPE = 20 * BLOCK  # bytes of a record of tape, which writers fill up with zeros
+# Two blocks of zeros, the second of which writers fill up to a record of tape with more zeros.
+_LONGEST_END = BLOCK + 20 * BLOCK
 _PIECE = 1 << 20  # bytes that are read at a time
 _MAX_EXTENDED = 1 << 20  # bytes of a pax header or long name: no file system has longer names
 _OCTAL = re.compile(rb" *([0-7]*)[ \0]*(?:\0.*)?", re.DOTALL)  # may have leading blanks; ends at \0
 _DECIMAL = re.compile(r"[0-9]{1,20}")  # `int` is slow for, or rejects, many more digits
 _RECORD = re.compile(rb"([0-9]{1,20}) ([^=]*)=")  # start of a pax record: length and name
-
 _SPARSE = "GNU.sparse"  # prefix of the names of pax records of sparse members
 
 _Records = dict[str, tuple[str, int]]  # pax records: name -> value and its offset in the file
@@ -47,47 +47,46 @@ def members(source: ByteSource, ignored: Counter[str], warned: list[str]) -> Ite
     damage. A warning is added to `warned` if this block is missing, or if more zeros follow than
     fill up a record of tape.
     """
-    path, at, end = source.path, 0, source.size
+    at, end = 0, source.size
     of_all: _Records = {}  # records of pax and GNU headers that apply to all following members,
     of_next: _Records = {}  # or only to the next one
     if not end:
-        raise DamagedError("the TAR file is empty", path=path, expected="at least 1,024 bytes")
+        raise DamagedError(
+            "the TAR file is empty", path=source.path, expected="at least 1,024 bytes"
+        )
     while at < end:
-        _check_end(source, at, BLOCK, "a header")
-        block = source.read(at, BLOCK)
+        block = _read(source, at, BLOCK, "a header")
         if block == END[:BLOCK]:
             _check_rest(source, at, warned)
             return
+        payload = at + BLOCK
         try:
             kind, size = _kind_and_size(block)
-            payload = at + BLOCK
             if kind in b"xXgLK":
-                _check_end(source, payload, size, "an extended header")
                 if size > _MAX_EXTENDED:
                     raise DamagedError(
                         "an extended header of the TAR is too long",
                         expected=f"at most {_MAX_EXTENDED:,} bytes",
                         found=f"{size:,}",
-                        fix="pack it again with shorter names",
                     )
-                text = source.read(payload, size)
+                text = _read(source, payload, size, "an extended header")
                 if kind == b"L":
                     of_next["path"] = _text(text), payload
                 elif kind != b"K":  # the long name of a link target, which is not needed
                     (of_all if kind == b"g" else of_next).update(_pax(text, payload))
                 at = payload + padded(size)
                 continue
-            said, of_next = {**of_all, **of_next}, {}
-            if kind == b"S" or _SPARSE in said:
+            records, of_next = {**of_all, **of_next}, {}
+            if kind == b"S" or _SPARSE in records:
                 raise DamagedError(
                     "the TAR holds a sparse member, which shardkit does not read",
                     fix="pack it again with GNU tar without --sparse",
                 )
-            if "size" in said:
-                size = _decimal(said["size"][0])
+            if "size" in records:
+                size = _decimal(records["size"][0])
         except DamagedError as error:
-            raise error.located(path=path, offset=at) from error.__cause__
-        name, name_offset = said["path"] if "path" in said else _short_name(block, at)
+            raise error.located(path=source.path, offset=at) from error.__cause__
+        name, name_offset = records["path"] if "path" in records else _short_name(block, at)
         if kind in b"123456":  # links, devices, folders, pipes have no payload
             size = 0
         _check_end(source, payload, padded(size), f"the member {name!r}")
@@ -98,7 +97,8 @@ def members(source: ByteSource, ignored: Counter[str], warned: list[str]) -> Ite
             ignored["TAR member that is a link or a device"] += 1
         at = payload + padded(size)
     warned.append(
-        f"{path} ends at byte {end} without the zero blocks that close a TAR; it may be truncated"
+        f"{source.path} ends at byte {end} without the zero blocks that close a TAR; it may be"
+        " truncated"
     )
 
 
@@ -118,14 +118,10 @@ def _kind_and_size(block: bytes) -> tuple[bytes, int]:
                 expected=f"the checksum {unsigned:o} (octal)",
                 found=repr(field.rstrip(b"\0 ").decode("ascii", "replace")),
             )
-    number = block[124:136]
+    number = block[124:136]  # octal digits, or a number in base 256
     size = int.from_bytes(number[1:], "big") if number[0] == 0x80 else _octal(number)
     if size < 0:
-        raise DamagedError(
-            "a TAR header has an invalid size",
-            expected="octal digits, or a non-negative number in base 256",
-            found=repr(number),
-        )
+        raise DamagedError("a TAR header has an invalid size", found=repr(number))
     return block[156:157], size
 
 
@@ -175,10 +171,15 @@ def padded(size: int) -> int:
     return -(-size // BLOCK) * BLOCK
 
 
-def _check_end(source: ByteSource, at: int, size: int, where: str) -> None:
+def _read(source: ByteSource, at: int, size: int, what: str) -> bytes:
+    _check_end(source, at, size, what)
+    return source.read(at, size)
+
+
+def _check_end(source: ByteSource, at: int, size: int, what: str) -> None:
     if at + size > source.size:
         raise DamagedError(
-            f"the TAR file is truncated inside {where}",
+            f"the TAR file is truncated inside {what}",
             path=source.path,
             offset=at,
             expected=f"{size:,} bytes from here",
@@ -199,21 +200,14 @@ def _check_rest(source: ByteSource, at: int, warned: list[str]) -> None:
                 offset=at,
                 expected="zeros only at the end, after the last member",
                 found=f"{found - at:,} zeros, then more data",
-                fix="restore the file; if TARs were joined with `cat`, pack them again: unpack it"
-                " with tar --ignore-zeros -xf FILE",
+                fix="restore the file; if TARs were joined with `cat`, unpack it with"
+                " tar --ignore-zeros -xf FILE, and pack it again",
             )
-        if not at and zeros > 2 * BLOCK:  # two blocks are an empty archive, and nothing else
-            raise DamagedError(
-                "the TAR file begins with zeros",
-                path=source.path,
-                offset=0,
-                expected="the header of a member",
-                found=f"{len(piece):,} zeros",
-                fix="restore the file; if it is an empty archive, leave it out",
-            )
-    most = BLOCK + _TAPE  # two blocks, and the rest of the record of the second
-    if zeros > most:
+    if not at and zeros > 2 * BLOCK:  # two blocks are an empty archive
+        what = "the TAR file begins with zeros"
+        raise DamagedError(what, path=source.path, offset=0, found=f"{zeros:,} zeros")
+    if zeros > _LONGEST_END:
         warned.append(
             f"{source.path} ends with {zeros:,} zeros from byte {at} on, perhaps in place of data:"
-            f" the end of a TAR has {2 * BLOCK:,} to {most:,}"
+            f" the end of a TAR has {2 * BLOCK:,} to {_LONGEST_END:,}"
         )

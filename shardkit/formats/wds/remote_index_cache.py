@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import xxhash
 
 from shardkit.errors import ShardkitError, warn
-from shardkit.formats.streamed import Streamed
+from shardkit.formats.compressed import read_ahead
 from shardkit.formats.wds.layout import index_struct
 from shardkit.formats.wds.third_party import scan
 from shardkit.schema import Schema
@@ -25,7 +26,7 @@ from shardkit.storage.pages import Pages
 from shardkit.storage.remote.client import Info
 from shardkit.storage.remote.path import RemotePath
 
-_VERSION = 2  # of the cached layouts: increase it when the result of `scan` changes
+_VERSION = 3  # of the cached layouts: increase it when the result of `scan` changes
 
 
 def index_id(path: RemotePath, info: Info) -> str:
@@ -36,15 +37,14 @@ def index_id(path: RemotePath, info: Info) -> str:
 
 def scanned(source: ByteSource, layout: dict[str, Any] | None) -> dict[str, Any]:
     """Like `scan`, but uses the cache folder, if there is one, for TARs at URLs."""
-    kept = None
-    if isinstance(source, RemoteFile):
-        cache = _cache(source)
-        kept = _Kept(source, cache) if cache is not None and layout is None else None
-    found = None if kept is None else kept.load()
+    cache, file, found = None, "", None
+    if isinstance(source, RemoteFile) and layout is None and (cache := _cache(source)):
+        file = index_id(source.path, source.path.store.info(source.path.key))
+        found = _load(cache, file)
     if found is None:
-        found = scan(Streamed(source) if isinstance(source, RemoteFile) else source, layout)
-        if kept is not None:
-            kept.save(found)
+        found = scan(read_ahead(source), layout)
+        if cache is not None:
+            _save(cache, file, found)
     for words in found.pop("warnings"):
         warn(words)
     return found
@@ -65,52 +65,41 @@ def _folder(folder: str, limit: str | None) -> FolderCache | None:
     return cache if isinstance(cache, FolderCache) else None
 
 
-class _Kept:
-    """The cached layout of one TAR: a line of JSON, the index, the hashes of the keys."""
-
-    def __init__(self, source: RemoteFile, cache: FolderCache) -> None:
-        self._cache = cache
-        self._size = source.size
-        self._file = index_id(source.path, source.path.store.info(source.path.key))
-
-    def load(self) -> dict[str, Any] | None:
-        """The layout; None if it is not in the cache or is damaged."""
-        page, data = self._cache.get(self._file, 0), b""
-        while page is not None:
-            data += page
-            if len(page) < PAGE:
-                break
-            page = self._cache.get(self._file, len(data) // PAGE)
-        if page is None:
-            return None
-        try:
-            return self._parsed(data)
-        except (ValueError, KeyError, TypeError, AttributeError, ShardkitError):
-            return None
-
-    def _parsed(self, data: bytes) -> dict[str, Any]:
-        line, _, rest = data.partition(b"\n")
+def _load(cache: FolderCache, file: str) -> dict[str, Any] | None:
+    """The layout of a TAR; None if it is not in the cache or is damaged."""
+    page, data = cache.get(file, 0), b""
+    while page is not None:
+        data += page
+        if len(page) < PAGE:
+            break
+        page = cache.get(file, len(data) // PAGE)
+    if page is None:
+        return None
+    line, _, rest = data.partition(b"\n")
+    try:
         layout: dict[str, Any] = json.loads(line)
-        samples, checksum = layout.pop("samples"), layout.pop("checksum")
+        samples = layout.pop("samples")
         size = samples * index_struct(Schema.from_json(layout["schema"])).size
-        if len(rest) != size + 8 * samples or xxhash.xxh3_128_hexdigest(rest) != checksum:
-            raise ValueError
-        return {
-            **layout,
-            "index": rest[:size],
-            "odd_keys": {int(position): key for position, key in layout["odd_keys"].items()},
-            "key_hashes": np.frombuffer(rest, np.int64, samples, size),
-        }
+        if len(rest) != size + 8 * samples:
+            return None
+        odd_keys = {int(position): key for position, key in layout["odd_keys"].items()}
+        hashes = np.frombuffer(rest, np.int64, samples, size)
+        return {**layout, "index": rest[:size], "odd_keys": odd_keys, "key_hashes": hashes}
+    except (ValueError, KeyError, TypeError, AttributeError, ShardkitError):
+        return None
 
-    def save(self, layout: dict[str, Any]) -> None:
-        """Save the layout if the cache has room. Raises StorageError for other storage failures."""
-        index, hashes = layout["index"], layout["key_hashes"]
-        rest = index + hashes.tobytes()
-        about = {name: layout[name] for name in layout.keys() - {"index", "key_hashes"}}
-        about |= {"samples": len(hashes), "checksum": xxhash.xxh3_128_hexdigest(rest)}
-        data = json.dumps(about).encode() + b"\n" + rest
-        # The last page is always a short one (perhaps empty), which marks the end.
-        for number in range(len(data) // PAGE + 1):
-            page = data[number * PAGE : (number + 1) * PAGE]
-            if not self._cache.put(self._file, number, page, lambda file, page: float("inf"), 0):
-                return
+
+def _save(cache: FolderCache, file: str, layout: dict[str, Any]) -> None:
+    """Save the layout: a line of JSON, the index, the hashes of the keys; if the cache has room.
+
+    Raises StorageError for other failures of the cache.
+    """
+    index, hashes = layout["index"], layout["key_hashes"]
+    about = {name: layout[name] for name in layout.keys() - {"index", "key_hashes"}}
+    data = json.dumps({**about, "samples": len(hashes)}).encode() + b"\n"
+    data += index + hashes.tobytes()
+    # The last page is always a short one (perhaps empty), which marks the end.
+    for number in range(len(data) // PAGE + 1):
+        page = data[number * PAGE : (number + 1) * PAGE]
+        if not cache.put(file, number, page, lambda file, page: math.inf, 0):
+            return

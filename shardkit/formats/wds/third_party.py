@@ -14,7 +14,7 @@ from shardkit.formats.wds.layout import index_struct
 from shardkit.formats.wds.members import Member, members, padded
 from shardkit.formats.wds.values import DECODERS
 from shardkit.sample import key_hash
-from shardkit.schema import Bytes, FieldType, Image, Int, Schema
+from shardkit.schema import Bytes, FieldType, Image, Schema
 from shardkit.storage.byte_source import ByteSource
 
 _ONCE = 5  # so many fields that occur once are probably not meant as fields
@@ -40,8 +40,15 @@ def scan(source: ByteSource, layout: dict[str, Any] | None = None) -> dict[str, 
     warned: list[str] = []
     samples = _samples(source, ignored, warned)
     if layout is None:
-        schema = _schema(source, samples)
-        warned += _doubts(source, schema, samples)
+        counts = Counter(field for sample in samples for field in sample.fields)
+        schema = _schema(source, samples, counts)
+        once = [field for field, count in counts.items() if count == 1 and "." in field]
+        if len(once) >= max(_ONCE, len(samples)):
+            warned.append(
+                f"{source.path}: {len(once):,} fields occur in one sample each, such as"
+                f" {once[0]!r}: a key ends at the first dot of a file name, so replace dots in"
+                " names, and pack it again"
+            )
     else:
         schema = Schema.from_json(layout["schema"])
         field_of = {e: f for f, extensions in layout["extensions"].items() for e in extensions}
@@ -89,41 +96,15 @@ def _records(schema: Schema, samples: list[_Scanned], odd_keys: dict[int, str]) 
         yield pack(*numbers)
 
 
-def _schema(source: ByteSource, samples: list[_Scanned]) -> Schema:
+def _schema(source: ByteSource, samples: list[_Scanned], counts: Counter[str]) -> Schema:
     """The fields in order of appearance, with the types that their extensions stand for."""
     first: dict[str, Member] = {}
-    count: Counter[str] = Counter()
     for sample in samples:
-        count.update(sample.fields.keys())
         for field, member in sample.fields.items():
             first.setdefault(field, member)
     return Schema(
-        {f: _type(source, f, m)(optional=count[f] < len(samples)) for f, m in first.items()}
+        {f: _type(source, f, m)(optional=counts[f] < len(samples)) for f, m in first.items()}
     )
-
-
-def _doubts(source: ByteSource, schema: Schema, samples: list[_Scanned]) -> Iterator[str]:
-    """What WebDataset's rules make of the names, but probably was not meant."""
-    count = Counter(field for sample in samples for field in sample.fields)
-    once = [field for field, number in count.items() if number == 1 and "." in field]
-    if len(once) >= max(_ONCE, len(samples)):
-        yield (
-            f"{source.path}: {len(once):,} fields occur in one sample each, such as {once[0]!r}: a"
-            " key ends at the first dot of a file name, so replace dots in names, and pack it again"
-        )
-    folders = {sample.key.rpartition("/")[0] for sample in samples}
-    pictures = len(schema) == 1 and all(isinstance(kind, Image) for kind in schema.values())
-    if pictures and 1 < len(folders) <= len(samples) // 2:
-        yield (
-            f"{source.path}: the members are in folders, such as {min(folders)!r}, which stay in"
-            " the keys, but are no labels: to have labels, unpack it, and convert the folder"
-        )
-    for field, kind in schema.items():
-        if isinstance(kind, Bytes) and names.decoded_type(field) is Int:
-            yield (
-                f"{source.path}: the values of {field!r} are not whole numbers, as that extension"
-                " says, and stay bytes"
-            )
 
 
 def _type(source: ByteSource, field: str, first: Member) -> type[FieldType]:
@@ -153,8 +134,16 @@ def _samples(source: ByteSource, ignored: Counter[str], warned: list[str]) -> li
         key, field = split
         if key != current:
             if key in samples:
-                raise _key_again(member, field, samples[key].fields).located(
-                    path=source.path, key=key
+                earlier = next(iter(samples[key].fields.values()))
+                raise DamagedError(
+                    "the TAR has members of one key in two places: two samples have the same key,"
+                    " or the members of a sample are not next to each other",
+                    path=source.path,
+                    key=key,
+                    offset=member.offset,
+                    found=f"{member.name!r} here, {earlier.name!r} at byte {earlier.offset}",
+                    fix="give samples different names, and pack it again, sorted by name:"
+                    " tar --sort=name -cf new.tar folder",
                 )
             samples[key] = _Scanned(key, member.name_offset, {})
             current = key
@@ -170,7 +159,9 @@ def _samples(source: ByteSource, ignored: Counter[str], warned: list[str]) -> li
             )
         fields[field] = member
     # WebDataset drops samples that have a non-empty member x.__bad__.
-    good = [s for s in samples.values() if not _is_bad(s.fields)]
+    marks = [sample.fields.pop("__bad__", None) for sample in samples.values()]
+    pairs = zip(samples.values(), marks, strict=True)
+    good = [sample for sample, mark in pairs if not (mark is not None and mark.size > 0)]
     if len(good) < len(samples):
         ignored["sample marked as __bad__"] += len(samples) - len(good)
     return good
@@ -181,25 +172,3 @@ def _is_of_macos(source: ByteSource, member: Member) -> bool:
     name = member.name.rpartition("/")[2]
     beside = name.startswith("._") and source.read(member.offset, min(4, member.size))
     return name == ".DS_Store" or beside == _APPLE_DOUBLE
-
-
-def _is_bad(fields: dict[str, Member]) -> bool:
-    mark = fields.pop("__bad__", None)
-    return mark is not None and mark.size > 0
-
-
-def _key_again(member: Member, field: str, earlier: dict[str, Member]) -> DamagedError:
-    first = next(iter(earlier.values()))
-    if field in earlier:
-        what = "two samples of the TAR have the same key"
-        fix = "give them different names, or keep one, and pack the TAR again"
-    else:
-        what = "the members of a sample are not next to each other in the TAR"
-        fix = "pack it again, sorted by name: tar --sort=name -cf new.tar folder"
-    return DamagedError(
-        what,
-        offset=member.offset,
-        expected="all members with the same key in a row",
-        found=f"{member.name!r} here, {first.name!r} at byte {first.offset}, other keys between",
-        fix=fix,
-    )

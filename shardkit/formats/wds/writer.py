@@ -28,7 +28,7 @@ from shardkit.formats.wds.layout import (
 )
 from shardkit.formats.wds.values import ENCODERS, Encoder
 from shardkit.sample import Sample
-from shardkit.schema import Image, Schema
+from shardkit.schema import FieldType, Image, Schema
 from shardkit.storage import fs
 
 # Characters that DALI's wds2idx cannot handle in keys: it writes ASCII names separated by blanks.
@@ -54,27 +54,22 @@ class WdsWriter(ShardWriter):
         chunks: list[bytes] = []
         row: list[int] = []
         members: list[tuple[bytes, bytes, int, int]] = []
-        pixels: tuple[int, ...]
         for field in self._fields:
             if field.name not in sample:
-                row += field.absent
+                row += (0, 0, 0, 0) if field.is_image else (0, 0)
                 continue
-            payload, pixels = sample[field.name], ()
+            payload, format, pixels = sample[field.name], "", [0, 0]
             if field.encode is None:
-                kind = self.spec.schema[field.name]
-                format, *size_of_image = checked(kind, payload, key, field.name)
-                extension = field.extensions[format]
-                pixels = tuple(size_of_image) if len(field.absent) == 4 else ()
+                format, *pixels = checked(field.kind, payload, key, field.name)
             else:
                 try:
                     payload = field.encode(payload)
                 except (TypeError, ValueError, RecursionError) as error:
                     raise not_stored(error, payload, key, field.name) from error
-                extension = field.extensions[""]
-            size = len(payload)
+            size, extension = len(payload), field.extensions[format]
             head = header(name + extension, size)
             at += len(head)
-            row += (at, size, *pixels)
+            row += (at, size, *pixels) if field.is_image else (at, size)
             members.append((name, extension, at, size))
             chunks += (head, payload, padding(size))
             at += size + -size % BLOCK
@@ -133,9 +128,10 @@ class _Field(NamedTuple):
     """The properties of a field that the inner loop needs."""
 
     name: str
+    kind: FieldType
+    is_image: bool
     encode: Encoder | None  # None for an encoded file, which is stored unchanged
     extensions: dict[str, bytes]  # by the format of the file; under "" for other values
-    absent: tuple[int, ...]  # the field's part of the index record of a sample without it
 
 
 def _fields(schema: Schema) -> list[_Field]:
@@ -143,15 +139,15 @@ def _fields(schema: Schema) -> list[_Field]:
     for name, endings in names.extensions(schema).items():
         kind = schema[name]
         first, *_ = dotted = [b"." + ending.encode() for ending in endings]
+        encode, extensions = None, {"": first}
         if type(kind) in SUFFIXES_OF:  # a field with a single extension uses it for all formats
             by_suffix = {e.rpartition(".")[2]: d for e, d in zip(endings, dotted, strict=True)}
             # Reversed, so that the first suffix of a format takes precedence.
             suffixes = reversed([*SUFFIXES_OF[type(kind)].items()])
-            by_format = {format: by_suffix.get(suffix, first) for suffix, format in suffixes}
-            absent = (0, 0, 0, 0) if isinstance(kind, Image) else (0, 0)
-            fields.append(_Field(name, None, by_format, absent))
+            extensions = {format: by_suffix.get(suffix, first) for suffix, format in suffixes}
         else:
-            fields.append(_Field(name, kind.entry(ENCODERS), {"": first}, (0, 0)))
+            encode = kind.entry(ENCODERS)
+        fields.append(_Field(name, kind, isinstance(kind, Image), encode, extensions))
     return fields
 
 
