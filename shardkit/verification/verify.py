@@ -16,7 +16,6 @@ from shardkit.dataset.incomplete import without_manifest
 from shardkit.errors import (
     DamagedError,
     FormatError,
-    NotFoundError,
     ShardkitError,
     UsageError,
     printable,
@@ -135,8 +134,8 @@ def verify(
     part: check only a share of the shards, such as "2/8", as one of several processes on any
         machines. Notes in the report say what this part leaves to the others.
     repair: repair damaged and missing files from the source of the dataset, given as for `convert`,
-        or from a copy of the dataset in any format. Files are made again or copied, and replaced
-        once their checksums match the manifest. The report's `repair` lists them, and what was not
+        or from a copy of the dataset. Files are copied or made again, and replaced once
+        their checksums match the manifest. The report's `repair` lists them, and what was not
         repaired, with the reasons. `problems` are those that remain.
     transform: the transform that the conversion was given, for `repair`.
     progress: as in `shardkit.convert`.
@@ -168,10 +167,10 @@ def verify(
             found = found.through(Pages(MemoryCache()))
         run = _Run(found, Meter(monitor), share)
         ending.callback(run.close)
-        if repair is None:
-            run.open()
-        else:
-            run.begin_repair(repair, metadata, transform, ending)
+        run.open()
+        if repair is not None:
+            ending.enter_context(run.begin_repair(repair, metadata, transform))
+            run.open()  # again, as another run may have ended before this one locked it out
         compared = run.open_source(against, metadata) if against is not None else []
         clients = run.find_clients() if client else []
         run.check()
@@ -201,13 +200,10 @@ class _Run:
         self._notes: list[str] = []  # about libraries, and about the store
         self._repair: Repair | None = None
 
-    def open(self, *, all_missing: bool = False) -> None:
-        """Find the datasets at the path; a damaged manifest is recorded as a problem.
-
-        `all_missing`: also open a single-file dataset of which only the manifest is left.
-        """
+    def open(self) -> None:
+        """Find the datasets at the path; a damaged manifest is recorded as a problem."""
         self._first, self._parts = Findings(), []
-        self._find(all_missing)
+        self._find()
         for path in {self._path, *(part.dataset.place for part in self._parts if part.manifest)}:
             if manifests.has_manifest(path):
                 self._check_manifest(path)
@@ -223,11 +219,10 @@ class _Run:
                 DamagedError(
                     "the manifest has changed since it was written, though it says the same",
                     path=manifests.manifest_path(path),
-                    fix="repair it with --repair SOURCE, or copy it again from an undamaged copy",
                 )
             )
 
-    def _find(self, all_missing: bool) -> None:
+    def _find(self) -> None:
         manifest = None
         if manifests.has_manifest(self._path):
             try:
@@ -235,13 +230,8 @@ class _Run:
             except ShardkitError as problem:
                 self._first.add(problem)
                 return
-        if all_missing and isinstance(manifest, Manifest) and not self._path.exists():
-            self._add_part("", open_described(self._path))
-        elif manifest is not None and not self._path.exists():
-            self._format = manifest.format
-            self._first.add(
-                DamagedError("the only file of the dataset is missing", path=self._path)
-            )
+        if isinstance(manifest, Manifest) and not self._path.exists():
+            self._add_part("", open_described(self._path))  # its only file is missing
         elif isinstance(manifest, Splits):
             self._format = manifest.format
             self._open_splits(manifest)
@@ -318,21 +308,13 @@ class _Run:
         source: Against,
         metadata: str | os.PathLike[str] | None,
         transform: str | Callable[..., Any] | None,
-        ending: contextlib.ExitStack,
-    ) -> None:
-        """Lock out other runs, restore missing manifests, and open the datasets again."""
+    ) -> Repair:
+        """The repair, a context in which other runs are locked out."""
         from shardkit.verification.repair import Repair
 
-        try:
-            self.open(all_missing=True)
-        except (FormatError, NotFoundError):  # a manifest is missing: a copy may have it
-            if not self._path.exists():
-                raise
         every = [part.dataset for part in self._parts]
         self._repair = Repair(self._path, every, source, metadata, transform, self._meter)
-        ending.enter_context(self._repair)
-        self._repair.restore_manifests()
-        self.open(all_missing=True)
+        return self._repair
 
     def repair(self) -> None:
         """Repair the damage that was found, if requested, and check the repaired files again."""

@@ -19,11 +19,11 @@ def repaired(bucket, url, giver, name):
 
 @pytest.mark.parametrize("format", few(["arrow", "beton", "hf", "lmdb", "mds", "wds"], "wds"))
 def test_objects_become_what_they_were(bucket, format, tmp_path, large):
-    """Removed, or of other bytes; from the source, or from a copy of another format."""
+    """Removed, or of other bytes; from the source, or from a copy."""
     source = write_images(tmp_path / "source", each=4)
     options = {"shard_samples": 3, "shard_size": None}
     bucket.convert(source, format, split="train=0.5,val=0.5", **options)
-    shardkit.convert(bucket.out, "arrow", tmp_path / "copy", storage_options=bucket.options)
+    shardkit.convert(source, format, tmp_path / "copy", split="train=0.5,val=0.5", **options)
     whole = bucket.objects()
     names = [name for name in whole if not name.endswith("manifest.json")]
     for number, name in enumerate(names if large else names[::4]):
