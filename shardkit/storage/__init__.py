@@ -2,8 +2,9 @@
 
 Each imports only those on lines below its own:
 
+    byte_source
     pages
-    byte_source page_cache walk
+    page_cache walk
     fs patterns
     remote/
     __init__ announced checksums pointers

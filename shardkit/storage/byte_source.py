@@ -24,9 +24,10 @@ import numpy.typing as npt
 from shardkit.errors import DamagedError
 from shardkit.helpers.os_errors import explain, explained
 from shardkit.storage import pointers
-from shardkit.storage.checksums import PIECE, count
+from shardkit.storage.checksums import PIECE
 from shardkit.storage.fs import regular
-from shardkit.storage.remote.client import forget_oldest
+from shardkit.storage.page_cache import MemoryCache
+from shardkit.storage.pages import Pages
 from shardkit.storage.remote.path import RemotePath
 from shardkit.storage.remote.store import pool
 
@@ -135,27 +136,13 @@ class RemoteFile(ByteSource):
         self.size = info.size
         if info.pieces is not None:
             info.pieces.ask()
+        pages = path.store.pages or path.store.latest
+        if pages is None:
+            pages = path.store.latest = Pages(MemoryCache(LATEST * PIECE))
+        self._pages = pages
 
     def _read(self, offset: int, length: int) -> bytes:
-        path, stop = self.path, offset + length
-        if path.store.pages is not None:
-            return path.store.pages.read(path, offset, length)
-        latest = path.store.latest
-        found = {n: latest.get((path.key, n)) for n in range(offset // PIECE, count(stop))}
-        if missing := [number for number, piece in found.items() if piece is None]:
-            first, last = missing[0], missing[-1]
-            data = path.store.read_pieces(path.key, first, last + 1)
-            for number in range(first, last + 1):
-                at = (number - first) * PIECE
-                found[number] = latest[path.key, number] = data[at : at + PIECE]
-            forget_oldest(latest, LATEST)
-        pieces = [piece for piece in found.values() if piece is not None]
-        start = offset % PIECE
-        if len(pieces) == 1:
-            return pieces[0][start : start + length]
-        pieces[0] = pieces[0][start:]
-        pieces[-1] = pieces[-1][: (stop - 1) % PIECE + 1]
-        return b"".join(pieces)
+        return self._pages.read(self.path, offset, length)
 
     def read_ranges(self, ranges: Iterable[tuple[int, int]]) -> list[bytes]:
         def read(group: list[tuple[int, int]]) -> list[bytes]:

@@ -18,7 +18,7 @@ from shardkit.storage.page_cache import PAGE, MemoryCache, PageCache
 from shardkit.storage.remote.client import Info
 from shardkit.storage.remote.path import RemotePath
 
-_TOGETHER = 8  # maximum number of pages per request
+_TOGETHER = 64  # maximum number of pages per request
 _PAGE_SECONDS = 10.0  # seconds to wait for a page that another process is requesting
 _PAUSE = 0.002  # seconds between checks for it
 _TABLES = 64 << 20  # bytes of pages kept in memory by `Ranges`

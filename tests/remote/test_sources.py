@@ -425,7 +425,7 @@ def test_a_run_goes_on_where_it_was(kind, own, trees, tmp_path, monkeypatch):
             shutil.rmtree(folder / "__shardkit__")
     own.put(folder)
     more = {"shard_size": "5KB", "to": "arrow"}
-    monkeypatch.setattr(byte_source, "LATEST", 0)  # or small shards stay in memory
+    monkeypatch.setattr(byte_source, "LATEST", 1)  # or small shards stay in memory
     names = [name for name in own.listed() if name.endswith((".jpg", ".txt", ".tar"))]
     last = max(name for name in names if not name.endswith("empty.txt"))
     reads = 2 if kind == "foreign shards" else 0  # while planning

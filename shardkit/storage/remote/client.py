@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -124,13 +123,6 @@ def replaced(path: str) -> DamagedError:
 def time_for(size: int) -> float:
     """Timeout, in seconds, of a request that transfers `size` bytes: about 2 s for each MiB."""
     return RETRY_SECONDS * (2 << (size >> 26).bit_length())
-
-
-def forget_oldest(entries: dict[Any, Any], most: int) -> None:
-    """Keep only the `most` entries that were added last; other threads may do the same."""
-    with suppress(RuntimeError, StopIteration):
-        while len(entries) > most:
-            entries.pop(next(iter(entries)), None)
 
 
 class Cached(Protocol):

@@ -11,7 +11,6 @@ import xxhash
 
 from shardkit.errors import DamagedError, NotFoundError, ShardkitError
 from shardkit.storage.checksums import DIGEST, MAX_PIECES, PIECE, checksum_of, count
-from shardkit.storage.remote.client import forget_oldest
 from shardkit.storage.remote.path import RemotePath
 
 _BLOCK = 1 << 20  # bytes of the list that are read at once: the digests of 64 GiB
@@ -63,7 +62,8 @@ class PieceList:
             found = None if past_caches else self._blocks.get(number)
             if found is None:
                 found = self._blocks[number] = self._read(number, past_caches)
-                forget_oldest(self._blocks, _BLOCKS)
+                for oldest in [*self._blocks][:-_BLOCKS]:
+                    self._blocks.pop(oldest, None)
             return found
 
     def _read(self, number: int, past_caches: bool) -> bytes:

@@ -71,7 +71,7 @@ class Store:
         self._clients: dict[tuple[int, bool], Client] = {}
         self._known: dict[str, Info | None] = {}
         self.pages: Cached | None = None  # if set, reads go through this cache
-        self.latest: dict[tuple[str, int], bytes] = {}  # pieces by key and number; oldest first
+        self.latest: Cached | None = None  # otherwise, the latest pieces that were read
 
     def expect(self, key: str, info: Info) -> None:
         """Use metadata from a manifest or a plan, so that no request for it is needed."""
