@@ -294,8 +294,7 @@ def test_what_made_its_process_exit_is_not_asked_again(tmp_path, monkeypatch):
 
     # Each is asked twice: the second time alone, as another call may have ended the process.
     assert [ask("about", "one"), ask("about", "one"), ask("rows", "one", ["a"], 0, 1)] == [2, 2, 2]
-    first = [ask("rows", "two", ["a"], n // 2, 9) for n in range(10)]
-    assert first == [4, 4, 6, 6, *[8] * 6]  # after three, no other rows are read either
+    assert [ask("rows", "two", ["a"], n, 9) for n in range(3)] == [4, 4, 4]
 
 
 def test_calls_that_run_when_another_one_ends_its_process_are_asked_again(made):

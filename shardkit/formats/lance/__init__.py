@@ -3,8 +3,7 @@
 process.py   calls to pylance, which runs in a separate process
 server.py    that process
 reader.py    random access to data files and datasets
-writer.py    writes a data file in one pass
-commit.py    writes the Lance manifest of a dataset
+writer.py    writes data files, and the Lance manifest of a dataset
 """
 
 from __future__ import annotations
@@ -18,9 +17,8 @@ import numpy.typing as npt
 
 from shardkit.errors import FormatError, rename_option
 from shardkit.formats.base import Format
-from shardkit.formats.lance.commit import commit
 from shardkit.formats.lance.reader import DATA, VERSIONS, LanceReader
-from shardkit.formats.lance.writer import LanceWriter
+from shardkit.formats.lance.writer import LanceWriter, commit
 from shardkit.metadata.manifest import Manifest
 from shardkit.schema import Schema
 

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError  # TimeoutError since Python 3.11
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +21,6 @@ from shardkit.errors import AGAIN, DamagedError
 from shardkit.helpers.pickled_process import PickledProcess
 
 _ANSWER_SECONDS = 60  # seconds to wait for a response
-_DEATHS = 3  # of the process, at different rows of a file, after which no more of it are read
 # Memory limits of the process, in bytes, as damaged files can make pylance allocate any amount:
 # four times the largest value; less for small files, where filling 4 GiB would also take long.
 MEMORY, SMALL, _TIMES = 8 << 30, 2 << 30, 100
@@ -77,9 +75,9 @@ class _EndedError(Exception):
 _process: PickledProcess | None = None
 _starting = threading.Lock()
 _asking_again = threading.Lock()  # held by the only call that is made in a process of its own
-# What made the process exit or hang, by file, with its inode, size and time: the request and the
-# error. It is not repeated for each sample, as each would take as long.
-_deaths: dict[Any, list[tuple[list[Any], str, str]]] = {}
+# Files that made the process exit or hang, with inode, size and time: the text of the error and
+# what to do. Nothing more of them is read, as each sample would take as long.
+_deaths: dict[Any, tuple[str, str]] = {}
 _of_parent: list[Any] = []  # kept alive: collecting them would close the pipes of the parent
 
 
@@ -91,72 +89,65 @@ def ask(path: Path, method: str, *arguments: Any) -> Any:
 def call(path: Path, method: str, *arguments: Any) -> Callable[[], Any]:
     """Start a call, and the process if needed; the returned function waits for the result."""
     global _process  # noqa: PLW0603 - one for all readers
-    reads = arguments if method in ("about", "rows") else None
-    if reads is not None:
-        _refuse_again(path, reads)
+    which = arguments[0] if method in ("about", "rows") else None  # the file that is read
+    _refuse_again(path, which)
     with _starting:
-        if _process is None:
-            _process = _start()
-        process = _process
+        process = _process = _process or _start()
     answer = process.call(method, *arguments)
-    return partial(_answer, process, answer, path, method, reads)
+
+    def result() -> Any:
+        try:
+            return _answer(process, answer, path, which)
+        except _EndedError:
+            pass
+        with _asking_again:  # in a process of its own: any other call may have ended that one
+            _refuse_again(path, which)
+            own = _start()
+            try:
+                return _answer(own, own.call(method, *arguments), path, which, alone=True)
+            finally:
+                own.kill()
+
+    return result
 
 
 def _start() -> PickledProcess:
     return PickledProcess("shardkit.formats.lance.server", None, _EndedError, quiet=True)
 
 
-def _ask_alone(path: Path, method: str, reads: tuple[Any, ...]) -> Any:
-    """Ask again in a process of its own, as any other call may have ended the common one."""
-    with _asking_again:
-        _refuse_again(path, reads)
-        process = _start()
-        try:
-            return _answer(process, process.call(method, *reads), path, method, reads, alone=True)
-        finally:
-            process.kill()
-
-
-def _refuse_again(path: Path, reads: tuple[Any, ...]) -> None:
-    """Raise the error again that these arguments of a call caused, or others for the same file."""
-    which, *rows = reads
-    deaths = _deaths.get(which, [])
-    for number, (known, what, fix) in enumerate(deaths, 1):
-        if known in ([], rows) or number == _DEATHS:  # []: opening the file
-            raise DamagedError(what, path=path, fix=fix)
+def _refuse_again(path: Path, which: Any) -> None:
+    """Raise the error again that reading a file has caused."""
+    if which in _deaths:
+        what, fix = _deaths[which]
+        raise DamagedError(what, path=path, fix=fix)
 
 
 def _answer(
-    process: PickledProcess,
-    answer: Future[Any],
-    path: Path,
-    method: str,
-    reads: tuple[Any, ...] | None,
-    *,
-    alone: bool = False,
+    process: PickledProcess, answer: Future[Any], path: Path, which: Any, *, alone: bool = False
 ) -> Any:
+    """The result of a call; raises _EndedError if it can be asked again in a process `alone`."""
     global _process  # noqa: PLW0603 - as above
     try:
         return answer.result(_ANSWER_SECONDS)
     except (_EndedError, FutureTimeoutError) as error:
         with _starting:
             _process = None if _process is process else _process
-        words = _want_of_memory(process.kill(), MEMORY if reads is None else bound(path))
+        words = _want_of_memory(process.kill(), MEMORY if which is None else bound(path))
         if error.args == (-_SIGKILL,):
             words = "it was killed, as operating systems do when memory runs out"
         if words is not None:
             raise MemoryError(f"in the process of pylance, at {path}: {words}") from error
-        if reads is not None and not alone and isinstance(error, _EndedError):
-            return _ask_alone(path, method, reads)
         what, fix = "this file made the process of pylance exit", AGAIN
-        if not isinstance(error, _EndedError):
+        if isinstance(error, FutureTimeoutError):
             what = f"pylance did not respond for this file within {_ANSWER_SECONDS} s"
             fix = (
                 "try again with more free memory; if it still does not respond, the file is "
                 "damaged: copy it again from an intact copy, or create it again"
             )
-        if reads is not None:
-            _deaths.setdefault(reads[0], []).append(([*reads[1:]], what, fix))
+        elif which is not None and not alone:
+            raise
+        if which is not None:
+            _deaths[which] = what, fix
         raise DamagedError(what, path=path, fix=fix) from error
 
 

@@ -127,18 +127,16 @@ class LanceReader(BatchReader):
         kind: FieldType = Text() if name == KEY else self.schema[name]
         pages = self._stored(name)
 
-        def get(row: int) -> Any:
-            array = self._table([name], first + row, first + row + 1)[name]
-            return column(kind, array, 0, 1).get(0)
+        make = maker(kind, self._about.columns.field(name).type) if pages else bytes
 
-        def read(row: int) -> Any:
+        def get(row: int) -> Any:
+            if not pages:
+                array = self._table([name], first + row, first + row + 1)[name]
+                return column(kind, array, 0, 1).get(0)
             data = _at(pages, first + row).read(first + row, self._opened)
             return None if data is None else make(data)
 
-        if not pages:
-            return Column(get, 0)
-        make = maker(kind, self._about.columns.field(name).type)
-        return Column(read, 0)
+        return Column(get, 0)
 
     def offset(self, position: int, field: str) -> int:
         pages = self._stored(field)
@@ -185,15 +183,14 @@ class LanceReader(BatchReader):
 
 
 def _at(pages: list[_Stored], row: int) -> _Stored:
-    return pages[bisect_right(pages, row, key=lambda page: page.first) - 1]
+    return pages[bisect_right(pages, row, key=lambda stored: stored.page.first) - 1]
 
 
 class _Stored:
     """A `Page` in its file."""
 
     def __init__(self, page: Page, file: ByteSource) -> None:
-        self.first, self.start, self.width = page.first, page.start, page.width
-        self._before, self._nulls = page.before, page.nulls
+        self.page = page
         self.ends: Table | None = None
         if page.ends:
             self.ends = Table(file, page.ends, page.rows + 1, f"<u{page.width}")
@@ -201,22 +198,23 @@ class _Stored:
 
     def range(self, row: int) -> tuple[int, int]:
         """Offset and size of a value in the file, including the bytes before it."""
-        row -= self.first
+        page, row = self.page, row - self.page.first
         if self.ends is None:
-            return self.start + row * self.width, self.width
+            return page.start + row * page.width, page.width
         begin, end = np.frombuffer(self.ends.record(row, 2), self.ends.dtype).tolist()
         if end < begin:
             raise ValueError(f"a value of {end - begin:,} bytes")
-        return self.start + begin, end - begin
+        return page.start + begin, end - begin
 
     def read(self, row: int, file: ByteSource) -> bytes | None:
         """The bytes of a value; None if it is null."""
         data = file.read(*self.range(row))
         if self.ends is None:
             return data
-        if self._nulls and data == b"\1":
+        before, nulls = self.page.before, self.page.nulls
+        if nulls and data == b"\1":
             return None
-        size = int.from_bytes(data[self._nulls : self._before], "little")
-        if size != len(data) - self._before or (self._nulls and data[0]):
+        size = int.from_bytes(data[nulls:before], "little")
+        if size != len(data) - before or (nulls and data[0]):
             raise ValueError(f"a value of {size:,} bytes in a range of {len(data):,} bytes")
-        return data[self._before :]
+        return data[before:]
