@@ -132,9 +132,7 @@ def test_foreign_shards_are_searched_once(tmp_path, monkeypatch):
 
 
 def test_threads_share_a_dataset(out, monkeypatch):
-    monkeypatch.setattr(
-        "shardkit.dataset.dataset._OPEN_SHARDS", 2
-    )  # shards come and go all the time
+    monkeypatch.setattr("shardkit.dataset.readers._MAX_OPEN", 2)  # shards come and go all the time
     with shardkit.open(out) as ds:
         expected = [ds[n] for n in range(30)]
         order = np.random.default_rng(0).integers(0, 30, 600).tolist()

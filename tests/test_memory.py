@@ -302,17 +302,17 @@ def test_shards_whose_tables_take_too_much_memory_are_closed(tmp_path, monkeypat
     table = first.reader(0).in_memory
     assert table > 0
     # A shard that is opened again is counted once.
-    monkeypatch.setattr("shardkit.dataset.open_shards._MEMORY", 7.5 * table)
+    monkeypatch.setattr("shardkit.dataset.readers._MEMORY", 7.5 * table)
     for _ in range(5):
         first.close()
         assert [sample["label"] for sample in first] == list(range(6))
         assert [*first._readers] == list(range(6))
     first.close()
-    monkeypatch.setattr("shardkit.dataset.open_shards._MEMORY", 3.5 * table)
+    monkeypatch.setattr("shardkit.dataset.readers._MEMORY", 3.5 * table)
     for dataset in (first, second):
         assert [sample["label"] for sample in dataset] == list(range(6))
     assert [*first._readers] == []
     assert [*second._readers] == [3, 4, 5]
-    monkeypatch.setattr("shardkit.dataset.open_shards._MEMORY", 0.5 * table)
+    monkeypatch.setattr("shardkit.dataset.readers._MEMORY", 0.5 * table)
     assert [sample["label"] for sample in second] == list(range(6))
     assert [*second._readers] == [5]

@@ -2,9 +2,10 @@
 
 Each imports only those on lines below its own:
 
-    concatenated find incomplete
+    concatenated find
     dataset
     display/
+    statistics
     folders views
-    card conditions open_shards sequence_reader statistics
+    card conditions readers
 """

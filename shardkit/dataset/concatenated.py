@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from shardkit.dataset import open_shards
 from shardkit.dataset.dataset import Dataset
+from shardkit.dataset.readers import Readers
 from shardkit.errors import ShardkitError, UsageError
 from shardkit.formats.base import ShardReader
 from shardkit.helpers.indices import array
@@ -121,7 +121,7 @@ class Concatenated(Dataset):
         self.transform = next((p.transform for p in parts if p.transform is not None), None)
         self.unusable: dict[str, ShardkitError] = {}
         self._shared: dict[str, Any] = {}
-        self._readers = open_shards.Readers()  # stays empty: the parts have their own readers
+        self._readers = Readers()  # stays empty: the parts have their own readers
         self.key_hashes: dict[int, npt.NDArray[np.int64] | None] = {}
         *self._firsts, _ = accumulate((part.shards for part in parts), initial=0)
         own = [(part, shard) for part in parts for shard in range(part.shards)]

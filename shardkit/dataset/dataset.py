@@ -17,8 +17,8 @@ import numpy as np
 
 from shardkit.codecs.array import load_table
 from shardkit.codecs.media import length_of
-from shardkit.dataset import open_shards
-from shardkit.dataset.sequence_reader import SampleSequence, SequenceReader
+from shardkit.dataset import readers
+from shardkit.dataset.readers import SampleSequence, SequenceReader
 from shardkit.dataset.views import Views
 from shardkit.errors import DamagedError, FormatError, ShardkitError, UsageError
 from shardkit.formats import FORMATS, get_format
@@ -56,11 +56,9 @@ if TYPE_CHECKING:
 
     from shardkit.helpers.indices import Indices
 
-_OPEN_SHARDS = 128  # limit per dataset, as readers take memory; per process, see open_shards.py
 _TRIED = 4  # foreign shards, spread over all, that are inspected first: are they compressed?
 _LOOKS = 8  # local foreign shards that are inspected at a time
 _REQUESTS = 32  # samples at a URL that are read at a time
-_TEMPORARY_BYTES = 10 * 10**9  # of open compressed shards, unpacked; a larger one is open alone
 
 
 @functools.lru_cache(maxsize=8)
@@ -85,10 +83,10 @@ class Dataset(Views):
     or one field, of all samples. `ds[10:20]`, `ds.select(indices)` and `ds.filter(condition)`
     return views, which are also datasets.
 
-    A dataset can be used in any thread and any process. At most 128 of its shards are open at a
-    time, or fewer if the process may not open that many files, or has many shards of other datasets
-    open. A pickled dataset contains only paths, and reads nothing before its first sample. Open a
-    dataset with `shardkit.open`.
+    A dataset can be used in any thread and any process. At most 1,024 shards of all datasets of a
+    process are open at a time, or fewer if it may not open that many files. A pickled dataset
+    contains only paths, and reads nothing before its first sample. Open a dataset with
+    `shardkit.open`.
     """
 
     def __init__(
@@ -132,7 +130,7 @@ class Dataset(Views):
         self.remote_files: dict[str, list[tuple[str, Info]]] = {}
         self.beside: Mapping[str, int] = {}  # other files in the folder, by kind
         self._shared: dict[str, Any] = {}
-        self._readers = open_shards.Readers()  # oldest first
+        self._readers = readers.Readers()  # oldest first
         # `key_hash` of all keys, for shards whose reader had to scan for samples.
         self.key_hashes: dict[int, npt.NDArray[np.int64] | None] = {}
         self._starts: list[int] = []
@@ -184,23 +182,15 @@ class Dataset(Views):
         return only.sequence if isinstance(only, SequenceReader) else None
 
     @property
-    def classes(self) -> tuple[str, ...] | None:
-        """Class names in the order of their labels, or None if unknown."""
-        return self.class_names.get(self.label)
-
-    @property
     def class_names(self) -> dict[str, tuple[str, ...]]:
-        """Class names by field, for all fields whose class names are known."""
         return self._class_names
 
     @property
     def label(self) -> str:
-        """The field whose values `classes` names."""
         return label_of(self.class_names) if self.manifest is None else self.manifest.label
 
     @property
     def guessed(self) -> frozenset[str]:
-        """Fields of foreign shards that all samples seem to have, judging from only a few."""
         return frozenset(name for layout in self._layouts for name in layout.get("guessed", ()))
 
     @property
@@ -227,7 +217,6 @@ class Dataset(Views):
         return sum(layout.get("unread", 0) for layout in self._layouts)
 
     def read(self, index: int, fields: Collection[str] | None = None) -> Sample:
-        """The sample as stored, without the transform: its key and these fields (None: all)."""
         shard, position = self.locate(index)
         try:
             return self.reader(shard).sample(position, fields)
@@ -303,26 +292,10 @@ class Dataset(Views):
         return [self.whole]
 
     @property
-    def paths(self) -> tuple[Path, ...]:
-        """The folders of all shards."""
-        return (self.path,)
-
-    def at(self, change: Callable[[Path], Path]) -> Self:
-        """The same dataset with its shards in other folders."""
-        moved = copy.copy(self)  # without open shards
-        moved.path = change(self.path)
-        return moved
-
-    @property
     def checksums(self) -> dict[str, str]:
         """The known checksums of shards, by name."""
         shards = self.manifest.shards if self.manifest is not None else ()
         return {shard.file.name: shard.file.checksum for shard in shards}
-
-    def extent(self, shard: int) -> tuple[int, int]:
-        """Samples and bytes of one shard."""
-        stop = self._length if shard + 1 == len(self._starts) else self._starts[shard + 1]
-        return stop - self._starts[shard], self._bytes[shard] or 0
 
     def original_paths(self) -> dict[str, str]:
         """The key table: the path of each sample's file, if it does not follow from its key."""
@@ -455,19 +428,7 @@ class Dataset(Views):
 
     @property
     def place(self) -> Path:
-        """The path of the dataset for messages: its folder, or its only file."""
         return self.path if self.manifest_path is None else manifests.dataset_of(self.manifest_path)
-
-    def shard_name(self, shard: int) -> str:
-        """The name of a shard's file, relative to `path`."""
-        return self._names[shard]
-
-    def shard_path(self, shard: int) -> Path:
-        return self.path / self._names[shard]
-
-    def sample_path(self, shard: int, position: int) -> Path:
-        """Return the file that contains the sample at a `position` in a `shard`, for messages."""
-        return self.shard_path(shard)
 
     def stat(self, shard: int) -> os.stat_result:
         """The shard's `os.stat`. Raises NotFoundError, and DamagedError for the wrong size."""
@@ -509,8 +470,7 @@ class Dataset(Views):
             opened = self._open(shard)
         reader = self._readers.setdefault(shard, opened)
         if reader is opened:
-            self._close_oldest()
-            open_shards.added(self._readers, shard, opened)
+            readers.added(self._readers, shard, opened)
         return reader
 
     def _open(self, shard: int) -> ShardReader:
@@ -529,7 +489,7 @@ class Dataset(Views):
         except Exception as error:
             if not os_errors.shortage(error):
                 raise
-            open_shards.close_all()  # other code uses more files or memory than we left for it
+            readers.close_all()  # other code uses more files or memory than we left for it
             opened = self._format.open(path, layout)
         if not isinstance(path, RemotePath):  # it may have been replaced in the meantime
             with contextlib.suppress(FileNotFoundError):
@@ -551,19 +511,6 @@ class Dataset(Views):
         except Exception as error:
             found = fs.unreadable(error, self.shard_path(shard), position)
             raise found from found.__cause__
-
-    def _close_oldest(self) -> None:
-        """Close the oldest shards while more are open than allowed."""
-        while len(readers := self._readers.copy()) > 1:
-            temporary = sum(reader.temporary_bytes for reader in readers.values())
-            if len(readers) <= _OPEN_SHARDS and temporary <= _TEMPORARY_BYTES:
-                return
-            self._readers.pop(next(iter(readers)), None)
-
-    @property
-    def shards(self) -> int:
-        """Number of shards."""
-        return len(self._names)
 
     def close(self) -> None:
         """Close all open shards. The next access opens them again."""
@@ -588,7 +535,7 @@ class Dataset(Views):
                 path.store.expect(path.key, info)
 
     def __getstate__(self) -> dict[str, Any]:
-        opened = {"_readers": open_shards.Readers(), "key_hashes": {}, "_shared": {}}
+        opened = {"_readers": readers.Readers(), "key_hashes": {}, "_shared": {}}
         return {**self.__dict__, **opened}
 
     def _with(self, indices: Indices | None) -> Self:

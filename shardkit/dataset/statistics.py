@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,44 +30,13 @@ from shardkit.storage.pages import Pages, through
 from shardkit.storage.remote.path import RemotePath
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from shardkit.dataset.views import Views
 
 _CHUNK = 32  # samples per job of a thread
 _REMOTE_THREADS = 32  # they mostly wait for requests
 _ROWS = 1 << 20  # pixels counted at once: counting takes 8 bytes for each
 _DROP = "convert the dataset with --check decode --on-error skip"  # instead of repairing an image
 _EXAMPLES = 5  # groups of duplicates that are listed, and keys in each
-
-
-class Stored(Protocol):
-    """Data in some folders."""
-
-    @property
-    def paths(self) -> Sequence[Path]: ...
-    def at(self, change: Callable[[Path], Path]) -> Self: ...
-
-
-_S = TypeVar("_S", bound=Stored)
-
-
-class Samples(Stored, Protocol):
-    """The interface of `Dataset` that is needed here."""
-
-    schema: Schema
-
-    @property
-    def transform(self) -> Callable[[Sample], Sample] | None: ...
-    @property
-    def label(self) -> str: ...
-    @property
-    def classes(self) -> tuple[str, ...] | None: ...
-    @property
-    def class_names(self) -> Mapping[str, tuple[str, ...]]: ...
-    def __len__(self) -> int: ...
-    def read(self, index: int, fields: Collection[str] | None = None) -> Sample: ...
-    def locate(self, index: int) -> tuple[int, int]: ...
-    def sample_path(self, shard: int, position: int) -> Path: ...
-    def transform_of(self, index: int) -> Callable[[Sample], Sample] | None: ...
 
 
 @dataclass
@@ -253,7 +221,7 @@ class _Field:
 class _Tally:
     """The statistics of some samples, in order."""
 
-    def __init__(self, dataset: Samples, quick: bool) -> None:
+    def __init__(self, dataset: Views, quick: bool) -> None:
         self._dataset, self._quick = dataset, quick
         self._damaged: list[ShardkitError] = []
         self._fields = {name: _Field(kind) for name, kind in dataset.schema.items()}
@@ -379,9 +347,7 @@ def _bytes_of(value: Any) -> bytes:
     return repr(value).encode("utf-8", "surrogatepass")
 
 
-def stats(
-    dataset: Samples, monitor: Monitor | None = None, *, quick: bool = False
-) -> dict[str, Any]:
+def stats(dataset: Views, monitor: Monitor | None = None, *, quick: bool = False) -> dict[str, Any]:
     """See `Dataset.stats`.
 
     `quick`: decode no images, and list errors of damaged samples in `damaged` instead of raising
@@ -406,7 +372,7 @@ def stats(
     return found.summary()
 
 
-def values_of(dataset: Samples, field: str) -> Iterator[Any]:
+def values_of(dataset: Views, field: str) -> Iterator[Any]:
     """The values of a field in all samples that have it, without those that cannot be read."""
     for number in range(len(dataset)):
         with contextlib.suppress(SampleError):
@@ -415,7 +381,7 @@ def values_of(dataset: Samples, field: str) -> Iterator[Any]:
                 yield sample[field]
 
 
-def encoded_stats(dataset: Samples) -> dict[str, Any]:
+def encoded_stats(dataset: Views) -> dict[str, Any]:
     """The statistics of images, audio and video by field, without decoding them.
 
     Values that are none of these are counted as `damaged`.
@@ -433,7 +399,7 @@ def encoded_stats(dataset: Samples) -> dict[str, Any]:
     return found
 
 
-def side_by_side(dataset: _S) -> tuple[_S, int]:
+def side_by_side(dataset: Views) -> tuple[Views, int]:
     """The dataset for reading in threads, and their number. Requests each remote page once."""
     if not any(isinstance(path, RemotePath) for path in dataset.paths):
         return dataset, processors()

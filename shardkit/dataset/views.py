@@ -10,7 +10,7 @@ import copy
 import operator
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -48,9 +48,12 @@ _DTYPES: dict[type[FieldType], Any] = {Int: np.int64, Float: np.float64, Bool: n
 class Views(ABC):
     """All samples of some shards, or a view of them: the base class of `Dataset`."""
 
+    path: Path  # the folder of the shards
     format: str
     schema: Schema
     transform: Callable[[Sample], Sample] | None = None  # applied by `ds[i]`
+    _names: list[str]  # of the shards, relative to `path`
+    _bytes: list[int | None]  # of the shards; None: not known yet
     _starts: list[int]  # the number of each shard's first sample
     _length: int  # number of samples in all shards
     _chosen: Indices | None = None  # the numbers of a view's samples
@@ -59,42 +62,63 @@ class Views(ABC):
     @property
     @abstractmethod
     def place(self) -> Path:
-        """The path for messages."""
+        """The path of the dataset for messages: its folder, or its only file."""
 
     @property
     @abstractmethod
-    def class_names(self) -> Mapping[str, tuple[str, ...]]:
-        """Class names by field."""
+    def class_names(self) -> dict[str, tuple[str, ...]]:
+        """Class names by field, for all fields whose class names are known."""
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """The field whose values `classes` names."""
 
     @property
     @abstractmethod
     def guessed(self) -> Collection[str]:
-        """Fields that some samples may lack, although the schema does not say so."""
+        """Fields of foreign shards that all samples seem to have, judging from only a few."""
 
     @property
-    @abstractmethod
-    def paths(self) -> Sequence[Path]:
-        """The folders of all shards."""
+    def classes(self) -> tuple[str, ...] | None:
+        """Class names in the order of their labels, or None if unknown."""
+        return self.class_names.get(self.label)
 
-    @abstractmethod
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The folders of all shards."""
+        return (self.path,)
+
     def at(self, change: Callable[[Path], Path]) -> Self:
         """The same dataset with its shards in other folders."""
+        moved = copy.copy(self)  # without open shards
+        moved.path = change(self.path)
+        return moved
 
     @property
-    @abstractmethod
     def shards(self) -> int:
         """Number of shards."""
+        return len(self._names)
 
-    @abstractmethod
     def extent(self, shard: int) -> tuple[int, int]:
-        """The number of samples and bytes of one shard."""
+        """Samples and bytes of one shard."""
+        stop = self._length if shard + 1 == len(self._starts) else self._starts[shard + 1]
+        return stop - self._starts[shard], self._bytes[shard] or 0
 
-    @abstractmethod
-    def shard_path(self, shard: int) -> Path: ...
+    def shard_name(self, shard: int) -> str:
+        """The name of a shard's file, relative to `path`."""
+        return self._names[shard]
+
+    def shard_path(self, shard: int) -> Path:
+        return self.path / self._names[shard]
+
+    def sample_path(self, shard: int, position: int) -> Path:
+        """Return the file that contains the sample at a `position` in a `shard`, for messages."""
+        return self.shard_path(shard)
 
     @abstractmethod
     def read(self, index: int, fields: Collection[str] | None = None) -> Sample:
-        """The sample as stored, without the dataset's transform."""
+        """The sample as stored, without the transform: its key and these fields (None: all)."""
 
     @abstractmethod
     def read_keys(self, shard: int, positions: Numbers) -> list[str]:
@@ -347,7 +371,7 @@ class Views(ABC):
             seen += len(values)
             if out.dtype == object:
                 values = np.fromiter(values, object, len(values))
-                size += sum(map(_size, values))
+                size += sum(map(size_of, values))
             if size > _MAX_BYTES:
                 raise UsageError(
                     "the values of the field take more memory than a column may",
@@ -443,7 +467,7 @@ class Views(ABC):
         if table is None:
             self.whole._warn_of_download("keys")
             hashes = [np.zeros(0, np.int64), *map(self._key_hashes, range(self.shards))]
-            table = self._shared["keys"] = _KeyTable(np.concatenate(hashes))
+            table = self._shared["keys"] = KeyTable(np.concatenate(hashes).view(np.uint64))
         found: list[int] = []
         for number in table.candidates(key):
             shard = bisect_right(self._starts, number) - 1
@@ -473,18 +497,18 @@ class Views(ABC):
         )
 
 
-class _KeyTable:
-    """Finds samples by key, with 16 bytes of memory per sample."""
+class KeyTable:
+    """Finds samples by the hashes of their keys, with 16 bytes of memory per sample."""
 
-    def __init__(self, hashes: Numbers) -> None:
-        self._order = np.argsort(hashes, kind="stable")
-        self._hashes = hashes[self._order]
+    def __init__(self, hashes: npt.NDArray[np.uint64]) -> None:
+        self.order = np.argsort(hashes, kind="stable")
+        self.hashes = hashes[self.order]
 
     def candidates(self, key: str) -> list[int]:
         """The samples with the key, and possibly others with the same hash."""
-        wanted = np.array([key_hash(key)], np.uint64).view(np.int64)[0]
-        begin, end = (np.searchsorted(self._hashes, wanted, side) for side in ("left", "right"))
-        found: list[int] = self._order[begin:end].tolist()
+        wanted = np.uint64(key_hash(key))
+        begin, end = (np.searchsorted(self.hashes, wanted, side) for side in ("left", "right"))
+        found: list[int] = self.order[begin:end].tolist()
         return found
 
 
@@ -498,9 +522,10 @@ def _row(kind: FieldType, guessed: bool) -> tuple[tuple[int, ...], Any]:
     return tuple(n or 0 for n in shape), np.dtype(kind.dtype)
 
 
-def _size(value: Any) -> int:
+def size_of(value: Any) -> int:
+    """The bytes of a value as stored, about."""
     if isinstance(value, list):
-        return sum(map(_size, value))
+        return sum(map(size_of, value))
     if isinstance(value, np.ndarray):
         return value.nbytes
     return len(value) if isinstance(value, str | bytes) else 8

@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from shardkit.dataset.dataset import Dataset
 from shardkit.dataset.display.previews import describe
-from shardkit.dataset.find import open_splits
-from shardkit.dataset.incomplete import without_manifest
+from shardkit.dataset.find import open_splits, without_manifest
 from shardkit.dataset.statistics import encoded_stats, values_of
 from shardkit.errors import SampleError
 from shardkit.helpers.checked import plain

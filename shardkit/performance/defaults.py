@@ -11,7 +11,7 @@ import numpy as np
 from shardkit.codecs.image import is_mask_name
 from shardkit.dataset.dataset import Dataset
 from shardkit.dataset.find import open_dataset
-from shardkit.dataset.sequence_reader import SequenceReader
+from shardkit.dataset.readers import SequenceReader
 from shardkit.errors import FormatError, UsageError
 from shardkit.preprocess.transform import load_transform
 from shardkit.schema import Array, FieldType, Image

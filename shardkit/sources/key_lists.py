@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from shardkit.dataset.views import KeyTable
 from shardkit.errors import SourceError, UsageError
 from shardkit.metadata.recipe import KeysEntry
 from shardkit.options import ConvertOptions, split_files
@@ -18,26 +18,24 @@ from shardkit.sources.base import Source
 from shardkit.storage import fs
 
 
-@dataclass(frozen=True)
-class KeyList:
-    """A set of keys: their sorted hashes, and, where known, the keys in the same order."""
+class KeyList(KeyTable):
+    """A set of keys, by their hashes, with the keys themselves where they are known."""
 
-    hashes: npt.NDArray[np.uint64]
-    keys: Sequence[str] = field(default=(), repr=False)
+    def __init__(self, hashes: npt.NDArray[np.uint64], keys: Sequence[str] = ()) -> None:
+        super().__init__(hashes)
+        self._keys = keys
 
     @classmethod
     def of(cls, keys: Iterable[str], path: object = None) -> KeyList:
         """Raises SourceError for an empty list, or one with duplicates."""
         every = list(keys)
-        hashes = np.array([key_hash(key) for key in every], np.uint64)
-        order = np.argsort(hashes, kind="stable")
-        found = cls(hashes[order], [every[n] for n in order.tolist()])
+        found = cls(np.array([key_hash(key) for key in every], np.uint64), every)
         again = np.flatnonzero(found.hashes[1:] == found.hashes[:-1]) + 1
         if len(again):
             raise SourceError(
                 "the list of keys has duplicates",
                 path=path,
-                key=found.keys[again[0]],
+                key=found.key(again[0]),
                 found=f"{len(again):,} duplicate keys",
                 fix="list each key once",
             )
@@ -45,9 +43,12 @@ class KeyList:
             raise SourceError("the list of keys is empty", path=path, expected="a key on each line")
         return found
 
+    def key(self, number: int) -> str:
+        """The key with the hash `hashes[number]`."""
+        return self._keys[int(self.order[number])]
+
     def __contains__(self, key: str) -> bool:
-        at = int(np.searchsorted(self.hashes, wanted := np.uint64(key_hash(key))))
-        return at < len(self.hashes) and self.hashes[at] == wanted
+        return bool(self.candidates(key))
 
     def entry(self) -> KeysEntry:
         """The entry of a recipe."""
@@ -70,7 +71,7 @@ def key_lists(options: ConvertOptions) -> dict[str, KeyList]:
             if both.any():
                 raise UsageError(
                     f"the splits {other} and {name} have samples in common",
-                    key=lists[name].keys[int(both.argmax())],
+                    key=lists[name].key(int(both.argmax())),
                     found=f"{int(both.sum()):,} keys that are in both lists",
                     fix="list each sample for one split only",
                 )
@@ -95,7 +96,7 @@ def check_found(lists: Iterable[KeyList], sources: Iterable[Source]) -> None:
     for wanted in lists:
         lacking = np.flatnonzero(~np.isin(wanted.hashes, there))
         if len(lacking):
-            first = min(wanted.keys[n] for n in lacking.tolist())
+            first = min(map(wanted.key, lacking.tolist()))
             raise SourceError(
                 "the list has keys that no sample has",
                 found=f"{len(lacking):,} of {len(wanted.hashes):,} keys, such as {first!r}",

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.codecs.guess import guessed_schema
+from shardkit.dataset.views import size_of
 from shardkit.errors import SampleError, ShardkitError, SourceError
 from shardkit.sample import Sample
 from shardkit.schema import ClassNames, FieldType, Schema, named_classes
@@ -113,14 +114,4 @@ class SequenceSource(Source):
             sample = self[index]
         except SampleError:
             return 0  # the conversion will meet and report the error
-        return sum(_stored_size(value) for value in sample.values())
-
-
-def _stored_size(value: Any) -> int:
-    if isinstance(value, np.ndarray):
-        return value.nbytes
-    if isinstance(value, bytes | str):
-        return len(value)
-    if isinstance(value, list) and value and isinstance(value[0], bytes):
-        return sum(map(len, value))
-    return len(str(value))
+        return sum(map(size_of, sample.values()))

@@ -8,8 +8,7 @@ from typing import Any, cast
 
 from shardkit.dataset.concatenated import Concatenated
 from shardkit.dataset.dataset import Dataset
-from shardkit.dataset.find import open_files, open_splits
-from shardkit.dataset.incomplete import without_manifest
+from shardkit.dataset.find import open_files, open_splits, without_manifest
 from shardkit.errors import SourceError, UsageError
 from shardkit.formats import FORMATS, format_of, unknown_format
 from shardkit.formats.unsupported import kind_of_file

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardkit.dataset.dataset import Dataset
-from shardkit.dataset.find import open_dataset, open_described, open_splits
-from shardkit.dataset.incomplete import without_manifest
+from shardkit.dataset.find import open_dataset, open_described, open_splits, without_manifest
 from shardkit.errors import (
     DamagedError,
     FormatError,

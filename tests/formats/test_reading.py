@@ -194,7 +194,8 @@ def many_shards(folder, name, count):
 
 
 @pytest.mark.parametrize("name", few(["arrow", "wds"], "wds"))
-def test_a_dataset_has_a_bounded_number_of_files_open(tmp_path, name):
+def test_a_dataset_has_a_bounded_number_of_files_open(tmp_path, name, monkeypatch):
+    monkeypatch.setattr("shardkit.dataset.readers._MAX_OPEN", 128)
     dataset = many_shards(tmp_path / "x", name, 130)
     for _ in range(2):
         assert [int(sample["x"][0]) for sample in dataset] == list(range(130))

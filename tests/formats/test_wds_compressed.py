@@ -80,7 +80,7 @@ def test_they_are_held_within_a_bound_and_not_after_closing(source, temporary, m
         assert read(dataset) == ["0", "1", "2", "3"] * 5
         assert held(temporary) == 5 * SIZE
     assert held(temporary) == 0
-    monkeypatch.setattr("shardkit.dataset.dataset._TEMPORARY_BYTES", 2.5 * SIZE)
+    monkeypatch.setattr("shardkit.dataset.readers._TEMPORARY", 2.5 * SIZE)
     dataset = shardkit.open(source)
     most = 0
     for index in [*range(len(dataset)), 0, -1, 5]:
@@ -89,7 +89,7 @@ def test_they_are_held_within_a_bound_and_not_after_closing(source, temporary, m
     assert most == 2 * SIZE
     del dataset
     assert held(temporary) == 0
-    monkeypatch.setattr("shardkit.dataset.dataset._TEMPORARY_BYTES", 1)
+    monkeypatch.setattr("shardkit.dataset.readers._TEMPORARY", 1)
     with shardkit.open(source) as dataset:  # one above the bound is open alone
         assert len(read(dataset)) == 20
         assert held(temporary) == SIZE

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shardkit.dataset.dataset import Dataset
-from shardkit.dataset.find import open_splits
-from shardkit.dataset.incomplete import without_manifest
+from shardkit.dataset.find import open_splits, without_manifest
 from shardkit.errors import OutputError
 from shardkit.inspection.inspect import report_of
 from shardkit.inspection.report.page import READ, START, Part, page

@@ -1,8 +1,11 @@
-"""`SequenceReader`: reads any Python sequence of samples like a shard."""
+"""The readers of datasets: of shards, few of which a process keeps open, and of sequences."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import weakref
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +16,79 @@ from shardkit.helpers import os_errors
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Json, Schema
 from shardkit.storage import fs
+
+try:
+    import resource
+except ImportError:  # Windows, which has no limit of open files
+    resource = None  # type: ignore[assignment]
+
+_MAX_OPEN = 1024  # maximum number of open shards in a process, as readers take memory
+_MEMORY = 256 << 20  # bytes of the tables of all open shards
+_TEMPORARY = 10 * 10**9  # bytes of open compressed shards, unpacked
+_FILES = 3  # maximum number of open files per shard
+_SHARE = 2  # shards may use 1 / _SHARE of the files that the process may open
+
+
+class Readers(dict[int, ShardReader]):
+    """The open shards of a dataset by number."""
+
+
+# Oldest first. There is no lock, as a fork in another thread could leave it held: each step is one
+# operation on a deque or a dict. Entries of shards that have been closed since are skipped.
+_opened: deque[tuple[weakref.ref[Readers], int, weakref.ref[ShardReader]]] = deque()
+
+
+def limit() -> int:
+    """Maximum number of open shards."""
+    if resource is None:
+        return _MAX_OPEN
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return _MAX_OPEN
+    return min(max(files // _SHARE // _FILES, 1), _MAX_OPEN)
+
+
+def added(readers: Readers, shard: int, reader: ShardReader) -> None:
+    """Record that a shard was opened, and close the oldest of any dataset beyond the limits.
+
+    A shard that takes more than all may is open alone.
+    """
+    _opened.append((weakref.ref(readers), shard, weakref.ref(reader)))
+    _close(limit())
+    memory, temporary = _MEMORY, _TEMPORARY
+    latest = _opened.copy()
+    latest.reverse()
+    for number, (own, opened, reference) in enumerate(latest):
+        found = reference()
+        if found is not None and _is_open(own(), opened, found):
+            memory -= found.in_memory
+            temporary -= found.temporary_bytes
+        if min(memory, temporary) < 0:
+            _close(max(number, 1))
+            return
+
+
+def close_all() -> None:
+    """Close all shards, except those that a thread is reading from at the moment."""
+    _close(0)
+
+
+def _close(count: int) -> None:
+    """Close the oldest shards until `count` are left."""
+    with contextlib.suppress(IndexError):  # another thread was faster
+        while len(_opened) > count:
+            reference, shard, reader = _opened.popleft()
+            readers = reference()
+            if readers is not None and _is_open(readers, shard, reader()):
+                readers.pop(shard, None)
+
+
+def _is_open(readers: Readers | None, shard: int, reader: ShardReader | None) -> bool:
+    """Whether the dataset still uses this reader: the shard may have been opened again since."""
+    return readers is not None and reader is not None and readers.get(shard) is reader
+
+
+# --- sequences ----------------------------------------------------------------------------------
 
 
 class SampleSequence(Protocol):
