@@ -1,9 +1,8 @@
 """FFCV's files, `.beton`: a table of rows, pages of values, and a section of our own.
 
 layout.py   the byte layout of a file, and the placement of values in pages
-images.py   images that FFCV can decode, and the conversion of others
 reader.py   random access through the table
-writer.py   writes a file in one pass
+writer.py   writes a file in one pass, with images that FFCV can decode
 join.py     joins several files into one
 """
 
@@ -15,11 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.formats.base import Format
-from shardkit.formats.beton import images
 from shardkit.formats.beton.join import join
 from shardkit.formats.beton.layout import PAGE, fields_of, is_native
 from shardkit.formats.beton.reader import BetonReader
-from shardkit.formats.beton.writer import BetonWriter
+from shardkit.formats.beton.writer import BetonWriter, stored_image
 from shardkit.schema import Array, Bool, FieldType, Float, Image, Int, Schema, Text
 
 # Per field and sample: its part of a row, twice (values are moved to make room for the table), an
@@ -57,18 +55,16 @@ class Beton(Format):
 
     def notes(self, schema: Schema) -> list[str]:
         kinds = list(schema.values())
-        said = {
-            "images other than plain JPEG and PPM are encoded as JPEG of quality 95": any(
-                isinstance(kind, Image) for kind in kinds
-            ),
+        images = any(isinstance(kind, Image) for kind in kinds)
+        npy = any(isinstance(kind, Array) and not is_native(kind) for kind in kinds)
+        notes = {
+            "images other than plain JPEG and PPM are encoded as JPEG of quality 95": images,
             "FFCV sees text as JSON: ffcv.fields.JSONField.unpack gives it back": any(
                 isinstance(kind, Text) for kind in kinds
             ),
             "FFCV sees true and false as 1 and 0": any(isinstance(kind, Bool) for kind in kinds),
             "FFCV sees arrays without a fixed shape, or of a dtype that it does not support, as the"
-            " bytes of .npy files": any(
-                isinstance(kind, Array) and not is_native(kind) for kind in kinds
-            ),
+            " bytes of .npy files": npy,
             "FFCV sees absent values as 0, nan, null, nothing or one black pixel": any(
                 kind.optional for kind in kinds
             ),
@@ -76,10 +72,10 @@ class Beton(Format):
                 isinstance(kind, Int | Float | Bool) for kind in kinds
             ),
         }
-        return [note for note, applies in said.items() if applies]
+        return [note for note, applies in notes.items() if applies]
 
     def carried(self, kind: FieldType, value: Any) -> Any:
-        return images.stored(value).file() if isinstance(kind, Image) else value
+        return stored_image(value).file() if isinstance(kind, Image) else value
 
 
 FORMAT = Beton()

@@ -34,7 +34,19 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.errors import DamagedError, FormatError, drop_option, rename_option
-from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Int, Json, Schema, Text
+from shardkit.schema import (
+    Array,
+    Bool,
+    Bytes,
+    FieldType,
+    Float,
+    Image,
+    Images,
+    Int,
+    Json,
+    Schema,
+    Text,
+)
 
 VERSION = 2
 PAGE = 1 << 23  # bytes of a page: FFCV's default; a file with a larger value has larger pages
@@ -142,11 +154,8 @@ class Row:
 def fields_of(schema: Schema) -> list[Field]:
     """The fields that store a schema; raises FormatError if a .beton cannot hold it."""
     if not 0 < len(schema) <= MAX_FIELDS:
-        raise FormatError(
-            "a .beton cannot have this number of fields",
-            expected=f"1 to {MAX_FIELDS:,} fields",
-            found=f"{len(schema):,}",
-        )
+        what, expected = "a .beton cannot have this number of fields", f"1 to {MAX_FIELDS:,} fields"
+        raise FormatError(what, expected=expected, found=f"{len(schema):,}")
     return [_field_of(name, kind) for name, kind in schema.items()]
 
 
@@ -159,10 +168,9 @@ def _field_of(name: str, kind: FieldType) -> Field:
             fix=f"rename it: {rename_option(name)}",
         )
     if isinstance(kind, Array) and is_native(kind):
-        assert kind.shape is not None
-        shape = tuple(n for n in kind.shape if n is not None)
+        shape = tuple(n for n in kind.shape or () if n is not None)
         return Field(name, TypeId.NDARRAY, np.dtype(kind.dtype), shape)
-    if not isinstance(kind, (*_TYPE_IDS,)):
+    if isinstance(kind, Images):
         raise FormatError(
             f"a .beton cannot hold the list of images in the field {name!r}: FFCV has no such type",
             fix=f"write arrow, parquet, hf or lmdb, or convert without it: {drop_option(name)}",
@@ -203,9 +211,9 @@ def is_native(kind: Array) -> bool:
 
 def kind_of(field: Field) -> FieldType:
     """The type of a field in a file that FFCV wrote."""
-    if field.dtype is not None:
-        return Array(field.dtype.str, field.shape)
-    return _KINDS[field.type_id]()
+    return (
+        Array(field.dtype.str, field.shape) if field.dtype is not None else _KINDS[field.type_id]()
+    )
 
 
 # --- header and descriptors ----------------------------------------------------------------------
@@ -242,37 +250,28 @@ def _array_arguments(field: Field) -> bytes:
 
 def unpack_field(descriptor: np.void, path: Path, offset: int) -> Field:
     """Decode the descriptor of a field, which is at `offset`."""
+    where: dict[str, Any] = {"path": path, "offset": offset}
     raw, number = bytes(descriptor["name"]), int(descriptor["type_id"])
     if not raw.isascii():
-        raise DamagedError(
-            "a field has a name that is not ASCII", path=path, offset=offset, found=repr(raw)
-        )
+        raise DamagedError("a field has a name that is not ASCII", found=repr(raw), **where)
     name = raw.split(b"\0")[0].decode("ascii")
     if number == TypeId.CUSTOM:
         raise FormatError(
             f"the field {name!r} has a custom type, which only the code of its author can read",
-            path=path,
-            offset=offset,
-            expected="FFCV's own field types",
             fix="write the file again with that field as BytesField or NDArrayField",
+            **where,
         )
     if number not in _COLUMNS:
-        raise DamagedError(
-            f"the field {name!r} has an unknown type",
-            path=path,
-            offset=offset,
-            expected="one of FFCV's types, 0 to 6",
-            found=str(number),
-        )
+        what, expected = f"the field {name!r} has an unknown type", "one of FFCV's types, 0 to 6"
+        raise DamagedError(what, expected=expected, found=str(number), **where)
     type_id = TypeId(number)
     if type_id not in (TypeId.NDARRAY, TypeId.TENSOR):
         return Field(name, type_id)
     try:
         return Field(name, type_id, *_array_type(bytes(descriptor["arguments"])))
     except (ValueError, TypeError, RecursionError) as error:
-        raise DamagedError(
-            f"the type of the array field {name!r} is damaged: {error}", path=path, offset=offset
-        ) from error
+        what = f"the type of the array field {name!r} is damaged: {error}"
+        raise DamagedError(what, **where) from error
 
 
 _MOST_ELEMENTS = 2**40  # most elements of an array, as in a schema
@@ -282,11 +281,7 @@ _DTYPE = re.compile(r"\|[biuSV][1-9]\d{0,5}|[<>|][iufcmMSUV][1-9]\d{0,5}(\[\d*\w
 def _array_type(arguments: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]:
     header = np.frombuffer(arguments, _ARRAY_ARGUMENTS, 1)[0]
     start, size = _ARRAY_ARGUMENTS.itemsize, int(header["type_length"])
-    description = json.loads(arguments[start : start + size])
-    try:
-        ((_, code),) = description
-    except (TypeError, ValueError):
-        raise ValueError(f"invalid dtype {description!r:.60}") from None
+    ((_, code),) = json.loads(arguments[start : start + size])
     if not isinstance(code, str) or not _DTYPE.fullmatch(code):
         raise ValueError(f"invalid dtype {code!r:.60}")
     shape = header["shape"].tolist()

@@ -72,15 +72,10 @@ class BetonReader(ShardReader):
         self.rows = Table(source, front_size(len(self.fields), 0, 0), samples, self.row.dtype)
         self._data_at = front_size(len(self.fields), self.row.dtype.itemsize, samples)
         with_data = sum(field.has_data for field in self.fields)
-        self.allocations = Allocations(
-            source, int(head["alloc_table_ptr"]), self._data_at, with_data
-        )
+        allocations_at = int(head["alloc_table_ptr"])
+        self.allocations = Allocations(source, allocations_at, self._data_at, with_data)
         self.section = None if mark is None else Section(source, *mark, samples, self.fields)
-        self._tables: tuple[Table | Allocations, ...] = (self.rows, self.allocations)
-        self._presence_at: dict[str, int] = {}
-        if self.section is not None:
-            self._tables += self.section.tables
-            self._presence_at = self.section.presence_at
+        self._presence_at = {} if self.section is None else self.section.presence_at
         super().__init__(path, self._found_layout() if layout is None else layout, source)
         self._length, self._unpack = samples, self.row.struct.unpack
         self._stem = key_of(path.stem)
@@ -91,7 +86,10 @@ class BetonReader(ShardReader):
 
     @property
     def in_memory(self) -> int:  # type: ignore[override] # it may grow
-        return sum(table.in_memory for table in self._tables)
+        if self.closed:
+            return 0
+        section = 0 if self.section is None else self.section.in_memory
+        return self.rows.in_memory + self.allocations.in_memory + section
 
     def read(
         self, position: int, fields: Collection[str] | None = None, json_text: bool = False
@@ -152,10 +150,8 @@ class BetonReader(ShardReader):
         if dtype is None or shape != out.shape[1:]:
             return False
         try:
-            if not self._present(field, positions).all():
-                return False
             starts = self.rows.take(positions)[f"f{number}"].astype(np.int64)
-            if (starts < self._data_at).any():
+            if not self._present(field, positions).all() or (starts < self._data_at).any():
                 return False
             found = self.source.read_rows(starts, self.fields[number].nbytes)
         except ShardkitError:
@@ -164,8 +160,18 @@ class BetonReader(ShardReader):
         return True
 
     def sizes(self, field: str) -> npt.NDArray[np.int64]:
-        present = self._present(field, np.arange(len(self)))
-        return self._inside(field, self._sizes(self._numbers[field])[present])
+        number = self._numbers[field]
+        kind, samples = self.fields[number], len(self)
+        column = self.rows.slice(0, samples)[f"f{number}"]
+        if not kind.has_data or kind.dtype is not None:
+            sizes = np.full(samples, kind.nbytes if kind.has_data else _NUMBER_BYTES, np.int64)
+        elif kind.type_id == TypeId.IMAGE:
+            jpegs = self.allocations.sizes(self._blob(number), column["ptr"])
+            raw = 3 * column["width"].astype(np.int64) * column["height"]
+            sizes = np.where(column["mode"] == RAW, raw, jpegs)
+        else:
+            sizes = column["size"].astype(np.int64) - (kind.type_id == TypeId.JSON)
+        return self._inside(field, sizes[self._present(field, np.arange(samples))])
 
     def spans(self) -> npt.NDArray[np.int64]:
         rows = self.allocations.rows.slice(0, len(self.allocations.rows))
@@ -180,7 +186,6 @@ class BetonReader(ShardReader):
     def close(self) -> None:
         if not self.closed:
             super().close()
-            self._tables = ()
             del self.rows, self.allocations, self.section, self._columns
 
     def _found_layout(self) -> dict[str, Any]:
@@ -198,20 +203,6 @@ class BetonReader(ShardReader):
             return np.ones(len(positions), bool)
         present = self.section.presence.take(positions + self._presence_at[field])
         return present.astype(bool)
-
-    def _sizes(self, number: int) -> npt.NDArray[np.int64]:
-        """Stored bytes of a field's value in every sample, absent ones included."""
-        field, samples = self.fields[number], len(self)
-        if not field.has_data or field.dtype is not None:
-            return np.full(samples, field.nbytes if field.has_data else _NUMBER_BYTES, np.int64)
-        column = self.rows.slice(0, samples)[f"f{number}"]
-        if field.type_id != TypeId.IMAGE:
-            sizes: npt.NDArray[np.int64] = column["size"].astype(np.int64)
-            return sizes - 1 if field.type_id == TypeId.JSON else sizes
-        raw = 3 * column["width"].astype(np.int64) * column["height"]
-        return np.where(
-            column["mode"] == RAW, raw, self.allocations.sizes(self._blob(number), column["ptr"])
-        )
 
     def _blob(self, number: int) -> int:
         """The index of a field among those that have data."""
@@ -293,8 +284,7 @@ class Allocations:
             raise DamagedError(
                 "the .beton is incomplete or truncated: it does not contain its allocation table",
                 path=source.path,
-                offset=bytes_of.HEADER.fields["alloc_table_ptr"][1],  # type: ignore[index] # it has fields
-                expected=f"{data_at:,} to {source.size:,}",
+                expected=f"{data_at:,} to {source.size:,} as its offset",
                 found=f"{at:,}",
             )
         count = (source.size - at) // bytes_of.ALLOCATION.itemsize
@@ -336,9 +326,8 @@ class Allocations:
             self._sorted = (rows["ptr"][order], rows["size"][order])
         known, sizes = self._sorted
         found = np.searchsorted(known, pointers, "right") - 1
-        return np.where(
-            (found >= 0) & (known[found] == pointers), sizes[found].astype(np.int64), -1
-        )
+        there = (found >= 0) & (known[found] == pointers)
+        return np.where(there, sizes[found].astype(np.int64), -1)
 
 
 class _About(TypedDict):
@@ -349,7 +338,6 @@ class _About(TypedDict):
 
 
 _KEY_SPAN = struct.Struct("<QQ")  # the start of a key, and that of the next one
-_SECTION = "the section with keys and types"
 
 
 class Section:
@@ -359,45 +347,36 @@ class Section:
         self, source: ByteSource, at: int, size: int, samples: int, fields: list[Field]
     ) -> None:
         """Raises DamagedError if the section of `size` bytes at `at` does not match the file."""
-        head = bytes_of.SECTION_HEAD
+        what, head = "the section with keys and types", bytes_of.SECTION_HEAD
         where: dict[str, Any] = {"path": source.path, "offset": at}
         text_size = keys_size = 0
         if head.itemsize <= size <= source.size - at:
             text_size, keys_size = np.frombuffer(source.read(at, head.itemsize), head)[0].tolist()
-        text_at = at + head.itemsize
         if not 0 < text_size <= size - head.itemsize:
-            raise DamagedError(
-                f"{_SECTION} is damaged",
-                **where,
-                expected=f"text in a section that ends at or before byte {source.size:,}",
-                found=f"text of {text_size:,} bytes in a section of {size:,}",
-                fix="copy the file again, or convert again",
-            )
-        text = source.read(text_at, text_size).rstrip(b"\0")
-        found = of_version(bytes_of.SECTION_VERSION, "version", text, _SECTION, **where)
+            shown = f"text of {text_size:,} bytes in a section of {size:,}"
+            raise DamagedError(f"{what} is damaged", found=shown, **where)
+        text = source.read(at + head.itemsize, text_size).rstrip(b"\0")
+        found = of_version(bytes_of.SECTION_VERSION, "version", text, what, **where)
         try:
             about = checked(_About, found)
             self.schema, self.classes = Schema.from_json(about["schema"]), about["classes"]
         except FormatError as error:  # a type that this version does not know
             raise error.located(**where) from error.__cause__
         except ValueError as error:
-            raise damaged(_SECTION, error, **where) from error
+            raise damaged(what, error, **where) from error
         _check_fields(self.schema, fields, source.path)
         optional = bytes_of.optional_fields(self.schema)
-        offsets_at = text_at + text_size
+        offsets_at = at + head.itemsize + text_size
         presence_at = offsets_at + bytes_of.KEY_OFFSET.itemsize * (samples + 1)
         keys_at = presence_at + len(optional) * samples
         if keys_at + keys_size != at + size:
-            parts = f"parts of {keys_at + keys_size - at:,} bytes in a section of {size:,}"
-            raise DamagedError(f"{_SECTION} is damaged", found=parts, **where)
+            shown = f"parts of {keys_at + keys_size - at:,} bytes in a section of {size:,}"
+            raise DamagedError(f"{what} is damaged", found=shown, **where)
         self.offsets = Table(source, offsets_at, samples + 1, bytes_of.KEY_OFFSET)
         self.presence = Table(source, presence_at, len(optional) * samples, "u1")
         self.presence_at = {name: number * samples for number, name in enumerate(optional)}
         self.keys = Table(source, keys_at, keys_size, "u1")
-
-    @property
-    def tables(self) -> tuple[Table, ...]:
-        return self.offsets, self.presence, self.keys
+        self.in_memory = sum(t.in_memory for t in (self.offsets, self.presence, self.keys))
 
     def key(self, position: int) -> str:
         start, stop = _KEY_SPAN.unpack(self.offsets.record(position, 2))

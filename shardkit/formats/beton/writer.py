@@ -2,6 +2,10 @@
 
 The size of the table is only known at the end. Some space is reserved for it; values that a larger
 table would overwrite are moved behind the others, which writes about one table size more.
+
+FFCV only decodes plain JPEGs and raw pixels. A JPEG that it decodes correctly is stored byte for
+byte, a PPM as its pixels. Other images are re-encoded, because FFCV decodes them to garbage without
+an error, and ignores EXIF's orientation.
 """
 
 from __future__ import annotations
@@ -16,13 +20,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shardkit.codecs import pixels
 from shardkit.codecs.array import dump_array
-from shardkit.codecs.image import NotAnImageError, unusable
+from shardkit.codecs.header import Header, read_header
+from shardkit.codecs.image import NotAnImageError, check_end, unusable
+from shardkit.codecs.jpeg import with_huffman_tables
 from shardkit.codecs.media import format_as
 from shardkit.errors import SampleError
-from shardkit.formats.base import KEY, ShardSpec, ShardWriter, key_bytes
-from shardkit.formats.beton import images, layout
-from shardkit.formats.beton.layout import ALLOCATION, Field, Row, TypeId, front_size
+from shardkit.formats.base import KEY, ShardSpec, ShardWriter, key_bytes, not_stored
+from shardkit.formats.beton import layout
+from shardkit.formats.beton.layout import ALLOCATION, JPEG, RAW, Field, Row, TypeId, front_size
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Audio, Bytes, FieldType, Image, Json, Text, Video
 from shardkit.storage import fs
@@ -111,8 +118,10 @@ class BetonWriter(ShardWriter):
             if encode is not None and name in sample:
                 try:
                     value = encode(value)
+                except NotAnImageError as error:
+                    raise unusable(error, sample[KEY], name) from error
                 except (TypeError, ValueError, RecursionError) as error:  # e.g. a lone surrogate
-                    raise _unusable(error, value, sample[KEY], name) from error
+                    raise not_stored(error, value, sample[KEY], name) from error
             if type_id in _NUMBERS:
                 row.append(value)
                 continue
@@ -209,6 +218,68 @@ def zeros(count: int) -> list[bytes | memoryview]:
     return [*[_ZEROS] * (count // _BLOCK), _ZEROS[: count % _BLOCK]] if count else []
 
 
+# --- images --------------------------------------------------------------------------------------
+
+_QUALITY = 95
+_MAX_SIDE = 0xFFFF
+
+
+class StoredImage(NamedTuple):
+    """A stored image. `encoded` is the reason why it was re-encoded, or ""."""
+
+    mode: int
+    width: int
+    height: int
+    data: bytes | memoryview
+    encoded: str
+
+    def file(self) -> bytes:
+        """The image file that a reader returns."""
+        if self.mode == RAW:
+            return pixels.ppm_start(self.width, self.height) + self.data
+        return bytes(self.data)
+
+
+_NO_IMAGE = StoredImage(RAW, 1, 1, bytes(3), "")  # the placeholder for samples without an image
+
+
+def stored_image(value: bytes) -> StoredImage:
+    """The image as it is stored; raises ValueError, mostly NotAnImageError, if it cannot be."""
+    ppm = pixels.ppm_header(value)
+    if ppm is None:
+        header = read_header(value)
+        check_end(value, header.format)
+        reason = _reason(header, value)
+        width, height = header.width, header.height
+        if reason:
+            rows = pixels.to_rgb(value)
+            height, width, _ = rows.shape
+            value = pixels.encode(rows, "jpeg", quality=_QUALITY, chroma="444")
+        elif not header.huffman:  # FFCV would use the tables of the previous image
+            value, reason = with_huffman_tables(value), "jpeg without Huffman tables"
+        return StoredImage(JPEG, width, height, value, reason)
+    if max(ppm.width, ppm.height) > _MAX_SIDE:
+        raise ValueError(f"{ppm.width:,} x {ppm.height:,} pixels, more than {_MAX_SIDE:,} per side")
+    start = pixels.ppm_start(ppm.width, ppm.height)
+    same = ppm.stop == len(value) and value.startswith(start)
+    data = memoryview(value)[ppm.start : ppm.stop]
+    return StoredImage(RAW, ppm.width, ppm.height, data, "" if same else "ppm with another header")
+
+
+# Properties of images that a JPEG cannot represent.
+_LOST = {"animated": "{} (first frame)", "transparent": "{} (transparent)", "16-bit": "{} (16-bit)"}
+_PORTABLE = {b"P4": "pbm", b"P5": "pgm", b"P6": "16-bit ppm"}
+
+
+def _reason(header: Header, value: bytes) -> str:
+    """Why an image cannot be stored unchanged; "" for a plain JPEG."""
+    if header.format != "jpeg":
+        kind = _PORTABLE.get(value[:2]) or header.format
+        return _LOST.get(header.oddity, "{}").format(kind)
+    oddity = "rotated" if header.orientation != 1 else ""
+    return f"{header.oddity or oddity} jpeg" if header.oddity or oddity else ""
+
+
 # --- values --------------------------------------------------------------------------------------
 
 
@@ -228,16 +299,6 @@ def _column(field: Field, kind: FieldType) -> _Column:
     return _Column(field.name, field.type_id, encode, absent)
 
 
-def _unusable(error: Exception, value: Any, key: str, name: str) -> SampleError:
-    if isinstance(error, NotAnImageError):
-        return unusable(error, key, name)
-    what, found, fix = f"the value cannot be stored: {error}", f"{value!r:.60}", None
-    if isinstance(value, bytes):
-        what, found = "a .beton cannot hold the image", str(error)
-        fix = "make it smaller with --resize, or drop such samples with --on-error skip"
-    return SampleError(what, key=key, field=name, found=found, fix=fix)
-
-
 def _whole(kind: Audio | Video, value: bytes) -> bytes:
     format_as(kind, value)
     return value
@@ -254,11 +315,11 @@ _NUMBERS = (TypeId.INT, TypeId.FLOAT)
 _ABSENT = {
     TypeId.INT: 0,
     TypeId.FLOAT: float("nan"),
-    TypeId.IMAGE: images.NOTHING,
+    TypeId.IMAGE: _NO_IMAGE,
     TypeId.JSON: b"null\0",
 }
 _ENCODERS: dict[type[FieldType], Callable[[Any], Any]] = {
-    Image: images.stored,
+    Image: stored_image,
     Bytes: bytes,
     Audio: partial(_whole, Audio()),
     Video: partial(_whole, Video()),
