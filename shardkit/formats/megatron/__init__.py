@@ -1,7 +1,6 @@
 """Megatron-LM's indexed datasets: tokens in a `.bin` file, their offsets in a `.idx` beside it.
 
-layout.py    the bytes of a `.idx`, the dtypes of tokens, and which schemas are supported
-index.py     reads a `.idx`, and a `.keys`: a third file of ours, with the keys of the samples
+index.py     the `.idx`, and a `.keys`, our file with the keys of the samples; supported schemas
 reader.py    random access by document
 writer.py    writes the three files in one pass; joins several shards into one
 """
@@ -15,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.formats.base import Format
-from shardkit.formats.megatron.layout import field_of, index_size, stored_dtype
+from shardkit.formats.megatron.index import field_of, index_size, stored_dtype
 from shardkit.formats.megatron.reader import MegatronReader
 from shardkit.formats.megatron.writer import MegatronWriter, join
 from shardkit.schema import Schema

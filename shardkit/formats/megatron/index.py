@@ -1,4 +1,8 @@
-"""Readers of the files beside a `.bin`: the `.idx` with the document offsets, and our `.keys`."""
+"""The files beside a `.bin` of tokens: the `.idx` with document offsets, and our `.keys`.
+
+See `core/datasets/indexed_dataset.py` of Megatron-LM. The three arrays of a `.idx` directly follow
+the header of 34 bytes, so they are not aligned.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +14,96 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.errors import DamagedError, FormatError
-from shardkit.formats.megatron.layout import (
-    DTYPES,
-    END,
-    HEADER,
-    LENGTH,
-    MAGIC,
-    NUMBER,
-    POINTER,
-    VERSION,
-    chunks,
-    index_path,
-    keys_path,
-)
+from shardkit.schema import Array, Image, Images, Schema, Text
 from shardkit.storage.byte_source import ByteSource, Table, open_source
 
+MAGIC = b"MMIDIDX\0\0"
+VERSION = 1
+# Magic, version, dtype code of the tokens, number of sequences, entries of the document index.
+HEADER = struct.Struct("<9sQBQQ")
+_LENGTH, _POINTER, _END = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<i8")
 _BOUNDS = struct.Struct("<qq")  # two adjacent numbers
-_LENGTH, _POINTER = struct.Struct("<i"), struct.Struct("<q")
+NUMBER = np.dtype("<u8")  # in a `.keys`
+MAX_TOKENS = 2**31 - 1  # of a sequence, as its length is an int32
+
+# NumPy dtypes by their codes; files of floats can be read, but not written.
+DTYPES = {
+    code: np.dtype(name)
+    for code, name in enumerate(("u1", "i1", "<i2", "<i4", "<i8", "<f8", "<f4", "<u2"), 1)
+}
+CODES = {dtype: code for code, dtype in DTYPES.items()}
+# The dtype in which tokens are stored: uint16 or int32, like Megatron's own tools, unless their
+# range needs another.
+_STORED = {
+    "u1": "<u2", "u2": "<u2", "u4": "<i4", "u8": "<i8",
+    "i1": "i1", "i2": "<i2", "i4": "<i4", "i8": "<i8",
+}  # fmt: skip
+
+CHUNK = 1 << 14  # numbers at a time, which fit into the CPU cache
+
+
+def index_path(path: Path) -> Path:
+    """The `.idx` of a `.bin`."""
+    return path.with_suffix(".idx")
+
+
+def keys_path(path: Path) -> Path:
+    """The file with the keys of the samples in a `.bin`."""
+    return path.with_suffix(".keys")
+
+
+def index_size(samples: int) -> int:
+    """The size, in bytes, of the `.idx` of `samples` documents of one sequence each."""
+    numbers = _LENGTH.itemsize + _POINTER.itemsize
+    return HEADER.size + samples * numbers + (samples + 1) * _END.itemsize
+
+
+def field_of(schema: Schema) -> tuple[str, Array]:
+    """The single field, of tokens; raises FormatError for any other schema."""
+    if len(schema) == 1:
+        ((name, kind),) = schema.items()
+        flat = isinstance(kind, Array) and (kind.shape is None or len(kind.shape) == 1)
+        if isinstance(kind, Array) and flat and kind.dtype and not kind.optional:
+            return name, kind
+    raise FormatError(
+        "a Megatron file holds one field, a one-dimensional array of whole numbers",
+        expected="one field such as Array('uint16', (None,))",
+        found=", ".join(f"{name}: {kind}" for name, kind in schema.items()) or "no field",
+        fix=_fix(schema),
+    )
+
+
+def _fix(schema: Schema) -> str:
+    if "doc_ends" in schema:
+        return "tokenize without --seq-len: Megatron packs documents into sequences itself"
+    if any(isinstance(kind, Image | Images) for kind in schema.values()):
+        return "store images as wds, lmdb, arrow, parquet, hf or beton"
+    if any(isinstance(kind, Text) for kind in schema.values()):
+        return "give --tokenizer, which converts text to tokens"
+    return "write only the tokens, or write all fields to another format"
+
+
+def stored_dtype(kind: Array) -> np.dtype[Any]:
+    """The dtype of the tokens in the file; raises FormatError if they are not integers."""
+    dtype = np.dtype(kind.dtype)
+    stored = _STORED.get(f"{dtype.kind}{dtype.itemsize}")
+    if stored is None:
+        raise FormatError(
+            "a Megatron file holds integers only",
+            expected="a dtype of uint8 to uint64 or int8 to int64",
+            found=str(kind),
+        )
+    return np.dtype(stored)
+
+
+def check_range(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> None:
+    """Raise ValueError for a number that `dtype` cannot hold; Megatron itself casts silently."""
+    if not len(values) or np.can_cast(values.dtype, dtype):
+        return
+    limits = np.iinfo(dtype)
+    for value in (int(values.min()), int(values.max())):
+        if not limits.min <= value <= limits.max:
+            raise ValueError(f"{value} is outside of {limits.min} to {limits.max} ({dtype})")
 
 
 class Index:
@@ -50,9 +127,9 @@ class Index:
         source = open_source(self.path)
         self.dtype, self.sequences, entries = self._header(source)
         self.documents = entries - 1
-        self._pointers_at = HEADER.size + self.sequences * LENGTH.itemsize
-        self._ends_at = self._pointers_at + self.sequences * POINTER.itemsize
-        end = self._ends_at + entries * END.itemsize
+        self._pointers_at = HEADER.size + self.sequences * _LENGTH.itemsize
+        self._ends_at = self._pointers_at + self.sequences * _POINTER.itemsize
+        end = self._ends_at + entries * _END.itemsize
         if source.size < end:  # sequence modes may follow, which are not read
             raise self._damaged(
                 "the .idx is truncated",
@@ -60,10 +137,10 @@ class Index:
                 f"{end:,} bytes for {self.sequences:,} sequences and {entries:,} entries",
                 f"{source.size:,} bytes",
             )
-        self.lengths = Table(source, HEADER.size, self.sequences, LENGTH)  # in tokens
-        self._pointers = Table(source, self._pointers_at, self.sequences, POINTER)
+        self.lengths = Table(source, HEADER.size, self.sequences, _LENGTH)  # in tokens
+        self._pointers = Table(source, self._pointers_at, self.sequences, _POINTER)
         # The number of sequences before each document, and finally the total.
-        self._ends = Table(source, self._ends_at, entries, END)
+        self._ends = Table(source, self._ends_at, entries, _END)
         self.in_memory = sum(t.in_memory for t in (self.lengths, self._pointers, self._ends))
         for entry, expected in ((0, 0), (self.documents, self.sequences)):
             if self._ends.slice(entry, entry + 1)[0] != expected:
@@ -75,25 +152,16 @@ class Index:
         """The dtype of the tokens, and the numbers of sequences and document index entries."""
         head = source.read(0, min(HEADER.size, source.size))
         if len(head) < HEADER.size or not head.startswith(MAGIC):
-            raise self._damaged(
-                "not a .idx file of Megatron",
-                0,
-                f"{MAGIC!r} and a header of {HEADER.size} bytes",
-                f"{head[: len(MAGIC)]!r}, {source.size:,} bytes",
-            )
+            expected = f"{MAGIC!r} and a header of {HEADER.size} bytes"
+            found = f"{head[: len(MAGIC)]!r}, {source.size:,} bytes"
+            raise self._damaged("not a .idx file of Megatron", 0, expected, found)
         _, version, code, sequences, entries = HEADER.unpack(head)
         if version != VERSION:
-            raise FormatError(
-                "unsupported version of the .idx",
-                path=self.path,
-                offset=9,
-                expected=f"version {VERSION}",
-                found=f"version {version}",
-            )
+            expected, found = f"version {VERSION}", f"version {version}"
+            raise self._damaged("unsupported version of the .idx", 9, expected, found)
         if code not in DTYPES:
-            raise self._damaged(
-                "invalid type code of tokens in the .idx", 17, "a code from 1 to 8", str(code)
-            )
+            what = "invalid type code of tokens in the .idx"
+            raise self._damaged(what, 17, "a code from 1 to 8", str(code))
         if not entries:
             raise self._damaged("the .idx has no document index", 26, "at least one entry", "none")
         return DTYPES[code], sequences, entries
@@ -109,7 +177,7 @@ class Index:
             at = int(bad.argmax())
             raise self._damaged(
                 f"sequence {first + at} lies outside of the .bin",
-                self._pointers_at + (first + at) * POINTER.itemsize,
+                self._pointers_at + (first + at) * _POINTER.itemsize,
                 f"an offset within its {self._bin_size:,} bytes",
                 f"{sizes[at]:,} bytes from byte {starts[at]:,} on",
             )
@@ -126,7 +194,7 @@ class Index:
     def _bad_end(self, entry: int, expected: str) -> DamagedError:
         return self._damaged(
             "the document index is damaged",
-            self._ends_at + entry * END.itemsize,
+            self._ends_at + entry * _END.itemsize,
             f"{expected}, and at most {self.sequences} sequences",
             f"{self._ends.slice(entry, entry + 1)[0]} in entry {entry}",
         )
@@ -140,8 +208,8 @@ class Index:
         """Offset and size of each sequence of a document."""
         first, stop = _BOUNDS.unpack(self._ends.record(document, 2))
         if stop - first == 1 and 0 <= first < self.sequences:  # the usual case: one sequence
-            (tokens,) = _LENGTH.unpack(self.lengths.record(first))
-            (start,) = _POINTER.unpack(self._pointers.record(first))
+            tokens = int.from_bytes(self.lengths.record(first), "little", signed=True)
+            start = int.from_bytes(self._pointers.record(first), "little", signed=True)
             size = tokens * self.dtype.itemsize
             if size >= 0 and 0 <= start <= self._bin_size - size:
                 return [(start, size)]
@@ -163,7 +231,8 @@ class Index:
     def sizes(self) -> npt.NDArray[np.int64]:
         """Bytes of every document."""
         found = np.empty(self.documents, np.int64)
-        for first, stop in chunks(self.documents):
+        for first in range(0, self.documents, CHUNK):
+            stop = min(first + CHUNK, self.documents)
             ends = self._bounds(first, stop)
             sizes = self._sequences(int(ends[0]), int(ends[-1]))[1]
             sums = np.concatenate(([0], np.cumsum(sizes)))

@@ -11,8 +11,14 @@ import numpy.typing as npt
 
 from shardkit.errors import DamagedError, ShardkitError
 from shardkit.formats.base import KEY, ShardReader, numbered_key
-from shardkit.formats.megatron.index import Index, Keys
-from shardkit.formats.megatron.layout import check_range, field_of, keys_path, stored_dtype
+from shardkit.formats.megatron.index import (
+    Index,
+    Keys,
+    check_range,
+    field_of,
+    keys_path,
+    stored_dtype,
+)
 from shardkit.sample import Sample, key_of
 from shardkit.schema import Array, Schema
 from shardkit.storage.byte_source import open_source

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +12,25 @@ import numpy.typing as npt
 
 from shardkit.errors import DamagedError, SampleError
 from shardkit.formats.base import KEY, ShardSpec, ShardWriter, key_bytes
-from shardkit.formats.megatron.index import Index, Keys
-from shardkit.formats.megatron.layout import (
+from shardkit.formats.megatron.index import (
+    CHUNK,
     CODES,
     HEADER,
     MAGIC,
     MAX_TOKENS,
     NUMBER,
     VERSION,
+    Index,
+    Keys,
     check_range,
-    chunks,
     field_of,
     index_path,
     index_size,
     keys_path,
     stored_dtype,
-    sums_before,
 )
 from shardkit.sample import Sample
 from shardkit.storage import fs
-
-_Chunks = Iterator[npt.NDArray[Any]]
 
 
 class MegatronWriter(ShardWriter):
@@ -80,11 +78,10 @@ class MegatronWriter(ShardWriter):
     def finish(self) -> None:
         with self._file, self._keys as keys:
             end = np.array([keys.size, len(self._key_sizes)], NUMBER)
-            for starts in sums_before(_cut(np.asarray(self._key_sizes))):
+            for starts in _sums_before(_cut(np.asarray(self._key_sizes))):
                 keys.write(starts.astype(NUMBER).tobytes())
             keys.write(end.tobytes())
-        lengths = np.asarray(self._lengths)
-        _write_index(self.path, self._dtype, len(lengths), lambda: _cut(lengths))
+        _write_index(self.path, self._dtype, _cut(np.asarray(self._lengths)))
 
 
 def join(path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
@@ -93,50 +90,50 @@ def join(path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
     The files of a part are reopened for each step, as a process can only open a limited number.
     """
     dtype = stored_dtype(field_of(spec.schema)[1])
+    samples: list[int] = []  # of each part
+    lengths: list[npt.NDArray[Any]] = []
     with fs.create(path) as file:
         for part in parts:
-            fs.append(file, part, part.stat().st_size)
-    samples = [_index_of(part, dtype).documents for part in parts]
-    keys_sizes = [Keys(part, count).size for part, count in zip(parts, samples, strict=True)]
+            index = Index(part, fs.append(file, part, part.stat().st_size))
+            if index.dtype != dtype or index.documents != index.sequences:
+                what = "the index of a part does not match its shard"
+                raise DamagedError(what, path=index.path)
+            samples.append(index.documents)
+            lengths += index.lengths.chunks()
     with fs.create(keys_path(path)) as file:
-        for part, size in zip(parts, keys_sizes, strict=True):
-            fs.append(file, keys_path(part), size)
+        for part, count in zip(parts, samples, strict=True):
+            fs.append(file, keys_path(part), Keys(part, count).size)
         before = 0
-        for part, count, size in zip(parts, samples, keys_sizes, strict=True):
-            bounds = Keys(part, count).bounds
-            for first, stop in chunks(count):
-                fs.write(file, [(bounds.slice(first, stop) + before).tobytes()])
-            before += size
+        for part, count in zip(parts, samples, strict=True):
+            keys = Keys(part, count)
+            fs.write(file, [(keys.bounds.slice(0, count) + before).tobytes()])
+            before += keys.size
         fs.write(file, [np.array([before, sum(samples)], NUMBER).tobytes()])
-
-    def lengths() -> _Chunks:
-        for part in parts:
-            yield from _index_of(part, dtype).lengths.chunks()
-
-    _write_index(path, dtype, sum(samples), lengths)
+    _write_index(path, dtype, lengths)
 
 
-def _index_of(part: Path, dtype: np.dtype[Any]) -> Index:
-    index = Index(part, part.stat().st_size)
-    if index.dtype != dtype or index.documents != index.sequences:
-        raise DamagedError("the index of a part does not match its shard", path=index.path)
-    return index
+def _cut(values: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+    return [values[first : first + CHUNK] for first in range(0, len(values), CHUNK)]
 
 
-def _cut(values: npt.NDArray[Any]) -> _Chunks:
-    for first, stop in chunks(len(values)):
-        yield values[first:stop]
+def _sums_before(sizes: Sequence[npt.NDArray[Any]]) -> Iterator[npt.NDArray[np.int64]]:
+    """For each size, in chunks, the sum of all previous sizes."""
+    total = 0
+    for chunk in sizes:
+        ends = np.cumsum(chunk, dtype=np.int64) + total
+        yield ends - chunk
+        total = int(ends[-1])
 
 
-def _write_index(
-    path: Path, dtype: np.dtype[Any], samples: int, lengths: Callable[[], _Chunks]
-) -> None:
+def _write_index(path: Path, dtype: np.dtype[Any], lengths: Sequence[npt.NDArray[Any]]) -> None:
     """Write the `.idx` of documents of one sequence each, contiguous in the `.bin`."""
+    samples = sum(map(len, lengths))
     with fs.create(index_path(path)) as file:
         fs.write(file, [HEADER.pack(MAGIC, VERSION, CODES[dtype], samples, samples + 1)])
-        for chunk in lengths():
+        for chunk in lengths:
             fs.write(file, [chunk.astype("<i4").tobytes()])
-        for starts in sums_before(lengths()):
+        for starts in _sums_before(lengths):
             fs.write(file, [(starts * dtype.itemsize).astype("<i8").tobytes()])
-        for first, stop in chunks(samples + 1):
+        for first in range(0, samples + 1, CHUNK):
+            stop = min(first + CHUNK, samples + 1)
             fs.write(file, [np.arange(first, stop, dtype="<i8").tobytes()])
