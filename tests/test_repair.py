@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import shardkit
-from shardkit.conversion.partials import partial_of
+from shardkit.conversion.existing import partial_of
 from shardkit.conversion.target import Target
 from shardkit.errors import NotFoundError, OutputError, SampleError, StorageError, UsageError
 from shardkit.formats import FORMATS, get_format

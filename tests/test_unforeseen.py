@@ -19,7 +19,7 @@ import pytest
 
 import shardkit
 from shardkit.codecs.tokenizers.tokenizer import Tokenizer
-from shardkit.conversion.scratch import Scratch
+from shardkit.conversion.bucket import Scratch
 from shardkit.dataset.dataset import Dataset
 from shardkit.errors import (
     DamagedError,

@@ -208,8 +208,7 @@ def command(
     if plan_only:
         began = time.monotonic()
         from shardkit.conversion.estimate import describe
-        from shardkit.conversion.existing import state_of
-        from shardkit.conversion.partials import partial_of
+        from shardkit.conversion.existing import partial_of, state_of
         from shardkit.conversion.run import prepare
         from shardkit.storage import fs
 

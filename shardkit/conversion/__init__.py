@@ -6,11 +6,11 @@ Each imports only those on lines below its own:
     convert
     create run
     export parts publish
-    estimate existing outline partials
-    plan ray_engine store_partial
-    cuts partial ray_node
-    claim pool split
-    part_lock scratch shares work
-    commit lock read_ahead shards store_commit
+    estimate existing outline ray_engine
+    plan ray_node
+    bucket cuts folder
+    partial pool split
+    claim shares work
+    locks read_ahead shards
     key_shares stats strata target
 """

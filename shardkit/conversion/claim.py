@@ -27,11 +27,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from shardkit.conversion.part_lock import (
+from shardkit.conversion.locks import (
     OTHER_JOB,
     WHOLE_RUN,
     at_work,
     at_work_already,
+    busy,
 )
 from shardkit.errors import OutputError, ShardkitError, StorageError, warn
 from shardkit.helpers.checked import checked, parse
@@ -74,9 +75,9 @@ class Claim:
         path: RemotePath,
         about: Mapping[str, Any] | None = None,
         *,
-        busy: OutputError | None = None,
+        refused: OutputError | None = None,
     ) -> Claim:
-        """Take the claim. Raises OutputError (`busy`) if another run is active.
+        """Take the claim. Raises OutputError (`refused`) if another run is active.
 
         To find out whether a run is still active takes half a minute, except for one of this
         machine that has ended. The claim also contains the entries of `about`, even after it is
@@ -88,7 +89,7 @@ class Claim:
         for _ in range(_TRIES):
             alive = found is not None and not is_over(found[0]) and _watched(path, *found) != found
             if alive:
-                raise busy or another_run(path)
+                raise refused or busy(path.parent)
             began, old = _now(), None if found is None else found[1]
             if claim._put(old):
                 claim._renewed = began
@@ -97,7 +98,7 @@ class Claim:
                 threading.Thread(target=claim._beat, name="shardkit-claim", daemon=True).start()
                 return claim
             found = path.store.read_tagged(path.key)
-        raise busy or another_run(path)
+        raise refused or busy(path.parent)
 
     def check(self) -> None:
         """Raise OutputError if another run has taken the claim because this one stalled."""
@@ -214,21 +215,21 @@ class PartClaims:
 
     def share(self, part: PartOf, job: str) -> None:
         """Claim a part of a job, given by its digest, unless a whole run is active."""
-        self.part, busy = part, at_work_already(part, self._path)
+        self.part, refused = part, at_work_already(part, self._path)
         while True:
-            self._claim = Claim.take(self._claim_of(part), {"job": job}, busy=busy)
+            self._claim = Claim.take(self._claim_of(part), {"job": job}, refused=refused)
             found = self._run.store.read_tagged(self._run.key)
             if found is None or is_over(found[0]):
                 return
             self._claim.release()
             if not ended(self._run, found):
-                raise another_run(self._run)
+                raise busy(self._path)
 
     @contextlib.contextmanager
     def alone(self, job: str) -> Iterator[None]:
         """Keep new parts from beginning for a moment. Raises OutputError if other parts of the same
         `job` are running, and TakenError if another process does this at the moment."""
-        run = Claim.take(self._run, busy=TakenError("taken"))
+        run = Claim.take(self._run, refused=TakenError("taken"))
         try:
             self._refuse_parts(OTHER_JOB, job)
             yield
@@ -239,7 +240,7 @@ class PartClaims:
         """Raise OutputError if others are running; claims nothing itself."""
         self._refuse_parts(OTHER_JOB)
         if not ended(self._run, self._run.store.read_tagged(self._run.key)):
-            raise another_run(self._run)
+            raise busy(self._path)
 
     def _refuse_parts(self, why: str, job: str | None = None) -> None:
         """Raise OutputError if other parts (of one `job`) are running; dead ones lose claims."""
@@ -312,14 +313,6 @@ def _watched(path: RemotePath, data: bytes, tag: Tag) -> Found | None:
         if found is None or found[1] != tag:
             return found
     return data, tag
-
-
-def another_run(path: RemotePath) -> OutputError:
-    return OutputError(
-        "another run is working on this output",
-        path=path.parent,
-        fix="wait for it, or convert to another output, with -o",
-    )
 
 
 def is_over(data: bytes) -> bool:

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from shardkit.conversion.existing import partial_of
 from shardkit.conversion.partial import Partial
-from shardkit.conversion.partials import partial_of
 from shardkit.conversion.publish import described, publish_shards, write_lengths
 from shardkit.conversion.shards import KEYS_REPEAT, Content, ShardSequence
 from shardkit.conversion.target import Target

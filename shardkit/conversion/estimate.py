@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.conversion.commit import REPLACED
+from shardkit.conversion.folder import REPLACED
 from shardkit.conversion.plan import Plan, Task
 from shardkit.conversion.shards import ShardSequence
 from shardkit.conversion.split import Split

@@ -7,6 +7,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from shardkit.conversion.bucket import BucketPartial
+from shardkit.conversion.folder import FolderPartial
 from shardkit.conversion.partial import Partial, comparable
 from shardkit.conversion.plan import Plan
 from shardkit.conversion.target import Target
@@ -29,6 +31,13 @@ class State(Enum):
     OTHER_DATASET = "another dataset, which is not replaced without --overwrite"
 
 
+def partial_of(target: Target) -> Partial:
+    """The unfinished work on a target on this machine or in a bucket."""
+    if isinstance(target.path, RemotePath):
+        return BucketPartial(target, target.path)
+    return FolderPartial(target)
+
+
 def state_of(plan: Plan, partial: Partial, *, overwrite: bool) -> State:
     """Determine what a run finds at its output.
 
@@ -44,12 +53,12 @@ def state_of(plan: Plan, partial: Partial, *, overwrite: bool) -> State:
         return State.COMPLETE
     # A part never removes the work of another job: it may be the one with the wrong options.
     refuses = job is not None and not ours and (part or not overwrite)
-    if refuses and (partial.has_work() or (part and partial.has_outline())):
+    if refuses and (partial.results() or (part and partial.has_outline())):
         return State.OTHER_WORK if job else State.DAMAGED_WORK
     empty = plan.target.is_empty()
     if not empty and not overwrite:
         return State.OTHER_DATASET
-    if ours and plan.resumable and partial.has_work():
+    if ours and plan.resumable and partial.results():
         return State.UNFINISHED
     return State.FREE if empty else State.REPLACED
 

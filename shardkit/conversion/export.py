@@ -19,8 +19,8 @@ import numpy as np
 
 from shardkit.codecs import image, media
 from shardkit.codecs.media import SUFFIXES_OF
+from shardkit.conversion.existing import partial_of
 from shardkit.conversion.partial import Partial
-from shardkit.conversion.partials import partial_of
 from shardkit.conversion.target import Target
 from shardkit.dataset.dataset import Dataset
 from shardkit.errors import (

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardkit.conversion.cuts import TASKS
-from shardkit.conversion.existing import another_dataset, damaged_job, is_complete
+from shardkit.conversion.existing import another_dataset, damaged_job, is_complete, partial_of
 from shardkit.conversion.outline import Outline
 from shardkit.conversion.partial import Partial
-from shardkit.conversion.partials import partial_of
 from shardkit.conversion.parts import who_is_missing
 from shardkit.conversion.pool import Pool
 from shardkit.conversion.run import check_errors, errors_of, finished_in, publish, result_of
@@ -152,9 +151,9 @@ def _merge(job: dict[str, Any], target: Target, monitor: Monitor | None) -> Conv
         if is_complete(job, target):
             partial.discard()
             return result_of(None, target, already_complete=True)
-        if (found := partial.outline()) is None:
+        if (packed := partial.read(partial.outline)) is None:
             raise _not_in_parts(target.path)
-        outline = Outline.unpacked(found[1], found[0])
+        outline = Outline.unpacked(packed, partial.outline)
         if not target.is_empty() and not outline.overwrite:
             fix = "repeat any part with --overwrite, then merge again, which replaces it"
             raise another_dataset(job, target, fix)

@@ -28,11 +28,11 @@ def agree(outline: Outline, partial: Partial) -> None:
     may drop samples (--on-error skip) reuse the work of parts that may not. Raises OutputError if
     this part would run other tasks, or run them differently.
     """
-    if (found := partial.outline()) is None:
-        partial.keep_outline(outline.packed())
-        found = partial.outline()  # another part may have been faster
-    assert found is not None
-    path, packed = found
+    path = partial.outline
+    if (packed := partial.read(path)) is None:
+        partial.write(path, outline.packed(), replace=False)
+        packed = partial.read(path)  # another part may have been faster
+    assert packed is not None
     stored = Outline.unpacked(packed, path)
     if words := _differences(stored, outline):
         raise OutputError(
@@ -42,7 +42,7 @@ def agree(outline: Outline, partial: Partial) -> None:
             fix="give all parts the same source and options",
         )
     if _policy(stored) != _policy(outline):
-        partial.keep_outline(outline.packed(), replace=True)
+        partial.write(path, outline.packed(), replace=True)
 
 
 def _policy(outline: Outline) -> tuple[str, int, bool]:

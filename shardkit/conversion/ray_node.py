@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from shardkit.conversion import pool
+from shardkit.conversion.bucket import Scratch
 from shardkit.conversion.claim import machine
 from shardkit.conversion.read_ahead import Reading
-from shardkit.conversion.scratch import Scratch
 from shardkit.conversion.work import Work, pack, run_task
 from shardkit.errors import OutputError, SampleError, ShardkitError, SourceError, WorkerError
 from shardkit.formats import FORMATS

@@ -12,10 +12,9 @@ from typing import Any, Protocol
 
 from shardkit.conversion import pool
 from shardkit.conversion.estimate import refuse_full
-from shardkit.conversion.existing import clean_up, is_done, made_meanwhile
+from shardkit.conversion.existing import clean_up, is_done, made_meanwhile, partial_of
 from shardkit.conversion.outline import Outline
 from shardkit.conversion.partial import Partial, unseen
-from shardkit.conversion.partials import partial_of
 from shardkit.conversion.parts import agree, parts_of
 from shardkit.conversion.plan import Plan, Task, make_plan
 from shardkit.conversion.publish import assemble, joins, shards_of
@@ -301,7 +300,7 @@ def run(
                 and "--" in (error.fix or "")
                 and "--overwrite" not in (error.fix or "")
                 and plan.part is None
-                and partial.has_work()
+                and partial.results()
             ):
                 error.fix = f"{error.fix} ({_OTHER_OPTIONS})"
         raise
@@ -334,7 +333,8 @@ def _of_part(plan: Plan, part: PartOf, partial: Partial) -> ConvertResult:
     """The result of a part that has done its tasks."""
     results = [read_result(partial.task_folder(task.number)) for task in plan.own]
     shards = [shard for result in results for shard in result.shards]
-    missing = partial.missing(len(plan.tasks))
+    done = partial.results()
+    missing = {n for n in range(len(plan.tasks)) if partial.task_folder(n).name not in done}
     return ConvertResult(
         out=str(plan.target.path),
         format=plan.format.name,
@@ -448,7 +448,8 @@ def _finished(plan: Plan, partial: Partial) -> set[int]:
                 path=partial.path,
                 fix="give --on-error skip, or run the whole conversion without --part",
             )
-        partial.begin_anew(plan.job)
+        partial.release()
+        partial.begin(plan.job, resume=False)
         return set()
     for number in sorted(dropped):
         partial.undo(partial.task_folder(number))

@@ -17,9 +17,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from shardkit.conversion.existing import differences
+from shardkit.conversion.existing import differences, partial_of
 from shardkit.conversion.outline import Outline
-from shardkit.conversion.partials import partial_of
 from shardkit.conversion.plan import Plan, Task, make_plan
 from shardkit.conversion.publish import named_shard, write_lists
 from shardkit.conversion.run import work_of
@@ -113,7 +112,7 @@ class Repair:
     def __enter__(self) -> Repair:
         job = self._partial.job() if self._partial.exists() else None
         continues = job is not None and ("recipe" in job or not job)
-        if continues and (self._partial.has_work() or self._partial.has_outline()):
+        if continues and (self._partial.results() or self._partial.has_outline()):
             self._partial.lock.refuse_busy()
             raise OutputError(
                 "there is an unfinished conversion to this dataset",

@@ -10,8 +10,8 @@ import subprocess
 import sys
 import time
 
-from shardkit.conversion import part_lock
-from shardkit.conversion.partials import partial_of
+from shardkit.conversion import locks
+from shardkit.conversion.existing import partial_of
 from shardkit.conversion.target import Target
 from shardkit.errors import OutputError
 from shardkit.helpers.part_of import PartOf
@@ -93,8 +93,8 @@ def check(done, killed):
 
 
 if __name__ == "__main__":
-    part_lock._PAUSE = PATIENCE / 20
-    part_lock.LOCK_SECONDS = PATIENCE
+    locks._PAUSE = PATIENCE / 20
+    locks.LOCK_SECONDS = PATIENCE
     for line in sys.stdin:
         asked = json.loads(line)
         print(json.dumps(one(fs.output(sys.argv[1]), *asked)), flush=True)

@@ -15,7 +15,7 @@ import xxhash
 
 import shardkit
 from shardkit.conversion import read_ahead, run
-from shardkit.conversion.partial import FolderPartial
+from shardkit.conversion.folder import FolderPartial
 from shardkit.conversion.target import default_output
 from shardkit.errors import OutputError, SampleError, SourceError, UsageError, WorkerError
 from shardkit.formats.arrow.reader import BatchReader

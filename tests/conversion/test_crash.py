@@ -83,7 +83,7 @@ def test_replacing_that_dies_anywhere_keeps_the_old_or_gives_the_new(
 def test_beginning_again_without_dropped_samples_may_die_anywhere(source, out, reference, large):
     """A run that drops samples had begun to publish; the next may drop none."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shardkit.conversion.commit.Commit.publish", lambda *args: 1 / 0)
+        patch.setattr("shardkit.conversion.folder.FolderPartial.publish", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             convert(source, out)
     assert Path(f"{out}.partial/dataset/shard-000002.tar").exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import shardkit
-from shardkit.conversion import partial
+from shardkit.conversion import target as targets
 from shardkit.errors import OutputError, SampleError, ShardkitError
 from shardkit.storage import fs
 from shardkit.verification.verify import verify
@@ -144,17 +144,17 @@ def test_a_folder_of_another_user_is_refused(tmp_path, monkeypatch):
 
             return stat
 
-        monkeypatch.setattr(partial.Path, "lstat", about(by))
-        monkeypatch.setattr(partial.Path, "stat", about(above))
+        monkeypatch.setattr(targets.Path, "lstat", about(by))
+        monkeypatch.setattr(targets.Path, "stat", about(above))
 
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     owned(666, 0)
     for path in ("out.partial", "__shardkit__"):
-        error = raised(OutputError, "somebody else", partial.refuse_others, shared / path)
+        error = raised(OutputError, "somebody else", targets.refuse_others, shared / path)
         assert error.found == "it belongs to the user 666"
     for owner, above in ((1000, 0), (666, 666), (0, 0)):  # ours, on a mapped file system, root's
         owned(owner, above)
-        partial.refuse_others(shared / "out.partial")
+        targets.refuse_others(shared / "out.partial")
 
 
 def test_a_hostile_result_of_a_task_names_nothing_outside(source, victim, tmp_path):

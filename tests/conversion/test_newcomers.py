@@ -9,8 +9,8 @@ import pytest
 
 import shardkit
 from shardkit.conversion import run
-from shardkit.conversion.part_lock import PartLock
-from shardkit.conversion.partials import partial_of
+from shardkit.conversion.existing import partial_of
+from shardkit.conversion.locks import PartLock
 from shardkit.conversion.target import Target
 from shardkit.errors import (
     DamagedError,

@@ -5,10 +5,9 @@ import os
 
 import pytest
 
-from shardkit.conversion import lock as locks
-from shardkit.conversion import part_lock
-from shardkit.conversion.part_lock import PartLock
-from shardkit.conversion.partial import FolderPartial
+from shardkit.conversion import locks
+from shardkit.conversion.folder import FolderPartial
+from shardkit.conversion.locks import PartLock
 from shardkit.conversion.target import Target
 from shardkit.errors import OutputError, ShardkitWarning, StorageError
 from shardkit.helpers.part_of import PartOf
@@ -22,8 +21,8 @@ ONE, TWO = PartOf(1, 2), PartOf(2, 2)
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
-    monkeypatch.setattr(part_lock, "LOCK_SECONDS", 0.05)
-    monkeypatch.setattr(part_lock, "_PAUSE", 0.001)
+    monkeypatch.setattr(locks, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(locks, "_PAUSE", 0.001)
     monkeypatch.setattr(locks, "_working", set())
 
 
@@ -54,7 +53,7 @@ def test_parts_work_beside_each_other_and_a_whole_run_when_they_have_ended(out):
     finish_task(one, 0)
     one.release()
     assert two.begun() == [ONE, TWO]
-    assert two.missing(2) == {1}
+    assert two.results() == {"000000"}
     two.release()
     whole = begun(out)
     assert whole.finished(map(whole.task_folder, range(2))) == {whole.task_folder(0)}
@@ -83,7 +82,7 @@ def test_who_looks_whether_anybody_is_at_work_is_told_and_keeps_nobody_out(out):
 
 
 def test_what_is_waited_for_is_said_once(out, monkeypatch):
-    monkeypatch.setattr(part_lock, "_QUIET", 0)
+    monkeypatch.setattr(locks, "_QUIET", 0)
     whole = begun(out)
     with pytest.warns(ShardkitWarning, match="another run is working on this output: wait") as told:
         refused(out, TWO, "another run is working")
@@ -126,17 +125,17 @@ def test_parts_of_another_job_wait_for_those_at_work_and_then_begin_anew(out):
     finish_task(one, 0)
     error = refused(out, TWO, "part 1/2 of this output is running, and this one has other", OTHER)
     assert error.found == "running: 1/2"
-    assert one.has_work()
+    assert one.results()
     one.release()
     error = refused(out, TWO, "there is unfinished work with other options", OTHER)
     assert str(one.path) in error.fix
-    assert (one.has_work(), one.job()) == (True, JOB)
+    assert (one.results(), one.job()) == ({"000000"}, JOB)
     one.undo(one.task_folder(0))
-    one.keep_outline(b"")
+    one.write(one.outline, b"", replace=True)
     refused(out, TWO, "there is unfinished work with other options", OTHER)
     fs.remove(one.path / "plan")
     two = begun(out, TWO, OTHER)
-    assert (two.has_work(), two.job(), two.begun()) == (False, OTHER, [TWO])
+    assert (two.results(), two.job(), two.begun()) == (set(), OTHER, [TWO])
     names = sorted(path.name for path in two.path.iterdir())
     assert names == ["job.json", "lock", "parts", "tasks"]
 
@@ -150,7 +149,7 @@ def test_a_folder_that_is_removed_before_it_is_locked_is_made_again(out, monkeyp
             folder.rmdir()
         return real(folder, *rest, **more)
 
-    monkeypatch.setattr(part_lock, "try_lock", late)
+    monkeypatch.setattr(locks, "try_lock", late)
     one = begun(out, ONE)
     assert removed
     assert one.begun() == [ONE]

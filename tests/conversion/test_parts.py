@@ -8,7 +8,7 @@ import pytest
 
 import shardkit
 from shardkit.conversion.outline import Outline
-from shardkit.conversion.partial import OUTLINE, PLAN
+from shardkit.conversion.partial import OUTLINE
 from shardkit.conversion.parts import who_is_missing
 from shardkit.conversion.work import unzipped, zipped
 from shardkit.errors import DamagedError, OutputError, SampleError, SourceError, UsageError
@@ -282,7 +282,7 @@ def test_a_damaged_job_is_named_and_its_work_stays(source, tmp_path, out):
 
 def test_a_damaged_plan_is_named(source, tmp_path, out, whole):
     convert(source, out, "1/2")
-    path = tmp_path / "out.partial" / PLAN / OUTLINE
+    path = tmp_path / "out.partial" / OUTLINE
     stored = path.read_bytes()
     assert Outline.unpacked(stored, path).packed() == stored
     for data in (b"", b"x", stored[:200], stored.replace(b'"max_bytes"', b'"mix_bytes"')):

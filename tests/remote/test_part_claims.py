@@ -5,8 +5,8 @@ import warnings
 import pytest
 
 from shardkit.conversion import claim as claims
+from shardkit.conversion.bucket import BucketPartial
 from shardkit.conversion.claim import Claim, PartClaims
-from shardkit.conversion.store_partial import StorePartial
 from shardkit.conversion.target import Target
 from shardkit.errors import OutputError, ShardkitWarning
 from shardkit.helpers.part_of import PartOf
@@ -44,7 +44,7 @@ _open = []
 
 
 def partial(bucket):
-    return StorePartial(Target(bucket.path("out"), "wds"), bucket.path("out"))
+    return BucketPartial(Target(bucket.path("out"), "wds"), bucket.path("out"))
 
 
 def begun(bucket, part=None, job=JOB):
@@ -183,7 +183,7 @@ def test_a_part_that_waited_removes_no_work_of_another_job(bucket):
     one.release()
     two = begun(bucket, TWO, OTHER)
     assert two.begun() == [TWO]
-    two.keep_outline(b"")
+    two.write(two.outline, b"", replace=True)
     two.release()
     refused(bucket, ONE, "there is unfinished work with other options", JOB)
     assert two.job() == OTHER

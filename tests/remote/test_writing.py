@@ -18,8 +18,8 @@ import shardkit
 from shardkit import ImageOptions
 from shardkit.conversion import claim as claims
 from shardkit.conversion import existing, run
+from shardkit.conversion.bucket import Scratch
 from shardkit.conversion.claim import Claim
-from shardkit.conversion.scratch import Scratch
 from shardkit.errors import DamagedError, OutputError, ShardkitError, StorageError, UsageError
 from shardkit.storage import fs
 from shardkit.storage.remote import store as stores
