@@ -171,7 +171,7 @@ def test_convert_says_what_it_made_or_nothing_or_one_object(images, tmp_path):
     found = run(*words)
     assert "12 samples in 3 classes" in found.stdout
     assert "1 shard" in found.stdout
-    assert found.stderr.startswith("shardkit: 12 samples")
+    assert found.stderr.startswith("shardkit: converting: 0 of 12 samples")
     assert len(shardkit.open(tmp_path / "images-wds")) == 12
     assert "The output was already complete" in run(*words).stdout
     words += ["--workers", 0]

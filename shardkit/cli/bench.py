@@ -65,13 +65,13 @@ def command(
     Each round runs every setting once; the medians are shown. Exit codes: 0 success, 1 all runs
     failed, 2 invalid command line.
     """
-    from shardkit.cli.progress import StepsMonitor
+    from shardkit.cli.progress import shown
     from shardkit.storage import fs
 
     if any(":" in name for name in options["transforms"]):
         search_here()
     options["threads"] = options["threads"] or None
-    with fs.using(storage_options, *paths), StepsMonitor(quiet) as progress:
+    with fs.using(storage_options, *paths), shown(quiet) as progress:
         report = bench(paths, progress=progress, **options)
     if as_json:
         print_json(report)

@@ -194,7 +194,7 @@ def command(
 
     A run that was interrupted continues when the same command is given again.
     """
-    from shardkit.cli.progress import ConvertMonitor, show_plan, show_result
+    from shardkit.cli.progress import show_plan, show_result, shown
     from shardkit.conversion.convert import convert
 
     options["fields"] = options["fields"] or None
@@ -224,9 +224,15 @@ def command(
         else:
             show_plan(plan, state, about)
         return
-    with ConvertMonitor(quiet) as monitor:
+    with shown(quiet) as progress:
         result = convert(
-            source, to, out, progress=monitor, storage_options=storage_options, part=part, **options
+            source,
+            to,
+            out,
+            progress=progress,
+            storage_options=storage_options,
+            part=part,
+            **options,
         )
     if as_json:
         print_json(result.to_dict())

@@ -43,11 +43,11 @@ def command(
     the tables contain the original keys. After an interruption, the same command starts over; if
     the output is complete, it does nothing.
     """
-    from shardkit.cli.progress import COMPLETE, StepsMonitor
+    from shardkit.cli.progress import COMPLETE, shown
     from shardkit.conversion.export import export
 
-    with StepsMonitor(quiet or not sys.stderr.isatty()) as monitor:
-        result = export(dataset, to, out, progress=monitor, storage_options=storage_options)
+    with shown(quiet or not sys.stderr.isatty()) as progress:
+        result = export(dataset, to, out, progress=progress, storage_options=storage_options)
     if as_json:
         print_json(result.to_dict())
     elif not quiet:

@@ -38,11 +38,11 @@ def command(
     Without -o, publish the dataset of `shardkit convert ... --part I/N`, once all parts have ended.
     If tasks are missing, the error names the parts that should do them.
     """
-    from shardkit.cli.progress import ConvertMonitor, show_result
+    from shardkit.cli.progress import show_result, shown
     from shardkit.conversion.merge import merge
 
-    with ConvertMonitor(quiet) as monitor:
-        result = merge(*datasets, out=out, progress=monitor, storage_options=storage_options)
+    with shown(quiet) as progress:
+        result = merge(*datasets, out=out, progress=progress, storage_options=storage_options)
     if as_json:
         print_json(result.to_dict())
     elif not quiet:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -24,119 +24,78 @@ from shardkit.options import AudioOptions, ImageOptions, TextOptions
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
-    from typing_extensions import Self
 
     from shardkit.conversion.plan import Plan
     from shardkit.conversion.run import ConvertResult, PartResult, SplitResult
-    from shardkit.conversion.work import Progress as TaskProgress
+    from shardkit.helpers.progress import Progress
 
 _LINE_SECONDS = 5.0  # interval between lines if there is no terminal
 
 
-class Progress:
-    """Shows the progress of a command: a bar on a terminal, otherwise lines; nothing if `quiet`."""
+@contextlib.contextmanager
+def shown(quiet: bool) -> Iterator[Callable[[Progress], object] | bool]:
+    """A context with the `progress` of a call: a bar on a terminal, otherwise a line now and then.
 
-    def __init__(self, quiet: bool) -> None:
-        self._quiet = quiet
-        self._bar: Bar | None = None
-
-    def note(self, words: str) -> None:
-        if not self._quiet:
-            say(f"note: {words}")
-
-    def begin(self, title: str, words: str, total: int, unit: str, done: int = 0) -> None:
-        """Begin a step that counts a unit such as "bytes" or "samples"."""
-        self._done, self._bytes, self._total, self._unit = done, 0, total, unit
-        self._began = self._shown = time.monotonic()
-        if self._quiet:
-            return
-        if sys.stderr.isatty():
-            self._show_bar(title)
-        else:
-            say(words)
-
-    def step(self, count: int, size: int) -> None:
-        """`count` more units are done; `size` bytes are used to compute the speed."""
-        self._done += count
-        self._bytes += size
-        now = time.monotonic()
-        if self._bar is not None:
-            self._bar.update(self._task, advance=count, words=self._words())
-        elif not self._quiet and now - self._shown >= _LINE_SECONDS:
-            self._shown = now
-            say(self._words())
-
-    def _show_bar(self, title: str) -> None:
-        """Show a bar with the amount done, the speed and the remaining time."""
+    False if `quiet`.
+    """
+    if quiet:
+        yield False
+    elif sys.stderr.isatty():
         from rich import progress
 
-        self.__exit__()
-        self._bar = progress.Progress(
-            progress.TextColumn("{task.description}"),
-            progress.BarColumn(),
-            progress.TextColumn("{task.fields[words]}, left:"),
-            progress.TimeRemainingColumn(),
+        columns = ("{task.description}", "{task.fields[words]}, left:")
+        before, after = map(progress.TextColumn, columns)
+        bar = progress.Progress(
+            *(before, progress.BarColumn(), after, progress.TimeRemainingColumn()),
             console=console(stderr=True),
             transient=True,
             refresh_per_second=2,  # each takes milliseconds, also of what `bench` measures
         )
-        self._task = self._bar.add_task(
-            title, total=self._total, completed=self._done, words=self._words()
-        )
-        self._bar.start()
-
-    def _words(self) -> str:
-        seconds = max(time.monotonic() - self._began, 0.001)
-        if self._unit == "bytes":
-            far = f"{size(self._done)} of {size(self._total)}"
-        else:
-            far = f"{self._done:,} of {self._total:,} {self._unit}"
-        return f"{far}, {size(int(self._bytes / seconds))}/s" if self._bytes else far
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        try:
+            yield _Bar(bar)
+        finally:
+            bar.stop()
+    else:
+        yield _Lines()
 
 
-class ConvertMonitor(Progress):
-    """Shows the progress of a conversion."""
+class _Lines:
+    """Says how far a step is when it begins, and every few seconds."""
 
-    def start(self, plan: Plan, done: int) -> None:
-        title = "continuing" if done else "converting"
-        total = sum(map(plan.amount, plan.own))
-        samples = "" if plan.samples is None else f"{counted(plan.samples, 'sample')}, "
-        words = samples + size(plan.bytes)
-        if plan.part is not None:
-            words += f"; {_part(plan)}"
-        if done:
-            far = size(done) if plan.unit == "bytes" else f"{done:,}"
-            words += f"; continuing, {far} are done"
-        for note in plan.notes():
-            self.note(note)
-        self.begin(title, words, total, plan.unit, done)
+    def __init__(self) -> None:
+        self._next = 0.0
 
-    def advance(self, progress: TaskProgress) -> None:
-        far = progress.bytes if self._unit == "bytes" else progress.samples
-        self.step(far, progress.bytes)
-
-    def copied(self, more: int, total: int) -> None:
-        if not more:
-            self.begin("publishing", f"publishing: the store copies {size(total)}", total, "bytes")
-        self.step(more, more)
+    def __call__(self, now: Progress) -> None:
+        if _begins(now):
+            self._next = 0.0
+        if now.seconds >= self._next:
+            self._next = now.seconds + _LINE_SECONDS
+            say(str(now))
 
 
-class StepsMonitor(Progress):
-    """Shows the steps of a command such as `verify` or `bench`."""
+class _Bar:
+    """Shows how far a step is, and its speed."""
 
-    def start(self, doing: str, total: int, unit: str) -> None:
-        amount = size(total) if unit == "bytes" else counted(total, unit.removesuffix("s"))
-        self.begin(doing, f"{doing} {amount}", total, unit)
+    def __init__(self, bar: Bar) -> None:
+        self._bar = bar
 
-    def advance(self, count: int) -> None:
-        self.step(count, count if self._unit == "bytes" else 0)
+    def __call__(self, now: Progress) -> None:
+        if _begins(now):
+            for task in self._bar.task_ids:
+                self._bar.remove_task(task)
+            self._task = self._bar.add_task(now.doing, total=now.total, words=now.amount)
+            self._bar.start()
+        words = now.amount
+        if now.unit == "bytes" and now.seconds:
+            words += f", {size(int(now.done / now.seconds))}/s"
+        self._bar.update(self._task, completed=now.done, words=words)
+
+
+def _begins(now: Progress) -> bool:
+    """Whether a step begins, whose notes are then shown."""
+    for note in () if now.seconds else now.notes:
+        say(f"note: {note}")
+    return not now.seconds
 
 
 def show_plan(plan: Plan, state: str, estimate: dict[str, Any]) -> None:

@@ -32,14 +32,14 @@ def command(path: Path, storage_options: dict[str, str], as_json: bool) -> None:
     Mean and standard deviation of all pixels, class counts and weights, distributions of sizes,
     lengths and numbers, and duplicates.
     """
-    from shardkit.cli.progress import StepsMonitor
+    from shardkit.cli.progress import shown
     from shardkit.dataset.find import open_splits
     from shardkit.storage import fs
 
     with fs.using(storage_options, path):
         splits = open_splits(fs.source(path))
-    with StepsMonitor(quiet=not sys.stderr.isatty()) as monitor:
-        reports = {name: one.stats(progress=monitor) for name, one in splits.items()}
+    with shown(not sys.stderr.isatty()) as progress:
+        reports = {name: one.stats(progress=progress) for name, one in splits.items()}
     if as_json:
         print_json(reports[""] if list(reports) == [""] else {"splits": reports})
         return

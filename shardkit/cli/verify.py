@@ -95,12 +95,12 @@ def command(
 
     Exit codes: 0 sound, 1 damaged, 2 invalid command line.
     """
-    from shardkit.cli.progress import StepsMonitor
+    from shardkit.cli.progress import shown
     from shardkit.verification.verify import verify
 
     if transform is not None:
         search_here()
-    with StepsMonitor(quiet) as monitor:
+    with shown(quiet) as progress:
         report = verify(
             path,
             against or None,
@@ -110,7 +110,7 @@ def command(
             part=part,
             repair=repair or None,
             transform=transform,
-            progress=monitor,
+            progress=progress,
             storage_options=storage_options,
         )
     if as_json:

@@ -37,7 +37,7 @@ from shardkit.helpers import os_errors
 from shardkit.helpers.keywords import takes
 from shardkit.helpers.names import file_stem
 from shardkit.helpers.prefetch import in_threads
-from shardkit.helpers.progress import Monitor, Progress, watched
+from shardkit.helpers.progress import Progress, Steps, watched
 from shardkit.metadata.manifest import FOLDER
 from shardkit.options import Selection
 from shardkit.sample import key_hash
@@ -115,7 +115,7 @@ def export(
     to: str,
     out: str | os.PathLike[str],
     *,
-    progress: bool | Callable[[Progress], object] | Monitor = False,
+    progress: bool | Callable[[Progress], object] = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> ExportResult:
     """Write the samples of a dataset as plain files to a new folder.
@@ -316,7 +316,7 @@ class _Export:
             column += "_"
         return column
 
-    def run(self, monitor: Monitor | None) -> About:
+    def run(self, monitor: Steps | None) -> About:
         """Write the samples; returns the description of the folder."""
         fs.make_folder((self._folder / _about_name(self._to)).parent)
         for name in self._classes:  # readers number the folders

@@ -28,7 +28,7 @@ from shardkit.helpers.checked import checked, damaged, from_lines, under
 from shardkit.helpers.indices import array
 from shardkit.helpers.keywords import takes
 from shardkit.helpers.prefetch import in_threads
-from shardkit.helpers.progress import Monitor, Progress, watched
+from shardkit.helpers.progress import Progress, watched
 from shardkit.metadata import manifest as manifests
 from shardkit.metadata.manifest import File, Manifest
 from shardkit.metadata.shared_schema import own_schema, shared_names, shared_schema
@@ -363,9 +363,7 @@ class Dataset(Views):
         return kind
 
     @takes()
-    def stats(
-        self, *, progress: bool | Callable[[Progress], object] | Monitor = False
-    ) -> dict[str, Any]:
+    def stats(self, *, progress: bool | Callable[[Progress], object] = False) -> dict[str, Any]:
         """Read every sample, and return statistics for training, as JSON values.
 
         `fields` has an entry for each field. An image field has `pixels`: the `mean` and `std` of

@@ -20,7 +20,7 @@ from shardkit.errors import DamagedError, NotFoundError, SampleError, ShardkitEr
 from shardkit.helpers.checked import Count, plain
 from shardkit.helpers.prefetch import in_threads
 from shardkit.helpers.processors import processors
-from shardkit.helpers.progress import Monitor
+from shardkit.helpers.progress import Steps
 from shardkit.metadata.manifest import PixelStats
 from shardkit.metadata.sizes import FieldSizes
 from shardkit.sample import Sample
@@ -347,7 +347,7 @@ def _bytes_of(value: Any) -> bytes:
     return repr(value).encode("utf-8", "surrogatepass")
 
 
-def stats(dataset: Views, monitor: Monitor | None = None, *, quick: bool = False) -> dict[str, Any]:
+def stats(dataset: Views, monitor: Steps | None = None, *, quick: bool = False) -> dict[str, Any]:
     """See `Dataset.stats`.
 
     `quick`: decode no images, and list errors of damaged samples in `damaged` instead of raising

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from shardkit.errors import UsageError
 from shardkit.helpers.words import size
@@ -25,6 +25,7 @@ class Progress:
     unit: what is counted: "bytes", "samples", "runs".
     seconds: time since the step began.
     left: estimated remaining time in seconds. None: nothing is done yet.
+    notes: what is worth knowing about the step, such as which values change.
     """
 
     doing: str
@@ -33,28 +34,19 @@ class Progress:
     unit: str
     seconds: float
     left: float | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def amount(self) -> str:
+        """How much is done, as text."""
+        if self.unit == "bytes":
+            return f"{size(self.done)} of {size(self.total)}"
+        return f"{self.done:,} of {self.total:,} {self.unit}"
 
     def __str__(self) -> str:
-        amount = f"{self.done:,} of {self.total:,} {self.unit}"
-        if self.unit == "bytes":
-            amount = f"{size(self.done)} of {size(self.total)}"
         rest = round(self.left or 0)
         left = f", {rest // 60:,}:{rest % 60:02} left" * bool(rest)
-        return f"{self.doing}: {amount}{left}"
-
-
-class Monitor(Protocol):
-    """An object that shows progress. It is called in the caller's thread."""
-
-    def start(self, doing: str, total: int, unit: str) -> None:
-        """A step begins.
-
-        doing: what the step does.
-        total: its size in `unit`, such as "bytes" or "samples".
-        """
-
-    def advance(self, count: int) -> None:
-        """`count` more units are done."""
+        return f"{self.doing}: {self.amount}{left}"
 
 
 class Steps:
@@ -64,11 +56,13 @@ class Steps:
         self._tell, self._every = tell, seconds
         self._now: Progress | None = None
 
-    def start(self, doing: str, total: int, unit: str, done: int = 0) -> None:
-        """A step begins."""
-        self._began, self._next, self._before = time.monotonic(), 0.0, done
-        self._now = Progress(doing, done, total, unit, 0.0)
-        self.advance(0)
+    def start(
+        self, doing: str, total: int, unit: str, done: int = 0, notes: Sequence[str] = ()
+    ) -> None:
+        """A step begins, whose size is `total`, in a unit such as "bytes" or "samples"."""
+        self._began, self._next, self._before = time.monotonic(), self._every, done
+        self._now = Progress(doing, done, total, unit, 0.0, notes=tuple(notes))
+        self._tell(self._now)
 
     def advance(self, count: int) -> None:
         """`count` more units are done."""
@@ -92,7 +86,8 @@ class OfConversion:
 
     def start(self, plan: Any, done: int) -> None:
         self._bytes = plan.unit == "bytes"
-        self._steps.start("converting", sum(map(plan.amount, plan.own)), plan.unit, done)
+        doing, total = "continuing" if done else "converting", sum(map(plan.amount, plan.own))
+        self._steps.start(doing, total, plan.unit, done, plan.notes())
 
     def advance(self, progress: Any) -> None:
         self._steps.advance(progress.bytes if self._bytes else progress.samples)
@@ -120,7 +115,7 @@ def watched(progress: Any, kind: Callable[[Steps], Any] = lambda steps: steps) -
     else:
         live = sys.stderr.isatty() or "ipykernel" in sys.modules
         try:
-            yield kind(Steps(_overwrite, _SECONDS) if live else Steps(_line, _LINES))
+            yield kind(Steps(_overwrite) if live else Steps(_line, _LINES))
         finally:
             if live:
                 print(file=sys.stderr)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from shardkit.dataset.dataset import Dataset
 from shardkit.errors import ShardkitError, ShardkitWarning, UsageError, near
 from shardkit.helpers.keywords import takes
-from shardkit.helpers.progress import Monitor, Progress, watched
+from shardkit.helpers.progress import Progress, watched
 from shardkit.options import check_numbers
 from shardkit.performance.contender import MEASURES, Contender, Result, Setting
 from shardkit.performance.defaults import FOLDER, image_field, stored_bytes, usual_options
@@ -130,7 +130,7 @@ class Measured:
 def bench(
     paths: Sequence[str | os.PathLike[str]],
     *,
-    progress: bool | Callable[[Progress], object] | Monitor = False,
+    progress: bool | Callable[[Progress], object] = False,
     **sweep: Unpack[SweepKeywords],
 ) -> dict[str, Any]:
     """Measure how fast `paths` load: datasets of any formats, or folders of images.

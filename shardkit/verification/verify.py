@@ -22,7 +22,7 @@ from shardkit.errors import (
 from shardkit.formats import format_of
 from shardkit.helpers.keywords import takes
 from shardkit.helpers.part_of import WHOLE, PartOf
-from shardkit.helpers.progress import Monitor, Progress, watched
+from shardkit.helpers.progress import Progress, watched
 from shardkit.helpers.words import counted
 from shardkit.metadata import manifest as manifests
 from shardkit.metadata.manifest import File, Manifest, Splits
@@ -115,7 +115,7 @@ def verify(
     part: str | None = None,
     repair: Against | None = None,
     transform: str | Callable[..., Any] | None = None,
-    progress: bool | Callable[[Progress], object] | Monitor = False,
+    progress: bool | Callable[[Progress], object] = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> VerifyReport:
     """Check that a dataset is as it was written. Finds all problems, not only the first.

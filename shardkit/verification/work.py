@@ -14,7 +14,7 @@ from shardkit.errors import ShardkitError
 from shardkit.helpers import os_errors
 from shardkit.helpers.prefetch import in_threads as pooled
 from shardkit.helpers.processors import processors
-from shardkit.helpers.progress import Monitor
+from shardkit.helpers.progress import Steps
 from shardkit.storage.remote.path import RemotePath
 
 _Job = TypeVar("_Job")
@@ -84,7 +84,7 @@ class Stopped(Exception):  # noqa: N818 - ends a thread's work, but is not an er
 class Meter:
     """Collects counts from worker threads and passes them to the monitor in the caller's thread."""
 
-    def __init__(self, monitor: Monitor | None) -> None:
+    def __init__(self, monitor: Steps | None) -> None:
         self._monitor = monitor
         self._counts: deque[int] = deque()
         self._next = 0.0

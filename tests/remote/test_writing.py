@@ -626,7 +626,7 @@ def test_ctrl_c_does_not_wait_for_a_long_request(match, source, own):
     own.proxy.clear()
     assert process.returncode == 130
     assert "waiting up to 1 s for pending requests" in told
-    assert ("publishing: the store copies" in told) == ("partial" not in match)
+    assert ("publishing: " in told) == ("partial" not in match)
     assert not [key for key in own.listed() if re.search(match, f"/{key}")]
     converted(source, own)  # goes on at once, as the run has said that it ended
 
