@@ -146,7 +146,6 @@ def test_a_mistyped_keyword_is_told_what_may_have_been_meant():
         (StreamingDataset("a").with_options, (), "sed seed"),
         (tensors, ("a",), "epoch epochs"),
         (ConvertOptions.of, (), "shard_sise shard_size"),
-        (StreamOptions.of, (), "shufle shuffle"),
     ):
         mistyped, meant = options.split()
         with pytest.raises(UsageError, match="there is no option") as caught:

@@ -9,7 +9,7 @@ import pytest
 from shardkit.helpers import processors as module
 from shardkit.helpers.processors import processors, quota
 from shardkit.options import ConvertOptions
-from shardkit.stream.world import default_threads
+from shardkit.stream.ranks import default_threads
 
 V2 = "35 24 0:30 {root} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
 V1 = "36 25 0:31 {root} /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"

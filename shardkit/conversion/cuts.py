@@ -19,8 +19,7 @@ from shardkit.conversion.stats import Stats
 from shardkit.errors import SampleError
 from shardkit.formats.base import Format, Joins
 from shardkit.helpers.mapped import RunningSum, Sizes, mapped, running_sum
-from shardkit.preprocess.filtered import Filtered
-from shardkit.preprocess.items import Item, sample_of
+from shardkit.preprocess.items import Filtered, Item, sample_of
 from shardkit.preprocess.pipeline import Steps
 from shardkit.sample import renamed
 from shardkit.schema import Image

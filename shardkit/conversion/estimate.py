@@ -29,8 +29,7 @@ from shardkit.helpers import os_errors
 from shardkit.helpers.indices import array, pick
 from shardkit.helpers.order import permutation
 from shardkit.helpers.processors import processors
-from shardkit.preprocess.filtered import Filtered
-from shardkit.preprocess.items import sample_of
+from shardkit.preprocess.items import Filtered, sample_of
 from shardkit.sample import renamed
 from shardkit.schema import Audio, Image, Images, Video
 from shardkit.sources.base import Source

@@ -14,8 +14,7 @@ from shardkit.conversion.stats import Stats
 from shardkit.errors import SampleError
 from shardkit.helpers.mapped import Sizes, listed
 from shardkit.helpers.prefetch import prefetch
-from shardkit.preprocess.filtered import Filtered
-from shardkit.preprocess.items import Item, Read, count_values, sample_of
+from shardkit.preprocess.items import Filtered, Item, Read, count_values, sample_of
 from shardkit.preprocess.pipeline import Steps
 from shardkit.sources.base import Document, Prefetched, Source, Stream, prefetched
 

@@ -25,7 +25,7 @@ from shardkit.schema import Image
 from shardkit.storage import fs
 from shardkit.storage.page_cache import cache_from
 from shardkit.storage.remote.path import RemotePath
-from shardkit.stream.world import default_threads
+from shardkit.stream.ranks import default_threads
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -22,8 +22,8 @@ from shardkit.performance.runs import ROUNDS, compare, first_numbers, in_memory
 from shardkit.stream.loader import Loader
 from shardkit.stream.options import LoaderKeywords
 from shardkit.stream.profile import Times
+from shardkit.stream.ranks import default_threads
 from shardkit.stream.stream import Stream
-from shardkit.stream.world import default_threads
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -15,7 +15,7 @@ from shardkit.errors import OutputError, UsageError, warn
 from shardkit.options import check_numbers
 from shardkit.performance.machine import System, Usage
 from shardkit.performance.report import Counted, Report, counted, shown
-from shardkit.stream.world import find_world
+from shardkit.stream.ranks import find_world
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -3,7 +3,7 @@
 Each imports only those on lines below its own:
 
     pipeline steps
-    audio images text
-    box_fields items single_image transform
-    elsewhere filtered geometry mask_fields packing
+    images
+    audio text transform
+    elsewhere items on_image packing single_image
 """

@@ -19,9 +19,8 @@ from shardkit.codecs.image import NotAnImageError, unusable
 from shardkit.codecs.window import Pixels
 from shardkit.errors import SampleError
 from shardkit.options import ImageOptions
-from shardkit.preprocess.box_fields import OnImage
-from shardkit.preprocess.filtered import Filtered
-from shardkit.preprocess.items import Shaped
+from shardkit.preprocess.items import Filtered, Shaped
+from shardkit.preprocess.on_image import OnImage
 from shardkit.preprocess.single_image import RESIZED, Image, ImageProcessor, codec_versions
 from shardkit.preprocess.transform import Transform
 from shardkit.sample import Sample
@@ -62,7 +61,7 @@ class ImageSteps:
             image = found[self.masks[name]]
             with _errors_of(sample, name):
                 if self._mask_changes(image):
-                    mask = self._mask(sample, name, image)
+                    mask = masks.mask_of(sample[name], image.header, image.window)
                     shaped.sample[name] = self._mask_stored(mask)
                 else:
                     self._steps.check(sample[name])
@@ -99,8 +98,7 @@ class ImageSteps:
         with _errors_of(shaped.sample, name):
             value, done = self._steps.stored(image, pixels)
         size = int(value.nbytes) if isinstance(value, np.ndarray) else len(value)
-        counts = {done: 1, "bytes in": len(image.data), "bytes out": size}
-        shaped.images.update(counts)
+        shaped.images.update({done: 1, "bytes in": len(image.data), "bytes out": size})
         shaped.reasons.update(reason for reason in image.reasons if reason != RESIZED)
         return value
 
@@ -119,17 +117,11 @@ class ImageSteps:
             boxes = turned_boxes(shaped.sample[name], header.orientation, size)
             if not image.is_whole:
                 boxes, kept = boxes_in(boxes, image.window)
-                gone = len(kept) - len(boxes)
-                for other in on.others if gone else ():
-                    if other in shaped.sample:
+                if len(kept) > len(boxes):
+                    for other in shaped.sample.keys() & on.others:
                         shaped.sample[other] = shaped.sample[other][kept]
-                if gone:
-                    shaped.ignored["boxes of which a crop left nothing"] = gone
+                    shaped.ignored["boxes of which a crop left nothing"] = len(kept) - len(boxes)
             shaped.sample[name] = boxes
-
-    def _mask(self, sample: Sample, name: str, image: Image) -> Any:
-        """Return the mask of an image after the same resizing and crop, as a Pillow image."""
-        return masks.mask_of(sample[name], image.header, image.window)
 
     def _mask_changes(self, image: Image) -> bool:
         """Whether the mask of an image cannot be stored unchanged."""
@@ -151,8 +143,9 @@ class ImageSteps:
                 given[name] = _read_only(self._steps.made(image))
         on_image = {}
         for name in drawn:
+            image = found[self.masks[name]]
             with _errors_of(sample, name):
-                on_image[name] = self._mask(sample, name, found[self.masks[name]])
+                on_image[name] = masks.mask_of(sample[name], image.header, image.window)
         for name, mask in on_image.items():
             given[name] = _read_only(masks.values_of(mask))
         with _one_transform:

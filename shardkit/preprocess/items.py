@@ -1,4 +1,4 @@
-"""Items that pass from a source through the steps to the shards: samples, or their errors."""
+"""Items that pass from a source through the steps to the shards: samples, or why there is none."""
 
 from __future__ import annotations
 
@@ -8,8 +8,22 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from shardkit.errors import SampleError
-from shardkit.preprocess.filtered import Filtered
 from shardkit.sample import Sample
+
+
+class Filtered(Exception):  # noqa: N818 - not an error
+    """A valid sample is dropped by an option or a transform.
+
+    `reason` is the same for all such samples, `found` is for this one.
+    """
+
+    def __init__(self, reason: str, found: str, key: str) -> None:
+        super().__init__(f"{reason}: {found}")
+        self.reason, self.found, self.key = reason, found, key
+
+    def to_json(self) -> dict[str, str]:
+        """Return the entry for a line of filtered.jsonl."""
+        return {"key": self.key, "reason": self.reason, "found": self.found}
 
 
 @dataclass

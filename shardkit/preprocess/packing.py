@@ -6,7 +6,6 @@ attention masks. All packers are deterministic and hold a bounded number of toke
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterator
@@ -37,8 +36,8 @@ def ends_dtype(seq_len: int) -> str:
     return "<u2" if seq_len < 1 << 16 else "<u4"
 
 
-class Packer(ABC):
-    """Packs documents into blocks.
+class Packer:
+    """Packs documents into blocks: here, one document per block; longer ones take several.
 
     `counts` has the numbers of "padding" and "dropped" tokens for the summary, and of documents
     that were "cut" into several blocks.
@@ -51,13 +50,14 @@ class Packer(ABC):
         self._ends = ends_dtype(seq_len)
         self.counts: Counter[str] = Counter()
 
-    @abstractmethod
     def add(self, document: Tokens) -> Iterator[Block]:
         """Yield the blocks that this document completes."""
+        for piece in self._cut(document):
+            yield from self._block([piece], len(piece))
 
-    @abstractmethod
     def finish(self) -> Iterator[Block]:
         """Yield the remaining blocks after the last document."""
+        return iter(())
 
     def _block(self, pieces: list[Tokens], length: int) -> Iterator[Block]:
         """Yield a block of these pieces of `length` tokens in all, padded or dropped as asked."""
@@ -105,17 +105,6 @@ class Concat(Packer):
     def finish(self) -> Iterator[Block]:
         if self._pieces:
             yield from self._block(self._pieces, self._length)
-
-
-class OneEach(Packer):
-    """One document per block; longer ones take several blocks."""
-
-    def add(self, document: Tokens) -> Iterator[Block]:
-        for piece in self._cut(document):
-            yield from self._block([piece], len(piece))
-
-    def finish(self) -> Iterator[Block]:
-        return iter(())
 
 
 class BestFit(Packer):
@@ -167,4 +156,4 @@ def best_fit(lengths: list[int], room: int) -> list[list[int]]:
     return sorted(sorted(block) for block in blocks)
 
 
-PACKERS: dict[str, type[Packer]] = {"concat": Concat, "nosplit": BestFit, "pad": OneEach}
+PACKERS: dict[str, type[Packer]] = {"concat": Concat, "nosplit": BestFit, "pad": Packer}

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardkit.errors import SampleError
-from shardkit.preprocess.filtered import Filtered
-from shardkit.preprocess.items import Item, Read, Shaped, count_values
+from shardkit.preprocess.items import Filtered, Item, Read, Shaped, count_values
 from shardkit.sample import Sample
 
 if TYPE_CHECKING:

@@ -25,7 +25,6 @@ from shardkit.codecs.image import DecodeError, NotAnImageError, check_end
 from shardkit.codecs.pixels import decode, encode, upright
 from shardkit.codecs.window import Colour, Pixels, Window
 from shardkit.options import CHROMA, IMAGE_DEFAULTS, MAX_PIXELS, ImageOptions
-from shardkit.preprocess.geometry import geometry
 
 RESIZED = "resized"
 # The image formats that are kept if pixels change, and the format for all others: for datasets
@@ -233,3 +232,34 @@ def _table(quality: int) -> int:
     """Return the sum of libjpeg's luma table for a quality (jcparam.c, jpeg_quality_scaling)."""
     percent = 5000 // quality if quality < 50 else 200 - 2 * quality
     return sum(min(max((int(n) * percent + 50) // 100, 1), 255) for n in _LUMA.split())
+
+
+def geometry(width: int, height: int, options: ImageOptions) -> Window:
+    """Return the window of an upright image of this size that the options ask for.
+
+    - shorter, longer: that side becomes `resize` pixels, and the other keeps the aspect.
+    - exact: both sides become `resize`, regardless of the aspect.
+    - crop: as shorter, then the square in the middle.
+    - pad: as longer, then margins to make a square.
+
+    Without `upscale` no side becomes longer, except by margins.
+    """
+    window = Window.whole(width, height)
+    side, mode = options.resize, options.resize_mode
+    if side is None:
+        return window
+    if mode == "exact":
+        limits = (side, side) if options.upscale else (width, height)
+        window.resize(min(side, limits[0]), min(side, limits[1]))
+        return window
+    which = max if mode in ("longer", "pad") else min
+    old = which(width, height)
+    if old > side or options.upscale:
+        width, height = (
+            max((2 * length * side + old) // (2 * old), 1) for length in (width, height)
+        )
+    window.resize(width, height)
+    if mode in ("crop", "pad"):
+        columns, rows = (side, side) if mode == "pad" else (min(width, side), min(height, side))
+        window.cut((width - columns) // 2, (height - rows) // 2, columns, rows)
+    return window

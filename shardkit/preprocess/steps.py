@@ -10,10 +10,9 @@ from shardkit.codecs.guess import guessed_schema
 from shardkit.codecs.image import is_mask_name
 from shardkit.errors import SampleError, UsageError
 from shardkit.options import ImageOptions
-from shardkit.preprocess.box_fields import box_fields, json_boxes
-from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.images import ImageSteps
-from shardkit.preprocess.mask_fields import mask_fields
+from shardkit.preprocess.items import Filtered
+from shardkit.preprocess.on_image import box_fields, json_boxes, mask_fields
 from shardkit.preprocess.transform import Transform, same
 from shardkit.sample import Sample
 from shardkit.schema import Array, FieldType, Image, Images, Schema
@@ -66,23 +65,15 @@ def schema_after(steps: ImageSteps | None, source: Source | Stream) -> Schema:
     if steps is None:
         return source.schema
     fields = dict(source.schema)
-    if steps.options.format == "raw" and steps.raw == "array":
-        shape = (*_fixed_size(steps.options), 3)
+    options = steps.options
+    if options.format == "raw" and steps.raw == "array":
+        square = options.resize_mode in ("exact", "crop") and options.upscale
+        side = options.resize if square or options.resize_mode == "pad" else None
         for name in steps.images:
-            fields[name] = Array("|u1", shape, optional=fields[name].optional)
+            fields[name] = Array("|u1", (side, side, 3), optional=fields[name].optional)
         for name in steps.masks:
             fields[name] = Array(optional=fields[name].optional)
-    if steps.transform is None:
-        return Schema(fields)
-    return _transformed(fields, steps, source)
-
-
-def _fixed_size(options: ImageOptions) -> tuple[int | None, int | None]:
-    """Return height and width if all images have the same; otherwise None for both."""
-    square = options.resize_mode in ("exact", "crop") and options.upscale
-    if square or options.resize_mode == "pad":
-        return options.resize, options.resize
-    return None, None
+    return Schema(fields) if steps.transform is None else _transformed(fields, steps, source)
 
 
 def _transformed(

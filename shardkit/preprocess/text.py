@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -13,8 +14,7 @@ from shardkit.errors import SampleError, UsageError, near
 from shardkit.helpers.prefetch import in_threads
 from shardkit.metadata.sizes import FieldSizes
 from shardkit.options import TextOptions
-from shardkit.preprocess.filtered import Filtered
-from shardkit.preprocess.items import Item, count_values, sample_of
+from shardkit.preprocess.items import Filtered, Item, count_values, sample_of
 from shardkit.preprocess.packing import PACKERS, Block, ends_dtype
 from shardkit.sample import Sample
 from shardkit.schema import Array, Schema, Text
@@ -153,16 +153,14 @@ class TextSteps:
         self, encoded: Iterator[tuple[Item, Tokens | None]], name: str, tally: TextTally
     ) -> Iterator[Item]:
         assert self.options.seq_len is not None
-        pad_id = self.tokenizer.pad_id
-        if pad_id is None:
-            pad_id = self.tokenizer.eos_id or 0
+        pad_id, eos_id = self.tokenizer.pad_id, self.tokenizer.eos_id
+        pad_id = (eos_id or 0) if pad_id is None else pad_id
         packer = PACKERS[self.options.pack](self.options.seq_len, self.options.remainder, pad_id)
-        number = size = 0
+        numbers, size = itertools.count(), 0
 
         def item(block: Block) -> Item:
-            nonlocal number, size
-            key = f"{name}/{number:08d}"
-            number, taken, size = number + 1, size, 0
+            nonlocal size
+            key, taken, size = f"{name}/{next(numbers):08d}", size, 0
             sample = {"__key__": key, TOKENS: block.tokens, DOC_ENDS: block.doc_ends}
             return Item(key, sample, taken)
 
@@ -181,25 +179,35 @@ class TextSteps:
     ) -> Iterator[tuple[Item, Tokens | None]]:
         """Yield each document with its tokens; None for an error, or a document without text."""
         batches = _batches(items, self.field)
-        if threads < 2:
-            encoded: Iterator[tuple[list[Item], _Encoded]] = map(self._encode, batches)
-        else:
-            encoded = in_threads(self._encode, batches, threads, 2)
-        for batch, found in encoded:
-            yield from self._counted(batch, found, tally)
+        encode = self._encode
+        made = map(encode, batches) if threads < 2 else in_threads(encode, batches, threads, 2)
+        for item, text, tokens in itertools.chain.from_iterable(made):
+            if text is None:
+                yield self._without_text(item), None
+            elif isinstance(tokens, SampleError):
+                tokens.where["key"] = sample_of(item.read)["__key__"]
+                yield item._replace(read=tokens), None
+            else:
+                # Invalid Unicode is counted, too.
+                size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+                tally.add(size, len(tokens))
+                yield item, tokens
 
-    def _encode(self, batch: list[Item]) -> tuple[list[Item], _Encoded]:
-        """Return a batch, with each document's tokens, and the size of its text in bytes."""
+    def _encode(self, batch: list[Item]) -> list[tuple[Item, str | None, Any]]:
+        """Return each document with its text, and its tokens or the error."""
         texts = [_text(item, self.field) for item in batch]
         present = [text for text in texts if text is not None]
         try:
             encoded: list[Any] = self.tokenizer.encode(present)
         except SampleError:  # one by one, to find out which one fails
-            encoded = [self._alone(text) for text in present]
-        found = zip(map(self._framed, encoded), map(_size, present), strict=True)
-        return batch, [None if text is None else next(found) for text in texts]
+            encoded = [self._encode_one(text) for text in present]
+        found = map(self._framed, encoded)
+        return [
+            (item, text, None if text is None else next(found))
+            for item, text in zip(batch, texts, strict=True)
+        ]
 
-    def _alone(self, text: str) -> npt.NDArray[np.uint32] | SampleError:
+    def _encode_one(self, text: str) -> npt.NDArray[np.uint32] | SampleError:
         try:
             return self.tokenizer.encode([text])[0]
         except SampleError as error:
@@ -209,13 +217,14 @@ class TextSteps:
         """Return a document's ids in the stored dtype, with bos and eos tokens."""
         if isinstance(ids, SampleError):
             return ids
-        before = [self.tokenizer.bos_id] if self.options.bos else []
+        first = int(self.options.bos)
         ends = self.options.append_eos is not False and self.tokenizer.eos_id is not None
-        after = [self.tokenizer.eos_id] if ends else []
-        tokens = np.empty(len(before) + len(ids) + len(after), self.tokenizer.dtype)
-        tokens[: len(before)] = before
-        tokens[len(before) : len(before) + len(ids)] = ids
-        tokens[len(before) + len(ids) :] = after
+        tokens = np.empty(first + len(ids) + ends, self.tokenizer.dtype)
+        tokens[first : first + len(ids)] = ids
+        if first:
+            tokens[0] = self.tokenizer.bos_id
+        if ends:
+            tokens[-1] = self.tokenizer.eos_id
         return tokens
 
     def _without_text(self, item: Item) -> Item:
@@ -225,38 +234,19 @@ class TextSteps:
         left_out = Filtered("without text", item.name, sample_of(item.read)["__key__"])
         return item._replace(read=left_out)
 
-    def _counted(
-        self, batch: list[Item], encoded: _Encoded, tally: TextTally
-    ) -> Iterator[tuple[Item, Tokens | None]]:
-        for item, found in zip(batch, encoded, strict=True):
-            if found is None:
-                yield self._without_text(item), None
-            elif isinstance(found[0], SampleError):
-                found[0].where["key"] = sample_of(item.read)["__key__"]
-                yield item._replace(read=found[0]), None
-            else:
-                tally.add(found[1], len(found[0]))
-                yield item, found[0]
-
-
-_Encoded = list["tuple[Tokens | SampleError, int] | None"]
-
 
 def text_steps(
     tokenizer: Tokenizer, options: TextOptions, schema: Schema, label: str | None = None
 ) -> TextSteps:
     """Return the steps for samples with these fields; raises UsageError for unsuitable options."""
     name = text_field(options, schema)
-    for asked, token, id in (
-        (options.append_eos, "end", tokenizer.eos_id),
-        (options.bos, "begin", tokenizer.bos_id),
-    ):
-        if asked and id is None:
-            raise UsageError(
-                f"the tokenizer has no token with which documents {token}",
-                found=str(tokenizer.identity()["file"]),
-                fix="name it with --eos-token" if token == "end" else "remove --bos",
-            )
+    no_end = options.append_eos and tokenizer.eos_id is None
+    if no_end or (options.bos and tokenizer.bos_id is None):
+        raise UsageError(
+            f"the tokenizer has no token with which documents {'end' if no_end else 'begin'}",
+            found=str(tokenizer.identity()["file"]),
+            fix="name it with --eos-token" if no_end else "remove --bos",
+        )
     return TextSteps(tokenizer, options, name, label)
 
 
@@ -286,11 +276,6 @@ def _batches(items: Iterable[Item], field: str) -> Iterator[list[Item]]:
             batch, characters = [], 0
     if batch:
         yield batch
-
-
-def _size(text: str) -> int:
-    """Return the bytes of a text in UTF-8, even for invalid Unicode."""
-    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 def _text(item: Item, field: str) -> str | None:

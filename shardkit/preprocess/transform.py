@@ -67,15 +67,15 @@ def load_transform(given: str | Callable[..., Any], workers: int | None) -> Tran
     function = _named(given) if isinstance(given, str) else given
     if not callable(function):
         raise UsageError("the transform is not a function", found=repr(function))
-    name = given if isinstance(given, str) else _name_of(function)
+    owner = _owner(function)
+    name = given if isinstance(given, str) else f"{owner.__module__}:{owner.__qualname__}"
     digest = _digest(function)
     if digest is None and workers != 0:
         raise UsageError(
             "worker processes cannot load the transform",
             found=name,
             expected="a function, or an object of a class, at the top of a module",
-            fix="move it into a separate module that can be imported, or use no worker processes "
-            "(workers=0)",
+            fix="move it into a module that can be imported, or use workers=0",
         )
     return Transform(name, function, digest)
 
@@ -102,9 +102,9 @@ def _named(text: str) -> Any:
     return found
 
 
-def _name_of(function: Any) -> str:
-    owner = function if hasattr(function, "__qualname__") else type(function)
-    return f"{owner.__module__}:{owner.__qualname__}"
+def _owner(function: Any) -> Any:
+    """Return a function, or the class of an object that can be called."""
+    return function if hasattr(function, "__qualname__") else type(function)
 
 
 def _digest(function: Any) -> str | None:
@@ -114,14 +114,14 @@ def _digest(function: Any) -> str | None:
     inside another function.
     """
     try:
-        digest = xxhash.xxh3_128(_pickled(function))
+        file = io.BytesIO()
+        _Steady(file, protocol=4).dump(function)
+        digest = xxhash.xxh3_128(file.getvalue())
     except Exception:  # the state of a user's object may raise anything
         return None
-    inner = function
-    modules = set()
+    inner, modules = function, set()
     while inner is not None:
-        owner = inner if hasattr(inner, "__qualname__") else type(inner)
-        modules.add(owner.__module__)
+        modules.add(_owner(inner).__module__)
         inner = getattr(inner, "func", None)  # functools.partial
     if "__main__" in modules:
         return None
@@ -132,16 +132,8 @@ def _digest(function: Any) -> str | None:
     return digest.hexdigest()
 
 
-def _pickled(function: Any) -> bytes:
-    """Pickle a function's state, giving the same bytes in every process."""
-    file = io.BytesIO()
-    pickler = _Steady(file, protocol=4)
-    pickler.dump(function)
-    return file.getvalue()
-
-
 class _Steady(pickle.Pickler):
-    """Write sets as sorted lists, as their order differs between processes."""
+    """Gives the same bytes in every process: sets, whose order differs, are sorted lists."""
 
     def persistent_id(self, value: Any) -> Any:
         is_set = isinstance(value, set | frozenset)

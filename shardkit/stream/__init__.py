@@ -7,12 +7,12 @@ Each imports only those on lines below its own:
     torch_loader
     loader
     dataset profile
-    batches quality ranks
+    batches quality
     stream
-    read_ahead state
+    ranks read_ahead state
     options schedule
     reading sampling
-    batching collate order world
+    batching collate order
 """
 
 from shardkit.stream.dataset import StreamingDataset as StreamingDataset

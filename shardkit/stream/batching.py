@@ -8,11 +8,10 @@ samples of its window, so some of its batches may be smaller.
 from __future__ import annotations
 
 import dataclasses
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,28 +36,8 @@ class MicroBatch(NamedTuple):
     segments: Numbers | None = None
 
 
-class Batching(ABC):
-    """Base class of the ways to make batches by length.
-
-    `field` is the array field whose lengths count. None: "tokens", or else the first such field.
-    """
-
-    field: str | None
-
-    def with_lengths(self, lengths: Numbers) -> Batching:
-        """Return a copy for a dataset whose samples have these lengths.
-
-        Raises SampleError if the longest sample does not fit into a batch.
-        """
-        return self
-
-    @abstractmethod
-    def plan(self, lengths: Numbers, seed: int) -> list[MicroBatch]:
-        """Plan the batches of one window from the lengths of its samples, in shuffled order."""
-
-
 @dataclass(frozen=True)
-class Bucket(Batching):
+class Bucket:
     """Make batches of samples of similar lengths, which are sorted into buckets.
 
     Samples keep their shuffled order within a bucket, and the batches are shuffled. A window has at
@@ -87,7 +66,7 @@ class Bucket(Batching):
         return dataclasses.replace(self, boundaries=self._boundaries(lengths))
 
     def plan(self, lengths: Numbers, seed: int) -> list[MicroBatch]:
-        """Plan the batches of a window.
+        """Plan the batches of a window from the lengths of its samples, in shuffled order.
 
         If `with_lengths` has not chosen boundaries, they are chosen from the window's lengths.
         """
@@ -104,7 +83,7 @@ class Bucket(Batching):
 
 
 @dataclass(frozen=True)
-class Dynamic(Batching):
+class Dynamic:
     """Make batches with about the same number of tokens: few long samples or many short ones.
 
     The tokens of a batch include padding: its longest sample, rounded up to `multiple_of`, times
@@ -167,7 +146,7 @@ class Dynamic(Batching):
 
 
 @dataclass(frozen=True)
-class Pack(Batching):
+class Pack:
     """Pack documents into rows of a fixed number of tokens, several of which make a batch.
 
     Other arrays with a value per token, such as a `loss_mask`, are packed in the same way; other
@@ -191,6 +170,10 @@ class Pack(Batching):
         check_numbers(self, seq_len=1, batch_size=1)
         check_choice(self, "how", ("nosplit", "concat"))
 
+    def with_lengths(self, lengths: Numbers) -> Pack:
+        """Return `self`, as documents of all lengths can be packed."""
+        return self
+
     def plan(self, lengths: Numbers, seed: int) -> list[MicroBatch]:
         """Plan the batches of a window."""
         rows = _run_on if self.how == "concat" else _keep_whole
@@ -211,6 +194,9 @@ class Pack(Batching):
         return [
             MicroBatch(*both) for both in zip(read, _cut(segments, firsts.tolist()), strict=True)
         ]
+
+
+Batching: TypeAlias = Bucket | Dynamic | Pack
 
 
 def _run_on(lengths: Numbers, seq_len: int) -> tuple[Numbers, Numbers, Numbers, Numbers]:

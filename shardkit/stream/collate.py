@@ -279,7 +279,7 @@ def _dtype(
                 "the arrays of a batch differ in shape or type",
                 key=sample.get("__key__"),
                 field=name,
-                expected=f"an array of {kind} {shape}".replace("None", "n"),
+                expected=f"an array of {kind} of shape {shape}".replace("None", "n"),
                 found=_described(value),
                 fix="make them equal with a transform, or leave the field out with fields=[...]",
             )

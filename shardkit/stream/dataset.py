@@ -16,10 +16,9 @@ from shardkit.options import is_whole
 from shardkit.stream.batches import Batch, BatchMaker, FinishedBatch, rows_of
 from shardkit.stream.options import StreamKeywords, StreamOptions
 from shardkit.stream.order import EPOCHS
-from shardkit.stream.ranks import Ranks
-from shardkit.stream.schedule import START, Progress, Schedule, Step
+from shardkit.stream.ranks import Ranks, World, find_world, world_to_send
+from shardkit.stream.schedule import START, Progress, Schedule, Step, walk
 from shardkit.stream.stream import Source, Stream
-from shardkit.stream.world import World, find_world, world_to_send
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -38,7 +37,7 @@ class StreamingDataset:
     def __init__(self, source: Source, **options: Unpack[StreamKeywords]) -> None:
         """`source` is a path, an open dataset, or a list of these."""
         self.source = source
-        self.options = StreamOptions.of(**options)
+        self.options = StreamOptions(**options)
         self.epoch = 0  # of the next iteration
         self._stream: Stream | None = None
         self._scheduled: tuple[World, Schedule] | None = None
@@ -99,11 +98,12 @@ class StreamingDataset:
         """
         maker, bad = BatchMaker(self.stream), BadSampleBudget(self.options)
         # None in a DataLoader's worker, as torch.distributed's store belongs to the parent process.
-        comparison = self._ranks.begin(self.stream, self.options, self.world(), epoch, progress)
+        identity, world = self.stream.identity, self.world()
+        comparison = self._ranks.begin(identity, self.options, world, epoch, progress)
         first = number + (worker - number) % workers
-        steps_of_all = copy.copy(self.schedule()).walk(epoch, progress)  # see `Loader.__iter__`
+        steps_of_all = walk(copy.copy(self.schedule()), epoch, progress)  # see `Loader.__iter__`
         mine = islice(steps_of_all, first - number, None, workers)
-        ahead = self.stream.ahead(mine, epoch, self.world())
+        ahead = self.stream.ahead(mine, epoch, world)
         steps = ((first + n * workers + 1, step) for n, step in enumerate(ahead))
         if self.options.batched:
             for after, step in steps:

@@ -27,10 +27,9 @@ from shardkit.stream.dataset import BadSampleBudget, StreamingDataset, checked_e
 from shardkit.stream.options import StreamKeywords, StreamOptions
 from shardkit.stream.profile import Profile, Times
 from shardkit.stream.quality import warn_of_small_cache, warn_of_sorted
-from shardkit.stream.ranks import Comparison, Ranks
-from shardkit.stream.schedule import START, Progress, Schedule, Step
+from shardkit.stream.ranks import Comparison, Ranks, default_threads
+from shardkit.stream.schedule import START, Progress, Schedule, Step, walk
 from shardkit.stream.stream import Source
-from shardkit.stream.world import default_threads
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -343,9 +342,9 @@ class Iteration:
                 self._epoch, progress = loader._begin()  # not earlier: see `set_epoch`
                 stream, world = loader.dataset.stream, loader.dataset.world()
                 self._comparison = loader._ranks.begin(
-                    stream, loader.dataset.options, world, self._epoch, progress
+                    loader._identity, stream.options, world, self._epoch, progress
                 )
-                steps = self._schedule.walk(self._epoch, progress)
+                steps = walk(self._schedule, self._epoch, progress)
                 self._steps = stream.ahead(steps, self._epoch, world)
             step = next(self._steps, None)
             if step is None:

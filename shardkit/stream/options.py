@@ -7,16 +7,13 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 from shardkit.errors import UsageError
-from shardkit.options import SEEDS, ShortRepr, check_choice, check_names, check_numbers
+from shardkit.options import SEEDS, ShortRepr, check_choice, check_numbers
 from shardkit.stream.batching import Batching, Pack
 from shardkit.stream.order import WINDOW
 from shardkit.stream.sampling import Balanced, Sampling, Weighted
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 _ROWS = 1 << 26  # maximum rows of a batch: sample numbers of far more would not fit into memory
 
@@ -148,12 +145,6 @@ class StreamOptions(ShortRepr):
                 fix="use weights= for the shares of datasets, or sampling=Weighted(...) with"
                 " weights for all their samples",
             )
-
-    @classmethod
-    def of(cls, **options: Unpack[StreamKeywords]) -> StreamOptions:
-        """Create options from keywords. Raises UsageError for an unknown name."""
-        check_names(cls, options)
-        return cls(**options)
 
     @property
     def batched(self) -> bool:

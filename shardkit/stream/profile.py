@@ -58,26 +58,31 @@ class Times:
     @property
     def making(self) -> float:
         """Seconds of wall time that threads spent making batches."""
-        return sum(self.spent[stage].wall for stage in STAGES if stage in self.spent)
+        return sum(map(self._wall, STAGES))
 
     @property
     def waiting(self) -> float:
         """Share of the time that the training loop waits for batches."""
         return 1 - self.step / self.seconds if self.seconds else 0.0
 
+    def _wall(self, stage: str) -> float:
+        return self.spent.get(stage, Spent()).wall
+
     def share(self, stage: str) -> float:
         """Share of a `stage` in the time of making batches."""
-        return self.spent.get(stage, Spent()).wall / self.making if self.making else 0.0
+        return self._wall(stage) / self.making if self.making else 0.0
 
     def limit(self, stage: str) -> float | None:
         """Samples per second if all threads did only this `stage`. None: it takes no time."""
-        wall = self.spent.get(stage, Spent()).wall
+        return self._rate_of(self._wall(stage))
+
+    def _rate_of(self, wall: float) -> float | None:
         return max(self.threads, 1) * self.samples / wall if wall else None
 
     @property
     def loading(self) -> float | None:
         """Samples per second if threads never had to wait for the training loop."""
-        return max(self.threads, 1) * self.samples / self.making if self.making else None
+        return self._rate_of(self.making)
 
     @property
     def stepping(self) -> float | None:
@@ -108,8 +113,7 @@ class Times:
     def __str__(self) -> str:
         """Return a table as text."""
         by = f"{self.threads} threads" if self.threads > 1 else "1 thread"
-        if not self.threads:
-            by = "the training loop's own thread"
+        by = by if self.threads else "the training loop's own thread"
         lines = [
             f"{self.samples:,} samples in {self.seconds:.2f} s: {self.rate:,.0f}/s, made by {by}",
             f"  {'the training loop':<24}{'of its time':>12}{'alone, samples/s':>20}",
@@ -118,7 +122,7 @@ class Times:
             f"{_rate(self.stepping):>20}",
             f"  {'making batches':<24}{'of its time':>12}{'alone, samples/s':>20}",
         ]
-        whole = self.making + self.spent.get(IDLE, Spent()).wall
+        whole = self.making + self._wall(IDLE)
         for stage, spent in self.spent.items():
             if spent.wall:
                 limit = _rate(self.limit(stage)) if stage in STAGES else ""

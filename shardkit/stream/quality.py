@@ -42,14 +42,12 @@ class SortedByClass(NamedTuple):
 def warn_of_sorted(stream: Stream, epoch: int = 0) -> None:
     """Warn if the samples of an epoch are grouped by class in spite of shuffling."""
     found = sorted_by_class(stream, epoch) if stream.options.shuffle else None
-    if found is None:
-        return
-    window = stream.options.window
-    warn(
-        f"samples are stored sorted by class, and a window of {window:,} samples contains about "
-        f"{found.seen:,.0f} of {found.classes:,} classes, so batches are poorly mixed: "
-        f"use window={found.window}, or convert the dataset again with --shuffle"
-    )
+    if found is not None:
+        warn(
+            f"samples are stored sorted by class, and a window of {stream.options.window:,} samples"
+            f" contains about {found.seen:,.0f} of {found.classes:,} classes, so batches are poorly"
+            f" mixed: use window={found.window}, or convert the dataset again with --shuffle"
+        )
 
 
 def warn_of_small_cache(stream: Stream) -> None:
@@ -84,10 +82,8 @@ def sorted_by_class(stream: Stream, epoch: int = 0) -> SortedByClass | None:
         return None
     shares = class_shares(stream)
     labels = None if shares is None else first_labels(stream, epoch)
-    if shares is None or labels is None:
-        return None
-    times = times_alike(labels, shares)
-    if times is None:
+    times = None if shares is None or labels is None else times_alike(labels, shares)
+    if shares is None or times is None:
         return None
     classes = int(np.count_nonzero(shares))
     # With this window, there are less than 1.5 times as many pairs as in a full shuffle.
@@ -131,11 +127,9 @@ def class_shares(stream: Stream) -> Floats | None:
 def _label_counts(dataset: Dataset) -> tuple[int, ...]:
     """Samples per class; empty if unknown (as for a view), or if conversion shuffled the data."""
     manifest = dataset.manifest
-    if manifest is None or dataset.indices is not None:
+    if manifest is None or manifest.recipe.get("shuffle") is not None:
         return ()
-    if manifest.recipe.get("shuffle") is not None:
-        return ()
-    labelled = isinstance(dataset.schema.get(dataset.label), Int)
+    labelled = isinstance(dataset.schema.get(dataset.label), Int) and dataset.indices is None
     return (manifest.label_counts or ()) if labelled else ()
 
 

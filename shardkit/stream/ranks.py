@@ -1,9 +1,10 @@
-"""Checks that all ranks read the same stream from the same position, through torch's store.
+"""The rank of this process, and checks that all ranks read the same stream from one position.
 
-This is the key-value store that torch.distributed uses for its rendezvous. A collective operation
-would block until all ranks call it, which may be never (if one rank alone looks at a few batches,
-or stops early), and it could interleave with those of the training. Instead, each rank writes its
-own facts and reads what others have written so far, so no rank waits, whatever the backend.
+Ranks are compared through the key-value store that torch.distributed uses for its rendezvous. A
+collective operation would block until all ranks call it, which may be never (if one rank alone
+looks at a few batches, or stops early), and it could interleave with those of the training.
+Instead, each rank writes its own facts and reads what others have written so far, so no rank waits,
+whatever the backend.
 """
 
 from __future__ import annotations
@@ -14,15 +15,12 @@ import json
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from shardkit.errors import UsageError, warn
+from shardkit.helpers.processors import processors
+from shardkit.stream.options import StreamOptions
 from shardkit.stream.schedule import Progress
-from shardkit.stream.world import World
-
-if TYPE_CHECKING:
-    from shardkit.stream.options import StreamOptions
-    from shardkit.stream.stream import Stream
 
 _FACTS_SECONDS = 5.0  # seconds to wait for the facts of other ranks, once a difference is known
 _NAMED = 1024  # maximum number of ranks whose facts are read then
@@ -31,15 +29,95 @@ _numbers = itertools.count()  # of Loaders, in the order in which each rank firs
 _inherited: list[Any] = []  # the store of the parent of a forked process, which is not used
 
 
-def _store() -> Any:
-    """torch.distributed's store; None if there is none."""
+class World(NamedTuple):
+    """`rank` of `size` processes that train together."""
+
+    rank: int
+    size: int
+
+
+def find_world(rank: int | None, world_size: int | None, sent: World | None = None) -> World:
+    """The given values, else those of the process, else 0 of 1.
+
+    Those of the process are from torch.distributed, else `sent` (the world of the process that made
+    this one, such as a worker of a DataLoader), else from RANK and WORLD_SIZE. Raises UsageError
+    for a rank outside of the world size, and for one of several ranks that is not known.
+    """
+    where = ""
+    if rank is None or world_size is None:
+        known, where = _distributed_world() or sent, "torch.distributed"
+        if known is None:
+            known, where = _environment(rank, world_size), "RANK and WORLD_SIZE"
+        rank = known.rank if rank is None else rank
+        world_size = known.size if world_size is None else world_size
+        where = f"values that are not passed come from {where}; "
+    if not 0 <= rank < world_size:
+        raise UsageError(
+            "the rank does not fit the world size",
+            expected=f"a rank from 0 to {world_size - 1}" if world_size > 0 else "a size over 0",
+            found=f"rank {rank} of {world_size}",
+            fix=f"{where}pass both rank= and world_size= to set them explicitly",
+        )
+    return World(rank, world_size)
+
+
+def world_to_send(sent: World | None) -> World | None:
+    """The world of this process, for a process that it makes; None if nothing is known of one."""
+    known = _distributed_world() or sent
+    if known is None and {"RANK", "WORLD_SIZE"} <= os.environ.keys():
+        return _environment(None, None)
+    return known
+
+
+def default_threads() -> int:
+    """Processors available to this process, divided by the number of ranks on the machine."""
+    local = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return max(1, processors() // (int(local) or 1 if local.isdigit() else 1))
+
+
+def _environment(rank: int | None, size: int | None) -> World:
+    """RANK and WORLD_SIZE, for those of `rank` and `size` that are None."""
+    rank = _number("RANK") if rank is None else rank
+    given, size = size, _number("WORLD_SIZE") if size is None else size
+    if rank is None and size is not None and size > 1:
+        raise UsageError(
+            f"this process is one of {size} ranks, and nothing says which",
+            found=f"world_size={given}" if given else f"WORLD_SIZE={size}, but no RANK",
+            fix="set RANK, too; or start the processes with torchrun, call"
+            " torch.distributed.init_process_group first, or pass rank= and world_size=;"
+            " for a single process, set neither",
+        )
+    return World(rank or 0, 1 if size is None else size)
+
+
+def _number(name: str) -> int | None:
+    text = os.environ.get(name)
+    try:
+        return None if text is None else int(text)
+    except ValueError as error:
+        raise UsageError(
+            f"{name} is not a number", found=f"{text!r:.99}", fix="unset it, or use torchrun"
+        ) from error
+
+
+def _distributed() -> Any:
+    """The module torch.distributed, if it is in use."""
     # The attribute may be missing while another thread imports torch.
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
-    if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
-        return None
+    used = distributed and distributed.is_available() and distributed.is_initialized()
+    return distributed if used else None
+
+
+def _distributed_world() -> World | None:
+    distributed = _distributed()
+    return distributed and World(distributed.get_rank(), distributed.get_world_size())
+
+
+def _store() -> Any:
+    """torch.distributed's store; None if there is none."""
     try:
-        store = distributed.distributed_c10d._get_default_store()
-    except (AttributeError, KeyError, ValueError):  # another version of torch, or MPI
+        store = _distributed().distributed_c10d._get_default_store()
+    except (AttributeError, KeyError, ValueError):  # not in use, another version of torch, or MPI
         return None
     return None if any(store is one for one in _inherited) else store
 
@@ -58,7 +136,7 @@ class Ranks:
 
     def begin(
         self,
-        stream: Stream,
+        identity: dict[str, Any],
         options: StreamOptions,
         world: World,
         epoch: int,
@@ -66,7 +144,8 @@ class Ranks:
     ) -> Comparison | None:
         """Start the comparison of this rank's iteration; None if there is no store.
 
-        Raises UsageError if the iteration is already known to differ from those of other ranks.
+        `identity` is that of the stream. Raises UsageError if the iteration is already known to
+        differ from those of other ranks.
         """
         given = (options.rank, options.world_size) != (None, None)
         store = None if given or not options.check_ranks or world.size == 1 else _store()
@@ -78,7 +157,7 @@ class Ranks:
             self._begun += 1
             self._last = epoch, progress
         facts = {
-            **stream.identity,
+            **identity,
             "batch_size": None if options.batching else options.per_rank(world.size),
             "last": options.last,
             "epoch": epoch,

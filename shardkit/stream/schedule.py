@@ -6,10 +6,9 @@ number of ranks can resume from it.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import Future
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -50,40 +49,10 @@ class Step(NamedTuple):
     ahead: dict[int, Future[Sample]] | None = None  # samples that are being read, if remote
 
 
-class Schedule(ABC):
-    """The steps of one rank. Several threads may use it, each with its own progress."""
+class Fixed:
+    """The steps of one rank, with batches of a fixed number of samples.
 
-    @abstractmethod
-    def step(self, epoch: int, progress: Progress) -> Step | None:
-        """The next step; None at the end of the epoch."""
-
-    @abstractmethod
-    def steps(self, epoch: int, progress: Progress = START) -> int:
-        """The number of steps left in an epoch, which is the same for every rank."""
-
-    @abstractmethod
-    def progress(self, epoch: int, steps: int) -> Progress:
-        """The progress of all ranks after the first `steps` steps of an epoch."""
-
-    valid: str  # for messages: the values that `normalized` accepts
-
-    @abstractmethod
-    def normalized(self, epoch: int, progress: Progress) -> Progress | None:
-        """The progress in canonical form; None if it cannot be reached with any number of ranks."""
-
-    def walk(self, epoch: int, progress: Progress = START) -> Iterator[Step]:
-        """Yield the steps that are left in an epoch."""
-        while (step := self.step(epoch, progress)) is not None:
-            progress = step.after
-            yield step
-
-    def is_over(self, epoch: int, progress: Progress) -> bool:
-        """Whether no step is left. Faster than `steps`."""
-        return self.step(epoch, progress) is None
-
-
-class Fixed(Schedule):
-    """Batches of a fixed number of samples.
+    Several threads may use it, each with its own progress.
 
     Global batch b has the positions [b * size, (b + 1) * size), for `size` samples of all ranks
     together. They are sorted by canonical part, and rank r gets the r-th slice of them. If the
@@ -96,23 +65,28 @@ class Fixed(Schedule):
         self._rank, self._world = rank, world
         self._last = last
         self._ahead: dict[tuple[int, Progress], Step] = {}
-        self.valid = f"0 to {order.samples:,} samples, 0 batches"
+        self.valid = f"0 to {order.samples:,} samples, 0 batches"  # what `normalized` accepts
 
     def steps(self, epoch: int, progress: Progress = START) -> int:
+        """The number of steps left in an epoch, which is the same for every rank."""
         left = self._order.samples - progress.samples
         return left // self.size if self._last == "drop" else -(-left // self.size)
 
     def progress(self, epoch: int, steps: int) -> Progress:
+        """The progress of all ranks after the first `steps` steps of an epoch."""
         return Progress(min(steps * self.size, self._order.samples))
 
     def normalized(self, epoch: int, progress: Progress) -> Progress | None:
+        """The progress in canonical form; None if it cannot be reached with any number of ranks."""
         reached = 0 <= progress.samples <= self._order.samples and not progress.batches
         return progress if reached else None
 
     def is_over(self, epoch: int, progress: Progress) -> bool:
+        """Whether no step is left."""
         return not self.steps(epoch, progress)
 
     def step(self, epoch: int, progress: Progress) -> Step | None:
+        """The next step; None at the end of the epoch."""
         ahead = self._ahead
         if (epoch, progress) not in ahead:
             self._ahead = ahead = self._several(epoch, progress)
@@ -153,8 +127,8 @@ class Fixed(Schedule):
         return positions % samples, positions < samples, size
 
 
-class Planned(Schedule):
-    """Batches that are planned by length, window by window.
+class Planned:
+    """The same, with batches that are planned by length, window by window.
 
     Each window of the order gives a list of micro-batches that depends only on lengths and seed.
     Step s takes micro-batches [s * world, (s + 1) * world) of the concatenated lists.
@@ -206,6 +180,9 @@ class Planned(Schedule):
             return Progress(min(first + self._window, samples))
         return progress if 0 <= number < planned else None
 
+    def is_over(self, epoch: int, progress: Progress) -> bool:
+        return self.step(epoch, progress) is None  # faster than `steps`, which plans all windows
+
     def _counted(self, epoch: int) -> list[int]:
         """The number of micro-batches of each window of an epoch."""
         counts = self._counts
@@ -247,6 +224,16 @@ class Planned(Schedule):
             batches = self._batching.plan(self._lengths[draw.number], seed)
             self._plan = plan = ((epoch, first), batches, draw)
         return plan[1], plan[2]
+
+
+Schedule: TypeAlias = Fixed | Planned
+
+
+def walk(schedule: Schedule, epoch: int, progress: Progress = START) -> Iterator[Step]:
+    """Yield the steps that are left in an epoch."""
+    while (step := schedule.step(epoch, progress)) is not None:
+        progress = step.after
+        yield step
 
 
 def _share(size: int, rank: int, world: int) -> slice:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,12 +22,12 @@ from shardkit.stream.batching import Batching, Pack
 from shardkit.stream.collate import PACKED, Collate, PadCollate
 from shardkit.stream.options import StreamOptions
 from shardkit.stream.order import Mixture, Numbers, Order
+from shardkit.stream.ranks import World
 from shardkit.stream.read_ahead import ReadAhead
 from shardkit.stream.reading import Samples, common_schema, fingerprint, sizes
 from shardkit.stream.sampling import AnyOrder, Balanced, Sampled, Sampling, draws_of, values_of
 from shardkit.stream.sampling import identity as sampling_identity
 from shardkit.stream.schedule import Fixed, Planned, Schedule, Step
-from shardkit.stream.world import World
 from shardkit.transforms.transforms import Transforms
 
 OneSource: TypeAlias = "str | os.PathLike[str] | Dataset"
@@ -67,14 +66,12 @@ class Stream:
     def identity(self) -> dict[str, Any]:
         """All that determines the sample order, as JSON: a state is valid only if this is equal."""
         options = self.options
-        weights = None if options.weights is None else list(map(float, options.weights))
-        planned = None if self.batching is None else str(self.batching)
         found = {
             "samples": len(self.samples),
             "datasets": [fingerprint(dataset) for dataset in self.datasets],
             **{name: getattr(options, name) for name in ("shuffle", "seed", "window", "parts")},
-            "weights": weights,
-            "batching": planned,
+            "weights": None if options.weights is None else list(map(float, options.weights)),
+            "batching": None if self.batching is None else str(self.batching),
         }
         if options.sampling is not None:  # states of earlier versions do not have this key
             found["sampling"] = sampling_identity(options.sampling)
@@ -108,17 +105,21 @@ class Stream:
         """The steps of one rank."""
         options, order = self.options, self.order
         if self.batching is not None and self.lengths is not None:
-            return Planned(
-                order, self.batching, self.lengths, *world, options.last, options.seed,
-                options.window,
-            )  # fmt: skip
+            last, seed, window = options.last, options.seed, options.window
+            return Planned(order, self.batching, self.lengths, *world, last, seed, window)
         schedule = Fixed(order, options.per_rank(world.size), *world, options.last)
-        _check_size(order.samples, schedule.size, options.last)
+        if order.samples < schedule.size and options.last != "short":
+            found = (
+                f"{order.samples:,} samples, {schedule.size:,} for a batch of all ranks together"
+            )
+            if options.last == "drop":
+                raise UsageError(
+                    "the dataset is smaller than one batch, so there are no batches",
+                    found=found,
+                    fix='make batches smaller, or use last="pad"',
+                )
+            warn(f"the dataset is smaller than one batch: samples are repeated ({found})")
         return schedule
-
-
-def _paths(given: Path | Dataset) -> Sequence[Path]:
-    return given.paths if isinstance(given, Dataset) else (given,)
 
 
 def _parts_read_here(parts: int, world: World, alone: bool) -> frozenset[int] | None:
@@ -151,7 +152,8 @@ def _opened(source: Source, options: StreamOptions) -> tuple[list[Dataset], Page
     with fs.using(options.storage_options, *every):
         given = [each if isinstance(each, Dataset) else fs.source(each) for each in every]
     pages = None
-    if any(isinstance(path, RemotePath) for each in given for path in _paths(each)):
+    paths = [path for each in given for path in getattr(each, "paths", (each,))]
+    if any(isinstance(path, RemotePath) for path in paths):
         pages = Pages(cache_from(options.cache_folder, options.cache_limit))
     found = [
         each.at(partial(through, pages=pages))
@@ -166,16 +168,15 @@ def _opened(source: Source, options: StreamOptions) -> tuple[list[Dataset], Page
                 path=dataset.place,
                 fix="pass transforms= here instead",
             )
-    empty = next((dataset for dataset in found if not len(dataset)), None)
-    if empty is not None and empty.indices is not None:
-        raise UsageError(
-            "the view has no samples",
-            path=empty.place,
-            found=f"a selection of none of {len(empty.whole):,} samples",
-        )
-    if empty is not None or not found:
-        path = None if empty is None else empty.place
-        raise UsageError("the dataset has no samples", path=path, fix="convert some first")
+        if not len(dataset):
+            is_view = dataset.indices is not None
+            raise UsageError(
+                f"the {'view' if is_view else 'dataset'} has no samples",
+                path=dataset.place,
+                found=f"a selection of none of {len(dataset.whole):,} samples" if is_view else None,
+            )
+    if not found:
+        raise UsageError("there is no dataset to stream", found=repr(source))
     # For shuffling, views are put into stored order, so that blocks of a shard can be read together
     # (in the view's order, a block may be a single sample). Not if weights or classes are given per
     # sample, in the view's order.
@@ -186,16 +187,14 @@ def _opened(source: Source, options: StreamOptions) -> tuple[list[Dataset], Page
 
 
 def _order(datasets: list[Dataset], options: StreamOptions) -> AnyOrder:
-    ordering: dict[str, Any] = {
-        name: getattr(options, name) for name in ("shuffle", "parts", "window")
-    }
+    ordering: dict[str, Any] = {"parts": options.parts, "window": options.window}
     every = np.concatenate([sizes(dataset) for dataset in datasets])
     if options.sampling is not None:
         values = _sampled_by(datasets, options.sampling)
         samples = draws_of(options.sampling, len(values))
         sampler = options.sampling.sampler(values, samples, options.seed)
-        del ordering["shuffle"]
         return Sampled(every, sampler, seed=options.seed, **ordering)
+    ordering["shuffle"] = options.shuffle
     if options.weights is None:
         return Order(every, seed=options.seed, **ordering)
     if len(options.weights) != len(datasets):
@@ -277,34 +276,17 @@ def _packed(schema: Schema, counted: str, every: bool) -> list[str]:
     arrays = [n for n in row_fields(schema) if shapes[n] in may and not schema[n].optional]
     fields = [counted, *(name for name in arrays if name != counted)]
     others = [name for name in schema if name not in fields]
-    taken = next((name for name in fields if name in PACKED), None)
-    if taken is not None or (others and not every):
+    rows = "Pack makes rows of several samples, which cannot hold"
+    taken = [name for name in fields if name in PACKED]
+    if taken or (others and not every):
+        wrong = [*taken, *others][0]
         raise UsageError(
-            f"the batch would have two values named {taken!r}"
-            if taken
-            else "Pack makes rows of several samples, which cannot hold this field",
-            field=taken or others[0],
+            f"the batch would have two values named {wrong!r}" if taken else f"{rows} this field",
+            field=wrong,
             expected="arrays with one value for each token",
-            found=None if taken else str(schema[others[0]]),
-            fix=f"fields={[name for name in fields if name != taken]}",
+            fix=f"fields={[name for name in fields if name not in taken]}",
         )
     if others:
-        warn(
-            "Pack makes rows of several samples, which cannot hold the fields "
-            f"{', '.join(map(repr, others))}: they are left out (silent with fields={fields})"
-        )
+        names = ", ".join(map(repr, others))
+        warn(f"{rows} the fields {names}: they are left out (silent with fields={fields})")
     return fields
-
-
-def _check_size(samples: int, batch: int, last: str) -> None:
-    if samples >= batch:
-        return
-    found = f"{samples:,} samples, {batch:,} for a batch of all ranks together"
-    if last == "drop":
-        raise UsageError(
-            "the dataset is smaller than one batch, so there are no batches",
-            found=found,
-            fix='make batches smaller, or use last="pad"',
-        )
-    if last == "pad":
-        warn(f"the dataset is smaller than one batch: samples are repeated as padding ({found})")

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from types import FrameType
+from traceback import walk_stack
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
@@ -77,10 +77,10 @@ class StreamingDataset(streaming.StreamingDataset, IterableDataset[Any]):
 
     def _refuse_twice(self) -> None:
         """Raise UsageError if Accelerate would split, or a DataLoader batch, a second time."""
-        frame = sys._getframe(1)
-        while frame is not None:
-            code = frame.f_globals.get("__name__"), frame.f_code.co_name
-            if code == ("accelerate.data_loader", "__iter__") and self.world().size > 1:
+        for frame, _ in walk_stack(sys._getframe()):
+            module = frame.f_globals.get("__name__")
+            iterating = frame.f_code.co_name == "__iter__"
+            if module == "accelerate.data_loader" and iterating and self.world().size > 1:
                 raise UsageError(
                     "both the StreamingDataset and Accelerate would split the data over the ranks",
                     expected="only one of them to split it",
@@ -88,7 +88,7 @@ class StreamingDataset(streaming.StreamingDataset, IterableDataset[Any]):
                     " accelerator.prepare; or let Accelerate split the data:"
                     " StreamingDataset(..., rank=0, world_size=1)",
                 )
-            fetcher = frame.f_locals.get("self") if code[0] == _FETCHING else None
+            fetcher = frame.f_locals.get("self") if module == _FETCHING else None
             if getattr(fetcher, "auto_collation", False) and self.options.batched:
                 raise UsageError(
                     "both the StreamingDataset and the DataLoader would make batches",
@@ -96,7 +96,6 @@ class StreamingDataset(streaming.StreamingDataset, IterableDataset[Any]):
                     fix="use DataLoader(dataset, batch_size=None, ...), which is faster; or no"
                     " batch_size, global_batch_size or batching in StreamingDataset",
                 )
-            frame = frame.f_back  # type: ignore[assignment]
 
 
 class _Position:
@@ -117,8 +116,9 @@ class _Position:
 
     def __next__(self) -> Any:
         self._number, self._progress, made = next(self._made)
-        owned = made if self._dataset.options.batched else _owned(made)
-        return _tensors(owned, self._dataset.stream)
+        if not self._dataset.options.batched:  # as views, workers would send their whole batch
+            made = {n: v.copy() if isinstance(v, np.ndarray) else v for n, v in made.items()}
+        return _tensors(made, self._dataset.stream)
 
     def state_dict(self) -> dict[str, Any]:
         state = states.save(self._identity, self._epoch, self._progress)
@@ -152,15 +152,10 @@ class _Epochs:
         self.restart(epoch)
         _counting.add(self)
 
-    @property
-    def following(self) -> int:
-        """The epoch of the next iteration."""
-        return int(self._table[-1, 0])
-
     def begin(self, iterator: int | None) -> int:
         """The epoch of the iteration that this process starts; `iterator`: see `_iterator_of`."""
         begun = 0 if iterator is None else self._begun.get(iterator, 0) + 1
-        with _alone():
+        with _locked():
             table = self._table.numpy()
             epoch, rows, _ = table[-1].tolist()
             if iterator is not None:
@@ -181,12 +176,12 @@ class _Epochs:
 
         Another rank, or another copy in this process, counts by itself.
         """
-        return self if _starts_workers() else _Epochs(self.following)
+        return self if _starts_workers() else _Epochs(int(self._table[-1, 0]))
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         if _starts_workers():
             return super().__reduce_ex__(protocol)
-        return _Epochs, (self.following,)
+        return _Epochs, (int(self._table[-1, 0]),)
 
 
 _counting: weakref.WeakSet[_Epochs] = weakref.WeakSet()
@@ -196,7 +191,7 @@ def _forked() -> None:
     """Let a forked process that is no worker, such as another rank, count by itself."""
     if not _starts_workers():
         for epochs in list(_counting):
-            epochs.__init__(epochs.following)  # type: ignore[misc]
+            epochs.__init__(int(epochs._table[-1, 0]))  # type: ignore[misc]
 
 
 if hasattr(os, "register_at_fork"):
@@ -205,12 +200,10 @@ if hasattr(os, "register_at_fork"):
 
 def _starts_workers() -> bool:
     """Whether this is called while a DataLoader makes its workers."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "__init__" and frame.f_globals["__name__"] in _LOADERS:
-            return True
-        frame = frame.f_back
-    return False
+    return any(
+        frame.f_code.co_name == "__init__" and frame.f_globals["__name__"] in _LOADERS
+        for frame, _ in walk_stack(sys._getframe())
+    )
 
 
 def _iterator_of(worker: WorkerInfo) -> int:
@@ -219,21 +212,19 @@ def _iterator_of(worker: WorkerInfo) -> int:
     Their seed alone would repeat with torch's. They share a semaphore, whose name is known unless
     they were forked, and a pipe, whose number is.
     """
-    frame: FrameType | None = sys._getframe(1)
     seed = worker.seed - worker.id
-    while frame is not None:
+    for frame, _ in walk_stack(sys._getframe()):
         found = frame.f_locals if frame.f_code.co_name == "_worker_loop" else {}
         if "done_event" in found and "data_queue" in found:
             name = found["done_event"]._cond._lock._semlock.name
             pipe = found["data_queue"]._reader.fileno()
             shared = f"{seed} {name or os.fstat(pipe).st_ino}"
             return xxhash.xxh3_64_intdigest(shared.encode()) >> 1 or 1
-        frame = frame.f_back
     return seed  # not a DataLoader of torch or torchdata
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def _locked() -> Iterator[None]:
     """Keep other processes out, as workers of two DataLoaders may begin at the same time."""
     handle = None
     try:
@@ -310,7 +301,7 @@ class Loader(loading.Loader):
     def settings(self) -> dict[str, Any]:
         """The options of the loader itself, without those of its dataset."""
         own = {"to": self.to, "pin_memory": self._pinned, "device": self.device}
-        return {**super().settings, **own}
+        return super().settings | own
 
     def _memory(self) -> Allocate:
         return _page_locked if self._pinned else super()._memory()
@@ -326,9 +317,7 @@ class Loader(loading.Loader):
             tensors = _each(tensors, _in_locked)
         if self._copies is not None:
             return self._copies.begun(tensors)
-        if self.device is not None:
-            tensors = _moved(tensors, self.device)
-        return tensors
+        return tensors if self.device is None else _moved(tensors, self.device)
 
     def _deliver(self, batch: Batch) -> Batch:
         return batch if self._copies is None else self._copies.finished(batch)
@@ -390,8 +379,7 @@ class _LoaderDataset(streaming.StreamingDataset):
             return make()
         raise UsageError(
             "a Loader's dataset does not support indexing",
-            fix="iterate over the Loader itself; a DataLoader needs a"
-            " shardkit.torch.StreamingDataset",
+            fix="iterate over the Loader; a DataLoader needs a shardkit.torch.StreamingDataset",
         )
 
     __getitem__ = __getitems__
@@ -471,25 +459,23 @@ def _tensors(batch: Batch, stream: Stream) -> Batch:
     """A batch or sample with its arrays converted to tensors."""
     made: Batch = {}
     images = stream.images
-    halves = frozenset[str]() if stream.own_collate else stream.transforms.bfloat16_fields
+    bfloat16 = frozenset[str]() if stream.own_collate else stream.transforms.bfloat16_fields
     for name, value in batch.items():
-        tensor = partial(_tensor, image=name in images, half=name in halves)
-        if isinstance(value, list) and name != "__key__":
-            made[name] = [tensor(v) for v in value]
-        else:
-            made[name] = tensor(value)
+        tensor = partial(_tensor, image=name in images, bfloat16=name in bfloat16)
+        listed = isinstance(value, list) and name != "__key__"
+        made[name] = list(map(tensor, value)) if listed else tensor(value)
     return made
 
 
-def _tensor(value: Any, image: bool, half: bool) -> Any:
+def _tensor(value: Any, image: bool, bfloat16: bool) -> Any:
     """A tensor of an array; other values are returned unchanged."""
     if not isinstance(value, np.ndarray):
         return value
     if not value.flags.writeable:
         value = value.copy()
     if value.dtype.name == "bfloat16":  # of ml_dtypes, from the user's collate
-        value, half = value.view(np.uint16), True
-    if half:
+        value, bfloat16 = value.view(np.uint16), True
+    if bfloat16:
         tensor = _shared(value).view(torch.bfloat16)
     else:
         tensor = _shared(value.astype(_countable(value.dtype), copy=False))
@@ -506,11 +492,6 @@ def _shared(value: npt.NDArray[Any]) -> torch.Tensor:
     offset = (tensor.data_ptr() - owner.data_ptr()) // tensor.itemsize
     storage = owner.untyped_storage()
     return tensor.new_empty(0).set_(storage, offset, tensor.shape, tensor.stride())
-
-
-def _owned(sample: Batch) -> Batch:
-    """A copy of a sample's arrays: as views, workers would send their whole batch."""
-    return {n: v.copy() if isinstance(v, np.ndarray) else v for n, v in sample.items()}
 
 
 def _countable(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -117,11 +117,12 @@ class Job(_Steps):
         """
         images = ImageBatch.of(group.columns[0])
         failed = {number: Failed(error) for number, error in images.errors.items()}
+        drawn = group.draws.uniform(self.stream, self.numbers).tolist()
         windows = {}
-        for number, window in enumerate(self._windows(images, group.draws)):
+        for number, read in enumerate(images.sizes):
             if number not in failed:
                 try:
-                    windows[number] = checked(window, size)
+                    windows[number] = checked(self.window(*read, drawn[number]), size)
                 except NotAnImageError as error:
                     failed[number] = Failed(error)
         out = {n: make(n, (window.rows, window.columns)) for n, window in windows.items()}
@@ -151,13 +152,6 @@ class Job(_Steps):
             step.apply(window, drawn[first : first + step.numbers])
             first += step.numbers
         return window
-
-    def _windows(self, images: ImageBatch, draws: Draws) -> list[Window]:
-        drawn = draws.uniform(self.stream, self.numbers).tolist()
-        return [
-            Window.whole(*size) if number in images.errors else self.window(*size, drawn[number])
-            for number, size in enumerate(images.sizes)
-        ]
 
 
 def checked(window: Window, size: Size | None) -> Window:
@@ -309,10 +303,12 @@ class Chain:
         for name, column in zip(self.fields, group.columns, strict=True):
             in_batch = name in self.outputs and name in out
             for row, value in zip(group.rows, column, strict=True):
-                if not in_batch:
-                    samples[row][name] = _as_mask(value) if name in masks else value
-                elif name in masks:
-                    out[name][row] = value
+                if in_batch:
+                    if name in masks:
+                        out[name][row] = value
+                    continue
+                whole = isinstance(value, np.ndarray) and value.dtype.kind in "bui"
+                samples[row][name] = value.astype(np.int64) if whole and name in masks else value
 
 
 def _decode(job: MediaJob, group: Group) -> dict[int, Failed]:
@@ -331,11 +327,6 @@ def _normalize(step: Normalize, group: Group, make: Make) -> None:
     for index, pixels in enumerate(group.columns[0]):
         group.columns[0][index] = made = make(index, pixels.shape[:2])
         step(pixels, made)
-
-
-def _as_mask(value: Any) -> Any:
-    is_mask = isinstance(value, np.ndarray) and value.dtype.kind in "bui"
-    return value.astype(np.int64) if is_mask else value
 
 
 def _of_sample(failure: Failed, key: str, fields: tuple[str, ...]) -> ShardkitError:

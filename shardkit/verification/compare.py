@@ -18,8 +18,7 @@ from shardkit.formats import get_format
 from shardkit.helpers.processors import processors
 from shardkit.helpers.words import counted
 from shardkit.metadata.manifest import ERRORS, FILTERED
-from shardkit.preprocess.filtered import Filtered
-from shardkit.preprocess.items import Item, sample_of
+from shardkit.preprocess.items import Filtered, Item, sample_of
 from shardkit.preprocess.pipeline import Steps
 from shardkit.sample import Sample, safe_key
 from shardkit.schema import Audio, Image

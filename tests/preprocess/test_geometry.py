@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from shardkit.codecs.window import Window
 from shardkit.options import RESIZE_MODES, ImageOptions
-from shardkit.preprocess.geometry import geometry
+from shardkit.preprocess.single_image import geometry
 from tests.sources.real import cases
 
 SIDES = st.integers(1, 65500)

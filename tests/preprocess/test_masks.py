@@ -9,7 +9,7 @@ import pytest
 
 from shardkit import Array, Image, ImageOptions, SampleError, Schema, UsageError
 from shardkit.preprocess.images import Shaped
-from shardkit.preprocess.mask_fields import is_mask_name, mask_fields
+from shardkit.preprocess.on_image import is_mask_name, mask_fields
 from shardkit.preprocess.steps import steps_for
 from shardkit.sources.sequence import SequenceSource
 from tests.codecs.sample_images import photo_like

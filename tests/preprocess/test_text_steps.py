@@ -16,8 +16,7 @@ from shardkit import Array, Int, SampleError, Schema, Text, TextOptions, UsageEr
 from shardkit.codecs.tokenizers import load_tokenizer
 from shardkit.helpers.checked import checked, plain
 from shardkit.preprocess import text as text_module
-from shardkit.preprocess.filtered import Filtered
-from shardkit.preprocess.items import Item
+from shardkit.preprocess.items import Filtered, Item
 from shardkit.preprocess.packing import PACKERS
 from shardkit.preprocess.text import TextSteps, TextTally, text_field, text_steps
 from tests.codecs import tokenizer_zoo

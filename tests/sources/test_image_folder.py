@@ -13,7 +13,7 @@ import pytest
 
 import shardkit
 from shardkit.errors import FormatError, SampleError, SourceError, UsageError
-from shardkit.preprocess.mask_fields import is_mask_name
+from shardkit.preprocess.on_image import is_mask_name
 from shardkit.sample import Sample
 from shardkit.schema import Array, Bool, Float, Image, Int, Json, Text
 from shardkit.sources import open_sources

@@ -18,8 +18,7 @@ from torch.utils.data import DataLoader
 import shardkit
 from shardkit.errors import ShardkitWarning, UsageError
 from shardkit.stream import ranks as ranks_module
-from shardkit.stream.ranks import Comparison
-from shardkit.stream.world import World
+from shardkit.stream.ranks import Comparison, World
 from shardkit.torch import Loader, StreamingDataset
 from tests.stream.data import write_documents, write_photos
 from tests.stream.launch import launch

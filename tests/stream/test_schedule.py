@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from shardkit.errors import UsageError
 from shardkit.stream.batching import Bucket, Dynamic, Pack
 from shardkit.stream.order import Mixture, Order
+from shardkit.stream.ranks import World, default_threads, find_world
 from shardkit.stream.sampling import Balanced, Sampled
 from shardkit.stream.schedule import START, Fixed, Planned
-from shardkit.stream.world import World, default_threads, find_world
 
 SIZES = st.lists(st.integers(0, 30), min_size=1, max_size=8).filter(any)
 ORDERS = st.builds(
