@@ -201,10 +201,6 @@ class SourceError(ShardkitError):
     """A source as a whole cannot be used, such as an empty folder or a loop of links."""
 
 
-class HoleError(SourceError):
-    """NUL bytes in a text file that do not seem to end: what follows them is not read."""
-
-
 class SampleError(ShardkitError):
     """A single sample is bad. With `on_error="skip"`, samples that raise this error are skipped."""
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import xxhash
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 Sample = dict[str, Any]
 
@@ -69,6 +73,31 @@ def key_of(stem: str) -> str:
 def key_hash(key: str) -> int:
     """A 64-bit hash of a key."""
     return xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogatepass"))
+
+
+class KeyTable:
+    """Finds keys by their hashes, with 16 bytes of memory for each key."""
+
+    def __init__(self, hashes: npt.NDArray[np.uint64]) -> None:
+        self.order = np.argsort(hashes, kind="stable")
+        self.hashes = hashes[self.order]  # sorted
+
+    def __contains__(self, key: str) -> bool:
+        return bool(self.find(key))
+
+    def find(self, key: str) -> list[int]:
+        """The positions of the key, and possibly of others with the same hash."""
+        wanted = np.uint64(key_hash(key))
+        begin, end = (np.searchsorted(self.hashes, wanted, side) for side in ("left", "right"))
+        found: list[int] = self.order[begin:end].tolist()
+        return found
+
+    def find_first(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+        """The first position of each hash; -1 for hashes that do not exist."""
+        if not len(self.hashes):
+            return np.full(len(hashes), -1, np.int64)
+        at = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
+        return np.where(self.hashes[at] == hashes, self.order[at], -1)
 
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_/-]+|^__(?=[^/]*__(?:/|$))|^/|(?<=/)/|/$")

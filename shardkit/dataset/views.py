@@ -27,7 +27,7 @@ from shardkit.errors import (
 )
 from shardkit.formats.base import KEY
 from shardkit.helpers.indices import array, ascending, below, chosen, compact, in_order, pick
-from shardkit.sample import Sample, key_hash, key_of
+from shardkit.sample import KeyTable, Sample, key_of
 from shardkit.schema import Array, Bool, FieldType, Float, Int, Json, Schema, Text
 from shardkit.storage.remote.path import RemotePath
 
@@ -469,7 +469,7 @@ class Views(ABC):
             hashes = [np.zeros(0, np.int64), *map(self._key_hashes, range(self.shards))]
             table = self._shared["keys"] = KeyTable(np.concatenate(hashes).view(np.uint64))
         found: list[int] = []
-        for number in table.candidates(key):
+        for number in table.find(key):
             shard = bisect_right(self._starts, number) - 1
             if self.read_keys(shard, np.array([number - self._starts[shard]])) != [key]:
                 continue
@@ -495,21 +495,6 @@ class Views(ABC):
             expected="keys such as " + ", ".join(map(repr, examples)) if examples else "no key",
             fix=None if known is None else f"use the key {known!r}",
         )
-
-
-class KeyTable:
-    """Finds samples by the hashes of their keys, with 16 bytes of memory per sample."""
-
-    def __init__(self, hashes: npt.NDArray[np.uint64]) -> None:
-        self.order = np.argsort(hashes, kind="stable")
-        self.hashes = hashes[self.order]
-
-    def candidates(self, key: str) -> list[int]:
-        """The samples with the key, and possibly others with the same hash."""
-        wanted = np.uint64(key_hash(key))
-        begin, end = (np.searchsorted(self.hashes, wanted, side) for side in ("left", "right"))
-        found: list[int] = self.order[begin:end].tolist()
-        return found
 
 
 def _row(kind: FieldType, guessed: bool) -> tuple[tuple[int, ...], Any]:

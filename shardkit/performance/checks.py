@@ -24,7 +24,6 @@ from shardkit.stream.batching import Bucket
 from shardkit.stream.collate import PadCollate
 from shardkit.stream.order import Numbers
 from shardkit.stream.quality import class_shares, first_labels, sorted_by_class, times_alike
-from shardkit.stream.ranks import World
 from shardkit.stream.reading import extents
 from shardkit.stream.stream import Stream
 from shardkit.transforms.steps import (

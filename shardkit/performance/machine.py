@@ -14,9 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardkit.helpers.processors import processors
-from shardkit.stream.world import default_threads
-from shardkit.metadata.manifest import FOLDER
-from shardkit.storage import fs
 from shardkit.stream.ranks import default_threads
 from shardkit.version import __version__
 

@@ -6,10 +6,9 @@ Each imports only those on lines below its own:
     folder_scan shards
     img2dataset layouts speech text/
     api arrays/ exported image_folder metadata united
-    candidate file_table subset
-    coco dataset duplicates file_metadata inputs key_lists labels packed_names sequence
-      tables voc
-    annotations base columns companions file_names files imagenet prepared quotes
+    candidate file_table subset tables
+    coco dataset duplicates inputs key_lists labels packed_names sequence text_files/ voc
+    annotations base columns companions file_names files imagenet prepared
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ FORMS = {
     "csv": "csv",
     "tsv": "tsv",
 }
+TABLES = ("csv", "tsv")  # forms with rows of cells
 COMPRESSIONS = ("gz", "zst", "bz2", "xz")
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from shardkit.sources.annotations import Annotations
     from shardkit.sources.base import Indices
-    from shardkit.sources.file_metadata import Metadata
+    from shardkit.sources.columns import Metadata
 
 _Table = TypeVar("_Table", bound="FileTable")
 _REQUESTS = 64  # concurrent: at 50 ms each, 1,280 objects a second per process

@@ -25,8 +25,8 @@ from shardkit.options import ALL_FIELDS, Selection
 from shardkit.sample import Sample
 from shardkit.schema import Schema
 from shardkit.sources.base import Indices, Source, SourceWrapper
+from shardkit.sources.columns import Metadata
 from shardkit.sources.dataset import DatasetSource
-from shardkit.sources.file_metadata import Metadata
 from shardkit.sources.metadata import add_columns, join
 from shardkit.sources.tables import Table
 from shardkit.storage import fs

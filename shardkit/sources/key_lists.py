@@ -9,21 +9,20 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from shardkit.dataset.views import KeyTable
 from shardkit.errors import SourceError, UsageError
 from shardkit.metadata.recipe import KeysEntry
 from shardkit.options import ConvertOptions, split_files
-from shardkit.sample import key_hash
+from shardkit.sample import KeyTable, key_hash
 from shardkit.sources.base import Source
 from shardkit.storage import fs
 
 
 class KeyList(KeyTable):
-    """A set of keys, by their hashes, with the keys themselves where they are known."""
+    """A set of keys: their sorted hashes, and, where known, the keys in the same order."""
 
     def __init__(self, hashes: npt.NDArray[np.uint64], keys: Sequence[str] = ()) -> None:
         super().__init__(hashes)
-        self._keys = keys
+        self.keys = [keys[n] for n in self.order.tolist()] if keys else []
 
     @classmethod
     def of(cls, keys: Iterable[str], path: object = None) -> KeyList:
@@ -35,20 +34,13 @@ class KeyList(KeyTable):
             raise SourceError(
                 "the list of keys has duplicates",
                 path=path,
-                key=found.key(again[0]),
+                key=found.keys[again[0]],
                 found=f"{len(again):,} duplicate keys",
                 fix="list each key once",
             )
         if not every:
             raise SourceError("the list of keys is empty", path=path, expected="a key on each line")
         return found
-
-    def key(self, number: int) -> str:
-        """The key with the hash `hashes[number]`."""
-        return self._keys[int(self.order[number])]
-
-    def __contains__(self, key: str) -> bool:
-        return bool(self.candidates(key))
 
     def entry(self) -> KeysEntry:
         """The entry of a recipe."""
@@ -71,7 +63,7 @@ def key_lists(options: ConvertOptions) -> dict[str, KeyList]:
             if both.any():
                 raise UsageError(
                     f"the splits {other} and {name} have samples in common",
-                    key=lists[name].key(int(both.argmax())),
+                    key=lists[name].keys[int(both.argmax())],
                     found=f"{int(both.sum()):,} keys that are in both lists",
                     fix="list each sample for one split only",
                 )
@@ -96,7 +88,7 @@ def check_found(lists: Iterable[KeyList], sources: Iterable[Source]) -> None:
     for wanted in lists:
         lacking = np.flatnonzero(~np.isin(wanted.hashes, there))
         if len(lacking):
-            first = min(map(wanted.key, lacking.tolist()))
+            first = min(wanted.keys[n] for n in lacking.tolist())
             raise SourceError(
                 "the list has keys that no sample has",
                 found=f"{len(lacking):,} of {len(wanted.hashes):,} keys, such as {first!r}",

@@ -10,17 +10,15 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import xxhash
 
 from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError
-from shardkit.schema import FieldType, Schema, Text
-from shardkit.sources.columns import Column
-from shardkit.sources.file_metadata import Metadata
+from shardkit.sample import KeyTable, key_hash
+from shardkit.schema import FieldType, Schema
+from shardkit.sources.columns import Column, Metadata
 from shardkit.sources.labels import LABEL, LabelColumn, Labels, find_labels
 from shardkit.sources.tables import Table, place
 from shardkit.storage import fs
@@ -97,49 +95,6 @@ class Labelling:
         return cls(given, None, classes, guess, strict)
 
 
-class _Index:
-    """Finds the numbers of paths by their hashes, with 16 bytes of memory for each.
-
-    One in about 10^7 tables of a million paths has two with the same hash: then one of the two
-    counts as missing, which is reported as an error.
-    """
-
-    def __init__(self, files: Sequence[tuple[str, FileTable]]) -> None:
-        self._files = files
-        self._ends = list(accumulate(len(table) for _, table in files))
-        count = self._ends[-1] if files else 0
-        paths = (self._path(n, f) for n, (_, table) in enumerate(files) for f in range(len(table)))
-        hashes = np.fromiter(map(_hash, paths), np.uint64, count)
-        self._order = np.argsort(hashes)
-        self._hashes = hashes[self._order]
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def _path(self, split: int, file: int) -> str:
-        folder, table = self._files[split]
-        return f"{folder}/{table.relative(file)}" if folder else table.relative(file)
-
-    def find(self, names: Column) -> npt.NDArray[np.int64]:
-        """The number of each path; -1 for paths that do not exist."""
-        if not len(self):
-            return np.full(len(names), -1, np.int64)
-        wanted = np.fromiter(map(_hash, names), np.uint64, len(names))
-        at = np.minimum(np.searchsorted(self._hashes, wanted), len(self) - 1)
-        found = np.where(self._hashes[at] == wanted, self._order[at], -1)
-        splits = np.searchsorted(self._ends, found, side="right")
-        starts = np.array([0, *self._ends])
-        files = zip(splits.tolist(), (found - starts[splits]).tolist(), strict=True)
-        for row, (name, (split, file)) in enumerate(zip(names, files, strict=True)):
-            if found[row] >= 0 and self._path(split, file) != name:
-                found[row] = -1
-        return found
-
-
-def _hash(path: str) -> int:
-    return xxhash.xxh3_64_intdigest(path.encode("utf-8", "surrogatepass"))
-
-
 # --- joining -------------------------------------------------------------------------------------
 
 
@@ -164,14 +119,12 @@ def join(
     Problems are rows without a file, files without a valid label, and, if `every` file needs a
     row, files without one. Raises SourceError for two rows of the same file.
     """
-    index = _Index(files)
-    numbers = index.find(table.names())
+    numbers, total = _files_of(table.names(), files), sum(len(part) for _, part in files)
     used = np.flatnonzero(numbers >= 0)
-    meant = _Meant(index, files)
     _refuse_twice(table, numbers, used)
-    if every and not len(used) and len(table) and len(index):
-        raise _no_match(table, files, meant)
-    row_of = np.full(len(index), -1, np.int64)
+    if every and not len(used) and len(table) and total:
+        raise _no_match(table, files)
+    row_of = np.full(total, -1, np.int64)
     row_of[numbers[used]] = np.arange(len(used))
     columns, unusable = table.columns()
     if len(used) < len(table):
@@ -182,20 +135,16 @@ def join(
         labels.refuse_unknown((*columns, *unusable))
         if labels.column in unusable:
             raise unusable[labels.column]
-        column = columns[labels.column]
+        column = columns.pop(labels.column)
         named = find_labels(
             labels, column.kind, lambda: column, lambda row: _place(table, int(used[row]))
         )
         class_names = named.class_names
-        made, wrong = _labelled(columns[labels.column], named)
-        if len(wrong) > _MOST_PROBLEMS:
+        columns[LABEL], wrong = _labelled(column, named)
+        if wrong:
             first = next(iter(wrong.values()))
-            raise _too_many(
-                table, f"rows have no label: {first.what}, such as {first.found}", wrong
-            )
-        columns = {LABEL if n == labels.column else n: c for n, c in columns.items()}
-        columns[LABEL] = made
-    problems = _without_file(table, numbers, meant)
+            _refuse_many(table, wrong, f"rows have no label: {first.what}, such as {first.found}")
+    problems = _without_file(table, numbers)
     found = []
     start = 0
     for _, part in files:
@@ -204,7 +153,7 @@ def join(
         kept = np.ones(len(rows), np.bool_)
         if every:
             kept = rows >= 0
-            problems += _without_row(table, part, np.flatnonzero(~kept), len(index))
+            problems += _without_row(table, part, np.flatnonzero(~kept), total)
         if wrong:
             bad = np.flatnonzero(np.isin(rows, list(wrong)))
             kept[bad] = False
@@ -216,6 +165,29 @@ def join(
         metadata = Metadata(schema, columns, rows, unusable, class_names, table.path)
         found.append(Joined(labels is not None, metadata, np.flatnonzero(kept), problems))
         problems = []
+    return found
+
+
+def _files_of(names: Column, files: Sequence[tuple[str, FileTable]]) -> npt.NDArray[np.int64]:
+    """The number of the file that each name means, counted over all tables; -1 if there is none.
+
+    Paths are found by hashes. One in about 10^7 tables of a million paths has two with the same
+    hash: then one of the two counts as missing, which is reported as an error.
+    """
+
+    def path(split: int, file: int) -> str:
+        folder, table = files[split]
+        return f"{folder}/{table.relative(file)}" if folder else table.relative(file)
+
+    starts = np.cumsum([0, *(len(table) for _, table in files)])
+    paths = (path(n, f) for n, (_, table) in enumerate(files) for f in range(len(table)))
+    table = KeyTable(np.fromiter(map(key_hash, paths), np.uint64, starts[-1]))
+    found = table.find_first(np.fromiter(map(key_hash, names), np.uint64, len(names)))
+    splits = np.searchsorted(starts[1:], found, side="right")
+    numbers = zip(splits.tolist(), (found - starts[splits]).tolist(), strict=True)
+    for row, (name, (split, file)) in enumerate(zip(names, numbers, strict=True)):
+        if found[row] >= 0 and path(split, file) != name:
+            found[row] = -1
     return found
 
 
@@ -258,70 +230,33 @@ def _refuse_twice(
         )
 
 
-def _no_match(table: Table, files: Sequence[tuple[str, FileTable]], meant: _Meant) -> SourceError:
+def _no_match(table: Table, files: Sequence[tuple[str, FileTable]]) -> SourceError:
     such = next(posixpath.join(f, part.relative(0)) for f, part in files if len(part))
     return SourceError(
         "no row of the metadata names a file of the source",
         path=table.path,
         expected=f"paths relative to the source, such as {such}",
         found=table.names()[0],
-        fix=meant(table.names()[0])
-        or "name the column with --file-column, add a missing suffix with --file-suffix .jpg, or"
+        fix="name the column with --file-column, add a missing suffix with --file-suffix .jpg, or"
         " give the folder that the names are relative to",
     )
 
 
-class _Meant:
-    """What a name in a table that no file has may stand for: a path written in another way."""
-
-    def __init__(self, index: _Index, files: Sequence[tuple[str, FileTable]]) -> None:
-        self._index = index
-        self._files = files
-        self._lower: dict[str, str] | None = None
-
-    def __call__(self, name: str) -> str:
-        """Return words with the path of the file that is meant; "" if there is none."""
-        plain = name.strip().replace("\\", "/")
-        parts = [part for part in plain.split("/") if part not in ("", ".")]
-        ends = ["/".join(parts[n:]) for n in range(len(parts))]
-        found = self._index.find(Column.of(Text(), ends)) if ends else ()
-        meant = next((end for end, number in zip(ends, found, strict=True) if number >= 0), None)
-        if meant is None:
-            lower = self._by_lower_case()
-            meant = next((lower[end.lower()] for end in ends if end.lower() in lower), None)
-        return "" if meant is None else f"write it as {meant!r} in the table, which exists"
-
-    def _by_lower_case(self) -> dict[str, str]:
-        if self._lower is None:
-            few = sum(len(table) for _, table in self._files) <= _MOST_PROBLEMS
-            paths = (
-                posixpath.join(folder, table.relative(number))
-                for folder, table in (self._files if few else ())
-                for number in range(len(table))
-            )
-            self._lower = {path.lower(): path for path in paths}
-        return self._lower
-
-
-def _without_file(
-    table: Table, numbers: npt.NDArray[np.int64], meant: _Meant
-) -> list[ShardkitError]:
-    rows = np.flatnonzero(numbers < 0).tolist()
-    names = table.names()
-    if len(rows) > _MOST_PROBLEMS:
-        raise _too_many(table, f"rows name files that do not exist, such as {names[rows[0]]}", rows)
+def _without_file(table: Table, numbers: npt.NDArray[np.int64]) -> list[ShardkitError]:
+    rows, names = np.flatnonzero(numbers < 0).tolist(), table.names()
+    if rows:
+        _refuse_many(table, rows, f"rows name files that do not exist, such as {names[rows[0]]}")
+    count = f"; {len(rows):,} of {len(table):,} rows do so" if len(rows) > 1 else ""
     found: list[ShardkitError] = []
-    count = f"; {int((numbers < 0).sum()):,} of {len(table):,} rows do so" if len(rows) > 1 else ""
     for row in rows:
-        path, line = table.where(row)
+        path, at = table.where(row)
         found.append(
             SampleError(
-                f"{place(path, line)} names a file that does not exist",
+                f"{place(path, at)} names a file that does not exist",
                 path=path,
                 found=names[row] + count,
                 expected="a path relative to the metadata file, or, with --metadata, to the source",
-                fix=meant(names[row])
-                or "restore the file or remove the row, or use --on-error skip",
+                fix="restore the file or remove the row, or use --on-error skip",
             )
         )
     return found
@@ -330,9 +265,9 @@ def _without_file(
 def _without_row(
     table: Table, files: FileTable, lacking: npt.NDArray[np.int64], total: int
 ) -> list[ShardkitError]:
-    if len(lacking) > _MOST_PROBLEMS:
+    if len(lacking):
         such = files.relative(int(lacking[0]))
-        raise _too_many(table, f"files have no row in the metadata, such as {such}", lacking)
+        _refuse_many(table, lacking, f"files have no row in the metadata, such as {such}")
     return [
         SampleError(
             "a file has no row in the metadata",
@@ -345,13 +280,16 @@ def _without_row(
     ]
 
 
-def _too_many(table: Table, what: str, found: Sized) -> SourceError:
-    return SourceError(
-        f"{len(found):,} {what}",
-        path=table.path,
-        expected=f"at most {_MOST_PROBLEMS:,}, with --on-error skip",
-        fix="check --file-column and --file-suffix, or give the folder that the table describes",
-    )
+def _refuse_many(table: Table, found: Sized, what: str) -> None:
+    """Raise SourceError for more problems than can be listed one by one."""
+    if len(found) > _MOST_PROBLEMS:
+        raise SourceError(
+            f"{len(found):,} {what}",
+            path=table.path,
+            expected=f"at most {_MOST_PROBLEMS:,}, with --on-error skip",
+            fix="check --file-column and --file-suffix, or give the folder that the table"
+            " describes",
+        )
 
 
 def _of_line(error: SampleError, path: Path, line: int, key: str) -> SampleError:

@@ -15,8 +15,7 @@ import numpy as np
 
 from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError
 from shardkit.schema import Schema, Text
-from shardkit.sources.columns import Column
-from shardkit.sources.file_metadata import Metadata
+from shardkit.sources.columns import Column, Metadata
 from shardkit.sources.file_table import FileTable
 from shardkit.sources.image_folder import ImageFolder
 from shardkit.storage import fs

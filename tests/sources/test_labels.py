@@ -295,20 +295,6 @@ def test_folders_that_may_be_no_classes_are_none_and_a_note_says_why(tmp_path, n
     assert any("no labels from the folders" in n and why in n for n in source.notes), source.notes
 
 
-def test_class_folders_of_texts_one_folder_below_are_said(tmp_path):
-    root = reviews(tmp_path / "corpus/reviews", "pos", "neg")
-    for _ in range(2):
-        source = one(tmp_path)
-        (note,) = source.notes
-        assert note.endswith(f"neg/, pos/ are in corpus/reviews/; for labels, give {root}")
-        assert list(source.schema) == ["text"]
-        put(root, {".hidden": "x"})
-    assert len(open_sources(root)[""].classes or ()) == 2
-    (root / "neg").rename(root / "de")
-    source = one(tmp_path)
-    assert not source.notes
-
-
 def test_a_list_of_classes_makes_classes_of_any_folders(tmp_path):
     root, classes = reviews(tmp_path / "in", "en/2019", "de", "unlabeled"), ["en", "de", "fr"]
     verified(root, tmp_path / "out", classes=classes)

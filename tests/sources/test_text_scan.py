@@ -13,8 +13,9 @@ import pytest
 from shardkit import SampleError, SourceError, TextOptions, UsageError
 from shardkit.sources import open_sources
 from shardkit.sources.file_names import parse_name
-from shardkit.sources.text import encodings, scan
+from shardkit.sources.text import scan
 from shardkit.sources.text.scan import open_text
+from shardkit.sources.text_files import encodings
 from tests.sources.real import cases, refused
 from tests.sources.test_text import COMPRESS, files, put, put_lines, samples, stream, table, values
 
@@ -198,29 +199,18 @@ def test_a_fingerprint_tells_files_sizes_fields_and_times_apart(tmp_path):
 
 def test_finding_out_encodings_needs_its_library(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "charset_normalizer", None)
-    caught = refused(UsageError, "needs charset_normalizer", encodings.load_detector)
+    caught = refused(UsageError, "needs charset_normalizer", encodings.detect, [])
     assert "shardkit[encodings]" in str(caught.fix)
     assert values(stream(put(tmp_path / "a.txt", "one"))) == ["one"]
 
 
-def test_a_file_beside_its_compressed_copy_is_read_once(tmp_path):
-    lines = ONE * 70_000
-    for name, data in (("p.jsonl", lines), ("q.jsonl", ONE), ("b/p.jsonl", ONE)):
-        put(tmp_path / name, data)
-    put(tmp_path / "p.jsonl.zst", COMPRESS["zst"](lines))
-    put(tmp_path / "p.jsonl.xz", COMPRESS["xz"](lines))
-    put(tmp_path / "r.jsonl.gz", COMPRESS["gz"](ONE))
-    put(tmp_path / "r.jsonl.bz2", COMPRESS["bz2"](ONE))
-    source = stream(tmp_path)
-    assert len(values(source)) == 70_003
-    assert source.ignored == {"compressed copy of a file beside it": 3}
-    put(tmp_path / "p.jsonl.zst", COMPRESS["zst"](lines[:-3] + b"\n}\n"))
-    with pytest.raises(SourceError, match="different contents") as caught:
-        stream(tmp_path)
-    assert f"from byte {len(lines) - 3:,} on" in str(caught.value.found)
-    put(tmp_path / "docs/a.txt", "x")
-    put(tmp_path / "docs/a.txt.gz", gzip.compress(b"x"))
-    assert len(files(tmp_path / "docs")) == 1
+@pytest.mark.parametrize("names", ["p.jsonl p.jsonl.zst", "r.jsonl.gz r.jsonl.bz2"])
+def test_a_file_beside_its_compressed_copy_is_refused(tmp_path, names):
+    for name in names.split():
+        put(tmp_path / "a" / name, COMPRESS[name.partition(".jsonl")[2].strip(".")](ONE))
+        put(tmp_path / name / "p.jsonl", ONE)  # other folders do not matter
+    error = refused(SourceError, "plain and compressed", stream, tmp_path)
+    assert error.found == " and ".join(f"a/{name}" for name in sorted(names.split()))
 
 
 HEADLESS = {

@@ -1,26 +1,95 @@
-"""The two sources of documents: whole files, and files in which each line or row is one."""
+"""The files of a text corpus, and the two sources of documents: whole files, and lines or rows."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from shardkit.errors import SampleError, UsageError
 from shardkit.sample import Sample
 from shardkit.schema import FieldType, Int, Schema, Text
 from shardkit.sources.base import Document, Indices, Stream
-from shardkit.sources.file_table import FileSource
+from shardkit.sources.file_names import TABLES, Name, parse_name
+from shardkit.sources.file_table import FileSource, FileTable
 from shardkit.sources.files import FilePath, below, check_unchanged
 from shardkit.sources.labels import LABEL
 from shardkit.sources.metadata import add_columns
 from shardkit.sources.text.fields import Fields
-from shardkit.sources.text.files import Files
-from shardkit.sources.text.records import LINE_FIELD, TextFile
+from shardkit.sources.text_files.records import LINE_FIELD, TextFile
 from shardkit.storage.remote.client import Info
 from shardkit.storage.remote.path import RemotePath
+
+
+@dataclass
+class Files(FileTable):
+    """The table of text files."""
+
+    columns = (*FileTable.columns, "encoding_of", "quoted_of")
+
+    header: tuple[str, ...] | None = None  # of tables that have none; () numbers their columns
+    encodings: list[str] = field(default_factory=list)
+    encoding_of: npt.NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
+    # Whether the cells of a table are quoted.
+    quoted_of: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    # Decompressed bytes per compressed byte, by compression.
+    ratios: dict[str, float] = field(default_factory=dict)
+
+    def name(self, index: int) -> Name:
+        name = parse_name(self.names[index])
+        assert name is not None  # other files are not listed
+        return name
+
+    def stem(self, index: int) -> str:
+        """Return the path without its suffixes, including that of the compression."""
+        suffixes = len(self.names[index]) - len(self.name(index).stem)
+        return self.relative(index)[:-suffixes]
+
+    def open(
+        self, root: FilePath, index: int, errors: str = "strict", field: str | None = None
+    ) -> TextFile:
+        """Return a file below `root`; as a table, it must have a column `field`, if given."""
+        name, size = self.name(index), int(self.sizes[index])
+        path = below(root, self.relative(index))
+        if isinstance(path, RemotePath):
+            path.store.expect(path.key, Info(size))
+        return TextFile(
+            path=path,
+            size=size,
+            form=name.form,
+            compression=name.compression,
+            encoding=self.encodings[self.encoding_of[index]],
+            errors=errors,
+            field=field,
+            version=int(self.times[index]),
+            quoted=bool(self.quoted_of[index]),
+            header=self.header,
+        )
+
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Return the sizes after decompression, estimated from the ratios."""
+        ratio = [self.ratios.get(name.rpartition(".")[2].lower(), 1.0) for name in self.names]
+        return (np.maximum(self.sizes, 0) * np.array(ratio, np.float64)).astype(np.int64)
+
+    def fingerprint(self, fields: list[str], classes: tuple[str, ...] | None) -> dict[str, str]:
+        """Return hashes that identify the files and the fields that are read from them."""
+        digest = xxhash.xxh3_128()
+        for texts in (fields, self.folders):
+            digest.update("\0".join(texts).encode("utf-8", "surrogateescape") + b"\0\0")
+        self.hash_names(digest)
+        for numbers in (self.folder_of, self.sizes):
+            digest.update(np.ascontiguousarray(numbers).data)
+        if classes is not None or self.labels:
+            digest.update(json.dumps([classes, self.labels]).encode())
+        if self.metadata is not None:
+            digest.update(self.metadata.fingerprint())
+        times = xxhash.xxh3_128(np.ascontiguousarray(self.times).data)
+        return {"files": digest.hexdigest(), "times": times.hexdigest()}
 
 
 class TextFiles(FileSource[Files]):
@@ -52,7 +121,7 @@ class TextFiles(FileSource[Files]):
         sample: Sample = {"__key__": key}
         try:
             if LINE_FIELD in self.schema:
-                file = open_file(self.root, files, index, self._errors)
+                file = files.open(self.root, index, self._errors)
                 sample[LINE_FIELD] = file.text(files.planned(index))
         except SampleError as error:
             raise error.located(key=key) from error.__cause__
@@ -152,8 +221,8 @@ class TextStream(Stream):
 
     def _range(self, file: int, start: int, end: int) -> Iterator[Document]:
         relative, name = self._files.relative(file), self._files.name(file)
-        text = open_file(self._root, self._files, file, self._errors, self._fields.text)
-        cells = name.form in ("csv", "tsv")
+        text = self._files.open(self._root, file, self._errors, self._fields.text)
+        cells = name.form in TABLES
         fields, labels = self._fields, self._files.labels
         label = labels[self._files.folder_of[file]] if labels else None
         done = start  # where the last document ended
@@ -187,24 +256,3 @@ class TextStream(Stream):
 def located(error: SampleError, path: FilePath, offset: int, key: str | None = None) -> SampleError:
     """Return the error with path, offset and key, unless it has its own."""
     return cast(SampleError, error.located(path=path, offset=offset, key=key))
-
-
-def open_file(
-    root: FilePath, files: Files, index: int, errors: str, field: str | None = None
-) -> TextFile:
-    name, size = files.name(index), int(files.sizes[index])
-    path = below(root, files.relative(index))
-    if isinstance(path, RemotePath):
-        path.store.expect(path.key, Info(size))
-    return TextFile(
-        path=path,
-        size=size,
-        form=name.form,
-        compression=name.compression,
-        encoding=files.encoding(index),
-        errors=errors,
-        field=field,
-        version=int(files.times[index]),
-        quoted=files.quoted(index),
-        header=files.header,
-    )

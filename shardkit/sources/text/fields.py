@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from shardkit.errors import SampleError, drop_option
@@ -13,7 +14,7 @@ from shardkit.sample import JsonText, Sample
 from shardkit.schema import RESERVED, FieldType, Float, Int, Json, Schema, Text
 from shardkit.sources.columns import is_exact, kind_of, number, typed_column, whole_number
 from shardkit.sources.labels import LABEL, Labels
-from shardkit.sources.text.records import LINE_FIELD
+from shardkit.sources.text_files.records import LINE_FIELD
 
 _WORDS = 4  # at most, in the name of a column that nobody takes for a sentence
 
@@ -39,12 +40,21 @@ class Fields:
         """Return a document's fields; `cells` means values from CSV. Raises SampleError."""
         text = values.get(self.text)
         if not isinstance(text, str):
-            raise self._no_text(values)
+            found = f"{type(text).__name__} {text!r:.60}"
+            if self.text not in values:
+                found = "no such field, but " + (", ".join(values)[:200] or "none at all")
+            raise SampleError(
+                "the document has no text",
+                field=self.text,
+                expected="a string",
+                found="null" if self.text in values and text is None else found,
+                fix="repair it, or use --on-error skip",
+            )
         sample: Sample = {self.text: text}
         if not text.isascii():
             _check_unicode(self.text, text)
         if self.label is not None:
-            sample[LABEL] = self.label(self._label_value(values, cells))
+            sample[LABEL] = self._label(self.label, values, cells)
         for name, kind in self.others.items():
             value = values.get(name)
             if value is not None and not (cells and not value):
@@ -61,23 +71,17 @@ class Fields:
             name
             for name, value in values.items()
             if name not in taken
-            and name != self._label_column
+            and (self.label is None or name != self.label.column)
             and value is not None
             and not (cells and not value)
             and self.selection.has(name)
         )
 
-    @property
-    def _label_column(self) -> str | None:
-        return None if self.label is None else self.label.column
-
-    def _label_value(self, values: Mapping[str, Any], cells: bool) -> Any:
-        """Return the value from which the label is made."""
-        name = str(self._label_column)
-        value = values.get(name)
-        if value is None or value == "" or isinstance(self.label_kind, Json):
-            return value
-        return self._fitted(name, self.label_kind, value, cells)
+    def _label(self, labels: Labels, values: Mapping[str, Any], cells: bool) -> Any:
+        value = values.get(labels.column)
+        if value not in (None, "") and not isinstance(self.label_kind, Json):
+            value = self._fitted(labels.column, self.label_kind, value, cells)
+        return labels(value)
 
     def _fitted(self, name: str, kind: FieldType, value: Any, cells: bool) -> Any:
         try:
@@ -101,7 +105,9 @@ class Fields:
         )
 
     def _check_known(self, values: Mapping[str, Any]) -> None:
-        known = RESERVED | {self.text, str(self._label_column), *self.others}
+        known = RESERVED | {self.text, *self.others}
+        if self.label is not None:
+            known |= {self.label.column}
         for name, value in values.items():
             if name not in known and value is not None and self.selection.has(name):
                 raise SampleError(
@@ -111,19 +117,6 @@ class Fields:
                     found=f"{type(value).__name__} {value!r:.60}",
                     fix=f"convert without the field: {drop_option(name)}, or --on-error skip",
                 )
-
-    def _no_text(self, values: Mapping[str, Any]) -> SampleError:
-        value = values.get(self.text)
-        found = f"{type(value).__name__} {value!r:.60}"
-        if self.text not in values:
-            found = "no such field, but " + (", ".join(values)[:200] or "none at all")
-        return SampleError(
-            "the document has no text",
-            field=self.text,
-            expected="a string",
-            found="null" if self.text in values and value is None else found,
-            fix="repair it, or use --on-error skip",
-        )
 
 
 def _check_unicode(name: str, text: str) -> None:
@@ -153,39 +146,32 @@ class Sampled:
     def __len__(self) -> int:
         return len(self._json) + len(self._cells)
 
+    @cached_property
     def types(self) -> dict[str, FieldType]:
-        """Return the fields in order of appearance, with the narrowest types that fit."""
+        """The fields in order of appearance, with the narrowest types that fit."""
         types: dict[str, FieldType] = {}
         for name, values in _columns(self._json).items():
             types[name] = _json_type(values)
         for name, values in _columns(self._cells).items():
             kind = typed_column([value or None for value in values], cells=True).kind
-            types[name] = _wider(types.get(name, kind), kind)
+            other = types.setdefault(name, kind)
+            if other != kind:
+                types[name] = Float() if {kind, other} == {Int(), Float()} else Json()
         return types
-
-    def width(self) -> int:
-        """Return the number of columns of the first table."""
-        return len(self._cells[0]) if self._cells else 0
 
     def doubtful_header(self) -> str | None:
         """Return what shows that the first line of a table is a row; None if nothing does."""
-        values = _columns(self._cells)
-        for name, cells in values.items():
+        columns = _columns(self._cells)
+        for name, cells in columns.items():
             if _is_number(name):
                 return f"a column called {name!r}, which is a number"
             if name and name in cells:
                 return f"a column called {name!r}, which is also a value in it"
             words = len(name.split())
-            alone = len(values) == 1 and words > 1
+            alone = len(columns) == 1 and words > 1
             if alone or words > _WORDS or name.rstrip()[-1:] in tuple(".!?"):
                 return f"a column called {name[:60]!r}, which reads like a sentence"
         return None
-
-    def names(self) -> list[str]:
-        return list(dict.fromkeys(name for row in self._json + self._cells for name in row))
-
-    def reserved(self) -> list[str]:
-        return sorted(RESERVED & {name for values in self._json + self._cells for name in values})
 
 
 def _is_number(name: str) -> bool:
@@ -206,18 +192,9 @@ def _columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 def _json_type(values: list[Any]) -> FieldType:
     kinds = {type(value) for value in values} - {type(None)}
-    if kinds == {int, float} and not all(map(is_exact, values)):
-        return Json()
-    if kinds in (set(), {int, float}):
-        return Float() if kinds else Json()
-    return kind_of(kinds, values)
-
-
-def _wider(a: FieldType, b: FieldType) -> FieldType:
-    """Return a type that can hold the values of both."""
-    if a == b:
-        return a
-    return Float() if {a, b} == {Int(), Float()} else Json()
+    if kinds == {int, float}:
+        return Float() if all(map(is_exact, values)) else Json()
+    return kind_of(kinds, values) if kinds else Json()
 
 
 def choose(sampled: Sampled, asked: str | None, label: str | None = None) -> str | None:
@@ -225,7 +202,7 @@ def choose(sampled: Sampled, asked: str | None, label: str | None = None) -> str
 
     The field of the `label` is not considered.
     """
-    types = sampled.types()
+    types = sampled.types
     if asked is not None:
         return asked if asked in types else None
     if LINE_FIELD in types:
@@ -249,7 +226,7 @@ def fields_of(
     """
     others = {
         name: type(kind)(optional=True)
-        for name, kind in sampled.types().items()
+        for name, kind in sampled.types.items()
         if name not in (text, label) and name not in RESERVED
         if (keep and selection.has(name)) or name in also
     }

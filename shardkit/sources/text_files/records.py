@@ -6,27 +6,24 @@ import contextlib
 import csv
 import itertools
 import json
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from shardkit.codecs.compression import compression_of
 from shardkit.errors import SampleError
 from shardkit.sources.files import FilePath, Planned, check_unchanged, read_file
-from shardkit.sources.quotes import Quotes, dialect, quotes_of, swallowed
-from shardkit.sources.text.blocks import blocks, head
-from shardkit.sources.text.encodings import MARK_SIZE, Decoder, endless_hole, hole
-from shardkit.sources.text.lines import MAX_LINE, Hole, Line, is_hole, lines
+from shardkit.sources.text_files.blocks import blocks, head
+from shardkit.sources.text_files.encodings import MARK_SIZE, MAX_LINE, Decoder, Line, lines
+from shardkit.sources.text_files.quotes import cells_are_quoted, dialect, swallowed
 from shardkit.storage.pointers import refuse_html
 
 LINE_FIELD = "text"  # the field of plain-text documents
 _HEAD = 1024  # bytes that show whether a table is an HTML page
 # Characters per cell: csv uses 4 bytes for each, and an unclosed quote makes the rest one cell.
 _MAX_CELL = 1 << 28
-_MAGIC_SIZE = 6  # bytes that show a compression
-_T = TypeVar("_T")
-_BZ2 = re.compile(rb"BZh[1-9]1AY&SY")
+_MAGIC_SIZE = 10  # bytes that show a compression
+_REPAIR = "repair it, or use --on-error skip"
 
 
 class Record(NamedTuple):
@@ -45,11 +42,11 @@ class TextFile:
     size: int  # when the run was planned
     form: str  # "text", "json", "csv", "tsv"
     compression: str
-    encoding: str
-    errors: str
+    encoding: str = "utf-8"
+    errors: str = "strict"
     field: str | None = None  # a column that a CSV table must have
     version: int = 0  # as `Planned.time`
-    quoted: bool | None = True  # whether the cells of a table are; None: it contradicts itself
+    quoted: bool = True  # whether the cells of a table are
     header: tuple[str, ...] | None = None  # of a table without one; () numbers the columns
 
     def records(self, start: int = 0, end: int | None = None) -> Iterator[Record]:
@@ -59,44 +56,67 @@ class TextFile:
         """
         decoder, found = self._lines(start, end)
         if self.form == "text":
-            return _text_records(found, decoder)
+            return _records(found, decoder, _line_of_text)
         if self.form == "json":
-            return _json_records(found if start else _one_by_line(found, decoder), decoder)
-        if self.quoted is None:
-            raise _contradiction(self.path, self.quotes())
+            return _records(found if start else _one_by_line(found, decoder), decoder, _json_object)
         rows = _Rows(found, decoder, self.form, self.quoted)
-        top = _Rows(self._lines(0, None)[1], decoder, self.form, self.quoted) if start else rows
-        return _table_records(rows, top, self.field, self.header)
+        if start or self.header == ():
+            top = _Rows(self._lines(0, None)[1], decoder, self.form, self.quoted)
+        else:
+            top = rows
+        return self._rows(rows, top)
 
-    def width(self) -> int:
-        """Return how many cells the first row of a table has. Raises SampleError."""
-        decoder, found = self._lines(0, None)
-        for _, _, row in _Rows(found, decoder, self.form, bool(self.quoted)):
+    def _rows(self, rows: _Rows, top: _Rows) -> Iterator[Record]:
+        """Yield the rows after the header, the first row of `top`; all of them if it has none."""
+        header = list(self.header or top.first())
+        if self.header is None:
+            _check_header(header, self.field, top)
+        elif not self.header:
+            header = [f"column{number}" for number in range(len(header))]
+        first = top.at if self.header is None else 0
+        for start, end, row in rows:
+            if start < first:  # the header itself, if `rows` includes it
+                continue
             if isinstance(row, SampleError):
-                raise row
-            return len(row)
-        return 0
+                yield Record(start, end, row)
+            elif len(rows.lines) > 2 and swallowed(rows.lines, rows.form, len(header)):
+                yield Record(start, end, _swallows(rows, start, len(header)))
+            elif len(row) == len(header):
+                yield Record(start, end, dict(zip(header, row, strict=True)))
+            else:
+                error = SampleError(
+                    "a row does not have as many cells as the first line",
+                    path=self.path,
+                    offset=start,
+                    expected=f"{len(header)}: {', '.join(header)[:200]}",
+                    found=str(len(row)),
+                    fix=_REPAIR,
+                )
+                yield Record(start, end, error)
 
-    def quotes(self) -> Quotes:
-        """Read all lines of a TSV, as far as they can be read, to find out whether its cells are
-        quoted. Raises SampleError if there are none, HoleError for a hole."""
-        decoder, found = self._lines(0, None)
-        byte = '"'.encode(decoder.encoding)
-        stored = _readable(self.blocks())
-        if len(byte) == 1 and not any(byte in block or is_hole(block) for block in stored):
-            return Quotes(None, None, 0)
+    def has_quotes(self) -> bool:
+        """Whether there is a quotation mark. Raises SampleError if the file cannot be read."""
+        return any(b'"' in block for block in self.blocks())
 
-        def text_of(line: bytes | Hole | None) -> str:
-            if isinstance(line, Hole) and not line.ended:
-                raise endless_hole(self.path, line.at)
-            return (line if isinstance(line, bytes) else b"").decode(decoder.encoding, "replace")
-
-        return quotes_of((at, text_of(line)) for at, line in _readable(found))
+    def is_quoted(self) -> bool:
+        """Whether the cells of a TSV are quoted, as far as it can be read."""
+        with contextlib.suppress(SampleError):  # which is reported when the file is read
+            decoder, found = self._lines(0, None)
+            if len(decoder.newline) > 1 or self.has_quotes():
+                texts = ((line or b"").decode(decoder.encoding, "replace") for _, line in found)
+                return cells_are_quoted(texts)
+        return False
 
     def text(self, planned: Planned) -> str:
         """Return the whole file as one document. Raises SampleError if it is not as `planned`."""
         if self.compression:
-            data = b"".join(_bounded(self.path, blocks(self.path, self.size, self.compression)))
+            parts, size = list[bytes](), 0
+            for block in self.blocks():
+                parts.append(block)
+                size += len(block)
+                if size > MAX_LINE:
+                    raise _too_long(self.path, 0)
+            data = b"".join(parts)
             check_unchanged(self.path, planned)
         else:
             if self.size > MAX_LINE:
@@ -104,7 +124,7 @@ class TextFile:
             data = read_file(self.path, self.size, planned)
             _refuse_compressed(self.path, data)
         decoder = self._decoder(data[:MARK_SIZE])
-        return decoder.raw_text(data[decoder.mark :], decoder.mark)
+        return decoder.plain_text(data[decoder.mark :], decoder.mark)
 
     def blocks(self) -> Iterator[bytes]:
         """Return all bytes of the file, decompressed."""
@@ -121,7 +141,9 @@ class TextFile:
             stored = blocks(self.path, self.size, start=before, end=end)
             return decoder, lines(stored, decoder.newline, before, end, midway=True)
         stored = blocks(self.path, self.size, self.compression, end=end)
-        first = b"".join(_first(stored, MARK_SIZE))
+        first = b""
+        while len(first) < MARK_SIZE and (block := next(stored, b"")):
+            first += block
         if self.form != "text":
             refuse_html(first[:_HEAD], self.path, SampleError)
         if not self.compression:
@@ -131,51 +153,17 @@ class TextFile:
         return decoder, lines(stored, decoder.newline, decoder.mark, end, midway=False)
 
 
-def _readable(found: Iterator[_T]) -> Iterator[_T]:
-    """Yield what can be read of a file; its error is reported when the documents are read."""
-    with contextlib.suppress(SampleError):
-        yield from found
-
-
-def _first(stored: Iterator[bytes], size: int) -> Iterator[bytes]:
-    """Yield blocks until they add up to `size` bytes."""
-    while size > 0 and (block := next(stored, b"")):
-        size -= len(block)
-        yield block
-
-
 def _refuse_compressed(path: FilePath, data: bytes) -> None:
     """Raise SampleError for compressed data under a name that does not say so."""
-    suffix = compression_of(data[:_MAGIC_SIZE])
-    if not suffix or (suffix == "bz2" and not _BZ2.match(data)):
-        return
-    name = str(path).rpartition("/")[2]
-    raise SampleError(
-        f"the file is compressed, but its name does not end in .{suffix}",
-        path=path,
-        offset=0,
-        expected="text, or the suffix of the compression",
-        found=f"the first bytes {data[:4].hex(' ')}",
-        fix=f"rename it to {name}.{suffix}",
-    )
-
-
-def _bounded(path: FilePath, stored: Iterator[bytes]) -> Iterator[bytes]:
-    size = 0
-    for block in stored:
-        size += len(block)
-        if size > MAX_LINE:
-            raise _too_long(path, 0)
-        yield block
-
-
-def _unread(path: FilePath, start: int, line: Hole | None) -> SampleError:
-    """Return the error for a line. Raises HoleError if what follows is not read either."""
-    if line is None:
-        return _too_long(path, start)
-    if not line.ended:
-        raise endless_hole(path, line.at)
-    return hole(path, line.at)
+    if suffix := compression_of(data[:_MAGIC_SIZE]):
+        raise SampleError(
+            f"the file is compressed, but its name does not end in .{suffix}",
+            path=path,
+            offset=0,
+            expected="text, or the suffix of the compression",
+            found=f"the first bytes {data[:4].hex(' ')}",
+            fix=f"rename it to {str(path).rpartition('/')[2]}.{suffix}",
+        )
 
 
 def _too_long(path: FilePath, offset: int) -> SampleError:
@@ -189,62 +177,48 @@ def _too_long(path: FilePath, offset: int) -> SampleError:
 
 
 def _records(
-    found: Iterator[Line], decoder: Decoder, parse: Callable[[bytes, int], dict[str, Any] | None]
+    found: Iterator[Line],
+    decoder: Decoder,
+    parse: Callable[[bytes, int, Decoder], dict[str, Any] | None],
 ) -> Iterator[Record]:
     """Yield a record per line, except for blank lines, for which `parse` returns None."""
     width = len(decoder.newline)
     for start, line in found:
-        value: dict[str, Any] | SampleError | None
-        if not isinstance(line, bytes):
-            yield Record(start, start, _unread(decoder.path, start, line))
+        if line is None:
+            yield Record(start, start, _too_long(decoder.path, start))
             continue
+        value: dict[str, Any] | SampleError | None
         try:
-            value = parse(line, start)
+            value = parse(line, start, decoder)
         except SampleError as error:
             value = error
         if value is not None:
             yield Record(start, start + len(line) + width, value)
 
 
-# --- lines of text -------------------------------------------------------------------------------
-
-
-def _text_records(found: Iterator[Line], decoder: Decoder) -> Iterator[Record]:
-    def parse(line: bytes, start: int) -> dict[str, Any] | None:
-        text = decoder.raw_text(line, start).removesuffix("\r")
-        return {LINE_FIELD: text} if text and not text.isspace() else None
-
-    return _records(found, decoder, parse)
+def _line_of_text(line: bytes, start: int, decoder: Decoder) -> dict[str, Any] | None:
+    text = decoder.plain_text(line, start).removesuffix("\r")
+    return {LINE_FIELD: text} if text and not text.isspace() else None
 
 
 # --- JSON ----------------------------------------------------------------------------------------
 
 
-def _json_records(found: Iterator[Line], decoder: Decoder) -> Iterator[Record]:
-    def parse(line: bytes, start: int) -> dict[str, Any] | None:
-        text = decoder.text(line, start)
-        return _json_object(text, line, start, decoder) if text and not text.isspace() else None
-
-    return _records(found, decoder, parse)
-
-
-def _json_object(text: str, line: bytes, start: int, decoder: Decoder) -> dict[str, Any]:
+def _json_object(line: bytes, start: int, decoder: Decoder) -> dict[str, Any] | None:
+    text = decoder.text(line, start)
+    if not text or text.isspace():
+        return None
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         column = getattr(error, "pos", 0)
-        fix = "repair the line, or use --on-error skip"
-        if "\0" in text:
-            decoder.refuse_hole(line, start)
-            fix = f"try --encoding {decoder.wide(line, start)}, or {fix}"
-        before = text[:column].encode(decoder.encoding, "replace")
         raise SampleError(
             f"a line is not JSON: {getattr(error, 'msg', error)}",
             path=decoder.path,
-            offset=start + len(before),
+            offset=start + len(text[:column].encode(decoder.encoding, "replace")),
             expected="a JSON object on every line",
             found=repr(text[max(column - 30, 0) : column + 30]),
-            fix=fix,
+            fix=_REPAIR,
         ) from error
     if not isinstance(value, dict):
         raise SampleError(
@@ -253,7 +227,7 @@ def _json_object(text: str, line: bytes, start: int, decoder: Decoder) -> dict[s
             offset=start,
             expected='such as {"text": "..."}',
             found=repr(text[:60]),
-            fix="repair the line, or use --on-error skip",
+            fix=_REPAIR,
         )
     return value
 
@@ -261,11 +235,7 @@ def _json_object(text: str, line: bytes, start: int, decoder: Decoder) -> dict[s
 def _one_by_line(found: Iterator[Line], decoder: Decoder) -> Iterator[Line]:
     """Yield the lines of a file, unless the first one shows that the file is a single value."""
     for start, line in found:
-        first = (
-            (line if isinstance(line, bytes) else b"")[:64]
-            .decode(decoder.encoding, "ignore")
-            .strip()
-        )
+        first = (line or b"")[:64].decode(decoder.encoding, "ignore").strip()
         if first.startswith("[") or first == "{":
             kind, jq = ("array", ".[]") if first.startswith("[") else ("object", ".")
             raise SampleError(
@@ -296,6 +266,7 @@ class _Rows:
         self._found = found
         self.path = decoder.path
         self._decoder = decoder
+        self.start = -1  # where the current row begins
         self.at = decoder.mark  # where the next line begins
         self._problem: SampleError | None = None  # in a line of the current row
         self.form = form
@@ -305,7 +276,7 @@ class _Rows:
     def __iter__(self) -> Iterator[tuple[int, int, list[str] | SampleError]]:
         """Yield where each row begins and ends, and its cells; blank lines are skipped."""
         while True:
-            self._start, self._problem = -1, None
+            self.start, self._problem = -1, None
             self.lines.clear()
             row: list[str] | SampleError
             try:
@@ -315,32 +286,24 @@ class _Rows:
             except csv.Error as error:
                 row = self._broken(error)
             if row or self._problem:
-                yield self._start, self.at, self._problem or row
+                yield self.start, self.at, self._problem or row
 
-    def header(self) -> list[str]:
-        """Return the column names. Raises SampleError if the row is damaged or repeats a name."""
-        for start, _, row in self:
+    def first(self) -> list[str]:
+        """Return the first row; [] if there is none. Raises SampleError if it is damaged."""
+        for _, _, row in self:
             if isinstance(row, SampleError):
                 raise row
-            if len(set(row)) == len(row):
-                return row
-            raise SampleError(
-                "two columns of the table have the same name",
-                path=self.path,
-                offset=start,
-                expected="a first line with the names of the columns",
-                found=", ".join(map(repr, row))[:200],
-            )
+            return row
         return []
 
     def _lines(self) -> Iterator[str]:
-        width, text_of = len(self._decoder.newline), self._decoder.raw_text
+        width, text_of = len(self._decoder.newline), self._decoder.plain_text
         for start, line in self._found:
-            if self._start < 0:
-                self._start = start
-            if not isinstance(line, bytes):
+            if self.start < 0:
+                self.start = start
+            if line is None:
                 self.at = start
-                self._problem = _unread(self.path, start, line)
+                self._problem = _too_long(self.path, start)
                 yield "\n"
                 continue
             self.at = start + len(line) + width
@@ -360,71 +323,40 @@ class _Rows:
         return SampleError(
             f"a row is not CSV: {what}",
             path=self.path,
-            offset=self._start,
+            offset=self.start,
             expected='cells as in RFC 4180: quoted "like this", with quotes inside doubled',
             found=f"{count:,} lines that belong to it, which may be rows" if several else None,
-            fix="repair the row, or use --on-error skip" + ", which drops all of them" * several,
+            fix=_REPAIR + ", which drops all of them" * several,
         )
 
 
-def _table_records(
-    rows: _Rows, top: _Rows, field: str | None, given: tuple[str, ...] | None
-) -> Iterator[Record]:
-    """Yield the rows after the header, which is the first row of `top`, or all if it is `given`."""
-    path = rows.path
-    header = top.header() if given is None else list(given)
-    first = top.at
+def _check_header(header: list[str], field: str | None, rows: _Rows) -> None:
+    """Raise SampleError if two columns have the same name, or none that of the `field`."""
+    if len(set(header)) < len(header):
+        raise SampleError(
+            "two columns of the table have the same name",
+            path=rows.path,
+            offset=rows.start,
+            expected="a first line with the names of the columns",
+            found=", ".join(map(repr, header))[:200],
+        )
     if field is not None and header and field not in header:
         raise SampleError(
             f"the table has no column {field!r}",
-            path=path,
+            path=rows.path,
             offset=0,
             found=", ".join(header)[:200],
             fix="say which column is the text: --text-field NAME",
         )
-    for start, end, row in rows:
-        if start < first:  # the header itself, if `rows` includes it
-            continue
-        if isinstance(row, SampleError):
-            yield Record(start, end, row)
-        elif len(rows.lines) > 2 and swallowed(rows.lines, rows.form, len(header)):
-            yield Record(start, end, _swallows(rows.lines, header, path, start))
-        elif len(row) == len(header):
-            yield Record(start, end, dict(zip(header, row, strict=True)))
-        else:
-            yield Record(start, end, _other_width(row, header, path, start))
 
 
-def _other_width(row: list[str], header: list[str], path: FilePath, start: int) -> SampleError:
+def _swallows(rows: _Rows, start: int, width: int) -> SampleError:
     return SampleError(
-        "a row does not have as many cells as the first line",
-        path=path,
+        f"a quoted cell holds {len(rows.lines):,} lines that look like rows of the table",
+        path=rows.path,
         offset=start,
-        expected=f"{len(header)}: {', '.join(header)[:200]}",
-        found=str(len(row)),
-        fix="repair the row, or use --on-error skip",
-    )
-
-
-def _swallows(lines: list[str], header: list[str], path: FilePath, start: int) -> SampleError:
-    return SampleError(
-        f"a quoted cell holds {len(lines):,} lines that look like rows of the table",
-        path=path,
-        offset=start,
-        expected=f"lines with other than {len(header)} cells inside a quoted cell",
-        found=repr(lines[1][:60]),
+        expected=f"lines with other than {width} cells inside a quoted cell",
+        found=repr(rows.lines[1][:60]),
         fix='if the first quote is text, double it and quote its cell, such as """Hi, he said";'
         " or use --on-error skip",
-    )
-
-
-def _contradiction(path: FilePath, quotes: Quotes) -> SampleError:
-    return SampleError(
-        "some cells of the TSV are quoted, and others begin with a quote that is not closed",
-        path=path,
-        offset=quotes.plain,
-        expected="either no quoted cells, or all quotes inside of quoted cells doubled",
-        found=f"a quoted cell in the row at byte {quotes.quoted}, but not in this one",
-        fix='if the quote is text, double it and quote its cell, such as """Hi, he said"; or use'
-        " --on-error skip to leave the file out",
     )

@@ -6,11 +6,11 @@ import functools
 import itertools
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 
 from shardkit.codecs.compression import COMPRESSED_BLOCK, decompressed
-from shardkit.errors import DamagedError, SampleError, ShardkitError, StorageError
+from shardkit.errors import DamagedError, SampleError, SourceError, StorageError
 from shardkit.helpers.prefetch import growing, prefetch
 from shardkit.sources.files import FilePath, changed, unreadable
 from shardkit.storage import fs, pointers
@@ -20,6 +20,7 @@ from shardkit.storage.remote.store import pool
 BLOCK = 1 << 20  # bytes per read
 _SMALL = 1 << 16  # bytes of a request when the reader may need only a little
 _AHEAD = 8  # concurrent requests per reader
+_HOLE = 4096  # NUL bytes that are no text: a page of a file that was never written
 _EXPANSION_BLOCKS = 32  # blocks from which the compression ratio is estimated
 
 
@@ -30,24 +31,36 @@ def blocks(
 
     If `end` is given, little beyond it is requested from an object store.
 
-    Raises SampleError if the file cannot be read or has changed. For a damaged compressed file,
-    the bytes before the damage are yielded first.
+    Raises SampleError if the file cannot be read or has changed, and SourceError for a block of
+    zeros, as a sparse file has. For a damaged compressed file, the bytes before the damage are
+    yielded first.
     """
-    if not compression:
-        return stored_blocks(path, size, start, BLOCK, end)
-    stored = stored_blocks(path, size, 0, COMPRESSED_BLOCK)
-    return _decompressed(path, stored, compression)
+    if compression:
+        found = _decompressed(path, stored_blocks(path, size, 0, COMPRESSED_BLOCK), compression)
+    else:
+        found = stored_blocks(path, size, start, BLOCK, end)
+    at, zeros = start, 0  # the zeros at the end of the previous block
+    for block in found:
+        if block[:1] == b"\0" and len(block) >= _HOLE and not block.strip(b"\0"):
+            raise SourceError(
+                "the file holds NUL bytes instead of text, as after a crash or an unfinished"
+                " download",
+                path=path,
+                offset=at - zeros,
+                fix="copy the file again from an intact copy, or move it away",
+            )
+        zeros = len(block) - len(block.rstrip(b"\0")) if block[-1:] == b"\0" else 0
+        at += len(block)
+        yield block
 
 
 def expansion(path: FilePath, size: int, compression: str) -> tuple[int, int]:
     """Return how many bytes at the start of a compressed file were read, and their full size."""
     stored = itertools.islice(stored_blocks(path, size, 0, COMPRESSED_BLOCK), _EXPANSION_BLOCKS)
     made = 0
-    try:
+    with suppress(SampleError):  # cut off after the blocks above, or damaged: reading reports it
         for block in _decompressed(path, stored, compression):
             made += len(block)
-    except SampleError:  # cut off after the blocks above, or damaged: reading reports it
-        pass
     return min(size, _EXPANSION_BLOCKS * COMPRESSED_BLOCK), made
 
 
@@ -124,23 +137,15 @@ def _explained(path: RemotePath, size: int) -> Iterator[None]:
     """If reading an object fails because it has changed, raise an error that says so."""
     try:
         yield
-    except (DamagedError, StorageError, OSError) as error:
-        found = _changed(error, path, size)
-        if found is None:
+    except OSError as error:
+        raise unreadable(error, path) from error
+    except DamagedError as error:
+        raise changed(path, "another object of that name") from error
+    except StorageError as error:
+        found = path.store.look(path.key)
+        if found is None or found.size == size:
             raise
-        raise found from error
-
-
-def _changed(error: Exception, path: RemotePath, size: int) -> ShardkitError | None:
-    """Return a clearer error if the object is unreadable or has changed since planning."""
-    if isinstance(error, OSError):
-        return unreadable(error, path)
-    if isinstance(error, DamagedError):
-        return changed(path, "another object of that name")
-    found = path.store.look(path.key)
-    if found is not None and found.size != size:
-        return changed(path, f"{found.size:,} bytes", size=size)
-    return None
+        raise changed(path, f"{found.size:,} bytes", size=size) from error
 
 
 def _check_size(path: FilePath, planned: int, found: int) -> None:
@@ -155,14 +160,10 @@ def _decompressed(path: FilePath, stored: Iterator[bytes], compression: str) -> 
             size += len(data)
             yield data
     except ValueError as error:
-        raise _damaged(path, size, str(error)) from error
-
-
-def _damaged(path: FilePath, offset: int, reason: str) -> SampleError:
-    return SampleError(
-        "the compressed file is damaged: the rest of it cannot be read",
-        path=path,
-        offset=offset,
-        found=f"{reason}, after {offset:,} bytes decompressed",
-        fix="download the file again, or use --on-error skip to keep what was read",
-    )
+        raise SampleError(
+            "the compressed file is damaged: the rest of it cannot be read",
+            path=path,
+            offset=size,
+            found=f"{error}, after {size:,} bytes decompressed",
+            fix="download the file again, or use --on-error skip to keep what was read",
+        ) from error
