@@ -5,12 +5,11 @@ Each imports only those on lines below its own:
     merge
     convert
     create run
-    export parts publish
-    estimate existing outline ray_engine
-    plan ray_node
-    bucket cuts folder
-    partial pool split
-    claim shares work
+    export publish ray_engine
+    estimate existing outline ray_node
+    bucket folder plan
+    cuts partial pool
+    claim splits work
     locks read_ahead shards
-    key_shares stats strata target
+    stats target
 """

@@ -28,7 +28,7 @@ from shardkit.sources.base import Source, Stream, some_of
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from shardkit.conversion.split import Split
+    from shardkit.conversion.splits import Split
     from shardkit.metadata.recipe import Recipe
 
 # Version of how tasks are cut, and of the files that they leave. A run with another version cannot

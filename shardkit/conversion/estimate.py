@@ -16,7 +16,7 @@ import numpy.typing as npt
 from shardkit.conversion.folder import REPLACED
 from shardkit.conversion.plan import Plan, Task
 from shardkit.conversion.shards import ShardSequence
-from shardkit.conversion.split import Split
+from shardkit.conversion.splits import Split
 from shardkit.conversion.target import Target
 from shardkit.errors import (
     OutputError,

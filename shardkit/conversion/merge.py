@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from shardkit.conversion.cuts import TASKS
 from shardkit.conversion.existing import another_dataset, damaged_job, is_complete, partial_of
-from shardkit.conversion.outline import Outline
+from shardkit.conversion.outline import Outline, who_is_missing
 from shardkit.conversion.partial import Partial
-from shardkit.conversion.parts import who_is_missing
 from shardkit.conversion.pool import Pool
 from shardkit.conversion.run import check_errors, errors_of, finished_in, publish, result_of
 from shardkit.conversion.target import Target

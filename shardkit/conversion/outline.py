@@ -1,6 +1,7 @@
-"""What publishing needs of a plan: parts store it, so that `merge` needs no source and no options.
+"""What publishing needs of a plan, and what the parts of a conversion agree on.
 
-It is in `plan/outline.zip` in OUT.partial, or below its <job> in a store:
+Parts store it, so that `merge` needs no source and no options, and compare their own with it. It is
+in `plan/outline.zip` in OUT.partial, or below its <job> in a store:
 
 outline.json         the `About` of the outline
 tasks.i64            a row of integers for each task: split, start, stop, bytes, joined
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,11 +24,12 @@ import numpy as np
 
 from shardkit.conversion.shards import Content
 from shardkit.conversion.work import error_line, json_line, unzipped, zipped
-from shardkit.errors import DamagedError, UsageError
+from shardkit.errors import DamagedError, OutputError, UsageError
 from shardkit.formats import get_format
 from shardkit.formats.base import Format, ShardSpec
 from shardkit.helpers.checked import Count, checked, damaged, parse, plain
 from shardkit.helpers.names import checked_name
+from shardkit.helpers.part_of import PartOf
 from shardkit.metadata.manifest import CHOSEN, ERRORS, FILTERED
 from shardkit.metadata.recipe import Recipe
 from shardkit.schema import Schema
@@ -35,13 +37,16 @@ from shardkit.schema import Schema
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from shardkit.conversion.partial import Partial
     from shardkit.conversion.plan import Plan
-    from shardkit.conversion.split import Split
+    from shardkit.conversion.splits import Split
 
 _OUTLINE = "outline.json"
 _TASKS = "tasks.i64"
 _TOKENIZER = "tokenizer/"
 _COLUMNS = 5
+_FOUND = ("problems", "ignored", "filtered", "tokenizer")  # of a split, found while planning
+_SHOWN = 12  # parts that an error names
 
 
 @dataclass(frozen=True)
@@ -194,3 +199,80 @@ def _files(split: Split) -> dict[str, bytes]:
         CHOSEN: b"".join(chosen[:1]),
         **{f"{_TOKENIZER}{name}": data for name, data in split.tokenizer()[1].items()},
     }
+
+
+# --- the parts of a conversion
+
+
+def agree(outline: Outline, partial: Partial) -> None:
+    """Store the outline of this part, for `merge`, or compare it with the one that is stored.
+
+    Of the options that do not change any task, those of the part that began last count. Parts that
+    may drop samples (--on-error skip) reuse the work of parts that may not. Raises OutputError if
+    this part would run other tasks, or run them differently.
+    """
+    path = partial.outline
+    if (packed := partial.read(path)) is None:
+        partial.write(path, outline.packed(), replace=False)
+        packed = partial.read(path)  # another part may have been faster
+    assert packed is not None
+    stored = Outline.unpacked(packed, path)
+    if words := _differences(stored, outline):
+        raise OutputError(
+            "this part has a different plan than the parts that began before",
+            path=path,
+            found=words,
+            fix="give all parts the same source and options",
+        )
+    if _policy(stored) != _policy(outline):
+        partial.write(path, outline.packed(), replace=True)
+
+
+def _policy(outline: Outline) -> tuple[str, int, bool]:
+    """The options that do not change any task."""
+    return outline.recipe.on_error, outline.max_errors, outline.overwrite
+
+
+def _differences(stored: Outline, own: Outline) -> str:
+    """The differences between the outlines of two parts of the same job, in words."""
+    before, now = stored.recipe.on_error, own.recipe.on_error
+    if (before, now) == ("skip", "fail"):
+        return f"on_error was {before}, is {now}"
+    if not np.array_equal(stored.tasks, own.tasks):
+        return f"the work was divided into {len(stored.tasks):,} tasks, now {len(own.tasks):,}"
+    same = _work_of(stored) == _work_of(own)
+    return "" if same else "splits have other names, fields or classes"
+
+
+def _work_of(outline: Outline) -> str:
+    """What the tasks have to do, without what planning has ignored, which may change."""
+    found = (vars(split).items() for split in outline.splits)
+    work = [{name: plain(value) for name, value in each if name not in _FOUND} for each in found]
+    return json.dumps(work, sort_keys=True)
+
+
+def who_is_missing(begun: Sequence[PartOf], missing: Collection[int]) -> tuple[str, list[PartOf]]:
+    """The parts that should do the `missing` tasks: in words, and as a list."""
+    counts = Counter(part.total for part in begun)
+    words = "1 task is missing" if len(missing) == 1 else f"{len(missing):,} tasks are missing"
+    if not counts:
+        return words, []
+    total = counts.most_common(1)[0][0]
+    parts = parts_of(missing, total)
+    kinds = {
+        "never began": [part for part in parts if part not in begun],
+        "began and did not end": [part for part in parts if part in begun],
+    }
+    which = [f"{_listed(found)} {kind}" for kind, found in kinds.items() if found]
+    return f"{words}: {'; '.join(which)}", parts
+
+
+def parts_of(tasks: Collection[int], total: int) -> list[PartOf]:
+    """The parts, of so many, that the tasks belong to."""
+    return [PartOf(number, total) for number in sorted({task % total + 1 for task in tasks})]
+
+
+def _listed(parts: Sequence[PartOf]) -> str:
+    names = [str(part) for part in parts[:_SHOWN]]
+    more = [f"{len(parts) - _SHOWN:,} more"] if len(parts) > _SHOWN else []
+    return ", ".join([*names, *more])

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from shardkit.conversion.cuts import TASKS, cuts
 from shardkit.conversion.read_ahead import Reading
 from shardkit.conversion.shards import Content
-from shardkit.conversion.shares import slices
-from shardkit.conversion.split import Split
+from shardkit.conversion.splits import Split, slices
 from shardkit.errors import ShardkitError, SourceError, UsageError
 from shardkit.formats import get_format
 from shardkit.formats.base import Format

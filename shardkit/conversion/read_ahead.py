@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import xxhash
 
 from shardkit.conversion.stats import Stats
 from shardkit.errors import SampleError
@@ -17,9 +19,6 @@ from shardkit.helpers.prefetch import prefetch
 from shardkit.preprocess.items import Filtered, Item, Read, count_values, sample_of
 from shardkit.preprocess.pipeline import Steps
 from shardkit.sources.base import Document, Prefetched, Source, Stream, prefetched
-
-if TYPE_CHECKING:
-    from shardkit.conversion.key_shares import Share
 
 # Maximum number of read-ahead threads in a task, and how much each reads at a time.
 _MAX_THREADS = 8
@@ -36,6 +35,22 @@ _CHUNK_BYTES = 4 << 20
 # Called with the name of each sample before it is read and prepared, one at a time, in a process
 # that repeats a task whose worker died.
 begins: Callable[[str], None] | None = None
+
+
+@dataclass(frozen=True)
+class Share:
+    """The samples of a split: those whose key fractions are in the interval [start, stop)."""
+
+    start: float
+    stop: float
+
+    def has(self, key: str) -> bool:
+        return self.start <= key_fraction(key) < self.stop
+
+
+def key_fraction(key: str) -> float:
+    """A number from 0 to 1 that depends on the key alone."""
+    return xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogateescape")) / 2**64
 
 
 @dataclass(frozen=True)

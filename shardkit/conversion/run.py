@@ -13,9 +13,8 @@ from typing import Any, Protocol
 from shardkit.conversion import pool
 from shardkit.conversion.estimate import refuse_full
 from shardkit.conversion.existing import clean_up, is_done, made_meanwhile, partial_of
-from shardkit.conversion.outline import Outline
+from shardkit.conversion.outline import Outline, agree, parts_of
 from shardkit.conversion.partial import Partial, unseen
-from shardkit.conversion.parts import agree, parts_of
 from shardkit.conversion.plan import Plan, Task, make_plan
 from shardkit.conversion.publish import assemble, joins, shards_of
 from shardkit.conversion.target import Target, default_output

@@ -11,10 +11,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from shardkit.conversion.cuts import TASKS
-from shardkit.conversion.key_shares import Share
 from shardkit.conversion.plan import Task, make_plan
-from shardkit.conversion.read_ahead import Reading
-from shardkit.conversion.shares import members, shares_of
+from shardkit.conversion.read_ahead import Reading, Share
+from shardkit.conversion.splits import members, shares_of
 from shardkit.conversion.target import Target
 from shardkit.errors import DamagedError, UsageError
 from shardkit.metadata.manifest import CHOSEN, has_manifest, load_any, read_checked

@@ -7,9 +7,8 @@ from functools import partial
 import pytest
 
 import shardkit
-from shardkit.conversion.outline import Outline
+from shardkit.conversion.outline import Outline, who_is_missing
 from shardkit.conversion.partial import OUTLINE
-from shardkit.conversion.parts import who_is_missing
 from shardkit.conversion.work import unzipped, zipped
 from shardkit.errors import DamagedError, OutputError, SampleError, SourceError, UsageError
 from shardkit.helpers.part_of import PartOf

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import shardkit
 from shardkit.conversion.run import prepare
-from shardkit.conversion.strata import by_group, by_stratum
+from shardkit.conversion.splits import by_group, by_stratum
 from shardkit.errors import OutputError, SampleError, SourceError, UsageError
 from shardkit.metadata.manifest import load
 from shardkit.options import ConvertOptions
