@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 import shardkit
 from shardkit.errors import DamagedError, ShardkitError, ShardkitWarning, SourceError
-from shardkit.storage.announced import incomplete
+from shardkit.storage.patterns import incomplete
 
 
 @pytest.mark.parametrize(

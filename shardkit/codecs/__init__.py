@@ -2,10 +2,8 @@
 
 Each imports only those on lines below its own:
 
-    frames guess sound
-    media
-    masks packed_images perceptual probes
-    crop damage mp4 pixels
-    boxes header jpeg media_info unpack
+    frames guess masks packed_images perceptual sound
+    crop damage media pixels
+    boxes header jpeg media_info
     _build array color compression extension image protobuf tokenizers/ window
 """

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import bz2
+import errno
 import lzma
+import os
 import re
+import shutil
+import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, TypeAlias
 
+from shardkit.errors import DamagedError, StorageError
+from shardkit.helpers import os_errors
 from shardkit.helpers.extras import extra
+from shardkit.storage.byte_source import ByteSource, LocalFile
 from shardkit.storage.fs import check_expansion
 
 # Bytes of input at a time: the only bound for zstandard, which expands this to 0.5 GB at most.
@@ -111,3 +119,28 @@ def decompressed(blocks: Iterable[bytes], compression: str) -> Iterator[bytes]:
         raise ValueError("it is truncated")
     if zeros and (stored % _BLOCK or zeros >= _TAPE):
         raise ValueError(f"{zeros:,} zeros follow its data, perhaps in place of more of them")
+
+
+def unpacked(path: Path, blocks: Iterable[bytes], compression: str, what: str) -> ByteSource:
+    """Decompress blocks of a file, named `what` in errors, into a temporary one for random access.
+
+    The temporary file has no name: the system deletes it when it is closed or the process ends.
+    """
+    folder = os_errors.temporary_folder()
+    try:
+        with tempfile.TemporaryFile(dir=folder) as plain:
+            for data in decompressed(blocks, compression):
+                plain.write(data)
+            plain.flush()
+            return LocalFile(path, os.dup(plain.fileno()))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise os_errors.explain(error, "unpack", path) from error
+        raise StorageError(
+            f"not enough space to unpack {what}",
+            path=path,
+            found=f"{shutil.disk_usage(folder).free:,} bytes free in {folder}",
+            fix=f"free some space, set TMPDIR to another folder, or unpack {what}",
+        ) from error
+    except ValueError as error:
+        raise DamagedError(f"{what} is damaged: {error}", path=path) from error

@@ -15,9 +15,14 @@ from typing import Any
 import numpy as np
 
 from shardkit.codecs.media import format_as
-from shardkit.codecs.media_info import NotMediaError
-from shardkit.codecs.mp4 import FrameIndex, frame_index
-from shardkit.codecs.probes import VIDEO_DECODERS, VIDEO_OPTIONS, open_container
+from shardkit.codecs.media_info import (
+    VIDEO_DECODERS,
+    VIDEO_OPTIONS,
+    FrameIndex,
+    NotMediaError,
+    frame_index,
+    open_container,
+)
 from shardkit.codecs.window import Pixels
 from shardkit.options import MAX_PIXELS
 from shardkit.schema import Video

@@ -1,17 +1,16 @@
 """Format, duration, rate and size of encoded audio and video, and whether the end is present.
 
-The format is known by the first bytes. Headers are read by `probes`, with optional libraries.
+The format is known by the first bytes; `media_info.py` reads the headers.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from shardkit.codecs import image
 from shardkit.codecs.image import unusable
-from shardkit.codecs.media_info import CutMediaError, MediaInfo, NotMediaError
+from shardkit.codecs.media_info import MediaInfo, NotMediaError, check_end, probe
 from shardkit.errors import MissingLibraryError
 from shardkit.schema import Array, Audio, Encoded, FieldType, Image, Images, Video, images_in
 
@@ -124,26 +123,7 @@ def media_info(data: bytes) -> MediaInfo:
     if format is None:
         raise NotMediaError(image.describe(data))
     check_end(data, format)
-    return _probe(data, format)
-
-
-def _probe(data: bytes, format: str) -> MediaInfo:
-    from shardkit.codecs import probes  # not needed for images
-
-    try:
-        return probes.probe(data, format)
-    except (struct.error, IndexError) as error:
-        raise CutMediaError(f"a {format} file that ends inside its header") from error
-
-
-def check_end(data: bytes, format: str) -> None:
-    """Raise CutMediaError if the end of a file is missing, as far as its container says so."""
-    from shardkit.codecs import probes
-
-    try:
-        probes.check_end(data, format)
-    except (struct.error, IndexError) as error:
-        raise CutMediaError(f"a {format} file that ends inside its header") from error
+    return probe(data, format)
 
 
 def format_as(kind: FieldType, value: bytes) -> str:
@@ -167,7 +147,7 @@ def media_of(kind: FieldType, value: bytes) -> MediaInfo:
     """
     format = format_as(kind, value)
     try:
-        info = _probe(value, format)
+        info = probe(value, format)
     except MissingLibraryError:
         return MediaInfo(format)
     if (info.width if isinstance(kind, Video) else info.channels) is None:

@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.codecs.media import format_as
-from shardkit.codecs.media_info import NotMediaError
-from shardkit.codecs.probes import UNKNOWN_FRAMES, SeekableFile
+from shardkit.codecs.media_info import UNKNOWN_FRAMES, NotMediaError, SeekableFile
 from shardkit.helpers.extras import extra
 from shardkit.options import MAX_RATE
 from shardkit.schema import Audio

@@ -35,9 +35,8 @@ from shardkit.metadata.job import JOB, LOCK, PARTS, parsed_job
 from shardkit.metadata.manifest import Manifest, Shard, Splits
 from shardkit.metadata.splits import grouped
 from shardkit.storage import fs
-from shardkit.storage.announced import incomplete, refuse_incomplete
 from shardkit.storage.checksums import WHOLE, listed
-from shardkit.storage.patterns import is_pattern
+from shardkit.storage.patterns import incomplete, is_pattern, refuse_incomplete
 from shardkit.storage.remote.client import Info
 from shardkit.storage.remote.digests import FilePieces, PieceList
 from shardkit.storage.remote.path import RemotePath

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from shardkit.codecs.compression import COMPRESSED_BLOCK, compression_of
-from shardkit.codecs.unpack import unpacked
+from shardkit.codecs.compression import COMPRESSED_BLOCK, compression_of, unpacked
 from shardkit.errors import warn
 from shardkit.helpers import os_errors
 from shardkit.helpers.prefetch import growing, prefetch

@@ -7,7 +7,7 @@ Each imports only those on lines below its own:
     page_cache walk
     fs patterns
     remote/
-    __init__ announced checksums pointers
+    __init__ checksums pointers
 """
 
 import importlib

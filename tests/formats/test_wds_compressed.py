@@ -153,7 +153,7 @@ def test_messages_name_the_temporary_folder(source, temporary, monkeypatch):
     def full(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("shardkit.codecs.unpack.decompressed", full)
+    monkeypatch.setattr("shardkit.codecs.compression.decompressed", full)
     says, path = str(temporary), source / "0.tar.gz"
     with refused(StorageError, "not enough space to unpack", says=says, fix="TMPDIR", path=path):
         shardkit.open(source)

@@ -6,8 +6,7 @@ import struct
 
 import numpy as np
 
-from shardkit.codecs.compression import COMPRESSED_BLOCK, compression_of, decompressed
-from shardkit.codecs.unpack import unpacked
+from shardkit.codecs.compression import COMPRESSED_BLOCK, compression_of, decompressed, unpacked
 from shardkit.errors import DamagedError, FormatError
 from shardkit.storage.byte_source import ByteSource, Memory, Part, Table
 

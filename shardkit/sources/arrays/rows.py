@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from shardkit.codecs.compression import COMPRESSED_BLOCK
-from shardkit.codecs.unpack import unpacked
+from shardkit.codecs.compression import COMPRESSED_BLOCK, unpacked
 from shardkit.errors import DamagedError, FormatError, SourceError, drop_option
 from shardkit.sample import Sample
 from shardkit.schema import (

@@ -35,7 +35,7 @@ from shardkit.sources.text_files.blocks import expansion
 from shardkit.sources.text_files.encodings import check_encoding, detect
 from shardkit.sources.text_files.records import LINE_FIELD
 from shardkit.storage import fs
-from shardkit.storage.announced import incomplete, refuse_incomplete
+from shardkit.storage.patterns import incomplete, refuse_incomplete
 from shardkit.storage.walk import NO_FILE, Walk, kind_of_file, look, relative_to
 
 # Files at the top of a folder that describe its data; they are data only if there are no others.
