@@ -34,8 +34,14 @@ MakeOutput: TypeAlias = "Callable[[Any, pa.Schema], Any]"
 WeighList: TypeAlias = "Callable[[npt.NDArray[Any]], int]"
 
 _OPTIONS = pa.ipc.IpcWriteOptions(use_threads=False)
-ipc_file: MakeOutput = partial(pa.ipc.new_file, options=_OPTIONS)
-ipc_stream: MakeOutput = partial(pa.ipc.new_stream, options=_OPTIONS)
+
+
+def ipc_file(sink: Any, schema: pa.Schema) -> Any:
+    return pa.ipc.new_file(sink, schema, options=_OPTIONS)
+
+
+def ipc_stream(sink: Any, schema: pa.Schema) -> Any:
+    return pa.ipc.new_stream(sink, schema, options=_OPTIONS)
 
 
 class _Sink:
