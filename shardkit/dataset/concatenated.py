@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from typing_extensions import Self
 
-    from shardkit.helpers.indices import Indices, Numbers
+    from shardkit.helpers.indices import Numbers
 
 
 def concatenate(datasets: Sequence[Dataset]) -> Dataset:
@@ -181,20 +181,13 @@ class Concatenated(Dataset):
         return self._parts[self._at(self.locate(index)[0])[0]].transform
 
     def read(self, index: int, fields: Collection[str] | None = None) -> Sample:
-        shard, position = self.locate(index)
-        number, own = self._at(shard)
-        part = self._parts[number]
-        sample = part.read(part.start(own) + position, fields)
-        return renumber(sample, self._labels[number], part.class_names)
-
-    def read_keys(self, shard: int, positions: Numbers) -> list[str]:
-        number, own = self._at(shard)
-        return self._parts[number].read_keys(own, positions)
+        number, _ = self._at(self.locate(index)[0])
+        sample = super().read(index, fields)
+        return renumber(sample, self._labels[number], self._parts[number].class_names)
 
     def read_values(self, shard: int, field: str, positions: Numbers) -> list[Any]:
-        number, own = self._at(shard)
-        values = self._parts[number].read_values(own, field, positions)
-        numbers = self._labels[number].get(field)
+        values = super().read_values(shard, field, positions)
+        numbers = self._labels[self._at(shard)[0]].get(field)
         if numbers is None:
             return values
         try:
@@ -204,10 +197,9 @@ class Concatenated(Dataset):
             return [self.whole.read(first + n, [field]).get(field) for n in positions.tolist()]
 
     def read_rows(self, shard: int, field: str, positions: Numbers, out: npt.NDArray[Any]) -> bool:
-        number, own = self._at(shard)
-        if field in self._labels[number]:
+        if field in self._labels[self._at(shard)[0]]:
             return False
-        return self._parts[number].read_rows(own, field, positions, out)
+        return super().read_rows(shard, field, positions, out)
 
     def _key_hashes(self, shard: int) -> Numbers:
         number, own = self._at(shard)
@@ -245,8 +237,3 @@ class Concatenated(Dataset):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_parts": [*map(copy.copy, self._parts)]}
-
-    def _with(self, indices: Indices | None) -> Self:
-        view = super()._with(indices)
-        view._parts = self._parts
-        return view

@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from typing_extensions import Self
 
-    from shardkit.helpers.indices import Indices
 
 _TRIED = 4  # foreign shards, spread over all, that are inspected first: are they compressed?
 _LOOKS = 8  # local foreign shards that are inspected at a time
@@ -274,12 +273,6 @@ class Dataset(Views):
         part._layouts = [self._layouts[s] for s in shards]
         *part._starts, part._length = accumulate((n for _, n, _ in chosen), initial=0)
         return part
-
-    def moved(self, folder: Path) -> Dataset:
-        """The same dataset with its files in a local folder."""
-        moved = copy.copy(self)  # without open shards
-        moved.path, moved.remote_files, moved._versions, moved._latest = folder, {}, {}, None
-        return moved
 
     def forget_versions(self) -> None:
         """Take the files as they are now, after a repair."""
@@ -529,17 +522,12 @@ class Dataset(Views):
         for shard in shards:
             for name, info in self.remote_files.get(shard, ()):
                 path = self.path / name
-                assert isinstance(path, RemotePath)
-                path.store.expect(path.key, info)
+                if isinstance(path, RemotePath):  # not a copy in a local folder
+                    path.store.expect(path.key, info)
 
     def __getstate__(self) -> dict[str, Any]:
         opened = {"_readers": readers.Readers(), "key_hashes": {}, "_shared": {}}
         return {**self.__dict__, **opened}
-
-    def _with(self, indices: Indices | None) -> Self:
-        view = super()._with(indices)
-        view._readers, view.key_hashes = self._readers, self.key_hashes
-        return view
 
     def __repr__(self) -> str:
         from shardkit.dataset import display

@@ -152,7 +152,11 @@ class Views(ABC):
         IndexError for an index out of range, and MissingKeyError (a KeyError) for an unknown key.
         """
         if isinstance(index, slice):
-            return self._view(self._sliced(index))
+            try:
+                return self._view(range(len(self))[index])
+            except (TypeError, ValueError) as error:
+                what = f"invalid slice of samples: {error}"
+                raise UsageError(what, path=self.place, found=f"[{index!r:.100}]") from error
         if isinstance(index, str):
             index = self.number_of(index)
         sample = self.read(index)
@@ -177,12 +181,17 @@ class Views(ABC):
     def locate(self, index: int) -> tuple[int, int]:
         """Return the shard number of the sample at `index`, and its position in this shard.
 
-        Raises IndexError for an index out of range.
+        Raises IndexError for an index out of range, and UsageError for anything but a whole number.
         """
         try:
             index = operator.index(index)
         except TypeError:
-            raise self._no_index(index) from None
+            raise UsageError(
+                "samples are read by a whole number, a slice or a key",
+                path=self.place,
+                found=f"[{index!r:.100}]",
+                fix="for several numbers, or a mask, dataset.select(...)",
+            ) from None
         if index < 0:
             index += len(self)
         if not 0 <= index < len(self):
@@ -191,22 +200,6 @@ class Views(ABC):
             index = int(self._chosen[index])
         shard = bisect_right(self._starts, index) - 1
         return shard, index - self._starts[shard]
-
-    def _no_index(self, index: object) -> UsageError:
-        return UsageError(
-            "samples are read by a whole number, a slice or a key",
-            path=self.place,
-            found=f"[{index!r:.100}]",
-            fix="for several numbers, or a mask, dataset.select(...)",
-        )
-
-    def _sliced(self, index: slice) -> range:
-        try:
-            return range(len(self))[index]
-        except (TypeError, ValueError) as error:
-            raise UsageError(
-                f"invalid slice of samples: {error}", path=self.place, found=f"[{index!r:.100}]"
-            ) from error
 
     # --- views ------------------------------------------------------------------------------------
 
@@ -319,9 +312,9 @@ class Views(ABC):
         return self._with(indices if self._chosen is None else pick(self._chosen, indices))
 
     def _with(self, indices: Indices | None) -> Self:
-        """The samples of all shards, or those with these numbers."""
-        view = copy.copy(self)
-        view._shared = self._shared
+        """The samples of all shards, or those with these numbers; shares what is open."""
+        view = object.__new__(type(self))
+        view.__dict__.update(self.__dict__)
         view._chosen = None if indices is None else compact(indices)
         if isinstance(view._chosen, range) and view._chosen == range(self._length):
             view._chosen = None

@@ -256,7 +256,7 @@ def _copied(part: CheckedPart, shard: int, folder: Path) -> Dataset:
         with fs.create(path) as copy:
             for block in open_source(part.dataset.path / file.name).blocks(_COPIED):
                 fs.write(copy, [block])
-    return part.dataset.moved(folder)
+    return part.dataset.at(lambda _: folder)
 
 
 def _count(units: list[_Unit]) -> int:
