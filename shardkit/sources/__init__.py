@@ -2,10 +2,12 @@
 
 Each imports only those on lines below its own:
 
-    __init__ annotated
-    folder_scan shards
-    img2dataset layouts speech text/
-    api arrays/ exported image_folder metadata united
+    __init__
+    shards
+    annotated img2dataset speech
+    folder_scan
+    layouts text/
+    api arrays/ exported image_folder metadata transcripts united
     candidate file_table subset tables
     coco dataset duplicates inputs key_lists labels packed_names sequence text_files/ voc
     annotations base columns companions file_names files imagenet prepared

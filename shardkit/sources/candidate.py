@@ -53,7 +53,9 @@ _BUILT_IN = (
     "candidate:refuse_unclear",
     "shards:recognise_shards",  # without a manifest, also those of img2dataset
     "annotated:recognise",  # COCO, Pascal VOC
-    "folder_scan:recognise",  # images, audio, video; ImageNet, LibriSpeech, Speech Commands
+    "speech:recognise",  # Speech Commands
+    "img2dataset:recognise",  # loose files
+    "folder_scan:recognise",  # images, audio, video; ImageNet, LibriSpeech
     "text:recognise_folder",
 )
 

@@ -18,7 +18,7 @@ from shardkit.errors import UsageError
 from shardkit.helpers.mapped import pieces
 from shardkit.metadata.splits import KINDS
 from shardkit.schema import FieldType, Image, Int, Schema
-from shardkit.sources.base import WHOLE, Source
+from shardkit.sources.base import WHOLE
 from shardkit.sources.candidate import Candidate, Splits, no_images
 from shardkit.sources.file_table import odd_keys
 from shardkit.sources.files import file_path
@@ -31,7 +31,6 @@ from shardkit.sources.image_folder import (
     sidecars_of,
 )
 from shardkit.sources.imagenet import EXPECTED, Truth, find_truth, is_validation
-from shardkit.sources.img2dataset import of_files
 from shardkit.sources.labels import LabelColumn, check_names
 from shardkit.sources.layouts import (
     IMAGES,
@@ -45,14 +44,8 @@ from shardkit.sources.layouts import (
 )
 from shardkit.sources.metadata import FILES as METADATA_FILES
 from shardkit.sources.metadata import GivenTable, Joined, add_columns, join
-from shardkit.sources.speech import (
-    NOISE,
-    TRANSCRIPTS,
-    has_lists,
-    listed_splits,
-    read_transcripts,
-)
 from shardkit.sources.tables import Table
+from shardkit.sources.transcripts import TRANSCRIPTS, read_transcripts
 from shardkit.storage.walk import DirEntry, Walk, kind_of_file, look, relative_to
 
 if TYPE_CHECKING:
@@ -62,27 +55,29 @@ if TYPE_CHECKING:
 def recognise(candidate: Candidate) -> Splits | None:
     """A folder of images, audio or video."""
     media = media_of(candidate.contents) if candidate.is_folder else None
-    if media is None:
-        return None
-    path = candidate.path
-    files = _scan(candidate, media)
+    return None if media is None else checked(candidate, scan_splits(candidate, media))
+
+
+def checked(candidate: Candidate, sources: Splits) -> Splits:
+    """The splits of files, as README.md says them, with notes on other files beside them."""
     if candidate.recipe.split == "auto" or candidate.subset:
-        check_images(path, [name for name in files if name != WHOLE], candidate.subset)
-    return candidate.noted({name: of_files(path, source) for name, source in files.items()})
+        names = [name for name in sources if name != WHOLE]
+        check_images(candidate.path, names, candidate.subset)
+    return candidate.noted(sources)
 
 
-def _scan(candidate: Candidate, media: Kind) -> dict[str, Source]:
+def scan_splits(candidate: Candidate, media: Kind, no_class: str = "") -> dict[str, ImageFolder]:
     """The source of a folder, or one per split folder with one list of classes for all splits.
 
-    Raises SourceError for a folder without images, and UsageError for folders that are missing from
-    the classes, or that are neither classes nor splits.
+    `no_class` is a folder that is left out. Raises SourceError for a folder without images, and
+    UsageError for folders that are neither classes nor splits, or missing from the given classes.
     """
     root, recipe, splits = candidate.path, candidate.recipe, candidate.recipe.split == "auto"
     given, labels = GivenTable.of(recipe), LabelColumn.of(recipe)
     own = None if given is None else relative_to(given.path, root)
     found = find_split_folders(root, media, own) if splits else SplitFolders(root)
     folders = found.paths or {"": root}
-    scans = {name: FolderScan(folder, media, given) for name, folder in folders.items()}
+    scans = {name: FolderScan(folder, media, given, no_class) for name, folder in folders.items()}
     next(iter(scans.values())).ignored.update(found.ignored)  # reported once
     if not any(scan.files.names for scan in scans.values()):
         problems = [problem for scan in scans.values() for problem in scan.problems]
@@ -92,10 +87,7 @@ def _scan(candidate: Candidate, media: Kind) -> dict[str, Source]:
     if labels is None:
         _find_labels(found.root, scans)
     table = _class_table(candidate, scans, stray=labels is not None or given is not None)
-    made = {name: scan.source(table if scan.labelled else None) for name, scan in scans.items()}
-    if splits and not found.paths and scans[""].lists:
-        made = listed_splits(root, made[""])
-    sources: dict[str, Source] = {**made}
+    sources = {name: scan.source(table if scan.labelled else None) for name, scan in scans.items()}
     first = next(iter(sources.values()))
     first.notes = (*found.notes, *first.notes)
     if candidate.strict and labels is None and first.classes and len(first.classes) == 1:
@@ -217,7 +209,9 @@ def _classes_of(scans: Mapping[str, FolderScan], *kinds: str) -> set[str]:
 class FolderScan:
     """The result of one walk through a folder tree: ordered files, class folders, ignored files."""
 
-    def __init__(self, root: Path, media: Kind, given: GivenTable | None = None) -> None:
+    def __init__(
+        self, root: Path, media: Kind, given: GivenTable | None = None, no_class: str = ""
+    ) -> None:
         self.root = root
         self.media = media
         self._sidecars = sidecars_of(media)
@@ -230,7 +224,7 @@ class FolderScan:
         self._below: dict[str, list[str]] = {}  # folder -> names of its subfolders
         self.metadata_files: list[str] = []
         self._at_root: set[str] = set()  # file names
-        self.lists = False  # whether there are split lists like those of Speech Commands
+        self._no_class = no_class
         self._transcripts: list[str] = []
         began = time_ns()
         self.files = Files.joined(self._images())
@@ -368,18 +362,16 @@ class FolderScan:
         for folder, entries, subfolders in self._walk:
             if not folder.relative:
                 self._at_root = {entry.name for entry in entries}
-                self.lists = self.media is AUDIO and has_lists(self._at_root)
-            if self.lists and folder.relative.partition("/")[0] == NOISE:
-                clips = sum(self.media.has(entry.name) for entry in entries)
-                self.ignored[f"file in {NOISE}"] += clips
+            if self._no_class and folder.relative.partition("/")[0] == self._no_class:
+                files = sum(self.media.has(entry.name) for entry in entries)
+                self.ignored[f"file in {self._no_class}"] += files
                 continue
-            files = self._take(folder.relative, entries)
-            if files.names:
-                yield files
+            taken = self._take(folder.relative, entries)
+            if taken.names:
+                yield taken
             if subfolders:
-                names = [below.relative.rpartition("/")[2] for below in subfolders]
-                no_class = NOISE if self.lists and not folder.relative else None
-                self._below[folder.relative] = [name for name in names if name != no_class]
+                below = [one.relative for one in subfolders if one.relative != self._no_class]
+                self._below[folder.relative] = [path.rpartition("/")[2] for path in below]
 
     def _take(self, folder: str, entries: list[DirEntry]) -> Files:
         """The images of one folder, with their sidecars."""

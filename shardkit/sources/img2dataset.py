@@ -17,6 +17,7 @@ import numpy as np
 import xxhash
 
 from shardkit.dataset.dataset import Dataset
+from shardkit.dataset.folders import media_of
 from shardkit.errors import ShardkitError, SourceError
 from shardkit.formats import get_format
 from shardkit.helpers import os_errors
@@ -27,6 +28,10 @@ from shardkit.schema import Schema
 from shardkit.sources.base import Indices, Source, SourceWrapper
 from shardkit.sources.columns import Metadata
 from shardkit.sources.dataset import DatasetSource
+from shardkit.sources.candidate import Candidate, Splits
+from shardkit.sources.dataset import DatasetSource
+from shardkit.sources.file_metadata import Metadata
+from shardkit.sources.folder_scan import checked, scan_splits
 from shardkit.sources.metadata import add_columns, join
 from shardkit.sources.tables import Table
 from shardkit.storage import fs
@@ -75,11 +80,17 @@ def _refuse_missing(root: Path, parts: Sequence[str], dataset: Dataset) -> None:
         )
 
 
-def of_files(root: Path, source: Source) -> Source:
-    """The same for loose files in folders named after the parts."""
-    parts = _parts_in(root)
-    if not parts:
-        return source
+def recognise(candidate: Candidate) -> Splits | None:
+    """A folder of images in folders named after the parts."""
+    parts = _parts_in(candidate.path) if candidate.is_folder else []
+    media = media_of(candidate.contents) if parts else None
+    if media is None:
+        return None
+    sources = scan_splits(candidate, media)
+    return checked(candidate, {n: _of_files(candidate.path, parts, s) for n, s in sources.items()})
+
+
+def _of_files(root: Path, parts: Sequence[str], source: Source) -> Source:
     every = range(len(source))
     return _with_tables(
         root, parts, source, lambda: [(source.key(n) or "").rpartition("/")[2] for n in every]

@@ -1,14 +1,11 @@
-"""Files of speech corpora beside the clips: transcripts, split lists, noise.
+"""Recognises Speech Commands, whose splits are in lists, and whose folder of noise is not a class.
 
-LibriSpeech has `84-121123.trans.txt` in each folder, whose lines are a clip's name and its text.
-Speech Commands has `validation_list.txt` and `testing_list.txt`, which name clips, and a folder
-`_background_noise_`, which is not a class.
+`validation_list.txt` and `testing_list.txt` name clips; the others are for training.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,51 +14,40 @@ from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError
 from shardkit.schema import Schema, Text
 from shardkit.sources.columns import Column, Metadata
 from shardkit.sources.file_table import FileTable
+from shardkit.codecs.media import AUDIO
+from shardkit.dataset.folders import media_of
+from shardkit.errors import ShardkitError, UsageError
+from shardkit.sources.base import WHOLE
+from shardkit.sources.candidate import Candidate, Splits
+from shardkit.sources.folder_scan import checked, scan_splits
 from shardkit.sources.image_folder import ImageFolder
-from shardkit.storage import fs
+from shardkit.sources.transcripts import lines_of, no_clip
 
-TRANSCRIPTS = ".trans.txt"
-NOISE = "_background_noise_"
+_NOISE = "_background_noise_"
 _LISTS = {"val": "validation_list.txt", "test": "testing_list.txt"}
 
 
-def has_lists(names: Collection[str]) -> bool:
-    """Whether the files in a folder include the split lists of Speech Commands."""
-    return set(_LISTS.values()) <= set(names)
+def recognise(candidate: Candidate) -> Splits | None:
+    """A folder of audio with both lists."""
+    path = candidate.path
+    there = candidate.is_folder and all((path / name).is_file() for name in _LISTS.values())
+    if not there or media_of(candidate.contents) is not AUDIO:
+        return None
+    sources = scan_splits(candidate, AUDIO, _NOISE)
+    if candidate.recipe.split == "auto" and WHOLE in sources:
+        sources = _listed(path, sources[WHOLE])
+    return checked(candidate, sources)
 
 
-def read_transcripts(
-    root: Path, files: Iterable[str], clips: FileTable, problems: list[ShardkitError]
-) -> Metadata:
-    """Read the texts of clips from transcript files, whose lines are a clip's name and its text.
-
-    Missing clips are added to `problems`. Raises SourceError for a damaged file.
-    """
-    numbers = {clips.stem(number): number for number in range(len(clips))}
-    rows, texts = np.full(len(clips), -1, np.int64), list[str]()
-    for file in sorted(files):
-        folder = file.rpartition("/")[0]
-        for line in filter(None, _lines(root / file)):
-            name, _, text = line.partition(" ")
-            number = numbers.get(f"{folder}/{name}" if folder else name)
-            if number is None:
-                problems.append(_no_clip(root / file, name))
-            else:
-                rows[number] = len(texts)
-                texts.append(text.strip())
-    kind = Text(optional=bool((rows < 0).any()))
-    return Metadata(Schema({"text": kind}), {"text": Column.of(kind, texts)}, rows)
-
-
-def listed_splits(root: Path, source: ImageFolder) -> dict[str, ImageFolder]:
+def _listed(root: Path, source: ImageFolder) -> dict[str, ImageFolder]:
     """Split the clips by list; the rest is `train`. Raises UsageError for a clip in both lists."""
     numbers = {source.name(number): number for number in range(len(source))}
     split_of = np.zeros(len(source), np.int8)
     problems: list[ShardkitError] = []
     for number, file in enumerate(_LISTS.values(), 1):
-        for name in filter(None, _lines(root / file)):
+        for name in filter(None, lines_of(root / file)):
             if name not in numbers:
-                problems.append(_no_clip(root / file, name))
+                problems.append(no_clip(root / file, name))
             elif split_of[numbers[name]] not in (0, number):
                 raise UsageError("two split lists name the same file", path=root, found=name)
             else:
@@ -75,21 +61,3 @@ def listed_splits(root: Path, source: ImageFolder) -> dict[str, ImageFolder]:
     first.notes, first.problems = (*source.notes, words), (*source.problems, *problems)
     first.ignored = dict(Counter(source.ignored) - Counter({".txt file": len(_LISTS)}))
     return found
-
-
-def _lines(path: Path) -> Sequence[str]:
-    try:
-        return [line.strip() for line in fs.read(path).decode("utf-8-sig").split("\n")]
-    except UnicodeDecodeError as error:
-        fix = "save it as UTF-8, or move it elsewhere"
-        what = "the file is not valid UTF-8"
-        raise SourceError(what, path=path, offset=error.start, fix=fix) from error
-
-
-def _no_clip(path: Path, name: str) -> SampleError:
-    return SampleError(
-        "a listed clip does not exist",
-        path=path,
-        found=name,
-        fix="restore it or remove its line, or use --on-error skip",
-    )

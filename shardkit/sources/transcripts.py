@@ -1,0 +1,58 @@
+"""Transcripts of LibriSpeech: lines of `84-121123.trans.txt` are a clip's name and its text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from shardkit.errors import SampleError, ShardkitError, SourceError
+from shardkit.schema import Schema, Text
+from shardkit.sources.columns import Column
+from shardkit.sources.file_metadata import Metadata
+from shardkit.sources.file_table import FileTable
+from shardkit.storage import fs
+
+TRANSCRIPTS = ".trans.txt"
+
+
+def read_transcripts(
+    root: Path, files: Iterable[str], clips: FileTable, problems: list[ShardkitError]
+) -> Metadata:
+    """Read the texts of clips from transcript files, whose lines are a clip's name and its text.
+
+    Missing clips are added to `problems`. Raises SourceError for a damaged file.
+    """
+    numbers = {clips.stem(number): number for number in range(len(clips))}
+    rows, texts = np.full(len(clips), -1, np.int64), list[str]()
+    for file in sorted(files):
+        folder = file.rpartition("/")[0]
+        for line in filter(None, lines_of(root / file)):
+            name, _, text = line.partition(" ")
+            number = numbers.get(f"{folder}/{name}" if folder else name)
+            if number is None:
+                problems.append(no_clip(root / file, name))
+            else:
+                rows[number] = len(texts)
+                texts.append(text.strip())
+    kind = Text(optional=bool((rows < 0).any()))
+    return Metadata(Schema({"text": kind}), {"text": Column.of(kind, texts)}, rows)
+
+
+def lines_of(path: Path) -> Sequence[str]:
+    try:
+        return [line.strip() for line in fs.read(path).decode("utf-8-sig").split("\n")]
+    except UnicodeDecodeError as error:
+        fix = "save it as UTF-8, or move it elsewhere"
+        what = "the file is not valid UTF-8"
+        raise SourceError(what, path=path, offset=error.start, fix=fix) from error
+
+
+def no_clip(path: Path, name: str) -> SampleError:
+    return SampleError(
+        "a listed clip does not exist",
+        path=path,
+        found=name,
+        fix="restore it or remove its line, or use --on-error skip",
+    )
