@@ -437,7 +437,7 @@ def test_a_wrong_fast_engine_is_found_by_comparing(folder, tmp_path):
     texts = ["a", *zoo.documents(3)]
     checked = wrong.checked_on(texts)
     assert checked.engine == "tokenizers"
-    assert re.search(r"tokenizers is used: in document 1 .* token \d+ is \d+", checked.notes[-1])
+    assert "tokenizers is used: tiktoken gave other ids for document 1" in checked.notes[-1]
     assert as_lists(checked.encode(texts)) == as_lists(slow.encode(texts))
     assert slow.checked_on(texts) is slow
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -167,8 +166,7 @@ class Tiktoken:
         self, pattern: str, ranks: dict[bytes, int], special: dict[str, int], special_tokens: str
     ) -> None:
         self._encoding = make_encoding(pattern, ranks, special)
-        self._pattern = pattern
-        self._special = special if special_tokens == "special" else {}
+        self._special = set(special) if special_tokens == "special" else set[str]()
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         return [self._encode(text) for text in texts]
@@ -177,31 +175,14 @@ class Tiktoken:
         return self._encoding.decode(list(ids))
 
     def _encode(self, text: str) -> Ids:
-        ids = encode_text(self._encoding, text, set(self._special))
-        return self._by_pieces(text) if ids is None else ids
-
-    def _by_pieces(self, text: str) -> Ids:
-        """Encode after splitting with `tokenizers`, whose regex engine has no such limit."""
-        from tokenizers import Regex
-        from tokenizers.pre_tokenizers import Split
-
-        known = self._pattern in patterns.KNOWN
-        if not known or _has_any(_table(patterns.unsafe(self._pattern)), text):
+        ids = encode_text(self._encoding, text, self._special)
+        if ids is None:
             raise SampleError(
                 "tiktoken cannot split the text of a document: its regex engine gives up",
                 found="hundreds of thousands of spaces in a row, or similar",
                 fix="leave the document out, or use the tokenizer.json of the same model",
             )
-        split = Split(Regex(self._pattern), "isolated")
-        tokens = "|".join(map(re.escape, self._special)) or "(?!)"
-        ids: list[int] = []
-        for part in re.split(f"({tokens})", text):
-            if part in self._special:
-                ids.append(self._special[part])
-            else:
-                for piece, _ in split.pre_tokenize_str(part):
-                    ids += self._encoding._encode_single_piece(piece)
-        return np.array(ids, np.uint32)
+        return ids
 
 
 class SentencePiece:

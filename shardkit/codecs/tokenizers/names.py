@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shardkit.codecs.tokenizers import bytelevel, engines, patterns
-from shardkit.codecs.tokenizers.ranks import FACTS, Facts, are_ranks, read_ranks
+from shardkit.codecs.tokenizers.patterns import FACTS, Facts, are_ranks, read_ranks
 from shardkit.codecs.tokenizers.tokenizer import (
     Tokenizer,
     digest,

@@ -16,7 +16,7 @@ import xxhash
 from shardkit.codecs.tokenizers import engines
 from shardkit.codecs.tokenizers.bytelevel import Settings
 from shardkit.codecs.tokenizers.engines import Engine, Ids
-from shardkit.codecs.tokenizers.ranks import read_ranks, write_ranks
+from shardkit.codecs.tokenizers.patterns import read_ranks, write_ranks
 from shardkit.errors import DamagedError, SampleError, SourceError, StorageError, UsageError
 from shardkit.helpers import os_errors
 from shardkit.storage import fs
@@ -128,7 +128,7 @@ class Tokenizer:
             zip(self.encode(texts), slow.encode(texts), strict=True)
         ):
             if not np.array_equal(ours, theirs):
-                note = f"tokenizers is used: {_difference(number, ours, theirs)}"
+                note = f"tokenizers is used: tiktoken gave other ids for document {number} of some"
                 return replace(slow, notes=(*self.notes, note))
         return self
 
@@ -182,20 +182,6 @@ def _load(tokenizer: Tokenizer) -> Engine:
         settings = Settings(pattern, tokenizer.nfc, added)
         return engines.ByteLevelByTiktoken(data, path, special, settings, tokenizer.unsafe)
     return engines.Tokenizers(data, path, special)
-
-
-def _difference(number: int, ours: Ids, theirs: Ids) -> str:
-    same = min(len(ours), len(theirs))
-    differs = np.flatnonzero(ours[:same] != theirs[:same])
-    at = int(differs[0]) if len(differs) else same
-    return (
-        f"in document {number} of those compared, token {at} is "
-        f"{_at(theirs, at)}, but tiktoken gave {_at(ours, at)}"
-    )
-
-
-def _at(ids: Ids, index: int) -> str:
-    return str(ids[index]) if index < len(ids) else "missing"
 
 
 def versions(*names: str) -> tuple[tuple[str, str], ...]:
