@@ -99,13 +99,19 @@ class StreamOptions(ShortRepr):
         check_numbers(self, window=1, parts=1, max_errors=0, rank=0, world_size=1)
         check_numbers(self, _ROWS, batch_size=1, global_batch_size=1)
         check_numbers(self, SEEDS, seed=0)
-        for name in ("shuffle", "check_ranks"):
-            if not isinstance(getattr(self, name), bool):
-                raise UsageError(f"{name} must be True or False", found=repr(getattr(self, name)))
-        if not isinstance(self.cache, str | os.PathLike | None):
-            raise UsageError(
-                'cache must be "memory", "decoded" or a folder', found=f"{self.cache!r:.200}"
-            )
+        cache = isinstance(self.cache, str | os.PathLike | None)
+        weights = self.weights is None or _are_weights(self.weights)
+        fields = self.fields is None or isinstance(self.fields, Collection)
+        for name, right, what in (
+            ("shuffle", isinstance(self.shuffle, bool), "True or False"),
+            ("check_ranks", isinstance(self.check_ranks, bool), "True or False"),
+            ("cache", cache, '"memory", "decoded" or a folder'),
+            ("weights", weights, "positive numbers"),
+            ("fields", fields and not isinstance(self.fields, str), "a list of names"),
+            ("collate", self.collate is None or callable(self.collate), "a function"),
+        ):
+            if not right:
+                raise UsageError(f"{name} must be {what}", found=f"{getattr(self, name)!r:.200}")
         check_choice(self, "on_error", ("fail", "skip"))
         check_choice(self, "last", ("pad", "drop", "short"))
         ways = ("batch_size", "global_batch_size", "batching")
@@ -116,13 +122,7 @@ class StreamOptions(ShortRepr):
             )
         if isinstance(self.batching, Pack) and self.collate is not None:
             raise UsageError("Pack does not support collate", found="collate=", fix="leave it out")
-        if self.weights is not None and not _are_weights(self.weights):
-            raise UsageError("weights must be positive numbers", found=f"{self.weights!r:.200}")
         self._check_sampling()
-        if isinstance(self.fields, str) or not isinstance(self.fields or [], Collection):
-            raise UsageError("fields must be a list of names", found=repr(self.fields))
-        if self.collate is not None and not callable(self.collate):
-            raise UsageError("collate must be a function", found=repr(self.collate))
 
     def _check_sampling(self) -> None:
         if self.sampling is None:
@@ -133,17 +133,11 @@ class StreamOptions(ShortRepr):
                 found=f"{self.sampling!r:.200}",
             )
         if not self.shuffle:
-            raise UsageError(
-                "sampling requires shuffle=True",
-                found=f"shuffle=False with sampling={type(self.sampling).__name__}",
-                fix="pass shuffle=True, too",
-            )
+            raise UsageError("sampling requires shuffle=True", found="shuffle=False")
         if self.weights is not None:
             raise UsageError(
                 "weights and sampling cannot be used together",
-                found="weights, sampling",
-                fix="use weights= for the shares of datasets, or sampling=Weighted(...) with"
-                " weights for all their samples",
+                fix="use sampling=Weighted(...) with weights for all samples of all datasets",
             )
 
     @property

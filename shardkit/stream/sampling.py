@@ -19,6 +19,7 @@ import xxhash
 
 from shardkit.errors import UsageError
 from shardkit.helpers.order import permutation, seed_of, splitmix
+from shardkit.options import check_numbers
 from shardkit.stream.order import WINDOW, Draw, Mixture, Numbers, Order
 
 _DRAWS, _OFFSET = 5, 6  # purposes of a seed, in addition to those of order.py and schedule.py
@@ -42,6 +43,9 @@ class Balanced:
 
     classes: str | Sequence[Any] | npt.NDArray[Any] | None = None
     samples: int | None = None
+
+    def __post_init__(self) -> None:
+        check_numbers(self, _MAX_DRAWS, samples=1)
 
     def sampler(self, classes: npt.NDArray[Any], samples: int, seed: int) -> _ByClass:
         """The sampler for the classes of all samples. Raises UsageError for other values."""
@@ -72,6 +76,9 @@ class Weighted:
 
     weights: str | Sequence[float] | npt.NDArray[Any]
     samples: int | None = None
+
+    def __post_init__(self) -> None:
+        check_numbers(self, _MAX_DRAWS, samples=1)
 
     def sampler(self, weights: npt.NDArray[Any], samples: int, seed: int) -> _ByWeight:
         """The sampler for the weights of all samples. Raises UsageError for invalid weights."""
@@ -228,17 +235,3 @@ class _ByWeight:
         counts = np.diff(ends, prepend=0)
         copies = np.arange(self.samples) - np.repeat(ends - counts, counts)
         return Draw(np.repeat(order, counts), epoch * self._most + copies)
-
-
-def draws_of(sampling: Sampling, usual: int) -> int:
-    """The number of draws per epoch."""
-    samples = sampling.samples
-    if samples is None:
-        return usual
-    if isinstance(samples, bool) or not isinstance(samples, int) or not 0 < samples <= _MAX_DRAWS:
-        raise UsageError(
-            "samples= of a sampling must be a whole number in the supported range",
-            expected=f"1 to {_MAX_DRAWS:,}",
-            found=repr(samples)[:200],
-        )
-    return samples

@@ -25,7 +25,7 @@ from shardkit.stream.order import Mixture, Numbers, Order
 from shardkit.stream.ranks import World
 from shardkit.stream.read_ahead import ReadAhead
 from shardkit.stream.reading import Samples, common_schema, fingerprint, sizes
-from shardkit.stream.sampling import AnyOrder, Balanced, Sampled, Sampling, draws_of, values_of
+from shardkit.stream.sampling import AnyOrder, Balanced, Sampled, Sampling, values_of
 from shardkit.stream.sampling import identity as sampling_identity
 from shardkit.stream.schedule import Fixed, Planned, Schedule, Step
 from shardkit.transforms.transforms import Transforms
@@ -191,7 +191,7 @@ def _order(datasets: list[Dataset], options: StreamOptions) -> AnyOrder:
     every = np.concatenate([sizes(dataset) for dataset in datasets])
     if options.sampling is not None:
         values = _sampled_by(datasets, options.sampling)
-        samples = draws_of(options.sampling, len(values))
+        samples = options.sampling.samples or len(values)
         sampler = options.sampling.sampler(values, samples, options.seed)
         return Sampled(every, sampler, seed=options.seed, **ordering)
     ordering["shuffle"] = options.shuffle
@@ -203,10 +203,7 @@ def _order(datasets: list[Dataset], options: StreamOptions) -> AnyOrder:
             expected=f"{len(datasets)}",
             found=f"{len(options.weights)}",
         )
-    orders = [
-        Order(sizes(dataset), seed=options.seed + number, **ordering)
-        for number, dataset in enumerate(datasets)
-    ]
+    orders = [Order(sizes(d), seed=options.seed + n, **ordering) for n, d in enumerate(datasets)]
     return Mixture(orders, options.weights, options.seed)
 
 
@@ -228,9 +225,8 @@ def _sampled_by(datasets: list[Dataset], sampling: Sampling) -> npt.NDArray[Any]
         raise UsageError(
             f"{type(sampling).__name__} needs a single value for each sample",
             field=field,
-            expected="a field of numbers, booleans or text",
+            expected="a field of numbers, booleans or text, or a list with one value for each",
             found=type(kind).__name__,
-            fix="pass a list with one value for each sample",
         )
     names = {dataset.class_names.get(field) for dataset in datasets}
     if isinstance(sampling, Balanced) and len(names) > 1:

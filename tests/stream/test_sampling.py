@@ -174,7 +174,6 @@ def test_batches_by_length_are_sampled(tmp_path):
         ({"sampling": Balanced("species")}, r"found: 1 of 37"),
         ({"sampling": Balanced([1, 2])}, r"expected: 37 values"),
         ({"sampling": Balanced(np.zeros((37, 2)))}, "one-dimensional array"),
-        ({"sampling": Balanced(samples=0)}, "samples= of a sampling"),
         ({"sampling": Weighted("species")}, r"1 of 37|must be numbers"),
         ({"sampling": Weighted([1.0] * 36 + [-1.0])}, "not negative.*sample 36"),
         ({"sampling": Weighted([float("nan")] * 37)}, "finite"),
@@ -187,6 +186,8 @@ def test_batches_by_length_are_sampled(tmp_path):
     ],
 )
 def test_mistakes_are_told(photos, options, words):
+    with pytest.raises(UsageError, match="samples must be a whole number from 1 up"):
+        Balanced(samples=0)
     with pytest.raises(UsageError, match=f"(?s){words}"):
         Loader(photos, batch_size=4, **{"shuffle": True, **options})
 
