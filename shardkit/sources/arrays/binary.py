@@ -6,8 +6,8 @@ https://www.cs.toronto.edu/~kriz/cifar.html. Images become PNG, which is lossles
 
 from __future__ import annotations
 
+import posixpath
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from shardkit.codecs.compression import compression_of
 from shardkit.codecs.pixels import to_png
-from shardkit.errors import SourceError, UsageError
+from shardkit.errors import ShardkitError, SourceError, UsageError
 from shardkit.helpers import os_errors
 from shardkit.schema import Image, Int
 from shardkit.sources.arrays.rows import Column, Found, Part, Rows, damaged, kind_of
@@ -35,10 +35,11 @@ _DTYPES = {8: "|u1", 9: "|i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
 def find_idx(root: Path, names: Iterable[str]) -> Found:
     """Return the images and labels below a folder, by split; `t10k` is the test split."""
-    files: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
-    copies = 0
+    arrays: dict[str, Rows] = {}
+    groups, used, copies = set(), [], 0
     for name in sorted(names):  # plain files come before compressed copies, kept by torchvision
-        match = _IDX.fullmatch(name.rpartition("/")[2])
+        folder, _, base = name.rpartition("/")
+        match = _IDX.fullmatch(base)
         if match is None:
             raise SourceError(
                 "cannot tell from its name what an idx file (MNIST's format) contains",
@@ -46,33 +47,39 @@ def find_idx(root: Path, names: Iterable[str]) -> Found:
                 expected="such as train-images-idx3-ubyte.gz and train-labels-idx1-ubyte.gz",
                 fix="rename it, or move it away",
             )
-        split = match["split"].lower().replace("t10k", "test")
-        folder = name.rpartition("/")[0]
-        group = files[f"{folder}/{match['prefix'] or ''}", split]
-        copies += match["what"].lower() in group
-        group.setdefault(match["what"].lower(), name)
-    groups = sorted({group for group, _ in files})
+        field = match["what"].lower().removesuffix("s")
+        array = f"{match['split'].lower().replace('t10k', 'test')}_{field}"
+        group = posixpath.join(folder, match["prefix"] or "")
+        if array in arrays and group in groups:
+            copies += 1
+            continue
+        groups.add(group)
+        if len(groups) == 1:
+            arrays[array] = read_idx(field, root / name)
+            used.append(name)
     if len(groups) > 1:
         raise UsageError(
             "the folder contains several datasets in MNIST's format",
             path=root,
-            found=", ".join(group.strip("/") or "train-images, ..." for group in groups),
+            found=", ".join(group or "train-images, ..." for group in sorted(groups)),
             fix="move the files of one into a separate folder, and give that folder",
         )
-    splits: dict[str, dict[str, Column]] = {}
-    for (_, split), group in files.items():
-        if "images" not in group:
-            raise SourceError("there are labels without images", path=root / group["labels"])
-        splits[split] = {"image": read_idx("image", root / group["images"])}
-        if "labels" in group:
-            splits[split]["label"] = labels = read_idx("label", root / group["labels"])
-            _same_length(root / group["labels"], len(labels), len(splits[split]["image"]))
-    used = [name for group in files.values() for name in group.values()]
-    mapping = _emnist_names(root, groups[0].strip("/"))
+    mapping = f"{groups.pop()}-mapping.txt"
+    classes = _emnist_names(root / mapping) if (root / mapping).is_file() else None
+    for array, column in arrays.items():
+        images = arrays.get(array.replace("label", "image"), column)
+        if len(images) != len(column):
+            raise SourceError(
+                "there are not as many labels as images",
+                path=root,
+                expected=f"{len(images):,} labels",
+                found=f"{len(column):,}",
+                fix="the files belong to two datasets, or one is damaged: download them again",
+            )
     ignored = {"compressed copy of a file": copies} if copies else {}
-    names_of_classes = {"label": mapping} if mapping else {}
-    return Found(splits, [*used, *([_mapping(groups[0])] if mapping else [])], names_of_classes,
-                 (), ignored)  # fmt: skip
+    if classes:
+        used.append(mapping)
+    return Found(arrays, used, {"label": classes} if classes else {}, (), ignored)
 
 
 def read_idx(field: str, path: Path) -> Rows:
@@ -100,35 +107,16 @@ def read_idx(field: str, path: Path) -> Rows:
     return Rows(kind, ((part, start, lengths[0]),), dtype.str, shape, stride, make)
 
 
-def _same_length(path: Path, labels: int, images: int) -> None:
-    if labels != images:
-        raise SourceError(
-            "there are not as many labels as images",
-            path=path,
-            expected=f"{images:,} labels",
-            found=f"{labels:,}",
-            fix="the files belong to two datasets, or one is damaged: download them again",
-        )
-
-
-def _mapping(group: str) -> str:
-    return f"{group.lstrip('/')}-mapping.txt"
-
-
-def _emnist_names(root: Path, group: str) -> tuple[str, ...]:
+def _emnist_names(path: Path) -> tuple[str, ...]:
     """Return the characters of EMNIST's labels, from lines of a label and character codes."""
-    path = root / _mapping(group)
-    if not group or not path.is_file():
-        return ()
     try:
         lines = [[int(n) for n in line.split()] for line in fs.read(path).split(b"\n") if line]
         names = {label: chr(codes[0]) for label, *codes in lines}
+        if not all(0 <= label < 1000 for label in names):
+            raise ValueError(f"the label {max(names)}, which is not from 0 to 999")
     except (ValueError, IndexError, OverflowError) as error:
-        raise damaged(
-            path, "the class name file is damaged", "lines of numbers", str(error)
-        ) from error
-    if not all(0 <= label < 1000 for label in names):
-        raise damaged(path, "the class name file is damaged", "labels up to 999", str(max(names)))
+        what = "the class name file is damaged"
+        raise damaged(path, what, "lines of numbers", str(error)) from error
     return tuple(names.get(label, "N/A") for label in range(max(names, default=-1) + 1))
 
 
@@ -161,8 +149,12 @@ def find_cifar(root: Path, names: Sequence[str]) -> Found:
         of_split = {s: [p] for s in ("train", "test") if (p := base / f"{s}.bin").is_file()}
         labels = {"coarse_label": 0, "label": 1}
         tables = {"coarse_label": "coarse_label_names.txt", "label": "fine_label_names.txt"}
-    splits = {s: _cifar(files, labels) for s, files in of_split.items() if files}
-    if not splits:
+    arrays: dict[str, Column | ShardkitError] = {}
+    for split, files in of_split.items():
+        if files:
+            columns = _cifar(files, labels)
+            arrays.update({f"{split}_{field}": column for field, column in columns.items()})
+    if not arrays:
         raise SourceError(
             "the folder contains no batches of CIFAR",
             path=base,
@@ -175,7 +167,7 @@ def find_cifar(root: Path, names: Sequence[str]) -> Found:
             class_names[field] = tuple(filter(None, map(str.strip, text.split("\n"))))
             used.append(prefix + name)
     used += [prefix + path.name for files in of_split.values() for path in files]
-    return Found(splits, used, class_names)
+    return Found(arrays, used, class_names)
 
 
 def _cifar(files: Sequence[Path], labels: Mapping[str, int]) -> dict[str, Column]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+from shardkit.codecs.array import npy_header
 from shardkit.codecs.media import ARRAYS
 from shardkit.dataset.folders import Contents
 from shardkit.errors import ShardkitError, SourceError, UsageError
@@ -14,7 +14,7 @@ from shardkit.formats.unsupported import CIFAR, HDF5, MNIST, NPZ, Kind, kind_of_
 from shardkit.helpers import os_errors
 from shardkit.metadata.splits import in_order, split_of
 from shardkit.sources.arrays import binary, npy
-from shardkit.sources.arrays.rows import ArraySource, Column, Found
+from shardkit.sources.arrays.rows import LABELS, ArraySource, Column, Found, Part, split_in
 from shardkit.sources.base import Source
 from shardkit.sources.candidate import Candidate, Splits, refuse_metadata
 from shardkit.storage import fs
@@ -22,6 +22,8 @@ from shardkit.storage.walk import is_folder, scandir
 from shardkit.storage.walk import kind_of_file as in_words
 
 _MOST_ROWS = 1 << 23  # allowed for small files
+_NEAR = 10  # values from which on an array of nearly the length of the others is one of them
+_MAX_FIELDS = 16  # `.npy` files in a folder that may be fields of the same samples
 _TEXTS = 20  # text files that may accompany arrays, to describe them
 
 
@@ -32,32 +34,31 @@ def recognise(candidate: Candidate) -> Splits | None:
     told = _of_file(path) if found is None else _of_folder(path, found)
     if told is None:
         return None
-    classes = None if isinstance(recipe.classes, Mapping) else recipe.classes
-    if not candidate.strict or recipe.label_column is not None:
-        classes = None
-    if candidate.together and len(told.splits) > 1:
+    refuse_metadata(recipe, path)
+    splits, others, short = _by_split(path, told.arrays)
+    if candidate.together and len(splits) > 1:
         raise UsageError(
             "arrays of several splits cannot be merged into one",
             path=path,
-            found=", ".join(told.splits),
+            found=", ".join(splits),
             fix="remove --split none, and convert the results together",
         )
-    whole = len(told.splits) == 1
+    own = candidate.strict and recipe.label_column is None
+    classes = recipe.classes if own and not isinstance(recipe.classes, Mapping) else None
     sources: dict[str, Source] = {}
-    for name in in_order(told.splits):
-        _check_rows(path, told.splits[name])
-        source = ArraySource(path, told.splits[name])
-        source.others = _others(told.others.get(name, {}))
+    for name in in_order(splits):
+        _check_rows(path, splits[name])
+        source = ArraySource(path, splits[name])
+        source.others = {**others[name]}
         source.class_names = _named(path, source, told.class_names, classes)
-        sources["" if whole else name] = source
+        sources["" if len(splits) == 1 else name] = source
     first = next(iter(sources.values()))
-    first.ignored = dict(told.ignored)
+    first.ignored = {**told.ignored, **short}
     first.notes = told.notes
     if found is not None:
         rest = Counter(found.ignored)
         rest.subtract(in_words(name.rpartition("/")[2]) for name in told.files)
         first.ignored.update({words: n for words, n in rest.items() if n > 0})
-    refuse_metadata(recipe, path)
     return candidate.labelled(sources)
 
 
@@ -74,10 +75,6 @@ def _check_rows(path: Path, columns: Mapping[str, Column]) -> None:
             found=f"{rows:,}",
             fix="the files are damaged or hold no data: create them again",
         )
-
-
-def _others(errors: Mapping[str, ShardkitError]) -> dict[str, ShardkitError | None]:
-    return dict(errors)
 
 
 def _named(
@@ -101,16 +98,19 @@ def _named(
     return {**found, "label": tuple(classes)}
 
 
+# --- the formats ---------------------------------------------------------------------------------
+
+
 def _of_file(path: Path) -> Found | None:
     if path.name.lower().endswith(".npy"):
-        return npy.find_npy(path)
+        found = npy.find_npy(path.parent, [path.name])
+        return found._replace(arrays={"array": next(iter(found.arrays.values()))})
     kind = kind_of_file(path)
     if kind == MNIST:
-        column = binary.read_idx("image", path)
-        return Found({"": {"image": column}}, [path.name])
+        return Found({"image": binary.read_idx("image", path)}, [path.name])
     if kind == CIFAR:
         return binary.find_cifar(path.parent, [path.name])
-    return _FINDERS[kind](path, [""]) if kind in (NPZ, HDF5) else None
+    return _OF_FILE[kind](path) if kind in _OF_FILE else None
 
 
 def _of_folder(root: Path, found: Contents) -> Found | None:
@@ -119,51 +119,62 @@ def _of_folder(root: Path, found: Contents) -> Found | None:
         return None
     if found.media[ARRAYS] and found.media[ARRAYS] == media:
         return _columns(root, media)
-    kind = next((kind for kind in _FINDERS if kind in found.foreign), None)
-    if kind is None or media or len(found.foreign) > 1:
+    if media or len(found.foreign) != 1:
         return None
-    names = found.foreign[kind]
+    ((kind, names),) = found.foreign.items()
     if found.text_files > max(_TEXTS, len(names)):
         return None
-    return _FINDERS[kind](root, names)
+    if kind in (MNIST, CIFAR):
+        return binary.find_idx(root, names) if kind == MNIST else binary.find_cifar(root, names)
+    return _of_files(root, names, _OF_FILE[kind]) if kind in _OF_FILE else None
 
 
 def _columns(root: Path, count: int) -> Found | None:
-    """Return the few arrays in a folder if they are the fields of the same samples."""
+    """Return the few arrays in a folder if they are the fields of the same samples.
+
+    They are if they have one length and different shapes or types, or are named after splits.
+    """
     with os_errors.explained("list", root), scandir(root) as entries:
         names = sorted(
             e.name for e in entries if e.name.lower().endswith(".npy") and not is_folder(e)
         )
-    if len(names) != count or not npy.are_columns(root, names):
+    if len(names) != count or not 2 <= len(names) <= _MAX_FIELDS:
+        return None
+    lengths: dict[str, set[int]] = defaultdict(set)
+    kinds = set()
+    for name in names:
+        with os_errors.explained("open", root / name):
+            source = Part(root / name).open()
+            header = npy_header(source.read(0, min(npy.HEAD, source.size)))
+        if header is None or not header.shape:
+            return None
+        lengths[split_in(name[:-4])[0]].add(header.shape[0])
+        kinds.add((header.shape[1:], header.descr))
+    if any(len(each) > 1 for each in lengths.values()) or (len(kinds) == 1 and "" in lengths):
         return None
     note = f"{', '.join(names)} are the fields of the same samples: their lengths match"
-    return npy.find_columns(root, names)._replace(notes=(note,))
+    return npy.find_npy(root, names)._replace(notes=(note,))
 
 
-def _each(find: Callable[[Path], Found]) -> Callable[[Path, Sequence[str]], Found]:
-    """Extend `find` to several files that are the splits of a dataset by their names."""
-
-    def found(root: Path, names: Sequence[str]) -> Found:
-        paths = {name: root / name if name else root for name in names}
-        if len(paths) == 1:
-            return find(*paths.values())
-        splits: dict[str, Any] = {}
-        others: dict[str, Any] = {}
-        for path in paths.values():
-            split = split_of(path.name)
-            one = find(path)
-            if split is None or split in splits or list(one.splits) != [""]:
-                raise UsageError(
-                    "the folder contains several files of arrays",
-                    path=root,
-                    found=", ".join(sorted(names)[:5]),
-                    expected="one, or files named after splits: train.npz, test.npz",
-                    fix="give one of them, or several as sources: shardkit convert A B --to ...",
-                )
-            splits[split], others[split] = one.splits[""], one.others.get("", {})
-        return Found(splits, names, others=others)
-
-    return found
+def _of_files(root: Path, names: Sequence[str], find: Callable[[Path], Found]) -> Found:
+    """Return the arrays of a file, or of several files that are named after splits."""
+    if len(names) == 1:
+        return find(root / names[0])
+    arrays: dict[str, Column | ShardkitError] = {}
+    splits: list[str | None] = [None]
+    for name in names:
+        found, split = find(root / name).arrays, split_of(name.rpartition("/")[2])
+        if split in splits or any(split_in(field)[0] for field in found):
+            raise UsageError(
+                "the folder contains several files of arrays",
+                path=root,
+                found=", ".join(sorted(names)[:5]),
+                expected="one, or files named after splits: train.npz, test.npz",
+                fix="give one of them, or several as sources: shardkit convert A B --to ...",
+            )
+        splits.append(split)
+        arrays.update({f"{split}_{field}": array for field, array in found.items()})
+    return Found(arrays, names)
 
 
 def _hdf5(path: Path) -> Found:
@@ -172,9 +183,66 @@ def _hdf5(path: Path) -> Found:
     return find_hdf5(path)
 
 
-_FINDERS: dict[Kind, Callable[[Path, Sequence[str]], Found]] = {
-    MNIST: binary.find_idx,
-    CIFAR: binary.find_cifar,
-    NPZ: _each(npy.find_npz),
-    HDF5: _each(_hdf5),
-}
+_OF_FILE: dict[Kind | None, Callable[[Path], Found]] = {NPZ: npy.find_npz, HDF5: _hdf5}
+
+
+# --- splits and lengths --------------------------------------------------------------------------
+
+
+def _by_split(
+    path: Path, arrays: Mapping[str, Column | ShardkitError]
+) -> tuple[dict[str, dict[str, Column]], dict[str, dict[str, ShardkitError]], Counter[str]]:
+    """Return the fields of each split, the arrays that cannot be fields, and what was ignored.
+
+    The fields are the longest arrays, which have one common length. Raises UsageError if it is not
+    clear which arrays belong together.
+    """
+    groups: dict[str, dict[str, Column]] = defaultdict(dict)
+    others: dict[str, dict[str, ShardkitError]] = defaultdict(dict)
+    split = any(split_in(name)[0] for name in arrays)
+    for name, array in arrays.items():
+        group, field = split_in(name) if split else ("", name)
+        if isinstance(array, ShardkitError):
+            others[group][field] = array
+        else:
+            groups[group][field] = array
+    alone = groups.pop("", {}) if split and groups.keys() - {""} else {}
+    ignored = Counter({f"array {name!r}, which belongs to no split": 1 for name in alone})
+    if not groups:
+        for errors in others.values():
+            raise next(iter(errors.values())).located(path=path)
+        raise SourceError("there are no arrays", path=path)
+    for columns in groups.values():
+        for name in _short(path, columns):
+            del columns[name]
+            ignored[f"array {name!r} of another length"] += 1
+    return groups, others, ignored
+
+
+def _short(path: Path, columns: Mapping[str, Column]) -> list[str]:
+    """Return the names of the arrays that are not the longest, no two of which are equally long."""
+    lengths = Counter(len(column) for column in columns.values())
+    longest = max(lengths)
+    if any(count > 1 for length, count in lengths.items() if length != longest):
+        found = ", ".join(f"{name!r} of {len(column):,}" for name, column in columns.items())
+        raise UsageError(
+            "the arrays have several lengths, so it is not clear what a sample is",
+            path=path,
+            expected="one length for all samples; or names such as train_images, test_images",
+            found=found,
+            fix="save the arrays that belong together in separate files",
+        )
+    short = [name for name, column in columns.items() if len(column) < longest]
+    for name in short:
+        # A few values may be names of classes or means of channels.
+        near = len(columns[name]) >= _NEAR and 2 * len(columns[name]) > longest
+        if near or name.lower() in LABELS:
+            raise UsageError(
+                f"the array {name!r} is not as long as the others",
+                path=path,
+                expected=f"{longest:,} values",
+                found=f"{len(columns[name]):,}",
+                fix="save it with one value per sample, or in a file of its own if it is not part"
+                " of the samples",
+            )
+    return short

@@ -15,9 +15,8 @@ from shardkit.codecs.media import guess
 from shardkit.errors import FormatError, ShardkitError, SourceError, UsageError
 from shardkit.helpers.extras import extra
 from shardkit.metadata.splits import KINDS
-from shardkit.schema import Array, Bytes, FieldType, Text, int64
-from shardkit.sources.arrays.npy import arranged
-from shardkit.sources.arrays.rows import Column, Found, kind_of, unusable
+from shardkit.schema import Array, Bytes, FieldType, Text
+from shardkit.sources.arrays.rows import Column, Found, kind_of, single, unusable
 from shardkit.storage import fs
 from shardkit.storage.remote.path import RemotePath
 
@@ -74,8 +73,7 @@ def _value(kind: FieldType, value: Any) -> Any:
         return np.array(value, kind.dtype)
     if isinstance(kind, Bytes):  # including encoded files
         return value.tobytes() if isinstance(value, np.ndarray) else bytes(value)
-    number = np.asarray(value).reshape(-1)[0].item()
-    return int64(number) if isinstance(number, int) and not isinstance(number, bool) else number
+    return single(np.asarray(value))
 
 
 def find_hdf5(path: Path) -> Found:
@@ -109,8 +107,11 @@ def find_hdf5(path: Path) -> Found:
             expected="datasets whose first dimension is that of the samples; or groups train, test",
             fix="read the file with h5py, and write its samples with shardkit.create",
         )
-    told = arranged(path, {_flat(name): column for name, column in columns.items()}, [path.name])
-    return told._replace(class_names={_flat(n): values for n, values in names.items()})
+    return Found(
+        {_flat(name): column for name, column in columns.items()},
+        [path.name],
+        {_flat(name): values for name, values in names.items()},
+    )
 
 
 def _flat(name: str) -> str:

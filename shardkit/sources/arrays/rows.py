@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,10 @@ import xxhash
 
 from shardkit.codecs.compression import COMPRESSED_BLOCK, unpacked
 from shardkit.errors import DamagedError, FormatError, SourceError, drop_option
+from shardkit.codecs.compression import COMPRESSED_BLOCK
+from shardkit.codecs.unpack import unpacked
+from shardkit.errors import DamagedError, FormatError, ShardkitError, SourceError, drop_option
+from shardkit.metadata.splits import KINDS
 from shardkit.sample import Sample
 from shardkit.schema import (
     Array,
@@ -126,33 +131,21 @@ def copied(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return values.copy()
 
 
-def _text(value: npt.NDArray[Any]) -> str:
-    return str(value[()])
+def single(value: npt.NDArray[Any]) -> Any:
+    """The only value of an array, as Python's own type."""
+    found = value.reshape(-1)[0].item()
+    if isinstance(found, np.floating):  # which Python's float does not hold exactly
+        return float(found)
+    return int64(found) if type(found) is int else found
 
 
-def _bytes(value: npt.NDArray[Any]) -> bytes:
-    return bytes(value[()])
-
-
-def _int(value: npt.NDArray[Any]) -> int:
-    return int64(int(value.reshape(-1)[0]))
-
-
-def _float(value: npt.NDArray[Any]) -> float:
-    return float(value[()])
-
-
-def _bool(value: npt.NDArray[Any]) -> bool:
-    return bool(value[()])
-
-
-_SINGLE: dict[str, tuple[FieldType, Make]] = {
-    "b": (Bool(), _bool),
-    "i": (Int(), _int),
-    "u": (Int(), _int),
-    "f": (Float(), _float),
-    "U": (Text(), _text),
-    "S": (Bytes(), _bytes),
+_SINGLE: dict[str, FieldType] = {
+    "b": Bool(),
+    "i": Int(),
+    "u": Int(),
+    "f": Float(),
+    "U": Text(),
+    "S": Bytes(),
 }
 LABELS = ("label", "labels", "target", "targets", "y")
 
@@ -167,10 +160,26 @@ def kind_of(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[Fi
         what = "Python objects, which are pickled" if dtype.hasobject else f"records of {dtype}"
         raise unusable(name, what)
     if shape == (1,) and dtype.kind in "iu" and name in LABELS:
-        return Int(), _int
+        return Int(), single
     if shape == () and dtype.kind in _SINGLE:
-        return _SINGLE[dtype.kind]
+        return _SINGLE[dtype.kind], single
     return Array(dtype.str, shape), copied
+
+
+_WORDS = re.compile(r"[_.\-]")
+
+
+def split_in(name: str) -> tuple[str, str]:
+    """Return the split that an array is named after, "" if none, and the rest of its name.
+
+    >>> split_in("train_images"), split_in("x_test"), split_in("features")
+    (('train', 'images'), ('test', 'x'), ('', 'features'))
+    """
+    words = _WORDS.split(name)
+    for at, rest in ((0, words[1:]), (-1, words[:-1])):
+        if words[at].lower() in KINDS:
+            return words[at].lower(), "_".join(rest) or "array"
+    return "", name
 
 
 def unusable(name: str, found: str) -> FormatError:
@@ -185,14 +194,16 @@ def unusable(name: str, found: str) -> FormatError:
 
 
 class Found(NamedTuple):
-    """What was found at a path: the columns of each split, and the files that contain them."""
+    """What was found at a path: arrays by name, and the files that contain them.
 
-    splits: Mapping[str, Mapping[str, Column]]
+    The names may begin or end with that of a split. An array that cannot be a field is an error.
+    """
+
+    arrays: Mapping[str, Column | ShardkitError]
     files: Sequence[str]
     class_names: Mapping[str, tuple[str, ...]] = {}
     notes: Sequence[str] = ()
     ignored: Mapping[str, int] = {}
-    others: Mapping[str, Any] = {}  # by split, the arrays that cannot be fields
 
 
 class ArraySource(Source):
@@ -229,10 +240,6 @@ class ArraySource(Source):
             except Exception as error:
                 found = fs.unreadable(error, column.files[0], number)
                 raise found from found.__cause__
-        return self._checked(sample)
-
-    def _checked(self, sample: Sample) -> Sample:
-        """Return the sample after checking that its labels are valid for their classes."""
         for field, names in self.class_names.items():
             check_label(sample, field, names)
         return sample
