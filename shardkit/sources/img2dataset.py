@@ -26,11 +26,9 @@ from shardkit.options import ALL_FIELDS, Selection
 from shardkit.sample import Sample
 from shardkit.schema import Schema
 from shardkit.sources.base import Indices, Source, SourceWrapper
+from shardkit.sources.candidate import Candidate, Splits
 from shardkit.sources.columns import Metadata
 from shardkit.sources.dataset import DatasetSource
-from shardkit.sources.candidate import Candidate, Splits
-from shardkit.sources.dataset import DatasetSource
-from shardkit.sources.file_metadata import Metadata
 from shardkit.sources.folder_scan import checked, scan_splits
 from shardkit.sources.metadata import add_columns, join
 from shardkit.sources.tables import Table

@@ -10,10 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError
-from shardkit.schema import Schema, Text
-from shardkit.sources.columns import Column, Metadata
-from shardkit.sources.file_table import FileTable
 from shardkit.codecs.media import AUDIO
 from shardkit.dataset.folders import media_of
 from shardkit.errors import ShardkitError, UsageError

@@ -9,8 +9,7 @@ import numpy as np
 
 from shardkit.errors import SampleError, ShardkitError, SourceError
 from shardkit.schema import Schema, Text
-from shardkit.sources.columns import Column
-from shardkit.sources.file_metadata import Metadata
+from shardkit.sources.columns import Column, Metadata
 from shardkit.sources.file_table import FileTable
 from shardkit.storage import fs
 

@@ -22,8 +22,6 @@ from shardkit.conversion.outline import Outline
 from shardkit.conversion.plan import Plan, Task, make_plan
 from shardkit.conversion.publish import named_shard, write_lists
 from shardkit.conversion.run import work_of
-from shardkit.conversion.split import Split
-from shardkit.conversion.shards import Content
 from shardkit.conversion.splits import Split
 from shardkit.conversion.target import Target
 from shardkit.conversion.work import TaskShard, is_finished, read_result, run_task

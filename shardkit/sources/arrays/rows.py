@@ -16,9 +16,6 @@ import numpy.typing as npt
 import xxhash
 
 from shardkit.codecs.compression import COMPRESSED_BLOCK, unpacked
-from shardkit.errors import DamagedError, FormatError, SourceError, drop_option
-from shardkit.codecs.compression import COMPRESSED_BLOCK
-from shardkit.codecs.unpack import unpacked
 from shardkit.errors import DamagedError, FormatError, ShardkitError, SourceError, drop_option
 from shardkit.metadata.splits import KINDS
 from shardkit.sample import Sample
