@@ -111,20 +111,7 @@ def _contender_row(contender: dict[str, Any]) -> tuple[str, str]:
     words = f"{contender['format']}: {amount}{where}"
     if contender["format"] == FOLDER:
         words += "; workers are of torch's DataLoader with Pillow, without shardkit"
-    if "downloads" in contender:
-        words += f"; {_network(contender['downloads'], contender['cache_limit'])}"
     return contender["name"], words
-
-
-def _network(downloads: int, limit: int | None) -> str:
-    """How much of a dataset at a URL is downloaded, and whether that affects the figures."""
-    words = f"first runs download about {size(downloads)}, and are not counted"
-    if limit is None or downloads < limit:
-        return f"{words}: the others read from the cache"
-    return (
-        f"{words}; the cache has room for {size(limit)}: the others download the rest again, and"
-        " figures include the network (set SHARDKIT_CACHE_LIMIT for more room)"
-    )
 
 
 def _show_measure(measure: str, report: dict[str, Any]) -> None:

@@ -23,7 +23,6 @@ from shardkit.performance.defaults import FOLDER, image_field, stored_bytes, usu
 from shardkit.performance.machine import about_machine, file_system, versions
 from shardkit.schema import Image
 from shardkit.storage import fs
-from shardkit.storage.page_cache import cache_from
 from shardkit.storage.remote.path import RemotePath
 from shardkit.stream.ranks import default_threads
 
@@ -195,7 +194,7 @@ def _contenders(paths: Sequence[str | os.PathLike[str]], limit: int) -> dict[str
 
 def _about(name: str, contender: Contender) -> dict[str, Any]:
     path, dataset = contender.path, contender.dataset
-    about = {
+    return {
         "name": name,
         "format": dataset.format,
         "path": str(path),
@@ -204,11 +203,6 @@ def _about(name: str, contender: Contender) -> dict[str, Any]:
         "bytes": stored_bytes(dataset),
         "file_system": None if isinstance(path, RemotePath) else file_system(path),
     }
-    if isinstance(path, RemotePath):
-        share = min(contender.limit / len(dataset), 1)
-        about["downloads"] = round(stored_bytes(dataset) * share)
-        about["cache_limit"] = cache_from().limit
-    return about
 
 
 def _settings(

@@ -5,7 +5,6 @@ Unlike `storage.checksum`, which may use digests remembered from writing, this r
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import posixpath
 import stat
@@ -22,7 +21,7 @@ from shardkit.formats import FORMATS
 from shardkit.helpers import os_errors
 from shardkit.metadata.manifest import File
 from shardkit.storage.byte_source import ByteSource, open_source
-from shardkit.storage.checksums import CHECKSUM, DIGEST, PIECE, WHOLE, Hasher, checksum_of, count
+from shardkit.storage.checksums import CHECKSUM, DIGEST, PIECE, WHOLE, checksum_of, count
 from shardkit.storage.remote.path import RemotePath
 from shardkit.verification.work import Meter, in_threads, in_words, numbered, runs
 
@@ -148,7 +147,7 @@ class FileCheck:
             return self._errors[min(self._errors)]
         digests = b"".join(found for _, found in sorted(self._found.items()))
         found = checksum_of(digests) if self._kind == CHECKSUM else digests.hex()
-        if self.file.checksum == found or self.file.checksum == self._found_again():
+        if self.file.checksum == found:
             return None
         offset = None
         if self._known and self._pieces > 1:
@@ -205,18 +204,6 @@ class FileCheck:
         if path.store.pages is not None:  # so that later reads do not request it again
             path.store.pages.add(path, number, piece)
         return piece, found
-
-    def _found_again(self) -> str | None:
-        """The checksum from requesting a remote file again, if its pieces have no digests."""
-        path = self._path
-        if not isinstance(path, RemotePath) or (self._known and self._kind == CHECKSUM):
-            return None
-        whole = Hasher() if self._kind == CHECKSUM else xxhash.xxh3_128()
-        with contextlib.suppress(ShardkitError):  # the first result stands
-            for start in range(0, self.file.bytes, PIECE):
-                stop = min(start + PIECE, self.file.bytes)
-                whole.update(path.store.read(path.key, start, stop, past_caches=True))
-        return checksum_of(whole.digests()) if isinstance(whole, Hasher) else whole.hexdigest()
 
     @cached_property
     def _source(self) -> ByteSource:

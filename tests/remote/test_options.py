@@ -6,7 +6,6 @@ import os
 import pytest
 
 import shardkit
-from shardkit.cli.bench import _network
 from shardkit.errors import UsageError
 from shardkit.inspection.inspect import inspect
 from shardkit.performance.contender import MEASURES
@@ -98,21 +97,15 @@ def test_commands_take_them(data, local, tmp_path):
 
 
 def test_bench_takes_them_and_measures_work_apart_from_downloads(seen, tmp_path):
-    """Each sample comes once for `read`, `decode` and `load` each, of any rounds; where the cache
-    has no room for them, bench says what it measures."""
+    """Each sample comes once for `read`, `decode` and `load` each, of any rounds."""
     url = seen.url("photos")
     command = ("bench", url, "--rounds", "2", "--threads", "1", "--batch-size", "8")
     report = json.loads(run(seen, tmp_path, *command, "--json").stdout)
     (contender,) = report["contenders"]
     assert contender["path"] == url
-    assert (contender["downloads"], contender["cache_limit"]) == (contender["bytes"], 1 << 30)
     assert {r["measure"]: r["error"] for r in report["runs"]} == dict.fromkeys(MEASURES)
     shards = [e.target for e in seen.proxy.log() if e.method == "GET" and e.target[-4:] == ".tar"]
     assert 4 <= len(shards) <= 3 * len(set(shards))
-    words = " ".join(run(seen, tmp_path, *command).stdout.split())
-    assert "first runs download about" in words
-    assert "the others read from the cache" in words
-    assert "include the network" in _network(5000, 4000)
 
 
 def test_a_wrong_one_is_named_and_no_value_is(data, tmp_path):
