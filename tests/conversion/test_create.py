@@ -9,7 +9,7 @@ import pytest
 
 import shardkit
 from shardkit.errors import FormatError, OutputError, SampleError, ShardkitError, UsageError
-from shardkit.formats.tfrecord.writer import TFRecordWriter
+from shardkit.formats.tfrecord.records import TFRecordWriter
 from shardkit.testing import EVERYTHING, assert_same, everything, make_image
 from tests.codecs.sample_images import encoded, opened, photo
 from tests.conversion.conftest import raised

@@ -13,8 +13,7 @@ import numpy.typing as npt
 from shardkit.errors import FormatError
 from shardkit.formats.array_record.records import Records, TransposedError
 from shardkit.formats.base import KEY
-from shardkit.formats.tfrecord.reader import ExampleReader
-from shardkit.formats.tfrecord.third_party import scan
+from shardkit.formats.tfrecord.reader import ExampleReader, scan
 from shardkit.sample import Sample
 from shardkit.schema import Bytes, Schema
 from shardkit.storage.byte_source import open_source

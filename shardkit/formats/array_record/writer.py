@@ -14,7 +14,7 @@ from pathlib import Path
 
 from shardkit.formats.array_record.records import BLOCK, BLOCK_HEADER
 from shardkit.formats.base import ShardSpec, ShardWriter
-from shardkit.formats.tfrecord.writer import example
+from shardkit.formats.tfrecord.example import example
 from shardkit.helpers import os_errors
 from shardkit.helpers.extras import extra
 from shardkit.sample import Sample

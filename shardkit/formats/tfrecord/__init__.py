@@ -1,11 +1,8 @@
 """TFRecord files of tf.train.Example, compatible with TensorFlow and TFDS.
 
-example.py       encodes and decodes the messages, without the protobuf library
-records.py       records with their checksums, and the index beside a shard
-values.py        conversion of fields to features and back, and TensorFlow's parsing arguments
-writer.py        writes records in one pass
-reader.py        random access by the index
-third_party.py   guesses the fields of files of other programs
+example.py   how fields become features, and the encoding of the messages
+reader.py    reads messages, and guesses the fields of files of other programs
+records.py   a file's records with their checksums: random access by an index, writing, joining
 """
 
 from __future__ import annotations
@@ -18,10 +15,15 @@ import numpy.typing as npt
 
 from shardkit.errors import FormatError, rename_option
 from shardkit.formats.base import Format
-from shardkit.formats.tfrecord.example import BYTES
-from shardkit.formats.tfrecord.reader import TFRecordReader
-from shardkit.formats.tfrecord.values import EXACT, SHAPE, features_table, list_of, raw_table
-from shardkit.formats.tfrecord.writer import TFRecordWriter, join
+from shardkit.formats.tfrecord.example import (
+    BYTES,
+    EXACT,
+    SHAPE,
+    features_table,
+    list_of,
+    raw_table,
+)
+from shardkit.formats.tfrecord.records import TFRecordReader, TFRecordWriter, join
 from shardkit.schema import Array, Schema
 
 

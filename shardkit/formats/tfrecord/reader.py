@@ -1,31 +1,50 @@
-"""Random access to a TFRecord file, by an index of its records."""
+"""Reads Examples, independent of the file format, and guesses the fields of those of others."""
 
 from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from shardkit.codecs.array import load_table
+from shardkit.codecs.media import guess
+from shardkit.errors import FormatError, ShardkitError, drop_option
 from shardkit.formats.base import KEY, ShardReader, numbered_key, unforeseen
-from shardkit.formats.compressed import Words, opened
-from shardkit.formats.tfrecord import records
-from shardkit.formats.tfrecord.example import Feature, feature, features
-from shardkit.formats.tfrecord.records import HEAD, INDEX, ROW, is_header, payload, scanned
-from shardkit.formats.tfrecord.third_party import is_absent, scan
-from shardkit.formats.tfrecord.values import decoded
+from shardkit.formats.tfrecord.example import (
+    EXACT,
+    FLOATS,
+    INTS,
+    LISTS,
+    Feature,
+    decoded,
+    feature,
+    features,
+)
+from shardkit.helpers.names import is_safe
 from shardkit.sample import JsonText, Sample, key_of
-from shardkit.schema import Array, Images, Scalar
-from shardkit.storage.byte_source import ByteSource, Memory, Table, open_source
+from shardkit.schema import (
+    RESERVED,
+    Array,
+    Bytes,
+    FieldType,
+    Float,
+    Image,
+    Images,
+    Int,
+    Json,
+    Scalar,
+    Text,
+)
+from shardkit.storage import fs
+from shardkit.storage.byte_source import ByteSource
 
-_COMPRESSED = Words("a compressed TFRecord file", "compressed TFRecord files", "tfrecord")
 _SUFFIX = re.compile(r"\.(tfrecord|array_?record)")
+_LOOKED_AT, _BYTES = 100, 8 << 20  # limits for the evenly spaced records that are examined
+_LABELS = 16 << 20  # bytes that are read of a file with class names
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
 class ExampleReader(ShardReader):
@@ -71,7 +90,7 @@ class ExampleReader(ShardReader):
             if fields is not None and name not in fields:
                 continue
             found = get(name)
-            if found is None or is_absent(found, name in self._lists):
+            if found is None or _is_absent(found, name in self._lists):
                 if not kind.optional:
                     raise ValueError(f"the record has no value for {name!r}")
             elif name in self._texts:
@@ -82,43 +101,113 @@ class ExampleReader(ShardReader):
         return sample
 
 
-class TFRecordReader(ExampleReader):
-    def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
-        index = records.index_path(path)
-        if layout is None or "index" in layout or not index.exists():
-            source, self.temporary_bytes = opened(path, _COMPRESSED, is_header)
-            if layout is None:
-                index_of = scanned(source)
-                read = partial(_payload, source, index_of)
-                found = scan(path, len(index_of) // ROW.size, read)
-                layout = {**found, "index": index_of}
-            elif "index" not in layout:
-                layout = {**layout, "index": scanned(source)}
-            rows: bytes = layout["index"]
-            self._index = Table(Memory(rows, path), 0, len(rows) // ROW.size, INDEX)
-        else:
-            source = open_source(path)
-            self._index = load_table(index, INDEX, "the index of a shard")
-            self.in_memory = self._index.in_memory
-        super().__init__(path, layout, source)
-
-    def __len__(self) -> int:
-        return len(self._index)
-
-    def record(self, position: int, numbers: bool) -> tuple[bytes, bool]:
-        offset, size, head = ROW.unpack(self._index.record(position))
-        if numbers and HEAD < head < size:
-            return self.source.read(offset + HEAD, head - HEAD), False
-        return payload(self.source, offset, size), True
-
-    def offset(self, position: int, field: str) -> int:
-        return int(ROW.unpack(self._index.record(position))[0])
-
-    def spans(self) -> npt.NDArray[np.int64]:
-        rows = np.concatenate([np.zeros(0, INDEX), *self._index.chunks()])
-        return np.stack([rows["offset"], rows["offset"] + rows["size"]], axis=1).astype(np.int64)
+# --- files of other programs ---------------------------------------------------------------------
 
 
-def _payload(source: ByteSource, index: bytes, number: int) -> bytes:
-    offset, size, _ = ROW.unpack_from(index, number * ROW.size)
-    return payload(source, offset, size)
+def scan(path: Path, count: int, read: Callable[[int], bytes]) -> dict[str, Any]:
+    """The layout of `count` records: schema, `known` features, and those that are lists of text."""
+    samples = _some(path, count, read)
+    known = dict.fromkeys(name for sample in samples for name in sample)
+    exact = {name + EXACT for name in known}
+    fields: dict[str, FieldType] = {}
+    unusable: dict[str, ShardkitError] = {}
+    texts = []
+    for name in [name for name in known if name not in RESERVED | exact]:
+        found = [sample[name] for sample in samples if name in sample]
+        try:
+            kind, many = _type(name, [each for each in found if each.list])
+        except ValueError as error:
+            what, fix = f"the feature {name!r} cannot be read: {error}", drop_option(name)
+            unusable[name] = FormatError(what, fix=f"convert without it: {fix}")
+            continue
+        there = sum(not _is_absent(each, many) for each in found)
+        fields[name] = replace(kind, optional=there < len(samples))
+        texts += [name] if many and isinstance(kind, Json) else []
+    return {
+        "schema": {name: kind.to_json() for name, kind in fields.items()},
+        "known": list(known),
+        "texts": texts,
+        "classes": _classes(path.parent, fields),
+        "unusable": unusable,
+        "guessed": [n for n, k in fields.items() if len(samples) < count and not k.optional],
+        "ignored": {f"feature {name!r}": 1 for name in known if name in RESERVED - {KEY}},
+    }
+
+
+def _classes(folder: Path, fields: dict[str, FieldType]) -> dict[str, list[str]]:
+    """The class names in TFDS's labels files."""
+    found = {}
+    for name, kind in fields.items():
+        if isinstance(kind, Int) and is_safe(name, flat=True):
+            file = folder / f"{name}.labels.txt"
+            if file.is_file():
+                text = fs.read(file, _LABELS)[:_LABELS].decode("utf-8", "replace")
+                found[name] = text.splitlines()
+    return found
+
+
+def _some(path: Path, count: int, read: Callable[[int], bytes]) -> list[dict[str, Feature]]:
+    """The features of some records."""
+    step, left = max(-(-count // _LOOKED_AT), 1), _BYTES
+    samples: list[dict[str, Feature]] = []
+    problem = "they have no features"
+    for number in range(0, count, step):
+        if left < 0:
+            break
+        try:
+            data = read(number)
+            left -= len(data)
+            samples.append({n: feature(data, span) for n, span in features(data).items()})
+        except ValueError as error:  # raised again when the record is read
+            problem = f"record {number:,}: {error}"
+    if count and not any(samples):
+        raise FormatError(
+            f"none of the examined records can be read: {problem}",
+            path=path,
+            expected="features that are lists of bytes, floats or int64, and no SequenceExample",
+            fix="read them with TensorFlow, and write the samples with shardkit.create",
+        )
+    return samples
+
+
+def _is_absent(found: Feature, many: bool) -> bool:
+    """Whether a feature has no value. If values are lists (`many`), an empty list is a value."""
+    return not found.list or not (many or found.parts)
+
+
+def _type(name: str, found: list[Feature]) -> tuple[FieldType, bool]:
+    """The type of a feature, and whether its values are lists."""
+    lists = {each.list for each in found}
+    if len(lists) > 1:
+        raise ValueError("it is " + " and ".join(LISTS[n] for n in sorted(lists)))
+    counts = {len(each) for each in found}
+    if lists & {INTS, FLOATS}:
+        whole = INTS in lists
+        if counts == {1}:
+            return (Int() if whole else Float()), False
+        return Array("<i8" if whole else "<f4", (None,)), True
+    values, many = [part for each in found for part in each.parts], not counts <= {0, 1}
+    kinds = {guess(value[:64]) for value in values}
+    kind = kinds.pop() if len(kinds) == 1 else None
+    if many:
+        if kind is Image or all(map(_is_text, values)):
+            return (Images() if kind is Image else Json()), True
+        raise ValueError("its values are lists of bytes, which no field type supports")
+    if kind is None and all(map(_is_text, values)):
+        kind = Json if name.lower().endswith("json") and all(map(_is_json, values)) else Text
+    return (kind or Bytes)(), False
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        return not _CONTROL.search(value.decode())
+    except UnicodeDecodeError:
+        return False
+
+
+def _is_json(value: bytes) -> bool:
+    try:
+        JsonText.checked(value.decode())
+    except (ValueError, RecursionError):
+        return False
+    return True
