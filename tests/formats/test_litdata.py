@@ -15,8 +15,7 @@ from shardkit.codecs.array import dump_array
 from shardkit.errors import DamagedError, FormatError, SampleError
 from shardkit.formats import get_format
 from shardkit.formats.base import ShardSpec
-from shardkit.formats.litdata.nested import load_json
-from shardkit.formats.litdata.values import serializer
+from shardkit.formats.litdata.values import load_json, serializer
 from shardkit.formats.testing_samples import assert_same, make_image, write_shard
 from shardkit.schema import Array, Bytes, Image, Images, Int, Json, Schema
 from shardkit.testing import FormatContract

@@ -19,7 +19,7 @@ from shardkit.testing import EVERYTHING
 from tests.formats.refusals import refused
 
 BOTH = pytest.mark.parametrize("name", ["litdata", "mds"])
-WRITERS = {"litdata": "litdata.writer.LitDataWriter", "mds": "mds.writer.MdsWriter"}
+WRITERS = {"litdata": "litdata.chunk.LitDataWriter", "mds": "mds.shard.MdsWriter"}
 
 
 @BOTH

@@ -1,10 +1,9 @@
 """LitData datasets: chunks of samples, and an index.json that describes how to read them.
 
-values.py    LitData's serializers; nested.py: the one for lists and objects
-index.py     index.json
-chunk.py     where the samples of a chunk are, and how they are compressed
-reader.py    random access; rows.py: the same for rows that LitData stores as Arrow
-writer.py    writes a chunk in one pass
+values.py   LitData's serializers
+index.py    index.json
+chunk.py    reads and writes the samples of a chunk
+rows.py     reads rows that LitData stores as Arrow
 """
 
 from __future__ import annotations
@@ -12,14 +11,40 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from shardkit.formats.base import Format
-from shardkit.formats.litdata.index import leaves_of, load, write_index
-from shardkit.formats.litdata.reader import open_chunk
+from shardkit.errors import FormatError
+from shardkit.formats.base import Format, ShardReader
+from shardkit.formats.litdata.chunk import LitDataReader, LitDataWriter, rows_of
+from shardkit.formats.litdata.index import NAME, leaves_of, load, write_index
 from shardkit.formats.litdata.values import FILE
-from shardkit.formats.litdata.writer import LitDataWriter
 from shardkit.formats.offsets import LARGEST
+from shardkit.helpers.extras import extra
 from shardkit.metadata.manifest import Manifest
 from shardkit.schema import Array, Image, Schema
+from shardkit.storage.byte_source import open_source
+
+
+def open_chunk(path: Path, layout: dict[str, Any] | None = None) -> ShardReader:
+    """The reader of a chunk: of samples, or of rows that LitData stores as Arrow."""
+    if layout is None:
+        layout = _of_index(path)
+    if "rows" not in layout and ("leaves" not in layout or rows_of(open_source(path)) is None):
+        return LitDataReader(path, layout)
+    with extra("arrow", "reading text rows of LitData"):
+        from shardkit.formats.litdata.rows import RowsReader
+    return RowsReader(path, layout if "rows" in layout else None)
+
+
+def _of_index(path: Path) -> dict[str, Any]:
+    """The layout of a chunk, from index.json."""
+    index = load(path.parent)
+    if index is None or path.name not in index.samples:
+        raise FormatError(
+            "a chunk can only be read with an index.json beside it that lists it",
+            path=path,
+            expected=str(path.with_name(NAME)),
+            fix="copy the index.json too, and give the folder",
+        )
+    return {**index.layout, "samples": index.samples[path.name]}
 
 
 class LitData(Format):

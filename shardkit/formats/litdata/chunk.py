@@ -1,14 +1,33 @@
-"""Locates the samples of a chunk, which may be compressed one by one, in frames or as a whole."""
+"""Reads and writes chunks: offsets, then for each sample the sizes of its values and the values.
+
+LitData compresses the samples of a chunk one by one, in frames, or the chunk as a whole.
+"""
 
 from __future__ import annotations
 
+import json
 import struct
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.codecs.compression import COMPRESSED_BLOCK, compression_of, decompressed, unpacked
 from shardkit.errors import DamagedError, FormatError
 from shardkit.storage.byte_source import ByteSource, Memory, Part, Table
+from shardkit.codecs.compression import COMPRESSED_BLOCK, compression_of, decompressed
+from shardkit.codecs.unpack import unpacked
+from shardkit.errors import DamagedError, FormatError, drop_option
+from shardkit.formats.base import KEY, ShardReader, ShardSpec, encoded, key_bytes, numbered_key
+from shardkit.formats.litdata.index import leaves_of
+from shardkit.formats.litdata.values import absent, decoder, encoder, guessed
+from shardkit.formats.offsets import OffsetsWriter
+from shardkit.formats.packed import Packed
+from shardkit.sample import JsonText, Sample, key_of
+from shardkit.schema import RESERVED, Schema
+from shardkit.storage.byte_source import ByteSource, Memory, Part, Table, open_source
 
 _FRAMED = b"LDFZ01\0\0"
 _PREFIX = struct.Struct("<8sHHIII")  # magic, version, flags, samples, samples per frame, frames
@@ -25,8 +44,10 @@ class Items:
 
     count: int
 
-    def __init__(self, source: ByteSource) -> None:
+    def __init__(self, source: ByteSource, *, each: bool = False) -> None:
+        """`each`: samples are compressed one by one (`compression_level="sample"`)."""
         (self.count,) = struct.unpack("<I", source.read(0, 4))
+        self.each = each
         self.source, self.offsets = source, Table(source, 4, self.count + 1, "<u4")
         end = int(self.offsets.slice(self.count, self.count + 1)[0])
         if end > source.size:
@@ -39,14 +60,9 @@ class Items:
         return start, stop
 
     def item(self, position: int) -> Item:
-        return self.source, *self.bounds(position)
-
-
-class Compressed(Items):
-    """A chunk whose samples are compressed one by one (`compression_level="sample"`)."""
-
-    def item(self, position: int) -> Item:
         start, stop = self.bounds(position)
+        if not self.each:
+            return self.source, start, stop
         data = _inflated(self.source.read(start, stop - start))
         return Memory(data, self.source.path), 0, len(data)
 
@@ -56,25 +72,26 @@ class Framed(Items):
 
     def __init__(self, source: ByteSource) -> None:
         head = _PREFIX.unpack(source.read(0, _PREFIX.size))
-        _, version, _, self.count, self._each, frames = head
+        _, version, _, self.count, self._per_frame, frames = head
         if version != 1:
             raise FormatError("unsupported version of the chunk", path=source.path, offset=8)
-        if not self._each or frames != -(-self.count // self._each):
+        if not self._per_frame or frames != -(-self.count // self._per_frame):
             raise DamagedError("the header of the chunk is damaged", path=source.path, offset=12)
         start = _PREFIX.size
+        self.each = True
         self.source, self.offsets = source, Table(source, start, self.count + 1, "<u4")
         start += 4 * (self.count + 1)
         self._frames = Table(source, start, frames, np.dtype((np.void, _FRAME.size)))
         self._latest = (-1, b"")  # one tuple, so that threads replace both values at once
 
     def item(self, position: int) -> Item:
-        number = position // self._each
+        number = position // self._per_frame
         latest, data = self._latest
         if latest != number:
             _, _, at, stored, size = _FRAME.unpack(self._frames.record(number))
             data = _inflated(self.source.read(at, stored), size)
             self._latest = (number, data)
-        base, _ = self.bounds(number * self._each)
+        base, _ = self.bounds(number * self._per_frame)
         start, stop = self.bounds(position)
         return Memory(data, self.source.path), start - base, stop - base
 
@@ -95,7 +112,7 @@ def items_of(source: ByteSource, each: bool) -> tuple[Items, int]:
         blocks = source.blocks(COMPRESSED_BLOCK)
         source = unpacked(source.path, blocks, "zst", "a compressed chunk")
         return Items(source), source.size
-    return (Compressed if each else Items)(source), 0
+    return Items(source, each=each), 0
 
 
 def _inflated(data: bytes, size: int | None = None) -> bytes:
@@ -109,3 +126,133 @@ def _inflated(data: bytes, size: int | None = None) -> bytes:
     if size is not None and len(found) != size:
         raise ValueError(f"a frame does not decompress to {size:,} bytes")
     return bytes(found)
+
+
+class LitDataReader(ShardReader):
+    """A chunk of samples; each is stored as the sizes of its values, then the values."""
+
+    _items: Items | None
+    _count: int
+
+    def __init__(self, path: Path, layout: dict[str, Any]) -> None:
+        self.path, source = path, open_source(path)
+        leaves = layout.get("leaves") or leaves_of(Schema.from_json(layout["schema"]))
+        self._names = [name for name, _ in leaves]
+        # Tokens have no sizes before them: they are all that follows no values.
+        self._packed = Packed([] if layout.get("tokens") else [None] * len(leaves), rest=True)
+        self._items, self.temporary_bytes = items_of(source, layout.get("each", False))
+        self._count = self._items.count
+        if self._count != layout.get("samples", self._count):
+            raise DamagedError(
+                "the chunk does not have as many samples as index.json says",
+                path=path,
+                expected=f"{layout['samples']:,}",
+                found=f"{self._count:,}",
+            )
+        if "schema" not in layout:
+            layout = self._guessed(layout)
+        super().__init__(path, layout, source)
+        self._decoders = [
+            (number, name, decoder(stored, self.schema[name]))
+            for number, (name, stored) in enumerate(leaves)
+            if name in self.schema
+        ]
+        self._key = self._names.index(KEY) if (KEY, "str") in leaves else None
+        # Our writer stores the names of missing fields after the values.
+        self._absent = len(leaves) if "leaves" not in layout else None
+        self._always = [number for number in (self._key, self._absent) if number is not None]
+        self._prefix = key_of(path.name.partition(".")[0])
+        self.in_memory = self._items.offsets.in_memory
+
+    def _guessed(self, layout: dict[str, Any]) -> dict[str, Any]:
+        """The layout with a schema, guessed from serializers and the first sample, and problems."""
+        fields, unusable, ignored = {}, {}, {}
+        try:
+            first = self._values(0, (), whole=True) if self._count else []
+            for number, (name, stored) in enumerate(layout["leaves"]):
+                if name in RESERVED:
+                    if (name, stored) != (KEY, "str"):
+                        ignored[f"field {name!r}"] = self._count
+                    continue
+                try:
+                    fields[name] = guessed(stored, first[number] if first else None)
+                except FormatError as error:
+                    error.fix = f"convert without it: {drop_option(name)}; or {error.fix}"
+                    unusable[name] = error.located(path=self.path, field=name)
+        except (ValueError, struct.error) as error:
+            what = f"the first sample is damaged: {error}"
+            raise DamagedError(what, path=self.path, position=0) from error
+        more = {"unusable": unusable, "ignored": ignored}
+        found = {**layout, "schema": Schema(fields).to_json()}
+        return {**found, **{name: value for name, value in more.items() if value}}
+
+    def __len__(self) -> int:
+        return self._count
+
+    def close(self) -> None:
+        super().close()
+        self._items = None
+
+    def _item(self, position: int) -> Item:
+        if self._items is None:
+            raise ValueError(f"{self.path} is closed")
+        return self._items.item(position)
+
+    def _values(
+        self, position: int, numbers: Collection[int], *, whole: bool
+    ) -> list[bytes] | dict[int, bytes]:
+        source, start, stop = self._item(position)
+        return self._packed.read(source, start, stop, numbers, whole=whole)
+
+    def read(
+        self, position: int, fields: Collection[str] | None = None, json_text: bool = False
+    ) -> Sample:
+        decoders, numbers = self._decoders, self._always
+        if fields is not None:
+            decoders = [each for each in decoders if each[1] in fields]
+            numbers = [*numbers, *(number for number, _, _ in decoders)]
+        values = self._values(position, numbers, whole=fields is None)
+        key = self._key
+        name = numbered_key(self._prefix, position) if key is None else values[key].decode()
+        absent = values[self._absent] if self._absent is not None else b""
+        missing = json.loads(absent) if absent else ()
+        sample: Sample = {KEY: name}
+        for number, name, decode in decoders:
+            if name not in missing:
+                value = decode(values[number])
+                text = isinstance(value, JsonText) and not json_text
+                sample[name] = json.loads(value) if text else value
+        return sample
+
+    def offset(self, position: int, field: str) -> int | None:
+        source, start, stop = self._item(position)
+        if self._items is None or self._items.each:
+            return None
+        return self._packed.offset(source, start, stop, self._names.index(field))
+
+    def spans(self) -> npt.NDArray[np.int64] | None:
+        if self._items is None or self._items.each or self.temporary_bytes:
+            return None
+        ends = self._items.offsets.slice(0, self._count + 1).astype(np.int64)
+        return np.stack([ends[:-1], ends[1:]], axis=1)
+
+
+class LitDataWriter(OffsetsWriter):
+    called, room, fill = "LitData", 1 << 16, b"\0"
+
+    def __init__(self, path: Path, spec: ShardSpec) -> None:
+        super().__init__(path, spec)
+        leaves = dict(leaves_of(spec.schema))
+        self._sizes = struct.Struct(f"<{len(leaves)}I")
+        kinds = spec.schema.items()
+        self._fields = [(name, kind, encoder(leaves[name], kind)) for name, kind in kinds]
+        self._absent = {name: absent(leaves[name], kind) for name, kind in kinds}
+
+    def stored(self, sample: Sample) -> list[bytes]:
+        """The sizes of the values, the values, and the names of missing fields."""
+        key = key_bytes(sample[KEY])
+        values = [key, *{**self._absent, **dict(encoded(sample, self._fields))}.values()]
+        # LitData ignores bytes after the last value.
+        missing = [name for name in self._absent if name not in sample]
+        sizes = self._sizes.pack(*map(len, values))
+        return [sizes, *values, json.dumps(missing).encode() if missing else b""]

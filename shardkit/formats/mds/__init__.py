@@ -1,8 +1,7 @@
 """MDS, the shards of MosaicML Streaming, with the index.json that StreamingDataset needs.
 
 layout.py    encodings of columns, and the bytes of values
-reader.py    random access; each shard describes itself
-writer.py    writes one shard
+shard.py     reads and writes shards, which describe themselves
 index.py     index.json: written for our datasets, and compared with foreign shards
 """
 
@@ -16,8 +15,7 @@ from shardkit.errors import FormatError, ShardkitError, rename_option
 from shardkit.formats.base import Format
 from shardkit.formats.mds import index
 from shardkit.formats.mds.layout import ABSENT, encoding_of
-from shardkit.formats.mds.reader import MdsReader
-from shardkit.formats.mds.writer import MdsWriter
+from shardkit.formats.mds.shard import MdsReader, MdsWriter
 from shardkit.formats.offsets import LARGEST
 from shardkit.metadata.manifest import Manifest
 from shardkit.schema import Array, Image, Schema

@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 import xxhash
 
 from shardkit.errors import DamagedError, ShardkitError
-from shardkit.formats.mds.writer import columns_of
+from shardkit.formats.mds.shard import columns_of
 from shardkit.formats.unsupported import MDS, not_read
 from shardkit.helpers.checked import MOST_BYTES, Count, from_json, of_version
 from shardkit.helpers.names import checked_name

@@ -1,4 +1,4 @@
-"""Random access to MDS shards, by the offsets of samples and the column sizes in each sample."""
+"""Reads and writes shards: offsets, a JSON header that describes the columns, and the samples."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.errors import DamagedError, FormatError, ShardkitError, drop_option
-from shardkit.formats.base import KEY, ShardReader, numbered_key
+from shardkit.formats.base import KEY, ShardReader, ShardSpec, encoded, key_bytes, numbered_key
 from shardkit.formats.compressed import Words, opened
 from shardkit.formats.mds.layout import ABSENT, Codec, codec, encoding_of, own_codec
+from shardkit.formats.offsets import OffsetsWriter
+from shardkit.formats.packed import Packed
 from shardkit.helpers.checked import Count, damaged, from_json
 from shardkit.sample import JsonText, Sample, key_of
 from shardkit.schema import RESERVED, Bytes, FieldType, Schema
 from shardkit.storage.byte_source import ByteSource, Table, open_source
 
-_WHOLE = 1 << 15  # bytes of a sample up to which all its fields are read at once
 _WORDS = Words("a compressed MDS shard", "compressed MDS shards", "mds")
 
 
@@ -67,10 +68,10 @@ class MdsReader(ShardReader):
         if layout is None:
             layout = _foreign(encodings, path) if about is None else _ours(about)
         super().__init__(path, layout, source)
-        self._sizes = header["column_sizes"]
-        self._head = struct.Struct(f"<{sum(not size for size in self._sizes)}I")
+        self._packed = Packed(header["column_sizes"])
         self._key = names.index(KEY) if encodings.get(KEY) == "str" else None
         self._absent = names.index(ABSENT) if ours is not None and ABSENT in names else None
+        self._always = [n for n in (self._key, self._absent) if n is not None]
         folder = f"{path.parent.name}/" if path.parent.name.isdigit() else ""  # a merged dataset
         self._prefix = folder + key_of(path.name.partition(".mds")[0])
         self._columns = []
@@ -88,18 +89,12 @@ class MdsReader(ShardReader):
     def read(
         self, position: int, fields: Collection[str] | None = None, json_text: bool = False
     ) -> Sample:
-        source, (begin, end) = self.source, self._bounds(position)
-        columns = [c for c in self._columns if fields is None or c.name in fields]
-        wanted = [n for n in (self._key, self._absent) if n is not None]
-        wanted += [column.number for column in columns]
-        whole = fields is None or end - begin <= _WHOLE
-        data = source.read(begin, end - begin if whole else min(self._head.size, end - begin))
-        spans = self._spans(begin, end, data)
-        if whole:
-            values = {n: data[spans[n][0] : sum(spans[n])] for n in wanted}
-        else:
-            found = source.read_ranges((begin + spans[n][0], spans[n][1]) for n in wanted)
-            values = dict(zip(wanted, found, strict=True))
+        columns, numbers = self._columns, self._always
+        if fields is not None:
+            columns = [column for column in columns if column.name in fields]
+            numbers = [*numbers, *(column.number for column in columns)]
+        begin, end = self._bounds(position)
+        values = self._packed.read(self.source, begin, end, numbers, whole=fields is None)
         key = (
             numbered_key(self._prefix, position)
             if self._key is None
@@ -116,8 +111,8 @@ class MdsReader(ShardReader):
 
     def offset(self, position: int, field: str) -> int:
         begin, end = self._bounds(position)
-        spans = self._spans(begin, end, self.source.read(begin, self._head.size))
-        return begin + next(spans[c.number][0] for c in self._columns if c.name == field)
+        number = next(column.number for column in self._columns if column.name == field)
+        return self._packed.offset(self.source, begin, end, number)
 
     def spans(self) -> npt.NDArray[np.int64]:
         ends = self._ends.slice(0, len(self._ends)).astype(np.int64)
@@ -132,19 +127,6 @@ class MdsReader(ShardReader):
             what, offset = "the offset of a sample is damaged", 4 * (1 + position)
             raise DamagedError(what, path=self.path, offset=offset, **about)
         return begin, end
-
-    def _spans(self, begin: int, end: int, data: bytes) -> list[tuple[int, int]]:
-        """Offset and size of each column's value in a sample; `data` is the start of the sample."""
-        at, found = self._head.size, []
-        given = iter(self._head.unpack_from(data) if len(data) >= at else ())
-        for fixed in self._sizes:
-            found.append((at, fixed or next(given, end)))
-            at += found[-1][1]
-        if at != end - begin:
-            what, about = "the sizes of a sample's values do not add up", {"found": f"{at:,}"}
-            expected = f"{end - begin:,} bytes"
-            raise DamagedError(what, path=self.path, offset=begin, expected=expected, **about)
-        return found
 
 
 def _offsets(source: ByteSource) -> tuple[Table, int]:
@@ -220,3 +202,45 @@ def _foreign(encodings: dict[str, str], path: Path) -> dict[str, Any]:
                 fix=f"convert without it: {drop_option(name)}; or write it as json, for example",
             )
     return {"schema": Schema(fields).to_json(), "unusable": unusable, "ignored": ignored}
+
+
+def columns_of(schema: Schema) -> dict[str, Any]:
+    """The description of a shard in its header and in index.json, with columns sorted by name."""
+    encodings = {KEY: "str", **{name: encoding_of(kind) for name, kind in schema.items()}}
+    sizes = {name: own_codec(kind).size for name, kind in schema.items()}
+    if any(kind.optional for kind in schema.values()):
+        encodings[ABSENT] = "json"
+    return {
+        "column_encodings": [encodings[name] for name in sorted(encodings)],
+        "column_names": sorted(encodings),
+        "column_sizes": [sizes.get(name) for name in sorted(encodings)],
+        "compression": None,
+        "format": "mds",
+        "hashes": [],
+        "size_limit": None,
+        "version": 2,
+    }
+
+
+class MdsWriter(OffsetsWriter):
+    called, room, fill = "MDS", 1 << 17, b" "
+
+    def __init__(self, path: Path, spec: ShardSpec) -> None:
+        super().__init__(path, spec)
+        columns, fields = columns_of(spec.schema), spec.schema.items()
+        self._sizes = dict(zip(columns["column_names"], columns["column_sizes"], strict=True))
+        codecs = {name: own_codec(kind) for name, kind in fields}
+        self._fields = [(name, kind, codecs[name].encode) for name, kind in fields]
+        self._absent = {name: codecs[name].absent for name, kind in fields if kind.optional}
+        classes = {name: list(names) for name, names in spec.classes.items()}
+        about = {"schema": spec.schema.to_json(), "classes": classes}
+        self.header = json.dumps({**columns, "shardkit": about}).encode()
+
+    def stored(self, sample: Sample) -> list[bytes]:
+        """The sizes of a sample's values, and the values."""
+        values = {KEY: key_bytes(sample[KEY]), **self._absent}
+        values[ABSENT] = json.dumps([name for name in self._absent if name not in sample]).encode()
+        values.update(encoded(sample, self._fields))
+        stored = [values[name] for name in self._sizes]
+        lengths = [len(values[name]) for name, size in self._sizes.items() if size is None]
+        return [np.array(lengths, np.int64).astype("<u4").tobytes(), *stored]
