@@ -86,19 +86,10 @@ class PageCache(ABC):
             keep = next_use(file, number)
         size = self._occupied(len(data))
         with self._locked() as locked:
-            if not locked:
-                return False
-            if self.resident(file, number):
+            if locked and self.resident(file, number):
                 return True
-            room = self._room()  # only once: some systems free the space of removed files later
-            if size > room:
-                return False
-            while self._used + size > room:
-                page = self._needed_last(next_use, keep)
-                if page is None:
-                    return False
-                self._remove(*page)
-            return self._store(file, number, data)
+            room = locked and self._make_room(size, next_use, keep)
+            return room and self._store(file, number, data)
 
     def reserve(self, length: int, next_use: NextUse, keep: float) -> bool:
         """Make room for a page that is about to be requested, and is needed at `keep`.
@@ -108,14 +99,19 @@ class PageCache(ABC):
         """
         size = self._occupied(length)
         with self._locked() as locked:
-            room = self._room() - self._reserved if locked else 0
-            while self._used + size > room:
-                page = self._needed_last(next_use, keep) if locked and size <= room else None
-                if page is None:
-                    return False
-                self._remove(*page)
-            self._reserved += size
-            return True
+            room = locked and self._make_room(size, next_use, keep, self._reserved)
+            self._reserved += size if room else 0
+            return room
+
+    def _make_room(self, size: int, next_use: NextUse, keep: float, reserved: int = 0) -> bool:
+        """Evict pages until `size` bytes have room; False if the rest is needed before `keep`."""
+        room = self._room() - reserved  # only once: some systems free the space of files later
+        while self._used + size > room:
+            page = self._needed_last(next_use, keep) if size <= room else None
+            if page is None:
+                return False
+            self._remove(*page)
+        return True
 
     def release(self, length: int) -> None:
         """Give up the room that was reserved for a page of this length."""

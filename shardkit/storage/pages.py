@@ -158,10 +158,6 @@ class Pages:
             for length in lengths:
                 self.cache.release(length)
 
-    def _forked(self) -> None:
-        """Called in a forked process, in which the threads that made requests do not exist."""
-        self._requested.clear()
-
 
 class Ranges:
     """Reads only the requested ranges, for samples that are far apart.
@@ -201,7 +197,7 @@ _every: weakref.WeakSet[Pages] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for pages in list(_every):
-        pages._forked()
+        pages._requested.clear()  # the threads that made the requests do not exist here
 
 
 if hasattr(os, "register_at_fork"):
