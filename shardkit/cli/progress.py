@@ -138,15 +138,8 @@ def _estimated(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
         tried += ", were tried"
         if bad := about["tried"]["bad"]:
             tried += f", and {bad:,} that {'is' if bad == 1 else 'are'} bad"
-        if large := about["tried"]["too_large"]:
-            tried += f"; {counted(large, 'sample')} too large to try, whose bytes are known"
         working = counted(about["processes"], "process")
-        speed = (about["disk"] or {}).get("speed")
-        written = f"; the disk writes {size(speed)}/s" if speed else "; writing was not tried"
-        yield (
-            "time",
-            f"about {about['seconds']:,.1f} s with {working}: {tried}{written}",
-        )
+        yield "time", f"about {about['seconds']:,.1f} s with {working}: {tried}"
     if about["disk"]:
         disk = about["disk"]
         spare = f", besides {size(disk['unfinished'])} unfinished" if disk["unfinished"] else ""

@@ -5,8 +5,8 @@ Each imports only those on lines below its own:
     merge
     convert
     create run
-    export publish ray_engine
-    estimate existing outline ray_node
+    export publish
+    estimate existing outline ray_engine
     bucket folder plan
     cuts partial pool
     claim splits work

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from shardkit.conversion.folder import REPLACED
 from shardkit.conversion.plan import Plan, Task
@@ -39,12 +38,10 @@ from shardkit.storage.remote.path import RemotePath
 _SECONDS = 1.0  # approximate duration of a trial, for all splits together
 _TRIED_BYTES = 64 << 20  # of the source, at most, in one trial
 _PROBES = 16  # places in the source from which consecutive samples are taken
-_DISK_BYTES, _BLOCK = 32 << 20, 16 << 10  # written to measure the speed of the disk
-_SYNCS, _SYNCS_OF_TASK = 8, 4  # measured; per task: two files and two folders
 # If this many times the source's size, plus bytes per sample, are free, a run starts without trial.
 _GROWTH, _GROWTH_STEPS, _OVERHEAD = 3, 32, 4096
 _MEDIA = (Image, Images, Audio, Video)
-_CAUTION = 0.9  # share of an estimate from a few samples that counts as certain
+_CAUTION = 0.9  # share of the bytes of media to be copied that counts as certain
 
 
 @dataclass
@@ -53,11 +50,9 @@ class Estimate:
 
     samples: int = 0  # tried samples that can be stored
     bad: int = 0  # tried samples that are bad
-    untried: int = 0  # samples that are too large to try: only their sizes are used
     documents: int = 0  # tried samples, or the documents that became blocks of tokens
     read: int = 0  # bytes of the source that were tried
     written: int = 0  # bytes of the dataset
-    certain: int = 0  # of these, unchanged media, which need as much space on any file system
     joined: int = 0  # of these, shards that temporarily exist both joined and not yet joined
     seconds: float = 0.0  # of work for one processor
 
@@ -86,26 +81,17 @@ def describe(plan: Plan, workers: int, planned: float) -> dict[str, Any]:
         found = estimate(plan)
     except (ShardkitError, OSError) as error:
         return {"disk": disk, "problem": f"could not try a sample: {' '.join(str(error).split())}"}
-    if not (found.samples or found.untried):
+    if not found.samples:
         return {"disk": disk, "problem": "none of the tried samples can be stored"}
     share = plan.own_bytes / max(plan.bytes, 1)  # of a part
     working = max(1, min(workers, processors(), len(plan.own)))
-    seconds = found.seconds * share / working
-    if room is not None and disk is not None:
-        speed, latency = _tried_disk(room.folder) or (None, 0.0)
-        disk |= {"needed": found.needed, "speed": speed and int(speed)}
-        seconds = max(seconds, found.needed * share / speed if speed else 0.0)
-        seconds += len(plan.own) * _SYNCS_OF_TASK * latency / working
+    if disk is not None:
+        disk["needed"] = found.needed
     return {
         "written": found.written,
-        "seconds": round(planned + seconds, 1),
+        "seconds": round(planned + found.seconds * share / working, 1),
         "processes": working,
-        "tried": {
-            "samples": found.documents,
-            "bad": found.bad,
-            "bytes": found.read,
-            "too_large": found.untried,
-        },
+        "tried": {"samples": found.documents, "bad": found.bad, "bytes": found.read},
         "disk": disk,
     }
 
@@ -117,23 +103,31 @@ def refuse_full(plan: Plan) -> None:
     most = plan.bytes * growth + (plan.samples or 0) * _OVERHEAD
     if room is None or most <= room.free + room.unfinished:
         return
-    try:
-        found = estimate(plan)
-    except (ShardkitError, OSError):  # the conversion will report it
-        return
     spare = f", plus {room.unfinished:,} used by an unfinished run" if room.unfinished else ""
     free = f"{room.free:,} bytes free in {room.folder}{spare}"
-    if found.certain * _CAUTION > room.free + room.unfinished:
+    copied = sum(task.size for task in plan.tasks if _copies_media(task.split))
+    if copied * _CAUTION > room.free + room.unfinished:
         raise OutputError(
             "the output does not fit on its disk",
             path=plan.target.path,
-            expected=f"about {found.needed:,} bytes",
+            expected=f"about {copied:,} bytes",
             found=free,
             fix="free some space, or give an output on another disk with -o; --plan shows more",
         )
-    if found.needed > room.free + room.unfinished:
-        words = f"the disk may become full: about {found.needed:,} bytes are needed, of {free}"
+    try:
+        needed = estimate(plan).needed
+    except (ShardkitError, OSError):  # the conversion will report it
+        return
+    if needed > room.free + room.unfinished:
+        words = f"the disk may become full: about {needed:,} bytes are needed, of {free}"
         warn(f"{words}; if the run stops, it can be resumed")
+
+
+def _copies_media(split: Split) -> bool:
+    """Whether a split's media are stored unchanged, which takes as much space in any format."""
+    media = any(isinstance(kind, _MEDIA) for kind in split.schema.values())
+    changed = split.steps or split.source.encodes_images or split.content.format.encodes_images
+    return media and not changed
 
 
 def room_for(target: Target) -> Room | None:
@@ -170,15 +164,12 @@ def estimate(plan: Plan) -> Estimate:
         joined = sum(task.size for task in tasks if task.joined) / max(size, 1)
         found.written += int(tried.written * times)
         found.written += sum(map(len, split.tokenizer()[1].values()))
-        found.certain += int(tried.certain * times)
         found.joined += int(tried.written * times * joined)
         found.seconds += tried.seconds * times
         found.samples += tried.samples
         found.bad += tried.bad
-        found.untried += tried.untried
-        if not tried.untried:
-            found.documents += tried.documents
-            found.read += tried.read
+        found.documents += tried.documents
+        found.read += tried.read
     return found
 
 
@@ -189,7 +180,10 @@ def _tried(plan: Plan, split: Split, seconds: float) -> Estimate:
     while True:
         task = _some(split, number)
         if number and not task.stop:
-            return _by_size(split)
+            raise SourceError(
+                "the samples are too large to try their conversion",
+                expected=f"at most {_TRIED_BYTES:,} bytes",
+            )
         with fs.temporary("shardkit-plan-") as trial:
             tried = _try(plan, task, trial, seconds)
         if tried.seconds >= seconds / 2 or tried.read >= _TRIED_BYTES or number == total:
@@ -206,28 +200,11 @@ def _some(split: Split, number: int) -> Task:
     starts = permutation(places, 0) * len(chosen.order) // places
     at = (starts[:, None] + np.arange(number // places)).ravel()
     if isinstance(split.source, Source):
-        at = at[_sizes(split, at) <= _TRIED_BYTES]
+        sizes = np.asarray(split.source.select(array(pick(chosen.order, at))).sizes())
+        at = at[sizes <= _TRIED_BYTES]
     counts = None if chosen.counts is None else chosen.counts[at]
     some = replace(split, slice=replace(chosen, order=pick(chosen.order, at), counts=counts))
     return Task(0, some, 0, len(at), 0)
-
-
-def _sizes(split: Split, at: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    return np.asarray(split.source.select(array(pick(split.slice.order, at))).sizes())
-
-
-def _by_size(split: Split) -> Estimate:
-    """An estimate from the sizes of samples at several places, which are too large to try."""
-    if split.steps or split.source.encodes_images:
-        raise SourceError(
-            "the samples are too large to try their conversion",
-            expected=f"at most {_TRIED_BYTES:,} bytes",
-        )
-    sizes = _sizes(split, np.unique(np.arange(_PROBES) * len(split.slice.order) // _PROBES))
-    kinds, size, count = split.schema, int(sizes.sum()), len(sizes)
-    written = int(split.content.format.bound(sizes, len(kinds)).sum())
-    certain = size if any(isinstance(kind, _MEDIA) for kind in kinds.values()) else 0
-    return Estimate(0, 0, count, count, size, written, certain)
 
 
 def _try(plan: Plan, task: Task, folder: Path, seconds: float) -> Estimate:
@@ -256,34 +233,8 @@ def _try(plan: Plan, task: Task, folder: Path, seconds: float) -> Estimate:
         raise
     tried.seconds = time.perf_counter() - began
     tried.documents = shards.stats.text.lengths.count or tried.samples
-    sizes = {name: field.bytes for name, field in shards.stats.fields.items()}
-    mean = np.array([sum(sizes.values()) // max(tried.samples, 1)], np.int64)
+    read = sum(field.bytes for field in shards.stats.fields.values())
+    mean = np.array([read // max(tried.samples, 1)], np.int64)
     bound = int(content.format.bound(mean, len(kinds))[0]) * tried.samples
     tried.written = min(_stored(folder), bound)  # excludes the fixed overhead of small files
-    if not (task.split.steps or task.split.source.encodes_images or shards.stats.encoded):
-        media = [n for n in sizes if isinstance(kinds[n], _MEDIA)]
-        tried.certain = sum(sizes[name] for name in media)
     return tried
-
-
-def _tried_disk(folder: Path) -> tuple[float, float] | None:
-    """Measure bytes per second, and seconds per sync, with an unnamed temporary file.
-
-    None if the system does not support such files, or the disk is full.
-    """
-    try:
-        handle = os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o600)
-    except (AttributeError, OSError):
-        return None
-    try:
-        block, ends = os.urandom(_BLOCK), [time.perf_counter()]
-        for blocks in (_DISK_BYTES // _BLOCK, *[1] * _SYNCS):
-            for _ in range(blocks):
-                os.write(handle, block)
-            os.fsync(handle)
-            ends.append(time.perf_counter())
-    except OSError:
-        return None
-    finally:
-        os.close(handle)
-    return _DISK_BYTES / (ends[1] - ends[0]), (ends[-1] - ends[1]) / _SYNCS

@@ -1,6 +1,6 @@
 """`--engine ray`: run the tasks of a conversion on the nodes of a Ray cluster.
 
-Plan, tasks and journal are the same as for the local engine, and so are the bytes. Progress is that
+Plan, tasks and results are the same as for the local engine, and so are the bytes. Progress is that
 of the tasks that have ended. Ray's own retries are disabled: a task whose worker or node died is
 submitted once more here.
 """
@@ -8,20 +8,25 @@ submitted once more here.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
 import pickle
+import platform
 import signal
 import socket
-import sys
+import stat
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from shardkit.conversion import pool
-from shardkit.conversion.ray_node import appears, serve, terms_for, versions_of
+from shardkit.conversion.bucket import Scratch
+from shardkit.conversion.claim import machine
+from shardkit.conversion.read_ahead import Reading
 from shardkit.conversion.work import (
     PACKED,
     RESULT,
@@ -29,23 +34,47 @@ from shardkit.conversion.work import (
     Report,
     Work,
     is_finished,
+    pack,
     read_result,
+    run_task,
     unpack,
 )
-from shardkit.errors import OutputError, ShardkitError, UsageError, WorkerError, warn
+from shardkit.errors import (
+    OutputError,
+    SampleError,
+    ShardkitError,
+    SourceError,
+    UsageError,
+    WorkerError,
+    warn,
+)
+from shardkit.formats import FORMATS
+from shardkit.helpers import os_errors
 from shardkit.helpers.extras import extra
 from shardkit.helpers.words import parse_size
 from shardkit.options import ConvertOptions
+from shardkit.sources import files
 from shardkit.storage import fs
+from shardkit.storage.patterns import expanded
+from shardkit.storage.remote.path import parsed
+from shardkit.version import __version__
 
 _AHEAD = 2  # submitted tasks per task that can run at a time
 _LOOK = 5.0  # seconds without an event until the nodes of the cluster are checked
-# To wait for a node with room for a task: a new machine takes minutes.
-_NODE_SECONDS = 600.0
+_NODE_SECONDS = 600.0  # to wait for a node with room for a task: a new machine takes minutes
 _CANCEL = 10.0  # seconds for workers to exit
 _VISIBLE = 90.0  # seconds until a shared folder shows what a node has renamed: NFS takes 60
+_SEEN = 5.0  # seconds until a shared folder shows a node a new file
 _STORE = 128 << 20  # bytes of the object store of our own cluster, whose objects are small
+_WITNESSES = 100  # maximum number of sources that nodes look for
 _AGAIN = "then run the same command again: it continues where it stopped"
+_SHARED = "in a folder that all nodes share, or a URL: s3://bucket/name"
+# By the extra of a format, the libraries that determine the bytes of its shards.
+_WRITERS = {
+    "arrow": ["pyarrow"],
+    "lance": ["pylance", "pyarrow"],
+    "array-record": ["array_record"],
+}
 
 
 class RayEngine:
@@ -53,30 +82,48 @@ class RayEngine:
 
     def __init__(self, options: ConvertOptions, workers: int, source: object) -> None:
         """Check the options; `connect`, which takes longer, is called once there is a plan."""
-        self._ray = _ray()
-        self._asked, self._source = _asked(options.ray_options), source
-        self._options, self._workers, self._ours = options, workers, False
+        with extra("ray", "--engine ray"):
+            import ray
+            import ray.exceptions
+        self._ray: Any = ray
+        self._asked = _asked(options)
+        self._options, self._workers, self._source = options, workers, source
         self._running: dict[Any, tuple[Work, bool]] = {}  # by Ray's reference; whether it died once
         self._terms: dict[str, Any] = {}
-        self._looked, self._slots = -_LOOK, 0
+        self._ours = False
 
     def connect(self) -> None:
         """Find the cluster, or start one. Raises UsageError for resources that it does not have."""
         self._ours = not self._ray.is_initialized()
-        with _same_sigterm():
-            local = _connect(self._ray, self._options.ray_address, self._workers)
+        before = signal.getsignal(signal.SIGTERM)
+        local = _connect(self._ray, self._options.ray_address, self._workers)
+        with contextlib.suppress(ValueError):  # not the main thread, in which Ray handles SIGTERM
+            signal.signal(signal.SIGTERM, before)
         self._most = None if local else self._options.workers
         self._remote = self._function()
 
+    def _function(self) -> Any:
+        """The remote function, with the resources that it needs on a node."""
+        own: dict[str, Any] = {
+            name: self._asked[name] for name in ("num_cpus", "memory") if name in self._asked
+        }
+        custom = {name: amount for name, amount in self._asked.items() if name not in own}
+        names = {name for name in self._ray.cluster_resources() if not name.startswith("node:")}
+        names -= {"CPU", "GPU", "memory", "object_store_memory"}
+        for name in custom.keys() - names:
+            raise UsageError(
+                f"--ray-option asks for {name!r}, a resource that the cluster does not have",
+                expected=", ".join(["num_cpus", "memory", *sorted(names)]),
+                fix="custom resources are those that the cluster's nodes were started with",
+            )
+        own |= {"name": "shardkit", "resources": custom}
+        return self._ray.remote(serve).options(max_retries=0, **own)
+
     def run(self, works: Iterator[Work], tasks: int, report: Report) -> None:
         """See `Pool.run`."""
-        if (first := next(works, None)) is None:
-            return
-        works = itertools.chain([first], works)
         try:
-            self._prepare(first)
             while True:
-                for work in itertools.islice(works, max(self._limit() - len(self._running), 0)):
+                while len(self._running) < self._limit() and (work := next(works, None)):
                     self._start(work)
                 if not self._running:
                     return
@@ -103,33 +150,14 @@ class RayEngine:
         if self._ours:
             self._ray.shutdown()
 
-    def _prepare(self, first: Work) -> None:
-        """Set the terms that nodes check, with a probe file that shows whether they share the
-        output folder."""
-        token = uuid.uuid4().hex
-        probe = first.folder.parent / f"{token}{UNFINISHED}"  # removed like an unfinished task
-        if first.upload is None:
-            fs.write_file(probe, b"")
-        given = None if first.upload is not None else str(probe)
-        self._terms = terms_for(token, given, self._source)
-
-    def _function(self) -> Any:
-        """The remote function, with the resources that it needs on a node."""
-        custom: dict[str, float] = dict(self._asked)
-        known = self._ray.cluster_resources()
-        own: dict[str, Any] = {n: custom.pop(n) for n in ("num_cpus", "memory") if n in custom}
-        names = {n for n in known if not n.startswith("node:")}
-        names -= {"CPU", "GPU", "memory", "object_store_memory"}
-        for name in custom.keys() - names:
-            raise UsageError(
-                f"--ray-option asks for {name!r}, a resource that the cluster does not have",
-                expected=", ".join(["num_cpus", "memory", *sorted(names)]),
-                fix="custom resources are those that the cluster's nodes were started with",
-            )
-        own |= {"name": "shardkit", "resources": custom}
-        return self._ray.remote(serve).options(max_retries=0, **own)
-
     def _start(self, work: Work, *, again: bool = False) -> None:
+        if not self._terms:  # with a file that shows whether nodes share the output folder
+            token = uuid.uuid4().hex
+            probe = work.folder.parent / f"{token}{UNFINISHED}"  # removed like an unfinished task
+            if work.upload is None:
+                fs.write_file(probe, b"")
+            shown = None if work.upload is not None else str(probe)
+            self._terms = terms_for(token, shown, self._source)
         try:
             packed = pickle.dumps(work)
         except Exception as error:  # for example, the user's own source
@@ -139,22 +167,17 @@ class RayEngine:
 
     def _limit(self) -> int:
         """How many tasks may be submitted at a time; grows with the cluster."""
-        if self._most is not None:
-            return self._most
-        if time.monotonic() > self._looked + _LOOK:
-            self._looked = time.monotonic()
-            self._slots = int(self._room(self._ray.cluster_resources()))
-        return max(self._slots, 1) * _AHEAD
+        return self._most or max(int(self._room(self._ray.cluster_resources())), 1) * _AHEAD
 
-    def _room(self, has: Mapping[str, float]) -> float:
+    def _room(self, has: dict[str, float]) -> float:
         """How many tasks the given resources are enough for."""
         asked = {"CPU" if name == "num_cpus" else name: n for name, n in self._asked.items()}
         return min(has.get(name, 0) / amount for name, amount in asked.items())
 
     def _ready(self) -> list[Any]:
         """Wait for tasks that have ended."""
-        every = [*self._running]
-        waited, words = 0.0, "no node of the Ray cluster has room for a task"
+        every, waited = [*self._running], 0.0
+        words = "no node of the Ray cluster has room for a task"
         need = ", ".join(f"{name}={amount:g}" for name, amount in self._asked.items())
         while not self._ray.wait(every, num_returns=1, timeout=_LOOK)[0]:
             nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
@@ -182,8 +205,17 @@ class RayEngine:
                 pool.remove_unfinished(work)
                 self._start(work, again=True)
                 return
-        else:
-            _finish(work, result)
+            result = None
+        if isinstance(result, ShardkitError):
+            raise result
+        if work.upload is not None:
+            unpack(result, work.folder, work.upload / PACKED)
+        elif not _appears(work.folder / RESULT, _VISIBLE):
+            raise OutputError(
+                "a node has finished a task, but its files are not visible on this machine",
+                path=work.folder,
+                fix=f"give an output {_SHARED}",
+            )
         report(read_result(work.folder).progress)
 
     def _check_death(self, work: Work, error: Exception, again: bool) -> None:
@@ -206,53 +238,10 @@ class RayEngine:
             ) from error
 
 
-def _finish(work: Work, result: bytes | ShardkitError | None) -> None:
-    """Handle what a node has returned: raise its error, or make the task's folder appear here."""
-    if isinstance(result, ShardkitError):
-        raise result
-    if result is not None:
-        assert work.upload is not None
-        unpack(result, work.folder, work.upload / PACKED)
-    elif not appears(work.folder / RESULT, _VISIBLE):
-        raise OutputError(
-            "a node has finished a task, but its files are not visible on this machine",
-            path=work.folder,
-            fix="give an output in a folder that all nodes share, or a URL: s3://bucket/name",
-        )
-
-
-def _ray() -> Any:
-    """Import Ray, and keep it from printing anything."""
-    quiet = "RAY_DEDUP_LOGS_SKIP_REGEX"  # matches the log lines of workers, which go to stdout
-    fresh = "ray" not in sys.modules and quiet not in os.environ
-    if fresh:
-        os.environ[quiet] = "."
-    try:
-        with extra("ray", "--engine ray"):
-            import ray
-            import ray.exceptions
-    finally:
-        if fresh:
-            del os.environ[quiet]
-    return ray
-
-
-@contextlib.contextmanager
-def _same_sigterm() -> Iterator[None]:
-    """Keep Ray from handling SIGTERM for this program: its handler dumps addresses of code."""
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ValueError):  # not the main thread, in which Ray sets it
-            if before is not None:
-                signal.signal(signal.SIGTERM, before)
-
-
-def _asked(options: Mapping[str, Any]) -> dict[str, float]:
+def _asked(options: ConvertOptions) -> dict[str, float]:
     """The resources that a task needs on a node."""
     asked = {"num_cpus": 1.0}
-    for name, value in options.items():
+    for name, value in options.ray_options.items():
         try:
             asked[name] = parse_size(value) if name == "memory" else float(value)
         except (TypeError, ValueError):
@@ -300,3 +289,152 @@ def _connect(ray: Any, address: str | None, workers: int) -> bool:
             fix="check --ray-address and RAY_ADDRESS; from outside, use `ray job submit`",
         ) from error
     return True
+
+
+# --- what must be the same on a node as on this machine
+
+
+def terms_for(token: str, probe: str | None, source: object) -> dict[str, Any]:
+    """What each process of a node checks once: see `_check`."""
+    given = source if isinstance(source, list | tuple) else [source]
+    local = [Path(p) for p in given if isinstance(p, str | os.PathLike) and parsed(p) is None]
+    witnesses = []  # a file of each source, and its size: a node that has it sees the source
+    for path in expanded(local)[:_WITNESSES]:
+        inside = (Path(at, name) for at, _, names in os.walk(path) for name in names)
+        with contextlib.suppress(OSError):
+            file = path if path.is_file() else next(inside, path)
+            witnesses.append((os.path.abspath(file), _size(file)))
+    own = {"token": token, "machine": machine(), "folder": os.getcwd()}
+    return {**own, "probe": probe, "witnesses": witnesses}
+
+
+def _size(path: str | Path) -> int:
+    about = os.stat(path)
+    return 0 if stat.S_ISDIR(about.st_mode) else about.st_size
+
+
+def versions_of(work: Work) -> dict[str, str]:
+    """Local versions of what determines a task's bytes; a tokenizer compares its own."""
+    found = {"shardkit": __version__, "python": ".".join(platform.python_version_tuple()[:2])}
+    if not isinstance(work.input, Reading):
+        return found
+    if work.pixels or work.input.source.encodes_images:
+        from shardkit.preprocess.single_image import codec_versions
+
+        found |= codec_versions()
+    declared = FORMATS.get(work.recipe.format)
+    for name in _WRITERS.get(declared.extra if declared else "", ()):
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found | replace(work.input.steps, text=None).versions()
+
+
+# --- on a node
+
+
+class _Here:
+    """The state of this process."""
+
+    agreed = ""  # the token of the run whose terms were checked
+    last: Work | None = None  # as in `pool.serve`
+
+
+def serve(
+    terms: dict[str, Any], versions: dict[str, str], task: bytes
+) -> bytes | ShardkitError | None:
+    """Run a task. Returns its error or, if its shards were uploaded, its other files."""
+    work = None
+    before = os.getcwd()
+    try:
+        with contextlib.suppress(OSError):
+            os.chdir(terms["folder"])  # for paths that were given relative to it
+        if _Here.agreed != terms["token"]:
+            _check(terms)
+            _Here.agreed = terms["token"]
+        work = _loaded(task)
+        _check_versions(versions, versions_of(work))
+        if work.upload is None:
+            run_task(work, lambda progress: None)
+            return None
+        with contextlib.closing(Scratch()) as scratch:
+            local = replace(work, folder=scratch.path / "tasks" / work.folder.name)
+            run_task(local, lambda progress: None)
+            return pack(local.folder)
+    except ShardkitError as error:
+        return _named(error)
+    except Exception as error:
+        return _named(pool.unexpected(error, work))
+    finally:
+        _Here.last = work or _Here.last
+        os.chdir(before)
+
+
+def _check(terms: dict[str, Any]) -> None:
+    """Raise an error if this node does not see what it needs."""
+    for name, value in (("TOKENIZERS_PARALLELISM", "false"), ("OPENBLAS_NUM_THREADS", "1")):
+        os.environ.setdefault(name, value)
+    files.compare_inodes = bool(terms["machine"]) and machine() == terms["machine"]
+    if terms["probe"] is not None and not _appears(Path(terms["probe"]), _SEEN):
+        raise OutputError(
+            "a node does not see the output",
+            path=Path(terms["probe"]).parent.parent,
+            fix=f"give an output {_SHARED}",
+        )
+    for path, size in terms["witnesses"]:
+        try:
+            found = f"{_size(path):,} bytes"
+        except OSError as error:
+            found = os_errors.reason(error)
+        if found != f"{size:,} bytes":
+            raise SourceError(
+                "a node does not see the source that the run was planned for",
+                path=path,
+                expected=f"{size:,} bytes",
+                found=found,
+                fix=f"give a source {_SHARED}",
+            )
+
+
+def _appears(path: Path, seconds: float) -> bool:
+    """Whether a file exists, or appears within `seconds`: NFS clients cache missing files."""
+    until = time.monotonic() + seconds
+    while not path.is_file():
+        if time.monotonic() > until:
+            return False
+        with contextlib.suppress(OSError):
+            os.listdir(path.parent)  # makes NFS clients look again
+        time.sleep(0.2)
+    return True
+
+
+def _loaded(task: bytes) -> Work:
+    try:
+        work: Work = pickle.loads(task)
+    except Exception as error:
+        raise WorkerError(
+            "a node cannot load the source or the transform",
+            found=f"{type(error).__name__}: {error}",
+            fix="install its module on all nodes, or send it with the job:"
+            " `ray job submit --working-dir`, or a runtime_env",
+        ) from error
+    return work
+
+
+def _check_versions(expected: dict[str, str], found: dict[str, str]) -> None:
+    """Raise WorkerError if a library on this node may produce different bytes."""
+    wrong = [name for name, number in found.items() if expected.get(name) != number]
+    if wrong:
+        raise WorkerError(
+            "a node has other versions of libraries that determine the output's bytes",
+            expected=", ".join(f"{name} {expected.get(name, 'missing')}" for name in wrong),
+            found=", ".join(f"{name} {found[name]}" for name in wrong),
+            fix="install the same versions on all nodes",
+        )
+
+
+def _named(error: ShardkitError) -> ShardkitError:
+    """The error with the node's name, except that of a sample, which is the same on every node."""
+    if not isinstance(error, SampleError):
+        node = socket.gethostname()
+        error.found = f"on node {node}" + (f": {error.found}" if error.found else "")
+    return error

@@ -1,7 +1,6 @@
 """What a conversion takes: the estimate of `--plan`, and a run that cannot fit on the disk."""
 
 import json
-import os
 import shutil
 import warnings
 
@@ -51,7 +50,8 @@ def test_bytes_are_about_those_written_or_refused_as_too_many(photos, tmp_path, 
     shardkit.convert(photos, format, out, workers=0)
     truth = stored(out)
     assert 0.8 * truth < found.written < 1.2 * truth
-    assert 0.9 * stored(photos) < found.certain <= truth
+    if format == "beton":  # which may re-encode images
+        return
     before = files_of(tmp_path)
     free(truth * 3 // 4)
     with pytest.raises(OutputError, match="does not fit on its disk") as error:
@@ -70,17 +70,12 @@ def test_samples_that_are_too_large_are_not_tried(photos, out, tmp_path, free, m
     truth = stored(tmp_path / "first")
     monkeypatch.setattr(estimate, "_TRIED_BYTES", 10_000)
     monkeypatch.setattr(estimate, "_try", None)  # it would copy them
-    found = planned(photos, "wds", out)
-    assert (found.samples, found.read, found.untried) == (0, 0, 16)
-    assert 0.9 * truth < found.certain <= found.written < 1.2 * truth
     plan = prepare(photos, "wds", out, ConvertOptions())
     show_plan(plan, "", estimate.describe(plan, 1, 0.0))
-    assert "16 samples too large to try" in " ".join(capsys.readouterr().out.split())
+    assert "too large to try their conversion" in " ".join(capsys.readouterr().out.split())
     free(truth * 3 // 4)
     with pytest.raises(OutputError, match="does not fit on its disk"):
         shardkit.convert(photos, "wds", out, workers=0)
-    plan = prepare(photos, "wds", out, ConvertOptions(image=ImageOptions(resize=16)))
-    assert "too large to try their conversion" in estimate.describe(plan, 1, 0.0)["problem"]
 
 
 def test_some_samples_that_are_too_large_or_bad_are_not_tried(photos, out, tmp_path, monkeypatch):
@@ -91,14 +86,13 @@ def test_some_samples_that_are_too_large_or_bad_are_not_tried(photos, out, tmp_p
         patch.setattr(estimate, "_TRIED_BYTES", 500_000)
         found = planned(source, "wds", out)
         assert 0 < found.read < 1_000_000
-        assert found.untried == 0
         shardkit.convert(source, "wds", out, workers=0)
         assert 0.8 * stored(out) < found.written < 1.2 * stored(out)
     bad.write_bytes(b"no image")
     found = planned(source, "wds", tmp_path / "second")
     assert found.written > 1_000_000
     assert found.bad == 1
-    assert ", and 1 that is bad; " in run("convert", source, "--to", "wds", "--plan").stdout
+    assert ", and 1 that is bad" in run("convert", source, "--to", "wds", "--plan").stdout
     for path in source.rglob("*.jpg"):
         path.write_bytes(b"no image")
     about = estimate.describe(prepare(source, "wds", tmp_path / "third"), 2, 0.0)
@@ -140,7 +134,8 @@ def test_with_much_space_or_nothing_to_try_a_run_goes_on(photos, tmp_path, monke
     about = estimate.describe(prepare(photos, "wds", tmp_path / "second"), 2, 0.0)
     assert about["problem"].startswith("could not try a sample: ")
     free(10)
-    shardkit.convert(photos, "wds", tmp_path / "second", workers=0)
+    image = ImageOptions(resize=48)
+    shardkit.convert(photos, "wds", tmp_path / "second", workers=0, image=image)
 
 
 def test_joined_shards_need_their_space_twice(photos, tmp_path):
@@ -163,7 +158,7 @@ def test_tokens_count_with_their_blocks_and_tokenizer(tmp_path, out, gpt2, monke
     assert found.documents <= 3 < found.samples
     shardkit.convert(tmp_path / "corpus", "arrow", out, text=text, workers=0)
     assert 0.8 < found.written / stored(out) < 1.2
-    assert (found.certain, found.joined) == (0, 0)
+    assert found.joined == 0
 
 
 @pytest.mark.parametrize("seq_len", [None, 64])
@@ -181,7 +176,7 @@ def test_the_plan_tells_what_it_takes(images, tmp_path):
     words = ["convert", images, "--to", "wds", "--plan", "--workers", "3"]
     about = json.loads(run(*words, "--json").stdout)["estimate"]
     read = sum(map(len, files_of(images).values()))
-    assert about["tried"] == {"samples": 12, "bad": 0, "bytes": read, "too_large": 0}
+    assert about["tried"] == {"samples": 12, "bad": 0, "bytes": read}
     assert about["processes"] == 1  # for one task
     assert about["seconds"] >= 0
     disk = about["disk"]
@@ -190,12 +185,3 @@ def test_the_plan_tells_what_it_takes(images, tmp_path):
     shown = run(*words).stdout
     assert all(s in shown for s in ("to write", "with 1 process: 12 samples", "needed,", "free in"))
     assert files_of(tmp_path) == before
-
-
-@pytest.mark.parametrize("speed", [True, False])
-def test_a_disk_without_unnamed_files_is_not_tried(tmp_path, monkeypatch, speed):
-    if not speed:
-        monkeypatch.delattr(os, "O_TMPFILE", raising=False)
-    tried = estimate._tried_disk(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-    assert (tried is not None and min(tried) > 0) == speed

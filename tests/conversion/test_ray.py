@@ -105,7 +105,9 @@ def test_a_program_keeps_its_own_way_of_ending(images, monkeypatch):
     def init(**_):
         signal.signal(signal.SIGTERM, lambda *_: None)
 
-    monkeypatch.setattr(ray_engine, "_ray", lambda: ray_with(init))
+    fake = ray_with(init)
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.setitem(sys.modules, "ray.exceptions", fake.exceptions)
     monkeypatch.setattr(RayEngine, "_function", lambda _: None)
     before = signal.getsignal(signal.SIGTERM)
     options = ConvertOptions(engine="ray", ray_address="local")
@@ -120,7 +122,8 @@ def test_a_cluster_is_asked_for_once_there_is_a_plan(images, tmp_path, monkeypat
     def connect(*_):
         raise ConnectedError
 
-    monkeypatch.setattr(ray_engine, "_ray", lambda: SimpleNamespace(is_initialized=lambda: True))
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))
+    monkeypatch.setitem(sys.modules, "ray.exceptions", SimpleNamespace())
     monkeypatch.setattr(ray_engine, "_connect", connect)
     (tmp_path / "empty").mkdir()
     for source, error in ((tmp_path / "empty", SourceError), (images, ConnectedError)):
