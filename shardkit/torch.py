@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -54,7 +53,16 @@ class _TensorBoard:
                 path=path,
                 fix="pip install 'shardkit[monitor]', or log into a .csv file",
             ) from None
-        self._writer = SummaryWriter(str(_folder(path)))
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(
+                "the folder cannot be created",
+                path=path,
+                found=str(error),
+                fix="give another folder",
+            ) from error
+        self._writer = SummaryWriter(str(path))
 
     def write(self, row: monitoring.Row) -> None:
         for name, value in row.items():
@@ -66,15 +74,3 @@ class _TensorBoard:
 
     def close(self) -> None:
         self._writer.close()
-
-
-def _folder(folder: str | os.PathLike[str]) -> Path:
-    """The folder, created if it does not exist."""
-    path = Path(folder)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(
-            "the folder cannot be created", path=path, found=str(error), fix="give another folder"
-        ) from error
-    return path

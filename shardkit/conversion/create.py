@@ -63,7 +63,7 @@ class DatasetWriter:
         names = named_classes(classes, self._schema)
         self._steps = None
         if format.raw_images != "array":  # masks must not be encoded as JPEG
-            from shardkit.preprocess.steps import steps_for
+            from shardkit.preprocess.images import steps_for
 
             self._steps = steps_for(self._schema, ImageOptions(), None, format.raw_images)
         with fs.using(storage_options, out):

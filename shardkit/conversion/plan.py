@@ -264,7 +264,7 @@ class _Tools:
         raw, options = self.format.raw_images, self.recipe.image
         # A format that re-encodes images as JPEG needs steps for masks, whatever the options.
         if options.active or self.transform is not None or raw != "array":
-            from shardkit.preprocess.steps import schema_after, steps_for
+            from shardkit.preprocess.images import schema_after, steps_for
 
             images = steps_for(source.schema, options, self.transform, raw, source)
             schema = schema_after(images, source)

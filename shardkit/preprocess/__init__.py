@@ -2,7 +2,7 @@
 
 Each imports only those on lines below its own:
 
-    pipeline steps
+    pipeline
     images
     audio text transform
     elsewhere items on_image packing single_image

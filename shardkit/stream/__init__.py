@@ -9,7 +9,7 @@ Each imports only those on lines below its own:
     dataset profile
     batches quality
     stream
-    ranks read_ahead state
+    ranks read_ahead
     options schedule
     reading sampling
     batching collate order

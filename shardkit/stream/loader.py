@@ -11,6 +11,8 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -21,14 +23,21 @@ from shardkit.helpers.clock import IDLE, enter
 from shardkit.helpers.keywords import takes
 from shardkit.helpers.words import parse_size
 from shardkit.options import check_numbers
-from shardkit.stream import state as states
 from shardkit.stream.batches import Allocate, Batch, BatchMaker, FinishedBatch, Memory
 from shardkit.stream.dataset import BadSampleBudget, StreamingDataset, checked_epoch
 from shardkit.stream.options import StreamKeywords, StreamOptions
 from shardkit.stream.profile import Profile, Times
 from shardkit.stream.quality import warn_of_small_cache, warn_of_sorted
 from shardkit.stream.ranks import Comparison, Ranks, default_threads
-from shardkit.stream.schedule import START, Progress, Schedule, Step, walk
+from shardkit.stream.schedule import (
+    START,
+    Progress,
+    Schedule,
+    Step,
+    load_state,
+    save_state,
+    walk,
+)
 from shardkit.stream.stream import Source
 
 if TYPE_CHECKING:
@@ -156,7 +165,7 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the last delivered batch, as JSON values, equal on all ranks."""
-        return states.save(self._identity, self.epoch, self._progress)
+        return save_state(self._identity, self.epoch, self._progress)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state`, with any number of ranks. Reads no data.
@@ -164,7 +173,7 @@ class Loader:
         Raises UsageError for an invalid state, and for a state of another dataset or other
         settings.
         """
-        self.epoch, self._progress = states.load(state, self._identity, self._schedule())
+        self.epoch, self._progress = load_state(state, self._identity, self._schedule())
         self._used, self._loaded = False, True
         self.epoch, self._progress = self._next()
 
@@ -314,7 +323,7 @@ class Iteration:
             self._prefetch()
             if self._closed:  # by another thread: no thread is left to make the batch
                 raise _closed()
-            made = pending.wait()
+            made = pending.made.result()
             batch = self.bad.counted(made)
             self._bytes = max(self._bytes, pending.bytes)
             self._prefetch()
@@ -403,6 +412,7 @@ class _PendingBatch:
     ) -> None:
         self.after = after  # epoch and progress after this batch
         self.bytes = 1  # its size, once it is made
+        self.made: Future[FinishedBatch] = Future()
         self._maker, self._making, self._convert = maker, maker.begin(step), convert
         rows = len(step.number)
         least, most = _ROWS if maker.share_between_threads else (rows, rows)
@@ -410,46 +420,33 @@ class _PendingBatch:
         self.chunks = [(start, min(start + size, rows)) for start in range(0, rows, size)]
         self._left = len(self.chunks)
         self._lock = threading.Lock()
-        self._done = threading.Event()
-        self._made: FinishedBatch | None = None
-        self._failure: BaseException | None = None
 
     def work(self, start: int, stop: int) -> None:
-        """Make rows `start` to `stop`. Errors are stored, and raised by `wait`."""
+        """Make rows `start` to `stop`. `made` raises the first error."""
         try:
-            if self._failure is None:
+            if not self.made.done():
                 self._maker.fill(self._making, start, stop)
         except BaseException as error:
-            self._failure = error
+            self.fail(error)
         with self._lock:
             self._left -= 1
-            last = not self._left
-        if last:
-            self._finish()
-
-    def _finish(self) -> None:
+            if self._left:
+                return
         try:
-            if self._failure is None:
+            if not self.made.done():
                 made = self._maker.finish(self._making)
                 enter("copy")
-                self._made = made._replace(batch=self._convert(made.batch))
-                self.bytes = _bytes_of(self._made.batch)
+                made = made._replace(batch=self._convert(made.batch))
+                self.bytes = _bytes_of(made.batch)
+                self.made.set_result(made)
         except BaseException as error:
-            self._failure = error
+            self.fail(error)
         del self._making
-        self._done.set()
 
-    def abandon(self) -> None:
-        """Called if the iteration was closed, maybe while a thread waits for the batch."""
-        self._failure = self._failure or _closed()
-
-    def wait(self) -> FinishedBatch:
-        """Return the batch once it is made. Raises the error if making it failed."""
-        self._done.wait()
-        if self._failure is not None:
-            raise self._failure
-        assert self._made is not None
-        return self._made
+    def fail(self, error: BaseException) -> None:
+        """Abandon the batch, maybe while a thread waits for it."""
+        with suppress(InvalidStateError):  # it was made, or has failed
+            self.made.set_exception(error)
 
 
 def _bytes_of(value: Any) -> int:
@@ -516,7 +513,7 @@ class _Threads:
         while (task := self._tasks.get()) is not None:
             pending, start, stop = task
             if self._stopped.is_set():
-                pending.abandon()
+                pending.fail(_closed())
             pending.work(start, stop)
             enter(IDLE)
             del task, pending  # else the batch would stay in memory until the next task

@@ -25,10 +25,15 @@ from shardkit.helpers.keywords import takes
 from shardkit.options import check_choice
 from shardkit.stream import dataset as streaming
 from shardkit.stream import loader as loading
-from shardkit.stream import state as states
 from shardkit.stream.batches import Allocate, Batch
 from shardkit.stream.options import LoaderKeywords, StreamKeywords, StreamOptions
-from shardkit.stream.schedule import Progress
+from shardkit.stream.schedule import (
+    Progress,
+    invalid_state,
+    load_state,
+    save_state,
+    whole_number,
+)
 from shardkit.stream.stream import Source, Stream
 
 try:
@@ -121,15 +126,15 @@ class _Position:
         return _tensors(made, self._dataset.stream)
 
     def state_dict(self) -> dict[str, Any]:
-        state = states.save(self._identity, self._epoch, self._progress)
+        state = save_state(self._identity, self._epoch, self._progress)
         return {**state, "number": self._number}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         schedule = self._dataset.schedule()
-        epoch, progress = states.load(state, self._identity, schedule)
-        number = states.whole(state, "number")
+        epoch, progress = load_state(state, self._identity, schedule)
+        number = whole_number(state, "number")
         if number > schedule.steps(epoch) or schedule.progress(epoch, number) != progress:
-            raise states.refused("number", number, "the number of steps up to this progress")
+            raise invalid_state("number", number, "the number of steps up to this progress")
         self._start(epoch, progress, number)
         self._dataset._epochs.restart(epoch + 1)
 

@@ -106,7 +106,7 @@ class _Comparison:
         images = any(isinstance(kind, Image) for kind in source.schema.values())
         if self._manifest is None or not images or self._recipe.transform is not None:
             return None
-        from shardkit.preprocess.steps import steps_for
+        from shardkit.preprocess.images import steps_for
 
         raw = self._format.raw_images
         steps = steps_for(source.schema, self._recipe.image, None, raw, source)

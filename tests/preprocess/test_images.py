@@ -17,10 +17,9 @@ from PIL.JpegImagePlugin import get_sampling
 
 from shardkit import Image, Int, SampleError, Schema, UsageError
 from shardkit.options import RESIZE_MODES, ImageOptions
-from shardkit.preprocess.images import ImageSteps, Shaped
+from shardkit.preprocess.images import ImageSteps, Shaped, steps_for
 from shardkit.preprocess.items import Filtered
 from shardkit.preprocess.single_image import geometry
-from shardkit.preprocess.steps import steps_for
 from tests.codecs.sample_images import encoded, exif
 from tests.sources.real import refused
 

@@ -8,9 +8,8 @@ import PIL.ImageOps
 import pytest
 
 from shardkit import Array, Image, ImageOptions, SampleError, Schema, UsageError
-from shardkit.preprocess.images import Shaped
+from shardkit.preprocess.images import Shaped, steps_for
 from shardkit.preprocess.on_image import is_mask_name, mask_fields
-from shardkit.preprocess.steps import steps_for
 from shardkit.sources.sequence import SequenceSource
 from tests.codecs.sample_images import photo_like
 from tests.preprocess.test_images import SWAPPED, encoded, exif, finely, opened, pixels_of, steps_of

@@ -18,9 +18,8 @@ import pytest
 import shardkit
 from shardkit import Array, Image, ImageOptions, Int, Json, SampleError, Schema, Text, UsageError
 from shardkit.errors import SourceError
-from shardkit.preprocess.images import ImageSteps, Shaped
+from shardkit.preprocess.images import ImageSteps, Shaped, schema_after, steps_for
 from shardkit.preprocess.items import Filtered
-from shardkit.preprocess.steps import schema_after, steps_for
 from shardkit.preprocess.transform import load_transform, same
 from shardkit.sources.sequence import SequenceSource
 from tests.conftest import files_of, write_images
