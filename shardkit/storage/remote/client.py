@@ -72,12 +72,12 @@ class PassingError(Exception):
 
 
 class Client(Protocol):
-    """Read requests to a store, made by a library. Each call is one request, or one per page.
+    """Requests to a store, made by a library. Each call is one request, or one per page.
 
     `read` returns the bytes, and the metadata of the object that they belong to; None if they are
     unknown. `below` returns the pages of a recursive listing of a folder, starting after the key
-    `after`.
-    Raises `PassingError` for transient failures, and ShardkitError for permanent ones.
+    `after`. Writes are atomic: an object appears complete, or not at all; web servers and fsspec
+    have none. Raises `PassingError` for transient failures, and ShardkitError for permanent ones.
     """
 
     lists: bool  # whether `entries` is supported
@@ -93,10 +93,6 @@ class Client(Protocol):
     def entries(self, folder: str) -> list[Entry]: ...
 
     def below(self, folder: str, after: str) -> Iterator[Page]: ...
-
-
-class WritingClient(Client, Protocol):
-    """Read and write requests. Writes are atomic: an object appears complete, or not at all."""
 
     def keys(self, folder: str) -> list[str]: ...
 

@@ -67,7 +67,7 @@ def connect(site: str, options: Mapping[str, Any]) -> Client:
     """The client of a site such as `s3://bucket`. Raises UsageError for an unknown scheme."""
     scheme = site.partition("://")[0]
     if scheme not in _OBSTORE:
-        return _Fsspec(site, options)
+        return cast("Client", _Fsspec(site, options))
     if _used_in - {os.getpid()}:
         return cast("Client", ForkedClient(site, options))
     _used_in.add(os.getpid())

@@ -13,14 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from shardkit.errors import (
-    DamagedError,
-    NotFoundError,
-    StorageError,
-    warn,
-)
+from shardkit.errors import DamagedError, NotFoundError, StorageError, warn
 from shardkit.storage.checksums import PIECE
 from shardkit.storage.remote.client import (
     LARGEST,
@@ -34,7 +29,6 @@ from shardkit.storage.remote.client import (
     Page,
     PassingError,
     Tag,
-    WritingClient,
     no_object,
     replaced,
     time_for,
@@ -233,7 +227,14 @@ class Store:
             start = number * PIECE
             piece = self.read(key, start, min(start + PIECE, end), past_caches=True)
             if info.pieces.wrong(memoryview(piece), number):
-                raise other_bytes(self.url(key), number, start, start + len(piece))
+                raise DamagedError(
+                    "the bytes that the store returned are not those that were written",
+                    path=self.url(key),
+                    offset=start,
+                    found=f"other bytes in piece {number:,} (bytes {start:,} to"
+                    f" {start + len(piece) - 1:,}), also when they were requested again",
+                    fix=_COPY_AGAIN,
+                )
             data = data[: start - begin] + piece + data[start - begin + len(piece) :]
         return data
 
@@ -246,15 +247,21 @@ class Store:
 
         def once() -> bytes:
             data, found = self.client(past_caches).read(key, start, stop, info.tag)
-            if found is None and info.pieces is None:
-                found = self.client().find(key)
-                if found is None:
+            if info.pieces is None:
+                found = found or self.client().find(key)
+                if found is None or found.size != info.size:
                     raise replaced(self.url(key))
-            if found is not None and found.size != info.size and info.pieces is None:
-                raise replaced(self.url(key))
             if len(data) != stop - start:
                 if found is not None and found.size != info.size:
-                    raise PassingError(other_size(self.url(key), info.size, found.size))
+                    raise PassingError(
+                        DamagedError(
+                            "the object is not as long as when it was written",
+                            path=self.url(key),
+                            expected=f"{info.size:,} bytes",
+                            found=f"{found.size:,} bytes",
+                            fix=_COPY_AGAIN,
+                        )
+                    )
                 raise self._other_length(key, start, stop - start, len(data))
             if found is not None:
                 self._same_version(key, info, found)
@@ -289,9 +296,6 @@ class Store:
 
     # --- writing, supported for buckets only
 
-    def _writer(self) -> WritingClient:
-        return cast("WritingClient", self.client())
-
     def find_again(self, key: str) -> Info | None:
         """Like `find`, but asks the store again: another process may have changed the object."""
         self._known.pop(key, None)
@@ -299,12 +303,12 @@ class Store:
 
     def keys(self, folder: str) -> list[str]:
         """The keys of all objects below a folder, as listed by the store."""
-        return sorted(_patiently(lambda: self._writer().keys(folder)))
+        return sorted(_patiently(lambda: self.client().keys(folder)))
 
     def read_tagged(self, key: str) -> tuple[bytes, Tag] | None:
         """All bytes of the current version of an object, and its tag; None if it does not exist."""
         try:
-            return _patiently(lambda: self._writer().read_tagged(key))
+            return _patiently(lambda: self.client().read_tagged(key))
         except NotFoundError as error:
             if error.found is not None:  # the bucket itself does not exist
                 raise
@@ -325,7 +329,7 @@ class Store:
                 fix="make smaller shards, with --shard-size",
             )
         self._known.pop(key, None)
-        _patiently(lambda: self._writer().put(key, data, size), time_for(size))
+        _patiently(lambda: self.client().put(key, data, size), time_for(size))
         self._known.pop(key, None)
 
     def put_if(self, key: str, data: bytes, tag: Tag | None) -> Tag | None:
@@ -335,16 +339,16 @@ class Store:
         earlier attempt was lost: the caller has to check who wrote the existing object.
         """
         self._known.pop(key, None)
-        return _patiently(lambda: self._writer().put_if(key, data, tag))
+        return _patiently(lambda: self.client().put_if(key, data, tag))
 
     def copy(self, old: str, new: str, size: int) -> None:
         """Copy an object of `size` bytes within the store."""
 
         def once() -> None:
-            self._writer().copy(old, new, size)
+            self.client().copy(old, new, size)
 
         def arrived() -> None:  # some stores respond before the copy is complete
-            found = self._writer().find(new)
+            found = self.client().find(new)
             if found is None or found.size != size:
                 raise PassingError(
                     StorageError(
@@ -364,7 +368,7 @@ class Store:
     def delete(self, key: str) -> None:
         """Delete an object, if it exists."""
         self._known.pop(key, None)
-        _patiently(lambda: self._writer().delete(key))
+        _patiently(lambda: self.client().delete(key))
 
     def __reduce__(self) -> tuple[Any, ...]:  # without metadata and cache
         return _of_task, (self.site, self.options)
@@ -391,41 +395,17 @@ _COPY_AGAIN = (
 )
 
 
-def other_bytes(path: str, number: int, start: int, stop: int) -> DamagedError:
-    """The error for a piece, bytes `start` to `stop` (exclusive), that differs from its digest."""
-    return DamagedError(
-        "the bytes that the store returned are not those that were written",
-        path=path,
-        offset=start,
-        found=f"other bytes in piece {number:,} (bytes {start:,} to {stop - 1:,}),"
-        " also when they were requested again",
-        fix=_COPY_AGAIN,
-    )
-
-
-def other_size(path: str, expected: int, found: int) -> DamagedError:
-    """The error for an object of another size than the manifest of its dataset says."""
-    return DamagedError(
-        "the object is not as long as when it was written",
-        path=path,
-        expected=f"{expected:,} bytes",
-        found=f"{found:,} bytes",
-        fix=_COPY_AGAIN,
-    )
-
-
 def _patiently(
     request: Callable[[], Result], seconds: float = RETRY_SECONDS, attempts: int | None = None
 ) -> Result:
     """Make a request, and retry it after transient failures, with increasing pauses."""
-    until = time.monotonic() + seconds
-    attempts = attempts or ATTEMPTS
+    until, attempts = time.monotonic() + seconds, attempts or ATTEMPTS
     for attempt in range(attempts):
         try:
             return request()
         except PassingError as failure:
-            given_up = _batch.over is not None and _batch.over.is_set()
-            if given_up or attempt == attempts - 1 or time.monotonic() > until:
+            over: threading.Event | None = getattr(_batch, "over", None)
+            if (over and over.is_set()) or attempt == attempts - 1 or time.monotonic() > until:
                 raise failure.error from failure.__cause__
             least, most = _PAUSE
             time.sleep(random.uniform(0.5, 1) * min(least * 2**attempt, most))
@@ -446,13 +426,7 @@ def pool() -> ThreadPoolExecutor:
     return found
 
 
-class _Batch(threading.local):
-    """The batch that the current thread works for."""
-
-    over: threading.Event | None = None  # set when the batch has failed: nothing is retried
-
-
-_batch = _Batch()
+_batch = threading.local()  # `over`, an event that is set when the batch of a thread has failed
 
 
 def together(
@@ -477,16 +451,15 @@ def together(
                 return
             try:
                 work(item)
+                ended.put((item, None))
             except BaseException as error:
                 ended.put((item, error))
-            else:
-                ended.put((item, None))
 
     threads = [  # daemons: the interpreter does not wait for them when it exits
         threading.Thread(target=do, name="shardkit-request", daemon=True)
         for _ in range(min(_PARALLEL, len(every)))
     ]
-    patience = threading.TIMEOUT_MAX
+    interrupted = False
     try:
         for thread in threads:
             thread.start()
@@ -496,23 +469,19 @@ def together(
                 raise error
             report(item)
     except KeyboardInterrupt:
-        patience = _EXIT_SECONDS
+        interrupted = True
         raise
     finally:
         over.set()
-        _join([thread for thread in threads if thread.ident], patience)
+        started = [thread for thread in threads if thread.ident]
+        if interrupted and not _join(started, _MESSAGE_SECONDS):
+            warn(f"waiting up to {_EXIT_SECONDS:.0f} s for pending requests")
+        _join(started, _EXIT_SECONDS if interrupted else threading.TIMEOUT_MAX)
 
 
-def _join(threads: list[threading.Thread], seconds: float) -> None:
-    """Wait for threads to end, for at most `seconds`."""
-    began = time.monotonic()
-
-    def join(most: float) -> bool:
-        for thread in threads:
-            thread.join(max(began + most - time.monotonic(), 0))
-        return not any(thread.is_alive() for thread in threads)
-
-    if seconds == _EXIT_SECONDS and not join(_MESSAGE_SECONDS):
-        what = f"waiting up to {seconds:.0f} s for pending requests"
-        warn(what)
-    join(seconds)
+def _join(threads: list[threading.Thread], seconds: float) -> bool:
+    """Wait for threads to end, for at most `seconds`; return whether they have."""
+    until = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(until - time.monotonic(), 0))
+    return not any(thread.is_alive() for thread in threads)
