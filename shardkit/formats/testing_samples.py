@@ -9,14 +9,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import multiprocessing
 import operator
 import os
 import pickle
 import struct
-import sys
 import traceback
 import wave
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,6 @@ import numpy as np
 
 from shardkit.errors import ShardkitError
 from shardkit.formats.base import Format, ShardReader, ShardSpec
-from shardkit.helpers.pickled_process import PickledProcess, read_message, serve
 from shardkit.sample import Sample
 from shardkit.schema import Array, Bool, Bytes, Float, Image, Int, Json, Schema, Text
 
@@ -208,9 +208,8 @@ def in_fork(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 @functools.cache
-def _another() -> PickledProcess:
-    ended = "the process that reads shards ended with {}".format
-    return PickledProcess(__name__, sys.path, lambda code: RuntimeError(ended(code)))
+def _another() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
 
 
 def in_another_process(reader: ShardReader, position: int) -> Sample:
@@ -218,10 +217,4 @@ def in_another_process(reader: ShardReader, position: int) -> Sample:
 
     One process does it for all: its start takes longer than what it reads.
     """
-    sample: Sample = _another().ask("getitem", reader, position, timeout=60)
-    return sample
-
-
-if __name__ == "__main__":
-    sys.path[:] = read_message(sys.stdin.buffer)
-    serve(sys.stdin.buffer, sys.stdout.buffer, operator, 1)
+    return _another().submit(operator.getitem, reader, position).result(timeout=60)
