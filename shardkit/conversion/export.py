@@ -234,8 +234,8 @@ def _already_made(
     return ExportResult(os.fspath(out), to, samples, files, size, renamed, already_complete=True)
 
 
-def _made(result: ExportResult, made_of: Any, folder: Path) -> exported.Made:
-    return exported.Made(
+def _made(result: ExportResult, made_of: Any, folder: Path) -> exported.ExportOrigin:
+    return exported.ExportOrigin(
         to=result.to,
         sources=made_of,
         samples=result.samples,

@@ -8,7 +8,7 @@ Each imports only those on lines below its own:
     api array_record/ lance/ litdata/ mds/
     __init__ arrow/ beton/ lmdb/ megatron/ offsets table_folders testing_samples tfrecord/
       wds/
-    base compressed unsupported
+    base compressed packed unsupported
 """
 
 from __future__ import annotations

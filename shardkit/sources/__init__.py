@@ -7,10 +7,10 @@ Each imports only those on lines below its own:
     annotated img2dataset speech
     folder_scan
     layouts text/
-    api arrays/ exported image_folder metadata transcripts united
-    candidate file_table subset tables
-    coco dataset duplicates inputs key_lists labels packed_names sequence text_files/ voc
-    annotations base columns companions file_names files imagenet prepared
+    api arrays/ exported metadata united
+    candidate image_folder subset tables transcripts
+    coco dataset duplicates file_table inputs key_lists labels sequence text_files/ voc
+    annotations base columns file_names files imagenet
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ _WRONG = (TypeError, ValueError, OverflowError, RecursionError)  # raised for in
 _SPECIAL = re.compile(r'[",\r\n]|^\s|\s$')
 
 
-class Made(TypedDict):
+class ExportOrigin(TypedDict):
     """What an export was made of, and the extent of what it made."""
 
     to: str
@@ -62,7 +62,7 @@ class Made(TypedDict):
     extent: list[Count]  # the number of all files but this one, and their bytes
 
 
-class _Described(TypedDict):
+class _TableInfo(TypedDict):
     table: str  # file name; "" if splits have their own folders
     splits: list[str]
     schema: dict[str, Any]
@@ -73,10 +73,10 @@ class _Described(TypedDict):
     tokenizer: dict[str, Any]
 
 
-class About(_Described, total=False):
+class About(_TableInfo, total=False):
     """The content of exported.json, without its version."""
 
-    made: Made  # at the top of an export, except by earlier versions
+    made: ExportOrigin  # at the top of an export, except by earlier versions
 
 
 def about_path(folder: Path) -> Path:

@@ -29,7 +29,7 @@ from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, FieldType, Image, Json, Schema, Text
 from shardkit.sources.annotations import BOXES, Annotations
 from shardkit.sources.base import Indices
-from shardkit.sources.file_table import FileSource, FileTable
+from shardkit.sources.file_table import FEW, FileSource, FileTable
 from shardkit.sources.files import (
     FilePath,
     Planned,
@@ -39,7 +39,6 @@ from shardkit.sources.files import (
     read_head,
     read_with_status,
 )
-from shardkit.sources.packed_names import FEW
 
 
 class Sidecar(NamedTuple):

@@ -8,7 +8,7 @@ JSON and Parquet values keep their types.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -71,28 +71,6 @@ class GivenTable:
         table = Table()
         table.read(self.path, self.column, "", self.suffix)
         return table
-
-
-@dataclass(frozen=True)
-class Labelling:
-    """Where the labels of documents come from; by default, documents have no labels."""
-
-    given: GivenTable | None = None
-    asked: LabelColumn | None = None
-    classes: tuple[str, ...] | None = None  # names of class folders
-    guess: bool = False  # whether folders may be classes without being named
-    strict: bool = True  # whether a folder that is not in `classes` is an error
-
-    @classmethod
-    def of(cls, recipe: Recipe, strict: bool) -> Labelling:
-        given, asked = GivenTable.of(recipe), LabelColumn.of(recipe)
-        if asked is not None:
-            return cls(given, asked)
-        classes = recipe.classes
-        if isinstance(classes, Mapping):
-            classes = None
-        guess = classes is None and (strict or recipe.chooses)  # filters may need labels
-        return cls(given, None, classes, guess, strict)
 
 
 # --- joining -------------------------------------------------------------------------------------

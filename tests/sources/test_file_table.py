@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from shardkit import ConvertOptions, SourceError
 from shardkit.conversion.run import prepare
 from shardkit.helpers import mapped
-from shardkit.sources import image_folder, packed_names
-from shardkit.sources.packed_names import GrowingNames, Names
+from shardkit.sources import file_table, image_folder
+from shardkit.sources.file_table import GrowingNames, Names
 from tests.conftest import write_images
 from tests.sources.real import cases, refused
 
@@ -27,10 +27,10 @@ def test_names_come_back(names, data):
     for start in range(0, len(names), 3):
         growing.extend(names[start : start + 3])
     whole = growing.names()
-    for few in (packed_names.FEW, 0):
+    for few in (file_table.FEW, 0):
         found = pickle.loads(pickle.dumps(whole))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(packed_names, "FEW", few)
+            patch.setattr(file_table, "FEW", few)
             assert list(found) == [found[n] for n in range(len(names))] == names
             assert list(found.take(np.array(at, np.int64))) == [names[n] for n in at]
             assert list(found.take(np.arange(len(names))[1:])) == names[1:]
@@ -69,7 +69,7 @@ def test_a_plan_from_temporary_files_is_the_same(tmp_path, monkeypatch, kind, op
     expected = plan()
     monkeypatch.setattr(mapped, "MAX_IN_MEMORY", 50)
     monkeypatch.setattr(mapped, "PIECE", 7)
-    for module in (packed_names, image_folder):
+    for module in (file_table, image_folder):
         monkeypatch.setattr(module, "FEW", 0)
     assert plan() == expected
     assert len(expected[2]) > 1

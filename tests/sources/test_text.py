@@ -33,6 +33,7 @@ from shardkit import (
     TextOptions,
     UsageError,
 )
+from shardkit.metadata.recipe import Recipe
 from shardkit.sample import JsonText, Sample
 from shardkit.sources.base import Document, Source, Stream
 from shardkit.sources.text import scan
@@ -62,7 +63,7 @@ def put_lines(path: Path, values: Iterable[Any]) -> Path:
 
 
 def open_one(path: Path, **options: Any) -> Source | Stream:
-    (source,) = open_text(path, TextOptions(**options), split="auto").values()
+    (source,) = open_text(path, Recipe("", text=TextOptions(**options)), strict=False).values()
     return source
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from shardkit import SampleError, SourceError, TextOptions, UsageError
+from shardkit.metadata.recipe import Recipe
 from shardkit.sources import open_sources
 from shardkit.sources.file_names import parse_name
 from shardkit.sources.text import scan
@@ -109,7 +110,8 @@ def test_folders_and_files_named_after_splits_are_splits(tmp_path, names, expect
 
 
 def opened(root, split="auto", **options):
-    return open_text(root, TextOptions(**options), split=split)
+    recipe = Recipe("", text=TextOptions(**options), split=split)
+    return open_text(root, recipe, strict=False)
 
 
 def test_whole_files_split_by_folder_and_lines_by_file_with_the_same_fields(tmp_path):

@@ -22,9 +22,8 @@ from shardkit.errors import FormatError
 from shardkit.formats.array_record.records import BLOCK, BLOCK_HEADER, Records, TransposedError
 from shardkit.formats.base import KEY, ShardSpec, ShardWriter
 from shardkit.formats.tfrecord import Examples
-from shardkit.formats.tfrecord.reader import ExampleReader
-from shardkit.formats.tfrecord.third_party import scan
-from shardkit.formats.tfrecord.writer import example
+from shardkit.formats.tfrecord.example import example
+from shardkit.formats.tfrecord.reader import ExampleReader, scan
 from shardkit.helpers import os_errors
 from shardkit.helpers.extras import extra
 from shardkit.sample import Sample

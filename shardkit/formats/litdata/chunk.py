@@ -15,10 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.codecs.compression import COMPRESSED_BLOCK, compression_of, decompressed, unpacked
-from shardkit.errors import DamagedError, FormatError
-from shardkit.storage.byte_source import ByteSource, Memory, Part, Table
-from shardkit.codecs.compression import COMPRESSED_BLOCK, compression_of, decompressed
-from shardkit.codecs.unpack import unpacked
 from shardkit.errors import DamagedError, FormatError, drop_option
 from shardkit.formats.base import KEY, ShardReader, ShardSpec, encoded, key_bytes, numbered_key
 from shardkit.formats.litdata.index import leaves_of

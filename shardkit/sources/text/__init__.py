@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from shardkit.dataset.conditions import names_in
 from shardkit.metadata.recipe import Recipe
 from shardkit.sources.candidate import Candidate, Splits
 from shardkit.sources.file_names import parse_name
@@ -30,16 +29,6 @@ def of_files(
     path: Path, recipe: Recipe, strict: bool, files: Sequence[Path] = (), subset: str = ""
 ) -> Splits:
     """The splits of a file or a folder, or of some `files` or a `subset` of it."""
-    from shardkit.sources.metadata import Labelling
     from shardkit.sources.text.scan import open_text  # slow to import, and not needed for images
 
-    return open_text(
-        path,
-        recipe.documents,
-        split=recipe.split,
-        selection=recipe.selection,
-        listed=files,
-        subset=subset,
-        also=names_in(recipe.where) if recipe.where else (),
-        labels=Labelling.of(recipe, strict),
-    )
+    return open_text(path, recipe, strict, files, subset)

@@ -15,7 +15,6 @@ import numpy as np
 
 from shardkit.errors import UsageError
 from shardkit.sources.labels import check_names
-from shardkit.sources.metadata import Labelling
 from shardkit.sources.text.documents import Files
 
 # Folders of documents without a class, whose label is -1.
@@ -35,21 +34,23 @@ def label_folders(
     path: Path,
     splits: Mapping[str, Files],
     every: Mapping[str, Iterable[str]],
-    labelling: Labelling,
+    classes: Sequence[str] | None,
     *,
-    whole: bool,
+    guess: bool,
+    strict: bool,
 ) -> tuple[tuple[str, ...] | None, list[str]]:
     """Set the labels of files from their folders; returns the classes, if any, and notes.
 
-    `every` lists all folders of each split, including those without texts; `whole` says whether
-    each file is a document. Raises UsageError if a list of classes does not fit.
+    `every` lists all folders of each split, including those without texts. Without a list of
+    `classes`, folders are classes only with `guess`, if they seem to be. Raises UsageError if the
+    list does not fit; unless `strict`, folders that are not listed are appended.
     """
     nested = {name: files for name, files in splits.items() if set(files.folders) != {""}}
     tops = {_top(folder) for files in nested.values() for folder in files.folders} - {""}
     notes = []
-    if labelling.classes is not None:
-        names = _listed(path, nested or splits, labelling, tops)
-    elif labelling.guess and whole and len(tops) > 1:
+    if classes is not None:
+        names = _listed(path, nested or splits, classes, tops, strict=strict)
+    elif guess and len(tops) > 1:
         names = tuple(sorted(tops - _UNLABELLED))
         empty = {_top(folder) for name in nested for folder in every[name]} - tops - {""}
         doubt = next(_doubts(nested, names, sorted(empty)), None)
@@ -77,10 +78,13 @@ def label_folders(
 
 
 def _listed(
-    path: Path, splits: Mapping[str, Files], labelling: Labelling, tops: set[str]
+    path: Path,
+    splits: Mapping[str, Files],
+    classes: Sequence[str],
+    tops: set[str],
+    *,
+    strict: bool,
 ) -> tuple[str, ...]:
-    """Return the listed classes; unless `strict`, folders that are not listed are appended."""
-    classes = labelling.classes or ()
     check_names(classes)
     for files in splits.values():
         if "" in files.folders:
@@ -91,7 +95,7 @@ def _listed(
                 fix="put the texts into folders, or name a column of labels with --label-column",
             )
     missing = sorted(tops - set(classes) - _UNLABELLED)
-    if missing and labelling.strict:
+    if missing and strict:
         raise UsageError(
             f"the list of classes does not name the folder {missing[0]!r}",
             path=path,

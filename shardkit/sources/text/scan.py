@@ -6,7 +6,7 @@ import contextlib
 import re
 import stat
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import time_ns
@@ -15,19 +15,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardkit.dataset.card import OUTSIDE, splits_of
+from shardkit.dataset.conditions import names_in
 from shardkit.dataset.folders import below as below_folder
 from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError, near
 from shardkit.formats.table_folders import refuse_partitions
 from shardkit.formats.unsupported import way_with
+from shardkit.metadata.recipe import Recipe
 from shardkit.metadata.splits import Split, grouped
-from shardkit.options import ALL_FIELDS, Selection, TextOptions
+from shardkit.options import ALL_FIELDS, TextOptions
 from shardkit.schema import RESERVED
 from shardkit.sources.base import Source, Stream
 from shardkit.sources.file_names import COMPRESSIONS, FORMS, TABLES, parse_name
 from shardkit.sources.file_table import odd_keys
 from shardkit.sources.files import FilePath, below, file_path
 from shardkit.sources.labels import LABEL, LabelColumn, find_labels
-from shardkit.sources.metadata import Labelling, join
+from shardkit.sources.metadata import GivenTable, join
 from shardkit.sources.text.classes import label_folders
 from shardkit.sources.text.documents import Files, Ranges, TextFiles, TextStream, located
 from shardkit.sources.text.fields import Fields, Sampled, choose, fields_of
@@ -52,51 +54,50 @@ _EXPANSION_FILES = 8
 
 
 def open_text(
-    path: Path,
-    options: TextOptions,
-    *,
-    split: str,
-    selection: Selection = ALL_FIELDS,
-    listed: Sequence[Path] = (),
-    subset: str = "",
-    also: Collection[str] = (),
-    labels: Labelling | None = None,
+    path: Path, recipe: Recipe, strict: bool, listed: Sequence[Path] = (), subset: str = ""
 ) -> dict[str, Source | Stream]:
     """Open the documents of a file or folder, one source per split; `{"": source}` without splits.
 
-    With `listed`, only these files are read, as if the folder contained no others. The fields in
-    `also` that exist are read in any case, to filter documents by them. `labels` says where labels
-    come from; without it there are none.
+    With `listed`, only these files are read, as if the folder contained no others. Unless `strict`,
+    folders that the recipe's classes do not name are further classes.
 
     Raises SourceError if there are no documents, or none of the first ones has the text.
     """
+    options = recipe.documents
     if options.encoding != "auto":
         check_encoding(options.encoding)
-    labels = labels or Labelling()
-    corpus = _find(path, options, listed, labels)
-    splits = _splits(corpus, split, subset)
+    table, asked = GivenTable.of(recipe), LabelColumn.of(recipe)
+    corpus = _find(path, options, listed, None if table is None else table.path)
+    splits = _splits(corpus, recipe.split, subset)
     whole = _is_whole_files(corpus, splits)
     _find_encodings(corpus)
     corpus.files.ratios = _ratios(corpus)
-    _set_header(corpus)
-    if corpus.tables:
-        _find_quotes(corpus)
+    _find_headers(corpus)
     fields, sampled = None, Sampled()
     if not whole:
-        if labels.given is not None:
+        if table is not None:
             raise UsageError(
                 "metadata can only be used if each file is a document",
                 path=path,
                 fix="remove --metadata, or take whole files as documents: --documents file",
             )
-        fields, sampled = _fields(corpus, selection, also, labels.asked)
+        fields, sampled = _fields(corpus, recipe, asked)
+    elif table is None and asked is not None:
+        raise UsageError(
+            f"there is no table with the column {asked.column!r}",
+            path=path,
+            fix="name the table with --metadata FILE",
+        )
     splits = splits or {"": Split("", list(range(len(corpus.files))))}
     parts = {name: _files_of(corpus, split, whole=whole) for name, split in splits.items()}
     every = {name: _below(corpus.files.folders, split.folder) for name, split in splits.items()}
-    if not corpus.is_folder:
-        labels = replace(labels, guess=False)
-    classes, notes = label_folders(path, parts, every, labels, whole=whole)
-    problems = corpus.problems + _join_table(corpus, splits, parts, labels, whole=whole)
+    named = recipe.classes if asked is None and not isinstance(recipe.classes, Mapping) else None
+    # Without a list, filters may need labels of folders that only seem to be classes.
+    guess = asked is None and whole and corpus.is_folder and (strict or recipe.chooses)
+    classes, notes = label_folders(path, parts, every, named, guess=guess, strict=strict)
+    problems = corpus.problems
+    if table is not None:
+        problems += _join_table(table, splits, parts)
     sources = {}
     for name, (folder, _) in splits.items():
         root = below(corpus.root, folder) if folder else corpus.root
@@ -134,14 +135,16 @@ class _Found(NamedTuple):
     inode: int
 
 
-def _find(path: Path, options: TextOptions, listed: Sequence[Path], labels: Labelling) -> _Corpus:
-    """Return the files. Raises SourceError if there are none, or announced ones are missing."""
+def _find(path: Path, options: TextOptions, listed: Sequence[Path], table: Path | None) -> _Corpus:
+    """Return the files but the metadata `table`. Raises SourceError if there are none, or some are
+    missing that others announce.
+    """
     began = time_ns()
     if listed:
         corpus = _of_files(path, path, listed, options)
     elif path.is_dir():
-        given = None if labels.given is None else relative_to(labels.given.path, path)
-        corpus = _of_folder(path, Walk(path, given), options)
+        walk = Walk(path, None if table is None else relative_to(table, path))
+        corpus = _of_folder(path, walk, options)
     elif parse_name(path.name) is None:
         raise SourceError(
             "this is not a text file, judging by its name",
@@ -333,24 +336,11 @@ def _below(folders: Iterable[str], above: str) -> list[str]:
 
 
 def _join_table(
-    corpus: _Corpus,
-    splits: Mapping[str, Split],
-    files: dict[str, Files],
-    labels: Labelling,
-    *,
-    whole: bool,
+    table: GivenTable, splits: Mapping[str, Split], files: dict[str, Files]
 ) -> list[ShardkitError]:
     """Join metadata rows to the files; files without a row are dropped and returned as problems."""
-    if labels.given is None:
-        if whole and labels.asked is not None:
-            raise UsageError(
-                f"there is no table with the column {labels.asked.column!r}",
-                path=corpus.path,
-                fix="name the table with --metadata FILE",
-            )
-        return []
     parts = [(split.folder, files[name]) for name, split in splits.items()]
-    joined = join(labels.given.read(), parts, labels.asked, every=True)
+    joined = join(table.read(), parts, table.labels, every=True)
     for name, found in zip(splits, joined, strict=True):
         files[name] = files[name].select(found.files)
         files[name].metadata = found.metadata
@@ -416,12 +406,16 @@ def _find_encodings(corpus: _Corpus) -> None:
     corpus.notes.append(f"detected encodings, with the number of files: {found}")
 
 
-def _set_header(corpus: _Corpus) -> None:
-    files = corpus.files
+def _find_headers(corpus: _Corpus) -> None:
+    """Set which tables have a header, and whether the cells of each TSV are quoted."""
+    files, tables = corpus.files, 0
     files.header = corpus.options.header
-    if files.header is not None and not any(
-        files.name(n).form in TABLES for n in range(len(files))
-    ):
+    for index in range(len(files)) if corpus.tables else ():
+        form = files.name(index).form
+        tables += form in TABLES
+        if form == "tsv":
+            files.quoted_of[index] = files.open(corpus.root, index).is_quoted()
+    if files.header is not None and not tables:
         raise UsageError(
             "columns and no_header are for CSV and TSV only",
             path=corpus.path,
@@ -429,24 +423,27 @@ def _set_header(corpus: _Corpus) -> None:
         )
 
 
-def _find_quotes(corpus: _Corpus) -> None:
-    """Find out whether the cells of each TSV are quoted."""
-    files = corpus.files
-    for index in range(len(files)):
-        if files.name(index).form == "tsv":
-            files.quoted_of[index] = files.open(corpus.root, index).is_quoted()
-
-
-def _fields(
-    corpus: _Corpus, selection: Selection, also: Collection[str], asked: LabelColumn | None
-) -> tuple[Fields, Sampled]:
+def _fields(corpus: _Corpus, recipe: Recipe, asked: LabelColumn | None) -> tuple[Fields, Sampled]:
     """Choose the fields from the first documents of a few files; return them and the documents."""
+    selection = recipe.selection
+    also = names_in(recipe.where) if recipe.where else ()
     options, notes = corpus.options, corpus.notes
     sampled, problems = _sample(corpus)
     if not sampled:
-        if corpus.tables or (not problems and len(corpus.files) <= _SAMPLE_FILES):
-            raise _unusable(corpus.path, problems)
-        return Fields(LINE_FIELD, {}), sampled
+        if not corpus.tables and (problems or len(corpus.files) > _SAMPLE_FILES):
+            return Fields(LINE_FIELD, {}), sampled
+        if not problems:
+            raise SourceError(
+                "there are no documents here",
+                path=corpus.path,
+                expected="a document on a line, or a row of a table below its header",
+                found="only blank lines, if any",
+                fix="remove the files without documents",
+            )
+        first = problems[0]
+        raise SourceError(
+            first.what, expected=first.expected, found=first.found, fix=first.fix, **first.where
+        )
     types = sampled.types
     if corpus.tables:
         form = corpus.files.name(0).form
@@ -543,21 +540,6 @@ def _sample(corpus: _Corpus) -> tuple[Sampled, list[SampleError]]:
         except SampleError as error:
             problems.append(located(error, file.path, 0))
     return sampled, problems
-
-
-def _unusable(path: Path, problems: list[SampleError]) -> SourceError:
-    if not problems:
-        return SourceError(
-            "there are no documents here",
-            path=path,
-            expected="a document on a line, or a row of a table below its header",
-            found="only blank lines, if any",
-            fix="remove the files without documents",
-        )
-    first = problems[0]
-    return SourceError(
-        first.what, expected=first.expected, found=first.found, fix=first.fix, **first.where
-    )
 
 
 # --- byte ranges ------------------------------------------------------------------------
