@@ -50,8 +50,37 @@ class ShortRepr:
         return f"{type(self).__name__}({', '.join(words)})"
 
 
+def _one_of(default: str | None, *choices: str) -> Any:
+    """An option with a few choices."""
+    return field(default=default, metadata={"choices": choices})
+
+
+def _whole(default: int | None, least: int, most: int = 1 << 62) -> Any:
+    """An option that is a whole number from `least` to `most`."""
+    return field(default=default, metadata={"range": (least, most)})
+
+
+class Options(ShortRepr):
+    """Base of the options of a conversion, which are checked as their declarations say."""
+
+    def __post_init__(self) -> None:
+        check_texts(self)
+        for f in fields(self):  # type: ignore[arg-type]
+            if choices := f.metadata.get("choices"):
+                check_choice(self, f.name, (None, *choices) if f.default is None else choices)
+            if limits := f.metadata.get("range"):
+                check_numbers(self, limits[1], **{f.name: limits[0]})
+
+    def _requires(self, names: Sequence[str], present: object, what: str, fix: str) -> None:
+        """Raise UsageError if one of these options is given without `what` it requires."""
+        for name in names:
+            value = getattr(self, name)
+            if not present and value not in (None, {}, getattr(type(self), name, None)):
+                raise UsageError(f"{name} requires {what}", fix=fix)
+
+
 @dataclass(frozen=True, repr=False)
-class ImageOptions(ShortRepr):
+class ImageOptions(Options):
     """How images are resized, re-encoded, filtered and checked. None: this option is not used.
 
     Images that already meet the options are copied byte for byte. Images that are re-encoded use
@@ -75,24 +104,23 @@ class ImageOptions(ShortRepr):
     Raises UsageError for invalid values and combinations.
     """
 
-    resize: int | None = None
-    resize_mode: str = "shorter"
+    resize: int | None = _whole(None, 1)
+    resize_mode: str = _one_of("shorter", *RESIZE_MODES)
     upscale: bool = False
-    format: str = "keep"
-    quality: int | None = None
-    chroma: str | None = None
+    format: str = _one_of("keep", *IMAGE_FORMATS)
+    quality: int | None = _whole(None, 1)
+    chroma: str | None = _one_of(None, *CHROMA)
     background: str | None = None
-    icc: str | None = None
-    min_size: int | None = None
+    icc: str | None = _one_of(None, "srgb", "keep")
+    min_size: int | None = _whole(None, 1)
     max_aspect: float | None = None
-    max_pixels: int | None = None
-    check: str = "header"
+    max_pixels: int | None = _whole(None, 1)
+    check: str = _one_of("header", "header", "decode")
     masks: str | None = None
     boxes: str | None = None
 
     def __post_init__(self) -> None:
-        check_texts(self)
-        check_numbers(self, resize=1, quality=1, min_size=1, max_pixels=1)
+        super().__post_init__()
         if self.quality is not None and self.quality > 100:
             raise UsageError("quality goes from 1 to 100", found=str(self.quality))
         aspect = self.max_aspect
@@ -100,14 +128,7 @@ class ImageOptions(ShortRepr):
             if not isinstance(aspect, numbers.Real) or not 1 <= aspect < math.inf:
                 raise UsageError("max_aspect must be a number from 1 up", found=repr(aspect))
             object.__setattr__(self, "max_aspect", float(aspect))
-        check_choice(self, "resize_mode", RESIZE_MODES)
-        check_choice(self, "format", IMAGE_FORMATS)
-        check_choice(self, "chroma", (None, *CHROMA))
-        check_choice(self, "icc", (None, "srgb", "keep"))
-        check_choice(self, "check", ("header", "decode"))
-        for name in ("resize_mode", "upscale"):
-            if self.resize is None and getattr(self, name) != getattr(ImageOptions, name):
-                raise UsageError(f"{name} requires resize=N", fix="give resize=N too")
+        self._requires(("resize_mode", "upscale"), self.resize, "resize=N", "give resize=N too")
         if self.format == "raw" and self.icc == "keep":
             raise UsageError("raw pixels have no colour profile", fix="use icc='srgb'")
         if self.background is not None:
@@ -136,7 +157,7 @@ class ImageOptions(ShortRepr):
 
 
 @dataclass(frozen=True, repr=False)
-class AudioOptions(ShortRepr):
+class AudioOptions(Options):
     """How audio is resampled. Audio that changes is stored as FLAC; all other is copied as it is.
 
     sample_rate: resample audio to this rate in Hz, at most 655,350. None: not resampled.
@@ -145,11 +166,8 @@ class AudioOptions(ShortRepr):
     Raises UsageError for invalid values.
     """
 
-    sample_rate: int | None = None
+    sample_rate: int | None = _whole(None, 1, MAX_RATE)
     mono: bool = False
-
-    def __post_init__(self) -> None:
-        check_numbers(self, MAX_RATE, sample_rate=1)
 
     @property
     def active(self) -> bool:
@@ -158,7 +176,7 @@ class AudioOptions(ShortRepr):
 
 
 @dataclass(frozen=True, repr=False)
-class TextOptions(ShortRepr):
+class TextOptions(Options):
     """How documents are read, tokenized and packed.
 
     Without a tokenizer, text is stored as text.
@@ -186,45 +204,34 @@ class TextOptions(ShortRepr):
     keep_fields: bool = False
     no_header: bool = False
     columns: str | None = None
-    documents: str = "auto"
+    documents: str = _one_of("auto", "auto", "file", "line")
     encoding: str = "utf-8"
-    encoding_errors: str = "strict"
+    encoding_errors: str = _one_of("strict", "strict", "replace", "ignore")
     tokenizer: str | os.PathLike[str] | None = None
-    special_tokens: str = "special"
+    special_tokens: str = _one_of("special", "special", "text")
     append_eos: bool | None = None
     eos_token: str | None = None
     bos: bool = False
-    seq_len: int | None = None
-    pack: str = "concat"
-    remainder: str = "pad"
+    seq_len: int | None = _whole(None, 1)
+    pack: str = _one_of("concat", *PACKINGS)
+    remainder: str = _one_of("pad", *REMAINDERS)
 
     def __post_init__(self) -> None:
-        check_texts(self)
-        check_numbers(self, seq_len=1)
+        super().__post_init__()
         names = self.header or ()
         if not all(names) or len(set(names)) < len(names):
             raise UsageError("columns must be different names", found=repr(self.columns))
-        check_choice(self, "documents", ("auto", "file", "line"))
-        check_choice(self, "encoding_errors", ("strict", "replace", "ignore"))
-        check_choice(self, "special_tokens", ("special", "text"))
-        check_choice(self, "pack", PACKINGS)
-        check_choice(self, "remainder", REMAINDERS)
         if self.encoding != "auto":
             object.__setattr__(self, "encoding", _encoding(self.encoding))
-        usual = TextOptions if self.tokenizer is None else None
-        for name in ("special_tokens", "append_eos", "eos_token", "bos", "seq_len"):
-            if usual is not None and getattr(self, name) != getattr(usual, name):
-                raise UsageError(
-                    f"{name} requires a tokenizer", fix="give tokenizer=NAME or a path"
-                )
+        tokens = ("special_tokens", "append_eos", "eos_token", "bos", "seq_len")
+        fix = "give tokenizer=NAME or a path"
+        self._requires(tokens, self.tokenizer is not None, "a tokenizer", fix)
         if self.remainder == "drop" and self.pack != "concat":
             raise UsageError(
                 f"remainder='drop' would lose most documents with pack={self.pack!r}",
                 expected="pad or keep, as few blocks come out full",
             )
-        for name in ("pack", "remainder"):
-            if self.seq_len is None and getattr(self, name) != getattr(TextOptions, name):
-                raise UsageError(f"{name} requires seq_len=N", fix="give seq_len=N too")
+        self._requires(("pack", "remainder"), self.seq_len, "seq_len=N", "give seq_len=N too")
 
     @property
     def header(self) -> tuple[str, ...] | None:
@@ -256,7 +263,7 @@ ALL_FIELDS = Selection()
 
 
 @dataclass(frozen=True, repr=False)
-class ConvertOptions(ShortRepr):
+class ConvertOptions(Options):
     """The options of a conversion.
 
     Sizes are bytes, or text: "256MB" (10^6 each) or "1GiB" (2^30).
@@ -308,18 +315,18 @@ class ConvertOptions(ShortRepr):
     """
 
     shard_size: int | str | None = None
-    shard_samples: int | None = None
+    shard_samples: int | None = _whole(None, 1)
     shuffle: bool = False
-    seed: int = 0
-    limit: int | None = None
+    seed: int = _whole(0, 0, SEEDS)
+    limit: int | None = _whole(None, 1)
     include_class: Sequence[str] = ()
     exclude_class: Sequence[str] = ()
     where: str | None = None
     keys: str | os.PathLike[str] | Sequence[str] | None = None
-    dedup: str | None = None
+    dedup: str | None = _one_of(None, "exact", "near")
     sample: float | None = None
     split: str = "auto"
-    folds: int | None = None
+    folds: int | None = _whole(None, 2)
     stratify: str | None = None
     group: str | None = None
     classes: Sequence[str] | Mapping[str, Sequence[str]] | None = None
@@ -328,7 +335,7 @@ class ConvertOptions(ShortRepr):
     file_suffix: str | None = None
     label_column: str | None = None
     label_separator: str | None = None
-    annotations_frame: str | None = None
+    annotations_frame: str | None = _one_of(None, "upright", "stored")
     fields: Sequence[str] | None = None
     drop: Sequence[str] = ()
     rename: dict[str, str] = field(default_factory=dict)
@@ -339,29 +346,23 @@ class ConvertOptions(ShortRepr):
     audio: AudioOptions = field(default_factory=AudioOptions)
     text: TextOptions = field(default_factory=TextOptions)
     transform: str | Callable[..., Any] | None = None
-    on_error: str = "fail"
-    max_errors: int = 1000
+    on_error: str = _one_of("fail", "fail", "skip")
+    max_errors: int = _whole(1000, 0)
     overwrite: bool = False
-    workers: int | None = None
-    engine: str = "local"
+    workers: int | None = _whole(None, 0)
+    engine: str = _one_of("local", "local", "ray")
     ray_address: str | None = None
     ray_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_texts(self)
+        super().__post_init__()
         if self.shard_size is not None and self.shard_samples is not None:
             raise UsageError("shard_size and shard_samples cannot be combined")
-        check_numbers(self, shard_samples=1, limit=1, workers=0, max_errors=0, folds=2)
-        check_numbers(self, SEEDS, seed=0)
-        check_choice(self, "on_error", ("fail", "skip"))
-        check_choice(self, "dedup", (None, "exact", "near"))
-        check_choice(self, "annotations_frame", (None, "upright", "stored"))
-        if not isinstance(self.image, ImageOptions):
-            raise UsageError("image must be shardkit.ImageOptions(...)", found=repr(self.image))
-        if not isinstance(self.audio, AudioOptions):
-            raise UsageError("audio must be shardkit.AudioOptions(...)", found=repr(self.audio))
-        if not isinstance(self.text, TextOptions):
-            raise UsageError("text must be shardkit.TextOptions(...)", found=repr(self.text))
+        for name, kind in (("image", ImageOptions), ("audio", AudioOptions), ("text", TextOptions)):
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                what = f"{name} must be shardkit.{kind.__name__}(...)"
+                raise UsageError(what, found=repr(value))
         self._check_selection()
         self._check_subset()
         self._check_labels()
@@ -402,35 +403,22 @@ class ConvertOptions(ShortRepr):
             raise UsageError("rename must be a dict of names", found=repr(self.rename))
         if isinstance(self.classes, str) or not isinstance(self.classes, Iterable | None):
             raise UsageError("classes must be a list of names", found=repr(self.classes))
-        asked = {
-            "fields": self.fields is not None,
-            "drop": bool(self.drop),
-            "keep_fields": self.text.keep_fields,
-        }
-        if asked["fields"] and (asked["drop"] or asked["keep_fields"]):
-            other = "drop" if asked["drop"] else "keep_fields"
-            raise UsageError(
-                f"fields cannot be combined with {other}",
-                fix="give only one of them",
-            )
+        if self.fields is not None and (self.drop or self.text.keep_fields):
+            other = "drop" if self.drop else "keep_fields"
+            raise UsageError(f"fields cannot be combined with {other}", fix="give only one of them")
 
     def _check_labels(self) -> None:
-        for names in ("file_column", "file_suffix"):
-            if getattr(self, names) is not None and self.metadata is None:
-                raise UsageError(f"{names} requires a metadata table", fix="give metadata=FILE")
-        if self.label_separator is not None and self.label_column is None:
-            raise UsageError("label_separator requires label_column", fix="give label_column=NAME")
+        files, table = ("file_column", "file_suffix"), self.metadata is not None
+        self._requires(files, table, "a metadata table", "give metadata=FILE")
         if self.label_separator == "":
             raise UsageError("label_separator must not be empty", found="''")
+        column = self.label_column is not None
+        self._requires(("label_separator",), column, "label_column", "give label_column=NAME")
 
     def _check_engine(self) -> None:
-        check_choice(self, "engine", ("local", "ray"))
         ray = self.engine == "ray"
-        if not ray and (self.ray_address is not None or self.ray_options):
-            raise UsageError(
-                "ray_address and ray_options require engine='ray'",
-                fix="give engine='ray'",
-            )
+        given = ("ray_address", "ray_options")
+        self._requires(given, ray, "engine='ray'", "give engine='ray'")
         if ray and self.workers == 0:
             raise UsageError("workers=0 cannot be combined with engine='ray'")
         if not isinstance(self.ray_options, Mapping):

@@ -13,17 +13,7 @@ from shardkit.cli import named_as_typed, print_json, search_here, storage_option
 from shardkit.cli.help import Command, Example, option_group, options_of
 from shardkit.formats import BUILT_IN, format_names
 from shardkit.helpers.part_of import PartOf
-from shardkit.options import (
-    CHROMA,
-    IMAGE_FORMATS,
-    PACKINGS,
-    REMAINDERS,
-    RESIZE_MODES,
-    AudioOptions,
-    ConvertOptions,
-    ImageOptions,
-    TextOptions,
-)
+from shardkit.options import AudioOptions, ConvertOptions, ImageOptions, TextOptions
 
 
 def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> list[str] | None:
@@ -67,7 +57,7 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
     file_suffix=".EXT",
     label_column="NAME",
     label_separator="TEXT",
-    annotations_frame="upright|stored",
+    annotations_frame="",
     fields="A,B",
     drop="A,B",
     rename="OLD=NEW",
@@ -80,7 +70,7 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
     include_class="A,B",
     exclude_class="A,B",
     keys="FILE",
-    dedup=("exact", "near"),
+    dedup="",
     sample="SHARE",
     limit="N",
     split="HOW",
@@ -93,17 +83,17 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
     "Images",
     ImageOptions,
     resize="N",
-    resize_mode=RESIZE_MODES,
+    resize_mode="",
     upscale="",
-    format=IMAGE_FORMATS,
+    format="",
     quality="Q",
-    chroma=CHROMA,
+    chroma="",
     background="COLOUR",
-    icc=("srgb", "keep"),
+    icc="",
     min_size="N",
     max_aspect="R",
     max_pixels="N",
-    check=("header", "decode"),
+    check="",
     masks="FIELDS",
     boxes="FIELDS",
 )
@@ -114,17 +104,17 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
     keep_fields="",
     no_header="",
     columns="NAMES",
-    documents=("auto", "file", "line"),
+    documents="",
     encoding="NAME",
-    encoding_errors=("strict", "replace", "ignore"),
+    encoding_errors="",
     tokenizer="FILE",
-    special_tokens=("special", "text"),
+    special_tokens="",
     append_eos="",
     eos_token="TOKEN",
     bos="",
     seq_len="N",
-    pack=PACKINGS,
-    remainder=REMAINDERS,
+    pack="",
+    remainder="",
 )
 @options_of("Audio", AudioOptions, sample_rate="HZ", mono="")
 @option_group(
@@ -158,10 +148,10 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
     "Run",
     ConvertOptions,
     transform="MODULE:FUNCTION",
-    on_error=("fail", "skip"),
+    on_error="",
     max_errors="N",
     workers="N",
-    engine=("local", "ray"),
+    engine="",
     ray_address="HOST:PORT",
     ray_options="KEY=VALUE",
 )

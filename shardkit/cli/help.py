@@ -66,10 +66,10 @@ def option_group(title: str, *decorators: Callable[[Any], Any]) -> Callable[[Any
     return add
 
 
-def options_of(title: str, kind: type[Any], **words: str | Sequence[str]) -> Callable[[Any], Any]:
+def options_of(title: str, kind: type[Any], **words: str) -> Callable[[Any], Any]:
     """A group of options for fields of a dataclass, with their types, defaults and descriptions.
 
-    `words` maps the fields to add, in order, to a metavar, to choices, or to "" for a flag.
+    `words` maps the fields to add, in order, to a metavar, or to "" for a flag or a choice.
     """
     every, docs = {f.name: f for f in dataclasses.fields(kind)}, docs_of(kind)
     return option_group(title, *(_option(every[n], w, docs[n]) for n, w in words.items()))
@@ -85,15 +85,15 @@ _FLAGS = {
 _TYPES = {"int": int, "float": float}
 
 
-def _option(field: dataclasses.Field[Any], word: str | Sequence[str], about: str) -> Any:
+def _option(field: dataclasses.Field[Any], word: str, about: str) -> Any:
     flag = _FLAGS.get(field.name, f"--{field.name.replace('_', '-')}")
     kind = str(field.type).removesuffix(" | None")
     about = about if about[0] == '"' else about[0].upper() + about[1:]  # do not capitalize a value
     about, says, none = re.sub(r'"(\S+?)"', r"\1", about).partition(" None: ")
     of = click.Path() if word == "FILE" else _TYPES.get(kind, str)
     given: dict[str, Any] = {"type": of, "metavar": word}
-    if not isinstance(word, str):
-        given = {"type": click.Choice(word)}
+    if choices := field.metadata.get("choices"):
+        given = {"type": click.Choice(choices)}
     elif kind == "bool":
         given = {"is_flag": True, "metavar": None}
         flag += f"/--no-{flag[2:]}" * str(field.type).endswith("None")
