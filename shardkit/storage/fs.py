@@ -16,7 +16,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -155,13 +155,13 @@ def regular_with_status(path: str | os.PathLike[str], flags: int) -> tuple[int, 
             raise OSError("it is a socket or a device, not a regular file") from error
         raise
     status = os.fstat(handle)
-    mode = status.st_mode
-    if stat.S_ISREG(mode):
+    if stat.S_ISREG(status.st_mode):
         return handle, status
     os.close(handle)
-    if stat.S_ISDIR(mode):
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    raise OSError(f"it is a {'pipe' if stat.S_ISFIFO(mode) else 'device'}, not a regular file")
+    kind = "pipe" if stat.S_ISFIFO(status.st_mode) else "device"
+    raise OSError(f"it is a {kind}, not a regular file")
 
 
 _NO_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
@@ -198,16 +198,18 @@ class NewFile:
             self._write(chunks[first : first + _MAX_CHUNKS])
 
     def _write(self, chunks: Sequence[Chunk]) -> None:
-        expected = sum(map(len, chunks))
+        handle, expected = self._file.fileno(), sum(map(len, chunks))
         self._hasher.update_all(chunks, expected)
         self._size += expected
-        written = os.writev(self._file.fileno(), chunks)
+        written = os.writev(handle, chunks)
         if written < expected:  # a signal, or a nearly full disk
             rest = memoryview(b"".join(chunks))[written:]
             while rest:
                 rest = rest[self._file.write(rest) :]
-        if self._size - self._started >= _WRITE_BACK:
-            _start_write_back(self._file.fileno(), self._started, self._size - self._started)
+        fresh = self._size - self._started
+        if fresh >= _WRITE_BACK:
+            if _sync_file_range is not None and write_back:
+                _sync_file_range(handle, self._started, fresh, _BEGIN)  # a hint: it may fail
             self._started = self._size
 
     def rewrite(self, offset: int, data: bytes) -> None:
@@ -240,30 +242,23 @@ class NewFile:
         self.close()
 
 
-def _write_back_hint() -> Callable[[int, int, int, int], int] | None:
-    """Linux's sync_file_range, which starts write-back early, so that syncing a complete shard
-    takes little time. Without it, everything works, but more slowly."""
+def _of_linux(name: str) -> Any:
+    """A function of Linux's C library; None elsewhere."""
     if not sys.platform.startswith("linux"):
         return None
-    function = getattr(ctypes.CDLL(None), "sync_file_range", None)
-    if function is not None:
-        function.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
-    return function
+    return getattr(ctypes.CDLL(None, use_errno=True), name, None)
 
 
-_sync_file_range = _write_back_hint()
-# Linux's syncfs syncs a whole file system, instead of millions of files one by one.
-_syncfs = None
-if sys.platform.startswith("linux"):
-    _syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+# Starts write-back early, so that syncing a complete shard takes little time. Without it,
+# everything works, but more slowly.
+_sync_file_range = _of_linux("sync_file_range")
+if _sync_file_range is not None:
+    _sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+# Syncs a whole file system, instead of millions of files one by one.
+_syncfs = _of_linux("syncfs")
 # Whether write-back is started early: files that will be removed soon do not need it.
 write_back = True
 _BEGIN = 2  # SYNC_FILE_RANGE_WRITE: start, do not wait
-
-
-def _start_write_back(handle: int, offset: int, size: int) -> None:
-    if _sync_file_range is not None and write_back:
-        _sync_file_range(handle, offset, size, _BEGIN)  # a hint: its failure does not matter
 
 
 # Sizes, and digests of pieces, of files that this process has just written, so that `digests` need
@@ -395,10 +390,7 @@ def sync_all(folder: Path) -> None:
     """Sync all files and folders below a folder to the disk."""
     with os_errors.explained("sync", folder):
         if _syncfs is None:
-            for path in (
-                Path(at, name) for at, _, files in os.walk(folder) for name in ("", *files)
-            ):
-                sync(path)
+            os.sync()
             return
         handle = os.open(folder, os.O_RDONLY)
         try:

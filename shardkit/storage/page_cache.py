@@ -347,7 +347,9 @@ class FolderCache(PageCache):
         finally:
             os.close(handle)
         if checksum_of(file, number, data) != checksum:
-            self._discard(file, number)
+            with self._locked() as locked:
+                if locked:  # remove a damaged page
+                    self._remove(file, number)
             return None
         self._remember(path, found)
         return data if start == 0 and stop is None else data[start:stop]
@@ -397,34 +399,31 @@ class FolderCache(PageCache):
             self._checked.clear()
         self._checked[path] = found
 
-    def _discard(self, file: str, number: int) -> None:
-        """Remove a damaged page."""
-        with self._locked() as locked:
-            if locked:
-                self._remove(file, number)
-
     @contextlib.contextmanager
     def _locked(self) -> Iterator[bool]:
-        with self._turn, self._locked_file() as locked:
-            yield locked
-
-    @contextlib.contextmanager
-    def _locked_file(self) -> Iterator[bool]:
-        handle = self._open_lock()
-        try:
-            locked = self._acquire(handle)
-            count = int.from_bytes(os.pread(handle, 8, 0), "little", signed=True)
-            if not locked or not self._write_count(handle, _CHANGING):
-                yield False
-                return
-            if count > 0:
-                self._used = count
-            else:  # a new file, or a process died during a change
-                self._count()
-            yield True
-            self._write_count(handle, self._used)
-        finally:
-            self._close_lock(handle)
+        path = self.folder / _LOCK
+        with self._turn:
+            # A separate handle for each change, so that the lock also works between threads.
+            with os_errors.explained("lock", path):
+                handle = os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o666)
+            self._handles.add(handle)
+            try:
+                locked = self._acquire(handle)
+                count = int.from_bytes(os.pread(handle, 8, 0), "little", signed=True)
+                if not locked or not self._write_count(handle, _CHANGING):
+                    yield False
+                    return
+                if count > 0:
+                    self._used = count
+                else:  # a new file, or a process died during a change
+                    self._count()
+                yield True
+                self._write_count(handle, self._used)
+            finally:
+                self._handles.discard(handle)
+                with contextlib.suppress(OSError):  # closing is not enough if a fork has the handle
+                    fcntl.flock(handle, fcntl.LOCK_UN)
+                os.close(handle)
 
     def _write_count(self, handle: int, count: int) -> bool:
         """Write the number of bytes in use to the lock file; False if the disk is full."""
@@ -436,14 +435,6 @@ class FolderCache(PageCache):
                 raise
             return False
         return True
-
-    def _open_lock(self) -> int:
-        """Open a separate handle for each change, so that the lock also works between threads."""
-        path = self.folder / _LOCK
-        with os_errors.explained("lock", path):
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o666)
-        self._handles.add(handle)
-        return handle
 
     def _acquire(self, handle: int) -> bool:
         """Wait for the lock, but only for a limited time: its holder may be suspended."""
@@ -462,13 +453,6 @@ class FolderCache(PageCache):
                 return True
             time.sleep(delay)
             delay = min(2 * delay, 0.01)
-
-    def _close_lock(self, handle: int) -> None:
-        """Unlock explicitly: closing does not release a lock if a forked process has the handle."""
-        self._handles.discard(handle)
-        with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_UN)
-        os.close(handle)
 
     def _forked(self) -> None:
         self._turn = threading.Lock()
