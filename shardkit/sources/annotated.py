@@ -21,7 +21,7 @@ from shardkit.codecs.media import IMAGES
 from shardkit.dataset.folders import media_of
 from shardkit.errors import SampleError, SourceError, UsageError
 from shardkit.helpers import os_errors
-from shardkit.metadata.splits import KINDS, split_of
+from shardkit.metadata.splits import KINDS, in_order, split_of
 from shardkit.sources.annotations import (
     CATEGORIES,
     Annotations,
@@ -96,16 +96,11 @@ def recognise(candidate: Candidate) -> Splits | None:
             path=path,
             fix="omit --label-column",
         )
-    classes = None if isinstance(recipe.classes, Mapping) else recipe.classes
-    strict, frame = candidate.strict, recipe.annotations_frame
-    return candidate.noted(_open(layout, classes, strict, frame))
+    return candidate.noted(_open(layout, candidate))
 
 
 def _find(root: Path, together: bool) -> Layout | None:
-    """The layout of a root folder with object annotations; None for any other folder.
-
-    With `together`, all images become one dataset, regardless of splits.
-    """
+    """The layout of a root folder with object annotations; None for any other folder."""
     top = _Folder(root)
     while len(top.folders) == 1 and not top.files and _ABOVE_VOC.fullmatch(top.folders[0]):
         top = top.below(top.folders[0])
@@ -143,7 +138,8 @@ def _coco(top: _Folder) -> Layout | None:
         return _among(top)
     layout = Layout({}, Counter(f"file {n}" for n in files if n not in chosen.values()))
     folders = _folders_of(top, chosen, layout)
-    for stem in sorted(folders, key=lambda stem: _order(split_of(stem) or stem)):
+    order = in_order(sorted(split_of(stem) or stem for stem in folders))
+    for stem in sorted(folders, key=lambda stem: order.index(split_of(stem) or stem)):
         split = split_of(stem) or (stem if len(folders) > 1 else "")
         if split in layout.splits:
             raise UsageError(
@@ -164,8 +160,7 @@ def _coco(top: _Folder) -> Layout | None:
 def _folders_of(top: _Folder, chosen: dict[str, str], layout: Layout) -> dict[str, str]:
     """The image folder of each annotation file: the one of the same name, or else one for all.
 
-    If some files have such a folder, those without are skipped: COCO's archive of annotations holds
-    the files of all splits, whichever images were downloaded.
+    If some files have one, those without are skipped: COCO's archive has the files of all splits.
     """
     images = next((name for name in top.folders if name.lower() in NAMED_IMAGES), "")
     every = {name: name for name in top.folders}
@@ -212,7 +207,7 @@ def _voc(top: _Folder, together: bool) -> Layout:
         del named["trainval"]
         layout.notes.append("trainval.txt is not read: it combines train.txt and val.txt")
     described = {name.rpartition(".")[0] for name in top.below(_VOC[1]).files}
-    for split in sorted(named, key=_order):
+    for split in in_order(sorted(named)):
         path = top.path / "ImageSets/Main" / named[split]
         with os_errors.explained("read", path):
             text = fs.read(path, _MOST_LIST).decode("utf-8", "replace")
@@ -235,21 +230,16 @@ def _beside(top: _Folder, used: Sequence[str]) -> Counter[str]:
     return found
 
 
-def _order(split: str) -> tuple[int, str]:
-    known = [*KINDS]
-    return (known.index(split) if split in KINDS else len(known), split)
-
-
-def _open(
-    layout: Layout, classes: Sequence[str] | None, strict: bool, frame: str | None
-) -> dict[str, Source]:
+def _open(layout: Layout, candidate: Candidate) -> dict[str, Source]:
     """Open the sources of a layout, one per split, with the same list of classes for all splits.
-
-    `frame` is the option `annotations_frame`.
 
     Raises UsageError for overlapping splits, and for categories missing from `classes`.
     """
-    scans = {folder: _scan(folder) for folder in {s.folder: None for s in layout.splits.values()}}
+    folders = dict.fromkeys(split.folder for split in layout.splits.values())
+    scans = {folder: FolderScan(folder, IMAGES) for folder in folders}
+    for scan in scans.values():
+        if scan.metadata_files:
+            scan.ignored["metadata beside annotations"] += 1
     reads, chosen = {}, {}
     for name, split in layout.splits.items():
         scan = scans[split.folder]
@@ -257,12 +247,12 @@ def _open(
         read = reads[name] = _read(split, scan)
         files = _joined(split, read, scan)
         paths = {image: scan.files.relative(file) for file, image in files.items()}
-        read.frame = frame or frame_of(read, paths, split.folder)
+        read.frame = candidate.recipe.annotations_frame or frame_of(read, paths, split.folder)
         check_boxes(read, paths, split.folder)
         _refuse_many(read)
         chosen[name] = {file: image for file, image in files.items() if image not in read.bad}
     _refuse_overlap(layout, chosen, scans)
-    table = _table(layout, reads, classes, strict)
+    table = _table(layout, reads, candidate)
     sources: dict[str, Source] = {}
     left = {path: len(scan.files) for path, scan in scans.items()}
     for name, split in layout.splits.items():
@@ -277,14 +267,6 @@ def _open(
     layout.ignored["images of no split"] += sum(left[path] for path in shared)
     first.ignored |= +layout.ignored
     return sources
-
-
-def _scan(folder: Path) -> FolderScan:
-    scan = FolderScan(folder, IMAGES)
-    scan.files.labels = [None] * len(scan.files.folders)
-    if scan.metadata_files:
-        scan.ignored["metadata beside annotations"] += 1
-    return scan
 
 
 def _source(
@@ -372,17 +354,16 @@ def _refuse_overlap(
                 )
 
 
-def _table(
-    layout: Layout, reads: dict[str, Read], classes: Sequence[str] | None, strict: bool
-) -> tuple[str, ...]:
-    """The names of all categories, in the order of `classes` or else of the first split."""
+def _table(layout: Layout, reads: dict[str, Read], candidate: Candidate) -> tuple[str, ...]:
+    """The names of all categories, in the order of `--classes` or else of the first split."""
+    classes = candidate.recipe.classes
     found = list(dict.fromkeys(kind for read in reads.values() for kind in read.kinds))
     if layout.by_name:
         found.sort()
-    if classes is None:
+    if classes is None or isinstance(classes, Mapping):
         return tuple(found)
     missing = [name for name in found if name not in set(classes)]
-    if missing and strict:
+    if missing and candidate.strict:
         raise UsageError(
             f"the list of classes does not name the category {missing[0]!r}",
             path=next(iter(reads.values())).path,

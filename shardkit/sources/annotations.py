@@ -82,11 +82,30 @@ class Annotations:
         except NotAnImageError:
             return row  # storing the image reports the error
         if any(size) and size not in (header.upright, (header.width, header.height)):
-            raise _of_another_size(size, header, key)
+            raise SampleError(
+                "the size of the image differs from that in its annotations",
+                key=key,
+                field=BOXES,
+                expected=f"{size[0]} x {size[1]} pixels, as stored or after applying its EXIF"
+                " orientation",
+                found=f"{header.width} x {header.height}",
+                fix="restore the annotated image, convert without boxes (--drop boxes), or use"
+                " --on-error skip",
+            )
         frame = _frame(size, header) or self._frame
         if header.orientation != 1 and len(row[BOXES]):
             if frame is None:
-                raise _of_unknown_frame(header, key)
+                raise SampleError(
+                    "it is not known whether the boxes are on the image as it is stored, or as EXIF"
+                    " turns it",
+                    key=key,
+                    field=BOXES,
+                    expected="an image that EXIF turns by 90 degrees, whose stated size tells",
+                    found=f"orientation {header.orientation}, {header.width} x {header.height}"
+                    " pixels",
+                    fix="give --annotations-frame upright if the boxes were drawn on the image as"
+                    " viewers show it, or --annotations-frame stored",
+                )
             if frame == "upright":
                 back = TURNED_BACK[header.orientation]
                 row[BOXES] = turned_boxes(row[BOXES], back, header.upright)
@@ -102,11 +121,7 @@ class Annotations:
 
     def fingerprint(self) -> bytes:
         digest = xxhash.xxh3_128(self._starts.data)
-        for name, values in (
-            ("sizes", self._sizes),
-            *self._columns.items(),
-            *self._numbers.items(),
-        ):
+        for name, values in {"sizes": self._sizes, **self._columns, **self._numbers}.items():
             digest.update(name.encode() + b"\0" + np.ascontiguousarray(values).tobytes())
         return digest.digest()
 
@@ -202,13 +217,10 @@ def check_boxes(read: Read, files: Mapping[int, str], root: Path) -> None:
     clipped = np.concatenate([least.clip(0, limits), most.clip(0, limits)], axis=1)
     clipped = clipped.astype(np.float32)
     empty = good & (clipped[:, 2:] <= clipped[:, :2]).any(axis=1)
-    beyond = int(
-        np.count_nonzero((clipped != boxes.astype(np.float32)).any(axis=1) & good & ~empty)
-    )
-    if beyond:
+    moved = (clipped != boxes.astype(np.float32)).any(axis=1)
+    if beyond := int(np.count_nonzero(moved & good & ~empty)):
         read.notes.append(f"{beyond:,} boxes extend beyond their image, and were clipped to it")
-    if empty.any():
-        read.ignored["objects whose box has no area"] += int(np.count_nonzero(empty))
+    read.ignored += Counter({"objects whose box has no area": int(np.count_nonzero(empty))})
     read.boxes = clipped
     _keep(read, good & ~empty)
 
@@ -245,27 +257,3 @@ def _size_of(path: Path, frame: str | None) -> tuple[int, int]:
     except (NotAnImageError, ShardkitError):
         return 0, 0
     return header.upright if frame == "upright" else (header.width, header.height)
-
-
-def _of_unknown_frame(header: Header, key: str) -> SampleError:
-    return SampleError(
-        "it is not known whether the boxes are on the image as it is stored, or as EXIF turns it",
-        key=key,
-        field=BOXES,
-        expected="an image that EXIF turns by 90 degrees, whose stated size tells",
-        found=f"orientation {header.orientation}, {header.width} x {header.height} pixels",
-        fix="give --annotations-frame upright if the boxes were drawn on the image as viewers show"
-        " it, or --annotations-frame stored",
-    )
-
-
-def _of_another_size(size: tuple[int, ...], header: Header, key: str) -> SampleError:
-    return SampleError(
-        "the size of the image differs from that in its annotations",
-        key=key,
-        field=BOXES,
-        expected=f"{size[0]} x {size[1]} pixels, as stored or after applying its EXIF orientation",
-        found=f"{header.width} x {header.height}",
-        fix="restore the annotated image, convert without boxes (--drop boxes), or use"
-        " --on-error skip",
-    )

@@ -99,8 +99,11 @@ class _Instances:
             for key in set(keys) - _KNOWN[list_name]:
                 self._ignored[f"values of {key!r}"] += count
         images = {number: row for row, number in enumerate(self._files)}
-        by_id = sorted(zip(self._kinds, self._kinds.values(), strict=True), key=_id_order)
-        named = [self._names[number] for _, number in by_id if number in self._names]
+        # Integer ids come first, in the order of pycocotools; others as they are listed.
+        whole = sorted(id for id in self._kinds if type(id) is int)
+        by_id = [*whole, *(id for id in self._kinds if type(id) is not int)]
+        numbers = [self._kinds[id] for id in by_id]
+        named = [self._names[number] for number in numbers if number in self._names]
         kinds = {name: number for number, name in enumerate(dict.fromkeys(named))}
         kind_rows = np.full(len(self._kinds), -1, np.int64)
         for number, name in self._names.items():
@@ -140,12 +143,6 @@ class _Instances:
             expected="a JSON object with the lists images, annotations (with bbox) and categories",
             fix="repair the file, or give the image folder to convert images without annotations",
         )
-
-
-def _id_order(entry: tuple[Any, int]) -> tuple[bool, Any]:
-    """Sort key: integer ids first, in the order of pycocotools; others as they are listed."""
-    id, number = entry
-    return (False, id) if type(id) is int else (True, number)
 
 
 def _whole(value: Any) -> int:

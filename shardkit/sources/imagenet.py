@@ -85,11 +85,11 @@ def _places(root: Path, folder: Path) -> Iterator[Path]:
 def _of_list(path: Path, rows: Sequence[Sequence[str]], synsets: Sequence[str]) -> Truth:
     """Build from rows of an image name and a class index or class name."""
     if all(row[1:] and row[1].isdecimal() for row in rows):
-        if max(int(row[1]) for row in rows) >= len(synsets):
+        if (most := max(int(row[1]) for row in rows)) >= len(synsets):
             raise _bad(
                 path,
                 "has a class index that is out of range",
-                found=f"{max(int(row[1]) for row in rows)}, of {len(synsets)} classes",
+                found=f"{most}, of {len(synsets)} classes",
                 expected=f"{' or '.join(_SYNSETS[:2])} beside it, with the names in index order",
             )
         rows = [[row[0], synsets[int(row[1])]] for row in rows]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -43,6 +43,16 @@ class Input:
     def path(self) -> Path:
         """The path to name in messages."""
         return self.files[0] if self.dataset is None else self.dataset.place
+
+    def identities(self) -> Iterator[tuple[object, Path]]:
+        """What the source shares with any other one of the same samples, and a path to name."""
+        dataset, files = self.dataset, list(self.files)
+        if dataset is not None and (dataset.indices is not None or dataset.format == "sequence"):
+            yield id(dataset), dataset.place  # other views of it may have other samples
+        elif dataset is not None:
+            files = [dataset.shard_path(0)]
+        for path in files:
+            yield (path if isinstance(path, RemotePath) else Path(os.path.realpath(path))), path
 
 
 def listed(source: object) -> list[One] | None:
@@ -89,11 +99,27 @@ def group_inputs(sources: Sequence[One]) -> list[Input]:
         found = expand(path) if is_pattern(path) else [path]
         kinds = [_kind(file) for file in found]
         if len(set(kinds)) > 1:
-            raise _mixed(path, found, kinds)
+            such = {kind or "others": path for kind, path in zip(kinds, found, strict=True)}
+            raise UsageError(
+                "the pattern matches files of several kinds",
+                path=path,
+                expected="shards of one format, text files, or folders",
+                found=", ".join(f"{kind} ({path.name})" for kind, path in such.items()),
+                fix="give a pattern for each kind, such as folder/*.parquet; several sources may be"
+                " given",
+            )
         given += [Input([file], kind) for file, kind in zip(found, kinds, strict=True)]
     _refuse_overlaps(given)
     owners = describing([one.files[0] for one in given if one.kind not in (None, TEXTS, TABLES)])
-    runs = itertools.groupby(given, lambda one: _together(one, owners))
+
+    def group(one: Input) -> object:
+        """The same for files that are one source if they follow one another."""
+        if one.kind is None:
+            return one
+        path = one.files[0]
+        return one.kind, owners.get(path), path.store.site if isinstance(path, RemotePath) else None
+
+    runs = itertools.groupby(given, group)
     joined = [_joined([*run]) for _, run in runs]
     names = _names([_place(one) for one in joined])
     return [replace(one, name=name) for one, name in zip(joined, names, strict=True)]
@@ -112,14 +138,6 @@ def _kind(path: Path) -> str | None:
     return format
 
 
-def _together(one: Input, owners: Mapping[Path, Path | None]) -> object:
-    """The grouping key: files with equal keys that follow one another are one source."""
-    if one.kind is None:
-        return one
-    path = one.files[0]
-    return one.kind, owners.get(path), path.store.site if isinstance(path, RemotePath) else None
-
-
 def _joined(run: Sequence[Input]) -> Input:
     if len(run) == 1:
         return replace(run[0], kind=None)
@@ -130,17 +148,6 @@ def _joined(run: Sequence[Input]) -> Input:
     return Input(files, run[0].kind)
 
 
-def _mixed(pattern: Path, found: Sequence[Path], kinds: Sequence[str | None]) -> UsageError:
-    such = {kind or "others": path for kind, path in zip(kinds, found, strict=True)}
-    return UsageError(
-        "the pattern matches files of several kinds",
-        path=pattern,
-        expected="shards of one format, text files, or folders",
-        found=", ".join(f"{kind} ({path.name})" for kind, path in such.items()),
-        fix="give a pattern for each kind, such as folder/*.parquet; several sources may be given",
-    )
-
-
 # --- what is given twice -------------------------------------------------------------------------
 
 
@@ -148,7 +155,7 @@ def _refuse_overlaps(given: Sequence[Input]) -> None:
     """Raise UsageError if a source equals another or is inside it: samples would repeat."""
     seen: dict[object, Path] = {}
     for one in given:
-        for key, path in _identities(one):
+        for key, path in one.identities():
             if key in seen:
                 raise UsageError(
                     "a source is given twice", path=path, found=f"also as {seen[key]}",
@@ -164,16 +171,6 @@ def _refuse_overlaps(given: Sequence[Input]) -> None:
                 found=f"inside {above}",
                 fix="give one of them: the samples of the inner one would be duplicated",
             )
-
-
-def _identities(one: Input) -> Iterator[tuple[object, Path]]:
-    dataset, files = one.dataset, list(one.files)
-    if dataset is not None and (dataset.indices is not None or dataset.format == "sequence"):
-        yield id(dataset), dataset.place  # other views of it may have other samples
-    elif dataset is not None:
-        files = [dataset.shard_path(0)]
-    for path in files:
-        yield (path if isinstance(path, RemotePath) else Path(os.path.realpath(path))), path
 
 
 # --- names ---------------------------------------------------------------------------------------

@@ -7,9 +7,9 @@ pixels wide, which is 0 to 500 here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
@@ -50,11 +50,15 @@ def read_voc(folder: Path, images: Sequence[str]) -> Read:
     paths = [folder / f"{name.rpartition('.')[0]}.xml" for name in images]
     found: list[_Image] = []
     bad, ignored = {}, Counter[str]()
-    for number, image in enumerate(_each(paths, _parsed)):
+    remote = any(isinstance(path, RemotePath) for path in paths[:1])
+    parsed = in_threads(_parsed, paths, _REQUESTS, 4) if remote else map(_parsed, paths)
+    for number, image in enumerate(parsed):
         if isinstance(image, SampleError):
             bad[number] = image
-        found.append(_Image((0, 0), [], Counter()) if number in bad else image)
-        ignored.update(found[-1].ignored)
+            found.append(_Image((0, 0), [], Counter()))
+        else:
+            found.append(image)
+            ignored.update(image.ignored)
     objects = [one for image in found for one in image.objects]
     of = np.repeat(np.arange(len(found)), [len(image.objects) for image in found])
     kinds = sorted({one.name for one in objects})
@@ -73,13 +77,6 @@ def read_voc(folder: Path, images: Sequence[str]) -> Read:
         bad=bad,
         ignored=ignored,
     )
-
-
-def _each(paths: Sequence[Path], do: Callable[[Path], Any]) -> Iterator[Any]:
-    """Apply `do` to each path, in order; concurrently for paths in an object store."""
-    if not any(isinstance(path, RemotePath) for path in paths[:1]):
-        return map(do, paths)
-    return in_threads(do, paths, _REQUESTS, 4)
 
 
 def _parsed(path: Path) -> _Image | SampleError:
