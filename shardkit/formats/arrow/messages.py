@@ -8,6 +8,7 @@ a body. In a stream, messages follow one another; in a file, the footer lists th
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -87,45 +88,6 @@ def _of_stream(source: ByteSource) -> Messages:
 
 def _of_file(source: ByteSource) -> Messages:
     """Look up the messages of a file in its footer."""
-    start = _footer_start(source)
-    try:
-        footer = _Table.root(source.read(start, source.size - _FILE_END - start))
-        _check_byte_order(footer.table(1))
-        offsets = [[at for at, _, _ in footer.records(field, "<qi4xq")] for field in (2, 3)]
-    except (struct.error, ValueError) as error:
-        raise _damaged(f"the footer is damaged ({error})", source, start) from error
-    found: list[list[Message]] = [[], []]
-    for kind, positions, messages in zip((_DICTIONARY, _BATCH), offsets, found, strict=True):
-        for at in positions:
-            message = _message(source, at, start) if _FILE_START <= at < start else None
-            if message is None or message.kind != kind:
-                raise _damaged("the footer refers to a byte where no message begins", source, at)
-            messages.append(message)
-    dictionaries, batches = found
-    for before, after in pairwise(sorted(dictionaries + batches)):
-        if after.offset < before.end:
-            raise _damaged("the footer refers to overlapping messages", source, after.offset)
-    schema = _schema(source, start)
-    return Messages(schema, dictionaries, batches, [len(dictionaries)] * len(batches))
-
-
-def _schema(source: ByteSource, end: int) -> bytes | None:
-    """The first message of a file, if it is a schema: Polars only writes that of the footer.
-
-    With it, a file is decoded like a stream. Otherwise pyarrow must open the file, which starts
-    threads, and a short process that exits meanwhile is aborted (0.4 % of runs with pyarrow 26).
-    """
-    try:
-        message = _message(source, _FILE_START, end)
-    except DamagedError:
-        return None
-    if message is None or message.kind != _SCHEMA:
-        return None
-    return source.read(message.offset, message.end - message.offset)
-
-
-def _footer_start(source: ByteSource) -> int:
-    """The byte at which the footer of a file begins."""
     end = source.size - _FILE_END
     tail = source.read(end, _FILE_END) if end >= _FILE_START else b""
     if tail[4:] != MAGIC:
@@ -136,10 +98,45 @@ def _footer_start(source: ByteSource) -> int:
             expected=f"{MAGIC.decode()!r} as the last bytes",
             fix="copy the file again",
         )
-    size = int.from_bytes(tail[:4], "little", signed=True)
-    if not 0 < size <= end - _FILE_START:
+    start = end - int.from_bytes(tail[:4], "little", signed=True)
+    if not _FILE_START <= start < end:
         raise _damaged("the footer has an invalid length", source, end)
-    return end - size
+    try:
+        footer = _Table.root(source.read(start, end - start))
+        _check_byte_order(footer.table(1))
+        listed = [
+            (kind, at)
+            for field, kind in ((2, _DICTIONARY), (3, _BATCH))
+            for at, _, _ in footer.records(field, "<qi4xq")
+        ]
+    except (struct.error, ValueError) as error:
+        raise _damaged(f"the footer is damaged ({error})", source, start) from error
+    found: list[Message] = []
+    for kind, at in listed:
+        message = _message(source, at, start) if _FILE_START <= at < start else None
+        if message is None or message.kind != kind:
+            raise _damaged("the footer refers to a byte where no message begins", source, at)
+        found.append(message)
+    for before, after in pairwise(sorted(found)):
+        if after.offset < before.end:
+            raise _damaged("the footer refers to overlapping messages", source, after.offset)
+    dictionaries = [message for message in found if message.kind == _DICTIONARY]
+    batches = found[len(dictionaries) :]
+    schema = _schema(source, start)
+    return Messages(schema, dictionaries, batches, [len(dictionaries)] * len(batches))
+
+
+def _schema(source: ByteSource, end: int) -> bytes | None:
+    """The first message of a file, if it is a schema: Polars only writes that of the footer.
+
+    With it, a file is decoded like a stream. Otherwise pyarrow must open the file, which starts
+    threads, and a short process that exits meanwhile is aborted (0.4 % of runs with pyarrow 26).
+    """
+    with contextlib.suppress(DamagedError):
+        message = _message(source, _FILE_START, end)
+        if message is not None and message.kind == _SCHEMA:
+            return source.read(message.offset, message.end - message.offset)
+    return None
 
 
 def _message(source: ByteSource, at: int, end: int) -> Message | None:
@@ -151,14 +148,23 @@ def _message(source: ByteSource, at: int, end: int) -> Message | None:
         body = at + (8 if marked else 4) + size
         if size == 0:
             return None
-        if body > end:
-            raise _truncated(source, at, body, end)
-        kind, rows, compressed, length = _header(_Table.root(source.read(body - size, size)))
+        kind, rows, compressed, stop = 0, 0, False, body
+        if body <= end:
+            header = _Table.root(source.read(body - size, size))
+            kind, rows, compressed, length = _header(header)
+            stop += length
     except (struct.error, ValueError) as error:
         raise _damaged(f"a message has a damaged header ({error})", source, at) from error
-    if body + length > end:
-        raise _truncated(source, at, body + length, end)
-    return Message(at, body, body + length, kind, rows, compressed)
+    if stop > end:
+        raise DamagedError(
+            "the Arrow data is truncated inside a message",
+            path=source.path,
+            offset=at,
+            expected=f"{stop - at:,} bytes from here",
+            found=f"{max(end - at, 0):,} bytes, then the end",
+            fix="copy the file again",
+        )
+    return Message(at, body, stop, kind, rows, compressed)
 
 
 def _header(message: _Table) -> tuple[int, int, bool, int]:
@@ -264,17 +270,6 @@ def _number(data: bytes | memoryview, code: str, at: int) -> int:
         raise ValueError("an offset is out of range")
     (value,) = struct.unpack_from(code, data, at)
     return int(value)
-
-
-def _truncated(source: ByteSource, at: int, needed: int, end: int) -> DamagedError:
-    return DamagedError(
-        "the Arrow data is truncated inside a message",
-        path=source.path,
-        offset=at,
-        expected=f"{needed - at:,} bytes from here",
-        found=f"{max(end - at, 0):,} bytes, then the end",
-        fix="copy the file again",
-    )
 
 
 def _damaged(what: str, source: ByteSource, at: int) -> DamagedError:

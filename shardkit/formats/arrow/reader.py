@@ -8,6 +8,7 @@ compressed or has dictionaries) is read as a whole, and the latest ones are kept
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import mmap
@@ -125,14 +126,16 @@ class BatchReader(ShardReader):
         """A batch whose values are read from the file; None if it must be decoded."""
         return None
 
-    @abstractmethod
-    def _extents(self) -> list[tuple[int, int]]:
-        """The start and end of each batch in the file."""
+    def _extents(self) -> list[tuple[int, int]] | None:
+        """The start and end of each batch in the file; None if they are unknown."""
+        return None
 
     def spans(self) -> npt.NDArray[np.int64] | None:
         """The byte ranges of the batches that contain the samples."""
-        extents = np.array(self._extents(), np.int64).reshape(-1, 2)
-        return np.repeat(extents, np.diff(self._starts), axis=0)
+        extents = self._extents()
+        if extents is None:
+            return None
+        return np.repeat(np.array(extents).reshape(-1, 2), np.diff(self._starts), axis=0)
 
     @abstractmethod
     def _known_nulls(self) -> Known:
@@ -489,7 +492,9 @@ def _size(value: Any) -> int:
         return sum(map(len, value))
     if isinstance(value, bool | int | float):
         return 1 if isinstance(value, bool) else 8
-    return value.nbytes if isinstance(value, np.ndarray) else len(value.encode())
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    return len(value.encode() if isinstance(value, str) else value)
 
 
 def _nulls(stored: pa.DataType, counts: Iterator[int]) -> tuple[float, float]:
@@ -564,7 +569,7 @@ def _located(
     file: ByteSource, message: Message, columns: pa.Schema
 ) -> tuple[pa.RecordBatch, Buffers]:
     """A batch whose buffers are zeros, and the object that reads their bytes from the file."""
-    zeros = _zeros(message.end - message.body)
+    zeros = _zeros(max((message.end - message.body).bit_length(), 24))
     front = memoryview(file.read(message.offset, message.body - message.offset))
     source = pa.PythonFile(_Header(front, zeros), mode="r")
     batch = pa.ipc.read_record_batch(pa.ipc.read_message(source), columns)
@@ -574,16 +579,8 @@ def _located(
     return batch, _FileBuffers(file, message.body, zeros)
 
 
-_latest_zeros = memoryview(b"")
-
-
-def _zeros(size: int) -> memoryview:
-    """At least `size` zeros, which take no memory because they are never written to."""
-    global _latest_zeros  # noqa: PLW0603 - all batches share them
-    zeros = _latest_zeros
-    if len(zeros) < size:
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        length = max(1 << size.bit_length(), 1 << 24)
-        zeros = memoryview(mmap.mmap(-1, length, flags=flags, prot=mmap.PROT_READ))
-        _latest_zeros = zeros
-    return zeros
+@functools.cache  # all batches share them
+def _zeros(bits: int) -> memoryview:
+    """2**bits zeros, which take no memory because they are never written to."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    return memoryview(mmap.mmap(-1, 1 << bits, flags=flags, prot=mmap.PROT_READ))

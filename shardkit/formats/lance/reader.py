@@ -175,12 +175,6 @@ class LanceReader(BatchReader):
     def _where(self, number: int) -> int:
         return 0  # the whole file: only pylance knows the offset
 
-    def spans(self) -> None:
-        return None
-
-    def _extents(self) -> list[tuple[int, int]]:
-        raise NotImplementedError
-
 
 def _at(pages: list[_Stored], row: int) -> _Stored:
     return pages[bisect_right(pages, row, key=lambda stored: stored.page.first) - 1]
