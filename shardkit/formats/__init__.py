@@ -13,6 +13,7 @@ Each imports only those on lines below its own:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import re
@@ -259,28 +260,27 @@ def get_format(name: str) -> Format:
     """The format called `name`; raises UsageError if it is unknown or its library is missing."""
     declaration = FORMATS.get(name) if isinstance(name, str) else None
     if declaration is None:
-        name = str(name)
-        from difflib import get_close_matches
-
-        close = get_close_matches(name.lower(), MEANT, 1, 0.7)
-        meant = MEANT[close[0]] if close else ""
-        fix = f"did you mean {meant} ({_OURS[meant].summary})?" if meant else None
-        if name.lower() in ("folder", "jsonl", "files"):
-            export = f"`shardkit export --to {name.lower()}` writes plain files of a dataset"
-            fix = f"{fix}; {export}" if fix else export
-        expected = near(name, format_names())
-        raise UsageError(f"there is no format {name!r}", expected=expected, fix=fix)
+        raise _unknown_name(str(name))
     format: Format
-    if name in _OURS:
-        with extra(declaration.extra, f"the format {name!r}"):
+    try:
+        ours = extra(declaration.extra, f"the format {name!r}")
+        with ours if name in _OURS else contextlib.nullcontext():
             format = importlib.import_module(declaration.module).FORMAT
-    else:
-        try:
-            format = importlib.import_module(declaration.module).FORMAT
-        except Exception as error:
-            found = f"{type(error).__name__}: {error}"
-            raise _not_loaded(_entry_points()[name], found) from error
+    except Exception as error:
+        if name in _OURS:
+            raise
+        raise _not_loaded(_entry_points()[name], f"{type(error).__name__}: {error}") from error
     return format
+
+
+def _unknown_name(name: str) -> UsageError:
+    from difflib import get_close_matches
+
+    fix = None
+    if close := get_close_matches(name.lower(), MEANT, 1, 0.7):
+        meant = MEANT[close[0]]
+        fix = f"did you mean {meant} ({_OURS[meant].summary})?"
+    return UsageError(f"there is no format {name!r}", expected=near(name, format_names()), fix=fix)
 
 
 def format_of(path: Path) -> str | None:
@@ -295,23 +295,13 @@ def unknown_format(path: Path) -> FormatError:
     kind = kind_of_file(path) or other_kind(path.name)
     if kind is not None:
         return not_read(kind, path)
-    suffixes = sorted({suffix for known in FORMATS.values() for suffix in known.suffixes})
-    pair = path.with_suffix(".bin")
-    if path.suffix == ".idx" and pair.is_file():
-        return FormatError("this is the index of a Megatron file", path=path, fix=f"give {pair}")
     if path.name.lower().endswith(tuple(f".{suffix}" for suffix in SUFFIXES)) and path.is_file():
         return FormatError(
             "this is a single image, not a dataset",
             path=path,
             fix=f"pass the folder that contains it, {path.parent}, to `shardkit convert`",
         )
-    if FOLDER in (path.name, path.parent.name):
-        folder = path if path.name == FOLDER else path.parent
-        return FormatError(
-            "this contains shardkit's metadata of a dataset, but no samples",
-            path=path,
-            fix=f"pass the dataset: {folder.parent}, or the file beside {FOLDER}",
-        )
+    suffixes = sorted({suffix for known in FORMATS.values() for suffix in known.suffixes})
     return FormatError(
         "this is not a dataset or shard that shardkit can read",
         path=path,

@@ -8,6 +8,7 @@ from shardkit.codecs.media import check
 from shardkit.errors import DamagedError, FormatError, SampleError, UsageError
 from shardkit.formats import Declaration
 from shardkit.formats.base import Format, ShardReader, ShardSpec, ShardWriter, key_bytes
+from shardkit.metadata.manifest import FOLDER
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import (
     Array,
@@ -27,6 +28,7 @@ from shardkit.storage import fs
 from shardkit.storage.byte_source import ByteSource, Table, open_source
 
 __all__ = [
+    "FOLDER",
     "Array",
     "Audio",
     "Bool",

@@ -15,10 +15,10 @@ another thread may still be reading; a pickle contains the path and the layout, 
 
 Writer. Implement `write(sample)` and `finish()`. The writer gets a path that does not exist, in a
 folder that does (a shard that is a folder creates its own). It creates that file and, optionally,
-others whose names begin with the path's stem: beside it, or in the folder `manifest.FOLDER` beside
-it if only shardkit reads them. `write` takes samples that have passed `Schema.check`. It raises
-SampleError for a value that is not an image (`codecs.image.checked`) or a key that it cannot store,
-and leaves the shard unchanged. It returns False, without writing anything, if the sample would make
+others whose names begin with the path's stem: beside it, or in the folder `api.FOLDER` beside it if
+only shardkit reads them. `write` takes samples that have passed `Schema.check`. It raises
+SampleError for a damaged image (`api.check`) or a key that it cannot store (`api.key_bytes`), and
+leaves the shard unchanged. It returns False, without writing anything, if the sample would make
 the shard larger than `spec.max_bytes`; an empty shard accepts any sample. `finish` completes the
 files. Final names, syncing, retries, checksums and progress are not the writer's task: the engine
 handles them, and removes the files of a failed writer. The same calls produce the same bytes.

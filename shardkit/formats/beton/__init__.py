@@ -2,8 +2,7 @@
 
 layout.py   the byte layout of a file, and the placement of values in pages
 reader.py   random access through the table
-writer.py   writes a file in one pass, with images that FFCV can decode
-join.py     joins several files into one
+writer.py   writes a file in one pass, with images that FFCV can decode; joins several files
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.formats.base import Format
-from shardkit.formats.beton.join import join
 from shardkit.formats.beton.layout import PAGE, fields_of, is_native
 from shardkit.formats.beton.reader import BetonReader
-from shardkit.formats.beton.writer import BetonWriter, stored_image
+from shardkit.formats.beton.writer import BetonWriter, join, stored_image
 from shardkit.schema import Array, Bool, FieldType, Float, Image, Int, Schema, Text
 
 # Per field and sample: its part of a row, twice (values are moved to make room for the table), an

@@ -10,10 +10,11 @@ an error, and ignores EXIF's orientation.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,10 +27,11 @@ from shardkit.codecs.header import Header, read_header
 from shardkit.codecs.image import NotAnImageError, check_end, unusable
 from shardkit.codecs.jpeg import with_huffman_tables
 from shardkit.codecs.media import format_as
-from shardkit.errors import SampleError
+from shardkit.errors import DamagedError, SampleError
 from shardkit.formats.base import KEY, ShardSpec, ShardWriter, key_bytes, not_stored
 from shardkit.formats.beton import layout
 from shardkit.formats.beton.layout import ALLOCATION, JPEG, RAW, Field, Row, TypeId, front_size
+from shardkit.formats.beton.reader import BetonReader
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Audio, Bytes, FieldType, Image, Json, Text, Video
 from shardkit.storage import fs
@@ -50,7 +52,10 @@ class _Prepared(NamedTuple):
 
 
 class BetonWriter(ShardWriter):
-    def __init__(self, path: Path, spec: ShardSpec) -> None:
+    """Keeps the row, the key and the allocations of each sample in memory."""
+
+    def __init__(self, path: Path, spec: ShardSpec, room: int = ROOM) -> None:
+        """`room`: bytes to reserve for the table."""
         super().__init__(path, spec)
         schema = spec.schema
         self._fields = layout.fields_of(schema)
@@ -61,16 +66,16 @@ class BetonWriter(ShardWriter):
         self._samples = 0
         self._rows = bytearray()
         self._allocations = bytearray()
-        self._keys: list[bytes] = []
-        self._keys_size = 0
+        self._keys = bytearray()
+        self._key_sizes = array("Q")
         self._largest = 0  # size of the largest value in the data
         self._covered = 0  # number of values that the table would overwrite
-        self._start = front_size(len(self._fields), 0, 0) + ROOM
+        self._start = front_size(len(self._fields), 0, 0) + room
         self._end = self._start  # end of the data, including the file's buffer
         self._encoded: Counter[str] = Counter()
         self.encoded = self._encoded
         self._file = fs.BufferedFile(path)
-        self._file.write(bytes(self._start))
+        self._file.write(*_zeros(self._start))
 
     def write(self, sample: Sample) -> bool:
         key = key_bytes(sample[KEY])
@@ -83,8 +88,8 @@ class BetonWriter(ShardWriter):
             self._largest = max(self._largest, size)
         for name, presence in self._presence.items():
             presence.append(name in sample)
-        self._keys.append(key)
-        self._keys_size += len(key)
+        self._keys += key
+        self._key_sizes.append(len(key))
         self._samples += 1
         self._encoded.update(prepared.encoded)
         self._file.write(*prepared.chunks)
@@ -141,7 +146,7 @@ class BetonWriter(ShardWriter):
                 )
             # FFCV looks up the size of a value by its pointer, so an empty value occupies a byte.
             ptr = layout.value_offset(end, size or 1)
-            chunks += zeros(ptr - end)
+            chunks += _zeros(ptr - end)
             chunks.append(value if size else b"\0")
             end = ptr + (size or 1)
             row.append(ptr)
@@ -157,7 +162,7 @@ class BetonWriter(ShardWriter):
         table_end = front_size(len(self._fields), self._row.dtype.itemsize, samples)
         stop = self._first_pointer_from(table_end)
         end = _end_of_data(self._start, stop or prepared.end, prepared.end, table_end, page)
-        keys_size = self._keys_size + key_size
+        keys_size = len(self._keys) + key_size
         section = layout.section_size(self._text, samples, len(self._presence), keys_size)
         allocations = len(prepared.allocations) * ALLOCATION.itemsize + len(self._allocations)
         return end + section + allocations
@@ -196,14 +201,90 @@ class BetonWriter(ShardWriter):
         return end
 
     def _pad(self, end: int) -> int:
-        fs.write(self._file.file, zeros(end - self._end))
+        fs.write(self._file.file, _zeros(end - self._end))
         return end
 
     def _section(self) -> list[bytes]:
-        offsets = np.fromiter(accumulate(map(len, self._keys), initial=0), "<u8")
-        keys = b"".join(self._keys)
-        head = layout.pack_head(self._text, len(keys))
-        return [head, offsets.tobytes(), *map(bytes, self._presence.values()), keys]
+        offsets = np.zeros(self._samples + 1, layout.KEY_OFFSET)
+        np.cumsum(self._key_sizes, out=offsets[1:])
+        head = layout.pack_head(self._text, len(self._keys))
+        presence = map(bytes, self._presence.values())
+        return [head, offsets.tobytes(), *presence, bytes(self._keys)]
+
+    # --- joining ---------------------------------------------------------------------------------
+
+    def add(self, part: BetonReader) -> None:
+        """Add the samples of another file. Its values are moved to new pages in runs."""
+        path, section, table = part.path, part.section, part.allocations.rows
+        if section is None:
+            raise DamagedError("a part has no section with its keys and types", path=path)
+        if dict(section.schema) != dict(self.spec.schema):
+            raise DamagedError("the fields of a part differ from the schema", path=path)
+        with_data = [number for number, field in enumerate(self._fields) if field.has_data]
+        count = len(part)
+        if len(table) != count * len(with_data):
+            raise DamagedError(
+                "the number of values in a part does not match its samples",
+                path=path,
+                expected=f"{count * len(with_data):,}",
+                found=f"{len(table):,}",
+            )
+        allocations = table.slice(0, len(table)).copy()
+        sources = allocations["ptr"].astype(np.int64)
+        room = np.maximum(allocations["size"].astype(np.int64), 1)  # an empty value takes a byte
+        pointers, end = layout.value_offsets(room, self._end)
+        self._copy(path, sources, pointers, room)
+        self._end = end
+        # Copy the bytes, as a copy by numpy has undefined padding between the fields of a row.
+        rows = bytearray(part.rows.record(0, count))
+        for first, number in enumerate(with_data):
+            column = self._row.pointers(np.frombuffer(rows, self._row.dtype), number)
+            column[:] = pointers[first :: len(with_data)]
+        allocations["ptr"] = pointers
+        allocations["sample_id"] += np.uint64(self._samples)
+        self._rows += rows
+        self._allocations += allocations.tobytes()
+        self._largest = max(self._largest, int(allocations["size"].max(initial=0)))
+        for name, start in section.presence_at.items():
+            self._presence[name] += section.presence.record(start, count)
+        self._keys += section.keys.record(0, len(section.keys))
+        self._key_sizes.extend(np.diff(section.offsets.slice(0, count + 1)).tolist())
+        self._samples += count
+
+    def _copy(
+        self,
+        path: Path,
+        sources: npt.NDArray[np.int64],
+        pointers: npt.NDArray[np.int64],
+        room: npt.NDArray[np.int64],
+    ) -> None:
+        """Append the values of a part, at `sources` in it, so that they are at `pointers`.
+
+        Values that are contiguous in both files are copied as one run: two or three runs per page.
+        """
+        if not len(sources):
+            return
+        self._file.flush()
+        at, ends = self._end, pointers + room
+        # A run ends where the shift between the files changes, or at a gap between two values.
+        breaks = np.diff(pointers - sources).astype(bool) | (pointers[1:] != ends[:-1])
+        firsts = np.concatenate([[0], np.flatnonzero(breaks) + 1, [len(sources)]]).tolist()
+        for first, stop in pairwise(firsts):
+            start, size = int(sources[first]), int(ends[stop - 1] - pointers[first])
+            fs.write(self._file.file, _zeros(int(pointers[first]) - at))
+            fs.append(self._file.file, path, size, start)
+            at = int(ends[stop - 1])
+
+
+def join(path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
+    """Join several files into one: copies the values to new pages, in runs."""
+    row = Row(layout.fields_of(spec.schema)).dtype.itemsize
+    writer = BetonWriter(path, spec, row * sum(len(BetonReader(part)) for part in parts))
+    try:
+        for part in parts:
+            writer.add(BetonReader(part))
+    finally:
+        writer.close()
 
 
 def _end_of_data(start: int, stop: int, end: int, table_end: int, page: int) -> int:
@@ -213,7 +294,7 @@ def _end_of_data(start: int, stop: int, end: int, table_end: int, page: int) -> 
     return layout.moved_offset(start, stop, max(end, table_end), page) + stop - start
 
 
-def zeros(count: int) -> list[bytes | memoryview]:
+def _zeros(count: int) -> list[bytes | memoryview]:
     """Chunks of `count` zeros to write."""
     return [*[_ZEROS] * (count // _BLOCK), _ZEROS[: count % _BLOCK]] if count else []
 

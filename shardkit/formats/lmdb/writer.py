@@ -19,22 +19,8 @@ import msgpack
 from shardkit.codecs.array import dump_array
 from shardkit.errors import SampleError
 from shardkit.formats.base import KEY, ShardSpec, ShardWriter, encoded, key_bytes, not_stored
-from shardkit.formats.lmdb.layout import (
-    BIG,
-    BRANCH,
-    HEADER,
-    LEAF,
-    NODE,
-    NODE_MAX,
-    OVERFLOW,
-    PAGE,
-    Database,
-    meta_page,
-    node_header,
-    overflow_header,
-    overflow_pages,
-    page_header,
-)
+from shardkit.formats.lmdb import layout
+from shardkit.formats.lmdb.layout import HEADER, NODE, PAGE, page_header
 from shardkit.formats.lmdb.reader import ABOUT, VERSION, LmdbReader, number_key
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, FieldType, Json
@@ -57,7 +43,7 @@ class LmdbWriter(ShardWriter):
         self._file = fs.BufferedFile(path)
         self._file.write(bytes(2 * PAGE))  # the meta pages, which are written last
         self._overflows = 0
-        self._leaves = _Level(self._file, LEAF)
+        self._leaves = _Level(self._file, layout.LEAF)
 
     def write(self, sample: Sample) -> bool:
         return self.put(self._pack(sample), sample[KEY])
@@ -90,16 +76,16 @@ class LmdbWriter(ShardWriter):
             self._leaves.close()
             level, branches, depth = self._leaves, 0, 1
             while len(level.pages) > 1:
-                below, level = level, _Level(self._file, BRANCH)
+                below, level = level, _Level(self._file, layout.BRANCH)
                 for key, child in below.pages:
                     level.add(key, child)
                 level.close()
                 branches, depth = branches + len(level.pages), depth + 1
             counts = branches, len(self._leaves.pages), self._overflows, self._samples + 1
-            database = Database(0, 0, depth, *counts, root=level.pages[0][1])
+            database = layout.Database(0, 0, depth, *counts, root=level.pages[0][1])
             self._file.flush()
             last_page = self._file.size // PAGE - 1
-            metas = meta_page(0, None, 1) + meta_page(1, database, last_page)
+            metas = layout.meta_page(0, None, 1) + layout.meta_page(1, database, last_page)
             fs.rewrite(self._file.file, 0, metas)
 
     def _pack(self, sample: Sample) -> bytes:
@@ -120,16 +106,16 @@ class LmdbWriter(ShardWriter):
     def _after(self, size: int) -> int:
         """Upper bound of the file size if a value of `size` bytes is the last one."""
         branches, about = len(self._leaves.pages) // 100 + 3, len(str(self.spec.schema)) // PAGE
-        return self._file.size + (overflow_pages(size) + 1 + 2 + branches + about) * PAGE
+        return self._file.size + (layout.overflow_pages(size) + 1 + 2 + branches + about) * PAGE
 
     def _add(self, key: bytes, value: bytes) -> None:
         size = number = len(value)
-        if NODE + len(key) + size > NODE_MAX:
-            first, pages = self._file.size // PAGE, overflow_pages(size)
+        if NODE + len(key) + size > layout.NODE_MAX:
+            first, pages = self._file.size // PAGE, layout.overflow_pages(size)
             self._overflows += pages
-            header = overflow_header.pack(first, 0, OVERFLOW, pages)
+            header = layout.overflow_header.pack(first, 0, layout.OVERFLOW, pages)
             self._file.write(header, value, bytes(pages * PAGE - HEADER - size))
-            number, value = size | BIG << 32, first.to_bytes(8, "little")
+            number, value = size | layout.BIG << 32, first.to_bytes(8, "little")
         self._leaves.add(key, number, value)
 
 
@@ -150,9 +136,9 @@ class _Level:
             self.close()
         if not self._nodes:
             self._first_key = key
-            key = b"" if self._kind == BRANCH else key
+            key = b"" if self._kind == layout.BRANCH else key
         halves = number & 0xFFFF, number >> 16 & 0xFFFF
-        node = node_header.pack(*halves, number >> 32, len(key)) + key + value
+        node = layout.node_header.pack(*halves, number >> 32, len(key)) + key + value
         node += b"\0" * (len(node) % 2)
         self._nodes.append(node)
         self._room -= len(node) + 2

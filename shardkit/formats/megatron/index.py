@@ -7,6 +7,7 @@ the header of 34 bytes, so they are not aligned.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.errors import DamagedError, FormatError
-from shardkit.schema import Array, Image, Images, Schema, Text
+from shardkit.schema import Array, Schema
+from shardkit.storage import fs
 from shardkit.storage.byte_source import ByteSource, Table, open_source
 
 MAGIC = b"MMIDIDX\0\0"
@@ -31,7 +33,7 @@ DTYPES = {
     code: np.dtype(name)
     for code, name in enumerate(("u1", "i1", "<i2", "<i4", "<i8", "<f8", "<f4", "<u2"), 1)
 }
-CODES = {dtype: code for code, dtype in DTYPES.items()}
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
 # The dtype in which tokens are stored: uint16 or int32, like Megatron's own tools, unless their
 # range needs another.
 _STORED = {
@@ -39,7 +41,7 @@ _STORED = {
     "i1": "i1", "i2": "<i2", "i4": "<i4", "i8": "<i8",
 }  # fmt: skip
 
-CHUNK = 1 << 14  # numbers at a time, which fit into the CPU cache
+_CHUNK = 1 << 14  # numbers at a time, which fit into the CPU cache
 
 
 def index_path(path: Path) -> Path:
@@ -69,18 +71,8 @@ def field_of(schema: Schema) -> tuple[str, Array]:
         "a Megatron file holds one field, a one-dimensional array of whole numbers",
         expected="one field such as Array('uint16', (None,))",
         found=", ".join(f"{name}: {kind}" for name, kind in schema.items()) or "no field",
-        fix=_fix(schema),
+        fix="tokenize with --tokenizer, without --seq-len; write other fields to another format",
     )
-
-
-def _fix(schema: Schema) -> str:
-    if "doc_ends" in schema:
-        return "tokenize without --seq-len: Megatron packs documents into sequences itself"
-    if any(isinstance(kind, Image | Images) for kind in schema.values()):
-        return "store images as wds, lmdb, arrow, parquet, hf or beton"
-    if any(isinstance(kind, Text) for kind in schema.values()):
-        return "give --tokenizer, which converts text to tokens"
-    return "write only the tokens, or write all fields to another format"
 
 
 def stored_dtype(kind: Array) -> np.dtype[Any]:
@@ -88,11 +80,7 @@ def stored_dtype(kind: Array) -> np.dtype[Any]:
     dtype = np.dtype(kind.dtype)
     stored = _STORED.get(f"{dtype.kind}{dtype.itemsize}")
     if stored is None:
-        raise FormatError(
-            "a Megatron file holds integers only",
-            expected="a dtype of uint8 to uint64 or int8 to int64",
-            found=str(kind),
-        )
+        raise FormatError("a Megatron file holds integers only", found=str(kind))
     return np.dtype(stored)
 
 
@@ -104,6 +92,34 @@ def check_range(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> None:
     for value in (int(values.min()), int(values.max())):
         if not limits.min <= value <= limits.max:
             raise ValueError(f"{value} is outside of {limits.min} to {limits.max} ({dtype})")
+
+
+def cut(values: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+    """Split numbers into chunks that fit into the CPU cache."""
+    return [values[first : first + _CHUNK] for first in range(0, len(values), _CHUNK)]
+
+
+def sums_before(sizes: Sequence[npt.NDArray[Any]]) -> Iterator[npt.NDArray[np.int64]]:
+    """For each size, in chunks, the sum of all previous sizes."""
+    total = 0
+    for chunk in sizes:
+        ends = np.cumsum(chunk, dtype=np.int64) + total
+        yield ends - chunk
+        total = int(ends[-1])
+
+
+def write_index(path: Path, dtype: np.dtype[Any], lengths: Sequence[npt.NDArray[Any]]) -> None:
+    """Write the `.idx` of documents of one sequence each, contiguous in the `.bin`."""
+    samples = sum(map(len, lengths))
+    with fs.create(index_path(path)) as file:
+        fs.write(file, [HEADER.pack(MAGIC, VERSION, _CODES[dtype], samples, samples + 1)])
+        for chunk in lengths:
+            fs.write(file, [chunk.astype("<i4").tobytes()])
+        for starts in sums_before(lengths):
+            fs.write(file, [(starts * dtype.itemsize).astype("<i8").tobytes()])
+        for first in range(0, samples + 1, _CHUNK):
+            stop = min(first + _CHUNK, samples + 1)
+            fs.write(file, [np.arange(first, stop, dtype="<i8").tobytes()])
 
 
 class Index:
@@ -131,20 +147,17 @@ class Index:
         self._ends_at = self._pointers_at + self.sequences * _POINTER.itemsize
         end = self._ends_at + entries * _END.itemsize
         if source.size < end:  # sequence modes may follow, which are not read
-            raise self._damaged(
-                "the .idx is truncated",
-                source.size,
-                f"{end:,} bytes for {self.sequences:,} sequences and {entries:,} entries",
-                f"{source.size:,} bytes",
-            )
+            expected = f"{end:,} bytes for {self.sequences:,} sequences and {entries:,} entries"
+            found = f"{source.size:,} bytes"
+            raise self._damaged("the .idx is truncated", source.size, expected, found)
         self.lengths = Table(source, HEADER.size, self.sequences, _LENGTH)  # in tokens
         self._pointers = Table(source, self._pointers_at, self.sequences, _POINTER)
         # The number of sequences before each document, and finally the total.
         self._ends = Table(source, self._ends_at, entries, _END)
         self.in_memory = sum(t.in_memory for t in (self.lengths, self._pointers, self._ends))
-        for entry, expected in ((0, 0), (self.documents, self.sequences)):
-            if self._ends.slice(entry, entry + 1)[0] != expected:
-                raise self._bad_end(entry, str(expected))
+        for entry, end in ((0, 0), (self.documents, self.sequences)):
+            if self._ends.slice(entry, entry + 1)[0] != end:
+                raise self._bad_end(entry, str(end))
         if self.sequences:  # the last one nearly always ends the .bin, which may be truncated
             self._sequences(self.sequences - 1, self.sequences)
 
@@ -231,8 +244,8 @@ class Index:
     def sizes(self) -> npt.NDArray[np.int64]:
         """Bytes of every document."""
         found = np.empty(self.documents, np.int64)
-        for first in range(0, self.documents, CHUNK):
-            stop = min(first + CHUNK, self.documents)
+        for first in range(0, self.documents, _CHUNK):
+            stop = min(first + _CHUNK, self.documents)
             ends = self._bounds(first, stop)
             sizes = self._sequences(int(ends[0]), int(ends[-1]))[1]
             sums = np.concatenate(([0], np.cumsum(sizes)))

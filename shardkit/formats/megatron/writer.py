@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +13,18 @@ import numpy.typing as npt
 from shardkit.errors import DamagedError, SampleError
 from shardkit.formats.base import KEY, ShardSpec, ShardWriter, key_bytes
 from shardkit.formats.megatron.index import (
-    CHUNK,
-    CODES,
-    HEADER,
-    MAGIC,
     MAX_TOKENS,
     NUMBER,
-    VERSION,
     Index,
     Keys,
     check_range,
+    cut,
     field_of,
-    index_path,
     index_size,
     keys_path,
     stored_dtype,
+    sums_before,
+    write_index,
 )
 from shardkit.sample import Sample
 from shardkit.storage import fs
@@ -78,10 +75,10 @@ class MegatronWriter(ShardWriter):
     def finish(self) -> None:
         with self._file, self._keys as keys:
             end = np.array([keys.size, len(self._key_sizes)], NUMBER)
-            for starts in _sums_before(_cut(np.asarray(self._key_sizes))):
+            for starts in sums_before(cut(np.asarray(self._key_sizes))):
                 keys.write(starts.astype(NUMBER).tobytes())
             keys.write(end.tobytes())
-        _write_index(self.path, self._dtype, _cut(np.asarray(self._lengths)))
+        write_index(self.path, self._dtype, cut(np.asarray(self._lengths)))
 
 
 def join(path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
@@ -109,31 +106,4 @@ def join(path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
             fs.write(file, [(keys.bounds.slice(0, count) + before).tobytes()])
             before += keys.size
         fs.write(file, [np.array([before, sum(samples)], NUMBER).tobytes()])
-    _write_index(path, dtype, lengths)
-
-
-def _cut(values: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-    return [values[first : first + CHUNK] for first in range(0, len(values), CHUNK)]
-
-
-def _sums_before(sizes: Sequence[npt.NDArray[Any]]) -> Iterator[npt.NDArray[np.int64]]:
-    """For each size, in chunks, the sum of all previous sizes."""
-    total = 0
-    for chunk in sizes:
-        ends = np.cumsum(chunk, dtype=np.int64) + total
-        yield ends - chunk
-        total = int(ends[-1])
-
-
-def _write_index(path: Path, dtype: np.dtype[Any], lengths: Sequence[npt.NDArray[Any]]) -> None:
-    """Write the `.idx` of documents of one sequence each, contiguous in the `.bin`."""
-    samples = sum(map(len, lengths))
-    with fs.create(index_path(path)) as file:
-        fs.write(file, [HEADER.pack(MAGIC, VERSION, CODES[dtype], samples, samples + 1)])
-        for chunk in lengths:
-            fs.write(file, [chunk.astype("<i4").tobytes()])
-        for starts in _sums_before(lengths):
-            fs.write(file, [(starts * dtype.itemsize).astype("<i8").tobytes()])
-        for first in range(0, samples + 1, CHUNK):
-            stop = min(first + CHUNK, samples + 1)
-            fs.write(file, [np.arange(first, stop, dtype="<i8").tobytes()])
+    write_index(path, dtype, lengths)

@@ -10,15 +10,15 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from shardkit.codecs.array import dump_array, load_array
-from shardkit.codecs.media import check
 from shardkit.codecs.protobuf import alone, dump_field, dump_varint, fields, signed, varint
-from shardkit.formats.base import KEY, key_bytes, not_stored
+from shardkit.formats.base import KEY, encoded, key_bytes
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Bool, FieldType, Float, Images, Int, Json, Scalar, Schema, Text
 
@@ -158,7 +158,7 @@ def list_of(kind: FieldType) -> int:
     return BYTES if None in kind.shape[1:] else _LISTED.get(kind.dtype or "", BYTES)
 
 
-def encoded(name: str, kind: FieldType, value: Any) -> Iterator[tuple[str, Feature]]:
+def _encoded(name: str, kind: FieldType, value: Any) -> Iterator[tuple[str, Feature]]:
     """The features of a value, by name."""
     which = list_of(kind)
     if isinstance(kind, Array) and which == BYTES:
@@ -278,19 +278,18 @@ def raw_table(schema: Schema) -> dict[str, str]:
 
 def example(sample: Sample, schema: Schema) -> list[bytes]:
     """The Example of a sample, in chunks; the first one has the key and the numbers."""
-    key = sample[KEY]
-    first = entry(KEY, Feature(BYTES, [key_bytes(key)]))
+    first = entry(KEY, Feature(BYTES, [key_bytes(sample[KEY])]))
     others: list[bytes] = []
-    for name, kind in schema.items():
-        if name not in sample:
-            continue
-        value = sample[name]
-        check(kind, value, key, name)
-        chunks = first if isinstance(kind, Scalar) else others
-        try:
-            for each in encoded(name, kind, value):
-                chunks += entry(*each)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise not_stored(error, value, key, name) from error
+    fields = ((name, kind, partial(_features, name, kind)) for name, kind in schema.items())
+    for name, chunks in encoded(sample, fields):
+        if isinstance(schema[name], Scalar):
+            first += chunks
+        else:
+            others += chunks
     size = sum(map(len, first)) + sum(map(len, others))
     return [b"".join((b"\x0a", dump_varint(size), *first)), *others]
+
+
+def _features(name: str, kind: FieldType, value: Any) -> list[bytes]:
+    """The features of a value as entries of an Example, in chunks."""
+    return [chunk for each in _encoded(name, kind, value) for chunk in entry(*each)]
