@@ -20,7 +20,7 @@ from shardkit.sample import KeyTable, key_hash
 from shardkit.schema import FieldType, Schema
 from shardkit.sources.columns import Column, Metadata
 from shardkit.sources.labels import LABEL, LabelColumn, Labels, find_labels
-from shardkit.sources.tables import Table, place
+from shardkit.sources.tables import Table
 from shardkit.storage import fs
 
 if TYPE_CHECKING:
@@ -113,11 +113,15 @@ def join(
         labels.refuse_unknown((*columns, *unusable))
         if labels.column in unusable:
             raise unusable[labels.column]
-        column = columns.pop(labels.column)
+        column = columns[labels.column]
         named = find_labels(
-            labels, column.kind, lambda: column, lambda row: _place(table, int(used[row]))
+            labels,
+            column.kind,
+            lambda: column,
+            lambda row: "{1} ({0})".format(*table.where(int(used[row]))),
         )
         class_names = named.class_names
+        columns = {LABEL if n == labels.column else n: c for n, c in columns.items()}
         columns[LABEL], wrong = _labelled(column, named)
         if wrong:
             first = next(iter(wrong.values()))
@@ -136,10 +140,11 @@ def join(
             bad = np.flatnonzero(np.isin(rows, list(wrong)))
             kept[bad] = False
             for file in bad.tolist():
-                path, line = table.where(int(used[rows[file]]))
-                problems.append(_of_line(wrong[int(rows[file])], path, line, part.key(file)))
+                path, words = table.where(int(used[rows[file]]))
+                problems.append(_of_row(wrong[int(rows[file])], path, words, part.key(file)))
         rows = rows[kept]
-        schema = Schema({n: replace(c.kind, optional=_gaps(c, rows)) for n, c in columns.items()})
+        gaps = {n: (rows < 0).any() or not c.present[rows].all() for n, c in columns.items()}
+        schema = Schema({n: replace(c.kind, optional=bool(gaps[n])) for n, c in columns.items()})
         metadata = Metadata(schema, columns, rows, unusable, class_names, table.path)
         found.append(Joined(labels is not None, metadata, np.flatnonzero(kept), problems))
         problems = []
@@ -169,11 +174,6 @@ def _files_of(names: Column, files: Sequence[tuple[str, FileTable]]) -> npt.NDAr
     return found
 
 
-def _gaps(column: Column, rows: npt.NDArray[np.int64]) -> bool:
-    """Whether the column lacks a value in some of the rows; -1 stands for no row."""
-    return bool((rows < 0).any() or not column.present[rows].all())
-
-
 def _labelled(column: Column, labels: Labels) -> tuple[Column, dict[int, SampleError]]:
     """Convert a column to labels; returns them, and the errors by row."""
     wrong: dict[int, SampleError] = {}
@@ -199,11 +199,11 @@ def _refuse_twice(
     if len(again):
         row = int(again[0])
         before = int(np.flatnonzero(numbers == numbers[row])[0])
-        (path, line), (other, at) = table.where(row), table.where(before)
+        (path, words), (other, others) = table.where(row), table.where(before)
         raise SourceError(
-            f"{place(path, line)} names a file a second time",
+            f"{words} names a file a second time",
             path=path,
-            found=f"{table.names()[row]}, also in {place(other, at)}; {len(again):,} such rows",
+            found=f"{table.names()[row]}, also in {others} ({other}); {len(again):,} such rows",
             fix="keep one row per file; write several labels of a file as a list in its row",
         )
 
@@ -227,10 +227,10 @@ def _without_file(table: Table, numbers: npt.NDArray[np.int64]) -> list[Shardkit
     count = f"; {len(rows):,} of {len(table):,} rows do so" if len(rows) > 1 else ""
     found: list[ShardkitError] = []
     for row in rows:
-        path, at = table.where(row)
+        path, words = table.where(row)
         found.append(
             SampleError(
-                f"{place(path, at)} names a file that does not exist",
+                f"{words} names a file that does not exist",
                 path=path,
                 found=names[row] + count,
                 expected="a path relative to the metadata file, or, with --metadata, to the source",
@@ -270,9 +270,9 @@ def _refuse_many(table: Table, found: Sized, what: str) -> None:
         )
 
 
-def _of_line(error: SampleError, path: Path, line: int, key: str) -> SampleError:
+def _of_row(error: SampleError, path: Path, words: str, key: str) -> SampleError:
     return SampleError(
-        f"{place(path, line)}: {error.what}",
+        f"{words}: {error.what}",
         path=path,
         key=key,
         expected=error.expected,
@@ -280,8 +280,3 @@ def _of_line(error: SampleError, path: Path, line: int, key: str) -> SampleError
         fix=error.fix,
         **error.where,
     )
-
-
-def _place(table: Table, row: int) -> str:
-    path, line = table.where(row)
-    return f"{place(path, line)} ({path})"

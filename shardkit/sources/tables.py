@@ -90,12 +90,13 @@ class Table:
     def names(self) -> Column:
         return Column.joined(self._names or [Column.of(Text(), [])])
 
-    def where(self, row: int) -> tuple[Path, int]:
-        """The table file of a row, and where it is there (see `place`)."""
+    def where(self, row: int) -> tuple[Path, str]:
+        """The table file of a row, and words for the row: "line 3 of the metadata"."""
         self._rows = [np.concatenate(self._rows)]  # once
         ends = list(accumulate(count for _, count in self._given))
         file = int(np.searchsorted(ends, row, side="right"))
-        return self._given[file][0], int(self._rows[0][row])
+        path = self._given[file][0]
+        return path, _place(path, int(self._rows[0][row]))
 
     def columns(self) -> tuple[dict[str, Column], dict[str, SourceError]]:
         """The columns by name, and an error for each column that cannot be a field."""
@@ -192,15 +193,13 @@ def _plain(value: Any) -> Any:
 def _file_names(
     values: Sequence[Any], rows: Sequence[int], column: str, path: Path
 ) -> Sequence[str]:
-    names = values if set(map(type, values)) == {str} else [_file_name(value) for value in values]
+    names = values
+    if set(map(type, values)) != {str}:
+        names = [str(v) if isinstance(v, str) or type(v) is int else "" for v in values]
     if "" in names:
         row = rows[names.index("")]
         raise _bad_row(row, f"there is no {column!r}, which names its file", path)
     return names
-
-
-def _file_name(value: Any) -> str:
-    return value if isinstance(value, str) else str(value) if type(value) is int else ""
 
 
 def _path(folder: str, name: str) -> str:
@@ -241,7 +240,7 @@ def _bad_row(
     row: int, what: str, path: Path, found: str | None = None, expected: str | None = None
 ) -> SourceError:
     return SourceError(
-        f"{place(path, row)} is damaged: {what}",
+        f"{_place(path, row)} is damaged: {what}",
         path=path,
         expected=expected,
         found=found,
@@ -249,7 +248,7 @@ def _bad_row(
     )
 
 
-def place(path: Path, row: int) -> str:
+def _place(path: Path, row: int) -> str:
     """Words for a row of a table, which is given by its offset, or its number in Parquet."""
     if _is_parquet(path):
         return f"row {row:,} of the metadata"
