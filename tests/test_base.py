@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import shardkit
 from shardkit import errors
-from shardkit.codecs.guess import guessed_schema
 from shardkit.codecs.image import NotAnImageError, checked
+from shardkit.codecs.media import guessed_schema
 from shardkit.conversion.stats import Stats
 from shardkit.errors import SampleError, ShardkitError, StorageError, UsageError
 from shardkit.formats import FORMATS

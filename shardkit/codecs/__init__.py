@@ -2,7 +2,7 @@
 
 Each imports only those on lines below its own:
 
-    frames guess masks packed_images perceptual sound
+    frames masks packed_images perceptual sound
     crop damage media pixels
     boxes header jpeg media_info
     _build array color compression extension image protobuf tokenizers/ window

@@ -21,6 +21,7 @@ from shardkit.codecs.image import (
     opened,
     probe,
     refuse_want_of_memory,
+    riff_chunks,
 )
 
 _FRAME = struct.Struct(">BHHB")
@@ -176,7 +177,7 @@ def _unpacked(packed: bytes) -> bytes:
 
 def _webp(data: bytes) -> dict[str, Any]:
     found: dict[str, Any] = {"lossless": False}
-    for name, start, size in _webp_chunks(data):
+    for name, start, size in riff_chunks(data):
         if name == b"VP8X":
             if data[start] & 0x10:
                 found["oddity"] = "transparent"
@@ -195,14 +196,6 @@ def _webp(data: bytes) -> dict[str, Any]:
                 data[start : start + size].removeprefix(b"Exif\0\0")
             )
     return found
-
-
-def _webp_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    at = 12
-    while at + 8 <= len(data):
-        name, size = struct.unpack_from("<4sI", data, at)
-        yield name, at + 8, size
-        at += 8 + size + size % 2
 
 
 # --- PPM -----------------------------------------------------------------------------------------

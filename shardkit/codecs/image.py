@@ -194,13 +194,19 @@ def probe(data: bytes) -> ImageInfo:
     format = format_of(data)
     try:
         if format == "jpeg":
-            width, height = _jpeg_size(data)
+            frames = (start for marker, start, _ in jpeg_segments(data) if marker in FRAMES)
+            if (start := next(frames, None)) is None:
+                raise NotAnImageError("a jpeg file without a frame header")
+            height, width = _FRAME.unpack_from(data, start + 1)
         elif format == "png":
-            width, height = _png_size(data)
+            if data[12:16] != b"IHDR":
+                raise NotAnImageError("a png file whose first chunk is not IHDR")
+            width, height = struct.unpack_from(">II", data, 16)
         elif format == "webp":
             width, height = _webp_size(data)
         elif format is not None:
-            width, height = _pillow_size(data)
+            with opened(data) as image:
+                width, height = image.size
         else:
             raise _unknown(data)
     except (struct.error, IndexError):
@@ -279,14 +285,6 @@ def jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
             at += 2 + length
 
 
-def _jpeg_size(data: bytes) -> tuple[int, int]:
-    for marker, start, _ in jpeg_segments(data):
-        if marker in FRAMES:
-            height, width = _FRAME.unpack_from(data, start + 1)
-            return width, height
-    raise NotAnImageError("a jpeg file without a frame header")
-
-
 def _scan(data: bytes) -> int:
     """Return the offset of the pixels of a JPEG, or the end of the data if it ends before them."""
     try:
@@ -295,11 +293,13 @@ def _scan(data: bytes) -> int:
         return len(data)
 
 
-def _png_size(data: bytes) -> tuple[int, int]:
-    if data[12:16] != b"IHDR":
-        raise NotAnImageError("a png file whose first chunk is not IHDR")
-    width, height = struct.unpack_from(">II", data, 16)
-    return width, height
+def riff_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Yield name, start and size of each chunk of a RIFF file; the last may exceed the file."""
+    at = 12
+    while at + 8 <= len(data):
+        name, size = struct.unpack_from("<4sI", data, at)
+        yield name, at + 8, size
+        at += 8 + size + size % 2
 
 
 def _webp_size(data: bytes) -> tuple[int, int]:
@@ -313,12 +313,6 @@ def _webp_size(data: bytes) -> tuple[int, int]:
         width, height = struct.unpack_from("<HH", data, 26)
         return width & 0x3FFF, height & 0x3FFF
     raise NotAnImageError("a webp file whose first chunk is not an image")
-
-
-def _pillow_size(data: bytes) -> tuple[int, int]:
-    with opened(data) as image:
-        size: tuple[int, int] = image.size
-        return size
 
 
 def opened(data: bytes) -> Any:

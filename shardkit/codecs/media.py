@@ -1,18 +1,34 @@
-"""Format, duration, rate and size of encoded audio and video, and whether the end is present.
+"""Kinds of files and values: images, audio, video and arrays, by names and first bytes.
 
-The format is known by the first bytes; `media_info.py` reads the headers.
+`media_info.py` reads the headers of audio and video.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from shardkit.codecs import image
 from shardkit.codecs.image import unusable
 from shardkit.codecs.media_info import MediaInfo, NotMediaError, check_end, probe
-from shardkit.errors import MissingLibraryError
-from shardkit.schema import Array, Audio, Encoded, FieldType, Image, Images, Video, images_in
+from shardkit.errors import MissingLibraryError, SampleError
+from shardkit.sample import Sample
+from shardkit.schema import (
+    TYPES,
+    Array,
+    Audio,
+    Bytes,
+    Encoded,
+    FieldType,
+    Image,
+    Images,
+    Schema,
+    Video,
+    images_in,
+)
 
 # File suffixes with the format that each usually contains; the first of a format is written.
 AUDIO_SUFFIXES = {
@@ -203,3 +219,32 @@ def check(kind: FieldType, value: object, key: str, field: str) -> None:
     elif isinstance(kind, Encoded):
         assert isinstance(value, bytes)
         checked(kind, value, key, field)
+
+
+def guessed_schema(sample: Sample) -> Schema:
+    """Return a schema guessed from one sample's values; images are recognized by their first bytes.
+
+    Raises SampleError for a value of a type that no field can hold.
+    """
+    return Schema({n: _guess(n, value) for n, value in sample.items() if n != "__key__"})
+
+
+def _guess(name: str, value: Any) -> FieldType:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return (guess(bytes(value[:64])) or Bytes)()
+    if isinstance(value, np.ndarray):
+        return Array(value.dtype.str)
+    images = isinstance(value, list) and bool(value)
+    if images and all(isinstance(each, bytes) and image.is_image(each[:64]) for each in value):
+        return Images()
+    for kind in ("Bool", "Int", "Float", "Text", "Json"):
+        with contextlib.suppress(TypeError):
+            TYPES[kind]().check(value)
+            return TYPES[kind]()
+    raise SampleError(
+        "a value is of a type that no field can hold",
+        field=name,
+        expected=", ".join(kind.python for kind in TYPES.values()),
+        found=type(value).__name__
+        + (" with values not valid in JSON, such as NaN" if isinstance(value, dict | list) else ""),
+    )

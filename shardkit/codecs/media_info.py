@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.codecs.image import NotAnImageError, refuse_want_of_memory
+from shardkit.codecs.image import NotAnImageError, refuse_want_of_memory, riff_chunks
 from shardkit.errors import MissingLibraryError
 from shardkit.helpers.extras import extra
 from shardkit.options import MAX_PIXELS
@@ -142,19 +142,10 @@ _STATED = {
 }
 
 
-def _chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Yield name, start and size of each chunk of a WAV file; the last may exceed the file."""
-    at = 12
-    while at + 8 <= len(data):
-        name, size = struct.unpack_from("<4sI", data, at)
-        yield name, at + 8, size
-        at += 8 + size + size % 2
-
-
 def _wav(data: bytes) -> MediaInfo:
     about: tuple[int, ...] | None = None
     long_size = None
-    for name, start, size in _chunks(data):
+    for name, start, size in riff_chunks(data):
         if name == b"ds64":
             (long_size,) = struct.unpack_from("<8xQ", data, start)
         elif name == b"fmt ":

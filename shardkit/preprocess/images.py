@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from shardkit.codecs import masks
 from shardkit.codecs.boxes import boxes_in, turned_boxes
-from shardkit.codecs.guess import guessed_schema
 from shardkit.codecs.header import Header
 from shardkit.codecs.image import NotAnImageError, is_mask_name, unusable
+from shardkit.codecs.media import guessed_schema
 from shardkit.codecs.window import Pixels
 from shardkit.errors import SampleError, UsageError
 from shardkit.options import ImageOptions

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.codecs.guess import guessed_schema
+from shardkit.codecs.media import guessed_schema
 from shardkit.dataset.views import size_of
 from shardkit.errors import SampleError, ShardkitError, SourceError
 from shardkit.sample import Sample

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.codecs.array import dump_array, load_array
-from shardkit.codecs.guess import guessed_schema
+from shardkit.codecs.media import guessed_schema
 from shardkit.codecs.packed_images import image_list, pillow_image
 from shardkit.errors import FormatError, drop_option
 from shardkit.sample import JsonText

@@ -18,8 +18,8 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.codecs.guess import guessed_schema
 from shardkit.codecs.image import is_image
+from shardkit.codecs.media import guessed_schema
 from shardkit.codecs.protobuf import fields, signed, varint
 from shardkit.errors import FormatError
 from shardkit.sample import JsonText, Sample
