@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -28,10 +28,6 @@ from shardkit.verification.keys import Keys, Location
 from shardkit.verification.shards import CheckedPart, keys_of, listed
 from shardkit.verification.values import difference
 from shardkit.verification.work import Findings, Meter
-
-if TYPE_CHECKING:
-    from shardkit.preprocess.audio import AudioSteps
-    from shardkit.preprocess.images import ImageSteps
 
 
 def compare(group: Group, findings: Findings, meter: Meter) -> None:
@@ -67,7 +63,6 @@ class _Comparison:
         self._group = group
         self._findings = findings
         self._keys: Keys = keys_of(group.parts)
-        self._matched = np.zeros(len(self._keys), bool)
         self._format = get_format(group.parts[0].dataset.format)
         self._schema = group.parts[0].dataset.schema
         self._dropped = _Dropped(group.parts, ERRORS)
@@ -95,38 +90,38 @@ class _Comparison:
             self._common = set()
         else:
             self._compare_schemas(source, theirs)
-        return Steps(self._steps(source), self._audio(source))
+        return self._steps(source)
 
     def begin_made(self) -> None:
         """Prepare to compare samples made by tasks, which have all fields of the dataset."""
         self._names = self._recipe.rename
         self._common = set(self._schema)
 
-    def _steps(self, source: Source | Stream) -> ImageSteps | None:
-        images = any(isinstance(kind, Image) for kind in source.schema.values())
-        if self._manifest is None or not images or self._recipe.transform is not None:
-            return None
-        from shardkit.preprocess.images import steps_for
+    def _steps(self, source: Source | Stream) -> Steps:
+        """The steps of the conversion; fields that other versions of codecs change are left out."""
+        kinds = source.schema.values()
+        if self._manifest is None or self._recipe.transform is not None:
+            return Steps(None, None)
+        images = audio = None
+        changed: dict[str, tuple[Mapping[str, str], Collection[str]]] = {}
+        if any(isinstance(kind, Image) for kind in kinds):
+            from shardkit.preprocess.images import steps_for
 
-        raw = self._format.raw_images
-        steps = steps_for(source.schema, self._recipe.image, None, raw, source)
-        made_with = self._manifest.versions
-        if steps is not None and not steps.versions().items() <= made_with.items():
-            self._note("made with other versions of the codecs: images are not compared")
-            self._common -= {self._names.get(n, n) for n in (*steps.images, *steps.masks)}
-        return steps
+            raw = self._format.raw_images
+            images = steps_for(source.schema, self._recipe.image, None, raw, source)
+            if images is not None:
+                changed["images are"] = images.versions(), (*images.images, *images.masks)
+        if any(isinstance(kind, Audio) for kind in kinds):
+            from shardkit.preprocess.audio import AudioSteps
 
-    def _audio(self, source: Source | Stream) -> AudioSteps | None:
-        audio = any(isinstance(kind, Audio) for kind in source.schema.values())
-        if self._manifest is None or not audio or self._recipe.transform is not None:
-            return None
-        from shardkit.preprocess.audio import AudioSteps
-
-        steps = AudioSteps.of(source.schema, self._recipe.audio)
-        if steps is not None and not steps.versions().items() <= self._manifest.versions.items():
-            self._note("made with other versions of the codecs: audio is not compared")
-            self._common -= {self._names.get(name, name) for name in steps.fields}
-        return steps
+            audio = AudioSteps.of(source.schema, self._recipe.audio)
+            if audio is not None:
+                changed["audio is"] = audio.versions(), audio.fields
+        for what, (versions, fields) in changed.items():
+            if not versions.items() <= self._manifest.versions.items():
+                self._note(f"made with other versions of the codecs: {what} not compared")
+                self._common -= {self._names.get(name, name) for name in fields}
+        return Steps(images, audio)
 
     def _note(self, words: str) -> None:
         if words not in self._findings.notes:
@@ -166,15 +161,15 @@ class _Comparison:
         if not isinstance(read, Filtered):
             sample = read if isinstance(read, SampleError) else sample_of(read)
             self._compare_sample(item.name, sample)
-        elif self._number_of(read.key and self._stored(read.key)) is None:
+        elif read.key is None or self._keys.unmatched(self._stored(read.key)) is None:
             self._noted["filtered"] += 1  # otherwise it stays unmatched, and is reported later
 
     def _compare_sample(self, name: str, sample: Sample | SampleError) -> None:
         key = sample.where.get("key") if isinstance(sample, SampleError) else sample["__key__"]
         key = None if key is None else self._stored(key)
-        number = self._number_of(key)
+        number = None if key is None else self._keys.unmatched(key)
         if number is not None:
-            self._matched[number] = True
+            self._keys.matched[number] = True
             if isinstance(sample, SampleError):
                 self._findings.add(sample.located(path=name))
             else:
@@ -191,14 +186,6 @@ class _Comparison:
     def _stored(self, key: str) -> str:
         """The key under which the dataset stores a key of the source."""
         return safe_key(key) if self._group.safe_keys else key
-
-    def _number_of(self, key: str | None) -> int | None:
-        """The first sample of the dataset with this key that has not been matched yet."""
-        if key is None:
-            return None
-        numbers = self._keys.with_hash(key)
-        left = map(int, numbers[~self._matched[numbers]])
-        return next((number for number in left if self._keys.key(number) == key), None)
 
     def _compare_with(self, number: int, expected: Sample) -> None:
         location = self._keys.location(number)
@@ -247,7 +234,7 @@ class _Comparison:
                 self._findings.notes.append(f"{counted(self._noted[name], noun)} {words}")
         self._conclude_missing()
         if self.complete:
-            for number in np.flatnonzero(~self._matched).tolist():
+            for number in np.flatnonzero(~self._keys.matched).tolist():
                 self._report_unknown(number)
 
     def _conclude_missing(self) -> None:

@@ -9,6 +9,8 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -120,32 +122,22 @@ class Comparison:
                 fix="convert one of them first, then compare the dataset",
             )
         self._compare_classes(read, looked_up)
-        keys = Keys(
-            [(number, 0, _hashes(source)) for number, source in enumerate(there)],
-            lambda location: str(_at(there, location)["__key__"]),
-        )
-        matched = np.zeros(len(keys), bool)
-        done: dict[str, int] = {}  # for keys of several samples: how many of the first are matched
-        for document in _documents(read):
+
+        @lru_cache(1)  # the key is looked at first
+        def at(location: Location) -> Sample:
+            return there[location.part][location.position]
+
+        hashes = [(number, 0, _hashes(source)) for number, source in enumerate(there)]
+        keys = Keys(hashes, lambda location: str(at(location)["__key__"]))
+        for document in chain.from_iterable(source.documents() for source in read):
             sample = _sample(document)
-            key = sample["__key__"]
-            numbers = keys.with_hash(key)
-            start = done.get(key, 0)
-            while start < len(numbers) and matched[numbers[start]]:
-                start += 1
-            if start:
-                done[key] = start
-            for number in map(int, numbers[start:]):  # usually the first one matches
-                if matched[number]:
-                    continue
-                found = _at(there, keys.location(number))
-                if found["__key__"] == key:
-                    matched[number] = True
-                    self._compare(sample, found)
-                    break
+            number = keys.unmatched(sample["__key__"])
+            if number is None:
+                self._only(sample["__key__"], looked_up=False)
             else:
-                self._only(key, looked_up=False)
-        for number in np.flatnonzero(~matched).tolist():
+                keys.matched[number] = True
+                self._compare(sample, at(keys.location(number)))
+        for number in np.flatnonzero(~keys.matched).tolist():
             self._only(keys.key(number), looked_up=True)
 
     def _compare_classes(self, *sides: Sequence[Source | Stream]) -> None:
@@ -180,11 +172,6 @@ class Comparison:
             report.first_changed[f"{self._prefix}{read['__key__']}"] = differ
 
 
-def _documents(sources: Sequence[Source | Stream]) -> Iterator[Document]:
-    for source in sources:
-        yield from source.documents()
-
-
 def _sample(document: Document) -> Sample:
     if isinstance(document.sample, SampleError):
         error = document.sample.located(path=document.name)
@@ -207,10 +194,6 @@ def _keys(source: Source) -> Iterator[str]:
     part.narrow(Selection((), partial=True))
     for document in part.documents():
         yield _sample(document)["__key__"]
-
-
-def _at(sources: Sequence[Source], location: Location) -> Sample:
-    return sources[location.part][location.position]
 
 
 def _words(a: Sample, b: Sample, name: str) -> tuple[str, str] | None:

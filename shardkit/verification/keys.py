@@ -33,7 +33,10 @@ def hashes_of(reader: ShardReader) -> Hashes:
 
 
 class Keys:
-    """The keys of some shards, numbered in the order of the shards."""
+    """The keys of some shards, numbered in the order of the shards.
+
+    matched: bool of shape (samples,), set by those who match samples with others of the same keys.
+    """
 
     def __init__(
         self, shards: Sequence[tuple[int, int, Hashes]], read: Callable[[Location], str | None]
@@ -47,6 +50,8 @@ class Keys:
         empty = np.zeros(0, np.int64)
         self._hashes = np.concatenate([empty, *(hashes for _, _, hashes in shards)])
         self._read = read
+        self.matched = np.zeros(len(self), bool)
+        self._passed: dict[str, int] = {}  # for keys of several samples: how many are matched
 
     def __len__(self) -> int:
         return len(self._hashes)
@@ -59,12 +64,18 @@ class Keys:
     def key(self, number: int) -> str | None:
         return self._read(self.location(number))
 
-    def with_hash(self, key: str) -> Hashes:
-        """The numbers of the samples whose keys have the same hash, in order: usually one."""
+    def unmatched(self, key: str) -> int | None:
+        """The number of the first sample with this key that is not matched."""
         order, ordered = self._ordered
         wanted = np.int64(hash(key))
         first, last = ordered.searchsorted(wanted), ordered.searchsorted(wanted, "right")
-        return order[first:last]
+        numbers, start = order[first:last], self._passed.get(key, 0)  # usually one number
+        while start < len(numbers) and self.matched[numbers[start]]:
+            start += 1
+        if start:
+            self._passed[key] = start
+        left = (int(number) for number in numbers[start:] if not self.matched[number])
+        return next((number for number in left if self.key(number) == key), None)
 
     def repeated(self) -> Iterator[tuple[str, int, int]]:
         """For every sample whose key an earlier one has: the key, the first number, its number."""
