@@ -42,7 +42,7 @@ class FolderPartial(Partial):
         self.tasks = self.path / TASKS
         self.dataset = self.path / DATASET
         self.lock: PartLock = PartLock(self.path)
-        self._target, self._out = target, target.absolute
+        self._target, self._out, self._folder = target, target.absolute, target.folder
         self._replaced = self.path / REPLACED
         self._last = target.path.name if target.single else ""  # this name makes it a dataset
 
@@ -191,21 +191,21 @@ class FolderPartial(Partial):
         """
         fs.sync(self.dataset)
         self._target.refuse_newcomer(overwrite)
-        folder, names = self._target.folder, self._names(self.dataset)
-        self._refuse_in_the_way(names)
+        *others, last = self._names(self.dataset)
+        self._refuse_in_the_way(others)
         if self._out.exists():
-            self._put_aside()
-        if self._target.single:
-            self._make_own_folder()
-        for name in names[:-1]:
+            fs.remove(self._replaced)
+            self._rename(self._names_of_old(), self._folder, self._replaced)
+        self._make_folders(others, self._folder)
+        for name in others:
             original, copy = self.dataset / name, self.path / _COPY
             with fs.create(copy) as file:
                 fs.append(file, original, original.stat().st_size)
             fs.sync(copy)
-            fs.rename(copy, folder / name)
-        if self._target.single:
-            fs.sync(folder / FOLDER)
-        fs.rename(self.dataset / self._last, self._out)
+            fs.rename(copy, self._folder / name)
+        for folder in {(self._folder / name).parent for name in others} - {self._out.parent}:
+            fs.sync(folder)
+        fs.rename(self.dataset / last, self._out)
         fs.sync(self._out.parent)
         self.discard()
 
@@ -239,33 +239,30 @@ class FolderPartial(Partial):
 
     def _refuse_in_the_way(self, names: list[str]) -> None:
         """Raise OutputError if an unrelated file has the name of a file to be published."""
-        for name in sorted({*names} - {*self._names_of_old(), self._last}):
-            path = self._target.folder / name
+        for name in sorted({*names} - {*self._names_of_old()}):
+            path = self._folder / name
             same = path.is_file() and fs.checksum(path) == fs.checksum(self.dataset / name)
             if os.path.lexists(path) and not same:
                 raise file_in_the_way(
                     path, "move it away and repeat the command: it continues where it stopped"
                 )
 
-    def _put_aside(self) -> None:
-        fs.remove(self._replaced)
-        if self._target.single:
-            fs.make_folder(self._replaced / FOLDER)
-        for name in self._names_of_old():
-            if (self._target.folder / name).exists():
-                fs.rename(self._target.folder / name, self._replaced / name)
-        if self._target.single:
-            fs.sync(self._replaced)
-
     def _restore(self) -> None:
         """Restore the old dataset, if a run died after it was moved aside."""
         if self._replaced.exists() and not self._out.exists():
-            if self._target.single:
-                self._make_own_folder()
-            for name in self._names(self._replaced):
-                fs.rename(self._replaced / name, self._target.folder / name)
+            self._rename(self._names(self._replaced), self._replaced, self._folder)
 
-    def _make_own_folder(self) -> None:
-        """Make the folder next to a single file for its manifest and lists."""
-        fs.make_folder(self._target.folder / FOLDER)
-        refuse_others(self._target.folder / FOLDER)
+    def _rename(self, names: list[str], old: Path, new: Path) -> None:
+        self._make_folders(names, new)
+        for name in names:
+            if (old / name).exists():
+                fs.rename(old / name, new / name)
+        if self._target.single:
+            fs.sync(new)
+
+    def _make_folders(self, names: list[str], new: Path) -> None:
+        """Make the folders that files with these names need, such as that of a manifest."""
+        above = {self.path, self._out.parent}
+        for folder in sorted({(new / name).parent for name in names} - above):
+            fs.make_folder(folder)
+            refuse_others(folder)

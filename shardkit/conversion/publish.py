@@ -85,26 +85,16 @@ def joins(
     with their checksums, as they were never synced.
     """
     works: dict[Path, Work] = {}
-    recipe = replace(outline.recipe, sources={}, classes=None)  # these may be large
-    for number, split in enumerate(splits):
-        content = outline.contents[number]
-        for group in split.groups:
+    for split, made_by_tasks in enumerate(splits):
+        for group in made_by_tasks.groups:
             before = any(made.task in earlier for made in group)
             if len(group) == 1:
                 _settle(group[0], before, partial)
                 continue
-            folder = _joined_at(partial, number, group)
-            works[folder] = Work(
-                number=len(outline.tasks) + len(works),
-                folder=folder,
-                input=Joining(tuple(group), before),
-                recipe=recipe,
-                spec=content.spec,
-                label=content.label,
-                pixels=content.pixels,
-                durable=True,
-                upload=partial.upload(folder),
-            )
+            folder = _joined_at(partial, split, group)
+            joining, number = Joining(tuple(group), before), len(outline.tasks) + len(works)
+            upload, content = partial.upload(folder), outline.contents[split]
+            works[folder] = Work.of(number, folder, joining, outline.recipe, content, upload=upload)
     done = partial.finished(works) if works else ()
     return [work for folder, work in works.items() if folder not in done]
 

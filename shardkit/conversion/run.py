@@ -409,27 +409,16 @@ def _work(
 
 
 def _works(plan: Plan, partial: Partial, finished: set[int]) -> Iterator[Work]:
-    recipe = replace(plan.recipe, sources={}, classes=None)  # these may be large
     for task in plan.own:
         if task.number not in finished:
             folder = partial.task_folder(task.number)
-            work = work_of(task, recipe, folder)
-            yield replace(work, upload=partial.upload(folder), part=plan.part)
+            yield work_of(task, plan.recipe, folder, upload=partial.upload(folder), part=plan.part)
 
 
-def work_of(task: Task, recipe: Recipe, folder: Path) -> Work:
+def work_of(task: Task, recipe: Recipe, folder: Path, **more: Any) -> Work:
     """The `Work` of a task, for a worker that leaves its result in `folder`."""
-    content = task.split.content
-    return Work(
-        number=task.number,
-        folder=folder,
-        input=task.reading(),
-        recipe=recipe,
-        spec=content.spec,
-        label=content.label,
-        pixels=content.pixels,
-        durable=not task.joined,
-    )
+    content, durable = task.split.content, not task.joined
+    return Work.of(task.number, folder, task.reading(), recipe, content, durable=durable, **more)
 
 
 def _finished(plan: Plan, partial: Partial) -> set[int]:

@@ -87,10 +87,26 @@ class Work:
     spec: ShardSpec
     label: str  # the field with the class
     pixels: Collection[str]  # fields whose pixels are counted
-    durable: bool  # whether the shards are final; if not, they are to be joined
+    durable: bool = True  # whether the shards are final; if not, they are to be joined
     upload: RemotePath | None = None
     part: PartOf | None = None  # the part that runs the task, if any
     names_samples: bool = False  # whether each sample is named before it is read: see `read_ahead`
+
+    @classmethod
+    def of(
+        cls,
+        number: int,
+        folder: Path,
+        input: Reading | Joining,
+        recipe: Recipe,
+        content: Content,
+        **more: Any,
+    ) -> Work:
+        """A task that leaves its result in `folder`."""
+        recipe = replace(recipe, sources={}, classes=None)  # these may be large
+        return cls(
+            number, folder, input, recipe, content.spec, content.label, content.pixels, **more
+        )
 
 
 @dataclass(frozen=True)

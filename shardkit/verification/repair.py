@@ -360,8 +360,8 @@ class Repair:
         folder = self._tasks / f"{task.number:06d}"
         if not is_finished(folder):
             fs.make_folder(self._tasks)
-            recipe = replace(plan.recipe, sources={}, classes=None)
-            run_task(work_of(task, recipe, folder), lambda progress: self._partial.lock.check())
+            work = work_of(task, plan.recipe, folder)
+            run_task(work, lambda progress: self._partial.lock.check())
         result = read_result(folder)
         return [
             TaskShard(folder, shard, bytes.fromhex(pieces), task.number, task.joined)
