@@ -56,12 +56,8 @@ class _TensorBoard:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise OutputError(
-                "the folder cannot be created",
-                path=path,
-                found=str(error),
-                fix="give another folder",
-            ) from error
+            what = "the folder cannot be created"
+            raise OutputError(what, path=path, found=str(error)) from error
         self._writer = SummaryWriter(str(path))
 
     def write(self, row: monitoring.Row) -> None:

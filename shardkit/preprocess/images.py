@@ -330,7 +330,6 @@ def _tried(steps: ImageSteps, source: Source | Stream) -> Iterator[tuple[Sample,
                 raise UsageError(
                     "the transform gives different results for the same sample",
                     found=f"{steps.transform.name}, tried on {name}",
-                    expected="equal results for equal samples, as they are stored only once",
                     fix="move random steps to training, or seed them from the sample's key",
                 )
         except (SampleError, Filtered):  # the conversion will report it

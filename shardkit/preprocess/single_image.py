@@ -72,13 +72,6 @@ class Image(NamedTuple):
         return changes and bool(self.reasons)
 
 
-class Stored(NamedTuple):
-    """An image as it is stored: the bytes of a file, or raw pixels; and what was done."""
-
-    value: Any
-    done: str  # "passed", "resized", "encoded", "recompressed", or "kept" if that was not smaller
-
-
 @dataclass(frozen=True)
 class ImageProcessor:
     """The steps that options ask for, on one image. All raise NotAnImageError."""
@@ -126,21 +119,23 @@ class ImageProcessor:
             return None, "with an unreadable colour profile, taken as sRGB"
         return transform, "with a colour profile" if transform is not None else ""
 
-    def stored(self, image: Image, pixels: Pixels | None = None) -> Stored:
-        """Return an image as it is stored. `pixels` is the result of `made`, if already called.
+    def stored(self, image: Image, pixels: Pixels | None = None) -> tuple[Any, str]:
+        """Return an image as it is stored, the bytes of a file or raw pixels, and what was done.
 
-        Raises ValueError for pixels that the format cannot hold.
+        That is "passed", "resized", "encoded", "recompressed", or "kept" if that was not smaller.
+        `pixels` is the result of `made`, if already called. Raises ValueError for pixels that the
+        format cannot hold.
         """
         again = not image.reasons and self.pixels and self._is_finer(image.header)
         if not (image.reasons or again):
             if pixels is None:
                 self.check(image.data, image.header)
-            return Stored(image.data, "passed")
+            return image.data, "passed"
         value = self._value(image, self.made(image) if pixels is None else pixels)
         if again:
             smaller = len(value) < len(image.data)
-            return Stored(value, "recompressed") if smaller else Stored(image.data, "kept")
-        return Stored(value, "resized" if RESIZED in image.reasons else "encoded")
+            return (value, "recompressed") if smaller else (image.data, "kept")
+        return value, "resized" if RESIZED in image.reasons else "encoded"
 
     def check(self, data: bytes, header: Header | None = None) -> None:
         """If the options ask for it, decode an image or mask that passes to its end."""

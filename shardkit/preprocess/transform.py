@@ -74,8 +74,7 @@ def load_transform(given: str | Callable[..., Any], workers: int | None) -> Tran
         raise UsageError(
             "worker processes cannot load the transform",
             found=name,
-            expected="a function, or an object of a class, at the top of a module",
-            fix="move it into a module that can be imported, or use workers=0",
+            fix="move it to the top of a module that can be imported, or use workers=0",
         )
     return Transform(name, function, digest)
 

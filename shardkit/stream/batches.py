@@ -23,7 +23,6 @@ from shardkit.stream.schedule import Step
 from shardkit.stream.stream import Stream
 from shardkit.transforms.calls import name_of
 from shardkit.transforms.draws import Draws
-from shardkit.transforms.steps import BFLOAT16
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -80,11 +79,7 @@ class BatchMaker:
             self._collate = _padding(self._field, self._samples.schema, self._transforms.fields)
         self._max_errors = options.max_errors if options.on_error == "skip" else None
         self._bad: set[tuple[int, int]] = set()  # number and epoch of known bad samples
-        self._transformed = {
-            # NumPy has no bfloat16: hold its bits
-            name: (shape, np.dtype(np.uint16) if dtype == BFLOAT16 else np.dtype(dtype))
-            for name, (shape, dtype) in self._transforms.outputs().items()
-        }
+        self._transformed = self._transforms.outputs()
         schema, fields = self._samples.schema, self._transforms.fields
         by_sample = self._collate is not None or self._pack is not None
         self._stored = {} if by_sample else _fixed(schema, fields, dtype)
@@ -169,14 +164,11 @@ class BatchMaker:
                 bad = [row for row in bad if valid[row]]
             valid = self._replace(batch)
             enter("collate")
-        errors = [batch.errors[row] for row in bad]
         samples = [sample for sample in batch.samples if sample is not None]
-        made = self._columns(batch, samples)
-        made["__key__"] = batch.keys
-        made["valid"] = valid
-        return FinishedBatch(made, errors, _tokens(made))
+        made = {**self._columns(batch, samples), "__key__": batch.keys, "valid": valid}
+        return FinishedBatch(made, [batch.errors[row] for row in bad], _tokens(made))
 
-    def _columns(self, batch: BatchInProgress, samples: list[Sample]) -> Batch:
+    def _columns(self, batch: BatchInProgress, samples: list[Sample]) -> Mapping[str, Any]:
         if self._pack is not None and batch.step.segments is not None:
             fields = [self._field, *(n for n in self._samples.schema if n != self._field)]
             return packed(batch.step.segments, samples, self._pack.seq_len, 0, fields)
@@ -195,7 +187,7 @@ class BatchMaker:
                     expected="a dict of fields",
                     found=f"{type(collated).__name__}, from {name_of(self._collate)}",
                 )
-            return dict(collated)
+            return collated
         made: Batch = {}
         for name in self._samples.schema:
             if name in batch.arrays:

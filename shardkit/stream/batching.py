@@ -106,10 +106,8 @@ class Dynamic:
         check_numbers(self, max_tokens=1, max_samples=1, multiple_of=1)
         if self.multiple_of > self.max_tokens:
             raise UsageError(
-                "no sample fits into a batch, as lengths are rounded up to more than max_tokens",
-                expected=f"multiple_of up to {self.max_tokens:,}",
+                f"multiple_of must be at most max_tokens, {self.max_tokens:,}",
                 found=f"{self.multiple_of:,}",
-                fix="raise max_tokens, or lower multiple_of",
             )
 
     def with_lengths(self, lengths: Numbers) -> Dynamic:
@@ -119,8 +117,7 @@ class Dynamic:
             raise SampleError(
                 f"sample {int(lengths.argmax())} is too long for a batch",
                 field=self.field,
-                expected=f"{most:,} tokens at most (max_tokens={self.max_tokens:,}, "
-                f"multiple_of={self.multiple_of:,})",
+                expected=f"{most:,} tokens at most",
                 found=f"{int(lengths.max()):,} tokens",
                 fix="raise max_tokens, or cut or drop long samples while converting",
             )
@@ -277,6 +274,5 @@ def _boundaries(given: Sequence[int]) -> tuple[int, ...]:
             "boundaries must be increasing lengths",
             expected="such as (64, 128, 256), or the number of buckets",
             found=repr(given),
-            fix="sort them, and remove duplicates",
         )
     return tuple(map(int, given))

@@ -29,15 +29,7 @@ from shardkit.stream.options import StreamKeywords, StreamOptions
 from shardkit.stream.profile import Profile, Times
 from shardkit.stream.quality import warn_of_small_cache, warn_of_sorted
 from shardkit.stream.ranks import Comparison, Ranks, default_threads
-from shardkit.stream.schedule import (
-    START,
-    Progress,
-    Schedule,
-    Step,
-    load_state,
-    save_state,
-    walk,
-)
+from shardkit.stream.schedule import START, Progress, Schedule, Step, load_state, save_state, walk
 from shardkit.stream.stream import Source
 
 if TYPE_CHECKING:
@@ -93,8 +85,7 @@ class Loader:
             source = source.with_options(**options)
         if not source.options.batched:
             raise UsageError(
-                "no batch size is given",
-                expected="batch_size=, global_batch_size= or batching=",
+                "no batch size is given", expected="batch_size=, global_batch_size= or batching="
             )
         self.dataset = source
         self.threads = threads
@@ -133,8 +124,7 @@ class Loader:
         raise UsageError(
             "a Loader does not support indexing",
             found=f"loader[{index!r}]",
-            fix="iterate over the Loader itself, without a DataLoader; for single samples use"
-            " shardkit.open(path)",
+            fix="iterate over the Loader itself; shardkit.open(path) gives single samples",
         )
 
     def __iter__(self) -> Iteration:

@@ -56,7 +56,6 @@ class Balanced:
                 "Balanced needs a class for each sample",
                 expected="whole numbers, booleans or text",
                 found=f"values of type {found or classes.dtype}",
-                fix="use shardkit.Weighted with a weight for each sample",
             )
         return _ByClass(classes, samples, seed)
 
@@ -88,8 +87,7 @@ class Weighted:
         bad = np.flatnonzero(~(weights >= 0) | (weights > _LARGEST))
         if len(bad):
             raise UsageError(
-                "weights must be finite and not negative",
-                expected=f"0 to {_LARGEST:g}",
+                f"weights must be finite and not negative: 0 to {_LARGEST:g}",
                 found=f"{weights[bad[0]]} for sample {bad[0]}, and {len(bad) - 1:,} others",
             )
         if not weights.any():

@@ -150,9 +150,7 @@ class Planned:
     ) -> None:
         if last == "short":
             raise UsageError(
-                'last="short" is only for batches of a fixed size',
-                found=f'last="short" with {batching}',
-                fix='use last="pad", which repeats batches and marks them, or last="drop"',
+                'last="short" is only for batches of a fixed size', found=f"batching={batching}"
             )
         self._order, self._batching, self._lengths = order, batching, lengths
         self._rank, self._world, self._last = rank, world, last

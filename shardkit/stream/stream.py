@@ -54,7 +54,6 @@ class Stream:
             raise UsageError(
                 "a cache folder can be used only for remote data",
                 found=f"cache={str(options.cache_folder)!r} with local data",
-                expected='"memory", "decoded", or data at a URL',
             )
         self.samples = Samples(self.datasets, fields, cached=options.in_memory)
         self.transforms = Transforms(options.transforms or {}, self.samples.schema)
@@ -143,11 +142,9 @@ def _opened(source: Source, options: StreamOptions) -> tuple[list[Dataset], Page
         if not isinstance(each, str | os.PathLike | Dataset):
             raise UsageError(
                 "the source cannot be streamed",
-                expected="a path, a dataset opened by shardkit.open, or a list of them",
+                expected="a path, a dataset opened by shardkit.open, or a list of them; instead of"
+                " a Subset of torch, dataset.select(subset.indices)",
                 found=repr(each)[:200],
-                fix="dataset.select(subset.indices) is a view of the same samples"
-                if isinstance(getattr(each, "dataset", None), Dataset)
-                else None,
             )
     with fs.using(options.storage_options, *every):
         given = [each if isinstance(each, Dataset) else fs.source(each) for each in every]
@@ -163,18 +160,11 @@ def _opened(source: Source, options: StreamOptions) -> tuple[list[Dataset], Page
     ]
     for dataset in found:
         if dataset.transform is not None:
-            raise UsageError(
-                "a dataset with transforms cannot be streamed",
-                path=dataset.place,
-                fix="pass transforms= here instead",
-            )
+            what = "a dataset with transforms cannot be streamed"
+            raise UsageError(what, path=dataset.place, fix="pass transforms= here instead")
         if not len(dataset):
-            is_view = dataset.indices is not None
-            raise UsageError(
-                f"the {'view' if is_view else 'dataset'} has no samples",
-                path=dataset.place,
-                found=f"a selection of none of {len(dataset.whole):,} samples" if is_view else None,
-            )
+            what = f"the {'dataset' if dataset.indices is None else 'view'} has no samples"
+            raise UsageError(what, path=dataset.place)
     if not found:
         raise UsageError("there is no dataset to stream", found=repr(source))
     # For shuffling, views are put into stored order, so that blocks of a shard can be read together
@@ -198,11 +188,8 @@ def _order(datasets: list[Dataset], options: StreamOptions) -> AnyOrder:
     if options.weights is None:
         return Order(every, seed=options.seed, **ordering)
     if len(options.weights) != len(datasets):
-        raise UsageError(
-            "weights needs one number for each dataset",
-            expected=f"{len(datasets)}",
-            found=f"{len(options.weights)}",
-        )
+        what = f"weights needs one number for each dataset, of which there are {len(datasets)}"
+        raise UsageError(what, found=f"{len(options.weights)}")
     orders = [Order(sizes(d), seed=options.seed + n, **ordering) for n, d in enumerate(datasets)]
     return Mixture(orders, options.weights, options.seed)
 
@@ -213,11 +200,8 @@ def _sampled_by(datasets: list[Dataset], sampling: Sampling) -> npt.NDArray[Any]
     samples = sum(map(len, datasets))
     if isinstance(given, np.ndarray):
         if len(given) != samples:
-            raise UsageError(
-                "sampling needs one value for each sample",
-                expected=f"{samples:,} values",
-                found=f"{len(given):,}",
-            )
+            what = f"sampling needs one value for each sample: {samples:,} values"
+            raise UsageError(what, found=f"{len(given):,}")
         return given
     field = given or datasets[0].label
     kind = common_schema(datasets, [field])[field]

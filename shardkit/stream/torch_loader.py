@@ -27,13 +27,7 @@ from shardkit.stream import dataset as streaming
 from shardkit.stream import loader as loading
 from shardkit.stream.batches import Allocate, Batch
 from shardkit.stream.options import LoaderKeywords, StreamKeywords, StreamOptions
-from shardkit.stream.schedule import (
-    Progress,
-    invalid_state,
-    load_state,
-    save_state,
-    whole_number,
-)
+from shardkit.stream.schedule import Progress, invalid_state, load_state, save_state, whole_number
 from shardkit.stream.stream import Source, Stream
 
 try:

@@ -33,7 +33,6 @@ from shardkit.transforms.on_image import (
     move_boxes,
 )
 from shardkit.transforms.steps import (
-    BFLOAT16,
     CenterCrop,
     Normalize,
     RandomResizedCrop,
@@ -43,7 +42,7 @@ from shardkit.transforms.steps import (
 )
 
 Make = Callable[[int, Size], npt.NDArray[Any]]  # makes an array for a sample's index in its group
-Output = tuple[tuple[int, ...], "np.dtype[Any] | str"]
+Output = tuple[tuple[int, ...], "np.dtype[Any]"]
 
 
 class Failed(NamedTuple):
@@ -196,9 +195,7 @@ class Chain:
         size, last = self.sizes[-1], self.stages[-1]
         if size is None:
             return {}
-        kind: np.dtype[Any] | str = np.dtype(np.uint8)
-        if isinstance(last, Normalize):
-            kind = BFLOAT16 if last.is_bfloat16 else last.stored
+        kind = last.stored if isinstance(last, Normalize) else np.dtype(np.uint8)
         masks: dict[str, Output] = dict.fromkeys(self._of(MASK), (size, np.dtype(np.int64)))
         return {self.fields[0]: ((*size, 3), kind), **masks}
 

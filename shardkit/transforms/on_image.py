@@ -61,11 +61,8 @@ def kinds_of(fields: Sequence[str], schema: Schema) -> tuple[str, ...]:
     """Return the kind of each field that is transformed with an image: mask, boxes, or rows."""
     boxes = [name for name in fields if _may_be_boxes(name, schema[name])]
     if len(boxes) > 1:
-        raise UsageError(
-            "an image can be transformed with only one field of boxes",
-            found=", ".join(boxes),
-            fix="concatenate them first",
-        )
+        what = "an image can be transformed with only one field of boxes"
+        raise UsageError(what, found=", ".join(boxes), fix="concatenate them first")
 
     return tuple(
         BOXES if name in boxes else ROWS if boxes and _are_rows(name, schema[name]) else MASK

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 Size = tuple[int, int]  # height and width
 
-BFLOAT16 = "bfloat16"  # NumPy has no such type: arrays hold its bits as uint16
-_FLOATS = ("float32", "float16", BFLOAT16)
+_FLOATS = ("float32", "float16", "bfloat16")
 _TRIES = 10
 _MAX_SIDE = 1 << 15
 
@@ -74,7 +73,25 @@ class Decode(Transform):
 
 
 @dataclass(frozen=True, repr=False)
-class RandomResizedCrop(Geometric):
+class _Sized(Geometric):
+    """Base of the transforms that give an image a size."""
+
+    size: int | tuple[int, int]
+
+    def __post_init__(self) -> None:
+        sides: Any = (self.size,) if is_number(self.size) else _numbers(self.size, 2)
+        if not sides or not all(side in range(1, _MAX_SIDE + 1) for side in sides):
+            what = f"size must be 1 to {_MAX_SIDE:,} pixels, a whole number or (height, width)"
+            raise UsageError(what, found=repr(self.size))
+        whole = tuple(int(side) for side in sides)
+        object.__setattr__(self, "size", whole[0] if len(whole) == 1 else whole)
+
+    def known(self, size: Size | None) -> Size | None:
+        return self.size if isinstance(self.size, tuple) else (self.size, self.size)
+
+
+@dataclass(frozen=True, repr=False)
+class RandomResizedCrop(_Sized):
     """Crop a random part of the image, and resize it.
 
     If none of ten random parts fits into the image, the largest part in the center with an allowed
@@ -85,19 +102,15 @@ class RandomResizedCrop(Geometric):
     ratio: range of the aspect ratio of the part (width / height), drawn on a logarithmic scale.
     """
 
-    size: int | tuple[int, int]
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
 
     numbers = 2 + 2 * _TRIES
 
     def __post_init__(self) -> None:
-        _check_size(self)
+        super().__post_init__()
         _check_range(self, "scale", nothing=True)
         _check_range(self, "ratio")
-
-    def known(self, size: Size | None) -> Size | None:
-        return _height_width(self.size)
 
     def apply(self, window: Window, drawn: Sequence[float]) -> None:
         width, height = window.columns, window.rows
@@ -126,16 +139,11 @@ class RandomResizedCrop(Geometric):
 
 
 @dataclass(frozen=True, repr=False)
-class Resize(Geometric):
+class Resize(_Sized):
     """Resize the image, with antialiasing.
 
     size: size of the shorter side in pixels, or (height, width).
     """
-
-    size: int | tuple[int, int]
-
-    def __post_init__(self) -> None:
-        _check_size(self)
 
     def known(self, size: Size | None) -> Size | None:
         return self.size if isinstance(self.size, tuple) else size and self._scaled(*size)
@@ -154,19 +162,11 @@ class Resize(Geometric):
 
 
 @dataclass(frozen=True, repr=False)
-class CenterCrop(Geometric):
+class CenterCrop(_Sized):
     """Crop the center of the image. If the image is smaller, it gets black margins.
 
     size: size of the result in pixels: one number for both sides, or (height, width).
     """
-
-    size: int | tuple[int, int]
-
-    def __post_init__(self) -> None:
-        _check_size(self)
-
-    def known(self, size: Size | None) -> Size | None:
-        return _height_width(self.size)
 
     def apply(self, window: Window, drawn: Sequence[float]) -> None:
         width, height = _width_height(self.size)
@@ -205,11 +205,11 @@ class Normalize(Transform):
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
             values = getattr(self, name)
-            if not _are_numbers(values, 3):
+            if not _numbers(values, 3):
                 raise UsageError(
                     f"{name} must be three numbers, of red, green and blue", found=repr(values)
                 )
-            object.__setattr__(self, name, tuple(float(value) for value in values))
+            object.__setattr__(self, name, _numbers(values, 3))
         if min(self.std) <= 0:
             raise UsageError("std must be above 0", found=repr(self.std))
         check_choice(self, "dtype", _FLOATS)
@@ -230,11 +230,8 @@ class Normalize(Transform):
         Raises UsageError for anything but a dataset with images, and if it has several such fields.
         """
         if not hasattr(dataset, "stats"):
-            raise UsageError(
-                "Normalize.of takes an open dataset",
-                found=f"{dataset!r:.200}",
-                fix="give it shardkit.open(PATH)",
-            )
+            what = "Normalize.of takes an open dataset, from shardkit.open(PATH)"
+            raise UsageError(what, found=f"{dataset!r:.200}")
         manifest = dataset.manifest
         whole = dataset.transform is None and dataset.indices is None
         if manifest is not None and whole and manifest.samples == len(dataset):
@@ -247,18 +244,13 @@ class Normalize(Transform):
             found = {name: (p["mean"], p["std"]) for name, p in pixels.items() if p is not None}
         if field is None and len(found) == 1:
             [field] = found
-        if not found:
-            raise UsageError(
-                "the dataset has no images to normalize",
-                path=dataset.place,
-                found=f"{len(dataset):,} samples with {', '.join(dataset.schema)}",
-            )
         if field not in found:
+            no_images = "the dataset has no images to normalize"
             raise UsageError(
-                "say which field has the images",
+                "say which field has the images" if found else no_images,
                 path=dataset.place,
-                expected=", ".join(found),
-                found=repr(field),
+                expected=", ".join(found) or None,
+                found=repr(field) if found else f"the fields {', '.join(dataset.schema)}",
             )
         mean, std = found[field]
         return cls(mean, std, dtype)
@@ -269,11 +261,11 @@ class Normalize(Transform):
 
     @property
     def is_bfloat16(self) -> bool:
-        return self.dtype == BFLOAT16
+        return self.dtype == "bfloat16"
 
     @property
     def stored(self) -> np.dtype[Any]:
-        """The type of arrays that hold the values."""
+        """The type of arrays that hold the values; NumPy has no bfloat16, so they have its bits."""
         return np.dtype(np.uint16 if self.is_bfloat16 else self.dtype)
 
     @functools.cached_property
@@ -301,10 +293,6 @@ def _between(low: float, high: float, drawn: float) -> float:
     return low + (high - low) * drawn
 
 
-def _height_width(size: int | tuple[int, int]) -> Size:
-    return size if isinstance(size, tuple) else (size, size)
-
-
 def _width_height(size: int | tuple[int, int]) -> tuple[int, int]:
     return (size[1], size[0]) if isinstance(size, tuple) else (size, size)
 
@@ -317,31 +305,20 @@ def is_number(value: Any) -> bool:
     return is_real and math.isfinite(value)
 
 
-def _are_numbers(values: Any, count: int) -> bool:
+def _numbers(values: Any, count: int) -> tuple[float, ...]:
+    """The values as floats; empty unless they are as many numbers."""
     if not isinstance(values, Sequence | np.ndarray) or isinstance(values, str):
-        return False
-    return len(values) == count and all(is_number(value) for value in values)
-
-
-def _check_size(transform: Any) -> None:
-    size = transform.size
-    sides = (size,) if is_number(size) else tuple(size) if _are_numbers(size, 2) else ()
-    if not sides or not all(side in range(1, _MAX_SIDE + 1) for side in sides):
-        raise UsageError(
-            "size must be a whole number of pixels, or (height, width)",
-            expected=f"1 to {_MAX_SIDE:,}",
-            found=repr(size),
-        )
-    whole = tuple(int(side) for side in sides)
-    object.__setattr__(transform, "size", whole[0] if len(whole) == 1 else whole)
+        return ()
+    right = len(values) == count and all(is_number(value) for value in values)
+    return tuple(map(float, values)) if right else ()
 
 
 def _check_range(transform: Any, name: str, nothing: bool = False) -> None:
     """Check for two ascending numbers, the first of which may be 0 if `nothing` is allowed."""
-    values = getattr(transform, name)
-    right = _are_numbers(values, 2) and 0 <= values[0] <= values[1] and values[1] > 0
-    if not right or (values[0] == 0 and not nothing):
+    given = getattr(transform, name)
+    least, most = _numbers(given, 2) or (0, 0)
+    if not 0 <= least <= most or most == 0 or (least == 0 and not nothing):
         raise UsageError(
-            f"{name} must be two numbers above 0, the smaller one first", found=repr(values)
+            f"{name} must be two numbers above 0, the smaller one first", found=repr(given)
         )
-    object.__setattr__(transform, name, tuple(float(value) for value in values))
+    object.__setattr__(transform, name, (least, most))

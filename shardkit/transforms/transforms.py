@@ -151,6 +151,7 @@ class Transforms:
         """Return shape and dtype of the fields for which they are known before reading.
 
         Images are (height, width, 3), masks (height, width). Other results are in the samples.
+        bfloat16, which NumPy lacks, is uint16.
         """
         return {name: kind for chain in self.chains for name, kind in chain.outputs.items()}
 
@@ -277,10 +278,8 @@ def _check_left(chain: Chain, chains: Sequence[Chain], schema: Schema) -> None:
             fields = with_what_is_on(chain.fields, schema)
             raise UsageError(
                 f"the image {image!r} would be moved, but not what is on it: {name!r}",
-                expected="both in one place, so that they are transformed alike",
                 found=f"{', '.join(map(repr, steps)):.200} for {image!r}",
-                fix=f"transforms={{{fields}: [...]}}; or, in a Loader, leave {name!r} out of"
-                " fields=[...]",
+                fix=f"transforms={{{fields}: [...]}}; or leave {name!r} out of fields=[...]",
             )
 
 

@@ -204,7 +204,7 @@ REFUSED = {
     "max_tokens must be a whole number from 1 up": [(Dynamic, 0)],
     "max_samples must be a whole number": [(Dynamic, 9, 0)],
     "multiple_of must be a whole number": [(Dynamic, 9, None, 1.0)],
-    "rounded up to more than max_tokens": [(Dynamic, 9, None, 10)],
+    "multiple_of must be at most": [(Dynamic, 9, None, 10)],
     "seq_len must be a whole number from 1 up": [(Pack, 0, 1)],
     "how must be one of": [(Pack, 9, 1, "pad")],
 }

@@ -172,7 +172,7 @@ def test_batches_by_length_are_sampled(tmp_path):
         ({"sampling": Balanced("colour")}, "no field 'colour'"),
         ({"sampling": Balanced("weight")}, "a class for each sample"),
         ({"sampling": Balanced("species")}, r"found: 1 of 37"),
-        ({"sampling": Balanced([1, 2])}, r"expected: 37 values"),
+        ({"sampling": Balanced([1, 2])}, "for each sample: 37 values"),
         ({"sampling": Balanced(np.zeros((37, 2)))}, "one-dimensional array"),
         ({"sampling": Weighted("species")}, r"1 of 37|must be numbers"),
         ({"sampling": Weighted([1.0] * 36 + [-1.0])}, "not negative.*sample 36"),

@@ -41,10 +41,8 @@ def draws_of(count, seed=0, turn=0, first=0):
 
 def begun(transforms, count):
     """The memory of a batch, full of a value that nobody wants."""
-    return {
-        name: np.full((count, *shape), 77, np.uint16 if dtype == "bfloat16" else dtype)
-        for name, (shape, dtype) in transforms.outputs().items()
-    }
+    known = transforms.outputs().items()
+    return {name: np.full((count, *shape), 77, dtype) for name, (shape, dtype) in known}
 
 
 def applied(steps, samples, schema=IMAGES, *, chunk=None, seed=0, turn=0):
