@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import threading
 from abc import ABC, abstractmethod
@@ -9,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,9 @@ from shardkit.helpers.prefetch import prefetch
 from shardkit.options import ALL_FIELDS, Selection
 from shardkit.sample import Sample
 from shardkit.schema import Schema, holds_classes, label_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # Name of the single dataset of a conversion without splits.
 WHOLE = ""
@@ -198,10 +202,25 @@ class Source(SourceInfo, ABC):
 class SourceWrapper(Source):
     """A wrapper around another source: sample n of this one is sample `_at(n)` of that one."""
 
-    _whole: Source
+    def __init__(self, whole: Source) -> None:
+        super().__init__()
+        self.describe_as(whole)
+        self._whole, self.requests = whole, whole.requests
+
+    def _around(self, whole: Source) -> Self:
+        """The same wrapper around another source, such as a part of this one."""
+        found = copy.copy(self)
+        found._whole, found.requests = whole, whole.requests
+        return found
 
     def _at(self, index: int) -> int:
         return index
+
+    def select(self, indices: Indices) -> Source:
+        return self._around(self._whole.select(indices))
+
+    def skimmed(self) -> Source:
+        return self._around(self._whole.skimmed())
 
     def __len__(self) -> int:
         return len(self._whole)

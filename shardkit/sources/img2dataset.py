@@ -22,7 +22,7 @@ from shardkit.errors import ShardkitError, SourceError
 from shardkit.formats import get_format
 from shardkit.helpers import os_errors
 from shardkit.helpers.extras import extra
-from shardkit.options import ALL_FIELDS, Selection
+from shardkit.options import Selection
 from shardkit.sample import Sample
 from shardkit.schema import Schema
 from shardkit.sources.base import Indices, Source, SourceWrapper
@@ -167,10 +167,8 @@ class WithColumns(SourceWrapper):
     """A source with additional columns from a table."""
 
     def __init__(self, source: Source, metadata: Metadata) -> None:
-        super().__init__()
-        self.describe_as(source)
-        self.requests = source.requests
-        self._whole, self._metadata = source, metadata
+        super().__init__(source)
+        self._metadata = metadata
         fields = dict(source.schema)
         add_columns(fields, metadata)
         self.schema = Schema(fields)
@@ -187,9 +185,8 @@ class WithColumns(SourceWrapper):
         self._whole.narrow(selection)
 
     def select(self, indices: Indices) -> WithColumns:
-        found = WithColumns(self._whole.select(indices), self._metadata.select(indices))
-        if self.selection != ALL_FIELDS:
-            found.narrow(self.selection)
+        found = self._around(self._whole.select(indices))
+        found._metadata = self._metadata.select(indices)
         return found
 
     def fingerprint(self) -> dict[str, str] | None:

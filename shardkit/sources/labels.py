@@ -21,7 +21,7 @@ from shardkit.metadata.recipe import Recipe
 from shardkit.options import Selection
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Bool, FieldType, Float, Int, Json, Schema, Text
-from shardkit.sources.base import Indices, Source, SourceWrapper
+from shardkit.sources.base import Source, SourceWrapper
 from shardkit.sources.columns import whole_number
 
 LABEL = "label"
@@ -252,11 +252,8 @@ class Labelled(SourceWrapper):
     """The samples of a source, with a label made from one of its fields."""
 
     def __init__(self, whole: Source, labels: Labels) -> None:
-        super().__init__()
-        self.describe_as(whole)
-        self.requests = whole.requests
-        self._whole, self._labels = whole, labels
-        own = labels.column
+        super().__init__(whole)
+        self._labels, own = labels, labels.column
         kinds = {**whole.schema, own: labels.kind}
         self.schema = Schema({LABEL if n == own else n: kinds[n] for n in whole.schema})
         names = {n: v for n, v in whole.class_names.items() if n != own}
@@ -282,17 +279,6 @@ class Labelled(SourceWrapper):
         drop = tuple(own.get(name, name) for name in selection.drop)
         self._whole.narrow(replace(selection, fields=theirs, drop=drop))
         super().narrow(selection)
-
-    def _of(self, whole: Source) -> Labelled:
-        part = copy.copy(self)
-        part._whole, part.requests = whole, whole.requests
-        return part
-
-    def select(self, indices: Indices) -> Labelled:
-        return self._of(self._whole.select(indices))
-
-    def skimmed(self) -> Labelled:
-        return self._of(self._whole.skimmed())
 
     def all_keys(self) -> Sequence[str]:
         return self._whole.all_keys()

@@ -139,8 +139,9 @@ class RandomShare:
 class _Chosen(SourceInfo):
     """Base of subsets: the description of the whole source, with the remaining classes."""
 
-    def __init__(self, whole: Source | Stream, classes: OfClasses | None) -> None:
-        super().__init__()
+    _classes: OfClasses | None
+
+    def _describe(self, whole: Source | Stream, classes: OfClasses | None) -> None:
         self.describe_as(whole)
         self.ignored = dict(whole.ignored)
         self._classes = classes
@@ -162,9 +163,9 @@ class Subset(_Chosen, SourceWrapper):
     def __init__(
         self, whole: Source, indices: range | Indices, classes: OfClasses | None = None
     ) -> None:
-        super().__init__(whole, classes)
-        self.requests = whole.requests
-        self._whole, self._indices = whole, indices
+        super().__init__(whole)
+        self._describe(whole, classes)
+        self._indices = indices
         # The value of each sample for the fields that samples are split by.
         self.values: dict[str, Sequence[Any]] = {}
 
@@ -176,11 +177,6 @@ class Subset(_Chosen, SourceWrapper):
 
     def _at(self, index: int) -> int:
         return int(self._indices[index])
-
-    def skimmed(self) -> Source:
-        found = copy.copy(self)
-        found._whole = self._whole.skimmed()
-        return found
 
     def narrow(self, selection: Selection) -> None:
         self._whole = copy.copy(self._whole)
@@ -214,7 +210,8 @@ class SubsetStream(_Chosen, Stream):
         classes: OfClasses | None = None,
         also: Collection[str] = (),
     ) -> None:
-        super().__init__(whole, classes)
+        super().__init__()
+        self._describe(whole, classes)
         self._whole, self._filters, self._also = whole, filters, also
         self.schema = Schema({n: kind for n, kind in whole.schema.items() if n not in also})
         self.others = {**whole.others, **dict.fromkeys(also)}
