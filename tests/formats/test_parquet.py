@@ -3,7 +3,6 @@
 What they share with Arrow files (columns, bounds, datasets) is in test_arrow.py.
 """
 
-import inspect
 import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
@@ -87,10 +86,6 @@ def test_some_fields_leave_the_other_columns_unread(shard, monkeypatch):
     assert asked == [["__key__", "label"]]
 
 
-@pytest.mark.skipif(
-    "page_checksum_verification" not in inspect.signature(pq.ParquetFile.__init__).parameters,
-    reason="this pyarrow does not check the pages",
-)
 def test_a_changed_byte_in_an_image_is_noticed_each_time(shard):
     """Each row of its batch raises what the first has found: with no more traceback than that."""
     data = bytearray(shard.read_bytes())

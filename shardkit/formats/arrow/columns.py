@@ -65,8 +65,6 @@ _SIMPLE: dict[type, pa.DataType] = {
 }
 _NUMBERS = {f"<{kind}{size}" for kind in "iuf" for size in (2, 4, 8)} | {"|i1", "|u1"}
 _LABELS = (pa.int64(), pa.list_(pa.int64()))  # types of columns that can be ClassLabel
-if int(pa.__version__.partition(".")[0]) < 15:
-    _NUMBERS.remove("<f2")  # older versions of pyarrow cannot write float16 to Parquet
 
 
 def arrow_schema(schema: Schema, classes: Mapping[str, Sequence[str]] | None = None) -> pa.Schema:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import re
 import threading
+from collections import defaultdict
 from collections.abc import Collection, Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -27,36 +27,17 @@ READS_GAPS = int(pa.__version__.partition(".")[0]) >= 26
 _GAP = re.compile(r"Expected all lists to be of size=\d+ but index \d+ had size=0")
 
 
-def _if_known(function: Any, **options: Any) -> dict[str, Any]:
-    """The options that the installed version of pyarrow supports."""
-    known = inspect.signature(function).parameters
-    return {name: value for name, value in options.items() if name in known}
-
-
-_WRITE_CHECKSUMS = _if_known(pq.ParquetWriter.__init__, write_page_checksum=True)
-_CHECK_CHECKSUMS = _if_known(pq.ParquetFile.__init__, page_checksum_verification=True)
-
-
-class ParquetOutput:
+def parquet_file(sink: Any, schema: pa.Schema) -> pq.ParquetWriter:
     """Writes images and bytes uncompressed, the rest with zstd; a row group per batch."""
-
-    def __init__(self, sink: Any, schema: pa.Schema) -> None:
-        numbers = [f.name for f in schema if pa.types.is_primitive(f.type)]
-        self._writer = pq.ParquetWriter(
-            sink,
-            schema,
-            compression={path: codec for f in schema for path, codec in _codecs(f)},
-            use_dictionary=False,
-            write_statistics=numbers,  # for other types, statistics contain whole values
-            **_WRITE_CHECKSUMS,
-        )
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        table = pa.Table.from_batches([batch])
-        self._writer.write_table(table, row_group_size=max(len(table), 1))
-
-    def close(self) -> None:
-        self._writer.close()
+    return pq.ParquetWriter(
+        sink,
+        schema,
+        compression={path: codec for field in schema for path, codec in _codecs(field)},
+        use_dictionary=False,
+        # For other types than numbers, statistics contain whole values.
+        write_statistics=[field.name for field in schema if pa.types.is_primitive(field.type)],
+        write_page_checksum=True,
+    )
 
 
 def _codecs(field: pa.Field) -> list[tuple[str, str]]:
@@ -91,7 +72,9 @@ class ParquetReader(BatchReader):
         file: pq.ParquetFile | None = getattr(self._local, "file", None)
         if file is None:
             cursor = pa.PythonFile(Cursor(source), mode="r")
-            file = self._local.file = pq.ParquetFile(cursor, pre_buffer=False, **_CHECK_CHECKSUMS)
+            file = self._local.file = pq.ParquetFile(
+                cursor, pre_buffer=False, page_checksum_verification=True
+            )
         return file
 
     def _load(self, number: int, names: Collection[str]) -> Arrays:
@@ -118,8 +101,7 @@ class ParquetReader(BatchReader):
         if longest * group.rows <= FREE_EXPANSION:
             return file.read_row_group(number, columns=names, use_threads=False)
         rows, made, batches = max(FREE_EXPANSION // longest, 1), 0, []
-        options = {"row_groups": [number], "columns": names, "use_threads": False}
-        for batch in file.iter_batches(rows, **options):
+        for batch in file.iter_batches(rows, [number], names, use_threads=False):
             made += batch.nbytes
             check_expansion(made, self._opened.size)
             batches.append(batch)
@@ -134,14 +116,13 @@ class ParquetReader(BatchReader):
 
         For lists, they are ambiguous: some writers also count empty lists as nulls.
         """
-        found: dict[str, int | None] = {}
+        found: defaultdict[str, list[int | None]] = defaultdict(list)
         for group in self._groups:
             for (name, *below), nulls in group.nulls.items():
-                if below not in ([], ["bytes"]):  # an image is null if its bytes are
-                    continue
-                known = found.get(name, 0)
-                found[name] = None if known is None or nulls is None else known + nulls
-        return Known({n: nulls for n, nulls in found.items() if nulls is not None}, set())
+                if below in ([], ["bytes"]):  # an image is null if its bytes are
+                    found[name].append(nulls)
+        known = {name: [n for n in nulls if n is not None] for name, nulls in found.items()}
+        return Known({n: sum(known[n]) for n in found if len(known[n]) == len(found[n])}, set())
 
     def close(self) -> None:
         super().close()
@@ -295,4 +276,4 @@ class Parquet(ColumnFormat):
     )
 
 
-FORMAT = Parquet(ParquetReader, ParquetOutput, weigh_list=_list_bytes)
+FORMAT = Parquet(ParquetReader, parquet_file, weigh_list=_list_bytes)
