@@ -29,14 +29,14 @@ _NUMBERS: dict[type[FieldType], Any] = {Int: np.int64, Float: np.float64, Bool: 
 class Column:
     """Values of one type, or None for missing values.
 
-    `values` are the numbers, or the concatenated bytes of texts or elements of arrays, where value
-    n ends at `ends[n]`.
+    `values` are the numbers, or the bytes of all texts or JSON texts, where value n ends at
+    `ends[n]`.
     """
 
     def __init__(
         self,
         kind: FieldType,
-        values: npt.NDArray[Any] | bytes,
+        values: npt.NDArray[Any],
         ends: npt.NDArray[np.int64] | None,
         present: npt.NDArray[np.bool_],
     ) -> None:
@@ -56,12 +56,15 @@ class Column:
             return cls(kind, np.array(filled, _NUMBERS[type(kind)]), None, present)
         if isinstance(kind, Text) and present.all() and (text := "".join(values)).isascii():
             ends = np.fromiter(accumulate(map(len, values)), np.int64, len(values))
-            return cls(kind, text.encode(), ends, present)
-        parts = [_packed(kind, value) for value in values]
-        ends = np.fromiter(accumulate(map(len, parts)), np.int64, len(parts))
-        if isinstance(kind, Array):
-            return cls(kind, np.concatenate([np.zeros(0, np.int64), *parts]), ends, present)
-        return cls(kind, b"".join(parts), ends, present)
+            return cls(kind, np.frombuffer(text.encode(), np.uint8), ends, present)
+        return cls._joined(kind, [_packed(kind, value) for value in values], present)
+
+    @classmethod
+    def _joined(
+        cls, kind: FieldType, texts: Sequence[bytes], present: npt.NDArray[np.bool_]
+    ) -> Column:
+        ends = np.fromiter(accumulate(map(len, texts)), np.int64, len(texts))
+        return cls(kind, np.frombuffer(b"".join(texts), np.uint8), ends, present)
 
     def __len__(self) -> int:
         return len(self.present)
@@ -70,13 +73,14 @@ class Column:
         if not self.present[row]:
             return None
         if self._ends is None:
-            assert not isinstance(self._values, bytes)
             return self._values[row].item()
-        part = self._values[self._ends[row - 1] if row else 0 : self._ends[row]]
-        if isinstance(part, bytes):
-            text = part.decode("utf-8", "surrogatepass")
-            return json.loads(text) if isinstance(self.kind, Json) else text
-        return part
+        text = self._text(row).decode("utf-8", "surrogatepass")
+        value = text if isinstance(self.kind, Text) else json.loads(text)
+        return np.array(value, np.int64) if isinstance(self.kind, Array) else value
+
+    def _text(self, row: int) -> bytes:
+        assert self._ends is not None
+        return self._values[self._ends[row - 1] if row else 0 : self._ends[row]].tobytes()
 
     def __iter__(self) -> Iterator[Any]:
         for values in self.chunks():
@@ -89,37 +93,27 @@ class Column:
             if not self.present[first:stop].all() or isinstance(self.kind, Json | Array):
                 yield [self[row] for row in range(first, stop)]
             elif self._ends is None:
-                assert not isinstance(self._values, bytes)
                 yield self._values[first:stop].tolist()
             else:
-                yield self._texts(first, stop)
+                yield self._texts(first, self._ends[first:stop].tolist())
 
-    def _texts(self, first: int, stop: int) -> list[str]:
-        """The texts of rows `first` to `stop`, decoded together if they are ASCII."""
+    def _texts(self, first: int, ends: Sequence[int]) -> list[str]:
+        """The texts from row `first` on, decoded together if they are ASCII."""
         assert self._ends is not None
-        assert isinstance(self._values, bytes)
-        ends = self._ends[first:stop].tolist()
         start = int(self._ends[first - 1]) if first else 0
-        data = self._values[start : ends[-1]]
-        starts = [start, *ends[:-1]]
+        data = self._values[start : ends[-1]].tobytes()
+        spans = zip([start, *ends[:-1]], ends, strict=True)
         if data.isascii():
             text = data.decode()
-            return [text[a - start : b - start] for a, b in zip(starts, ends, strict=True)]
-        parts = (data[a - start : b - start] for a, b in zip(starts, ends, strict=True))
-        return [part.decode("utf-8", "surrogatepass") for part in parts]
+            return [text[a - start : b - start] for a, b in spans]
+        return [data[a - start : b - start].decode("utf-8", "surrogatepass") for a, b in spans]
 
     def take(self, rows: npt.NDArray[np.int64]) -> Column:
         """The values of these rows, in this order."""
         present = self.present[rows]
         if self._ends is None:
-            assert not isinstance(self._values, bytes)
             return Column(self.kind, self._values[rows], None, present)
-        starts = np.concatenate([[0], self._ends])[rows].tolist()
-        parts = [self._values[a:b] for a, b in zip(starts, self._ends[rows].tolist(), strict=True)]
-        ends = np.fromiter(accumulate(map(len, parts)), np.int64, len(parts))
-        if isinstance(self._values, bytes):
-            return Column(self.kind, b"".join(parts), ends, present)  # type: ignore[arg-type]
-        return Column(self.kind, np.concatenate([self._values[:0], *parts]), ends, present)
+        return self._joined(self.kind, [self._text(row) for row in rows.tolist()], present)
 
     def update(self, digest: xxhash.xxh3_128) -> None:
         """Add the values to a digest, as JSON."""
@@ -133,27 +127,26 @@ class Column:
     @classmethod
     def joined(cls, parts: Sequence[Column]) -> Column:
         """Concatenate columns of one type."""
-        first = parts[0]
-        present = np.concatenate([part.present for part in parts])
-        ends = None
-        if first._ends is not None:
-            sizes = [len(part._values) for part in parts]
-            starts = accumulate(sizes[:-1], initial=0)
-            shifted = [p._ends + s for p, s in zip(parts, starts, strict=True)]  # type: ignore[operator]
-            ends = np.concatenate(shifted)
-        if isinstance(first._values, bytes):
-            return cls(first.kind, b"".join(p._values for p in parts), ends, present)  # type: ignore[misc]
-        return cls(first.kind, np.concatenate([p._values for p in parts]), ends, present)
+        values, present, ends = [], [], []
+        size = 0
+        for part in parts:
+            values.append(part._values)
+            present.append(part.present)
+            if part._ends is not None:
+                ends.append(part._ends + size)
+            size += len(part._values)
+        every = np.concatenate(ends) if ends else None
+        return cls(parts[0].kind, np.concatenate(values), every, np.concatenate(present))
 
 
-def _packed(kind: FieldType, value: Any) -> Any:
-    if isinstance(kind, Array):
-        return np.array([] if value is None else value, np.int64)
+def _packed(kind: FieldType, value: Any) -> bytes:
     if value is None:
         return b""
-    if isinstance(kind, Json):
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if not isinstance(kind, Text):
         value = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return value.encode("utf-8", "surrogatepass")
+    return bytes(value.encode("utf-8", "surrogatepass"))
 
 
 class Metadata:
