@@ -35,7 +35,6 @@ from shardkit.formats.arrow.values import (
     PAGE,
     Buffers,
     Column,
-    Cut,
     average_size,
     column,
     fetch,
@@ -522,33 +521,6 @@ def _nulls(stored: pa.DataType, counts: Iterator[int]) -> tuple[float, float]:
 # body, which it does not read. The address of a buffer within the zeros is its offset in the body.
 
 
-class _FileBuffers(Buffers):
-    """Buffers that pyarrow sees as zeros, and whose bytes are read from a file."""
-
-    in_file = True
-
-    def __init__(self, file: ByteSource, body: int, zeros: memoryview) -> None:
-        self._read = file.read
-        self._base = body - int(pa.py_buffer(zeros).address)
-        self._zeros = zeros
-
-    def cut(self, buffer: pa.Buffer | None, size: int | None = None) -> Cut:
-        if buffer is None or not buffer.size:
-            return MEMORY.cut(None)
-        end = buffer.size if size is None else min(size, buffer.size)
-        base, read = self.position(buffer), self._read
-
-        def cut(start: int, stop: int) -> bytes:
-            if not 0 <= start <= stop <= end:
-                raise ValueError(f"bytes {start} to {stop} are outside of a buffer of {end}")
-            return read(base + start, stop - start)
-
-        return cut
-
-    def position(self, buffer: pa.Buffer) -> int:
-        return self._base + int(buffer.address)
-
-
 class _Header:
     """A file object for pyarrow with a message: its header, then zeros as its body."""
 
@@ -576,7 +548,7 @@ def _located(
     if batch.num_rows != message.rows:
         raise ValueError(f"found {batch.num_rows} rows, not {message.rows} as in the header")
     batch.validate()
-    return batch, _FileBuffers(file, message.body, zeros)
+    return batch, Buffers(file, message.body, zeros)
 
 
 @functools.cache  # all batches share them

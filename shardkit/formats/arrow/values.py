@@ -36,6 +36,7 @@ from shardkit.schema import (
     Text,
     int64,
 )
+from shardkit.storage.byte_source import ByteSource
 from shardkit.storage.fs import check_expansion
 
 PAGE = 1024  # rows whose offsets and small values are read at once
@@ -175,21 +176,33 @@ def plain(array: pa.Array) -> pa.Array:
 
 
 class Buffers:
-    """Reads the buffers of arrays. This base class is for buffers in memory."""
+    """Reads the buffers of arrays, from memory or from a file: `zeros` are then in their place."""
 
-    in_file = False
-
-    def cut(self, buffer: pa.Buffer | None, end: int | None = None) -> Cut:
-        """A function that reads ranges of a buffer, or ValueError outside its first `end` bytes."""
-        view = memoryview(buffer).cast("B") if buffer is not None and buffer.size else b""
-        return _cut(view[:end])
+    def __init__(self, file: ByteSource | None = None, body: int = 0, zeros: Any = b"") -> None:
+        """`body`: the byte of the file that the first of the zeros stands for."""
+        self.in_file = file is not None
+        self._file, self._zeros = file, zeros
+        self._base = body - int(pa.py_buffer(zeros).address) if file else 0
 
     def position(self, buffer: pa.Buffer | None) -> int | None:
         """The byte of the file at which a buffer begins; None if it is in memory."""
-        return None
+        return self._base + int(buffer.address) if self.in_file and buffer is not None else None
 
+    def cut(self, buffer: pa.Buffer | None, end: int | None = None) -> Cut:
+        """A function that reads ranges of a buffer, or ValueError outside its first `end` bytes."""
+        if buffer is None or not buffer.size:
+            return _cut(b"")
+        if self._file is None:
+            return _cut(memoryview(buffer).cast("B")[:end])
+        end = buffer.size if end is None else min(end, buffer.size)
+        base, read = self._base + int(buffer.address), self._file.read
 
-MEMORY = Buffers()
+        def cut(start: int, stop: int) -> bytes:
+            if not 0 <= start <= stop <= end:
+                raise ValueError(f"bytes {start} to {stop} are outside of a buffer of {end}")
+            return read(base + start, stop - start)
+
+        return cut
 
 
 def _cut(data: bytes | memoryview, first: int = 0) -> Cut:
@@ -202,6 +215,9 @@ def _cut(data: bytes | memoryview, first: int = 0) -> Cut:
         return data[start - first : stop - first]
 
     return cut
+
+
+MEMORY = Buffers()
 
 
 def _bits(buffer: pa.Buffer, start: int, stop: int, buffers: Buffers) -> npt.NDArray[np.uint8]:
@@ -485,7 +501,8 @@ def _getter(kind: FieldType, array: pa.Array) -> Getter:
         else:  # `to_numpy` would import pandas
             data = memoryview(array.buffers()[1])
             number = np.frombuffer(data, array.type.to_pandas_dtype())[array.offset :].item
-        return (lambda row: _checked(number(row))) if array.type == pa.uint64() else number
+        whole: Getter = lambda row: None if number(row) is None else int64(number(row))  # noqa: E731
+        return whole if array.type == pa.uint64() else number
 
     def get(row: int) -> Any:
         if isinstance(kind, Array):
@@ -497,10 +514,6 @@ def _getter(kind: FieldType, array: pa.Array) -> Getter:
         return JsonText.of(_jsonable(value)) if isinstance(kind, Json) else _image_list(value)
 
     return get
-
-
-def _checked(value: int | None) -> int | None:
-    return None if value is None else int64(value)
 
 
 def _image_list(values: list[Any]) -> list[bytes]:
