@@ -162,7 +162,7 @@ def export(
     partial = _begin(target, to, apart)
     try:
         result = ExportResult(os.fspath(target.path), to)
-        renamed: Counter[str] = Counter()
+        renamed, others = Counter[str](), list[Path]()  # reasons; files without those of samples
         fs.make_folder((partial.dataset / _about_name(to)).parent)
         with watched(progress) as monitor:
             if monitor is not None:
@@ -171,14 +171,20 @@ def export(
             top = _about(splits=[*sources])
             for name, source in sources.items():
                 assert isinstance(source, Source)
-                about = _Export(source, to, partial.dataset / name, result, renamed).run(monitor)
+                about = _Export(source, to, partial.dataset / name, result, renamed, others).run(
+                    monitor
+                )
                 if name:
-                    _write_about(partial.dataset / name, to, about)
+                    others.append(_write_about(partial.dataset / name, to, about))
                 else:
                     top = about
         result.renamed = {_RENAMED[why]: renamed[why] for why in _RENAMED if renamed[why]}
         if None not in made_of.values():
-            top["made"] = _made(result, made_of, partial.dataset)
+            known = {"to": to, "sources": made_of, "samples": result.samples, "files": result.files}
+            size = result.bytes + sum(path.stat().st_size for path in others)
+            extent = [result.files + len(others), size]
+            known |= {"bytes": result.bytes, "renamed": result.renamed, "extent": extent}
+            top["made"] = cast("exported.ExportOrigin", known)
         _write_about(partial.dataset, to, top)
         fs.sync_all(partial.dataset)
         partial.publish(overwrite=False)
@@ -234,29 +240,12 @@ def _already_made(
     return ExportResult(os.fspath(out), to, samples, files, size, renamed, already_complete=True)
 
 
-def _made(result: ExportResult, made_of: Any, folder: Path) -> exported.ExportOrigin:
-    return exported.ExportOrigin(
-        to=result.to,
-        sources=made_of,
-        samples=result.samples,
-        files=result.files,
-        bytes=result.bytes,
-        renamed=result.renamed,
-        extent=_extent(folder, result.to),
-    )
-
-
 def _extent(folder: Path, to: str) -> list[int]:
     """The number and the bytes of all files of an export, except its description."""
-    files, size = 0, 0
-    for above, _, names in os.walk(folder):
-        for name in names:
-            files += 1
-            size += os.lstat(os.path.join(above, name)).st_size
-    with contextlib.suppress(FileNotFoundError):
-        size -= os.lstat(folder / _about_name(to)).st_size
-        files -= 1
-    return [files, size]
+    paths = (os.path.join(at, name) for at, _, names in os.walk(folder) for name in names)
+    about = os.path.join(folder, _about_name(to))
+    sizes = [os.lstat(path).st_size for path in paths if path != about]
+    return [len(sizes), sum(sizes)]
 
 
 def _about(**known: Any) -> About:
@@ -267,9 +256,10 @@ def _about(**known: Any) -> About:
     return cast("About", {**about, **known})
 
 
-def _write_about(folder: Path, to: str, about: About) -> None:
-    text = json.dumps({"version": VERSION, **about}, indent=1)
-    fs.write_file(folder / _about_name(to), text.encode() + b"\n")
+def _write_about(folder: Path, to: str, about: About) -> Path:
+    path, text = folder / _about_name(to), json.dumps({"version": VERSION, **about}, indent=1)
+    fs.write_file(path, text.encode() + b"\n")
+    return path
 
 
 def _about_name(to: str) -> str:
@@ -280,10 +270,17 @@ class _Export:
     """Writes the samples of one source to a folder."""
 
     def __init__(
-        self, source: Source, to: str, folder: Path, result: ExportResult, renamed: Counter[str]
+        self,
+        source: Source,
+        to: str,
+        folder: Path,
+        result: ExportResult,
+        renamed: Counter[str],
+        others: list[Path],
     ) -> None:
+        """What is written is counted in `result` and `renamed`, and listed in `others`."""
         self._source, self._to, self._folder = source, to, folder
-        self._result, self._renamed = result, renamed
+        self._result, self._renamed, self._others = result, renamed, others
         self._schema = schema = source.schema
         self._main = _main(schema) if to == "folder" else None
         names = source.class_names
@@ -323,7 +320,8 @@ class _Export:
             self._make_folder(self._folder / name)
         self._alike = self._find_alike() if self._has_files() else {}
         optional = [False, *(kind.optional for kind in self._ordered().values())]
-        with fs.BufferedFile(self._folder / _TABLES[self._to]) as table:
+        self._others.append(self._folder / _TABLES[self._to])
+        with fs.BufferedFile(self._others[-1]) as table:
             if self._to == "folder":
                 head = [KEY, *(self._columns[name] for name in self._ordered())]
                 table.write(csv_row(head, [False] * len(head)))
@@ -340,7 +338,8 @@ class _Export:
         entry, files = self._source.tokenizer()
         for name, data in files.items():
             self._make_folder(self._folder / FOLDER)
-            fs.write_file(self._folder / FOLDER / name, data)
+            self._others.append(self._folder / FOLDER / name)
+            fs.write_file(self._others[-1], data)
         return _about(
             table=_TABLES[self._to],
             schema=self._schema.to_json(),
