@@ -36,9 +36,9 @@ from shardkit.metadata.manifest import Manifest, Shard, Splits
 from shardkit.metadata.splits import grouped
 from shardkit.storage import fs
 from shardkit.storage.checksums import WHOLE, listed
+from shardkit.storage.digests import FilePieces, PieceList
 from shardkit.storage.patterns import incomplete, is_pattern, refuse_incomplete
 from shardkit.storage.remote.client import Info
-from shardkit.storage.remote.digests import FilePieces, PieceList
 from shardkit.storage.remote.path import RemotePath
 
 _COMPRESSED = re.compile(r"\.(tgz|tar\.(gz|zst|bz2|xz))(?= |$)")

@@ -2,6 +2,7 @@
 
 Each imports only those on lines below its own:
 
+    digests
     byte_source
     pages
     page_cache walk

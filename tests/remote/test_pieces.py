@@ -16,8 +16,6 @@ from shardkit.metadata import manifest as manifests
 from shardkit.schema import Array, Bytes, Schema
 from shardkit.storage.checksums import CHECKSUM, DIGEST, PIECE, count
 from shardkit.storage.fs import source
-from shardkit.storage.remote.client import Info
-from shardkit.storage.remote.digests import PieceList
 from shardkit.stream.loader import Loader
 from tests.remote.proxy import Rule
 from tests.remote.test_reading import same
@@ -175,33 +173,6 @@ def test_a_list_that_came_wrong_into_the_cache_is_requested_again(seen, datasets
         for _ in range(2):  # the second finds the wrong one in the folder
             there = Loader(seen.url("wds"), batch_size=4, storage_options=seen.options, **more)
             assert pickle.dumps(list(there)) == here
-
-
-def test_few_blocks_of_a_long_list_are_in_memory(monkeypatch):
-    from shardkit.storage.remote import digests
-
-    data = np.random.default_rng(0).bytes(16 * 1000)
-    asked = []
-
-    class FakeStore:
-        site, pages = "s3://bucket", None
-
-        def info(self, key):
-            return Info(len(data))
-
-        def read(self, key, start, stop, *, past_caches):
-            assert not past_caches
-            asked.append((start, stop))
-            return data[start:stop]
-
-    monkeypatch.setattr(digests, "_BLOCK", 160)
-    path = type("Path", (), {"store": FakeStore(), "key": "x"})()
-    listed = PieceList(path)
-    for first, number in ((0, 2), (5, 30), (995, 5), (3, 2)):
-        some = data[16 * first : 16 * (first + number)]
-        assert listed.of(first, number, digests.checksum_of(some)) == some
-    assert asked == [(0, 160), (160, 320), (320, 480), (480, 640), (15840, 16000), (0, 160)]
-    assert len(listed._blocks) == 4
 
 
 def test_a_dataset_of_an_earlier_version_reads_and_verifies(own, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from contextlib import suppress
 from typing import Any
@@ -10,11 +9,11 @@ from typing import Any
 import xxhash
 
 from shardkit.errors import DamagedError, NotFoundError, ShardkitError
+from shardkit.storage.byte_source import RemoteFile
 from shardkit.storage.checksums import DIGEST, MAX_PIECES, PIECE, checksum_of, count
 from shardkit.storage.remote.path import RemotePath
 
 _BLOCK = 1 << 20  # bytes of the list that are read at once: the digests of 64 GiB
-_BLOCKS = 4  # that are kept in memory
 
 
 class PieceList:
@@ -22,8 +21,7 @@ class PieceList:
 
     def __init__(self, path: RemotePath) -> None:
         self.path = path
-        self._blocks: dict[int, bytes] = {}  # the latest ones, oldest first
-        self._locks: dict[tuple[int, int], threading.Lock] = {}  # by process id and block
+        self._asked: set[int] = set()  # blocks
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PieceList, (self.path,)
@@ -31,9 +29,9 @@ class PieceList:
     def ask(self, first: int) -> None:
         """Start a request for the block with digest `first`, unless it was already requested."""
         number = first * DIGEST // _BLOCK
-        if (os.getpid(), number) not in self._locks:
-            thread = threading.Thread(target=self._try, args=(number,), daemon=True)
-            thread.start()
+        if number not in self._asked:
+            self._asked.add(number)
+            threading.Thread(target=self._try, args=(number,), daemon=True).start()
 
     def _try(self, number: int) -> None:
         with suppress(ShardkitError):  # raised again when the block is needed
@@ -58,20 +56,11 @@ class PieceList:
         )
 
     def _block(self, number: int, past_caches: bool = False) -> bytes:
-        with self._locks.setdefault((os.getpid(), number), threading.Lock()):
-            found = None if past_caches else self._blocks.get(number)
-            if found is None:
-                found = self._blocks[number] = self._read(number, past_caches)
-                for oldest in [*self._blocks][:-_BLOCKS]:
-                    self._blocks.pop(oldest, None)
-            return found
-
-    def _read(self, number: int, past_caches: bool) -> bytes:
-        store, start = self.path.store, number * _BLOCK
+        start = number * _BLOCK
         stop = min(start + _BLOCK, self._size())
-        if store.pages is not None and not past_caches:
-            return store.pages.read(self.path, start, stop - start)
-        return store.read(self.path.key, start, stop, past_caches=past_caches)
+        if past_caches:
+            return self.path.store.read(self.path.key, start, stop, past_caches=True)
+        return RemoteFile(self.path).read(start, stop - start)
 
     def _size(self) -> int:
         try:
