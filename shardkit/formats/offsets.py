@@ -13,8 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shardkit.errors import SampleError
-from shardkit.formats.base import KEY, ShardSpec, ShardWriter
+from shardkit.formats.base import KEY, ShardSpec, ShardWriter, too_large
 from shardkit.sample import Sample
 from shardkit.storage import fs
 
@@ -45,12 +44,8 @@ class OffsetsWriter(ShardWriter):
         end = self._ends[-1] + sum(map(len, chunks))
         size, empty = self._start(len(self._ends), end) + end, len(self._ends) == 1
         if empty and size > LARGEST:
-            raise SampleError(
-                f"the sample is too large for {self.called}, which has 32-bit offsets",
-                key=sample[KEY],
-                expected="less than 4 GiB",
-                found=f"{end:,} bytes",
-            )
+            what = f"the sample, which {self.called} addresses by 32-bit offsets,"
+            raise too_large(what, size, LARGEST, sample[KEY])
         if not empty and size > min(self.spec.max_bytes or LARGEST, LARGEST):
             return False
         self._ends.append(end)

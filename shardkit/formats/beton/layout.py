@@ -310,17 +310,12 @@ def optional_fields(schema: Schema) -> list[str]:
     return [name for name, kind in schema.items() if kind.optional]
 
 
-def pack_text(schema: Schema, classes: Mapping[str, Sequence[str]] | None) -> bytes:
+def pack_text(schema: Schema, classes: Mapping[str, Sequence[str]]) -> bytes:
     """The section's JSON text, padded with zeros."""
-    named = None if classes is None else {name: list(names) for name, names in classes.items()}
+    named = {name: list(names) for name, names in classes.items()}
     about = {"version": SECTION_VERSION, "schema": schema.to_json(), "classes": named}
     text = json.dumps(about, ensure_ascii=False, separators=(",", ":")).encode()
     return text + bytes(-len(text) % 8)
-
-
-def pack_head(text: bytes, keys: int) -> bytes:
-    """The section's head and text."""
-    return np.array((len(text), keys), SECTION_HEAD).tobytes() + text
 
 
 def section_size(text: bytes, samples: int, optional: int, keys: int) -> int:

@@ -212,12 +212,8 @@ class BetonReader(ShardReader):
         """How to read a field of the schema, which is that of the whole dataset, from this file."""
         number = self._numbers.get(name)
         if number is None:
-            raise DamagedError(
-                f"the .beton has no field {name!r}, which is in its manifest",
-                path=self.path,
-                expected=", ".join(self.schema),
-                found=", ".join(self._numbers),
-            )
+            what = f"the .beton has no field {name!r}, which is in its manifest"
+            raise DamagedError(what, path=self.path, found=", ".join(self._numbers))
         field = self.fields[number]
         found, decode = _decoder(field, kind)
         if not found:
@@ -281,12 +277,8 @@ class Allocations:
     def __init__(self, source: ByteSource, at: int, data_at: int, fields: int) -> None:
         """`fields` is the number of fields with data; a truncated last row is ignored."""
         if not data_at <= at <= source.size:
-            raise DamagedError(
-                "the .beton is incomplete or truncated: it does not contain its allocation table",
-                path=source.path,
-                expected=f"{data_at:,} to {source.size:,} as its offset",
-                found=f"{at:,}",
-            )
+            what = "the .beton is incomplete or truncated: it lacks its allocation table"
+            raise DamagedError(what, path=source.path, found=f"byte {at:,} as its offset")
         count = (source.size - at) // bytes_of.ALLOCATION.itemsize
         self.rows = Table(source, at, count, bytes_of.ALLOCATION)
         self._fields = fields
@@ -364,7 +356,12 @@ class Section:
             raise error.located(**where) from error.__cause__
         except ValueError as error:
             raise damaged(what, error, **where) from error
-        _check_fields(self.schema, fields, source.path)
+        stored: list[Field] = []
+        with contextlib.suppress(FormatError):  # no file can store such a schema
+            stored = bytes_of.fields_of(self.schema)
+        if stored != fields:
+            what = "the fields of the .beton differ from those in its section"
+            raise DamagedError(what, path=source.path, expected=", ".join(self.schema))
         optional = bytes_of.optional_fields(self.schema)
         offsets_at = at + head.itemsize + text_size
         presence_at = offsets_at + bytes_of.KEY_OFFSET.itemsize * (samples + 1)
@@ -393,33 +390,16 @@ class Section:
         return [text[start:stop].decode() for start, stop in pairwise(offsets)]
 
 
-def _check_fields(schema: Schema, fields: list[Field], path: Path) -> None:
-    """Raise DamagedError unless the fields are those for the section's schema."""
-    with contextlib.suppress(FormatError):  # the schema cannot be stored at all
-        if bytes_of.fields_of(schema) == fields:
-            return
-    raise DamagedError(
-        "the fields of the .beton differ from those in its section",
-        path=path,
-        expected=", ".join(schema),
-        found=", ".join(field.name for field in fields),
-    )
-
-
 # --- values --------------------------------------------------------------------------------------
 
 
 def _decoder(field: Field, kind: FieldType) -> tuple[bool, _Decode | None]:
-    """Whether values of a field can be read as `kind`, and the function that converts them, if any.
-
-    Every field can be read as bytes: the common type if the files of a dataset differ.
-    """
+    """Whether values of a field can be read as `kind`, and what converts them, if anything."""
     if field.dtype is None:
         types = (field.type_id, type(kind))
         return types in _DECODERS, _DECODERS.get(types)
-    if isinstance(kind, Array) and (kind.dtype, kind.shape) == (field.dtype.str, field.shape):
-        return True, partial(_array, field.dtype, field.shape)
-    return type(kind) is Bytes, None
+    known = isinstance(kind, Array) and (kind.dtype, kind.shape) == (field.dtype.str, field.shape)
+    return known, partial(_array, field.dtype, field.shape)
 
 
 def _array(dtype: np.dtype[Any], shape: tuple[int, ...], data: bytes, json_text: bool) -> Any:
@@ -442,16 +422,12 @@ def _text(data: bytes, json_text: bool) -> str:
 _DECODERS: dict[tuple[TypeId, type], _Decode | None] = {
     (TypeId.INT, Int): None,
     (TypeId.INT, Bool): lambda number, json_text: bool(number),
-    (TypeId.INT, Bytes): lambda number, json_text: struct.pack("<q", number),
     (TypeId.FLOAT, Float): None,
-    (TypeId.FLOAT, Bytes): lambda number, json_text: struct.pack("<d", number),
     (TypeId.IMAGE, Image): None,
-    (TypeId.IMAGE, Bytes): None,
     (TypeId.BYTES, Bytes): None,
     (TypeId.BYTES, Audio): None,
     (TypeId.BYTES, Video): None,
     (TypeId.BYTES, Array): lambda data, json_text: load_array(data),
     (TypeId.JSON, Json): _json,
     (TypeId.JSON, Text): _text,
-    (TypeId.JSON, Bytes): lambda data, json_text: data.partition(b"\0")[0],
 }

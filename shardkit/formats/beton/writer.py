@@ -27,8 +27,8 @@ from shardkit.codecs.header import Header, read_header
 from shardkit.codecs.image import NotAnImageError, check_end, unusable
 from shardkit.codecs.jpeg import with_huffman_tables
 from shardkit.codecs.media import format_as
-from shardkit.errors import DamagedError, SampleError
-from shardkit.formats.base import KEY, ShardSpec, ShardWriter, key_bytes, not_stored
+from shardkit.errors import DamagedError
+from shardkit.formats.base import KEY, ShardSpec, ShardWriter, key_bytes, not_stored, too_large
 from shardkit.formats.beton import layout
 from shardkit.formats.beton.layout import ALLOCATION, JPEG, RAW, Field, Row, TypeId, front_size
 from shardkit.formats.beton.reader import BetonReader
@@ -137,13 +137,7 @@ class BetonWriter(ShardWriter):
                     encoded.append(reason)
             size = len(value)
             if size > layout.MAX_VALUE:
-                raise SampleError(
-                    "a value is too large for a page of a .beton",
-                    key=sample[KEY],
-                    field=name,
-                    expected=f"at most {layout.MAX_VALUE:,} bytes",
-                    found=f"{size:,}",
-                )
+                raise too_large("a value", size, layout.MAX_VALUE, sample[KEY], field=name)
             # FFCV looks up the size of a value by its pointer, so an empty value occupies a byte.
             ptr = layout.value_offset(end, size or 1)
             chunks += _zeros(ptr - end)
@@ -207,9 +201,9 @@ class BetonWriter(ShardWriter):
     def _section(self) -> list[bytes]:
         offsets = np.zeros(self._samples + 1, layout.KEY_OFFSET)
         np.cumsum(self._key_sizes, out=offsets[1:])
-        head = layout.pack_head(self._text, len(self._keys))
+        head = np.array((len(self._text), len(self._keys)), layout.SECTION_HEAD).tobytes()
         presence = map(bytes, self._presence.values())
-        return [head, offsets.tobytes(), *presence, bytes(self._keys)]
+        return [head, self._text, offsets.tobytes(), *presence, bytes(self._keys)]
 
     # --- joining ---------------------------------------------------------------------------------
 
@@ -223,12 +217,8 @@ class BetonWriter(ShardWriter):
         with_data = [number for number, field in enumerate(self._fields) if field.has_data]
         count = len(part)
         if len(table) != count * len(with_data):
-            raise DamagedError(
-                "the number of values in a part does not match its samples",
-                path=path,
-                expected=f"{count * len(with_data):,}",
-                found=f"{len(table):,}",
-            )
+            what = "the number of values in a part does not match its samples"
+            raise DamagedError(what, path=path, found=f"{len(table):,}")
         allocations = table.slice(0, len(table)).copy()
         sources = allocations["ptr"].astype(np.int64)
         room = np.maximum(allocations["size"].astype(np.int64), 1)  # an empty value takes a byte

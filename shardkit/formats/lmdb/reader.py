@@ -147,11 +147,7 @@ class LmdbReader(TreeReader):
                 self._look_up(position, locations)
             if locations[at]:
                 return locations[at], locations[at + 1]
-        raise DamagedError(
-            "a sample is missing from the LMDB",
-            path=self.path,
-            expected=f"{self._length:,} entries from 000000000000 on",
-        )
+        raise DamagedError("a sample is missing from the LMDB", path=self.path)
 
     def _look_up(self, position: int, locations: array[int]) -> None:
         """Store the locations of all values in the leaf of a sample."""

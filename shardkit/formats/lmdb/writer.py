@@ -17,8 +17,15 @@ from typing import Any
 import msgpack
 
 from shardkit.codecs.array import dump_array
-from shardkit.errors import SampleError
-from shardkit.formats.base import KEY, ShardSpec, ShardWriter, encoded, key_bytes, not_stored
+from shardkit.formats.base import (
+    KEY,
+    ShardSpec,
+    ShardWriter,
+    encoded,
+    key_bytes,
+    not_stored,
+    too_large,
+)
 from shardkit.formats.lmdb import layout
 from shardkit.formats.lmdb.layout import HEADER, NODE, PAGE, page_header
 from shardkit.formats.lmdb.reader import ABOUT, VERSION, LmdbReader, number_key
@@ -52,12 +59,7 @@ class LmdbWriter(ShardWriter):
         """Add a packed sample; False if the shard is full."""
         size = len(value)
         if size > _LARGEST:
-            raise SampleError(
-                "the sample is too large for LMDB",
-                key=key,
-                expected="less than 4 GiB",
-                found=f"{size:,} bytes",
-            )
+            raise too_large("the sample", size, _LARGEST, key)
         if self.spec.is_full(self._samples, self._after(size)):
             return False
         self._add(number_key(self._samples), value)

@@ -64,11 +64,8 @@ def members(source: ByteSource, ignored: Counter[str], warned: list[str]) -> Ite
             kind, size = _kind_and_size(block)
             if kind in b"xXgLK":
                 if size > _MAX_EXTENDED:
-                    raise DamagedError(
-                        "an extended header of the TAR is too long",
-                        expected=f"at most {_MAX_EXTENDED:,} bytes",
-                        found=f"{size:,}",
-                    )
+                    what = "an extended header of the TAR is too long"
+                    raise DamagedError(what, found=f"{size:,} bytes")
                 text = _read(source, payload, size, "an extended header")
                 if kind == b"L":
                     of_next["path"] = _text(text), payload
@@ -113,11 +110,9 @@ def _kind_and_size(block: bytes) -> tuple[bytes, int]:
         # Some old writers compute the sum of signed bytes.
         signed = unsigned - 256 * sum(byte > 127 for byte in block[:148] + block[156:])
         if stored not in (unsigned, signed):
-            raise DamagedError(
-                "a TAR header is damaged",
-                expected=f"the checksum {unsigned:o} (octal)",
-                found=repr(field.rstrip(b"\0 ").decode("ascii", "replace")),
-            )
+            found = repr(field.rstrip(b"\0 ").decode("ascii", "replace"))
+            expected = f"the checksum {unsigned:o} (octal)"
+            raise DamagedError("a TAR header is damaged", expected=expected, found=found)
     number = block[124:136]  # octal digits, or a number in base 256
     size = int.from_bytes(number[1:], "big") if number[0] == 0x80 else _octal(number)
     if size < 0:

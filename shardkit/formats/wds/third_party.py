@@ -132,18 +132,17 @@ def _samples(source: ByteSource, ignored: Counter[str], warned: list[str]) -> li
             ignored["TAR member without an extension"] += 1
             continue
         key, field = split
+        where: dict[str, Any] = {"path": source.path, "key": key, "offset": member.offset}
         if key != current:
             if key in samples:
                 earlier = next(iter(samples[key].fields.values()))
                 raise DamagedError(
                     "the TAR has members of one key in two places: two samples have the same key,"
                     " or the members of a sample are not next to each other",
-                    path=source.path,
-                    key=key,
-                    offset=member.offset,
                     found=f"{member.name!r} here, {earlier.name!r} at byte {earlier.offset}",
                     fix="give samples different names, and pack it again, sorted by name:"
                     " tar --sort=name -cf new.tar folder",
+                    **where,
                 )
             samples[key] = _Scanned(key, member.name_offset, {})
             current = key
@@ -151,11 +150,8 @@ def _samples(source: ByteSource, ignored: Counter[str], warned: list[str]) -> li
         if field in fields or field in ("__key__", "__url__"):
             raise DamagedError(
                 f"a sample has two members for its field {field!r}",
-                path=source.path,
-                key=key,
-                offset=member.offset,
-                expected="every extension once per sample, ignoring case",
-                fix="rename one of the members and pack the TAR again",
+                fix="rename one of them, and pack the TAR again",
+                **where,
             )
         fields[field] = member
     # WebDataset drops samples that have a non-empty member x.__bad__.
