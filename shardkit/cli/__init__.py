@@ -4,8 +4,7 @@ Each imports only those on lines below its own:
 
     bench convert export merge stats verify
     cat diff doctor formats head inspect progress
-    __init__
-    help tables version
+    __init__ help tables
 """
 
 from __future__ import annotations
@@ -106,9 +105,13 @@ def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     """Show the version, and exit."""
     if not wanted:
         return
-    from shardkit.cli.version import versions
+    from shardkit.codecs.extension import FIX, MISSING
+    from shardkit.version import versions
 
-    click.echo("\n".join(versions()))
+    lines = [f"{name} {version}" for name, version in versions().items()]
+    lines.append(f"fast loading of JPEGs: {'no' if MISSING else 'yes'}")
+    lines += [f"  found: {MISSING}", f"  fix: {FIX}"] if MISSING else []
+    click.echo("\n".join(lines))
     ctx.exit()
 
 

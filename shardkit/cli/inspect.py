@@ -13,6 +13,7 @@ from shardkit.cli.tables import (
     counted,
     measure_rows,
     pixel_rows,
+    print_classes,
     print_table,
     size,
     spread,
@@ -22,7 +23,6 @@ from shardkit.cli.tables import (
 from shardkit.helpers.checked import checked
 from shardkit.metadata.manifest import FieldStats
 
-_CLASSES = 20  # maximum number to print; --json has all
 _BAR = 40  # characters of the longest bar
 
 
@@ -108,7 +108,7 @@ def _show(report: dict[str, Any]) -> None:
         audio = report["fields"][name]["type"] == "Audio"
         _show_lengths(f"{'milliseconds' if audio else 'length'} of {name!r}", about)
     if report["classes"]:
-        _show_classes(report["classes"])
+        print_classes(report["classes"])
     if report["pixels"]:
         print_table("Pixels", pixel_rows(report["pixels"]))
     if report["media"]:
@@ -146,16 +146,6 @@ def _field_row(name: str, about: dict[str, Any]) -> tuple[str, ...]:
     if stats.min == stats.max:
         return name, kind, f"{size(stats.max)} each"
     return name, kind, f"{size(stats.bytes)}; {spread(stats)}"
-
-
-def _show_classes(classes: list[dict[str, Any]]) -> None:
-    rows = [
-        (str(entry["label"]), entry["name"] or "", f"{entry['samples']:,}")
-        for entry in classes[:_CLASSES]
-    ]
-    if len(classes) > _CLASSES:
-        rows.append(("", f"and {len(classes) - _CLASSES:,} more (--json lists all)", ""))
-    print_table(f"Classes: {len(classes):,}", rows)
 
 
 def _sample_row(sample: dict[str, Any]) -> tuple[str, ...]:

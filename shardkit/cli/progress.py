@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from shardkit.cli import say
@@ -20,7 +19,6 @@ from shardkit.cli.tables import (
     text_rows,
 )
 from shardkit.errors import printable
-from shardkit.options import AudioOptions, ImageOptions, TextOptions
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -100,6 +98,8 @@ def _begins(now: Progress) -> bool:
 
 def show_plan(plan: Plan, state: str, estimate: dict[str, Any]) -> None:
     """Print what a conversion would do, the `state` of its output, and the `estimate` of costs."""
+    from shardkit.inspection.report.command import changed_options
+
     about = plan.describe()
     rows = [("output", about["out"]), *([("state", state)] if state else [])]
     rows.append(("format", about["format"]))
@@ -115,7 +115,7 @@ def show_plan(plan: Plan, state: str, estimate: dict[str, Any]) -> None:
     if plan.part is not None:
         rows.append(("part", _part(plan)))
     rows += _estimated(estimate)
-    rows += _options(about["recipe"])
+    rows += [(name, str(value)) for name, value in changed_options(plan.recipe)]
     rows += [("note", note) for note in about["notes"]] + _passed_over(about["ignored"])
     if about["filtered"]:
         rows.append(("left out", tally(about["filtered"])))
@@ -145,33 +145,6 @@ def _estimated(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
         spare = f", besides {size(disk['unfinished'])} unfinished" if disk["unfinished"] else ""
         needed = f"about {size(disk['needed'])} needed, " if "needed" in disk else ""
         yield "disk", f"{needed}{size(disk['free'])} free in {disk['folder']}{spare}"
-
-
-def _options(recipe: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Rows with the options of a recipe that differ from the defaults."""
-    shown = {**recipe, "tokenizer": None, "image_defaults": None, "sources": None}
-    for name, value in shown.items():
-        label = name.replace("_", " ")
-        if value in (None, False, [], {}, "fail") or name == "format":
-            continue
-        if name in _USUAL:
-            usual = asdict(_USUAL[name])
-            asked = ", ".join(f"{n}={v}" for n, v in value.items() if v != usual[n])
-            yield _LABELS.get(name, name), asked
-        elif name == "transform":
-            yield label, value["name"]
-        elif name == "classes":
-            yield label, f"{len(value):,} names"
-        else:
-            yield label, size(value) if name == "shard_size" else str(value)
-
-
-_USUAL: dict[str, ImageOptions | AudioOptions | TextOptions] = {
-    "image": ImageOptions(),
-    "audio": AudioOptions(),
-    "text": TextOptions(),
-}
-_LABELS = {"image": "images"}
 
 
 COMPLETE = "The output was already complete: same source (names and sizes), same options."

@@ -10,9 +10,7 @@ import click
 
 from shardkit.cli import print_json, storage_option
 from shardkit.cli.help import Command, Example
-from shardkit.cli.tables import counted, measure_rows, pixel_rows, print_table
-
-_CLASSES = 20  # maximum number to print; --json has all
+from shardkit.cli.tables import counted, measure_rows, pixel_rows, print_classes, print_table
 
 
 @click.command(
@@ -54,23 +52,8 @@ def _show(title: str, report: dict[str, Any]) -> None:
     pixels = {n: f["pixels"] for n, f in report["fields"].items() if "pixels" in f}
     print_table(title, rows + pixel_rows(pixels))
     if report["classes"]:
-        _show_classes(report["classes"])
+        print_classes(report["classes"])
     print_table("Duplicates", _duplicate_rows(report["duplicates"]))
-
-
-def _show_classes(classes: list[dict[str, Any]]) -> None:
-    rows = [
-        (
-            str(entry["label"]),
-            entry["name"] or "",
-            f"{entry['samples']:,}",
-            "" if entry["weight"] is None else f"weight {entry['weight']:.4g}",
-        )
-        for entry in classes[:_CLASSES]
-    ]
-    if len(classes) > _CLASSES:
-        rows.append(("", f"and {len(classes) - _CLASSES:,} more (--json lists all)", "", ""))
-    print_table(f"Classes: {len(classes):,}", rows)
 
 
 def _duplicate_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:

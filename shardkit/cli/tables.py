@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
     from shardkit.metadata.manifest import FieldStats
 
-__all__ = ["console", "counted", "measure_rows", "pixel_rows", "print_numbers", "print_table"]
-__all__ += ["print_text", "size", "spread", "tally", "text_rows"]
+__all__ = ["console", "counted", "measure_rows", "pixel_rows", "print_classes", "print_numbers"]
+__all__ += ["print_table", "print_text", "size", "spread", "tally", "text_rows"]
 
+_CLASSES = 20  # maximum number to print; --json has all
 _MEASURES = (
     *("width", "height", "bytes", "milliseconds", "sampling_rate", "channels", "frames"),
     *("characters", "length"),
@@ -38,6 +39,17 @@ def print_table(title: str, rows: Sequence[tuple[str, ...]]) -> None:
     from rich.table import Table
 
     _print(title, Table(box=None, show_header=False), rows)
+
+
+def print_classes(classes: Sequence[Mapping[str, Any]]) -> None:
+    """Print the first classes with their numbers of samples, and weights if there are any."""
+    rows = []
+    for entry in classes[:_CLASSES]:
+        weight = "" if entry.get("weight") is None else f"weight {entry['weight']:.4g}"
+        rows.append((str(entry["label"]), entry["name"] or "", f"{entry['samples']:,}", weight))
+    if left := len(classes) - len(rows):
+        rows.append(("", f"and {left:,} more (--json lists all)", "", ""))
+    print_table(f"Classes: {len(classes):,}", rows)
 
 
 def print_numbers(title: str, header: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None:

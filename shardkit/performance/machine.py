@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import importlib.util
 import platform
 import re
@@ -16,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from shardkit.helpers.processors import processors
 from shardkit.stream.ranks import default_threads
 from shardkit.version import __version__
+from shardkit.stream.world import default_threads
 
 if TYPE_CHECKING:
     import psutil
 
-_LIBRARIES = ("numpy", "simplejpeg", "Pillow", "pyarrow", "xxhash", "torch")
 # The interval between readings, as a multiple of the duration of a reading, which may walk through
 # all processes of the machine, or all pages of this process.
 _SPARE = 500
@@ -47,15 +46,6 @@ def memory() -> int | None:
     import psutil
 
     return int(psutil.virtual_memory().total)
-
-
-def versions() -> dict[str, str]:
-    """Versions of shardkit, Python, and installed libraries."""
-    found = {"shardkit": __version__, "python": platform.python_version()}
-    for name in _LIBRARIES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
 
 
 def file_system(path: Path) -> str | None:

@@ -19,7 +19,7 @@ _FILES = ("classes", "metadata")  # options that name files
 def convert_command(recipe: Recipe) -> str:
     """The `shardkit convert` command, one option per line; SOURCE, OUT and FILE stand for paths."""
     words = [["shardkit", "convert", "SOURCE", "--to", recipe.format, "-o", "OUT"]]
-    for name, value in _options(recipe):
+    for name, value in changed_options(recipe):
         if value is False and name == "append-eos":
             words.append(["--no-append-eos"])
         elif value is True:
@@ -33,7 +33,7 @@ def convert_command(recipe: Recipe) -> str:
     return " \\\n  ".join(" ".join(map(_quoted, option)) for option in words)
 
 
-def _options(recipe: Recipe) -> Iterator[tuple[str, Any]]:
+def changed_options(recipe: Recipe) -> Iterator[tuple[str, Any]]:
     """Names and values of the options that differ from their defaults."""
     for option in dataclasses.fields(ConvertOptions):
         value: Any = getattr(recipe, option.name, None)
