@@ -30,7 +30,7 @@ from shardkit.sources.image_folder import (
     mixed_time,
     sidecars_of,
 )
-from shardkit.sources.imagenet import EXPECTED, Truth, find_truth
+from shardkit.sources.imagenet import EXPECTED, Truth, find_truth, is_validation
 from shardkit.sources.labels import LabelColumn, check_names
 from shardkit.sources.layouts import (
     IMAGES,
@@ -40,6 +40,7 @@ from shardkit.sources.layouts import (
     check_splits,
     find_split_folders,
     refuse_annotations,
+    refuse_sides,
 )
 from shardkit.sources.metadata import FILES as METADATA_FILES
 from shardkit.sources.metadata import GivenTable, Joined, add_columns, join
@@ -168,6 +169,11 @@ def _find_labels(root: Path, scans: Mapping[str, FolderScan]) -> None:
             if len(known) > 1 and len(only) == 1 and not only & known:
                 scan.labelled = kind != "test" and not only & IMAGES
     if not any(scan.labelled for scan in scans.values()):
+        for scan in scans.values():
+            if scan.files.metadata is None and is_validation(scan.files.names):
+                scan.notes.append(
+                    "no labels: to get those of ImageNet's val, give the parent folder with train"
+                )
         return
     for name, scan in scans.items():
         found = scan.tree.filled()
@@ -258,10 +264,13 @@ class FolderScan:
     def check_folders(self, *, splits: bool) -> None:
         """Raise UsageError for folders that would be misinterpreted as classes."""
         refuse_annotations(self.tree)
-        if self.labelled and not self.class_of:
+        by_folder = self.labelled and not self.class_of
+        if by_folder:
             check_classes(self.tree)
         if splits:
             check_splits(self.tree)
+        if by_folder:
+            refuse_sides(self.tree, self._stems)
 
     def refuse_empty(self, filled: Sequence[str]) -> None:
         """Raise UsageError for a folder without images beside class folders."""
@@ -275,6 +284,13 @@ class FolderScan:
                 fix="move them elsewhere, or list the classes with --classes FILE: a listed class"
                 " may be empty, and an empty folder that is not listed is ignored",
             )
+
+    def _stems(self, top: str) -> set[str]:
+        """The paths of the images below a folder, relative to it and without suffixes."""
+        files = self.files
+        folders = [n for n, name in enumerate(files.folders) if f"{name}/".startswith(f"{top}/")]
+        numbers = np.flatnonzero(np.isin(files.folder_of, folders)).tolist()
+        return {files.stem(number).removeprefix(f"{top}/") for number in numbers}
 
     def refuse_stray(self) -> None:
         """Raise UsageError for a few images beside class folders: none would have labels."""

@@ -23,6 +23,7 @@ TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 EXPECTED = f"{TRUTH} of the devkit, Kaggle's LOC_val_solution.csv, or Caffe's val.txt beside it"
 _LISTS = ("val.txt", "val_list.txt", "val_map.txt")  # of Caffe, PaddlePaddle, CNTK
 _SYNSETS = ("synset_words.txt", "synsets.txt", "LOC_synset_mapping.txt")
+_NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
 _MOST_BYTES = 64 << 20
 
 
@@ -44,6 +45,11 @@ class Truth(NamedTuple):
         return found
 
 
+def is_validation(names: Sequence[str]) -> bool:
+    """Whether files are named like ImageNet's validation images."""
+    return bool(names) and _NUMBER.fullmatch(_stem(names[0])) is not None
+
+
 def find_truth(root: Path, folder: Path, classes: Sequence[str]) -> Truth | None:
     """The labels of the images in a split's `folder`, from a file in or beside it.
 
@@ -57,10 +63,7 @@ def find_truth(root: Path, folder: Path, classes: Sequence[str]) -> Truth | None
         for path in (place / name for name in _LISTS if (place / name).is_file()):
             rows = [row for row in map(str.split, _lines(path)) if row]
             if rows and "." in rows[0][0]:  # else Kaggle's numbered list of names without labels
-                order = next((place / n for n in _SYNSETS if (place / n).is_file()), None)
-                lines = [] if order is None else _lines(order)
-                synsets = [line.split()[0] for line in lines if line.strip()]
-                return _of_list(path, rows, synsets or sorted(classes))
+                return _of_list(path, rows, _synsets(place) or sorted(classes))
         if (path := place / TRUTH).is_file():
             names = _names_by_id(place)
             ids = [line.strip() for line in _lines(path)]
@@ -105,6 +108,12 @@ def _of_rows(path: Path, rows: Iterator[Sequence[str]]) -> Truth:
         if class_of.setdefault(_stem(row[0]), row[1]) != row[1]:
             raise _bad(path, "gives an image two classes", found=row[0])
     return Truth(path, class_of)
+
+
+def _synsets(place: Path) -> list[str]:
+    """The class names in index order, if a file lists them."""
+    path = next((place / name for name in _SYNSETS if (place / name).is_file()), None)
+    return [] if path is None else [line.split()[0] for line in _lines(path) if line.strip()]
 
 
 def _names_by_id(place: Path) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,6 +44,13 @@ ANNOTATIONS = {
     *("lbls", "lbl", "anno", "annos", "seg", "segs", "matte", "mattes"),
     *("gt", "gtfine", "ground_truth", "groundtruth", "trimaps", "depth", "target", "targets"),
 }
+# Names of folders of which each holds one side of a sample, in files of equal names.
+_SIDES = IMAGES | ANNOTATIONS
+_SIDES |= {"a", "b", "x", "y", "hr", "lr", "hq", "lq", "high", "low", "highres", "lowres"}
+_SIDES |= {"clean", "noisy", "noise", "hazy", "rainy", "blur", "blurry", "blurred", "sharp"}
+_SIDES |= {"source", "sources", "src", "tgt", "output", "outputs", "edge", "edges", "normals"}
+_SIDES |= {"left", "right", "before", "after", "reference", "ref", "original", "edited"}
+_DOMAINS = re.compile(r"(train|test|val|valid)_?[ab]")  # as in CycleGAN's datasets
 _KINDS = {  # of datasets that are refused, by a folder that tells
     "jpegimages": "a dataset in the layout of Pascal VOC",
     "labels": "a dataset in the layout of YOLO",
@@ -101,6 +108,31 @@ def check_classes(tree: Tree) -> None:
             path=tree.root,
             fix=f"to convert {tree.what} without labels, give that folder: {tree.path(classes[0])}",
         )
+
+
+def refuse_sides(tree: Tree, stems: Callable[[str], Collection[str]]) -> None:
+    """Raise UsageError for folders that hold the sides of pairs, such as `hr/` and `lr/`.
+
+    Both their names and those of their files tell it; `stems` returns the latter without suffix.
+    """
+    names = tree.filled()
+    if len(names) < 2 or not all(
+        name.lower() in _SIDES or _DOMAINS.fullmatch(name.lower()) for name in names
+    ):
+        return
+    first = set(stems(names[0]))
+    alike = len(first) > 1 and all(set(stems(name)) == first for name in names[1:])
+    if not alike and not all(_DOMAINS.fullmatch(name.lower()) for name in names):
+        return
+    shown = ", ".join(f"{name}/" for name in names[:6])
+    raise UsageError(
+        f"the folders seem to hold different {tree.what} of the same samples, not classes",
+        path=tree.root,
+        expected="a folder for each class, or the masks of NAME.jpg beside it, as NAME_mask.png",
+        found=f"{shown}, with files of the same names" if alike else shown,
+        fix=f"convert one by itself: {tree.path(names[0])}; or, if these folders are classes, list"
+        " them with --classes FILE",
+    )
 
 
 def check_splits(tree: Tree) -> None:

@@ -104,7 +104,11 @@ def test_tables_of_the_images_are_read(tmp_path, kind, place):
     sources = open_sources(tmp_path)
     assert sources["val"].notes == (f"the labels of val come from {tmp_path / place / name}",)
     assert sources["train"].ignored == sources["val"].ignored == {}
-    assert list(one(tmp_path / "val").schema) == ["image"]  # a flat val by itself has no labels
+    # A flat val by itself has no labels, and that is said.
+    source = one(tmp_path / "val")
+    assert (list(source.schema), len(source.notes)) == (["image"], 1)
+    assert "give the parent folder with train" in source.notes[0]
+    assert open_sources(tmp_path / "test")[""].notes == ()
 
 
 def test_kaggles_folder_has_its_table_above(tmp_path):

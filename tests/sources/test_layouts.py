@@ -631,11 +631,32 @@ def test_img2datasets_folders_of_files_are_no_classes(tmp_path, beside):
     assert source.classes == ("00000", "00001")
 
 
-@pytest.mark.parametrize("folders", [("imgs", "lbls"), ("images", "masks"), ("input", "target")])
-def test_folders_of_images_and_masks_are_no_classes(tmp_path, folders):
-    for folder in folders:
-        put(tmp_path, {f"{folder}/{stem}.png": make_image(0, "PNG") for stem in "12"})
-    with pytest.raises(UsageError, match="--classes FILE"):
-        open_sources(tmp_path)
-    assert "label" not in open_sources(tmp_path / folders[0])[""].schema
-    assert "label" in open_sources(tmp_path, Recipe("wds", classes=folders))[""].schema
+@pytest.mark.parametrize(
+    ("folders", "refused"),
+    [
+        ({"A": "12", "B": "12"}, True),
+        ({"hr": "12", "lr": "12"}, True),
+        ({"imgs": "12", "lbls": "12"}, True),
+        ({"images": "12", "masks": "12"}, True),
+        ({"input": "12", "target": "12"}, True),
+        ({"trainA": "12", "trainB": "34"}, True),
+        ({"clean": "12", "noisy": "12", "edges": "12"}, True),
+        ({"A": "12", "B": "34"}, False),  # letters, perhaps
+        ({"A": "12", "B": "12", "C": "12"}, False),
+        ({"cat": "12", "dog": "12"}, False),
+        ({"hr": "12", "lr": "13"}, False),
+    ],
+)
+def test_folders_with_sides_of_pairs_are_no_classes(tmp_path, folders, refused):
+    for folder, stems in folders.items():
+        (tmp_path / folder).mkdir()
+        for stem in stems:
+            (tmp_path / folder / f"{stem}.png").write_bytes(make_image(0, "PNG"))
+    if refused:
+        with pytest.raises(UsageError, match="--classes FILE"):
+            open_sources(tmp_path)
+        one = open_sources(tmp_path / min(folders))[""]
+        assert "label" not in one.schema
+        assert "label" in open_sources(tmp_path, Recipe("wds", classes=(*folders,)))[""].schema
+    else:
+        assert open_sources(tmp_path)[""].classes == tuple(sorted(folders))
