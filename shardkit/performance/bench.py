@@ -25,7 +25,6 @@ from shardkit.schema import Image
 from shardkit.storage import fs
 from shardkit.storage.remote.path import RemotePath
 from shardkit.stream.ranks import default_threads
-from shardkit.stream.world import default_threads
 from shardkit.version import versions
 
 if TYPE_CHECKING:

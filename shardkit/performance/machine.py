@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from shardkit.helpers.processors import processors
 from shardkit.stream.ranks import default_threads
-from shardkit.version import __version__
-from shardkit.stream.world import default_threads
 
 if TYPE_CHECKING:
     import psutil
