@@ -15,7 +15,7 @@ import numpy.typing as npt
 from shardkit.errors import DamagedError, FormatError, ShardkitError, drop_option
 from shardkit.formats.base import KEY, ShardReader, ShardSpec, encoded, key_bytes, numbered_key
 from shardkit.formats.compressed import Words, opened
-from shardkit.formats.mds.layout import ABSENT, Codec, codec, encoding_of, own_codec
+from shardkit.formats.mds.layout import ABSENT, codec, encoding_of, own_codec
 from shardkit.formats.offsets import OffsetsWriter
 from shardkit.formats.packed import Packed
 from shardkit.helpers.checked import Count, damaged, from_json
@@ -66,7 +66,7 @@ class MdsReader(ShardReader):
         encodings = dict(zip(names, header["column_encodings"], strict=True))
         ours = None if about is None else _schema(about, path)
         if layout is None:
-            layout = _foreign(encodings, path) if about is None else _ours(about)
+            layout = _foreign(encodings, path) if about is None else {**about, "ours": True}
         super().__init__(path, layout, source)
         self._packed = Packed(header["column_sizes"])
         self._key = names.index(KEY) if encodings.get(KEY) == "str" else None
@@ -77,7 +77,9 @@ class MdsReader(ShardReader):
         self._columns = []
         for name, kind in self.schema.items():
             encoding = encodings.get(name, "none")
-            known = _codec(ours, name, encoding)
+            known = codec(encoding) if ours is None else None
+            if ours is not None and name in ours and encoding == encoding_of(ours[name]):
+                known = own_codec(ours[name])
             if known is None or not _fits(known.kind, kind):
                 what, found = "a column of the shard is missing or wrong", f"{encoding!r:.60}"
                 raise DamagedError(what, path=path, field=name, expected=str(kind), found=found)
@@ -164,22 +166,10 @@ def _schema(about: _About, path: Path) -> Schema:
         raise damaged("the header of the shard", error, path=path) from error
 
 
-def _codec(ours: Schema | None, name: str, encoding: str) -> Codec | None:
-    """The codec of a column; None if our writer would not have written it this way."""
-    if ours is None:
-        return codec(encoding)
-    kind = ours.get(name)
-    return own_codec(kind) if kind is not None and encoding == encoding_of(kind) else None
-
-
 def _fits(own: FieldType, kind: FieldType) -> bool:
     """Whether values have the requested type; images can also be read as bytes."""
     same = replace(own, optional=kind.optional) == kind
     return same or (type(kind) is Bytes and isinstance(own, Bytes))
-
-
-def _ours(about: _About) -> dict[str, Any]:
-    return {"schema": about["schema"], "classes": about["classes"], "ours": True}
 
 
 def _foreign(encodings: dict[str, str], path: Path) -> dict[str, Any]:
