@@ -86,13 +86,22 @@ def source(path: str | os.PathLike[str]) -> Path:
     """
     if isinstance(path, RemotePath):
         return path
+    found = _scheme_and_rest(path)
+    return Path(path) if found is None else remote_path(*found, _options.get())
+
+
+def _scheme_and_rest(path: str | os.PathLike[str]) -> tuple[str, str] | None:
+    """Like `parsed`, but None also for a local file whose name looks like a URL."""
     found = parsed(path)
-    if found is None or os.path.lexists(path):
-        return Path(path)
-    scheme, rest = found
-    if scheme == "file":
-        raise _with_scheme(rest)
-    return remote_path(scheme, rest, _options.get())
+    if found is None or (not isinstance(path, RemotePath) and os.path.lexists(path)):
+        return None
+    if found[0] == "file":
+        raise UsageError(
+            "a path on this machine must be given without a scheme",
+            found=f"file:///{found[1]}",
+            fix=f"give /{found[1]}",
+        )
+    return found
 
 
 def absolute(path: Path) -> Path:
@@ -106,14 +115,11 @@ def output(path: str | os.PathLike[str]) -> Path:
     A symbolic link is resolved, so that the link itself is not replaced. Raises UsageError for
     other kinds of URLs, and for a whole bucket.
     """
-    found = parsed(path)
-    if not isinstance(path, RemotePath) and (found is None or os.path.lexists(path)):
+    found = _scheme_and_rest(path)
+    if found is None:
         linked = os.path.islink(path) and os.path.exists(path)
         return Path(os.path.realpath(path)) if linked else Path(path)
-    assert found is not None
     scheme, rest = found
-    if scheme == "file":
-        raise _with_scheme(rest)
     if scheme not in _WRITABLE:
         raise UsageError(
             "cannot write to this kind of URL",
@@ -127,14 +133,6 @@ def output(path: str | os.PathLike[str]) -> Path:
             "the output is a whole bucket", found=str(url), fix=f"give a folder in it: {url}/NAME"
         )
     return url
-
-
-def _with_scheme(path: str) -> UsageError:
-    return UsageError(
-        "a path on this machine must be given without a scheme",
-        found=f"file:///{path}",
-        fix=f"give /{path}",
-    )
 
 
 def regular(path: str | os.PathLike[str], flags: int) -> int:

@@ -213,7 +213,7 @@ class FileCheck:
 def _check_size(path: Path, file: File, shard: str | None) -> None:
     try:
         if isinstance(path, RemotePath):
-            path.store.look_again(path.key)
+            path.store.find_again(path.key)
         about = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         raise DamagedError(

@@ -233,13 +233,13 @@ REJECTED = {
     "another split": (list_another_split, "merge differently by ids"),
     "a word without merges": (words_that_no_merge_makes("qj"), "no merge makes"),
     "a missing byte": (without_a_byte, "single byte"),
-    "dropout": (put("model", dropout=0.1), "dropout"),
-    "byte fallback": (put("model", byte_fallback=True), "byte_fallback"),
+    "dropout": (put("model", dropout=0.1), "options of another"),
+    "byte fallback": (put("model", byte_fallback=True), "options of another"),
     "lower case": (put(normalizer={"type": "Lowercase"}), "is Lowercase"),
-    "a space in front": (put("pre_tokenizer", add_prefix_space=True), "a space is added before"),
-    "no split": (put("pre_tokenizer", use_regex=False), "use_regex"),
-    "no pre-tokenizer": (put(pre_tokenizer=None), "no pre-tokenizer"),
-    "another one": (put(pre_tokenizer={"type": "Whitespace"}), "is Whitespace"),
+    "a space in front": (put("pre_tokenizer", add_prefix_space=True), "splits text in another way"),
+    "no split": (put("pre_tokenizer", use_regex=False), "splits text in another way"),
+    "no pre-tokenizer": (put(pre_tokenizer=None), "splits text in another way"),
+    "another one": (put(pre_tokenizer={"type": "Whitespace"}), "splits text in another way"),
     "an added token that strips": (put("added_tokens", 0, lstrip=True), "lstrip"),
     "an added token of whole words": (put("added_tokens", 0, single_word=True), "single_word"),
     "added tokens of spaces": (add("  ", "    "), "begin inside"),
@@ -254,7 +254,7 @@ def test_what_is_not_proven_is_left_to_tokenizers(tmp_path, change, reason):
     assert tokenizer.engine == "tokenizers"
     (note,) = [note for note in tokenizer.notes if "tokenizers is used" in note]
     assert re.search(reason, note)
-    if "dropout" not in reason:
+    if change is not REJECTED["dropout"][0]:
         assert_same_ids(folder, zoo.documents(5, seed=2) + TORTURE)
 
 

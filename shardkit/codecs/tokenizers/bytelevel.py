@@ -24,6 +24,10 @@ from shardkit.codecs.tokenizers.patterns import GPT2, KNOWN
 
 Json = dict[str, Any]
 
+_OF_OTHER_MODELS = (
+    *("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"),
+)
+
 
 class UnprovenError(Exception):
     """Why tiktoken's engine might give different ids: a clause that could follow "because"."""
@@ -40,9 +44,12 @@ class Settings:
 
 def settings(document: Json, special_tokens: str) -> Settings:
     """Read a tokenizer.json as written by the installed `tokenizers`, with all options explicit."""
-    _check_model(document["model"])
-    nfc = _is_nfc(document["normalizer"])
-    tokens = document["added_tokens"]
+    model, normalizer, tokens = (document[k] for k in ("model", "normalizer", "added_tokens"))
+    if model["type"] != "BPE" or any(map(model.get, _OF_OTHER_MODELS)):
+        raise UnprovenError(f"its model is {model['type']}, or has options of another one")
+    if normalizer is not None and normalizer["type"] != "NFC":
+        raise UnprovenError(f"the normalizer is {normalizer['type']}")
+    nfc = normalizer is not None
     _check_added(tokens, nfc)
     text = special_tokens == "text"
     added = {t["content"]: t["id"] for t in tokens if not (text and t["special"])}
@@ -141,45 +148,19 @@ def _merges(model: Json) -> Iterable[tuple[str, str]]:
         yield left, right
 
 
-def _check_model(model: Json) -> None:
-    if model["type"] != "BPE":
-        raise UnprovenError(f"the model is {model['type']}, not BPE")
-    for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
-        if model.get(option):
-            raise UnprovenError(f"the model has {option} = {model[option]!r}")
-
-
 def _pattern(step: Json | None) -> str:
-    if step is None:
-        raise UnprovenError("there is no pre-tokenizer")
-    if step["type"] == "ByteLevel":
-        _check_byte_level(step, use_regex=True)
-        return GPT2
-    steps = step.get("pretokenizers") or [step]
-    if [one["type"] for one in steps] != ["Split", "ByteLevel"]:
-        raise UnprovenError(f"the pre-tokenizer is {' + '.join(one['type'] for one in steps)}")
-    split, byte_level = steps
-    _check_byte_level(byte_level, use_regex=False)
-    # The known patterns match all characters, so inverted and isolated pieces are the same.
-    if (split["behavior"], split["invert"]) not in (("Isolated", False), ("Removed", True)):
-        raise UnprovenError(f"pieces are {split['behavior']}, with invert = {split['invert']}")
-    pattern = split["pattern"].get("Regex")
-    if pattern not in KNOWN:
-        raise UnprovenError("the split pattern is not that of GPT-2, GPT-4, GPT-4o or Qwen2")
-    return str(pattern)
-
-
-def _check_byte_level(step: Json, use_regex: bool) -> None:
-    if step["add_prefix_space"]:
-        raise UnprovenError("a space is added before the text")
-    if step["use_regex"] != use_regex:
-        raise UnprovenError(f"ByteLevel has use_regex = {step['use_regex']}")
-
-
-def _is_nfc(normalizer: Json | None) -> bool:
-    if normalizer is not None and normalizer["type"] != "NFC":
-        raise UnprovenError(f"the normalizer is {normalizer['type']}")
-    return normalizer is not None
+    """Return the pattern by which a pre-tokenizer splits text, and does nothing else."""
+    *before, last = (step or {}).get("pretokenizers") or [step or {"type": None}]
+    if last["type"] == "ByteLevel" and not last["add_prefix_space"]:
+        if not before and last["use_regex"]:
+            return GPT2
+        if [one["type"] for one in before] == ["Split"] and not last["use_regex"]:
+            pattern = before[0]["pattern"].get("Regex")
+            # The known patterns match all characters, so inverted and isolated pieces are the same.
+            how = before[0]["behavior"], before[0]["invert"]
+            if pattern in KNOWN and how in (("Isolated", False), ("Removed", True)):
+                return str(pattern)
+    raise UnprovenError("it splits text in another way than GPT-2, GPT-4, GPT-4o or Qwen2")
 
 
 def _check_added(tokens: list[Json], nfc: bool) -> None:

@@ -116,6 +116,14 @@ class Store:
             self._known[key] = self.look(key)
         return self._known[key]
 
+    def find_again(self, key: str) -> Info | None:
+        """Like `find`, but asks the store again: another process may have changed the object."""
+        found, known = self.look(key), self._known.get(key)
+        if found is not None and known is not None and found.size == known.size:
+            found = known._replace(tag=found.tag, modified=found.modified)
+        self._known[key] = found
+        return found
+
     def look(self, key: str) -> Info | None:
         """Current metadata of an object, from the store; None if it does not exist."""
         return _patiently(lambda: self.client().find(key))
@@ -202,15 +210,6 @@ class Store:
             return self.look(key)
         return found
 
-    def look_again(self, key: str) -> None:
-        """Request metadata from the store for an object known only from a manifest."""
-        found = self.look(key)
-        known = self._known.get(key)
-        if found is None or known is None or found.size != known.size:
-            self._known[key] = found
-        else:
-            self._known[key] = known._replace(tag=found.tag, modified=found.modified)
-
     def read_pieces(self, key: str, first: int, stop: int) -> bytes:
         """The bytes of the pieces from `first` up to, but not including, `stop`.
 
@@ -295,11 +294,6 @@ class Store:
         )
 
     # --- writing, supported for buckets only
-
-    def find_again(self, key: str) -> Info | None:
-        """Like `find`, but asks the store again: another process may have changed the object."""
-        self._known.pop(key, None)
-        return self.find(key)
 
     def keys(self, folder: str) -> list[str]:
         """The keys of all objects below a folder, as listed by the store."""
