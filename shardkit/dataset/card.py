@@ -6,7 +6,7 @@ import fnmatch
 import functools
 import posixpath
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -134,19 +134,14 @@ def _chosen(root: Path, subset: str) -> Subset | None:
             fix="give the folder alone, or FOLDER#SUBSET",
         )
     if len(subsets) > 1:
-        raise _several_subsets(root, subsets)
+        ways = [f"'{root}#{name}'" for name in subsets]
+        raise UsageError(
+            "the repository has several subsets, which are datasets of their own",
+            path=root / CARD,
+            found=", ".join(list(subsets)[:5]),
+            fix=f"give one of them: {', '.join(ways[:5])}; or take all together with --split none",
+        )
     return next(iter(subsets.values()), None)
-
-
-def _several_subsets(root: Path, subsets: Iterable[str]) -> UsageError:
-    """The error for a repository whose README.md defines more than one subset."""
-    ways = [f"'{root}#{name}'" for name in subsets]
-    return UsageError(
-        "the repository has several subsets, which are datasets of their own",
-        path=root / CARD,
-        found=", ".join(list(subsets)[:5]),
-        fix=f"give one of them: {', '.join(ways[:5])}; or take all together with --split none",
-    )
 
 
 def check_images(root: Path, found: Collection[str], subset: str) -> None:

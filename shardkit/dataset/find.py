@@ -147,7 +147,13 @@ def _at(path: Path, together: bool = False, subset: str = "") -> dict[str, _Foun
         return {"": _Found(path, partial(_described, *shown))}
     if names := manifests.split_names(path) if manifest is None else manifest.splits:
         return {name: _Found(path / name, partial(_only, path / name)) for name in names}
-    _refuse_unfinished(path)
+    unfinished = path / manifests.FOLDER / manifests.UNFINISHED
+    if isinstance(path, RemotePath) and path.store.lists and unfinished.is_file():
+        raise FormatError(
+            "this dataset is still being written, or its conversion was interrupted",
+            path=path,
+            fix="wait until the conversion has finished, or run the command again: it continues",
+        )
     if (listed := listed_shards(path)) is not None:
         format, names = listed
         return {"": _Found(path, partial(_foreign, path, names, format))}
@@ -237,18 +243,6 @@ def _meant(path: Path) -> str | None:
         if (working / JOB).is_file():
             return f"its conversion is unfinished: {_again(working)}"
     return None
-
-
-def _refuse_unfinished(path: Path) -> None:
-    """Raise FormatError for a dataset in an object store that has no manifest yet."""
-    if not isinstance(path, RemotePath) or not path.store.lists:
-        return
-    if (path / manifests.FOLDER / manifests.UNFINISHED).is_file():
-        raise FormatError(
-            "this dataset is still being written, or its conversion was interrupted",
-            path=path,
-            fix="wait until the conversion has finished, or run the command again: it continues",
-        )
 
 
 def _shards(folder: Path, names: list[str], format: str, ignored: dict[str, int]) -> Dataset:

@@ -121,7 +121,10 @@ def look_into(
 def _add_rest(found: Contents, walk: Walk, about: list[str], *, only_card: bool) -> None:
     """Count what the walk ignored, and the images shown in README.md if there are other data."""
     if found.shards:
-        _refuse_partitions(found)
+        for name, format in () if found.listed else found.shards.items():
+            folder = _holder(name, format)
+            if partitions(folder) and not manifests.has_manifest(found.root / folder):
+                refuse_partitions(found.root, [folder], format)  # `label=cat` would be lost
         found.ignored += walk.ignored
     if found.shards or not only_card:
         found.ignored.update(map(kind_of_file, about))
@@ -131,23 +134,10 @@ def _add_rest(found: Contents, walk: Walk, about: list[str], *, only_card: bool)
         raise walk.problems[0]
 
 
-def _refuse_partitions(found: Contents) -> None:
-    """Raise UsageError for shards in folders such as `label=cat`, unless datasets are in them."""
-    if found.listed:
-        return
-    for name, format in found.shards.items():
-        folder = _holder(name, format)
-        if partitions(folder) and not manifests.has_manifest(found.root / folder):
-            refuse_partitions(found.root, [folder], format)
-
-
 def _media_among(
     names: Sequence[str], entries: Sequence[DirEntry], is_text: Callable[[str], bool]
 ) -> dict[str, Kind]:
-    """The files in a folder that may be samples, without arrays that accompany another file.
-
-    `names` need not contain the images.
-    """
+    """The files in a folder that may be samples, without arrays that accompany another file."""
     media = {name: kind for name in names if (kind := media_by_name(name))}
     if ARRAYS in media.values():
         others = (e.name for e in entries if media_by_name(e.name) is not ARRAYS)
@@ -167,20 +157,17 @@ def _belongs_to(name: str, shards: Mapping[str, str]) -> bool:
 
 
 def _shards_among(names: Sequence[str], folders: set[str]) -> dict[str, str]:
-    """The files in a folder that are shards, with their formats.
-
-    Excludes caches, tables that img2dataset writes beside its shards, and .bin files without .idx.
-    """
+    """The shards among files: no caches, tables of img2dataset, or .bin files without .idx."""
     every = {name: format for name in names if (format := format_of(Path(name)))}
     beside = {name.rpartition(".")[0] for name in names if name.endswith((".tar", ".tfrecord"))}
     beside |= {name for name in folders if name.isdigit()}
-    hub = "dataset_info.json" in names  # a dataset prepared by Hugging Face datasets
+    there, hub = {*names}, "dataset_info.json" in names  # prepared by Hugging Face datasets
     return {
         name: format
         for name, format in every.items()
         if not (format == "parquet" and name.removesuffix(".parquet") in beside)
         and not (hub and _CACHE.fullmatch(name))
-        and _has_index(name, format, names)
+        and (not (needs := FORMATS[format].needs) or name.rpartition(".")[0] + needs in there)
     }
 
 
@@ -209,13 +196,6 @@ def _listed_among(names: Sequence[str], folder: Path) -> dict[str, str]:
             found=f"{len(listed) - len(missing):,}",
         )
     return dict.fromkeys(listed, format)
-
-
-def _has_index(name: str, format: str | None, names: Sequence[str]) -> bool:
-    """Whether the second file that a shard with this name needs, if any, exists."""
-    if format is None or not (needs := FORMATS[format].needs):
-        return True
-    return name.rpartition(".")[0] + needs in names
 
 
 def _holder(name: str, format: str) -> str:

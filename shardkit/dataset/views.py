@@ -447,9 +447,21 @@ class Views(ABC):
                 found="numbers " + ", ".join(map(str, numbers[:5])),
                 fix=f"read one by its number, such as {numbers[0]}",
             )
-        if not numbers:
-            raise self._no_key(key)
-        return numbers[0]
+        if numbers:
+            return numbers[0]
+        # Suggest a key if a path was given, and show examples.
+        stems = [key, key.rpartition(".")[0]]
+        meant = [s for stem in stems for s in (stem, key_of(stem), stem.partition("/")[2])]
+        known = next((name for name in meant if name and name in self), None)
+        some = sorted({0, len(self) // 2, len(self) - 1}) if len(self) else []
+        examples = [self.read(number, ())[KEY] for number in some]
+        raise MissingKeyError(
+            "no sample has this key",
+            path=self.place,
+            key=key,
+            expected="keys such as " + ", ".join(map(repr, examples)) if examples else "no key",
+            fix=None if known is None else f"use the key {known!r}",
+        )
 
     def numbers_of(self, key: str) -> list[int]:
         """Return the indices of all samples with this key.
@@ -473,21 +485,6 @@ class Views(ABC):
             else:
                 found.append(number)
         return sorted(found)
-
-    def _no_key(self, key: str) -> MissingKeyError:
-        """The error for an unknown key. Suggests a key if a path was given, and shows examples."""
-        stems = [key, key.rpartition(".")[0]]
-        meant = [s for stem in stems for s in (stem, key_of(stem), stem.partition("/")[2])]
-        known = next((name for name in meant if name and name in self), None)
-        some = sorted({0, len(self) // 2, len(self) - 1}) if len(self) else []
-        examples = [self.read(number, ())[KEY] for number in some]
-        return MissingKeyError(
-            "no sample has this key",
-            path=self.place,
-            key=key,
-            expected="keys such as " + ", ".join(map(repr, examples)) if examples else "no key",
-            fix=None if known is None else f"use the key {known!r}",
-        )
 
 
 def _row(kind: FieldType, guessed: bool) -> tuple[tuple[int, ...], Any]:

@@ -321,7 +321,14 @@ def _joined(split: _Split, read: Read, scan: FolderScan) -> dict[int, int]:
     if not split.shared:
         for file in range(len(scan.files)):
             if file not in found:
-                read.problems.append(_unlisted(scan.files.relative(file), read.path))
+                error = SampleError(
+                    "an image is not listed in the annotations, so its objects are unknown",
+                    path=read.path,
+                    found=scan.files.relative(file),
+                    fix="add it to the list, even without objects, or exclude it with --on-error"
+                    " skip",
+                )
+                read.problems.append(error)
     return dict(sorted(found.items()))
 
 
@@ -379,13 +386,4 @@ def _not_there(path: Path, name: str) -> SampleError:
         path=path,
         found=name,
         fix="restore the image, or exclude it with --on-error skip",
-    )
-
-
-def _unlisted(name: str, path: Path) -> SampleError:
-    return SampleError(
-        "an image is not listed in the annotations, so its objects are unknown",
-        path=path,
-        found=name,
-        fix="add it to the list, even without objects, or exclude it with --on-error skip",
     )

@@ -46,7 +46,16 @@ def of_shards(root: Path, dataset: Dataset) -> Source:
     source, parts = DatasetSource(dataset), _parts_in(root)
     if not parts:
         return source
-    _refuse_missing(root, parts, dataset)
+    there = {dataset.shard_name(n).partition(".")[0] for n in range(dataset.shards)}
+    missing = [part for part in parts if part not in there]
+    if missing:
+        raise SourceError(
+            "a shard of img2dataset is missing: there are only its statistics",
+            path=root / f"{missing[0]}_stats.json",
+            expected=f"{len(parts):,} shards",
+            found=f"{len(parts) - len(missing):,}, without {', '.join(missing[:5])}",
+            fix="get the others, or remove the statistics of those that are not wanted",
+        )
     shards = [(shard, np.arange(dataset.extent(shard)[0])) for shard in range(dataset.shards)]
     if dataset.format != "parquet":
         read = dataset.read_keys
@@ -62,20 +71,6 @@ def of_shards(root: Path, dataset: Dataset) -> Source:
     if not got.all():
         found.ignored[FAILED] = int(np.count_nonzero(~got))
     return found
-
-
-def _refuse_missing(root: Path, parts: Sequence[str], dataset: Dataset) -> None:
-    """Raise SourceError if there are statistics of a part, but no shard."""
-    there = {dataset.shard_name(n).partition(".")[0] for n in range(dataset.shards)}
-    missing = [part for part in parts if part not in there]
-    if missing:
-        raise SourceError(
-            "a shard of img2dataset is missing: there are only its statistics",
-            path=root / f"{missing[0]}_stats.json",
-            expected=f"{len(parts):,} shards",
-            found=f"{len(parts) - len(missing):,}, without {', '.join(missing[:5])}",
-            fix="get the others, or remove the statistics of those that are not wanted",
-        )
 
 
 def recognise(candidate: Candidate) -> Splits | None:

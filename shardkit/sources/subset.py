@@ -317,8 +317,9 @@ def _chosen(
     left_out: Counter[str] = Counter()
     problems: list[ShardkitError] = []
     indices = np.arange(len(source))
+    encoded = {name for name, kind in source.schema.items() if isinstance(kind, Encoded)}
     for images in (False, True):  # images are read only for the samples still selected
-        some = [one for one in filters if _of_images(one, source.schema) == images]
+        some = [one for one in filters if encoded.isdisjoint(one.fields) != images]
         if some:
             indices = _filtered(source, indices, some, left_out, problems)
     copies: dict[int, dict[str, str]] = {}
@@ -355,10 +356,6 @@ def _of_classes(source: Source | Stream, recipe: Recipe) -> OfClasses | None:
     stay = [n for n, name in names if (name in included if included else name not in excluded)]
     numbers = {old: new for new, old in enumerate(stay)}
     return OfClasses(source.label, numbers, unlabelled=not included)
-
-
-def _of_images(one: Filter, schema: Schema) -> bool:
-    return any(isinstance(schema[name], Encoded) for name in one.fields)
 
 
 def _read(
