@@ -65,9 +65,10 @@ if TYPE_CHECKING:
     from shardkit.stream.options import StreamOptions as StreamOptions
     from shardkit.stream.sampling import Balanced as Balanced
     from shardkit.stream.sampling import Weighted as Weighted
-    from shardkit.transforms.audio import Mono as Mono
-    from shardkit.transforms.audio import RandomClip as RandomClip
-    from shardkit.transforms.audio import Resample as Resample
+    from shardkit.transforms.media import Mono as Mono
+    from shardkit.transforms.media import RandomClip as RandomClip
+    from shardkit.transforms.media import Resample as Resample
+    from shardkit.transforms.media import SampleFrames as SampleFrames
     from shardkit.transforms.steps import CenterCrop as CenterCrop
     from shardkit.transforms.steps import Decode as Decode
     from shardkit.transforms.steps import Normalize as Normalize
@@ -75,7 +76,6 @@ if TYPE_CHECKING:
     from shardkit.transforms.steps import RandomResizedCrop as RandomResizedCrop
     from shardkit.transforms.steps import Resize as Resize
     from shardkit.transforms.transforms import open as open
-    from shardkit.transforms.video import SampleFrames as SampleFrames
     from shardkit.verification.diff import DiffReport as DiffReport
     from shardkit.verification.diff import diff as diff
     from shardkit.verification.verify import VerifyReport as VerifyReport
@@ -138,8 +138,7 @@ _MODULES = {
         ),
         "transforms.steps",
     ),
-    **dict.fromkeys(("Mono", "RandomClip", "Resample"), "transforms.audio"),
-    "SampleFrames": "transforms.video",
+    **dict.fromkeys(("Mono", "RandomClip", "Resample", "SampleFrames"), "transforms.media"),
     **dict.fromkeys(("Bucket", "Dynamic", "Pack"), "stream.batching"),
     "pad_collate": "stream.collate",
     **dict.fromkeys(("Balanced", "Weighted"), "stream.sampling"),

@@ -149,7 +149,7 @@ class BatchMaker:
             array[row] = value
 
     def _addressed(self, error: ShardkitError, number: int) -> ShardkitError:
-        return error.located(**self._samples.address(number)._asdict())
+        return error.located(**self._samples.location(number))
 
     def finish(self, batch: BatchInProgress) -> FinishedBatch:
         """Return the filled batch. Raises the error of the first bad sample that is not skipped."""

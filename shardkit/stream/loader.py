@@ -101,7 +101,7 @@ class Loader:
         self._tokens = [0, 0]  # of this epoch: real tokens, and all tokens with padding
         self._ranks = Ranks()
         self._identity = source.stream.identity
-        self._schedule()  # raises for invalid options
+        self.dataset.schedule()  # raises for invalid options
 
     def __repr__(self) -> str:
         left = f"{len(self):,} batches, {self.remaining:,} left, of epoch {self._position()[0]:,}"
@@ -112,12 +112,12 @@ class Loader:
 
         It stays the same after a state was loaded: `remaining` is the number of batches left.
         """
-        return self._schedule().steps(self._position()[0])
+        return self.dataset.schedule().steps(self._position()[0])
 
     @property
     def remaining(self) -> int:
         """Number of batches left in the current epoch, or in the next if none is being iterated."""
-        return self._schedule().steps(*self._position())
+        return self.dataset.schedule().steps(*self._position())
 
     def __getitem__(self, index: object) -> NoReturn:
         """Raises UsageError: a DataLoader would ask for samples by index."""
@@ -134,7 +134,7 @@ class Loader:
         if self._profile is not None:
             self._profile = Profile()
         # A schedule of its own, as each keeps the plan of one window, and others are elsewhere.
-        iteration = Iteration(self, copy.copy(self._schedule()), self._profile)
+        iteration = Iteration(self, copy.copy(self.dataset.schedule()), self._profile)
         self.errors = iteration.bad.errors
         return iteration
 
@@ -163,14 +163,14 @@ class Loader:
         Raises UsageError for an invalid state, and for a state of another dataset or other
         settings.
         """
-        self.epoch, self._progress = load_state(state, self._identity, self._schedule())
+        self.epoch, self._progress = load_state(state, self._identity, self.dataset.schedule())
         self._used, self._loaded = False, True
         self.epoch, self._progress = self._next()
 
     def _skip_to(self, number: int) -> None:
         """Start the next iteration at batch `number` of its epoch. Reads no data."""
         self.epoch, _ = self._next()
-        self._progress, self._used = self._schedule().progress(self.epoch, number), False
+        self._progress, self._used = self.dataset.schedule().progress(self.epoch, number), False
 
     def set_epoch(self, epoch: int) -> None:
         """Set the `epoch` of the next iteration.
@@ -211,7 +211,7 @@ class Loader:
 
     def _position(self) -> tuple[int, Progress]:
         """The current epoch and progress; at the end of an epoch, the beginning of the next."""
-        if self._progress != START and self._schedule().is_over(self.epoch, self._progress):
+        if self._progress != START and self.dataset.schedule().is_over(self.epoch, self._progress):
             return self.epoch + 1, START
         return self.epoch, self._progress
 
@@ -221,9 +221,6 @@ class Loader:
         self._used = self._loaded = False
         self._tokens = [0, 0]
         return self.epoch, self._progress
-
-    def _schedule(self) -> Schedule:
-        return self.dataset.schedule()
 
     def _delivered(self, epoch: int, progress: Progress, tokens: tuple[int, int]) -> None:
         self.epoch, self._progress, self._used = epoch, progress, True

@@ -6,8 +6,7 @@ import copy
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from itertools import accumulate
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +21,6 @@ from shardkit.helpers.indices import digest
 from shardkit.sample import Sample
 from shardkit.schema import Schema
 from shardkit.stream.order import Numbers
-
-
-class Address(NamedTuple):
-    """The location of a sample: a file, usually a shard, and the position in it."""
-
-    path: Path
-    position: int
 
 
 class Samples:
@@ -80,8 +72,8 @@ class Samples:
         try:
             return to_rgb(sample[field])
         except NotAnImageError as error:
-            address = self.address(number)
-            raise unusable(error, sample["__key__"], field).located(**address._asdict()) from error
+            where = self.location(number)
+            raise unusable(error, sample["__key__"], field).located(**where) from error
 
     def read_rows(self, field: str, numbers: Numbers, out: npt.NDArray[Any]) -> list[str] | None:
         """Read an array field of several samples into the rows of `out`; returns the samples' keys.
@@ -128,11 +120,11 @@ class Samples:
             return None
         return dataset.read_keys(number, positions)
 
-    def address(self, number: int) -> Address:
-        """The location of a sample."""
+    def location(self, number: int) -> dict[str, Any]:
+        """The location of a sample, for errors: a file, usually a shard, and the position in it."""
         dataset, index = self._locate(number)
         shard, position = dataset.locate(index)
-        return Address(dataset.sample_path(shard, position), position)
+        return {"path": dataset.sample_path(shard, position), "position": position}
 
     def close(self) -> None:
         """Close all open shards."""

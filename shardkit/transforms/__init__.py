@@ -3,16 +3,17 @@
 Each imports only those on lines below its own:
 
     transforms
-    audio video
+    media
     chain
     calls
     draws images on_image steps
 """
 
-from shardkit.transforms.audio import Mono as Mono
-from shardkit.transforms.audio import RandomClip as RandomClip
-from shardkit.transforms.audio import Resample as Resample
 from shardkit.transforms.draws import Draws as Draws
+from shardkit.transforms.media import Mono as Mono
+from shardkit.transforms.media import RandomClip as RandomClip
+from shardkit.transforms.media import Resample as Resample
+from shardkit.transforms.media import SampleFrames as SampleFrames
 from shardkit.transforms.steps import CenterCrop as CenterCrop
 from shardkit.transforms.steps import Decode as Decode
 from shardkit.transforms.steps import Normalize as Normalize
@@ -20,4 +21,3 @@ from shardkit.transforms.steps import RandomHorizontalFlip as RandomHorizontalFl
 from shardkit.transforms.steps import RandomResizedCrop as RandomResizedCrop
 from shardkit.transforms.steps import Resize as Resize
 from shardkit.transforms.transforms import Transforms as Transforms
-from shardkit.transforms.video import SampleFrames as SampleFrames

@@ -22,10 +22,10 @@ from shardkit.helpers.keywords import takes
 from shardkit.sample import Sample
 from shardkit.schema import Array, Audio, FieldType, Image, Schema, Video
 from shardkit.storage import fs
-from shardkit.transforms.audio import AudioJob
 from shardkit.transforms.calls import Call, name_of
 from shardkit.transforms.chain import Chain, Job, MediaJob, Output, Stage
 from shardkit.transforms.draws import Draws
+from shardkit.transforms.media import AudioJob, VideoJob
 from shardkit.transforms.on_image import (
     MASK,
     check_mask,
@@ -44,7 +44,6 @@ from shardkit.transforms.steps import (
     Size,
     Transform,
 )
-from shardkit.transforms.video import VideoJob
 
 Step = Transform | Callable[..., Any]
 

@@ -17,7 +17,7 @@ from shardkit.options import AudioOptions
 from shardkit.preprocess.audio import AudioSteps
 from shardkit.preprocess.items import Shaped
 from shardkit.schema import Audio, Schema
-from shardkit.transforms.audio import AudioJob, Mono, RandomClip, Resample
+from shardkit.transforms.media import AudioJob, Mono, RandomClip, Resample
 from tests.codecs.sample_images import damaged
 from tests.codecs.test_media import sound as long_sound
 
