@@ -146,9 +146,10 @@ def test_shards_of_pieces_keep_to_their_size(format, gpt2, tmp_path, monkeypatch
     assert shardkit.verify(tmp_path / "out", against=source).problems == []
 
 
-def joined(photos, out, format="wds"):
+def joined(photos, out, format="wds", **options):
     image = ImageOptions(resize=8)
-    shardkit.convert(photos, format, out, shard_samples=10, image=image, workers=0)
+    options = {"workers": 0, **options}
+    shardkit.convert(photos, format, out, shard_samples=10, image=image, **options)
 
 
 @pytest.mark.parametrize("format", ["wds", "lmdb", "beton"])
@@ -175,8 +176,23 @@ def test_a_run_that_died_while_joining_goes_on(where, dies, calls, tmp_path, sma
         with pytest.raises(ZeroDivisionError):
             joined(photos, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    joined(photos, tmp_path / "out")
+    again, join = [], work.joined
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(work, "joined", lambda *a: (again.append(a), join(*a))[1])
+        joined(photos, tmp_path / "out")
+    assert len(again) == (2 if dies == "joined" else 0)  # of three shards
     assert files_of(tmp_path / "out") == files_of(tmp_path / "reference")
+
+
+def test_workers_join_shards_as_one_process_does(tmp_path, small_tasks):
+    photos = write_images(tmp_path / "in", classes=1, each=23, kilobytes=3)
+    joined(photos, tmp_path / "reference")
+    joined(photos, tmp_path / "workers", workers=2)
+    for part in ("1/2", "2/2"):
+        joined(photos, tmp_path / "parts", part=part)
+    shardkit.merge(tmp_path / "parts")
+    for made in ("workers", "parts"):
+        assert files_of(tmp_path / made) == files_of(tmp_path / "reference")
 
 
 def test_resizing_one_large_shard_is_work_for_many(tmp_path, small_tasks):
