@@ -86,8 +86,9 @@ class DatasetSource(Source):
     def __getitem__(self, index: int) -> Sample:
         shard, position = self._dataset.locate(self._global(index))
         reader = self._reader(shard)
+        fields = None if self.selection == ALL_FIELDS or self.guessed else self.schema
         try:
-            sample = self._read(reader, position)
+            sample = reader.sample(position, fields, json_text=True)
         except SampleError:  # already names the sample
             raise
         except Exception as error:
@@ -95,11 +96,6 @@ class DatasetSource(Source):
             raise found from found.__cause__
         if self._prefixes:
             sample["__key__"] = self._prefixes[shard] + sample["__key__"]
-        return sample
-
-    def _read(self, reader: ShardReader, position: int) -> Sample:
-        fields = None if self.selection == ALL_FIELDS or self.guessed else self.schema
-        sample = reader.sample(position, fields, json_text=True)
         return sample if self.selection == ALL_FIELDS else self.selected(sample)
 
     def sizes(self) -> Sizes:
@@ -147,18 +143,27 @@ class DatasetSource(Source):
         found: list[int] = (first + np.argsort(array(self._indices[first:last]))).tolist()
         return found
 
+    @property
+    def _is_remote(self) -> bool:
+        """Whether samples are in an object store, one by one."""
+        remote = isinstance(self._dataset.path, RemotePath)
+        return remote and not get_format(self._dataset.format).grouped
+
     def _is_scattered_remotely(self) -> bool:
         """Whether consecutive samples are far apart in an object store.
 
         Then reading the 1 MiB pieces around each sample would read most pieces repeatedly.
         """
-        remote = isinstance(self._dataset.path, RemotePath)
-        if self._indices is None or not remote or get_format(self._dataset.format).grouped:
+        if self._indices is None or not self._is_remote:
             return False
         ends = running_sum(self._means)[array(self._indices) + 1]
         read = PIECE * np.count_nonzero(np.diff(ends // PIECE))  # estimate
         size = sum(self._dataset.extent(shard)[1] for shard in range(self._dataset.shards))
         return bool(size > byte_source.LATEST * PIECE and read > 2 * self.sizes().sum())
+
+    def _is_large(self) -> bool:
+        """Whether samples are in a store, and so large that reading single values is faster."""
+        return self._is_remote and int(self.sizes().sum()) > _LARGE * len(self)
 
     def _reader(self, shard: int) -> ShardReader:
         if not self.requests:
@@ -186,12 +191,6 @@ class DatasetSource(Source):
         else:
             found._by_columns = not self.guessed
         return found
-
-    def _is_large(self) -> bool:
-        """Whether samples are in a store, and so large that reading single values is faster."""
-        remote = isinstance(self._dataset.path, RemotePath)
-        grouped = remote and get_format(self._dataset.format).grouped
-        return remote and not grouped and int(self.sizes().sum()) > _LARGE * len(self)
 
     def documents(self) -> Iterator[Document]:
         kinds = (Int, Float, Bool)
@@ -227,9 +226,9 @@ class DatasetSource(Source):
         return found
 
     def all_keys(self) -> Sequence[str]:
-        keys: list[str] = []
         if self._is_large():
             return super().all_keys()
+        keys: list[str] = []
         try:
             for shard in range(self._dataset.shards):
                 prefix = self._prefixes[shard] if self._prefixes else ""

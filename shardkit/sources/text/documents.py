@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
@@ -156,12 +156,8 @@ class Ranges(NamedTuple):
         behind = (self.file[1:] == self.file[:-1]) & (self.start[1:] == self.end[:-1])
         first = np.flatnonzero(np.concatenate([[True], ~behind])[: len(self.file)])
         last = np.concatenate([first[1:], [len(self.file)]])[: len(first)] - 1
-        yield from zip(
-            self.file[first].tolist(),
-            self.start[first].tolist(),
-            self.end[last].tolist(),
-            strict=True,
-        )
+        found = (self.file[first], self.start[first], self.end[last])
+        yield from zip(*(numbers.tolist() for numbers in found), strict=True)
 
 
 class TextStream(Stream):
@@ -229,14 +225,13 @@ class TextStream(Stream):
         try:
             for at, after, value in text.records(start, None if name.compression else end):
                 sample: Sample | SampleError
-                ignored: tuple[str, ...] = ()
+                ignored: Sequence[str] = ()
                 if done == start > 0:
                     done = at  # skip the end of the previous range's last line
                 try:
                     if isinstance(value, SampleError):
                         raise value
-                    taken = fields.take(value, cells=cells)
-                    ignored = fields.left_out(value, taken, cells=cells)
+                    taken, ignored = fields.take(value, cells=cells)
                     if label is not None:
                         taken[LABEL] = label
                     sample = self.selected({"__key__": f"{relative}/{at}", **taken})

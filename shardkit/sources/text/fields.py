@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -36,8 +36,11 @@ class Fields:
         label = {} if self.label is None else {LABEL: self.label.kind}
         return Schema({self.text: Text(), **label, **self.others})
 
-    def take(self, values: Mapping[str, Any], *, cells: bool) -> Sample:
-        """Return a document's fields; `cells` means values from CSV. Raises SampleError."""
+    def take(self, values: Mapping[str, Any], *, cells: bool) -> tuple[Sample, Sequence[str]]:
+        """Return a document's fields, and the names of others that are selected and have a value.
+
+        `cells` means values from CSV. Raises SampleError.
+        """
         text = values.get(self.text)
         if not isinstance(text, str):
             found = f"{type(text).__name__} {text!r:.60}"
@@ -59,23 +62,28 @@ class Fields:
             value = values.get(name)
             if value is not None and not (cells and not value):
                 sample[name] = self._fitted(name, kind, value, cells)
-        if self.every and len(values) > len(sample):
-            self._check_known(values)
-        return sample
+        if len(values) == len(sample):
+            return sample, ()
+        return sample, self._left_out(values, sample, cells)
 
-    def left_out(self, values: Mapping[str, Any], taken: Sample, *, cells: bool) -> tuple[str, ...]:
-        """Return the selected fields of a document that have a value but were not taken."""
-        if len(values) == len(taken):
-            return ()
-        return tuple(
-            name
-            for name, value in values.items()
-            if name not in taken
-            and (self.label is None or name != self.label.column)
-            and value is not None
-            and not (cells and not value)
-            and self.selection.has(name)
-        )
+    def _left_out(self, values: Mapping[str, Any], taken: Sample, cells: bool) -> Sequence[str]:
+        names = []
+        for name, value in values.items():
+            missing = value is None or (cells and not value)
+            if missing or name in taken or not self.selection.has(name):
+                continue
+            if self.label is not None and name == self.label.column:
+                continue
+            if self.every and name not in RESERVED:
+                raise SampleError(
+                    "a document has a field that the first documents do not have",
+                    field=name,
+                    expected=", ".join((self.text, *self.others)),
+                    found=f"{type(value).__name__} {value!r:.60}",
+                    fix=f"convert without the field: {drop_option(name)}, or --on-error skip",
+                )
+            names.append(name)
+        return names
 
     def _label(self, labels: Labels, values: Mapping[str, Any], cells: bool) -> Any:
         value = values.get(labels.column)
@@ -103,20 +111,6 @@ class Fields:
             found=f"{type(value).__name__} {value!r:.60}",
             fix=f"repair it, convert without the field: {drop_option(name)}, or --on-error skip",
         )
-
-    def _check_known(self, values: Mapping[str, Any]) -> None:
-        known = RESERVED | {self.text, *self.others}
-        if self.label is not None:
-            known |= {self.label.column}
-        for name, value in values.items():
-            if name not in known and value is not None and self.selection.has(name):
-                raise SampleError(
-                    "a document has a field that the first documents do not have",
-                    field=name,
-                    expected=", ".join((self.text, *self.others)),
-                    found=f"{type(value).__name__} {value!r:.60}",
-                    fix=f"convert without the field: {drop_option(name)}, or --on-error skip",
-                )
 
 
 def _check_unicode(name: str, text: str) -> None:
@@ -151,7 +145,11 @@ class Sampled:
         """The fields in order of appearance, with the narrowest types that fit."""
         types: dict[str, FieldType] = {}
         for name, values in _columns(self._json).items():
-            types[name] = _json_type(values)
+            kinds = {type(value) for value in values} - {type(None)}
+            if kinds == {int, float}:
+                types[name] = Float() if all(map(is_exact, values)) else Json()
+            else:
+                types[name] = kind_of(kinds, values) if kinds else Json()
         for name, values in _columns(self._cells).items():
             kind = typed_column([value or None for value in values], cells=True).kind
             other = types.setdefault(name, kind)
@@ -188,13 +186,6 @@ def _columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
         for name, value in row.items():
             columns.setdefault(name, []).append(value)
     return columns
-
-
-def _json_type(values: list[Any]) -> FieldType:
-    kinds = {type(value) for value in values} - {type(None)}
-    if kinds == {int, float}:
-        return Float() if all(map(is_exact, values)) else Json()
-    return kind_of(kinds, values) if kinds else Json()
 
 
 def choose(sampled: Sampled, asked: str | None, label: str | None = None) -> str | None:

@@ -1,7 +1,6 @@
 """Text files and tables, read as records with their offsets: lines, JSON, rows of CSV and TSV.
 
-Each imports only those on lines below its own:
-
-    records
-    blocks encodings quotes
+records.py     a file: its lines, JSON objects or rows, or its whole text
+encodings.py   decoding, lines, and detection of encodings
+blocks.py      the bytes, decompressed
 """

@@ -68,28 +68,30 @@ def stored_blocks(
     path: FilePath, size: int, start: int, block: int, end: int | None = None
 ) -> Iterator[bytes]:
     """Yield the bytes as stored in the file, at most `block` at a time."""
-    if isinstance(path, RemotePath):
-        with _explained(path, size):
-            for data in _requested(path, size, start, end):
-                if size <= pointers.MOST_BYTES and not start:
-                    pointers.refuse_pointer(data, path, SampleError)
-                for first in range(0, len(data), block):
-                    yield data[first : first + block]
-        return
-    try:
-        with open(path, "rb", buffering=0, opener=fs.regular) as file:
-            _check_size(path, size, os.fstat(file.fileno()).st_size)
-            file.seek(start)
-            while start < size:
-                data = file.read(min(block, size - start))
-                if not data:
-                    _check_size(path, size, start)
-                if size <= pointers.MOST_BYTES and not start:
-                    pointers.refuse_pointer(data, path, SampleError)
-                start += len(data)
-                yield data
-    except OSError as error:
-        raise unreadable(error, path) from error
+    with _explained(path, size):
+        if isinstance(path, RemotePath):
+            found = _requested(path, size, start, end)
+        else:
+            found = _read(path, size, start, block)
+        for data in found:
+            if size <= pointers.MOST_BYTES and not start:
+                pointers.refuse_pointer(data, path, SampleError)
+            for first in range(0, len(data), block):
+                yield data[first : first + block]
+
+
+def _read(path: str, size: int, start: int, block: int) -> Iterator[bytes]:
+    with open(path, "rb", buffering=0, opener=fs.regular) as file:
+        found = os.fstat(file.fileno()).st_size
+        file.seek(start)
+        while found == size and start < size:
+            data = file.read(min(block, size - start))
+            if not data:
+                found = start
+            start += len(data)
+            yield data
+    if found != size:
+        raise changed(path, f"{found:,} bytes", size=size)
 
 
 def head(path: FilePath, size: int, length: int, version: int) -> bytes:
@@ -100,12 +102,8 @@ def head(path: FilePath, size: int, length: int, version: int) -> bytes:
     return next(stored_blocks(path, size, 0, length), b"")
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=1024)  # each range of an object needs them, and checks the version
 def _head(path: RemotePath, length: int, version: int) -> bytes:
-    """Return the first bytes of an object, cached because each of its ranges needs them.
-
-    Reading a range verifies that the object still has this `version`.
-    """
     return path.store.read(path.key, 0, length)
 
 
@@ -133,24 +131,19 @@ def _requested(path: RemotePath, size: int, start: int, end: int | None) -> Iter
 
 
 @contextmanager
-def _explained(path: RemotePath, size: int) -> Iterator[None]:
-    """If reading an object fails because it has changed, raise an error that says so."""
+def _explained(path: FilePath, size: int) -> Iterator[None]:
+    """If reading a file fails because it has changed, raise an error that says so."""
     try:
         yield
     except OSError as error:
         raise unreadable(error, path) from error
-    except DamagedError as error:
-        raise changed(path, "another object of that name") from error
-    except StorageError as error:
-        found = path.store.look(path.key)
+    except (DamagedError, StorageError) as error:
+        if isinstance(path, RemotePath) and isinstance(error, DamagedError):
+            raise changed(path, "another object of that name") from error
+        found = path.store.look(path.key) if isinstance(path, RemotePath) else None
         if found is None or found.size == size:
             raise
         raise changed(path, f"{found.size:,} bytes", size=size) from error
-
-
-def _check_size(path: FilePath, planned: int, found: int) -> None:
-    if found != planned:
-        raise changed(path, f"{found:,} bytes", size=planned)
 
 
 def _decompressed(path: FilePath, stored: Iterator[bytes], compression: str) -> Iterator[bytes]:

@@ -20,6 +20,7 @@ _MARKS = (  # UTF-32-LE before UTF-16-LE, whose mark is a prefix of it
     (codecs.BOM_UTF8, "utf-8"),
 )
 MARK_SIZE = 4  # bytes of the longest byte order mark
+REPAIR = "repair it, or use --on-error skip"
 MAX_LINE = (1 << 31) - (1 << 16)  # bytes; formats limit a text to less than 2 GiB
 _FEW_BYTES = 16  # fewer non-ASCII bytes are not enough for detection
 # Ruled out before detection: `_by_start` recognizes these by byte order marks and NUL bytes.
@@ -64,6 +65,14 @@ class Decoder:
     def newline(self) -> bytes:
         return "\n".encode(self.encoding)
 
+    def error(
+        self, what: str, offset: int, expected: str, found: str | None, fix: str = REPAIR
+    ) -> SampleError:
+        """Return an error at an offset in the file."""
+        return SampleError(
+            what, path=self.path, offset=offset, expected=expected, found=found, fix=fix
+        )
+
     def text(self, data: bytes, offset: int) -> str:
         """Decode the bytes at `offset` in the file. Raises SampleError for invalid ones."""
         try:
@@ -71,28 +80,25 @@ class Decoder:
         except UnicodeError as error:
             start, end = getattr(error, "start", 0), getattr(error, "end", 1)
             found = data[start : max(end, start + 1)].hex()
-            raise SampleError(
+            raise self.error(
                 f"the bytes are not valid {self.encoding.upper()}",
-                path=self.path,
-                offset=offset + start,
-                expected=self.encoding.upper(),
-                found=f"0x{found}: {getattr(error, 'reason', error)}",
-                fix="use --encoding latin-1 or auto, --encoding-errors replace, or --on-error skip",
+                offset + start,
+                self.encoding.upper(),
+                f"0x{found}: {getattr(error, 'reason', error)}",
+                "use --encoding latin-1 or auto, --encoding-errors replace, or --on-error skip",
             ) from error
 
     def plain_text(self, data: bytes, offset: int) -> str:
         """Decode text other than JSON, in which NUL characters are invalid, too."""
         text = self.text(data, offset)
         if "\0" in text:
-            raise SampleError(
+            raise self.error(
                 "the text contains a NUL character: the file is binary, damaged, or has another"
                 " encoding",
-                path=self.path,
-                offset=offset + max(_find(data, "\0".encode(self.encoding)), 0),
-                expected=f"text, {self.encoding.upper()}",
-                found="U+0000",
-                fix="copy the file again, name its encoding with --encoding, or use --on-error"
-                " skip",
+                offset + max(_find(data, "\0".encode(self.encoding)), 0),
+                f"text, {self.encoding.upper()}",
+                "U+0000",
+                f"copy the file again, name its encoding with --encoding, or {REPAIR}",
             )
         return text
 

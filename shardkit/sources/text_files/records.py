@@ -6,7 +6,8 @@ import contextlib
 import csv
 import itertools
 import json
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,16 +15,20 @@ from shardkit.codecs.compression import compression_of
 from shardkit.errors import SampleError
 from shardkit.sources.files import FilePath, Planned, check_unchanged, read_file
 from shardkit.sources.text_files.blocks import blocks, head
-from shardkit.sources.text_files.encodings import MARK_SIZE, MAX_LINE, Decoder, Line, lines
-from shardkit.sources.text_files.quotes import cells_are_quoted, dialect, swallowed
+from shardkit.sources.text_files.encodings import MARK_SIZE, MAX_LINE, REPAIR, Decoder, Line, lines
 from shardkit.storage.pointers import refuse_html
 
+DELIMITERS = {"csv": ",", "tsv": "\t"}
 LINE_FIELD = "text"  # the field of plain-text documents
 _HEAD = 1024  # bytes that show whether a table is an HTML page
 # Characters per cell: csv uses 4 bytes for each, and an unclosed quote makes the rest one cell.
 _MAX_CELL = 1 << 28
 _MAGIC_SIZE = 10  # bytes that show a compression
-_REPAIR = "repair it, or use --on-error skip"
+
+
+_MANY = 10  # lines of one CSV cell, each with as many commas as the header: they were rows
+_LONGEST = 10_000  # lines of one TSV cell
+_QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
 
 class Record(NamedTuple):
@@ -70,7 +75,7 @@ class TextFile:
         """Yield the rows after the header, the first row of `top`; all of them if it has none."""
         header = list(self.header or top.first())
         if self.header is None:
-            _check_header(header, self.field, top)
+            top.check_header(header, self.field)
         elif not self.header:
             header = [f"column{number}" for number in range(len(header))]
         first = top.at if self.header is None else 0
@@ -79,19 +84,14 @@ class TextFile:
                 continue
             if isinstance(row, SampleError):
                 yield Record(start, end, row)
-            elif len(rows.lines) > 2 and swallowed(rows.lines, rows.form, len(header)):
-                yield Record(start, end, _swallows(rows, start, len(header)))
+            elif len(rows.lines) > 2 and _swallowed(rows.lines, rows.form, len(header)):
+                yield Record(start, end, rows.swallows(start, len(header)))
             elif len(row) == len(header):
                 yield Record(start, end, dict(zip(header, row, strict=True)))
             else:
-                error = SampleError(
-                    "a row does not have as many cells as the first line",
-                    path=self.path,
-                    offset=start,
-                    expected=f"{len(header)}: {', '.join(header)[:200]}",
-                    found=str(len(row)),
-                    fix=_REPAIR,
-                )
+                columns = f"{len(header)}: {', '.join(header)[:200]}"
+                what = "a row does not have as many cells as the first line"
+                error = rows.decoder.error(what, start, columns, str(len(row)))
                 yield Record(start, end, error)
 
     def has_quotes(self) -> bool:
@@ -104,7 +104,7 @@ class TextFile:
             decoder, found = self._lines(0, None)
             if len(decoder.newline) > 1 or self.has_quotes():
                 texts = ((line or b"").decode(decoder.encoding, "replace") for _, line in found)
-                return cells_are_quoted(texts)
+                return _cells_are_quoted(texts)
         return False
 
     def text(self, planned: Planned) -> str:
@@ -212,23 +212,15 @@ def _json_object(line: bytes, start: int, decoder: Decoder) -> dict[str, Any] | 
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         column = getattr(error, "pos", 0)
-        raise SampleError(
+        raise decoder.error(
             f"a line is not JSON: {getattr(error, 'msg', error)}",
-            path=decoder.path,
-            offset=start + len(text[:column].encode(decoder.encoding, "replace")),
-            expected="a JSON object on every line",
-            found=repr(text[max(column - 30, 0) : column + 30]),
-            fix=_REPAIR,
+            start + len(text[:column].encode(decoder.encoding, "replace")),
+            "a JSON object on every line",
+            repr(text[max(column - 30, 0) : column + 30]),
         ) from error
     if not isinstance(value, dict):
-        raise SampleError(
-            "a line is not a JSON object",
-            path=decoder.path,
-            offset=start,
-            expected='such as {"text": "..."}',
-            found=repr(text[:60]),
-            fix=_REPAIR,
-        )
+        expected = 'such as {"text": "..."}'
+        raise decoder.error("a line is not a JSON object", start, expected, repr(text[:60]))
     return value
 
 
@@ -238,13 +230,12 @@ def _one_by_line(found: Iterator[Line], decoder: Decoder) -> Iterator[Line]:
         first = (line or b"")[:64].decode(decoder.encoding, "ignore").strip()
         if first.startswith("[") or first == "{":
             kind, jq = ("array", ".[]") if first.startswith("[") else ("object", ".")
-            raise SampleError(
+            raise decoder.error(
                 f"the file is a single JSON {kind}, not JSON Lines",
-                path=decoder.path,
-                offset=start,
-                expected="one JSON object on every line",
-                found=repr(first[:30]),
-                fix=f"convert it to JSON Lines: jq -c '{jq}' FILE > FILE.jsonl",
+                start,
+                "one JSON object on every line",
+                repr(first[:30]),
+                f"convert it to JSON Lines: jq -c '{jq}' FILE > FILE.jsonl",
             )
         yield start, line
         if first:
@@ -263,15 +254,18 @@ class _Rows:
 
     def __init__(self, found: Iterator[Line], decoder: Decoder, form: str, quoted: bool) -> None:
         csv.field_size_limit(max(csv.field_size_limit(), _MAX_CELL))  # for the whole process
-        self._found = found
-        self.path = decoder.path
-        self._decoder = decoder
+        self._found, self.decoder = found, decoder
         self.start = -1  # where the current row begins
         self.at = decoder.mark  # where the next line begins
         self._problem: SampleError | None = None  # in a line of the current row
         self.form = form
         self.lines: list[str] = []  # of the current row
-        self._reader = csv.reader(self._lines(), **dialect(form, quoted=quoted))
+        self._reader = csv.reader(
+            self._lines(),
+            delimiter=DELIMITERS[form],
+            quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE,
+            strict=True,
+        )
 
     def __iter__(self) -> Iterator[tuple[int, int, list[str] | SampleError]]:
         """Yield where each row begins and ends, and its cells; blank lines are skipped."""
@@ -297,13 +291,13 @@ class _Rows:
         return []
 
     def _lines(self) -> Iterator[str]:
-        width, text_of = len(self._decoder.newline), self._decoder.plain_text
+        width, text_of = len(self.decoder.newline), self.decoder.plain_text
         for start, line in self._found:
             if self.start < 0:
                 self.start = start
             if line is None:
                 self.at = start
-                self._problem = _too_long(self.path, start)
+                self._problem = _too_long(self.decoder.path, start)
                 yield "\n"
                 continue
             self.at = start + len(line) + width
@@ -311,7 +305,7 @@ class _Rows:
                 text = text_of(line, start)
             except SampleError as error:  # the other lines still belong to this row
                 self._problem = self._problem or error
-                text = line.decode(self._decoder.encoding, "replace").replace("\0", "")
+                text = line.decode(self.decoder.encoding, "replace").replace("\0", "")
             self.lines.append(text)
             yield text + "\n"
 
@@ -320,43 +314,93 @@ class _Rows:
         if what == "unexpected end of data":
             what = "a quote is opened and never closed"
         several = count > 1
-        return SampleError(
+        return self.decoder.error(
             f"a row is not CSV: {what}",
-            path=self.path,
-            offset=self.start,
-            expected='cells as in RFC 4180: quoted "like this", with quotes inside doubled',
-            found=f"{count:,} lines that belong to it, which may be rows" if several else None,
-            fix=_REPAIR + ", which drops all of them" * several,
+            self.start,
+            'cells as in RFC 4180: quoted "like this", with quotes inside doubled',
+            f"{count:,} lines that belong to it, which may be rows" if several else None,
+            REPAIR + ", which drops all of them" * several,
+        )
+
+    def check_header(self, header: list[str], field: str | None) -> None:
+        """Raise SampleError if two columns have the same name, or none that of the `field`."""
+        found = ", ".join(header)[:200]
+        if len(set(header)) < len(header):
+            expected = "a first line with the names of the columns"
+            what = "two columns of the table have the same name"
+            raise self.decoder.error(what, self.start, expected, found)
+        if field is not None and header and field not in header:
+            fix = "say which column is the text: --text-field NAME"
+            raise self.decoder.error(f"the table has no column {field!r}", 0, field, found, fix)
+
+    def swallows(self, start: int, width: int) -> SampleError:
+        """Return the error for a row over several lines that look like rows themselves."""
+        return self.decoder.error(
+            f"a quoted cell holds {len(self.lines):,} lines that look like rows of the table",
+            start,
+            f"lines with other than {width} cells inside a quoted cell",
+            repr(self.lines[1][:60]),
+            'if the first quote is text, double it and quote its cell, such as """Hi, he said";'
+            " or use --on-error skip",
         )
 
 
-def _check_header(header: list[str], field: str | None, rows: _Rows) -> None:
-    """Raise SampleError if two columns have the same name, or none that of the `field`."""
-    if len(set(header)) < len(header):
-        raise SampleError(
-            "two columns of the table have the same name",
-            path=rows.path,
-            offset=rows.start,
-            expected="a first line with the names of the columns",
-            found=", ".join(map(repr, header))[:200],
-        )
-    if field is not None and header and field not in header:
-        raise SampleError(
-            f"the table has no column {field!r}",
-            path=rows.path,
-            offset=0,
-            found=", ".join(header)[:200],
-            fix="say which column is the text: --text-field NAME",
-        )
+# --- quotation marks -----------------------------------------------------------------------------
+#
+# RFC 4180 defines quotes for CSV. In most TSV files, a quotation mark is like any other character.
 
 
-def _swallows(rows: _Rows, start: int, width: int) -> SampleError:
-    return SampleError(
-        f"a quoted cell holds {len(rows.lines):,} lines that look like rows of the table",
-        path=rows.path,
-        offset=start,
-        expected=f"lines with other than {width} cells inside a quoted cell",
-        found=repr(rows.lines[1][:60]),
-        fix='if the first quote is text, double it and quote its cell, such as """Hi, he said";'
-        " or use --on-error skip",
-    )
+def _cells_are_quoted(lines: Iterable[str]) -> bool:
+    """Whether all lines of a TSV show that its cells are quoted.
+
+    The header is, or a quoted cell has doubled quotes, a tab, or line ends.
+    """
+    width = 0
+    row: list[str] = []  # the lines of a row in which a quote is open
+    for text in lines:
+        line = text.rstrip("\r\n")
+        if not width:
+            if any(cell[:1] == '"' for cell in line.split("\t")) and _row_of([line]):
+                return True
+            width = len(line.split("\t")) if line else 0
+            continue
+        closes = line.count('"') % 2 == 1
+        alone = width > 1 and line.count("\t") == width - 1  # with one column, nothing tells
+        if row and not closes and (alone or len(row) == _LONGEST):
+            row = []  # the line is a row by itself: the quote was none
+        if not row:
+            marked = [cell for cell in line.split("\t") if cell[:1] == '"'] if '"' in line else []
+            if all(map(_QUOTED.fullmatch, marked)):
+                if any('""' in cell[1:-1] for cell in marked):
+                    return True
+                continue
+            if alone:
+                continue
+        row.append(line)
+        if closes == (len(row) > 1):  # no quote is open at the end of this line
+            if len(_row_of(row)) == width:
+                return True
+            row = []
+    return False
+
+
+def _row_of(lines: Sequence[str]) -> list[str]:
+    """Return the cells of lines that are one row with quoted cells; [] if they are not."""
+    try:
+        rows = list(csv.reader([f"{line}\n" for line in lines], delimiter="\t", strict=True))
+    except csv.Error:
+        return []
+    return rows[0] if len(rows) == 1 else []
+
+
+def _swallowed(lines: Sequence[str], form: str, width: int) -> bool:
+    """Whether a row of a table, over several lines, has a cell that holds what were rows.
+
+    In a TSV, a line inside the cell with as many tabs as the header shows it. Commas are frequent
+    in text: in a CSV, all of many lines must have as many as the header.
+    """
+    inside, separator = lines[1:-1], DELIMITERS[form]
+    if width < 2 or (form == "csv" and len(lines) < _MANY):
+        return False
+    alike = (line.count(separator) == width - 1 for line in inside)
+    return bool(inside) and (any(alike) if form == "tsv" else all(alike))
