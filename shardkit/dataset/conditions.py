@@ -15,7 +15,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -96,9 +96,13 @@ class Condition:
     fields: tuple[str, ...]
     test: _Test
     conjuncts: tuple[Condition, ...] = ()  # the operands, if it is a conjunction (`and`)
+    origin: tuple[Any, ...] = ()  # the arguments of `_parsed`, to pickle it
 
     def __call__(self, sample: Sample) -> bool | None:
         return self.test(sample)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _parsed, self.origin
 
 
 def condition(
@@ -109,7 +113,16 @@ def condition(
     Raises UsageError, with the column, for invalid syntax, for an unknown field or class, and for
     values that cannot be compared.
     """
-    return _Reader(text, schema, class_names or {}).condition()
+    return _parsed(text, schema, dict(class_names or {}))
+
+
+def _parsed(
+    text: str, schema: Schema, names: Mapping[str, Sequence[str]], part: int | None = None
+) -> Condition:
+    """The whole condition, or one of its conjuncts."""
+    found, whole = _Reader(text, schema, names).condition(), (text, schema, names)
+    parts = tuple(replace(one, origin=(*whole, n)) for n, one in enumerate(found.conjuncts))
+    return replace(found, conjuncts=parts, origin=whole) if part is None else parts[part]
 
 
 def value_of(
@@ -244,15 +257,13 @@ class _Reader:
     def _compared(self, left: _Value, symbol: ast.cmpop, right: _Value) -> Condition:
         compare = _COMPARE[type(symbol)]
         ordered = not isinstance(symbol, ast.Eq | ast.NotEq)
-        for value, other in ((left, right), (right, left)):
-            if ordered and (
-                value.kind == "true or false" or isinstance(self._class(value, other), int)
-            ):
+        one, other = self._of_class(left, right), self._of_class(right, left)
+        for value, compared in ((left, one), (right, other)):
+            if ordered and (value.kind == "true or false" or compared is not value):
                 raise self._error("it has no order: use ==, != or in", value.at)
             if value.kind in ("list", "data"):
                 parts = " or ".join(f"{value.words}.{part}" for part in self._parts(value.field))
                 raise self._error(f"it is not a single value: use {parts or 'is null'}", value.at)
-        one, other = self._of_class(left, right), self._of_class(right, left)
         if one.kind != other.kind and "any" not in (one.kind, other.kind):
             raise self._unlike(right, left)
         known = one.kind == other.kind != "any"
@@ -265,19 +276,14 @@ class _Reader:
 
         return self._made(test, left, right)
 
-    def _class(self, value: _Value, other: _Value) -> int | None:
-        """The class number for a text that is compared with a field that has class names."""
+    def _of_class(self, value: _Value, other: _Value) -> _Value:
+        """A text that is compared with a field that has class names, as the number of a class."""
         if other.names is None or not isinstance(value.literal, str):
-            return None
+            return value
         if value.literal not in other.names:
             what = f"there is no class {value.literal!r}"
             raise self._error(what, value.at, expected=near(value.literal, other.names))
-        return list(other.names).index(value.literal)
-
-    def _of_class(self, value: _Value, other: _Value) -> _Value:
-        number = self._class(value, other)
-        if number is None:
-            return value
+        number = list(other.names).index(value.literal)
         return value._replace(kind="a number", get=lambda sample: number)
 
     def _value(self, node: ast.expr) -> _Value:

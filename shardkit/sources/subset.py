@@ -10,7 +10,6 @@ import copy
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -91,33 +90,17 @@ class OfKeys:
 class Where:
     """Samples that satisfy a condition."""
 
-    text: str
-    schema: Schema
-    class_names: Mapping[str, tuple[str, ...]]
-    part: int | None = None  # index of the only conjunct to test; None: all
-
-    @cached_property
-    def condition(self) -> Condition:
-        found = condition(self.text, self.schema, self.class_names)
-        return found if self.part is None else found.conjuncts[self.part]
+    condition: Condition
 
     @property
     def fields(self) -> tuple[str, ...]:
         return self.condition.fields
-
-    def parts(self) -> list[Where]:
-        """One filter for each conjunct of the condition, as each may need fewer fields."""
-        every = range(len(self.condition.conjuncts))
-        return [Where(self.text, self.schema, self.class_names, n) for n in every] or [self]
 
     def reason(self, sample: Sample) -> str:
         found = self.condition(sample)
         if found is None:
             return "samples without a value that --where asks for"
         return "" if found else "samples that --where leaves out"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Where, (self.text, self.schema, self.class_names, self.part)
 
 
 @dataclass(frozen=True)
@@ -309,7 +292,8 @@ def _chosen(
     if lists:
         filters.append(OfKeys(tuple(lists.values())))
     if recipe.where is not None:
-        filters += Where(recipe.where, source.schema, dict(source.class_names)).parts()
+        where = condition(recipe.where, source.schema, source.class_names)
+        filters += map(Where, where.conjuncts or [where])  # each may need fewer fields
     drawn = [] if recipe.sample is None else [RandomShare(recipe.sample, recipe.seed or 0)]
     if isinstance(source, Stream):
         filters += drawn
