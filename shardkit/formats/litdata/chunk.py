@@ -17,8 +17,7 @@ import numpy.typing as npt
 from shardkit.codecs.compression import COMPRESSED_BLOCK, compression_of, decompressed, unpacked
 from shardkit.errors import DamagedError, FormatError, drop_option
 from shardkit.formats.base import KEY, ShardReader, ShardSpec, encoded, key_bytes, numbered_key
-from shardkit.formats.litdata.index import leaves_of
-from shardkit.formats.litdata.values import absent, decoder, encoder, guessed
+from shardkit.formats.litdata.values import absent, decoder, encoder, guessed, leaves_of
 from shardkit.formats.offsets import OffsetsWriter
 from shardkit.formats.packed import Packed
 from shardkit.sample import JsonText, Sample, key_of

@@ -19,8 +19,21 @@ from shardkit.codecs.array import dump_array, load_array
 from shardkit.codecs.media import guessed_schema
 from shardkit.codecs.packed_images import image_list, pillow_image
 from shardkit.errors import FormatError, drop_option
+from shardkit.formats.base import KEY
 from shardkit.sample import JsonText
-from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Image, Images, Int, Json, Text
+from shardkit.schema import (
+    Array,
+    Bool,
+    Bytes,
+    FieldType,
+    Float,
+    Image,
+    Images,
+    Int,
+    Json,
+    Schema,
+    Text,
+)
 
 _DEPTH = 200  # nested objects
 _LISTS = {2: "q", 3: "d", 4: "?"}  # lists of numbers of one type, by tag
@@ -191,6 +204,14 @@ def decoder(name: str, kind: FieldType) -> Decode:
 
 
 # --- writing -------------------------------------------------------------------------------------
+
+
+def leaves_of(schema: Schema) -> list[tuple[str, str]]:
+    """Name and serializer of each value of the samples that shardkit writes, in order.
+
+    Raises FormatError for types that LitData cannot store.
+    """
+    return [(KEY, "str"), *((name, serializer_for(name, kind)) for name, kind in schema.items())]
 
 
 def serializer_for(name: str, kind: FieldType) -> str:
