@@ -170,12 +170,13 @@ def _field_of(name: str, kind: FieldType) -> Field:
     if isinstance(kind, Array) and is_native(kind):
         shape = tuple(n for n in kind.shape or () if n is not None)
         return Field(name, TypeId.NDARRAY, np.dtype(kind.dtype), shape)
-    if isinstance(kind, Images):
+    type_id = kind.entry(TYPE_IDS)
+    if type_id is None:
         raise FormatError(
             f"a .beton cannot hold the list of images in the field {name!r}: FFCV has no such type",
             fix=f"write arrow, parquet, hf or lmdb, or convert without it: {drop_option(name)}",
         )
-    return Field(name, kind.entry(_TYPE_IDS))
+    return Field(name, type_id)
 
 
 _KINDS = {
@@ -185,11 +186,12 @@ _KINDS = {
     TypeId.BYTES: Bytes,
     TypeId.JSON: Json,
 }
-_TYPE_IDS: dict[type, TypeId] = {
+TYPE_IDS: dict[type, TypeId | None] = {
     **{kind: type_id for type_id, kind in _KINDS.items()},
     Bool: TypeId.INT,
     Array: TypeId.BYTES,
     Text: TypeId.JSON,
+    Images: None,
 }
 # The dtypes that FFCV loads. It refuses big-endian and structured types, and hangs on float16.
 _NATIVE = re.compile(r"\|b1|\|[iu]1|<[iu][248]|<f[48]|<c(8|16)")

@@ -26,20 +26,7 @@ from shardkit.formats.beton import layout as bytes_of
 from shardkit.formats.beton.layout import JPEG, RAW, Field, Row, TypeId, front_size
 from shardkit.helpers.checked import checked, damaged, of_version
 from shardkit.sample import JsonText, Sample, key_of
-from shardkit.schema import (
-    Array,
-    Audio,
-    Bool,
-    Bytes,
-    FieldType,
-    Float,
-    Image,
-    Int,
-    Json,
-    Schema,
-    Text,
-    Video,
-)
+from shardkit.schema import Array, Bool, FieldType, Json, Schema, Text
 from shardkit.storage.byte_source import ByteSource, Table, open_source
 
 _NUMBER_BYTES = 8
@@ -396,8 +383,7 @@ class Section:
 def _decoder(field: Field, kind: FieldType) -> tuple[bool, _Decode | None]:
     """Whether values of a field can be read as `kind`, and what converts them, if anything."""
     if field.dtype is None:
-        types = (field.type_id, type(kind))
-        return types in _DECODERS, _DECODERS.get(types)
+        return kind.entry(bytes_of.TYPE_IDS) == field.type_id, _DECODERS.get(type(kind))
     known = isinstance(kind, Array) and (kind.dtype, kind.shape) == (field.dtype.str, field.shape)
     return known, partial(_array, field.dtype, field.shape)
 
@@ -419,15 +405,9 @@ def _text(data: bytes, json_text: bool) -> str:
     return found
 
 
-_DECODERS: dict[tuple[TypeId, type], _Decode | None] = {
-    (TypeId.INT, Int): None,
-    (TypeId.INT, Bool): lambda number, json_text: bool(number),
-    (TypeId.FLOAT, Float): None,
-    (TypeId.IMAGE, Image): None,
-    (TypeId.BYTES, Bytes): None,
-    (TypeId.BYTES, Audio): None,
-    (TypeId.BYTES, Video): None,
-    (TypeId.BYTES, Array): lambda data, json_text: load_array(data),
-    (TypeId.JSON, Json): _json,
-    (TypeId.JSON, Text): _text,
+_DECODERS: dict[type, _Decode] = {
+    Bool: lambda number, json_text: bool(number),
+    Array: lambda data, json_text: load_array(data),
+    Json: _json,
+    Text: _text,
 }
