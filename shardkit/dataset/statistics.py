@@ -230,24 +230,22 @@ class _Tally:
         self._digests: list[bytes] = []
 
     def read(self, index: int) -> None:
-        """Count a sample; a quick tally records damaged samples instead of raising."""
+        """Count a sample as stored, and, unless quick, its pixels after its transform.
+
+        A quick tally records damaged samples instead of raising.
+        """
         try:
-            self._add(self._dataset.read(index), index)
+            sample = self._dataset.read(index)
+            self._digests.append(content_digest(sample, self._compared))
+            self._labels.append(sample.get(self._dataset.label))
+            self._each(sample, index, _Field.add)
         except (SampleError, DamagedError, NotFoundError) as error:
             if not self._quick:
                 raise
             self._damaged.append(error)
-
-    def _add(self, sample: Sample, index: int) -> None:
-        """Count a sample as stored, and its pixels after its transform."""
-        self._digests.append(content_digest(sample, self._compared))
-        self._labels.append(sample.get(self._dataset.label))
-        self._each(sample, index, _Field.add)
-        if self._quick:
-            return
-        if (transform := self._dataset.transform_of(index)) is not None:
-            sample = transform(sample)
-        self._each(sample, index, _Field.look)
+        if not self._quick:
+            transform = self._dataset.transform_of(index)
+            self._each(sample if transform is None else transform(sample), index, _Field.look)
 
     def _each(self, sample: Sample, index: int, count: Callable[[_Field, Any], None]) -> None:
         for name, field_ in self._fields.items():
