@@ -64,8 +64,6 @@ class _TensorBoard:
         for name, value in row.items():
             if name != "step" and value is not None:
                 self._writer.add_scalar(f"monitor/{name}", value, row["step"])
-
-    def flush(self) -> None:
         self._writer.flush()
 
     def close(self) -> None:

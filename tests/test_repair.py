@@ -297,7 +297,7 @@ def test_a_copy_that_is_none_or_is_damaged_as_well_is_refused(tmp_path):
         shardkit.verify(out, repair=out)
     with pytest.raises(NotFoundError):
         shardkit.verify(out, repair=tmp_path / "nowhere")
-    with pytest.raises(UsageError, match="repaired by a single process"):
+    with pytest.raises(UsageError, match="is repaired, or compared with its source, by a single"):
         shardkit.verify(out, repair=source, part="1/2")
     assert state(out) == before
 

@@ -304,14 +304,14 @@ FAILING = {
 def test_a_library_that_fails_is_an_error(labels, monkeypatch, how, tmp_path):
     lines, what, found = FAILING[how]
     fake(monkeypatch, tmp_path, *lines)
-    compare = client.compare
+    compare = client.compare_client
 
     def compare_impatiently(*arguments):  # once it has been imported
         monkeypatch.setattr(client, "_SILENT", 0.1)
         compare(*arguments)
 
     if how == "hangs":
-        monkeypatch.setattr(client, "compare", compare_impatiently)
+        monkeypatch.setattr(client, "compare_client", compare_impatiently)
     if "import" in how:
         with pytest.raises(UsageError, match=what) as error:
             checked(labels)

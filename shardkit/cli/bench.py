@@ -106,9 +106,8 @@ def _show(report: dict[str, Any]) -> None:
 
 
 def _contender_row(contender: dict[str, Any]) -> tuple[str, str]:
-    where = f" on {contender['file_system']}" if contender["file_system"] else ""
     amount = f"{counted(contender['samples'], 'sample')}, {size(contender['bytes'])}"
-    words = f"{contender['format']}: {amount}{where}"
+    words = f"{contender['format']}: {amount}"
     if contender["format"] == FOLDER:
         words += "; workers are of torch's DataLoader with Pillow, without shardkit"
     return contender["name"], words

@@ -20,11 +20,12 @@ from shardkit.helpers.progress import Progress, watched
 from shardkit.options import check_numbers
 from shardkit.performance.contender import MEASURES, Contender, Result, Setting
 from shardkit.performance.defaults import FOLDER, image_field, stored_bytes, usual_options
-from shardkit.performance.machine import about_machine, file_system
+from shardkit.performance.machine import about_machine
 from shardkit.schema import Image
 from shardkit.storage import fs
 from shardkit.storage.remote.path import RemotePath
 from shardkit.stream.ranks import default_threads
+from shardkit.stream.world import default_threads
 from shardkit.version import versions
 
 if TYPE_CHECKING:
@@ -202,7 +203,6 @@ def _about(name: str, contender: Contender) -> dict[str, Any]:
         "samples": len(dataset),
         "shards": dataset.shards,
         "bytes": stored_bytes(dataset),
-        "file_system": None if isinstance(path, RemotePath) else file_system(path),
     }
 
 

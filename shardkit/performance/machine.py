@@ -46,17 +46,6 @@ def memory() -> int | None:
     return int(psutil.virtual_memory().total)
 
 
-def file_system(path: Path) -> str | None:
-    """The type of a path's file system; None if unknown, or if psutil is not installed."""
-    if not has_psutil():
-        return None
-    import psutil
-
-    types = {mount.mountpoint: mount.fstype for mount in psutil.disk_partitions(all=True)}
-    path = path.resolve()
-    return next((types[str(p)] for p in (path, *path.parents) if str(p) in types), None)
-
-
 # --- resource usage ------------------------------------------------------------------------------
 
 

@@ -34,10 +34,10 @@ class Log(Protocol):
     """Destination of the values of windows."""
 
     def write(self, row: Row) -> None:
-        """Write values by name, with the same names each time; None for an unknown value."""
+        """Write values by name, with the same names each time; None for an unknown value.
 
-    def flush(self) -> None:
-        """Make all rows visible to readers."""
+        Readers see them soon, also if the training is killed.
+        """
 
     def close(self) -> None:
         """Close the log."""
@@ -154,8 +154,6 @@ class Monitor(Generic[T]):
         try:
             if self._log is not None and report.batches:
                 self._log.write(_row(report, self._whole))
-            if self._log is not None and last:
-                self._log.flush()
         except OSError as error:  # a full disk must not end the training
             self._log = None
             warn(f"the monitor stopped logging, as it cannot write: {error}")
@@ -241,8 +239,6 @@ class _Csv:
     def write(self, row: Row) -> None:
         with self._path.open("a", newline="", encoding="utf-8") as file:
             csv.writer(file).writerow(row.values())
-
-    def flush(self) -> None: ...
 
     def close(self) -> None: ...
 

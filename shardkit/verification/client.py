@@ -191,7 +191,7 @@ class _Unit(NamedTuple):
     samples: range
 
 
-def compare(part: CheckedPart, client: Client, report: ClientReport, meter: Meter) -> None:
+def compare_client(part: CheckedPart, client: Client, report: ClientReport, meter: Meter) -> None:
     """Compare all samples of the undamaged shards.
 
     Problems go to the part's findings. If the data are at a URL, one shard at a time is copied to a

@@ -215,32 +215,23 @@ def _check_size(path: Path, file: File, shard: str | None) -> None:
         if isinstance(path, RemotePath):
             path.store.find_again(path.key)
         about = path.stat()
+        size: int | None = about.st_size
     except (FileNotFoundError, NotADirectoryError):
-        raise DamagedError(
-            "a file of the dataset is missing",
-            path=path,
-            shard=shard,
-            expected=f"{file.bytes:,} bytes",
-        ) from None
+        size = None
     except OSError as error:
         raise os_errors.explain(error, "look at", path) from error
-    if not stat.S_ISREG(about.st_mode):  # reading a pipe would block forever
-        raise DamagedError(
-            "a file of the dataset is not a regular file",
-            path=path,
-            shard=shard,
-            expected="a regular file",
-        )
-    if about.st_size != file.bytes:
-        short = about.st_size < file.bytes
-        raise DamagedError(
-            "a file is truncated" if short else "a file is longer than it was",
-            path=path,
-            shard=shard,
-            offset=min(about.st_size, file.bytes),
-            expected=f"{file.bytes:,} bytes",
-            found=f"{about.st_size:,} bytes",
-        )
+    if size is None:
+        what, found = "a file of the dataset is missing", None
+    elif not stat.S_ISREG(about.st_mode):  # reading a pipe would block forever
+        what, found = "a file of the dataset is not a regular file", None
+    elif size != file.bytes:
+        what = "a file is truncated" if size < file.bytes else "a file is longer than it was"
+        found = f"{size:,} bytes"
+    else:
+        return
+    offset = None if found is None or size is None else min(size, file.bytes)
+    expected = f"{file.bytes:,} bytes"
+    raise DamagedError(what, path=path, shard=shard, offset=offset, expected=expected, found=found)
 
 
 def strangers(folder: Path, format: str, known: set[str]) -> list[ShardkitError]:

@@ -147,17 +147,11 @@ def verify(
     """
     began = time.monotonic()
     share = WHOLE if part is None else PartOf.parse(part)
-    if against is not None and share.total > 1:
+    if share.total > 1 and (against is not None or repair is not None):
         raise UsageError(
-            "a part of a dataset cannot be compared with its source: each would read all of it",
-            found=f"--part {share} with --against",
-            fix="verify the parts without --against, and compare in one process, without --part",
-        )
-    if repair is not None and share.total > 1:
-        raise UsageError(
-            "a dataset must be repaired by a single process",
-            found=f"--part {share} with --repair",
-            fix="repair it without --part",
+            "a dataset is repaired, or compared with its source, by a single process",
+            found=f"--part {share} with --{'repair' if against is None else 'against'}",
+            fix="leave --part out",
         )
     with watched(progress) as monitor, contextlib.ExitStack() as ending:
         ending.enter_context(fs.using(storage_options, path, against, metadata, repair))
@@ -170,13 +164,14 @@ def verify(
         if repair is not None:
             ending.enter_context(run.begin_repair(repair, metadata, transform))
             run.open()  # again, as another run may have ended before this one locked it out
-        compared = run.open_source(against, metadata) if against is not None else []
+        # Sources and libraries are opened before the checks, as they may be missing.
+        groups = [] if against is None else run.open_source(against, metadata)
         clients = run.find_clients() if client else []
         run.check()
-        run.repair()
+        if repair is not None:
+            run.repair()
         run.check_values(decode)
-        run.compare(compared)
-        run.compare_clients(clients)
+        run.compare(groups, clients)
         return run.report(time.monotonic() - began)
 
 
@@ -289,9 +284,15 @@ class _Run:
                 self._first.add(problem)
                 continue
             errors += manifest.errors
-            said, found = (splits.format, samples), (manifest.format, manifest.samples)
-            if said != found:
-                self._first.add(_other_split(folder, said, found))
+            if (splits.format, samples) != (manifest.format, manifest.samples):
+                self._first.add(
+                    DamagedError(
+                        "a split does not match the manifest of the folder above it",
+                        path=folder,
+                        expected=f"{samples:,} samples as {splits.format}",
+                        found=f"{manifest.samples:,} samples as {manifest.format}",
+                    )
+                )
         if errors != splits.errors and len(self._parts) == len(splits.splits):
             self._first.add(
                 DamagedError(
@@ -316,9 +317,8 @@ class _Run:
         return self._repair
 
     def repair(self) -> None:
-        """Repair the damage that was found, if requested, and check the repaired files again."""
-        if self._repair is None:
-            return
+        """Repair the damage that was found, and check the repaired files again."""
+        assert self._repair is not None
         files = [*self._common_damage]
         files += [file for part in self._parts for _, file in part.damaged]
         self._meter.start("repairing", sum(file.bytes for file in files), "bytes")
@@ -327,21 +327,18 @@ class _Run:
             for part in self._parts:
                 part.dataset.close()
                 part.dataset.forget_versions()
-            self._check("reading again", files)
+            self.check("reading again", files)
 
     def open_source(self, against: Against, metadata: str | os.PathLike[str] | None) -> list[Group]:
-        """The groups to compare. Opened before the checks, so that a wrong path fails early."""
+        """The groups to compare."""
         from shardkit.verification.groups import groups
 
-        if not self._parts:
-            return []
-        return groups(self._path, self._parts, against, self._last, metadata)
+        parts = self._parts
+        return groups(self._path, parts, against, self._last, metadata) if parts else []
 
-    def check(self) -> None:
-        """Check files, shards, counts and keys."""
-        self._check("reading", self._all_files())
-
-    def _check(self, doing: str, files: Sequence[File]) -> None:
+    def check(self, doing: str = "reading", files: Sequence[File] | None = None) -> None:
+        """Check files, shards, counts and keys. `files` are those that are read, if not all."""
+        files = self._all_files() if files is None else files
         total = sum(file.bytes for file in files)
         if total:
             self._meter.start(doing, total, "bytes")
@@ -371,19 +368,8 @@ class _Run:
             check_values(part, self._meter, decode=decode)
         self._meter.report(now=True)
 
-    def compare(self, compared: list[Group]) -> None:
-        """Compare with the source, if one was given."""
-        if not compared:
-            return
-        from shardkit.verification.compare import compare
-
-        for group in compared:
-            self._meter.start("comparing", *group.extent)
-            compare(group, self._last, self._meter)
-        self._meter.report(now=True)
-
     def find_clients(self) -> list[Client]:
-        """The libraries to compare with. Found before the checks, as they may be missing."""
+        """The libraries to compare with."""
         from shardkit.verification.client import ClientReport, importable, installed_clients
 
         clients, notes = importable(installed_clients(self._parts))
@@ -391,17 +377,22 @@ class _Run:
         self._clients = {client.name: ClientReport(found) for client, found in clients.items()}
         return list(clients)
 
-    def compare_clients(self, clients: list[Client]) -> None:
-        """Compare with what these libraries read."""
-        if not clients:
-            return
-        from shardkit.verification.client import compare
+    def compare(self, groups: Sequence[Group], clients: Sequence[Client]) -> None:
+        """Compare with sources, and with what libraries read."""
+        if groups:
+            from shardkit.verification.compare import compare
 
-        for client in clients:
+            for group in groups:
+                self._meter.start("comparing", *group.extent)
+                compare(group, self._last, self._meter)
+        if clients:
+            from shardkit.verification.client import compare_client
+
             total = sum(part.samples for part in self._parts)
-            self._meter.start(f"reading with {client.name}", total, "samples")
-            for part in self._parts:
-                compare(part, client, self._clients[client.name], self._meter)
+            for client in clients:
+                self._meter.start(f"reading with {client.name}", total, "samples")
+                for part in self._parts:
+                    compare_client(part, client, self._clients[client.name], self._meter)
         self._meter.report(now=True)
 
     def close(self) -> None:
@@ -451,13 +442,3 @@ def _left_to_others(share: PartOf, parts: list[CheckedPart]) -> list[str]:
             " compared only without --part"
         )
     return notes
-
-
-def _other_split(folder: Path, said: tuple[str, int], found: tuple[str, int]) -> DamagedError:
-    return DamagedError(
-        "a split does not match the manifest of the folder above it",
-        path=folder,
-        expected=f"{said[1]:,} samples as {said[0]}",
-        found=f"{found[1]:,} samples as {found[0]}",
-        fix="copy both again from an undamaged copy, or convert again",
-    )

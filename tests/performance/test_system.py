@@ -8,7 +8,7 @@ import time
 import pytest
 
 from shardkit.helpers.processors import processors
-from shardkit.performance.machine import System, Usage, file_system, memory
+from shardkit.performance.machine import System, Usage, memory
 from shardkit.performance.report import Report
 from shardkit.torch import Monitor
 
@@ -116,7 +116,7 @@ def test_without_psutil_nothing_is_known_and_the_report_says_what_to_install(tmp
     system.begin()
     usage = system.used(last=True)
     assert usage.cpu is usage.disk is usage.memory is None
-    assert memory() is file_system(tmp_path) is None
+    assert memory() is None
     assert "pip install 'shardkit[monitor]'" in str(Report(usage=usage))
     monkeypatch.undo()
     assert "pip" not in str(Report(usage=usage))
