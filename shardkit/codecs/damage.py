@@ -12,7 +12,6 @@ import struct
 import warnings
 import zlib
 from collections.abc import Iterator
-from typing import Any
 
 from shardkit.codecs.header import png_chunks, read_header
 from shardkit.codecs.image import (
@@ -60,12 +59,19 @@ def damage(data: bytes, max_pixels: int = MAX_PIXELS) -> str | None:
 
 
 def _pillow(data: bytes, format: str, pixels: int) -> str | None:
+    import PIL.ImageSequence
+
     try:
         if format == "png":  # check the checksums of its chunks, which decoding ignores
             with opened(data) as image:
                 image.verify()
         with opened(data) as image:
-            _load_frames(image)
+            total = 0
+            for number, frame in enumerate(PIL.ImageSequence.Iterator(image), 1):
+                total += frame.width * frame.height
+                if number > MAX_FRAMES or total > MAX_DECODED:
+                    raise TooManyFramesError(f"{number:,} or more, of {total:,} pixels in all")
+                frame.load()
         if format == "png":
             return _rows_missing(data)
     except TooLargeError:
@@ -74,18 +80,6 @@ def _pillow(data: bytes, format: str, pixels: int) -> str | None:
         refuse_want_of_memory(error, pixels)
         return str(error) or type(error).__name__
     return None
-
-
-def _load_frames(image: Any) -> None:
-    """Decode all frames of a Pillow image."""
-    import PIL.ImageSequence
-
-    pixels = 0
-    for number, frame in enumerate(PIL.ImageSequence.Iterator(image), 1):
-        pixels += frame.width * frame.height
-        if number > MAX_FRAMES or pixels > MAX_DECODED:
-            raise TooManyFramesError(f"{number:,} or more, of {pixels:,} pixels in all")
-        frame.load()
 
 
 # First column and row, and steps, of the pixels in each pass of an interlaced PNG.

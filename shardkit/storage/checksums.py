@@ -6,8 +6,6 @@ their file in the manifest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import xxhash
 
 PIECE = 1 << 20  # bytes; the last piece of a file is shorter
@@ -67,17 +65,6 @@ class Hasher:
             self._room = PIECE
         self._piece.update(left)
         self._room -= len(left)
-
-    def update_all(self, chunks: Sequence[bytes | memoryview], size: int) -> None:
-        """Like `update` with each of the chunks, whose total size is `size`."""
-        if size < self._room:
-            update = self._piece.update
-            for chunk in chunks:
-                update(chunk)
-            self._room -= size
-        else:
-            for chunk in chunks:
-                self.update(chunk)
 
     def digests(self) -> bytes:
         """The digests of all pieces so far, the last of which may be incomplete."""

@@ -62,7 +62,8 @@ def using(options: Mapping[str, Any] | None, *paths: object) -> Iterator[None]:
             "storage options must be a dict of names and values", found=type(options).__name__
         )
     given = (one for path in paths for one in (path if isinstance(path, list | tuple) else [path]))
-    if options and paths and not any(map(_is_url, given)):
+    urls = (one for one in given if isinstance(one, str | os.PathLike) and parsed(one) is not None)
+    if options and paths and next(urls, None) is None:
         raise UsageError(
             "storage options are for URLs, and none is given",
             found=", ".join(sorted(options)),
@@ -73,10 +74,6 @@ def using(options: Mapping[str, Any] | None, *paths: object) -> Iterator[None]:
         yield
     finally:
         _options.reset(token)
-
-
-def _is_url(path: object) -> bool:
-    return isinstance(path, str | os.PathLike) and parsed(path) is not None
 
 
 def source(path: str | os.PathLike[str]) -> Path:
@@ -197,7 +194,8 @@ class NewFile:
 
     def _write(self, chunks: Sequence[Chunk]) -> None:
         handle, expected = self._file.fileno(), sum(map(len, chunks))
-        self._hasher.update_all(chunks, expected)
+        for chunk in chunks:
+            self._hasher.update(chunk)
         self._size += expected
         written = os.writev(handle, chunks)
         if written < expected:  # a signal, or a nearly full disk
@@ -424,7 +422,12 @@ def remove(path: Path) -> None:
 def read(path: Path, most: int = -2) -> bytes:
     """Read a whole file, or the first `most + 1` bytes if it has more than `most`."""
     if isinstance(path, RemotePath):
-        data = path.store.read_all(path.key) if most < 0 else _beginning(path, most + 1)
+        store, key = path.store, path.key
+        if most < 0:
+            data = store.read_all(key)
+        else:
+            size = min(store.info(key).size, most + 1)
+            data = store.read(key, 0, size) if size else b""
     else:
         with os_errors.explained("read", path), open(path, "rb", opener=regular) as file:
             if most >= 0:  # Python would allocate the full requested size
@@ -436,12 +439,6 @@ def read(path: Path, most: int = -2) -> bytes:
                 raise MemoryError(f"{path} has {size:,} bytes") from error
     refuse_pointer(data, path, DamagedError)
     return data
-
-
-def _beginning(path: RemotePath, most: int) -> bytes:
-    """The first `most` bytes of an object, or all if it has fewer."""
-    size = min(path.store.info(path.key).size, most)
-    return path.store.read(path.key, 0, size) if size else b""
 
 
 def read_whole(path: str, size: int | None = None) -> tuple[bytes, os.stat_result]:

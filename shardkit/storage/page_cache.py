@@ -307,7 +307,15 @@ class FolderCache(PageCache):
         fs.make_folder(self.folder)
         mark = self.folder / _MARK
         if os.path.lexists(mark):
-            _check_mark(mark)
+            version = None
+            with contextlib.suppress(ValueError):
+                version = None if mark.is_symlink() else json.loads(fs.read(mark, 1000))
+            if version != _VERSION:
+                raise UsageError(
+                    "the cache folder was made by another version of shardkit, or is damaged",
+                    path=mark,
+                    fix="remove the folder, or give another one",
+                )
         else:
             foreign = set(os.listdir(self.folder)) - {_MARK, _LOCK, _TEMPORARY, _CLAIMS}
             if foreign and not mark.exists():  # another process may have made it meanwhile
@@ -530,17 +538,6 @@ def _identity(found: os.stat_result) -> tuple[int, int, int]:
 
 def _blocks(size: int) -> int:
     return max(math.ceil(size / _BLOCK), 1) * _BLOCK
-
-
-def _check_mark(mark: Path) -> None:
-    with contextlib.suppress(ValueError):
-        if not mark.is_symlink() and json.loads(fs.read(mark, 1000)) == _VERSION:
-            return
-    raise UsageError(
-        "the cache folder was made by another version of shardkit, or is damaged",
-        path=mark,
-        fix="remove the folder, or give another one",
-    )
 
 
 def _full(error: StorageError) -> bool:

@@ -51,12 +51,6 @@ class Folder(NamedTuple):
     real: str
     parent: Folder | None
 
-    def ancestors(self) -> Iterator[Folder]:
-        folder: Folder | None = self
-        while folder is not None:
-            yield folder
-            folder = folder.parent
-
 
 class Listing(NamedTuple):
     """The contents of a folder: its files and its subfolders."""
@@ -200,7 +194,10 @@ class Walk:
             return Folder(relative, f"{folder.real}/{entry.name}", folder)
         real = os.path.realpath(entry.path)
         self._follow(found, entry, real)
-        if any(real == above.real for above in folder.ancestors()):
+        above: Folder | None = folder
+        while above is not None and above.real != real:
+            above = above.parent
+        if above is not None:
             found.problems.append(
                 SourceError(
                     "a symbolic link leads back to a folder above it, which makes an endless loop",

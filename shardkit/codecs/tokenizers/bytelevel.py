@@ -58,7 +58,7 @@ def settings(document: Json, special_tokens: str) -> Settings:
 
 def ranks(model: Json, pattern: str) -> dict[str, int]:
     """Return the tokens to give to tiktoken: all that can result from a piece of text."""
-    vocab = {token: i for token, i in model["vocab"].items() if _is_spelled(token)}
+    vocab = {token: i for token, i in model["vocab"].items() if _CHARACTERS.issuperset(token)}
     if not vocab.keys() >= _CHARACTERS:
         raise UnprovenError("a single byte is not in the vocabulary")
     if len(set(vocab.values())) < len(vocab):
@@ -219,8 +219,3 @@ def _alphabet() -> dict[int, int]:
 
 _ALPHABET = _alphabet()
 _CHARACTERS = frozenset(map(chr, _ALPHABET))
-
-
-def _is_spelled(token: str) -> bool:
-    """Whether all characters of a token stand for bytes."""
-    return _CHARACTERS.issuperset(token)

@@ -62,7 +62,8 @@ def load_tokenizer(
         return _of_file(_in_folder(path), special_tokens, eos_token)
     if path.exists():
         return _of_file(path, special_tokens, eos_token)
-    if _looks_like_path(str(name)):
+    is_file = path.suffix in (".json", ".model", ".tiktoken")
+    if is_file or str(name).startswith((".", "~", os.sep)) or str(name).count("/") > 1:
         raise NotFoundError("there is no such tokenizer", path=str(name))
     import tiktoken
 
@@ -119,11 +120,6 @@ def open_copy(
 
 def _absolute(path: Path) -> str | RemotePath:
     return path if isinstance(path, RemotePath) else str(path.absolute())
-
-
-def _looks_like_path(name: str) -> bool:
-    is_file = Path(name).suffix in (".json", ".model", ".tiktoken")
-    return is_file or name.startswith((".", "~", os.sep)) or name.count("/") > 1
 
 
 def _in_folder(folder: Path) -> Path:
@@ -253,17 +249,12 @@ def _tiktoken(
     file = f"{name}.tiktoken"
     ranks, special = read_ranks(data, path or file), facts.special
     taken = set(ranks.values())
-    if any(bytes([byte]) not in ranks for byte in range(256)) or len(taken) < len(ranks):
+    whole = all(bytes([byte]) in ranks for byte in range(256)) and len(taken) == len(ranks)
+    if not whole or not taken.isdisjoint(special.values()):
         raise UsageError(
-            "a file of tiktoken's ranks is incomplete, or has a duplicate number",
+            f"a file of tiktoken's ranks is incomplete, or not that of {name}, as its name says",
             path=path or file,
-            expected="each of the 256 bytes, and a different number on every line",
-        )
-    if not taken.isdisjoint(special.values()):
-        raise UsageError(
-            "a file of tiktoken's ranks uses numbers that its encoding reserves for special tokens",
-            path=path or file,
-            expected=f"ranks of {name}, as the file name says",
+            expected="each of the 256 bytes, and other numbers than those of special tokens",
         )
     ids, notes = _ids(special, special, {}, eos_token)
     return Tokenizer(

@@ -213,9 +213,12 @@ class _Obstore:
             return bytes(found.bytes()), Tag(found.meta["e_tag"], found.meta["version"])
 
     def put(self, key: str, data: bytes | Path, size: int) -> None:
-        view = data if isinstance(data, bytes) else _mapped(data, size)
+        view: Any = data
+        if isinstance(data, Path):  # mapped into memory: it may be larger than the free memory
+            with data.open("rb") as file:
+                view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
         with self._explained(key, writing=True):
-            self._library.put(self._with_time_for(size), key, view, use_multipart=False)
+            self._library.put(self._with_time_for(size), key, memoryview(view), use_multipart=False)
 
     def put_if(self, key: str, data: bytes, tag: Tag | None) -> Tag | None:
         given = {} if tag is None else tag._asdict()
@@ -253,14 +256,6 @@ class _Obstore:
             limit = f"{seconds:.0f}s"  # read_timeout also runs while the request body is sent
             self._patient[seconds] = self._opened(timeout=limit, read_timeout=limit)
         return self._patient[seconds]
-
-
-def _mapped(path: Path, size: int) -> Any:
-    """The contents of a file, mapped into memory: it may be larger than the free memory."""
-    if not size:
-        return b""
-    with path.open("rb") as file:
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def _endpoints(site: str, config: Mapping[str, Any]) -> dict[str, str]:
