@@ -23,9 +23,7 @@ from shardkit.performance.defaults import FOLDER, image_field, stored_bytes, usu
 from shardkit.performance.machine import about_machine
 from shardkit.schema import Image
 from shardkit.storage import fs
-from shardkit.storage.remote.path import RemotePath
 from shardkit.stream.ranks import default_threads
-from shardkit.stream.world import default_threads
 from shardkit.version import versions
 
 if TYPE_CHECKING:
