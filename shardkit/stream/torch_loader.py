@@ -22,6 +22,7 @@ from torch.utils.data._utils.worker import WorkerInfo
 
 from shardkit.errors import UsageError, warn
 from shardkit.helpers.keywords import takes
+from shardkit.options import check_choice
 from shardkit.stream import dataset as streaming
 from shardkit.stream import loader as loading
 from shardkit.stream.batches import Allocate, Batch
@@ -241,9 +242,9 @@ def _locked() -> Iterator[None]:
 class Loader(loading.Loader):
     __doc__ = loading.Loader.__doc__ + (  # type: ignore[operator]
         """
-    Arrays are delivered as tensors. Images then have shape (batch, 3, height, width) and
-    channels_last memory format. uint16, uint32 and uint64 become int64, because torch has few
-    operations for them. `shardkit.stream.Loader` delivers NumPy arrays.
+    With `to="torch"`, the default, arrays are delivered as tensors. Images then have shape
+    (batch, 3, height, width) and channels_last memory format. uint16, uint32 and uint64 become
+    int64, because torch has few operations for them.
     """
     )
 
@@ -252,18 +253,23 @@ class Loader(loading.Loader):
         self,
         source: streaming.StreamingDataset | Source,
         *,
+        to: str = "torch",
         pin_memory: bool = False,
         device: str | torch.device | None = None,
         **options: Unpack[LoaderKeywords],
     ) -> None:
         """Options for tensors and devices:
 
+        to: "torch" for tensors, or "numpy" for NumPy arrays.
         pin_memory: make batches in page-locked memory, for asynchronous copies to a GPU. Those of a
             collate function, and rows of several samples, are copied into such memory.
         device: copy batches to this device. Copies to a GPU are asynchronous, from page-locked
             memory.
         """
-        self.device = None if device is None else _found(device)
+        self.to, self.device = to, None if device is None else _found(device)
+        check_choice(self, "to", ("torch", "numpy"))
+        if to == "numpy" and (pin_memory or device is not None):
+            raise UsageError('pin_memory and device cannot be used with to="numpy"')
         self._copies = _Copies(self.device) if self.device and self.device.type == "cuda" else None
         self._pinned = pin_memory or self._copies is not None
         if self._pinned and not torch.cuda.is_available():
@@ -293,15 +299,18 @@ class Loader(loading.Loader):
     @property
     def settings(self) -> dict[str, Any]:
         """The options of the loader itself, without those of its dataset."""
-        return super().settings | {"pin_memory": self._pinned, "device": self.device}
+        own = {"to": self.to, "pin_memory": self._pinned, "device": self.device}
+        return super().settings | own
 
     def _memory(self) -> Allocate:
         return _page_locked if self._pinned else super()._memory()
 
     def _dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
-        return _countable(dtype)
+        return _countable(dtype) if self.to == "torch" else super()._dtype(dtype)
 
     def _convert(self, batch: Batch) -> Batch:
+        if self.to == "numpy":
+            return super()._convert(batch)
         tensors = _tensors(batch, self.dataset.stream)
         if self._pinned:  # what a collate function, or rows of several samples, made elsewhere
             tensors = _each(tensors, _in_locked)

@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader
 
 import shardkit
 from shardkit.errors import ShardkitWarning, UsageError
-from shardkit.stream import Loader as Arrays
 from shardkit.stream import ranks as ranks_module
 from shardkit.stream.ranks import Comparison, World
 from shardkit.torch import Loader, StreamingDataset
@@ -56,7 +55,7 @@ def main(data):
         pass
     state = middle.state_dict()
     case("resumed", state=state)
-    case("numpy", door=Arrays)
+    case("numpy", to="numpy")
     case("worker", door=lambda *a, **k: in_workers(1, *a, **k))
     case("no worker", door=lambda *a, **k: in_workers(0, *a, **k))
     uneven = Loader(data / "a", **OPTIONS)

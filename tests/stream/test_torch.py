@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader
 
 import shardkit
 from shardkit.errors import DamagedError, ShardkitWarning, UsageError
-from shardkit.stream import Loader as Arrays
 from shardkit.stream import torch_loader
 from shardkit.torch import Loader, StreamingDataset
 from tests.stream.data import (
@@ -47,7 +46,7 @@ def test_images_are_channels_last_tensors_of_the_same_memory(photos):
     assert (batch["label"].dtype, batch["valid"].dtype) == (torch.int64, torch.bool)
     assert image.device == torch.device("cpu")
     assert isinstance(batch["__key__"], list)
-    arrays = next(iter(Arrays(photos, batch_size=4, transforms=CROP)))["image"]
+    arrays = first(photos, transforms=CROP, to="numpy")["image"]
     assert (image.permute(0, 2, 3, 1).numpy() == arrays).all()
 
     def collate(samples):  # decides the layout
@@ -72,7 +71,7 @@ def test_normalized_images_are_what_torch_makes_of_the_pixels(photos, dtype):
 def test_tokens_become_integers_that_torch_can_count_with(tmp_path):
     tokens = first(write_tokens(tmp_path / "t"))["tokens"]
     assert (tokens.dtype, tokens.shape) == (torch.int64, (4, 16))
-    assert next(iter(Arrays(tmp_path / "t", batch_size=4)))["tokens"].dtype == np.uint16
+    assert first(tmp_path / "t", to="numpy")["tokens"].dtype == np.uint16
     ragged = first(write_documents(tmp_path / "d", [3, 5, 2, 9]))["tokens"]
     assert ragged[0].tolist() == [0, 1, 2]
     assert all(tokens.dtype == torch.int64 for tokens in ragged)
@@ -82,9 +81,13 @@ def test_tokens_become_integers_that_torch_can_count_with(tmp_path):
 
 
 def test_a_device_and_page_locked_memory_are_for_tensors(photos):
-    for device in ("cuda:99", "gpu", "mps:3"):
-        with pytest.raises(UsageError, match=f"there is no device '{device}'"):
-            Loader(photos, batch_size=4, device=device)
+    for options, words in [
+        ({"to": "numpy", "device": "cpu"}, "cannot be used with"),
+        ({"to": "jax"}, "to must be one of"),
+        *[({"device": d}, f"there is no device '{d}'") for d in ("cuda:99", "gpu", "mps:3")],
+    ]:
+        with pytest.raises(UsageError, match=words):
+            Loader(photos, batch_size=4, **options)
     if not torch.cuda.is_available():
         with pytest.warns(ShardkitWarning, match="no GPU"):
             assert len(list(Loader(photos, batch_size=4, pin_memory=True))) == 10

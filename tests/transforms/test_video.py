@@ -12,7 +12,6 @@ import shardkit
 from shardkit import CenterCrop, Decode, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize
 from shardkit.errors import SampleError, UsageError
 from shardkit.schema import Array, Image, Int, Schema, Video
-from shardkit.stream import Loader as Arrays
 from shardkit.testing import make_image
 from shardkit.torch import Loader
 from shardkit.transforms import SampleFrames, Transforms
@@ -109,7 +108,7 @@ def test_batches_do_not_depend_on_threads_ranks_or_a_stop(videos):
 def test_frames_are_channels_last_until_torch(videos):
     clip = shardkit.open(videos, transforms={"video": CLIP})[0]["video"]
     assert clip.shape == (4, 32, 32, 3)
-    [first, *_] = Arrays(videos, batch_size=2, transforms={"video": CLIP})
+    [first, *_] = Loader(videos, batch_size=2, to="numpy", transforms={"video": CLIP})
     assert first["video"].shape == (2, 4, 32, 32, 3)
 
     def faded(clip):
