@@ -223,8 +223,14 @@ _READING = {
 }
 
 
-def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """The options in which two recipes differ, in words."""
+_DIGESTS = {
+    "transform": "the code of the transform has changed",
+    "tokenizer": "the tokenizer's file has changed",
+}
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], option: str = "") -> str:
+    """The options in which two recipes differ, or the entries of an option, in words."""
     words = []
     changed = [n for n in sorted(old.keys() | new.keys()) if old.get(n) != new.get(n)]
     for name in changed:
@@ -233,23 +239,10 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> str:
             continue  # the fields and classes that are read are part of what identifies a source
         if name in ("sources", "times"):
             words.append("the source has changed")
-        elif name == "transform" and isinstance(before, dict) and isinstance(now, dict):
-            same = before.get("name") == now["name"]
-            words.append(
-                f"the code of the transform {now['name']} has changed"
-                if same
-                else f"the transform was {before.get('name')}, is {now['name']}"
-            )
-        elif name == "tokenizer" and before and now and before.get("digest") != now["digest"]:
-            file, option = now["file"], "special_tokens"
-            same = before.get("file") == file
-            change = f"{file} has changed" if same else f"was {before.get('file')}, is {file}"
-            words += [f"the tokenizer's file {change}"]
-            words += [differences({option: before.get(option)}, {option: now[option]})]
         elif name == "digest":
-            words.append("the list of keys has changed")
+            words.append(_DIGESTS.get(option, "the list of keys has changed"))
         elif isinstance(before, dict) and isinstance(now, dict):
-            words.append(differences(before, now))
+            words.append(differences(before, now, name))
         else:
             words.append(f"{name} was {before}, is {now}")
     return "; ".join(filter(None, dict.fromkeys(words)))

@@ -140,12 +140,13 @@ class PartLock:
 
     def _at_work(self) -> list[PartOf]:
         """The other parts whose processes are alive."""
-        return [part for part in self.begun() if part != self.part and self._is_held(part)]
-
-    def _is_held(self, part: PartOf) -> bool:
-        found = try_lock(self._parts, part.name, shared=True, advice="", make=False)
-        unlock(found)
-        return found == HELD
+        alive = []
+        for part in {*self.begun()} - {self.part}:
+            found = try_lock(self._parts, part.name, shared=True, advice="", make=False)
+            unlock(found)
+            if found == HELD:
+                alive.append(part)
+        return sorted(alive)
 
     def _refused(self, why: str) -> OutputError:
         found = self._at_work()

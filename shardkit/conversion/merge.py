@@ -168,7 +168,7 @@ def _merge(job: dict[str, Any], target: Target, monitor: Monitor | None) -> Conv
 def _check(outline: Outline, target: Target, partial: Partial) -> None:
     """Raise an error if a task is missing, or if more samples are bad than allowed."""
     tasks = range(len(outline.tasks))
-    done = finished_in(partial, tasks, outline.recipe.on_error)
+    done, _ = finished_in(partial, tasks, outline.recipe.on_error)
     if missing := {*tasks} - done:
         words, parts = who_is_missing(partial.begun(), missing)
         which = f"--part {parts[0]}" if parts else "--part I/N"

@@ -426,9 +426,9 @@ def _finished(plan: Plan, partial: Partial) -> set[int]:
 
     A part looks at the tasks of other parts only if it counts their errors.
     """
-    every = plan.own if plan.recipe.on_error == "fail" else plan.tasks
-    finished = _found(partial, (task.number for task in every))
-    dropped = _unwanted(partial, finished, plan.recipe.on_error)
+    on_error = plan.recipe.on_error
+    every = plan.own if on_error == "fail" else plan.tasks
+    finished, dropped = finished_in(partial, (task.number for task in every), on_error)
     if dropped and partial.dataset.exists():  # shards were moved, and may be renumbered
         if plan.part is not None:
             raise OutputError(
@@ -441,24 +441,17 @@ def _finished(plan: Plan, partial: Partial) -> set[int]:
         return set()
     for number in sorted(dropped):
         partial.undo(partial.task_folder(number))
-    return finished - dropped
+    return finished
 
 
-def _found(partial: Partial, numbers: Iterable[int]) -> set[int]:
-    """The given tasks that are finished."""
+def finished_in(
+    partial: Partial, numbers: Iterable[int], on_error: str
+) -> tuple[set[int], set[int]]:
+    """The given tasks that are finished, and those that dropped samples against `on_error`."""
     folders = {partial.task_folder(number): number for number in numbers}
-    return {folders[folder] for folder in partial.finished(folders)}
-
-
-def finished_in(partial: Partial, numbers: Iterable[int], on_error: str) -> set[int]:
-    """The given tasks that are finished and comply with `on_error`."""
-    done = _found(partial, numbers)
-    return done - _unwanted(partial, done, on_error)
-
-
-def _unwanted(partial: Partial, done: set[int], on_error: str) -> set[int]:
-    """The finished tasks that dropped samples although `on_error` does not allow it."""
-    return {n for n in done if errors_of(partial, {n})} if on_error == "fail" else set()
+    done = {folders[folder] for folder in partial.finished(folders)}
+    dropped = {n for n in done if on_error == "fail" and errors_of(partial, {n})}
+    return done - dropped, dropped
 
 
 def errors_of(partial: Partial, finished: set[int]) -> int:

@@ -40,6 +40,9 @@ from shardkit.metadata.manifest import ERRORS, FILTERED, KEYS, File, Shard
 from shardkit.metadata.recipe import Recipe
 from shardkit.preprocess.items import Filtered, Read, sample_of
 from shardkit.sample import Sample, renamed, safe_key
+from shardkit.preprocess.filtered import Filtered
+from shardkit.preprocess.items import sample_of
+from shardkit.sample import renamed, safe_key
 from shardkit.storage import fs
 from shardkit.storage.checksums import DIGEST
 from shardkit.storage.remote import store as stores
@@ -278,7 +281,11 @@ def _write_samples(
     safe_keys = work.recipe.safe_keys and not reading.source.safe_keys
     for item in reading.items(1, shards.stats):
         try:
-            sample = _checked(sample_of(item.read), work, safe_keys)
+            sample = renamed(sample_of(item.read), work.recipe.rename)
+            if safe_keys:
+                sample = {**sample, "__key__": safe_key(sample["__key__"])}
+            if work.recipe.transform is not None:  # the user's own code
+                sample = work.spec.schema.check(sample)
             shards.write(sample)
         except Filtered as dropped:
             lists[FILTERED].append(json_line({"source": item.name, **dropped.to_json()}))
@@ -291,27 +298,13 @@ def _write_samples(
             lists[ERRORS].append(error_line(item.name, error))
             reporter.add(item.size, 1)
             continue
-        _count(item.read, shards.stats)
+        if not isinstance(item.read, dict | SampleError | Filtered):
+            shards.stats.images.update(item.read.images)
+            shards.stats.reasons.update(item.read.reasons)
         if item.original is not None:
             lists[KEYS].append(json_line({"key": sample["__key__"], "path": item.original}))
         reporter.add(item.size, 0)
     reporter.flush()
-
-
-def _count(read: Read, stats: Stats) -> None:
-    """Count what the steps did to a sample that was stored."""
-    if not isinstance(read, dict | SampleError | Filtered):
-        stats.images.update(read.images)
-        stats.reasons.update(read.reasons)
-
-
-def _checked(sample: Sample, work: Work, safe_keys: bool) -> Sample:
-    """A sample with its renamed fields and safe key; checked, if a user's transform made it."""
-    recipe = work.recipe
-    sample = renamed(sample, recipe.rename)
-    if safe_keys:
-        sample = {**sample, "__key__": safe_key(sample["__key__"])}
-    return work.spec.schema.check(sample) if recipe.transform is not None else sample
 
 
 class _Reporter:

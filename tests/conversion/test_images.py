@@ -229,7 +229,7 @@ def test_a_transform_with_other_code_is_another(images, tmp_path, out, my_steps,
     write(tmp_path / "modules", {"my_steps.py": STEPS.replace("255", "25").encode()})
     monkeypatch.delitem(sys.modules, "my_steps")
     error = raised(OutputError, "another dataset", make, images, "wds", out, transform=my_steps)
-    assert error.found == "the code of the transform my_steps:step has changed"
+    assert error.found == "the code of the transform has changed"
 
 
 def test_a_function_that_nothing_tells_from_another_is_never_found_done(images, tmp_path):
