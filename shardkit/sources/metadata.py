@@ -7,7 +7,6 @@ JSON and Parquet values keep their types.
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -100,8 +99,6 @@ def join(
     numbers, total = _files_of(table.names(), files), sum(len(part) for _, part in files)
     used = np.flatnonzero(numbers >= 0)
     _refuse_twice(table, numbers, used)
-    if every and not len(used) and len(table) and total:
-        raise _no_match(table, files)
     row_of = np.full(total, -1, np.int64)
     row_of[numbers[used]] = np.arange(len(used))
     columns, unusable = table.columns()
@@ -208,18 +205,6 @@ def _refuse_twice(
         )
 
 
-def _no_match(table: Table, files: Sequence[tuple[str, FileTable]]) -> SourceError:
-    such = next(posixpath.join(f, part.relative(0)) for f, part in files if len(part))
-    return SourceError(
-        "no row of the metadata names a file of the source",
-        path=table.path,
-        expected=f"paths relative to the source, such as {such}",
-        found=table.names()[0],
-        fix="name the column with --file-column, add a missing suffix with --file-suffix .jpg, or"
-        " give the folder that the names are relative to",
-    )
-
-
 def _without_file(table: Table, numbers: npt.NDArray[np.int64]) -> list[ShardkitError]:
     rows, names = np.flatnonzero(numbers < 0).tolist(), table.names()
     if rows:
@@ -234,7 +219,8 @@ def _without_file(table: Table, numbers: npt.NDArray[np.int64]) -> list[Shardkit
                 path=path,
                 found=names[row] + count,
                 expected="a path relative to the metadata file, or, with --metadata, to the source",
-                fix="restore the file or remove the row, or use --on-error skip",
+                fix="name the column with --file-column, add a missing suffix with --file-suffix"
+                " .jpg, restore the file or remove the row, or use --on-error skip",
             )
         )
     return found

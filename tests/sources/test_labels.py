@@ -130,7 +130,12 @@ MORE = HEAD + "".join(f"{name},x\n" for name in "abcdef")
     (("", ""), {"label_column": "breed"}, "no column 'breed' for labels", "label, age"),
     (("b,dog", "a,dog"), {}, "line 5 of the metadata names a file a second time", "a.jpg"),
     (("a,cat", ",cat"), {}, "line 3 of the metadata is damaged: there is no 'image_id'", ""),
-    (("", ""), {"file_suffix": ".png"}, "no row of the metadata names a file", "d.png"),
+    (
+        ("", ""),
+        {"file_suffix": ".png"},
+        "names a file that does not exist",
+        "d.png; 4 of 4 rows do so",
+    ),
     (("", ""), {"classes": ["cat", "cat"]}, "the list of classes has a duplicate", "'cat'"),
     (("label,age", "breed,label"), {"label_column": "breed"}, "already exists", "label"),
     (("label,age", "age,label"), {"label_separator": "|"}, "is not text", "int"),

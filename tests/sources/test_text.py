@@ -246,7 +246,8 @@ def test_other_fields_are_kept_with_their_types_and_the_text_is_the_one_asked_fo
     source = stream(path, field="body", keep_fields=True)
     assert dict(source.schema) == {"body": Text(), **optional(title=Text, n=Int)}
     assert samples(source) == [{**row, "__key__": "a.jsonl/0"}]
-    assert "__key__" in source.notes[0]  # which samples keep for themselves
+    (document,) = source.documents()
+    assert document.ignored == ["__key__"]  # which samples keep for themselves
     source = stream(put_lines(tmp_path / "b.jsonl", [{"n": 1, "content": "c"}]))
     assert values(source, "content") == ["c"]
     assert source.notes == [

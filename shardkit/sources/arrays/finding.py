@@ -14,6 +14,7 @@ from shardkit.formats.unsupported import CIFAR, HDF5, MNIST, NPZ, Kind, kind_of_
 from shardkit.helpers import os_errors
 from shardkit.metadata.splits import in_order, split_of
 from shardkit.sources.arrays import binary, npy
+from shardkit.sources.arrays.hdf5 import find_hdf5
 from shardkit.sources.arrays.rows import LABELS, ArraySource, Column, Found, Part, split_in
 from shardkit.sources.base import Source
 from shardkit.sources.candidate import Candidate, Splits, refuse_metadata
@@ -177,13 +178,7 @@ def _of_files(root: Path, names: Sequence[str], find: Callable[[Path], Found]) -
     return Found(arrays, names)
 
 
-def _hdf5(path: Path) -> Found:
-    from shardkit.sources.arrays.hdf5 import find_hdf5
-
-    return find_hdf5(path)
-
-
-_OF_FILE: dict[Kind | None, Callable[[Path], Found]] = {NPZ: npy.find_npz, HDF5: _hdf5}
+_OF_FILE: dict[Kind | None, Callable[[Path], Found]] = {NPZ: npy.find_npz, HDF5: find_hdf5}
 
 
 # --- splits and lengths --------------------------------------------------------------------------

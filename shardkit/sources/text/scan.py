@@ -23,7 +23,6 @@ from shardkit.formats.unsupported import way_with
 from shardkit.metadata.recipe import Recipe
 from shardkit.metadata.splits import Split, grouped
 from shardkit.options import ALL_FIELDS, TextOptions
-from shardkit.schema import RESERVED
 from shardkit.sources.base import Source, Stream
 from shardkit.sources.file_names import COMPRESSIONS, FORMS, TABLES, parse_name
 from shardkit.sources.file_table import odd_keys
@@ -136,8 +135,9 @@ class _Found(NamedTuple):
 
 
 def _find(path: Path, options: TextOptions, listed: Sequence[Path], table: Path | None) -> _Corpus:
-    """Return the files but the metadata `table`. Raises SourceError if there are none, or some are
-    missing that others announce.
+    """Return the files, without the metadata `table`.
+
+    Raises SourceError if there are none, or if the names of files announce others.
     """
     began = time_ns()
     if listed:
@@ -160,7 +160,11 @@ def _find(path: Path, options: TextOptions, listed: Sequence[Path], table: Path 
             raise corpus.problems[0]
         found = ", ".join(f"{n} x {what}" for what, n in corpus.ignored.most_common(4))
         raise SourceError(
-            "there are no documents here", path=path, expected=_suffixes(), found=found or "nothing"
+            "there are no documents here",
+            path=path,
+            expected=_suffixes(),
+            found=found or "nothing",
+            fix=way_with(corpus.ignored) or None,
         )
     names = [corpus.files.relative(number) for number in range(len(corpus.files))]
     _refuse_copies(corpus, names)
@@ -216,16 +220,8 @@ def _of_folder(root: Path, walk: Walk, options: TextOptions) -> _Corpus:
                 about.append(found)
             else:
                 (texts if name.form == "text" else tables).append(found)
-    if not tables and not texts and about:
-        others = [k for k in walk.ignored if k not in ("hidden", "empty file")]
-        if others:
-            raise SourceError(
-                f"the only text here describes the data: {about[0].name}",
-                path=root,
-                found=", ".join(f"{walk.ignored[kind]} x {kind}" for kind in others),
-                expected=_suffixes(),
-                fix=way_with(others) or "unpack archives, or give the files that contain the data",
-            )
+    # They are documents only if there is nothing else, such as data in other formats.
+    if not (tables or texts or walk.ignored.keys() - {"hidden", "empty file"}):
         texts, about = about, []
     walk.ignored.update(kind_of_file(f.name) for f in [*about, *(texts if tables else ())])
     chosen = tables or texts
@@ -462,9 +458,6 @@ def _fields(corpus: _Corpus, recipe: Recipe, asked: LabelColumn | None) -> tuple
         )
     if text != LINE_FIELD and options.field is None:
         notes.append(f"the text is the field {text!r}, the only one of type text")
-    if options.keep_fields and (reserved := RESERVED & types.keys()):
-        names = ", ".join(sorted(reserved))
-        notes.append(f"left out, because these names are reserved: {names}")
     fields = fields_of(sampled, text, selection, also, column, keep=options.keep_fields)
     if asked is not None:
         fields = _labelled(corpus, fields, asked, sampled)
@@ -504,10 +497,6 @@ def _labelled(corpus: _Corpus, fields: Fields, asked: LabelColumn, sampled: Samp
         )
     kind = types[asked.column]
     labels = find_labels(asked, kind, lambda: _values(corpus, asked.column))
-    if asked.classes is None and labels.names is not None:
-        corpus.notes.append(
-            "all documents were read once to find their classes; --classes FILE avoids this"
-        )
     return replace(fields, label=labels, label_kind=kind)
 
 

@@ -7,7 +7,6 @@ import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import pairwise
 
 from shardkit.codecs.compression import COMPRESSED_BLOCK, decompressed
 from shardkit.errors import DamagedError, SampleError, SourceError, StorageError
@@ -116,18 +115,15 @@ def _requested(path: RemotePath, size: int, start: int, end: int | None) -> Iter
     long = end is not None and end - start > BLOCK
     end = size if end is None else min(end + _SMALL, size)
     starts = [start, *range(start + (BLOCK if long else _SMALL), end, BLOCK)]
-    spans = pairwise([*starts, end]) if start < end else ()
     requests = prefetch(
-        spans,
+        itertools.pairwise([*starts, end]) if start < end else (),
         lambda span: pool().submit(path.store.read, path.key, *span),
         growing(_AHEAD if long else 1, _AHEAD),
     )
     for request in requests:
         yield request.result()
-    most = _SMALL
-    while end < size:
-        first, end, most = end, min(end + most, size), min(2 * most, BLOCK)
-        yield path.store.read(path.key, first, end)
+    for first in range(end, size, BLOCK):
+        yield path.store.read(path.key, first, min(first + BLOCK, size))
 
 
 @contextmanager
