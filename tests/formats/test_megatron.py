@@ -93,7 +93,6 @@ class TestMegatron(FormatContract):
             "test_without_its_layout_a_shard_still_reads",
             "test_an_image_that_is_none_is_refused_and_the_rest_goes_on",
             "test_json_text_is_stored_as_it_is",
-            "test_the_bound_holds_with_images",
         ],
         "Megatron holds one field, a one-dimensional array of whole numbers",
     )
