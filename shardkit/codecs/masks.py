@@ -40,6 +40,8 @@ def mask_of(data: bytes, image: Header, window: Window) -> Any:
     `image` is the header of its image. A mask with the stored size of the image has its
     orientation, unless its own header has one. Raises NotAnImageError.
     """
+    from PIL.Image import Resampling
+
     header = read_header(data)
     check_end(data, header.format)
     stored, upright = (image.width, image.height), image.upright
@@ -52,19 +54,14 @@ def mask_of(data: bytes, image: Header, window: Window) -> Any:
             f"a mask of {size[0]} x {size[1]} pixels on an image of {stored[0]} x {stored[1]}"
         )
     with loaded(data, header) as mask:
-        return _cut(turned(mask, orientation).copy(), window)
-
-
-def _cut(mask: Any, window: Window) -> Any:
-    from PIL.Image import Resampling
-
-    size = (window.full_width, window.full_height)
-    if mask.size != size:
-        mask = mask.resize(size, Resampling.NEAREST)
-    if (window.columns, window.rows) != size:  # Pillow fills a crop beyond the edges with 0
+        cut = turned(mask, orientation).copy()
+    full = (window.full_width, window.full_height)
+    if cut.size != full:
+        cut = cut.resize(full, Resampling.NEAREST)
+    if (window.columns, window.rows) != full:  # Pillow fills a crop beyond the edges with 0
         left, top = window.left, window.top
-        mask = mask.crop((left, top, left + window.columns, top + window.rows))
-    return mask
+        cut = cut.crop((left, top, left + window.columns, top + window.rows))
+    return cut
 
 
 def values_of(mask: Any) -> npt.NDArray[Any]:

@@ -296,7 +296,12 @@ def encode(
     if format == "png":
         return to_png(pixels, profile)
     if format == "webp":
-        return _to_webp(pixels, quality, lossless, profile)
+        import PIL.Image
+
+        file, icc = io.BytesIO(), profile or b""
+        image = PIL.Image.fromarray(pixels)
+        image.save(file, "WEBP", quality=quality, lossless=lossless, icc_profile=icc)
+        return file.getvalue()
     return to_ppm(pixels)
 
 
@@ -323,13 +328,3 @@ def to_png(pixels: Pixels, profile: bytes | None = None) -> bytes:
         + struct.pack(">I", zlib.crc32(content, zlib.crc32(name)))
         for name, content in chunks
     )  # fmt: skip
-
-
-def _to_webp(pixels: Pixels, quality: int, lossless: bool, profile: bytes | None) -> bytes:
-    import PIL.Image
-
-    file = io.BytesIO()
-    PIL.Image.fromarray(pixels).save(
-        file, "WEBP", quality=quality, lossless=lossless, icc_profile=profile or b""
-    )
-    return file.getvalue()

@@ -13,6 +13,7 @@ from typing import Any
 from shardkit.codecs.tokenizers import bytelevel, engines, patterns
 from shardkit.codecs.tokenizers.patterns import FACTS, Facts, are_ranks, read_ranks
 from shardkit.codecs.tokenizers.tokenizer import (
+    IDENTITY,
     Tokenizer,
     digest,
     encoding_data,
@@ -92,26 +93,22 @@ def open_copy(
             found=digest(data),
             fix="restore the file",
         )
-    known = {name: identity[name] for name in ("vocab_size", "eos_id", "bos_id", "pad_id")}
-    if fast and identity["kind"] == "huggingface":
+    known = {name: identity[name] for name in IDENTITY}
+    engine = {"huggingface": "tokenizers"}.get(known["kind"], known["kind"])
+    if fast and engine == "tokenizers":
         tokenizer = _huggingface(file, data, identity["special_tokens"], None)
-        return replace(tokenizer, file=identity["file"], **known)
-    engine = {"huggingface": "tokenizers"}.get(identity["kind"], identity["kind"])
+        return replace(tokenizer, **known)
     if engine not in ("tokenizers", "tiktoken", "sentencepiece"):
         raise FormatError(
             "the tokenizer of the dataset has a kind that this version does not know",
             path=str(file),
-            found=f"{identity['kind']!r:.60}",
+            found=f"{engine!r:.60}",
             fix="use the shardkit that wrote it, or a newer one",
         )
     return Tokenizer(
-        kind=identity["kind"],
+        **known,
         engine=engine,
         path=_absolute(file),
-        file=identity["file"],
-        digest=identity["digest"],
-        special_tokens=identity["special_tokens"],
-        **known,
         pattern=identity.get("pattern", ""),
         added=tuple(identity.get("special_ids", {}).items()),
         libraries=versions(engine),

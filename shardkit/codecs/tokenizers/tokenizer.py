@@ -22,6 +22,10 @@ from shardkit.helpers import os_errors
 from shardkit.storage import fs
 from shardkit.storage.remote.path import RemotePath
 
+# The attributes that a manifest has.
+IDENTITY = (
+    *("kind", "file", "digest", "vocab_size", "eos_id", "bos_id", "pad_id", "special_tokens"),
+)
 _LOCK = threading.Lock()
 
 
@@ -93,16 +97,7 @@ class Tokenizer:
 
     def identity(self) -> dict[str, Any]:
         """Return the entry for a manifest, which `open_copy` takes along with the file."""
-        found: dict[str, Any] = {
-            "kind": self.kind,
-            "file": self.file,
-            "digest": self.digest,
-            "vocab_size": self.vocab_size,
-            "eos_id": self.eos_id,
-            "bos_id": self.bos_id,
-            "pad_id": self.pad_id,
-            "special_tokens": self.special_tokens,
-        }
+        found: dict[str, Any] = {name: getattr(self, name) for name in IDENTITY}
         if self.kind == "tiktoken":
             found |= {"pattern": self.pattern, "special_ids": dict(self.added)}
         return found
