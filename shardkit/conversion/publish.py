@@ -256,18 +256,29 @@ def publish_shards(
 ) -> Manifest:
     """Move shards to their final names in `folder`, and write the manifest."""
     format = content.format
-    shards = []
-    for number, one in enumerate(made):
-        stem = target.stem or format.shard_stem(number, len(made))
-        shards.append(named(one.shard, stem, format))
-        for old, new in zip(one.shard.files, shards[-1].files, strict=True):
+    stems = [target.stem or format.shard_stem(number, len(made)) for number in range(len(made))]
+    shards = [named(one.shard, stem, format) for one, stem in zip(made, stems, strict=True)]
+    manifest = _manifest(content, shards, stats, files=files, **rest)
+    for one, shard in zip(made, shards, strict=True):
+        for old, new in zip(one.shard.files, shard.files, strict=True):
             partial.move(one.folder / old.name, folder, new)
+    pieces = {PIECES: [one.pieces for one in made]}
+    added = [*format.complete(folder, manifest), *_write_lists(target, folder, pieces)]
+    manifest = replace(manifest, files=(*files, *described(folder, added)))
+    manifest.write(target.list_path(folder, NAME))
+    fs.sync(folder)
+    return manifest
+
+
+def _manifest(content: Content, shards: list[Shard], stats: Stats, **rest: Any) -> Manifest:
+    """The manifest of shards, which does not list the files that are derived from it yet."""
     class_names = {name: tuple(names) for name, names in content.spec.classes.items()}
     classes = class_names.get(content.label, ())
     counted = content.label in class_names and isinstance(content.schema[content.label], Int)
-    manifest = Manifest(
-        format=format.name,
-        layout=format.layout(content.schema_of(sum(shard.samples for shard in shards), stats)),
+    samples = sum(shard.samples for shard in shards)
+    return Manifest(
+        format=content.format.name,
+        layout=content.format.layout(content.schema_of(samples, stats)),
         shards=tuple(shards),
         class_names=class_names,
         label=content.label,
@@ -276,15 +287,8 @@ def publish_shards(
         pixels={n: found for n, p in stats.pixels.items() if (found := p.summary()) is not None},
         text=stats.text.summary(),
         **cast("dict[str, Any]", stats.summary()),
-        files=files,
         **rest,
     )
-    pieces = {PIECES: [one.pieces for one in made]}
-    added = [*format.complete(folder, manifest), *_write_lists(target, folder, pieces)]
-    manifest = replace(manifest, files=(*files, *described(folder, added)))
-    manifest.write(target.list_path(folder, NAME))
-    fs.sync(folder)
-    return manifest
 
 
 def named(shard: Shard, stem: str, format: Format) -> Shard:
