@@ -53,7 +53,7 @@ class ImageSteps:
 
     def __call__(self, sample: Sample) -> Shaped:
         """Apply the steps. Raises Filtered, and SampleError for invalid or unstorable images."""
-        found = {n: self._look_at(sample, n) for n in self.images if n in sample}
+        found = {n: self._plan(sample, n) for n in self.images if n in sample}
         drawn = [n for n, of in self.masks.items() if n in sample and of in found]
         if self.transform is not None:
             return self._transformed(sample, found, drawn)
@@ -89,9 +89,9 @@ class ImageSteps:
         """Return the versions of the libraries that determine the bytes."""
         return codec_versions()
 
-    def _look_at(self, sample: Sample, name: str) -> Image:
+    def _plan(self, sample: Sample, name: str) -> Image:
         with _errors_of(sample, name):
-            image = self._steps.look_at(sample[name])
+            image = self._steps.plan(sample[name])
         unwanted = _unwanted(image.header, self.options)
         if unwanted is not None:
             raise Filtered(*unwanted, sample["__key__"])

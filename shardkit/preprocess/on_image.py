@@ -32,21 +32,21 @@ _FLAT = 0.8
 
 
 def mask_fields(
-    image_fields: Sequence[str], said: tuple[str, ...] | None, source: Source | Stream | None
+    image_fields: Sequence[str], named: tuple[str, ...] | None, source: Source | Stream | None
 ) -> dict[str, str]:
     """Return the masks among image fields, each with its image.
 
-    `said` are the masks named by the user, or None. If names are not enough, samples of `source`
+    `named` are the masks named by the user, or None. If names are not enough, samples of `source`
     are decoded. Raises UsageError if it is not clear which fields are masks.
     """
-    masks = said if said is not None else tuple(name for name in image_fields if is_mask_name(name))
+    masks = tuple(filter(is_mask_name, image_fields)) if named is None else named
     if not set(masks) <= set(image_fields):
         found = ", ".join(image_fields) or None
         raise UsageError("masks must be image fields", expected=found, found=", ".join(masks))
     images = [name for name in image_fields if name not in masks]
-    if said is None and source is not None and len(images) != 1:
+    if named is None and source is not None and len(images) != 1:
         _ask_about(_maps(images or masks, source), images)
-    if said and not images:
+    if named and not images:
         raise UsageError("masks need images, but all images are masks", found=", ".join(masks))
     # If all fields have names of masks, they are images.
     return {name: image_of(name, images) for name in masks if images}
@@ -150,17 +150,17 @@ class OnImage(NamedTuple):
 def box_fields(
     schema: Schema,
     images: Sequence[str],
-    said: tuple[str, ...] | None,
+    named: tuple[str, ...] | None,
     source: Source | Stream | None,
     ask: bool,
 ) -> dict[str, OnImage]:
     """Return the fields of boxes, each with its image and the fields that go with it.
 
-    `said` are the fields named by the user, or None. Raises UsageError for fields that cannot be
+    `named` are the fields named by the user, or None. Raises UsageError for fields that cannot be
     boxes, and, if `ask` is true, for fields of which it is not clear whether they are.
     """
     arrays = {name: kind for name, kind in schema.items() if isinstance(kind, Array)}
-    if said is None:
+    if named is None:
         boxes = tuple(n for n, k in arrays.items() if n == "boxes" and _is_sure(k))
         unclear = [n for n, k in arrays.items() if n not in boxes and is_box_name(n) and _may_be(k)]
         if ask and unclear and images:
@@ -173,8 +173,8 @@ def box_fields(
                 " it unchanged",
             )
     else:
-        boxes = said
-        wrong = [n for n in said if n not in arrays or not _may_be(arrays[n])]
+        boxes = named
+        wrong = [n for n in named if n not in arrays or not _may_be(arrays[n])]
         if wrong:
             known = [n for n, k in arrays.items() if _may_be(k)]
             raise UsageError(

@@ -84,7 +84,7 @@ class ImageProcessor:
     def as_array(self) -> bool:
         return self.options.format == "raw" and self.raw == "array"
 
-    def look_at(self, data: bytes) -> Image:
+    def plan(self, data: bytes) -> Image:
         """Read the header, and decide on the steps."""
         options, header = self.options, read_header(data)
         check_end(data, header.format)

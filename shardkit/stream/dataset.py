@@ -108,7 +108,7 @@ class StreamingDataset:
         if self.options.batched:
             for after, step in steps:
                 if comparison is not None:
-                    comparison.look()
+                    comparison.check()
                 yield after, step.after, bad.counted(maker.make(step))
             return
         while several := list(islice(steps, _AT_ONCE)):

@@ -303,7 +303,7 @@ class Iteration:
         try:
             self._prefetch(1)
             if self._comparison is not None:
-                self._comparison.look()
+                self._comparison.check()
             if not self._queue:
                 raise StopIteration
             pending = self._queue.popleft()

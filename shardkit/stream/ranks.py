@@ -189,7 +189,7 @@ class Comparison:
             return
         raise self._differs()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Called for each batch: raises UsageError if some rank has found a difference.
 
         When a rank gets its second batch, all ranks that synchronize in training have started. To
@@ -211,8 +211,8 @@ class Comparison:
         warn(f"cannot compare the ranks: {str(error).splitlines()[0]:.200}")
 
     def _differs(self) -> UsageError:
-        told = self._told()
-        every = list(told.values())
+        by_rank = self._facts_by_rank()
+        every = list(by_rank.values())
         with contextlib.suppress(RuntimeError):  # their ranks may be at a later iteration by now
             every += [json.loads(self._store.get(key)) for key in (self._rule, self._alarm)]
         names = [n for n in every[0] if any(facts.get(n) != every[0][n] for facts in every)]
@@ -221,7 +221,7 @@ class Comparison:
             return ", ".join(f"{name} {facts.get(name)}" for name in names)
 
         alike: dict[str, list[int]] = {words(facts): [] for facts in every}
-        for rank, facts in told.items():
+        for rank, facts in by_rank.items():
             alike[words(facts)].append(rank)
         return UsageError(
             "the ranks do not read the same data from the same position",
@@ -232,21 +232,21 @@ class Comparison:
             " check_ranks=False turns this check off",
         )
 
-    def _told(self) -> dict[int, dict[str, Any]]:
+    def _facts_by_rank(self) -> dict[int, dict[str, Any]]:
         """The facts by rank, of the ranks that are in this iteration."""
-        told = {self._world.rank: self._facts}
+        by_rank = {self._world.rank: self._facts}
         until = time.monotonic() + _FACTS_SECONDS
         ranks = range(min(self._world.size, _NAMED))
         with contextlib.suppress(RuntimeError):  # the process that hosts the store has ended
-            while len(told) < len(ranks) and time.monotonic() < until:
-                for rank in (rank for rank in ranks if rank not in told):
+            while len(by_rank) < len(ranks) and time.monotonic() < until:
+                for rank in (rank for rank in ranks if rank not in by_rank):
                     key = f"{self._prefix}/rank {rank}"
                     if self._store.check([key]):
                         number, facts = json.loads(self._store.get(key))
                         if number == self._number:
-                            told[rank] = facts
+                            by_rank[rank] = facts
                 time.sleep(0.01)
-        return told
+        return by_rank
 
 
 def _named(ranks: list[int]) -> str:

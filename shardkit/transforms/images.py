@@ -51,7 +51,7 @@ class ImageBatch:
         made = cls([_as_pixels(value) for value in values], [], {}, {})
         for number in range(len(values)):
             try:
-                made.sizes.append(made._look_at(number))
+                made.sizes.append(made._size_of(number))
             except NotAnImageError as error:
                 made.sizes.append((0, 0))
                 made.errors[number] = error
@@ -90,7 +90,7 @@ class ImageBatch:
                 out[number][:] = window.with_margins(within[number])
         return errors
 
-    def _look_at(self, number: int) -> tuple[int, int]:
+    def _size_of(self, number: int) -> tuple[int, int]:
         """Return width and height of an upright image. Raises NotAnImageError."""
         value = self.values[number]
         if isinstance(value, bytes):

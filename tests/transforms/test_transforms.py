@@ -14,15 +14,7 @@ from shardkit.transforms import Transforms
 from tests.codecs.sample_images import encoded
 from tests.preprocess.test_masks import drawn, scene
 from tests.sources.real import cases, refused
-from tests.transforms.chunks import (
-    BOTH,
-    IMAGES,
-    applied,
-    assert_same,
-    begun,
-    draws_of,
-    photos,
-)
+from tests.transforms.chunks import BOTH, IMAGES, applied, assert_same, begun, draws_of, photos
 
 SCHEMA = Schema({"image": Image(), "mask": Image(), "text": Text(), "tokens": Array("<u2")})
 NO_MASK = Schema({name: kind for name, kind in SCHEMA.items() if name != "mask"})
