@@ -65,7 +65,7 @@ def test_plain_ppm_is_read_as_pillow_reads_it(tmp_path):
         assert np.array_equal(sample["image"], np.asarray(expected))
 
 
-@pytest.mark.parametrize("format", ["AVIF", "JPEG2000", "QOI", "DDS"])
+@pytest.mark.parametrize("format", ["AVIF", "JPEG2000"])
 def test_images_in_other_formats_are_called_so(format, tmp_path):
     data, image = io.BytesIO(), PIL.Image.new("RGB", (16, 16))
     try:

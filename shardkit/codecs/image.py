@@ -38,7 +38,6 @@ SUFFIXES = {
     "pnm": "ppm",
     "apng": "png",
 }
-SUFFIX_OF = {format: suffix for suffix, format in reversed(SUFFIXES.items())}
 
 _MAGIC = (
     (b"\xff\xd8\xff", "jpeg"),
@@ -60,11 +59,6 @@ _OTHERS = (
     (0, b"\xff\x4f\xff\x51", "JPEG 2000"),
     (0, b"\xff\x0a", "JPEG XL"),
     (4, b"JXL \r\n\x87\n", "JPEG XL"),
-    (0, b"8BPS", "Photoshop"),
-    (0, b"\0\0\1\0", "an icon (.ico)"),
-    (0, b"DDS ", "DDS"),
-    (0, b"qoif", "QOI"),
-    (0, b"v/1\1", "OpenEXR"),
     (0, b"<svg", "SVG"),
 )
 # Start-of-frame markers: C0 to CF without DHT (C4), JPG (C8) and DAC (CC).

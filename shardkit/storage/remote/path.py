@@ -164,12 +164,6 @@ class RemotePath(PosixPath):
     def __rtruediv__(self, folder: str | os.PathLike[str]) -> RemotePath:
         return self  # like any absolute path
 
-    def joinpath(self, *names: str | os.PathLike[str]) -> RemotePath:
-        found = self
-        for name in names:
-            found = found / name
-        return found
-
     @property
     def parent(self) -> RemotePath:
         return self._at(posixpath.dirname(self.key))
@@ -192,9 +186,6 @@ class RemotePath(PosixPath):
 
     def is_relative_to(self, *other: Any) -> bool:
         return other[0] == self or other[0] in self.parents
-
-    def is_absolute(self) -> bool:
-        return True
 
     def absolute(self) -> RemotePath:
         return self
