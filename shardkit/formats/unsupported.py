@@ -49,7 +49,6 @@ IMAGENET = Kind(
     "ImageNet as it is downloaded, archives of images",
     "unpack them: each n*.tar into a folder of its name in train/, the others into val/ and test/",
 )
-TFRECORD = Kind("a TFRecord file without the suffix", "give it a name that ends in .tfrecord")
 HDF5 = Kind("data in HDF5 files", source=True)
 RECORDIO = Kind("a dataset of MXNet's RecordIO files", _by("mxnet.recordio"))
 AUDIO = Kind(
@@ -153,16 +152,7 @@ def kind_of_file(path: Path) -> Kind | None:
     if kind is not None or not path.is_file():
         has_index = path.suffix == ".bin" and path.with_suffix(".idx").is_file()
         return None if has_index else kind
-    head = fs.read(path, 12)[:12]
-    if head.startswith(_HDF5):
-        return HDF5
-    name = path.name.lower()
-    if name.endswith(TFRECORD_SUFFIXES) or TFRECORD_NAMES.fullmatch(name):
-        return None
-    # A TFRecord begins with a length of eight bytes and the masked CRC-32C of these.
-    if len(head) == 12 and int.from_bytes(head[8:], "little") == _masked_crc(head[:8]):
-        return TFRECORD
-    return None
+    return HDF5 if fs.read(path, len(_HDF5)).startswith(_HDF5) else None
 
 
 def not_read(kind: Kind, path: Path, found: str | None = None, fix: str = "") -> FormatError:
@@ -172,13 +162,3 @@ def not_read(kind: Kind, path: Path, found: str | None = None, fix: str = "") ->
         what = f"this is {kind.words}: it can be converted, but not opened as a dataset"
         fixes = [fix or f"convert it first: shardkit convert {path} --to wds"]
     return FormatError(what, path=path, found=found, fix="; ".join(filter(None, fixes)))
-
-
-def _masked_crc(data: bytes) -> int:
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
-    crc ^= 0xFFFFFFFF
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
