@@ -9,7 +9,6 @@ size, format or quality differ in a few of the 64 bits; different images in abou
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from shardkit.codecs.pixels import to_rgb
 
@@ -19,7 +18,6 @@ _FLAT = 2.0  # standard deviation of the 256 grey levels; below it, the hash is 
 _COSINES = np.rint(
     np.cos(np.pi * np.arange(_KEPT)[:, None] * (2 * np.arange(_SIDE) + 1) / (2 * _SIDE)) * 2**20
 ).astype(np.int64)
-_ONES = np.array([number.bit_count() for number in range(1 << 16)], np.uint8)
 
 
 def perceptual_hash(image: bytes) -> int | None:
@@ -36,10 +34,3 @@ def perceptual_hash(image: bytes) -> int | None:
     frequencies = (_COSINES @ grey @ _COSINES.T).ravel()
     bits = np.packbits(frequencies > np.median(frequencies))
     return int.from_bytes(bits.tobytes(), "big")
-
-
-def distances(one: npt.NDArray[np.uint64], other: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint8]:
-    """Return how many bits differ in each pair of hashes."""
-    parts = (one ^ other).view(np.uint16).reshape(-1, 4)
-    found: npt.NDArray[np.uint8] = _ONES[parts].sum(axis=1, dtype=np.uint8)
-    return found

@@ -4,8 +4,7 @@ Each imports only those on lines below its own:
 
     concatenated find
     dataset
-    display/
-    statistics
+    display/ statistics
     folders views
     card conditions readers
 """

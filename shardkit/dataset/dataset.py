@@ -19,7 +19,7 @@ from shardkit.codecs.array import load_table
 from shardkit.codecs.media import length_of
 from shardkit.dataset import readers
 from shardkit.dataset.readers import SampleSequence, SequenceReader
-from shardkit.dataset.views import Views
+from shardkit.dataset.views import REQUESTS, Views
 from shardkit.errors import DamagedError, FormatError, ShardkitError, UsageError
 from shardkit.formats import FORMATS, get_format
 from shardkit.formats.base import ShardReader
@@ -45,8 +45,6 @@ from shardkit.schema import (
 )
 from shardkit.storage import fs
 from shardkit.storage.byte_source import Memory, changed, version_of
-from shardkit.storage.page_cache import cache_from
-from shardkit.storage.pages import Pages, through
 from shardkit.storage.remote.client import Info, replaced
 from shardkit.storage.remote.path import RemotePath
 
@@ -57,7 +55,6 @@ if TYPE_CHECKING:
 
 _TRIED = 4  # foreign shards, spread over all, that are inspected first: are they compressed?
 _LOOKS = 8  # local foreign shards that are inspected at a time
-_REQUESTS = 32  # samples at a URL that are read at a time
 
 
 @functools.lru_cache(maxsize=8)
@@ -243,16 +240,6 @@ class Dataset(Views):
         reader = self.reader(shard)
         with self.explained(shard):
             return field in reader.schema and reader.read_rows(field, positions, out)
-
-    def _samples(self, fields: Collection[str] | None) -> Iterator[Sample]:
-        """Like the base class. Data at a URL are requested in parallel, each page once."""
-        if not any(isinstance(path, RemotePath) for path in self.paths):
-            yield from super()._samples(fields)
-            return
-        pages = Pages(cache_from(None, None))
-        there = self.at(lambda path: through(path, pages))
-        read = functools.partial(there.read, fields=fields)
-        yield from in_threads(read, range(len(self)), _REQUESTS, 2)
 
     def _key_hashes(self, shard: int) -> npt.NDArray[np.int64]:
         found = self.key_hashes.get(shard)
@@ -561,7 +548,7 @@ class Dataset(Views):
             with contextlib.suppress(ShardkitError):  # raised again below, in order
                 found[shard] = self._look_into(shard)
         # Compressed shards are unpacked, which takes disk space: open one after the other.
-        threads = _REQUESTS if isinstance(self.path, RemotePath) else _LOOKS
+        threads = REQUESTS if isinstance(self.path, RemotePath) else _LOOKS
         threads = 1 if any(unpacked for _, unpacked in found.values()) else threads
         others = [shard for shard in every if shard not in found]
         found |= zip(others, in_threads(self._look_into, others, threads, 4), strict=True)

@@ -21,19 +21,16 @@ from shardkit.helpers.checked import Count, plain
 from shardkit.helpers.prefetch import in_threads
 from shardkit.helpers.processors import processors
 from shardkit.helpers.progress import Steps
+from shardkit.helpers.progress import Monitor
 from shardkit.metadata.manifest import PixelStats
 from shardkit.metadata.sizes import FieldSizes
 from shardkit.sample import Sample
 from shardkit.schema import Array, Encoded, FieldType, Image, Images, Int, Scalar, Schema, Text
-from shardkit.storage.page_cache import cache_from
-from shardkit.storage.pages import Pages, through
-from shardkit.storage.remote.path import RemotePath
 
 if TYPE_CHECKING:
     from shardkit.dataset.views import Views
 
 _CHUNK = 32  # samples per job of a thread
-_REMOTE_THREADS = 32  # they mostly wait for requests
 _ROWS = 1 << 20  # pixels counted at once: counting takes 8 bytes for each
 _DROP = "convert the dataset with --check decode --on-error skip"  # instead of repairing an image
 _EXAMPLES = 5  # groups of duplicates that are listed, and keys in each
@@ -352,7 +349,7 @@ def stats(dataset: Views, monitor: Steps | None = None, *, quick: bool = False) 
     them. Sizes then have a `histogram` (`FieldSizes.ranges`), and multidimensional arrays have
     counts of their `shapes`.
     """
-    dataset, threads = side_by_side(dataset)
+    dataset, threads = dataset.side_by_side()
 
     def measure(start: int) -> _Tally:
         tally = _Tally(dataset, quick)
@@ -395,11 +392,3 @@ def encoded_stats(dataset: Views) -> dict[str, Any]:
                     damaged += 1
             found[name] = {**about.summary(numbers=False, histograms=False), "damaged": damaged}
     return found
-
-
-def side_by_side(dataset: Views) -> tuple[Views, int]:
-    """The dataset for reading in threads, and their number. Requests each remote page once."""
-    if not any(isinstance(path, RemotePath) for path in dataset.paths):
-        return dataset, processors()
-    pages = Pages(cache_from(None, None))
-    return dataset.at(lambda path: through(path, pages)), _REMOTE_THREADS

@@ -7,6 +7,7 @@ same shards.
 from __future__ import annotations
 
 import copy
+import functools
 import operator
 from abc import ABC, abstractmethod
 from bisect import bisect_right
@@ -28,7 +29,12 @@ from shardkit.errors import (
 from shardkit.formats.base import KEY
 from shardkit.helpers.indices import array, ascending, below, chosen, compact, in_order, pick
 from shardkit.sample import KeyTable, Sample, key_of
+from shardkit.helpers.prefetch import in_threads
+from shardkit.helpers.processors import processors
+from shardkit.sample import Sample, key_hash, key_of
 from shardkit.schema import Array, Bool, FieldType, Float, Int, Json, Schema, Text
+from shardkit.storage.page_cache import cache_from
+from shardkit.storage.pages import Pages, through
 from shardkit.storage.remote.path import RemotePath
 
 if TYPE_CHECKING:
@@ -41,6 +47,7 @@ _CHUNK, _CHUNK_BYTES = 1 << 14, 64 << 20  # samples and bytes up to which a colu
 _MAX_BYTES = 4 << 30  # maximum bytes of a column's values
 _SMALL = (Int, Float, Bool, Text, Json)  # types small enough to read for many samples at once
 _AMONG = {"wds", "lmdb"}  # formats that store values by sample, not by field
+REQUESTS = 32  # samples at a URL that are read at a time: threads mostly wait
 _LARGE = 10**9  # bytes of a download above which to warn
 _DTYPES: dict[type[FieldType], Any] = {Int: np.int64, Float: np.float64, Bool: np.bool_}
 
@@ -251,9 +258,19 @@ class Views(ABC):
         passed = (n for n, sample in enumerate(self._samples(fields)) if test(sample))
         return self._view(np.fromiter(passed, np.int64))
 
+    def side_by_side(self) -> tuple[Self, int]:
+        """The dataset for reading in threads, and their number. Requests each remote page once."""
+        if not any(isinstance(path, RemotePath) for path in self.paths):
+            return self, processors()
+        pages = Pages(cache_from(None, None))
+        return self.at(lambda path: through(path, pages)), REQUESTS
+
     def _samples(self, fields: Collection[str] | None) -> Iterator[Sample]:
-        """All samples with these fields, in order."""
-        return (self.read(number, fields) for number in range(len(self)))
+        """All samples with these fields, in order; those at a URL are requested in parallel."""
+        there, threads = self.side_by_side()
+        read = functools.partial(there.read, fields=fields)
+        numbers = range(len(self))
+        return map(read, numbers) if there is self else in_threads(read, numbers, threads, 2)
 
     def _passing(self, test: Condition) -> Numbers:
         """The numbers of the samples that pass a test of small fields, read in chunks."""

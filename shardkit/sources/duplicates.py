@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from shardkit.codecs.image import NotAnImageError, is_mask_name
-from shardkit.codecs.perceptual import distances, perceptual_hash
+from shardkit.codecs.perceptual import perceptual_hash
 from shardkit.dataset.statistics import compared, content_digest
 from shardkit.errors import SampleError, UsageError
 from shardkit.helpers.prefetch import in_threads
@@ -17,14 +16,11 @@ from shardkit.helpers.processors import processors
 from shardkit.options import Selection
 from shardkit.sample import Sample
 from shardkit.schema import Image, Schema
-from shardkit.sources.base import Indices, Source
+from shardkit.sources.base import Source
 
 NEAR = 6  # maximum Hamming distance, of 64 bits, between the hashes of near duplicates
-_BITS = 16  # of each of the four parts of a hash
-_PAIRS = 1 << 22  # compared at a time
-_BLOCK = 1024  # hashes that are compared pairwise
-_INDEX = 40  # low bits for an index, below the bits for a distance
-_NONE = np.int64(1 << 62)
+_PARTS, _BITS = 4, 16  # parts of a hash, and bits of each
+_FLIPS = [0, *(1 << bit for bit in range(_BITS))]  # what two parts may differ in
 
 
 class Copy(NamedTuple):
@@ -81,9 +77,10 @@ def copies(contents: list[Content | None]) -> list[Copy]:
             )
         elif content.looks is not None and (of := first.setdefault(content.looks, index)) != index:
             found[index] = Copy(index, of, 0)
-    left = [n for n, c in enumerate(contents) if c and c.looks is not None and n not in found]
-    hashes = np.array([contents[n].looks for n in left], np.uint64)  # type: ignore[union-attr]
-    moved = {left[n]: Copy(left[n], left[of], distance) for n, of, distance in _near(hashes)}
+    left = {n: c.looks for n, c in enumerate(contents) if c and c.looks is not None}
+    for number in found.keys() & left.keys():
+        del left[number]
+    moved = {copy.number: copy for copy in _near(left)}
     # Exact copies of a removed sample become copies of the one that replaces it.
     for copy in found.values():
         if copy.of in moved:
@@ -91,63 +88,27 @@ def copies(contents: list[Content | None]) -> list[Copy]:
     return [(found | moved)[index] for index in sorted(found | moved)]
 
 
-def _near(hashes: npt.NDArray[np.uint64]) -> Iterator[Copy]:
-    """The hashes that are near a kept one, each with the nearest kept hash, by index.
+def _near(hashes: Mapping[int, int]) -> Iterator[Copy]:
+    """The samples whose hash is near a kept one, each with the one that has the nearest kept hash.
 
-    All hashes are distinct. Each block is compared with the kept hashes of earlier blocks only, so
-    that large groups of similar samples need few comparisons.
-    """
-    stay = np.zeros(0, np.int64)
-    for start in range(0, len(hashes), _BLOCK):
-        block = hashes[start : start + _BLOCK]
-        size = len(block)
-        # Distance and index of the nearest kept hash, packed into one integer.
-        best = np.full(size, _NONE)
-        for one, other, distance in _candidates(block, hashes[stay]):
-            np.minimum.at(best, one, distance << _INDEX | stay[other])
-        apart = distances(np.repeat(block, size), np.tile(block, size)).reshape(size, size)
-        alike = np.tril(apart <= NEAR, -1)
-        stays = best == _NONE
-        for number in np.flatnonzero(stays & alike.any(axis=1)):
-            stays[number] = not (alike[number] & stays).any()
-        one, other = np.nonzero(alike & stays)
-        np.minimum.at(best, one, apart[one, other].astype(np.int64) << _INDEX | start + other)
-        for index in np.flatnonzero(~stays).tolist():
-            bits, of = divmod(int(best[index]), 1 << _INDEX)
-            yield Copy(start + index, of, bits)
-        stay = np.concatenate([stay, start + np.flatnonzero(stays)])
-
-
-def _candidates(
-    hashes: npt.NDArray[np.uint64], others: npt.NDArray[np.uint64]
-) -> Iterator[tuple[Indices, Indices, Indices]]:
-    """Pairs of a hash and a near one of `others`, with the distance; each at least once.
-
-    If two hashes differ in at most 6 bits, then one of their four parts differs in at most one bit.
-    Pairs of such parts are found by sorting (Norouzi et al., "Fast Search in Hamming Space with
+    If two hashes differ in at most 6 bits, then one of their four parts differs in at most one bit:
+    kept hashes are found by their parts (Norouzi et al., "Fast Search in Hamming Space with
     Multi-Index Hashing", CVPR 2012).
     """
-    masks = np.array([0, *(1 << bit for bit in range(_BITS))], np.uint16)
-    for part in range(4):
-        values = (others >> np.uint64(_BITS * part)).astype(np.uint16)
-        order = np.argsort(values, kind="stable")
-        ordered = values[order]
-        wanted = (hashes >> np.uint64(_BITS * part)).astype(np.uint16)[:, None] ^ masks
-        starts = np.searchsorted(ordered, wanted, "left").ravel()
-        counts = np.searchsorted(ordered, wanted, "right").ravel() - starts
-        ends = counts.cumsum()
-        at = 0
-        while at < len(counts):
-            most = (ends[at - 1] if at else 0) + _PAIRS
-            stop = max(int(np.searchsorted(ends, most, "right")), at + 1)
-            some = counts[at:stop]
-            one = np.repeat(np.arange(at, stop), some) // len(masks)
-            within = np.arange(len(one)) - np.repeat(some.cumsum() - some, some)
-            other = order[np.repeat(starts[at:stop], some) + within]
-            distance = distances(hashes[one], others[other]).astype(np.int64)
-            near = distance <= NEAR
-            yield one[near], other[near], distance[near]
-            at = stop
+    kept: list[dict[int, list[tuple[int, int]]]] = [{} for _ in range(_PARTS)]
+    for number, hash in hashes.items():
+        parts = [hash >> _BITS * n & (1 << _BITS) - 1 for n in range(_PARTS)]
+        some: set[tuple[int, int]] = set()
+        for part, by_part in zip(parts, kept, strict=True):
+            for flipped in _FLIPS:
+                some.update(by_part.get(part ^ flipped, ()))
+        apart = (((hash ^ other).bit_count(), of) for of, other in some)
+        distance, of = min(apart, default=(NEAR + 1, -1))
+        if distance <= NEAR:
+            yield Copy(number, of, distance)
+            continue
+        for part, by_part in zip(parts, kept, strict=True):
+            by_part.setdefault(part, []).append((number, hash))
 
 
 def _contents(source: Source, how: str, stored: Selection) -> list[Content | None]:

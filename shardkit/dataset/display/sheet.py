@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from shardkit.dataset.display.markup import Markup, join, tag
 from shardkit.dataset.display.previews import Previews, describe, short
 from shardkit.dataset.display.style import SHEET
-from shardkit.dataset.statistics import side_by_side
 from shardkit.errors import ShardkitError
 from shardkit.formats.base import KEY
 from shardkit.helpers.prefetch import in_threads
@@ -47,7 +46,7 @@ def small(dataset: Views, about: str, fields: list[tuple[str, str]]) -> str:
 
 def sheet(dataset: Views, count: int, *, pixels: int, words: int) -> Markup:
     """Cards of `count` samples. After 3 MiB the rest is omitted, with a note of how many."""
-    dataset, threads = side_by_side(dataset)
+    dataset, threads = dataset.side_by_side()
     cards = _Cards(dataset, pixels, words)
     numbers, made, size = evenly(len(dataset), count), [], 0
     for card in in_threads(cards.card, numbers, min(threads, _THREADS), 2):
