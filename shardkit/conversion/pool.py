@@ -116,7 +116,7 @@ class Pool:
             self._started.append(_Worker(self._inbox, self._events, self._preload))
 
     def kill(self) -> None:
-        """Kill all processes immediately; a second call does nothing.
+        """Kill all processes immediately; `run` starts others.
 
         An interrupted task leaves nothing that looks finished.
         """
@@ -126,6 +126,7 @@ class Pool:
         for worker in self._started:
             worker.thread.join(0.5)  # do not wait for a process that is blocked in disk I/O
         self._started.clear()
+        self._inbox, self._events = queue.SimpleQueue(), queue.SimpleQueue()  # the old end theirs
 
     def __enter__(self) -> Pool:
         return self

@@ -13,7 +13,7 @@ import pytest
 import shardkit
 from shardkit.conversion import pool
 from shardkit.conversion.run import prepare, work_of
-from shardkit.conversion.work import Progress, read_result, run_task
+from shardkit.conversion.work import Progress, is_finished, read_result, run_task
 from shardkit.errors import WorkerError
 from shardkit.options import ConvertOptions
 from shardkit.sources import open_sources
@@ -296,3 +296,20 @@ def test_what_a_task_reported_is_in_its_result(tmp_path, monkeypatch):
     total = sum(heard, Progress(0, 0, 0))
     assert (total.samples, total.errors, total.bytes) == (11, 1, task.size)
     assert read_result(tmp_path / "tasks/000000").progress == total
+
+
+def test_a_pool_that_was_killed_runs_the_second_wave(tmp_path):
+    plan = prepare(
+        write_images(tmp_path / "in", classes=1, each=20, kilobytes=5),
+        "wds",
+        tmp_path / "out",
+        ConvertOptions(shard_size=25_000),
+    )
+    folders = [tmp_path / "tasks" / f"{task.number:06d}" for task in plan.tasks]
+    works = [work_of(task, plan.recipe, at) for task, at in zip(plan.tasks, folders, strict=True)]
+    (tmp_path / "tasks").mkdir()
+    with pool.Pool(2) as processes:
+        processes.kill()
+        processes.run(iter(works), len(works), lambda progress: None)
+    assert len(works) > 2
+    assert all(map(is_finished, folders))
