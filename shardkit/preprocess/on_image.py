@@ -216,18 +216,14 @@ def _rows_of(
 
     Those of WITH_BOXES belong to the first; for others, a few samples decide.
     """
-    found = {
-        name: [] if n else [o for o in arrays if o in WITH_BOXES] for n, name in enumerate(boxes)
-    }
+    owner = dict.fromkeys(WITH_BOXES, boxes[0])
     left = [n for n in arrays if n not in (*boxes, *WITH_BOXES) and not is_mask_name(n)]
-    if not left or source is None:
-        return {name: tuple(others) for name, others in found.items()}
-    samples = [d.sample for d in some_of(source) if not isinstance(d.sample, SampleError)]
+    some = some_of(source) if left and source is not None else ()
+    samples = [d.sample for d in some if not isinstance(d.sample, SampleError)]
     for other in left:
         for name in boxes:
             pairs = [(s[name], s[other]) for s in samples if name in s and other in s]
             fit = all(value.ndim > 0 and len(value) == len(rows) for rows, value in pairs)
             if fit and any(len(rows) for rows, _ in pairs):
-                found[name].append(other)
-                break
-    return {name: tuple(n for n in arrays if n in others) for name, others in found.items()}
+                owner.setdefault(other, name)
+    return {name: tuple(n for n in arrays if owner.get(n) == name) for name in boxes}

@@ -183,8 +183,7 @@ class BatchMaker:
             collated = self._collate([*map(self._transforms.typed, whole)])
             if not isinstance(collated, Mapping):
                 raise UsageError(
-                    "the collate function did not return a batch",
-                    expected="a dict of fields",
+                    "the collate function did not return a batch, a dict of fields",
                     found=f"{type(collated).__name__}, from {name_of(self._collate)}",
                 )
             return collated

@@ -313,7 +313,7 @@ class Iteration:
             made = pending.made.result()
             batch = self.bad.counted(made)
             self._bytes = max(self._bytes, pending.bytes)
-            self._prefetch()
+            self._prefetch()  # more, if this was the first batch
         except BaseException:
             self.close()
             raise

@@ -54,7 +54,6 @@ def find_world(rank: int | None, world_size: int | None, sent: World | None = No
     if not 0 <= rank < world_size:
         raise UsageError(
             "the rank does not fit the world size",
-            expected=f"a rank from 0 to {world_size - 1}" if world_size > 0 else "a size over 0",
             found=f"rank {rank} of {world_size}",
             fix=f"{where}pass both rank= and world_size= to set them explicitly",
         )

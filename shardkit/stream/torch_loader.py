@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import sys
@@ -72,7 +73,7 @@ class StreamingDataset(streaming.StreamingDataset, IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_twice()  # checked here, as a spawned worker cannot see its parent's frames
-        return {**super().__getstate__(), "_epochs": self._epochs.sent()}
+        return {**super().__getstate__(), "_epochs": copy.copy(self._epochs)}
 
     def _refuse_twice(self) -> None:
         """Raise UsageError if Accelerate would split, or a DataLoader batch, a second time."""
@@ -82,7 +83,6 @@ class StreamingDataset(streaming.StreamingDataset, IterableDataset[Any]):
             if module == "accelerate.data_loader" and iterating and self.world().size > 1:
                 raise UsageError(
                     "both the StreamingDataset and Accelerate would split the data over the ranks",
-                    expected="only one of them to split it",
                     fix="iterate over a shardkit.torch.Loader, or the DataLoader itself, without"
                     " accelerator.prepare; or let Accelerate split the data:"
                     " StreamingDataset(..., rank=0, world_size=1)",
@@ -91,7 +91,6 @@ class StreamingDataset(streaming.StreamingDataset, IterableDataset[Any]):
             if getattr(fetcher, "auto_collation", False) and self.options.batched:
                 raise UsageError(
                     "both the StreamingDataset and the DataLoader would make batches",
-                    expected="only one of them to make batches",
                     fix="use DataLoader(dataset, batch_size=None, ...), which is faster; or no"
                     " batch_size, global_batch_size or batching in StreamingDataset",
                 )
@@ -170,17 +169,10 @@ class _Epochs:
         """Make this the epoch of the next iteration."""
         self._table[-1, 0] = epoch
 
-    def sent(self) -> _Epochs:
-        """The counter to send with a copy of the dataset: only workers share that of this process.
-
-        Another rank, or another copy in this process, counts by itself.
-        """
-        return self if _starts_workers() else _Epochs(int(self._table[-1, 0]))
-
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         if _starts_workers():
             return super().__reduce_ex__(protocol)
-        return _Epochs, (int(self._table[-1, 0]),)
+        return _Epochs, (int(self._table[-1, 0]),)  # another rank or copy counts by itself
 
 
 _counting: weakref.WeakSet[_Epochs] = weakref.WeakSet()

@@ -218,11 +218,6 @@ def _fields(given: Any, schema: Schema) -> tuple[str, ...]:
 def _steps(given: Any, steps: Any) -> list[Step]:
     made = list(steps) if isinstance(steps, list | tuple) else [steps]
     for step in made:
-        if isinstance(step, type) and issubclass(step, Transform):
-            raise UsageError(
-                f"a transform of {given!r} is a class", found=step.__name__,
-                fix=f"create an instance: {step.__name__}(...)",
-            )  # fmt: skip
         # Transforms of torchvision return values other than theirs unchanged.
         if any(kind.__module__.partition(".")[0] == "torchvision" for kind in type(step).__mro__):
             raise UsageError(
@@ -232,11 +227,10 @@ def _steps(given: Any, steps: Any) -> list[Step]:
                 fix="[shardkit.Decode(), lambda pixels: transform(torch.from_numpy(pixels)"
                 ".permute(2, 0, 1)).permute(1, 2, 0).numpy()], with the transform of torchvision",
             )
-        if not isinstance(step, Transform) and not callable(step):
-            raise UsageError(
-                f"invalid transform of {given!r}", found=repr(step),
-                expected="one of shardkit's, or a function",
-            )  # fmt: skip
+        is_class = isinstance(step, type) and issubclass(step, Transform)
+        if is_class or not (isinstance(step, Transform) or callable(step)):
+            expected = "an instance of one of shardkit's, or a function"
+            raise UsageError(f"invalid transform of {given!r}", found=repr(step), expected=expected)
     if not made:
         raise UsageError(f"there is no transform for {given!r}", fix="leave the field out")
     return made

@@ -257,7 +257,7 @@ def test_a_sample_that_failed_or_lacks_its_field_or_whose_sizes_differ_goes_no_f
     ({("image", "image"): CROP}, "need a field, or a tuple"),
     ({"image": CROP, ("image", "mask"): CROP}, "'image' has transforms in two places"),
     ({"image": []}, "no transform for 'image'"),
-    ({"image": RandomResizedCrop}, "is a class"),
+    ({"image": RandomResizedCrop}, "invalid transform of 'image'"),
     ({"image": [CROP, 3]}, "invalid transform of 'image'"),
     ({"image": "crop"}, "invalid transform of 'image'"),
     ({"text": CROP}, r"RandomResizedCrop\(24\) is for images, but field 'text' has none"),
