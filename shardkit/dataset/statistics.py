@@ -19,9 +19,7 @@ from shardkit.codecs.pixels import format_for, to_rgb
 from shardkit.errors import DamagedError, NotFoundError, SampleError, ShardkitError, UsageError
 from shardkit.helpers.checked import Count, plain
 from shardkit.helpers.prefetch import in_threads
-from shardkit.helpers.processors import processors
 from shardkit.helpers.progress import Steps
-from shardkit.helpers.progress import Monitor
 from shardkit.metadata.manifest import PixelStats
 from shardkit.metadata.sizes import FieldSizes
 from shardkit.sample import Sample

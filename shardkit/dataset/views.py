@@ -28,10 +28,9 @@ from shardkit.errors import (
 )
 from shardkit.formats.base import KEY
 from shardkit.helpers.indices import array, ascending, below, chosen, compact, in_order, pick
-from shardkit.sample import KeyTable, Sample, key_of
 from shardkit.helpers.prefetch import in_threads
 from shardkit.helpers.processors import processors
-from shardkit.sample import Sample, key_hash, key_of
+from shardkit.sample import KeyTable, Sample, key_of
 from shardkit.schema import Array, Bool, FieldType, Float, Int, Json, Schema, Text
 from shardkit.storage.page_cache import cache_from
 from shardkit.storage.pages import Pages, through
