@@ -38,7 +38,6 @@ from shardkit.helpers.names import checked_name
 from shardkit.helpers.part_of import PartOf
 from shardkit.metadata.manifest import ERRORS, FILTERED, KEYS, File, Shard
 from shardkit.metadata.recipe import Recipe
-from shardkit.preprocess.filtered import Filtered
 from shardkit.preprocess.items import Filtered, sample_of
 from shardkit.sample import renamed, safe_key
 from shardkit.storage import fs
