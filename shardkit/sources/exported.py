@@ -200,7 +200,10 @@ class Exported(Source):
             file.seek(start)
             row = self._parsed(file.read(stop - start), start)
         check_unchanged(os.fspath(self._path), self._planned)
-        sample: Sample = {KEY: self._key(row, start)}
+        key = row.get(KEY)
+        if not key or not isinstance(key, str):
+            raise self._wrong(KEY, start, ValueError("" if key else "no value"), row)
+        sample: Sample = {KEY: key}
         times: list[int] = []
         for name, kind in self.schema.items():
             try:
@@ -208,9 +211,9 @@ class Exported(Source):
                 if value is None and not kind.optional:
                     raise ValueError("no value")
             except _WRONG as error:
-                raise self._wrong(name, start, error, row).located(key=sample[KEY]) from error
+                raise self._wrong(name, start, error, row).located(key=key) from error
             except SampleError as error:
-                raise error.located(key=sample[KEY], field=name) from error.__cause__
+                raise error.located(key=key, field=name) from error.__cause__
             if value is not None:
                 sample[name] = value
         if len(self.schema) == len(self._about["schema"]) and _mixed(times) != self._times[index]:
@@ -224,9 +227,11 @@ class Exported(Source):
                 return checked(dict[str, Any], json.loads(data))
             csv.field_size_limit(max(csv.field_size_limit(), MAX_ROW))  # a process-wide setting
             cells = next(csv.reader([data.decode()], strict=True), [])
+            texts = [_unescaped(cell) for cell in cells]
             if self._head is None:
-                return [_unescaped(cell) for cell in cells]
-            return {n: cell for n, cell in zip(self._head, cells, strict=True) if cell}
+                return texts
+            found = zip(self._head, texts, cells, strict=True)
+            return {name: text for name, text, cell in found if cell}
         except (*_WRONG, csv.Error) as error:
             raise SourceError(
                 "a row of the table is damaged",
@@ -235,15 +240,6 @@ class Exported(Source):
                 found=str(error),
                 fix="repair or remove it, or export again",
             ) from error
-
-    def _key(self, row: Mapping[str, Any], start: int) -> str:
-        try:
-            key = checked(str, row.get(KEY))
-            if key := _unescaped(key) if self._is_csv else key:
-                return key
-            raise ValueError("no value")
-        except ValueError as error:
-            raise self._wrong(KEY, start, error, row) from error
 
     def _wrong(
         self, field: str, start: int, error: Exception, row: Mapping[str, Any]
@@ -279,8 +275,7 @@ class Exported(Source):
         # A list is text in CSV. The path of a file may also begin with a bracket.
         is_path = isinstance(value, str) and (value.endswith(".npy") or not value.startswith("["))
         if self._about["files"] or isinstance(kind, Bytes) or (isinstance(kind, Array) and is_path):
-            path = checked(str, value)
-            return [_unescaped(path) if self._is_csv else path]
+            return [checked(str, value)]
         return None
 
     def _read(self, name: str, kind: FieldType, row: Mapping[str, Any], times: list[int]) -> Any:
@@ -307,7 +302,7 @@ class Exported(Source):
             return "" if is_empty and not kind.optional else None
         if self._is_csv:
             assert isinstance(value, str)
-            named = numbers.get(_unescaped(value))
+            named = numbers.get(value)
             value = _of_cell(kind, value) if named is None else named
         elif isinstance(kind, Json):
             texts = row.get(TEXTS)
@@ -436,7 +431,7 @@ def _cell(value: Any, optional: bool) -> str:
 
 def _of_cell(kind: FieldType, cell: str) -> Any:
     if isinstance(kind, Text):
-        return _unescaped(cell)
+        return cell
     if isinstance(kind, Json):
         return JsonText.checked(cell)
     return float(cell) if isinstance(kind, Float) else json.loads(cell)

@@ -200,26 +200,3 @@ def choose(sampled: Sampled, asked: str | None, label: str | None = None) -> str
         return LINE_FIELD
     texts = [name for name, kind in types.items() if isinstance(kind, Text) and name != label]
     return texts[0] if len(texts) == 1 and texts[0] not in RESERVED else None
-
-
-def fields_of(
-    sampled: Sampled,
-    text: str,
-    selection: Selection,
-    also: Collection[str] = (),
-    label: str | None = None,
-    *,
-    keep: bool,
-) -> Fields:
-    """Return the fields to read. All but the text are optional, as any document may lack them.
-
-    The field from which the `label` is made is not one of the others.
-    """
-    others = {
-        name: type(kind)(optional=True)
-        for name, kind in sampled.types.items()
-        if name not in (text, label) and name not in RESERVED
-        if (keep and selection.has(name)) or name in also
-    }
-    only = tuple(name for name in others if not (keep and selection.has(name)))
-    return Fields(text, others, keep and selection.fields is None, selection, only)

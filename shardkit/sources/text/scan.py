@@ -23,6 +23,7 @@ from shardkit.formats.unsupported import way_with
 from shardkit.metadata.recipe import Recipe
 from shardkit.metadata.splits import Split, grouped
 from shardkit.options import ALL_FIELDS, TextOptions
+from shardkit.schema import RESERVED
 from shardkit.sources.base import Source, Stream
 from shardkit.sources.file_names import COMPRESSIONS, FORMS, TABLES, parse_name
 from shardkit.sources.file_table import odd_keys
@@ -31,7 +32,7 @@ from shardkit.sources.labels import LABEL, LabelColumn, find_labels
 from shardkit.sources.metadata import GivenTable, join
 from shardkit.sources.text.classes import label_folders
 from shardkit.sources.text.documents import Files, Ranges, TextFiles, TextStream, located
-from shardkit.sources.text.fields import Fields, Sampled, choose, fields_of
+from shardkit.sources.text.fields import Fields, Sampled, choose
 from shardkit.sources.text_files.blocks import expansion
 from shardkit.sources.text_files.encodings import check_encoding, detect
 from shardkit.sources.text_files.records import LINE_FIELD
@@ -422,7 +423,6 @@ def _find_headers(corpus: _Corpus) -> None:
 def _fields(corpus: _Corpus, recipe: Recipe, asked: LabelColumn | None) -> tuple[Fields, Sampled]:
     """Choose the fields from the first documents of a few files; return them and the documents."""
     selection = recipe.selection
-    also = names_in(recipe.where) if recipe.where else ()
     options, notes = corpus.options, corpus.notes
     sampled, problems = _sample(corpus)
     if not sampled:
@@ -458,11 +458,17 @@ def _fields(corpus: _Corpus, recipe: Recipe, asked: LabelColumn | None) -> tuple
         )
     if text != LINE_FIELD and options.field is None:
         notes.append(f"the text is the field {text!r}, the only one of type text")
-    fields = fields_of(sampled, text, selection, also, column, keep=options.keep_fields)
+    names = [name for name in types if name not in (text, column) and name not in RESERVED]
+    stored = [name for name in names if options.keep_fields and selection.has(name)]
+    also = names_in(recipe.where) if recipe.where else ()
+    only = [name for name in names if name in also and name not in stored]
+    # Any document may lack them.
+    others = {n: type(types[n])(optional=True) for n in names if n in stored or n in only}
+    every = options.keep_fields and selection.fields is None
+    fields = Fields(text, others, every, selection, only)
     if asked is not None:
         fields = _labelled(corpus, fields, asked, sampled)
-    stored = fields.schema.keys() - {*fields.also} | {column}
-    left = [name for name in types if name not in stored]
+    left = [name for name in types if name not in (text, column) and name not in stored]
     if left and selection == ALL_FIELDS and not options.keep_fields:
         some = ", ".join(left[:5]) + (", ..." if len(left) > 5 else "")
         notes.append(f"only the text of documents is stored; --keep-fields also stores {some}")
