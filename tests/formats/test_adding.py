@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,13 @@ def test_names_of_earlier_versions_of_the_page_are_kept():
     assert (storage.create, storage.write) == (api.fs.create, api.fs.write)
     assert (byte_source.Table, base.ShardReader) == (api.Table, api.ShardReader)
     assert byte_source.LocalFile
+
+
+def test_the_interface_has_what_the_contract_names():
+    from shardkit.formats import api, base
+
+    named = re.findall(r"`api\.(\w+)`", base.__doc__)
+    assert {"FOLDER", "check"} <= {*named} <= {*api.__all__}
 
 
 @pytest.fixture(scope="module")

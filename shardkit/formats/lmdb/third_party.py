@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from sys import getsizeof
@@ -33,7 +33,7 @@ from shardkit.formats.lmdb.reader import (
 from shardkit.formats.lmdb.values import DATUM, IMAGE, Kind, kind_of, refuse, schema_of
 from shardkit.helpers.checked import MOST_BYTES
 from shardkit.sample import JsonText, Sample, key_of, unique_key
-from shardkit.schema import Schema
+from shardkit.schema import FieldType, Schema
 from shardkit.storage import fs
 
 _LOOKED_AT = 100  # number of evenly spaced values from which the fields are inferred
@@ -44,6 +44,8 @@ _META_LINE = re.compile(rb"([^.]+)\.\S+ \(\d+,\d+,\d+\) \d+")  # baboon.png (480
 _MOST_PARTS = 8  # of a sample
 _COUNTS = (b"num-samples", b"__len__")
 _COUNT_BYTES = 20  # longest count, as text or in msgpack
+
+_Rows = dict[bytes, list[Entry | None]]  # samples by key: an entry per part, None if it is missing
 
 
 class Entries(NamedTuple):
@@ -120,36 +122,27 @@ class ForeignReader(TreeReader):
         return schema.check(sample)
 
 
-class _Samples(NamedTuple):
-    """The entries of all samples: a row per sample, a column per part; None for a missing part.
-
-    If `parts` is ("",), each sample is a single entry.
-    """
-
-    keys: list[bytes]
-    rows: Sequence[Sequence[Entry | None]]
-    parts: tuple[str, ...] = ("",)
-
-
 def _scan(tree: Tree) -> dict[str, Any]:
     """The layout of an LMDB: all keys, and a schema inferred from some of the values."""
     entries = _all_entries(tree)
     about = [entry for entry in entries if ABOUT_OTHERS.fullmatch(entry.key)]
-    samples = _grouped([entry for entry in entries if not ABOUT_OTHERS.fullmatch(entry.key)])
-    _check_counts(tree, about, len(samples.keys))
-    found = [_values(tree, samples, number) for number in range(len(samples.parts))]
-    kinds = dict(zip(samples.parts, (kind for kind, _ in found), strict=True))
-    fields = Schema({name: each for _, schema in found for name, each in schema.items()})
+    parts, rows = _grouped([entry for entry in entries if not ABOUT_OTHERS.fullmatch(entry.key)])
+    _check_counts(tree, about, len(rows))
+    kinds: dict[str, Kind] = {}
+    fields: dict[str, FieldType] = {}
+    for number, part in enumerate(parts):
+        kinds[part], schema = _values(tree, part, [row[number] for row in rows.values()])
+        fields |= schema
     guessed = []
-    if "" in kinds and kinds[""].schema is None and len(samples.keys) > _LOOKED_AT:
-        guessed = [name for name, each in fields.items() if not each.optional]
-    samples, convention = _listed(tree, samples, kinds.get(""), about)
-    places = np.zeros((len(samples.keys), len(samples.parts), 2), np.int64)
-    for number, row in enumerate(samples.rows):
+    if "" in kinds and kinds[""].schema is None and len(rows) > _LOOKED_AT:
+        guessed = [name for name, kind in fields.items() if not kind.optional]
+    rows, convention = _listed(tree, rows, kinds, about)
+    places = np.zeros((len(rows), len(parts), 2), np.int64)
+    for number, row in enumerate(rows.values()):
         places[number] = [(e.offset, e.size) if e else (0, 0) for e in row]
     return {
-        "schema": fields.to_json(),
-        "entries": Entries(_keys(samples.keys), places, kinds),
+        "schema": Schema(fields).to_json(),
+        "entries": Entries(_keys([*rows]), places, kinds),
         "convention": convention,
         "guessed": guessed,
         **ignored_entries([entry.key for entry in about]),
@@ -176,19 +169,22 @@ def _all_entries(tree: Tree) -> list[Entry]:
     return entries
 
 
-def _grouped(entries: list[Entry]) -> _Samples:
-    """The samples: entries with the same number form one sample, if one of the parts is `image`."""
+def _grouped(entries: list[Entry]) -> tuple[tuple[str, ...], _Rows]:
+    """The names of the parts of samples, and their entries: those with the same number.
+
+    If no part is called `image`, each entry is a sample, whose only part has the name "".
+    """
     parts: tuple[str, ...] = ()
     if all(_PART_KEY.fullmatch(entry.key) for entry in entries):
         parts = tuple(dict.fromkeys(entry.key.partition(b"-")[0].decode() for entry in entries))
     if "image" not in parts or not 1 < len(parts) <= _MOST_PARTS:
-        return _Samples([entry.key for entry in entries], [(entry,) for entry in entries])
-    rows: dict[bytes, dict[str, Entry]] = {}
+        return ("",), {entry.key: [entry] for entry in entries}
+    rows: _Rows = {}
     for entry in entries:
         part, _, number = entry.key.partition(b"-")
-        rows.setdefault(number, {})[part.decode()] = entry
-    keys = sorted(rows)
-    return _Samples(keys, [[rows[key].get(part) for part in parts] for key in keys], parts)
+        row = rows.setdefault(number, [None] * len(parts))
+        row[parts.index(part.decode())] = entry
+    return parts, dict(sorted(rows.items()))
 
 
 def _check_counts(tree: Tree, about: list[Entry], samples: int) -> None:
@@ -201,13 +197,12 @@ def _check_counts(tree: Tree, about: list[Entry], samples: int) -> None:
                 raise too_few(tree, stated, entry.key, samples, offset=entry.offset)
 
 
-def _values(tree: Tree, samples: _Samples, number: int) -> tuple[Kind, Schema]:
+def _values(tree: Tree, part: str, entries: list[Entry | None]) -> tuple[Kind, Schema]:
     """The kind of the values of a part and their fields, inferred from some of the values.
 
     Raises FormatError if one of them is of a kind that is refused.
     """
-    part = samples.parts[number]
-    there = [entry for row in samples.rows if (entry := row[number])]
+    there = [entry for entry in entries if entry]
     count = min(len(there), _LOOKED_AT)
     values = []
     for step in range(count):
@@ -220,51 +215,45 @@ def _values(tree: Tree, samples: _Samples, number: int) -> tuple[Kind, Schema]:
     except SampleError as error:  # a value that no field can hold
         raise error.located(path=tree.path) from error.__cause__
     if part:
-        optional = len(there) < len(samples.keys)
+        optional = len(there) < len(entries)
         schema = Schema({part: replace(next(iter(schema.values())), optional=optional)})
     return kind, schema
 
 
 def _listed(
-    tree: Tree, samples: _Samples, kind: Kind | None, about: list[Entry]
-) -> tuple[_Samples, str]:
+    tree: Tree, rows: _Rows, kinds: Mapping[str, Kind], about: list[Entry]
+) -> tuple[_Rows, str]:
     """The samples, in the order of their list if there is one, and their storage convention."""
-    if kind is None:
-        parts = ", ".join(f"{part}-000000001" for part in samples.parts)
-        return samples, f"text recognition's {parts}, ..."
+    if "" not in kinds:
+        return rows, f"text recognition's {', '.join(f'{part}-000000001' for part in kinds)}, ..."
+    kind = kinds[""]
     what = "Caffe's Datum messages" if kind is DATUM else f"{kind.name} each"
     for entry in about:
         listed = _unpacked(tree.read(entry.offset, entry.size)) if entry.key == b"__keys__" else 0
         if isinstance(listed, list) and all(isinstance(name, bytes | str) for name in listed):
             names = [name.encode() if isinstance(name, str) else name for name in listed]
             where = {"path": tree.path, "offset": entry.offset}
-            samples = _ordered(samples, names, "the entry __keys__", where)
-            return samples, f"{what}, listed in __keys__"
+            return _ordered(rows, names, "the entry __keys__", where), f"{what}, listed in __keys__"
     meta = tree.path.with_name("meta_info.txt")
     if kind is IMAGE and tree.path.name == "data.mdb" and meta.is_file():
         lines = fs.read(meta, MOST_BYTES).splitlines()
         matches = [_META_LINE.fullmatch(line) for line in lines if line.strip()]
         names = [match[1] for match in matches if match]
         if names and len(names) == len(matches):
-            samples = _ordered(samples, names, meta.name, {"path": meta})
-            return samples, "BasicSR's images, with meta_info.txt"
-    if kind is IMAGE and samples.keys and all(map(_LSUN_KEY.fullmatch, samples.keys)):
-        return samples, "LSUN's images"
-    return samples, what
+            rows = _ordered(rows, names, meta.name, {"path": meta})
+            return rows, "BasicSR's images, with meta_info.txt"
+    if kind is IMAGE and rows and all(map(_LSUN_KEY.fullmatch, rows)):
+        return rows, "LSUN's images"
+    return rows, what
 
 
-def _ordered(
-    samples: _Samples, names: list[bytes], what: str, where: Mapping[str, Any]
-) -> _Samples:
+def _ordered(rows: _Rows, names: list[bytes], what: str, where: Mapping[str, Any]) -> _Rows:
     """The samples in the order of a list, if it names all. All samples that it names must exist."""
-    rows = dict(zip(samples.keys, samples.rows, strict=True))
-    lost = next((name for name in names if name not in rows), None)
-    if lost is not None:
-        what = f"{what} names a sample that the LMDB does not have"
-        raise DamagedError(what, found=key_text(lost), **where)
-    if len({*names}) != len(rows) or len(names) != len(rows):
-        return samples
-    return _Samples(names, [rows[name] for name in names])
+    for name in names:
+        if name not in rows:
+            what = f"{what} names a sample that the LMDB does not have"
+            raise DamagedError(what, found=key_text(name), **where)
+    return {name: rows[name] for name in names} if len({*names}) == len(rows) else rows
 
 
 def _unpacked(value: bytes) -> Any:
