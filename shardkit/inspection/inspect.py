@@ -44,13 +44,7 @@ def inspect(
     Counts and sizes come from the manifest or, for data from other tools, from headers and small
     fields. Raises the errors of `shardkit.open` and of reading.
     """
-    if isinstance(path, Dataset):
-        return {**report_of(path, str(path.place), samples, full), "incomplete": None}
-    with fs.using(storage_options, path):
-        source = fs.source(path)
-    datasets = open_splits(source)
-    lost = without_manifest(source, datasets.values())
-    incomplete = None if lost is None else f"{lost.what} ({lost.found})"
+    source, datasets, incomplete = opened(path, storage_options)
     if list(datasets) == [""]:
         report = report_of(datasets[""], str(source), samples, full)
         return {**report, "incomplete": incomplete}
@@ -63,6 +57,19 @@ def inspect(
         },
         "incomplete": incomplete,
     }
+
+
+def opened(
+    path: str | os.PathLike[str] | Dataset, storage_options: Mapping[str, Any] | None
+) -> tuple[Path, Mapping[str, Dataset], str | None]:
+    """The path, its splits, and a warning if it is an incomplete copy."""
+    if isinstance(path, Dataset):
+        return path.place, {"": path}, None
+    with fs.using(storage_options, path):
+        source = fs.source(path)
+    datasets = open_splits(source)
+    lost = without_manifest(source, datasets.values())
+    return source, datasets, None if lost is None else f"{lost.what} ({lost.found})"
 
 
 def _split_path(path: Path, split: str) -> str:

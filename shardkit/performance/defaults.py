@@ -37,32 +37,22 @@ def open_any(path: str | os.PathLike[str]) -> Dataset:
         return open_dataset(path)
     except FormatError as error:
         refused = error
-    found = open_sources(path)
+    found, root = open_sources(path), fs.source(path)
     first = next(iter(found.values()))
-    if first.reads_text:
-        raise FormatError(
-            "text cannot be loaded without conversion: the starts of its documents are not known",
-            path=path,
-            fix="convert it first: shardkit convert",
-        )
-    if not isinstance(first, ImageFolder):  # a damaged dataset
+    if not isinstance(first, ImageFolder) and not first.reads_text:  # a damaged dataset
         raise refused
     if len(found) > 1:
         raise UsageError(
             "the folder contains several splits, each of which is a separate dataset",
             path=path,
             found=", ".join(found),
-            fix=f"use one of them: {fs.source(path) / next(iter(found))}",
+            fix=f"use one of them: {root / next(iter(found))}",
         )
+    if not isinstance(first, ImageFolder) or isinstance(root, RemotePath):
+        what = "text, and image files at a URL, cannot be loaded without conversion"
+        raise FormatError(what, path=path, fix="convert them first: shardkit convert")
     if first.problems:
         raise first.problems[0]
-    root = fs.source(path)
-    if isinstance(root, RemotePath):
-        raise FormatError(
-            "image files at a URL cannot be loaded without conversion: each would need a request",
-            path=root,
-            fix="convert them first: shardkit convert",
-        )
     return LooseImages(root, first)
 
 

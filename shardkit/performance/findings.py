@@ -193,25 +193,20 @@ def transform(case: Case) -> Finding | None:
         )
     cost = 1e3 * case.alone.times.spent["transform"].wall / max(case.alone.times.samples, 1)
     seen = f"{', '.join(functions)} takes {share:.0%} of a thread's time, {cost:.2g} ms per sample"
-    if case.scales:
-        return case.finding(
-            "transform",
-            seen,
-            "make it faster, or apply it once with `shardkit convert --transform` (the rate is "
-            "that of loading without it)",
-            stage="transform",
-            share=0.0,
-        )
-    return case.finding(
-        "transform",
-        f"{seen}, and threads cannot run it in parallel, as it holds the GIL",
-        f"load in {processors} processes: shardkit.torch.StreamingDataset in a DataLoader with "
-        f"batch_size=None, num_workers={processors}; or write it with functions of NumPy or "
-        "OpenCV, which release the GIL",
-        rate=case.alone.rate * processors,
-        stage="transform",
-        settings={"workers": processors},
+    given: dict[str, Any] = {"share": 0.0}
+    do = (
+        "make it faster, or apply it once with `shardkit convert --transform` (the rate is that of "
+        "loading without it)"
     )
+    if not case.scales:
+        seen += ", and threads cannot run it in parallel, as it holds the GIL"
+        do = (
+            f"load in {processors} processes: shardkit.torch.StreamingDataset in a DataLoader with "
+            f"batch_size=None, num_workers={processors}; or write it with functions of NumPy or "
+            "OpenCV, which release the GIL"
+        )
+        given = {"rate": case.alone.rate * processors, "settings": {"workers": processors}}
+    return case.finding("transform", seen, do, stage="transform", **given)
 
 
 def collating(case: Case) -> Finding | None:

@@ -337,40 +337,30 @@ def _check_counts(part: CheckedPart, manifest: Manifest, counts: Counter[str]) -
         said = manifest.fields[name].count if name in manifest.fields else 0
         found = counts.get(name, manifest.samples)
         if said != found and (name in counts or not kind.optional):
-            part.findings.add(
-                DamagedError(
-                    "a field does not have as many values as the manifest says",
-                    path=part.dataset.manifest_path,
-                    field=name,
-                    expected=f"{said:,}",
-                    found=f"{found:,}",
-                    fix="convert again",
-                )
-            )
+            what = "a field does not have as many values as the manifest says"
+            _add_other(part, what, f"{said:,}", found, name)
 
 
 def _check_dropped(part: CheckedPart, manifest: Manifest) -> None:
     """Check that errors.jsonl and filtered.jsonl have one line per dropped sample."""
-    counts = {
-        manifests.ERRORS: manifest.errors,
-        manifests.FILTERED: sum(manifest.filtered.values()),
-    }
-    for name, count in counts.items():
+    filtered = sum(manifest.filtered.values())
+    for name, count in ((manifests.ERRORS, manifest.errors), (manifests.FILTERED, filtered)):
         try:
             found = len(listed(part, name))
         except ShardkitError as problem:
             part.findings.add(problem)
             continue
         if found != count:
-            part.findings.add(
-                DamagedError(
-                    "the list of dropped samples is not as long as the manifest says",
-                    path=part.dataset.manifest_path,
-                    expected=f"{count:,} lines in {name}",
-                    found=f"{found:,}",
-                    fix="convert again",
-                )
-            )
+            what = "the list of dropped samples is not as long as the manifest says"
+            _add_other(part, what, f"{count:,} lines in {name}", found)
+
+
+def _add_other(
+    part: CheckedPart, what: str, expected: str, found: int, field: str | None = None
+) -> None:
+    path = part.dataset.manifest_path
+    about = {"expected": expected, "found": f"{found:,}", "fix": "convert again"}
+    part.findings.add(DamagedError(what, path=path, field=field, **about))
 
 
 class Dropped(TypedDict, total=False):

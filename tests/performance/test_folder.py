@@ -84,8 +84,8 @@ def test_what_is_no_folder_of_images_is_refused_with_what_to_do(tmp_path):
     (tmp_path / "texts/a.txt").write_text("words")
     (tmp_path / "x.partial/job.json").write_text("{}")
     for name, error, message in [
-        ("texts", FormatError, "convert it first"),
-        ("texts/a.txt", FormatError, "convert it first"),
+        ("texts", FormatError, "convert them first"),
+        ("texts/a.txt", FormatError, "convert them first"),
         ("empty", SourceError, "no images"),
         ("missing", NotFoundError, "."),
         ("x.partial", FormatError, "unfinished"),

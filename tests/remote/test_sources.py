@@ -501,7 +501,7 @@ def test_a_folder_of_a_web_server_is_not_listed(web, tmp_path):
 def test_loose_images_are_not_loaded_from_a_url(data):
     from shardkit.performance.defaults import open_any
 
-    with fs.using(data.options), pytest.raises(ShardkitError, match="would need a request"):
+    with fs.using(data.options), pytest.raises(ShardkitError, match="image files at a URL"):
         open_any(data.url("classes"))
     with fs.using(data.options), pytest.raises(UsageError, match="splits") as caught:
         open_any(data.url("splits"))

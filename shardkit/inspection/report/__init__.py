@@ -10,7 +10,7 @@ from typing import Any
 from shardkit.dataset.dataset import Dataset
 from shardkit.dataset.find import open_splits, without_manifest
 from shardkit.errors import OutputError
-from shardkit.inspection.inspect import report_of
+from shardkit.inspection.inspect import opened, report_of
 from shardkit.inspection.report.page import READ, START, Part, page
 from shardkit.storage import fs
 
@@ -31,19 +31,12 @@ def html_report(
     The page shows some samples, up to 3 MiB for each split, and lists damaged samples. Raises the
     errors of `shardkit.open`.
     """
-    if isinstance(path, Dataset):
-        source, datasets, lost = path.place, {"": path}, None
-    else:
-        with fs.using(storage_options, path):
-            source = fs.source(path)
-        datasets = open_splits(source)
-        lost = without_manifest(source, datasets.values())
+    source, datasets, warning = opened(path, storage_options)
     most = None if full else READ
     parts = [
         Part(name, dataset, report_of(dataset, str(source), 0, False, most))
         for name, dataset in datasets.items()
     ]
-    warning = None if lost is None else f"{lost.what} ({lost.found})"
     return page(str(source), parts, warning, full=full)
 
 

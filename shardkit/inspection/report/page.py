@@ -46,7 +46,6 @@ READ, READ_BYTES = 2000, 256 << 20  # samples of a dataset, and their bytes, rea
 _CARDS, _FEW_CARDS, _CARD_BYTES = 48, 12, 1 << 30
 _REMOTE = 8  # these limits are divided by it at a URL
 _SPLITS = 8  # that are shown
-_WORST = 10  # classes with the fewest samples that are shown
 _LINES, _LINE_BYTES = 10, 1 << 16  # of a list of samples that were left out
 
 
@@ -214,31 +213,27 @@ _Classes = list[dict[str, Any]]
 
 
 def _classes(known: _Classes | None, found: _Classes | None, chosen: Markup) -> list[Markup]:
-    """The classes with the most samples, and those with the fewest."""
+    """The classes with the most samples."""
     every = sorted((found if known is None else known) or [], key=lambda entry: -entry["samples"])
     if not every:
         return []
-    most = every if len(every) <= ROWS else every[: ROWS - _WORST - 1]
-    fewest = every[max(len(every) - _WORST, len(most)) :]
     counts = [entry["samples"] for entry in every]
-    rows = [_class_row(entry, counts[0]) for entry in most]
-    if between := counts[len(most) : len(every) - len(fewest)]:
-        rows.append(("...", f"{len(between):,} classes between these", f"{sum(between):,}", ""))
-    rows += [_class_row(entry, counts[0]) for entry in fewest]
-    median = counts[len(counts) // 2]
-    facts = (
-        f"{counted(len(counts), 'class')}, of {counts[-1]:,} / {median:,} / {counts[0]:,} samples"
-    )
+    rows = [
+        (
+            entry["label"],
+            entry["name"] or "",
+            f"{entry['samples']:,}",
+            bar(entry["samples"] / max(counts[0], 1)),
+        )
+        for entry in every[:ROWS]
+    ]
+    classes, median = counted(len(counts), "class"), counts[len(counts) // 2]
+    facts = f"{classes}, of {counts[-1]:,} / {median:,} / {counts[0]:,} samples"
     return [
         chosen if known is None else soft("Counted in all samples."),
         tag("p", f"{facts} (min / median / max); {counts.count(0):,} without any."),
-        table("Classes", ("Label", "Name", "Samples", "Of the largest"), rows),
+        table("Classes", ("Label", "Name", "Samples", "Of the largest"), rows, total=len(every)),
     ]
-
-
-def _class_row(entry: dict[str, Any], most: int) -> tuple[object, ...]:
-    share = bar(entry["samples"] / max(most, 1))
-    return entry["label"], entry["name"] or "", f"{entry['samples']:,}", share
 
 
 def _duplicates(found: dict[str, Any]) -> list[Markup]:
