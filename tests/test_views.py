@@ -339,7 +339,7 @@ def test_views_are_converted(ds, tmp_path):
         shardkit.convert(ds.select([3, 1, 3]), "wds", tmp_path / "out")
     with pytest.raises(shardkit.ShardkitError, match="the view has no samples"):
         shardkit.convert(ds[:0], "wds", tmp_path / "out")
-    with pytest.raises(UsageError, match=r"(?s)the view has no samples.*none of 37"):
+    with pytest.raises(UsageError, match="the view has no samples"):
         Loader(ds.filter("label > 100"), batch_size=2)
 
 

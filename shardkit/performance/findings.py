@@ -228,7 +228,7 @@ def collating(case: Case) -> Finding | None:
 def pinned(case: Case) -> Finding | None:
     """A GPU to which batches are copied from pageable memory, which is slow."""
     torch, given = sys.modules.get("torch"), case.loader.settings
-    if torch is None or given.get("to") != "torch" or not torch.cuda.is_available():
+    if torch is None or "pin_memory" not in given or not torch.cuda.is_available():
         return None
     if given["pin_memory"] or given["device"] is not None:
         return None

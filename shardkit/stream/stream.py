@@ -142,9 +142,11 @@ def _opened(source: Source, options: StreamOptions) -> tuple[list[Dataset], Page
         if not isinstance(each, str | os.PathLike | Dataset):
             raise UsageError(
                 "the source cannot be streamed",
-                expected="a path, a dataset opened by shardkit.open, or a list of them; instead of"
-                " a Subset of torch, dataset.select(subset.indices)",
+                expected="a path, a dataset opened by shardkit.open, or a list of them",
                 found=repr(each)[:200],
+                fix="dataset.select(subset.indices) is a view of the same samples"
+                if isinstance(getattr(each, "dataset", None), Dataset)
+                else None,
             )
     with fs.using(options.storage_options, *every):
         given = [each if isinstance(each, Dataset) else fs.source(each) for each in every]
