@@ -17,6 +17,7 @@ from shardkit.formats import get_format
 from shardkit.formats.base import ShardSpec
 from shardkit.formats.litdata.values import load_json, serializer
 from shardkit.formats.testing_samples import assert_same, make_image, write_shard
+from shardkit.sample import JsonText
 from shardkit.schema import Array, Bytes, Image, Images, Int, Json, Schema
 from shardkit.testing import FormatContract
 from tests import clients
@@ -281,12 +282,12 @@ def test_what_litdata_cannot_hold_is_refused(tmp_path):
 )  # fmt: skip
 def test_damaged_lists_and_objects_are_refused(data):
     with pytest.raises((ValueError, struct.error)):
-        load_json(data)
+        JsonText.checked(load_json(data))
 
 
 def test_json_of_ours_is_text_and_of_litdata_binary(tmp_path):
     path = tmp_path / "x.bin"
-    text = shardkit.sample.JsonText('\n\t {"a": [1.50, null]}')
+    text = JsonText('\n\t {"a": [1.50, null]}')
     reader = write_shard(LITDATA, path, Schema({"j": Json()}), [{"__key__": "a", "j": text}])
     assert reader.sample(0, json_text=True)["j"] == '{"a": [1.50, null]}'
     assert values_of(items_of(path)[0])[1] == b'{"a": [1.50, null]}'

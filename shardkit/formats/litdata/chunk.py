@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,11 @@ import numpy.typing as npt
 
 from shardkit.codecs.compression import COMPRESSED_BLOCK, compression_of, decompressed, unpacked
 from shardkit.errors import DamagedError, FormatError, drop_option
-from shardkit.formats.base import KEY, ShardReader, ShardSpec, encoded, key_bytes, numbered_key
+from shardkit.formats.base import KEY, ShardSpec, encoded, key_bytes
 from shardkit.formats.litdata.values import absent, decoder, encoder, guessed, leaves_of
 from shardkit.formats.offsets import OffsetsWriter
-from shardkit.formats.packed import Packed
-from shardkit.sample import JsonText, Sample, key_of
+from shardkit.formats.packed import Packed, PackedField, PackedReader
+from shardkit.sample import Sample, key_of
 from shardkit.schema import RESERVED, Schema
 from shardkit.storage.byte_source import ByteSource, Memory, Part, Table, open_source
 
@@ -123,51 +122,48 @@ def _inflated(data: bytes, size: int | None = None) -> bytes:
     return bytes(found)
 
 
-class LitDataReader(ShardReader):
+class LitDataReader(PackedReader):
     """A chunk of samples; each is stored as the sizes of its values, then the values."""
 
     _items: Items | None
-    _count: int
 
     def __init__(self, path: Path, layout: dict[str, Any]) -> None:
         self.path, source = path, open_source(path)
         leaves = layout.get("leaves") or leaves_of(Schema.from_json(layout["schema"]))
-        self._names = [name for name, _ in leaves]
         # Tokens have no sizes before them: they are all that follows no values.
-        self._packed = Packed([] if layout.get("tokens") else [None] * len(leaves), rest=True)
+        self.packed = Packed([] if layout.get("tokens") else [None] * len(leaves), rest=True)
         self._items, self.temporary_bytes = items_of(source, layout.get("each", False))
-        self._count = self._items.count
-        if self._count != layout.get("samples", self._count):
+        self.offsets = self._items.offsets
+        if len(self) != layout.get("samples", len(self)):
             raise DamagedError(
                 "the chunk does not have as many samples as index.json says",
                 path=path,
                 expected=f"{layout['samples']:,}",
-                found=f"{self._count:,}",
+                found=f"{len(self):,}",
             )
         if "schema" not in layout:
             layout = self._guessed(layout)
         super().__init__(path, layout, source)
-        self._decoders = [
-            (number, name, decoder(stored, self.schema[name]))
+        self.fields = [
+            PackedField(name, number, decoder(stored, self.schema[name]))
             for number, (name, stored) in enumerate(leaves)
             if name in self.schema
         ]
-        self._key = self._names.index(KEY) if (KEY, "str") in leaves else None
+        self.key = leaves.index((KEY, "str")) if (KEY, "str") in leaves else None
         # Our writer stores the names of missing fields after the values.
-        self._absent = len(leaves) if "leaves" not in layout else None
-        self._always = [number for number in (self._key, self._absent) if number is not None]
-        self._prefix = key_of(path.name.partition(".")[0])
-        self.in_memory = self._items.offsets.in_memory
+        self.absent = len(leaves) if "leaves" not in layout else None
+        self.prefix = key_of(path.name.partition(".")[0])
+        self.in_memory = self.offsets.in_memory
 
     def _guessed(self, layout: dict[str, Any]) -> dict[str, Any]:
         """The layout with a schema, guessed from serializers and the first sample, and problems."""
         fields, unusable, ignored = {}, {}, {}
         try:
-            first = self._values(0, (), whole=True) if self._count else []
+            first = self.packed.read(*self.located(0)) if len(self) else []
             for number, (name, stored) in enumerate(layout["leaves"]):
                 if name in RESERVED:
                     if (name, stored) != (KEY, "str"):
-                        ignored[f"field {name!r}"] = self._count
+                        ignored[f"field {name!r}"] = len(self)
                     continue
                 try:
                     fields[name] = guessed(stored, first[number] if first else None)
@@ -181,55 +177,22 @@ class LitDataReader(ShardReader):
         found = {**layout, "schema": Schema(fields).to_json()}
         return {**found, **{name: value for name, value in more.items() if value}}
 
-    def __len__(self) -> int:
-        return self._count
-
     def close(self) -> None:
         super().close()
         self._items = None
 
-    def _item(self, position: int) -> Item:
+    def located(self, position: int) -> Item:
         if self._items is None:
             raise ValueError(f"{self.path} is closed")
         return self._items.item(position)
 
-    def _values(
-        self, position: int, numbers: Collection[int], *, whole: bool
-    ) -> list[bytes] | dict[int, bytes]:
-        source, start, stop = self._item(position)
-        return self._packed.read(source, start, stop, numbers, whole=whole)
-
-    def read(
-        self, position: int, fields: Collection[str] | None = None, json_text: bool = False
-    ) -> Sample:
-        decoders, numbers = self._decoders, self._always
-        if fields is not None:
-            decoders = [each for each in decoders if each[1] in fields]
-            numbers = [*numbers, *(number for number, _, _ in decoders)]
-        values = self._values(position, numbers, whole=fields is None)
-        key = self._key
-        name = numbered_key(self._prefix, position) if key is None else values[key].decode()
-        absent = values[self._absent] if self._absent is not None else b""
-        missing = json.loads(absent) if absent else ()
-        sample: Sample = {KEY: name}
-        for number, name, decode in decoders:
-            if name not in missing:
-                value = decode(values[number])
-                text = isinstance(value, JsonText) and not json_text
-                sample[name] = json.loads(value) if text else value
-        return sample
-
     def offset(self, position: int, field: str) -> int | None:
-        source, start, stop = self._item(position)
-        if self._items is None or self._items.each:
-            return None
-        return self._packed.offset(source, start, stop, self._names.index(field))
+        items = self._items
+        return None if items is None or items.each else super().offset(position, field)
 
     def spans(self) -> npt.NDArray[np.int64] | None:
-        if self._items is None or self._items.each or self.temporary_bytes:
-            return None
-        ends = self._items.offsets.slice(0, self._count + 1).astype(np.int64)
-        return np.stack([ends[:-1], ends[1:]], axis=1)
+        items = self._items
+        return None if items is None or items.each or self.temporary_bytes else super().spans()
 
 
 class LitDataWriter(OffsetsWriter):

@@ -45,7 +45,7 @@ _CELLS = {16: _NONE, 17: _TEXT, 18: 8, 19: 9, 20: 10}  # tags of values in recor
 def load_json(data: bytes) -> JsonText:
     """A value as JSON text; raises ValueError or struct.error."""
     if not data or data[0] > 0x20:
-        return JsonText.checked(data.decode())
+        return JsonText(data.decode())
     return JsonText.of(_Values(data).value())
 
 

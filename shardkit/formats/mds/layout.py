@@ -5,7 +5,6 @@ See `base/format/mds/encodings.py` of MosaicML Streaming. All numbers are little
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from collections.abc import Callable, Sequence
@@ -141,12 +140,16 @@ def _array(own: Array, data: bytes) -> npt.NDArray[Any]:
     return np.frombuffer(data[at:], dtype).copy().reshape(shape)  # type: ignore[arg-type]
 
 
+def _text(data: bytes) -> JsonText:
+    return JsonText(data.decode())
+
+
 _JPEGS = Codec(Images(), partial(image_list, bytes, 0))
 _LIST = Codec(Images(), partial(image_list, bytes, 4), _list_bytes, absent=bytes(8))
 _CODECS = {
     "str": Codec(Text(), bytes.decode, str.encode),
     "bytes": Codec(Bytes(), bytes),
-    "json": Codec(Json(), json.loads, lambda value: JsonText.of(value).encode(), absent=b"null"),
+    "json": Codec(Json(), _text, lambda value: JsonText.of(value).encode(), absent=b"null"),
     "str_int": Codec(Int(), int64),
     "str_float": Codec(Float(), float),
     "str_decimal": Codec(Text(), bytes.decode),

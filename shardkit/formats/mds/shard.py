@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
-import numpy.typing as npt
 
 from shardkit.errors import DamagedError, FormatError, ShardkitError, drop_option
-from shardkit.formats.base import KEY, ShardReader, ShardSpec, encoded, key_bytes, numbered_key
+from shardkit.formats.base import KEY, ShardSpec, encoded, key_bytes
 from shardkit.formats.compressed import Words, opened
 from shardkit.formats.mds.layout import ABSENT, codec, encoding_of, own_codec
 from shardkit.formats.offsets import OffsetsWriter
-from shardkit.formats.packed import Packed
+from shardkit.formats.packed import Packed, PackedField, PackedReader
 from shardkit.helpers.checked import Count, damaged, from_json
-from shardkit.sample import JsonText, Sample, key_of
+from shardkit.sample import Sample, key_of
 from shardkit.schema import RESERVED, Bytes, FieldType, Schema
 from shardkit.storage.byte_source import ByteSource, Table, open_source
 
@@ -45,36 +43,27 @@ class _Header(_Columns, total=False):
     shardkit: _About
 
 
-class _Column(NamedTuple):
-    """How a field is read; `number` is the number of its column."""
-
-    name: str
-    number: int
-    decode: Callable[[bytes], Any]
-
-
-class MdsReader(ShardReader):
+class MdsReader(PackedReader):
     """One self-describing shard; a compressed one is unpacked to a temporary file while open."""
 
     def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
         plain = path.name.lower().endswith(".mds")
         source, self.temporary_bytes = (open_source(path), 0) if plain else opened(path, _WORDS)
-        self._ends, self._start = _offsets(source)
-        self.in_memory = self._ends.in_memory
-        header = _header(source, 4 * (len(self._ends) + 1), self._start)
+        self.offsets, self._start = _offsets(source)
+        self.in_memory = self.offsets.in_memory
+        header = _header(source, 4 * (len(self.offsets) + 1), self._start)
         names, about = header["column_names"], header.get("shardkit")
         encodings = dict(zip(names, header["column_encodings"], strict=True))
         ours = None if about is None else _schema(about, path)
         if layout is None:
             layout = _foreign(encodings, path) if about is None else {**about, "ours": True}
         super().__init__(path, layout, source)
-        self._packed = Packed(header["column_sizes"])
-        self._key = names.index(KEY) if encodings.get(KEY) == "str" else None
-        self._absent = names.index(ABSENT) if ours is not None and ABSENT in names else None
-        self._always = [n for n in (self._key, self._absent) if n is not None]
+        self.packed = Packed(header["column_sizes"])
+        self.key = names.index(KEY) if encodings.get(KEY) == "str" else None
+        self.absent = names.index(ABSENT) if ours is not None and ABSENT in names else None
         folder = f"{path.parent.name}/" if path.parent.name.isdigit() else ""  # a merged dataset
-        self._prefix = folder + key_of(path.name.partition(".mds")[0])
-        self._columns = []
+        self.prefix = folder + key_of(path.name.partition(".mds")[0])
+        self.fields = []
         for name, kind in self.schema.items():
             encoding = encodings.get(name, "none")
             known = codec(encoding) if ours is None else None
@@ -83,52 +72,16 @@ class MdsReader(ShardReader):
             if known is None or not _fits(known.kind, kind):
                 what, found = "a column of the shard is missing or wrong", f"{encoding!r:.60}"
                 raise DamagedError(what, path=path, field=name, expected=str(kind), found=found)
-            self._columns.append(_Column(name, names.index(name), known.decode))
+            self.fields.append(PackedField(name, names.index(name), known.decode))
 
-    def __len__(self) -> int:
-        return len(self._ends) - 1
-
-    def read(
-        self, position: int, fields: Collection[str] | None = None, json_text: bool = False
-    ) -> Sample:
-        columns, numbers = self._columns, self._always
-        if fields is not None:
-            columns = [column for column in columns if column.name in fields]
-            numbers = [*numbers, *(column.number for column in columns)]
-        begin, end = self._bounds(position)
-        values = self._packed.read(self.source, begin, end, numbers, whole=fields is None)
-        key = (
-            numbered_key(self._prefix, position)
-            if self._key is None
-            else values[self._key].decode()
-        )
-        missing = json.loads(values[self._absent]) if self._absent is not None else ()
-        sample: Sample = {KEY: key}
-        for name, number, decode in columns:
-            if name not in missing:
-                text = json_text and decode is json.loads
-                value = values[number]
-                sample[name] = JsonText.checked(value.decode()) if text else decode(value)
-        return sample
-
-    def offset(self, position: int, field: str) -> int:
-        begin, end = self._bounds(position)
-        number = next(column.number for column in self._columns if column.name == field)
-        return self._packed.offset(self.source, begin, end, number)
-
-    def spans(self) -> npt.NDArray[np.int64]:
-        ends = self._ends.slice(0, len(self._ends)).astype(np.int64)
-        return np.stack([ends[:-1], ends[1:]], axis=1)
-
-    def _bounds(self, position: int) -> tuple[int, int]:
-        """The start and the end of a sample."""
-        begin, end = struct.unpack("<2I", self._ends.record(position, 2))
+    def located(self, position: int) -> tuple[ByteSource, int, int]:
+        begin, end = struct.unpack("<2I", self.offsets.record(position, 2))
         if not self._start <= begin <= end <= self.source.size:
             about = {"expected": f"a range from {self._start:,} to {self.source.size:,}"}
             about["found"] = f"{begin:,} to {end:,}"
             what, offset = "the offset of a sample is damaged", 4 * (1 + position)
             raise DamagedError(what, path=self.path, offset=offset, **about)
-        return begin, end
+        return self.source, begin, end
 
 
 def _offsets(source: ByteSource) -> tuple[Table, int]:
