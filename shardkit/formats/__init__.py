@@ -276,11 +276,14 @@ def get_format(name: str) -> Format:
 def _unknown_name(name: str) -> UsageError:
     from difflib import get_close_matches
 
-    fix = None
+    fixes = []
     if close := get_close_matches(name.lower(), MEANT, 1, 0.7):
         meant = MEANT[close[0]]
-        fix = f"did you mean {meant} ({_OURS[meant].summary})?"
-    return UsageError(f"there is no format {name!r}", expected=near(name, format_names()), fix=fix)
+        fixes.append(f"did you mean {meant} ({_OURS[meant].summary})?")
+    if name.lower() in ("folder", "jsonl"):
+        fixes.append(f"`shardkit export --to {name.lower()}` writes plain files of a dataset")
+    expected, fix = near(name, format_names()), "; ".join(fixes) or None
+    return UsageError(f"there is no format {name!r}", expected=expected, fix=fix)
 
 
 def format_of(path: Path) -> str | None:
@@ -300,6 +303,13 @@ def unknown_format(path: Path) -> FormatError:
             "this is a single image, not a dataset",
             path=path,
             fix=f"pass the folder that contains it, {path.parent}, to `shardkit convert`",
+        )
+    if FOLDER in (path.name, path.parent.name):
+        folder = path if path.name == FOLDER else path.parent
+        return FormatError(
+            "this contains shardkit's metadata of a dataset, but no samples",
+            path=path,
+            fix=f"pass the dataset: {folder.parent}, or the file beside {FOLDER}",
         )
     suffixes = sorted({suffix for known in FORMATS.values() for suffix in known.suffixes})
     return FormatError(
