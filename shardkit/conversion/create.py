@@ -9,8 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from shardkit.conversion.existing import partial_of
-from shardkit.conversion.partial import Partial
+from shardkit.conversion.existing import begun_anew
 from shardkit.conversion.publish import described, publish_shards, write_lengths
 from shardkit.conversion.shards import KEYS_REPEAT, Content, ShardSequence
 from shardkit.conversion.target import Target
@@ -22,8 +21,6 @@ from shardkit.metadata.manifest import FOLDER, LENGTHS
 from shardkit.options import ConvertOptions, ImageOptions
 from shardkit.schema import ClassNames, FieldType, Schema, label_of, named_classes
 from shardkit.storage import fs
-
-_JOB = {"create": True}
 
 
 class DatasetWriter:
@@ -71,7 +68,15 @@ class DatasetWriter:
         max_bytes = None if self._target.one_shard(options.bounded) else options.max_bytes()
         spec = format.spec(self._schema, max_bytes, names)
         self._content = Content(format, spec, label_of(names))
-        self._partial = _begin(self._target, overwrite)
+        self._target.check([])
+        if not overwrite and not self._target.is_empty():
+            raise OutputError(
+                "the output exists",
+                path=self._target.path,
+                fix="give another folder, or pass overwrite=True",
+            )
+        other = "pass overwrite=True"
+        self._partial = begun_anew(self._target, {"create": True}, other, overwrite=overwrite)
         self._overwrite = overwrite
         self._folder = self._partial.tasks
         self._shards = ShardSequence(
@@ -176,22 +181,3 @@ def _warn_unclosed(path: Path, keys: set[str]) -> None:
         f"{path} was never closed, so none of its {len(keys):,} samples is published: write them in"
         " a `with` block, or call close()"
     )
-
-
-def _begin(target: Target, overwrite: bool) -> Partial:
-    target.check([])
-    if not overwrite and not target.is_empty():
-        raise OutputError(
-            "the output exists", path=target.path, fix="give another folder, or pass overwrite=True"
-        )
-    partial = partial_of(target)
-    job = partial.job() if partial.exists() else None
-    if job not in (None, _JOB) and not overwrite:
-        partial.lock.refuse_busy()
-        raise OutputError(
-            "there is an unfinished conversion to this output",
-            path=partial.path,
-            fix="finish it with its own command, or pass overwrite=True",
-        )
-    partial.begin(_JOB, resume=False)
-    return partial

@@ -38,6 +38,27 @@ def partial_of(target: Target) -> Partial:
     return FolderPartial(target)
 
 
+def begun_anew(
+    target: Target, job: dict[str, Any], other: str, *, overwrite: bool = False
+) -> Partial:
+    """Begin work that is not resumed, of the kind that the only name in `job` tells.
+
+    Without `overwrite`, raises OutputError, with `other` advice, for unfinished work of another
+    kind.
+    """
+    partial = partial_of(target)
+    old = partial.job() if partial.exists() else None
+    if old is not None and old.keys() != job.keys() and not overwrite:
+        partial.lock.refuse_busy()
+        raise OutputError(
+            "there is an unfinished conversion to this output",
+            path=partial.path,
+            fix=f"finish it with its own command, or {other}",
+        )
+    partial.begin(job, resume=False)
+    return partial
+
+
 def state_of(plan: Plan, partial: Partial, *, overwrite: bool) -> State:
     """Determine what a run finds at its output.
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from shardkit.codecs import image, media
 from shardkit.codecs.media import SUFFIXES_OF
-from shardkit.conversion.existing import partial_of
+from shardkit.conversion.existing import begun_anew
 from shardkit.conversion.partial import Partial
 from shardkit.conversion.target import Target
 from shardkit.dataset.dataset import Dataset
@@ -210,17 +210,7 @@ def _begin(target: Target, to: str, sources: Iterable[Path]) -> Partial:
             fix = "give another folder with -o, or remove this one first"
             raise OutputError("the output exists", path=out, fix=fix)
     target.check(sources)
-    partial = partial_of(target)
-    job = partial.job() if partial.exists() else None
-    if job is not None and "export" not in job:
-        partial.lock.refuse_busy()
-        raise OutputError(
-            "there is an unfinished conversion to this output",
-            path=partial.path,
-            fix="finish it with its own command, or give another folder with -o",
-        )
-    partial.begin({"export": to}, resume=False)
-    return partial
+    return begun_anew(target, {"export": to}, "give another folder with -o")
 
 
 def _already_made(

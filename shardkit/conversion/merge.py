@@ -159,7 +159,7 @@ def _merge(job: dict[str, Any], target: Target, monitor: Monitor | None) -> Conv
         _check(outline, target, partial)
         every = range(len(outline.tasks))
         with Pool(processors(), early=False) as processes:
-            publish(outline, target, partial, every, monitor, outline.overwrite, processes)
+            publish(outline, target, partial, every, monitor, processes)
     finally:
         partial.release()
     return result_of(outline, target)

@@ -290,7 +290,7 @@ def run(
         _work(plan, partial, finished, options.max_errors, monitor, processes)
         if plan.part is not None:
             return _of_part(plan, plan.part, partial)
-        publish(outline, plan.target, partial, finished, monitor, options.overwrite, processes)
+        publish(outline, plan.target, partial, finished, monitor, processes)
     except BaseException as error:
         with contextlib.suppress(ShardkitError):
             partial.sweep()  # the unfinished tasks of the other workers
@@ -314,7 +314,6 @@ def publish(
     partial: Partial,
     earlier: Collection[int],
     monitor: Monitor | None,
-    overwrite: bool,
     processes: Engine | None,
 ) -> None:
     """Join shards, and publish the results as the output; other runs have finished `earlier`."""
@@ -325,7 +324,8 @@ def publish(
     else:
         pool.run_here(iter(works), lambda progress: None)
     assemble(outline, target, partial, made)
-    partial.publish(unseen if monitor is None else monitor.copied, overwrite=overwrite)
+    copied = unseen if monitor is None else monitor.copied
+    partial.publish(copied, overwrite=outline.overwrite)
 
 
 def _of_part(plan: Plan, part: PartOf, partial: Partial) -> ConvertResult:
