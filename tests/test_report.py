@@ -20,9 +20,8 @@ from shardkit.codecs import frames
 from shardkit.dataset.dataset import Dataset
 from shardkit.dataset.display import sheet
 from shardkit.errors import DamagedError, NotFoundError, OutputError, StorageError, UsageError
-from shardkit.inspection.report import html_report, write_report
-from shardkit.inspection.report.command import convert_command
-from shardkit.inspection.report.page import POLICY, READ, START
+from shardkit.inspection.command import convert_command
+from shardkit.inspection.report import POLICY, READ, START, html_report, write_report
 from shardkit.metadata.recipe import Recipe, identity
 from shardkit.metadata.sizes import FieldSizes
 from shardkit.options import AudioOptions, ConvertOptions, ImageOptions, TextOptions

@@ -27,7 +27,7 @@ from shardkit.sources.image_folder import ImageFolder
 from shardkit.storage import checksums, fs
 from shardkit.storage.checksums import CHECKSUM, PIECE, WHOLE, count
 from shardkit.testing import EVERYTHING, everything, make_image
-from shardkit.verification import values
+from shardkit.verification.matching import difference
 from tests.conftest import IMAGE_FORMATS, few, write_images
 from tests.conversion.text_corpora import few_words
 from tests.test_cli import run
@@ -439,7 +439,7 @@ def test_values_are_equal_by_value_and_type():
     )
     for pairs, equal in ((same, True), (other, False)):
         for found, expected in pairs:
-            assert (values.difference(found, expected) is None) == equal, (found, expected)
+            assert (difference(found, expected) is None) == equal, (found, expected)
 
 
 SPLIT = "train=0.5,val=0.3,test=0.2"

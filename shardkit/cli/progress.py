@@ -98,7 +98,7 @@ def _begins(now: Progress) -> bool:
 
 def show_plan(plan: Plan, state: str, estimate: dict[str, Any]) -> None:
     """Print what a conversion would do, the `state` of its output, and the `estimate` of costs."""
-    from shardkit.inspection.report.command import changed_options
+    from shardkit.inspection.command import changed_options
 
     about = plan.describe()
     rows = [("output", about["out"]), *([("state", state)] if state else [])]

@@ -6,9 +6,9 @@ group `shardkit.formats`, which has the name of the format and refers to its `De
 Each imports only those on lines below its own:
 
     api array_record/ lance/ litdata/ mds/
-    __init__ arrow/ beton/ lmdb/ megatron/ offsets table_folders testing_samples tfrecord/
-      wds/
-    base compressed packed unsupported
+    __init__ arrow/ beton/ lmdb/ megatron/ offsets packed table_folders testing_samples
+      tfrecord/ wds/
+    base compressed unsupported
 """
 
 from __future__ import annotations

@@ -3,5 +3,5 @@
 Each imports only those on lines below its own:
 
     report/
-    inspect samples
+    command inspect pieces samples
 """

@@ -7,5 +7,5 @@ Each imports only those on lines below its own:
     client groups samples
     shards
     diff files
-    client_reader keys values work
+    client_reader matching work
 """

@@ -40,7 +40,7 @@ from shardkit.storage import fs
 from shardkit.storage.byte_source import open_source
 from shardkit.storage.remote.path import RemotePath
 from shardkit.verification.client_reader import summary
-from shardkit.verification.keys import Location
+from shardkit.verification.matching import Location
 from shardkit.verification.shards import CheckedPart
 from shardkit.verification.work import Meter
 

@@ -24,9 +24,8 @@ from shardkit.sample import Sample, safe_key
 from shardkit.schema import Audio, Image
 from shardkit.sources.base import Source, Stream
 from shardkit.verification.groups import Group
-from shardkit.verification.keys import Keys, Location
+from shardkit.verification.matching import Keys, Location, difference
 from shardkit.verification.shards import CheckedPart, keys_of, listed
-from shardkit.verification.values import difference
 from shardkit.verification.work import Findings, Meter
 
 

@@ -22,8 +22,7 @@ from shardkit.sources import open_sources
 from shardkit.sources.base import Document, Source, Stream
 from shardkit.sources.inputs import paths_of
 from shardkit.storage import fs
-from shardkit.verification.keys import Hashes, Keys, Location
-from shardkit.verification.values import difference, parsed
+from shardkit.verification.matching import Hashes, Keys, Location, difference, parsed
 
 FIRST = 10  # samples of each kind that a report names
 

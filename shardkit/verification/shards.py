@@ -29,7 +29,7 @@ from shardkit.storage import checksums
 from shardkit.storage.byte_source import ByteSource, open_source
 from shardkit.storage.checksums import DIGEST
 from shardkit.verification.files import FileCheck, Ranges, find_damage, is_damage, strangers
-from shardkit.verification.keys import Hashes, Keys, Location, hashes_of
+from shardkit.verification.matching import Hashes, Keys, Location, hashes_of
 from shardkit.verification.work import (
     LAST,
     SHOWN,

@@ -3,8 +3,7 @@
 import numpy as np
 
 import shardkit
-from shardkit.inspection.report import html_report
-from shardkit.inspection.report.page import READ
+from shardkit.inspection.report import READ, html_report
 from tests.test_report import check
 
 SAMPLES, SIZE = 400, 40_000  # 16 MB

@@ -1,4 +1,4 @@
-"""The HTML page about a dataset, or about its splits.
+"""`shardkit inspect --html`: a report about a dataset as a single, self-contained HTML page.
 
 It has no scripts and no external resources, and a content security policy that forbids both. All
 text from data is escaped by `markup.tag`. The same dataset gives the same page.
@@ -7,9 +7,11 @@ text from data is escaped by `markup.tag`. The same dataset gives the same page.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from shardkit.dataset.dataset import Dataset
@@ -18,10 +20,12 @@ from shardkit.dataset.display.previews import short
 from shardkit.dataset.display.sheet import evenly, sheet
 from shardkit.dataset.display.style import SHEET
 from shardkit.dataset.statistics import stats
-from shardkit.errors import ShardkitError
+from shardkit.errors import OutputError, ShardkitError
 from shardkit.helpers.words import counted, pixel_rows, size, text_rows
-from shardkit.inspection.report.command import convert_command
-from shardkit.inspection.report.pieces import (
+from shardkit.inspection.command import convert_command
+from shardkit.inspection.inspect import opened, report_of
+from shardkit.inspection.pieces import (
+    PAGE,
     ROWS,
     bar,
     histogram,
@@ -32,7 +36,6 @@ from shardkit.inspection.report.pieces import (
     tiles,
     warning,
 )
-from shardkit.inspection.report.style import PAGE
 from shardkit.metadata.manifest import ERRORS, FILTERED
 from shardkit.metadata.recipe import Recipe
 from shardkit.storage import fs
@@ -49,8 +52,47 @@ _SPLITS = 8  # that are shown
 _LINES, _LINE_BYTES = 10, 1 << 16  # of a list of samples that were left out
 
 
+def html_report(
+    path: str | os.PathLike[str] | Dataset,
+    *,
+    full: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> str:
+    """Return an HTML page about a dataset, a shard, a folder of splits, or an open dataset or view.
+
+    path: a path, an open dataset, or a view of one.
+    full: read all samples. By default, counts that are not in a manifest are those of 2,000 evenly
+        spaced samples (at most 256 MiB; an eighth of both at a URL).
+    storage_options: as in `shardkit.open`.
+
+    The page shows some samples, up to 3 MiB for each split, and lists damaged samples. Raises the
+    errors of `shardkit.open`.
+    """
+    source, datasets, warning = opened(path, storage_options)
+    most = None if full else READ
+    parts = [
+        _Part(name, dataset, report_of(dataset, str(source), 0, False, most))
+        for name, dataset in datasets.items()
+    ]
+    return _page(str(source), parts, warning, full=full)
+
+
+def write_report(html: str, file: Path) -> None:
+    """Write the page to a file. An existing file is replaced only if it is a shardkit report.
+
+    Raises OutputError for any other existing file.
+    """
+    if os.path.lexists(file) and fs.read(file, len(START)).decode("latin-1")[:-1] != START:
+        raise OutputError(
+            "the file exists and is not a shardkit report",
+            path=file,
+            fix="give another file name, or remove the file",
+        )
+    fs.replace_file(file, html.encode())
+
+
 @dataclass
-class Part:
+class _Part:
     """A dataset, or one of its splits, and what `inspect` reports of it."""
 
     name: str
@@ -58,7 +100,7 @@ class Part:
     report: dict[str, Any]
 
 
-def page(title: str, parts: Sequence[Part], problem: str | None, *, full: bool = False) -> str:
+def _page(title: str, parts: Sequence[_Part], problem: str | None, *, full: bool = False) -> str:
     """The page. `full`: read all samples, not only 2,000 or 256 MiB of them."""
     shown = parts[:_SPLITS]
     body = [_part(part, number, len(shown), full) for number, part in enumerate(shown)]
@@ -85,7 +127,7 @@ def page(title: str, parts: Sequence[Part], problem: str | None, *, full: bool =
     return f"{START}{join(head)}</head><body>{content}</body></html>\n"
 
 
-def _totals(parts: Sequence[Part]) -> dict[str, str]:
+def _totals(parts: Sequence[_Part]) -> dict[str, str]:
     reports = [part.report for part in parts]
     sizes = [report["bytes"] for report in reports]
     made = "shardkit" if all(report["manifest"] for report in reports) else "others"
@@ -99,7 +141,7 @@ def _totals(parts: Sequence[Part]) -> dict[str, str]:
     }
 
 
-def _part(part: Part, number: int, parts: int, full: bool) -> Markup:
+def _part(part: _Part, number: int, parts: int, full: bool) -> Markup:
     dataset, report = part.dataset, part.report
     most, cards = _bounds(dataset, parts)
     read = range(len(dataset)) if full else evenly(len(dataset), most)
