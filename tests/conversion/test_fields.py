@@ -188,7 +188,7 @@ def test_a_column_of_metadata_that_no_field_can_be_called(tmp_path):
     """Such as the index without a name that pandas writes."""
     folder = write_images(tmp_path / "in", classes=1, each=1)
     put(folder / "metadata.csv", ",file_name,n\n0,class0/000.jpg,1\n")
-    raised(SourceError, "a column ''", command, folder, "--to", "wds", "-o", tmp_path / "out")
+    raised(SourceError, "the column ''", command, folder, "--to", "wds", "-o", tmp_path / "out")
     assert typed(SourceError, folder, tmp_path / "out") == ["--drop", ""]
     assert list(load(tmp_path / "out").schema) == ["image", "n"]
 

@@ -13,11 +13,13 @@ from shardkit.errors import ShardkitError, SourceError, UsageError
 from shardkit.formats.unsupported import CIFAR, HDF5, MNIST, NPZ, Kind, kind_of_file
 from shardkit.helpers import os_errors
 from shardkit.metadata.splits import in_order, split_of
+from shardkit.schema import Schema
 from shardkit.sources.arrays import binary, npy
 from shardkit.sources.arrays.hdf5 import find_hdf5
 from shardkit.sources.arrays.rows import LABELS, ArraySource, Column, Found, Part, split_in
 from shardkit.sources.base import Source
 from shardkit.sources.candidate import Candidate, Splits, refuse_metadata
+from shardkit.sources.labels import LABEL
 from shardkit.storage import fs
 from shardkit.storage.walk import is_folder, scandir
 from shardkit.storage.walk import kind_of_file as in_words
@@ -51,7 +53,7 @@ def recognise(candidate: Candidate) -> Splits | None:
         _check_rows(path, splits[name])
         source = ArraySource(path, splits[name])
         source.others = {**others[name]}
-        source.class_names = _named(path, source, told.class_names, classes)
+        source.class_names = _named(source.schema, told.class_names, classes, path)
         sources["" if len(splits) == 1 else name] = source
     first = next(iter(sources.values()))
     first.ignored = {**told.ignored, **short}
@@ -79,24 +81,19 @@ def _check_rows(path: Path, columns: Mapping[str, Column]) -> None:
 
 
 def _named(
-    path: Path,
-    source: ArraySource,
-    found: Mapping[str, tuple[str, ...]],
-    classes: Sequence[str] | None,
+    schema: Schema, found: Mapping[str, tuple[str, ...]], classes: Sequence[str] | None, path: Path
 ) -> dict[str, tuple[str, ...]]:
     """Return the class names: those of the files, or those given by the user."""
     if classes is None:
-        return source.names_in(source.schema, {}) | {
-            field: names for field, names in found.items() if field in source.schema
-        }
-    if "label" not in source.schema:
+        return {field: names for field, names in found.items() if field in schema}
+    if LABEL not in schema:
         raise UsageError(
-            "class names were given, but there is no field 'label'",
+            f"class names were given, but there is no field {LABEL!r}",
             path=path,
-            found=", ".join(source.schema),
+            found=", ".join(schema),
             fix="remove --classes, or name the field of the labels: --label-column NAME",
         )
-    return {**found, "label": tuple(classes)}
+    return {**found, LABEL: tuple(classes)}
 
 
 # --- the formats ---------------------------------------------------------------------------------

@@ -80,12 +80,15 @@ class Decoder:
         except UnicodeError as error:
             start, end = getattr(error, "start", 0), getattr(error, "end", 1)
             found = data[start : max(end, start + 1)].hex()
+            # Of ASCII text in UTF-16, half of the bytes are NUL; a few show a binary file.
+            wide = self.other(data, offset) if 3 * data.count(0) >= len(data) else ""
             raise self.error(
                 f"the bytes are not valid {self.encoding.upper()}",
                 offset + start,
                 self.encoding.upper(),
                 f"0x{found}: {getattr(error, 'reason', error)}",
-                "use --encoding latin-1 or auto, --encoding-errors replace, or --on-error skip",
+                (wide or "use --encoding latin-1 or auto, or ")
+                + "use --encoding-errors replace, or --on-error skip",
             ) from error
 
     def plain_text(self, data: bytes, offset: int) -> str:
@@ -93,14 +96,25 @@ class Decoder:
         text = self.text(data, offset)
         if "\0" in text:
             raise self.error(
-                "the text contains a NUL character: the file is binary, damaged, or has another"
+                "the text contains a NUL character: the file is binary or damaged, or has another"
                 " encoding",
                 offset + max(_find(data, "\0".encode(self.encoding)), 0),
                 f"text, {self.encoding.upper()}",
                 "U+0000",
-                f"copy the file again, name its encoding with --encoding, or {REPAIR}",
+                self.other(data, offset) + "remove it, or use --on-error skip",
             )
         return text
+
+    def other(self, data: bytes, offset: int) -> str:
+        """Propose the encoding that the positions of NUL bytes show, if any, in words for a fix.
+
+        For ASCII characters, every second byte is NUL in UTF-16, and three of four in UTF-32.
+        """
+        at = data.find(0)
+        if at < 0 or len(self.newline) > 1 or bytes(8) in data:
+            return ""
+        bits, width = ("32", 4) if data[at : at + 3] == bytes(3) else ("16", 2)
+        return f"try --encoding utf-{bits}-{'le' if (offset + at) % width else 'be'}, or "
 
 
 def check_encoding(encoding: str) -> None:

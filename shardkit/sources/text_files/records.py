@@ -217,6 +217,7 @@ def _json_object(line: bytes, start: int, decoder: Decoder) -> dict[str, Any] | 
             start + len(text[:column].encode(decoder.encoding, "replace")),
             "a JSON object on every line",
             repr(text[max(column - 30, 0) : column + 30]),
+            decoder.other(line, start) + REPAIR,
         ) from error
     if not isinstance(value, dict):
         expected = 'such as {"text": "..."}'
