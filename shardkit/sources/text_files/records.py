@@ -24,8 +24,6 @@ _HEAD = 1024  # bytes that show whether a table is an HTML page
 # Characters per cell: csv uses 4 bytes for each, and an unclosed quote makes the rest one cell.
 _MAX_CELL = 1 << 28
 _MAGIC_SIZE = 10  # bytes that show a compression
-
-
 _MANY = 10  # lines of one CSV cell, each with as many commas as the header: they were rows
 _LONGEST = 10_000  # lines of one TSV cell
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
@@ -85,7 +83,7 @@ class TextFile:
             if isinstance(row, SampleError):
                 yield Record(start, end, row)
             elif len(rows.lines) > 2 and _swallowed(rows.lines, rows.form, len(header)):
-                yield Record(start, end, rows.swallows(start, len(header)))
+                yield Record(start, end, rows.error_of_lines(start, len(header)))
             elif len(row) == len(header):
                 yield Record(start, end, dict(zip(header, row, strict=True)))
             else:
@@ -334,7 +332,7 @@ class _Rows:
             fix = "say which column is the text: --text-field NAME"
             raise self.decoder.error(f"the table has no column {field!r}", 0, field, found, fix)
 
-    def swallows(self, start: int, width: int) -> SampleError:
+    def error_of_lines(self, start: int, width: int) -> SampleError:
         """Return the error for a row over several lines that look like rows themselves."""
         return self.decoder.error(
             f"a quoted cell holds {len(self.lines):,} lines that look like rows of the table",
