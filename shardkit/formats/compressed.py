@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from shardkit.codecs.compression import COMPRESSED_BLOCK, compression_of, unpacked
@@ -25,25 +24,17 @@ _AHEAD = 8  # most concurrent requests
 _SMALL = 1 << 16  # bytes after a gap that get a request of their own, as another gap may follow
 
 
-class Words(NamedTuple):
-    """Names of such shards in messages."""
-
-    one: str
-    many: str
-    format: str  # the format to convert them to
-
-
-TARS = Words("a compressed TAR", "compressed TARs", "wds")
 # The unpacked shards that are open in this process, by path, size and modification time.
 _open: WeakValueDictionary[tuple[Path, int, float], ByteSource] = WeakValueDictionary()
 
 
 def opened(
-    path: Path, words: Words = TARS, is_plain: Callable[[bytes], bool] = lambda head: False
+    path: Path, kind: str, to: str, is_plain: Callable[[bytes], bool] = lambda head: False
 ) -> tuple[ByteSource, int]:
     """The bytes of a shard, and the size of its temporary file: 0 if it is not compressed.
 
     The temporary file has no name: the system removes it when it is closed or the process ends.
+    `kind`: what the shard is called in messages; `to`: the format to convert it to.
     `is_plain` tells from the first bytes that a file is not compressed, whatever they look like.
     """
     source = open_source(path)
@@ -51,13 +42,13 @@ def opened(
     if is_plain(head) or not compression_of(head):
         return source, 0
     warn(
-        f"{words.many} in {path.parent} are unpacked to temporary files in"
+        f"compressed {kind}s in {path.parent} are unpacked to temporary files in"
         f" {os_errors.temporary_folder()} while they are open; for fast random access, convert"
-        f" them once: shardkit convert ... --to {words.format}"
+        f" them once: shardkit convert ... --to {to}"
     )
     with os_errors.explained("open", path):
         which = path, source.size, path.stat().st_mtime
-    source = _open.get(which) or _unpacked(source, words.one)
+    source = _open.get(which) or _unpacked(source, f"a compressed {kind}")
     _open[which] = source
     return source, source.size
 

@@ -97,11 +97,9 @@ class Tree:
         self._page, self._last, self.main = _current_meta(source)
         size = (self._last + 1) * self._page
         if source.size < size:
+            expected, found = f"{size:,} bytes, as its header says", f"{source.size:,} bytes"
             raise DamagedError(
-                "the LMDB file is truncated",
-                path=path,
-                expected=f"{size:,} bytes, as its header says",
-                found=f"{source.size:,} bytes",
+                "the LMDB file is truncated", path=path, expected=expected, found=found
             )
         if self.main.entries > source.size // _SMALLEST_ENTRY:
             raise self._damaged("the LMDB file states more entries than it has room for", 0)

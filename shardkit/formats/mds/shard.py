@@ -12,7 +12,7 @@ import numpy as np
 
 from shardkit.errors import DamagedError, FormatError, ShardkitError, drop_option
 from shardkit.formats.base import KEY, ShardSpec, encoded, key_bytes
-from shardkit.formats.compressed import Words, opened
+from shardkit.formats.compressed import opened
 from shardkit.formats.mds.layout import ABSENT, codec, encoding_of, own_codec
 from shardkit.formats.offsets import OffsetsWriter
 from shardkit.formats.packed import Packed, PackedField, PackedReader
@@ -20,8 +20,6 @@ from shardkit.helpers.checked import Count, damaged, from_json
 from shardkit.sample import Sample, key_of
 from shardkit.schema import RESERVED, Bytes, FieldType, Schema
 from shardkit.storage.byte_source import ByteSource, Table, open_source
-
-_WORDS = Words("a compressed MDS shard", "compressed MDS shards", "mds")
 
 
 class _About(TypedDict):
@@ -48,7 +46,9 @@ class MdsReader(PackedReader):
 
     def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
         plain = path.name.lower().endswith(".mds")
-        source, self.temporary_bytes = (open_source(path), 0) if plain else opened(path, _WORDS)
+        source, self.temporary_bytes = (
+            (open_source(path), 0) if plain else opened(path, "MDS shard", "mds")
+        )
         self.offsets, self._start = _offsets(source)
         self.in_memory = self.offsets.in_memory
         header = _header(source, 4 * (len(self.offsets) + 1), self._start)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from shardkit.codecs.array import dump_array, load_table
 from shardkit.errors import DamagedError, FormatError
 from shardkit.formats.base import ShardSpec, ShardWriter
-from shardkit.formats.compressed import Words, opened, read_ahead
+from shardkit.formats.compressed import opened, read_ahead
 from shardkit.formats.tfrecord.example import example
 from shardkit.formats.tfrecord.reader import ExampleReader, scan
 from shardkit.metadata.manifest import FOLDER
@@ -26,7 +26,6 @@ from shardkit.sample import Sample
 from shardkit.storage import fs
 from shardkit.storage.byte_source import ByteSource, Memory, Table, open_source
 
-_COMPRESSED = Words("a compressed TFRecord file", "compressed TFRecord files", "tfrecord")
 HEAD, TAIL = 12, 4  # bytes before and after a payload
 # For each record: its offset, its size with header and checksum, and the size of the leading part
 # with key and numbers, which can be read alone; the whole size if this is unknown.
@@ -93,7 +92,7 @@ class TFRecordReader(ExampleReader):
             self._index = load_table(index, INDEX, "the index of a shard")
             self.in_memory = self._index.in_memory
         else:
-            source, self.temporary_bytes = opened(path, _COMPRESSED, is_header)
+            source, self.temporary_bytes = opened(path, "TFRecord file", "tfrecord", is_header)
             rows: bytes = (layout or {}).get("index") or _scanned(source)
             self._index = Table(Memory(rows, path), 0, len(rows) // ROW.size, INDEX)
             if layout is None:

@@ -51,9 +51,7 @@ def members(source: ByteSource, ignored: Counter[str], warned: list[str]) -> Ite
     of_all: _Records = {}  # records of pax and GNU headers that apply to all following members,
     of_next: _Records = {}  # or only to the next one
     if not end:
-        raise DamagedError(
-            "the TAR file is empty", path=source.path, expected="at least 1,024 bytes"
-        )
+        raise DamagedError("the TAR file is empty", path=source.path)
     while at < end:
         block = _read(source, at, BLOCK, "a header")
         if block == END[:BLOCK]:

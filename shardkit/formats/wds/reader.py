@@ -36,7 +36,9 @@ class WdsReader(ShardReader):
     def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
         index = None if layout is None or "index" in layout else find_index(path)
         # A shard with an index is never compressed, so its first bytes need not be checked.
-        source, self.temporary_bytes = (open_source(path), 0) if index else opened(path)
+        source, self.temporary_bytes = (
+            (open_source(path), 0) if index else opened(path, "TAR", "wds")
+        )
         if layout is None or ("index" not in layout and index is None):
             layout = scanned(source, layout)
             self.key_hashes = layout.pop("key_hashes")

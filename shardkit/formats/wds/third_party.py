@@ -59,7 +59,6 @@ def scan(source: ByteSource, layout: dict[str, Any] | None = None) -> dict[str, 
         raise FormatError(
             "the TAR has too many extensions, most of which only a few of its samples have",
             path=source.path,
-            expected="the same few members in each sample: a.jpg a.json, b.jpg b.json, ...",
             found=f"{len(schema):,} extensions in {len(samples):,} samples",
             fix="give members of one kind the same extension (all that follows a name's first dot)",
         )
