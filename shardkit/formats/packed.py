@@ -6,7 +6,7 @@ import json
 import struct
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,16 +27,16 @@ class Packed:
         self._sizes, self._any_fixed, self._rest = sizes, any(sizes), rest
         self._head = struct.Struct(f"<{sum(not size for size in sizes)}I")
 
-    def _bounds(self, head: bytes, length: int) -> list[int]:
-        """Where each value begins in a sample of this length, and where the last two end."""
-        sizes = self._head.unpack_from(head)
-        if self._any_fixed:
-            stored = iter(sizes)
-            sizes = tuple(fixed or next(stored) for fixed in self._sizes)
-        bounds = [*accumulate(sizes, initial=self._head.size), length]
-        if bounds[-2] > length or (bounds[-2] < length and not self._rest):
-            raise ValueError(f"its values have {bounds[-2]:,} bytes, but the sample has {length:,}")
-        return bounds
+    def _sizes_in(self, head: bytes) -> Sequence[int]:
+        stored = self._head.unpack_from(head)
+        if not self._any_fixed:
+            return stored
+        sizes = iter(stored)
+        return [fixed or next(sizes) for fixed in self._sizes]
+
+    def _check(self, end: int, length: int) -> None:
+        if end > length or (end < length and not self._rest):
+            raise ValueError(f"its values have {end:,} bytes, but the sample has {length:,}")
 
     def read(
         self, source: ByteSource, start: int, stop: int, numbers: Collection[int] | None = None
@@ -45,18 +45,24 @@ class Packed:
 
         Raises ValueError or struct.error if the sizes do not fit the sample.
         """
-        whole = numbers is None or stop - start <= _WHOLE
-        data = source.read(start, stop - start if whole else self._head.size)
-        bounds = self._bounds(data, stop - start)
-        if numbers is None or whole:
-            return [data[begin:end] for begin, end in pairwise(bounds)]
-        found = source.read_ranges((start + bounds[n], bounds[n + 1] - bounds[n]) for n in numbers)
-        return dict(zip(numbers, found, strict=True))
+        at = self._head.size
+        if numbers is None or stop - start <= _WHOLE:
+            data, found = source.read(start, stop - start), []
+            for size in self._sizes_in(data):
+                found.append(data[at : at + size])
+                at += size
+            self._check(at, stop - start)
+            found.append(data[at:])
+            return found
+        ends = [*accumulate(self._sizes_in(source.read(start, at)), initial=at), stop - start]
+        self._check(ends[-2], stop - start)
+        some = source.read_ranges((start + ends[n], ends[n + 1] - ends[n]) for n in numbers)
+        return dict(zip(numbers, some, strict=True))
 
     def offset(self, source: ByteSource, start: int, stop: int, number: int) -> int:
         """The byte at which a value of a sample begins."""
-        head = source.read(start, min(self._head.size, stop - start))
-        return start + self._bounds(head, stop - start)[number]
+        sizes = self._sizes_in(source.read(start, min(self._head.size, stop - start)))
+        return start + self._head.size + sum(sizes[:number])
 
 
 class PackedField(NamedTuple):
@@ -93,8 +99,8 @@ class PackedReader(ShardReader):
             numbers = [n for n in (self.key, self.absent) if n is not None]
             numbers += [field.number for field in wanted]
         values = self.packed.read(*self.located(position), numbers)
-        key = numbered_key(self.prefix, position) if self.key is None else values[self.key].decode()
-        absent = b"" if self.absent is None else values[self.absent]
+        at, absent = self.key, b"" if self.absent is None else values[self.absent]
+        key = numbered_key(self.prefix, position) if at is None else values[at].decode()
         missing = json.loads(absent) if absent else ()
         sample: Sample = {KEY: key}
         for name, number, decode in wanted:
