@@ -18,7 +18,7 @@ from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError
 from shardkit.sample import KeyTable, key_hash
 from shardkit.schema import FieldType, Schema
 from shardkit.sources.columns import Column, Metadata
-from shardkit.sources.labels import LABEL, LabelColumn, Labels, find_labels
+from shardkit.sources.labels import LABEL, LabelColumn, find_labels
 from shardkit.sources.tables import Table
 from shardkit.storage import fs
 
@@ -110,19 +110,7 @@ def join(
         labels.refuse_unknown((*columns, *unusable))
         if labels.column in unusable:
             raise unusable[labels.column]
-        column = columns[labels.column]
-        named = find_labels(
-            labels,
-            column.kind,
-            lambda: column,
-            lambda row: "{1} ({0})".format(*table.where(int(used[row]))),
-        )
-        class_names = named.class_names
-        columns = {LABEL if n == labels.column else n: c for n, c in columns.items()}
-        columns[LABEL], wrong = _labelled(column, named)
-        if wrong:
-            first = next(iter(wrong.values()))
-            _refuse_many(table, wrong, f"rows have no label: {first.what}, such as {first.found}")
+        columns, class_names, wrong = _with_labels(table, columns, labels, used)
     problems = _without_file(table, numbers)
     found = []
     start = 0
@@ -171,8 +159,17 @@ def _files_of(names: Column, files: Sequence[tuple[str, FileTable]]) -> npt.NDAr
     return found
 
 
-def _labelled(column: Column, labels: Labels) -> tuple[Column, dict[int, SampleError]]:
-    """Convert a column to labels; returns them, and the errors by row."""
+def _with_labels(
+    table: Table, columns: dict[str, Column], asked: LabelColumn, used: npt.NDArray[np.int64]
+) -> tuple[dict[str, Column], dict[str, tuple[str, ...]], dict[int, SampleError]]:
+    """Return the columns with labels in place of those asked for, class names, errors by row."""
+    column = columns[asked.column]
+
+    def name(row: int) -> str:
+        path, words = table.where(int(used[row]))
+        return f"{words} ({path})"
+
+    labels = find_labels(asked, column.kind, lambda: column, name)
     wrong: dict[int, SampleError] = {}
     parts, row = [Column.of(labels.kind, [])], 0
     for values in column.chunks():
@@ -185,7 +182,12 @@ def _labelled(column: Column, labels: Labels) -> tuple[Column, dict[int, SampleE
                 wrong[row + len(made) - 1] = error
         row += len(made)
         parts.append(Column.of(labels.kind, made))
-    return Column.joined(parts), wrong
+    if wrong:
+        first = next(iter(wrong.values()))
+        _refuse_many(table, wrong, f"rows have no label: {first.what}, such as {first.found}")
+    columns = {LABEL if n == asked.column else n: c for n, c in columns.items()}
+    columns[LABEL] = Column.joined(parts)
+    return columns, labels.class_names, wrong
 
 
 def _refuse_twice(

@@ -26,8 +26,8 @@ from shardkit.storage import fs
 # --- idx -----------------------------------------------------------------------------------------
 
 _IDX = re.compile(
-    r"((?P<prefix>.+)[-_])?(?P<split>train|t10k|test\w*|val\w*)[-_](?P<what>images|labels)"
-    r"[-.]idx\d-(ubyte|int)(?P<gz>\.gz)?",
+    r"((?P<prefix>.+)[-_])?(?P<split>train|t10k|test(ing)?|val(id(ation)?)?)[-_]"
+    r"(?P<what>images|labels)[-.]idx\d-(ubyte|int)(?P<gz>\.gz)?",
     re.IGNORECASE,
 )
 _DTYPES = {8: "|u1", 9: "|i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
