@@ -264,7 +264,7 @@ def not_stored(error: Exception, value: Any, key: str, field: str) -> SampleErro
 def too_large(what: str, size: int, most: int, key: str | None, **where: Any) -> SampleError:
     """The error for a sample or value of `size` bytes, of which the format can store `most`."""
     expected, found = f"at most {most:,} bytes", f"{size:,}"
-    return SampleError(f"{what} is too large", key=key, expected=expected, found=found, **where)
+    return SampleError(what, key=key, expected=expected, found=found, **where)
 
 
 def _without(field: str) -> str:

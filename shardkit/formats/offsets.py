@@ -44,7 +44,7 @@ class OffsetsWriter(ShardWriter):
         end = self._ends[-1] + sum(map(len, chunks))
         size, empty = self._start(len(self._ends), end) + end, len(self._ends) == 1
         if empty and size > LARGEST:
-            what = f"the sample, which {self.called} addresses by 32-bit offsets,"
+            what = f"the sample is too large for {self.called}, which has 32-bit offsets"
             raise too_large(what, size, LARGEST, sample[KEY])
         if not empty and size > min(self.spec.max_bytes or LARGEST, LARGEST):
             return False

@@ -272,7 +272,7 @@ def test_values_that_ffcv_could_not_hold_are_refused(path, monkeypatch):
     monkeypatch.setattr(layout, "MAX_VALUE", 1000)
     writer = BETON.create(path, ShardSpec(Schema({"blob": Bytes(), "about": Json()})))
     for key, blob, about, what in (
-        ("a", bytes(1001), None, "a value is too large"),
+        ("a", bytes(1001), None, "too large for a page"),
         ("a", b"", JsonText('"\0"'), "zero byte"),
         ("\udc00", b"", None, "not valid Unicode"),
     ):

@@ -137,7 +137,8 @@ class BetonWriter(ShardWriter):
                     encoded.append(reason)
             size = len(value)
             if size > layout.MAX_VALUE:
-                raise too_large("a value", size, layout.MAX_VALUE, sample[KEY], field=name)
+                what = "a value is too large for a page of a .beton"
+                raise too_large(what, size, layout.MAX_VALUE, sample[KEY], field=name)
             # FFCV looks up the size of a value by its pointer, so an empty value occupies a byte.
             ptr = layout.value_offset(end, size or 1)
             chunks += _zeros(ptr - end)

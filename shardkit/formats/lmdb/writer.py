@@ -59,7 +59,7 @@ class LmdbWriter(ShardWriter):
         """Add a packed sample; False if the shard is full."""
         size = len(value)
         if size > _LARGEST:
-            raise too_large("the sample", size, _LARGEST, key)
+            raise too_large("the sample is too large for LMDB", size, _LARGEST, key)
         if self.spec.is_full(self._samples, self._after(size)):
             return False
         self._add(number_key(self._samples), value)
