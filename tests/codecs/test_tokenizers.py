@@ -236,14 +236,17 @@ REJECTED = {
     "dropout": (put("model", dropout=0.1), "options of another"),
     "byte fallback": (put("model", byte_fallback=True), "options of another"),
     "lower case": (put(normalizer={"type": "Lowercase"}), "is Lowercase"),
-    "a space in front": (put("pre_tokenizer", add_prefix_space=True), "splits text in another way"),
-    "no split": (put("pre_tokenizer", use_regex=False), "splits text in another way"),
-    "no pre-tokenizer": (put(pre_tokenizer=None), "splits text in another way"),
-    "another one": (put(pre_tokenizer={"type": "Whitespace"}), "splits text in another way"),
-    "an added token that strips": (put("added_tokens", 0, lstrip=True), "lstrip"),
-    "an added token of whole words": (put("added_tokens", 0, single_word=True), "single_word"),
-    "added tokens of spaces": (add("  ", "    "), "begin inside"),
-    "an added token in another": (add("<a>", "<a><b>"), "begin inside"),
+    "a space in front": (put("pre_tokenizer", add_prefix_space=True), "splits text in another"),
+    "no split": (put("pre_tokenizer", use_regex=False), "splits text in another"),
+    "no pre-tokenizer": (put(pre_tokenizer=None), "splits text in another"),
+    "another one": (put(pre_tokenizer={"type": "Whitespace"}), "splits text in another"),
+    "an added token that strips": (put("added_tokens", 0, lstrip=True), "found in another way"),
+    "an added token of whole words": (
+        put("added_tokens", 0, single_word=True),
+        "found in another way",
+    ),
+    "added tokens of spaces": (add("  ", "    "), "found in another way"),
+    "an added token in another": (add("<a>", "<a><b>"), "found in another way"),
 }
 
 

@@ -19,7 +19,7 @@ import tiktoken_ext.openai_public as openai
 
 from shardkit.codecs.tokenizers import load_tokenizer, open_copy
 from shardkit.codecs.tokenizers.patterns import FACTS
-from shardkit.errors import DamagedError, NotFoundError, SampleError, StorageError, UsageError
+from shardkit.errors import DamagedError, NotFoundError, SampleError, UsageError
 from tests.codecs import tokenizer_zoo as zoo
 from tests.codecs.sample_images import damaged
 
@@ -199,7 +199,7 @@ def test_a_hub_name_is_opened_from_the_files_that_come(tmp_path, monkeypatch):
     assert {"tokenizer.json", "tokenizer_config.json"} <= set(asked["org/name"])
     tokenizer = load_tokenizer(path, special_tokens="text")
     path.unlink()
-    with pytest.raises(StorageError, match="cannot be read"):
+    with pytest.raises(NotFoundError, match="cannot read"):
         tokenizer.encode(["a"])
 
 

@@ -17,12 +17,12 @@ from shardkit.codecs.tokenizers.tokenizer import (
     Tokenizer,
     digest,
     encoding_data,
-    read_file,
     versions,
 )
-from shardkit.errors import DamagedError, FormatError, NotFoundError, StorageError, UsageError
+from shardkit.errors import DamagedError, FormatError, NotFoundError, UsageError
 from shardkit.helpers.checked import checked
-from shardkit.storage.pointers import refuse_pointer
+from shardkit.helpers.os_errors import explained
+from shardkit.storage import fs
 from shardkit.storage.remote.path import RemotePath
 
 SPECIAL_TOKENS = ("special", "text")
@@ -84,7 +84,7 @@ def open_copy(
     file = path if isinstance(path, Path) else Path(path)
     if file.is_dir():
         file = file / identity["file"]
-    data = read_file(file)
+    data = fs.read(file)
     if digest(data) != identity["digest"]:
         raise DamagedError(
             "the tokenizer file of a dataset is not the one with which it was created",
@@ -121,12 +121,8 @@ def _absolute(path: Path) -> str | RemotePath:
 
 def _in_folder(folder: Path) -> Path:
     """Return the file in a folder that contains the tokenizer."""
-    try:
+    with explained("list the folder of a tokenizer", folder):
         names = sorted(os.listdir(folder))
-    except OSError as error:
-        raise StorageError(
-            "the folder of a tokenizer cannot be listed", path=str(folder), found=error.strerror
-        ) from error
     if "tokenizer.json" in names:
         return folder / "tokenizer.json"
     others = [name for name in names if name.endswith((".model", ".tiktoken"))]
@@ -158,8 +154,7 @@ def _fetched(name: str) -> Path:
 
 
 def _of_file(path: Path, special_tokens: str, eos_token: str | None) -> Tokenizer:
-    data = read_file(str(path))
-    refuse_pointer(data, path, UsageError)
+    data = fs.read(path)
     if data.lstrip()[:1] == b"{":
         return _huggingface(path, data, special_tokens, eos_token)
     if are_ranks(data):
@@ -326,7 +321,7 @@ def _named_beside(path: Path) -> dict[str, str]:
         if not sidecar.exists():
             continue
         try:
-            content = checked(dict[str, Any], json.loads(read_file(sidecar)))
+            content = checked(dict[str, Any], json.loads(fs.read(sidecar)))
         except (ValueError, RecursionError) as error:
             raise UsageError(
                 "a file next to a tokenizer is not a JSON object",

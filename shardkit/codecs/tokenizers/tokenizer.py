@@ -17,8 +17,7 @@ from shardkit.codecs.tokenizers import engines
 from shardkit.codecs.tokenizers.bytelevel import Settings
 from shardkit.codecs.tokenizers.engines import Engine, Ids
 from shardkit.codecs.tokenizers.patterns import read_ranks, write_ranks
-from shardkit.errors import DamagedError, SampleError, SourceError, StorageError, UsageError
-from shardkit.helpers import os_errors
+from shardkit.errors import DamagedError, SampleError, SourceError, UsageError
 from shardkit.storage import fs
 from shardkit.storage.remote.path import RemotePath
 
@@ -146,7 +145,7 @@ class Tokenizer:
         if self.path is None:
             data = encoding_data(Path(self.file).stem)
         else:
-            data = read_file(self.path)
+            data = fs.read(self.path if isinstance(self.path, RemotePath) else Path(self.path))
         if digest(data) != self.digest:
             raise SourceError(
                 "a tokenizer's file has changed since it was opened",
@@ -189,17 +188,6 @@ def _listed(libraries: tuple[tuple[str, str], ...]) -> str:
 
 def digest(data: bytes) -> str:
     return xxhash.xxh3_128_hexdigest(data)
-
-
-def read_file(path: str | Path) -> bytes:
-    if isinstance(path, RemotePath):
-        return fs.read(path)
-    try:
-        return fs.read_whole(str(path))[0]
-    except OSError as error:
-        raise StorageError(
-            "a tokenizer's file cannot be read", path=str(path), found=os_errors.reason(error)
-        ) from error
 
 
 def encoding_data(name: str) -> bytes:
