@@ -26,8 +26,6 @@ from shardkit.helpers.os_errors import explain, explained
 from shardkit.storage import pointers
 from shardkit.storage.checksums import PIECE
 from shardkit.storage.fs import regular
-from shardkit.storage.page_cache import MemoryCache
-from shardkit.storage.pages import Pages
 from shardkit.storage.remote.path import RemotePath
 from shardkit.storage.remote.store import pool
 
@@ -138,6 +136,9 @@ class RemoteFile(ByteSource):
             info.pieces.ask()
         pages = path.store.pages or path.store.latest
         if pages is None:
+            from shardkit.storage.page_cache import MemoryCache  # not needed to read local files
+            from shardkit.storage.pages import Pages
+
             pages = path.store.latest = Pages(MemoryCache(LATEST * PIECE))
         self._pages = pages
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import math
 import os
 import re
 import shutil
 import stat
-import sys
 import threading
 import time
 import weakref
@@ -31,9 +31,6 @@ from shardkit.helpers.words import parse_size
 from shardkit.storage import fs
 from shardkit.storage.checksums import PIECE
 from shardkit.storage.remote.path import RemotePath
-
-if sys.platform != "win32":
-    import fcntl
 
 PAGE = PIECE  # bytes: a page is a piece, which has a digest to compare it with
 MEMORY_LIMIT = 1 << 30  # default limit of a cache in memory, in bytes
@@ -184,8 +181,7 @@ def _after_fork() -> None:
         cache._forked()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class MemoryCache(PageCache):
@@ -268,11 +264,6 @@ class FolderCache(PageCache):
 
     def __init__(self, folder: str | os.PathLike[str], limit: int | None = None) -> None:
         """Raises UsageError for a non-empty folder that is not a cache, or is not writable."""
-        if sys.platform == "win32":
-            raise UsageError(
-                "a cache folder needs locks that Windows does not have",
-                fix="give no folder: pages are then cached in memory",
-            )
         _check_limit(limit, self._occupied(PAGE))
         self._set(os.path.realpath(folder), limit)
         try:

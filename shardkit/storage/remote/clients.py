@@ -201,12 +201,6 @@ class _Obstore:
 
     # --- writing
 
-    def keys(self, folder: str) -> list[str]:
-        with self._explained(folder):
-            pages = self._library.list(self._store, folder)
-            keys = [meta["path"] for page in pages for meta in page]
-        return [key for key in keys if key.startswith(f"{folder}/")]  # not "folder/" itself
-
     def read_tagged(self, key: str) -> tuple[bytes, Tag]:
         with self._explained(key):
             found = self._library.get(self._store, key)
@@ -453,22 +447,19 @@ class _Fsspec:
 
     @contextmanager
     def _explained(self, key: str) -> Iterator[None]:
+        url = f"{self._site}/{key}"
         try:
             with self._turn:
                 yield
-        except ShardkitError:
+        except (ShardkitError, MemoryError):
             raise
         except (FileNotFoundError, NotADirectoryError):
-            raise no_object(f"{self._site}/{key}") from None
+            raise no_object(url) from None
         except PermissionError as error:
-            raise StorageError("the store refuses access", path=f"{self._site}/{key}") from error
-        except OSError as error:
-            raise _passing(_NO_ANSWER, f"{self._site}/{key}", type(error).__name__) from error
-        except MemoryError:
-            raise
+            raise StorageError(_NO_ACCESS, path=url) from error
         except Exception as error:  # of one of many libraries, such as those for HTTP or SSH
-            what = "the request to the store failed"
-            raise _passing(what, f"{self._site}/{key}", type(error).__name__) from error
+            what = _NO_ANSWER if isinstance(error, OSError) else "the request to the store failed"
+            raise _passing(what, url, type(error).__name__) from error
 
     def _entry(self, about: Mapping[str, Any]) -> Info:
         tag = _first(about, "ETag", "etag", "blob_id", "mtime")

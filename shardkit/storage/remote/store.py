@@ -297,7 +297,8 @@ class Store:
 
     def keys(self, folder: str) -> list[str]:
         """The keys of all objects below a folder, as listed by the store."""
-        return sorted(_patiently(lambda: self.client().keys(folder)))
+        keys = (key for page in self.below(folder) for key, _ in page)
+        return sorted(key for key in keys if key.startswith(f"{folder}/"))  # not "folder/" itself
 
     def read_tagged(self, key: str) -> tuple[bytes, Tag] | None:
         """All bytes of the current version of an object, and its tag; None if it does not exist."""
