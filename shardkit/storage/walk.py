@@ -143,12 +143,15 @@ class Walk:
         files, looks = found.listing.files, self._looks
         self._judge(began, 1 + len(files) / 20)
         wanted = (entry for entry in files if looks is not None and looks(entry.name))
-        if some := [*islice(wanted, _FEW)]:
-            began = time.perf_counter()
-            _look_at(some)
-            self._judge(began, len(some))
-        while self._ahead and (some := [*islice(wanted, _TOGETHER)]):
-            found.looks.append(pool.submit(_look_at, some))
+        some = [*islice(wanted, _FEW)]
+        while some:
+            if self._ahead:
+                found.looks.append(pool.submit(_look_at, some))
+            else:
+                began = time.perf_counter()
+                _look_at(some)
+                self._judge(began, len(some))
+            some = [*islice(wanted, _TOGETHER)] if self._slow else []
         return found
 
     def _judge(self, began: float, calls: float) -> None:
@@ -158,7 +161,7 @@ class Walk:
         self._slow = self._slow + 1 if slow else 0
         if not slow:
             self._ahead //= 2
-        elif self._slow > 1:  # a busy machine may delay one
+        elif self._slow > 2:  # a busy machine may delay one
             self._ahead = min(2 * self._ahead + 1, self._most)
 
     def _list(self, folder: Folder) -> _Found:
