@@ -2,6 +2,6 @@
 
 Each imports only those on lines below its own:
 
-    report/
+    report
     command inspect pieces samples
 """
