@@ -27,7 +27,8 @@ from shardkit.sources.base import Document, Source
 from shardkit.sources.files import Planned, refuse_changed
 from shardkit.storage import byte_source, fs
 from shardkit.storage.checksums import PIECE
-from shardkit.storage.pages import Ranges
+from shardkit.storage.page_cache import MemoryCache
+from shardkit.storage.pages import Pages
 from shardkit.storage.remote.path import RemotePath
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 
 _REQUESTS = 64  # concurrent, if each sample is one request
+_TABLES = 64 << 20  # bytes of pages in memory then
 _LARGE = 1 << 15  # bytes of a sample; one request takes as long as reading about a megabyte
 _CHUNK = 1 << 14  # samples whose numeric fields are read at a time, field by field
 _FILES = 8  # local shards whose keys are read concurrently
@@ -177,7 +179,7 @@ class DatasetSource(Source):
         """The dataset opened for reading single byte ranges, and a lock for each shard."""
         found = copy.copy(self._dataset)
         assert isinstance(found.path, RemotePath)
-        found.path = found.path.through(Ranges())
+        found.path = found.path.through(Pages(MemoryCache(_TABLES), scattered=True))
         return found, [threading.Lock() for _ in range(found.shards)]
 
     def __getstate__(self) -> dict[str, Any]:

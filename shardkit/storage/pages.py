@@ -14,14 +14,13 @@ from typing import TypeAlias
 import xxhash
 
 from shardkit.storage.checksums import count
-from shardkit.storage.page_cache import PAGE, MemoryCache, PageCache
+from shardkit.storage.page_cache import PAGE, PageCache
 from shardkit.storage.remote.client import Info
 from shardkit.storage.remote.path import RemotePath
 
-_TOGETHER = 64  # maximum number of pages per request
+_TOGETHER = 16  # maximum number of pages per request
 _PAGE_SECONDS = 10.0  # seconds to wait for a page that another process is requesting
 _PAUSE = 0.002  # seconds between checks for it
-_TABLES = 64 << 20  # bytes of pages kept in memory by `Ranges`
 
 NextUse = Callable[[str, int], float]
 _Awaited: TypeAlias = "Future[bytes | None]"  # None: the cache had no room for the page
@@ -39,8 +38,11 @@ class Pages:
     itself is requested instead. Any thread may read.
     """
 
-    def __init__(self, cache: PageCache) -> None:
+    def __init__(self, cache: PageCache, *, scattered: bool = False) -> None:
+        """`scattered`: reads are far apart, so that only ranges are requested that are less than
+        half of their pages; tables and large samples are still read in pages."""
         self.cache = cache
+        self._scattered = scattered
         # Set by a caller that knows the order of reads; by default, the oldest pages are evicted.
         self.next_use: NextUse = lambda file, number: math.inf
         self._files: dict[tuple[str, str], str] = {}  # names in the cache
@@ -49,11 +51,13 @@ class Pages:
 
     def read(self, path: RemotePath, offset: int, length: int) -> bytes:
         """The bytes of a range of an object."""
-        file, stop = self._file(path), offset + length
-        spans = {
-            number: (max(offset - number * PAGE, 0), min(stop - number * PAGE, PAGE))
-            for number in range(offset // PAGE, (stop - 1) // PAGE + 1)
-        }
+        stop, numbers = offset + length, range(offset // PAGE, count(offset + length))
+        if self._scattered:
+            end = min(numbers.stop * PAGE, path.store.info(path.key).size)
+            if end - numbers.start * PAGE > 2 * length:
+                return path.store.read(path.key, offset, stop)
+        file = self._file(path)
+        spans = {n: (max(offset - n * PAGE, 0), min(stop - n * PAGE, PAGE)) for n in numbers}
         parts = {number: self.cache.get(file, number, *span) for number, span in spans.items()}
         if missing := [number for number, part in parts.items() if part is None]:
             found = self._fetch(path, file, missing)
@@ -83,25 +87,22 @@ class Pages:
 
         Pages that other threads are requesting are waited for last.
         """
-        awaited: dict[int, _Awaited] = {}
-        mine: dict[int, _Awaited] = {}
-        for number in numbers:
-            new: _Awaited = Future()
-            requested = self._requested.setdefault((file, number), new)
-            (mine if requested is new else awaited)[number] = requested
-        found: dict[int, bytes | None] = {}
+        new: dict[int, _Awaited] = {number: Future() for number in numbers}
+        requested = {n: self._requested.setdefault((file, n), future) for n, future in new.items()}
+        mine = [number for number in numbers if requested[number] is new[number]]
+        found: dict[int, bytes] = {}
         try:
-            found.update(self._request(path, file, list(mine)))
+            found = self._request(path, file, mine)
         except BaseException as error:  # threads that wait for these pages raise it as well
-            for future in mine.values():
-                future.set_exception(error)
+            for number in mine:
+                new[number].set_exception(error)
             raise
         finally:
-            for number, future in mine.items():
-                if not future.done():
-                    future.set_result(found.get(number))
+            for number in mine:
+                if not new[number].done():
+                    new[number].set_result(found.get(number))
                 self._requested.pop((file, number), None)
-        return found | {number: future.result() for number, future in awaited.items()}
+        return {number: future.result() for number, future in requested.items()}
 
     def _request(self, path: RemotePath, file: str, numbers: list[int]) -> dict[int, bytes]:
         """Request pages that no other thread is requesting; other processes may be."""
@@ -159,26 +160,6 @@ class Pages:
                 self.cache.release(length)
 
 
-class Ranges:
-    """Reads only the requested ranges, for samples that are far apart.
-
-    Tables and large samples are still read in pages, which are compared with their digests: if the
-    pages are at most twice as long as the range.
-    """
-
-    def __init__(self) -> None:
-        self._pages = Pages(MemoryCache(_TABLES))
-
-    def read(self, path: RemotePath, offset: int, length: int) -> bytes:
-        first, stop = offset // PAGE, count(offset + length)
-        if min(stop * PAGE, path.store.info(path.key).size) - first * PAGE > 2 * length:
-            return path.store.read(path.key, offset, offset + length)
-        return self._pages.read(path, offset, length)
-
-    def add(self, path: RemotePath, number: int, page: bytes) -> None:
-        """Does nothing: pages that were read in another way are not cached."""
-
-
 def through(path: Path, pages: Pages | None) -> Path:
     """The path, which is read through a cache if it is remote."""
     return path.through(pages) if pages is not None and isinstance(path, RemotePath) else path
@@ -200,5 +181,4 @@ def _after_fork() -> None:
         pages._requested.clear()  # the threads that made the requests do not exist here
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_after_fork)

@@ -53,8 +53,8 @@ def scanned(source: ByteSource, layout: dict[str, Any] | None) -> dict[str, Any]
 def _cache(source: RemoteFile) -> FolderCache | None:
     """The cache folder of the loader, or that named by the environment."""
     pages = source.path.store.pages
-    if isinstance(pages, Pages):
-        return pages.cache if isinstance(pages.cache, FolderCache) else None
+    if isinstance(pages, Pages) and isinstance(pages.cache, FolderCache):
+        return pages.cache
     folder = os.environ.get("SHARDKIT_CACHE")
     return _folder(folder, os.environ.get("SHARDKIT_CACHE_LIMIT")) if folder else None
 
