@@ -70,7 +70,7 @@ def test_what_is_no_sample_and_no_batch_is_named(tmp_path):
     (tmp_path / "tokenizer.json").write_text(pointer)
     (tmp_path / "a.txt").write_text("a")
     text = shardkit.TextOptions(tokenizer=tmp_path / "tokenizer.json")
-    with pytest.raises(shardkit.UsageError, match="pointer of git-lfs"):
+    with pytest.raises(shardkit.DamagedError, match="pointer of git-lfs"):
         convert(tmp_path / "a.txt", "wds", tmp_path / "tokens", text=text)
 
 
