@@ -4,7 +4,8 @@ Each imports only those on lines below its own:
 
     bench convert export merge stats verify
     cat diff doctor formats head inspect progress
-    __init__ help tables
+    __init__
+    help tables
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any, TextIO
 
 import click
 
+from shardkit.cli.help import pairs
 from shardkit.errors import (
     ShardkitError,
     ShardkitWarning,
@@ -275,22 +277,13 @@ def search_here() -> None:
     sys.path.insert(0, os.getcwd())
 
 
-def _storage_options(
-    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
-) -> dict[str, str]:
-    pairs = [value.partition("=") for value in values]
-    if not all(name and equals for name, equals, _ in pairs):
-        raise click.BadParameter("expected KEY=VALUE")  # must not show the value: it may be secret
-    return {name: value for name, _, value in pairs}
-
-
 def storage_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--storage-option` to a command, which gets a dict `storage_options`."""
     return click.option(
         "--storage-option",
         "storage_options",
         multiple=True,
-        callback=_storage_options,
+        callback=pairs,
         metavar="KEY=VALUE",
         help="For URLs: a credential, an endpoint, ... (docs/remote.md). Repeatable.",
     )(command)

@@ -99,7 +99,7 @@ def _option(field: dataclasses.Field[Any], word: str, about: str) -> Any:
         flag += f"/--no-{flag[2:]}" * str(field.type).endswith("None")
     elif "=" in word or "," in word:
         about += " Repeatable."
-        callback = _pairs if "=" in word else _numbers if "[int]" in kind else _names
+        callback = pairs if "=" in word else _numbers if "[int]" in kind else _names
         given = {"metavar": word, "multiple": True, "callback": callback}
     if isinstance(field.default, tuple) and field.default:
         given["default"] = [",".join(map(str, field.default))]
@@ -109,11 +109,12 @@ def _option(field: dataclasses.Field[Any], word: str, about: str) -> Any:
     return click.option(flag, field.name, help=about, **given)
 
 
-def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    pairs = [value.partition("=") for value in values]
-    if not all(name and value for name, _, value in pairs):
-        raise click.BadParameter(f"expected {param.metavar}")
-    return {name: value for name, _, value in pairs}
+def pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """A dict of the pairs of a repeatable option."""
+    found = [value.partition("=") for value in values]
+    if not all(name and equals for name, equals, _ in found):
+        raise click.BadParameter(f"expected {param.metavar}")  # not the value: it may be secret
+    return {name: value for name, _, value in found}
 
 
 def _numbers(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> list[int]:

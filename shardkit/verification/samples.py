@@ -62,7 +62,15 @@ def _check(part: CheckedPart, decode: bool, meter: Meter, chunk: _Chunk) -> int:
                 too_large += 1
                 continue
             if damage:
-                part.add(_undecodable(sample["__key__"], name, image, damage), shard, position)
+                broken = DamagedError(
+                    "an image cannot be decoded completely",
+                    key=sample["__key__"],
+                    field=name,
+                    expected=f"a complete image in {len(image):,} bytes",
+                    found=damage,
+                    fix="repair it in the source and convert again",
+                )
+                part.add(broken, shard, position)
     return too_large
 
 
@@ -83,7 +91,11 @@ def _problems(part: CheckedPart, sample: Sample) -> Iterator[SampleError]:
             )
     for name in sorted(sample.keys() - schema.keys() - {"__key__"}):
         yield SampleError("the sample has a field that is not in the schema", key=key, field=name)
-    yield from _label_problems(part, sample)
+    for name, classes in part.manifest.class_names.items() if part.manifest else ():
+        try:
+            check_label(sample, name, classes)
+        except SampleError as error:
+            yield error
 
 
 def _is_of(kind: FieldType, value: Any) -> bool:
@@ -96,30 +108,9 @@ def _is_of(kind: FieldType, value: Any) -> bool:
     return True
 
 
-def _label_problems(part: CheckedPart, sample: Sample) -> Iterator[SampleError]:
-    if part.manifest is None:
-        return
-    for name, classes in part.manifest.class_names.items():
-        try:
-            check_label(sample, name, classes)
-        except SampleError as error:
-            yield error
-
-
 def _images(part: CheckedPart, sample: Sample) -> Iterator[tuple[str, bytes]]:
     """The images of a sample, with their fields."""
     for name, kind in part.dataset.schema.items():
         for image in images_in(kind, sample.get(name, ())):
             if isinstance(image, bytes):
                 yield name, image
-
-
-def _undecodable(key: str, field: str, image: bytes, damage: str) -> DamagedError:
-    return DamagedError(
-        "an image cannot be decoded completely",
-        key=key,
-        field=field,
-        expected=f"a complete image in {len(image):,} bytes",
-        found=damage,
-        fix="repair it in the source and convert again",
-    )

@@ -58,8 +58,8 @@ def test_on_a_cluster(errors, case):
 def test_options_that_make_no_sense(images, out):
     for options, words in (
         ({"engine": "spark"}, "engine must be one of 'local', 'ray'"),
-        ({"ray_address": "auto"}, "ray_address and ray_options require"),
-        ({"ray_options": {"num_cpus": 1}}, "ray_address and ray_options require"),
+        ({"ray_address": "auto"}, "ray_address requires engine='ray'"),
+        ({"ray_options": {"num_cpus": 1}}, "ray_options requires engine='ray'"),
         ({"engine": "ray", "workers": 0}, "workers=0 cannot be combined"),
         ({"engine": "ray", "ray_options": ["num_cpus"]}, "ray_options must be a dict"),
         ({"engine": "ray", "part": "1/2"}, "parts are for clusters without Ray"),
