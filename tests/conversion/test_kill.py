@@ -32,6 +32,10 @@ pytestmark = [
 RUNS = {
     "images as they are": ("images", "--to wds --workers 2 --shard-size 25kB"),
     "images resized": ("images", "--to beton --resize 24 --workers 1 --shard-size 9kB"),
+    "images whose shards are joined": (
+        "images",
+        "--to wds --resize 24 --workers 2 --shard-samples 5",
+    ),
     "images in this process": ("images", "--to lmdb --workers 0 --shard-size 25kB"),
     "images to Lance": ("images", "--to lance --workers 1 --shard-size 50kB"),
     "images that are skipped or left out": (
@@ -95,14 +99,16 @@ def test_a_run_that_any_signal_ends_says_a_line_and_is_continued(
     words = [*options.split(), *(["--tokenizer", gpt2] if "--seq-len" in options else [])]
     command = ["convert", sources[source], *words, "--quiet", "-o"]
     out, whole = tmp_path / "out", tmp_path / "whole"
-    run = forks.start(*command, whole)
+    joined = "joined" in name
+    small = "from shardkit.conversion import cuts; cuts._LEAST_WORK = 5_000" if joined else ""
+    run = forks.start(*command, whole, first=small)
     assert run.wait() == (0, "")
-    at = run.changes() // 5
+    at = run.changes() // (4 if joined else 5)  # the last comes as shards are joined
     before = {}
     for number, (sent, code) in enumerate(SIGNALS.items()):
         to = "run" if (number + len(name)) % 2 else "group"
         print(f"{sent.name} to the {to} after {at} changes")
-        ended = forks.start(*command, out, at=at, sent=sent, to=to)
+        ended = forks.start(*command, out, at=at, sent=sent, to=to, first=small)
         found, said = ended.wait()
         assert (found, said.strip()) == (code, INTERRUPTED if code == 130 else "")
         assert not out.exists()
@@ -110,11 +116,11 @@ def test_a_run_that_any_signal_ends_says_a_line_and_is_continued(
         times = {path: path.stat().st_mtime_ns for path in finished(out)}
         assert before.items() <= times.items()  # no task is done twice
         before = times
-    assert forks.start(*command, out).wait() == (0, "")
+    assert forks.start(*command, out, first=small).wait() == (0, "")
     assert files_of(out) == files_of(whole)
     assert not partial_of(out).exists()
     if "--workers 0" not in options:  # the task of a worker that dies is done again
-        run = forks.start(*command, tmp_path / "again", at=4, to="worker")
+        run = forks.start(*command, tmp_path / "again", at=4, to="worker", first=small)
         assert run.wait() == (0, "")
         assert run.changes() > 4
         assert files_of(tmp_path / "again") == files_of(whole)
