@@ -319,9 +319,10 @@ def test_a_seed_of_torch_before_each_epoch_does_not_repeat_it(photos):
     """Nor do the workers of two DataLoaders that begin together take each other's epoch."""
     epochs = [keys(batches) for batches in [Loader(photos, **SHUFFLED)] * 5]
     generator = torch.Generator()
-    data = in_workers(StreamingDataset(photos, **SHUFFLED), num_workers=2, generator=generator)
-    for number in range(3):
+    dataset = StreamingDataset(photos, **SHUFFLED)
+    for number, workers in enumerate([2, 3, 2]):
         generator.manual_seed(1)
+        data = in_workers(dataset, num_workers=workers, generator=generator)
         assert keys(data) == epochs[number]
     one, other = iter(data), iter(data)
     assert sorted([keys(one), keys(other)]) == sorted(epochs[3:])
