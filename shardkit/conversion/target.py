@@ -213,7 +213,7 @@ def default_output(sources: Sequence[Path], format: str) -> Path:
         source = source.resolve().parent
     folder = Path() if isinstance(source, RemotePath) else source.parent
     if source.is_file():
-        from shardkit.sources.file_names import parse_name
+        from shardkit.sources.text_files import parse_name
 
         text = parse_name(source.name)
         if text is not None:

@@ -21,7 +21,7 @@ from shardkit.formats import FORMATS, format_of
 from shardkit.formats.unsupported import kind_by_name
 from shardkit.metadata.splits import common_start
 from shardkit.sample import unique_key
-from shardkit.sources.file_names import parse_name
+from shardkit.sources.text_files import parse_name
 from shardkit.storage import fs
 from shardkit.storage.patterns import expand, is_pattern
 from shardkit.storage.remote.path import RemotePath

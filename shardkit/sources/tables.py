@@ -22,8 +22,8 @@ from shardkit.helpers.extras import extra
 from shardkit.sample import JsonText
 from shardkit.schema import RESERVED, Json, Text
 from shardkit.sources.columns import CHUNK, Building, Column
-from shardkit.sources.file_names import TABLES, parse_name
 from shardkit.sources.files import file_path
+from shardkit.sources.text_files import TABLES, parse_name
 from shardkit.sources.text_files.records import Record, TextFile
 from shardkit.storage import fs
 

@@ -13,10 +13,9 @@ import pytest
 from shardkit import SampleError, SourceError, TextOptions, UsageError
 from shardkit.metadata.recipe import Recipe
 from shardkit.sources import open_sources
-from shardkit.sources.file_names import parse_name
 from shardkit.sources.text import scan
 from shardkit.sources.text.scan import open_text
-from shardkit.sources.text_files import encodings
+from shardkit.sources.text_files import encodings, parse_name
 from tests.sources.real import cases, refused
 from tests.sources.test_text import COMPRESS, files, put, put_lines, samples, stream, table, values
 

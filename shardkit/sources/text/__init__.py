@@ -7,7 +7,7 @@ from pathlib import Path
 
 from shardkit.metadata.recipe import Recipe
 from shardkit.sources.candidate import Candidate, Splits
-from shardkit.sources.file_names import parse_name
+from shardkit.sources.text_files import parse_name
 
 
 def recognise_file(candidate: Candidate) -> Splits | None:

@@ -15,12 +15,12 @@ from shardkit.errors import SampleError, UsageError
 from shardkit.sample import Sample
 from shardkit.schema import FieldType, Int, Schema, Text
 from shardkit.sources.base import Document, Indices, Stream
-from shardkit.sources.file_names import TABLES, Name, parse_name
 from shardkit.sources.file_table import FileSource, FileTable
 from shardkit.sources.files import FilePath, below, check_unchanged
 from shardkit.sources.labels import LABEL
 from shardkit.sources.metadata import add_columns
 from shardkit.sources.text.fields import Fields
+from shardkit.sources.text_files import TABLES, Name, parse_name
 from shardkit.sources.text_files.records import LINE_FIELD, TextFile
 from shardkit.storage.remote.client import Info
 from shardkit.storage.remote.path import RemotePath

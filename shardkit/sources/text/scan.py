@@ -25,7 +25,6 @@ from shardkit.metadata.splits import Split, grouped
 from shardkit.options import ALL_FIELDS, TextOptions
 from shardkit.schema import RESERVED
 from shardkit.sources.base import Source, Stream
-from shardkit.sources.file_names import COMPRESSIONS, FORMS, TABLES, parse_name
 from shardkit.sources.file_table import odd_keys
 from shardkit.sources.files import FilePath, below, file_path
 from shardkit.sources.labels import LABEL, LabelColumn, find_labels
@@ -33,6 +32,7 @@ from shardkit.sources.metadata import GivenTable, join
 from shardkit.sources.text.classes import label_folders
 from shardkit.sources.text.documents import Files, Ranges, TextFiles, TextStream, located
 from shardkit.sources.text.fields import Fields, Sampled, choose
+from shardkit.sources.text_files import COMPRESSIONS, FORMS, TABLES, parse_name
 from shardkit.sources.text_files.blocks import expansion
 from shardkit.sources.text_files.encodings import check_encoding, detect
 from shardkit.sources.text_files.records import LINE_FIELD
