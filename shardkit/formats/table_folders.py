@@ -45,8 +45,10 @@ _READ = {
 }
 _PARTITION = re.compile(r"([^\W\d]\w*)=.*")
 _FURTHER = ("data",)  # a folder of Iceberg that holds the files, below the table's own
-_SEEN = ("_delta_log", "metadata", "_common_metadata", "zarr.json")
-_HIDDEN = (".zgroup", ".zarray", ".hoodie")
+# Files and folders that are only in a table of such a kind.
+_MARKS = {"_delta_log": DELTA, ".hoodie": HUDI}
+_MARKS |= dict.fromkeys(("zarr.json", ".zgroup", ".zarray"), ZARR)
+_SEEN = (*_MARKS, "metadata", "_common_metadata")
 _PETASTORM = b"dataset-toolkit.unischema"
 
 
@@ -57,18 +59,13 @@ def refuse_table(
 
     Hidden entries are looked for at the `top` of the source, and beside Parquet files.
     """
-    look = top or any(name.endswith(".parquet") for name in names)
-    hidden = _there(folder, _HIDDEN) if look else set()
-    kind = None
-    if "_delta_log" in folders:
-        kind = DELTA
-    elif "zarr.json" in names or hidden & {".zgroup", ".zarray"}:
-        kind = ZARR
-    elif "metadata" in folders and _is_iceberg(folder):
+    there = {*names, *folders}
+    if top or any(name.endswith(".parquet") for name in names):
+        there |= _there(folder, [mark for mark in _MARKS if mark[0] == "."])
+    kind = next((kind for mark, kind in _MARKS.items() if mark in there), None)
+    if kind is None and "metadata" in folders and _is_iceberg(folder):
         kind = ICEBERG
-    elif ".hoodie" in hidden:
-        kind = HUDI
-    elif "_common_metadata" in names and _is_petastorm(folder):
+    if kind is None and "_common_metadata" in names and _is_petastorm(folder):
         kind = PETASTORM
     if kind is not None:
         raise not_read(kind, folder)

@@ -1,8 +1,4 @@
-"""Samples of every type, and what processes that tests start run with them.
-
-The contract of formats is in `shardkit.testing`, whose imports (pytest, hypothesis) take longer
-than all that such a process does.
-"""
+"""Samples of every type, and functions of tests that need neither pytest nor hypothesis."""
 
 from __future__ import annotations
 

@@ -53,6 +53,9 @@ class Hf(ColumnFormat):
         return f"data-{number:05d}-of-{shards:05d}"
 
     def complete(self, folder: Path, manifest: Manifest) -> list[Path]:
+        fingerprint = xxhash.xxh3_64()  # after which datasets names its caches
+        for file in manifest.all_files():
+            fingerprint.update(f"{file.checksum} ".encode())
         info = {
             "citation": "",
             "description": "",
@@ -62,7 +65,7 @@ class Hf(ColumnFormat):
         }
         state: dict[str, Any] = {
             "_data_files": [{"filename": shard.file.name} for shard in manifest.shards],
-            "_fingerprint": _fingerprint(manifest),
+            "_fingerprint": fingerprint.hexdigest(),
             "_format_columns": None,
             "_format_kwargs": {},
             "_format_type": None,
@@ -74,14 +77,6 @@ class Hf(ColumnFormat):
     def complete_splits(self, folder: Path, splits: Mapping[str, Manifest]) -> list[Path]:
         """Let a folder whose subfolders are splits be loaded as a DatasetDict."""
         return [_write(folder / "dataset_dict.json", {"splits": [*splits]}, indent=None)]
-
-
-def _fingerprint(manifest: Manifest) -> str:
-    """The fingerprint by which datasets names its caches: the same for the same data."""
-    digest = xxhash.xxh3_64()
-    for file in manifest.all_files():
-        digest.update(f"{file.checksum} ".encode())
-    return digest.hexdigest()
 
 
 def _write(path: Path, content: dict[str, Any], indent: int | None = 2) -> Path:
