@@ -234,7 +234,13 @@ class _Comparison:
         self._conclude_missing()
         if self.complete:
             for number in np.flatnonzero(~self._keys.matched).tolist():
-                self._report_unknown(number)
+                location = self._keys.location(number)
+                part, key = self._group.parts[location.part], self._keys.key(number)
+                problem = SampleError(
+                    "the source does not have this sample",
+                    fix="convert again, if the source has changed since",
+                )
+                part.add(problem, location.shard, location.position, key)
 
     def _conclude_missing(self) -> None:
         missing = self._missing
@@ -273,15 +279,6 @@ class _Comparison:
             for part in self._group.parts
         )
         return limit if reached else None
-
-    def _report_unknown(self, number: int) -> None:
-        location = self._keys.location(number)
-        part = self._group.parts[location.part]
-        problem = SampleError(
-            "the source does not have this sample",
-            fix="convert again, if the source has changed since",
-        )
-        part.add(problem, location.shard, location.position, self._keys.key(number))
 
 
 def _read(part: CheckedPart, location: Location) -> Sample:

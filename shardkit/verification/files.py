@@ -32,17 +32,10 @@ _CACHES = ("cache-", "tmp")
 Ranges = list[tuple[int, int]]  # half-open byte ranges
 
 
-def check_files(
-    folder: Path, files: Iterable[File], kind: str, meter: Meter
-) -> list[ShardkitError]:
-    """The problems of the dataset's files in a folder; `kind` is the kind of their checksums."""
-    return [problem for _, problem in find_damage(folder, files, kind, meter)]
-
-
 def find_damage(
     folder: Path, files: Iterable[File], kind: str, meter: Meter
 ) -> list[tuple[File, ShardkitError]]:
-    """Like `check_files`, but each problem comes with its file."""
+    """The damaged files of a folder, with their problems; `kind` is that of their checksums."""
     checks = [FileCheck(folder, file, kind, meter) for file in files]
     jobs = (partial(check.read, *span) for check in checks for span in check.spans())
     for _ in in_threads(lambda job: job(), jobs, meter, folder):
