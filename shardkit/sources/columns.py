@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -227,32 +228,25 @@ class Building:
             raise TypeError(min(kind.__name__ for kind in odd))
         if self._cells and self._kinds:
             for narrow, parse in ((Int(), whole_number), (Float(), number)):
-                parsed = self._parsed(narrow, parse)
-                if parsed is not None:
-                    return parsed
-        kind: FieldType = Text()
+                with contextlib.suppress(ValueError):
+                    return self._as(narrow, parse)
+        kinds = {type(part.kind): part.kind for part in self._parts if part.present.any()}
         if self._kinds == {int, float}:
-            kind = Float()
-        elif len({type(part.kind) for part in self._parts if part.present.any()}) > 1:
-            kind = Json()
-        else:
-            kind = next((part.kind for part in self._parts if part.present.any()), kind)
+            kinds = {Float: Float()}
+        kind = Json() if len(kinds) > 1 else next(iter(kinds.values()), Text())
         try:
             return self._as(kind)
         except OverflowError:  # an integer that no float equals
             return self._as(Json())
 
-    def _as(self, kind: FieldType) -> Column:
-        parts = [p if p.kind == kind else Column.of(kind, list(p)) for p in self._parts]
+    def _as(self, kind: FieldType, parse: Callable[[str], Any] = lambda value: value) -> Column:
+        parts = [
+            part
+            if part.kind == kind
+            else Column.of(kind, [v if v is None else parse(v) for v in part])
+            for part in self._parts
+        ]
         return Column.joined(parts or [Column.of(kind, [])])
-
-    def _parsed(self, kind: FieldType, parse: Callable[[str], Any]) -> Column | None:
-        try:
-            return Column.joined(
-                [Column.of(kind, [v if v is None else parse(v) for v in p]) for p in self._parts]
-            )
-        except ValueError:
-            return None
 
 
 def kind_of(kinds: set[type], values: Sequence[Any]) -> FieldType:
