@@ -22,8 +22,6 @@ from shardkit.sample import Sample
 from shardkit.schema import Schema, check_label
 
 if TYPE_CHECKING:
-    import os
-
     import numpy.typing as npt
     from typing_extensions import Self
 
@@ -221,10 +219,6 @@ class Concatenated(Dataset):
     def sample_path(self, shard: int, position: int) -> Path:
         number, own = self._at(shard)
         return self._parts[number].sample_path(own, position)
-
-    def stat(self, shard: int) -> os.stat_result:
-        number, own = self._at(shard)
-        return self._parts[number].stat(own)
 
     def reader(self, shard: int) -> ShardReader:
         """The reader of a part; its labels may be numbered differently."""

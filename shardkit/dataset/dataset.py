@@ -538,10 +538,7 @@ class Dataset(Views):
         return {"schema": layout["schema"], **own}
 
     def _look_into_all(self) -> list[int]:
-        """Inspect all shards of a dataset without a manifest; returns the samples of each.
-
-        Sets the common schema and class names.
-        """
+        """Inspect all shards without a manifest, and set what they share; returns their samples."""
         every = range(self.shards)
         found: dict[int, tuple[int, int]] = {}
         for shard in every[:: -(-len(every) // _TRIED) or 1]:
@@ -565,10 +562,7 @@ class Dataset(Views):
         return counts
 
     def _look_into(self, shard: int) -> tuple[int, int]:
-        """Open a foreign shard for the first time, and record its layout.
-
-        Returns its number of samples, and the number of bytes that it was unpacked to.
-        """
+        """Record the layout of a foreign shard; returns its samples, and bytes once unpacked."""
         path, version = self.shard_path(shard), None
         with self.explained(shard):
             if self._only is None:

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from shardkit.dataset.dataset import Dataset
-from shardkit.dataset.display.markup import Markup, join, tag
+from shardkit.dataset.display.markup import SHEET, Markup, join, tag
 from shardkit.dataset.display.previews import short
 from shardkit.dataset.display.sheet import evenly, sheet
-from shardkit.dataset.display.style import SHEET
 from shardkit.dataset.statistics import stats
 from shardkit.errors import OutputError, ShardkitError
 from shardkit.helpers.words import counted, pixel_rows, size, text_rows

@@ -11,6 +11,7 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -196,8 +197,7 @@ class _Text:
     """The text of a file, of which only a part is in memory."""
 
     def __init__(self, path: Path) -> None:
-        self._blocks = open_source(path).blocks(_BLOCK)
-        self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
+        self._blocks = codecs.iterdecode(open_source(path).blocks(_BLOCK), "utf-8-sig")
         self._text, self._at, self._ended = "", 0, False
         self._json = json.JSONDecoder()
 
@@ -230,12 +230,8 @@ class _Text:
             self._more()
 
     def _more(self) -> None:
-        """Read on: at least as much as is left in memory, in whole blocks."""
-        parts = [self._text[self._at :]]
-        size, wanted = len(parts[0]), max(2 * len(parts[0]), 1)
-        while size < wanted and not self._ended:
-            block = next(self._blocks, None)
-            self._ended = block is None
-            parts.append(self._decoder.decode(block or b"", final=self._ended))
-            size += len(parts[-1])
+        """Read on: about as much as is left in memory, at least one block."""
+        left = self._text[self._at :]
+        parts = [left, *islice(self._blocks, len(left) // _BLOCK + 1)]
+        self._ended = len(parts) == 1
         self._text, self._at = "".join(parts), 0

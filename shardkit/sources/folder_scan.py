@@ -459,10 +459,7 @@ def _odd_keys(folder: str, names: list[str]) -> dict[int, str]:
 def _sidecars_of(
     names: list[str], others: dict[str, DirEntry], sidecars: Sequence[Sidecar]
 ) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """For each image: its sidecars, as bits in the order of SIDECARS, their total size, and times.
-
-    The times of an image's sidecars are combined into one number, just to detect changes.
-    """
+    """For each image: its sidecars, as bits in the order of SIDECARS, their size, their times."""
     bits = np.zeros(len(names), np.uint16)
     sizes = np.zeros(len(names), np.int64)
     times = np.zeros(len(names), np.int64)

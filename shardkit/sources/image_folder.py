@@ -97,12 +97,9 @@ class ImageFolder(FileSource["Files"]):
             if self.media.field in self.schema:
                 planned = Planned(time, inode, files.began)
                 path = below(self.root, name)
-                if self._heads and self.media.type is Image:
-                    data: bytes = read_head(path, size)
-                else:
-                    data = read_file(path, size, planned)
-                array = self.media.type is Array
-                sample[self.media.field] = _array(data, path) if array else data
+                head = self._heads and self.media.type is Image
+                data = read_head(path, size) if head else read_file(path, size, planned)
+                sample[self.media.field] = _value(data, path, self.media.field, self.schema)
             if self._labelled:
                 sample["label"] = files.labels[folder]
             if sidecars:
@@ -125,7 +122,7 @@ class ImageFolder(FileSource["Files"]):
                 if sidecar.field in self.schema:
                     path = below(self.root, stem + sidecar.ending)
                     data, about = read_with_status(path)
-                    sample[sidecar.field] = _value(data, path, sidecar)
+                    sample[sidecar.field] = _value(data, path, sidecar.field, self.schema)
                     times ^= mixed_time(about.st_mtime_ns, bit)
                 else:
                     unread = True
@@ -190,35 +187,24 @@ def mixed_time(time: int, sidecar: int) -> int:
     return time << sidecar & 2**63 - 1
 
 
-def _array(data: bytes, path: FilePath) -> Any:
+def _value(data: bytes, path: FilePath, name: str, schema: Schema) -> Any:
+    kind = schema[name]
     try:
-        return load_array(data)
-    except ValueError as error:
-        raise SampleError(
-            "the file is not an array, or is damaged",
-            path=path,
-            expected="a complete .npy file of numbers; pickled objects are never loaded",
-            found=str(error),
-            fix="repair or remove it, or skip such samples with --on-error skip",
-        ) from error
-
-
-def _value(data: bytes, path: FilePath, sidecar: Sidecar) -> Any:
-    try:
-        if isinstance(sidecar.type, Image):
-            return data
-        if isinstance(sidecar.type, Array):
+        if isinstance(kind, Array):
             return load_array(data)
+        if not isinstance(kind, Text | Json):
+            return data
         text = data.decode("utf-8-sig")
-        if isinstance(sidecar.type, Json):
-            return JsonText.checked(text)
-        return text
+        return JsonText.checked(text) if isinstance(kind, Json) else text
     except (ValueError, RecursionError) as error:
+        expected = kind.python + (", UTF-8" if isinstance(kind, Text) else "")
+        if isinstance(kind, Array):
+            expected = "a complete .npy file of numbers; pickled objects are never loaded"
         raise SampleError(
-            "the file beside an image is damaged",
+            "the file of a field is damaged, or of another kind",
             path=path,
-            field=sidecar.field,
-            expected=sidecar.type.python + (", UTF-8" if isinstance(sidecar.type, Text) else ""),
+            field=name,
+            expected=expected,
             found=str(error),
-            fix=f"repair it, convert without it: --drop {sidecar.field}, or use --on-error skip",
+            fix=f"repair it, convert without it: --drop {name}, or use --on-error skip",
         ) from error

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +28,8 @@ from shardkit.sources.base import Indices, Source, SourceWrapper
 from shardkit.sources.candidate import Candidate, Splits
 from shardkit.sources.columns import Metadata
 from shardkit.sources.dataset import DatasetSource
+from shardkit.sources.file_metadata import Metadata
+from shardkit.sources.file_table import FileTable
 from shardkit.sources.folder_scan import checked, scan_splits
 from shardkit.sources.metadata import add_columns, join
 from shardkit.sources.tables import Table
@@ -112,7 +113,9 @@ def _with_tables(
     table = Table()
     for path in paths:
         table.read(path, _KEY, only=new)
-    (joined,) = join(table, [("", _Keys(keys()))])  # type: ignore[list-item]
+    names = keys()
+    files = FileTable(folders=[""], names=names, folder_of=np.zeros(len(names), np.uint32))
+    (joined,) = join(table, [("", files)])
     found = WithColumns(source, joined.metadata)
     found.notes = (*found.notes, f"columns from the tables beside the images: {', '.join(new)}")
     return found
@@ -141,21 +144,6 @@ def _new_columns(path: Path, source: Source) -> list[str]:
         return [name for name in reader.schema if name not in known and _KEY in reader.schema]
     finally:
         reader.close()
-
-
-@dataclass(frozen=True)
-class _Keys:
-    """Adapts keys to `join`, which expects files."""
-
-    keys: Sequence[str]
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def relative(self, index: int) -> str:
-        return self.keys[index]
-
-    key = relative
 
 
 class WithColumns(SourceWrapper):

@@ -94,19 +94,58 @@ class Tree:
 def refuse_annotations(tree: Tree) -> None:
     """Raise UsageError for image folders beside folders of annotations or masks."""
     for folder in ("", *tree.folders()):
-        _refuse_annotations(tree, folder)
+        names = {name.lower() for name in tree.folders(folder)}
+        tells = names & ANNOTATIONS
+        holds = names & IMAGES or {name for name in names if kind_of_split(name)}
+        others = {name.lower() for name in tree.filled(folder)} - ANNOTATIONS - holds
+        # One of many classes may be called mask or target.
+        few = len(others) <= len(holds) + len(tells)
+        if tells and few and (holds or tree.has_own(folder)):
+            raise _annotated(tree, folder, names)
+
+
+def _annotated(tree: Tree, folder: str, names: set[str]) -> UsageError:
+    """The error for a folder of images beside annotations; `names` of its folders tell the kind."""
+    kinds = (kind for name, kind in _KINDS.items() if name in names)
+    prefix = f"{folder}/" if folder else ""
+    below = (name for name in tree.images if name.startswith(prefix) and name != folder)
+    tops = ((name, name[len(prefix) :].partition("/")[0].lower()) for name in below)
+    way = next((tree.path(name) for name, top in tops if top not in ANNOTATIONS), None)
+    such = "" if way is None else f", such as {way}"
+    return UsageError(
+        f"this is {next(kinds, 'a dataset with annotations or masks')}, whose annotations shardkit"
+        " cannot read yet",
+        path=tree.path(folder),
+        found=", ".join(f"{name}/" for name in tree.folders(folder)[:6]),
+        expected="a folder for each class, or only images",
+        fix=f"give a folder that holds only images{such}; or, if these folders are classes, list"
+        " them with --classes FILE",
+    )
 
 
 def check_classes(tree: Tree) -> None:
     """Raise UsageError if the only folder of a root is not a class."""
-    classes = tree.filled()
-    if len(classes) == 1 and not tree.has_own(classes[0]):
-        raise _too_high(tree, classes[0])
-    if len(classes) == 1 and (classes[0].lower() in IMAGES or kind_of_split(classes[0])):
+    if len(tree.filled()) != 1:
+        return
+    (only,) = tree.filled()
+    if not tree.has_own(only):
+        below = only
+        while not tree.has_own(below) and len(tree.filled(below)) == 1:
+            below = f"{below}/{tree.filled(below)[0]}"
+        names = tree.filled(below)
+        classes = below if names else below.rpartition("/")[0]
         raise UsageError(
-            f"the only folder with {tree.what} is called {classes[0]!r}, which is not a class",
+            f"all images are in folders below {only!r}, which would be the only class",
             path=tree.root,
-            fix=f"to convert {tree.what} without labels, give that folder: {tree.path(classes[0])}",
+            found=", ".join(f"{below}/{name}/" for name in names[:5]) or f"{below}/",
+            fix=f"give the folder that holds the classes, or the splits: {tree.path(classes)}; or"
+            " list the classes with --classes FILE",
+        )
+    if only.lower() in IMAGES or kind_of_split(only):
+        raise UsageError(
+            f"the only folder with {tree.what} is called {only!r}, which is not a class",
+            path=tree.root,
+            fix=f"to convert {tree.what} without labels, give that folder: {tree.path(only)}",
         )
 
 
@@ -150,49 +189,6 @@ def check_splits(tree: Tree) -> None:
         if len(kinds) > 1 and 2 * len(told) >= len(names):  # else classes: bullet_train, test_tube
             prefix = f"{folder}/" if folder else ""
             raise mixed_splits(tree.root, [f"{prefix}{name}/" for name in sorted(kinds.values())])
-
-
-def _refuse_annotations(tree: Tree, folder: str) -> None:
-    names = {name.lower() for name in tree.folders(folder)}
-    tells = names & ANNOTATIONS
-    holds = names & IMAGES or {name for name in names if kind_of_split(name)}
-    if not tells or not (holds or tree.has_own(folder)):
-        return
-    others = {name.lower() for name in tree.filled(folder)} - ANNOTATIONS - holds
-    if len(others) > len(holds) + len(tells):
-        return  # one of many classes may be called mask or target
-    kinds = (kind for name, kind in _KINDS.items() if name in names)
-    prefix = f"{folder}/" if folder else ""
-    below = (name for name in tree.images if name.startswith(prefix) and name != folder)
-    tops = ((name, name[len(prefix) :].partition("/")[0].lower()) for name in below)
-    such = next(
-        (f", such as {tree.path(name)}" for name, top in tops if top not in ANNOTATIONS), ""
-    )
-    raise UsageError(
-        f"this is {next(kinds, 'a dataset with annotations or masks')}, whose annotations shardkit"
-        " cannot read yet",
-        path=tree.path(folder),
-        found=", ".join(f"{name}/" for name in tree.folders(folder)[:6]),
-        expected="a folder for each class, or only images",
-        fix=f"give a folder that holds only images{such}; or, if these folders are classes, list"
-        " them with --classes FILE",
-    )
-
-
-def _too_high(tree: Tree, folder: str) -> UsageError:
-    """The error for a root whose only folder holds the class folders."""
-    below = folder
-    while not tree.has_own(below) and len(tree.filled(below)) == 1:
-        below = f"{below}/{tree.filled(below)[0]}"
-    names = tree.filled(below)
-    classes = below if names else below.rpartition("/")[0]
-    return UsageError(
-        f"all images are in folders below {folder!r}, which would be the only class",
-        path=tree.root,
-        found=", ".join(f"{below}/{name}/" for name in names[:5]) or f"{below}/",
-        fix=f"give the folder that holds the classes, or the splits: {tree.path(classes)}; or list"
-        " the classes with --classes FILE",
-    )
 
 
 # --- splits ------------------------------------------------------------------------------------

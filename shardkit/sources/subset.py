@@ -240,12 +240,16 @@ def choose(
 ) -> dict[str, Source | Stream]:
     """Select the samples that a recipe asks for from each of `sources`, the splits of one source.
 
-    `lists` are the key lists of the recipe. Unless `strict`, classes may be unknown. Raises
-    UsageError if options do not apply to the source, SourceError if no sample is left.
+    Raises UsageError if options do not apply to the source, SourceError if no sample is left.
     """
     named = {*recipe.include_class, *recipe.exclude_class}
-    if named and strict:
-        _check_classes(named, sources)
+    known = dict.fromkeys(name for source in sources.values() for name in source.classes or ())
+    for name in sorted(named - known.keys()) if strict else ():
+        raise UsageError(
+            f"there is no class {name!r}" if known else "the source has no class names",
+            expected=near(name, known) if known else None,
+            fix=None if known else "use --where 'label == 3' to select by number",
+        )
     needs_all = recipe.dedup or lists or recipe.stratify or recipe.group
     if needs_all and any(isinstance(source, Stream) for source in sources.values()):
         raise UsageError(
@@ -271,17 +275,6 @@ def nothing_left(left_out: Mapping[str, int]) -> SourceError:
         found=", ".join(reasons),
         fix="change the selection by --where, --include-class, --keys or --sample",
     )
-
-
-def _check_classes(named: set[str], sources: Mapping[str, Source | Stream]) -> None:
-    known = {name: None for source in sources.values() for name in source.classes or ()}
-    for name in sorted(named):
-        if name not in known:
-            raise UsageError(
-                f"there is no class {name!r}" if known else "the source has no class names",
-                expected=near(name, known) if known else None,
-                fix=None if known else "use --where 'label == 3' to select by number",
-            )
 
 
 def _chosen(
@@ -374,10 +367,7 @@ def _filtered(
 
 
 def _values(source: Source, indices: Indices, name: str) -> list[Any]:
-    """The value of a field in each sample, to split by; None if it is missing.
-
-    Raises UsageError for values other than integers, text and booleans.
-    """
+    """The value of a field in each sample, to split by: an integer, text or bool, or None."""
     fields, get = value_of(name, source.schema, source.class_names)
     values: list[Any] = []
     for _, document in _read(source, indices, fields):

@@ -315,10 +315,7 @@ def _may_hold_tokens(source: _Any) -> bool:
 
 
 def _without_tokenizer(sources: Mapping[str, _Any]) -> list[str]:
-    """The sources whose tokenizer is unknown, if that of others is known.
-
-    Raises UsageError for different tokenizers.
-    """
+    """The sources whose tokenizer is unknown, if others have one, which must be the same."""
     made = {name: s.tokenizer()[0] for name, s in sources.items() if _may_hold_tokens(s)}
     known = {name: entry for name, entry in made.items() if entry}
     different = next((n for n, entry in known.items() if entry != next(iter(known.values()))), None)

@@ -224,7 +224,7 @@ def test_folders_of_arrays_have_one_in_each_sample_or_fields_and_others_stay(tmp
     assert source.classes == ("cat", "dog")
     assert (source[2]["array"] == np.full((7, 2), 3.5)).all()
     (root / "cat/b.npy").write_bytes(b"no array")
-    refused(ShardkitError, "not an array, or is damaged", convert, root, tmp_path / "out")
+    refused(ShardkitError, "file of a field is damaged", convert, root, tmp_path / "out")
     result = convert(root, tmp_path / "out", on_error="skip")
     assert (result.samples, result.errors) == (2, 1)
     source = one(save(tmp_path / "a", images=DIGITS, labels=LABELS))

@@ -121,7 +121,7 @@ def test_sidecars_become_fields_and_damaged_ones_are_named(tmp_path):
     for name, data in (("json", "{"), ("txt", b"\xff\xfe"), ("npy", b"\x93NUMPY"), ("npy", b"x")):
         put(tmp_path, {"damaged/c/a.jpg": None, f"damaged/c/a.{name}": data})
         source = one(tmp_path / "damaged")
-        error = refused(SampleError, "file beside an image is damaged", source.__getitem__, 0)
+        error = refused(SampleError, "file of a field is damaged", source.__getitem__, 0)
         assert error.where["path"] == f"{tmp_path}/damaged/c/a.{name}"
         assert error.where["key"] == "c/a"
         (tmp_path / f"damaged/c/a.{name}").unlink()

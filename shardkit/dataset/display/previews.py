@@ -40,16 +40,16 @@ class Previews:
     """Values as HTML: images of at most `pixels` a side, and text of at most `words` characters."""
 
     def __init__(self, dataset: Views, pixels: int, words: int) -> None:
-        self._dataset, self._pixels, self._words = dataset, pixels, words
+        self.dataset, self._pixels, self._words = dataset, pixels, words
 
     def is_media(self, name: str, value: Any) -> bool:
         """Whether a value is shown as an image."""
-        kind = self._dataset.schema[name]
+        kind = self.dataset.schema[name]
         return isinstance(kind, Encoded | Images) or as_pixels(value) is not None
 
     def show(self, name: str, value: Any, of: str) -> Markup:
         """A preview of a value, or its error if it cannot be shown. `of`: the key of the sample."""
-        kind = self._dataset.schema[name]
+        kind = self.dataset.schema[name]
         try:
             if isinstance(kind, Image | Images):
                 return self._images(name, images_in(kind, value), of)
@@ -63,7 +63,7 @@ class Previews:
         except ShardkitError as error:  # for example, a library is not installed
             return _note(
                 "; ".join(
-                    filter(None, (describe(self._dataset, name, value), error.what, error.fix))
+                    filter(None, (describe(self.dataset, name, value), error.what, error.fix))
                 )
             )
 
@@ -143,7 +143,7 @@ class Previews:
         if (pixels := as_pixels(value)) is not None:
             about = f"{value.dtype} {value.shape}"
             return join([self._picture(pixels, f"{name} of {of}: {about}"), _note(about)])
-        names = self._dataset.class_names.get(name)
+        names = self.dataset.class_names.get(name)
         if names is not None and isinstance(value, int | np.ndarray):
             return tag("span", self.classes(value, names))
         if isinstance(value, np.ndarray):
@@ -172,7 +172,7 @@ class Previews:
     def _array(self, name: str, value: npt.NDArray[Any]) -> Markup:
         about = f"{value.dtype} {value.shape}"
         if name == "tokens" and value.ndim == 1:
-            text = _decoded_if_known(self._dataset, value[:_TOKENS].tolist())
+            text = _decoded_if_known(self.dataset, value[:_TOKENS].tolist())
             if text is not None:
                 return join([self._excerpt(text), _note(f"{len(value):,} tokens")])
         if value.size <= _SHOWN or value.dtype.kind not in "biuf":

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
-from shardkit.dataset.display.markup import Markup, join, tag
+from shardkit.dataset.display.markup import SHEET, Markup, join, tag
 from shardkit.dataset.display.previews import Previews, describe, short
-from shardkit.dataset.display.style import SHEET
 from shardkit.errors import ShardkitError
 from shardkit.formats.base import KEY
 from shardkit.helpers.prefetch import in_threads
@@ -47,13 +47,13 @@ def small(dataset: Views, about: str, fields: list[tuple[str, str]]) -> str:
 def sheet(dataset: Views, count: int, *, pixels: int, words: int) -> Markup:
     """Cards of `count` samples. After 3 MiB the rest is omitted, with a note of how many."""
     dataset, threads = dataset.side_by_side()
-    cards = _Cards(dataset, pixels, words)
+    card = functools.partial(_card, Previews(dataset, pixels, words))
     numbers, made, size = evenly(len(dataset), count), [], 0
-    for card in in_threads(cards.card, numbers, min(threads, _THREADS), 2):
-        size += len(card)
+    for markup in in_threads(card, numbers, min(threads, _THREADS), 2):
+        size += len(markup)
         if size > _BYTES:
             break
-        made.append(card)
+        made.append(markup)
     left = len(numbers) - len(made)
     note = f"{counted(left, 'sample')} not shown, to limit the size of the page" if left else ""
     media = any(isinstance(kind, Encoded | Images) for kind in dataset.schema.values())
@@ -67,35 +67,29 @@ def sheet(dataset: Views, count: int, *, pixels: int, words: int) -> Markup:
     return join([*shown, *([tag("p", note)] if left else [])])
 
 
-class _Cards:
-    def __init__(self, dataset: Views, pixels: int, words: int) -> None:
-        self._dataset, self._words = dataset, words
-        self._previews = Previews(dataset, pixels, words)
-        self._names = list(dataset.schema)[:_FIELDS]
-
-    def card(self, number: int) -> Markup:
-        """The card of a sample: images, key, class, and the other fields."""
-        try:
-            sample = self._dataset.read(number, self._names)
-        except ShardkitError as error:
-            key = short(error.where.get("key", f"number {number:,}"), _KEY)
-            return _figure([], key, [tag("p", error.what, class_="sk-bad")])
-        key = short(sample[KEY], _KEY)
-        named = {name: sample[name] for name in self._names if name in sample}
-        media = [name for name in named if self._previews.is_media(name, named[name])]
-        shown = [self._previews.show(name, named[name], key) for name in media[:_MEDIA]]
-        title = next((n for n in self._dataset.class_names if isinstance(named.get(n), int)), None)
-        head = (
-            [] if title is None else [tag("strong", self._previews.show(title, named[title], key))]
-        )
-        rows: list[Markup] = []
-        for name, value in named.items():
-            if name not in (*media[:_MEDIA], title):
-                about = describe(self._dataset, name, value) if name in media else None
-                rows.append(_row(name, about or self._previews.show(name, value, key)))
-        if (left := len(self._dataset.schema) - len(self._names)) > 0:
-            rows.append(_row("...", counted(left, "more field")))
-        return _figure(shown, key, [*head, *([tag("dl", *rows)] if rows else [])])
+def _card(previews: Previews, number: int) -> Markup:
+    """The card of a sample: images, key, class, and the other fields."""
+    dataset = previews.dataset
+    names = list(dataset.schema)[:_FIELDS]
+    try:
+        sample = dataset.read(number, names)
+    except ShardkitError as error:
+        key = short(error.where.get("key", f"number {number:,}"), _KEY)
+        return _figure([], key, [tag("p", error.what, class_="sk-bad")])
+    key = short(sample[KEY], _KEY)
+    named = {name: sample[name] for name in names if name in sample}
+    media = [name for name in named if previews.is_media(name, named[name])]
+    shown = [previews.show(name, named[name], key) for name in media[:_MEDIA]]
+    title = next((n for n in dataset.class_names if isinstance(named.get(n), int)), None)
+    head = [] if title is None else [tag("strong", previews.show(title, named[title], key))]
+    rows: list[Markup] = []
+    for name, value in named.items():
+        if name not in (*media[:_MEDIA], title):
+            about = describe(dataset, name, value) if name in media else None
+            rows.append(_row(name, about or previews.show(name, value, key)))
+    if (left := len(dataset.schema) - len(names)) > 0:
+        rows.append(_row("...", counted(left, "more field")))
+    return _figure(shown, key, [*head, *([tag("dl", *rows)] if rows else [])])
 
 
 def _row(name: str, shown: object) -> Markup:
