@@ -261,11 +261,12 @@ def _dtype(
 ) -> np.dtype[Any]:
     """The common dtype of arrays, in native byte order. The first length may be None: any."""
     first, start = values[0], 1 if shape[:1] == (None,) else 0
+    inner = shape[start:]
     for sample, value in zip(samples, values, strict=True):
         if not (
             isinstance(value, np.ndarray)
             and value.ndim == len(shape)
-            and value.shape[start:] == shape[start:]
+            and value.shape[start:] == inner
             and value.dtype == first.dtype
         ):
             kind = getattr(first, "dtype", "numbers")
