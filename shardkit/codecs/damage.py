@@ -84,14 +84,9 @@ def _pillow(data: bytes, format: str, pixels: int) -> str | None:
 
 # First column and row, and steps, of the pixels in each pass of an interlaced PNG.
 _ADAM7 = (
-    (0, 0, 8, 8),
-    (4, 0, 8, 8),
-    (0, 4, 4, 8),
-    (2, 0, 4, 4),
-    (0, 2, 2, 4),
-    (1, 0, 2, 2),
+    (0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2),
     (0, 1, 1, 2),
-)
+)  # fmt: skip
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
 _INFLATED = 1 << 20  # bytes to decompress at a time
 

@@ -22,35 +22,16 @@ from shardkit.storage.pointers import is_html
 # File suffixes of images, with the format that each usually contains; the first suffix of a format
 # is the one that is written. A superset of torchvision's IMG_EXTENSIONS.
 SUFFIXES = {
-    "jpg": "jpeg",
-    "jpeg": "jpeg",
-    "jpe": "jpeg",
-    "jfif": "jpeg",
-    "png": "png",
-    "webp": "webp",
-    "gif": "gif",
-    "bmp": "bmp",
-    "tif": "tiff",
-    "tiff": "tiff",
-    "ppm": "ppm",
-    "pgm": "ppm",
-    "pbm": "ppm",
-    "pnm": "ppm",
-    "apng": "png",
-}
+    "jpg": "jpeg", "jpeg": "jpeg", "jpe": "jpeg", "jfif": "jpeg", "png": "png", "webp": "webp",
+    "gif": "gif", "bmp": "bmp", "tif": "tiff", "tiff": "tiff", "ppm": "ppm", "pgm": "ppm",
+    "pbm": "ppm", "pnm": "ppm", "apng": "png",
+}  # fmt: skip
 
 _MAGIC = (
-    (b"\xff\xd8\xff", "jpeg"),
-    (b"\x89PNG\r\n\x1a\n", "png"),
-    (b"GIF8", "gif"),
-    (b"BM", "bmp"),
-    (b"II*\0", "tiff"),
-    (b"MM\0*", "tiff"),
+    (b"\xff\xd8\xff", "jpeg"), (b"\x89PNG\r\n\x1a\n", "png"), (b"GIF8", "gif"), (b"BM", "bmp"),
+    (b"II*\0", "tiff"), (b"MM\0*", "tiff"), (b"P4", "ppm"), (b"P5", "ppm"), (b"P6", "ppm"),
     *((b"P%d%c" % (number, blank), "ppm") for number in (1, 2, 3) for blank in b" \t\r\n#"),
-    (b"P4", "ppm"),
-    (b"P5", "ppm"),
-    (b"P6", "ppm"),
-)
+)  # fmt: skip
 # Offset and value of the first bytes of images in other formats.
 _OTHERS = (
     *((4, b"ftyp" + brand, "AVIF") for brand in (b"avif", b"avis")),
@@ -73,14 +54,9 @@ _TAKEN = 16  # bytes of memory per pixel: three RGBA frames in WebP's decoder, o
 
 # Pillow's readers by name: `Image.open` would also try others, and has its own size limit.
 _PLUGINS = {
-    "png": ("PngImagePlugin", "PngImageFile"),
-    "webp": ("WebPImagePlugin", "WebPImageFile"),
-    "gif": ("GifImagePlugin", "GifImageFile"),
-    "bmp": ("BmpImagePlugin", "BmpImageFile"),
-    "tiff": ("TiffImagePlugin", "TiffImageFile"),
-    "ppm": ("PpmImagePlugin", "PpmImageFile"),
-    "jpeg": ("JpegImagePlugin", "JpegImageFile"),
-}
+    "png": "Png", "webp": "WebP", "gif": "Gif", "bmp": "Bmp", "tiff": "Tiff", "ppm": "Ppm",
+    "jpeg": "Jpeg",
+}  # fmt: skip
 
 # Words in names of masks, such as `seg.png`, `cat_mask`, `annotation`, `depth_map`, `labelIds`.
 _MASKS = {
@@ -317,9 +293,10 @@ def opened(data: bytes) -> Any:
     format = format_of(data)
     if format is None:
         raise _unknown(data)
-    module, name = _PLUGINS[format]
+    name = _PLUGINS[format]
     try:
-        return getattr(importlib.import_module(f"PIL.{module}"), name)(io.BytesIO(data))
+        plugin = importlib.import_module(f"PIL.{name}ImagePlugin")
+        return getattr(plugin, f"{name}ImageFile")(io.BytesIO(data))
     except Exception as error:  # Pillow's parsers raise any exception on damaged data
         # The one of WebP already allocates memory for the pixels here.
         refuse_want_of_memory(error, math.prod(_webp_size(data)) if format == "webp" else 0)

@@ -32,24 +32,13 @@ from shardkit.schema import (
 
 # File suffixes with the format that each usually contains; the first of a format is written.
 AUDIO_SUFFIXES = {
-    "wav": "wav",
-    "flac": "flac",
-    "mp3": "mp3",
-    "ogg": "ogg",
-    "oga": "ogg",
+    "wav": "wav", "flac": "flac", "mp3": "mp3", "ogg": "ogg", "oga": "ogg",
     "opus": "opus",  # in Ogg
-    "m4a": "mp4",
-    "aiff": "aiff",
-    "aif": "aiff",
-}
+    "m4a": "mp4", "aiff": "aiff", "aif": "aiff",
+}  # fmt: skip
 VIDEO_SUFFIXES = {
-    "mp4": "mp4",
-    "m4v": "mp4",
-    "mov": "mov",
-    "webm": "webm",
-    "mkv": "mkv",
-    "avi": "avi",
-}
+    "mp4": "mp4", "m4v": "mp4", "mov": "mov", "webm": "webm", "mkv": "mkv", "avi": "avi",
+}  # fmt: skip
 
 
 class Kind(NamedTuple):
