@@ -93,7 +93,7 @@ def test_of_a_folder_of_images_with_metadata(tmp_path):
         path.with_suffix(".json").write_text("{damaged")
     rows = "".join(f"{p.relative_to(folder)},{n},x\n" for n, p in enumerate(folder.rglob("*.jpg")))
     put(folder / "metadata.csv", f"file_name,number,note\n{rows}")
-    raised(SampleError, "beside an image is damaged", stored, folder, tmp_path / "all")
+    raised(SampleError, "file of a field is damaged", stored, folder, tmp_path / "all")
     samples = stored(folder, tmp_path / "one", drop=["json", "note", "label"])
     assert [list(sample) for sample in samples] == [["image", "mask", "number"]] * 4
     assert load(tmp_path / "one").classes is None

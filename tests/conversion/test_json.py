@@ -53,7 +53,7 @@ def test_what_json_cannot_give_back_is_refused(out, to):
 def test_files_beside_images_and_metadata(tmp_path, out):
     folder = write_images(tmp_path / "in", classes=1, each=1)
     beside = put(folder / "class0/000.json", '{"n": Infinity}')
-    with pytest.raises(SampleError, match="beside an image is damaged") as error:
+    with pytest.raises(SampleError, match="file of a field is damaged") as error:
         shardkit.convert(folder, "wds", out, workers=0)
     assert error.value.found == "JSON has no number Infinity"
     beside.unlink()
