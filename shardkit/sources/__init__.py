@@ -8,9 +8,9 @@ Each imports only those on lines below its own:
     folder_scan
     layouts text/
     api arrays/ exported metadata united
-    candidate image_folder subset tables transcripts
-    coco dataset duplicates file_table inputs key_lists labels sequence text_files/ voc
-    annotations base columns file_names files imagenet
+    candidate image_folder inputs subset tables transcripts
+    coco dataset duplicates file_table key_lists labels sequence text_files/ voc
+    annotations base columns files imagenet
 """
 
 from __future__ import annotations
