@@ -33,7 +33,6 @@ from shardkit.helpers import os_errors
 from shardkit.metadata.manifest import FOLDER
 from shardkit.metadata.recipe import Recipe
 from shardkit.sources.base import WHOLE, Source, Stream
-from shardkit.sources.file_names import parse_name
 from shardkit.sources.text_files import parse_name
 from shardkit.storage import fs
 from shardkit.storage.remote.path import RemotePath

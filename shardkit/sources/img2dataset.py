@@ -28,7 +28,6 @@ from shardkit.sources.base import Indices, Source, SourceWrapper
 from shardkit.sources.candidate import Candidate, Splits
 from shardkit.sources.columns import Metadata
 from shardkit.sources.dataset import DatasetSource
-from shardkit.sources.file_metadata import Metadata
 from shardkit.sources.file_table import FileTable
 from shardkit.sources.folder_scan import checked, scan_splits
 from shardkit.sources.metadata import add_columns, join
