@@ -82,85 +82,54 @@ if TYPE_CHECKING:
     from shardkit.verification.verify import verify as verify
     from shardkit.version import __version__ as __version__
 
-# Public name -> module, with ":NAME" if the name in the module is different.
-_MODULES = {
-    "convert": "conversion.convert",
-    "merge": "conversion.merge",
-    **dict.fromkeys(("export", "ExportResult"), "conversion.export"),
-    "concatenate": "dataset.concatenated",
-    "ConvertResult": "conversion.run",
-    "ConvertOptions": "options",
-    "ImageOptions": "options",
-    "AudioOptions": "options",
-    "TextOptions": "options",
-    "MediaInfo": "codecs.media_info",
-    "media_info": "codecs.media",
-    "create": "conversion.create:DatasetWriter",
-    "open": "transforms.transforms",
-    "inspect": "inspection.inspect",
-    "Dataset": "dataset.dataset",
-    "verify": "verification.verify",
-    "VerifyReport": "verification.verify",
-    **dict.fromkeys(("diff", "DiffReport"), "verification.diff"),
-    **dict.fromkeys(
-        (
-            *("Schema", "Int", "Float", "Bool", "Text", "Bytes", "Json", "Array"),
-            *("Image", "Images", "Audio", "Video"),
-        ),
-        "schema",
-    ),
-    **dict.fromkeys(
-        (
-            "ShardkitError",
-            "UsageError",
-            "NotFoundError",
-            "MissingKeyError",
-            "MissingLibraryError",
-            "OutputError",
-            "FormatError",
-            "SourceError",
-            "SampleError",
-            "DamagedError",
-            "StorageError",
-            "WorkerError",
-            "ShardkitWarning",
-        ),
-        "errors",
-    ),
-    **dict.fromkeys(
-        (
-            "Decode",
-            "RandomResizedCrop",
-            "CenterCrop",
-            "Resize",
-            "RandomHorizontalFlip",
-            "Normalize",
-        ),
-        "transforms.steps",
-    ),
-    **dict.fromkeys(("Mono", "RandomClip", "Resample", "SampleFrames"), "transforms.media"),
-    **dict.fromkeys(("Bucket", "Dynamic", "Pack"), "stream.batching"),
-    "pad_collate": "stream.collate",
-    **dict.fromkeys(("Balanced", "Weighted"), "stream.sampling"),
-    "StreamOptions": "stream.options",
-    "bench": "performance.bench",
-    "doctor": "performance.doctor",
-    "Progress": "helpers.progress",
-    "__version__": "version",
+# The public names of each module; NAME=OTHER: OTHER is its name in the module.
+_NAMES = {
+    "codecs.media": "media_info",
+    "codecs.media_info": "MediaInfo",
+    "conversion.convert": "convert",
+    "conversion.create": "create=DatasetWriter",
+    "conversion.export": "export ExportResult",
+    "conversion.merge": "merge",
+    "conversion.run": "ConvertResult",
+    "dataset.concatenated": "concatenate",
+    "dataset.dataset": "Dataset",
+    "errors": "DamagedError FormatError MissingKeyError MissingLibraryError NotFoundError"
+    " OutputError SampleError ShardkitError ShardkitWarning SourceError StorageError UsageError"
+    " WorkerError",
+    "helpers.progress": "Progress",
+    "inspection.inspect": "inspect",
+    "options": "AudioOptions ConvertOptions ImageOptions TextOptions",
+    "performance.bench": "bench",
+    "performance.doctor": "doctor",
+    "schema": "Array Audio Bool Bytes Float Image Images Int Json Schema Text Video",
+    "stream.batching": "Bucket Dynamic Pack",
+    "stream.collate": "pad_collate",
+    "stream.options": "StreamOptions",
+    "stream.sampling": "Balanced Weighted",
+    "transforms.media": "Mono RandomClip Resample SampleFrames",
+    "transforms.steps": "CenterCrop Decode Normalize RandomHorizontalFlip RandomResizedCrop Resize",
+    "transforms.transforms": "open",
+    "verification.diff": "diff DiffReport",
+    "verification.verify": "verify VerifyReport",
+    "version": "__version__",
+}
+_PLACES = {
+    name.partition("=")[0]: (module, name.rpartition("=")[2])
+    for module, names in _NAMES.items()
+    for name in names.split()
 }
 
-__all__ = sorted(_MODULES)  # noqa: PLE0605
+__all__ = sorted(_PLACES)  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:
-    place = _MODULES.get(name)
-    if place is None:
+    if name not in _PLACES:
         raise AttributeError(f"module 'shardkit' has no attribute {name!r}")
-    module, _, other = place.partition(":")
-    value = getattr(importlib.import_module(f"shardkit.{module}"), other or name)
+    module, own = _PLACES[name]
+    value = getattr(importlib.import_module(f"shardkit.{module}"), own)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES})
+    return sorted({*globals(), *_PLACES})
