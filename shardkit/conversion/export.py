@@ -142,50 +142,18 @@ def export(
     """
     if to not in KINDS:
         raise UsageError("there is no such kind of export", found=to, expected=near(to, KINDS))
-    given: Any = dataset
     with fs.using(storage_options, dataset, out):
-        sources = open_sources(given)
+        sources = _sources(dataset)
         target = Target(fs.output(out), "")
-    for source in sources.values():
-        if not isinstance(source, Source):
-            raise UsageError(
-                "text files are not a dataset",
-                path=None if isinstance(dataset, Dataset) else dataset,
-                fix="convert them first: shardkit convert SOURCE --to FORMAT",
-            )
-        for problem in source.problems:
-            raise problem
-    made_of = {n: each.fingerprint() for n, each in sources.items() if isinstance(each, Source)}
+    made_of = {name: source.fingerprint() for name, source in sources.items()}
     if (done := _already_made(target.path, to, made_of)) is not None:
         return done
     apart = dataset.paths if isinstance(dataset, Dataset) else paths_of(dataset)
     partial = _begin(target, to, apart)
     try:
         result = ExportResult(os.fspath(target.path), to)
-        renamed, others = Counter[str](), list[Path]()  # reasons; files without those of samples
-        fs.make_folder((partial.dataset / _about_name(to)).parent)
         with watched(progress) as monitor:
-            if monitor is not None:
-                total = sum(len(one) for one in sources.values() if isinstance(one, Source))
-                monitor.start("exporting", total, "samples")
-            top = _about(splits=[*sources])
-            for name, source in sources.items():
-                assert isinstance(source, Source)
-                about = _Export(source, to, partial.dataset / name, result, renamed, others).run(
-                    monitor
-                )
-                if name:
-                    others.append(_write_about(partial.dataset / name, to, about))
-                else:
-                    top = about
-        result.renamed = {_RENAMED[why]: renamed[why] for why in _RENAMED if renamed[why]}
-        if None not in made_of.values():
-            known = {"to": to, "sources": made_of, "samples": result.samples, "files": result.files}
-            size = result.bytes + sum(path.stat().st_size for path in others)
-            extent = [result.files + len(others), size]
-            known |= {"bytes": result.bytes, "renamed": result.renamed, "extent": extent}
-            top["made"] = cast("exported.ExportOrigin", known)
-        _write_about(partial.dataset, to, top)
+            _write(sources, made_of, partial.dataset, result, monitor)
         fs.sync_all(partial.dataset)
         partial.publish(overwrite=False)
     except Exception:
@@ -194,6 +162,51 @@ def export(
     finally:
         partial.release()
     return result
+
+
+def _sources(dataset: Any) -> dict[str, Source]:
+    """Open the splits of a dataset. Raises UsageError for text, and the errors that they know."""
+    found: dict[str, Source] = {}
+    for name, source in open_sources(dataset).items():
+        if not isinstance(source, Source):
+            raise UsageError(
+                "text files are not a dataset",
+                path=None if isinstance(dataset, Dataset) else dataset,
+                fix="convert them first: shardkit convert SOURCE --to FORMAT",
+            )
+        for problem in source.problems:
+            raise problem
+        found[name] = source
+    return found
+
+
+def _write(
+    sources: Mapping[str, Source],
+    made_of: Mapping[str, dict[str, str] | None],
+    folder: Path,
+    result: ExportResult,
+    monitor: Steps | None,
+) -> None:
+    """Write all samples and the descriptions of the export, and count them in `result`."""
+    to, renamed, others = result.to, Counter[str](), list[Path]()  # reasons; files of no sample
+    fs.make_folder((folder / _about_name(to)).parent)
+    if monitor is not None:
+        monitor.start("exporting", sum(map(len, sources.values())), "samples")
+    top = _about(splits=[*sources])
+    for name, source in sources.items():
+        about = _Export(source, to, folder / name, result, renamed, others).run(monitor)
+        if name:
+            others.append(_write_about(folder / name, to, about))
+        else:
+            top = about
+    result.renamed = {_RENAMED[why]: renamed[why] for why in _RENAMED if renamed[why]}
+    if None not in made_of.values():
+        known = {"to": to, "sources": made_of, "samples": result.samples, "files": result.files}
+        size = result.bytes + sum(path.stat().st_size for path in others)
+        extent = [result.files + len(others), size]
+        known |= {"bytes": result.bytes, "renamed": result.renamed, "extent": extent}
+        top["made"] = cast("exported.ExportOrigin", known)
+    _write_about(folder, to, top)
 
 
 def _begin(target: Target, to: str, sources: Iterable[Path]) -> Partial:
