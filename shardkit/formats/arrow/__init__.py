@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.formats.arrow.reader import BatchReader, IpcReader
-from shardkit.formats.arrow.writer import BatchWriter, MakeOutput, WeighList, ipc_file, join_batches
+from shardkit.formats.arrow.writer import BatchWriter, MakeOutput, ipc_file, join_batches
 from shardkit.formats.base import Format, ShardSpec
 
 # Estimated bytes for offsets, validity bits, padding and batch headers.
@@ -37,10 +37,11 @@ class ColumnFormat(Format):
         self,
         reader: Callable[[Path, dict[str, Any] | None], BatchReader],
         output: MakeOutput,
-        weigh_list: WeighList | None = None,
+        **options: Any,
     ) -> None:
+        """`options`: those of `BatchWriter`."""
         self.reader, self._output = reader, output
-        self.writer = partial(BatchWriter, make=output, weigh_list=weigh_list)
+        self.writer = partial(BatchWriter, make=output, **options)
 
     def join(self, path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
         layout = self.layout(spec.schema)

@@ -276,4 +276,4 @@ class Parquet(ColumnFormat):
     )
 
 
-FORMAT = Parquet(ParquetReader, parquet_file, weigh_list=_list_bytes)
+FORMAT = Parquet(ParquetReader, parquet_file, weigh_list=_list_bytes, stores_absent=False)

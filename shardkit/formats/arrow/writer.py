@@ -97,9 +97,17 @@ class BatchWriter(ShardWriter):
     """One shard of a column format."""
 
     def __init__(
-        self, path: Path, spec: ShardSpec, make: MakeOutput, weigh_list: WeighList | None = None
+        self,
+        path: Path,
+        spec: ShardSpec,
+        make: MakeOutput,
+        weigh_list: WeighList | None = None,
+        stores_absent: bool = True,
     ) -> None:
-        """`weigh_list` returns the bytes of a nested list."""
+        """`weigh_list` returns the bytes of a nested list.
+
+        `stores_absent`: whether a missing list of fixed size takes as much space as another.
+        """
         super().__init__(path, spec)
         schema = spec.schema
         self._arrow_schema = arrow_schema(schema, spec.classes)
@@ -109,9 +117,11 @@ class BatchWriter(ShardWriter):
         keys = Column(KEY, str.encode, len, 9, 0, partial(_binary, type=pa.string()))
         self._columns.insert(0, keys)
         self._fixed = sum(column.fixed for column in self._columns)
+        self._stores_absent = stores_absent
         self._most_rows = _most_rows(schema)
         self._rows: list[list[Any]] = []
         self._pending = 0  # bytes of those rows
+        self._held = 0  # the same in memory, where missing lists always take space
         self._any = False
         # Upper bounds: size of the file if it were finished now, and overhead of another batch.
         self._finished, self._per_batch = 0, 0
@@ -140,7 +150,9 @@ class BatchWriter(ShardWriter):
         return empty, one - empty + _SLACK * len(self._arrow_schema)
 
     def write(self, sample: Sample) -> bool:
-        row, size = self._encode(sample)
+        row, size, absent = self._encode(sample)
+        if self._stores_absent:
+            size, absent = size + absent, 0
         if self._rows and self._pending + size > _LARGEST:
             self._write_batch()
         size += self._fixed
@@ -153,7 +165,8 @@ class BatchWriter(ShardWriter):
         self._any = True
         self._rows.append(row)
         self._pending += size
-        if len(self._rows) >= self._most_rows or self._pending >= _BATCH_BYTES:
+        self._held += size + absent
+        if len(self._rows) >= self._most_rows or self._held >= _BATCH_BYTES:
             self._write_batch()
         return True
 
@@ -162,15 +175,18 @@ class BatchWriter(ShardWriter):
             if self._rows:
                 self._write_batch()
 
-    def _encode(self, sample: Sample) -> tuple[list[Any], int]:
-        """The values of a sample, prepared by `Column.encode`, and their bytes."""
+    def _encode(self, sample: Sample) -> tuple[list[Any], int, int]:
+        """The values of a sample, prepared by `Column.encode`; their bytes, and of missing ones."""
         values = {KEY: key_bytes(sample[KEY]), **dict(encoded(sample, self._fields))}
         row: list[Any] = []
-        total = 0
+        total = missing = 0
         for name, _, weigh, _, absent, _ in self._columns:
             value = values.get(name)
             row.append(value)
-            size = absent if value is None else weigh(value)
+            if value is None:
+                missing += absent
+                continue
+            size = weigh(value)
             if size > _LARGEST:
                 raise SampleError(
                     "a value is larger than a column of Arrow can hold in a batch",
@@ -181,10 +197,10 @@ class BatchWriter(ShardWriter):
                     fix="split the value, omit it, or choose another format, such as wds",
                 )
             total += size
-        return row, total
+        return row, total, missing
 
     def _write_batch(self) -> None:
-        rows, self._rows, self._pending = self._rows, [], 0
+        rows, self._rows, self._pending, self._held = self._rows, [], 0, 0
         values = zip(*rows, strict=True)
         arrays = [c.build(v) for c, v in zip(self._columns, values, strict=True)]
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._arrow_schema)
@@ -240,7 +256,7 @@ class Column(NamedTuple):
 
     `encode` prepares a value, and `build` makes an array of prepared values. `weigh` returns the
     bytes of a prepared value, `fixed` is the overhead of each row in bytes. `absent` has the bytes
-    of a missing value: in a column of fixed-size lists, it takes as much space as another.
+    of a missing value in memory: in a column of fixed-size lists, it takes as much as another.
     """
 
     name: str
