@@ -236,8 +236,9 @@ def _foreign_features(schema: pa.Schema) -> defaultdict[str, dict[str, Any]]:
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
         found = parse((schema.metadata or {})[_HUGGING_FACE])["info"]["features"]
         for name, feature in found.items():
-            inner = feature.get("feature")
-            features[name] = inner if isinstance(inner, dict) else feature
+            if isinstance(feature, dict):  # older versions write lists as lists
+                inner = feature.get("feature")
+                features[name] = inner if isinstance(inner, dict) else feature
     return features
 
 
