@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -275,6 +276,24 @@ def test_batches_of_a_column_without_nulls_are_arrays(tmp_path):
     (batch,) = shardkit.stream.Loader(tmp_path / "a.parquet", batch_size=8, shuffle=False)
     assert batch["label"].tolist() == list(range(8))
     assert isinstance(batch["gap"], list)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_features_of_hugging_face_count_beside_those_in_an_older_form(tmp_path, way):
+    label = {"names": ["cat", "dog"], "_type": "ClassLabel"}
+    features = {"words": [{"dtype": "string", "_type": "Value"}], "odd": None, "label": label}
+    about = {"huggingface": json.dumps({"info": {"features": features}})}
+    table = pa.table({"words": [["a"], []], "odd": [1, 2], "label": [0, 1]})
+    reader = read(write(table.replace_schema_metadata(about), tmp_path, way))
+    assert reader.layout["classes"] == {"label": ["cat", "dog"]}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_file_without_rows_is_a_shard_without_samples(tmp_path, way):
+    reader = read(write(pa.table({"n": pa.array([], pa.int64())}), tmp_path, way))
+    assert (len(reader), reader.keys()) == (0, [])
+    if way != "parquet":
+        assert (reader.spans().shape, reader.spans().dtype) == ((0, 2), np.int64)
 
 
 TENSORS = {

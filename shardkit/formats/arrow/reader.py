@@ -134,7 +134,8 @@ class BatchReader(ShardReader):
         extents = self._extents()
         if extents is None:
             return None
-        return np.repeat(np.array(extents).reshape(-1, 2), np.diff(self._starts), axis=0)
+        ranges = np.array(extents, np.int64).reshape(-1, 2)
+        return np.repeat(ranges, np.diff(self._starts), axis=0)
 
     @abstractmethod
     def _known_nulls(self) -> Known:

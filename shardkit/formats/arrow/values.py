@@ -501,8 +501,7 @@ def _getter(kind: FieldType, array: pa.Array) -> Getter:
         else:  # `to_numpy` would import pandas
             data = memoryview(array.buffers()[1])
             number = np.frombuffer(data, array.type.to_pandas_dtype())[array.offset :].item
-        whole: Getter = lambda row: None if number(row) is None else int64(number(row))  # noqa: E731
-        return whole if array.type == pa.uint64() else number
+        return _checked(number) if array.type == pa.uint64() else number
 
     def get(row: int) -> Any:
         if isinstance(kind, Array):
@@ -512,6 +511,16 @@ def _getter(kind: FieldType, array: pa.Array) -> Getter:
         if value is None:
             return None
         return JsonText.of(_jsonable(value)) if isinstance(kind, Json) else _image_list(value)
+
+    return get
+
+
+def _checked(number: Getter) -> Getter:
+    """Raise ValueError for numbers that do not fit in 64 bits with a sign."""
+
+    def get(row: int) -> int | None:
+        value = number(row)
+        return None if value is None else int64(value)
 
     return get
 
