@@ -316,16 +316,16 @@ def _size(path: str | Path) -> int:
 def versions_of(work: Work) -> dict[str, str]:
     """Local versions of what determines a task's bytes; a tokenizer compares its own."""
     found = {"shardkit": __version__, "python": ".".join(platform.python_version_tuple()[:2])}
+    declared = FORMATS.get(work.recipe.format)
+    for name in _WRITERS.get(declared.extra if declared else "", ()):
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
     if not isinstance(work.input, Reading):
         return found
     if work.pixels or work.input.source.encodes_images:
         from shardkit.preprocess.single_image import codec_versions
 
         found |= codec_versions()
-    declared = FORMATS.get(work.recipe.format)
-    for name in _WRITERS.get(declared.extra if declared else "", ()):
-        with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
     return found | replace(work.input.steps, text=None).versions()
 
 

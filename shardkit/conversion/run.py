@@ -318,11 +318,17 @@ def publish(
 ) -> None:
     """Join shards, and publish the results as the output; other runs have finished `earlier`."""
     made = [shards_of(outline, number, partial) for number in range(len(outline.splits))]
-    works = joins(outline, made, partial, earlier)
-    if len(works) > 1 and processes is not None:
-        processes.run(iter(works), len(works), lambda progress: partial.lock.check())
+    left = joins(outline, made, partial, earlier)
+
+    def works() -> Iterator[Work]:
+        for work in left:
+            partial.lock.check()  # joining reports no progress
+            yield work
+
+    if len(left) > 1 and processes is not None:
+        processes.run(works(), len(left), lambda progress: None)
     else:
-        pool.run_here(iter(works), lambda progress: None)
+        pool.run_here(works(), lambda progress: None)
     assemble(outline, target, partial, made)
     copied = unseen if monitor is None else monitor.copied
     partial.publish(copied, overwrite=outline.overwrite)
@@ -436,7 +442,6 @@ def _finished(plan: Plan, partial: Partial) -> set[int]:
                 path=partial.path,
                 fix="give --on-error skip, or run the whole conversion without --part",
             )
-        partial.release()
         partial.begin(plan.job, resume=False)
         return set()
     for number in sorted(dropped):

@@ -233,7 +233,7 @@ def joined(
         format.join(path, paths, spec)
     else:
         format.create(path, spec).close()
-    shard, pieces = finished_shard(folder, _JOINED, format.name)
+    shard, pieces = finished_shard(folder, _JOINED, format.name, durable=upload is None)
     if upload is not None:
         upload_shard(folder, shard, upload)
     return replace(shard, samples=samples), pieces
