@@ -89,9 +89,17 @@ class FolderPartial(Partial):
         return path
 
     def move(self, old: Path, folder: Path, file: File) -> None:
-        if not old.exists():  # an earlier run has already moved it
-            return
         new = folder / file.name
+        if not old.exists():  # an earlier run has already moved it
+            if not new.exists():
+                raise OutputError(
+                    "a shard of a finished task is missing",
+                    path=old,
+                    found="an earlier run has published it, and its output was moved or removed"
+                    " since; or a power failure destroyed it",
+                    fix=f"remove {self.path}, and run the same command again",
+                )
+            return
         if new.parent != folder:
             fs.make_folder(new.parent)
         fs.rename(old, new)

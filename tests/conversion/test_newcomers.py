@@ -58,6 +58,22 @@ def test_replacing_a_dataset_of_the_same_recipe_is_continued(source, tmp_path, o
     assert not (tmp_path / "out.partial").exists()
 
 
+def test_an_output_that_went_away_before_its_run_had_cleaned_up_is_not_made_without_shards(
+    source, tmp_path, out, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        patch.setattr("shardkit.conversion.folder.FolderPartial.discard", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            convert(source, out)
+    out.rename(tmp_path / "moved")
+    error = raised(OutputError, "a shard of a finished task is missing", convert, source, out)
+    assert "output was moved" in error.found
+    assert not out.exists()
+    shutil.rmtree(f"{out}.partial")  # as the error says
+    convert(source, out)
+    assert files_of(out) == files_of(tmp_path / "moved")
+
+
 @pytest.fixture
 def come_meanwhile(monkeypatch):
     """As a run begins to publish, what is in a folder comes to the folder of the output, once."""
