@@ -41,7 +41,11 @@ _PROBES = 16  # places in the source from which consecutive samples are taken
 # If this many times the source's size, plus bytes per sample, are free, a run starts without trial.
 _GROWTH, _GROWTH_STEPS, _OVERHEAD = 3, 32, 4096
 _MEDIA = (Image, Images, Audio, Video)
-_CAUTION = 0.9  # share of the bytes of media to be copied that counts as certain
+_CAUTION = 0.9  # share of an estimate from a few samples that counts as certain
+
+
+class _TooLargeError(SourceError):
+    """The samples of a split are too large to try their conversion."""
 
 
 @dataclass
@@ -53,6 +57,7 @@ class Estimate:
     documents: int = 0  # tried samples, or the documents that became blocks of tokens
     read: int = 0  # bytes of the source that were tried
     written: int = 0  # bytes of the dataset
+    certain: int = 0  # of these, unchanged media, which need as much space in any format
     joined: int = 0  # of these, shards that temporarily exist both joined and not yet joined
     seconds: float = 0.0  # of work for one processor
 
@@ -105,29 +110,30 @@ def refuse_full(plan: Plan) -> None:
         return
     spare = f", plus {room.unfinished:,} used by an unfinished run" if room.unfinished else ""
     free = f"{room.free:,} bytes free in {room.folder}{spare}"
-    copied = sum(task.size for task in plan.tasks if _copies_media(task.split))
-    if copied * _CAUTION > room.free + room.unfinished:
+    try:
+        found = estimate(plan)
+        certain, needed = found.certain, found.needed
+    except _TooLargeError:
+        certain = needed = sum(task.size for task in plan.tasks if _copies_media(task.split))
+    except (ShardkitError, OSError):  # the conversion will report it
+        return
+    if certain * _CAUTION > room.free + room.unfinished:
         raise OutputError(
             "the output does not fit on its disk",
             path=plan.target.path,
-            expected=f"about {copied:,} bytes",
+            expected=f"about {needed:,} bytes",
             found=free,
             fix="free some space, or give an output on another disk with -o; --plan shows more",
         )
-    try:
-        needed = estimate(plan).needed
-    except (ShardkitError, OSError):  # the conversion will report it
-        return
     if needed > room.free + room.unfinished:
         words = f"the disk may become full: about {needed:,} bytes are needed, of {free}"
         warn(f"{words}; if the run stops, it can be resumed")
 
 
 def _copies_media(split: Split) -> bool:
-    """Whether a split's media are stored unchanged, which takes as much space in any format."""
+    """Whether a split has media, which are stored unchanged as far as planning can tell."""
     media = any(isinstance(kind, _MEDIA) for kind in split.schema.values())
-    changed = split.steps or split.source.encodes_images or split.content.format.encodes_images
-    return media and not changed
+    return media and not (split.steps or split.source.encodes_images)
 
 
 def room_for(target: Target) -> Room | None:
@@ -163,6 +169,7 @@ def estimate(plan: Plan) -> Estimate:
             times = (split.samples or 0) / max(tried.documents, 1)
         joined = sum(task.size for task in tasks if task.joined) / max(size, 1)
         found.written += int(tried.written * times)
+        found.certain += int(tried.certain * times)
         found.written += sum(map(len, split.tokenizer()[1].values()))
         found.joined += int(tried.written * times * joined)
         found.seconds += tried.seconds * times
@@ -180,7 +187,7 @@ def _tried(plan: Plan, split: Split, seconds: float) -> Estimate:
     while True:
         task = _some(split, number)
         if number and not task.stop:
-            raise SourceError(
+            raise _TooLargeError(
                 "the samples are too large to try their conversion",
                 expected=f"at most {_TRIED_BYTES:,} bytes",
             )
@@ -233,8 +240,11 @@ def _try(plan: Plan, task: Task, folder: Path, seconds: float) -> Estimate:
         raise
     tried.seconds = time.perf_counter() - began
     tried.documents = shards.stats.text.lengths.count or tried.samples
-    read = sum(field.bytes for field in shards.stats.fields.values())
-    mean = np.array([read // max(tried.samples, 1)], np.int64)
+    sizes = {name: field.bytes for name, field in shards.stats.fields.items()}
+    mean = np.array([sum(sizes.values()) // max(tried.samples, 1)], np.int64)
     bound = int(content.format.bound(mean, len(kinds))[0]) * tried.samples
     tried.written = min(_stored(folder), bound)  # excludes the fixed overhead of small files
+    if not (task.split.steps or task.split.source.encodes_images or shards.stats.encoded):
+        media = [name for name in sizes if isinstance(kinds[name], _MEDIA)]
+        tried.certain = sum(sizes[name] for name in media)
     return tried
