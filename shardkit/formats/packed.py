@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import struct
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from shardkit.errors import DamagedError
 from shardkit.formats.base import KEY, ShardReader, numbered_key
 from shardkit.sample import JsonText, Sample
-from shardkit.storage.byte_source import ByteSource, Table
+from shardkit.storage.byte_source import ByteSource, Memory, Table
 
 _WHOLE = 1 << 16  # bytes of a sample up to which all its values are read at once
 
@@ -24,45 +25,53 @@ class Packed:
 
     def __init__(self, sizes: Sequence[int | None], *, rest: bool = False) -> None:
         """`sizes`: fixed sizes in bytes, or None. `rest`: bytes may follow, as one more value."""
-        self._sizes, self._any_fixed, self._rest = sizes, any(sizes), rest
-        self._head = struct.Struct(f"<{sum(not size for size in sizes)}I")
+        head = struct.Struct(f"<{sum(not size for size in sizes)}I")
+        self._start, self._rest = head.size, rest
+        self._sizes: Callable[[bytes], Sequence[int]] = head.unpack_from
+        if any(sizes):
+            self._sizes = lambda data: _with_fixed(sizes, head.unpack_from(data))
 
-    def _sizes_in(self, head: bytes) -> Sequence[int]:
-        stored = self._head.unpack_from(head)
-        if not self._any_fixed:
-            return stored
-        sizes = iter(stored)
-        return [fixed or next(sizes) for fixed in self._sizes]
-
-    def _check(self, end: int, length: int) -> None:
+    def _check(self, end: int, source: ByteSource, start: int, stop: int) -> None:
+        length = stop - start
         if end > length or (end < length and not self._rest):
-            raise ValueError(f"its values have {end:,} bytes, but the sample has {length:,}")
+            raise DamagedError(
+                "the sizes of a sample's values do not add up",
+                path=source.path,
+                offset=None if isinstance(source, Memory) else start,
+                expected=f"{length:,} bytes",
+                found=f"{end:,}",
+            )
 
     def read(
         self, source: ByteSource, start: int, stop: int, numbers: Collection[int] | None = None
     ) -> list[bytes] | dict[int, bytes]:
         """The values with these numbers in a sample; all if None, or if the sample is small.
 
-        Raises ValueError or struct.error if the sizes do not fit the sample.
+        Raises DamagedError if the sizes do not fit the sample.
         """
-        at = self._head.size
-        if numbers is None or stop - start <= _WHOLE:
-            data, found = source.read(start, stop - start), []
-            for size in self._sizes_in(data):
+        at, length = self._start, stop - start
+        if numbers is None or length <= _WHOLE:
+            data, found = source.read(start, length), []
+            for size in self._sizes(data) if length >= at else ():
                 found.append(data[at : at + size])
                 at += size
-            self._check(at, stop - start)
+            if at != length:
+                self._check(at, source, start, stop)
             found.append(data[at:])
             return found
-        ends = [*accumulate(self._sizes_in(source.read(start, at)), initial=at), stop - start]
-        self._check(ends[-2], stop - start)
+        ends = [*accumulate(self._sizes(source.read(start, at)), initial=at), length]
+        self._check(ends[-2], source, start, stop)
         some = source.read_ranges((start + ends[n], ends[n + 1] - ends[n]) for n in numbers)
         return dict(zip(numbers, some, strict=True))
 
     def offset(self, source: ByteSource, start: int, stop: int, number: int) -> int:
         """The byte at which a value of a sample begins."""
-        sizes = self._sizes_in(source.read(start, min(self._head.size, stop - start)))
-        return start + self._head.size + sum(sizes[:number])
+        return start + self._start + sum(self._sizes(source.read(start, self._start))[:number])
+
+
+def _with_fixed(fixed: Sequence[int | None], stored: Iterable[int]) -> list[int]:
+    sizes = iter(stored)
+    return [size or next(sizes) for size in fixed]
 
 
 class PackedField(NamedTuple):
@@ -98,10 +107,11 @@ class PackedReader(ShardReader):
             wanted = [field for field in wanted if field.name in fields]
             numbers = [n for n in (self.key, self.absent) if n is not None]
             numbers += [field.number for field in wanted]
-        values = self.packed.read(*self.located(position), numbers)
-        at, absent = self.key, b"" if self.absent is None else values[self.absent]
+        source, start, stop = self.located(position)
+        values = self.packed.read(source, start, stop, numbers)
+        at, absent = self.key, self.absent
         key = numbered_key(self.prefix, position) if at is None else values[at].decode()
-        missing = json.loads(absent) if absent else ()
+        missing = json.loads(values[absent]) if absent is not None and values[absent] else ()
         sample: Sample = {KEY: key}
         for name, number, decode in wanted:
             if name not in missing:
@@ -112,8 +122,9 @@ class PackedReader(ShardReader):
         return sample
 
     def offset(self, position: int, field: str) -> int | None:
-        number = next(each.number for each in self.fields if each.name == field)
-        return self.packed.offset(*self.located(position), number)
+        numbers = {KEY: self.key, **{each.name: each.number for each in self.fields}}
+        number = numbers.get(field)
+        return None if number is None else self.packed.offset(*self.located(position), number)
 
     def spans(self) -> npt.NDArray[np.int64] | None:
         ends = self.offsets.slice(0, len(self.offsets)).astype(np.int64)

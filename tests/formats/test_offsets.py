@@ -11,7 +11,7 @@ import pytest
 import shardkit
 from shardkit import Bytes, Int, Schema
 from shardkit.dataset.find import open_splits
-from shardkit.errors import SampleError, UsageError
+from shardkit.errors import DamagedError, SampleError, UsageError
 from shardkit.formats import file_name, get_format
 from shardkit.formats.base import ShardSpec
 from shardkit.formats.testing_samples import assert_reads, assert_same, everything, write_shard
@@ -41,6 +41,25 @@ def test_a_shard_of_any_size_reads_the_same(tmp_path, monkeypatch, name):
         path.unlink()
     assert found[0] == found[1]
     assert found[2][4:8] == struct.pack("<I", 4000)
+
+
+@BOTH
+@pytest.mark.parametrize("size", [9, 99_999])
+def test_sizes_that_do_not_fit_a_sample_are_damage_at_its_first_byte(tmp_path, name, size):
+    path, schema = tmp_path / file_name("x", name), Schema({"a": Bytes(), "n": Int()})
+    samples = [{"__key__": key, "a": bytes(size), "n": 1} for key in "ab"]
+    reader = write_shard(get_format(name), path, schema, samples)
+    (_, start), (_, stop) = reader.spans().T
+    whole = path.read_bytes()
+    assert whole[reader.offset(1, "__key__")] == ord("b")
+    for change in (b"\xff\xff\xff\x7f", struct.pack("<I", size + stop)):
+        path.write_bytes(whole[:start] + change + whole[start + 4 :])
+        reader = get_format(name).open(path, reader.layout)
+        assert reader[0] == samples[0]
+        for fields in (None, ["n"]):
+            where = {"path": path, "position": 1, "offset": start}
+            with refused(DamagedError, "do not add up", fix="copy it again", **where):
+                reader.sample(1, fields)
 
 
 @BOTH
