@@ -267,7 +267,7 @@ class BucketPartial(Partial):
         return done - lost
 
     def _has_shards(self, folder: Path, keys: Collection[str]) -> bool:
-        files = [file for shard in read_result(folder).shards for file in shard.files]
+        files = read_result(folder).files
         return all(self.stored(folder / file.name).key in keys for file in files)
 
     def _fetch(self, packed: RemotePath) -> None:
@@ -313,8 +313,7 @@ class BucketPartial(Partial):
         yield from (self.path / JOB, self.outline, *(one.path for one in self._placed.values()))
         for folder in filter(is_finished, self.tasks.glob("*")):
             yield self.stored(folder) / PACKED
-            for shard in read_result(folder).shards:
-                yield from (self.stored(folder / f.name) for f in shard.files)
+            yield from (self.stored(folder / file.name) for file in read_result(folder).files)
 
     def _strangers(self) -> set[str]:
         start = len(self.path.key) + 1

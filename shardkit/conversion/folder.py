@@ -68,8 +68,7 @@ class FolderPartial(Partial):
         if (self.dataset / self._last).exists():
             return False
         done = [self.tasks / name for name in self.results()]
-        files = ((at, file) for at in done for s in read_result(at).shards for file in s.files)
-        return any(not (at / file.name).exists() for at, file in files)
+        return any(not (at / file.name).exists() for at in done for file in read_result(at).files)
 
     def read(self, path: Path, most: int = -2) -> bytes | None:
         self._refuse_link(path)  # the target of a link says nothing about our work

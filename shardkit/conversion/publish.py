@@ -64,10 +64,7 @@ def shards_of(outline: Outline, number: int, partial: Partial) -> SplitShards:
     for task, to_join in outline.tasks_of(number):
         folder = partial.task_folder(task)
         result = read_result(folder)
-        made += [
-            TaskShard(folder, shard, bytes.fromhex(pieces), task, to_join)
-            for shard, pieces in zip(result.shards, result.pieces, strict=True)
-        ]
+        made += result.made(folder, task, to_join)
         stats.merge(result.stats)
         errors += result.errors
         folders.append(folder)
@@ -188,8 +185,7 @@ def _shard_of(partial: Partial, split: int, group: list[TaskShard]) -> TaskShard
         (made,) = group
     else:
         folder = _joined_at(partial, split, group)
-        result = read_result(folder)
-        made = TaskShard(folder, result.shards[0], bytes.fromhex(result.pieces[0]))
+        (made,) = read_result(folder).made(folder)
     tasks = [one.task for one in group if one.task is not None]
     return made._replace(shard=replace(made.shard, tasks=(tasks[0], tasks[-1]) if tasks else ()))
 

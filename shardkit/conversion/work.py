@@ -352,6 +352,16 @@ class TaskResult:
     pieces: list[str]  # digests of each shard in hex, as returned by `finished_shard`
     progress: Progress = Progress(0, 0, 0)  # everything that the worker has reported
 
+    @property
+    def files(self) -> list[File]:
+        return [file for shard in self.shards for file in shard.files]
+
+    def made(self, folder: Path, task: int | None = None, joined: bool = False) -> list[TaskShard]:
+        """The shards, for the folder of the task."""
+        digests = map(bytes.fromhex, self.pieces)
+        every = zip(self.shards, digests, strict=True)
+        return [TaskShard(folder, shard, pieces, task, joined) for shard, pieces in every]
+
 
 def read_result(folder: Path) -> TaskResult:
     """Read the result of the finished task in a folder; raises DamagedError."""
@@ -368,9 +378,8 @@ def read_result(folder: Path) -> TaskResult:
     except ValueError as error:
         fix = "remove the folder that the file is in, and run the same command again"
         raise damaged("the result of a task", error, path=path, fix=fix) from error
-    for shard in found.shards:
-        for file in shard.files:
-            checked_name(file.name, path, "shards")
+    for file in found.files:
+        checked_name(file.name, path, "shards")
     return found
 
 

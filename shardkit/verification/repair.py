@@ -362,11 +362,7 @@ class Repair:
             fs.make_folder(self._tasks)
             work = work_of(task, plan.recipe, folder)
             run_task(work, lambda progress: self._partial.lock.check())
-        result = read_result(folder)
-        return [
-            TaskShard(folder, shard, bytes.fromhex(pieces), task.number, task.joined)
-            for shard, pieces in zip(result.shards, result.pieces, strict=True)
-        ]
+        return read_result(folder).made(folder, task.number, task.joined)
 
 
 def _groups(made: Sequence[TaskShard], shard: Shard, kind: str) -> Iterator[list[TaskShard]]:
