@@ -265,5 +265,6 @@ def differences(old: dict[str, Any], new: dict[str, Any], option: str = "") -> s
         elif isinstance(before, dict) and isinstance(now, dict):
             words.append(differences(before, now, name))
         else:
-            words.append(f"{name} was {before}, is {now}")
+            of = f"the {option}'s " if option in _DIGESTS else ""
+            words.append(f"{of}{name} was {before}, is {now}")
     return "; ".join(filter(None, dict.fromkeys(words)))
