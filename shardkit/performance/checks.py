@@ -19,6 +19,7 @@ from shardkit.errors import ShardkitError
 from shardkit.formats import FORMATS
 from shardkit.helpers.order import permutation
 from shardkit.performance.findings import LEAST, Finding
+from shardkit.preprocess.on_image import box_fields
 from shardkit.schema import Image, row_fields
 from shardkit.stream.batching import Bucket
 from shardkit.stream.collate import PadCollate
@@ -243,7 +244,7 @@ def images(stream: Stream) -> Finding | None:
 def _decoding(stream: Stream) -> dict[str, list[Transform]]:
     """The transforms that decode, crop and resize each image; {} if a conversion may harm others.
 
-    All images must be decoded, and those that move with another one must be masks.
+    All images must be decoded, and what moves with them must be masks and boxes.
     """
     schema = stream.samples.schema
     pictures = {name for name, kind in schema.items() if isinstance(kind, Image)}
@@ -258,8 +259,11 @@ def _decoding(stream: Stream) -> dict[str, list[Transform]]:
         decoding = list(takewhile(lambda step: isinstance(step, Geometric | Decode), every))
         if decoding and name in pictures:
             found[name] = decoding
-            companions |= pictures & {*others}
-    harmless = stored == found.keys() | companions and all(map(is_mask_name, companions))
+            companions |= {*others}
+    boxes = box_fields(schema, list(found), None, None, ask=False)
+    moved = {name for field, on in boxes.items() for name in (field, *on.others)}
+    moved |= {name for name in pictures if is_mask_name(name)}  # by `convert`, as by the loader
+    harmless = stored == found.keys() | companions & pictures and companions <= moved
     return found if harmless else {}
 
 

@@ -125,6 +125,14 @@ def test_images_that_are_not_looked_at_are_not_converted(tmp_path):
     for options in ({}, {"fields": ["image"]}, {"transforms": both}):
         given = stream(tmp_path / "other", **{"transforms": CROP, **options})
         assert images(given) is None
+    for name in ("boxes", "corners"):  # which `convert` does not take for boxes
+        schema = {"image": Image(), name: Array("float32", (None, 4))}
+        with shardkit.create(tmp_path / name, to="wds", schema=schema) as writer:
+            for number in range(8):
+                boxes = np.zeros((1, 4), np.float32)
+                writer.write({"image": jpeg(photo(number)), name: boxes})
+        given = stream(tmp_path / name, transforms={("image", name): RandomResizedCrop(32)})
+        assert (images(given) is None) == (name == "corners")
     both = {("image", "mask"): RandomResizedCrop(32)}
     assert_accepted(images(stream(tmp_path / "mask", transforms=both)).command)
 
