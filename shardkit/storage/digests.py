@@ -14,6 +14,7 @@ from shardkit.storage.checksums import DIGEST, MAX_PIECES, PIECE, checksum_of, c
 from shardkit.storage.remote.path import RemotePath
 
 _BLOCK = 1 << 20  # bytes of the list that are read at once: the digests of 64 GiB
+_BLOCKS = 4  # maximum number that are kept in memory
 
 
 class PieceList:
@@ -22,6 +23,7 @@ class PieceList:
     def __init__(self, path: RemotePath) -> None:
         self.path = path
         self._asked: set[int] = set()  # blocks
+        self._blocks: dict[int, bytes] = {}  # some, which stay when a cache evicts their pages
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PieceList, (self.path,)
@@ -56,11 +58,18 @@ class PieceList:
         )
 
     def _block(self, number: int, past_caches: bool = False) -> bytes:
-        start = number * _BLOCK
-        stop = min(start + _BLOCK, self._size())
-        if past_caches:
-            return self.path.store.read(self.path.key, start, stop, past_caches=True)
-        return RemoteFile(self.path).read(start, stop - start)
+        found = None if past_caches else self._blocks.get(number)
+        if found is None:
+            start = number * _BLOCK
+            stop = min(start + _BLOCK, self._size())
+            if past_caches:
+                found = self.path.store.read(self.path.key, start, stop, past_caches=True)
+            else:
+                found = RemoteFile(self.path).read(start, stop - start)
+            if len(self._blocks) >= _BLOCKS:
+                self._blocks.clear()
+            self._blocks[number] = found
+        return found
 
     def _size(self) -> int:
         try:

@@ -61,9 +61,13 @@ class Pages:
         parts = {number: self.cache.get(file, number, *span) for number, span in spans.items()}
         if missing := [number for number, part in parts.items() if part is None]:
             found = self._fetch(path, file, missing)
+            left = [number for number in missing if found[number] is None]
+            wanted = sum(end - start for start, end in map(spans.__getitem__, left))
+            if len(left) > 1 and left[-1] - left[0] < len(left) and 2 * wanted >= len(left) * PAGE:
+                found |= _pages_of(path, left)
             for number in missing:
                 start, end = spans[number]
-                page, at = found.get(number), number * PAGE
+                page, at = found[number], number * PAGE
                 if page is None:
                     parts[number] = _alone(path, at + start, at + end)
                 else:
@@ -148,10 +152,7 @@ class Pages:
                 lengths.append(length)
             if not lengths:
                 return {}
-            data = path.store.read_pieces(path.key, run[0], run[0] + len(lengths))
-            pages = {
-                number: data[n * PAGE :][:PAGE] for n, number in enumerate(run[: len(lengths)])
-            }
+            pages = _pages_of(path, run[: len(lengths)])
             for number, page in pages.items():
                 self.cache.put(file, number, page, self.next_use, keep)
             return pages
@@ -163,6 +164,12 @@ class Pages:
 def through(path: Path, pages: Pages | None) -> Path:
     """The path, which is read through a cache if it is remote."""
     return path.through(pages) if pages is not None and isinstance(path, RemotePath) else path
+
+
+def _pages_of(path: RemotePath, numbers: list[int]) -> dict[int, bytes]:
+    """Request consecutive pages, with one request."""
+    data = path.store.read_pieces(path.key, numbers[0], numbers[-1] + 1)
+    return {number: data[n * PAGE : (n + 1) * PAGE] for n, number in enumerate(numbers)}
 
 
 def _alone(path: RemotePath, start: int, stop: int) -> bytes:

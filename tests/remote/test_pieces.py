@@ -14,6 +14,7 @@ from shardkit.dataset.find import _remote_files, open_dataset
 from shardkit.errors import DamagedError, ShardkitError
 from shardkit.metadata import manifest as manifests
 from shardkit.schema import Array, Bytes, Schema
+from shardkit.storage import byte_source
 from shardkit.storage.checksums import CHECKSUM, DIGEST, PIECE, count
 from shardkit.storage.fs import source
 from shardkit.stream.loader import Loader
@@ -150,6 +151,21 @@ def test_the_list_is_read_once_and_not_at_opening(seen, datasets):
         seen.proxy.add(Rule(flip=20, times=wrong, method="GET", match=manifests.PIECES))
         assert same(found, open_dataset(datasets / "wds"))
         assert seen.proxy.count("GET", manifests.PIECES).requests == 1 + wrong
+
+
+def test_the_list_is_read_once_though_its_page_is_evicted_and_large_reads_take_one_request(
+    seen, datasets, monkeypatch
+):
+    monkeypatch.setattr(byte_source, "LATEST", 1)
+    found, local = seen.open("wds"), open_dataset(datasets / "wds")
+    seen.proxy.clear()
+    assert same(found, local)
+    assert seen.proxy.count("GET", manifests.PIECES).requests == 1
+    seen.proxy.clear()
+    file, path = local.manifest.shards[0].file, found.path / local.shard_name(0)
+    assert len(byte_source.RemoteFile(path).read(10, file.bytes - 10)) == file.bytes - 10
+    assert count(file.bytes) > 2
+    assert seen.proxy.count("GET", path.name).requests < count(file.bytes)
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "missing"])
