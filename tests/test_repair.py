@@ -273,6 +273,12 @@ def test_a_source_that_has_changed_is_told(tmp_path):
     (left,), (problem,) = report.repair.left, report.problems
     assert left.where["path"] == problem.where["path"] == shards[0]
     assert left.found == "the rebuilt shard differs from the original"
+    errors = tmp_path / "skipped/__shardkit__/errors.jsonl"
+    (source / "class0/bad.jpg").write_bytes(b"no image")
+    make(source, "wds", tmp_path / "skipped", on_error="skip")
+    errors.write_bytes(b"")
+    (source / "class0/bad.jpg").unlink()
+    assert "neither the source nor the shards give" in why_left(tmp_path / "skipped", source)
     changed.unlink()
     assert why_left(out, source).endswith("original; the source has changed")
     assert shards[0].read_bytes() == damaged

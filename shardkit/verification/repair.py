@@ -47,10 +47,7 @@ from shardkit.verification.work import LAST, Meter
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _AGAIN = "repair it from the unchanged source or from a copy of the dataset, or convert again"
-_ONLY_COPIED = DamagedError(
-    "only a copy of the dataset in the same format has the file",
-    fix="give such a copy, or convert again",
-)
+_UNMADE = DamagedError("neither the source nor the shards give this file as it was", fix=_AGAIN)
 
 
 @dataclass(frozen=True)
@@ -158,7 +155,7 @@ class Repair:
         left = [file for file in files if not self._copy(folder, file, kind)]
         if not left:
             return
-        reason: ShardkitError = _ONLY_COPIED
+        reason: ShardkitError = _UNMADE
         self._clear(f"{manifests.FOLDER}/{manifests.NAME}")
         try:
             for _ in make():
@@ -213,7 +210,7 @@ class Repair:
         folder = part.dataset.path
         get_format(manifest.format).complete(self._stage, manifest)
         pieces = manifest.list_named(PIECES)
-        if pieces is not None:
+        if pieces is not None and (LAST, pieces) in part.damaged:
             files = [file for file in manifest.all_files() if listed(file.bytes)]
             data = b"".join(fs.digests(self._here(folder / f.name, f.bytes)) for f in files)
             fs.write_file(self._stage / pieces.name, data)
