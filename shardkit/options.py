@@ -401,6 +401,8 @@ class ConvertOptions(Options):
             object.__setattr__(self, name, None if value is None else tuple(value))
         if not isinstance(self.rename, Mapping):
             raise UsageError("rename must be a dict of names", found=repr(self.rename))
+        if not all(self.rename.values()):
+            raise UsageError("a field cannot be renamed to an empty name", found=repr(self.rename))
         if isinstance(self.classes, str) or not isinstance(self.classes, Iterable | None):
             raise UsageError("classes must be a list of names", found=repr(self.classes))
         if self.fields is not None and (self.drop or self.text.keep_fields):

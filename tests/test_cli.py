@@ -247,6 +247,7 @@ def test_exit_codes_and_messages(mistaken, monkeypatch):
         ("convert images", 2, "Missing option '--to'"),
         ("convert images --to wds --shard-size big", 2, "invalid size"),
         ("convert images --to wds --rename x", 2, "OLD=NEW"),
+        ("convert images --to wds --rename image=", 2, "empty name"),
         ("convert images --to wds -o images/x", 2, "must not contain each other"),
         ("convert empty --to wds", 1, "there are no images"),
         ("convert bad --to wds", 1, "the value is not an image"),
