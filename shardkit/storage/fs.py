@@ -385,8 +385,10 @@ def write_loose(path: Path, data: bytes) -> None:
 def sync_all(folder: Path) -> None:
     """Sync all files and folders below a folder to the disk."""
     with os_errors.explained("sync", folder):
-        if _syncfs is None:
-            os.sync()
+        if _syncfs is None:  # os.sync may return before the files are on the disk
+            for at, _, files in os.walk(folder):
+                for name in ("", *files):
+                    sync(Path(at, name))
             return
         handle = os.open(folder, os.O_RDONLY)
         try:
