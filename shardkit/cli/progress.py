@@ -82,10 +82,11 @@ class _Bar:
             for task in self._bar.task_ids:
                 self._bar.remove_task(task)
             self._task = self._bar.add_task(now.doing, total=now.total, words=now.amount)
+            self._before = now.done
             self._bar.start()
         words = now.amount
         if now.unit == "bytes" and now.seconds:
-            words += f", {size(int(now.done / now.seconds))}/s"
+            words += f", {size(int((now.done - self._before) / now.seconds))}/s"
         self._bar.update(self._task, completed=now.done, words=words)
 
 
