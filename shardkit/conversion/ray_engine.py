@@ -96,9 +96,12 @@ class RayEngine:
         """Find the cluster, or start one. Raises UsageError for resources that it does not have."""
         self._ours = not self._ray.is_initialized()
         before = signal.getsignal(signal.SIGTERM)
-        local = _connect(self._ray, self._options.ray_address, self._workers)
-        with contextlib.suppress(ValueError):  # not the main thread, in which Ray handles SIGTERM
-            signal.signal(signal.SIGTERM, before)
+        try:
+            local = _connect(self._ray, self._options.ray_address, self._workers)
+        finally:
+            # Ray handles SIGTERM in the main thread only; what C code has set cannot be restored.
+            with contextlib.suppress(ValueError, TypeError):
+                signal.signal(signal.SIGTERM, before)
         self._most = None if local else self._options.workers
         self._remote = self._function()
 
@@ -313,9 +316,11 @@ def _size(path: str | Path) -> int:
     return 0 if stat.S_ISDIR(about.st_mode) else about.st_size
 
 
-def versions_of(work: Work) -> dict[str, str]:
+def versions_of(work: Work | None = None) -> dict[str, str]:
     """Local versions of what determines a task's bytes; a tokenizer compares its own."""
     found = {"shardkit": __version__, "python": ".".join(platform.python_version_tuple()[:2])}
+    if work is None:
+        return found
     declared = FORMATS.get(work.recipe.format)
     for name in _WRITERS.get(declared.extra if declared else "", ()):
         with contextlib.suppress(PackageNotFoundError):
@@ -349,6 +354,7 @@ def serve(
         with contextlib.suppress(OSError):
             os.chdir(terms["folder"])  # for paths that were given relative to it
         if _Here.agreed != terms["token"]:
+            _check_versions(versions, versions_of())  # others may not load the task
             _check(terms)
             _Here.agreed = terms["token"]
         work = _loaded(task)

@@ -270,7 +270,7 @@ def a_transform_that_nodes_cannot_import():
 @case
 def a_node_that_is_not_as_the_driver():
     photo, versions = str(next(PHOTOS.rglob("*.jpg"))), ray_engine.versions_of
-    other = set_to(versions_of=lambda work: {**versions(work), "shardkit": "0.0.1"})
+    other = set_to(versions_of=lambda *work: {**versions(*work), "shardkit": "0.0.1"})
     for differs, what, expected in (
         (terms(probe="/nowhere/tasks/probe"), "a node does not see the output", ""),
         (terms(witnesses=[("/nowhere/a.jpg", 10)]), "does not see the source", "10 bytes"),
