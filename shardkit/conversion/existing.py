@@ -47,7 +47,7 @@ def begun_anew(
     kind.
     """
     partial = partial_of(target)
-    old = partial.job() if partial.exists() else None
+    old = partial.job()
     if old is not None and old.keys() != job.keys() and not overwrite:
         partial.lock.refuse_busy()
         raise OutputError(
@@ -67,7 +67,7 @@ def state_of(plan: Plan, partial: Partial, *, overwrite: bool) -> State:
     just been merged.
     """
     part = plan.part is not None
-    job = partial.job() if partial.exists() else None
+    job = partial.job()
     ours = _is_ours(plan, job)
     complete = plan.resumable and is_complete(plan.job, plan.target)
     if complete and (part or not overwrite or (ours and partial.is_published())):

@@ -107,7 +107,7 @@ class Repair:
         self.report = RepairReport(", ".join(map(str, self._paths)) or type(source).__name__)
 
     def __enter__(self) -> Repair:
-        job = self._partial.job() if self._partial.exists() else None
+        job = self._partial.job()
         continues = job is not None and ("recipe" in job or not job)
         if continues and (self._partial.results() or self._partial.has_outline()):
             self._partial.lock.refuse_busy()
