@@ -164,10 +164,7 @@ def probe(data: bytes) -> ImageInfo:
     format = format_of(data)
     try:
         if format == "jpeg":
-            frames = (start for marker, start, _ in jpeg_segments(data) if marker in FRAMES)
-            if (start := next(frames, None)) is None:
-                raise NotAnImageError("a jpeg file without a frame header")
-            height, width = _FRAME.unpack_from(data, start + 1)
+            width, height = _jpeg_size(data)
         elif format == "png":
             if data[12:16] != b"IHDR":
                 raise NotAnImageError("a png file whose first chunk is not IHDR")
@@ -253,6 +250,14 @@ def jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
             if marker == 0xDA:
                 return
             at += 2 + length
+
+
+def _jpeg_size(data: bytes) -> tuple[int, int]:
+    for marker, start, _ in jpeg_segments(data):
+        if marker in FRAMES:
+            height, width = _FRAME.unpack_from(data, start + 1)
+            return width, height
+    raise NotAnImageError("a jpeg file without a frame header")
 
 
 def _scan(data: bytes) -> int:

@@ -45,7 +45,7 @@ from shardkit.codecs.media import check
 from shardkit.errors import DamagedError, SampleError, ShardkitError, UsageError, drop_option
 from shardkit.helpers import os_errors
 from shardkit.sample import Sample, UnsupportedError
-from shardkit.schema import FieldType, Schema
+from shardkit.schema import Encoded, FieldType, Images, Schema
 from shardkit.storage import fs
 
 if TYPE_CHECKING:
@@ -272,24 +272,28 @@ def _without(field: str) -> str:
     return f"convert without the field ({option}), or drop such samples with --on-error skip"
 
 
+_FILES = (Encoded, Images)
+
+
 def encoded(
     sample: Sample, fields: Iterable[tuple[str, FieldType, Callable[[Any], Any]]]
-) -> Iterator[tuple[str, Any]]:
-    """Yield those of `fields` that the sample has: their names, and their values encoded.
+) -> dict[str, Any]:
+    """Encode the values of those of `fields` that the sample has.
 
     Raises SampleError for an invalid image, audio or video, and for a value that the field's
     function cannot encode.
     """
-    key = sample[KEY]
+    key, found = sample[KEY], {}
     for name, kind, encode in fields:
         if name in sample:
             value = sample[name]
-            check(kind, value, key, name)
+            if isinstance(kind, _FILES):
+                check(kind, value, key, name)
             try:
-                stored = encode(value)
+                found[name] = encode(value)
             except (TypeError, ValueError, OverflowError, RecursionError) as error:
                 raise not_stored(error, value, key, name) from error
-            yield name, stored
+    return found
 
 
 def numbered_key(prefix: str, position: int) -> str:

@@ -117,6 +117,9 @@ class BatchWriter(ShardWriter):
         keys = Column(KEY, str.encode, len, 9, 0, partial(_binary, type=pa.string()))
         self._columns.insert(0, keys)
         self._fixed = sum(column.fixed for column in self._columns)
+        self._names = [column.name for column in self._columns]
+        self._weighed = [(c.name, c.weigh) for c in self._columns if c.weigh is not None]
+        self._absent = [(c.name, c.absent) for c in self._columns if c.absent]
         self._stores_absent = stores_absent
         self._most_rows = _most_rows(schema)
         self._rows: list[list[Any]] = []
@@ -177,16 +180,11 @@ class BatchWriter(ShardWriter):
 
     def _encode(self, sample: Sample) -> tuple[list[Any], int, int]:
         """The values of a sample, prepared by `Column.encode`; their bytes, and of missing ones."""
-        values = {KEY: key_bytes(sample[KEY]), **dict(encoded(sample, self._fields))}
-        row: list[Any] = []
-        total = missing = 0
-        for name, _, weigh, _, absent, _ in self._columns:
-            value = values.get(name)
-            row.append(value)
-            if value is None:
-                missing += absent
-                continue
-            size = weigh(value)
+        values = encoded(sample, self._fields)
+        values[KEY] = key_bytes(sample[KEY])
+        total = absent = 0
+        for name, weigh in self._weighed:
+            size = weigh(values[name]) if name in values else 0
             if size > _LARGEST:
                 raise SampleError(
                     "a value is larger than a column of Arrow can hold in a batch",
@@ -197,7 +195,9 @@ class BatchWriter(ShardWriter):
                     fix="split the value, omit it, or choose another format, such as wds",
                 )
             total += size
-        return row, total, missing
+        for name, size in self._absent:
+            absent += 0 if name in values else size
+        return [*map(values.get, self._names)], total, absent
 
     def _write_batch(self) -> None:
         rows, self._rows, self._pending, self._held = self._rows, [], 0, 0
@@ -254,14 +254,14 @@ def _filled(
 class Column(NamedTuple):
     """How the values of a field are converted to an array.
 
-    `encode` prepares a value, and `build` makes an array of prepared values. `weigh` returns the
-    bytes of a prepared value, `fixed` is the overhead of each row in bytes. `absent` has the bytes
-    of a missing value in memory: in a column of fixed-size lists, it takes as much as another.
+    `encode` prepares a value, and `build` makes an array of prepared values. `fixed` is the
+    overhead of each row in bytes, and `weigh` returns the other bytes of a prepared value. `absent`
+    has the bytes of a missing value in memory: a list of fixed size takes as much as another.
     """
 
     name: str
     encode: Callable[[Any], Any]
-    weigh: Callable[[Any], int]
+    weigh: Callable[[Any], int] | None
     fixed: int
     absent: int
     build: Callable[[Sequence[Any]], pa.Array]
@@ -280,7 +280,7 @@ def _column(name: str, kind: FieldType, weigh_list: WeighList) -> Column:
         build = partial(_lists, kind=kind)
         return Column(name, np.ascontiguousarray, weigh_list, 18, absent, build)
     if isinstance(kind, Scalar):
-        return Column(name, lambda v: v, lambda v: 0, 10, 0, partial(_numbers, type=stored))
+        return Column(name, lambda value: value, None, 10, 0, partial(_numbers, type=stored))
     return Column(name, kind.entry(_ENCODERS), len, 9, 0, partial(_binary, type=stored))
 
 

@@ -209,7 +209,7 @@ class LitDataWriter(OffsetsWriter):
     def stored(self, sample: Sample) -> list[bytes]:
         """The sizes of the values, the values, and the names of missing fields."""
         key = key_bytes(sample[KEY])
-        values = [key, *{**self._absent, **dict(encoded(sample, self._fields))}.values()]
+        values = [key, *{**self._absent, **encoded(sample, self._fields)}.values()]
         # LitData ignores bytes after the last value.
         missing = [name for name in self._absent if name not in sample]
         sizes = self._sizes.pack(*map(len, values))

@@ -94,7 +94,7 @@ class LmdbWriter(ShardWriter):
         """The sample as a msgpack map."""
         key = sample[KEY]
         key_bytes(key)
-        stored = {KEY: key, **dict(encoded(sample, self._fields))}
+        stored = {KEY: key, **encoded(sample, self._fields)}
         try:
             return bytes(msgpack.packb(stored))
         except (ValueError, OverflowError):

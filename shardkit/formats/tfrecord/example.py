@@ -275,7 +275,7 @@ def example(sample: Sample, schema: Schema) -> list[bytes]:
     first = entry(KEY, Feature(BYTES, [key_bytes(sample[KEY])]))
     others: list[bytes] = []
     fields = ((name, kind, partial(_features, name, kind)) for name, kind in schema.items())
-    for name, chunks in encoded(sample, fields):
+    for name, chunks in encoded(sample, fields).items():
         if isinstance(schema[name], Scalar):
             first += chunks
         else:
