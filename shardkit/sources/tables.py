@@ -169,7 +169,7 @@ def _text_file(path: Path) -> TextFile:
         )
     location = file_path(path)
     file = TextFile(location, fs.status(path).st_size, name.form, name.compression)
-    return replace(file, quoted=file.is_quoted()) if name.form == "tsv" else file
+    return replace(file, quoted=file.quotes().quoted) if name.form == "tsv" else file
 
 
 def _parquet_rows(path: Path) -> Iterator[_Rows]:

@@ -405,19 +405,25 @@ def test_quotes_of_a_tsv_are_text_unless_it_shows_otherwise(
     assert found == [text.replace("\n", ending) for text in texts]
 
 
-def test_a_quoted_header_of_a_tsv_shows_it(tmp_path):
+def test_a_quoted_header_of_a_tsv_shows_it_and_what_is_guessed_is_noted(tmp_path):
     path = put(tmp_path / "a.tsv", '"text"\t"n"\n"a"\t1\n')
     assert values(stream(path)) == ["a"]
+    assert not any("quotation" in note for note in stream(path).notes)
     assert values(stream(put(tmp_path / "c.tsv", 'text\t12" (")\n"a\t1\n'))) == ['"a']
     one = 'text\n"a\nb\nc"\nd\n'  # of one column: no line is known to be a row by itself
     assert values(stream(put(tmp_path / "d.tsv", one))) == ["a\nb\nc", "d"]
     assert values(stream(put(tmp_path / "d.tsv", 'text\n"a\nb\n"c\n'))) == ['"a', "b", '"c']
-    assert values(stream(put(tmp_path / "b.tsv", 'text\tn\n"a"\t1\nb\t"2"\n'))) == ['"a"', "b"]
+    source = stream(put(tmp_path / "b.tsv", 'text\tn\n"a"\t1\nb\t"2"\n'))
+    assert values(source) == ['"a"', "b"]
+    assert any("quotation marks around 2 cells" in note for note in source.notes)
+    path = put(tmp_path / "b.tsv", 'text\tn\n"a"\t1\n"b\t2\n')  # where no cell can be quoted
+    assert not any("quotation" in note for note in stream(path).notes)
 
 
 def test_a_quoted_cell_that_holds_rows_is_an_error_where_it_begins(tmp_path):
     row = 'x ""y""'
     tsv = f'text\tn\n"{row}"\t1\n"a\nb\t2\nc"\t3\n'
+    two = f'n\ttext\n1\t"{row}"\n2\t"a\n3\tb"\n'  # which is a row less if it is one
     csv_ = 'text,n\n"a,1\n' + "b,2\n" * 10 + 'c",3\nd,4\n'
     for name, text, what in (
         ("a.tsv", tsv, "holds 3 lines that look like rows"),
@@ -426,6 +432,11 @@ def test_a_quoted_cell_that_holds_rows_is_an_error_where_it_begins(tmp_path):
         (error,) = errors(stream(put(tmp_path / name, text)))
         assert what in error.what
         assert error.where["offset"] == text.index('"a')
+    (error,) = errors(stream(put(tmp_path / "c.tsv", two)))
+    assert "holds 2 lines that look like rows" in error.what
+    assert error.where["offset"] == two.index('2\t"a')
+    path = put(tmp_path / "c.tsv", f'n\ttext\n1\t"{row}"\n2\t"a\nb"\n')
+    assert values(stream(path)) == ['x "y"', "a\nb"]
     (error,) = errors(stream(put(tmp_path / "b.tsv", f'text\tn\n"{row}"\t1\n"a\t2\n')))
     assert ("never closed" in error.what, error.where["offset"]) == (True, 19)
     path = put(tmp_path / "b.tsv", f'text\tn\n"{row}"\t1\n"""a"\t2\n')  # as the error says

@@ -17,7 +17,17 @@ from shardkit.sources.text import scan
 from shardkit.sources.text.scan import open_text
 from shardkit.sources.text_files import encodings, parse_name
 from tests.sources.real import cases, refused
-from tests.sources.test_text import COMPRESS, files, put, put_lines, samples, stream, table, values
+from tests.sources.test_text import (
+    COMPRESS,
+    errors,
+    files,
+    put,
+    put_lines,
+    samples,
+    stream,
+    table,
+    values,
+)
 
 ONE = b'{"text": "x"}\n'
 
@@ -239,6 +249,14 @@ def test_a_table_without_header_loses_no_row(name, tmp_path):
     for options in ({"columns": typed[1]}, {"no_header": True, "field": f"column{last}"}):
         (source,) = opened(path, **options).values()
         assert [s["text" if "text" in s else f"column{last}"] for s in samples(source)] == texts
+
+
+def test_tables_without_header_have_the_columns_of_the_first(tmp_path):
+    put(tmp_path / "a.csv", "x,one\n")
+    put(tmp_path / "b.csv", "y,z,two\n")
+    (source,) = opened(tmp_path, no_header=True, field="column1").values()
+    (error,) = errors(source)
+    assert "not have as many cells" in error.what
 
 
 def test_a_header_of_words_is_one(tmp_path):

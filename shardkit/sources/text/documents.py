@@ -32,7 +32,7 @@ class Files(FileTable):
 
     columns = (*FileTable.columns, "encoding_of", "quoted_of")
 
-    header: tuple[str, ...] | None = None  # of tables that have none; () numbers their columns
+    header: tuple[str, ...] | None = None  # of tables that have none
     encodings: list[str] = field(default_factory=list)
     encoding_of: npt.NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
     # Whether the cells of a table are quoted.

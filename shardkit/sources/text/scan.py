@@ -404,20 +404,27 @@ def _find_encodings(corpus: _Corpus) -> None:
 
 
 def _find_headers(corpus: _Corpus) -> None:
-    """Set which tables have a header, and whether the cells of each TSV are quoted."""
-    files, tables = corpus.files, 0
-    files.header = corpus.options.header
-    for index in range(len(files)) if corpus.tables else ():
-        form = files.name(index).form
-        tables += form in TABLES
-        if form == "tsv":
-            files.quoted_of[index] = files.open(corpus.root, index).is_quoted()
-    if files.header is not None and not tables:
+    """Set the columns of tables without a header, and whether the cells of each TSV are quoted."""
+    files, kept = corpus.files, 0
+    every = range(len(files)) if corpus.tables else ()
+    tables = [number for number in every if files.name(number).form in TABLES]
+    for index in tables:
+        if files.name(index).form == "tsv":
+            files.quoted_of[index], unclear = files.open(corpus.root, index).quotes()
+            kept += unclear
+    if kept:
+        corpus.notes.append(
+            f"quotation marks around {kept:,} cells of TSV belong to the text: no cell needs them"
+        )
+    if corpus.options.header is not None and not tables:
         raise UsageError(
             "columns and no_header are for CSV and TSV only",
             path=corpus.path,
             fix="remove --columns and --no-header",
         )
+    files.header = corpus.options.header
+    if files.header == ():  # as many in all tables as in the first one
+        files.header = files.open(corpus.root, tables[0], "replace").numbered_columns()
 
 
 def _fields(corpus: _Corpus, recipe: Recipe, asked: LabelColumn | None) -> tuple[Fields, Sampled]:

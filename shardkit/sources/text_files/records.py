@@ -37,6 +37,13 @@ class Record(NamedTuple):
     value: dict[str, Any] | SampleError
 
 
+class Quotes(NamedTuple):
+    """Whether the cells of a TSV are quoted."""
+
+    quoted: bool
+    unclear: int = 0  # cells in quotation marks, which belong to the text if none are quoted
+
+
 @dataclass(frozen=True)
 class TextFile:
     """A file and how to read it."""
@@ -50,7 +57,7 @@ class TextFile:
     field: str | None = None  # a column that a CSV table must have
     version: int = 0  # as `Planned.time`
     quoted: bool = True  # whether the cells of a table are
-    header: tuple[str, ...] | None = None  # of a table without one; () numbers the columns
+    header: tuple[str, ...] | None = None  # of a table without one
 
     def records(self, start: int = 0, end: int | None = None) -> Iterator[Record]:
         """Return the records whose first byte is between `start` and `end`.
@@ -63,26 +70,29 @@ class TextFile:
         if self.form == "json":
             return _records(found if start else _one_by_line(found, decoder), decoder, _json_object)
         rows = _Rows(found, decoder, self.form, self.quoted)
-        if start or self.header == ():
-            top = _Rows(self._lines(0, None)[1], decoder, self.form, self.quoted)
-        else:
-            top = rows
-        return self._rows(rows, top)
+        return self._rows(rows, self._top() if start else rows)
+
+    def _top(self) -> _Rows:
+        decoder, found = self._lines(0, None)
+        return _Rows(found, decoder, self.form, self.quoted)
+
+    def numbered_columns(self) -> tuple[str, ...]:
+        """Name the columns of a table without a header by numbers. Raises SampleError."""
+        return tuple(f"column{number}" for number in range(len(self._top().first())))
 
     def _rows(self, rows: _Rows, top: _Rows) -> Iterator[Record]:
         """Yield the rows after the header, the first row of `top`; all of them if it has none."""
-        header = list(self.header or top.first())
+        header, first = list(self.header or ()), 0
         if self.header is None:
+            header = top.first()
             top.check_header(header, self.field)
-        elif not self.header:
-            header = [f"column{number}" for number in range(len(header))]
-        first = top.at if self.header is None else 0
+            first = top.at
         for start, end, row in rows:
             if start < first:  # the header itself, if `rows` includes it
                 continue
             if isinstance(row, SampleError):
                 yield Record(start, end, row)
-            elif len(rows.lines) > 2 and _swallowed(rows.lines, rows.form, len(header)):
+            elif len(rows.lines) > 1 and _swallowed(rows.lines, rows.form, len(header)):
                 yield Record(start, end, rows.error_of_lines(start, len(header)))
             elif len(row) == len(header):
                 yield Record(start, end, dict(zip(header, row, strict=True)))
@@ -96,14 +106,14 @@ class TextFile:
         """Whether there is a quotation mark. Raises SampleError if the file cannot be read."""
         return any(b'"' in block for block in self.blocks())
 
-    def is_quoted(self) -> bool:
-        """Whether the cells of a TSV are quoted, as far as it can be read."""
+    def quotes(self) -> Quotes:
+        """Find out whether the cells of a TSV are quoted, as far as it can be read."""
         with contextlib.suppress(SampleError):  # which is reported when the file is read
             decoder, found = self._lines(0, None)
             if len(decoder.newline) > 1 or self.has_quotes():
                 texts = ((line or b"").decode(decoder.encoding, "replace") for _, line in found)
-                return _cells_are_quoted(texts)
-        return False
+                return _quotes_of(texts)
+        return Quotes(quoted=False)
 
     def text(self, planned: Planned) -> str:
         """Return the whole file as one document. Raises SampleError if it is not as `planned`."""
@@ -349,18 +359,20 @@ class _Rows:
 # RFC 4180 defines quotes for CSV. In most TSV files, a quotation mark is like any other character.
 
 
-def _cells_are_quoted(lines: Iterable[str]) -> bool:
-    """Whether all lines of a TSV show that its cells are quoted.
+def _quotes_of(lines: Iterable[str]) -> Quotes:
+    """Find out whether the lines of a TSV show that its cells are quoted.
 
-    The header is, or a quoted cell has doubled quotes, a tab, or line ends.
+    The header is, or a quoted cell has doubled quotes, a tab, or line ends. Nothing is unclear if a
+    quote that is not closed in its cell shows that they are not.
     """
-    width = 0
+    width = unclear = 0
+    plain = False
     row: list[str] = []  # the lines of a row in which a quote is open
     for text in lines:
         line = text.rstrip("\r\n")
         if not width:
             if any(cell[:1] == '"' for cell in line.split("\t")) and _row_of([line]):
-                return True
+                return Quotes(quoted=True)
             width = len(line.split("\t")) if line else 0
             continue
         closes = line.count('"') % 2 == 1
@@ -371,16 +383,18 @@ def _cells_are_quoted(lines: Iterable[str]) -> bool:
             marked = [cell for cell in line.split("\t") if cell[:1] == '"'] if '"' in line else []
             if all(map(_QUOTED.fullmatch, marked)):
                 if any('""' in cell[1:-1] for cell in marked):
-                    return True
+                    return Quotes(quoted=True)
+                unclear += len(marked)
                 continue
             if alone:
+                plain = True
                 continue
         row.append(line)
         if closes == (len(row) > 1):  # no quote is open at the end of this line
             if len(_row_of(row)) == width:
-                return True
+                return Quotes(quoted=True)
             row = []
-    return False
+    return Quotes(quoted=False, unclear=0 if plain else unclear)
 
 
 def _row_of(lines: Sequence[str]) -> list[str]:
@@ -395,11 +409,11 @@ def _row_of(lines: Sequence[str]) -> list[str]:
 def _swallowed(lines: Sequence[str], form: str, width: int) -> bool:
     """Whether a row of a table, over several lines, has a cell that holds what were rows.
 
-    In a TSV, a line inside the cell with as many tabs as the header shows it. Commas are frequent
-    in text: in a CSV, all of many lines must have as many as the header.
+    In a TSV, a line inside the cell with as many tabs as the header shows it, or both the first and
+    the last line. Commas are frequent in text: in a CSV, all of many lines must have as many as the
+    header.
     """
-    inside, separator = lines[1:-1], DELIMITERS[form]
     if width < 2 or (form == "csv" and len(lines) < _MANY):
         return False
-    alike = (line.count(separator) == width - 1 for line in inside)
-    return bool(inside) and (any(alike) if form == "tsv" else all(alike))
+    first, *inside, last = (line.count(DELIMITERS[form]) == width - 1 for line in lines)
+    return all(inside) if form == "csv" else any(inside) or (first and last)
