@@ -95,6 +95,8 @@ def test_idx_of_other_kinds_names_its_classes_or_none_and_is_refused_if_damaged(
     ):
         path.write_bytes(content)
         refused((DamagedError, SourceError), message, opened, root)
+    path.unlink()  # the test split is whole
+    refused(SourceError, "labels without images", opened, root)
 
 
 # --- CIFAR ---------------------------------------------------------------------------------------
@@ -178,6 +180,17 @@ def test_what_else_is_in_an_archive_is_named(tmp_path):
     assert source.ignored == dict.fromkeys([*others, "fields left out as asked: 'o'"], 1)
     np.savez(path, a=np.zeros(5), b=np.zeros(5), c=np.zeros(3), d=np.zeros(3))
     refused(UsageError, "several lengths", opened, path)
+
+
+def test_files_named_after_splits_keep_the_names_of_their_arrays(tmp_path):
+    arrays = {"x-y": np.arange(5), "x_y": np.arange(5) * 2, "mean": np.zeros(3)}
+    for split in ("train", "test"):
+        np.savez(tmp_path / f"{split}.npz", **arrays)
+        with zipfile.ZipFile(tmp_path / f"{split}.npz", "a") as archive:
+            archive.writestr("notes.txt", "hello")
+    train, test = opened(tmp_path).values()
+    assert [train[4]["x-y"], train[4]["x_y"]] == [test[4]["x-y"], test[4]["x_y"]] == [4, 8]
+    assert train.ignored == {"array 'mean' of another length": 2, "member that is no array": 2}
 
 
 def test_arrays_that_are_damaged_or_have_more_rows_than_a_file_can_are_refused(tmp_path):

@@ -67,7 +67,9 @@ def find_idx(root: Path, names: Iterable[str]) -> Found:
     mapping = f"{groups.pop()}-mapping.txt"
     classes = _emnist_names(root / mapping) if (root / mapping).is_file() else None
     for array, column in arrays.items():
-        images = arrays.get(array.replace("label", "image"), column)
+        images = arrays.get(array.replace("label", "image"))
+        if images is None:
+            raise SourceError("there are labels without images", path=root, found=array)
         if len(images) != len(column):
             raise SourceError(
                 "there are not as many labels as images",

@@ -160,9 +160,10 @@ def _of_files(root: Path, names: Sequence[str], find: Callable[[Path], Found]) -
         return find(root / names[0])
     arrays: dict[str, Column | ShardkitError] = {}
     splits: list[str | None] = [None]
+    ignored: Counter[str] = Counter()
     for name in names:
-        found, split = find(root / name).arrays, split_of(name.rpartition("/")[2])
-        if split in splits or any(split_in(field)[0] for field in found):
+        found, split = find(root / name), split_of(name.rpartition("/")[2])
+        if split in splits or any(split_in(field)[0] for field in found.arrays):
             raise UsageError(
                 "the folder contains several files of arrays",
                 path=root,
@@ -171,8 +172,9 @@ def _of_files(root: Path, names: Sequence[str], find: Callable[[Path], Found]) -
                 fix="give one of them, or several as sources: shardkit convert A B --to ...",
             )
         splits.append(split)
-        arrays.update({f"{split}_{field}": array for field, array in found.items()})
-    return Found(arrays, names)
+        arrays.update({f"{split}_{field}": array for field, array in found.arrays.items()})
+        ignored.update(found.ignored)
+    return Found(arrays, names, ignored=ignored)
 
 
 _OF_FILE: dict[Kind | None, Callable[[Path], Found]] = {NPZ: npy.find_npz, HDF5: find_hdf5}

@@ -172,10 +172,10 @@ def split_in(name: str) -> tuple[str, str]:
     >>> split_in("train_images"), split_in("x_test"), split_in("features")
     (('train', 'images'), ('test', 'x'), ('', 'features'))
     """
-    words = _WORDS.split(name)
-    for at, rest in ((0, words[1:]), (-1, words[:-1])):
-        if words[at].lower() in KINDS:
-            return words[at].lower(), "_".join(rest) or "array"
+    first, last = (_WORDS.split(name)[at] for at in (0, -1))
+    for word, rest in ((first, name[len(first) + 1 :]), (last, name[: -len(last) - 1])):
+        if word.lower() in KINDS:
+            return word.lower(), rest or "array"
     return "", name
 
 
