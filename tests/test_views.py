@@ -12,6 +12,7 @@ import pytest
 
 import shardkit
 from shardkit.dataset.dataset import Dataset
+from shardkit.dataset.views import size_of
 from shardkit.errors import FormatError, MissingKeyError, OutputError, SampleError, UsageError
 from shardkit.formats import FORMATS
 from shardkit.performance.checks import convert_command
@@ -527,3 +528,7 @@ def test_what_cannot_be_concatenated(parts, tmp_path):
     with pytest.raises(FormatError, match="with labels without") as caught:
         shardkit.concatenate([parts[0], plain])
     assert "the same type and class names" in str(caught.value.fix)
+
+
+def test_values_of_json_are_as_large_as_what_is_in_them():
+    assert size_of({"a": "x" * 100, "b": [1, 2.5, {"c": np.zeros(3)}]}) == 3 + 100 + 16 + 24

@@ -515,8 +515,9 @@ def _row(kind: FieldType, guessed: bool) -> tuple[tuple[int, ...], Any]:
 
 def size_of(value: Any) -> int:
     """The bytes of a value as stored, about."""
-    if isinstance(value, list):
-        return sum(map(size_of, value))
+    if isinstance(value, list | dict):
+        parts = [*value, *value.values()] if isinstance(value, dict) else value
+        return sum(map(size_of, parts))
     if isinstance(value, np.ndarray):
         return value.nbytes
     return len(value) if isinstance(value, str | bytes) else 8

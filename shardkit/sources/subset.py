@@ -128,9 +128,10 @@ class _Chosen(SourceInfo):
         self.describe_as(whole)
         self.ignored = dict(whole.ignored)
         self._classes = classes
-        if classes is not None and classes.numbers and classes.label in self.class_names:
+        numbers = None if classes is None else classes.numbers
+        if classes is not None and numbers is not None and classes.label in self.class_names:
             names = self.class_names[classes.label]
-            left = tuple(names[number] for number in classes.numbers)
+            left = tuple(names[number] for number in numbers)
             self.class_names = {**self.class_names, classes.label: left}
 
     def _renumbered(self, sample: Sample) -> Sample:

@@ -93,6 +93,17 @@ def test_classes_of_datasets_sequences_and_names_in_an_order(images, tmp_path):
             assert sample["__key__"].startswith(order[sample["label"]])
 
 
+def test_a_split_without_any_of_the_classes_has_none(tmp_path):
+    schema = shardkit.Schema({"label": Int()})
+    for split, names in (("train", ("a", "b", "c")), ("test", ("a", "b"))):
+        rows = [{"__key__": name, "label": number} for number, name in enumerate(names)]
+        data = shardkit.Dataset.from_sequence(rows, schema=schema, class_names={"label": names})
+        (tmp_path / "in").mkdir(exist_ok=True)
+        shardkit.convert(data, "wds", tmp_path / "in" / split)
+    result, _ = convert(str(tmp_path / "in"), tmp_path / "out", exclude_class=["a", "b"])
+    assert [(found.samples, found.classes) for found in result.splits.values()] == [(1, 1), (0, 0)]
+
+
 def test_samples_without_a_class_are_of_no_class(tmp_path):
     source = [*({"x": n, "label": n - 1} for n in range(3)), {"x": 3}]
     options = {"classes": ["a", "b"], "schema": {"x": Int(), "label": Int(optional=True)}}
