@@ -161,7 +161,7 @@ def _members(value: type) -> Iterator[str]:
     rows = []
     for name in MEMBERS.get(value.__name__, ()):
         member = inspect.getattr_static(value, name)
-        doc = inspect.getdoc(getattr(member, "fget", None) or member) or ""
+        doc = inspect.getdoc(member) or ""
         function = getattr(value, name)
         called = "" if isinstance(member, property) else _signature(function, short=True)
         rows.append(f"- **`{name}{called}`** {' '.join(_escaped(doc).split())}".rstrip())
@@ -170,7 +170,16 @@ def _members(value: type) -> Iterator[str]:
 
 
 def _fields(value: type) -> list[str]:
-    """The fields of a dataclass as its source has them, with their comments, without checks."""
+    """The fields of a dataclass and its private bases, as the source has them, without checks."""
+    private = [base for base in reversed(value.__mro__) if base.__name__.startswith("_")]
+    kept = [line for one in (*private, value) for line in _own_fields(one)]
+    if "Annotated" in "".join(kept):
+        return [value.__name__ + _signature(value, short=True)]
+    return [f"{value.__name__}(", *kept, ")"] if kept else [f"{value.__name__}()"]
+
+
+def _own_fields(value: type) -> list[str]:
+    """The lines of the fields that are in the body of a class, with the comments above them."""
     source = re.sub(r"= (?:_one_of|_whole)\(([^,)]+).*\)", r"= \1", inspect.getsource(value))
     lines = source.split("\n")
     (tree,) = ast.parse(source).body
@@ -181,9 +190,7 @@ def _fields(value: type) -> list[str]:
         while lines[first - 1].startswith("    #"):
             first -= 1
         kept += lines[first : node.end_lineno]
-    if "Annotated" in "".join(kept):
-        return [value.__name__ + _signature(value, short=True)]
-    return [f"{value.__name__}(", *kept, ")"] if kept else [f"{value.__name__}()"]
+    return kept
 
 
 class _Bare(str):
