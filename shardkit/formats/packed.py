@@ -95,6 +95,10 @@ class PackedReader(ShardReader):
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    def close(self) -> None:
+        super().close()
+        self.offsets.close()
+
     @abstractmethod
     def located(self, position: int) -> tuple[ByteSource, int, int]:
         """The bytes of a sample: their source, start and end."""

@@ -358,6 +358,10 @@ class Table:
         """Number of bytes kept in memory."""
         return 0 if self._data is None else len(self._data)
 
+    def close(self) -> None:
+        """Drop the source. Of a table that is not in memory, no records can be read then."""
+        self._source = None
+
     def record(self, number: int, count: int = 1) -> bytes:
         """The bytes of a record, or of `count` consecutive ones."""
         at, length = number * self._record, count * self._record

@@ -15,7 +15,7 @@ from shardkit.errors import DamagedError, SampleError, UsageError
 from shardkit.formats import file_name, get_format
 from shardkit.formats.base import ShardSpec
 from shardkit.formats.testing_samples import assert_reads, assert_same, everything, write_shard
-from shardkit.testing import EVERYTHING
+from shardkit.testing import EVERYTHING, open_files
 from tests.formats.refusals import refused
 
 BOTH = pytest.mark.parametrize("name", ["litdata", "mds"])
@@ -60,6 +60,20 @@ def test_sizes_that_do_not_fit_a_sample_are_damage_at_its_first_byte(tmp_path, n
             where = {"path": path, "position": 1, "offset": start}
             with refused(DamagedError, "do not add up", fix="copy it again", **where):
                 reader.sample(1, fields)
+
+
+@BOTH
+def test_closing_closes_the_file_whose_offsets_are_not_in_memory(tmp_path, monkeypatch, name):
+    monkeypatch.setattr("shardkit.storage.byte_source.IN_MEMORY", 8)
+    path, schema = tmp_path / file_name("x", name), Schema({"n": Int()})
+    samples = [{"__key__": f"{number}", "n": number} for number in range(9)]
+    reader = write_shard(get_format(name), path, schema, samples)
+    assert reader[7] == samples[7]
+    assert open_files(tmp_path)
+    reader.close()
+    assert not open_files(tmp_path)
+    with pytest.raises(ValueError, match="closed"):
+        reader[7]
 
 
 @BOTH
