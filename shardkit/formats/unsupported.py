@@ -91,6 +91,7 @@ _NAMES = (
     (IMAGENET, re.compile(r"ilsvrc2012_img_(train|val|test)\w*\.tar|n\d{8}\.tar")),
 )
 _ARRAYS = "save its arrays with numpy.savez, and convert that file"
+_IF_TRUSTED = _by("your own code if you trust it")
 # Files that are no samples: they are named in errors only, since many lie beside other data.
 _OTHERS = {
     suffix: Kind(words, fix)
@@ -102,7 +103,7 @@ _OTHERS = {
         ("mat nc zarr", "a file of arrays", f"load it with scipy, xarray or zarr; {_ARRAYS}"),
         ("zip", "a .zip archive", "unpack it: python -m zipfile -e FILE FOLDER"),
         ("rar 7z", "an archive", "unpack it, and pass the folder"),
-        ("pkl pickle", "a pickle, and loading one can run any code", _by("your own code")),
+        ("pkl pickle", "a pickle, and loading one can run any code", _IF_TRUSTED),
         ("xlsx xls ods", "a spreadsheet", "save it as CSV"),
         ("sqlite sqlite3 db duckdb", "a database", "write a table of it to a Parquet file"),
         ("avro orc", "a table in Avro or ORC", "write it as Parquet with its library"),
