@@ -95,7 +95,8 @@ def _save(cache: FolderCache, file: str, layout: dict[str, Any]) -> None:
     Raises StorageError for other failures of the cache.
     """
     index, hashes = layout["index"], layout["key_hashes"]
-    about = {name: layout[name] for name in layout.keys() - {"index", "key_hashes"}}
+    # In the same order in every process, as each may save some of the pages.
+    about = {name: each for name, each in layout.items() if name not in ("index", "key_hashes")}
     data = json.dumps({**about, "samples": len(hashes)}).encode() + b"\n"
     data += index + hashes.tobytes()
     # The last page is always a short one (perhaps empty), which marks the end.
