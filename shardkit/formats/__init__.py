@@ -13,7 +13,6 @@ Each imports only those on lines below its own:
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import re
@@ -262,13 +261,13 @@ def get_format(name: str) -> Format:
     if declaration is None:
         raise _unknown_name(str(name))
     format: Format
-    try:
-        ours = extra(declaration.extra, f"the format {name!r}")
-        with ours if name in _OURS else contextlib.nullcontext():
+    if name in _OURS:
+        with extra(declaration.extra, f"the format {name!r}"):
             format = importlib.import_module(declaration.module).FORMAT
+        return format
+    try:
+        format = importlib.import_module(declaration.module).FORMAT
     except Exception as error:
-        if name in _OURS:
-            raise
         raise _not_loaded(_entry_points()[name], f"{type(error).__name__}: {error}") from error
     return format
 
