@@ -59,8 +59,11 @@ class PadCollate:
             raise UsageError("axis must be 0 or -1", found=repr(self.axis))
         values = self.value.values() if isinstance(self.value, Mapping) else [self.value]
         if not all(isinstance(value, numbers.Real) for value in values):
-            what = "the padding value must be a number, or numbers by field"
-            raise UsageError(what, found=repr(self.value))
+            raise UsageError(
+                "the padding value must be a number, or numbers by field",
+                found=repr(self.value),
+                fix="give a number, such as 0, if the tokenizer has no padding token",
+            )
         if self.length is not None and self.length % self.multiple_of:
             raise UsageError(
                 "length is not a multiple of multiple_of",

@@ -150,7 +150,9 @@ class Planned:
     ) -> None:
         if last == "short":
             raise UsageError(
-                'last="short" is only for batches of a fixed size', found=f"batching={batching}"
+                'last="short" is only for batches of a fixed size',
+                found=f"batching={batching}",
+                fix='use last="pad" or last="drop"',
             )
         self._order, self._batching, self._lengths = order, batching, lengths
         self._rank, self._world, self._last = rank, world, last
@@ -280,10 +282,7 @@ def load_state(
             fix="resume with the version of shardkit that saved it, or start a new epoch",
         )
     ours, none = json.loads(json.dumps(identity)), object()
-    try:
-        differing = [n for n in ours | theirs if ours.get(n, none) != theirs.get(n, none)]
-    except RecursionError:  # deeply nested lists
-        differing = ["stream"]
+    differing = [n for n in ours | theirs if ours.get(n, none) != theirs.get(n, none)]
     if differing:
         raise UsageError(
             "the state was saved with another dataset or other settings",

@@ -1,5 +1,6 @@
 """Balanced and weighted sampling: exact counts, on any number of ranks, resumed at any step."""
 
+import functools
 import json
 from collections import Counter
 from pathlib import Path
@@ -186,10 +187,15 @@ def test_batches_by_length_are_sampled(tmp_path):
     ],
 )
 def test_mistakes_are_told(photos, options, words):
-    with pytest.raises(UsageError, match="samples must be a whole number from 1 up"):
-        Balanced(samples=0)
     with pytest.raises(UsageError, match=f"(?s){words}"):
         Loader(photos, batch_size=4, **{"shuffle": True, **options})
+
+
+@pytest.mark.parametrize("samples", [0, 1.5, True, 1 << 31])
+def test_the_number_of_draws_is_checked(samples):
+    for make in (Balanced, functools.partial(Weighted, "weight")):
+        with pytest.raises(UsageError, match="samples must be a whole number from 1 up"):
+            make(samples=samples)
 
 
 def write_classes(path, names, labels):

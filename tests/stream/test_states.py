@@ -138,6 +138,17 @@ def test_the_error_of_a_state_names_the_field(door, name):
     assert caught.value.found == "-1"
 
 
+def test_a_deeply_nested_value_differs_from_that_of_the_stream(door):
+    nested = []
+    for _ in range(100_000):
+        nested = [nested]
+    state = door().state_dict()
+    for name in ("seed", "datasets", "extra"):
+        with pytest.raises(UsageError, match="another dataset or other settings") as caught:
+            door({**state, "stream": {**state["stream"], name: nested}})
+        assert caught.value.expected.startswith(f"{name} [[")
+
+
 def test_a_place_that_the_stream_does_not_have_is_refused(tmp_path):
     """It was continued: with samples twice, or with none."""
     texts = write_documents(tmp_path / "c", [1 + 7 * n % 23 for n in range(50)])
