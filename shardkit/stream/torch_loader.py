@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 import torch
+import xxhash
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils.worker import WorkerInfo
 
@@ -67,7 +68,8 @@ class StreamingDataset(streaming.StreamingDataset, IterableDataset[Any]):
         self._refuse_twice()
         worker = get_worker_info()
         number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
-        return _Position(self, self._epochs.begin(worker), number, workers)
+        epoch = self._epochs.begin(_iterator_of(worker) if worker else None)
+        return _Position(self, epoch, number, workers)
 
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_twice()  # checked here, as a spawned worker cannot see its parent's frames
@@ -133,35 +135,33 @@ class _Position:
 class _Epochs:
     """Counts the epochs of one process and of its DataLoaders' workers, persistent or not.
 
-    A table in shared memory has a row for each of the last iterations in workers: the seed that the
-    workers of a DataLoader's iterator have in common, the number of the iteration in each of them,
-    its epoch, and how many of them are yet to begin it, as seeds repeat with torch's. The first of
-    these workers writes the row. The last row has the epoch of the next iteration, and the number
-    of rows that were written.
+    A table in shared memory has a row for each of the last iterations in workers: a number for the
+    iterator of the DataLoader, the number of the iteration of each of its workers, and its epoch.
+    The first of these workers writes the row. The last row has the epoch of the next iteration, and
+    the number of rows that were written.
     """
 
     _ROWS = 64
 
     def __init__(self, epoch: int) -> None:
-        table = torch.zeros((self._ROWS + 1, 4), dtype=torch.int64)
+        table = torch.zeros((self._ROWS + 1, 3), dtype=torch.int64)
         self._table: torch.Tensor = table.share_memory_()  # type: ignore[no-untyped-call]
-        self._begun: dict[int, int] = {}  # iterations by seed, in this process
+        self._begun: dict[int, int] = {}  # of each iterator, in this process
         self.restart(epoch)
         _counting.add(self)
 
-    def begin(self, worker: WorkerInfo | None) -> int:
-        """The epoch of the iteration that this process starts."""
+    def begin(self, iterator: int | None) -> int:
+        """The epoch of the iteration that this process starts; `iterator`: see `_iterator_of`."""
+        begun = 0 if iterator is None else self._begun.get(iterator, 0) + 1
         with _locked():
             table = self._table.numpy()
-            epoch, rows = table[-1, :2].tolist()
-            if worker is not None:
-                seed = worker.seed - worker.id
-                begun = self._begun[seed] = self._begun.get(seed, 0) + 1
-                for row in table[:-1]:
-                    if row[:2].tolist() == [seed, begun] and row[3]:
-                        row[3] -= 1
-                        return int(row[2])
-                table[rows % self._ROWS] = seed, begun, epoch, worker.num_workers - 1
+            epoch, rows, _ = table[-1].tolist()
+            if iterator is not None:
+                self._begun[iterator] = begun
+                for *known, of in table[:-1].tolist():
+                    if known == [iterator, begun]:
+                        return int(of)
+                table[rows % self._ROWS] = iterator, begun, epoch
             table[-1, :2] = epoch + 1, rows + 1
         return int(epoch)
 
@@ -195,6 +195,23 @@ def _starts_workers() -> bool:
         frame.f_code.co_name == "__init__" and frame.f_globals["__name__"] in _LOADERS
         for frame, _ in walk_stack(sys._getframe())
     )
+
+
+def _iterator_of(worker: WorkerInfo) -> int:
+    """A number that the workers of one iterator of a DataLoader have in common, and no others.
+
+    Their seed alone would repeat with torch's. They share a semaphore, whose name is known unless
+    they were forked, and a pipe, whose number is.
+    """
+    seed = worker.seed - worker.id
+    for frame, _ in walk_stack(sys._getframe()):
+        found = frame.f_locals if frame.f_code.co_name == "_worker_loop" else {}
+        if "done_event" in found and "data_queue" in found:
+            name = found["done_event"]._cond._lock._semlock.name
+            pipe = found["data_queue"]._reader.fileno()
+            shared = f"{seed} {name or os.fstat(pipe).st_ino}"
+            return xxhash.xxh3_64_intdigest(shared.encode()) >> 1 or 1
+    return seed  # not a DataLoader of torch or torchdata
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import pickle
+import time
 import weakref
 from collections import Counter, namedtuple
 from unittest.mock import Mock
@@ -319,13 +320,28 @@ def test_a_seed_of_torch_before_each_epoch_does_not_repeat_it(photos):
     """Nor do the workers of two DataLoaders that begin together take each other's epoch."""
     epochs = [keys(batches) for batches in [Loader(photos, **SHUFFLED)] * 5]
     generator = torch.Generator()
-    dataset = StreamingDataset(photos, **SHUFFLED)
-    for number, workers in enumerate([2, 3, 2]):
+    data = in_workers(StreamingDataset(photos, **SHUFFLED), num_workers=2, generator=generator)
+    for number in range(3):
         generator.manual_seed(1)
-        data = in_workers(dataset, num_workers=workers, generator=generator)
         assert keys(data) == epochs[number]
     one, other = iter(data), iter(data)
     assert sorted([keys(one), keys(other)]) == sorted(epochs[3:])
+
+
+def wait_for_the_first(worker):
+    time.sleep(worker / 2)
+
+
+def test_workers_that_begin_late_do_not_take_the_epoch_of_others_with_their_seed(photos):
+    """Else an epoch would have some samples twice, and others not at all."""
+    dataset = StreamingDataset(photos, **SHUFFLED)
+    pair = []
+    for _ in range(2):
+        generator = torch.Generator().manual_seed(1)
+        options = {"generator": generator, "worker_init_fn": wait_for_the_first}
+        pair.append(iter(in_workers(dataset, num_workers=2, **options)))
+    epochs = [keys(batches) for batches in [Loader(photos, **SHUFFLED)] * 2]
+    assert sorted(map(keys, pair)) == sorted(epochs)
 
 
 def count_epochs(dataset, out):
