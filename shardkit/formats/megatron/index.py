@@ -170,8 +170,13 @@ class Index:
             raise self._damaged("not a .idx file of Megatron", 0, expected, found)
         _, version, code, sequences, entries = HEADER.unpack(head)
         if version != VERSION:
-            expected, found = f"version {VERSION}", f"version {version}"
-            raise self._damaged("unsupported version of the .idx", 9, expected, found)
+            raise FormatError(
+                "unsupported version of the .idx",
+                path=self.path,
+                offset=9,
+                expected=f"version {VERSION}",
+                found=f"version {version}",
+            )
         if code not in DTYPES:
             what = "invalid type code of tokens in the .idx"
             raise self._damaged(what, 17, "a code from 1 to 8", str(code))
