@@ -183,6 +183,8 @@ def _check_end(source: ByteSource, at: int, size: int, what: str) -> None:
 def _check_rest(source: ByteSource, at: int, warned: list[str]) -> None:
     """Check that only zeros follow the zero block at `at`, which ends the archive."""
     zeros = source.size - at
+    if not at and zeros > 2 * BLOCK:  # two blocks are an empty archive
+        raise DamagedError("the TAR file begins with zeros", path=source.path, offset=0)
     for start in range(at, source.size, _PIECE):
         piece = source.read(start, min(source.size - start, _PIECE))
         if piece.count(0) != len(piece):
@@ -196,9 +198,6 @@ def _check_rest(source: ByteSource, at: int, warned: list[str]) -> None:
                 fix="restore the file; if TARs were joined with `cat`, unpack it with"
                 " tar --ignore-zeros -xf FILE, and pack it again",
             )
-    if not at and zeros > 2 * BLOCK:  # two blocks are an empty archive
-        what = "the TAR file begins with zeros"
-        raise DamagedError(what, path=source.path, offset=0, found=f"{zeros:,} zeros")
     if zeros > _LONGEST_END:
         warned.append(
             f"{source.path} ends with {zeros:,} zeros from byte {at} on, perhaps in place of data:"
