@@ -14,6 +14,7 @@ import pytest
 import shardkit
 from shardkit import ConvertOptions, ImageOptions, TextOptions
 from shardkit.conversion import publish, work
+from shardkit.conversion.locks import PartLock
 from shardkit.conversion.plan import make_plan
 from shardkit.conversion.target import Target
 from shardkit.metadata.recipe import Recipe
@@ -193,6 +194,18 @@ def test_workers_join_shards_as_one_process_does(tmp_path, small_tasks):
     shardkit.merge(tmp_path / "parts")
     for made in ("workers", "parts"):
         assert files_of(tmp_path / made) == files_of(tmp_path / "reference")
+
+
+def test_a_run_that_has_lost_its_claim_joins_no_more(tmp_path, small_tasks, monkeypatch):
+    photos = write_images(tmp_path / "in", classes=1, each=23, kilobytes=3)
+
+    def results():
+        return list(tmp_path.glob("out.partial/tasks/joined-*"))
+
+    monkeypatch.setattr(PartLock, "check", lambda _: 1 / 0 if results() else None)
+    with pytest.raises(ZeroDivisionError):
+        joined(photos, tmp_path / "out")
+    assert len(results()) == 1  # of three
 
 
 def test_resizing_one_large_shard_is_work_for_many(tmp_path, small_tasks):

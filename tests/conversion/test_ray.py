@@ -99,6 +99,12 @@ def test_a_cluster_of_this_machine_alone_is_announced(monkeypatch):
     assert asked == ["auto", "local", "local"]
 
 
+def test_libraries_of_the_format_are_compared_also_where_shards_are_joined():
+    pytest.importorskip("pyarrow")
+    work = SimpleNamespace(input=None, recipe=SimpleNamespace(format="arrow"))
+    assert ray_engine.versions_of(work).keys() == {"shardkit", "python", "pyarrow"}
+
+
 def test_a_program_keeps_its_own_way_of_ending(images, monkeypatch):
     """Ray's handler of SIGTERM prints a dump, and replaces one that the program has."""
 
