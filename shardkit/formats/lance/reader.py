@@ -127,16 +127,18 @@ class LanceReader(BatchReader):
         kind: FieldType = Text() if name == KEY else self.schema[name]
         pages = self._stored(name)
 
-        make = maker(kind, self._about.columns.field(name).type) if pages else bytes
+        def ask_for(row: int) -> Any:
+            array = self._table([name], first + row, first + row + 1)[name]
+            return column(kind, array, 0, 1).get(0)
 
-        def get(row: int) -> Any:
-            if not pages:
-                array = self._table([name], first + row, first + row + 1)[name]
-                return column(kind, array, 0, 1).get(0)
+        def read(row: int) -> Any:
             data = _at(pages, first + row).read(first + row, self._opened)
             return None if data is None else make(data)
 
-        return Column(get, 0)
+        if not pages:
+            return Column(ask_for, 0)
+        make = maker(kind, self._about.columns.field(name).type)
+        return Column(read, 0)
 
     def offset(self, position: int, field: str) -> int:
         pages = self._stored(field)
