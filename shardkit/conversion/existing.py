@@ -212,7 +212,8 @@ def _has_all_files(folder: Path, manifest: manifests.Manifest | manifests.Splits
 def another_dataset(job: dict[str, Any], target: Target, fix: str) -> OutputError:
     """The error for a dataset at the target that differs from the one of a job."""
     found = _difference(target.path, job["recipe"])
-    what = "the output exists and holds another dataset"
+    holds = "may hold" if None in job["recipe"]["sources"].values() else "holds"
+    what = f"the output exists and {holds} another dataset"
     return OutputError(what, path=target.path, found=found, fix=fix)
 
 
@@ -232,6 +233,8 @@ def _difference(out: Path, recipe: dict[str, Any]) -> str:
         words = (
             "bad samples were dropped from it"
             if dropped
+            else "the source has no fingerprint, so that it cannot be told whether it is the same"
+            if None in recipe["sources"].values()
             else "it is damaged, or from an older version"
         )
     return words

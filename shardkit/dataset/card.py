@@ -129,7 +129,7 @@ def _chosen(root: Path, subset: str) -> Subset | None:
     if subset:
         raise UsageError(
             f"the repository has no subset {subset!r}",
-            path=root / CARD,
+            path=root / CARD if subsets else root,
             found=", ".join(subsets) or "none in README.md",
             fix="give the folder alone, or FOLDER#SUBSET",
         )

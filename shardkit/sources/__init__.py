@@ -9,7 +9,7 @@ Each imports only those on lines below its own:
     layouts text/
     api arrays/ exported metadata united
     candidate image_folder inputs subset tables transcripts
-    coco dataset duplicates file_table key_lists labels sequence text_files/ voc
+    coco dataset duplicates file_table key_lists labels packages sequence text_files/ voc
     annotations base columns files imagenet
 """
 
@@ -194,7 +194,7 @@ def _sequence(
     if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
         raise UsageError(
             "a source is a path, or a sequence of samples with a length",
-            found=f"{type(source).__name__}, which has no length",
+            found=f"{type(source).__name__}, which has no length or no samples by number",
             fix="convert it to a list, or write its samples one by one with shardkit.create",
         )
     return SequenceSource(source, None if schema is None else Schema(schema), classes)

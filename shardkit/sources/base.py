@@ -216,6 +216,11 @@ class SourceWrapper(Source):
     def _at(self, index: int) -> int:
         return index
 
+    def narrow(self, selection: Selection) -> None:
+        self._whole = copy.copy(self._whole)
+        self._whole.narrow(selection)
+        super().narrow(selection)
+
     def select(self, indices: Indices) -> Source:
         return self._around(self._whole.select(indices))
 

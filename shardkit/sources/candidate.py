@@ -2,7 +2,7 @@
 
 A recogniser is a function of a `Candidate`. It returns the sources, by split, or None if the path
 is of another kind. Another package adds one with an entry point in the group `shardkit.sources`
-(docs/adding-a-source.md), which is asked about paths that none of the built-in ones reads.
+(docs/adding-a-source.md), which is asked before those of loose files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from shardkit.codecs.image import SUFFIXES
 from shardkit.dataset.card import named_subset
@@ -26,13 +26,14 @@ from shardkit.dataset.folders import (
     refuse_foreign,
     skipped_media,
 )
-from shardkit.errors import FormatError, ShardkitError, SourceError, UsageError, warn
+from shardkit.errors import FormatError, SourceError, UsageError, warn
 from shardkit.formats import unknown_format
 from shardkit.formats.unsupported import way_with
 from shardkit.helpers import os_errors
 from shardkit.metadata.manifest import FOLDER
 from shardkit.metadata.recipe import Recipe
 from shardkit.sources.base import WHOLE, Source, Stream
+from shardkit.sources.packages import Package, packaged
 from shardkit.sources.text_files import parse_name
 from shardkit.storage import fs
 from shardkit.storage.remote.path import RemotePath
@@ -52,6 +53,7 @@ _BUILT_IN = (
     "arrays.finding:recognise",  # MNIST, CIFAR, .npy, .npz, HDF5
     "candidate:refuse_unclear",
     "shards:recognise_shards",  # without a manifest, also those of img2dataset
+    "candidate:of_packages",
     "annotated:recognise",  # COCO, Pascal VOC
     "speech:recognise",  # Speech Commands
     "img2dataset:recognise",  # loose files
@@ -98,9 +100,21 @@ class Candidate:
         refuse_metadata(self.recipe, self.path)
         refuse_classes(self.recipe, self.strict)
 
-    def labelled(self, sources: Mapping[str, Source]) -> Splits:
-        """The sources, with a label made from the field that `label_column` names, if any."""
-        return with_labels(sources, self.recipe)
+    def labelled(self, sources: Splits) -> Splits:
+        """The sources, with a label made from the field that `label_column` names, if any.
+
+        Raises UsageError if it is to be made from a stream.
+        """
+        if self.recipe.label_column is None:
+            return sources
+        known = {name: source for name, source in sources.items() if isinstance(source, Source)}
+        if len(known) < len(sources):
+            raise UsageError(
+                "a stream of samples cannot have a label column",
+                path=self.path,
+                fix="omit --label-column, or convert the resulting dataset with it",
+            )
+        return with_labels(known, self.recipe)
 
     def noted(self, sources: Splits) -> Splits:
         """The sources of loose files, with notes on files of other kinds beside them."""
@@ -151,9 +165,6 @@ def recognise(candidate: Candidate) -> Splits:
         found = getattr(importlib.import_module(f"shardkit.sources.{module}"), function)(candidate)
         if found is not None:
             return found
-    found = _of_packages(candidate)
-    if found is not None:
-        return found
     if not candidate.is_folder:
         raise unknown_format(candidate.path)
     raise no_images(candidate.path, candidate.contents.ignored)
@@ -186,7 +197,7 @@ def refuse_unclear(candidate: Candidate) -> Splits | None:
     try:
         refuse_foreign(contents)
     except FormatError:
-        if found := _of_packages(candidate):
+        if found := of_packages(candidate):
             return found
         raise
     if candidate.recipe.split == "auto":
@@ -218,56 +229,32 @@ def _entry_points() -> list[EntryPoint]:
     return sorted(importlib.metadata.entry_points(group=ENTRY_POINTS), key=lambda one: one.name)
 
 
-def _of_packages(candidate: Candidate) -> Splits | None:
+def of_packages(candidate: Candidate) -> Splits | None:
     """The sources of a path that the recogniser of another package reads."""
     for entry in _entry_points():
+        name = entry.dist.name if entry.dist is not None else entry.value
+        package = Package(entry.name, name, entry.value)
+        what = f"a function {entry.value} that returns sources by split, or None"
         try:
-            recogniser = entry.load()
-        except Exception as error:
-            warn(str(_broken(entry, f"{type(error).__name__}: {error}")))
+            with package.named(what):
+                recogniser = entry.load()
+        except SourceError as error:
+            warn(str(error))
             continue
-        try:
+        with package.named(what, path=candidate.path):
             found = recogniser(candidate)
-        except (ShardkitError, MemoryError):
-            raise
-        except Exception as error:
-            raise _broken(entry, f"{type(error).__name__}: {error}", candidate.path) from error
-        if found is not None:
-            return _checked(entry, found, candidate)
+            if found is None:
+                continue
+            sources = {WHOLE: found} if isinstance(found, Source | Stream) else dict(found)
+            if not sources or not all(isinstance(s, Source | Stream) for s in sources.values()):
+                raise TypeError(f"it returned {found!r:.100}")
+        candidate.refuse_options()
+        if candidate.together and list(sources) != [WHOLE]:
+            raise UsageError(
+                f"the splits of a source of the kind {entry.name!r} cannot be taken as one dataset",
+                path=candidate.path,
+                found=", ".join(sources),
+                fix="omit --split none",
+            )
+        return candidate.labelled(packaged(sources, package))
     return None
-
-
-def _checked(entry: EntryPoint, found: Any, candidate: Candidate) -> Splits:
-    """What a recogniser returned, as sources by split, with the labels that the user asked for."""
-    sources: Any = {WHOLE: found} if isinstance(found, Source | Stream) else found
-    every = list(sources.values()) if isinstance(sources, Mapping) else [sources]
-    other = next((one for one in every if not isinstance(one, Source | Stream)), None)
-    if other is not None or not every:
-        what = "no sources" if other is None else type(other).__name__
-        raise _broken(entry, what, candidate.path)
-    candidate.refuse_options()
-    if candidate.together and list(sources) != [WHOLE]:
-        raise UsageError(
-            f"the splits of a source of the kind {entry.name!r} cannot be taken as one dataset",
-            path=candidate.path,
-            found=", ".join(sources),
-            fix="omit --split none",
-        )
-    if candidate.recipe.label_column is not None and any(isinstance(s, Stream) for s in every):
-        raise UsageError(
-            f"a source of the kind {entry.name!r} cannot have a label column",
-            path=candidate.path,
-            fix="omit --label-column, or convert the resulting dataset with it",
-        )
-    return candidate.labelled(sources)
-
-
-def _broken(entry: EntryPoint, found: str, path: Path | None = None) -> SourceError:
-    package = entry.dist.name if entry.dist is not None else entry.value
-    return SourceError(
-        f"the source {entry.name!r} of the package {package} failed",
-        path=path,
-        expected=f"a function {entry.value} that returns sources by split, or None",
-        found=found,
-        fix=f"install another version of {package}, or uninstall it",
-    )

@@ -21,7 +21,6 @@ from shardkit.errors import ShardkitError, SourceError
 from shardkit.formats import get_format
 from shardkit.helpers import os_errors
 from shardkit.helpers.extras import extra
-from shardkit.options import Selection
 from shardkit.sample import Sample
 from shardkit.schema import Schema
 from shardkit.sources.base import Indices, Source, SourceWrapper
@@ -161,10 +160,6 @@ class WithColumns(SourceWrapper):
         row = self._metadata.row(index)
         sample.update({name: value for name, value in row.items() if name in self.schema})
         return sample
-
-    def narrow(self, selection: Selection) -> None:
-        super().narrow(selection)
-        self._whole.narrow(selection)
 
     def select(self, indices: Indices) -> WithColumns:
         found = self._around(self._whole.select(indices))

@@ -278,7 +278,7 @@ class Labelled(SourceWrapper):
         theirs = None if fields is None else tuple(own.get(name, name) for name in fields)
         drop = tuple(own.get(name, name) for name in selection.drop)
         self._whole.narrow(replace(selection, fields=theirs, drop=drop))
-        super().narrow(selection)
+        Source.narrow(self, selection)
 
     def all_keys(self) -> Sequence[str]:
         return self._whole.all_keys()

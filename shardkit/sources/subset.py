@@ -6,7 +6,6 @@ a stream while it is read. Excluded samples are counted but not listed, as the r
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -163,8 +162,6 @@ class Subset(_Chosen, SourceWrapper):
         return int(self._indices[index])
 
     def narrow(self, selection: Selection) -> None:
-        self._whole = copy.copy(self._whole)
-        self._whole.narrow(selection)
         super().narrow(selection)
         if self._classes is not None and self._classes.label not in self.schema:
             self._classes = None
