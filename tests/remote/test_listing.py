@@ -1,5 +1,6 @@
 """A folder in a store is listed as a whole, by listings side by side where it has much."""
 
+import itertools
 import random
 import threading
 
@@ -111,6 +112,27 @@ def test_small_and_flat_folders_take_one_listing_more_at_most(monkeypatch):
         client = Keys(keys)
         assert listed(client, monkeypatch).keys() == {*keys}
         assert client.pages + client.entries_asked <= most
+
+
+def test_large_folders_behind_small_files_are_listed_by_themselves(monkeypatch):
+    keys = [f"in/{n:02d}.txt" for n in range(15)]
+    keys += [f"in/c{n % 3}/{n}.jpg" for n in range(600)]
+    client = Keys(keys)
+    assert listed(client, monkeypatch).keys() == {*keys}
+    assert client.entries_asked == 2
+
+
+class Endless(Keys):
+    def below(self, folder, after):
+        for number in itertools.count():
+            yield [(f"in/{number}.jpg", Info(1))]
+
+
+def test_a_listing_ends_when_nobody_waits_for_it(monkeypatch):
+    monkeypatch.setattr(Store, "client", lambda self, past_caches=False: Endless([]))
+    pages = listing._side_by_side(Store("s3://b"), "in")
+    assert next(pages)[0][0] == "in/0.jpg"
+    pages.close()  # the limit of a test ends what would never end
 
 
 def test_folders_of_many_objects_are_listed_side_by_side(own, monkeypatch):

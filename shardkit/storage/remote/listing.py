@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 
 from shardkit.storage.remote.client import FULL_PAGE, Entry, Info, Page
 from shardkit.storage.remote.store import Store
 
 _REQUESTS = 64  # at a time
-_DENSE = 8  # names in a full page up to which subfolders are listed separately
+_DENSE = 8  # names per page, on average, up to which subfolders are listed separately
 
 
 @dataclass
@@ -96,38 +98,49 @@ class ListedStore(Store):
 
 
 def _side_by_side(store: Store, folder: str) -> Iterator[Page]:
-    """All objects in a folder and its subfolders, by concurrent listings, in no order."""
-    waiting, running = [folder], set[Future[tuple[list[Page], list[str]]]]()
+    """All objects in a folder and its subfolders, by concurrent listings, in no order.
+
+    A few objects may come twice.
+    """
+    waiting, running, over = [folder], 0, threading.Event()
+    ended: SimpleQueue[Page | Future[list[str]]] = SimpleQueue()
     with ThreadPoolExecutor(_REQUESTS, "shardkit-request") as pool:
         try:
             while waiting or running:
-                while waiting and len(running) < _REQUESTS:
-                    running.add(pool.submit(_list, store, waiting.pop()))
-                done, running = wait(running, return_when=FIRST_COMPLETED)
-                for future in done:
-                    pages, folders = future.result()
-                    yield from pages
-                    waiting += folders
+                while waiting and running < _REQUESTS:
+                    listing = pool.submit(_list, store, waiting.pop(), ended.put, over)
+                    listing.add_done_callback(ended.put)
+                    running += 1
+                found = ended.get()
+                if isinstance(found, Future):
+                    waiting += found.result()
+                    running -= 1
+                else:
+                    yield found
         finally:
-            pool.shutdown(cancel_futures=True)
+            over.set()
 
 
-def _list(store: Store, folder: str) -> tuple[list[Page], list[str]]:
-    """The pages of a recursive listing of a folder.
+def _list(
+    store: Store, folder: str, give: Callable[[Page], object], over: threading.Event
+) -> list[str]:
+    """Give the pages of a recursive listing of a folder.
 
-    If the first page is full of objects in few subfolders, these are large: then only the objects
-    in the folder itself, and the subfolders that are still to be listed.
+    If pages are full of objects in few subfolders, these are large: then give the objects in the
+    folder itself, and return the subfolders, which are still to be listed.
     """
-    start, pages = f"{folder}/" if folder else "", list[Page]()
-    for page in store.below(folder):
-        names = {key[len(start) :].partition("/")[0] for key, _ in page}
+    start, names = f"{folder}/" if folder else "", set[str]()
+    for pages, page in enumerate(store.below(folder), 1):
+        if over.is_set():
+            break
+        names |= {key[len(start) :].partition("/")[0] for key, _ in page}
         nested = "/" in page[-1][0][len(start) :]
-        if not pages and len(page) == FULL_PAGE and nested and len(names) <= _DENSE:
+        if len(page) == FULL_PAGE and nested and len(names) <= _DENSE * pages:
             entries = [(start + name, info) for name, info in store.list_folder(folder)]
-            objects = [(key, info) for key, info in entries if info is not None]
-            return [objects], [key for key, info in entries if info is None]
-        pages.append(page)
-    return pages, []
+            give([(key, info) for key, info in entries if info is not None])
+            return [key for key, info in entries if info is None]
+        give(page)
+    return []
 
 
 def _add(folders: dict[str, _Folder], folder: str) -> None:
