@@ -341,6 +341,9 @@ def test_a_foreign_file_has_types_and_keys(tmp_path):
     assert reader.keys() == keys
     assert reader.sample(0, json_text=True)["about"] == "[1] "
     assert reader.sizes("image").tolist() == [len(JPEG)] * 2
+    # Or what a dataset says whose other files have other bytes there.
+    other = BETON.open(path, {"schema": Schema({"image": Bytes(), "blob": Bytes()}).to_json()})
+    assert other[1]["image"] == JPEG
     with pytest.raises(DamagedError, match="has no field 'label'"):
         BETON.open(path, {"schema": Schema({"label": Int()}).to_json()})
     with pytest.raises(DamagedError, match="differs from its type in the manifest"):

@@ -26,7 +26,7 @@ from shardkit.formats.beton import layout as bytes_of
 from shardkit.formats.beton.layout import JPEG, RAW, Field, Row, TypeId, front_size
 from shardkit.helpers.checked import checked, damaged, of_version
 from shardkit.sample import JsonText, Sample, key_of
-from shardkit.schema import Array, Bool, FieldType, Json, Schema, Text
+from shardkit.schema import Array, Bool, Bytes, FieldType, Json, Schema, Text
 from shardkit.storage.byte_source import ByteSource, Table, open_source
 
 _NUMBER_BYTES = 8
@@ -381,7 +381,12 @@ class Section:
 
 
 def _decoder(field: Field, kind: FieldType) -> tuple[bool, _Decode | None]:
-    """Whether values of a field can be read as `kind`, and what converts them, if anything."""
+    """Whether values of a field can be read as `kind`, and what converts them, if anything.
+
+    Images can be read as bytes: the common type if the files of a dataset differ.
+    """
+    if field.type_id == TypeId.IMAGE and type(kind) is Bytes:
+        return True, None
     if field.dtype is None:
         return kind.entry(bytes_of.TYPE_IDS) == field.type_id, _DECODERS.get(type(kind))
     known = isinstance(kind, Array) and (kind.dtype, kind.shape) == (field.dtype.str, field.shape)
