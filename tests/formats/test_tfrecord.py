@@ -16,7 +16,7 @@ import shardkit
 from shardkit.codecs.protobuf import dump_field
 from shardkit.errors import DamagedError, FormatError, SampleError
 from shardkit.formats import format_of, get_format
-from shardkit.schema import Array, Float, Int, Schema, Text
+from shardkit.schema import Array, Bool, Float, Int, Schema, Text
 from shardkit.testing import FormatContract, assert_reads, write_shard
 from tests.formats.refusals import refused
 
@@ -253,6 +253,15 @@ def test_arrays_are_lists_where_the_schema_tells_their_shape(tmp_path):
     for name in "gh":
         assert stored[name].bytes_list.value[0].startswith(b"\x93NUMPY")
         assert name in TFRECORD.notes(Schema(kinds))[0]
+
+
+def test_a_bool_is_0_or_1(tmp_path):
+    path, samples = tmp_path / "a.tfrecord", [{"__key__": f"{n}", "x": n} for n in range(3)]
+    layout = write_shard(TFRECORD, path, Schema({"x": Int()}), samples).layout
+    reader = TFRECORD.open(path, {**layout, "schema": Schema({"x": Bool()}).to_json()})
+    assert [reader[n]["x"] for n in range(2)] == [False, True]
+    with pytest.raises(SampleError, match="neither 0 nor 1"):
+        reader[2]
 
 
 def test_names_of_files():

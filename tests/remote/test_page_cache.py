@@ -7,6 +7,7 @@ import math
 import os
 import pickle
 import random
+import resource
 import shutil
 import signal
 import tempfile
@@ -354,6 +355,18 @@ def test_a_full_disk_is_no_room(tmp_path, monkeypatch, code):
             assert not cache.put("a", 1, page("a", 1), never)
     check(tmp_path)
     assert cache.put("a", 1, page("a", 1), never)
+    check(tmp_path)
+
+
+def test_a_real_limit_of_files_is_no_room(tmp_path):
+    def work():
+        cache = FolderCache(tmp_path)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))
+        assert cache.put("a", 0, page("a", 0, 400_000), never)
+        assert not cache.put("a", 1, page("a", 1), never)
+        assert cache.get("a", 0) == page("a", 0, 400_000)
+
+    in_fork(work)
     check(tmp_path)
 
 

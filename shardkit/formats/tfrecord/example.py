@@ -233,6 +233,12 @@ def _int(data: bytes) -> int:
     return signed(value)
 
 
+def _bool(data: bytes) -> bool:
+    if data not in (b"\0", b"\1"):
+        raise ValueError("it is neither 0 nor 1")
+    return data == b"\1"
+
+
 def _float(data: bytes) -> float:
     if len(data) != 4:
         raise ValueError(f"it has {len(data) // 4} values, not one")
@@ -241,7 +247,7 @@ def _float(data: bytes) -> float:
 
 _DECODERS: dict[type[FieldType], Callable[[bytes], Any]] = {
     Int: _int,
-    Bool: lambda data: bool(_int(data)),
+    Bool: _bool,
     Float: _float,
     Text: bytes.decode,
 }
