@@ -112,7 +112,8 @@ WHOLLY = (
     "formats/lance/",  # and that
     "stream/torch_loader.py",  # `torch.py`
     "tensorflow.py",  # its `dataset`, before its other functions
-    "testing.py",  # pytest runs it
+    "formats/contract.py",  # pytest runs it, and `testing.py`
+    "testing.py",
     "performance/",  # each looks for torch with `find_spec` before
     "verification/client_reader.py",  # `installed_clients`
     "codecs/_build.py",  # setuptools builds with it

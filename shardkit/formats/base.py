@@ -369,7 +369,7 @@ class Format:
     """
 
     name: str
-    abilities: tuple[str, ...]  # for users: what it reads and writes
+    abilities: tuple[str, ...] = ()  # for users: what it reads and writes
     reader: Callable[[Path, dict[str, Any] | None], ShardReader]
     writer: Callable[[Path, ShardSpec], ShardWriter]
     raw_images: str = "array"  # how decoded pixels are stored: "array" fields, or "ppm" images

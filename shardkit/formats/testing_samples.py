@@ -154,12 +154,19 @@ def _replace(path: Path) -> None:
 
 
 # Ways to change the file of an open shard.
+def _change(path: Path) -> None:
+    with open(path, "r+b") as file:
+        file.seek(path.stat().st_size // 3)  # in no first or last sample
+        file.write(b"damaged")
+
+
 HARMS: dict[str, Callable[[Path], None]] = {
     "cut to half": lambda path: os.truncate(path, path.stat().st_size // 2),
     "cut by a byte": lambda path: os.truncate(path, path.stat().st_size - 1),
     "emptied": lambda path: os.truncate(path, 0),
     "removed": Path.unlink,
     "replaced": _replace,
+    "changed": _change,
 }
 
 

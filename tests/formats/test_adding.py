@@ -24,11 +24,11 @@ def package(tmp_path_factory):
     return folder
 
 
-def run(*command, path):
+def run(*command, path, code=0):
     environment = {**os.environ, "PYTHONPATH": str(path)}
     command = [sys.executable, *command]
     found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stdout + found.stderr
+    assert found.returncode == code, found.stdout + found.stderr
     return found.stdout
 
 
@@ -39,6 +39,56 @@ def test_the_example_is_short_and_passes_the_contract(package):
     out = run("-m", "pytest", "-q", "-p", "no:cacheprovider", str(package), path=package)
     assert " passed" in out
     assert "skipped" not in out
+
+
+MISTAKES = """
+import math
+import test_packed
+from packed import Packed, PackedReader
+from shardkit.testing import FormatContract
+
+class First(PackedReader):
+    def read(self, position, *more):
+        sample = super().read(position, *more)
+        return super().read(0, *more) if b"damaged" in sample.get("blob", b"") else sample
+
+class Numbers(PackedReader):
+    def read(self, position, *more):
+        sample = super().read(position, *more)
+        return {n: 0.0 if type(v) is float and math.isnan(v) else v for n, v in sample.items()}
+
+def of(kind):
+    format = Packed()
+    format.reader = kind
+    return format
+
+class TestFirst(test_packed.TestPacked):
+    tested = of(First)
+
+class TestNumbers(test_packed.TestPacked):
+    tested = of(Numbers)
+
+class TestBare(FormatContract):
+    tested, suffix = Packed(), ".packed"
+
+class TestUnnamed(FormatContract):
+    tested = Packed()
+"""
+
+
+def test_the_contract_finds_mistakes_and_shows_values(package, tmp_path):
+    (tmp_path / "test_mistakes.py").write_text(MISTAKES)
+    names = "harmed and First or no_numbers and TestNumbers or every_type and (Bare or Unnamed)"
+    options = ["-q", "-p", "no:cacheprovider", str(tmp_path), "-k", names]
+    out = run("-m", "pytest", *options, path=f"{package}{os.pathsep}{ROOT}", code=1)
+    assert "3 failed" in out
+    for part in (
+        "isnan>(0.0)",
+        "assert '00' == '",
+        "TestBare has no method `independent_keys(path)`",
+        "TestUnnamed has no `suffix`, and its format is not installed",
+    ):
+        assert part in out
 
 
 def test_names_of_earlier_versions_of_the_page_are_kept():
