@@ -50,7 +50,8 @@ class ShardkitError(Exception):
     ) -> None:
         unknown = where.keys() - set(_LOCATIONS)
         if unknown:
-            raise TypeError(f"unknown locations in an error: {sorted(unknown)}")
+            known = ", ".join(_LOCATIONS)
+            raise TypeError(f"unknown locations in an error: {sorted(unknown)}, expected {known}")
         super().__init__(what)
         self.what = what
         self.expected = expected
@@ -243,6 +244,7 @@ def warn(text: str) -> None:
 
     In a thread of shardkit, that is the line that the main thread is executing.
     """
+    text = re.sub(r"\n\s*", "; ", text)  # an error has several lines
     caller, main = _outside(sys._getframe(1)), threading.main_thread().ident or 0
     if caller is None and threading.get_ident() != main:
         caller = _outside(sys._current_frames().get(main))

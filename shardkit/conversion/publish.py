@@ -147,8 +147,9 @@ def _refuse_nothing(outline: Outline, partial: Partial, made: Collection[Manifes
     if errors:
         folders = [partial.task_folder(task) for task in range(len(outline.tasks))]
         found = [outline.file(number, ERRORS) for number in range(len(outline.splits))]
-        line = next(data for data in [*found, *_lines(folders, ERRORS)] if data).split(b"\n")[0]
-        reasons.append(f"{errors:,} bad ones, the first: {json.loads(line)['what']}")
+        lines = next(data for data in [*found, *_lines(folders, ERRORS)] if data)
+        first = json.loads(lines.split(b"\n")[0])
+        reasons.append(f"{errors:,} bad, the first, {first['source']}: {first['what']}")
     raise SourceError(
         "no sample of the source is left: all were dropped",
         expected="at least one sample",

@@ -271,14 +271,17 @@ def _refuse_suffix(out: Path, format: str) -> None:
     other = format_of(out)
     if other is None or (other == format and FORMATS[format].below):
         return
-    single = isinstance(get_format(format), Joins)
+    single = FORMATS[format].single and isinstance(get_format(format), Joins)
     own = f"{out.name.partition('.')[0] or 'train'}{FORMATS[format].suffixes[0]}"
+    what, found = "is that of another kind of file", f"a name of --to {other}, and --to {format}"
+    if other == format:
+        found = f"a suffix of --to {format} that is only read, not written"
+        if not single:
+            what, found = "is that of a single shard", f"--to {format}, which only writes folders"
     raise UsageError(
-        "the suffix of the output is that of another kind of file",
+        f"the suffix of the output {what}",
         path=out,
         expected=f"a name for a folder{f', or {own} for a single shard' if single else ''}",
-        found=f"a name of --to {other}, and --to {format}"
-        if other != format
-        else f"a suffix of --to {format} that is only read, not written",
+        found=found,
         fix=f"give -o another name{'' if other == format else f', or --to {other}'}",
     )

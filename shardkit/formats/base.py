@@ -268,6 +268,8 @@ def too_large(what: str, size: int, most: int, key: str | None, **where: Any) ->
 
 
 def _without(field: str) -> str:
+    if field == KEY:
+        return "drop such samples with --on-error skip"
     option = drop_option(field)
     return f"convert without the field ({option}), or drop such samples with --on-error skip"
 

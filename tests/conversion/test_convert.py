@@ -539,6 +539,13 @@ def test_an_output_is_not_called_like_a_file_of_another_format(images, tmp_path,
     assert not (tmp_path / name).exists()
 
 
+def test_a_single_shard_of_a_format_that_cannot_join_is_refused(images, tmp_path):
+    error = raised(
+        UsageError, "is that of a single shard", convert, images, tmp_path / "x.mds", "mds"
+    )
+    assert error.found == "--to mds, which only writes folders"
+
+
 def test_a_source_without_length_is_refused_with_what_to_give_instead(tmp_path):
     shardkit.convert([{"n": 1}], "wds", tmp_path / "out")
     for source in (({"n": n} for n in range(3)), iter([{"n": 1}]), {1}, 7):

@@ -382,7 +382,12 @@ def test_a_run_that_drops_every_sample_fails(tmp_path, images):
     for n in range(3):
         (html / f"{n}.jpg").write_bytes(b"<html>403 Forbidden</html>")
     for name, source, options, found in (
-        ("skip", html.parent, {"on_error": "skip"}, "3 bad ones, the first: the value is not an"),
+        (
+            "skip",
+            html.parent,
+            {"on_error": "skip"},
+            "3 bad, the first, cat/0.jpg: the value is",
+        ),
         ("size", images, {"image": ImageOptions(min_size=10_000)}, "12 smaller than 10000"),
     ):
         out = tmp_path / name

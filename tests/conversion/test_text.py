@@ -486,7 +486,7 @@ def test_a_corpus_of_nothing_but_bad_documents(gpt2, tmp_path):
             make(tmp_path / "in", "arrow", out, options)
         with pytest.raises(SourceError, match="no sample of the source is left") as none:
             make(tmp_path / "in", "arrow", out, options, on_error="skip", overwrite=True)
-        assert "3 bad ones, the first: " in str(none.value.found)
+        assert "3 bad, the first, " in str(none.value.found)
 
 
 GOOD = b'{"text": "good"}\n'

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 import shardkit
-from shardkit.errors import DamagedError
+from shardkit.errors import DamagedError, SampleError
 from shardkit.formats import FORMATS, file_name, get_format
+from shardkit.formats.base import ShardReader
 from shardkit.schema import Array, Bytes, Schema, Text
 from shardkit.storage import byte_source
 from shardkit.storage.byte_source import LocalFile
@@ -303,3 +304,17 @@ def test_shards_of_a_dataset_that_was_made_anew_are_not_mixed_with_old_ones(tmp_
     with pytest.raises(DamagedError, match="was changed while it was open") as error:
         dataset[1]
     assert str(manifest) in str(error.value)
+
+
+def test_a_damaged_key_has_advice_that_works(tmp_path):
+    class Damaged(ShardReader):
+        def __len__(self):
+            return 1
+
+        def read(self, position, fields=None, json_text=False):
+            raise ValueError("no key")
+
+    with pytest.raises(SampleError) as raised:
+        Damaged(tmp_path, {"schema": {}})[0]
+    assert raised.value.where["field"] == "__key__"
+    assert raised.value.fix == "drop such samples with --on-error skip"

@@ -88,6 +88,7 @@ def test_a_package_that_fails_is_named(installed, kaldi, tmp_path, module, found
     said = run("-c", BROKEN, str(kaldi), str(tmp_path / "out"), path=f"{tmp_path}:{installed}")
     for part in ("the source 'kaldi' of the package shardkit-kaldi failed", found):
         assert part in said
+    assert r"\n" not in said
 
 
 class _Numbers:
