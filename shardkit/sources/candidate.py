@@ -231,7 +231,7 @@ def _entry_points() -> list[EntryPoint]:
 
 def of_packages(candidate: Candidate) -> Splits | None:
     """The sources of a path that the recogniser of another package reads."""
-    for entry in _entry_points():
+    for entry in () if candidate.subset else _entry_points():  # which are not asked for a subset
         name = entry.dist.name if entry.dist is not None else entry.value
         package = Package(entry.name, name, entry.value)
         what = f"a function {entry.value} that returns sources by split, or None"

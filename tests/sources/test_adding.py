@@ -178,6 +178,13 @@ def test_a_source_comes_before_loose_files_and_has_the_usual_options(converted, 
     assert [one["n"] for one in chosen] == [1, 2]
 
 
+def test_a_subset_is_not_ignored(converted, tmp_path):
+    converted(Numbers())
+    with pytest.raises(shardkit.UsageError, match="no subset 'x'") as raised:
+        shardkit.convert(f"{tmp_path}/folder#x", "wds", tmp_path / "other")
+    assert raised.value.where == {"path": tmp_path / "folder"}
+
+
 def test_a_label_column_is_made_of_a_source_and_refused_for_a_stream(converted):
     assert [one["label"] for one in converted(Numbers(), label_column="n")] == [0, 1, 2]
     with pytest.raises(shardkit.UsageError, match="a stream of samples cannot have a label"):
