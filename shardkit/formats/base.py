@@ -1,32 +1,4 @@
-"""The complete contract of a format: a reader and a writer for one shard.
-
-To add a format, write one module with these three classes and `FORMAT`, declare it in
-`shardkit.formats` or with an entry point, and run `shardkit.testing.FormatContract` on it
-(docs/adding-a-format.md).
-
-Reader. Implement `__len__` and `read(position, fields, json_text)`, which returns a dict with
-`__key__` and those of the requested fields of `reader.schema` that the sample has: a missing field
-is absent from the dict, not None. The caller owns the values; their Python types are those defined
-in `shardkit.schema`, the same in every format. Bytes are read through a `ByteSource`. Readers are
-thread-safe and deterministic, and may be used after a fork. The base class does the rest:
-`reader[i]` and `reader.sample(...)` check the position and convert any exception from `read` into a
-shardkit error that names path, position, key and field; `close()` only drops references, because
-another thread may still be reading; a pickle contains the path and the layout, never an open file.
-
-Writer. Implement `write(sample)` and `finish()`. The writer gets a path that does not exist, in a
-folder that does (a shard that is a folder creates its own). It creates that file and, optionally,
-others whose names begin with the path's stem: beside it, or in the folder `api.FOLDER` beside it if
-only shardkit reads them. `write` takes samples that have passed `Schema.check`. It raises
-SampleError for a damaged image (`api.check`) or a key that it cannot store (`api.key_bytes`), and
-leaves the shard unchanged. It returns False, without writing anything, if the sample would make
-the shard larger than `spec.max_bytes`; an empty shard accepts any sample. `finish` completes the
-files. Final names, syncing, retries, checksums and progress are not the writer's task: the engine
-handles them, and removes the files of a failed writer. The same calls produce the same bytes.
-
-A format with `join` lets parallel tasks write one shard together, for users who expect one file.
-
-Errors are those of `shardkit.errors` and name the key; the engine adds path and shard.
-"""
+"""Base classes of formats: a reader and a writer for one shard. The contract is in `api`."""
 
 from __future__ import annotations
 
@@ -328,7 +300,7 @@ class ShardSpec:
     beside: Sequence[str] = ()
 
     def is_full(self, samples: int, size: int) -> bool:
-        """Whether a shard of `samples` samples may not become `size` bytes large."""
+        """Whether a shard may not become `size` bytes large: it has `samples`, without the new."""
         return bool(self.max_bytes and samples and size > self.max_bytes)
 
 
@@ -350,7 +322,7 @@ class ShardWriter(ABC):
 
     @abstractmethod
     def write(self, sample: Sample) -> bool:
-        """Add a sample; False if the shard is full."""
+        """Add a sample that fits the schema; False if the shard is full."""
 
     @abstractmethod
     def finish(self) -> None:
@@ -368,6 +340,8 @@ class Format:
 
     reader: the class of its readers, or a function that returns one: see `open`.
     writer: the same for writers.
+
+    With a method `join`, as in `Joins`, a format can also write single files.
     """
 
     name: str
@@ -471,7 +445,7 @@ class Format:
 
 @runtime_checkable
 class Joins(Protocol):
-    """A format that can join several shards into one."""
+    """A format that can join several shards into one, and so write single files."""
 
     def join(self, path: Path, parts: Sequence[Path], spec: ShardSpec) -> None:
         """Write a shard to `path` that contains the samples of the shards `parts`, in order."""

@@ -180,10 +180,11 @@ class Source(SourceInfo, ABC):
 
     @abstractmethod
     def fingerprint(self) -> dict[str, str] | None:
-        """Hashes that identify the content, by name; None if it cannot be identified.
+        """Hashes that identify the content, by any names; None if it cannot be identified.
 
         `times` only decides whether an interrupted run can be resumed. It is not in the manifest,
-        as copying a folder changes it.
+        as copying a folder changes it. With None, an interrupted run starts over, and the same
+        command again is refused, as it may be for other content.
         """
 
     def key(self, index: int) -> str | None:

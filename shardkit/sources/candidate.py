@@ -66,12 +66,15 @@ _BUILT_IN = (
 class Candidate:
     """A file or folder for which recognisers are asked whether it is of their kind.
 
-    `path` may be given as `FOLDER#SUBSET`, and is without the subset afterwards.
+    path: it may be given as `FOLDER#SUBSET`, and is without the subset afterwards.
+    is_folder: whether it is a folder.
+    recipe: the options of the conversion, which shardkit itself applies to sources.
+    strict: whether they were given for this source, not for another one that it is compared with.
     """
 
     path: Path
     recipe: Recipe
-    strict: bool = True  # as in `open_sources`
+    strict: bool = True
 
     def __post_init__(self) -> None:
         self.path, self.subset = named_subset(self.path)
@@ -90,7 +93,7 @@ class Candidate:
 
     @cached_property
     def contents(self) -> Contents:
-        """The files of a folder, by kind."""
+        """What is in a folder, by kind: `images` (one of each folder), `media` (counts), ..."""
         table = None if self.recipe.metadata is None else fs.source(self.recipe.metadata)
         own = None if table is None else relative_to(table, self.path)
         return look_into(self.path, lambda name: parse_name(name) is not None, own)

@@ -15,16 +15,23 @@ from tests.test_docs import BLOCK, MODULE, ROOT
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """Where the package of the page is installed, as pip does it."""
-    folder, target = tmp_path_factory.mktemp("package"), tmp_path_factory.mktemp("installed")
+def package(tmp_path_factory):
+    """The files of the page."""
+    folder = tmp_path_factory.mktemp("package")
     page = (ROOT / "docs" / "adding-a-source.md").read_text("utf-8")
     for match in BLOCK.finditer(page):
         (folder / MODULE.fullmatch(match["before"])[1]).write_text(match["code"], "utf-8")
-    code = (folder / "kaldi_data.py").read_text("utf-8").splitlines()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def installed(package, tmp_path_factory):
+    """Where the package of the page is installed, as pip does it."""
+    target = tmp_path_factory.mktemp("installed")
+    code = (package / "kaldi_data.py").read_text("utf-8").splitlines()
     assert len([line for line in code if line.strip()]) < 60
     offline = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    run("-m", "pip", "install", *offline, "--target", str(target), str(folder), path=target)
+    run("-m", "pip", "install", *offline, "--target", str(target), str(package), path=target)
     return target
 
 
@@ -59,6 +66,12 @@ def test_a_package_adds_a_source(installed, kaldi, images, tmp_path):
         assert [*found] == [{"__key__": "utt0"}, {"__key__": "utt1", "text": "hello world"}]
     with pytest.raises(shardkit.ShardkitError):
         shardkit.convert(kaldi, "wds", tmp_path / "none")  # without the package
+
+
+@pytest.mark.docs
+def test_the_test_of_the_page_passes(package, installed):
+    options = ["-q", "-p", "no:cacheprovider", str(package / "test_fasta.py")]
+    assert "2 passed" in run("-m", "pytest", *options, path=installed)
 
 
 # Prints what a conversion of a folder says that no built-in source reads.
