@@ -212,8 +212,9 @@ def _has_all_files(folder: Path, manifest: manifests.Manifest | manifests.Splits
 def another_dataset(job: dict[str, Any], target: Target, fix: str) -> OutputError:
     """The error for a dataset at the target that differs from the one of a job."""
     found = _difference(target.path, job["recipe"])
-    holds = "may hold" if None in job["recipe"]["sources"].values() else "holds"
-    what = f"the output exists and {holds} another dataset"
+    what = "the output exists and holds another dataset"
+    if None in job["recipe"]["sources"].values():
+        what = "the output exists and may hold another dataset"
     return OutputError(what, path=target.path, found=found, fix=fix)
 
 
