@@ -62,7 +62,7 @@ class ShardkitError(Exception):
         }
 
     def located(self, **where: Any) -> ShardkitError:
-        """The same error with missing parts of its location filled in."""
+        """Return the same error with missing parts of its location filled in."""
         located = type(self)(
             self.what,
             expected=self.expected,
@@ -142,18 +142,18 @@ def near(name: object, known: Iterable[str]) -> str:
 
 
 def drop_option(field: str) -> str:
-    """The option that drops a field in a conversion, quoted for a shell."""
+    """Return the option that drops a field in a conversion, quoted for a shell."""
     name = '"' + field.replace('"', '""') + '"' if set(field) & set(',"\n\r') else field
     return f"--drop {shlex.quote(name)}"
 
 
 def rename_option(field: str) -> str:
-    """The option that renames a field in a conversion, to NAME, quoted for a shell."""
+    """Return the option that renames a field in a conversion, to NAME, quoted for a shell."""
     return f"--rename {shlex.quote(f'{field}=NAME')}"
 
 
 def is_want_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, also while loading a library or starting a thread."""
+    """Return whether memory ran out, also while loading a library or starting a thread."""
     if isinstance(error, ImportError):
         words = ("failed to map segment", "cannot allocate memory")
         return any(word in str(error).lower() for word in words)
@@ -167,7 +167,7 @@ def is_want_of_memory(error: BaseException) -> bool:
 
 
 def memory_ran_out(error: BaseException, where: str = "") -> str:
-    """The message for this, with the last line of the original one, such as NumPy's."""
+    """Return the message for this, with the last line of the original one, such as NumPy's."""
     reason = str(error).strip().rpartition("\n")[2]
     return f"memory ran out{where}" + (f": {reason}" if reason else "")
 

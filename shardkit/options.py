@@ -51,12 +51,12 @@ class ShortRepr:
 
 
 def _one_of(default: str | None, *choices: str) -> Any:
-    """An option with a few choices."""
+    """Return an option with a few choices."""
     return field(default=default, metadata={"choices": choices})
 
 
 def _whole(default: int | None, least: int, most: int = 1 << 62) -> Any:
-    """An option that is a whole number from `least` to `most`."""
+    """Return an option that is a whole number from `least` to `most`."""
     return field(default=default, metadata={"range": (least, most)})
 
 
@@ -449,7 +449,7 @@ class ConvertOptions(Options):
         return processors() if paths or self.engine == "ray" else 0
 
     def max_bytes(self) -> int | None:
-        """The maximum size of a shard in bytes; None if it is limited by samples."""
+        """Return the maximum size of a shard in bytes; None if it is limited by samples."""
         if self.shard_samples is not None:
             return None
         return parse_size("256MB" if self.shard_size is None else self.shard_size)
@@ -531,7 +531,7 @@ def check_numbers(options: Any, most: int = 1 << 62, **least: int) -> None:
 
 
 def is_whole(value: object) -> bool:
-    """Whether a value is an integer (also numpy's), but not a bool."""
+    """Return whether a value is an integer (also numpy's), but not a bool."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 

@@ -54,7 +54,7 @@ class UnsupportedError(ValueError):
 
 
 def renamed(sample: Sample, names: Mapping[str, str]) -> Sample:
-    """The sample with its fields renamed according to `names` (old -> new)."""
+    """Return the sample with its fields renamed according to `names` (old -> new)."""
     return {names.get(name, name): value for name, value in sample.items()} if names else sample
 
 
@@ -71,7 +71,7 @@ def key_of(stem: str) -> str:
 
 
 def key_hash(key: str) -> int:
-    """A 64-bit hash of a key."""
+    """Return a 64-bit hash of a key."""
     return xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogatepass"))
 
 
@@ -86,14 +86,14 @@ class KeyTable:
         return bool(self.find(key))
 
     def find(self, key: str) -> list[int]:
-        """The positions of the key, and possibly of others with the same hash."""
+        """Return the positions of the key, and possibly of others with the same hash."""
         wanted = np.uint64(key_hash(key))
         begin, end = (np.searchsorted(self.hashes, wanted, side) for side in ("left", "right"))
         found: list[int] = self.order[begin:end].tolist()
         return found
 
     def find_first(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-        """The first position of each hash; -1 for hashes that do not exist."""
+        """Return the first position of each hash; -1 for hashes that do not exist."""
         if not len(self.hashes):
             return np.full(len(hashes), -1, np.int64)
         at = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)

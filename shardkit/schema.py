@@ -47,7 +47,7 @@ class FieldType:
         return f"{type(self).__name__}({options})"
 
     def _changed(self) -> dict[str, Any]:
-        """The options that differ from their defaults."""
+        """Return the options that differ from their defaults."""
         fields = dataclasses.fields(self)
         return {f.name: getattr(self, f.name) for f in fields if getattr(self, f.name) != f.default}
 
@@ -200,7 +200,7 @@ _ELEMENTS = 2**40
 
 
 def _is_dtype(text: str) -> bool:
-    """Whether a text is a dtype in numpy's notation, except objects and structured types."""
+    """Return whether a text is a dtype in numpy's notation, except objects and structured types."""
     try:
         return _DTYPE.fullmatch(text) is not None and bool(np.dtype(text).str)
     except (TypeError, ValueError):
@@ -394,14 +394,14 @@ ClassNames: TypeAlias = Sequence[str] | Mapping[str, Sequence[str]]
 
 
 def holds_classes(kind: FieldType | None) -> bool:
-    """Whether a field may contain class numbers: an integer, or an array of integers."""
+    """Return whether a field may contain class numbers: an integer, or an array of integers."""
     return isinstance(kind, Int) or (
         isinstance(kind, Array) and kind.dtype is not None and np.dtype(kind.dtype).kind in "iu"
     )
 
 
 def named_classes(classes: ClassNames | None, schema: Schema) -> dict[str, tuple[str, ...]]:
-    """The class names by field.
+    """Return the class names by field.
 
     Raises UsageError for names that are not strings, and for fields that are not integers.
     """
@@ -437,12 +437,12 @@ def row_fields(schema: Schema) -> list[str]:
 
 
 def audio_fields(schema: Schema) -> list[str]:
-    """The fields of encoded audio."""
+    """Return the fields of encoded audio."""
     return [name for name, kind in schema.items() if isinstance(kind, Audio)]
 
 
 def length_fields(schema: Schema) -> list[str]:
-    """The fields whose values vary in length: one-dimensional arrays and audio."""
+    """Return the fields whose values vary in length: one-dimensional arrays and audio."""
     return [
         name
         for name, kind in schema.items()
@@ -451,7 +451,7 @@ def length_fields(schema: Schema) -> list[str]:
 
 
 def lengths_dtype(names: Sequence[str]) -> np.dtype[np.void]:
-    """The dtype of a row in the table of lengths: the length of each field in one sample."""
+    """Return the dtype of a row in the table of lengths: the length of each field in one sample."""
     return np.dtype([(name, "<u4") for name in names])
 
 
@@ -472,12 +472,12 @@ def check_label(sample: Sample, field: str, names: Sequence[str]) -> None:
 
 
 def label_of(class_names: Mapping[str, Any]) -> str:
-    """The name of the label field, if several fields have class names."""
+    """Return the name of the label field, if several fields have class names."""
     return "label" if "label" in class_names else next(iter(class_names), "label")
 
 
 def is_unicode(text: str) -> bool:
-    """Whether the text has no lone surrogates, which cannot be encoded."""
+    """Return whether the text has no lone surrogates, which cannot be encoded."""
     try:
         text.encode()
     except UnicodeEncodeError:

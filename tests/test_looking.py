@@ -79,10 +79,10 @@ def test_shards_foreign_data_and_splits(every, images, tmp_path):
     pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
     shown = run("head", tmp_path / "x.parquet")
     assert "a b" in shown.stdout
-    assert "the field 'time' is left out: a column is of a type that no field can" in shown.stderr
+    assert "the field 'time' is ignored: a column is of a type that no field can" in shown.stderr
     found = run("cat", tmp_path / "x.parquet", 1, "--field", "words")
     assert found.stdout == "ü"
-    assert "the field 'time' is left out" in found.stderr
+    assert "the field 'time' is ignored" in found.stderr
     refused = run("cat", tmp_path / "x.parquet", 1, "--field", "time", check=2)
     assert "expected: one of words, n, blob" in refused.stderr
     shardkit.convert(images, "wds", tmp_path / "out", split="a=0.5,b=0.5", workers=0)

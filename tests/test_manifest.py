@@ -134,8 +134,8 @@ def test_json_that_is_no_manifest_is_damaged(made):
 
 def test_a_manifest_has_a_size_that_neither_reader_nor_writer_exceed(made, tmp_path, monkeypatch):
     manifest = manifests.load(made)
-    monkeypatch.setattr(manifests, "MOST_BYTES", 1000)
-    monkeypatch.setattr(checked, "MOST_BYTES", 1000)
+    monkeypatch.setattr(manifests, "MAX_BYTES", 1000)
+    monkeypatch.setattr(checked, "MAX_BYTES", 1000)
     with pytest.raises(DamagedError, match="more than 1,000 bytes"):
         manifests.load(made)
     with pytest.raises(FormatError, match="more shards than a manifest can list"):

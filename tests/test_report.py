@@ -114,7 +114,7 @@ def test_nothing_of_the_data_becomes_markup(hostile, evil, tmp_path):
     options = {"where": f"__key__ != {EVIL + HOSTILE!r}", "drop": ["é"], "on_error": "skip"}
     shardkit.convert(evil, "parquet", tmp_path / "out", workers=0, **options)
     tags = check(html_report(tmp_path / "out"))
-    for words in ("passed over: ", "dropped: bad samples", "bad", "errors.jsonl", "--where "):
+    for words in ("ignored: ", "dropped: bad samples", "bad", "errors.jsonl", "--where "):
         assert words in tags.text, words
     listed = tmp_path / "out/train/__shardkit__/errors.jsonl"
     listed.write_text(json.dumps({"key": [HOSTILE], "what": {HOSTILE: 1}}) + "\n{\n")
@@ -278,7 +278,7 @@ def test_duplicates_and_what_was_left_out_or_cannot_be(tmp_path):
     out = tmp_path / "out"
     shardkit.convert(source, "parquet", out, workers=0, where="label == 0", stats=True)
     tags = check(html_report(out))
-    assert "passed over: " in tags.text
+    assert "ignored: " in tags.text
     assert "None. Compared: image." in tags.text
     assert "image: mean" in tags.text
     shardkit.convert(source, "parquet", tmp_path / "all", workers=0)

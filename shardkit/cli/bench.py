@@ -142,7 +142,7 @@ def _show_measure(measure: str, report: dict[str, Any]) -> None:
 
 
 def _words_of(run: dict[str, Any]) -> str:
-    """The setting of a run in a report, as text."""
+    """Return the setting of a run in a report, as text."""
     parts = []
     for name in ("threads", "workers"):
         if run[name] is not None:

@@ -90,9 +90,9 @@ def command(
     with fs.using(storage_options, path):
         dataset = open_any(path)
     usual = usual_options(dataset, batch_size=batch_size, transform=transform, size=size)
-    given = {name: value for name, value in options.items() if value is not None}
-    about = {name: given.pop(name) for name in ("ranks", "need") if name in given}
-    found = doctor(Loader(dataset, **usual, **given), seconds=seconds, **about)
+    chosen = {name: value for name, value in options.items() if value is not None}
+    about = {name: chosen.pop(name) for name in ("ranks", "need") if name in chosen}
+    found = doctor(Loader(dataset, **usual, **chosen), seconds=seconds, **about)
     if as_json:
         print_json(found.to_dict())
     else:

@@ -37,7 +37,7 @@ def command(as_json: bool) -> None:
 
 
 def _abilities(name: str) -> dict[str, list[str]]:
-    """The abilities of a format, or what it `needs` if a library is missing."""
+    """Return the abilities of a format, or what it `needs` if a library is missing."""
     try:
         return {"abilities": list(get_format(name).abilities)}
     except (UsageError, FormatError) as error:

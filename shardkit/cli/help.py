@@ -50,7 +50,7 @@ class Command(click.Command):
 
 
 def option_group(title: str, *decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A decorator that adds several `click.option`s to a command, as one group of its help.
+    """Return a decorator that adds several `click.option`s to a command, as one group of its help.
 
     >>> @click.command("x", cls=Command, examples=[Example("shardkit x --size 3", "Three")])
     ... @option_group("Images", click.option("--size", help="Pixels."))
@@ -91,26 +91,26 @@ def _option(field: dataclasses.Field[Any], word: str, about: str) -> Any:
     about = about if about[0] == '"' else about[0].upper() + about[1:]  # do not capitalize a value
     about, says, none = re.sub(r'"(\S+?)"', r"\1", about).partition(" None: ")
     of = click.Path() if word == "FILE" else _TYPES.get(kind, str)
-    given: dict[str, Any] = {"type": of, "metavar": word}
+    arguments: dict[str, Any] = {"type": of, "metavar": word}
     if choices := field.metadata.get("choices"):
-        given = {"type": click.Choice(choices)}
+        arguments = {"type": click.Choice(choices)}
     elif kind == "bool":
-        given = {"is_flag": True, "metavar": None}
+        arguments = {"is_flag": True, "metavar": None}
         flag += f"/--no-{flag[2:]}" * str(field.type).endswith("None")
     elif "=" in word or "," in word:
         about += " Repeatable."
         callback = pairs if "=" in word else _numbers if "[int]" in kind else _names
-        given = {"metavar": word, "multiple": True, "callback": callback}
+        arguments = {"metavar": word, "multiple": True, "callback": callback}
     if isinstance(field.default, tuple) and field.default:
-        given["default"] = [",".join(map(str, field.default))]
+        arguments["default"] = [",".join(map(str, field.default))]
     elif field.default not in (None, (), dataclasses.MISSING) or says:
-        given["default"] = field.default
+        arguments["default"] = field.default
     about += f"  [default: {none.removesuffix('.')}]" * bool(says)
-    return click.option(flag, field.name, help=about, **given)
+    return click.option(flag, field.name, help=about, **arguments)
 
 
 def pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    """A dict of the pairs of a repeatable option."""
+    """Return a dict of the pairs of a repeatable option."""
     found = [value.partition("=") for value in values]
     if not all(name and equals for name, equals, _ in found):
         raise click.BadParameter(f"expected {param.metavar}")  # not the value: it may be secret
@@ -125,5 +125,5 @@ def _numbers(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
 
 
 def _names(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> list[str]:
-    """Names separated by commas; a name with a comma is quoted, as in CSV."""
+    """Return names separated by commas; a name with a comma is quoted, as in CSV."""
     return [name for row in csv.reader(values) for name in row or [""]]

@@ -93,9 +93,9 @@ def _show(report: dict[str, Any]) -> None:
     if report["errors"]:
         rows.append(("dropped", f"{report['errors']:,} bad samples, listed in errors.jsonl"))
     if report["ignored"]:
-        rows.append(("passed over", tally(report["ignored"])))
+        rows.append(("ignored", tally(report["ignored"])))
     if report["filtered"]:
-        rows.append(("left out", f"{tally(report['filtered'])}; listed in filtered.jsonl"))
+        rows.append(("filtered", f"{tally(report['filtered'])}; listed in filtered.jsonl"))
     print_table(str(report["path"]), rows)
     if report["tokenizer"]:
         rows = list(report["tokenizer"].items())

@@ -91,7 +91,7 @@ class _Bar:
 
 
 def _begins(now: Progress) -> bool:
-    """Whether a step begins, whose notes are then shown."""
+    """Return whether a step begins, whose notes are then shown."""
     for note in () if now.seconds else now.notes:
         say(f"note: {note}")
     return not now.seconds
@@ -119,7 +119,7 @@ def show_plan(plan: Plan, state: str, estimate: dict[str, Any]) -> None:
     rows += [(name, str(value)) for name, value in changed_options(plan.recipe)]
     rows += [("note", note) for note in about["notes"]] + _passed_over(about["ignored"])
     if about["filtered"]:
-        rows.append(("left out", tally(about["filtered"])))
+        rows.append(("filtered", tally(about["filtered"])))
     rows += [("problem", problem) for problem in about["problems"]]
     print_table("Would convert", rows)
 
@@ -130,7 +130,7 @@ def _part(plan: Plan) -> str:
 
 
 def _estimated(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Rows with the estimated bytes, time and disk space of a conversion."""
+    """Yield rows with the estimated bytes, time and disk space of a conversion."""
     if "problem" in about:
         yield "estimate", about["problem"]
     if "written" in about:
@@ -174,7 +174,7 @@ def show_result(result: ConvertResult, complete: str = COMPLETE) -> None:
             rows.append(("  dropped", f"{split.errors:,}, listed in {split.errors_list}"))
         if split.filtered:
             words = f"{tally(split.filtered)}; listed in {split.filtered_list}"
-            rows.append(("  left out", words))
+            rows.append(("  filtered", words))
         if split.images:
             rows.append(_images(split))
         if split.reasons:
@@ -198,7 +198,7 @@ def show_result(result: ConvertResult, complete: str = COMPLETE) -> None:
 
 
 def _after_part(part: PartResult, out: str) -> str:
-    """What is left to do when a part has ended."""
+    """Return what is left to do when a part has ended."""
     words = "All tasks are done."
     if part.missing:
         others = f"part {part.missing_parts[0]}"
@@ -209,7 +209,7 @@ def _after_part(part: PartResult, out: str) -> str:
 
 
 def _images(split: SplitResult) -> tuple[str, str]:
-    """A row with the numbers of images that were passed through, resized and re-encoded."""
+    """Return a row with the numbers of images that were passed through, resized and re-encoded."""
     done = {words: split.images[n] for n, words in _DONE.items() if n in split.images}
     before, after = (size(split.images.get(f"bytes {way}", 0)) for way in ("in", "out"))
     return ("  images", f"{tally(done) or 'none'}; {before} in, {after} out")
@@ -227,4 +227,4 @@ _DONE = {
 def _passed_over(ignored: dict[str, int]) -> list[tuple[str, str]]:
     if not ignored:
         return []
-    return [("passed over", tally(ignored))]
+    return [("ignored", tally(ignored))]

@@ -27,7 +27,7 @@ _MEASURES = (
 
 
 def console(*, stderr: bool = False) -> Console:
-    """The console to print to; without a terminal, it prints wide plain text."""
+    """Return the console to print to; without a terminal, it prints wide plain text."""
     from rich.console import Console
 
     plain = Console(stderr=stderr, highlight=False)
@@ -87,7 +87,7 @@ def spread(stats: FieldStats) -> str:
 
 
 def measure_rows(field: str, about: dict[str, Any]) -> list[tuple[str, ...]]:
-    """The rows of a table for the statistics of a field, as `Dataset.stats` reports them."""
+    """Return the rows of a table for the statistics of a field, as `Dataset.stats` reports them."""
     rows: list[tuple[str, ...]] = []
     for format, count in about.get("formats", {}).items():
         rows.append((field, format, f"{count:,}"))

@@ -147,7 +147,7 @@ def _show(report: VerifyReport, quiet: bool) -> None:
 
 
 def _of_client(client: ClientReport) -> str:
-    """The library, the number of samples that it read, and what could not be compared."""
+    """Return the library, the number of samples that it read, and what could not be compared."""
     versions = ", ".join(f"{name} {version}" for name, version in client.versions.items())
     words = f"{versions}: {counted(client.samples, 'sample')}, "
     equal = "all equal" if client.samples else "nothing compared"

@@ -26,7 +26,7 @@ _HEADER = re.compile(
     re.DOTALL,
 )
 _LONGEST_HEADER = 1 << 20  # bytes; room for the types of hundreds of fields
-_MOST_WITHOUT_BYTES = 1 << 20  # values of types such as |S0, for which NumPy still allocates
+_MAX_WITHOUT_BYTES = 1 << 20  # values of types such as |S0, for which NumPy still allocates
 _SIMPLE = re.compile(rb"'([<>|][biufcSUmM]\d+(?:\[\w+\])?)'")
 
 
@@ -100,10 +100,10 @@ def _by_numpy(data: bytes) -> npt.NDArray[Any]:
 
 def _check_size(dtype: np.dtype[Any], shape: tuple[int, ...], size: int) -> None:
     """Raise ValueError for a damaged shape, before memory is allocated for it."""
-    said = int(np.prod([dtype.itemsize, *shape], dtype=object))
-    if said != size:
-        raise ValueError(f"the header says {said} bytes of values, but there are {size}")
-    if not dtype.itemsize and np.prod(shape, dtype=object) > _MOST_WITHOUT_BYTES:
+    announced = int(np.prod([dtype.itemsize, *shape], dtype=object))
+    if announced != size:
+        raise ValueError(f"the header says {announced} bytes of values, but there are {size}")
+    if not dtype.itemsize and np.prod(shape, dtype=object) > _MAX_WITHOUT_BYTES:
         raise ValueError(f"the shape {shape} is too large for values without bytes")
 
 
@@ -144,7 +144,7 @@ def load_table(
 
 
 def is_latin(*names: str) -> bool:
-    """Whether NumPy can write these names in a header of the versions 1.0 and 2.0."""
+    """Return whether NumPy can write these names in a header of the versions 1.0 and 2.0."""
     return all(ord(letter) < 256 for name in names for letter in name)
 
 

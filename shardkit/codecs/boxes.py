@@ -20,7 +20,7 @@ _LEAST = 1 / 1024  # pixels of width and height; boxes with less left are droppe
 
 
 def is_boxes(value: object) -> bool:
-    """Whether a value can be boxes: floats of shape (n, 4)."""
+    """Return whether a value can be boxes: floats of shape (n, 4)."""
     return (
         isinstance(value, np.ndarray)
         and value.dtype in (np.float32, np.float64)

@@ -36,7 +36,7 @@ _END = b"\xff\xd9"
 
 
 def can_crop(data: bytes, header: Header) -> bool:
-    """Whether `crop_jpegs` supports an image.
+    """Return whether `crop_jpegs` supports an image.
 
     It supports upright 8-bit JPEGs in grey or YCbCr that end with the end marker and need no
     conversion to sRGB. `header` is the result of `read_header` for `data`.

@@ -223,7 +223,7 @@ def _other(data: bytes) -> dict[str, Any]:
 
 
 def of_unknown_white(image: Any) -> str:
-    """What kind of pixels a Pillow image has, if it is not defined which value is white."""
+    """Return what kind of pixels a Pillow image has, if it is not defined which value is white."""
     if image.mode == "F":
         return "floating-point"
     if image.format != "TIFF":

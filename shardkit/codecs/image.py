@@ -69,7 +69,7 @@ _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 
 
 def is_mask_name(field: str) -> bool:
-    """Whether a field has a name that masks usually have."""
+    """Return whether a field has a name that masks usually have."""
     stem, dot, suffix = field.rpartition(".")
     name = stem if dot and suffix.lower() in SUFFIXES else field
     words = {name.lower(), *(word.lower() for word in _WORDS.findall(name))}
@@ -152,7 +152,7 @@ def _unknown(data: bytes) -> NotAnImageError:
 
 
 def is_image(data: bytes) -> bool:
-    """Whether the first bytes are those of an image (its header may still be damaged)."""
+    """Return whether the first bytes are those of an image (its header may still be damaged)."""
     format = format_of(data)
     if format == "bmp":  # two letters are weak evidence: the reserved bytes must also be zero
         return data[6:10] == bytes(4)

@@ -51,7 +51,7 @@ class Kind(NamedTuple):
     many: str
 
     def has(self, name: str) -> bool:
-        """Whether a file is of this kind, judging by its name."""
+        """Return whether a file is of this kind, judging by its name."""
         return kind_by_name(name) is self
 
 
@@ -161,7 +161,7 @@ def media_of(kind: FieldType, value: bytes) -> MediaInfo:
 
 
 def is_read(info: MediaInfo) -> bool:
-    """Whether this is from the header, not only the format."""
+    """Return whether this is from the header, not only the format."""
     return info != MediaInfo(info.format)
 
 

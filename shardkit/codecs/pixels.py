@@ -122,7 +122,7 @@ def format_for(data: bytes, format: str) -> str:
 def to_rgb(data: bytes, least: tuple[int, int] | None = None) -> Pixels:
     """Return the pixels (height, width, 3) of any image as displayed; `least` as in `decode`.
 
-    Warns, once per process, of bits and frames that are left out.
+    Warns, once per process, of bits and frames that are ignored.
 
     Raises NotAnImageError with the reason.
     """

@@ -21,7 +21,7 @@ Samples = npt.NDArray[np.float32]  # (frames, channels)
 
 MAX_VALUES = 1 << 28  # of all channels, decoded at once: 1 GiB
 _BLOCK = 1 << 20  # frames to encode at once, using 20 bytes of memory per value
-_MOST_RATIO = 1000  # of two rates: more is unrealistic, and takes soxr seconds
+_MAX_RATIO = 1000  # of two rates: more is unrealistic, and takes soxr seconds
 _EXACT = ("wav", "flac", "aiff")  # seeking gives exactly the samples that reading up to there gives
 
 
@@ -110,7 +110,7 @@ def resampled(samples: Samples, rate: int, to: int, quality: str = "HQ") -> Samp
         return samples
     with extra("audio", "resampling audio"):
         import soxr
-    if not 1 / _MOST_RATIO <= rate / to <= _MOST_RATIO:
+    if not 1 / _MAX_RATIO <= rate / to <= _MAX_RATIO:
         raise UndecodedError(f"{rate:,} Hz, which cannot be resampled to {to:,} Hz")
     if samples.size * to / rate > MAX_VALUES:
         raise TooLongError(f"{samples.size:,} values at {rate:,} Hz, resampled to {to:,} Hz")

@@ -6,7 +6,7 @@ Each imports only those on lines below its own:
     convert
     create run
     export publish
-    estimate existing outline ray_engine
+    estimate existing publish_plan ray_engine
     bucket folder plan
     cuts partial pool
     claim splits work

@@ -36,12 +36,12 @@ from shardkit.conversion.claim import RUN, PartClaims, TakenError
 from shardkit.conversion.locks import HELD, UNLOCKED, try_lock, unlock
 from shardkit.conversion.partial import (
     DATASET,
-    OUTLINE,
+    PUBLISH_PLAN,
     TASKS,
     Copied,
     Partial,
     comparable,
-    unseen,
+    no_progress,
 )
 from shardkit.conversion.target import Target, file_in_the_way
 from shardkit.conversion.work import PACKED, is_finished, read_result, unpack
@@ -141,7 +141,7 @@ class BucketPartial(Partial):
         return {folder.name for folder in found if self._job in (None, folder.parent)}
 
     def _keys(self) -> list[str]:
-        """All objects in a listing, which is only a hint until they are to be removed."""
+        """Return all objects in a listing, which is only a hint until they are to be removed."""
         if self._listed is None:
             self._listed = self._store.keys(self.path.key)
         return self._listed
@@ -153,13 +153,13 @@ class BucketPartial(Partial):
         assert self._job is not None
         return self.lock.begun(self._job.name)
 
-    def has_outline(self) -> bool:
-        return any(key.endswith(f"/{OUTLINE}") for key in self._keys())
+    def has_publish_plan(self) -> bool:
+        return any(key.endswith(f"/{PUBLISH_PLAN}") for key in self._keys())
 
     @property
-    def outline(self) -> RemotePath:
+    def publish_plan(self) -> RemotePath:
         assert self._job is not None
-        return self._job / OUTLINE
+        return self._job / PUBLISH_PLAN
 
     def is_published(self) -> bool:
         """Whether the manifest is newer than the job; if equal, the dataset is published again."""
@@ -305,12 +305,16 @@ class BucketPartial(Partial):
         fs.delete(path)
 
     def _others(self) -> list[RemotePath]:
-        """All objects in the listing except the claim."""
+        """Return all objects in the listing except the claim."""
         return [path for path in map(self._path, self._keys()) if path != self.path / RUN]
 
     def _known(self) -> Iterator[RemotePath]:
-        """The objects that this run has written, or knows that another run had written."""
-        yield from (self.path / JOB, self.outline, *(one.path for one in self._placed.values()))
+        """Yield the objects that this run has written, or knows that another run had written."""
+        yield from (
+            self.path / JOB,
+            self.publish_plan,
+            *(one.path for one in self._placed.values()),
+        )
         for folder in filter(is_finished, self.tasks.glob("*")):
             yield self.stored(folder) / PACKED
             yield from (self.stored(folder / file.name) for file in read_result(folder).files)
@@ -322,7 +326,7 @@ class BucketPartial(Partial):
 
     # --- publishing: each step can be repeated, also by another run
 
-    def publish(self, copied: Copied = unseen, *, overwrite: bool) -> None:
+    def publish(self, copied: Copied = no_progress, *, overwrite: bool) -> None:
         out = self._target.path
         assert isinstance(out, RemotePath)
         now = RemotePath(out.store.anew(), out.key)  # without what was cached when the run began
@@ -369,7 +373,7 @@ class BucketPartial(Partial):
         return ranks
 
     def _marks(self, names: Iterable[str]) -> list[RemotePath]:
-        """A mark for the output, and for each of its splits."""
+        """Return a mark for the output, and for each of its splits."""
         own = self._target.list_path(Path(), manifests.UNFINISHED).as_posix()
         folders = map(_dataset_of, () if self._target.single else names)
         found = {own, *(f"{folder}{_MARK}" for folder in folders if folder is not None)}
@@ -391,12 +395,12 @@ class BucketPartial(Partial):
         return names
 
     def _names(self) -> set[str]:
-        """The names of all objects of the output, in a listing."""
+        """Return the names of all objects of the output, in a listing."""
         start = len(self._folder.key) + 1
         return {key[start:] for key in self._store.keys(self._folder.key)}
 
     def _marked(self) -> set[str]:
-        """The names in the mark of a run that was killed while publishing."""
+        """Return the names in the mark of a run that was killed while publishing."""
         found = self.read(self._target.list_path(self._folder, manifests.UNFINISHED))
         if found is None:
             return set()

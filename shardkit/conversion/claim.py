@@ -155,7 +155,7 @@ class Claim:
         made = fs.put_if(data, self._path, tag)
         if made is None:
             found = self._path.store.read_tagged(self._path.key)
-            if found is None or said(found[0]).get("run") != self.run:
+            if found is None or entries_of(found[0]).get("run") != self.run:
                 return False
             made = found[1]  # written by a request of this run whose response was lost
             if found[0] != data:  # an earlier one, which other runs may have seen for a while
@@ -247,7 +247,7 @@ class PartClaims:
         claims, live = self._parts(), []
 
         def look(part: PartOf) -> None:
-            other = part != self.part and job in (None, said(claims[part][0]).get("job"))
+            other = part != self.part and job in (None, entries_of(claims[part][0]).get("job"))
             if other and not ended(self._claim_of(part), claims[part]):
                 live.append(part)
 
@@ -259,7 +259,7 @@ class PartClaims:
         return self._path / PARTS / f"{part.name}.json"
 
     def _parts(self) -> dict[PartOf, Found]:
-        """The claims of all parts."""
+        """Return the claims of all parts."""
         found: dict[PartOf, Found] = {}
         store = self._path.store
 
@@ -273,9 +273,9 @@ class PartClaims:
         return found
 
     def begun(self, job: str) -> list[PartOf]:
-        """The parts of a job that have ever begun."""
+        """Return the parts of a job that have ever begun."""
         claims = self._parts()
-        return sorted(part for part in claims if said(claims[part][0]).get("job") == job)
+        return sorted(part for part in claims if entries_of(claims[part][0]).get("job") == job)
 
     def check(self) -> None:
         """Raise OutputError if another run has taken over this output."""
@@ -294,14 +294,14 @@ def ended(path: RemotePath, found: Found | None) -> bool:
     now = _watched(path, *found)
     if now != found:
         return now is None or is_over(now[0])
-    text = _text({**said(found[0]), "run": None, "released": True})
+    text = _text({**entries_of(found[0]), "run": None, "released": True})
     return fs.put_if(text, path, found[1]) is not None
 
 
 def _watched(path: RemotePath, data: bytes, tag: Tag) -> Found | None:
     """Wait until a claim changes, and return it; unchanged if its run must be dead."""
     seconds = DEAD * BEAT
-    about = said(data)
+    about = entries_of(data)
     warn(
         f"{path.parent} was claimed by a run on {about.get('host')} (process {about.get('pid')})"
         f" that has not reported its end: waiting up to {seconds:.0f} s to see whether it is"
@@ -316,8 +316,8 @@ def _watched(path: RemotePath, data: bytes, tag: Tag) -> Found | None:
 
 
 def is_over(data: bytes) -> bool:
-    """Whether the run of a claim has ended, according to the claim or to this machine."""
-    about = said(data)
+    """Return whether the run of a claim has ended, according to the claim or to this machine."""
+    about = entries_of(data)
     if about.get("released") is True:
         return True
     here = _this_process()
@@ -358,8 +358,8 @@ def _started(pid: int) -> str | None:
     return None if words[0] in ("Z", "X") else words[19]
 
 
-def said(data: bytes) -> dict[str, Any]:
-    """The entries of a claim."""
+def entries_of(data: bytes) -> dict[str, Any]:
+    """Return the entries of a claim."""
     try:
         return checked(dict[str, Any], parse(data))
     except ValueError:  # not a claim, and so not renewed by any run

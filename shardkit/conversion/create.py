@@ -93,7 +93,7 @@ class DatasetWriter:
         """Add one `sample`: its fields, and its `__key__`, which by default is its number.
 
         Raises SampleError if a value does not fit the schema or the key was used before. This
-        sample is then left out, and you can write further samples. Raises ValueError if the dataset
+        sample is then dropped, and you can write further samples. Raises ValueError if the dataset
         is closed.
         """
         if not self._open:

@@ -83,17 +83,17 @@ def _by_bytes(split: Split, bounds: Sizes, recipe: Recipe) -> Iterator[tuple[int
 
 
 def _is_exact(split: Split) -> bool:
-    """Whether it is known while planning how many samples a shard will have."""
+    """Return whether it is known while planning how many samples a shard will have."""
     return split.samples is not None and split.steps.text is None
 
 
 def _joins(format: Format, max_bytes: int | None) -> bool:
-    """Whether shards of `max_bytes` in total can be joined into one that is not larger."""
+    """Return whether shards of `max_bytes` in total can be joined into one that is not larger."""
     return isinstance(format, Joins) and (max_bytes is None or not format.join_may_grow)
 
 
 def _encodes(split: Split, format: Format) -> bool:
-    """Whether values are decoded or encoded rather than copied, judging by a few samples."""
+    """Return whether values are decoded or encoded rather than copied, judging by a few samples."""
     images = {n: kind for n, kind in split.source.schema.items() if isinstance(kind, Image)}
     steps = split.steps.decode or split.steps.text is not None
     if steps or isinstance(split.source, Stream) or not format.encodes_images:
@@ -161,7 +161,7 @@ def _least_work(split: Split) -> int:
 
 
 def _work_cuts(work: Sizes, most: int, least: int, shard: int | None = None) -> Iterator[Cut]:
-    """Tasks of at most `most` bytes of work, smaller towards the end: see _FRACTION.
+    """Yield tasks of at most `most` bytes of work, smaller towards the end: see _FRACTION.
 
     With `shard` samples per shard, a task covers whole shards, or a piece of one to be joined.
     """
@@ -183,7 +183,7 @@ def _work_cuts(work: Sizes, most: int, least: int, shard: int | None = None) -> 
 
 
 def _whole_shards(bounds: Sizes, max_samples: int) -> Iterator[tuple[int, int]]:
-    """Tasks that contain the samples of one or more whole shards."""
+    """Yield tasks that contain the samples of one or more whole shards."""
     mean = int(bounds.mean()) + 1 if len(bounds) else 1
     step = max_samples * max(1, _TASK_BYTES // (mean * max_samples))
     for start in range(0, len(bounds), step):
@@ -191,7 +191,7 @@ def _whole_shards(bounds: Sizes, max_samples: int) -> Iterator[tuple[int, int]]:
 
 
 def _even_cuts(bounds: Sizes, limit: int) -> Iterator[tuple[int, int]]:
-    """Tasks of nearly equal bytes, at most `limit` unless a single sample is larger."""
+    """Yield tasks of nearly equal bytes, at most `limit` unless a single sample is larger."""
     ends = running_sum(bounds)
     tasks = -(-int(ends[-1]) // limit)
     found = _evenly(ends, tasks)
@@ -201,7 +201,7 @@ def _even_cuts(bounds: Sizes, limit: int) -> Iterator[tuple[int, int]]:
 
 
 def _evenly(ends: npt.NDArray[np.int64] | RunningSum, tasks: int) -> npt.NDArray[np.int64]:
-    """Indices of samples at which `tasks` slices of nearly equal bytes begin and end."""
+    """Return indices of samples at which `tasks` slices of nearly equal bytes begin and end."""
     each, rest = divmod(int(ends[-1]), max(tasks, 1))  # so that products fit into 63 bits
     numbers = np.arange(tasks + 1)
     aims = each * numbers + rest * numbers // max(tasks, 1)

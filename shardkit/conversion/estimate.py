@@ -131,7 +131,7 @@ def refuse_full(plan: Plan) -> None:
 
 
 def _copies_media(split: Split) -> bool:
-    """Whether a split has media, which are stored unchanged as far as planning can tell."""
+    """Return whether a split has media, which are stored unchanged as far as planning can tell."""
     media = any(isinstance(kind, _MEDIA) for kind in split.schema.values())
     return media and not (split.steps or split.source.encodes_images)
 
@@ -146,7 +146,7 @@ def room_for(target: Target) -> Room | None:
 
 
 def _stored(folder: Path) -> int:
-    """Bytes of all files in a folder; for a working folder, without the old dataset."""
+    """Return bytes of all files in a folder; for a working folder, without the old dataset."""
     total = 0
     for at, folders, files in os.walk(folder):
         if Path(at) == folder and REPLACED in folders:
@@ -201,7 +201,7 @@ def _tried(plan: Plan, split: Split, seconds: float) -> Estimate:
 def _some(split: Split, number: int) -> Task:
     """A task of samples from several places of the split, in random order, consecutive at each.
 
-    Samples that are too large to try are left out.
+    Samples that are too large to try are ignored.
     """
     chosen, places = split.slice, max(min(number, _PROBES), 1)
     starts = permutation(places, 0) * len(chosen.order) // places

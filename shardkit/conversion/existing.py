@@ -32,7 +32,7 @@ class State(Enum):
 
 
 def partial_of(target: Target) -> Partial:
-    """The unfinished work on a target on this machine or in a bucket."""
+    """Return the unfinished work on a target on this machine or in a bucket."""
     if isinstance(target.path, RemotePath):
         return BucketPartial(target, target.path)
     return FolderPartial(target)
@@ -74,7 +74,7 @@ def state_of(plan: Plan, partial: Partial, *, overwrite: bool) -> State:
         return State.COMPLETE
     # A part never removes the work of another job: it may be the one with the wrong options.
     refuses = job is not None and not ours and (part or not overwrite)
-    if refuses and (partial.results() or (part and partial.has_outline())):
+    if refuses and (partial.results() or (part and partial.has_publish_plan())):
         return State.OTHER_WORK if job else State.DAMAGED_WORK
     empty = plan.target.is_empty()
     if not empty and not overwrite:
@@ -85,7 +85,7 @@ def state_of(plan: Plan, partial: Partial, *, overwrite: bool) -> State:
 
 
 def is_done(plan: Plan, partial: Partial, *, overwrite: bool) -> bool:
-    """Whether the dataset exists already; raises OutputError if it must not be replaced."""
+    """Return whether the dataset exists already; raises OutputError if it must not be replaced."""
     works = (State.OTHER_WORK, State.DAMAGED_WORK)
     while (state := state_of(plan, partial, overwrite=overwrite)) in works:
         partial.lock.refuse_busy()
@@ -101,7 +101,7 @@ def is_done(plan: Plan, partial: Partial, *, overwrite: bool) -> bool:
 
 
 def made_meanwhile(plan: Plan, partial: Partial, *, overwrite: bool) -> bool:
-    """Whether another run made the dataset after `is_done`, before this run had the lock.
+    """Return whether another run made the dataset after `is_done`, before this run had the lock.
 
     Raises OutputError if it made another dataset. In a store, only publishing finds this.
     """
@@ -135,7 +135,7 @@ def clean_up(plan: Plan, partial: Partial) -> None:
 
 
 def _other_work(plan: Plan, partial: Partial, job: dict[str, Any]) -> OutputError:
-    """The error for an unfinished conversion with other options or another source."""
+    """Return the error for an unfinished conversion with other options or another source."""
     again = "start again with --overwrite"
     if plan.part is not None:
         again = f"remove {partial.path}"
@@ -179,7 +179,7 @@ def damaged_job(partial: Partial, again: str) -> OutputError:
 
 
 def is_complete(job: dict[str, Any], target: Target) -> bool:
-    """Whether the complete dataset of a job exists at the target already."""
+    """Return whether the complete dataset of a job exists at the target already."""
     out = target.path
     if not (manifests.has_manifest(out) and out.exists()):
         return False
@@ -210,7 +210,7 @@ def _has_all_files(folder: Path, manifest: manifests.Manifest | manifests.Splits
 
 
 def another_dataset(job: dict[str, Any], target: Target, fix: str) -> OutputError:
-    """The error for a dataset at the target that differs from the one of a job."""
+    """Return the error for a dataset at the target that differs from the one of a job."""
     found = _difference(target.path, job["recipe"])
     what = "the output exists and holds another dataset"
     if None in job["recipe"]["sources"].values():
@@ -219,7 +219,7 @@ def another_dataset(job: dict[str, Any], target: Target, fix: str) -> OutputErro
 
 
 def _difference(out: Path, recipe: dict[str, Any]) -> str:
-    """How the dataset at `out` differs from the requested one, in words."""
+    """Return how the dataset at `out` differs from the requested one, in words."""
     try:
         manifest = manifests.load_any(out)
     except NotFoundError as error:  # the manifest has appeared or vanished since the first look
@@ -255,7 +255,7 @@ _DIGESTS = {
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], option: str = "") -> str:
-    """The options in which two recipes differ, or the entries of an option, in words."""
+    """Return the options in which two recipes differ, or the entries of an option, in words."""
     words = []
     changed = [n for n in sorted(old.keys() | new.keys()) if old.get(n) != new.get(n)]
     for name in changed:

@@ -210,7 +210,7 @@ def _write(
 
 
 def _begin(target: Target, to: str, sources: Iterable[Path]) -> Partial:
-    """An empty working folder, after removing what an interrupted export has left."""
+    """Return an empty working folder, after removing what an interrupted export has left."""
     if isinstance(target.path, RemotePath):
         raise UsageError(
             "an export is written to this machine, not to a URL",
@@ -244,7 +244,7 @@ def _already_made(
 
 
 def _extent(folder: Path, to: str) -> list[int]:
-    """The number and the bytes of all files of an export, except its description."""
+    """Return the number and the bytes of all files of an export, except its description."""
     paths = (os.path.join(at, name) for at, _, names in os.walk(folder) for name in names)
     about = os.path.join(folder, _about_name(to))
     sizes = [os.lstat(path).st_size for path in paths if path != about]
@@ -354,7 +354,7 @@ class _Export:
         )
 
     def _row(self, row: dict[str, Any], optional: Sequence[bool]) -> bytes:
-        """The line of the table for a sample."""
+        """Return the line of the table for a sample."""
         line = csv_row(row.values(), optional) if self._to == "folder" else json_row(row)
         if len(line) > exported.MAX_ROW:
             raise SampleError(
@@ -366,7 +366,7 @@ class _Export:
         return line
 
     def _ordered(self) -> dict[str, FieldType]:
-        """The fields as columns: the main one first."""
+        """Return the fields as columns: the main one first."""
         return {**({self._main: self._schema[self._main]} if self._main else {}), **self._schema}
 
     def _has_files(self) -> bool:
@@ -450,7 +450,7 @@ class _Export:
         return row, self._why_renamed(number, key) if sizes else "", sizes
 
     def _value(self, stem: str, name: str, kind: FieldType, value: Any, sizes: list[int]) -> Any:
-        """A value as it appears in the table, after writing its files."""
+        """Return a value as it appears in the table, after writing its files."""
         if name in self._named and 0 <= value < len(self._named[name]):
             return self._named[name][value]
         if self._to != "files" and (found := inline(kind, value)) is not None:
@@ -488,7 +488,7 @@ class _Export:
 
 
 def _folded(stem: str) -> int:
-    """A hash that is equal for names that some file systems do not distinguish."""
+    """Return a hash that is equal for names that some file systems do not distinguish."""
     return key_hash(unicodedata.normalize("NFC", stem.casefold()))
 
 
@@ -500,7 +500,7 @@ def _tell_apart(names: Sequence[str]) -> bool:
 
 
 def _main(schema: Schema) -> str:
-    """The field whose files an exported folder contains: images, audio or video."""
+    """Return the field whose files an exported folder contains: images, audio or video."""
     found = [name for name, kind in schema.items() if isinstance(kind, _MEDIA)]
     if not found:
         raise UsageError(

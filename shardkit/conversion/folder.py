@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shardkit.conversion.locks import PartLock
-from shardkit.conversion.partial import DATASET, OUTLINE, TASKS, Copied, Partial, unseen
+from shardkit.conversion.partial import DATASET, PUBLISH_PLAN, TASKS, Copied, Partial, no_progress
 from shardkit.conversion.target import Target, file_in_the_way, not_ours, refuse_others
 from shardkit.conversion.work import UNFINISHED, is_finished, read_result
 from shardkit.errors import NotFoundError, OutputError
@@ -47,8 +47,8 @@ class FolderPartial(Partial):
         self._last = target.path.name if target.single else ""  # this name makes it a dataset
 
     @property
-    def outline(self) -> Path:
-        return self.path / OUTLINE
+    def publish_plan(self) -> Path:
+        return self.path / PUBLISH_PLAN
 
     def exists(self) -> bool:
         return self.path.exists()
@@ -60,8 +60,8 @@ class FolderPartial(Partial):
     def begun(self) -> list[PartOf]:
         return self.lock.begun()
 
-    def has_outline(self) -> bool:
-        return self.outline.is_file()
+    def has_publish_plan(self) -> bool:
+        return self.publish_plan.is_file()
 
     def is_published(self) -> bool:
         """Shards that are missing from the folder of a finished task were moved to `dataset`."""
@@ -190,7 +190,7 @@ class FolderPartial(Partial):
 
     # --- publishing: every step can be repeated, or the old dataset can be restored
 
-    def publish(self, copied: Copied = unseen, *, overwrite: bool) -> None:
+    def publish(self, copied: Copied = no_progress, *, overwrite: bool) -> None:
         """Move the old dataset aside, and the new one into its place, each by one rename.
 
         The files that belong next to a single file are copied before, so that the originals remain
@@ -227,7 +227,7 @@ class FolderPartial(Partial):
             self.release()
 
     def _names(self, folder: Path) -> list[str]:
-        """What is published of a folder, the name that makes it a dataset at the end."""
+        """Return what is published of a folder, the name that makes it a dataset at the end."""
         if not self._target.single:
             return [""]
         tops = {path.name for path in folder.iterdir()} - {self._last, FOLDER}

@@ -132,14 +132,14 @@ class PartLock:
         return UNLOCKED not in (self._lock, self._own)
 
     def begun(self) -> list[PartOf]:
-        """The parts that have ever begun."""
+        """Return the parts that have ever begun."""
         return sorted(filter(None, (PartOf.named(path.name) for path in self._parts.glob("*"))))
 
     def check(self) -> None:
         """Do nothing: the lock is held for the lifetime of this process."""
 
     def _at_work(self) -> list[PartOf]:
-        """The other parts whose processes are alive."""
+        """Return the other parts whose processes are alive."""
         alive = []
         for part in {*self.begun()} - {self.part}:
             found = try_lock(self._parts, part.name, shared=True, advice="", make=False)
@@ -159,7 +159,7 @@ class PartLock:
 
 
 def at_work(parts: list[PartOf], path: Path, why: str) -> OutputError:
-    """The error of a run or part that is locked out by running parts."""
+    """Return the error of a run or part that is locked out by running parts."""
     return OutputError(
         f"part {parts[0]} of this output is running, and {why}",
         path=path,
@@ -237,7 +237,7 @@ def _flock(handle: int, how: int) -> int:
 
 
 def is_at(handle: int, path: Path) -> bool:
-    """Whether the file that was opened at a path is still there."""
+    """Return whether the file that was opened at a path is still there."""
     with contextlib.suppress(FileNotFoundError):
         return os.fstat(handle).st_ino == os.stat(path).st_ino
     return False

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from shardkit.conversion.cuts import TASKS
 from shardkit.conversion.existing import another_dataset, damaged_job, is_complete, partial_of
-from shardkit.conversion.outline import Outline, who_is_missing
 from shardkit.conversion.partial import Partial
 from shardkit.conversion.pool import Pool
+from shardkit.conversion.publish_plan import PublishPlan, who_is_missing
 from shardkit.conversion.run import check_errors, errors_of, finished_in, publish, result_of
 from shardkit.conversion.target import Target
 from shardkit.dataset.find import open_splits
@@ -55,8 +55,8 @@ def merge(
 
         with fs.using(storage_options, *datasets, out):
             to = _common_format(datasets)
-        given, options = list(datasets), storage_options
-        return convert(given, to, out, progress=progress, storage_options=options)
+        paths, options = list(datasets), storage_options
+        return convert(paths, to, out, progress=progress, storage_options=options)
     if len(datasets) != 1:
         raise UsageError(
             "an output is needed to merge datasets",
@@ -68,7 +68,7 @@ def merge(
 
 
 def _common_format(datasets: Sequence[str | os.PathLike[str]]) -> str:
-    """The common format of all datasets; raises UsageError if there is none."""
+    """Return the common format of all datasets; raises UsageError if there is none."""
     found = {
         os.fspath(path): dataset.format
         for path in datasets
@@ -104,7 +104,7 @@ def _publish(
 
 
 def _finished(target: Target) -> ConvertResult:
-    """The result for a dataset that is published already."""
+    """Return the result for a dataset that is published already."""
     if not manifests.has_manifest(target.path):
         raise OutputError(
             "there is no conversion in parts to this output",
@@ -150,25 +150,25 @@ def _merge(job: dict[str, Any], target: Target, monitor: Monitor | None) -> Conv
         if is_complete(job, target):
             partial.discard()
             return result_of(None, target, already_complete=True)
-        if (packed := partial.read(partial.outline)) is None:
+        if (packed := partial.read(partial.publish_plan)) is None:
             raise _not_in_parts(target.path)
-        outline = Outline.unpacked(packed, partial.outline)
-        if not target.is_empty() and not outline.overwrite:
+        publish_plan = PublishPlan.unpacked(packed, partial.publish_plan)
+        if not target.is_empty() and not publish_plan.overwrite:
             fix = "repeat any part with --overwrite, then merge again, which replaces it"
             raise another_dataset(job, target, fix)
-        _check(outline, target, partial)
-        every = range(len(outline.tasks))
+        _check(publish_plan, target, partial)
+        every = range(len(publish_plan.tasks))
         with Pool(processors(), early=False) as processes:
-            publish(outline, target, partial, every, monitor, processes)
+            publish(publish_plan, target, partial, every, monitor, processes)
     finally:
         partial.release()
-    return result_of(outline, target)
+    return result_of(publish_plan, target)
 
 
-def _check(outline: Outline, target: Target, partial: Partial) -> None:
+def _check(publish_plan: PublishPlan, target: Target, partial: Partial) -> None:
     """Raise an error if a task is missing, or if more samples are bad than allowed."""
-    tasks = range(len(outline.tasks))
-    done, _ = finished_in(partial, tasks, outline.recipe.on_error)
+    tasks = range(len(publish_plan.tasks))
+    done, _ = finished_in(partial, tasks, publish_plan.recipe.on_error)
     if missing := {*tasks} - done:
         words, parts = who_is_missing(partial.begun(), missing)
         which = f"--part {parts[0]}" if parts else "--part I/N"
@@ -181,7 +181,7 @@ def _check(outline: Outline, target: Target, partial: Partial) -> None:
             fix=f"run the same command with {which}{more}, then merge again",
         )
     try:
-        check_errors(outline.problems + errors_of(partial, done), outline.max_errors)
+        check_errors(publish_plan.problems + errors_of(partial, done), publish_plan.max_errors)
     except ShardkitError as error:
         error.fix = "repeat any part with a larger --max-errors, then merge again"
         raise

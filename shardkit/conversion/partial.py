@@ -4,7 +4,7 @@ Its contents in a folder; in a bucket, see `bucket.py`:
 
 job.json          the identity of the run: recipe, versions, modification times of the source
 lock, parts/      the locks of the running conversion or of its parts (`locks.py`)
-plan/             for a run in parts: what publishing needs (`outline.py`)
+plan/             for a run in parts: what publishing needs (`publish_plan.py`)
 tasks/000012/     a finished task: its shards and result.json
 tasks/joined-…    a finished task that has joined shards of other tasks
 tasks/000013.…    an unfinished task, removed when a run begins
@@ -24,7 +24,7 @@ from shardkit.conversion.claim import PartClaims
 from shardkit.conversion.locks import PartLock
 from shardkit.conversion.work import UNFINISHED, is_finished
 from shardkit.errors import DamagedError, OutputError
-from shardkit.helpers.checked import MOST_BYTES
+from shardkit.helpers.checked import MAX_BYTES
 from shardkit.helpers.part_of import PartOf
 from shardkit.metadata.job import JOB, parsed_job
 from shardkit.metadata.manifest import File
@@ -32,14 +32,14 @@ from shardkit.metadata.recipe import identity
 from shardkit.storage import fs
 from shardkit.storage.remote.path import RemotePath
 
-OUTLINE = "plan/outline.zip"
+PUBLISH_PLAN = "plan/publish-plan.zip"
 TASKS = "tasks"
 DATASET = "dataset"
 
 Copied: TypeAlias = "Callable[[int, int], object]"
 
 
-def unseen(more: int, total: int) -> None:
+def no_progress(more: int, total: int) -> None:
     """Ignore the progress of copying."""
 
 
@@ -60,11 +60,11 @@ class Partial(ABC):
 
     @abstractmethod
     def exists(self) -> bool:
-        """Whether there is any file or object of it."""
+        """Return whether there is any file or object of it."""
 
     @abstractmethod
     def results(self) -> set[str]:
-        """The names of the tasks that look finished, without reading their results."""
+        """Return the names of the tasks that look finished, without reading their results."""
 
     @abstractmethod
     def read(self, path: Path, most: int = -2) -> bytes | None:
@@ -76,14 +76,14 @@ class Partial(ABC):
 
     @abstractmethod
     def stored(self, path: Path) -> Path:
-        """The location of a shard's file that was written to `path` in `tasks`."""
+        """Return the location of a shard's file that was written to `path` in `tasks`."""
 
     @abstractmethod
     def move(self, old: Path, folder: Path, file: File) -> None:
         """Move a file that was written in `tasks` to its final name in a folder of `dataset`."""
 
     @abstractmethod
-    def publish(self, copied: Copied = unseen, *, overwrite: bool) -> None:
+    def publish(self, copied: Copied = no_progress, *, overwrite: bool) -> None:
         """Publish `dataset` as the output; in a bucket, report progress to `copied`.
 
         Raises OutputError if something has appeared at the output meanwhile, unless it is a dataset
@@ -101,15 +101,15 @@ class Partial(ABC):
 
     @abstractmethod
     def begun(self) -> list[PartOf]:
-        """The parts that have ever begun."""
+        """Return the parts that have ever begun."""
 
     @abstractmethod
-    def has_outline(self) -> bool:
-        """Whether the unfinished run consists of parts, and has stored its plan."""
+    def has_publish_plan(self) -> bool:
+        """Return whether the unfinished run consists of parts, and has stored its plan."""
 
     @property
     @abstractmethod
-    def outline(self) -> Path:
+    def publish_plan(self) -> Path:
         """Where parts store what publishing needs of the plan."""
 
     @abstractmethod
@@ -118,7 +118,7 @@ class Partial(ABC):
 
     @abstractmethod
     def _strangers(self) -> set[str]:
-        """The names in OUT.partial that are not those of unfinished work."""
+        """Return the names in OUT.partial that are not those of unfinished work."""
 
     # --- what they do alike
 
@@ -152,18 +152,18 @@ class Partial(ABC):
         self.lock.release()
 
     def job(self) -> dict[str, Any] | None:
-        """The identity of the unfinished run; None if the run ended before it was stored.
+        """Return the identity of the unfinished run; None if the run ended before it was stored.
 
         It is empty if it is damaged: then the run cannot be resumed, and its work should be kept.
         """
         try:
-            data = self.read(self.path / JOB, MOST_BYTES)
+            data = self.read(self.path / JOB, MAX_BYTES)
         except DamagedError:
             return {}
         return None if data is None else parsed_job(data)
 
     def is_of(self, job: dict[str, Any]) -> bool:
-        """Whether the unfinished work is that of a job."""
+        """Return whether the unfinished work is that of a job."""
         old = self.job()
         return old is not None and comparable(old) == comparable(job)
 
@@ -173,7 +173,7 @@ class Partial(ABC):
         It may have been done while this part waited for them.
         """
         other = self.job() is not None and not self.is_of(job)
-        if other and (self.results() or self.has_outline()):
+        if other and (self.results() or self.has_publish_plan()):
             raise OutputError(
                 "there is unfinished work with other options or another source",
                 path=self.path,
@@ -184,7 +184,7 @@ class Partial(ABC):
         return self.tasks / f"{number:06d}"
 
     def finished(self, folders: Iterable[Path]) -> set[Path]:
-        """Those of the given folders of tasks that are finished; they exist afterwards."""
+        """Return those of the given folders of tasks that are finished; they exist afterwards."""
         return {*filter(is_finished, folders)}
 
     def undo(self, folder: Path) -> None:
@@ -201,6 +201,6 @@ class Partial(ABC):
 
 
 def comparable(job: dict[str, Any]) -> dict[str, Any]:
-    """The parts of a job that must be equal for one run to resume another."""
+    """Return the parts of a job that must be equal for one run to resume another."""
     recipe = job.get("recipe")
     return {**job, "recipe": identity(recipe)} if isinstance(recipe, dict) else job

@@ -99,7 +99,7 @@ class Plan:
         return "bytes" if documents else "samples"
 
     def amount(self, task: Task) -> int:
-        """The size of a task in units."""
+        """Return the size of a task in units."""
         return task.size if self.unit == "bytes" else task.stop - task.start
 
     @cached_property
@@ -139,7 +139,7 @@ class Plan:
         return [problem for split in self.splits for problem in split.problems]
 
     def ignored(self) -> dict[str, int]:
-        """What the sources ignore, and how often, as far as planning has found out."""
+        """Return what the sources ignore, and how often, as far as planning has found out."""
         return dict(sum((Counter(split.ignored) for split in self.splits), Counter()))
 
     def notes(self) -> list[str]:
@@ -255,7 +255,7 @@ class _Tools:
         return recipe
 
     def steps(self, source: Source | Stream) -> tuple[Steps, Schema]:
-        """The steps for a source, and the schema of its samples after them."""
+        """Return the steps for a source, and the schema of its samples after them."""
         images, audio, schema = None, None, source.schema
         if self.recipe.audio.active:
             from shardkit.preprocess.audio import AudioSteps
@@ -307,7 +307,7 @@ def _load_tokenizer(sources: Mapping[str, Source | Stream], options: TextOptions
 
 
 def _content(format: Format, source: Source | Stream, schema: Schema, recipe: Recipe) -> Content:
-    """What a source's shards have in common; `schema` already has the renamed fields."""
+    """Return what a source's shards have in common; `schema` already has the renamed fields."""
     rename = recipe.rename
     names = source.names_in(schema, rename)
     label = rename.get(source.label, source.label)
@@ -318,7 +318,7 @@ def _content(format: Format, source: Source | Stream, schema: Schema, recipe: Re
 
 
 def _image_fields(schema: Schema, recipe: Recipe) -> tuple[str, ...]:
-    """The fields with images, encoded or raw, that are not masks."""
+    """Return the fields with images, encoded or raw, that are not masks."""
     from shardkit.codecs.image import is_mask_name
 
     named = recipe.image.mask_fields
@@ -335,7 +335,7 @@ def _image_fields(schema: Schema, recipe: Recipe) -> tuple[str, ...]:
 
 
 def _are_pixels(kind: FieldType) -> bool:
-    """Whether a field holds raw images: uint8 (height, width, 3)."""
+    """Return whether a field holds raw images: uint8 (height, width, 3)."""
     if not isinstance(kind, Array) or kind.dtype != "|u1" or kind.shape is None:
         return False
     return len(kind.shape) == 3 and kind.shape[2] == 3

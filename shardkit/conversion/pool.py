@@ -38,7 +38,7 @@ from shardkit.errors import (
 from shardkit.helpers.words import ended
 
 if TYPE_CHECKING:
-    from shardkit.conversion.work import Progress, Report, Work
+    from shardkit.conversion.work import Report, TaskProgress, Work
 
 _START = """
 import sys
@@ -185,7 +185,7 @@ class _Worker:
         for again in (False, True):
             if self._process is None:
                 self._start()
-            reported: list[Progress] = []
+            reported: list[TaskProgress] = []
             begun: list[str] = []  # of the second process: the sample that it has begun
             try:
                 return self._talk(replace(work, names_samples=again), reported, begun)
@@ -200,7 +200,7 @@ class _Worker:
             remove_unfinished(work)
         return "done", None
 
-    def _talk(self, work: Work, reported: list[Progress], begun: list[str]) -> _Event:
+    def _talk(self, work: Work, reported: list[TaskProgress], begun: list[str]) -> _Event:
         """Send a task, pass on the progress that the process reports, and return its last event."""
         assert self._process is not None
         _send(self._process.stdin, pickle.dumps(work))

@@ -18,8 +18,8 @@ import numpy as np
 import xxhash
 
 from shardkit.codecs.array import table_header
-from shardkit.conversion.outline import Outline
 from shardkit.conversion.partial import Partial
+from shardkit.conversion.publish_plan import PublishPlan
 from shardkit.conversion.shards import HASHES, KEYS_REPEAT, LENGTH_ROWS, Content
 from shardkit.conversion.stats import Stats
 from shardkit.conversion.target import Target
@@ -55,28 +55,31 @@ class SplitShards(NamedTuple):
     errors: int
 
 
-def shards_of(outline: Outline, number: int, partial: Partial) -> SplitShards:
+def shards_of(publish_plan: PublishPlan, number: int, partial: Partial) -> SplitShards:
     """Read the results of the tasks of a split. Raises SampleError if a key is in two shards."""
-    split, recipe = outline.splits[number], outline.recipe
+    split, recipe = publish_plan.splits[number], publish_plan.recipe
     stats, errors, made, folders = Stats(), split.problems, list[TaskShard](), list[Path]()
     stats.ignored.update(split.ignored)
     stats.filtered.update(split.filtered)
-    for task, to_join in outline.tasks_of(number):
+    for task, to_join in publish_plan.tasks_of(number):
         folder = partial.task_folder(task)
         result = read_result(folder)
         made += result.made(folder, task, to_join)
         stats.merge(result.stats)
         errors += result.errors
         folders.append(folder)
-    _check_keys(outline.contents[number], made, partial)
+    _check_keys(publish_plan.contents[number], made, partial)
     groups = list(_groups(made, recipe.shard_size, recipe.shard_samples)) or [[]]
     return SplitShards(folders, groups, stats, errors)
 
 
 def joins(
-    outline: Outline, splits: Sequence[SplitShards], partial: Partial, earlier: Collection[int]
+    publish_plan: PublishPlan,
+    splits: Sequence[SplitShards],
+    partial: Partial,
+    earlier: Collection[int],
 ) -> list[Work]:
-    """The tasks of the second wave, which join the shards of the first one.
+    """Return the tasks of the second wave, which join the shards of the first one.
 
     Other processes have finished the tasks in `earlier`, whose shards to be joined are compared
     with their checksums, as they were never synced.
@@ -89,9 +92,11 @@ def joins(
                 _settle(group[0], before, partial)
                 continue
             folder = _joined_at(partial, split, group)
-            joining, number = Joining(tuple(group), before), len(outline.tasks) + len(works)
-            upload, content = partial.upload(folder), outline.contents[split]
-            works[folder] = Work.of(number, folder, joining, outline.recipe, content, upload=upload)
+            joining, number = Joining(tuple(group), before), len(publish_plan.tasks) + len(works)
+            upload, content = partial.upload(folder), publish_plan.contents[split]
+            works[folder] = Work.of(
+                number, folder, joining, publish_plan.recipe, content, upload=upload
+            )
     done = partial.finished(works) if works else ()
     return [work for folder, work in works.items() if folder not in done]
 
@@ -113,16 +118,16 @@ def _settle(made: TaskShard, earlier: bool, partial: Partial) -> None:
 
 
 def assemble(
-    outline: Outline, target: Target, partial: Partial, splits: Sequence[SplitShards]
+    publish_plan: PublishPlan, target: Target, partial: Partial, splits: Sequence[SplitShards]
 ) -> None:
     """Fill `partial.dataset` with the results of all tasks."""
     made = {
-        split.name: _assemble_split(outline, number, target, partial, splits[number])
-        for number, split in enumerate(outline.splits)
+        split.name: _assemble_split(publish_plan, number, target, partial, splits[number])
+        for number, split in enumerate(publish_plan.splits)
     }
-    recipe = outline.recipe
+    recipe = publish_plan.recipe
     if not any(manifest.samples for manifest in made.values()):
-        _refuse_nothing(outline, partial, made.values())
+        _refuse_nothing(publish_plan, partial, made.values())
     if list(made) != [""]:
         samples = {name: manifest.samples for name, manifest in made.items()}
         errors = sum(manifest.errors for manifest in made.values())
@@ -132,21 +137,23 @@ def assemble(
         manifest.write(target.list_path(folder, NAME))
 
 
-def _refuse_nothing(outline: Outline, partial: Partial, made: Collection[Manifest]) -> None:
-    """Raise SourceError if samples were left out, were bad or were filtered until none was left."""
+def _refuse_nothing(
+    publish_plan: PublishPlan, partial: Partial, made: Collection[Manifest]
+) -> None:
+    """Raise SourceError if samples were ignored, were bad or were filtered until none was left."""
     left_out = sum((Counter(one.ignored) for one in made), Counter[str]())
     filtered = sum((Counter(one.filtered) for one in made), Counter[str]())
     errors = sum(manifest.errors for manifest in made)
     tokens = sum(manifest.text.get("dropped", 0) for manifest in made)
     reasons = [f"{count:,} {why}" for why, count in filtered.items()]
     reasons += [f"{tokens:,} tokens that fill no block"] if tokens else []
-    if outline.recipe.chooses and not (errors or reasons):
+    if publish_plan.recipe.chooses and not (errors or reasons):
         raise nothing_left(left_out)
     if not (errors or reasons):
         return
     if errors:
-        folders = [partial.task_folder(task) for task in range(len(outline.tasks))]
-        found = [outline.file(number, ERRORS) for number in range(len(outline.splits))]
+        folders = [partial.task_folder(task) for task in range(len(publish_plan.tasks))]
+        found = [publish_plan.file(number, ERRORS) for number in range(len(publish_plan.splits))]
         lines = next(data for data in [*found, *_lines(folders, ERRORS)] if data)
         first = json.loads(lines.split(b"\n")[0])
         reasons.append(f"{errors:,} bad, the first, {first['source']}: {first['what']}")
@@ -160,13 +167,13 @@ def _refuse_nothing(outline: Outline, partial: Partial, made: Collection[Manifes
 
 
 def _assemble_split(
-    outline: Outline, number: int, target: Target, partial: Partial, made: SplitShards
+    publish_plan: PublishPlan, number: int, target: Target, partial: Partial, made: SplitShards
 ) -> Manifest:
-    split, folder = outline.splits[number], partial.dataset / outline.splits[number].name
+    split, folder = publish_plan.splits[number], partial.dataset / publish_plan.splits[number].name
     fs.make_folder(folder / FOLDER)
-    written = write_lists(outline, number, target, folder, made.folders)
+    written = write_lists(publish_plan, number, target, folder, made.folders)
     return publish_shards(
-        outline.contents[number],
+        publish_plan.contents[number],
         [_shard_of(partial, number, group) for group in made.groups],
         made.stats,
         folder,
@@ -175,8 +182,8 @@ def _assemble_split(
         errors=made.errors,
         files=described(folder, written),
         tokenizer=split.tokenizer,
-        recipe=outline.recipe.to_json(),
-        versions=outline.job["versions"],
+        recipe=publish_plan.recipe.to_json(),
+        versions=publish_plan.job["versions"],
     )
 
 
@@ -192,17 +199,17 @@ def _shard_of(partial: Partial, split: int, group: list[TaskShard]) -> TaskShard
 
 
 def write_lists(
-    outline: Outline, number: int, target: Target, folder: Path, tasks: list[Path]
+    publish_plan: PublishPlan, number: int, target: Target, folder: Path, tasks: list[Path]
 ) -> list[Path]:
     """Write the lists of a split to `folder`, from the folders of all its tasks."""
     lists = {
-        ERRORS: [outline.file(number, ERRORS), *_lines(tasks, ERRORS)],
-        FILTERED: [outline.file(number, FILTERED), *_lines(tasks, FILTERED)],
+        ERRORS: [publish_plan.file(number, ERRORS), *_lines(tasks, ERRORS)],
+        FILTERED: [publish_plan.file(number, FILTERED), *_lines(tasks, FILTERED)],
         KEYS: _lines(tasks, KEYS),
-        CHOSEN: [outline.file(number, CHOSEN)],
+        CHOSEN: [publish_plan.file(number, CHOSEN)],
     }
-    tokenizer_files = outline.tokenizer_files(number)
-    schema = outline.contents[number].schema
+    tokenizer_files = publish_plan.tokenizer_files(number)
+    schema = publish_plan.contents[number].schema
     return [
         *_write_lists(target, folder, lists),
         *write_lengths(target.list_path(folder, LENGTHS), schema, tasks),
@@ -268,7 +275,7 @@ def publish_shards(
 
 
 def _manifest(content: Content, shards: list[Shard], stats: Stats, **rest: Any) -> Manifest:
-    """The manifest of shards, which does not list the files that are derived from it yet."""
+    """Return the manifest of shards, which does not list the files that are derived from it yet."""
     class_names = {name: tuple(names) for name, names in content.spec.classes.items()}
     classes = class_names.get(content.label, ())
     counted = content.label in class_names and isinstance(content.schema[content.label], Int)
@@ -289,7 +296,7 @@ def _manifest(content: Content, shards: list[Shard], stats: Stats, **rest: Any) 
 
 
 def named(shard: Shard, stem: str, format: Format) -> Shard:
-    """A shard whose files have their final names, in the same order."""
+    """Return a shard whose files have their final names, in the same order."""
     old = shard.file.name.removesuffix(file_name("", format.name))
     files = []
     for file in shard.files:
@@ -300,7 +307,7 @@ def named(shard: Shard, stem: str, format: Format) -> Shard:
 
 
 def described(folder: Path, paths: Iterable[Path]) -> tuple[File, ...]:
-    """The manifest entries of files of the dataset in `folder`."""
+    """Return the manifest entries of files of the dataset in `folder`."""
     return tuple(
         File(path.relative_to(folder).as_posix(), path.stat().st_size, fs.checksum(path))
         for path in paths
@@ -342,7 +349,7 @@ def _check_keys(content: Content, made: list[TaskShard], partial: Partial) -> No
 
 
 def _located(sample: int, made: list[TaskShard]) -> tuple[int, int]:
-    """The number of the shard that contains a sample, and the sample's position in it."""
+    """Return the number of the shard that contains a sample, and the sample's position in it."""
     for number, one in enumerate(made):
         if sample < one.shard.samples:
             return number, sample
@@ -351,7 +358,7 @@ def _located(sample: int, made: list[TaskShard]) -> tuple[int, int]:
 
 
 def _key_at(content: Content, made: TaskShard, position: int, partial: Partial) -> str | None:
-    """The key of a sample; None if an earlier run has moved the shard to its final name."""
+    """Return the key of a sample; None if an earlier run has moved the shard to its final name."""
     path = partial.stored(made.folder / made.shard.file.name)
     if not path.exists():
         return None

@@ -106,7 +106,7 @@ class RayEngine:
         self._remote = self._function()
 
     def _function(self) -> Any:
-        """The remote function, with the resources that it needs on a node."""
+        """Return the remote function, with the resources that it needs on a node."""
         own: dict[str, Any] = {
             name: self._asked[name] for name in ("num_cpus", "memory") if name in self._asked
         }
@@ -169,11 +169,11 @@ class RayEngine:
         self._running[task] = work, again
 
     def _limit(self) -> int:
-        """How many tasks may be submitted at a time; grows with the cluster."""
+        """Return how many tasks may be submitted at a time; grows with the cluster."""
         return self._most or max(int(self._room(self._ray.cluster_resources())), 1) * _AHEAD
 
     def _room(self, has: dict[str, float]) -> float:
-        """How many tasks the given resources are enough for."""
+        """Return how many tasks the given resources are enough for."""
         asked = {"CPU" if name == "num_cpus" else name: n for name, n in self._asked.items()}
         return min(has.get(name, 0) / amount for name, amount in asked.items())
 
@@ -242,7 +242,7 @@ class RayEngine:
 
 
 def _asked(options: ConvertOptions) -> dict[str, float]:
-    """The resources that a task needs on a node."""
+    """Return the resources that a task needs on a node."""
     asked = {"num_cpus": 1.0}
     for name, value in options.ray_options.items():
         try:
@@ -298,9 +298,9 @@ def _connect(ray: Any, address: str | None, workers: int) -> bool:
 
 
 def terms_for(token: str, probe: str | None, source: object) -> dict[str, Any]:
-    """What each process of a node checks once: see `_check`."""
-    given = source if isinstance(source, list | tuple) else [source]
-    local = [Path(p) for p in given if isinstance(p, str | os.PathLike) and parsed(p) is None]
+    """Return what each process of a node checks once: see `_check`."""
+    inputs = source if isinstance(source, list | tuple) else [source]
+    local = [Path(p) for p in inputs if isinstance(p, str | os.PathLike) and parsed(p) is None]
     witnesses = []  # a file of each source, and its size: a node that has it sees the source
     for path in expanded(local)[:_WITNESSES]:
         inside = (Path(at, name) for at, _, names in os.walk(path) for name in names)

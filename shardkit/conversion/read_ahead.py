@@ -49,7 +49,7 @@ class Share:
 
 
 def key_fraction(key: str) -> float:
-    """A number from 0 to 1 that depends on the key alone."""
+    """Return a number from 0 to 1 that depends on the key alone."""
     return xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogateescape")) / 2**64
 
 
@@ -71,7 +71,7 @@ class Reading:
         return self.source.unique_keys or blocks
 
     def items(self, threads: int, stats: Stats | None = None) -> Iterator[Item]:
-        """All samples after the steps, in order; a bad sample is represented by its error.
+        """Return all samples after the steps, in order; a bad sample is represented by its error.
 
         Statistics of texts, and counts of what is ignored, are added to `stats`.
         """
@@ -108,7 +108,7 @@ class Reading:
 
 
 def _key(document: Document) -> str:
-    """The key of a document, or its name if it has no key."""
+    """Return the key of a document, or its name if it has no key."""
     sample = document.sample
     if isinstance(sample, SampleError):
         return str(sample.where.get("key", document.name))
@@ -131,7 +131,7 @@ def _at_random(source: Source, steps: Steps, threads: int, ignored: Counter[str]
 def _in_order(
     source: Source, steps: Steps, threads: int, ignored: Counter[str]
 ) -> Iterator[tuple[int, Read]]:
-    """All samples in order, after their `steps`; a bad sample is represented by its error.
+    """Yield all samples in order, after their `steps`; a bad sample is represented by its error.
 
     Files in the page cache are read fastest without threads, which would only contend with each
     other. If reading waits for a disk or a network, more and more chunks are read ahead. Steps for
@@ -167,7 +167,7 @@ class _Chunk(NamedTuple):
 
 
 def _is_scattered(source: Source, steps: Steps) -> bool:
-    """Whether samples are small, and consecutive ones are far apart on the disk."""
+    """Return whether samples are small, and consecutive ones are far apart on the disk."""
     if source.requests or steps.decode or not source.is_scattered:
         return False
     return int(source.sizes().sum()) <= _SMALL * len(source)
@@ -197,7 +197,7 @@ class _TooLargeError(Exception):
 
 
 def _chunk_samples(steps: Steps) -> int:
-    """How many samples are read together: few if each takes a lot of work or memory."""
+    """Return how many samples are read together: few if each takes a lot of work or memory."""
     if not steps.decode:
         return _CHUNK_SAMPLES
     raw = steps.images is not None and steps.images.options.format == "raw"
@@ -207,7 +207,7 @@ def _chunk_samples(steps: Steps) -> int:
 def _read(
     source: Source | Prefetched, steps: Steps, indices: Sequence[int], limit: int | None = None
 ) -> _Chunk:
-    """The samples at `indices`, read in that order and returned in ascending order.
+    """Return the samples at `indices`, read in that order and returned in ascending order.
 
     Raises _TooLargeError if they have more than `limit` bytes.
     """
@@ -238,11 +238,11 @@ def _bytes(value: Any) -> int:
 
 def _chunks(sizes: Sizes, most: int) -> Iterator[range]:
     """Consecutive samples that one thread reads at a time, limited in number and bytes."""
-    first, gathered = 0, 0
+    first, chunk_bytes = 0, 0
     for index, size in enumerate(listed(sizes)):
-        if index - first == most or (index > first and gathered + size > _CHUNK_BYTES):
+        if index - first == most or (index > first and chunk_bytes + size > _CHUNK_BYTES):
             yield range(first, index)
-            first, gathered = index, 0
-        gathered += size
+            first, chunk_bytes = index, 0
+        chunk_bytes += size
     if len(sizes):
         yield range(first, len(sizes))

@@ -13,12 +13,12 @@ from typing import Any, Protocol
 from shardkit.conversion import pool
 from shardkit.conversion.estimate import refuse_full
 from shardkit.conversion.existing import clean_up, is_done, made_meanwhile, partial_of
-from shardkit.conversion.outline import Outline, agree, parts_of
-from shardkit.conversion.partial import Partial, unseen
+from shardkit.conversion.partial import Partial, no_progress
 from shardkit.conversion.plan import Plan, Task, make_plan
 from shardkit.conversion.publish import assemble, joins, shards_of
+from shardkit.conversion.publish_plan import PublishPlan, agree, parts_of
 from shardkit.conversion.target import Target, default_output
-from shardkit.conversion.work import Progress, Report, Work, read_result
+from shardkit.conversion.work import Report, TaskProgress, Work, read_result
 from shardkit.errors import OutputError, ShardkitError, SourceError, UsageError, printable
 from shardkit.formats import get_format
 from shardkit.helpers.checked import plain
@@ -54,7 +54,7 @@ class Monitor(Protocol):
     def start(self, plan: Plan, done: int) -> None:
         """Work begins; earlier runs have already `done` this amount, in units of the plan."""
 
-    def advance(self, progress: Progress) -> None:
+    def advance(self, progress: TaskProgress) -> None:
         """Samples were written or dropped. Negative if a worker died and its task starts over."""
 
     def copied(self, more: int, total: int) -> None:
@@ -265,9 +265,9 @@ def run(
 ) -> ConvertResult:
     """Carry out a plan in `processes`, or in this process if it is None."""
     partial = partial_of(plan.target)
-    outline = Outline.of(plan, options.max_errors, options.overwrite)
+    publish_plan = PublishPlan.of(plan, options.max_errors, options.overwrite)
     if is_done(plan, partial, overwrite=options.overwrite):
-        return result_of(outline, plan.target, already_complete=True)
+        return result_of(publish_plan, plan.target, already_complete=True)
     _refuse_problems(plan, options.max_errors)
     refuse_full(plan)
     try:
@@ -275,7 +275,7 @@ def run(
     except OutputError:  # also if another run has published the dataset, and ended
         if plan.part is None or not made_meanwhile(plan, partial, overwrite=options.overwrite):
             raise
-        return result_of(outline, plan.target, already_complete=True)
+        return result_of(publish_plan, plan.target, already_complete=True)
     try:
         if made_meanwhile(plan, partial, overwrite=options.overwrite):
             if plan.part is None:
@@ -283,14 +283,14 @@ def run(
             else:
                 partial.release()
                 clean_up(plan, partial)
-            return result_of(outline, plan.target, already_complete=True)
+            return result_of(publish_plan, plan.target, already_complete=True)
         if plan.part is not None:
-            agree(outline, partial)
+            agree(publish_plan, partial)
         finished = _finished(plan, partial)
         _work(plan, partial, finished, options.max_errors, monitor, processes)
         if plan.part is not None:
             return _of_part(plan, plan.part, partial)
-        publish(outline, plan.target, partial, finished, monitor, processes)
+        publish(publish_plan, plan.target, partial, finished, monitor, processes)
     except BaseException as error:
         with contextlib.suppress(ShardkitError):
             partial.sweep()  # the unfinished tasks of the other workers
@@ -305,11 +305,11 @@ def run(
         raise
     finally:
         partial.release()
-    return result_of(outline, plan.target)
+    return result_of(publish_plan, plan.target)
 
 
 def publish(
-    outline: Outline,
+    publish_plan: PublishPlan,
     target: Target,
     partial: Partial,
     earlier: Collection[int],
@@ -317,8 +317,8 @@ def publish(
     processes: Engine | None,
 ) -> None:
     """Join shards, and publish the results as the output; other runs have finished `earlier`."""
-    made = [shards_of(outline, number, partial) for number in range(len(outline.splits))]
-    left = joins(outline, made, partial, earlier)
+    made = [shards_of(publish_plan, number, partial) for number in range(len(publish_plan.splits))]
+    left = joins(publish_plan, made, partial, earlier)
 
     def works() -> Iterator[Work]:
         for work in left:
@@ -329,13 +329,13 @@ def publish(
         processes.run(works(), len(left), lambda progress: None)
     else:
         pool.run_here(works(), lambda progress: None)
-    assemble(outline, target, partial, made)
-    copied = unseen if monitor is None else monitor.copied
-    partial.publish(copied, overwrite=outline.overwrite)
+    assemble(publish_plan, target, partial, made)
+    copied = no_progress if monitor is None else monitor.copied
+    partial.publish(copied, overwrite=publish_plan.overwrite)
 
 
 def _of_part(plan: Plan, part: PartOf, partial: Partial) -> ConvertResult:
-    """The result of a part that has done its tasks."""
+    """Return the result of a part that has done its tasks."""
     results = [read_result(partial.task_folder(task.number)) for task in plan.own]
     shards = [shard for result in results for shard in result.shards]
     done = partial.results()
@@ -393,7 +393,7 @@ def _work(
         monitor.start(plan, done)
     bad = len(plan.problems) + errors_of(partial, finished)
 
-    def report(progress: Progress) -> None:
+    def report(progress: TaskProgress) -> None:
         nonlocal bad
         partial.lock.check()
         bad += progress.errors
@@ -422,13 +422,13 @@ def _works(plan: Plan, partial: Partial, finished: set[int]) -> Iterator[Work]:
 
 
 def work_of(task: Task, recipe: Recipe, folder: Path, **more: Any) -> Work:
-    """The `Work` of a task, for a worker that leaves its result in `folder`."""
+    """Return the `Work` of a task, for a worker that leaves its result in `folder`."""
     content, durable = task.split.content, not task.joined
     return Work.of(task.number, folder, task.reading(), recipe, content, durable=durable, **more)
 
 
 def _finished(plan: Plan, partial: Partial) -> set[int]:
-    """The finished tasks, without those that dropped samples if this run must not drop any.
+    """Return the finished tasks, without those that dropped samples if this run must not drop any.
 
     A part looks at the tasks of other parts only if it counts their errors.
     """
@@ -464,9 +464,9 @@ def errors_of(partial: Partial, finished: set[int]) -> int:
 
 
 def result_of(
-    outline: Outline | None, target: Target, *, already_complete: bool = False
+    publish_plan: PublishPlan | None, target: Target, *, already_complete: bool = False
 ) -> ConvertResult:
-    """The result of the dataset at the output; without an outline, from its manifests alone."""
+    """The result of the output, from its manifests and, if there is one, a publishing plan."""
     out = target.path
     made = load_any(out)
     if isinstance(made, Splits):
@@ -474,12 +474,12 @@ def result_of(
     else:
         splits = {"": _split_result(out, made)}
     ignored = sum((Counter(split.ignored) for split in splits.values()), Counter())
-    notes = () if outline is None else outline.notes
+    notes = () if publish_plan is None else publish_plan.notes
     return ConvertResult(
         out=str(out),
         format=made.format,
         splits=splits,
-        source_bytes=0 if outline is None else outline.source_bytes,
+        source_bytes=0 if publish_plan is None else publish_plan.source_bytes,
         ignored=dict(sorted(ignored.items())),
         notes=[*notes, *notes_on_keys(splits.values())],
         already_complete=already_complete,

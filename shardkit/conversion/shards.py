@@ -47,7 +47,7 @@ class Content:
         return self.spec.schema
 
     def schema_of(self, samples: int, stats: Stats) -> Schema:
-        """The final schema, once it is known which fields all samples have."""
+        """Return the final schema, once it is known which fields all samples have."""
         if self.format.optional_changes_encoding:
             return self.schema
         found = {name for name, sizes in stats.fields.items() if sizes.count == samples}
@@ -130,7 +130,7 @@ class ShardSequence:
             check_label(sample, field, names)
 
     def _pixels(self, sample: Sample) -> dict[str, npt.NDArray[np.uint8]]:
-        """The decoded pixels of the fields in `Content.pixels`."""
+        """Return the decoded pixels of the fields in `Content.pixels`."""
         found = {}
         for name in self._content.pixels:
             if name in sample:
@@ -168,7 +168,7 @@ class ShardSequence:
         return f"shard-{len(self.shards):06d}"
 
     def _open_shard(self) -> ShardWriter:
-        """The writer of the open shard; opens one if there is none."""
+        """Return the writer of the open shard; opens one if there is none."""
         if self._writer is None:
             format = self._content.format
             path = self._folder / file_name(self._stem, format.name)
@@ -206,7 +206,7 @@ def upload_shard(folder: Path, shard: Shard, to: RemotePath) -> None:
 def finished_shard(
     folder: Path, stem: str, format: str, *, durable: bool = True
 ) -> tuple[Shard, bytes]:
-    """The shard whose files in `folder` begin with `stem`, after syncing them to the disk.
+    """Return the shard whose files in `folder` begin with `stem`, after syncing them to the disk.
 
     Also returns the digests of its files' pieces, as stored in `manifest.PIECES`. The manifest and
     lists of a single-shard dataset have reserved names next to the shard: a writer's file with such

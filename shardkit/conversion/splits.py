@@ -81,7 +81,7 @@ class Split:
 
 
 def slices(name: str, source: Source | Stream, recipe: Recipe) -> Iterator[tuple[str, Slice]]:
-    """The splits that a source is divided into, and the slice of it that each contains."""
+    """Yield the splits that a source is divided into, and the slice of it that each contains."""
     if isinstance(source, Stream):
         if recipe.shuffle is not None:
             raise UsageError(
@@ -103,7 +103,7 @@ def slices(name: str, source: Source | Stream, recipe: Recipe) -> Iterator[tuple
 
 
 def members(source: Source, recipe: Recipe) -> dict[str, Indices]:
-    """The samples of each split that a source is divided into.
+    """Return the samples of each split that a source is divided into.
 
     With shares alone, the hash of the key decides: a sample stays in its split if others are added.
     """
@@ -124,7 +124,7 @@ def members(source: Source, recipe: Recipe) -> dict[str, Indices]:
 
 
 def _of_each(keys: Sequence[str], value: Callable[[str], float], dtype: Any) -> Any:
-    """An array of `value(key)` for all keys."""
+    """Return an array of `value(key)` for all keys."""
     each = map(value, keys)
     return computed(len(keys), dtype, lambda p: np.fromiter(each, dtype, p.stop - p.start))
 
@@ -134,7 +134,7 @@ def _are(numbers: Indices, wanted: int, piece: slice) -> Any:
 
 
 def shares_of(shares: dict[str, float]) -> dict[str, Share]:
-    """The interval of key fractions that belongs to each split."""
+    """Return the interval of key fractions that belongs to each split."""
     ends = np.cumsum([0.0, *shares.values()]).tolist()
     ends[-1] = 2.0  # above every fraction
     return {name: Share(ends[n], ends[n + 1]) for n, name in enumerate(shares)}
@@ -143,7 +143,7 @@ def shares_of(shares: dict[str, float]) -> dict[str, Share]:
 def _stream_slices(
     name: str, stream: Stream, shares: dict[str, float], limit: int | None
 ) -> Iterator[tuple[str, Slice]]:
-    """Each split reads all ranges, and skips the documents of other splits."""
+    """Yield each split reads all ranges, and skips the documents of other splits."""
     ranges = range(len(stream))
     of_split: dict[str, Share | None] = {**shares_of(shares)} or {name: None}
     for split, share in of_split.items():
@@ -155,7 +155,7 @@ def _stream_slices(
 
 
 def _counts(stream: Stream, share: Share | None, limit: int) -> Iterator[int]:
-    """How many of the first `limit` documents each range contains, up to the last of them."""
+    """Yield how many of the first `limit` documents each range contains, up to the last of them."""
     for number in range(len(stream)):
         reading = Reading(stream.select(np.array([number])), "", Steps(), share, limit)
         count = sum(1 for _ in reading.items(1))
@@ -166,7 +166,7 @@ def _counts(stream: Stream, share: Share | None, limit: int) -> Iterator[int]:
 
 
 def divided(source: Source, keys: Sequence[str], recipe: Recipe) -> Indices:
-    """The split number of each sample; adds notes about the outcome to the source."""
+    """Return the split number of each sample; adds notes about the outcome to the source."""
     seed, shares = recipe.seed or 0, np.array(list(recipe.shares.values()))
     values = source.values if isinstance(source, Subset) else {}
     strata = _numbered(values.get(recipe.stratify or "", [None] * len(keys)))
@@ -219,7 +219,7 @@ def by_stratum(strata: Indices, shares: Floats, chances: Floats) -> Indices:
 
 
 def by_group(groups: Indices, strata: Indices, shares: Floats, ranks: Floats) -> Indices:
-    """The split number of each sample, such that no group is divided between splits.
+    """Return the split number of each sample, such that no group is divided between splits.
 
     Groups are assigned from the largest to the smallest, each to the split in which the squared
     differences from the wanted counts of each stratum, divided by those counts, increase least (the
@@ -230,14 +230,14 @@ def by_group(groups: Indices, strata: Indices, shares: Floats, ranks: Floats) ->
     pairs, counts = np.unique(np.stack([groups, strata], 1), axis=0, return_counts=True)
     starts = np.searchsorted(pairs[:, 0], np.arange(len(sizes) + 1)).tolist()
     wanted = np.bincount(strata)[None, :] * shares[:, None]  # (splits, strata)
-    given = np.zeros_like(wanted)
+    allotted = np.zeros_like(wanted)
     split_of = np.zeros(len(sizes), np.int64)
     for group in np.lexsort((ranks, -sizes)).tolist():
         here = slice(starts[group], starts[group + 1])
         of, more = pairs[here, 1], counts[here]
-        costs = ((2 * given[:, of] + more) * more / wanted[:, of]).sum(1)
+        costs = ((2 * allotted[:, of] + more) * more / wanted[:, of]).sum(1)
         split = int(np.argmin(costs.round(12)))
-        given[split, of] += more
+        allotted[split, of] += more
         split_of[group] = split
     return split_of[groups]
 
@@ -255,7 +255,7 @@ def _typed(value: Any) -> tuple[type, Any]:
 
 
 def _ranks(groups: Sequence[Any], seed: int) -> Floats:
-    """The rank of each group, by its number, among groups of equal size."""
+    """Return the rank of each group, by its number, among groups of equal size."""
     found: dict[int, Any] = dict(zip(_numbered(groups).tolist(), groups, strict=True))
     return np.array([chance(f"{found[n]!r}", seed, "group") for n in range(len(found))])
 

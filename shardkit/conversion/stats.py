@@ -14,7 +14,7 @@ from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Bool, Bytes, FieldType, Images, Json, Scalar, Text
 
 _COUNTS = ("encoded", "filtered", "ignored", "keys", "images", "reasons")
-_MOST_IGNORED = 100  # kinds named in a manifest, as JSON may have any number of names
+_MAX_IGNORED = 100  # kinds named in a manifest, as JSON may have any number of names
 
 
 @dataclass
@@ -72,10 +72,10 @@ class Stats:
             self.pixels.setdefault(name, Pixels()).merge(pixels)
 
     def summary(self) -> dict[str, dict[str, int]]:
-        """The counts for the manifest, with only the most frequent kinds of `ignored`."""
+        """Return the counts for the manifest, with only the most frequent kinds of `ignored`."""
         often = sorted(self.ignored.items(), key=lambda entry: (-entry[1], entry[0]))
-        ignored = dict(sorted(often[:_MOST_IGNORED]))
-        if rest := often[_MOST_IGNORED:]:
+        ignored = dict(sorted(often[:_MAX_IGNORED]))
+        if rest := often[_MAX_IGNORED:]:
             ignored[f"of {len(rest):,} other kinds"] = sum(count for _, count in rest)
         counts = {name: dict(sorted(getattr(self, name).items())) for name in _COUNTS}
         return {**counts, "ignored": ignored}

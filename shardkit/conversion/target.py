@@ -75,7 +75,7 @@ class Target:
         return isinstance(path, RemotePath) and path.is_file()
 
     def is_empty(self) -> bool:
-        """Whether nothing exists at the output yet, or only an incomplete upload."""
+        """Return whether nothing exists at the output yet, or only an incomplete upload."""
         if not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir())):
             return True
         return self.is_unfinished and not manifests.has_manifest(self.path)
@@ -115,7 +115,7 @@ class Target:
         )
 
     def names_of_old(self, unknown: Iterable[str] = ()) -> set[str]:
-        """The names of all files that belong to the single file at the output.
+        """Return the names of all files that belong to the single file at the output.
 
         If its manifest is damaged, `unknown` are the names that it is assumed to have.
         """
@@ -191,7 +191,7 @@ def _real(path: Path) -> Path:
 
 
 def file_in_the_way(path: Path, fix: str) -> OutputError:
-    """The error for an existing file that the output would have to replace."""
+    """Return the error for an existing file that the output would have to replace."""
     return OutputError("a file is in the way of a file of the output", path=path, fix=fix)
 
 
@@ -251,7 +251,7 @@ def not_ours(path: Path, found: str) -> OutputError:
 
 
 def _is_single(out: Path, format: str) -> bool:
-    """Whether the name of an output stands for a single shard instead of a folder."""
+    """Return whether the name of an output stands for a single shard instead of a folder."""
     suffix = FORMATS[format].suffixes[0]
     can = FORMATS[format].single and isinstance(get_format(format), Joins)
     if not can or not out.name.lower().endswith(suffix):

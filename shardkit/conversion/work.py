@@ -26,7 +26,7 @@ from shardkit.errors import DamagedError, SampleError, ShardkitError, StorageErr
 from shardkit.formats import file_name, get_format
 from shardkit.formats.base import Joins, ShardSpec
 from shardkit.helpers.checked import (
-    MOST_BYTES,
+    MAX_BYTES,
     Count,
     MismatchError,
     checked,
@@ -102,7 +102,7 @@ class Work:
         content: Content,
         **more: Any,
     ) -> Work:
-        """A task that leaves its result in `folder`."""
+        """Return a task that leaves its result in `folder`."""
         recipe = replace(recipe, sources={}, classes=None)  # these may be large
         return cls(
             number, folder, input, recipe, content.spec, content.label, content.pixels, **more
@@ -110,7 +110,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Progress:
+class TaskProgress:
     """Progress since the last report: samples written or dropped, bytes of the source, and samples
     dropped because they are bad."""
 
@@ -118,17 +118,17 @@ class Progress:
     bytes: int
     errors: int
 
-    def __neg__(self) -> Progress:
+    def __neg__(self) -> TaskProgress:
         """The progress that undoes this one."""
-        return Progress(-self.samples, -self.bytes, -self.errors)
+        return TaskProgress(-self.samples, -self.bytes, -self.errors)
 
-    def __add__(self, other: Progress) -> Progress:
-        return Progress(
+    def __add__(self, other: TaskProgress) -> TaskProgress:
+        return TaskProgress(
             self.samples + other.samples, self.bytes + other.bytes, self.errors + other.errors
         )
 
 
-Report = Callable[[Progress], None]
+Report = Callable[[TaskProgress], None]
 
 
 def run_task(work: Work, report: Report) -> None:
@@ -309,7 +309,7 @@ class _Reporter:
 
     def __init__(self, report: Report) -> None:
         self._report = report
-        self.reported = Progress(0, 0, 0)
+        self.reported = TaskProgress(0, 0, 0)
         self._samples = self._bytes = self._errors = 0
         self._next = time.monotonic() + _REPORT_SECONDS
 
@@ -321,7 +321,7 @@ class _Reporter:
             self.flush()
 
     def flush(self) -> None:
-        progress = Progress(self._samples, self._bytes, self._errors)
+        progress = TaskProgress(self._samples, self._bytes, self._errors)
         self._report(progress)
         self.reported += progress
         self._samples = self._bytes = self._errors = 0
@@ -350,14 +350,14 @@ class TaskResult:
     errors: Count  # samples that were dropped
     stats: Stats
     pieces: list[str]  # digests of each shard in hex, as returned by `finished_shard`
-    progress: Progress = Progress(0, 0, 0)  # everything that the worker has reported
+    progress: TaskProgress = TaskProgress(0, 0, 0)  # everything that the worker has reported
 
     @property
     def files(self) -> list[File]:
         return [file for shard in self.shards for file in shard.files]
 
     def made(self, folder: Path, task: int | None = None, joined: bool = False) -> list[TaskShard]:
-        """The shards, for the folder of the task."""
+        """Return the shards, for the folder of the task."""
         digests = map(bytes.fromhex, self.pieces)
         every = zip(self.shards, digests, strict=True)
         return [TaskShard(folder, shard, pieces, task, joined) for shard, pieces in every]
@@ -367,7 +367,7 @@ def read_result(folder: Path) -> TaskResult:
     """Read the result of the finished task in a folder; raises DamagedError."""
     path = folder / RESULT
     try:
-        data = checked(dict[str, Any], parse(fs.read(path, MOST_BYTES)))
+        data = checked(dict[str, Any], parse(fs.read(path, MAX_BYTES)))
         found = checked(TaskResult, data)
         for count in fields(Stats):  # they have defaults, but a result always contains all of them
             if count.name not in data["stats"]:
@@ -417,7 +417,7 @@ def zipped(files: Mapping[str, bytes]) -> bytes:
 
 
 def unzipped(packed: bytes) -> dict[str, bytes]:
-    """The files in an archive made by `zipped`; raises ValueError for any other."""
+    """Return the files in an archive made by `zipped`; raises ValueError for any other."""
     try:
         with zipfile.ZipFile(io.BytesIO(packed)) as archive:
             entries = archive.infolist()

@@ -28,7 +28,7 @@ _SHOWN = re.compile(
     rf"([^\s\"'()<>\[\]=]+\.(?:{'|'.join(SUFFIXES)}))\b",
     re.I,
 )
-_MOST_PATTERNS = 10_000  # maximum number of wildcard patterns: each is matched with every file
+_MAX_PATTERNS = 10_000  # maximum number of wildcard patterns: each is matched with every file
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def named_subset(path: Path) -> tuple[Path, str]:
 def splits_of(
     root: Path, names: Sequence[str], *, subset: str = "", documents: bool = False
 ) -> Found:
-    """The splits of the files below a folder, by its README.md, or otherwise by their names.
+    """Return the splits of the files below a folder, by its README.md, or otherwise by their names.
 
     `subset` is the name of a subset in README.md. Raises UsageError if README.md is ambiguous, and
     SourceError if files that it names are missing.
@@ -122,7 +122,7 @@ def _fits(pattern: Sequence[str], name: Sequence[str]) -> bool:
 
 
 def _chosen(root: Path, subset: str) -> Subset | None:
-    """The requested subset, or the only one; None if README.md has no subsets."""
+    """Return the requested subset, or the only one; None if README.md has no subsets."""
     subsets = read_subsets(root)
     if subset in subsets:
         return subsets[subset]
@@ -170,7 +170,7 @@ def check_images(root: Path, found: Collection[str], subset: str) -> None:
 
 
 def lists_files(root: Path) -> bool:
-    """Whether README.md says which files are data, if it can be understood."""
+    """Return whether README.md says which files are data, if it can be understood."""
     try:
         return any(subset.patterns or subset.folder for subset in read_subsets(root).values())
     except UsageError:  # raised again when the splits are determined
@@ -178,7 +178,7 @@ def lists_files(root: Path) -> bool:
 
 
 def read_subsets(root: Path) -> dict[str, Subset]:
-    """The subsets, by name, under `configs:` in the YAML front matter of a README.md."""
+    """Return the subsets, by name, under `configs:` in the YAML front matter of a README.md."""
     front = re.match(r"---\s*\n(.*?)\n---", _text_of(root / CARD), re.DOTALL)
     block = re.search(r"^configs:[^\n]*\n((?:[-\s#][^\n]*\n?)*)", front[1] if front else "", re.M)
     if block is None:
@@ -197,7 +197,7 @@ def read_subsets(root: Path) -> dict[str, Subset]:
 
 @functools.lru_cache(maxsize=1)  # called several times, and parsing 1 MB takes seconds
 def _parsed(block: str) -> dict[str, Subset] | str:
-    """The subsets, or a text saying why they cannot be parsed."""
+    """Return the subsets, or a text saying why they cannot be parsed."""
     with extra("text", "the list of files in the README.md of a Hub repository"):
         import yaml  # type: ignore[import-untyped]
 
@@ -211,8 +211,8 @@ def _parsed(block: str) -> dict[str, Subset] | str:
     except wrong as error:
         return f"{type(error).__name__}: {' '.join(str(error).split())}"
     every = (path for one in found.values() for paths in one.patterns.values() for path in paths)
-    if sum(map(_has_wildcard, every)) > _MOST_PATTERNS:
-        return f"more than {_MOST_PATTERNS:,} patterns"
+    if sum(map(_has_wildcard, every)) > _MAX_PATTERNS:
+        return f"more than {_MAX_PATTERNS:,} patterns"
     return found
 
 
@@ -243,7 +243,7 @@ def _word(value: Any) -> str:
 
 
 def shown_images(folder: Path) -> frozenset[str]:
-    """The images shown in a folder's README.md, as paths relative to the folder."""
+    """Return the images shown in a folder's README.md, as paths relative to the folder."""
     found = _SHOWN.findall(_text_of(folder / CARD))
     return frozenset(posixpath.normpath(unquote(name)) for name in found)
 

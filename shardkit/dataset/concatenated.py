@@ -74,7 +74,7 @@ class _Labelled(Protocol):
 def merged_classes(
     parts: Iterable[tuple[str, _Labelled]],
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, ShardkitError]]:
-    """The common class names of parts, by field, and the errors of fields with conflicts."""
+    """Return the common class names of parts, by field, and the errors of fields with conflicts."""
     filled = [(name, part) for name, part in parts if len(part)]
     found: dict[str, tuple[str, ...]] = {}
     errors: dict[str, ShardkitError] = {}
@@ -221,7 +221,7 @@ class Concatenated(Dataset):
         return self._parts[number].sample_path(own, position)
 
     def reader(self, shard: int) -> ShardReader:
-        """The reader of a part; its labels may be numbered differently."""
+        """Return the reader of a part; its labels may be numbered differently."""
         number, own = self._at(shard)
         return self._parts[number].reader(own)
 

@@ -119,7 +119,7 @@ def condition(
 def _parsed(
     text: str, schema: Schema, names: Mapping[str, Sequence[str]], part: int | None = None
 ) -> Condition:
-    """The whole condition, or one of its conjuncts."""
+    """Return the whole condition, or one of its conjuncts."""
     found, whole = _Reader(text, schema, names).condition(), (text, schema, names)
     parts = tuple(replace(one, origin=(*whole, n)) for n, one in enumerate(found.conjuncts))
     return replace(found, conjuncts=parts, origin=whole) if part is None else parts[part]
@@ -136,7 +136,7 @@ def value_of(
 
 
 def names_in(text: str) -> set[str]:
-    """The names of all fields that a condition may need; empty if it is invalid."""
+    """Return the names of all fields that a condition may need; empty if it is invalid."""
     reader = _Reader(text, Schema({}), {})
     with contextlib.suppress(UsageError):
         paths = [reader.path(n) or [] for n in ast.walk(reader.tree()) if isinstance(n, ast.expr)]
@@ -234,7 +234,7 @@ class _Reader:
         return _negated(found) if negated else found
 
     def _contained(self, item: _Value, whole: _Value) -> Condition:
-        """The condition that a text or a list contains an item."""
+        """Return the condition that a text or a list contains an item."""
         if whole.field is None or whole.kind not in ("list", "text", "any"):
             raise self._error("expected a list in parentheses, as in (3, 7), or a field", whole.at)
         if whole.kind == "text" and item.kind not in ("text", "any"):
@@ -344,7 +344,7 @@ class _Reader:
         raise self._error(what, value.at, expected=near(value.words, known) + hint)
 
     def _usual(self, part: str) -> str:
-        """The field that `width`, `length` and the like refer to if no field is named."""
+        """Return the field that `width`, `length` and the like refer to if no field is named."""
         kinds, usual = _USUAL.get(part, ((), ""))
         found = [name for name, own in self._schema.items() if isinstance(own, kinds)]
         return usual if usual in found else next(iter(found), "")
@@ -412,7 +412,7 @@ def _alike(a: Any, b: Any) -> bool:
 
 
 def _joined(parts: list[Condition], dominant: bool) -> Condition:
-    """The conjunction of the parts; or, if `dominant` is True, their disjunction."""
+    """Return the conjunction of the parts; or, if `dominant` is True, their disjunction."""
 
     def test(sample: Sample) -> bool | None:
         unknown = False
@@ -450,7 +450,7 @@ def _inside(value: Any, path: Sequence[str | int]) -> Any:
 
 
 def _part(sample: Sample, field: str, part: str, about: Callable[[bytes], Any]) -> Any:
-    """A property of a field's value: its size or length, or an entry of its header."""
+    """Return a property of a field's value: its size or length, or an entry of its header."""
     value = sample.get(field)
     if value is None or part in ("size", "length"):
         return value.size if isinstance(value, Head) else None if value is None else len(value)

@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-_TRIED = 4  # foreign shards, spread over all, that are inspected first: are they compressed?
-_LOOKS = 8  # local foreign shards that are inspected at a time
+_TRIED = 4  # third-party shards, spread over all, that are inspected first: are they compressed?
+_LOOKS = 8  # local third-party shards that are inspected at a time
 
 
 @functools.lru_cache(maxsize=8)
@@ -106,7 +106,7 @@ class Dataset(Views):
         self.manifest_path = manifest_path
         self._names = [name for name, _, _ in shards]
         self._bytes = [size for _, _, size in shards]
-        # By file: its size, and its time of change in ns, of the manifest, of foreign shards, and
+        # By file: size and time of change in ns, of the manifest, of shards of other tools, and
         # of other local shards that were opened.
         self._versions: dict[Path, tuple[int, int]] = {}
         self._latest: Path | None = None  # the last of these others
@@ -196,12 +196,12 @@ class Dataset(Views):
 
     @property
     def conventions(self) -> list[str]:
-        """The storage conventions found in foreign shards, in words."""
+        """The storage conventions found in third-party shards, in words."""
         return sorted({layout["convention"] for layout in self._layouts if "convention" in layout})
 
     @property
     def ignored(self) -> dict[str, int]:
-        """Counts, by kind, of what is ignored in foreign shards and beside them."""
+        """Counts, by kind, of what is ignored in third-party shards and beside them."""
         total: Counter[str] = Counter(self.beside)
         for layout in self._layouts:
             total.update(layout.get("ignored", {}))
@@ -209,7 +209,7 @@ class Dataset(Views):
 
     @property
     def unread(self) -> int:
-        """Bytes of foreign shards that follow their last sample: zeros, or what is ignored."""
+        """Bytes of third-party shards that follow their last sample: zeros, or what is ignored."""
         return sum(layout.get("unread", 0) for layout in self._layouts)
 
     def read(self, index: int, fields: Collection[str] | None = None) -> Sample:
@@ -249,7 +249,7 @@ class Dataset(Views):
         return found
 
     def part(self, shards: list[int]) -> Dataset:
-        """A dataset of only these shards, for a task."""
+        """Return a dataset of only these shards, for a task."""
         chosen = [(self._names[s], *self.extent(s)) for s in shards]
         part = copy.copy(self)  # without open shards, like a pickle
         part._chosen = None
@@ -294,7 +294,7 @@ class Dataset(Views):
         return self.path / table.name, table.checksum, self.manifest.checksum
 
     def tokenizer(self) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """The manifest's entry of the tokenizer, and its files; both empty where unknown."""
+        """Return the manifest's entry of the tokenizer, and its files; both empty where unknown."""
         copy = self._tokenizer_file
         if self.manifest is None or copy is None:
             return {}, {}
@@ -436,7 +436,7 @@ class Dataset(Views):
             raise changed(path, before, found)
 
     def reader(self, shard: int) -> ShardReader:
-        """The open reader of one shard, which the dataset closes.
+        """Return the open reader of one shard, which the dataset closes.
 
         There is no lock, as a fork in another thread could leave it held: two threads may open the
         same shard at the same time, and one of the two readers is then dropped.
@@ -562,7 +562,7 @@ class Dataset(Views):
         return counts
 
     def _look_into(self, shard: int) -> tuple[int, int]:
-        """Record the layout of a foreign shard; returns its samples, and bytes once unpacked."""
+        """Record the layout of a third-party shard; returns its samples, and unpacked bytes."""
         path, version = self.shard_path(shard), None
         with self.explained(shard):
             if self._only is None:

@@ -1,4 +1,4 @@
-"""Opens the dataset or splits at a path: a folder, a shard or a pattern, ours or foreign."""
+"""Opens the dataset or splits at a path: a folder, a shard or a pattern, ours or of others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shardkit.dataset.folders import (
     datasets_of_splits,
     listed_shards,
     look_into,
-    refuse_foreign,
+    refuse_unsupported,
     shards_by_split,
     shards_like,
     shards_of,
@@ -29,7 +29,7 @@ from shardkit.formats import FORMATS, format_of, unknown_format
 from shardkit.formats.table_folders import partitions, refuse_files_of_table, refuse_partitions
 from shardkit.formats.unsupported import kind_of_file
 from shardkit.helpers import os_errors
-from shardkit.helpers.checked import MOST_BYTES
+from shardkit.helpers.checked import MAX_BYTES
 from shardkit.metadata import manifest as manifests
 from shardkit.metadata.job import JOB, LOCK, PARTS, parsed_job
 from shardkit.metadata.manifest import Manifest, Shard, Splits
@@ -156,7 +156,7 @@ def _at(path: Path, together: bool = False, subset: str = "") -> dict[str, _Foun
         )
     if (listed := listed_shards(path)) is not None:
         format, names = listed
-        return {"": _Found(path, partial(_foreign, path, names, format))}
+        return {"": _Found(path, partial(_third_party, path, names, format))}
     return _looked_into(path, together, subset)
 
 
@@ -178,7 +178,7 @@ def _looked_into(path: Path, together: bool, subset: str) -> dict[str, _Found]:
     found = look_into(path)
     refuse_incomplete(path, found.shards)
     if not found.shards:
-        refuse_foreign(found)
+        refuse_unsupported(found)
         raise unknown_format(path)
     if found.beside:
         beside = ", ".join(map(repr, found.beside[:5])) + ", ..." * (len(found.beside) > 5)
@@ -212,9 +212,9 @@ _AGAIN = {  # by what the job in that folder says
 
 
 def _again(folder: Path) -> str:
-    """How to go on with the unfinished work in a folder."""
+    """Return how to go on with the unfinished work in a folder."""
     with contextlib.suppress(ShardkitError, OSError):
-        job = parsed_job(fs.read(folder / JOB, MOST_BYTES))
+        job = parsed_job(fs.read(folder / JOB, MAX_BYTES))
         if "recipe" in job and (folder / PARTS).is_dir():
             out = folder.with_name(folder.name.removesuffix(_PARTIAL))
             return f"once all its parts (--part I/N) have ended, run `shardkit merge {out}`"
@@ -261,7 +261,7 @@ def _shards(folder: Path, names: list[str], format: str, ignored: dict[str, int]
             found=", ".join(file.name for file in ours[:5]),
             fix=f"give one of them: {', '.join(map(str, ours[:5]))}",
         )
-    return _foreign(folder, names, format, ignored)
+    return _third_party(folder, names, format, ignored)
 
 
 def _of_files(folder: Path, names: list[str], format: str) -> Dataset:
@@ -275,10 +275,10 @@ def _of_files(folder: Path, names: list[str], format: str) -> Dataset:
     if len(names) > 1:
         for some in incomplete(names):
             warn(f"only some of the files that their names announce are read: {some}")
-    return _foreign(folder, names, format)
+    return _third_party(folder, names, format)
 
 
-def _foreign(
+def _third_party(
     folder: Path, names: list[str], format: str, ignored: dict[str, int] | None = None
 ) -> Dataset:
     _refuse_copies(folder, names)
@@ -368,7 +368,7 @@ def _open_file(path: Path) -> Dataset:
     format = listing if path.name in names else format
     if format is None or (format != listing and kind_of_file(path) is not None):
         raise unknown_format(path)
-    return _foreign(folder, [path.name], format)
+    return _third_party(folder, [path.name], format)
 
 
 # --- copies that lack their manifest --------------------------------------------------------------
@@ -412,7 +412,7 @@ def without_manifest(path: Path, datasets: Collection[Dataset]) -> DamagedError 
 
 
 def _without_manifest(dataset: Dataset) -> list[Path]:
-    """The shards of a dataset that has no manifest: files, or folders for LMDB."""
+    """Return the shards of a dataset that has no manifest: files, or folders for LMDB."""
     if dataset.manifest is not None:
         return []
     inside = FORMATS[dataset.format].inside[1:]

@@ -14,8 +14,7 @@ from shardkit.codecs.media import ARRAYS, IMAGES, Kind
 from shardkit.codecs.media import kind_by_name as media_by_name
 from shardkit.dataset.card import CARD, OUTSIDE, lists_files, shown_images, splits_of
 from shardkit.errors import DamagedError, FormatError, UsageError
-from shardkit.formats import FORMATS, format_of, get_format
-from shardkit.formats import unsupported as foreigners
+from shardkit.formats import FORMATS, format_of, get_format, unsupported
 from shardkit.formats.table_folders import partitions, refuse_partitions, refuse_table
 from shardkit.formats.unsupported import kind_by_name, kind_of_folder, not_read
 from shardkit.metadata import manifest as manifests
@@ -38,7 +37,7 @@ class Contents:
     images: list[str] = field(default_factory=list)  # one image per folder that has any
     media: Counter[Kind] = field(default_factory=Counter)  # number of files of each kind
     text_files: int = 0  # except those that have the same name as an audio or video file
-    foreign: dict[foreigners.Kind, list[str]] = field(default_factory=dict)
+    unsupported: dict[unsupported.Kind, list[str]] = field(default_factory=dict)
     empty: list[str] = field(default_factory=list)  # empty folders
     ignored: Counter[str] = field(default_factory=Counter)  # files that are not shards, by kind
     beside: list[str] = field(default_factory=list)  # subfolders that were not walked
@@ -73,7 +72,7 @@ def look_into(
     about: list[str] = []
     unpaired: dict[str, str] = {}
     for folder, entries, folders in walk:
-        # Images are left out here, as there may be millions of them.
+        # Images are ignored here, as there may be millions of them.
         names = [e.name for e in entries if not e.name.lower().endswith(_IMAGES)]
         below_here = {below.relative.rpartition("/")[2] for below in folders}
         refuse_table(root / folder.relative, names, below_here, top=not folder.relative)
@@ -98,7 +97,7 @@ def look_into(
                 continue
             kind = together or kind_by_name(name)
             if kind is not None and name not in paired:
-                found.foreign.setdefault(kind, []).append(prefix + name)
+                found.unsupported.setdefault(kind, []).append(prefix + name)
             elif name in shards:
                 found.shards[prefix + name] = shards[name]
                 continue
@@ -113,7 +112,7 @@ def look_into(
             found.ignored.update("folder" for _ in folders)
             break
     _add_rest(found, walk, about, only_card=found.text_files <= is_text(CARD))
-    if unpaired and not found.shards and not found.foreign:
+    if unpaired and not found.shards and not found.unsupported:
         found.shards = unpaired  # opening them raises an error that says what is missing
     return found
 
@@ -148,7 +147,7 @@ def _media_among(
 
 
 def _belongs_to(name: str, shards: Mapping[str, str]) -> bool:
-    """Whether a file is the index or the lock file of one of the shards."""
+    """Return whether a file is the index or the lock file of one of the shards."""
     return any(
         name.endswith(ending) and name.removesuffix(ending) + of in shards
         for declaration in FORMATS.values()
@@ -183,7 +182,7 @@ def _whole(folder: Path, names: Sequence[str], shards: dict[str, str]) -> dict[s
 
 
 def _listed_among(names: Sequence[str], folder: Path) -> dict[str, str]:
-    """The files in a folder that are listed as shards by a file in it, with their format."""
+    """Return the files in a folder that are listed as shards by a file in it, with their format."""
     if not any(declared.listing in names for declared in FORMATS.values()):
         return {}
     format, listed = listed_shards(folder) or ("", [])
@@ -208,7 +207,7 @@ def _holder(name: str, format: str) -> str:
 
 
 def media_of(found: Contents) -> Kind | None:
-    """The kind of files that are the samples of a folder without shards; None for text.
+    """Return the kind of files that are the samples of a folder without shards; None for text.
 
     Images have priority, even if most files are text. A few files of other kinds are ignored;
     raises UsageError if there is more than one per ten samples.
@@ -229,14 +228,14 @@ def media_of(found: Contents) -> Kind | None:
     return kind
 
 
-def refuse_foreign(found: Contents) -> None:
+def refuse_unsupported(found: Contents) -> None:
     """Raise FormatError for data in an unsupported format, unless there is more supported data.
 
     Text files count as supported data only for a kind with `files`: beside other kinds, they
     probably just describe the data.
     """
     readable = len(found.shards) or sum(found.media.values())
-    for kind, names in found.foreign.items():
+    for kind, names in found.unsupported.items():
         others = readable or found.text_files
         if len(names) >= others or not (readable or kind.files):
             words = f"{len(names):,} file{'s' * (len(names) > 1)} such as {min(names)!r}"
@@ -248,11 +247,11 @@ def refuse_foreign(found: Contents) -> None:
 
 
 def skipped_media(found: Contents) -> tuple[str, ...]:
-    """Notes on images, audio and video in other formats, which are left out beside samples."""
+    """Notes on images, audio and video in other formats, which are ignored beside samples."""
     return tuple(
-        f"{len(names):,} file{'s' * (len(names) > 1)} such as {min(names)!r} left out,"
+        f"{len(names):,} file{'s' * (len(names) > 1)} such as {min(names)!r} ignored,"
         f" {kind.words}: {kind.fix}"
-        for kind, names in found.foreign.items()
+        for kind, names in found.unsupported.items()
         if kind.files
     )
 
@@ -321,7 +320,7 @@ def datasets_of_splits(found: Contents) -> dict[str, str]:
 
 
 def _datasets_among(found: Contents, names: Iterable[str]) -> list[str]:
-    """The folders of shards that are datasets: those with a manifest or a list of shards."""
+    """Return the folders of shards that are datasets: those with a manifest or a list of shards."""
     holders = dict.fromkeys(_holder(name, found.shards[name]) for name in sorted(names))
     return [
         folder
@@ -358,7 +357,7 @@ def _several(root: Path, what: str, folders: Sequence[str]) -> FormatError:
 
 
 def way_to(root: Path, names: Sequence[str], others: Iterable[str]) -> str:
-    """A path that opens these shards and no others: a shard, a folder or a pattern."""
+    """Return a path that opens these shards and no others: a shard, a folder or a pattern."""
     folder, own = posixpath.dirname(names[0]), set(names)
     rest = [name for name in others if name not in own]
     if len(names) == 1:
@@ -374,7 +373,7 @@ def way_to(root: Path, names: Sequence[str], others: Iterable[str]) -> str:
 
 
 def shards_like(pattern: Path) -> tuple[Path, list[str], str]:
-    """The folder of the shards that match a pattern, their names in it, and their format."""
+    """Return the folder of the shards that match a pattern, their names in it, and their format."""
     paths = expand(pattern)
     formats = {format_of(path) for path in paths}
     if len(formats) != 1 or None in formats:
@@ -389,13 +388,13 @@ def shards_like(pattern: Path) -> tuple[Path, list[str], str]:
 
 
 def shards_of(paths: Sequence[Path]) -> tuple[Path, list[str], str]:
-    """The same for the paths of shards, which must all have the format of the first one."""
+    """Return the same for the paths of shards, which must all have the format of the first one."""
     folder = common_folder(paths)
     return folder, [below(folder, path) for path in paths], format_of(paths[0]) or ""
 
 
 def common_folder(paths: Sequence[Path]) -> Path:
-    """The deepest folder that contains all of these files, directly or in subfolders."""
+    """Return the deepest folder that contains all of these files, directly or in subfolders."""
     above = list(dict.fromkeys(path.parent for path in paths))
     if len(above) == 1:
         return above[0]
@@ -407,7 +406,7 @@ def common_folder(paths: Sequence[Path]) -> Path:
 
 
 def below(folder: Path, path: Path) -> str:
-    """A path relative to a folder that contains it, with slashes."""
+    """Return a path relative to a folder that contains it, with slashes."""
     if path.parent != folder:
         path = fs.absolute(path)
     return path.relative_to(folder).as_posix()

@@ -67,7 +67,7 @@ class Pixels:
         self.flush()
 
     def summary(self) -> PixelStats | None:
-        """The statistics; None if there are no pixels."""
+        """Return the statistics; None if there are no pixels."""
         channels = np.array(self.counts, np.float64).reshape(3, 256)
         number = sum(self.counts[:256])
         if not number:
@@ -275,7 +275,7 @@ class _Tally:
         return found | {"damaged": self._damaged} if self._quick else found
 
     def _classes(self) -> list[dict[str, Any]] | None:
-        """The classes of the label, with the weight that makes all classes count equally."""
+        """Return the classes of the label, with the weight that makes all classes count equally."""
         names = self._dataset.classes
         if not isinstance(self._dataset.schema.get(self._dataset.label), Int):
             return None
@@ -321,7 +321,7 @@ def compared(schema: Schema, label: str) -> tuple[str, ...]:
 
 
 def content_digest(sample: Sample, fields: Iterable[str]) -> bytes:
-    """A digest of the values of these fields."""
+    """Return a digest of the values of these fields."""
     digest = xxhash.xxh3_128()
     for name in fields:
         value = _bytes_of(sample.get(name))
@@ -330,7 +330,7 @@ def content_digest(sample: Sample, fields: Iterable[str]) -> bytes:
 
 
 def _bytes_of(value: Any) -> bytes:
-    """A value as bytes, equal for equal values of a field."""
+    """Return a value as bytes, equal for equal values of a field."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, np.ndarray):
@@ -375,7 +375,7 @@ def values_of(dataset: Views, field: str) -> Iterator[Any]:
 
 
 def encoded_stats(dataset: Views) -> dict[str, Any]:
-    """The statistics of images, audio and video by field, without decoding them.
+    """Return the statistics of images, audio and video by field, without decoding them.
 
     Values that are none of these are counted as `damaged`.
     """

@@ -83,7 +83,7 @@ class Views(ABC):
     @property
     @abstractmethod
     def guessed(self) -> Collection[str]:
-        """Fields of foreign shards that all samples seem to have, judging from only a few."""
+        """Fields of third-party shards that all samples seem to have, judging from only a few."""
 
     @property
     def classes(self) -> tuple[str, ...] | None:
@@ -96,7 +96,7 @@ class Views(ABC):
         return (self.path,)
 
     def at(self, change: Callable[[Path], Path]) -> Self:
-        """The same dataset with its shards in other folders."""
+        """Return the same dataset with its shards in other folders."""
         moved = copy.copy(self)  # without open shards
         moved.path = change(self.path)
         return moved
@@ -107,12 +107,12 @@ class Views(ABC):
         return len(self._names)
 
     def extent(self, shard: int) -> tuple[int, int]:
-        """Samples and bytes of one shard."""
+        """Return samples and bytes of one shard."""
         stop = self._length if shard + 1 == len(self._starts) else self._starts[shard + 1]
         return stop - self._starts[shard], self._bytes[shard] or 0
 
     def shard_name(self, shard: int) -> str:
-        """The name of a shard's file, relative to `path`."""
+        """Return the name of a shard's file, relative to `path`."""
         return self._names[shard]
 
     def shard_path(self, shard: int) -> Path:
@@ -128,11 +128,11 @@ class Views(ABC):
 
     @abstractmethod
     def read_keys(self, shard: int, positions: Numbers) -> list[str]:
-        """The keys of the samples at these positions in a shard."""
+        """Return the keys of the samples at these positions in a shard."""
 
     @abstractmethod
     def read_values(self, shard: int, field: str, positions: Numbers) -> list[Any]:
-        """The values of a field at these positions; None where it is absent."""
+        """Return the values of a field at these positions; None where it is absent."""
 
     @abstractmethod
     def read_rows(self, shard: int, field: str, positions: Numbers, out: npt.NDArray[Any]) -> bool:
@@ -140,7 +140,7 @@ class Views(ABC):
 
     @abstractmethod
     def _key_hashes(self, shard: int) -> Numbers:
-        """The `key_hash` of each sample in a shard."""
+        """Return the `key_hash` of each sample in a shard."""
 
     def __len__(self) -> int:
         return self._length if self._chosen is None else len(self._chosen)
@@ -177,7 +177,7 @@ class Views(ABC):
             raise error.located(**where) from error.__cause__
 
     def transform_of(self, index: int) -> Callable[[Sample], Sample] | None:
-        """The transform of one sample."""
+        """Return the transform of one sample."""
         return self.transform
 
     def __contains__(self, key: object) -> bool:
@@ -272,7 +272,7 @@ class Views(ABC):
         return map(read, numbers) if there is self else in_threads(read, numbers, threads, 2)
 
     def _passing(self, test: Condition) -> Numbers:
-        """The numbers of the samples that pass a test of small fields, read in chunks."""
+        """Return the numbers of the samples that pass a test of small fields, read in chunks."""
         self._warn_of_download(f"values of {', '.join(map(repr, test.fields))}")
         passed = [np.zeros(0, np.int64)]
         for shard, positions, numbers in self._runs():
@@ -293,7 +293,7 @@ class Views(ABC):
         return self if self._chosen is None else self._with(None)
 
     def is_of(self, other: Views) -> bool:
-        """Whether both are the same opened dataset, or views of it."""
+        """Return whether both are the same opened dataset, or views of it."""
         return self._shared is other._shared
 
     @property
@@ -302,7 +302,7 @@ class Views(ABC):
         return self._chosen is None or ascending(self._chosen)
 
     def in_order(self) -> Self:
-        """The same samples in storage order."""
+        """Return the same samples in storage order."""
         return self if self._chosen is None else self._with(in_order(self._chosen))
 
     def stored(self, numbers: Numbers) -> Numbers:
@@ -314,21 +314,21 @@ class Views(ABC):
         return bounds if self._chosen is None else below(self._chosen, bounds)
 
     def positions(self, shard: int) -> Numbers:
-        """The positions in a shard of the samples that are in it. Requires storage order."""
+        """Return the positions in a shard of the samples that are in it. Requires storage order."""
         first = self._starts[shard]
         begin, end = self.before(np.array([first, first + self.extent(shard)[0]])).tolist()
         return self.stored(np.arange(begin, end)) - first
 
     def start(self, shard: int) -> int:
-        """The number of a shard's first sample in `whole`."""
+        """Return the number of a shard's first sample in `whole`."""
         return self._starts[shard]
 
     def _view(self, indices: Indices) -> Self:
-        """A view of the samples with these numbers of this view."""
+        """Return a view of the samples with these numbers of this view."""
         return self._with(indices if self._chosen is None else pick(self._chosen, indices))
 
     def _with(self, indices: Indices | None) -> Self:
-        """The samples of all shards, or those with these numbers; shares what is open."""
+        """Return the samples of all shards, or those with these numbers; shares what is open."""
         view = object.__new__(type(self))
         view.__dict__.update(self.__dict__)
         view._chosen = None if indices is None else compact(indices)
@@ -514,7 +514,7 @@ def _row(kind: FieldType, guessed: bool) -> tuple[tuple[int, ...], Any]:
 
 
 def size_of(value: Any) -> int:
-    """The bytes of a value as stored, about."""
+    """Return the bytes of a value as stored, about."""
     if isinstance(value, list | dict):
         parts = [*value, *value.values()] if isinstance(value, dict) else value
         return sum(map(size_of, parts))

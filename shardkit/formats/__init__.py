@@ -74,7 +74,7 @@ class Declaration:
     extra: str = ""
 
     def fits(self, name: str) -> bool:
-        """Whether a file name, in lower case, is that of a shard of the format."""
+        """Return whether a file name, in lower case, is that of a shard of the format."""
         return name.endswith(self.suffixes) or bool(self.names and self.names.fullmatch(name))
 
 
@@ -211,7 +211,7 @@ def _entry_points() -> dict[str, EntryPoint]:
 
 @functools.cache
 def _others() -> dict[str, Declaration]:
-    """The formats of other packages that can be loaded."""
+    """Return the formats of other packages that can be loaded."""
     found = {}
     for name, entry in _entry_points().items():
         try:
@@ -245,12 +245,12 @@ def _not_loaded(entry: EntryPoint, found: str) -> FormatError:
 
 
 def format_names() -> list[str]:
-    """The names of all formats, including those of other packages that cannot be loaded."""
+    """Return the names of all formats, including those of other packages that cannot be loaded."""
     return sorted({**_OURS, **_entry_points()})
 
 
 def file_name(stem: str, format: str) -> str:
-    """The name of a shard's file: `shard-000000.tar`, or `shard-000000.lmdb/data.mdb`."""
+    """Return the name of a shard's file: `shard-000000.tar`, or `shard-000000.lmdb/data.mdb`."""
     declaration = FORMATS[format]
     return stem + declaration.suffixes[0] + declaration.inside
 
@@ -286,14 +286,14 @@ def _unknown_name(name: str) -> UsageError:
 
 
 def format_of(path: Path) -> str | None:
-    """The name of the format that a file name indicates; None if it matches no format."""
+    """Return the name of the format that a file name indicates; None if it matches no format."""
     name = path.name.lower()
     # Built-in formats come first.
     return next((f for f, declared in FORMATS.items() if declared.fits(name)), None)
 
 
 def unknown_format(path: Path) -> FormatError:
-    """The error for a path that matches none of the formats."""
+    """Return the error for a path that matches none of the formats."""
     kind = kind_of_file(path) or other_kind(path.name)
     if kind is not None:
         return not_read(kind, path)

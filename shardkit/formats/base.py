@@ -60,14 +60,14 @@ class ShardReader(ABC):
     def read(
         self, position: int, fields: Collection[str] | None = None, json_text: bool = False
     ) -> Sample:
-        """The sample: its key, and those of `fields` that it has; all fields if None.
+        """Return the sample: its key, and those of `fields` that it has; all fields if None.
 
         With `json_text`, JSON values may be returned as `JsonText`, so that they can be written
         unchanged. 0 <= position < len(self). May raise any exception if the data are damaged.
         """
 
     def offset(self, position: int, field: str) -> int | None:
-        """The byte offset of a value in the file, for errors; None if it is unknown."""
+        """Return the byte offset of a value in the file, for errors; None if it is unknown."""
         return None
 
     def __getitem__(self, position: int) -> Sample:
@@ -95,7 +95,7 @@ class ShardReader(ABC):
     def _named(
         self, error: Exception, position: int, fields: Collection[str] | None, json_text: bool
     ) -> Exception:
-        """The error to raise for an exception from `read`, with the field that causes it."""
+        """Return the error to raise for an exception from `read`, with the field that causes it."""
         if self.closed:
             return ValueError(f"{self.path} is closed")
         if isinstance(error, MemoryError | Warning) or os_errors.shortage(error):
@@ -117,7 +117,7 @@ class ShardReader(ABC):
             del error  # as in `sample`
 
     def _damaged(self, cause: Exception, position: int, field: str | None) -> SampleError:
-        """The error for a value that cannot be decoded."""
+        """Return the error for a value that cannot be decoded."""
         kind, offset = None, None
         if field is not None:
             kind = self.schema.get(field)
@@ -136,11 +136,11 @@ class ShardReader(ABC):
         return error
 
     def keys(self) -> list[str]:
-        """The key of every sample, in order."""
+        """Return the key of every sample, in order."""
         return self.read_keys(np.arange(len(self)))
 
     def read_keys(self, positions: npt.NDArray[np.int64]) -> list[str]:
-        """The keys of the samples at these positions."""
+        """Return the keys of the samples at these positions."""
         return [self.sample(position, ())[KEY] for position in positions.tolist()]
 
     def read_values(self, field: str, positions: npt.NDArray[np.int64]) -> list[Any]:
@@ -181,7 +181,7 @@ class ShardReader(ABC):
         return sizes
 
     def spans(self) -> npt.NDArray[np.int64] | None:
-        """The byte range of each sample's values in the shard's file: int64 (samples, 2).
+        """Return the byte range of each sample's values in the shard's file: int64 (samples, 2).
 
         Ranges may overlap if samples share bytes; (0, 0) for a sample without bytes. None if the
         format does not know the ranges.
@@ -198,7 +198,7 @@ class ShardReader(ABC):
 
 
 def _text_around(error: Exception) -> str | None:
-    """The text or bytes in which an error was found, if it knows them."""
+    """Return the text or bytes in which an error was found, if it knows them."""
     if isinstance(error, UnicodeDecodeError):
         return repr(error.object[max(0, error.start - 20) : error.start + 20])
     if isinstance(error, json.JSONDecodeError):
@@ -207,7 +207,7 @@ def _text_around(error: Exception) -> str | None:
 
 
 def key_bytes(key: str) -> bytes:
-    """The key in UTF-8; raises SampleError if it cannot be encoded."""
+    """Return the key in UTF-8; raises SampleError if it cannot be encoded."""
     try:
         return key.encode()
     except UnicodeEncodeError:
@@ -221,7 +221,7 @@ def not_unicode(key: str) -> SampleError:
 
 
 def not_stored(error: Exception, value: Any, key: str, field: str) -> SampleError:
-    """The error for a value that cannot be encoded, such as text with a lone surrogate."""
+    """Return the error for a value that cannot be encoded, such as text with a lone surrogate."""
     size = f" of length {len(value):,}" if isinstance(value, bytes | str | list) else ""
     found = type(value).__name__ + size if size else f"{value!r:.60}"
     return SampleError(
@@ -271,12 +271,12 @@ def encoded(
 
 
 def numbered_key(prefix: str, position: int) -> str:
-    """The key of a sample for which the shard has none."""
+    """Return the key of a sample for which the shard has none."""
     return f"{prefix}/{position:09d}"
 
 
 def unforeseen(name: str, what: str = "field") -> SampleError:
-    """The error for a field of a foreign sample that the guessed schema does not have."""
+    """The error for a field of a third-party sample that the guessed schema does not have."""
     return SampleError(
         f"the sample has a {what} {name!r}, which none of the samples examined on opening has",
         field=name,
@@ -361,9 +361,9 @@ class Format:
     beside: Mapping[str, bool] = MappingProxyType({})
 
     def open(self, path: Path, layout: dict[str, Any] | None = None) -> ShardReader:
-        """Open one shard. `layout` is what `layout()` returned on writing; None for foreign shards.
+        """Open a shard. `layout` is what `layout()` returned on writing; None for third-party ones.
 
-        The reader of a foreign shard puts its `schema` into its own `layout`, and optionally:
+        The reader of a third-party shard puts its `schema` into its own `layout`, and optionally:
         `classes`: field -> class names.
         `ignored`: what it skips -> how often.
         `unread`: how many bytes follow its last sample.
@@ -403,7 +403,7 @@ class Format:
         return None
 
     def check_listed(self, folder: Path, names: Sequence[str]) -> Iterator[ShardkitError]:
-        """Differences between foreign shards and the sizes and hashes in `Declaration.listing`.
+        """Differences between third-party shards and the sizes and hashes in `Declaration.listing`.
 
         Used by `verify`, for the shards with these names in the folder.
         """
@@ -431,7 +431,7 @@ class Format:
         return value
 
     def shard_stem(self, number: int, shards: int) -> str:
-        """The name, without suffix, of a shard in a dataset of `shards` shards."""
+        """Return the name, without suffix, of a shard in a dataset of `shards` shards."""
         return f"shard-{number:06d}"
 
     def complete(self, folder: Path, manifest: Manifest) -> list[Path]:

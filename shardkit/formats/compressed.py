@@ -31,7 +31,7 @@ _open: WeakValueDictionary[tuple[Path, int, float], ByteSource] = WeakValueDicti
 def opened(
     path: Path, kind: str, to: str, is_plain: Callable[[bytes], bool] = lambda head: False
 ) -> tuple[ByteSource, int]:
-    """The bytes of a shard, and the size of its temporary file: 0 if it is not compressed.
+    """Return the bytes of a shard, and the size of its temporary file: 0 if it is not compressed.
 
     The temporary file has no name: the system removes it when it is closed or the process ends.
     `kind`: what the shard is called in messages; `to`: the format to convert it to.
@@ -54,14 +54,14 @@ def opened(
 
 
 def _unpacked(source: ByteSource, what: str) -> ByteSource:
-    """The decompressed bytes of a compressed shard."""
+    """Return the decompressed bytes of a compressed shard."""
     compression = compression_of(source.read(0, _MAGIC))
     blocks = read_ahead(source).blocks(COMPRESSED_BLOCK)
     return unpacked(source.path, blocks, compression, what)
 
 
 def read_ahead(source: ByteSource) -> ByteSource:
-    """The same bytes, for a single thread that reads them forwards."""
+    """Return the same bytes, for a single thread that reads them forwards."""
     return _ReadAhead(source) if isinstance(source, RemoteFile) else source
 
 

@@ -77,7 +77,7 @@ _json = st.recursive(
 
 @st.composite
 def any_samples(draw: st.DrawFn, images: Sequence[str] = ("JPEG",)) -> Sample:
-    """A sample of the schema EVERYTHING, of any values; images in one of these formats."""
+    """Return a sample of the schema EVERYTHING, of any values; images in one of these formats."""
     sample: Sample = {
         "__key__": draw(any_keys),
         "image": make_image(draw(st.integers(0, 9)), draw(st.sampled_from(images)))
@@ -153,24 +153,24 @@ class FormatContract:
             request.node.add_marker(pytest.mark.xfail(reason=reason, strict=True))
 
     def sample(self, number: int) -> Sample:
-        """A sample of `schema`, different for each number. The key contains the number."""
+        """Return a sample of `schema`, different for each number. The key contains the number."""
         return everything(number)
 
     def any_sample(self) -> st.SearchStrategy[Sample]:
-        """Samples of `schema` with arbitrary values."""
+        """Return samples of `schema` with arbitrary values."""
         return any_samples()
 
     def large_value(self, size: int) -> Any:
-        """An incompressible value of this size in bytes."""
+        """Return an incompressible value of this size in bytes."""
         return np.random.default_rng(size).bytes(size)
 
     def independent_keys(self, path: Path) -> list[str]:
-        """The keys of a shard, in order, read with another library."""
+        """Return the keys of a shard, in order, read with another library."""
         pytest.fail(f"{type(self).__name__} has no method `independent_keys(path)`")
 
     @classmethod
     def file_name(cls) -> str:
-        """The name of a shard's file."""
+        """Return the name of a shard's file."""
         stem = "shard-000000"
         if not (cls.suffix or cls.tested.name in FORMATS):
             pytest.fail(f"{cls.__name__} has no `suffix`, and its format is not installed")
@@ -178,29 +178,29 @@ class FormatContract:
 
     @classmethod
     def place(cls, folder: Path) -> Path:
-        """The path of a shard in a new `folder`."""
+        """Return the path of a shard in a new `folder`."""
         folder.mkdir()
         return folder / cls.file_name()
 
     def _has(self, method: str, found: bool) -> bool:
-        """Whether to test an optional method, which was `found` to be there or not."""
+        """Return whether to test an optional method, which was `found` to be there or not."""
         assert found == (method in self.provides), f"{method}: in `provides`, or in the format?"
         return found
 
     def written(self, path: Path, schema: Schema, samples: Sequence[Sample]) -> ShardReader:
-        """A shard of these samples at `path`, opened."""
+        """Return a shard of these samples at `path`, opened."""
         return write_shard(self.tested, path, schema, samples)
 
     def opened(self, path: Path, schema: Schema) -> ShardReader:
         return self.tested.open(path, self.tested.layout(schema))
 
     def keyed(self, *keys: str) -> list[Sample]:
-        """Samples of the schema `small` with these keys."""
+        """Return samples of the schema `small` with these keys."""
         (field,) = self.small
         return [{"__key__": k, field: v} for k, v in zip(keys, cycle(self.small_values))]
 
     def sized(self, **sizes: int) -> list[Sample]:
-        """Samples of the schema `large`, by key, with values of these sizes in bytes."""
+        """Return samples of the schema `large`, by key, with values of these sizes in bytes."""
         (field,) = self.large
         return [{"__key__": key, field: self.large_value(size)} for key, size in sizes.items()]
 
@@ -215,7 +215,7 @@ class FormatContract:
 
     @pytest.fixture
     def reader(self, path: Path, samples: list[Sample]) -> Iterator[ShardReader]:
-        """A reader of those samples."""
+        """Yield a reader of those samples."""
         reader = self.written(path, self.schema, samples)
         yield reader
         reader.close()

@@ -37,7 +37,7 @@ class OffsetsWriter(ShardWriter):
 
     @abstractmethod
     def stored(self, sample: Sample) -> list[bytes]:
-        """The bytes of a sample."""
+        """Return the bytes of a sample."""
 
     def write(self, sample: Sample) -> bool:
         chunks = self.stored(sample)

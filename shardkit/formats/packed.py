@@ -45,7 +45,7 @@ class Packed:
     def read(
         self, source: ByteSource, start: int, stop: int, numbers: Collection[int] | None = None
     ) -> list[bytes] | dict[int, bytes]:
-        """The values with these numbers in a sample; all if None, or if the sample is small.
+        """Return the values with these numbers in a sample; all if None, or if the sample is small.
 
         Raises DamagedError if the sizes do not fit the sample.
         """
@@ -65,7 +65,7 @@ class Packed:
         return dict(zip(numbers, some, strict=True))
 
     def offset(self, source: ByteSource, start: int, stop: int, number: int) -> int:
-        """The byte at which a value of a sample begins."""
+        """Return the byte at which a value of a sample begins."""
         return start + self._start + sum(self._sizes(source.read(start, self._start))[:number])
 
 
@@ -101,7 +101,7 @@ class PackedReader(ShardReader):
 
     @abstractmethod
     def located(self, position: int) -> tuple[ByteSource, int, int]:
-        """The bytes of a sample: their source, start and end."""
+        """Return the bytes of a sample: their source, start and end."""
 
     def read(
         self, position: int, fields: Collection[str] | None = None, json_text: bool = False

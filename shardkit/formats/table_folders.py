@@ -105,7 +105,7 @@ def refuse_partitions(
 
 
 def partitioned(root: Path, column: str, folder: str, format: str) -> UsageError:
-    """The error for files in folders that hold a column in their names."""
+    """Return the error for files in folders that hold a column in their names."""
     fix = (
         "write the table to one file: import pyarrow.csv, pyarrow.dataset, pyarrow.parquet;"
         " pyarrow.parquet.write_table(pyarrow.dataset.dataset("
@@ -121,7 +121,7 @@ def partitioned(root: Path, column: str, folder: str, format: str) -> UsageError
 
 
 def _there(folder: Path, names: Collection[str]) -> set[str]:
-    """Those of these names that a folder has; one request for a folder in a store."""
+    """Return those of these names that a folder has; one request for a folder in a store."""
     if isinstance(folder, RemotePath):
         return {entry.name for entry in folder.scandir()} & {*names}
     return {name for name in names if (folder / name).exists()}

@@ -46,7 +46,7 @@ def make_audio(number: int = 0, rate: int = 8000, samples: int = 80) -> bytes:
 
 
 def make_video(number: int = 0, size: tuple[int, int] = (64, 48), frames: int = 25) -> bytes:
-    """An MP4 file of 25 frames a second and a `size`, another one for each number.
+    """Return an MP4 file of 25 frames a second and a `size`, another one for each number.
 
     It has headers, and frames that cannot be decoded.
     """
@@ -87,7 +87,7 @@ EVERYTHING = Schema(
 
 
 def everything(number: int) -> Sample:
-    """The sample of such a number, of the schema EVERYTHING."""
+    """Return the sample of such a number, of the schema EVERYTHING."""
     sample: Sample = {
         "__key__": f"folder/{number:04d}",
         "image": make_image(number),
@@ -128,7 +128,7 @@ def assert_reads(reader: ShardReader, samples: Sequence[Sample]) -> None:
 def write_shard(
     format: Format, path: Path, schema: Schema, samples: Sequence[Sample]
 ) -> ShardReader:
-    """A shard of these samples at `path`, of a schema and a format, opened."""
+    """Return a shard of these samples at `path`, of a schema and a format, opened."""
     writer = format.create(path, ShardSpec(schema))
     for sample in samples:
         assert writer.write(schema.check(sample))
@@ -171,7 +171,7 @@ HARMS: dict[str, Callable[[Path], None]] = {
 
 
 def read_harmed(readers: Mapping[str, ShardReader]) -> dict[str, list[Sample]]:
-    """What `readers` give, by harm, whose files are so changed once a first sample was read.
+    """Return what `readers` give, by harm, whose files are so changed once a first sample was read.
 
     In place of a sample that raises, it has the error's `where`.
     """
@@ -189,7 +189,7 @@ def read_harmed(readers: Mapping[str, ShardReader]) -> dict[str, list[Sample]]:
 
 
 def in_fork(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What `function` returns for these `arguments` in a forked process, which may crash."""
+    """Return what `function` returns for these `arguments` in a forked process, which may crash."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -216,7 +216,7 @@ def _another() -> ProcessPoolExecutor:
 
 
 def in_another_process(reader: ShardReader, position: int) -> Sample:
-    """A sample of `reader` at this `position`, read in a process that was not forked.
+    """Return a sample of `reader` at this `position`, read in a process that was not forked.
 
     One process does it for all: its start takes longer than what it reads.
     """

@@ -120,26 +120,26 @@ _MOSAIC = re.compile(r"shard\.\d{5}\.(json|csv|tsv|xsv)\b.*")
 
 
 def kind_by_name(name: str) -> Kind | None:
-    """The unsupported format that a file name indicates, if any."""
+    """Return the unsupported format that a file name indicates, if any."""
     name = name.lower()
     kind = _SUFFIXES.get(name.rpartition(".")[2]) if "." in name else None
     return kind or next((kind for kind, pattern in _NAMES if pattern.fullmatch(name)), None)
 
 
 def other_kind(name: str) -> Kind | None:
-    """What an error calls a file, by its name, that is no sample and no dataset."""
+    """Return what an error calls a file, by its name, that is no sample and no dataset."""
     _, *ends = name.lower().split(".")
     return _OTHERS.get(".".join(ends[-2:])) or _OTHERS.get(ends[-1] if ends else "")
 
 
 def way_with(counts: Iterable[str]) -> str:
-    """What to do about files in other formats, from words for them such as ".zip file"."""
+    """Return what to do about files in other formats, from words for them such as ".zip file"."""
     kinds = {n: kind for n in counts if (kind := other_kind(f"x{n.removesuffix(' file')}"))}
     return "; ".join(f"a {name} is {kind.words}: {kind.fix}" for name, kind in kinds.items())
 
 
 def kind_of_folder(names: Collection[str]) -> Kind | None:
-    """The unsupported format that the names of all files in a folder indicate, if any."""
+    """Return the unsupported format that the names of all files in a folder indicate, if any."""
     if {"meta", "train", "test"} <= set(names):
         return CIFAR_PICKLED  # CIFAR-100
     if "index.json" in names and any(map(_MOSAIC.fullmatch, names)):
@@ -148,7 +148,7 @@ def kind_of_folder(names: Collection[str]) -> Kind | None:
 
 
 def kind_of_file(path: Path) -> Kind | None:
-    """The unsupported format that a file's name or its first bytes indicate, if any."""
+    """Return the unsupported format that a file's name or its first bytes indicate, if any."""
     kind = kind_by_name(path.name)
     if kind is not None or not path.is_file():
         has_index = path.suffix == ".bin" and path.with_suffix(".idx").is_file()

@@ -22,7 +22,7 @@ from typing import Annotated, Any, TypeVar, cast
 
 from shardkit.errors import DamagedError, FormatError, UsageError
 
-MOST_BYTES = 128 << 20  # maximum size of a manifest: one of 100,000 shards has 31 MB
+MAX_BYTES = 128 << 20  # maximum size of a manifest: one of 100,000 shards has 31 MB
 _DEPTH = 32  # maximum nesting of lists and objects where any value is allowed
 _SHOWN = 60  # characters of an invalid value to show
 _T = TypeVar("_T")
@@ -75,8 +75,8 @@ class MismatchError(ValueError):
 
 def parse(data: bytes) -> Any:
     """Parse JSON written by shardkit: UTF-8, finite numbers. Raises ValueError."""
-    if len(data) > MOST_BYTES:
-        raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
     try:
         return _DECODER.decode(data.decode())
     except RecursionError:
@@ -137,7 +137,7 @@ def from_lines(hint: type[_T], data: bytes, what: str, **where: Any) -> Iterator
 
 
 def damaged(what: str, error: Exception, **where: Any) -> DamagedError:
-    """The DamagedError for an error raised by `parse` or `checked`."""
+    """Return the DamagedError for an error raised by `parse` or `checked`."""
     if isinstance(error, MismatchError):
         at = f" at {error.location}" if error.location else ""
         about = {"expected": error.expected, "found": error.found}
@@ -157,7 +157,7 @@ def plain(value: Any) -> Any:
 
 @functools.cache
 def _checker(hint: Any) -> _Check:
-    """The function that checks a parsed value, and converts it to the type of a hint."""
+    """Return the function that checks a parsed value, and converts it to the type of a hint."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is None:
         return _plain_checker(hint)
@@ -201,7 +201,7 @@ def _scalar(kind: type, words: str, holds: Callable[[Any], Any]) -> _Check:
 
 
 def _either(kinds: list[Any], value: Any) -> Any:
-    """A value of one of several kinds: text, a list, an object, ..."""
+    """Return a value of one of several kinds: text, a list, an object, ..."""
     for kind in kinds:
         made_of = typing.get_origin(kind) or kind
         if made_of is type(value) or (made_of is tuple and type(value) is list):
@@ -242,7 +242,7 @@ def _listed(kind: Callable[[list[Any]], Any], check: _Check, value: Any) -> Any:
 def _entries(
     checks: Mapping[str, _Check], others: _Check, required: Collection[str], value: Any
 ) -> dict[str, Any]:
-    """An object. Entries that have no check of their own are checked by `others`."""
+    """Return an object. Entries that have no check of their own are checked by `others`."""
     if type(value) is not dict:
         raise MismatchError("an object", value)
     for name in required:
@@ -260,7 +260,7 @@ def _entries(
 
 
 def _numbered(entries: _Check, value: Any) -> dict[int, Any]:
-    """An object whose keys are whole numbers."""
+    """Return an object whose keys are whole numbers."""
     found = entries(value)
     for name in found:
         if not re.fullmatch(r"-?[0-9]{1,19}", str(name)):
@@ -298,7 +298,7 @@ _NOTHING = object()
 
 
 def _shown(value: Any) -> str:
-    """An invalid value for messages: short, and ASCII only."""
+    """Return an invalid value for messages: short, and ASCII only."""
     if isinstance(value, list | dict):
         return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value):,}"
     text = value[:_SHOWN] if isinstance(value, str) else value

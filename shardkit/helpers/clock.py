@@ -25,7 +25,7 @@ class Spent(NamedTuple):
     busy: float = 0.0
 
     def more(self, wall: float, busy: float) -> Spent:
-        """The sum with these seconds."""
+        """Return the sum with these seconds."""
         return Spent(self.wall + wall, self.busy + busy)
 
 
@@ -55,7 +55,7 @@ class Clock:
         self._running = False
 
     def read(self) -> dict[str, Spent]:
-        """The time of each stage so far, including the current one. For any thread."""
+        """Return the time of each stage so far, including the current one. For any thread."""
         spent, (stage, since, _) = dict(self._spent), self._now
         if self._running:
             spent[stage] = spent.get(stage, Spent()).more(time.perf_counter() - since, 0)
@@ -63,7 +63,7 @@ class Clock:
 
 
 def total(clocks: Iterable[Mapping[str, Spent]]) -> dict[str, Spent]:
-    """The sum over threads, for the stages of making a batch and for idle time."""
+    """Return the sum over threads, for the stages of making a batch and for idle time."""
     found = dict.fromkeys((*STAGES, IDLE), Spent())
     for spent in clocks:
         for stage in found:

@@ -24,7 +24,7 @@ def extra(name: str, what: str, instead: str = "") -> Iterator[None]:
 
 
 def missing(name: str, what: str, library: str, instead: str = "") -> MissingLibraryError:
-    """The error for a library of the extra `name` that is not installed."""
+    """Return the error for a library of the extra `name` that is not installed."""
     return MissingLibraryError(
         f"{what} needs {library}, which is not installed",
         fix=f'pip install "shardkit[{name}]"{instead}',

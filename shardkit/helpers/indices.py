@@ -16,26 +16,26 @@ Indices: TypeAlias = "range | Numbers"
 _EXPECTED = "whole numbers, or True or False for each sample"
 
 
-def chosen(given: Any, length: int) -> Indices:
+def chosen(selection: Any, length: int) -> Indices:
     """Check a selection of `length` samples: a range, whole numbers, or a boolean mask.
 
     Negative numbers count from the end. Raises IndexError for a number out of range, and UsageError
     for anything else.
     """
-    if isinstance(given, range) and given:
-        wrong = [n for n in (given[0], given[-1]) if not -length <= n < length]
+    if isinstance(selection, range) and selection:
+        wrong = [n for n in (selection[0], selection[-1]) if not -length <= n < length]
         if wrong:
             raise _no_sample(wrong[0], length)
-        if min(given[0], given[-1]) >= 0:
-            return given
+        if min(selection[0], selection[-1]) >= 0:
+            return selection
     try:
-        found = np.asarray(given if hasattr(given, "__len__") else list(given))
+        found = np.asarray(selection if hasattr(selection, "__len__") else list(selection))
     except (TypeError, ValueError) as error:
         raise UsageError(
-            "samples are selected by their numbers", expected=_EXPECTED, found=f"{given!r:.100}"
+            "samples are selected by their numbers", expected=_EXPECTED, found=f"{selection!r:.100}"
         ) from error
     if found.ndim != 1 or (len(found) and found.dtype.kind not in "biu"):
-        what = f"{type(given).__name__} of {found.dtype}, shape {found.shape}"
+        what = f"{type(selection).__name__} of {found.dtype}, shape {found.shape}"
         raise UsageError("samples are selected by their numbers", expected=_EXPECTED, found=what)
     if found.dtype.kind == "b":
         if len(found) != length:
@@ -59,7 +59,7 @@ def _no_sample(number: int, length: int) -> IndexError:
 
 
 def compact(numbers: Indices) -> Indices:
-    """The same numbers in canonical form: a range if they are equally spaced."""
+    """Return the same numbers in canonical form: a range if they are equally spaced."""
     count = len(numbers)
     if not count:
         return range(0)
@@ -74,7 +74,7 @@ def compact(numbers: Indices) -> Indices:
 
 
 def array(indices: Indices) -> Numbers:
-    """The numbers as an int64 array."""
+    """Return the numbers as an int64 array."""
     if isinstance(indices, range):
         return np.arange(indices.start, indices.stop, indices.step, dtype=np.int64)
     return indices
@@ -90,28 +90,28 @@ def pick(outer: Indices, inner: Indices) -> Indices:
 
 
 def as_slice(numbers: range) -> slice:
-    """The slice that selects these indices, none of which may be negative."""
+    """Return the slice that selects these indices, none of which may be negative."""
     if not numbers:
         return slice(0)
     return slice(numbers.start, numbers.stop if numbers.stop >= 0 else None, numbers.step)
 
 
 def ascending(indices: Indices) -> bool:
-    """Whether the numbers never decrease."""
+    """Return whether the numbers never decrease."""
     if isinstance(indices, range):
         return indices.step > 0 or len(indices) < 2
     return bool((indices[1:] >= indices[:-1]).all())
 
 
 def in_order(indices: Indices) -> Indices:
-    """The same numbers in ascending order."""
+    """Return the same numbers in ascending order."""
     if ascending(indices):
         return indices
     return indices[::-1] if isinstance(indices, range) else np.sort(indices)
 
 
 def below(indices: Indices, bounds: Numbers) -> Numbers:
-    """How many of `ascending` numbers are less than each bound."""
+    """Return how many of `ascending` numbers are less than each bound."""
     if isinstance(indices, range):
         before = -(-(bounds - indices.start) // indices.step)
         return np.clip(before, 0, len(indices))
@@ -119,7 +119,7 @@ def below(indices: Indices, bounds: Numbers) -> Numbers:
 
 
 def digest(indices: Indices) -> str:
-    """A hash of the numbers and their order."""
+    """Return a hash of the numbers and their order."""
     if isinstance(indices, range):
         return f"{indices.start}:{len(indices)}:{indices.step}"
     return xxhash.xxh3_64_hexdigest(np.ascontiguousarray(indices, "<i8").data)

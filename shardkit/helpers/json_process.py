@@ -106,7 +106,7 @@ class JsonProcess:
                 self._process.kill()
 
     def _ended(self, waited: float) -> WorkerError:
-        """The error for a missing line, after waiting for so many seconds."""
+        """Return the error for a missing line, after waiting for so many seconds."""
         code = self._process.wait()
         self._errors.seek(0)
         lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()

@@ -49,7 +49,7 @@ def takes(*sources: Callable[..., Any]) -> Callable[[Function], Function]:
 
 
 def _where_it_belongs(name: str, known: list[Parameter]) -> str | None:
-    """The fix for an option of a dataclass that is the value of another option."""
+    """Return the fix for an option of a dataclass that is the value of another option."""
     for parameter in known:
         value = parameter.default
         own = name.removeprefix(f"{parameter.name}_")  # --image-format, as it is typed
@@ -65,7 +65,7 @@ def docs_of(kind: type[Any]) -> dict[str, str]:
 
 
 def _by_name(source: Callable[..., Any]) -> list[Parameter]:
-    """The fields of a dataclass, or the keyword-only parameters of a function."""
+    """Return the fields of a dataclass, or the keyword-only parameters of a function."""
     if not (isinstance(source, type) and is_dataclass(source)):
         every = inspect.signature(source).parameters.values()
         return [p for p in every if p.kind is Parameter.KEYWORD_ONLY]

@@ -41,7 +41,7 @@ class Growing:
             self._write()
 
     def array(self) -> npt.NDArray[Any]:
-        """All values. Nothing can be appended afterwards."""
+        """Return all values. Nothing can be appended afterwards."""
         if self._file is None:
             return np.frombuffer(self._data, self.dtype)
         self._write()
@@ -64,13 +64,13 @@ def pieces(count: int) -> Iterator[slice]:
 
 
 def listed(values: Sizes) -> Iterator[int]:
-    """Each value as a Python int. Only one piece at a time is converted."""
+    """Yield each value as a Python int. Only one piece at a time is converted."""
     for piece in pieces(len(values)):
         yield from np.asarray(values[piece]).tolist()
 
 
 def computed(count: int, dtype: Any, make: Callable[[slice], npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """An array of `count` values, computed slice by slice with `make`."""
+    """Return an array of `count` values, computed slice by slice with `make`."""
     if count * np.dtype(dtype).itemsize <= MAX_IN_MEMORY:
         return make(slice(0, count))
     found = Growing(dtype)
@@ -88,7 +88,7 @@ def selected(count: int, make: Callable[[slice], npt.NDArray[np.bool_]]) -> npt.
 
 
 def joined(parts: Sequence[Sizes]) -> Sizes:
-    """The concatenation of all arrays."""
+    """Return the concatenation of all arrays."""
     runs = [part for part in parts if isinstance(part, Runs)]
     if len(runs) == len(parts):
         counts = np.concatenate([part.counts for part in runs])
@@ -108,7 +108,7 @@ def mapped(values: Sizes, make: Callable[[npt.NDArray[Any]], npt.NDArray[np.int6
 
 
 def running_sum(values: Sizes) -> npt.NDArray[np.int64] | RunningSum:
-    """The cumulative sums of the values, with a leading 0."""
+    """Return the cumulative sums of the values, with a leading 0."""
     if isinstance(values, Runs):
         return RunningSum(values)
     found, total = Growing(np.int64), np.zeros(1, np.int64)

@@ -29,7 +29,7 @@ FLAT = "a name without slashes and backslashes, other than '..' and names of dev
 
 
 def is_safe(name: str, *, flat: bool = False) -> bool:
-    """Whether a name is a path inside the folder that it is relative to, on any system.
+    """Return whether a name is a path inside the folder that it is relative to, on any system.
 
     `flat`: directly in that folder.
     """
@@ -42,7 +42,7 @@ def is_safe(name: str, *, flat: bool = False) -> bool:
     return max(parts) <= _PART_BYTES and sum(parts) <= _BYTES
 
 
-_SHORT, _MOST = 120, 700  # bytes of a part, and of a path: leave room for suffixes and folders
+_SHORT, _MAX = 120, 700  # bytes of a part, and of a path: leave room for suffixes and folders
 _NOT_ON_WINDOWS = frozenset('<>:"/\\|?*')
 _DEVICE = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³]) *(\.|$)", re.IGNORECASE)
 
@@ -65,7 +65,7 @@ def file_stem(key: str, endings: Collection[str] = ()) -> str:
         as_file = dot and ending.lower() in endings
         parts.append(_file_name(f"{stem}%2E{ending}" if as_file else folder, folder))
     path = "/".join([*parts, _file_name(base.replace(".", "%2E"), base)])
-    if len(path.encode()) <= _MOST:
+    if len(path.encode()) <= _MAX:
         return path
     return _cut(path.replace("/", "%2F").replace(".", "%2E"), key)
 

@@ -13,7 +13,7 @@ _SORTED = 1 << 22  # numbers sorted at a time
 
 
 def permutation(length: int, seed: int) -> npt.NDArray[np.int64]:
-    """All numbers below `length`, in an order that depends only on `length` and `seed`.
+    """Return all numbers below `length`, in an order that depends only on `length` and `seed`.
 
     Sorts the numbers by a hash, so that the order does not depend on the random generator of a
     library, and never changes. The hash is SplitMix64 (Steele, Lea and Flood, 2014), a bijection:
@@ -53,7 +53,7 @@ def permutation(length: int, seed: int) -> npt.NDArray[np.int64]:
 
 
 def seed_of(*numbers: int) -> int:
-    """A 64-bit seed derived from several numbers, such as seed, epoch and window."""
+    """Return a 64-bit seed derived from several numbers, such as seed, epoch and window."""
     mixed = np.zeros(1, np.uint64)
     for number in numbers:
         mixed = splitmix(mixed ^ np.uint64(number % 2**64))

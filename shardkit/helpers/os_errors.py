@@ -26,7 +26,7 @@ def explained(doing: str, path: Path) -> Iterator[None]:
 
 
 def explain(error: OSError, doing: str, path: Path) -> StorageError | NotFoundError:
-    """The ShardkitError for an OSError that occurred while `doing` something to `path`."""
+    """Return the ShardkitError for an OSError that occurred while `doing` something to `path`."""
     if isinstance(error, NotFoundError):
         again = error.located()  # a store's own, more specific error; a copy, as it gets a cause
         assert isinstance(again, NotFoundError)
@@ -47,7 +47,7 @@ def explain(error: OSError, doing: str, path: Path) -> StorageError | NotFoundEr
 
 
 def _no_room(error: OSError, doing: str, path: Path) -> StorageError:
-    """The error for a full disk, one without inodes for further files, or a quota."""
+    """Return the error for a full disk, one without inodes for further files, or a quota."""
     full, fix, found = "the disk is full", "free some space", None
     with contextlib.suppress(OSError, AttributeError):  # Windows has no statvfs
         folder = next((above for above in path.parents if above.exists()), Path.cwd())
@@ -72,12 +72,12 @@ def shortage(error: BaseException | None) -> OSError | None:
 
 
 def reason(error: OSError) -> str:
-    """The system's message for an error, or the message from `regular`."""
+    """Return the system's message for an error, or the message from `regular`."""
     return os.strerror(error.errno) if error.errno else str(error)
 
 
 def temporary_folder() -> Path:
-    """The folder for temporary files. Raises StorageError if none is writable."""
+    """Return the folder for temporary files. Raises StorageError if none is writable."""
     try:
         return Path(tempfile.gettempdir())
     except OSError as error:

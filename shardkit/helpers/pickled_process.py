@@ -39,7 +39,7 @@ class PickledProcess:
         then returns.
         """
         self._ended = ended
-        self._killed, self._code, self._said = False, 0, b""
+        self._killed, self._code, self._written = False, 0, b""
         self._process = subprocess.Popen(
             [sys.executable, "-c", _START, module, *filter(None, sys.path)],
             stdin=subprocess.PIPE,
@@ -87,8 +87,8 @@ class PickledProcess:
     def _listen(self) -> None:
         if self._process.stderr is not None:
             with self._process.stderr as errors:
-                while said := os.read(errors.fileno(), _HELD):
-                    self._said = (self._said + said)[-_HELD:]
+                while written := os.read(errors.fileno(), _HELD):
+                    self._written = (self._written + written)[-_HELD:]
 
     def _fail(self, number: int) -> None:
         """Make a call raise, unless another thread has taken its future and sets it."""
@@ -118,7 +118,7 @@ class PickledProcess:
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
-        return self._said.decode("utf-8", "replace")
+        return self._written.decode("utf-8", "replace")
 
 
 def _write(file: IO[bytes], message: Any) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def processors() -> int:
-    """The number of processors that this process may use, rounded up, at least 1."""
+    """Return the number of processors that this process may use, rounded up, at least 1."""
     if hasattr(os, "sched_getaffinity"):
         allowed = len(os.sched_getaffinity(0))
     else:
@@ -22,7 +22,7 @@ def processors() -> int:
 
 
 def quota(root: Path = Path("/")) -> float:
-    """The CPU quota of this process's control groups, in processors; inf without a limit."""
+    """Return the CPU quota of this process's control groups, in processors; inf without a limit."""
     try:
         return min(_limits(root), default=math.inf)
     except (OSError, ValueError, IndexError):  # not Linux, or control groups are hidden
@@ -30,7 +30,7 @@ def quota(root: Path = Path("/")) -> float:
 
 
 def _limits(root: Path) -> Iterator[float]:
-    """The limits of the control groups of this process, and of all groups above them."""
+    """Yield the limits of the control groups of this process, and of all groups above them."""
     paths = {}
     for line in (root / "proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)

@@ -51,7 +51,7 @@ def tally(counts: dict[str, int]) -> str:
 
 
 def text_rows(about: dict[str, Any], seconds: float = 0) -> list[tuple[str, str]]:
-    """Rows about documents and their tokens, with the speed if `seconds` is given."""
+    """Return rows about documents and their tokens, with the speed if `seconds` is given."""
     tokens = about["tokens"]
     lengths = " / ".join(f"{about[name]:,}" for name in ("shortest", "median", "longest"))
     made = f"{tokens:,}; {about['bytes'] / max(tokens, 1):.2f} bytes of text in each"
@@ -71,7 +71,7 @@ def text_rows(about: dict[str, Any], seconds: float = 0) -> list[tuple[str, str]
 
 
 def pixel_rows(about: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Rows about the pixels of each image field."""
+    """Return rows about the pixels of each image field."""
     return [
         (field, name, ", ".join(f"{value:.4f}" for value in pixels[name]) + " (red, green, blue)")
         for field, pixels in about.items()

@@ -34,7 +34,7 @@ def convert_command(recipe: Recipe) -> str:
 
 
 def changed_options(recipe: Recipe) -> Iterator[tuple[str, Any]]:
-    """Names and values of the options that differ from their defaults."""
+    """Yield names and values of the options that differ from their defaults."""
     for option in dataclasses.fields(ConvertOptions):
         value: Any = getattr(recipe, option.name, None)
         usual = option.default

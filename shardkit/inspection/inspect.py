@@ -62,7 +62,7 @@ def inspect(
 def opened(
     path: str | os.PathLike[str] | Dataset, storage_options: Mapping[str, Any] | None
 ) -> tuple[Path, Mapping[str, Dataset], str | None]:
-    """The path, its splits, and a warning if it is an incomplete copy."""
+    """Return the path, its splits, and a warning if it is an incomplete copy."""
     if isinstance(path, Dataset):
         return path.place, {"": path}, None
     with fs.using(storage_options, path):
@@ -145,7 +145,7 @@ def _bytes(dataset: Dataset, stats: Mapping[str, FieldStats]) -> int | None:
 
 
 def _spread(values: npt.NDArray[Any]) -> list[int]:
-    """The smallest, the median and the largest of some whole numbers (at least one)."""
+    """Return the smallest, the median and the largest of some whole numbers (at least one)."""
     ordered = np.sort(values)
     return [int(ordered[at]) for at in (0, (len(ordered) - 1) // 2, -1)]
 
@@ -185,7 +185,7 @@ def _lengths(dataset: Dataset) -> dict[str, dict[str, Any]]:
 
 
 def _describe(dataset: Dataset, index: int) -> dict[str, Any]:
-    """A sample with short descriptions of its values."""
+    """Return a sample with short descriptions of its values."""
     try:
         sample = dataset.read(index)
     except SampleError as error:

@@ -23,7 +23,7 @@ def warning(words: str) -> Markup:
 
 
 def tiles(facts: Mapping[str, str]) -> Markup:
-    """A few key figures in large type."""
+    """Return a few key figures in large type."""
     pairs = (tag("div", tag("dt", what), tag("dd", words)) for what, words in facts.items())
     return tag("dl", *pairs, class_="tiles")
 
@@ -41,7 +41,7 @@ def table(
     numbers: int = 99,
     total: int = 0,
 ) -> Markup:
-    """A table that scrolls independently. The columns from `numbers` on are numeric.
+    """Return a table that scrolls independently. The columns from `numbers` on are numeric.
 
     Only the first 30 rows are shown, with a note of how many of `total`, or of `rows`, are missing.
     """
@@ -71,12 +71,12 @@ def _cell(value: object) -> object:
 
 
 def bar(share: float) -> Markup:
-    """A bar for a table cell; `share` is its length relative to the longest bar."""
+    """Return a bar for a table cell; `share` is its length relative to the longest bar."""
     return _svg([_rect(0, 0, 100 * share, 10)], 100, 10, class_="bar", aria_hidden="true")
 
 
 def histogram(name: str, measure: str, about: Mapping[str, Any]) -> Markup:
-    """The histogram of a measure of a field's values, in the form of `statistics.stats`."""
+    """Return the histogram of a measure of a field's values, in the form of `statistics.stats`."""
     words = size if measure == "bytes" else "{:,}".format
     facts = " / ".join(words(round(about[n])) for n in ("min", "median", "mean", "max"))
     unit = f" ({_UNITS[measure]})" if measure in _UNITS else ""
@@ -85,7 +85,7 @@ def histogram(name: str, measure: str, about: Mapping[str, Any]) -> Markup:
 
 
 def histogram_by_powers(title: str, about: Mapping[str, Any]) -> Markup:
-    """The histogram of lengths by powers of two, in the form of `inspect`."""
+    """Return the histogram of lengths by powers of two, in the form of `inspect`."""
     counts = {int(start): count for start, count in about["histogram"].items()}
     most = about["longest"]
     ranges = [(n, min(max(2 * n - 1, n), most), count) for n, count in counts.items()]

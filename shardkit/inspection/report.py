@@ -48,7 +48,7 @@ READ, READ_BYTES = 2000, 256 << 20  # samples of a dataset, and their bytes, rea
 _CARDS, _FEW_CARDS, _CARD_BYTES = 48, 12, 1 << 30
 _REMOTE = 8  # these limits are divided by it at a URL
 _SPLITS = 8  # that are shown
-_LINES, _LINE_BYTES = 10, 1 << 16  # of a list of samples that were left out
+_LINES, _LINE_BYTES = 10, 1 << 16  # of a list of samples that were ignored
 
 
 def html_report(
@@ -100,7 +100,7 @@ class _Part:
 
 
 def _page(title: str, parts: Sequence[_Part], problem: str | None, *, full: bool = False) -> str:
-    """The page. `full`: read all samples, not only 2,000 or 256 MiB of them."""
+    """Return the page. `full`: read all samples, not only 2,000 or 256 MiB of them."""
     shown = parts[:_SPLITS]
     body = [_part(part, number, len(shown), full) for number, part in enumerate(shown)]
     if left := parts[_SPLITS:]:
@@ -171,7 +171,7 @@ def _part(part: _Part, number: int, parts: int, full: bool) -> Markup:
 
 
 def _bounds(dataset: Dataset, parts: int) -> tuple[int, int]:
-    """How many samples are read for counts, and how many are shown."""
+    """Return how many samples are read for counts, and how many are shown."""
     stored = sum(dataset.extent(shard)[1] for shard in range(dataset.shards))
     each = max(stored // max(len(dataset.whole), 1), 1)
     remote = any(isinstance(path, RemotePath) for path in dataset.paths)
@@ -254,7 +254,7 @@ _Classes = list[dict[str, Any]]
 
 
 def _classes(known: _Classes | None, found: _Classes | None, chosen: Markup) -> list[Markup]:
-    """The classes with the most samples."""
+    """Return the classes with the most samples."""
     every = sorted((found if known is None else known) or [], key=lambda entry: -entry["samples"])
     if not every:
         return []
@@ -292,10 +292,10 @@ def _duplicates(found: dict[str, Any]) -> list[Markup]:
 
 
 def _left_out(dataset: Dataset, report: dict[str, Any]) -> list[Markup]:
-    """What a conversion dropped and passed over, by reason, and the first lines of each list."""
+    """Return what a conversion dropped and ignored, by reason, and the first lines of each list."""
     counts = {"dropped: bad samples": report["errors"]} if report["errors"] else {}
     counts |= {f"dropped: {what}": count for what, count in report["filtered"].items()}
-    counts |= {f"passed over: {what}": count for what, count in report["ignored"].items()}
+    counts |= {f"ignored: {what}": count for what, count in report["ignored"].items()}
     if not counts:
         return [tag("p", "None known.")]
     rows = [(what, f"{count:,}") for what, count in counts.items()]
@@ -308,7 +308,7 @@ def _left_out(dataset: Dataset, report: dict[str, Any]) -> list[Markup]:
 
 
 def _lines(dataset: Dataset, name: str) -> list[tuple[object, ...]]:
-    """The first lines of a list beside the manifest."""
+    """Return the first lines of a list beside the manifest."""
     file = dataset.manifest.list_named(name) if dataset.manifest is not None else None
     if file is None:
         return []

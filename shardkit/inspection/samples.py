@@ -62,7 +62,7 @@ def find(dataset: Dataset, name: str) -> tuple[int, str]:
 
 
 def _may_read_keys(dataset: Dataset, most: int) -> bool:
-    """Whether all keys can be read quickly enough to give a hint."""
+    """Return whether all keys can be read quickly enough to give a hint."""
     remote = any(isinstance(path, RemotePath) for path in dataset.paths)
     size = sum(dataset.extent(shard)[1] for shard in range(dataset.shards)) if remote else 0
     return len(dataset) <= most and size <= _DOWNLOAD
@@ -78,7 +78,7 @@ def _similar(dataset: Dataset, name: str) -> list[str]:
 
 
 def _alike(a: str, b: str) -> int:
-    """The length of the common prefix."""
+    """Return the length of the common prefix."""
     same = (x == y for x, y in zip(a, b, strict=False))
     return sum(1 for _ in itertools.takewhile(bool, same))
 
@@ -86,7 +86,7 @@ def _alike(a: str, b: str) -> int:
 def warn_of_unusable(dataset: Dataset) -> None:
     """Warn about fields that cannot be read; samples are shown without them."""
     for name, error in dataset.unusable.items():
-        words = f"the field {name!r} is left out: {error.what}"
+        words = f"the field {name!r} is ignored: {error.what}"
         warn(words)
 
 
@@ -137,7 +137,7 @@ def in_words(dataset: Dataset, field: str, value: Any, short: bool = False) -> s
 
 
 def _first(array: np.ndarray[Any, Any]) -> list[Any]:
-    """The first values of an array, as numbers or text."""
+    """Return the first values of an array, as numbers or text."""
     some = array.flat[:_VALUES].tolist()
     return [one if isinstance(one, bool | int | float) else f"{one!s:.40}" for one in some]
 
@@ -155,7 +155,7 @@ def _text(dataset: Dataset, field: str, tokens: Any, short: bool) -> list[str]:
 
 
 def json_of(dataset: Dataset, index: int) -> dict[str, Any]:
-    """A sample as JSON values: text and JSON in full, bytes as their number."""
+    """Return a sample as JSON values: text and JSON in full, bytes as their number."""
     sample = dataset.read(index)
     key = sample.pop(KEY)
     fields = {name: _json_value(dataset, name, value) for name, value in sample.items()}

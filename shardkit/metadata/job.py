@@ -13,12 +13,12 @@ PARTS = "parts"  # only of a conversion in parts
 
 
 def job_text(job: dict[str, Any]) -> bytes:
-    """The content of job.json."""
+    """Return the content of job.json."""
     return json.dumps(job, indent=1, allow_nan=False).encode() + b"\n"
 
 
 def parsed_job(text: bytes) -> dict[str, Any]:
-    """The job in a job.json; empty if it is damaged."""
+    """Return the job in a job.json; empty if it is damaged."""
     try:
         return checked(dict[str, Any], parse(text))
     except ValueError:

@@ -24,7 +24,7 @@ import xxhash
 
 from shardkit.errors import DamagedError, FormatError, ShardkitError, StorageError
 from shardkit.helpers.checked import (
-    MOST_BYTES,
+    MAX_BYTES,
     Count,
     Digest,
     Extensible,
@@ -55,7 +55,7 @@ CHOSEN = "chosen.u64"  # sorted hashes of the keys of `Recipe.keys`
 _LISTS = (NAME, KEYS, ERRORS, LENGTHS, FILTERED, PIECES, CHOSEN)
 VERSION = 1
 _FEW = 16  # files up to which each is looked up by itself, without listing folders
-_MOST_SAMPLES = 64  # per byte of a shard: far more than even the best compression reaches
+_MAX_SAMPLES = 64  # per byte of a shard: far more than even the best compression reaches
 
 # Manifests are checked against the types of these classes when they are read.
 
@@ -184,7 +184,7 @@ class Manifest(Extensible):
         return sum(shard.file.bytes for shard in self.shards)
 
     def all_files(self) -> list[File]:
-        """The files of all shards, in order."""
+        """Return the files of all shards, in order."""
         return [file for shard in self.shards for file in shard.files]
 
     def list_named(self, name: str) -> File | None:
@@ -218,7 +218,7 @@ class _DatasetDict(TypedDict):
 
 
 def beside(path: Path, name: str = NAME) -> Path:
-    """A file that belongs to a single-file dataset: `__shardkit__/x.tar.manifest.json`."""
+    """Return a file that belongs to a single-file dataset: `__shardkit__/x.tar.manifest.json`."""
     return path.parent / FOLDER / f"{path.name}.{name}"
 
 
@@ -229,7 +229,7 @@ def manifest_paths(path: Path) -> tuple[Path, ...]:
 
 
 def single_manifest(path: Path) -> Path | None:
-    """The path of a single-file dataset's manifest; None if there is none."""
+    """Return the path of a single-file dataset's manifest; None if there is none."""
     return next((found for found in manifest_paths(path)[:2] if found.is_file()), None)
 
 
@@ -255,7 +255,7 @@ def with_own(files: Sequence[Path]) -> list[Path]:
 
 
 def manifest_path(dataset: Path) -> Path:
-    """The path of a dataset's manifest, which need not exist."""
+    """Return the path of a dataset's manifest, which need not exist."""
     single = single_manifest(dataset)
     if single is not None:
         return single
@@ -278,12 +278,12 @@ def read_checked(path: Path, checksum: str, kind: str) -> bytes:
 
 
 def folder_of(manifest: Path) -> Path:
-    """The folder that the names in the manifest at this path are relative to."""
+    """Return the folder that the names in the manifest at this path are relative to."""
     return manifest.parent.parent if manifest.parent.name == FOLDER else manifest.parent
 
 
 def dataset_of(manifest: Path) -> Path:
-    """The dataset whose manifest is at this path: a folder, or a single file in it."""
+    """Return the dataset whose manifest is at this path: a folder, or a single file in it."""
     single = re.fullmatch(rf"(.+)\.({re.escape(NAME)}|{re.escape(OLD_NAME)})", manifest.name)
     return folder_of(manifest) / single[1] if single else folder_of(manifest)
 
@@ -293,9 +293,9 @@ def has_manifest(dataset: Path) -> bool:
 
 
 def load_any(dataset: Path) -> Manifest | Splits:
-    """The manifest of a dataset. Raises DamagedError, or FormatError for another version."""
+    """Return the manifest of a dataset. Raises DamagedError, or FormatError for another version."""
     path = manifest_path(dataset)
-    text = fs.read(path, MOST_BYTES)
+    text = fs.read(path, MAX_BYTES)
     data = of_version(VERSION, "shardkit", text, "the manifest", path=path)
     try:
         own = data.pop(_OWN_CHECKSUM, None)
@@ -334,7 +334,7 @@ def split_names(folder: Path) -> list[str]:
     path = folder / "dataset_dict.json"
     if not path.is_file():
         return []
-    found = from_json(_DatasetDict, fs.read(path, MOST_BYTES), "the file", path=path)
+    found = from_json(_DatasetDict, fs.read(path, MAX_BYTES), "the file", path=path)
     names = [checked_name(name, path, "splits", flat=True) for name in found["splits"]]
     for name in names:
         if not (folder / name).is_dir():
@@ -343,7 +343,7 @@ def split_names(folder: Path) -> list[str]:
 
 
 def load(folder: Path) -> Manifest:
-    """The manifest of one dataset; raises FormatError for a folder of splits."""
+    """Return the manifest of one dataset; raises FormatError for a folder of splits."""
     manifest = load_any(folder)
     if isinstance(manifest, Splits):
         raise one_of_splits(folder, [folder / name for name in manifest.splits])
@@ -408,7 +408,7 @@ def _check_together(manifest: Manifest) -> None:
         raise MismatchError("samples and bytes that add up to less than 2^63", most, "shards")
     for number, shard in enumerate(manifest.shards):
         size = shard.file.bytes + sum(file.bytes for file in shard.beside)
-        if shard.samples > _MOST_SAMPLES * size:  # a forged count would exhaust memory
+        if shard.samples > _MAX_SAMPLES * size:  # a forged count would exhaust memory
             raise MismatchError(
                 f"{size:,} bytes' worth", shard.samples, "shards", number, "samples"
             )
@@ -427,18 +427,18 @@ _OWN_CHECKSUM = "manifest_checksum"
 
 
 def _is_as_written(text: bytes, own: Any, data: dict[str, Any]) -> bool:
-    """Whether a manifest matches its own checksum, `own`, even if it was reformatted."""
+    """Return whether a manifest matches its own checksum, `own`, even if it was reformatted."""
     begin = text.rfind(b",")
     found = text[:begin] + b"\n}"
     return text == _sealed(found) or own == xxhash.xxh3_128_hexdigest(_text(data))
 
 
 def as_written(dataset: Path) -> bytes | None:
-    """The bytes of a manifest as they were written, if it now says the same in other bytes.
+    """Return the bytes of a manifest as they were written, if it now says the same in other bytes.
 
     Readers accept a manifest that was reformatted, which may also hide a flipped bit: `1E+16`.
     """
-    text = fs.read(manifest_path(dataset), MOST_BYTES)
+    text = fs.read(manifest_path(dataset), MAX_BYTES)
     data = json.loads(text)
     own = data.pop(_OWN_CHECKSUM)
     written = _text(data)
@@ -448,11 +448,11 @@ def as_written(dataset: Path) -> bytes | None:
 
 def _write(path: Path, data: dict[str, Any]) -> None:
     text = _sealed(_text(data))
-    if len(text) > MOST_BYTES:
+    if len(text) > MAX_BYTES:
         raise FormatError(
             "there are more shards than a manifest can list",
             path=path,
-            expected=f"a manifest of at most {MOST_BYTES:,} bytes",
+            expected=f"a manifest of at most {MAX_BYTES:,} bytes",
             found=f"{len(text):,}",
             fix="make larger shards, with --shard-size",
         )

@@ -131,17 +131,17 @@ class Recipe:
 
     @classmethod
     def of(cls, format: str, options: ConvertOptions) -> Recipe:
-        """The recipe for these options, as far as it is known without source and target."""
-        given: dict[str, Any] = {
+        """Return the recipe for these options, as far as it is known without source and target."""
+        values: dict[str, Any] = {
             f.name: getattr(options, f.name, None) for f in dataclasses.fields(cls)
         }
         classes = options.classes
         if isinstance(classes, Mapping):
-            given["classes"] = {name: tuple(names) for name, names in classes.items()}
+            values["classes"] = {name: tuple(names) for name, names in classes.items()}
         elif classes is not None:
-            given["classes"] = tuple(classes)
+            values["classes"] = tuple(classes)
         encodes = options.image.active or options.transform is not None
-        given |= {
+        values |= {
             "format": format,
             "sources": {},
             "include_class": tuple(sorted(set(options.include_class))),
@@ -159,7 +159,7 @@ class Recipe:
             "image_defaults": dict(IMAGE_DEFAULTS) if encodes else None,
             "transform": None,
         }
-        return cls(**given)
+        return cls(**values)
 
     @property
     def shares(self) -> dict[str, float]:
@@ -204,7 +204,7 @@ class Recipe:
 
     @classmethod
     def from_json(cls, data: dict[str, Any], path: Path | None = None) -> Recipe:
-        """The recipe from the manifest at `path`, checked field by field.
+        """Return the recipe from the manifest at `path`, checked field by field.
 
         Raises DamagedError for an invalid recipe, and FormatError for options of a later version
         that this one does not know.
@@ -261,7 +261,7 @@ def recipe_of_version_1(format: Any, source: Any, options: dict[str, Any]) -> di
 
 
 def _draws(options: ConvertOptions) -> bool:
-    """Whether the seed affects which samples are in which split."""
+    """Return whether the seed affects which samples are in which split."""
     asked = (options.sample, options.folds, options.stratify, options.group)
     return any(value is not None for value in asked)
 
@@ -272,5 +272,5 @@ def _used(entries: dict[str, Any], known: Container[str]) -> dict[str, Any]:
 
 
 def _unused(value: Any) -> bool:
-    """Whether an option with this value has no effect."""
+    """Return whether an option with this value has no effect."""
     return value is None or value is False or value in ({}, [])

@@ -1,4 +1,4 @@
-"""Merges the schemas and class names of foreign shards or datasets, which may differ."""
+"""Merges the schemas and class names of third-party shards or datasets, which may differ."""
 
 from __future__ import annotations
 
@@ -91,9 +91,9 @@ def shared_names(
 
 
 def own_schema(layout: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of one shard, with their types in the common schema.
+    """Return the fields of one shard, with their types in the common schema.
 
-    A column without values is left out if its type differs: its samples lack the field.
+    A column without values is ignored if its type differs: its samples lack the field.
     """
     empty = layout.get("empty", ())
     return {

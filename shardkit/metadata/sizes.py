@@ -67,7 +67,7 @@ class FieldSizes:
         return FieldStats(self.count, self.bytes, self.min, median, self.max)
 
     def by_powers(self) -> dict[str, int]:
-        """A histogram of the values with the bucket bounds 0, 1, 2, 4, 8, ..."""
+        """Return a histogram of the values with the bucket bounds 0, 1, 2, 4, 8, ..."""
         counts: dict[int, int] = {}
         for start, count in sorted(self.buckets.items()):
             power = 1 << start.bit_length() >> 1

@@ -42,7 +42,7 @@ class Split(NamedTuple):
 
 
 def split_of(name: str, *, numbered: bool = True) -> str | None:
-    """The split that a file or folder is named after: its name starts with the split.
+    """Return the split that a file or folder is named after: its name starts with the split.
 
     `train2017` counts only if `numbered` is True.
 
@@ -56,7 +56,7 @@ def split_of(name: str, *, numbered: bool = True) -> str | None:
 
 
 def kind_of_split(name: str) -> str | None:
-    """The standard split that a name contains anywhere, if it contains exactly one.
+    """Return the standard split that a name contains anywhere, if it contains exactly one.
 
     >>> kind_of_split("seg_train"), kind_of_split("train_test")
     ('train', None)
@@ -66,7 +66,7 @@ def kind_of_split(name: str) -> str | None:
 
 
 def grouped(path: Path, names: Sequence[str], *, documents: bool = False) -> dict[str, Split]:
-    """The splits of the files below a folder; empty if the names contain no splits.
+    """Return the splits of the files below a folder; empty if the names contain no splits.
 
     The names of files or folders directly below the folder that contains all files decide: either
     how they start, or the only word in which they differ (`my_train.csv`, `my_test.csv`). For
@@ -104,7 +104,7 @@ def in_order(splits: Iterable[str]) -> list[str]:
 
 
 def beside_splits(path: Path, splits: Iterable[str], others: Sequence[str]) -> UsageError:
-    """The error for splits, folders or files, beside something else."""
+    """Return the error for splits, folders or files, beside something else."""
     return UsageError(
         f"the folder holds splits ({', '.join(splits)}) and something else as well",
         path=path,
@@ -177,7 +177,7 @@ def _named_alike(names: Sequence[str], documents: bool) -> dict[str, Split]:
 
 
 def word_of_split(name: str) -> str | None:
-    """The word in a name that is the name of a split, if there is exactly one.
+    """Return the word in a name that is the name of a split, if there is exactly one.
 
     >>> word_of_split("my_Train_2.csv"), word_of_split("train_test.csv")
     ('train', None)
@@ -187,7 +187,7 @@ def word_of_split(name: str) -> str | None:
 
 
 def common_start(names: Iterable[str]) -> str:
-    """The longest common prefix of all names, character by character.
+    """Return the longest common prefix of all names, character by character.
 
     >>> common_start(["train-0.tar", "train-1.tar"])
     'train-'
@@ -213,7 +213,7 @@ def _common_folder(names: Sequence[str]) -> str:
 def _tops(
     names: Sequence[str], start: int, *, numbered: bool
 ) -> tuple[dict[tuple[str, str], list[int]], list[str]]:
-    """The files by split and folder, and the names that contain no split."""
+    """Return the files by split and folder, and the names that contain no split."""
     tops: dict[tuple[str, str], list[int]] = {}
     others: dict[str, None] = {}
     for number, name in enumerate(names):
@@ -228,22 +228,22 @@ def _tops(
 
 def _refuse_hints(path: Path, names: Sequence[str], start: str) -> None:
     """Raise UsageError if names contain several splits, but not where splits are recognized."""
-    said: dict[str, str] = {}
+    examples: dict[str, str] = {}
     below: dict[str, set[str]] = {}  # folder -> the splits in names below it
     for name in names:
         parts = name[len(start) :].split("/")
         kind = next(filter(None, map(kind_of_split, parts)), None)
         if kind is not None:
-            said.setdefault(kind, name)
+            examples.setdefault(kind, name)
         below.setdefault("/".join(parts[:1] if parts[1:] else []), set()).add(kind or "")
-    if len(said) > 1:
+    if len(examples) > 1:
         if len(below) > 1 and all(len(kinds - {""}) > 1 for kinds in below.values()):
             raise several_subsets(path, [start + folder for folder in below])
-        raise mixed_splits(path, said.values())
+        raise mixed_splits(path, examples.values())
 
 
 def several_subsets(path: Path, folders: Iterable[str]) -> UsageError:
-    """The error for folders that each contain splits."""
+    """Return the error for folders that each contain splits."""
     names = sorted(folders)
     return UsageError(
         "the folders hold splits of their own, so that each is a dataset",
@@ -255,7 +255,7 @@ def several_subsets(path: Path, folders: Iterable[str]) -> UsageError:
 
 
 def mixed_splits(path: Path, found: Iterable[str]) -> UsageError:
-    """The error for names that seem to contain splits, but not in a supported way."""
+    """Return the error for names that seem to contain splits, but not in a supported way."""
     return UsageError(
         "the names seem to contain several splits, which would be mixed",
         path=path,

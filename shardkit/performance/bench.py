@@ -178,7 +178,7 @@ def bench(
 
 
 def _contenders(paths: Sequence[str | os.PathLike[str]], limit: int) -> dict[str, Contender]:
-    """The datasets by their folder's name, or by their path if the name is not unique."""
+    """Return the datasets by their folder's name, or by their path if the name is not unique."""
     every = list(dict.fromkeys(map(fs.source, paths)))
     if not every:
         raise UsageError("there is no dataset to measure", fix="name one or several")
@@ -207,7 +207,7 @@ def _about(name: str, contender: Contender) -> dict[str, Any]:
 def _settings(
     name: str, dataset: Dataset, asked: Sweep, skipped: dict[str, str]
 ) -> Iterator[Setting]:
-    """The settings to measure a dataset with."""
+    """Yield the settings to measure a dataset with."""
     images, threads = image_field(dataset), asked.powers()
     encoded = images is not None and isinstance(dataset.schema[images], Image)
     if "read" in asked.measures:
@@ -240,7 +240,7 @@ def _settings(
 
 
 def _message(error: Exception) -> str:
-    """The text of an error, without a worker's traceback."""
+    """Return the text of an error, without a worker's traceback."""
     text = str(error)
     if text.startswith("Caught "):  # in a DataLoader's worker, with its traceback
         name = f"{type(error).__module__}.{type(error).__qualname__}: "

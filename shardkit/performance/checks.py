@@ -52,7 +52,7 @@ _LOOK, _LOOK_BYTES = 48, 64_000_000  # samples, and bytes of their images, that 
 
 
 def convert_command(stream: Stream, *flags: str) -> str:
-    """The command that converts each of the datasets, in its own format if that is fast."""
+    """Return the command that converts each of the datasets, in its own format if that is fast."""
     commands = []
     for dataset in (part for one in stream.datasets for part in one.parts):
         path = shlex.quote(str(_source(dataset)))
@@ -219,7 +219,7 @@ def _lengths(stream: Stream, collate: PadCollate) -> Numbers | None:
 
 
 def _padded(lengths: Numbers, size: int, collate: PadCollate) -> int:
-    """The tokens, with padding, of batches of samples in this order."""
+    """Return the tokens, with padding, of batches of samples in this order."""
     if collate.length is not None:
         return len(lengths) * collate.length
     starts = np.arange(0, len(lengths), size)
@@ -253,8 +253,8 @@ def _decoding(stream: Stream) -> dict[str, list[Transform]]:
     }
     found: dict[str, list[Transform]] = {}
     companions: set[str] = set()
-    for given, steps in (stream.options.transforms or {}).items():
-        name, *others = given if isinstance(given, tuple) else (given,)
+    for chain, steps in (stream.options.transforms or {}).items():
+        name, *others = chain if isinstance(chain, tuple) else (chain,)
         every = list(steps) if isinstance(steps, list | tuple) else [steps]
         decoding = list(takewhile(lambda step: isinstance(step, Geometric | Decode), every))
         if decoding and name in pictures:
@@ -268,7 +268,7 @@ def _decoding(stream: Stream) -> dict[str, list[Transform]]:
 
 
 def _headers(stream: Stream, fields: Sequence[str]) -> Iterator[Header]:
-    """The headers of some images, without damaged ones (the loader raises their errors)."""
+    """Yield the headers of some images, without damaged ones (the loader raises their errors)."""
     spread = np.unique(np.linspace(0, len(stream.samples) - 1, _LOOK).astype(np.int64))
     left = _LOOK_BYTES
     for number in spread[permutation(len(spread), 0)].tolist():

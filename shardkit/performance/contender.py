@@ -150,7 +150,7 @@ class Contender:
                 batches.close()
 
     def _loader(self, setting: Setting) -> Any:
-        """A StreamingDataset, or a DataLoader with some workers."""
+        """Return a StreamingDataset, or a DataLoader with some workers."""
         recipe, workers = setting.recipe, setting.workers
         if workers is None:
             return StreamingDataset(self.dataset, **usual_options(self.dataset, **recipe))

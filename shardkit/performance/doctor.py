@@ -181,14 +181,14 @@ def _name(loader: Loader) -> str:
 
 
 def _trained(source: Any) -> Times | None:
-    """The profile of a loader that was used in training."""
+    """Return the profile of a loader that was used in training."""
     if isinstance(source, Loader) and source.measured and source.profile.batches > 1:
         return source.profile
     return None
 
 
 def _step_rate(loader: Loader, step: Callable[[Batch], Any] | None, seconds: float) -> float | None:
-    """Samples per second of the training loop's step, without loading."""
+    """Return samples per second of the training loop's step, without loading."""
     if step is None:
         return None
     iteration = iter(loader)
@@ -225,7 +225,7 @@ def _case(loader: Loader, processors: int, seconds: float) -> Case:
 
 
 def checks(stream: Stream, *, world_size: int) -> list[Finding]:
-    """All findings on the data, for `world_size` ranks."""
+    """Return all findings on the data, for `world_size` ranks."""
     found = [
         images(stream),
         other_format(stream),

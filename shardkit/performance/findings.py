@@ -95,20 +95,20 @@ class Case:
         return not rates or self.processors == 1 or max(rates) > _SCALES * self.alone.rate
 
     def share(self, *stages: str) -> float:
-        """The share of these stages in the time to make a batch."""
+        """Return the share of these stages in the time to make a batch."""
         return sum(map(self.alone.times.share, stages))
 
     def calls(self) -> list[str]:
-        """The user-defined functions among the transforms."""
+        """Return the user-defined functions among the transforms."""
         chains = self.loader.dataset.stream.transforms.chains
         return [str(stage) for chain in chains for stage in chain.stages if isinstance(stage, Call)]
 
     def finding(self, cause: str, seen: str, do: str, **more: Any) -> Finding | None:
-        """A finding with its rate and gain, if it is worth the change."""
+        """Return a finding with its rate and gain, if it is worth the change."""
         return self.rated(Finding(cause, seen, do, **more))
 
     def rated(self, finding: Finding) -> Finding | None:
-        """The finding with its rate and gain for this loader; None for a gain below `LEAST`.
+        """Return the finding with its rate and gain for this loader; None for a gain below `LEAST`.
 
         A missing rate is computed from the stage and the remaining share of its time.
         """
@@ -136,19 +136,19 @@ def threads(case: Case) -> Finding | None:
     if not best:
         return None
     rate = case.tried[best].rate
-    given: dict[str, Any] = {"rate": rate, "settings": with_threads(case.loader, best)}
+    gains: dict[str, Any] = {"rate": rate, "settings": with_threads(case.loader, best)}
     if case.waits >= SHARE:
         return case.finding(
             "storage",
             f"{_waits(case)}; {best} threads, which wait concurrently, made {rate:,.0f} samples/s",
             f"use {best} threads: waiting threads need no processor",
             stage="read",
-            **given,
+            **gains,
         )
     many = "one thread makes" if used == 1 else f"{used} threads make"
     seen = f"{many} {case.now.rate:,.0f} samples/s with {case.processors} processors"
     return case.finding(
-        "threads", f"{seen}; {best} made {rate:,.0f}", f"use {best} threads", **given
+        "threads", f"{seen}; {best} made {rate:,.0f}", f"use {best} threads", **gains
     )
 
 
@@ -193,7 +193,7 @@ def transform(case: Case) -> Finding | None:
         )
     cost = 1e3 * case.alone.times.spent["transform"].wall / max(case.alone.times.samples, 1)
     seen = f"{', '.join(functions)} takes {share:.0%} of a thread's time, {cost:.2g} ms per sample"
-    given: dict[str, Any] = {"share": 0.0}
+    gains: dict[str, Any] = {"share": 0.0}
     do = (
         "make it faster, or apply it once with `shardkit convert --transform` (the rate is that of "
         "loading without it)"
@@ -205,12 +205,12 @@ def transform(case: Case) -> Finding | None:
             f"batch_size=None, num_workers={processors}; or write it with functions of NumPy or "
             "OpenCV, which release the GIL"
         )
-        given = {"rate": case.alone.rate * processors, "settings": {"workers": processors}}
-    return case.finding("transform", seen, do, stage="transform", **given)
+        gains = {"rate": case.alone.rate * processors, "settings": {"workers": processors}}
+    return case.finding("transform", seen, do, stage="transform", **gains)
 
 
 def collating(case: Case) -> Finding | None:
-    """A user-defined `collate`, which copies data that is already in the batch."""
+    """Return a user-defined `collate`, which copies data that is already in the batch."""
     collate, share = case.loader.dataset.stream.own_collate, case.share("collate", "copy")
     if collate is None or share < SHARE:
         return None
@@ -226,11 +226,11 @@ def collating(case: Case) -> Finding | None:
 
 
 def pinned(case: Case) -> Finding | None:
-    """A GPU to which batches are copied from pageable memory, which is slow."""
-    torch, given = sys.modules.get("torch"), case.loader.settings
-    if torch is None or "pin_memory" not in given or not torch.cuda.is_available():
+    """Return a GPU to which batches are copied from pageable memory, which is slow."""
+    torch, gains = sys.modules.get("torch"), case.loader.settings
+    if torch is None or "pin_memory" not in gains or not torch.cuda.is_available():
         return None
-    if given["pin_memory"] or given["device"] is not None:
+    if gains["pin_memory"] or gains["device"] is not None:
         return None
     return Finding(
         "copy",

@@ -24,7 +24,7 @@ _SPARE = 500
 
 
 def about_machine() -> dict[str, Any]:
-    """A description of the machine; None for unknown values."""
+    """Return a description of the machine; None for unknown values."""
     named = None
     with contextlib.suppress(OSError):
         text = Path("/proc/cpuinfo").read_text("utf-8", "replace")
@@ -38,7 +38,7 @@ def about_machine() -> dict[str, Any]:
 
 
 def memory() -> int | None:
-    """Bytes of memory; None if psutil is not installed."""
+    """Return bytes of memory; None if psutil is not installed."""
     if not has_psutil():
         return None
     import psutil
@@ -116,7 +116,7 @@ class System:
             self._read()
 
     def used(self, *, last: bool = False) -> Usage:
-        """The usage since the last reading; empty if that is too recent.
+        """Return the usage since the last reading; empty if that is too recent.
 
         The `last` call before the next `begin` always reads.
         """
@@ -175,5 +175,5 @@ class _Tree:
 
 
 def has_psutil() -> bool:
-    """Whether psutil, which reads the usage of processes, is installed."""
+    """Return whether psutil, which reads the usage of processes, is installed."""
     return importlib.util.find_spec("psutil") is not None

@@ -136,7 +136,7 @@ class Monitor(Generic[T]):
         return _Csv(path)
 
     def _gpu(self) -> Usage:
-        """The usage of the GPU, if there is one."""
+        """Return the usage of the GPU, if there is one."""
         return Usage()
 
     def _waiting(self) -> AbstractContextManager[object]:
@@ -244,13 +244,13 @@ class _Csv:
 
 
 def _row(window: Report, whole: Report) -> Row:
-    """The logged values of a window, including the step and epoch of the loop."""
+    """Return the logged values of a window, including the step and epoch of the loop."""
     at = {"step": whole.batches, "epoch": max(whole.epochs - 1, 0)}
     return at | {n: v for n, v in window.to_dict().items() if n != "epochs"}
 
 
 def _advice(loader: object) -> str:
-    """The command that finds the cause, if the path of the dataset is known."""
+    """Return the command that finds the cause, if the path of the dataset is known."""
     source = getattr(getattr(loader, "dataset", None), "source", None)
     path = getattr(source, "path", source)  # an open dataset has a path
     if not isinstance(path, str | os.PathLike):

@@ -120,7 +120,7 @@ _LINES = (
 
 
 def shown(rate: float) -> str:
-    """A rate as text, with at least three digits."""
+    """Return a rate as text, with at least three digits."""
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
@@ -152,7 +152,7 @@ def counted(batch: object) -> Counted:
 
 
 def _samples(batch: object) -> int:
-    """The number of rows of the first array, or else the length of the first list."""
+    """Return the number of rows of the first array, or else the length of the first list."""
     columns: Iterable[Any] = [batch]
     if isinstance(batch, Mapping):
         columns = batch.values()
@@ -172,7 +172,7 @@ def _rows(value: Any) -> int:
 
 
 def _tokens(batch: Mapping[str, Any]) -> tuple[Any, int]:
-    """Numbers of tokens without and with padding."""
+    """Return numbers of tokens without and with padding."""
     ids = batch.get("tokens", batch.get("input_ids"))
     mask, segments, lengths = (batch.get(n) for n in ("attention_mask", "segment_ids", "lengths"))
     rows = [array for array in (mask, segments, ids) if _is_array(array, 2, "bool", "int")]
@@ -185,6 +185,6 @@ def _tokens(batch: Mapping[str, Any]) -> tuple[Any, int]:
 
 
 def _is_array(value: Any, dimensions: int, *kinds: str) -> TypeGuard[Any]:
-    """Whether `value` is an array (of any library) with a dtype of one of these kinds."""
+    """Return whether `value` is an array (of any library) with a dtype of one of these kinds."""
     dtype = str(getattr(value, "dtype", ""))
     return len(getattr(value, "shape", ())) == dimensions and any(kind in dtype for kind in kinds)

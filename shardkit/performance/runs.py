@@ -91,14 +91,14 @@ def _delayed() -> float:
 
 
 def first_numbers(stream: Stream, most: int) -> list[int]:
-    """The numbers of the first `most` samples of an epoch, in its order."""
+    """Return the numbers of the first `most` samples of an epoch, in its order."""
     count = np.arange(min(most, stream.order.samples))
     numbers: list[int] = stream.order.draw(0, count).number.tolist()
     return numbers
 
 
 def in_memory(loader: Loader, samples: Sequence[Sample]) -> Loader:
-    """The same loader with some samples in memory, to measure its speed without reading."""
+    """Return the same loader with some samples in memory, to measure its speed without reading."""
     stream, options = loader.dataset.stream, loader.dataset.options
     length = max(len(samples), _EPOCH * max(options.per_rank(1), _BATCH))
     repeated = list(islice(cycle(samples), length))

@@ -128,7 +128,7 @@ class ImageSteps:
             shaped.sample[name] = boxes
 
     def _mask_changes(self, image: Image) -> bool:
-        """Whether the mask of an image cannot be stored unchanged."""
+        """Return whether the mask of an image cannot be stored unchanged."""
         return image.moves or self._steps.as_array or self.raw == "ppm"
 
     def _mask_stored(self, mask: Any) -> Any:
@@ -141,33 +141,33 @@ class ImageSteps:
         assert self.transform is not None
         moved = Shaped(dict(sample))
         self._move_boxes(moved, found)
-        given = moved.sample
+        arguments = moved.sample
         for name, image in found.items():
             with _errors_of(sample, name):
-                given[name] = _read_only(self._steps.made(image))
+                arguments[name] = _read_only(self._steps.made(image))
         on_image = {}
         for name in drawn:
             image = found[self.masks[name]]
             with _errors_of(sample, name):
                 on_image[name] = masks.mask_of(sample[name], image.header, image.window)
         for name, mask in on_image.items():
-            given[name] = _read_only(masks.values_of(mask))
+            arguments[name] = _read_only(masks.values_of(mask))
         with _one_transform:
-            made = self.transform(dict(given))
+            made = self.transform(dict(arguments))
         if made is None:
             raise Filtered("dropped by the transform", self.transform.name, sample["__key__"])
         shaped = Shaped(made, ignored=moved.ignored)
         for name, image in found.items():
             pixels = made.get(name)
             if isinstance(pixels, np.ndarray):
-                if pixels is not given[name]:
+                if pixels is not arguments[name]:
                     pixels = _as_image(pixels, sample, name)
                     image.reasons.append(_CHANGED)
                 made[name] = self._stored(shaped, name, image, pixels)
         for name, mask in on_image.items():
             values, image = made.get(name), found[self.masks[name]]
             with _errors_of(sample, name):
-                if values is given[name]:
+                if values is arguments[name]:
                     changes = self._mask_changes(image)
                     made[name] = self._mask_stored(mask) if changes else sample[name]
                 elif isinstance(values, np.ndarray):

@@ -147,7 +147,7 @@ class ImageProcessor:
             raise DecodeError(words)
 
     def _is_finer(self, header: Header) -> bool:
-        """Whether an image that could pass has a higher quality than the options ask for."""
+        """Return whether an image that could pass has a higher quality than the options ask for."""
         quality, chroma = self.options.quality, self.options.chroma
         if header.format == "jpeg":
             finer = quality is not None and 0 < header.table < _table(quality)

@@ -87,7 +87,7 @@ class TextSteps:
         return {"__key__", self.field, *([str(self.label)] if keeps else [])}
 
     def schema_after(self, schema: Schema) -> Schema:
-        """The schema after the steps. Raises UsageError for fields that cannot be kept."""
+        """Return the schema after the steps. Raises UsageError for fields that cannot be kept."""
         every = self.options.keep_fields
         others = {n: kind for n, kind in schema.items() if n != self.field}
         kept = {n: kind for n, kind in others.items() if every or n in self._kept}
@@ -95,7 +95,7 @@ class TextSteps:
             raise UsageError(
                 f"there is already a field {TOKENS!r}", fix="rename it first, or leave it out"
             )
-        optional = schema[self.field].optional and self.options.keep_fields  # else left out
+        optional = schema[self.field].optional and self.options.keep_fields  # else ignored
         dtype, seq_len = self.tokenizer.dtype, self.options.seq_len
         if seq_len is None:
             return Schema({TOKENS: Array(dtype, (None,), optional=optional), **kept})
@@ -119,7 +119,7 @@ class TextSteps:
     ) -> Iterator[Item]:
         """Return samples with tokens of documents, in order; keys of blocks begin with `name`.
 
-        Values of fields that are left out are counted in `ignored`. Encoding runs in `threads`
+        Values of fields that are ignored are counted in `ignored`. Encoding runs in `threads`
         threads, as the libraries release the interpreter lock.
         """
         if not self.options.keep_fields:
@@ -130,7 +130,7 @@ class TextSteps:
         return self._blocks(encoded, name, tally)
 
     def _only_text(self, items: Iterable[Item], ignored: Counter[str]) -> Iterator[Item]:
-        """Yield the documents, counting their other fields, which are left out."""
+        """Yield the documents, counting their other fields, which are ignored."""
         for item in items:
             if not isinstance(item.read, SampleError | Filtered):
                 count_values(sample_of(item.read).keys() - self._kept, ignored)

@@ -2,7 +2,7 @@
 
 It gets the sample with its images as pixels, read-only uint8 arrays (height, width, 3), and masks
 as (height, width), after all other steps and before encoding. It returns the sample to store:
-fields may be changed, added or left out, and None drops the sample. Equal samples must give equal
+fields may be changed, added or ignored, and None drops the sample. Equal samples must give equal
 results.
 """
 
@@ -62,13 +62,13 @@ class Transform:
         return replace(self, function=Elsewhere(self.name, self.function))
 
 
-def load_transform(given: str | Callable[..., Any], workers: int | None) -> Transform:
+def load_transform(named: str | Callable[..., Any], workers: int | None) -> Transform:
     """Return the transform given by an option. Raises UsageError if workers cannot load it."""
-    function = _named(given) if isinstance(given, str) else given
+    function = _named(named) if isinstance(named, str) else named
     if not callable(function):
         raise UsageError("the transform is not a function", found=repr(function))
     owner = _owner(function)
-    name = given if isinstance(given, str) else f"{owner.__module__}:{owner.__qualname__}"
+    name = named if isinstance(named, str) else f"{owner.__module__}:{owner.__qualname__}"
     digest = _digest(function)
     if digest is None and workers != 0:
         raise UsageError(
@@ -140,7 +140,7 @@ class _Steady(pickle.Pickler):
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two results of a transform are equal, arrays by their values and types."""
+    """Return whether two results of a transform are equal, arrays by their values and types."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same(one[n], other[n]) for n in one)
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):

@@ -85,7 +85,7 @@ def open_sources(
     return sources
 
 
-def _of_all(given: Sequence[Input], recipe: Recipe, strict: bool) -> dict[str, Source | Stream]:
+def _of_all(grouped: Sequence[Input], recipe: Recipe, strict: bool) -> dict[str, Source | Stream]:
     """Open the given sources, and unite them if there are several."""
     if isinstance(recipe.classes, Mapping) and strict:
         raise UsageError(
@@ -94,37 +94,37 @@ def _of_all(given: Sequence[Input], recipe: Recipe, strict: bool) -> dict[str, S
         )
     shares = bool(recipe.splits)
     how = replace(recipe, split="auto") if shares else recipe
-    if len(given) > 1 and recipe.metadata is not None:
+    if len(grouped) > 1 and recipe.metadata is not None:
         raise UsageError(
             "a metadata table describes one folder, but several sources are given",
-            found=", ".join(one.name for one in given[:5]),
+            found=", ".join(one.name for one in grouped[:5]),
             fix="convert each source on its own, then convert the resulting datasets together",
         )
-    opened = {one.name: _opened(one, how, strict) for one in given}
-    _check_partitions(given, opened)
-    if len(given) == 1:
-        found = opened[given[0].name]
+    opened = {one.name: _opened(one, how, strict) for one in grouped}
+    _check_partitions(grouped, opened)
+    if len(grouped) == 1:
+        found = opened[grouped[0].name]
     else:
         from shardkit.sources.united import unite
 
         found = unite(opened, recipe)
-        if note := _of_siblings(given, opened):
+        if note := _of_siblings(grouped, opened):
             for source in found.values():
                 source.notes = (*source.notes, note)
     if shares and len(found) > 1:
         raise UsageError(
             "the source already has splits, which splitting by shares would mix",
-            path=given[0].path,
+            path=grouped[0].path,
             found=", ".join(found),
             fix="omit --split to keep them, or convert and split one of them",
         )
     return {WHOLE: next(iter(found.values()))} if shares else {**found}
 
 
-def _check_partitions(given: Sequence[Input], opened: Mapping[str, Splits]) -> None:
+def _check_partitions(grouped: Sequence[Input], opened: Mapping[str, Splits]) -> None:
     """Refuse several folders such as `label=cat`, and note the columns that a single one names."""
     named: dict[str, str] = {}
-    for one in given:
+    for one in grouped:
         path = common_folder(one.files) if len(one.files) > 1 else one.path
         if one.dataset is not None or not (partitions(path) or partitions(path.parent)):
             continue
@@ -145,33 +145,33 @@ def _check_partitions(given: Sequence[Input], opened: Mapping[str, Splits]) -> N
             source.notes = (*source.notes, note)
 
 
-def _of_siblings(given: Sequence[Input], opened: Mapping[str, Splits]) -> str:
-    """A note for unlabelled folders with one parent folder: they may be meant as classes."""
+def _of_siblings(grouped: Sequence[Input], opened: Mapping[str, Splits]) -> str:
+    """Return a note for unlabelled folders with one parent folder: they may be meant as classes."""
     from shardkit.sources.image_folder import ImageFolder
 
     every = [source for splits in opened.values() for source in splits.values()]
-    parents = {one.path.parent for one in given}
-    if len(parents) > 1 or any(one.dataset is not None or one.kind is not None for one in given):
+    parents = {one.path.parent for one in grouped}
+    if len(parents) > 1 or any(one.dataset is not None or one.kind is not None for one in grouped):
         return ""
     if not all(isinstance(source, ImageFolder) and not source.class_names for source in every):
         return ""
     return f"there are no labels: if the folders are classes, convert {parents.pop()} instead"
 
 
-def _opened(given: Input, recipe: Recipe, strict: bool) -> Splits:
-    if given.kind in (TEXTS, TABLES):
+def _opened(grouped: Input, recipe: Recipe, strict: bool) -> Splits:
+    if grouped.kind in (TEXTS, TABLES):
         from shardkit.sources.text import of_files
 
-        return of_files(common_folder(given.files), recipe, strict, given.files)
-    if given.dataset is None and given.kind is None:
-        return recognise(Candidate(given.path, recipe, strict))
+        return of_files(common_folder(grouped.files), recipe, strict, grouped.files)
+    if grouped.dataset is None and grouped.kind is None:
+        return recognise(Candidate(grouped.path, recipe, strict))
     from shardkit.sources.shards import of_dataset, of_shard_files
 
-    refuse_metadata(recipe, given.path)
+    refuse_metadata(recipe, grouped.path)
     refuse_classes(recipe, strict)
-    if given.dataset is None:
-        return with_labels(of_shard_files(given.files, recipe), recipe)
-    return with_labels({WHOLE: of_dataset(given.dataset, recipe)}, recipe)
+    if grouped.dataset is None:
+        return with_labels(of_shard_files(grouped.files, recipe), recipe)
+    return with_labels({WHOLE: of_dataset(grouped.dataset, recipe)}, recipe)
 
 
 def _sequence(
@@ -214,7 +214,7 @@ def _narrow(sources: Mapping[str, Source | Stream], selection: Selection, strict
     left = [repr(name) for name in known if not selection.has(name)]
     if left:  # counted once, as files beside the splits are
         names = ", ".join(left[:_NAMED]) + (", ..." if len(left) > _NAMED else "")
-        next(iter(sources.values())).ignored[f"fields left out as asked: {names}"] = len(left)
+        next(iter(sources.values())).ignored[f"fields dropped as asked: {names}"] = len(left)
     for source in sources.values():
         for name, error in source.others.items():
             if error is not None and selection.has(name):

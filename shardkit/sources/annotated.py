@@ -43,8 +43,8 @@ _OBJECTS = ("instances_", "person_keypoints_")
 _OTHERS = ("captions_", "image_info_", "panoptic_", "stuff_")
 _VOC = ("JPEGImages", "Annotations")
 _ABOVE_VOC = re.compile(r"VOC[\w-]*", re.I)  # VOCdevkit, VOC2012
-_MOST_LIST = 1 << 28  # maximum bytes of an image list
-_MOST_PROBLEMS = 100_000  # maximum number that is reported one by one
+_MAX_LIST = 1 << 28  # maximum bytes of an image list
+_MAX_PROBLEMS = 100_000  # maximum number that is reported one by one
 
 
 @dataclass
@@ -82,7 +82,7 @@ class _Folder:
 
 
 def recognise(candidate: Candidate) -> Splits | None:
-    """A folder of images with object annotations."""
+    """Return a folder of images with object annotations."""
     if not candidate.is_folder or media_of(candidate.contents) is not IMAGES:
         return None
     path, recipe = candidate.path, candidate.recipe
@@ -100,7 +100,7 @@ def recognise(candidate: Candidate) -> Splits | None:
 
 
 def _find(root: Path, together: bool) -> Layout | None:
-    """The layout of a root folder with object annotations; None for any other folder."""
+    """Return the layout of a root folder with object annotations; None for any other folder."""
     top = _Folder(root)
     while len(top.folders) == 1 and not top.files and _ABOVE_VOC.fullmatch(top.folders[0]):
         top = top.below(top.folders[0])
@@ -210,7 +210,7 @@ def _voc(top: _Folder, together: bool) -> Layout:
     for split in in_order(sorted(named)):
         path = top.path / "ImageSets/Main" / named[split]
         with os_errors.explained("read", path):
-            text = fs.read(path, _MOST_LIST).decode("utf-8", "replace")
+            text = fs.read(path, _MAX_LIST).decode("utf-8", "replace")
         names = {line.split()[0] for line in text.splitlines() if line.strip()}
         if names and names.isdisjoint(described):
             layout.notes.append(f"{path.name} is not read: its images have no annotations")
@@ -335,11 +335,11 @@ def _joined(split: _Split, read: Read, scan: FolderScan) -> dict[int, int]:
 def _refuse_many(read: Read) -> None:
     """Raise SourceError for so many problems that the annotations are for other images."""
     problems = [*read.problems, *read.bad.values()]
-    if len(problems) > _MOST_PROBLEMS:
+    if len(problems) > _MAX_PROBLEMS:
         raise SourceError(
             f"{len(problems):,} images and annotations do not match",
             path=read.path,
-            expected=f"at most {_MOST_PROBLEMS:,}, with --on-error skip",
+            expected=f"at most {_MAX_PROBLEMS:,}, with --on-error skip",
             found=f"{problems[0].what}: {problems[0].found}",
             fix="check that the annotations are for these images",
         )

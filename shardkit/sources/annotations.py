@@ -65,7 +65,7 @@ class Annotations:
         return Schema({**fields, **dict.fromkeys(self._numbers, Int())})
 
     def row(self, image: int) -> dict[str, Any]:
-        """The fields of one image, with boxes in pixels as annotated."""
+        """Return the fields of one image, with boxes in pixels as annotated."""
         start, stop = self._starts[image : image + 2].tolist()
         found: dict[str, Any] = {n: v[start:stop].copy() for n, v in self._columns.items()}
         return found | {name: int(values[image]) for name, values in self._numbers.items()}
@@ -148,7 +148,7 @@ class Read:
 
 
 def frame_of(read: Read, files: Mapping[int, str], root: Path) -> str | None:
-    """The pixels on which the boxes of an annotation file are: "upright" or "stored".
+    """Return the pixels on which the boxes of an annotation file are: "upright" or "stored".
 
     Judged by the stated sizes of some of its images which EXIF turns by 90 degrees. None if there
     are none among them, or if they contradict each other.

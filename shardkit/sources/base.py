@@ -96,7 +96,7 @@ class SourceInfo:
         self.class_names = self.names_in(self.schema, {})
 
     def selected(self, sample: Sample) -> Sample:
-        """The sample without the fields that are not selected."""
+        """Return the sample without the fields that are not selected."""
         return {n: v for n, v in sample.items() if n == "__key__" or self.selection.has(n)}
 
     def tokenizer(self) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -143,7 +143,7 @@ class Source(SourceInfo, ABC):
         return range(first, last)
 
     def all_keys(self) -> Sequence[str]:
-        """The keys of all samples; for one that cannot be read, its name."""
+        """Return the keys of all samples; for one that cannot be read, its name."""
         found = [self.key(index) for index in range(len(self))]
         if None not in found:
             return [str(key) for key in found]
@@ -155,7 +155,7 @@ class Source(SourceInfo, ABC):
         ]
 
     def skimmed(self) -> Source:
-        """The same source, optimized for reading a few fields of many samples.
+        """Return the same source, optimized for reading a few fields of many samples.
 
         Images may be only their first bytes (`where.Head`).
         """
@@ -165,7 +165,7 @@ class Source(SourceInfo, ABC):
         """Raise SourceError if files changed since planning, unless reading samples detects it."""
 
     def documents(self) -> Iterator[Document]:
-        """All samples, in order."""
+        """Yield all samples, in order."""
         sizes = self.sizes()
         with prefetched(self) as samples:
             for index in range(len(self)):
@@ -188,15 +188,15 @@ class Source(SourceInfo, ABC):
         """
 
     def key(self, index: int) -> str | None:
-        """The key of a sample; None if it is unknown before the sample is read."""
+        """Return the key of a sample; None if it is unknown before the sample is read."""
         return None
 
     @abstractmethod
     def name(self, index: int) -> str:
-        """The name of a sample in error lists, such as its path relative to the source."""
+        """Return the name of a sample in error lists, such as its path relative to the source."""
 
     def original(self, index: int, key: str) -> str | None:
-        """The path that a sample had as a file; None if its key gives it."""
+        """Return the path that a sample had as a file; None if its key gives it."""
         return None
 
 
@@ -209,7 +209,7 @@ class SourceWrapper(Source):
         self._whole, self.requests = whole, whole.requests
 
     def _around(self, whole: Source) -> Self:
-        """The same wrapper around another source, such as a part of this one."""
+        """Return the same wrapper around another source, such as a part of this one."""
         found = copy.copy(self)
         found._whole, found.requests = whole, whole.requests
         return found
@@ -291,7 +291,7 @@ _PROBE_BYTES = 1 << 14  # read from each range
 
 
 def some_of(source: Source | Stream, order: range | Indices | None = None) -> Iterator[Document]:
-    """A few samples, the same ones in every call, from those at `order` if it is given."""
+    """Yield a few samples, the same ones in every call, from those at `order` if it is given."""
     if order is None:
         order = range(len(source))
     chosen = array(order[:: max(len(order) // _PROBES, 1)])

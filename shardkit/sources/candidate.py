@@ -23,7 +23,7 @@ from shardkit.dataset.folders import (
     Contents,
     look_into,
     refuse_empty_splits,
-    refuse_foreign,
+    refuse_unsupported,
     skipped_media,
 )
 from shardkit.errors import FormatError, SourceError, UsageError, warn
@@ -104,7 +104,7 @@ class Candidate:
         refuse_classes(self.recipe, self.strict)
 
     def labelled(self, sources: Splits) -> Splits:
-        """The sources, with a label made from the field that `label_column` names, if any.
+        """Return the sources, with a label made from the field that `label_column` names, if any.
 
         Raises UsageError if it is to be made from a stream.
         """
@@ -120,7 +120,7 @@ class Candidate:
         return with_labels(known, self.recipe)
 
     def noted(self, sources: Splits) -> Splits:
-        """The sources of loose files, with notes on files of other kinds beside them."""
+        """Return the sources of loose files, with notes on files of other kinds beside them."""
         first = next(iter(sources.values()))
         first.notes = (*first.notes, *skipped_media(self.contents))
         return sources
@@ -150,7 +150,7 @@ def refuse_classes(recipe: Recipe, strict: bool) -> None:
 
 
 def with_labels(sources: Mapping[str, Source], recipe: Recipe) -> Splits:
-    """The sources, with a label made from the field that `label_column` names, if any."""
+    """Return the sources, with a label made from the field that `label_column` names, if any."""
     from shardkit.sources.labels import LabelColumn, labelled
 
     asked = LabelColumn.of(recipe)
@@ -161,7 +161,7 @@ def with_labels(sources: Mapping[str, Source], recipe: Recipe) -> Splits:
 
 
 def recognise(candidate: Candidate) -> Splits:
-    """The sources of a path, by split; raises an error that says why there are none."""
+    """Return the sources of a path, by split; raises an error that says why there are none."""
     for name in _BUILT_IN:
         module, _, function = name.partition(":")
         found: Splits | None
@@ -174,7 +174,7 @@ def recognise(candidate: Candidate) -> Splits:
 
 
 def no_images(root: Path, ignored: Counter[str]) -> SourceError:
-    """The error for a folder without anything to convert."""
+    """Return the error for a folder without anything to convert."""
     return SourceError(
         "there are no images and no text in this folder",
         path=root,
@@ -198,7 +198,7 @@ def refuse_unclear(candidate: Candidate) -> Splits | None:
     if contents.shards:
         _refuse_beside(contents)
     try:
-        refuse_foreign(contents)
+        refuse_unsupported(contents)
     except FormatError:
         if found := of_packages(candidate):
             return found
@@ -233,7 +233,7 @@ def _entry_points() -> list[EntryPoint]:
 
 
 def of_packages(candidate: Candidate) -> Splits | None:
-    """The sources of a path that the recogniser of another package reads."""
+    """Return the sources of a path that the recogniser of another package reads."""
     for entry in () if candidate.subset else _entry_points():  # which are not asked for a subset
         name = entry.dist.name if entry.dist is not None else entry.value
         package = Package(entry.name, name, entry.value)

@@ -88,7 +88,7 @@ class Column:
             yield from values
 
     def chunks(self) -> Iterator[list[Any]]:
-        """The values, in lists of up to CHUNK."""
+        """Yield the values, in lists of up to CHUNK."""
         for first in range(0, len(self), CHUNK):
             stop = min(first + CHUNK, len(self))
             if not self.present[first:stop].all() or isinstance(self.kind, Json | Array):
@@ -99,7 +99,7 @@ class Column:
                 yield self._texts(first, self._ends[first:stop].tolist())
 
     def _texts(self, first: int, ends: Sequence[int]) -> list[str]:
-        """The texts from row `first` on, decoded together if they are ASCII."""
+        """Return the texts from row `first` on, decoded together if they are ASCII."""
         assert self._ends is not None
         start = int(self._ends[first - 1]) if first else 0
         data = self._values[start : ends[-1]].tobytes()
@@ -110,7 +110,7 @@ class Column:
         return [data[a - start : b - start].decode("utf-8", "surrogatepass") for a, b in spans]
 
     def take(self, rows: npt.NDArray[np.int64]) -> Column:
-        """The values of these rows, in this order."""
+        """Return the values of these rows, in this order."""
         present = self.present[rows]
         if self._ends is None:
             return Column(self.kind, self._values[rows], None, present)
@@ -175,7 +175,7 @@ class Metadata:
         return int(np.count_nonzero(self._rows < 0))
 
     def row(self, file: int) -> dict[str, Any]:
-        """The fields of one file, without missing values."""
+        """Return the fields of one file, without missing values."""
         row = int(self._rows[file])
         if row < 0:
             return {}
@@ -250,7 +250,7 @@ class Building:
 
 
 def kind_of(kinds: set[type], values: Sequence[Any]) -> FieldType:
-    """The field type for `values`, whose Python types are `kinds`."""
+    """Return the field type for `values`, whose Python types are `kinds`."""
     if kinds <= {str}:
         return Text()
     if kinds == {bool}:
@@ -270,7 +270,7 @@ def typed_column(values: Sequence[Any], *, cells: bool) -> Column:
 
 
 def is_exact(value: Any) -> bool:
-    """Whether a number, if it is an integer, is the same as a float."""
+    """Return whether a number, if it is an integer, is the same as a float."""
     try:
         return type(value) is not int or float(value) == value
     except OverflowError:

@@ -152,7 +152,7 @@ class DatasetSource(Source):
         return remote and not get_format(self._dataset.format).grouped
 
     def _is_scattered_remotely(self) -> bool:
-        """Whether consecutive samples are far apart in an object store.
+        """Return whether consecutive samples are far apart in an object store.
 
         Then reading the 1 MiB pieces around each sample would read most pieces repeatedly.
         """
@@ -303,7 +303,7 @@ def _prefixes(dataset: Dataset, source: DatasetSource) -> Sequence[str]:
 
 
 def _key_hashes(dataset: Dataset, shard: int) -> npt.NDArray[np.int64]:
-    """The distinct key hashes of a shard; empty if its keys cannot be read separately."""
+    """Return the distinct key hashes of a shard; empty if its keys cannot be read separately."""
     found = dataset.key_hashes.get(shard)
     if found is not None:
         return np.unique(found)

@@ -38,7 +38,7 @@ class Content(NamedTuple):
 
 
 def duplicates(source: Source, how: str, stored: Selection) -> dict[int, dict[str, str]]:
-    """The duplicates among the samples, by index, each with its record for filtered.jsonl.
+    """Return the duplicates among the samples, by index, each with its record for filtered.jsonl.
 
     Samples are compared by the stored fields, or by all fields if none of these can be compared.
 
@@ -64,7 +64,7 @@ def duplicates(source: Source, how: str, stored: Selection) -> dict[int, dict[st
 
 
 def copies(contents: list[Content | None]) -> list[Copy]:
-    """The samples that are copies of an earlier one, in order."""
+    """Return the samples that are copies of an earlier one, in order."""
     found: dict[int, Copy] = {}
     first: dict[bytes | int, int] = {}
     for index, content in enumerate(contents):
@@ -112,7 +112,7 @@ def _near(hashes: Mapping[int, int]) -> Iterator[Copy]:
 
 
 def _contents(source: Source, how: str, stored: Selection) -> list[Content | None]:
-    """The content of each sample for comparison; None for an unreadable sample."""
+    """Return the content of each sample for comparison; None for an unreadable sample."""
     schema = Schema({name: kind for name, kind in source.schema.items() if stored.has(name)})
     fields = compared(schema, source.label) or compared(source.schema, source.label)
     image = _image_field(schema) if how == "near" else None
@@ -139,7 +139,7 @@ def _contents(source: Source, how: str, stored: Selection) -> list[Content | Non
 
 
 def _image_field(schema: Schema) -> str:
-    """The only image field that is not a mask."""
+    """Return the only image field that is not a mask."""
     images = [name for name, kind in schema.items() if isinstance(kind, Image)]
     found = [name for name in images if not is_mask_name(name)] or images
     if len(found) != 1:

@@ -26,7 +26,7 @@ import xxhash
 from shardkit.errors import SampleError, SourceError, near
 from shardkit.formats.wds.values import DECODERS, json_text
 from shardkit.helpers import os_errors
-from shardkit.helpers.checked import MOST_BYTES, Count, checked, damaged, of_version, under
+from shardkit.helpers.checked import MAX_BYTES, Count, checked, damaged, of_version, under
 from shardkit.helpers.mapped import Growing
 from shardkit.helpers.names import INSIDE, checked_name, is_safe
 from shardkit.metadata.manifest import FOLDER
@@ -90,7 +90,7 @@ def read_about(folder: Path) -> About | None:
     path = about_path(folder)
     if isinstance(folder, RemotePath) or not path.is_file():
         return None
-    data = fs.read(path, MOST_BYTES)
+    data = fs.read(path, MAX_BYTES)
     found = of_version(VERSION, "version", data, "the description of an export", path=path)
     del found["version"]
     try:
@@ -100,7 +100,7 @@ def read_about(folder: Path) -> About | None:
 
 
 def recognise(candidate: Candidate) -> Splits | None:
-    """A folder that `shardkit export` wrote."""
+    """Return a folder that `shardkit export` wrote."""
     about = None if candidate.subset else read_about(candidate.path)
     if about is None:
         return None
@@ -109,7 +109,7 @@ def recognise(candidate: Candidate) -> Splits | None:
 
 
 def _open(folder: Path, about: About) -> dict[str, Source]:
-    """The splits of an export; without splits, its samples under ""."""
+    """Return the splits of an export; without splits, its samples under ""."""
     if not about["splits"]:
         return {"": Exported(folder, about)}
     found = {}
@@ -245,7 +245,7 @@ class Exported(Source):
         self, field: str, start: int, error: Exception, row: Mapping[str, Any]
     ) -> SampleError:
         kind, names = self.schema.get(field, Text()), self._numbers.get(field)
-        said = "" if isinstance(error, json.JSONDecodeError) else str(error)
+        reason = "" if isinstance(error, json.JSONDecodeError) else str(error)
         value = row.get(self._columns.get(field, field))
         return SampleError(
             "a value in the table does not match the type of its field",
@@ -253,12 +253,12 @@ class Exported(Source):
             offset=start,
             field=field,
             expected=near(value, names) if names else str(kind),
-            found=said or f"{value!r:.200}",
+            found=reason or f"{value!r:.200}",
             fix="correct it, or skip such samples with --on-error skip",
         )
 
     def _files(self, row: Mapping[str, Any]) -> list[str]:
-        """The files that a row names; invalid names are skipped, as reading reports them."""
+        """Return the files that a row names; invalid names are skipped, as reading reports them."""
         found = []
         for name, kind in self.schema.items():
             with contextlib.suppress(*_WRONG):
@@ -266,7 +266,7 @@ class Exported(Source):
         return [path for path in found if is_safe(path)]
 
     def _paths(self, name: str, kind: FieldType, row: Mapping[str, Any]) -> list[str] | None:
-        """The paths of the files that hold a value; None if the table holds it."""
+        """Return the paths of the files that hold a value; None if the table holds it."""
         value = row.get(self._columns[name])
         if value is None:
             return None
@@ -390,7 +390,7 @@ def _mixed(times: Iterable[int]) -> int:
 
 
 def inline(kind: FieldType, value: Any) -> Any:
-    """A value as a table cell, JSON as its text; None if only a file can hold it exactly."""
+    """Return a value as a table cell, JSON as its text; None if only a file can hold it exactly."""
     if isinstance(kind, Json):
         return JsonText.of(value)
     if isinstance(kind, Float):
@@ -401,7 +401,7 @@ def inline(kind: FieldType, value: Any) -> Any:
 
 
 def _is_list(kind: Array, value: npt.NDArray[Any]) -> bool:
-    """Whether the array can be restored exactly from a list of numbers."""
+    """Return whether the array can be restored exactly from a list of numbers."""
     if kind.dtype is None or not kind.shape or kind.shape.count(None) > 1 or 0 in kind.shape:
         return False
     if value.dtype.kind not in "biuf" or value.dtype.itemsize > 8:

@@ -33,14 +33,14 @@ class Planned(NamedTuple):
 
 
 def file_path(path: Path) -> FilePath:
-    """The location of a scanned folder, without the cached listing of an object store."""
+    """Return the location of a scanned folder, without the cached listing of an object store."""
     if isinstance(path, RemotePath):
         return RemotePath(path.store.anew(), path.key)
     return os.fspath(path)
 
 
 def below(root: FilePath, relative: str) -> FilePath:
-    """The location of a file by its path relative to a folder."""
+    """Return the location of a file by its path relative to a folder."""
     if isinstance(root, RemotePath):
         return root.child(relative)
     return f"{root}/{relative}" if root else relative
@@ -130,7 +130,7 @@ def check_unchanged(path: FilePath, planned: Planned) -> None:
 def changed(
     path: FilePath, found: str, kind: type[ShardkitError] = SampleError, *, size: int | None = None
 ) -> ShardkitError:
-    """The error for a file that changed; `size` is the planned one, if the size differs."""
+    """Return the error for a file that changed; `size` is the planned one, if the size differs."""
     what = "the file as it was" if size is None else f"{size:,} bytes, as"
     return kind(
         "the file changed while the conversion ran",
@@ -142,7 +142,7 @@ def changed(
 
 
 def unreadable(error: OSError, path: FilePath) -> ShardkitError:
-    """The error for a file of a sample that could not be opened or read."""
+    """Return the error for a file of a sample that could not be opened or read."""
     if isinstance(path, RemotePath):
         if isinstance(error, NotFoundError) and error.found is None:  # else the bucket is missing
             return changed(path, "no such object any more")

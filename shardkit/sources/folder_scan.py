@@ -53,13 +53,13 @@ if TYPE_CHECKING:
 
 
 def recognise(candidate: Candidate) -> Splits | None:
-    """A folder of images, audio or video."""
+    """Return a folder of images, audio or video."""
     media = media_of(candidate.contents) if candidate.is_folder else None
     return None if media is None else checked(candidate, scan_splits(candidate, media))
 
 
 def checked(candidate: Candidate, sources: Splits) -> Splits:
-    """The splits of files, as README.md says them, with notes on other files beside them."""
+    """Return the splits of files, as README.md says them, with notes on other files beside them."""
     if candidate.recipe.split == "auto" or candidate.subset:
         names = [name for name in sources if name != WHOLE]
         check_images(candidate.path, names, candidate.subset)
@@ -69,24 +69,27 @@ def checked(candidate: Candidate, sources: Splits) -> Splits:
 def scan_splits(candidate: Candidate, media: Kind, no_class: str = "") -> dict[str, ImageFolder]:
     """The source of a folder, or one per split folder with one list of classes for all splits.
 
-    `no_class` is a folder that is left out. Raises SourceError for a folder without images, and
+    `no_class` is a folder that is ignored. Raises SourceError for a folder without images, and
     UsageError for folders that are neither classes nor splits, or missing from the given classes.
     """
     root, recipe, splits = candidate.path, candidate.recipe, candidate.recipe.split == "auto"
-    given, labels = GivenTable.of(recipe), LabelColumn.of(recipe)
-    own = None if given is None else relative_to(given.path, root)
+    metadata_table, labels = GivenTable.of(recipe), LabelColumn.of(recipe)
+    own = None if metadata_table is None else relative_to(metadata_table.path, root)
     found = find_split_folders(root, media, own) if splits else SplitFolders(root)
     folders = found.paths or {"": root}
-    scans = {name: FolderScan(folder, media, given, no_class) for name, folder in folders.items()}
+    scans = {
+        name: FolderScan(folder, media, metadata_table, no_class)
+        for name, folder in folders.items()
+    }
     next(iter(scans.values())).ignored.update(found.ignored)  # reported once
     if not any(scan.files.names for scan in scans.values()):
         problems = [problem for scan in scans.values() for problem in scan.problems]
         every = sum((scan.ignored for scan in scans.values()), Counter())
         raise problems[0] if problems else no_images(root, every)
-    _add_metadata(root, [*scans.values()], given, labels)
+    _add_metadata(root, [*scans.values()], metadata_table, labels)
     if labels is None:
         _find_labels(found.root, scans)
-    table = _class_table(candidate, scans, stray=labels is not None or given is not None)
+    table = _class_table(candidate, scans, stray=labels is not None or metadata_table is not None)
     sources = {name: scan.source(table if scan.labelled else None) for name, scan in scans.items()}
     first = next(iter(sources.values()))
     first.notes = (*found.notes, *first.notes)
@@ -98,15 +101,18 @@ def scan_splits(candidate: Candidate, media: Kind, no_class: str = "") -> dict[s
 
 
 def _add_metadata(
-    root: Path, scans: Sequence[FolderScan], given: GivenTable | None, labels: LabelColumn | None
+    root: Path,
+    scans: Sequence[FolderScan],
+    metadata_table: GivenTable | None,
+    labels: LabelColumn | None,
 ) -> None:
     """Join the images with the given table, or with the metadata files beside them."""
-    if given is None:
+    if metadata_table is None:
         for scan in scans:
             scan.read_metadata(labels)
         return
     parts = [(relative_to(scan.root, root) or "", scan.files) for scan in scans]
-    joined = join(given.read(), parts, given.labels, every=True)
+    joined = join(metadata_table.read(), parts, metadata_table.labels, every=True)
     for scan, found in zip(scans, joined, strict=True):
         scan.take(found)
 
@@ -201,7 +207,7 @@ def _find_labels(root: Path, scans: Mapping[str, FolderScan]) -> None:
 
 
 def _classes_of(scans: Mapping[str, FolderScan], *kinds: str) -> set[str]:
-    """The class folders of all labelled splits of these kinds."""
+    """Return the class folders of all labelled splits of these kinds."""
     found = (scan for name, scan in scans.items() if scan.labelled and KINDS.get(name) in kinds)
     return {folder for scan in found for folder in scan.classes()}
 
@@ -210,13 +216,13 @@ class FolderScan:
     """The result of one walk through a folder tree: ordered files, class folders, ignored files."""
 
     def __init__(
-        self, root: Path, media: Kind, given: GivenTable | None = None, no_class: str = ""
+        self, root: Path, media: Kind, metadata_table: GivenTable | None = None, no_class: str = ""
     ) -> None:
         self.root = root
         self.media = media
         self._sidecars = sidecars_of(media)
-        self._has_table = given is not None  # instead of metadata files beside the images
-        table = None if given is None else relative_to(given.path, root)
+        self._has_table = metadata_table is not None  # instead of metadata files beside the images
+        table = None if metadata_table is None else relative_to(metadata_table.path, root)
         beside = tuple(sidecar.ending for sidecar in self._sidecars)
         self._walk = Walk(root, table, lambda name: media.has(name) or name.endswith(beside))
         self.ignored = self._walk.ignored
@@ -246,11 +252,11 @@ class FolderScan:
         self.class_of: list[str] = []  # the class of each image, if not given by its folder
 
     def classes(self) -> list[str]:
-        """The class folders that hold images."""
+        """Return the class folders that hold images."""
         return [] if self.class_of else self.tree.filled()
 
     def find_truth(self, root: Path, classes: Collection[str]) -> Truth | None:
-        """The labels of images that are all in one folder, if there is a file with them."""
+        """Return the labels of images that are all in one folder, if there is a file with them."""
         if self.files.metadata is not None or len(self.files.folders) != 1:
             return None
         return find_truth(root, self.root, sorted(classes))
@@ -286,7 +292,7 @@ class FolderScan:
             )
 
     def _stems(self, top: str) -> set[str]:
-        """The paths of the images below a folder, relative to it and without suffixes."""
+        """Return the paths of the images below a folder, relative to it and without suffixes."""
         files = self.files
         folders = [n for n, name in enumerate(files.folders) if f"{name}/".startswith(f"{top}/")]
         numbers = np.flatnonzero(np.isin(files.folder_of, folders)).tolist()
@@ -310,7 +316,7 @@ class FolderScan:
             )
 
     def source(self, classes: tuple[str, ...] | None) -> ImageFolder:
-        """The source, with the indices of its folders in `classes` as labels."""
+        """Return the source, with the indices of its folders in `classes` as labels."""
         files, metadata = self.files, self.files.metadata
         if metadata is not None and "label" in metadata.schema:
             classes = None
@@ -374,7 +380,7 @@ class FolderScan:
                 self._below[folder.relative] = [path.rpartition("/")[2] for path in below]
 
     def _take(self, folder: str, entries: list[DirEntry]) -> Files:
-        """The images of one folder, with their sidecars."""
+        """Return the images of one folder, with their sidecars."""
         images: dict[str, DirEntry] = {}
         others: dict[str, DirEntry] = {}
         for entry in entries:
@@ -445,7 +451,7 @@ class FolderScan:
 
 
 def _odd_keys(folder: str, names: list[str]) -> dict[int, str]:
-    """The keys in a folder that differ from the path without its suffix."""
+    """Return the keys in a folder that differ from the path without its suffix."""
     stems = [name[: name.rfind(".")] for name in names]
     if len(set(stems)) == len(stems) and not any("." in stem for stem in stems):
         return {}

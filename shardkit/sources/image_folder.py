@@ -60,7 +60,7 @@ SIDECARS = (
 
 
 def sidecars_of(media: Kind) -> tuple[Sidecar, ...]:
-    """The sidecars of a kind of media: masks, which come last, are for images only."""
+    """Return the sidecars of a kind of media: masks, which come last, are for images only."""
     return tuple(s for s in SIDECARS if media is IMAGES or not isinstance(s.type, Image))
 
 

@@ -24,7 +24,7 @@ EXPECTED = f"{TRUTH} of the devkit, Kaggle's LOC_val_solution.csv, or Caffe's va
 _LISTS = ("val.txt", "val_list.txt", "val_map.txt")  # of Caffe, PaddlePaddle, CNTK
 _SYNSETS = ("synset_words.txt", "synsets.txt", "LOC_synset_mapping.txt")
 _NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
-_MOST_BYTES = 64 << 20
+_MAX_BYTES = 64 << 20
 
 
 class Truth(NamedTuple):
@@ -34,7 +34,7 @@ class Truth(NamedTuple):
     class_of: dict[str, str]
 
     def classes(self, names: Sequence[str], known: Collection[str]) -> list[str]:
-        """The class of each image. Raises SourceError for an unknown image or class."""
+        """Return the class of each image. Raises SourceError for an unknown image or class."""
         stems = [_stem(name) for name in names]
         lacking = next((stem for stem in stems if stem not in self.class_of), None)
         if lacking is not None:
@@ -46,12 +46,12 @@ class Truth(NamedTuple):
 
 
 def is_validation(names: Sequence[str]) -> bool:
-    """Whether files are named like ImageNet's validation images."""
+    """Return whether files are named like ImageNet's validation images."""
     return bool(names) and _NUMBER.fullmatch(_stem(names[0])) is not None
 
 
 def find_truth(root: Path, folder: Path, classes: Sequence[str]) -> Truth | None:
-    """The labels of the images in a split's `folder`, from a file in or beside it.
+    """Return the labels of the images in a split's `folder`, from a file in or beside it.
 
     `classes` are those of train. Raises SourceError for an invalid file.
     """
@@ -111,13 +111,13 @@ def _of_rows(path: Path, rows: Iterator[Sequence[str]]) -> Truth:
 
 
 def _synsets(place: Path) -> list[str]:
-    """The class names in index order, if a file lists them."""
+    """Return the class names in index order, if a file lists them."""
     path = next((place / name for name in _SYNSETS if (place / name).is_file()), None)
     return [] if path is None else [line.split()[0] for line in _lines(path) if line.strip()]
 
 
 def _names_by_id(place: Path) -> dict[str, str]:
-    """The class names by their numbers in the ground truth."""
+    """Return the class names by their numbers in the ground truth."""
     if (path := place / "map_clsloc.txt").is_file():
         return {row[1]: row[0] for row in map(str.split, _lines(path)) if len(row) > 1}
     path = place / "meta.mat"
@@ -140,9 +140,9 @@ def _names_by_id(place: Path) -> dict[str, str]:
 
 
 def _read(path: Path) -> bytes:
-    data = fs.read(path, _MOST_BYTES)
-    if len(data) > _MOST_BYTES:
-        raise _bad(path, "is too large", found=f"more than {_MOST_BYTES:,} bytes")
+    data = fs.read(path, _MAX_BYTES)
+    if len(data) > _MAX_BYTES:
+        raise _bad(path, "is too large", found=f"more than {_MAX_BYTES:,} bytes")
     return data
 
 

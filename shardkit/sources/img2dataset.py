@@ -37,7 +37,7 @@ from shardkit.storage.walk import scandir
 FAILED = "failed downloads of img2dataset"
 _STATS = re.compile(r"(\d+)_stats\.json")
 _KEY, _STATUS = "key", "status"
-_MOST_BYTES = 1 << 20  # maximum size of a statistics file
+_MAX_BYTES = 1 << 20  # maximum size of a statistics file
 
 
 def of_shards(root: Path, dataset: Dataset) -> Source:
@@ -73,7 +73,7 @@ def of_shards(root: Path, dataset: Dataset) -> Source:
 
 
 def recognise(candidate: Candidate) -> Splits | None:
-    """A folder of images in folders named after the parts."""
+    """Return a folder of images in folders named after the parts."""
     parts = _parts_in(candidate.path) if candidate.is_folder else []
     media = media_of(candidate.contents) if parts else None
     if media is None:
@@ -90,7 +90,7 @@ def _of_files(root: Path, parts: Sequence[str], source: Source) -> Source:
 
 
 def _parts_in(root: Path) -> list[str]:
-    """The names of the parts that img2dataset wrote to a folder: those with statistics."""
+    """Return the names of the parts that img2dataset wrote to a folder: those with statistics."""
     if not root.is_dir():
         return []
     with os_errors.explained("list", root), scandir(root) as entries:
@@ -100,7 +100,7 @@ def _parts_in(root: Path) -> list[str]:
 def _with_tables(
     root: Path, parts: Sequence[str], source: Source, keys: Callable[[], Sequence[str]]
 ) -> Source:
-    """A source with the columns that only the tables have; counts failed downloads."""
+    """Return a source with the columns that only the tables have; counts failed downloads."""
     failed = sum(_failed(root / f"{part}_stats.json") for part in parts)
     if failed:
         source.ignored[FAILED] = failed
@@ -120,16 +120,16 @@ def _with_tables(
 
 
 def _failed(path: Path) -> int:
-    """The number of failed downloads of a part."""
+    """Return the number of failed downloads of a part."""
     try:
-        stats = json.loads(fs.read(path, _MOST_BYTES))
+        stats = json.loads(fs.read(path, _MAX_BYTES))
         return max(int(stats["count"]) - int(stats["successes"]), 0)
     except (ValueError, KeyError, TypeError, RecursionError, OverflowError):  # by another tool
         return 0
 
 
 def _new_columns(path: Path, source: Source) -> list[str]:
-    """The columns of a table that are neither fields of a source nor in its JSON."""
+    """Return the columns of a table that are neither fields of a source nor in its JSON."""
     known = {_KEY, *source.schema}
     try:
         text = source[0].get("json")

@@ -76,7 +76,7 @@ def listed(source: object) -> list[One] | None:
 
 
 def paths_of(source: object) -> list[Path]:
-    """The paths among the given sources, with patterns not expanded."""
+    """Return the paths among the given sources, with patterns not expanded."""
     found = listed(source) or []
     return [fs.source(one) for one in found if not isinstance(one, Dataset)]
 
@@ -90,10 +90,10 @@ def group_inputs(sources: Sequence[One]) -> list[Input]:
         path = fs.source(sources[0])
         if not is_pattern(path):
             return [Input([path])]
-    given: list[Input] = []
+    inputs: list[Input] = []
     for one in sources:
         if isinstance(one, Dataset):
-            given.append(Input(dataset=one))
+            inputs.append(Input(dataset=one))
             continue
         path = fs.source(one)
         found = expand(path) if is_pattern(path) else [path]
@@ -108,25 +108,25 @@ def group_inputs(sources: Sequence[One]) -> list[Input]:
                 fix="give a pattern for each kind, such as folder/*.parquet; several sources may be"
                 " given",
             )
-        given += [Input([file], kind) for file, kind in zip(found, kinds, strict=True)]
-    _refuse_overlaps(given)
-    owners = describing([one.files[0] for one in given if one.kind not in (None, TEXTS, TABLES)])
+        inputs += [Input([file], kind) for file, kind in zip(found, kinds, strict=True)]
+    _refuse_overlaps(inputs)
+    owners = describing([one.files[0] for one in inputs if one.kind not in (None, TEXTS, TABLES)])
 
     def group(one: Input) -> object:
-        """The same for files that are one source if they follow one another."""
+        """Return the same for files that are one source if they follow one another."""
         if one.kind is None:
             return one
         path = one.files[0]
         return one.kind, owners.get(path), path.store.site if isinstance(path, RemotePath) else None
 
-    runs = itertools.groupby(given, group)
+    runs = itertools.groupby(inputs, group)
     joined = [_joined([*run]) for _, run in runs]
     names = _names([_place(one) for one in joined])
     return [replace(one, name=name) for one, name in zip(joined, names, strict=True)]
 
 
 def _kind(path: Path) -> str | None:
-    """The kind of a shard or text file; None for a folder, and for any other file."""
+    """Return the kind of a shard or text file; None for a folder, and for any other file."""
     format, text = format_of(path), parse_name(path.name)
     if kind_by_name(path.name) is not None or (format is None and text is None):
         return None
@@ -151,10 +151,10 @@ def _joined(run: Sequence[Input]) -> Input:
 # --- what is given twice -------------------------------------------------------------------------
 
 
-def _refuse_overlaps(given: Sequence[Input]) -> None:
+def _refuse_overlaps(inputs: Sequence[Input]) -> None:
     """Raise UsageError if a source equals another or is inside it: samples would repeat."""
     seen: dict[object, Path] = {}
-    for one in given:
+    for one in inputs:
         for key, path in one.identities():
             if key in seen:
                 raise UsageError(
@@ -177,7 +177,7 @@ def _refuse_overlaps(given: Sequence[Input]) -> None:
 
 
 def _place(one: Input) -> Path:
-    """The path a source is named after: without suffixes, or numbers of several files."""
+    """Return the path a source is named after: without suffixes, or numbers of several files."""
     if one.dataset is not None:
         path = one.dataset.place
     elif len(one.files) == 1:
@@ -195,7 +195,7 @@ def _place(one: Input) -> Path:
 
 
 def _names(places: Sequence[Path]) -> list[str]:
-    """A name for each path: as many of its last components as make all names unique."""
+    """Return a name for each path: as many of its last components as make all names unique."""
     every = [fs.absolute(place).parts for place in places]
     parts = [[part for part in path if part.strip("/")] or ["dataset"] for path in every]
     for depth in range(1, max(map(len, parts)) + 1):

@@ -43,13 +43,13 @@ class KeyList(KeyTable):
         return found
 
     def entry(self) -> KeysEntry:
-        """The entry of a recipe."""
+        """Return the entry of a recipe."""
         digest = xxhash.xxh3_128_hexdigest(self.hashes.astype("<u8").tobytes())
         return {"count": len(self.hashes), "digest": digest}
 
 
 def key_lists(options: ConvertOptions) -> dict[str, KeyList]:
-    """The key lists in the options, by split; under "" the one of `--keys`.
+    """Return the key lists in the options, by split; under "" the one of `--keys`.
 
     Raises UsageError if two splits have a key in common, and the errors of `KeyList.of`.
     """

@@ -26,7 +26,7 @@ from shardkit.sources.columns import whole_number
 
 LABEL = "label"
 _LISTS = Array("<i8", (None,))
-_MOST_CLASSES = 100_000
+_MAX_CLASSES = 100_000
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def _refuse_mixed(asked: LabelColumn, values: Iterable[Any], name: Callable[[int
 
 
 def _found(asked: LabelColumn, values: Iterable[Any], *, lists: bool) -> tuple[str, ...] | None:
-    """The words of all values, sorted, as class names; None if the values are integers."""
+    """Return the words of all values, sorted, as class names; None if the values are integers."""
     found: dict[str, None] = {}
     numbers = False
     for value in values:
@@ -214,9 +214,9 @@ def _found(asked: LabelColumn, values: Iterable[Any], *, lists: bool) -> tuple[s
             if isinstance(word, str) and word:
                 found[word] = None
             numbers |= type(word) is int
-        if len(found) > _MOST_CLASSES:
+        if len(found) > _MAX_CLASSES:
             raise UsageError(
-                f"the column {asked.column!r} has over {_MOST_CLASSES:,} different values, too many"
+                f"the column {asked.column!r} has over {_MAX_CLASSES:,} different values, too many"
                 " for classes",
                 found=f"such as {next(iter(found))!r:.60}",
                 fix="name the column that holds the labels with --label-column",
@@ -292,7 +292,7 @@ class Labelled(SourceWrapper):
 
 
 def labelled(sources: Mapping[str, Source], asked: LabelColumn) -> dict[str, Source]:
-    """The splits of a source, with labels that share one list of classes.
+    """Return the splits of a source, with labels that share one list of classes.
 
     Raises UsageError if the field does not exist or cannot hold labels.
     """
@@ -322,7 +322,7 @@ def labelled(sources: Mapping[str, Source], asked: LabelColumn) -> dict[str, Sou
 
 
 def _values(sources: Mapping[str, Source], column: str) -> Iterator[Any]:
-    """The values of a field in all readable samples."""
+    """Yield the values of a field in all readable samples."""
     for source in sources.values():
         part = source.select(np.arange(len(source))).skimmed()
         part.narrow(Selection((column,)))

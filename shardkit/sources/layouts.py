@@ -75,16 +75,16 @@ class Tree:
         self._above = {"/".join(p[:n]) for p in parts for n in range(1, len(p) + 1)}
 
     def folders(self, folder: str = "") -> list[str]:
-        """The names of the subfolders of a folder."""
+        """Return the names of the subfolders of a folder."""
         return sorted(self._below.get(folder, ()))
 
     def filled(self, folder: str = "") -> list[str]:
-        """The subfolders of a folder that hold images, at any depth."""
+        """Return the subfolders of a folder that hold images, at any depth."""
         prefix = f"{folder}/" if folder else ""
         return [name for name in self.folders(folder) if prefix + name in self._above]
 
     def has_own(self, folder: str) -> bool:
-        """Whether a folder holds images itself."""
+        """Return whether a folder holds images itself."""
         return folder in self.images
 
     def path(self, folder: str) -> Path:
@@ -218,7 +218,7 @@ class _Listed:
 
 
 def find_split_folders(root: Path, media: Kind, without: str | None = None) -> SplitFolders:
-    """The splits of a folder of images or other media; empty if its folders are not splits.
+    """Return the splits of a folder of images or other media; empty if its folders are not splits.
 
     If a folder holds nothing but one other folder, that one is searched instead, with a note.
     Raises UsageError for splits beside other folders or images, and for two folders of one split.

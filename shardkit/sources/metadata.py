@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 FILES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 _NAME = "file_name"
-_MOST_PROBLEMS = 100_000  # maximum number that is reported one by one
+_MAX_PROBLEMS = 100_000  # maximum number that is reported one by one
 
 
 def add_columns(fields: dict[str, FieldType], metadata: Metadata | Annotations) -> None:
@@ -248,11 +248,11 @@ def _without_row(
 
 def _refuse_many(table: Table, found: Sized, what: str) -> None:
     """Raise SourceError for more problems than can be listed one by one."""
-    if len(found) > _MOST_PROBLEMS:
+    if len(found) > _MAX_PROBLEMS:
         raise SourceError(
             f"{len(found):,} {what}",
             path=table.path,
-            expected=f"at most {_MOST_PROBLEMS:,}, with --on-error skip",
+            expected=f"at most {_MAX_PROBLEMS:,}, with --on-error skip",
             fix="check --file-column and --file-suffix, or give the folder that the table"
             " describes",
         )

@@ -47,7 +47,7 @@ class Package(NamedTuple):
             raise self.failed(what, f"{type(error).__name__}: {error}", **where) from error
 
     def checked(self, source: SourceInfo, sample: Any) -> Sample:
-        """A sample of the source; raises SampleError if it does not fit the schema."""
+        """Return a sample of the source; raises SampleError if it does not fit the schema."""
         key = sample.get("__key__") if isinstance(sample, dict) else None
         if not isinstance(key, str) or not key:
             raise self.failed("samples that are dicts with text as '__key__'", f"{sample!r:.100}")
@@ -135,7 +135,7 @@ class PackageStream(Stream):
 
 
 def packaged(sources: Mapping[str, Any], package: Package) -> dict[str, Source | Stream]:
-    """The sources that a recogniser returned, by split."""
+    """Return the sources that a recogniser returned, by split."""
     with package.named("sources whose __init__ calls super().__init__() and sets `schema`"):
         return {
             name: (PackageStream if isinstance(source, Stream) else PackageSource)(source, package)

@@ -71,7 +71,7 @@ class SequenceSource(Source):
         return f"sample {self._indices[index]}"
 
     def _guess(self, first: Sample) -> Schema:
-        """The fields of the first sample; values of unsupported types become `others`."""
+        """Return the fields of the first sample; values of unsupported types become `others`."""
         fields: dict[str, FieldType] = {}
         others: dict[str, ShardkitError | None] = {}
         for name, value in first.items():

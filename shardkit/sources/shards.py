@@ -17,7 +17,7 @@ from shardkit.errors import DamagedError, SourceError, UsageError
 from shardkit.formats import FORMATS, format_of, unknown_format
 from shardkit.formats.unsupported import kind_of_file as unsupported_kind
 from shardkit.helpers import os_errors
-from shardkit.helpers.checked import MOST_BYTES
+from shardkit.helpers.checked import MAX_BYTES
 from shardkit.helpers.indices import array
 from shardkit.metadata.job import JOB
 from shardkit.metadata.manifest import FOLDER, OLD_NAME, has_manifest
@@ -51,7 +51,7 @@ def recognise_dataset(candidate: Candidate) -> Splits | None:
 
 
 def recognise_shards(candidate: Candidate) -> Splits | None:
-    """A folder of shards without a manifest."""
+    """Return a folder of shards without a manifest."""
     there = candidate.is_folder and candidate.contents.shards
     return _open(candidate) if there else None
 
@@ -101,7 +101,7 @@ def _check_numbers(folder: Path, dataset: Dataset) -> None:
         return
     known: dict[str, Any] = {}
     with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError, AttributeError):
-        splits = json.loads(fs.read(path, MOST_BYTES))["splits"]
+        splits = json.loads(fs.read(path, MAX_BYTES))["splits"]
         for split in splits if isinstance(splits, list) else splits.values():
             lengths = split.get("shardLengths")
             known[split["name"]] = sum(map(int, lengths)) if lengths else split.get("num_examples")
@@ -151,13 +151,13 @@ def _companions(path: Path, datasets: Mapping[str, Dataset]) -> Counter[str]:
 
 
 def of_shard_files(files: Sequence[Path], recipe: Recipe) -> dict[str, Source]:
-    """The samples of several shards of one format, by split."""
+    """Return the samples of several shards of one format, by split."""
     found = open_files(files, together=recipe.split == "none")
     return {name: DatasetSource(dataset) for name, dataset in found.items()}
 
 
 def of_dataset(dataset: Dataset, recipe: Recipe) -> Source:
-    """The samples of an open dataset, or of a view of one."""
+    """Return the samples of an open dataset, or of a view of one."""
     if dataset.transform is not None:
         raise UsageError(
             "a dataset with transforms cannot be converted",

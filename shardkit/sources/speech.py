@@ -24,7 +24,7 @@ _LISTS = {"val": "validation_list.txt", "test": "testing_list.txt"}
 
 
 def recognise(candidate: Candidate) -> Splits | None:
-    """A folder of audio with both lists."""
+    """Return a folder of audio with both lists."""
     path = candidate.path
     there = candidate.is_folder and all((path / name).is_file() for name in _LISTS.values())
     if not there or media_of(candidate.contents) is not AUDIO:

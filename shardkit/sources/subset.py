@@ -179,7 +179,7 @@ class Subset(_Chosen, SourceWrapper):
 
 
 class SubsetStream(_Chosen, Stream):
-    """The documents of a stream, with those that are not selected marked as left out.
+    """The documents of a stream, with those that are not selected marked as ignored.
 
     `also` are fields that are read only for filtering: `narrow` does not reach the whole stream.
     """
@@ -349,7 +349,7 @@ def _filtered(
     left_out: Counter[str],
     problems: list[ShardkitError],
 ) -> Indices:
-    """The indices of the samples that pass all filters."""
+    """Return the indices of the samples that pass all filters."""
     kept = []
     for index, document in _read(source, indices, (n for one in filters for n in one.fields)):
         try:

@@ -91,7 +91,7 @@ class Table:
         return Column.joined(self._names or [Column.of(Text(), [])])
 
     def where(self, row: int) -> tuple[Path, str]:
-        """The table file of a row, and words for the row: "line 3 of the metadata"."""
+        """Return the table file of a row, and words for the row: "line 3 of the metadata"."""
         self._rows = [np.concatenate(self._rows)]  # once
         ends = list(accumulate(count for _, count in self._given))
         file = int(np.searchsorted(ends, row, side="right"))
@@ -99,7 +99,7 @@ class Table:
         return path, _place(path, int(self._rows[0][row]))
 
     def columns(self) -> tuple[dict[str, Column], dict[str, SourceError]]:
-        """The columns by name, and an error for each column that cannot be a field."""
+        """Return the columns by name, and an error for each column that cannot be a field."""
         found: dict[str, Column] = {}
         unusable: dict[str, SourceError] = {}
         for name, building in self._columns.items():
@@ -221,7 +221,7 @@ def _no_column(path: Path, column: str, values: Mapping[str, Any]) -> SourceErro
 
 
 def _not_stored(name: str, path: Path, error: Exception | None) -> SourceError:
-    """The error for a column that cannot be a field because of its values or its name."""
+    """Return the error for a column that cannot be a field because of its values or its name."""
     if error is None:
         what, found = "a name that a field cannot have", None
     elif isinstance(error, TypeError):
@@ -258,7 +258,7 @@ def _place(path: Path, row: int) -> str:
 
 @functools.lru_cache(4)
 def _line_ends(path: Path, time: int) -> npt.NDArray[np.int64]:
-    """The offsets of the line ends of a table, once an error needs them."""
+    """Return the offsets of the line ends of a table, once an error needs them."""
     found, start = [np.zeros(0, np.int64)], 0
     with contextlib.suppress(SampleError):  # lines after damage are not named
         for block in _text_file(path).blocks():

@@ -53,7 +53,7 @@ class Member:
         return f"{self.name}/{key}"
 
     def own_key(self, key: str) -> str:
-        """The key that a sample has in its source, from its key here."""
+        """Return the key that a sample has in its source, from its key here."""
         own = key[len(self.key("")) :]
         return unquote(own) if self.safe and not self.source.safe_keys else own
 
@@ -136,7 +136,7 @@ class _Several(SourceInfo):
         return found[0] if found and all(one == found[0] for one in found) else ({}, {})
 
     def _chosen(self, indices: Indices) -> tuple[list[Member], Indices]:
-        """The members with only these samples, and the position of each sample in them."""
+        """Return the members with only these samples, and the position of each sample in them."""
         member_of = np.searchsorted(self._starts, indices, side="right") - 1
         order = np.argsort(member_of, kind="stable")
         position = np.empty_like(order)
@@ -261,7 +261,7 @@ class View(Subset):
 
 
 def _splits(opened: Mapping[str, Mapping[str, _Any]]) -> dict[str, dict[str, _Any]]:
-    """The sources of each split, by source name."""
+    """Return the sources of each split, by source name."""
     without = [name for name, splits in opened.items() if list(splits) == [""]]
     if without and len(without) < len(opened):
         others = next(name for name in opened if name not in without)
@@ -315,7 +315,7 @@ def _may_hold_tokens(source: _Any) -> bool:
 
 
 def _without_tokenizer(sources: Mapping[str, _Any]) -> list[str]:
-    """The sources whose tokenizer is unknown, if others have one, which must be the same."""
+    """Return the sources whose tokenizer is unknown, if others have one, which must be the same."""
     made = {name: s.tokenizer()[0] for name, s in sources.items() if _may_hold_tokens(s)}
     known = {name: entry for name, entry in made.items() if entry}
     different = next((n for n, entry in known.items() if entry != next(iter(known.values()))), None)

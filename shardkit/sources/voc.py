@@ -22,7 +22,7 @@ from shardkit.sources.annotations import Read
 from shardkit.storage import fs
 from shardkit.storage.remote.path import RemotePath
 
-_MOST_BYTES = 1 << 20  # maximum size of one file
+_MAX_BYTES = 1 << 20  # maximum size of one file
 _REQUESTS = 64  # concurrent, to an object store
 FLAGS = ("difficult", "truncated")
 _KNOWN = {"folder", "filename", "path", "size", "object"}  # elements of an image
@@ -81,7 +81,7 @@ def read_voc(folder: Path, images: Sequence[str]) -> Read:
 
 def _parsed(path: Path) -> _Image | SampleError:
     try:
-        return _image(fs.read(path, _MOST_BYTES))
+        return _image(fs.read(path, _MAX_BYTES))
     except (ValueError, ElementTree.ParseError) as error:
         return SampleError(
             f"the annotations of an image are damaged: {error}",
@@ -105,8 +105,8 @@ def _parsed(path: Path) -> _Image | SampleError:
 def _image(data: bytes) -> _Image:
     """Parse one file. Raises ValueError and ParseError; also for entity definitions, which could
     expand without bound, and for encodings in which these could hide."""
-    if len(data) > _MOST_BYTES:
-        raise ValueError(f"the file has more than {_MOST_BYTES:,} bytes")
+    if len(data) > _MAX_BYTES:
+        raise ValueError(f"the file has more than {_MAX_BYTES:,} bytes")
     if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
         raise ValueError("it has a DOCTYPE, which is refused because it could define entities")
     if b"\0" in data:

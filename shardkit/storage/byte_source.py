@@ -70,7 +70,7 @@ class ByteSource(ABC):
         return np.frombuffer(b"".join(ranges), np.uint8).reshape(len(offsets), length)
 
     def ends(self, offset: int, length: int) -> DamagedError:
-        """The error for a range beyond the end of the file."""
+        """Return the error for a range beyond the end of the file."""
         return DamagedError(
             "the file ends before the requested bytes",
             path=self.path,
@@ -92,7 +92,7 @@ class Memory(ByteSource):
         return self._data[offset : offset + length]
 
 
-class Part(ByteSource):
+class Subrange(ByteSource):
     """A byte range of another source, such as a file inside an archive."""
 
     def __init__(self, whole: ByteSource, offset: int, size: int) -> None:
@@ -112,8 +112,8 @@ _PAGE = 1 << 20  # bytes of the largest file that may be an HTML page in place o
 def open_source(path: Path) -> ByteSource:
     """Open a local file or an object in a store."""
     source = RemoteFile(path) if isinstance(path, RemotePath) else LocalFile(path)
-    if 0 < source.size <= (_PAGE if isinstance(source, LocalFile) else pointers.MOST_BYTES):
-        head = source.read(0, min(source.size, pointers.MOST_BYTES + 1))
+    if 0 < source.size <= (_PAGE if isinstance(source, LocalFile) else pointers.MAX_BYTES):
+        head = source.read(0, min(source.size, pointers.MAX_BYTES + 1))
         pointers.refuse_pointer(head, path, DamagedError)
         pointers.refuse_html(head, path, DamagedError)
     return source
@@ -256,7 +256,7 @@ class LocalFile(ByteSource):
 
 
 def version_of(found: os.stat_result) -> tuple[int, int]:
-    """What tells versions of a file apart: its size, and its time of change in ns.
+    """Return what tells versions of a file apart: its size, and its time of change in ns.
 
     Not its `st_ctime`, which also changes if the file is renamed or linked.
     """
@@ -278,7 +278,7 @@ def changed(path: Path, before: tuple[int, int], now: os.stat_result) -> Damaged
 
 
 def _shown(time: int) -> str:
-    """A time in ns since 1970, in UTC."""
+    """Return a time in ns since 1970, in UTC."""
     return str(np.datetime64(time, "ns"))
 
 
@@ -363,7 +363,7 @@ class Table:
         self._source = None
 
     def record(self, number: int, count: int = 1) -> bytes:
-        """The bytes of a record, or of `count` consecutive ones."""
+        """Return the bytes of a record, or of `count` consecutive ones."""
         at, length = number * self._record, count * self._record
         if self._data is not None:
             return self._data[at : at + length]
@@ -371,11 +371,11 @@ class Table:
         return self._source.read(self._offset + at, length)
 
     def slice(self, first: int, stop: int) -> npt.NDArray[Any]:
-        """The records from `first` to before `stop`."""
+        """Return the records from `first` to before `stop`."""
         return np.frombuffer(self.record(first, max(stop - first, 0)), self.dtype)
 
     def chunks(self) -> Iterator[npt.NDArray[Any]]:
-        """All records in order, in chunks."""
+        """Yield all records in order, in chunks."""
         for first in range(0, self._count, _CHUNK):
             yield self.slice(first, min(first + _CHUNK, self._count))
 

@@ -30,12 +30,12 @@ def listed(size: int) -> int:
 
 
 def checksum_of(digests: bytes) -> str:
-    """The checksum, as 32 hex digits, of a file whose pieces have these digests."""
+    """Return the checksum, as 32 hex digits, of a file whose pieces have these digests."""
     return (digests if len(digests) == DIGEST else xxhash.xxh3_128_digest(digests)).hex()
 
 
 def checksum(data: bytes, kind: str = CHECKSUM) -> str:
-    """The checksum, of this kind, of a file with these bytes."""
+    """Return the checksum, of this kind, of a file with these bytes."""
     if kind == WHOLE:
         return xxhash.xxh3_128_hexdigest(data)
     hasher = Hasher()
@@ -67,5 +67,5 @@ class Hasher:
         self._room -= len(left)
 
     def digests(self) -> bytes:
-        """The digests of all pieces so far, the last of which may be incomplete."""
+        """Return the digests of all pieces so far, the last of which may be incomplete."""
         return bytes(self._done) + (self._piece.digest() if self._room < PIECE else b"")

@@ -97,7 +97,7 @@ class FilePieces:
             self._list.ask(self._first)
 
     def wrong(self, data: memoryview, first: int) -> list[int]:
-        """The numbers of the pieces that differ from their digests.
+        """Return the numbers of the pieces that differ from their digests.
 
         `data` consists of whole pieces; `first` is the number of the first one.
         """

@@ -61,8 +61,8 @@ def using(options: Mapping[str, Any] | None, *paths: object) -> Iterator[None]:
         raise UsageError(  # must not show the values, which may be secret
             "storage options must be a dict of names and values", found=type(options).__name__
         )
-    given = (one for path in paths for one in (path if isinstance(path, list | tuple) else [path]))
-    urls = (one for one in given if isinstance(one, str | os.PathLike) and parsed(one) is not None)
+    every = (one for path in paths for one in (path if isinstance(path, list | tuple) else [path]))
+    urls = (one for one in every if isinstance(one, str | os.PathLike) and parsed(one) is not None)
     if options and paths and next(urls, None) is None:
         raise UsageError(
             "storage options are for URLs, and none is given",
@@ -102,7 +102,7 @@ def _scheme_and_rest(path: str | os.PathLike[str]) -> tuple[str, str] | None:
 
 
 def absolute(path: Path) -> Path:
-    """The absolute path; a URL is returned unchanged."""
+    """Return the absolute path; a URL is returned unchanged."""
     return path if isinstance(path, RemotePath) else Path(os.path.abspath(path))
 
 
@@ -239,7 +239,7 @@ class NewFile:
 
 
 def _of_linux(name: str) -> Any:
-    """A function of Linux's C library; None elsewhere."""
+    """Return a function of Linux's C library; None elsewhere."""
     if not sys.platform.startswith("linux"):
         return None
     return getattr(ctypes.CDLL(None, use_errno=True), name, None)
@@ -370,7 +370,7 @@ def temporary(prefix: str) -> Iterator[Path]:
 
 
 def status(path: Path) -> os.stat_result:
-    """The `os.stat` of a file or object of a source."""
+    """Return the `os.stat` of a file or object of a source."""
     with os_errors.explained("read the source", path):
         return path.stat()
 
@@ -524,7 +524,7 @@ def digests(path: Path) -> bytes:
 
 
 def checksum(path: Path) -> str:
-    """The checksum of a file, computed from its `digests`."""
+    """Return the checksum of a file, computed from its `digests`."""
     return checksum_of(digests(path))
 
 

@@ -65,7 +65,7 @@ class PageCache(ABC):
 
     @abstractmethod
     def resident(self, file: str, number: int) -> bool:
-        """Whether a page is in the cache. Does not read it."""
+        """Return whether a page is in the cache. Does not read it."""
 
     def put(
         self, file: str, number: int, data: bytes, next_use: NextUse, keep: float | None = None
@@ -127,7 +127,7 @@ class PageCache(ABC):
         return
 
     def _needed_last(self, next_use: NextUse, keep: float) -> _Page | None:
-        """The page to evict next; None if all pages are needed at `keep` or before.
+        """Return the page to evict next; None if all pages are needed at `keep` or before.
 
         Ranking all pages is slow, so the end of one ranking is used for several evictions, up to
         1/16 of the number of pages. A page that was used meanwhile is needed later than the ranking
@@ -157,7 +157,7 @@ class PageCache(ABC):
 
     @abstractmethod
     def _newest_first(self) -> list[_Page]:
-        """All pages, the most recently added first."""
+        """Return all pages, the most recently added first."""
 
     @abstractmethod
     def _store(self, file: str, number: int, data: bytes) -> bool:
@@ -245,7 +245,7 @@ _BLOCK = 4096  # bytes: file systems allocate space in blocks of this size
 _CHANGING = -1  # stored instead of the bytes in use during a change: if found, count again
 _SPARE = 1_000_000_000  # bytes of the disk that are left free, or 1/20 of a small disk
 _LOCK_SECONDS = 10.0  # seconds to wait for the lock
-_MOST_CHECKED = 1 << 16  # maximum number of pages remembered as verified
+_MAX_CHECKED = 1 << 16  # maximum number of pages remembered as verified
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -308,12 +308,12 @@ class FolderCache(PageCache):
                     fix="remove the folder, or give another one",
                 )
         else:
-            foreign = set(os.listdir(self.folder)) - {_MARK, _LOCK, _TEMPORARY, _CLAIMS}
-            if foreign and not mark.exists():  # another process may have made it meanwhile
+            third_party = set(os.listdir(self.folder)) - {_MARK, _LOCK, _TEMPORARY, _CLAIMS}
+            if third_party and not mark.exists():  # another process may have made it meanwhile
                 raise UsageError(
                     "the cache folder is not empty, and is not a shardkit cache",
                     path=self.folder,
-                    found=sorted(foreign)[0],
+                    found=sorted(third_party)[0],
                     fix="give an empty or new folder",
                 )
         with self._locked() as locked:
@@ -394,7 +394,7 @@ class FolderCache(PageCache):
         return _blocks(found.st_size) if stat.S_ISREG(found.st_mode) else 0
 
     def _remember(self, path: str, found: tuple[int, int, int]) -> None:
-        if len(self._checked) >= _MOST_CHECKED:
+        if len(self._checked) >= _MAX_CHECKED:
             self._checked.clear()
         self._checked[path] = found
 
@@ -465,7 +465,7 @@ class FolderCache(PageCache):
         self._used = sum(_blocks(found.st_size) for _, found in self._files())
 
     def _files(self) -> Iterator[tuple[_Page, os.stat_result]]:
-        """The pages in the folder. Other files, and symbolic links, are skipped."""
+        """Yield the pages in the folder. Other files, and symbolic links, are skipped."""
         with os_errors.explained("read", self.folder), os.scandir(self.folder) as entries:
             for entry in entries:
                 name = _PAGE_NAME.fullmatch(entry.name)
@@ -519,7 +519,7 @@ def _byte(file: str, number: int) -> int:
 
 
 def checksum_of(file: str, number: int, data: bytes) -> bytes:
-    """The checksum of a page. Another page that takes its place has another one."""
+    """Return the checksum of a page. Another page that takes its place has another one."""
     return xxhash.xxh3_64_digest(data, _hash(file, number))
 
 

@@ -27,7 +27,7 @@ _Awaited: TypeAlias = "Future[bytes | None]"  # None: the cache had no room for 
 
 
 def file_id(path: RemotePath, info: Info) -> str:
-    """The name of an object in a cache. It changes if the object is replaced."""
+    """Return the name of an object in a cache. It changes if the object is replaced."""
     return xxhash.xxh3_64_hexdigest(f"{path} {info.size} {info.version}".encode())
 
 
@@ -50,7 +50,7 @@ class Pages:
         _every.add(self)
 
     def read(self, path: RemotePath, offset: int, length: int) -> bytes:
-        """The bytes of a range of an object."""
+        """Return the bytes of a range of an object."""
         stop, numbers = offset + length, range(offset // PAGE, count(offset + length))
         if self._scattered:
             end = min(numbers.stop * PAGE, path.store.info(path.key).size)
@@ -79,7 +79,7 @@ class Pages:
         self.cache.put(self._file(path), number, page, self.next_use, 0)
 
     def _file(self, path: RemotePath) -> str:
-        """The name of an object in the cache, computed once."""
+        """Return the name of an object in the cache, computed once."""
         which = path.store.site, path.key
         found = self._files.get(which)
         if found is None:
@@ -134,7 +134,7 @@ class Pages:
         return found
 
     def _came(self, file: str, numbers: list[int]) -> dict[int, bytes]:
-        """Those of the pages that have meanwhile been added to the cache."""
+        """Return those of the pages that have meanwhile been added to the cache."""
         pages = {number: self.cache.get(file, number) for number in numbers}
         return {number: page for number, page in pages.items() if page is not None}
 
@@ -162,7 +162,7 @@ class Pages:
 
 
 def through(path: Path, pages: Pages | None) -> Path:
-    """The path, which is read through a cache if it is remote."""
+    """Return the path, which is read through a cache if it is remote."""
     return path.through(pages) if pages is not None and isinstance(path, RemotePath) else path
 
 

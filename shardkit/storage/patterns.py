@@ -20,7 +20,7 @@ from shardkit.storage.remote.path import RemotePath
 _GLOB = re.compile(r"[*?[]")
 _BRACES = re.compile(r"\{(?:(\d{1,9})\.\.(\d{1,9})|([^{}]*,[^{}]*))\}")
 _NESTED = re.compile(r"\{[^{}]*\{")
-_MOST_NAMES = 1 << 20  # maximum number of names from the braces of a pattern
+_MAX_NAMES = 1 << 20  # maximum number of names from the braces of a pattern
 
 
 def is_pattern(path: Path) -> bool:
@@ -31,12 +31,12 @@ def is_pattern(path: Path) -> bool:
 
 
 def expanded(paths: Iterable[Path]) -> list[Path]:
-    """The paths, with patterns replaced by the paths that they match."""
+    """Return the paths, with patterns replaced by the paths that they match."""
     return [one for path in paths for one in (expand(path) if is_pattern(path) else [path])]
 
 
 def expand(pattern: Path) -> list[Path]:
-    """The paths that match a pattern, in the same order as in a shell.
+    """Return the paths that match a pattern, in the same order as in a shell.
 
     A pattern that has only braces is expanded without looking into folders. Hidden files are not
     matched. Raises NotFoundError if `*`, `?` or `[` match nothing, in any alternative in braces.
@@ -60,7 +60,7 @@ def _unbraced(text: str, pattern: Path) -> list[str]:
         first, last, words = braces.groups()
         numbers = range(int(first or 0), int(last or 0) + 1)
         names *= len(numbers) if words is None else 1 + words.count(",")
-        if not 0 < names <= _MOST_NAMES or _NESTED.search(text):
+        if not 0 < names <= _MAX_NAMES or _NESTED.search(text):
             raise UsageError(
                 "the braces in a pattern are empty or nested, or expand to too many names",
                 path=pattern,
@@ -77,7 +77,7 @@ def _unbraced(text: str, pattern: Path) -> list[str]:
 
 
 def _matches(pattern: Path) -> list[Path]:
-    """The existing paths that match `*`, `?` and `[` in the parts of a path."""
+    """Return the existing paths that match `*`, `?` and `[` in the parts of a path."""
     ways = [pattern, *pattern.parents]
     found, looked = [ways.pop()], False
     for way in reversed(ways):

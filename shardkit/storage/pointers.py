@@ -7,20 +7,20 @@ from collections.abc import Callable
 
 from shardkit.errors import ShardkitError
 
-MOST_BYTES = 1024  # of a pointer
+MAX_BYTES = 1024  # of a pointer
 _LFS = re.compile(rb"version https://git-lfs\.github\.com/spec/v\d+\n(.*\n)*oid \S+\nsize \d+\n?")
 _ANNEX = re.compile(rb"/annex/objects/\S+\n?")
 _HTML = re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype\s+html|html)\b", re.IGNORECASE)
 
 
 def is_html(head: bytes) -> bool:
-    """Whether a file begins like an HTML page."""
+    """Return whether a file begins like an HTML page."""
     return _HTML.match(head) is not None
 
 
 def refuse_pointer(data: bytes, path: object, kind: Callable[..., ShardkitError]) -> None:
     """Raise an error of this `kind` if the bytes of a whole file are a pointer to its data."""
-    if len(data) > MOST_BYTES or data[:1] not in (b"v", b"/"):
+    if len(data) > MAX_BYTES or data[:1] not in (b"v", b"/"):
         return
     if _LFS.fullmatch(data):
         tool, command = "git-lfs", "git lfs pull"

@@ -251,12 +251,12 @@ def look(entry: DirEntry) -> tuple[int, int, int]:
 
 
 def relative_to(path: Path, folder: Path) -> str | None:
-    """The path relative to a folder that contains it; None if the folder does not."""
+    """Return the path relative to a folder that contains it; None if the folder does not."""
     own, above = str(fs.absolute(path)), str(fs.absolute(folder)).rstrip("/") + "/"
     return own.removeprefix(above) if own.startswith(above) else None
 
 
 def kind_of_file(name: str) -> str:
-    """The kind of an ignored file, for counts."""
+    """Return the kind of an ignored file, for counts."""
     suffix = name.rpartition(".")[2] if "." in name else ""
     return f".{suffix} file" if suffix else "file without suffix"

@@ -216,7 +216,7 @@ class BatchMaker:
         return valid
 
     def _next_good(self, batch: BatchInProgress, row: int) -> BatchInProgress:
-        """The next good sample after a bad one, in stored order.
+        """Return the next good sample after a bad one, in stored order.
 
         It depends only on the bad sample, so it is the same for any number of ranks and threads. If
         batches are planned by length, it is not longer than the longest sample of its batch.
@@ -252,7 +252,7 @@ class BatchMaker:
 
 
 def rows_of(batch: Batch) -> Iterator[Sample]:
-    """The samples of a batch, one by one."""
+    """Yield the samples of a batch, one by one."""
     scalars = {n for n, v in batch.items() if isinstance(v, np.ndarray) and v.ndim == 1}
     for row in range(len(batch["valid"])):
         yield {n: v[row].item() if n in scalars else v[row] for n, v in batch.items()}

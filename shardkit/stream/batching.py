@@ -147,7 +147,7 @@ class Pack:
     """Pack documents into rows of a fixed number of tokens, several of which make a batch.
 
     Other arrays with a value per token, such as a `loss_mask`, are packed in the same way; other
-    fields are left out. The rows are shuffled. Empty documents are left out. In each window, the
+    fields are ignored. The rows are shuffled. Empty documents are ignored. In each window, the
     last batch may have fewer rows, and with "concat" one row is not full.
 
     seq_len: tokens per row.
@@ -267,12 +267,12 @@ def _least_padding(lengths: Numbers, buckets: int) -> tuple[int, ...]:
     return tuple(reversed(found))
 
 
-def _boundaries(given: Sequence[int]) -> tuple[int, ...]:
-    whole = all(isinstance(n, int | np.integer) and not isinstance(n, bool) for n in given)
-    if not whole or any(a < 0 for a in given) or any(np.diff(given) <= 0):
+def _boundaries(bounds: Sequence[int]) -> tuple[int, ...]:
+    whole = all(isinstance(n, int | np.integer) and not isinstance(n, bool) for n in bounds)
+    if not whole or any(a < 0 for a in bounds) or any(np.diff(bounds) <= 0):
         raise UsageError(
             "boundaries must be increasing lengths",
             expected="such as (64, 128, 256), or the number of buckets",
-            found=repr(given),
+            found=repr(bounds),
         )
-    return tuple(map(int, given))
+    return tuple(map(int, bounds))

@@ -31,7 +31,7 @@ class PadCollate:
     False for padding.
 
     Numbers become arrays of int64, float64 or bool. Text, bytes and JSON values become lists.
-    Arrays of more dimensions are stacked. A field that no sample has is left out. The object can be
+    Arrays of more dimensions are stacked. A field that no sample has is ignored. The object can be
     pickled, and works as `collate_fn` of torch's DataLoader, which then gives NumPy arrays.
 
     value: the padding value: one for all fields, or a dict by field (0 for other fields).
@@ -241,7 +241,7 @@ def _column(samples: Sequence[Sample], name: str) -> list[Any]:
 
 
 def _gathered(samples: Sequence[Sample], name: str, values: list[Any]) -> Any:
-    """An array if the values are all numbers or all arrays, else a list."""
+    """Return an array if the values are all numbers or all arrays, else a list."""
     if isinstance(values[0], np.ndarray):
         _dtype(samples, name, values, values[0].shape)
         return np.stack(values)

@@ -17,7 +17,7 @@ from shardkit.stream.batches import Batch, BatchMaker, FinishedBatch, rows_of
 from shardkit.stream.options import StreamKeywords, StreamOptions
 from shardkit.stream.order import EPOCHS
 from shardkit.stream.ranks import Ranks, World, find_world, world_to_send
-from shardkit.stream.schedule import START, Progress, Schedule, Step, walk
+from shardkit.stream.schedule import START, Schedule, Step, StreamProgress, walk
 from shardkit.stream.stream import Source, Stream
 
 if TYPE_CHECKING:
@@ -86,11 +86,11 @@ class StreamingDataset:
     def iterate(
         self,
         epoch: int,
-        progress: Progress = START,
+        progress: StreamProgress = START,
         number: int = 0,
         worker: int = 0,
         workers: int = 1,
-    ) -> Iterator[tuple[int, Progress, Any]]:
+    ) -> Iterator[tuple[int, StreamProgress, Any]]:
         """Iterate over an epoch from `progress`, which is the progress before step `number`.
 
         Yields, for each batch or sample: the step number after it, the progress after it, and the
@@ -121,7 +121,7 @@ class StreamingDataset:
         return find_world(self.options.rank, self.options.world_size, self._sent)
 
     def schedule(self) -> Schedule:
-        """The steps of this rank."""
+        """Return the steps of this rank."""
         world = self.world()
         if self._scheduled is None or self._scheduled[0] != world:
             self._scheduled = world, self.stream.schedule(world)
@@ -134,7 +134,7 @@ class StreamingDataset:
 
 
 def checked_epoch(epoch: int) -> int:
-    """The number of an epoch. Raises UsageError for an invalid one."""
+    """Return the number of an epoch. Raises UsageError for an invalid one."""
     if not is_whole(epoch) or not 0 <= epoch < EPOCHS:
         raise UsageError("epoch must be a whole number of 0 or more", found=f"{epoch!r:.200}")
     return int(epoch)

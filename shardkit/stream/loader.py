@@ -29,7 +29,15 @@ from shardkit.stream.options import StreamKeywords, StreamOptions
 from shardkit.stream.profile import Profile, Times
 from shardkit.stream.quality import warn_of_small_cache, warn_of_sorted
 from shardkit.stream.ranks import Comparison, Ranks, default_threads
-from shardkit.stream.schedule import START, Progress, Schedule, Step, load_state, save_state, walk
+from shardkit.stream.schedule import (
+    START,
+    Schedule,
+    Step,
+    StreamProgress,
+    load_state,
+    save_state,
+    walk,
+)
 from shardkit.stream.stream import Source
 
 if TYPE_CHECKING:
@@ -205,24 +213,24 @@ class Loader:
             raise UsageError("the loader has no profile", fix="create it with profile=True")
         return self._profile.times
 
-    def _next(self) -> tuple[int, Progress]:
+    def _next(self) -> tuple[int, StreamProgress]:
         """Epoch and progress at which the next iteration starts."""
         return (self.epoch + 1, START) if self._used else self._position()
 
-    def _position(self) -> tuple[int, Progress]:
+    def _position(self) -> tuple[int, StreamProgress]:
         """The current epoch and progress; at the end of an epoch, the beginning of the next."""
         if self._progress != START and self.dataset.schedule().is_over(self.epoch, self._progress):
             return self.epoch + 1, START
         return self.epoch, self._progress
 
-    def _begin(self) -> tuple[int, Progress]:
+    def _begin(self) -> tuple[int, StreamProgress]:
         """Epoch and progress at which an iteration starts. Called for its first batch."""
         self.epoch, self._progress = self._next()
         self._used = self._loaded = False
         self._tokens = [0, 0]
         return self.epoch, self._progress
 
-    def _delivered(self, epoch: int, progress: Progress, tokens: tuple[int, int]) -> None:
+    def _delivered(self, epoch: int, progress: StreamProgress, tokens: tuple[int, int]) -> None:
         self.epoch, self._progress, self._used = epoch, progress, True
         self._tokens = [done + more for done, more in zip(self._tokens, tokens, strict=True)]
 
@@ -233,7 +241,7 @@ class Loader:
         return Memory(self.prefetch + 2).take
 
     def _dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
-        """The dtype in which arrays of this dtype are delivered."""
+        """Return the dtype in which arrays of this dtype are delivered."""
         return dtype
 
     def _convert(self, batch: Batch) -> Batch:
@@ -242,7 +250,7 @@ class Loader:
         return batch if stream.own_collate else stream.transforms.typed(batch)
 
     def _deliver(self, batch: Batch) -> Batch:
-        """The last step before a batch is delivered, in the thread that iterates."""
+        """Return the last step before a batch is delivered, in the thread that iterates."""
         return batch
 
 
@@ -394,7 +402,7 @@ class _PendingBatch:
         maker: BatchMaker,
         step: Step,
         convert: Callable[[Batch], Batch],
-        after: tuple[int, Progress],
+        after: tuple[int, StreamProgress],
         threads: int,
     ) -> None:
         self.after = after  # epoch and progress after this batch
@@ -437,7 +445,7 @@ class _PendingBatch:
 
 
 def _bytes_of(value: Any) -> int:
-    """The size of a batch, a list or another value in it; of text, at least."""
+    """Return the size of a batch, a list or another value in it; of text, at least."""
     if isinstance(value, dict):
         return sum(map(_bytes_of, value.values()))
     if isinstance(value, list | tuple):

@@ -115,10 +115,10 @@ class StreamOptions(ShortRepr):
         check_choice(self, "on_error", ("fail", "skip"))
         check_choice(self, "last", ("pad", "drop", "short"))
         ways = ("batch_size", "global_batch_size", "batching")
-        given = [name for name in ways if getattr(self, name) is not None]
-        if len(given) > 1:
+        chosen = [name for name in ways if getattr(self, name) is not None]
+        if len(chosen) > 1:
             raise UsageError(
-                "the batch size is given in several ways", found=", ".join(given), fix="give one"
+                "the batch size is given in several ways", found=", ".join(chosen), fix="give one"
             )
         if isinstance(self.batching, Pack) and self.collate is not None:
             raise UsageError("Pack does not support collate", found="collate=", fix="leave it out")
@@ -146,7 +146,7 @@ class StreamOptions(ShortRepr):
         return (self.batch_size or self.global_batch_size or self.batching) is not None
 
     def per_rank(self, world_size: int) -> int:
-        """Samples per batch of one rank, for batches of a fixed size."""
+        """Return samples per batch of one rank, for batches of a fixed size."""
         if self.global_batch_size is None:
             return self.batch_size or 1
         each, rest = divmod(self.global_batch_size, world_size)
@@ -195,7 +195,7 @@ class LoaderKeywords(StreamKeywords, total=False):
 
 
 def _are_weights(weights: Any) -> bool:
-    """Whether these are positive numbers with a finite sum."""
+    """Return whether these are positive numbers with a finite sum."""
     try:
         return math.isfinite(math.fsum(weights)) and all(
             isinstance(weight, Real) and not isinstance(weight, bool) and float(weight) > 0

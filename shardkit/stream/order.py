@@ -64,7 +64,7 @@ class Order:
         self._latest: _Epoch | None = None
 
     def draw(self, epoch: int, positions: Numbers) -> Draw:
-        """The samples at these positions of an epoch, each in [0, samples)."""
+        """Return the samples at these positions of an epoch, each in [0, samples)."""
         here = self._epoch(epoch)
         index = np.empty(len(positions), np.int64)
         within, parts = np.divmod(positions, self.parts)
@@ -87,7 +87,7 @@ class Order:
         return math.ceil(math.ceil(self.samples / self.parts) / self.window)
 
     def blocks_of(self, first: int, last: int) -> slice:
-        """The blocks, in stored order, that contain the samples from `first` to `last`."""
+        """Return the blocks, in stored order, that contain the samples from `first` to `last`."""
         begin, end = np.searchsorted(self._starts, [first, last], side="right").tolist()
         return slice(begin - 1, end)
 
@@ -119,7 +119,7 @@ class Order:
         return found
 
     def _block_order(self, epoch: int) -> Numbers:
-        """The blocks in the order of an epoch."""
+        """Return the blocks in the order of an epoch."""
         seed = seed_of(self._seed, epoch, _BLOCK_ORDER)
         return permutation(self.blocks, seed) if self._shuffle else np.arange(self.blocks)
 
@@ -134,7 +134,7 @@ class Order:
         return latest
 
     def _in_part(self, epoch: _Epoch, part: int, positions: Numbers) -> Numbers:
-        """The samples at these positions of a part."""
+        """Return the samples at these positions of a part."""
         whole, rest = divmod(self.samples, self.parts)
         start = part * whole + min(part, rest)
         if self._shuffle:
@@ -150,7 +150,7 @@ class Order:
         return listed + epoch.shifts[np.searchsorted(epoch.ends, listed, side="right")]
 
     def _shuffled(self, epoch: _Epoch, part: int, number: int, size: int) -> Numbers:
-        """The order of a window, which is cached while its part is in use."""
+        """Return the order of a window, which is cached while its part is in use."""
         window = epoch.windows.get(part)
         if window is None or window[0] != number:
             seed = seed_of(self._seed, epoch.number, _WINDOW_ORDER, part, number)
@@ -189,7 +189,7 @@ class Mixture:
         self._firsts = np.cumsum([0, *(order.samples for order in orders)])
 
     def draw(self, epoch: int, positions: Numbers) -> Draw:
-        """The samples at these positions of an epoch, each in [0, samples)."""
+        """Return the samples at these positions of an epoch, each in [0, samples)."""
         drawn = epoch * self.samples + positions  # counted from the start of the first epoch
         source, number = self._sources(self._permuted(drawn))
         index = np.empty(len(positions), np.int64)

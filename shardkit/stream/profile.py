@@ -149,7 +149,7 @@ class Profile:
         self._counts: Counter[str] = Counter()
 
     def work(self) -> Clock:
-        """A clock for the calling thread, which makes batches."""
+        """Return a clock for the calling thread, which makes batches."""
         made = Clock(IDLE, self._began)  # the time to start the thread counts as idle
         self._workers.append(made)
         clock.use(made)

@@ -92,7 +92,7 @@ def sorted_by_class(stream: Stream, epoch: int = 0) -> SortedByClass | None:
 
 
 def times_alike(labels: npt.NDArray[Any], shares: Floats) -> float | None:
-    """The number of pairs of samples with equal labels, relative to a full shuffle.
+    """Return the number of pairs of samples with equal labels, relative to a full shuffle.
 
     None if that is less than 2 or may be due to chance. `shares` are the classes' shares of the
     dataset.
@@ -110,7 +110,7 @@ def times_alike(labels: npt.NDArray[Any], shares: Floats) -> float | None:
 
 
 def class_shares(stream: Stream) -> Floats | None:
-    """The share of each class in the samples of an epoch; None if unknown."""
+    """Return the share of each class in the samples of an epoch; None if unknown."""
     if stream.options.sampling is not None:
         return None  # sampling may change the shares
     sizes = np.array([len(dataset) for dataset in stream.datasets], np.float64)
@@ -134,7 +134,7 @@ def _label_counts(dataset: Dataset) -> tuple[int, ...]:
 
 
 def first_labels(stream: Stream, epoch: int = 0) -> npt.NDArray[Any] | None:
-    """The labels of the first 64 samples of an epoch; None if they cannot be read."""
+    """Return the labels of the first 64 samples of an epoch; None if they cannot be read."""
     numbers = stream.order.draw(epoch, np.arange(min(_LOOK, stream.order.samples))).number
     field = stream.datasets[0].label
     try:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from shardkit.errors import UsageError, warn
 from shardkit.helpers.processors import processors
 from shardkit.stream.options import StreamOptions
-from shardkit.stream.schedule import Progress
+from shardkit.stream.schedule import StreamProgress
 
 _FACTS_SECONDS = 5.0  # seconds to wait for the facts of other ranks, once a difference is known
 _NAMED = 1024  # maximum number of ranks whose facts are read then
@@ -37,7 +37,7 @@ class World(NamedTuple):
 
 
 def find_world(rank: int | None, world_size: int | None, sent: World | None = None) -> World:
-    """The given values, else those of the process, else 0 of 1.
+    """Return the given values, else those of the process, else 0 of 1.
 
     Those of the process are from torch.distributed, else `sent` (the world of the process that made
     this one, such as a worker of a DataLoader), else from RANK and WORLD_SIZE. Raises UsageError
@@ -77,11 +77,11 @@ def default_threads() -> int:
 def _environment(rank: int | None, size: int | None) -> World:
     """RANK and WORLD_SIZE, for those of `rank` and `size` that are None."""
     rank = _number("RANK") if rank is None else rank
-    given, size = size, _number("WORLD_SIZE") if size is None else size
+    set_by_user, size = size, _number("WORLD_SIZE") if size is None else size
     if rank is None and size is not None and size > 1:
         raise UsageError(
             f"this process is one of {size} ranks, and nothing says which",
-            found=f"world_size={given}" if given else f"WORLD_SIZE={size}, but no RANK",
+            found=f"world_size={set_by_user}" if set_by_user else f"WORLD_SIZE={size}, but no RANK",
             fix="set RANK, too; or start the processes with torchrun, call"
             " torch.distributed.init_process_group first, or pass rank= and world_size=;"
             " for a single process, set neither",
@@ -100,7 +100,7 @@ def _number(name: str) -> int | None:
 
 
 def _distributed() -> Any:
-    """The module torch.distributed, if it is in use."""
+    """Return the module torch.distributed, if it is in use."""
     # The attribute may be missing while another thread imports torch.
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     used = distributed and distributed.is_available() and distributed.is_initialized()
@@ -131,7 +131,7 @@ class Ranks:
     def __init__(self) -> None:
         self._number: int | None = None
         self._begun = 0
-        self._last: tuple[int, Progress] | None = None
+        self._last: tuple[int, StreamProgress] | None = None
 
     def begin(
         self,
@@ -139,15 +139,15 @@ class Ranks:
         options: StreamOptions,
         world: World,
         epoch: int,
-        progress: Progress,
+        progress: StreamProgress,
     ) -> Comparison | None:
         """Start the comparison of this rank's iteration; None if there is no store.
 
         `identity` is that of the stream. Raises UsageError if the iteration is already known to
         differ from those of other ranks.
         """
-        given = (options.rank, options.world_size) != (None, None)
-        store = None if given or not options.check_ranks or world.size == 1 else _store()
+        set_by_user = (options.rank, options.world_size) != (None, None)
+        store = None if set_by_user or not options.check_ranks or world.size == 1 else _store()
         if store is None:
             return None
         if self._number is None:
@@ -232,7 +232,7 @@ class Comparison:
         )
 
     def _facts_by_rank(self) -> dict[int, dict[str, Any]]:
-        """The facts by rank, of the ranks that are in this iteration."""
+        """Return the facts by rank, of the ranks that are in this iteration."""
         by_rank = {self._world.rank: self._facts}
         until = time.monotonic() + _FACTS_SECONDS
         ranks = range(min(self._world.size, _NAMED))

@@ -132,7 +132,7 @@ class Samples:
             dataset.close()
 
     def _locate(self, number: int) -> tuple[Dataset, int]:
-        """The dataset that has a sample, and the sample's index in it."""
+        """Return the dataset that has a sample, and the sample's index in it."""
         which = bisect_right(self._starts, number) - 1 if len(self._starts) > 1 else 0
         return self._datasets[which], number - self._starts[which]
 
@@ -154,7 +154,7 @@ def sizes(dataset: Dataset) -> Numbers:
 
 
 def fingerprint(dataset: Dataset) -> str:
-    """A digest that identifies a dataset: names, sizes and known checksums of its shards.
+    """Return a digest that identifies a dataset: names, sizes and known checksums of its shards.
 
     For a view, the digest includes the indices of its samples.
     """

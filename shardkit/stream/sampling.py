@@ -48,7 +48,7 @@ class Balanced:
         check_numbers(self, _MAX_DRAWS, samples=1)
 
     def sampler(self, classes: npt.NDArray[Any], samples: int, seed: int) -> _ByClass:
-        """The sampler for the classes of all samples. Raises UsageError for other values."""
+        """Return the sampler for the classes of all samples. Raises UsageError for other values."""
         kinds = {type(value) for value in classes} if classes.dtype == object else {str}
         if classes.dtype.kind not in "iubUSO" or not (kinds <= {str} or kinds <= {int, bool}):
             found = ", ".join(sorted(kind.__name__ for kind in kinds - {str}))
@@ -99,7 +99,7 @@ Sampling: TypeAlias = Balanced | Weighted
 
 
 def values_of(sampling: Sampling) -> str | npt.NDArray[Any] | None:
-    """The field that a sampling uses (None: the labels), or the values themselves."""
+    """Return the field that a sampling uses (None: the labels), or the values themselves."""
     given = sampling.classes if isinstance(sampling, Balanced) else sampling.weights
     if isinstance(given, str) or (given is None and isinstance(sampling, Balanced)):
         return given
@@ -151,7 +151,7 @@ class Sampled:
         self._latest: tuple[int, Draw, Order] | None = None
 
     def draw(self, epoch: int, positions: Numbers) -> Draw:
-        """The draws at these positions of an epoch, each in [0, samples)."""
+        """Return the draws at these positions of an epoch, each in [0, samples)."""
         latest = self._latest
         if latest is None or latest[0] != epoch:
             number, of_sample = self._sampler.drawn(epoch)
@@ -200,7 +200,7 @@ class _ByClass:
         return Draw(np.concatenate(number), np.concatenate(passes))
 
     def _before(self, epoch: int) -> Numbers:
-        """The number of draws of each class in all earlier epochs."""
+        """Return the number of draws of each class in all earlier epochs."""
         classes = len(self._sizes)
         return (epoch * self.samples - np.arange(classes) + classes - 1) // classes
 

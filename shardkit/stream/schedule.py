@@ -1,6 +1,6 @@
 """The steps of each rank: cuts the order of samples into an equal number of batches per rank.
 
-`Progress` counts for all ranks together, so a state is the same on all of them, and any other
+`StreamProgress` counts for all ranks together, so a state is the same on all of them, and any other
 number of ranks can resume from it.
 """
 
@@ -27,7 +27,7 @@ _TOGETHER = 16  # steps that are drawn at once
 _PLAN = 3  # a purpose of a seed, in addition to those of order.py
 
 
-class Progress(NamedTuple):
+class StreamProgress(NamedTuple):
     """The progress of an epoch: number of samples that all ranks together have taken.
 
     If batches are planned window by window: number of samples in the completed windows, and number
@@ -38,7 +38,7 @@ class Progress(NamedTuple):
     batches: int = 0
 
 
-START = Progress()
+START = StreamProgress()
 
 
 class Step(NamedTuple):
@@ -48,7 +48,7 @@ class Step(NamedTuple):
     epoch: Numbers  # of each sample's dataset, which seeds its random numbers
     valid: npt.NDArray[np.bool_]  # False for padding
     segments: Numbers | None  # of packed rows, as `MicroBatch.segments`
-    after: Progress  # of all ranks, after each has done this step
+    after: StreamProgress  # of all ranks, after each has done this step
     ahead: dict[int, Future[Sample]] | None = None  # samples that are being read, if remote
 
 
@@ -67,41 +67,43 @@ class Fixed:
         self.size = per_rank * world  # samples of a global batch
         self._rank, self._world = rank, world
         self._last = last
-        self._ahead: dict[tuple[int, Progress], Step] = {}
+        self._ahead: dict[tuple[int, StreamProgress], Step] = {}
         self.valid = f"0 to {order.samples:,} samples, 0 batches"  # what `normalized` accepts
 
-    def steps(self, epoch: int, progress: Progress = START) -> int:
-        """The number of steps left in an epoch, which is the same for every rank."""
+    def steps(self, epoch: int, progress: StreamProgress = START) -> int:
+        """Return the number of steps left in an epoch, which is the same for every rank."""
         left = self._order.samples - progress.samples
         return left // self.size if self._last == "drop" else -(-left // self.size)
 
-    def progress(self, epoch: int, steps: int) -> Progress:
-        """The progress of all ranks after the first `steps` steps of an epoch."""
-        return Progress(min(steps * self.size, self._order.samples))
+    def progress(self, epoch: int, steps: int) -> StreamProgress:
+        """Return the progress of all ranks after the first `steps` steps of an epoch."""
+        return StreamProgress(min(steps * self.size, self._order.samples))
 
-    def normalized(self, epoch: int, progress: Progress) -> Progress | None:
+    def normalized(self, epoch: int, progress: StreamProgress) -> StreamProgress | None:
         """The progress in canonical form; None if it cannot be reached with any number of ranks."""
         reached = 0 <= progress.samples <= self._order.samples and not progress.batches
         return progress if reached else None
 
-    def is_over(self, epoch: int, progress: Progress) -> bool:
-        """Whether no step is left."""
+    def is_over(self, epoch: int, progress: StreamProgress) -> bool:
+        """Return whether no step is left."""
         return not self.steps(epoch, progress)
 
-    def step(self, epoch: int, progress: Progress) -> Step | None:
-        """The next step; None at the end of the epoch."""
+    def step(self, epoch: int, progress: StreamProgress) -> Step | None:
+        """Return the next step; None at the end of the epoch."""
         ahead = self._ahead
         if (epoch, progress) not in ahead:
             self._ahead = ahead = self._several(epoch, progress)
         return ahead.get((epoch, progress))
 
-    def _several(self, epoch: int, progress: Progress) -> dict[tuple[int, Progress], Step]:
-        """The next steps. Drawing several at once takes little longer than drawing one."""
+    def _several(
+        self, epoch: int, progress: StreamProgress
+    ) -> dict[tuple[int, StreamProgress], Step]:
+        """Return the next steps. Drawing several at once takes little longer than drawing one."""
         points = [progress]
         shares: list[tuple[Numbers, npt.NDArray[np.bool_], int]] = []
         while len(shares) < _TOGETHER and (share := self._positions(points[-1])) is not None:
             shares.append(share)
-            points.append(Progress(min(points[-1].samples + share[2], self._order.samples)))
+            points.append(StreamProgress(min(points[-1].samples + share[2], self._order.samples)))
         if not shares:
             return {}
         draw = self._order.draw(epoch, np.concatenate([positions for positions, _, _ in shares]))
@@ -112,7 +114,9 @@ class Fixed:
             start = rows.stop
         return steps
 
-    def _positions(self, progress: Progress) -> tuple[Numbers, npt.NDArray[np.bool_], int] | None:
+    def _positions(
+        self, progress: StreamProgress
+    ) -> tuple[Numbers, npt.NDArray[np.bool_], int] | None:
         """This rank's positions of a step, which are not padding, and the global batch size."""
         samples, first = self._order.samples, progress.samples
         left, size = samples - first, self.size
@@ -161,33 +165,33 @@ class Planned:
         self._counts: dict[int, list[int]] = {}  # epoch -> number of micro-batches of each window
         self.valid = f"0 to {order.samples:,} samples, a multiple of {window:,}, and then batches"
 
-    def steps(self, epoch: int, progress: Progress = START) -> int:
+    def steps(self, epoch: int, progress: StreamProgress = START) -> int:
         done = -(-progress.samples // self._window)
         left = sum(self._counted(epoch)[done:]) - progress.batches
         return left // self._world if self._last == "drop" else -(-left // self._world)
 
-    def progress(self, epoch: int, steps: int) -> Progress:
+    def progress(self, epoch: int, steps: int) -> StreamProgress:
         batches = steps * self._world
         for window, count in enumerate(self._counted(epoch)):
             if batches < count:
-                return Progress(window * self._window, batches)
+                return StreamProgress(window * self._window, batches)
             batches -= count
-        return Progress(self._order.samples)
+        return StreamProgress(self._order.samples)
 
-    def normalized(self, epoch: int, progress: Progress) -> Progress | None:
+    def normalized(self, epoch: int, progress: StreamProgress) -> StreamProgress | None:
         (first, number), samples = progress, self._order.samples
         if not 0 <= first < samples or first % self._window:
             return progress if progress == (samples, 0) else None
         planned = len(self._planned(epoch, first)[0])
         if number == planned:  # the end of a window is the start of the next
-            return Progress(min(first + self._window, samples))
+            return StreamProgress(min(first + self._window, samples))
         return progress if 0 <= number < planned else None
 
-    def is_over(self, epoch: int, progress: Progress) -> bool:
+    def is_over(self, epoch: int, progress: StreamProgress) -> bool:
         return self.step(epoch, progress) is None  # faster than `steps`, which plans all windows
 
     def _counted(self, epoch: int) -> list[int]:
-        """The number of micro-batches of each window of an epoch."""
+        """Return the number of micro-batches of each window of an epoch."""
         counts = self._counts
         if epoch not in counts:
             firsts = range(0, self._order.samples, self._window)
@@ -195,7 +199,7 @@ class Planned:
             self._counts = counts
         return counts[epoch]
 
-    def step(self, epoch: int, progress: Progress) -> Step | None:
+    def step(self, epoch: int, progress: StreamProgress) -> Step | None:
         first, number = progress
         found: list[tuple[int, int]] = []  # of each rank's micro-batch: window, and number in it
         while len(found) < self._world and first < self._order.samples:
@@ -213,12 +217,12 @@ class Planned:
         batch = batches[which]
         rows = len(batch.samples) if batch.segments is None else int(batch.segments[:, 0].max()) + 1
         valid = np.full(rows, self._rank < len(found))
-        after = Progress(min(first, self._order.samples), number)
+        after = StreamProgress(min(first, self._order.samples), number)
         of = batch.samples
         return Step(draw.number[of], draw.epoch[of], valid, batch.segments, after)
 
     def _planned(self, epoch: int, first: int) -> tuple[list[MicroBatch], Draw]:
-        """The micro-batches and the samples of the window that starts at `first`."""
+        """Return the micro-batches and the samples of the window that starts at `first`."""
         plan = self._plan
         if plan is None or plan[0] != (epoch, first):
             stop = min(first + self._window, self._order.samples)
@@ -232,7 +236,7 @@ class Planned:
 Schedule: TypeAlias = Fixed | Planned
 
 
-def walk(schedule: Schedule, epoch: int, progress: Progress = START) -> Iterator[Step]:
+def walk(schedule: Schedule, epoch: int, progress: StreamProgress = START) -> Iterator[Step]:
     """Yield the steps that are left in an epoch."""
     while (step := schedule.step(epoch, progress)) is not None:
         progress = step.after
@@ -240,7 +244,7 @@ def walk(schedule: Schedule, epoch: int, progress: Progress = START) -> Iterator
 
 
 def _share(size: int, rank: int, world: int) -> slice:
-    """A rank's slice of `size` entries. The lengths of the slices differ by at most one."""
+    """Return a rank's slice of `size` entries. The lengths of the slices differ by at most one."""
     each, more = divmod(size, world)
     start = rank * each + min(rank, more)
     return slice(start, start + each + (rank < more))
@@ -249,8 +253,8 @@ def _share(size: int, rank: int, world: int) -> slice:
 # --- the state of a stream, as a small JSON dict that is the same on all ranks ------------------
 
 
-def save_state(identity: dict[str, Any], epoch: int, progress: Progress) -> dict[str, Any]:
-    """The state. It can be loaded only by a stream with the same `identity`."""
+def save_state(identity: dict[str, Any], epoch: int, progress: StreamProgress) -> dict[str, Any]:
+    """Return the state. It can be loaded only by a stream with the same `identity`."""
     return {
         "order_version": ORDER_VERSION,
         "epoch": epoch,
@@ -261,7 +265,7 @@ def save_state(identity: dict[str, Any], epoch: int, progress: Progress) -> dict
 
 def load_state(
     state: dict[str, Any], identity: dict[str, Any], schedule: Schedule
-) -> tuple[int, Progress]:
+) -> tuple[int, StreamProgress]:
     """Epoch and progress of a state. Raises UsageError if it is invalid or of another stream.
 
     `schedule` belongs to the stream with this `identity`; it knows which values are valid.
@@ -270,7 +274,7 @@ def load_state(
         raise invalid_state("type", state, "a dict")
     version = whole_number(state, "order_version")
     epoch = whole_number(state, "epoch", EPOCHS - 2)  # at its end, the next epoch begins
-    progress = Progress(whole_number(state, "samples"), whole_number(state, "batches"))
+    progress = StreamProgress(whole_number(state, "samples"), whole_number(state, "batches"))
     theirs = state.get("stream")
     if not isinstance(theirs, dict):
         raise invalid_state("stream", theirs, "a dict")
@@ -305,7 +309,7 @@ def whole_number(state: dict[str, Any], name: str, most: int = (1 << 63) - 1) ->
 
 
 def invalid_state(name: str, value: Any, expected: str) -> UsageError:
-    """The error for an invalid field of a state."""
+    """Return the error for an invalid field of a state."""
     return UsageError(
         f"not a valid state of a Loader: invalid {name}",
         expected=f"the result of state_dict(); {name}: {expected}",

@@ -88,7 +88,7 @@ class Stream:
         return None if isinstance(collate, PadCollate) else collate
 
     def ahead(self, steps: Iterator[Step], epoch: int, world: World) -> Iterator[Step]:
-        """The steps. For remote data, their samples are read ahead."""
+        """Return the steps. For remote data, their samples are read ahead."""
         if self.pages is None:
             return steps
         alone = isinstance(self.pages.cache, MemoryCache)
@@ -101,7 +101,7 @@ class Stream:
         return ReadAhead(self.samples, self.pages, self.order, self.datasets)
 
     def schedule(self, world: World) -> Schedule:
-        """The steps of one rank."""
+        """Return the steps of one rank."""
         options, order = self.options, self.order
         if self.batching is not None and self.lengths is not None:
             last, seed, window = options.last, options.seed, options.window
@@ -122,7 +122,7 @@ class Stream:
 
 
 def _parts_read_here(parts: int, world: World, alone: bool) -> frozenset[int] | None:
-    """The canonical parts read by the ranks that share a cache. None: all, or unknown.
+    """Return the canonical parts read by the ranks that share a cache. None: all, or unknown.
 
     alone: the cache is private to this rank. Otherwise, all ranks of a machine share it (torchrun
     sets LOCAL_WORLD_SIZE).
@@ -270,5 +270,5 @@ def _packed(schema: Schema, counted: str, every: bool) -> list[str]:
         )
     if others:
         names = ", ".join(map(repr, others))
-        warn(f"{rows} the fields {names}: they are left out (silent with fields={fields})")
+        warn(f"{rows} the fields {names}: they are ignored (silent with fields={fields})")
     return fields

@@ -28,7 +28,13 @@ from shardkit.stream import dataset as streaming
 from shardkit.stream import loader as loading
 from shardkit.stream.batches import Allocate, Batch
 from shardkit.stream.options import LoaderKeywords, StreamKeywords, StreamOptions
-from shardkit.stream.schedule import Progress, invalid_state, load_state, save_state, whole_number
+from shardkit.stream.schedule import (
+    StreamProgress,
+    invalid_state,
+    load_state,
+    save_state,
+    whole_number,
+)
 from shardkit.stream.stream import Source, Stream
 
 try:
@@ -103,9 +109,9 @@ class _Position:
         self._dataset = dataset
         self._worker, self._workers = worker, workers
         self._identity = {**dataset.stream.identity, "workers": workers}
-        self._start(epoch, Progress(), 0)
+        self._start(epoch, StreamProgress(), 0)
 
-    def _start(self, epoch: int, progress: Progress, number: int) -> None:
+    def _start(self, epoch: int, progress: StreamProgress, number: int) -> None:
         self._epoch, self._progress, self._number = epoch, progress, number
         self._made = self._dataset.iterate(epoch, progress, number, self._worker, self._workers)
 
@@ -190,7 +196,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _starts_workers() -> bool:
-    """Whether this is called while a DataLoader makes its workers."""
+    """Return whether this is called while a DataLoader makes its workers."""
     return any(
         frame.f_code.co_name == "__init__" and frame.f_globals["__name__"] in _LOADERS
         for frame, _ in walk_stack(sys._getframe())
@@ -355,7 +361,7 @@ class _LoaderDataset(streaming.StreamingDataset):
 
     @classmethod
     def of(cls, dataset: streaming.StreamingDataset) -> _LoaderDataset:
-        """The same dataset, as an instance of this class."""
+        """Return the same dataset, as an instance of this class."""
         made = cls.__new__(cls)
         made.__dict__.update({k: v for k, v in vars(dataset).items() if k != "_epochs"})
         return made
@@ -404,7 +410,7 @@ class _Copies:
 
 
 def _found(device: str | torch.device) -> torch.device:
-    """The device. Raises UsageError if it does not exist."""
+    """Return the device. Raises UsageError if it does not exist."""
     try:
         return torch.empty(0, device=device).device
     except Exception as error:  # the type depends on the device and on torch's build
@@ -420,7 +426,7 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 def _each(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """A value with all tensors in it changed, also those in lists, tuples and dicts."""
+    """Return a value with all tensors in it changed, also those in lists, tuples and dicts."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, dict):
@@ -431,13 +437,13 @@ def _each(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def _in_locked(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in page-locked memory, where only dense ones of the CPU can be."""
+    """Return the tensor in page-locked memory, where only dense ones of the CPU can be."""
     can_be = tensor.device.type == "cpu" and tensor.layout == torch.strided
     return tensor.pin_memory() if can_be and not tensor.is_pinned() else tensor
 
 
 def _page_locked(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """An array in page-locked memory, from which a GPU copies asynchronously.
+    """Return an array in page-locked memory, from which a GPU copies asynchronously.
 
     The memory is reused by torch's allocator, since only torch knows which asynchronous copies
     still read from memory that is no longer referenced.
@@ -447,7 +453,7 @@ def _page_locked(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[An
 
 
 def _tensors(batch: Batch, stream: Stream) -> Batch:
-    """A batch or sample with its arrays converted to tensors."""
+    """Return a batch or sample with its arrays converted to tensors."""
     made: Batch = {}
     images = stream.images
     bfloat16 = frozenset[str]() if stream.own_collate else stream.transforms.bfloat16_fields
@@ -459,7 +465,7 @@ def _tensors(batch: Batch, stream: Stream) -> Batch:
 
 
 def _tensor(value: Any, image: bool, bfloat16: bool) -> Any:
-    """A tensor of an array; other values are returned unchanged."""
+    """Return a tensor of an array; other values are returned unchanged."""
     if not isinstance(value, np.ndarray):
         return value
     if not value.flags.writeable:

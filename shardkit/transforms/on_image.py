@@ -98,7 +98,7 @@ def check_rows(fields: Sequence[str], kinds: Sequence[str], schema: Schema) -> N
 
 
 def is_on_image(name: str, kind: FieldType) -> bool:
-    """Whether a field has, by its type and name, boxes on an image or the mask of one."""
+    """Return whether a field has, by its type and name, boxes on an image or the mask of one."""
     if isinstance(kind, Array) and "box" in name.lower():
         return _may_be_boxes("boxes", kind)
     sides = kind.shape if isinstance(kind, Array) else None
@@ -107,7 +107,7 @@ def is_on_image(name: str, kind: FieldType) -> bool:
 
 
 def with_what_is_on(image: Sequence[str], schema: Schema) -> tuple[str, ...]:
-    """The fields of an image, and those that are to be transformed along with them."""
+    """Return the fields of an image, and those that are to be transformed along with them."""
     found = [n for n, kind in schema.items() if n not in image and is_on_image(n, kind)]
     boxes = any(isinstance(schema[name], Array) and "box" in name.lower() for name in found)
     rows = [n for n in WITH_BOXES if boxes and n in schema and n not in image]

@@ -306,7 +306,7 @@ def is_number(value: Any) -> bool:
 
 
 def _numbers(values: Any, count: int) -> tuple[float, ...]:
-    """The values as floats; empty unless they are as many numbers."""
+    """Return the values as floats; empty unless they are as many numbers."""
     if not isinstance(values, Sequence | np.ndarray) or isinstance(values, str):
         return ()
     right = len(values) == count and all(is_number(value) for value in values)

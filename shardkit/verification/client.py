@@ -74,7 +74,7 @@ def _of_ffcv(kind: FieldType, value: Any) -> Any:
 
 
 def _of_tensorflow(kind: FieldType, value: Any) -> Any:
-    """An int64_list has no booleans."""
+    """Return an int64_list has no booleans."""
     return int(value) if isinstance(kind, Bool) else value
 
 
@@ -123,7 +123,7 @@ class ClientReport:
 
 
 def installed_clients(parts: list[CheckedPart]) -> list[Client]:
-    """The installed libraries for the datasets' common format.
+    """Return the installed libraries for the datasets' common format.
 
     Raises UsageError if there are none, and for data that shardkit did not write.
     """
@@ -239,7 +239,7 @@ def _at_hand(part: CheckedPart, unit: _Unit) -> Iterator[Dataset]:
 
 
 def _copied(part: CheckedPart, shard: int, folder: Path) -> Dataset:
-    """The dataset, moved to a local folder that has a copy of one of its shards."""
+    """Return the dataset, moved to a local folder that has a copy of one of its shards."""
     files = (part.shards[shard].file, *part.shards[shard].beside)
     free, needed = shutil.disk_usage(folder).free, sum(file.bytes for file in files)
     if needed > free:
@@ -357,7 +357,7 @@ def _process(job: dict[str, Any]) -> Iterator[JsonProcess]:
 
 
 def _samples(process: JsonProcess, name: str, *, first: bool) -> Iterator[_Given]:
-    """The key and the summaries of each sample in the next unit.
+    """Yield the key and the summaries of each sample in the next unit.
 
     Raises DamagedError if the library raised an error, WorkerError if its process ended.
     """

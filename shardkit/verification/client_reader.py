@@ -250,7 +250,7 @@ def of_image(row: Any, entry: Any, stored: Any, sizes: Any) -> Any:
 
 
 def of_ffcv(value: Any, entry: Any, kind: str) -> Any:
-    """The value of a field: a number, bytes without padding, or parsed JSON."""
+    """Return the value of a field: a number, bytes without padding, or parsed JSON."""
     from ffcv.fields.json import JSONField
 
     if "size" not in (entry.dtype.names or ()):

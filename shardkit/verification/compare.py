@@ -97,7 +97,7 @@ class _Comparison:
         self._common = set(self._schema)
 
     def _steps(self, source: Source | Stream) -> Steps:
-        """The steps of the conversion; fields that other versions of codecs change are left out."""
+        """The steps of the conversion; fields that other versions of codecs change are ignored."""
         kinds = source.schema.values()
         if self._manifest is None or self._recipe.transform is not None:
             return Steps(None, None)
@@ -183,7 +183,7 @@ class _Comparison:
             self._missing.append((name, key))
 
     def _stored(self, key: str) -> str:
-        """The key under which the dataset stores a key of the source."""
+        """Return the key under which the dataset stores a key of the source."""
         return safe_key(key) if self._group.safe_keys else key
 
     def _compare_with(self, number: int, expected: Sample) -> None:
@@ -215,7 +215,7 @@ class _Comparison:
                 yield SampleError(f"a value is missing in the {lacks}", field=name)
 
     def _was_encoded(self, name: str, found: Any, expected: Any) -> bool:
-        """Whether the format cannot store this image as it is, and stores it re-encoded."""
+        """Return whether the format cannot store this image as it is, and stores it re-encoded."""
         kind = self._schema[name]
         if not isinstance(kind, Image) or not isinstance(expected, bytes):
             return False
@@ -267,7 +267,7 @@ class _Comparison:
                 )
 
     def _limit(self) -> int | None:
-        """The limit that the dataset was made with, if it has that many samples."""
+        """Return the limit that the dataset was made with, if it has that many samples."""
         available = sum(
             len(source) if isinstance(source, Source) else sys.maxsize
             for source in self._group.sources

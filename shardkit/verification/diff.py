@@ -181,7 +181,7 @@ def _sample(document: Document) -> Sample:
 
 
 def _hashes(source: Source) -> Hashes:
-    """The hashes of all keys; the keys themselves are not held in memory together."""
+    """Return the hashes of all keys; the keys themselves are not held in memory together."""
     return np.fromiter(map(hash, _keys(source)), np.int64, len(source))
 
 
@@ -196,7 +196,7 @@ def _keys(source: Source) -> Iterator[str]:
 
 
 def _words(a: Sample, b: Sample, name: str) -> tuple[str, str] | None:
-    """The values of a field in A and in B, as text, if they differ."""
+    """Return the values of a field in A and in B, as text, if they differ."""
     if name not in a or name not in b:
         return ("present", "absent") if name in a else ("absent", "present")
     return difference(parsed(b[name]), parsed(a[name]))

@@ -156,7 +156,7 @@ class FileCheck:
         )
 
     def _damaged(self, digests: bytes, samples: Callable[[Ranges], str] | None) -> tuple[int, str]:
-        """The offset of the first damaged piece, and a description of all damaged pieces."""
+        """Return the offset of the first damaged piece, and a description of all damaged pieces."""
         found, known = (np.frombuffer(each, f"V{DIGEST}") for each in (digests, self._known))
         numbers = np.flatnonzero(found != known).tolist()
         size = self.file.bytes
@@ -166,8 +166,8 @@ class FileCheck:
             for (a, b), (start, stop) in zip(runs(numbers), ranges, strict=True)
         ]
         lying = f"; {samples(ranges)}" if samples else ""
-        said = f"different bytes in {in_words(words)}, of {self._pieces:,} pieces{lying}"
-        return ranges[0][0], said
+        words_of_damage = f"different bytes in {in_words(words)}, of {self._pieces:,} pieces{lying}"
+        return ranges[0][0], words_of_damage
 
     def _look_at(self) -> None:
         """Raise DamagedError if the file is missing or has the wrong size. Checked only once."""
@@ -182,7 +182,7 @@ class FileCheck:
             raise self._unfit
 
     def _piece(self, number: int) -> tuple[bytes, bytes]:
-        """A piece, and its digest if digests of pieces are compared."""
+        """Return a piece, and its digest if digests of pieces are compared."""
         path, start = self._path, number * PIECE
         length = min(PIECE, self.file.bytes - start)
         digest = xxhash.xxh3_128_digest if self._kind == CHECKSUM else lambda piece: b""

@@ -54,7 +54,7 @@ class Group:
     tasks: list[Task] | None = None  # that made the datasets, if samples depend on task boundaries
 
     def readings(self, steps: Callable[[Source | Stream], Steps]) -> list[Reading]:
-        """The samples of the sources to compare, after the steps of the conversion."""
+        """Return the samples of the sources to compare, after the steps of the conversion."""
         if self.tasks is not None:
             return [task.reading() for task in self.tasks]
         return [Reading(source, "", steps(source), self.share) for source in self.sources]
@@ -109,7 +109,7 @@ def groups(
 
 
 def _recipe_of(parts: list[CheckedPart]) -> Recipe:
-    """The recipe of the datasets, as far as known; all splits have the same one."""
+    """Return the recipe of the datasets, as far as known; all splits have the same one."""
     found = [
         Recipe.from_json(part.manifest.recipe, part.dataset.manifest_path)
         for part in parts
@@ -119,7 +119,7 @@ def _recipe_of(parts: list[CheckedPart]) -> Recipe:
 
 
 def _since(recipe: Recipe, against: Against) -> Recipe:
-    """The recipe without the options that the sources, if they are datasets, already had."""
+    """Return the recipe without the options that the sources, if they are datasets, already had."""
     if not _is_ours(against):
         return recipe
     theirs = [load_any(path).recipe for path in paths_of(against)]
@@ -131,7 +131,7 @@ def _since(recipe: Recipe, against: Against) -> Recipe:
 
 
 def with_metadata(recipe: Recipe, metadata: str | os.PathLike[str] | None) -> Recipe:
-    """The recipe with the path of the metadata table; a stored recipe has only its name."""
+    """Return the recipe with the path of the metadata table; a stored recipe has only its name."""
     if (recipe.metadata is None) != (metadata is None):
         raise UsageError(
             "the dataset was made with metadata"
@@ -144,7 +144,7 @@ def with_metadata(recipe: Recipe, metadata: str | os.PathLike[str] | None) -> Re
 
 
 def _is_ours(against: Against) -> bool:
-    """Whether all sources are datasets with a manifest."""
+    """Return whether all sources are datasets with a manifest."""
     paths = paths_of(against)
     return bool(paths) and all(map(has_manifest, paths))
 
@@ -160,7 +160,7 @@ def _open(against: Against, recipe: Recipe, parts: list[CheckedPart]) -> dict[st
 
 
 def key_lists(parts: list[CheckedPart], recipe: Recipe) -> dict[str, KeyList]:
-    """The lists of keys that the datasets were made with, read from the datasets."""
+    """Return the lists of keys that the datasets were made with, read from the datasets."""
     found = {}
     for part in parts:
         file = part.manifest.list_named(CHOSEN) if part.manifest and recipe.keys else None

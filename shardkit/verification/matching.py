@@ -32,7 +32,7 @@ class Location(NamedTuple):
 
 
 def hashes_of(reader: ShardReader) -> Hashes:
-    """The hashes of a shard's keys.
+    """Return the hashes of a shard's keys.
 
     Python's own string hash is the fastest, and its random seed prevents forged collisions.
     """
@@ -65,7 +65,7 @@ class Keys:
         return len(self._hashes)
 
     def location(self, number: int) -> Location:
-        """The location of the sample with a number."""
+        """Return the location of the sample with a number."""
         at = bisect_right(self._starts, number) - 1
         return Location(*self._shards[at], number - self._starts[at])
 
@@ -73,7 +73,7 @@ class Keys:
         return self._read(self.location(number))
 
     def unmatched(self, key: str) -> int | None:
-        """The number of the first sample with this key that is not matched."""
+        """Return the number of the first sample with this key that is not matched."""
         order, ordered = self._ordered
         wanted = np.int64(hash(key))
         first, last = ordered.searchsorted(wanted), ordered.searchsorted(wanted, "right")

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from shardkit.conversion.existing import differences, partial_of
-from shardkit.conversion.outline import Outline
 from shardkit.conversion.plan import Plan, Task, make_plan
 from shardkit.conversion.publish import named_shard, write_lists
+from shardkit.conversion.publish_plan import PublishPlan
 from shardkit.conversion.run import work_of
 from shardkit.conversion.splits import Split
 from shardkit.conversion.target import Target
@@ -109,7 +109,7 @@ class Repair:
     def __enter__(self) -> Repair:
         job = self._partial.job()
         continues = job is not None and ("recipe" in job or not job)
-        if continues and (self._partial.results() or self._partial.has_outline()):
+        if continues and (self._partial.results() or self._partial.has_publish_plan()):
             self._partial.lock.refuse_busy()
             raise OutputError(
                 "there is an unfinished conversion to this dataset",
@@ -222,7 +222,7 @@ class Repair:
                 fs.remove(made.folder / file.name)
         folders = [self._tasks / f"{task.number:06d}" for task in tasks]
         number = plan.splits.index(split)
-        write_lists(Outline.of(plan), number, self._target, self._stage, folders)
+        write_lists(PublishPlan.of(plan), number, self._target, self._stage, folders)
         yield
 
     def _here(self, path: Path, size: int) -> Path:
@@ -311,7 +311,7 @@ class Repair:
         )
 
     def _plan(self, part: CheckedPart) -> tuple[Plan, Split]:
-        """The plan of the conversion, and the part's split in it, made once.
+        """Return the plan of the conversion, and the part's split in it, made once.
 
         Raises ShardkitError if the source does not fit them.
         """
@@ -376,7 +376,7 @@ def _groups(made: Sequence[TaskShard], shard: Shard, kind: str) -> Iterator[list
 
 
 def _differences(manifest: Manifest, plan: Plan) -> str:
-    """How the recipe and versions differ from those that made a dataset, in words."""
+    """Return how the recipe and versions differ from those that made a dataset, in words."""
     words = differences(identity(manifest.recipe), identity(plan.recipe.to_json()))
     old, new = manifest.versions, plan.versions
     changed = [name for name in sorted(old.keys() & new.keys()) if old[name] != new[name]]
@@ -403,7 +403,7 @@ def _real(path: Path) -> Path:
 
 
 def _manifest_at(path: Path) -> Manifest | Splits | None:
-    """The manifest of a dataset; None if it is missing or damaged."""
+    """Return the manifest of a dataset; None if it is missing or damaged."""
     with suppress(DamagedError):
         return manifests.load_any(path) if manifests.has_manifest(path) else None
     return None

@@ -109,7 +109,7 @@ def _is_of(kind: FieldType, value: Any) -> bool:
 
 
 def _images(part: CheckedPart, sample: Sample) -> Iterator[tuple[str, bytes]]:
-    """The images of a sample, with their fields."""
+    """Yield the images of a sample, with their fields."""
     for name, kind in part.dataset.schema.items():
         for image in images_in(kind, sample.get(name, ())):
             if isinstance(image, bytes):

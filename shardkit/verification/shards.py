@@ -74,7 +74,7 @@ class CheckedPart:
 
     @cached_property
     def shards(self) -> list[Shard]:
-        """The shards in the manifest; empty for a foreign dataset."""
+        """The shards in the manifest; empty for a third-party dataset."""
         if self.manifest is None:
             return []
         by_name = {shard.file.name: shard for shard in self.manifest.shards}
@@ -205,7 +205,7 @@ def _jobs(
 
 
 def _list_of_pieces(part: CheckedPart) -> tuple[ByteSource | None, dict[str, int]]:
-    """The file with the digests of all pieces, and the index of each shard's first digest.
+    """Return the file with the digests of all pieces, and the index of each shard's first digest.
 
     The file is None if it is missing or cannot be opened.
     """
@@ -232,7 +232,7 @@ def _digests(listed: ByteSource, first: int, file: File) -> bytes:
 
 
 def _check_shard(part: CheckedPart, checks: list[FileCheck], number: int) -> _Found:
-    """The hashes of a shard's keys (None: damaged), and the counts of its optional fields.
+    """Return the hashes of a shard's keys (None: damaged), and the counts of its optional fields.
 
     The shard is opened only if its files are undamaged, or to find out which of its samples lie in
     the damaged byte ranges of its main file.
@@ -262,7 +262,7 @@ def _check_shard(part: CheckedPart, checks: list[FileCheck], number: int) -> _Fo
 
 
 def _samples_in(part: CheckedPart, number: int, ranges: Ranges) -> str:
-    """Which samples of a damaged shard lie in these byte ranges, in words."""
+    """Return which samples of a damaged shard lie in these byte ranges, in words."""
     try:
         with part.dataset.explained(number):
             spans = part.dataset.reader(number).spans()
@@ -297,7 +297,7 @@ def _counts(reader: ShardReader) -> dict[str, int]:
 
 
 def keys_of(parts: list[CheckedPart]) -> Keys:
-    """The keys of all shards that could be read."""
+    """Return the keys of all shards that could be read."""
     shards = [
         (p, number, hashes)
         for p, part in enumerate(parts)
@@ -308,13 +308,13 @@ def keys_of(parts: list[CheckedPart]) -> Keys:
 
 
 def _check_keys(part: CheckedPart) -> None:
-    """Check that keys are unique. Foreign shards often restart numbering: they only get a note."""
+    """Check that keys are unique. Shards of other tools often restart numbering: a note."""
     keys = keys_of([part])
-    foreign = 0
+    third_party = 0
     for key, first, again in keys.repeated():
         location, other = keys.location(again), keys.location(first)
         if part.manifest is None:
-            foreign += 1
+            third_party += 1
             continue
         problem = DamagedError(
             "two samples have the same key",
@@ -325,20 +325,20 @@ def _check_keys(part: CheckedPart) -> None:
             fix="convert again from a source with unique keys",
         )
         part.add(problem, location.shard, location.position)
-    if foreign:
+    if third_party:
         part.findings.notes.append(
-            f"{counted(foreign, 'sample')} with the same key as an earlier sample"
+            f"{counted(third_party, 'sample')} with the same key as an earlier sample"
         )
 
 
 def _check_counts(part: CheckedPart, manifest: Manifest, counts: Counter[str]) -> None:
     """Compare the number of values per field in the shards with the manifest."""
     for name, kind in manifest.schema.items():
-        said = manifest.fields[name].count if name in manifest.fields else 0
+        stated = manifest.fields[name].count if name in manifest.fields else 0
         found = counts.get(name, manifest.samples)
-        if said != found and (name in counts or not kind.optional):
+        if stated != found and (name in counts or not kind.optional):
             what = "a field does not have as many values as the manifest says"
-            _add_other(part, what, f"{said:,}", found, name)
+            _add_other(part, what, f"{stated:,}", found, name)
 
 
 def _check_dropped(part: CheckedPart, manifest: Manifest) -> None:
@@ -371,7 +371,7 @@ class Dropped(TypedDict, total=False):
 
 
 def listed(part: CheckedPart, name: str) -> list[Dropped]:
-    """The entries of a list of dropped samples; raises DamagedError for a damaged list."""
+    """Return the entries of a list of dropped samples; raises DamagedError for a damaged list."""
     file = part.manifest.list_named(name) if part.manifest else None
     if file is None:
         return []

@@ -250,7 +250,7 @@ class _Run:
         self._parts.append(CheckedPart(name, dataset, self._share, before))
 
     def _open_singly(self, problem: ShardkitError) -> list[Dataset]:
-        """The shards in a foreign folder that can be opened; records the problems of the others."""
+        """The shards of other tools that can be opened; records the problems of the others."""
         singles = []
         if self._path.is_dir() and not manifests.has_manifest(self._path):
             names = sorted(path for path in self._path.iterdir() if path.name[0] != ".")
@@ -309,7 +309,7 @@ class _Run:
         metadata: str | os.PathLike[str] | None,
         transform: str | Callable[..., Any] | None,
     ) -> Repair:
-        """The repair, a context in which other runs are locked out."""
+        """Return the repair, a context in which other runs are locked out."""
         from shardkit.verification.repair import Repair
 
         every = [part.dataset for part in self._parts]
@@ -330,7 +330,7 @@ class _Run:
             self.check("reading again", files)
 
     def open_source(self, against: Against, metadata: str | os.PathLike[str] | None) -> list[Group]:
-        """The groups to compare."""
+        """Return the groups to compare."""
         from shardkit.verification.groups import groups
 
         parts = self._parts
@@ -354,7 +354,7 @@ class _Run:
         self._meter.report(now=True)
 
     def _all_files(self) -> list[File]:
-        """The files to check, as listed in the manifests."""
+        """Return the files to check, as listed in the manifests."""
         return [*self._common, *(file for part in self._parts for file in part.files)]
 
     def check_values(self, decode: bool) -> None:
@@ -369,7 +369,7 @@ class _Run:
         self._meter.report(now=True)
 
     def find_clients(self) -> list[Client]:
-        """The libraries to compare with."""
+        """Return the libraries to compare with."""
         from shardkit.verification.client import ClientReport, importable, installed_clients
 
         clients, notes = importable(installed_clients(self._parts))
@@ -410,7 +410,7 @@ class _Run:
             notes.append(f"{counted(unread, 'byte')} after the last samples are not samples")
         formats = [part.dataset.format for part in self._parts]
         ours = self._all_files()
-        foreign = sum(len(part.numbers) for part in self._parts if part.manifest is None)
+        third_party = sum(len(part.numbers) for part in self._parts if part.manifest is None)
         if self._share.total > 1:
             notes += _left_to_others(self._share, self._parts)
         return VerifyReport(
@@ -418,7 +418,7 @@ class _Run:
             format=self._format or next(iter(formats), None),
             samples=sum(part.samples for part in self._parts),
             shards=sum(len(part.numbers) for part in self._parts),
-            files=len(ours) + foreign,
+            files=len(ours) + third_party,
             bytes=sum(file.bytes for file in ours) - sum(self._meter.skipped),
             problems=[problem for findings in every for problem in findings.problems()],
             notes=notes,

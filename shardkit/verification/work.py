@@ -67,12 +67,12 @@ def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def numbered(noun: str, first: int, last: int) -> str:
-    """A noun with its number, or with the first and last number of a run."""
+    """Return a noun with its number, or with the first and last number of a run."""
     return f"{noun} {first:,}" if first == last else f"{noun}s {first:,} to {last:,}"
 
 
 def in_words(parts: list[str]) -> str:
-    """A list for use in a sentence, shortened to its first items."""
+    """Return a list for use in a sentence, shortened to its first items."""
     shown = ", ".join(parts[:SHOWN])
     return shown if len(parts) <= SHOWN else f"{shown} and {len(parts) - SHOWN:,} more"
 

@@ -157,9 +157,9 @@ def write_json(folder, document):
 def ranks(pattern=LLAMA3):
     """What tiktoken would be given; the same merges as `byte_level` has. Not to be changed."""
     seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    unseen = [byte for byte in range(256) if byte not in seen]
+    no_progress = [byte for byte in range(256) if byte not in seen]
     stands_for = {chr(byte): byte for byte in seen}
-    stands_for |= {chr(0x100 + i): byte for i, byte in enumerate(unseen)}
+    stands_for |= {chr(0x100 + i): byte for i, byte in enumerate(no_progress)}
     vocab = _json(byte_level(pattern))["model"]["vocab"]
     del vocab[END]
     return {bytes(stands_for[c] for c in token): number for token, number in vocab.items()}

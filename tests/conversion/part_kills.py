@@ -112,7 +112,7 @@ class Run:
     def wait(self):
         return self._forks.ask(self.child), self.said()
 
-    def said(self):
+    def entries_of(self):
         return self._said.read_text() if self._said.exists() else ""
 
     def kill(self):

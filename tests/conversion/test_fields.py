@@ -81,7 +81,7 @@ def test_of_tables_and_json_lines(tmp_path):
             out = tmp_path / f"{source.name}-{number}"
             assert stored(source, out, **options)[0] == {n: first[n] for n in expected}
             assert load(out).ignored.keys() == {
-                f"fields left out as asked: {names}" if names else "values of 'label'"
+                f"fields dropped as asked: {names}" if names else "values of 'label'"
                 for names in counted
             }
 

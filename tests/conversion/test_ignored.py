@@ -196,7 +196,7 @@ def once(*names):
 
 
 def left_out(*names):
-    return {f"fields left out as asked: {', '.join(map(repr, names))}": len(names)}
+    return {f"fields dropped as asked: {', '.join(map(repr, names))}": len(names)}
 
 
 def images_and_others(root):

@@ -510,7 +510,7 @@ def test_the_summary_says_what_became_of_images(images, out):
         "filtered.jsonl", "taken as the mask of 'image'",
     ):  # fmt: skip
         assert said in text + found.stderr
-    assert "left out" in text
+    assert "filtered" in text
     about = json.loads(run(*words, "--json").stdout)["splits"][""]
     assert about["images"]["resized"] == 22
     assert about["filtered"] == {"smaller than 10": 1}

@@ -13,7 +13,7 @@ import pytest
 import shardkit
 from shardkit.conversion import pool
 from shardkit.conversion.run import prepare, work_of
-from shardkit.conversion.work import Progress, is_finished, read_result, run_task
+from shardkit.conversion.work import TaskProgress, is_finished, read_result, run_task
 from shardkit.errors import WorkerError
 from shardkit.options import ConvertOptions
 from shardkit.sources import open_sources
@@ -299,7 +299,7 @@ def test_what_a_task_reported_is_in_its_result(tmp_path, monkeypatch):
     heard = []
     (tmp_path / "tasks").mkdir()
     run_task(work_of(task, plan.recipe, tmp_path / "tasks/000000"), heard.append)
-    total = sum(heard, Progress(0, 0, 0))
+    total = sum(heard, TaskProgress(0, 0, 0))
     assert (total.samples, total.errors, total.bytes) == (11, 1, task.size)
     assert read_result(tmp_path / "tasks/000000").progress == total
 

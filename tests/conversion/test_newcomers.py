@@ -173,7 +173,7 @@ def _shards(root):
     return root / "shard-000001.lmdb/data.mdb"
 
 
-def _foreign(root):
+def _third_party(root):
     _shards(root)
     shutil.rmtree(root / "__shardkit__")
     return root / "shard-000001.lmdb/data.mdb"
@@ -206,12 +206,15 @@ def replaced(path):
 
 
 @pytest.mark.parametrize("change", [rewritten, replaced])
-@pytest.mark.parametrize("make", [_images, _sidecar, _texts, _lines, _shards, _foreign])
+@pytest.mark.parametrize("make", [_images, _sidecar, _texts, _lines, _shards, _third_party])
 def test_a_file_of_the_source_that_keeps_its_size_is_noticed(make, change, tmp_path, out):
     """X1: written or replaced while a conversion runs."""
     if (make, change) == (_sidecar, replaced):
         change = rewritten  # of what lies beside an image only the time is known
-    path, kind = make(tmp_path / "in"), SourceError if make in (_shards, _foreign) else SampleError
+    path, kind = (
+        make(tmp_path / "in"),
+        SourceError if make in (_shards, _third_party) else SampleError,
+    )
 
     def run(**options):
         return shardkit.convert(tmp_path / "in", "wds", out, workers=0, **options)
@@ -219,7 +222,9 @@ def test_a_file_of_the_source_that_keeps_its_size_is_noticed(make, change, tmp_p
     words = "changed while (the conversion ran|it was open)"
     with pytest.raises(ShardkitError, match=words) as error:
         run(progress=Swap(lambda: change(path)))
-    in_place = make is _foreign and change is rewritten  # may be noticed by reading the open file
+    in_place = (
+        make is _third_party and change is rewritten
+    )  # may be noticed by reading the open file
     assert type(error.value) in ((kind, DamagedError) if in_place else (kind,))
     near = path.with_suffix(".jpg") if make is _sidecar else path
     assert str(error.value.where["path"]) in (str(path), str(near), str(path.parent))

@@ -131,7 +131,7 @@ def test_parts_of_another_job_wait_for_those_at_work_and_then_begin_anew(out):
     assert str(one.path) in error.fix
     assert (one.results(), one.job()) == ({"000000"}, JOB)
     one.undo(one.task_folder(0))
-    one.write(one.outline, b"", replace=True)
+    one.write(one.publish_plan, b"", replace=True)
     refused(out, TWO, "there is unfinished work with other options", OTHER)
     fs.remove(one.path / "plan")
     two = begun(out, TWO, OTHER)

@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 
 import shardkit
-from shardkit.conversion.outline import Outline, who_is_missing
-from shardkit.conversion.partial import OUTLINE
+from shardkit.conversion.partial import PUBLISH_PLAN
+from shardkit.conversion.publish_plan import PublishPlan, who_is_missing
 from shardkit.conversion.work import unzipped, zipped
 from shardkit.errors import DamagedError, OutputError, SampleError, SourceError, UsageError
 from shardkit.helpers.part_of import PartOf
@@ -281,9 +281,9 @@ def test_a_damaged_job_is_named_and_its_work_stays(source, tmp_path, out):
 
 def test_a_damaged_plan_is_named(source, tmp_path, out, whole):
     convert(source, out, "1/2")
-    path = tmp_path / "out.partial" / OUTLINE
+    path = tmp_path / "out.partial" / PUBLISH_PLAN
     stored = path.read_bytes()
-    assert Outline.unpacked(stored, path).packed() == stored
+    assert PublishPlan.unpacked(stored, path).packed() == stored
     for data in (b"", b"x", stored[:200], stored.replace(b'"max_bytes"', b'"mix_bytes"')):
         path.write_bytes(data)
         for again in (partial(convert, source, part="2/2"), shardkit.merge):

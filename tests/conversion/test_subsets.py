@@ -250,7 +250,7 @@ def test_where_over_documents_while_they_are_read(tmp_path, gpt2):
     assert load(tmp_path / "out").ignored == {**left_out, **values}
     kept = made(source, tmp_path / "kept", where=where, fields=["text", "score"])
     assert [s["score"] for s in kept] == [n / 200 for n in range(12, 100, 3)]
-    fields = {"fields left out as asked: 'lang'": 1}
+    fields = {"fields dropped as asked: 'lang'": 1}
     assert load(tmp_path / "kept").ignored == {**left_out, **fields}
     assert len(made(source, tmp_path / "first", where=where, limit=7)) == 7
     text = shardkit.TextOptions(tokenizer=gpt2, seq_len=32)
@@ -558,7 +558,7 @@ def test_all_of_it_together_and_in_the_plan(tmp_path, out):
     left_out["that --where leaves out"] = 30
     assert ignored == {f"samples {what}": count for what, count in left_out.items()}
     assert part["classes"] == 3
-    assert "passed over" in command(*words)
+    assert "ignored" in command(*words)
     assert "already complete" in command(*words)
     for name in ("train", "val"):
         assert shardkit.verify(out / name, against=source).problems == []

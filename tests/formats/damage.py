@@ -88,7 +88,7 @@ def _lance(how, version, folder):
 
 def _table(way, folder):
     """Columns of all types, as others write them."""
-    from tests.formats import test_arrow_foreign as foreign
+    from tests.formats import test_arrow_third_party as foreign
 
     table = foreign.foreign_table()
     if way == "polars":
@@ -103,7 +103,7 @@ def _lmdb(name, folder):
     """An environment by its own library, with what others keep in theirs."""
     import msgpack
 
-    from tests.formats import test_lmdb_foreign as foreign
+    from tests.formats import test_lmdb_third_party as foreign
 
     values = {
         "datum": {

@@ -216,7 +216,7 @@ def test_a_copy_of_a_dataset_shares_nothing_that_is_open(tmp_path):
 
 
 def _tar(path, letter, year):
-    """A foreign TAR of 20 samples of 3,000 bytes, changed on the first day of a year."""
+    """A third-party TAR of 20 samples of 3,000 bytes, changed on the first day of a year."""
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
         for number in range(20):
             member = tarfile.TarInfo(f"{number:02d}.bin")

@@ -183,7 +183,7 @@ def test_a_part_that_waited_removes_no_work_of_another_job(bucket):
     one.release()
     two = begun(bucket, TWO, OTHER)
     assert two.begun() == [TWO]
-    two.write(two.outline, b"", replace=True)
+    two.write(two.publish_plan, b"", replace=True)
     two.release()
     refused(bucket, ONE, "there is unfinished work with other options", JOB)
     assert two.job() == OTHER

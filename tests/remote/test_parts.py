@@ -60,8 +60,8 @@ def test_parts_that_die_anywhere_are_continued(source, tmp_path, bucket):
         if None not in parts:
             merge(bucket)
 
-    few = ["put_if outline.zip", "put_if 2-of-2.json", "put result.zip", "put_if run.json"]
-    few += ["put unfinished.json", "copy .tar", "delete outline.zip", "delete job.json"]
+    few = ["put_if publish-plan.zip", "put_if 2-of-2.json", "put result.zip", "put_if run.json"]
+    few += ["put unfinished.json", "copy .tar", "delete publish-plan.zip", "delete job.json"]
     for number, _ in enumerate(resumed(bucket, lambda: go_on("1/2", "2/2"), few)):
         whole_or_no_dataset(bucket, whole)
         go_on(*(["1/2", "2/2"] if number % 2 else [None]))

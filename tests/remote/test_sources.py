@@ -59,7 +59,7 @@ configs:
 def trees(tmp_path_factory):
     """A folder of each kind."""
     root = tmp_path_factory.mktemp("trees")
-    # With files beside the images, odd names and what is passed over.
+    # With files beside the images, odd names and what is ignored.
     classes = {f"class{n % 3}/sub{n % 2}/{n:03}.jpg": make_image(n) for n in range(30)}
     for n in range(0, 30, 3):
         classes[f"class0/sub{n % 2}/{n:03}.txt"] = f"caption {n}"
@@ -415,21 +415,21 @@ def test_a_listing_that_changes(bucket, trees, tmp_path):
 
 
 @pytest.mark.large
-@pytest.mark.parametrize("kind", ["classes", "texts", "shards", "foreign shards"])
+@pytest.mark.parametrize("kind", ["classes", "texts", "shards", "third-party shards"])
 def test_a_run_goes_on_where_it_was(kind, own, trees, tmp_path, monkeypatch):
     """And not where the source has changed, also to the same size."""
     folder, out = trees / kind, tmp_path / "out"
     if "shards" in kind:
         folder = tmp_path / "in"
         convert(str(trees / "classes"), folder, shard_samples=4)
-        if kind == "foreign shards":
+        if kind == "third-party shards":
             shutil.rmtree(folder / "__shardkit__")
     own.put(folder)
     more = {"shard_size": "5KB", "to": "arrow"}
     monkeypatch.setattr(MemoryCache, "get", lambda *_: None)  # or small shards stay in memory
     names = [name for name in own.listed() if name.endswith((".jpg", ".txt", ".tar"))]
     last = max(name for name in names if not name.endswith("empty.txt"))
-    reads = 2 if kind == "foreign shards" else 0  # while planning
+    reads = 2 if kind == "third-party shards" else 0  # while planning
     own.proxy.add(Rule(status=403, match=last, method="GET", skip=reads))
     with pytest.raises(StorageError, match="refuses access"):
         convert(own.url(), out, own.options, **more)

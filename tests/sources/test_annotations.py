@@ -224,7 +224,7 @@ def test_images_and_entries_without_each_other_or_without_their_folder(tmp_path,
     assert "is not listed in the annotations" in str(unlisted)
     assert unlisted.found == "other.png"
     assert keys(tmp_path / "skipped") == ["000000", "000002"]
-    monkeypatch.setattr(annotated, "_MOST_PROBLEMS", 1)
+    monkeypatch.setattr(annotated, "_MAX_PROBLEMS", 1)
     error = refused(SourceError, "2 images and annotations do not match", opened, root)
     assert "not there: 000001.png" in str(error.found)
     # All come in one archive.

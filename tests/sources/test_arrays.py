@@ -177,7 +177,7 @@ def test_what_else_is_in_an_archive_is_named(tmp_path):
     source = one(path, drop=("o",))
     assert list(source.schema) == ["x", "y"]
     others = ("array 'mean' of another length", "member that is no array")
-    assert source.ignored == dict.fromkeys([*others, "fields left out as asked: 'o'"], 1)
+    assert source.ignored == dict.fromkeys([*others, "fields dropped as asked: 'o'"], 1)
     np.savez(path, a=np.zeros(5), b=np.zeros(5), c=np.zeros(3), d=np.zeros(3))
     refused(UsageError, "several lengths", opened, path)
 

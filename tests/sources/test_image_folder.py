@@ -1,4 +1,4 @@
-"""The image folder source: order, labels, splits, keys, sidecars, metadata, what is passed over."""
+"""The image folder source: order, labels, splits, keys, sidecars, metadata, what is ignored."""
 
 import json
 import os
@@ -361,7 +361,7 @@ def test_other_suffixes_of_images(tmp_path):
     (tmp_path / "a.avif").write_bytes(b"....ftypavif")
     result = shardkit.convert(tmp_path, to="arrow", out=tmp_path.with_name("o"), workers=0)
     assert result.samples == 4
-    assert any("such as 'a.avif' left out" in note for note in result.notes)
+    assert any("such as 'a.avif' ignored" in note for note in result.notes)
     for name in ("b.heic", "c.jp2", "d.tga"):
         (tmp_path / name).write_bytes(b"...")
     with pytest.raises(FormatError, match="image data in a format other than") as error:

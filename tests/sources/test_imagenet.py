@@ -147,7 +147,7 @@ def test_tiny_imagenet(tmp_path):
 def test_val_in_class_folders_needs_no_file(tmp_path):
     put(tmp_path, {f"train/{wnid}/{wnid}_{n}.JPEG": None for wnid in WNIDS for n in range(2)})
     put(tmp_path, {f"val/{wnid}/{name}": None for name, wnid in EXPECTED.items()})
-    table(tmp_path, "kaggle")  # says the same, and is passed over
+    table(tmp_path, "kaggle")  # says the same, and is ignored
     found = {name.rpartition("/")[2]: wnid for name, wnid in labels(tmp_path).items()}
     assert found == EXPECTED
     assert open_sources(tmp_path)["train"].ignored == {".csv file": 1}

@@ -148,7 +148,7 @@ def test_mistakes_in_a_table_have_their_sentence(
     flat, tmp_path, change, options, what, more, monkeypatch
 ):
     if options == SKIP:  # very many problems are one error
-        monkeypatch.setattr(metadata, "_MOST_PROBLEMS", 1)
+        monkeypatch.setattr(metadata, "_MAX_PROBLEMS", 1)
     table = written(tmp_path / "train.csv", TABLE.replace(*change) if change[0] else TABLE)
     asked = {**KAGGLE, **options, "metadata": table}
     kinds = (SourceError, UsageError, SampleError)

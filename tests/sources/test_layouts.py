@@ -219,7 +219,7 @@ TWICE = of_splits(train=["**/m?.csv", "data.csv"], test="[l-z]y.csv")
     (card({**DEFAULT, "data_files": ["*"] * 101}), "more than 100 patterns"),
 )
 def test_a_readme_that_leaves_a_question_is_refused(tmp_path, readme, message, monkeypatch):
-    monkeypatch.setattr("shardkit.dataset.card._MOST_PATTERNS", 100)
+    monkeypatch.setattr("shardkit.dataset.card._MAX_PATTERNS", 100)
     put(tmp_path, {"README.md": readme, "data.csv": "text\na\n", "my.csv": "text\nb\n"})
     error = refused(ShardkitError, message, open_sources, tmp_path)
     assert error.where["path"] == tmp_path / "README.md"

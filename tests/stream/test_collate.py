@@ -299,5 +299,5 @@ def test_arrays_with_a_value_per_token_are_packed_like_the_tokens(tmp_path):
     with pytest.raises(SampleError, match="another length than 'tokens'") as error:
         list(Loader(tmp_path / "d", fields=["tokens", "ends"], **options))
     assert (error.value.where["key"], error.value.where["field"]) == ("0", "ends")
-    with pytest.warns(ShardkitWarning, match="'source', 'embedding': they are left out"):
+    with pytest.warns(ShardkitWarning, match="'source', 'embedding': they are ignored"):
         Loader(tmp_path / "d", **options)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shardkit.helpers.order import seed_of
 from shardkit.stream.order import ORDER_VERSION, Mixture, Order
-from shardkit.stream.schedule import Fixed, Progress
+from shardkit.stream.schedule import Fixed, StreamProgress
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -104,8 +104,8 @@ def test_a_billion_samples_start_and_continue_in_the_memory_of_a_window():
     try:
         order = Order(np.full(100_000, 10_000), shuffle=True, seed=0, parts=128)
         schedule = Fixed(order, 64, 700, 1024, "pad")
-        schedule.step(0, Progress())
-        step = schedule.step(0, Progress(10**8))
+        schedule.step(0, StreamProgress())
+        step = schedule.step(0, StreamProgress(10**8))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -59,7 +59,7 @@ def open_tokenizers(data: bytes, path: str, special_tokens: str) -> tokenizers.T
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether an error is a failure of a library; a panic in Rust raises a BaseException."""
+    """Return whether an error is a failure of a library; a panic in Rust raises a BaseException."""
     if isinstance(error, ShardkitError | MemoryError):
         return False
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
@@ -228,7 +228,7 @@ def check_unicode(texts: Sequence[str]) -> None:
 
 
 def _has_any(table: npt.NDArray[np.bool_], text: str) -> bool:
-    """Whether a text contains a code point that is marked in the table."""
+    """Return whether a text contains a code point that is marked in the table."""
     return any(
         table.take(
             np.frombuffer(text[start : start + _AT_ONCE].encode("utf-32-le"), np.uint32)

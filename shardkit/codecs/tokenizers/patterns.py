@@ -151,7 +151,7 @@ FACTS = {
 
 
 def are_ranks(data: bytes) -> bool:
-    """Whether the first line of a file is a line of ranks."""
+    """Return whether the first line of a file is a line of ranks."""
     return _LINE.match(data) is not None
 
 

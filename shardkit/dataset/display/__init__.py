@@ -16,14 +16,14 @@ _FIELDS, _CLASSES, _WORDS = 20, 6, 60  # that are shown
 
 
 def text(dataset: Views) -> str:
-    """A description of a dataset, with one line per field."""
+    """Return a description of a dataset, with one line per field."""
     lines = [f"<Dataset {about(dataset)}>"]
     lines += [f"  {name}: {kind}" for name, kind in fields(dataset)]
     return "\n".join(map(printable, lines))
 
 
 def as_html(dataset: Views) -> str:
-    """The same as HTML, with a few evenly spaced samples, as they are stored."""
+    """Return the same as HTML, with a few evenly spaced samples, as they are stored."""
     from shardkit.dataset.display import sheet  # imports the image decoders
 
     return sheet.small(dataset, about(dataset), fields(dataset))
@@ -38,7 +38,7 @@ def about(dataset: Views) -> str:
 
 
 def fields(dataset: Views) -> list[tuple[str, str]]:
-    """The name of each field, with its type and class names."""
+    """Return the name of each field, with its type and class names."""
     found = []
     for name, kind in list(dataset.schema.items())[:_FIELDS]:
         words, classes = str(kind), dataset.class_names.get(name)

@@ -21,19 +21,19 @@ class Markup(str):
 
 
 def tag(name: str, /, *children: object, **attributes: object) -> Markup:
-    """An element. Children that are not Markup are escaped, and so are all attribute values.
+    """Return an element. Children that are not Markup are escaped, and so are all attribute values.
 
     In attribute names a trailing `_` is dropped, and other `_` become `-`. Attributes that are None
     are omitted.
     """
-    given = "".join(
+    shown = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{html.escape(printable(str(value)))}"'
         for key, value in attributes.items()
         if value is not None
     )
     if name in _VOID:
-        return Markup(f"<{name}{given}>" if name in ("img", "meta") else f"<{name}{given}/>")
-    return Markup(f"<{name}{given}>{join(children)}</{name}>")
+        return Markup(f"<{name}{shown}>" if name in ("img", "meta") else f"<{name}{shown}/>")
+    return Markup(f"<{name}{shown}>{join(children)}</{name}>")
 
 
 def join(children: Iterable[object], between: str = "") -> Markup:

@@ -43,7 +43,7 @@ class Previews:
         self.dataset, self._pixels, self._words = dataset, pixels, words
 
     def is_media(self, name: str, value: Any) -> bool:
-        """Whether a value is shown as an image."""
+        """Return whether a value is shown as an image."""
         kind = self.dataset.schema[name]
         return isinstance(kind, Encoded | Images) or as_pixels(value) is not None
 
@@ -157,13 +157,13 @@ class Previews:
         return join([self._excerpt(text), *size])
 
     def classes(self, value: Any, names: tuple[str, ...]) -> str:
-        """The names of one class or several."""
+        """Return the names of one class or several."""
         every = np.ravel(value).tolist()
         named = [names[n] if 0 <= n < len(names) else f"{n}" for n in every[:_SHOWN]]
         return ", ".join(short(one, self._words) for one in named) + more(len(every), _SHOWN)
 
     def _excerpt(self, text: str) -> Markup:
-        """The beginning of a text, with its line breaks."""
+        """Return the beginning of a text, with its line breaks."""
         rows = text[: self._words].splitlines()
         cut = " ..." if len(rows) > _LINES or len(text) > self._words else ""
         shown = "\n".join(rows[:_LINES]).strip()
@@ -192,7 +192,7 @@ def more(count: int, shown: int) -> str:
 
 
 def describe(dataset: Views, name: str, value: Any) -> Any:
-    """A short description of a value; numbers are returned unchanged."""
+    """Return a short description of a value; numbers are returned unchanged."""
     kind = dataset.schema[name]
     if isinstance(kind, Image | Images):
         return "; ".join(map(image_in_words, images_in(kind, value))) or "none"
@@ -245,7 +245,7 @@ def image_in_words(image: bytes) -> str:
 
 
 def media_in_words(data: bytes) -> str:
-    """The properties in the headers of audio or video, or why it is neither."""
+    """Return the properties in the headers of audio or video, or why it is neither."""
     try:
         info = media_info(data)
     except MissingLibraryError:
@@ -279,7 +279,7 @@ def as_pixels(value: Any) -> npt.NDArray[np.uint8] | None:
 
 
 def short(value: Any, words: int) -> str:
-    """A value as text of at most `words` characters."""
+    """Return a value as text of at most `words` characters."""
     text = " ".join(str(value).split())
     return text if len(text) <= words else text[: words - 3] + "..."
 

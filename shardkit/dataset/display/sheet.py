@@ -26,7 +26,7 @@ _THREADS = 4  # each may decode an image of 200 MB
 
 
 def evenly(total: int, count: int) -> list[int]:
-    """The numbers of `count` evenly spaced samples, or of all if there are fewer."""
+    """Return the numbers of `count` evenly spaced samples, or of all if there are fewer."""
     count = min(total, count)
     return [number * total // count for number in range(count)]
 
@@ -68,7 +68,7 @@ def sheet(dataset: Views, count: int, *, pixels: int, words: int) -> Markup:
 
 
 def _card(previews: Previews, number: int) -> Markup:
-    """The card of a sample: images, key, class, and the other fields."""
+    """Return the card of a sample: images, key, class, and the other fields."""
     dataset = previews.dataset
     names = list(dataset.schema)[:_FIELDS]
     try:

@@ -30,7 +30,7 @@ from shardkit.sample import Sample
 from shardkit.schema import Bytes, Schema
 from shardkit.storage.byte_source import open_source
 
-RECORD = "record"  # the field of a foreign file whose records are not Examples
+RECORD = "record"  # the field of a third-party file whose records are not Examples
 
 
 class ArrayRecordReader(ExampleReader):
@@ -124,7 +124,7 @@ class ArrayRecord(Examples):
     abilities = (
         "write: tf.train.Example, all field types, one per chunk, not compressed",
         "read at random, from URLs too: uncompressed, Zstandard, Brotli and Snappy",
-        "read foreign files: features of all list types; records other than Examples as Bytes",
+        "read third-party files: features of all list types; records other than Examples as Bytes",
     )
     reader = ArrayRecordReader
     writer = ArrayRecordWriter

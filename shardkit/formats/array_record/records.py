@@ -73,7 +73,7 @@ class Records:
         return self._count
 
     def read(self, source: ByteSource, position: int) -> bytes:
-        """A record; raises ValueError if it is damaged."""
+        """Return a record; raises ValueError if it is damaged."""
         number, row = divmod(position, self._group)
         latest, chunk = self._latest
         if latest != number:
@@ -86,12 +86,12 @@ class Records:
         return records[ends[row - 1] if row else 0 : ends[row]]
 
     def spans(self) -> _Numbers:
-        """The start and the end of the chunk of each record."""
+        """Return the start and the end of the chunk of each record."""
         chunks = np.arange(self._count) // self._group
         return np.stack([self._starts[chunks], self._starts[chunks + 1]], axis=1)
 
     def offset(self, position: int) -> int:
-        """The start of the chunk of a record."""
+        """Return the start of the chunk of a record."""
         return int(self._starts[position // self._group])
 
 
@@ -119,7 +119,7 @@ def _footer(source: ByteSource, at: int, stop: int) -> tuple[_Numbers, int, int]
 
 
 def _chunk(source: ByteSource, at: int, stop: int) -> _Chunk:
-    """The records of the chunk that occupies the bytes from `at` to `stop`."""
+    """Return the records of the chunk that occupies the bytes from `at` to `stop`."""
     data = _bytes(source, at, stop)
     size, kind, total = _CHUNK.unpack(data[: _CHUNK.size].ljust(_CHUNK.size, b"\0"))
     if size > len(data) - _CHUNK.size:
@@ -149,7 +149,7 @@ def _chunk(source: ByteSource, at: int, stop: int) -> _Chunk:
 
 
 def _bytes(source: ByteSource, at: int, stop: int) -> bytes:
-    """The bytes of a range, without the block headers in it."""
+    """Return the bytes of a range, without the block headers in it."""
     data = source.read(at, stop - at)
     first = -at % BLOCK
     if first >= len(data):
@@ -159,7 +159,7 @@ def _bytes(source: ByteSource, at: int, stop: int) -> bytes:
 
 
 def _facts(data: bytes, at: int, stop: int) -> Iterator[tuple[int, int]]:
-    """The number and the value of each varint field of a message."""
+    """Yield the number and the value of each varint field of a message."""
     for tag, start, end in fields(data, at, stop):
         if not tag & 7:
             yield tag >> 3, varint(data, start, end)[0]

@@ -1,6 +1,6 @@
 """The formats with Arrow columns: `arrow` (IPC files) here, `parquet` and `hf` in their modules.
 
-columns.py   maps fields to columns, in shards of ours and in foreign files
+columns.py   maps fields to columns, in shards of ours and in third-party files
 values.py    decodes arrays into values
 messages.py  finds the batches in an IPC file or stream
 reader.py    random access to the rows of batches
@@ -57,7 +57,7 @@ class Arrow(ColumnFormat):
     abilities = (
         "write: IPC files without compression, all field types, class names for Hugging Face",
         "read at random: IPC files and streams, value by value; compressed ones by batches",
-        "read foreign files: all of Arrow's types that a field or JSON can hold",
+        "read third-party files: all of Arrow's types that a field or JSON can hold",
         "convert to other formats without decoding: values and JSON text pass through unchanged",
     )
 

@@ -68,7 +68,7 @@ _LABELS = (pa.int64(), pa.list_(pa.int64()))  # types of columns that can be Cla
 
 
 def arrow_schema(schema: Schema, classes: Mapping[str, Sequence[str]] | None = None) -> pa.Schema:
-    """The columns of a shard, with our schema and Hugging Face's features as metadata.
+    """Return the columns of a shard, with our schema and Hugging Face's features as metadata.
 
     All columns are nullable, even if their field is not optional: otherwise Hugging Face datasets
     ignores the features in the metadata.
@@ -84,7 +84,7 @@ def arrow_schema(schema: Schema, classes: Mapping[str, Sequence[str]] | None = N
 
 
 def arrow_type(kind: FieldType) -> pa.DataType:
-    """The type of the column that holds a field."""
+    """Return the type of the column that holds a field."""
     if not isinstance(kind, Array):
         return kind.entry(_SIMPLE)
     if not is_nested(kind):
@@ -105,7 +105,7 @@ def is_nested(kind: Array) -> bool:
 
 
 def features(schema: Schema, classes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """The columns as features of Hugging Face datasets, in its JSON form."""
+    """Return the columns as features of Hugging Face datasets, in its JSON form."""
     found = {KEY: _feature(pa.string())}
     for name, kind in schema.items():
         names, stored = classes.get(name, ()), arrow_type(kind)
@@ -161,7 +161,7 @@ def own_metadata(schema: pa.Schema) -> tuple[Schema, dict[str, list[str]]] | Non
     return ours, classes
 
 
-# --- foreign files -------------------------------------------------------------------------------
+# --- third-party files ---------------------------------------------------------------------------
 
 _IMAGE_PARTS = {"bytes", "path"}  # as Hugging Face stores images
 # Hugging Face's features for encoded files.
@@ -192,7 +192,7 @@ class Known(NamedTuple):
 
 
 def layout_of(columns: pa.Schema, rows: int, known: Known, scan: Scan) -> dict[str, Any]:
-    """The layout of a file, from its columns.
+    """Return the layout of a file, from its columns.
 
     `unusable` has the columns that no field can hold, and `empty` those without a single value,
     whose type is therefore meaningless.
@@ -201,7 +201,7 @@ def layout_of(columns: pa.Schema, rows: int, known: Known, scan: Scan) -> dict[s
     if ours is not None:
         layout: dict[str, Any] = {"schema": ours[0].to_json(), "ours": True}
         return {**layout, "classes": ours[1]} if ours[1] else layout
-    features = _foreign_features(columns)
+    features = _third_party_features(columns)
     fields, unusable = _fields(columns, features)
     nulls = _count_nulls(columns, fields, known, scan)
     fields = {name: replace(kind, optional=nulls[name] > 0) for name, kind in fields.items()}
@@ -230,7 +230,7 @@ def layout_of(columns: pa.Schema, rows: int, known: Known, scan: Scan) -> dict[s
     return {name: entry for name, entry in layout.items() if entry or name == "schema"}
 
 
-def _foreign_features(schema: pa.Schema) -> defaultdict[str, dict[str, Any]]:
+def _third_party_features(schema: pa.Schema) -> defaultdict[str, dict[str, Any]]:
     """The feature of each column in Hugging Face's metadata; of a list, that of its items."""
     features: defaultdict[str, dict[str, Any]] = defaultdict(dict)
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
@@ -262,7 +262,7 @@ def _fields(
 
 
 def _kind(column: pa.Field, feature: Mapping[str, Any]) -> FieldType:
-    """The type of the field for a column, according to the type of the column."""
+    """Return the type of the field for a column, according to the type of the column."""
     stored = plain_type(column.type)
     if getattr(column.type, "extension_name", None) == "arrow.json" or pa.types.is_null(stored):
         return Json()
@@ -345,7 +345,7 @@ def _nulls(array: pa.Array) -> int:
 
 
 def _nulls_inside(array: pa.Array) -> bool:
-    """Whether there are nulls inside lists; lists that are null themselves do not count."""
+    """Return whether there are nulls inside lists; lists that are null themselves do not count."""
     while is_list(array.type):
         # `flatten` crashes the process if an offset is outside the values.
         array.validate(full=True)
@@ -356,7 +356,7 @@ def _nulls_inside(array: pa.Array) -> bool:
 
 
 def _first(name: str, kind: FieldType, scan: Scan) -> bytes | None:
-    """The first value in a column of bytes or of lists of bytes."""
+    """Return the first value in a column of bytes or of lists of bytes."""
     for arrays in scan([name]):
         array = plain(arrays[name])
         get = values_of(kind, array, 0, len(array)).get

@@ -13,7 +13,7 @@ from shardkit.formats.arrow import ColumnFormat
 from shardkit.formats.arrow.columns import features
 from shardkit.formats.arrow.reader import IpcReader
 from shardkit.formats.arrow.writer import ipc_stream
-from shardkit.helpers.checked import MOST_BYTES, from_json
+from shardkit.helpers.checked import MAX_BYTES, from_json
 from shardkit.helpers.names import checked_name
 from shardkit.metadata.manifest import Manifest
 from shardkit.storage import fs
@@ -43,7 +43,7 @@ class Hf(ColumnFormat):
         state = folder / "state.json"
         if not (folder / "dataset_info.json").is_file():
             return None
-        saved = from_json(_State, fs.read(state, MOST_BYTES), "the file", path=state)
+        saved = from_json(_State, fs.read(state, MAX_BYTES), "the file", path=state)
         return [
             checked_name(file["filename"], state, f"_data_files[{number}].filename")
             for number, file in enumerate(saved["_data_files"])

@@ -127,7 +127,7 @@ def _of_file(source: ByteSource) -> Messages:
 
 
 def _schema(source: ByteSource, end: int) -> bytes | None:
-    """The first message of a file, if it is a schema: Polars only writes that of the footer.
+    """Return the first message of a file, if it is a schema: Polars only writes that of the footer.
 
     With it, a file is decoded like a stream. Otherwise pyarrow must open the file, which starts
     threads, and a short process that exits meanwhile is aborted (0.4 % of runs with pyarrow 26).
@@ -214,7 +214,7 @@ def decompressed_size(message: memoryview) -> int:
 
 
 def _parts(message: memoryview) -> tuple[_Table, memoryview]:
-    """The flatbuffer and the body of a message."""
+    """Return the flatbuffer and the body of a message."""
     at = 8 if bytes(message[:4]) == _MARKER else 4
     stop = at + _number(message, "<I", at - 4)
     return _Table.root(bytes(message[at:stop])), message[stop:]
@@ -248,14 +248,14 @@ class _Table(NamedTuple):
         return _number(self.data, code, at) if at else 0
 
     def table(self, field: int) -> _Table:
-        """The table that a field refers to; raises ValueError if the field is omitted."""
+        """Return the table that a field refers to; raises ValueError if the field is omitted."""
         at = self.position(field)
         if not at:
             raise ValueError(f"field {field} is missing")
         return _Table(self.data, at + _number(self.data, "<I", at))
 
     def records(self, field: int, code: str) -> list[tuple[Any, ...]]:
-        """The structs in a vector; empty if the field is omitted."""
+        """Return the structs in a vector; empty if the field is omitted."""
         if not self.position(field):
             return []
         at = self.table(field).at

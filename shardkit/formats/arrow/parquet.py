@@ -41,7 +41,7 @@ def parquet_file(sink: Any, schema: pa.Schema) -> pq.ParquetWriter:
 
 
 def _codecs(field: pa.Field) -> list[tuple[str, str]]:
-    """The path and the codec of each leaf of a column."""
+    """Return the path and the codec of each leaf of a column."""
     if field.type in (IMAGE, pa.list_(IMAGE)):
         path = field.name if field.type == IMAGE else f"{field.name}.list.element"
         return [(f"{path}.bytes", "none"), (f"{path}.path", "none")]
@@ -54,7 +54,7 @@ def _codecs(field: pa.Field) -> list[tuple[str, str]]:
 
 
 def _list_bytes(value: npt.NDArray[Any]) -> int:
-    """An upper bound: a number takes at least four bytes, and its nesting level one byte."""
+    """Return an upper bound: a number takes at least four bytes, and its nesting level one byte."""
     return int(value.size) * (max(value.itemsize, 4) + 1)
 
 
@@ -67,7 +67,7 @@ class ParquetReader(BatchReader):
         return self._file().schema_arrow, [group.rows for group in self._groups]
 
     def _file(self) -> pq.ParquetFile:
-        """The reader of this thread."""
+        """Return the reader of this thread."""
         source = self._opened
         file: pq.ParquetFile | None = getattr(self._local, "file", None)
         if file is None:
@@ -95,7 +95,7 @@ class ParquetReader(BatchReader):
         return {name: _one(table.column(name)) for name in names}
 
     def _read(self, number: int, names: list[str]) -> pa.Table:
-        """Columns of a row group: read in parts if many rows may refer to one long value."""
+        """Return columns of a row group: read in parts if many rows may refer to one long value."""
         file, group = self._file(), self._groups[number]
         longest = max((_dictionary_size(self._opened, at) for at in group.pages), default=0)
         if longest * group.rows <= FREE_EXPANSION:
@@ -130,7 +130,7 @@ class ParquetReader(BatchReader):
 
 
 def _one(column: pa.ChunkedArray) -> pa.Array:
-    """A column of a row group as a single array."""
+    """Return a column of a row group as a single array."""
     if column.num_chunks == 1:
         return column.chunk(0)
     found = column.combine_chunks()
@@ -158,7 +158,7 @@ class RowGroup(NamedTuple):
 
 
 def _row_groups(source: ByteSource) -> list[RowGroup]:
-    """The row groups in the footer; raises ValueError or IndexError if it is damaged."""
+    """Return the row groups in the footer; raises ValueError or IndexError if it is damaged."""
     size = source.size
     first, last = source.read(0, min(4, size)), source.read(max(size - _TAIL, 0), min(_TAIL, size))
     if first != _MAGIC or last[-4:] != _MAGIC or size < 4 + _TAIL:
@@ -271,7 +271,7 @@ class Parquet(ColumnFormat):
     abilities = (
         "write: images and bytes uncompressed, the rest in zstd; page checksums; all field types",
         "read at random: by row groups, with the latest ones kept in memory",
-        "read foreign files: all types that a field or JSON can hold",
+        "read third-party files: all types that a field or JSON can hold",
         "convert to other formats without decoding: values and JSON text pass through unchanged",
     )
 

@@ -100,7 +100,9 @@ class BatchReader(ShardReader):
                 layout = layout_of(self._columns, self._starts[-1], self._known_nulls(), self._scan)
             super().__init__(path, layout)
             self._check_columns()
-        self._keyed = [KEY] if KEY in self._columns.names else []  # foreign files may have no keys
+        self._keyed = (
+            [KEY] if KEY in self._columns.names else []
+        )  # third-party files may have no keys
         self._all = [*self._keyed, *self.schema]
         self._stem = key_of(path.name.partition(".")[0])
 
@@ -109,7 +111,7 @@ class BatchReader(ShardReader):
 
     @abstractmethod
     def _open(self) -> tuple[pa.Schema, list[int]]:
-        """The columns of the file and the number of rows of each batch."""
+        """Return the columns of the file and the number of rows of each batch."""
 
     @property
     def _opened(self) -> ByteSource:
@@ -122,15 +124,15 @@ class BatchReader(ShardReader):
         """Load a batch into memory: at least these columns."""
 
     def _located(self, number: int) -> Batch | None:
-        """A batch whose values are read from the file; None if it must be decoded."""
+        """Return a batch whose values are read from the file; None if it must be decoded."""
         return None
 
     def _extents(self) -> list[tuple[int, int]] | None:
-        """The start and end of each batch in the file; None if they are unknown."""
+        """Return the start and end of each batch in the file; None if they are unknown."""
         return None
 
     def spans(self) -> npt.NDArray[np.int64] | None:
-        """The byte ranges of the batches that contain the samples."""
+        """Return the byte ranges of the batches that contain the samples."""
         extents = self._extents()
         if extents is None:
             return None
@@ -139,7 +141,7 @@ class BatchReader(ShardReader):
 
     @abstractmethod
     def _known_nulls(self) -> Known:
-        """The nulls in columns for which the file contains their number."""
+        """Return the nulls in columns for which the file contains their number."""
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -193,7 +195,7 @@ class BatchReader(ShardReader):
         self._forget()
 
     def _page(self, number: int, row: int, names: Collection[str]) -> dict[str, Column]:
-        """The columns of the page that contains a row of a batch: at least these columns."""
+        """Return the columns of the page that contains a row of a batch: at least these columns."""
         batch = self._batches.get(number) or self._batch(number)
         page = batch.pages[row // PAGE]
         if all(map(page.__contains__, names)):
@@ -225,7 +227,7 @@ class BatchReader(ShardReader):
         return self._starts[number + 1] - self._starts[number]
 
     def _find(self, name: str, positions: npt.NDArray[np.int64]) -> Iterator[tuple[Column, int]]:
-        """The column in the page of each sample, and the sample's row in that page."""
+        """Yield the column in the page of each sample, and the sample's row in that page."""
         starts, low, high = self._starts, 0, 0
         for position in positions.tolist():
             if not low <= position < high:
@@ -296,7 +298,7 @@ class BatchReader(ShardReader):
                 )
 
     def _where(self, number: int) -> int | None:
-        """The byte at which a batch begins; None if it is unknown."""
+        """Return the byte at which a batch begins; None if it is unknown."""
         return None
 
     @contextlib.contextmanager

@@ -51,7 +51,7 @@ Cut: TypeAlias = "Callable[[int, int], bytes | memoryview]"  # returns the bytes
 
 
 def plain_type(stored: pa.DataType) -> pa.DataType:
-    """The type without extension types and dictionaries: their storage and value types."""
+    """Return the type without extension types and dictionaries: their storage and value types."""
     while isinstance(stored, pa.BaseExtensionType | pa.DictionaryType):
         dictionary = isinstance(stored, pa.DictionaryType)
         stored = stored.value_type if dictionary else stored.storage_type
@@ -94,7 +94,7 @@ def _holds_images(stored: pa.DataType) -> bool:
 
 
 def json_holds(stored: pa.DataType) -> bool:
-    """Whether JSON can represent the values of a type, with dates and times as ISO 8601."""
+    """Return whether JSON can represent the values of a type, with dates and times as ISO 8601."""
     types, stored = pa.types, plain_type(stored)
     if types.is_struct(stored):
         fields = _children(stored)
@@ -123,7 +123,7 @@ def tensor_shape(stored: pa.DataType) -> tuple[int, ...] | None:
 
 
 def fits(kind: FieldType, stored: pa.DataType) -> bool:
-    """Whether a column of the type `stored` can hold the values of a field."""
+    """Return whether a column of the type `stored` can hold the values of a field."""
     tensor, stored = tensor_shape(stored), plain_type(stored)
     if pa.types.is_null(stored):
         return True
@@ -185,7 +185,7 @@ class Buffers:
         self._base = body - int(pa.py_buffer(zeros).address) if file else 0
 
     def position(self, buffer: pa.Buffer | None) -> int | None:
-        """The byte of the file at which a buffer begins; None if it is in memory."""
+        """Return the byte of the file at which a buffer begins; None if it is in memory."""
         return self._base + int(buffer.address) if self.in_file and buffer is not None else None
 
     def cut(self, buffer: pa.Buffer | None, end: int | None = None) -> Cut:
@@ -221,7 +221,7 @@ MEMORY = Buffers()
 
 
 def _bits(buffer: pa.Buffer, start: int, stop: int, buffers: Buffers) -> npt.NDArray[np.uint8]:
-    """The bits [start, stop) of a bitmap, each 0 or 1."""
+    """Return the bits [start, stop) of a bitmap, each 0 or 1."""
     data = buffers.cut(buffer)(start >> 3, (stop + 7) >> 3)
     bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
     return bits[start & 7 : (start & 7) + stop - start]
@@ -238,7 +238,7 @@ def _present(
 
 
 def _offsets(array: pa.Array, start: int, stop: int, buffers: Buffers) -> memoryview:
-    """The offset at which each row begins, and that at which the last one ends."""
+    """Return the offset at which each row begins, and that at which the last one ends."""
     size, code = (8, "q") if str(array.type).startswith("large_") else (4, "i")
     first, end = array.offset + start, array.offset + stop + 1
     data = buffers.cut(array.buffers()[1])(first * size, end * size)
@@ -289,7 +289,7 @@ def fetch(array: pa.Array, start: int, stop: int, buffers: Buffers) -> pa.Array:
 
 
 def _list_of(stored: pa.DataType, inner: pa.DataType) -> pa.DataType:
-    """The type of lists or maps `stored`, with another type inside."""
+    """Return the type of lists or maps `stored`, with another type inside."""
     if pa.types.is_map(stored):
         return pa.map_(inner.field(0).type, inner.field(1).type)
     return pa.large_list(inner) if pa.types.is_large_list(stored) else pa.list_(inner)
@@ -336,7 +336,7 @@ class Ranges(NamedTuple):
     present: npt.NDArray[np.uint8] | None  # 0 for a null, else 1; None if there are no nulls
 
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Bytes of each value that is not null."""
+        """Return bytes of each value that is not null."""
         lengths: npt.NDArray[np.int64] = np.diff(np.array(self.offsets, np.int64)) * self.width  # type: ignore[assignment]
         if len(lengths) and lengths.min() < 0:
             raise ValueError("a value has a negative length")
@@ -377,7 +377,7 @@ def column(
 
 
 def average_size(array: pa.Array) -> float:
-    """Bytes per row in all buffers of an array."""
+    """Return bytes per row in all buffers of an array."""
     return float(sum(b.size for b in array.buffers() if b) / max(len(array), 1))
 
 
@@ -483,7 +483,7 @@ _FROM_BYTES: dict[type, Callable[[Any], Any]] = {
 
 
 def maker(kind: FieldType, stored: pa.DataType) -> Callable[[Any], Any]:
-    """A function that decodes the bytes of a value: for arrays, numbers or a `.npy` file."""
+    """Return a function that decodes the bytes of a value: for arrays, numbers or a `.npy` file."""
     if not isinstance(kind, Array):
         return kind.entry(_FROM_BYTES)
     if not is_list(stored):
@@ -493,7 +493,7 @@ def maker(kind: FieldType, stored: pa.DataType) -> Callable[[Any], Any]:
 
 
 def _getter(kind: FieldType, array: pa.Array) -> Getter:
-    """A getter for values of an array in memory that pyarrow decodes."""
+    """Return a getter for values of an array in memory that pyarrow decodes."""
     if isinstance(kind, Scalar):
         if array.null_count or isinstance(kind, Bool):
             array = array.cast(pa.float64()) if isinstance(kind, Float) else array
@@ -526,7 +526,7 @@ def _checked(number: Getter) -> Getter:
 
 
 def _image_list(values: list[Any]) -> list[bytes]:
-    """The bytes of each image in a list."""
+    """Return the bytes of each image in a list."""
     found = []
     for value in values:
         data = value["bytes"] if isinstance(value, dict) else value

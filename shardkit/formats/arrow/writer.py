@@ -136,7 +136,7 @@ class BatchWriter(ShardWriter):
         return BatchFile(self.path, self._arrow_schema, make)
 
     def _overheads(self, make: MakeOutput) -> tuple[int, int]:
-        """Bytes of a file without batches, and an upper bound of the overhead of a batch.
+        """Return bytes of a file without batches, and an upper bound of the overhead of a batch.
 
         They are measured, as only the library knows the length of a batch's header.
         """
@@ -352,7 +352,7 @@ def _offsets(lengths: Any, count: int) -> pa.Buffer:
 
 
 def _validity(values: Sequence[Any]) -> tuple[pa.Buffer | None, int]:
-    """The validity bitmap (None if there are no nulls) and the number of nulls."""
+    """Return the validity bitmap (None if there are no nulls) and the number of nulls."""
     missing = sum(value is None for value in values)
     if not missing:
         return None, 0

@@ -142,7 +142,7 @@ class Row:
         self.struct = struct.Struct(codes + "x" * (self.dtype.itemsize - at))
 
     def pointers(self, rows: npt.NDArray[np.void], field: int) -> npt.NDArray[np.uint64]:
-        """The pointers of a field with data, as a view of `rows`."""
+        """Return the pointers of a field with data, as a view of `rows`."""
         column = rows[f"f{field}"]
         found: npt.NDArray[np.uint64] = column if column.dtype.names is None else column["ptr"]
         return found
@@ -152,7 +152,7 @@ class Row:
 
 
 def fields_of(schema: Schema) -> list[Field]:
-    """The fields that store a schema; raises FormatError if a .beton cannot hold it."""
+    """Return the fields that store a schema; raises FormatError if a .beton cannot hold it."""
     if not 0 < len(schema) <= MAX_FIELDS:
         what, expected = "a .beton cannot have this number of fields", f"1 to {MAX_FIELDS:,} fields"
         raise FormatError(what, expected=expected, found=f"{len(schema):,}")
@@ -212,7 +212,7 @@ def is_native(kind: Array) -> bool:
 
 
 def kind_of(field: Field) -> FieldType:
-    """The type of a field in a file that FFCV wrote."""
+    """Return the type of a field in a file that FFCV wrote."""
     return (
         Array(field.dtype.str, field.shape) if field.dtype is not None else _KINDS[field.type_id]()
     )
@@ -276,7 +276,7 @@ def unpack_field(descriptor: np.void, path: Path, offset: int) -> Field:
         raise DamagedError(what, **where) from error
 
 
-_MOST_ELEMENTS = 2**40  # most elements of an array, as in a schema
+_MAX_ELEMENTS = 2**40  # most elements of an array, as in a schema
 _DTYPE = re.compile(r"\|[biuSV][1-9]\d{0,5}|[<>|][iufcmMSUV][1-9]\d{0,5}(\[\d*\w+\])?")
 
 
@@ -289,7 +289,7 @@ def _array_type(arguments: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]:
     shape = header["shape"].tolist()
     while shape and shape[-1] == 0:
         shape.pop()
-    if not shape or not 0 < math.prod(shape) <= _MOST_ELEMENTS:
+    if not shape or not 0 < math.prod(shape) <= _MAX_ELEMENTS:
         raise ValueError(f"invalid shape {shape}")
     return np.dtype(code), tuple(shape)
 
@@ -308,12 +308,12 @@ KEY_OFFSET = np.dtype("<u8")
 
 
 def optional_fields(schema: Schema) -> list[str]:
-    """The fields that have a presence column, in the order of those columns."""
+    """Return the fields that have a presence column, in the order of those columns."""
     return [name for name, kind in schema.items() if kind.optional]
 
 
 def pack_text(schema: Schema, classes: Mapping[str, Sequence[str]]) -> bytes:
-    """The section's JSON text, padded with zeros."""
+    """Return the section's JSON text, padded with zeros."""
     named = {name: list(names) for name, names in classes.items()}
     about = {"version": SECTION_VERSION, "schema": schema.to_json(), "classes": named}
     text = json.dumps(about, ensure_ascii=False, separators=(",", ":")).encode()
@@ -321,7 +321,7 @@ def pack_text(schema: Schema, classes: Mapping[str, Sequence[str]]) -> bytes:
 
 
 def section_size(text: bytes, samples: int, optional: int, keys: int) -> int:
-    """Bytes of a section with `text`, `optional` fields and `keys` bytes of keys."""
+    """Return bytes of a section with `text`, `optional` fields and `keys` bytes of keys."""
     offsets = KEY_OFFSET.itemsize * (samples + 1)
     return SECTION_HEAD.itemsize + len(text) + offsets + optional * samples + keys
 
@@ -330,12 +330,12 @@ def section_size(text: bytes, samples: int, optional: int, keys: int) -> int:
 
 
 def page_for(size: int) -> int:
-    """The size of the smallest pages that hold a value of `size` bytes."""
+    """Return the size of the smallest pages that hold a value of `size` bytes."""
     return PAGE if size <= PAGE else 1 << (size - 1).bit_length()
 
 
 def value_offset(at: int, size: int) -> int:
-    """The first offset, `at` or later, where a value does not cross a page boundary.
+    """Return the first offset, `at` or later, where a value does not cross a page boundary.
 
     The page size of a file depends on its largest value, which is only known at the end. So each
     value is placed within a page of the size that it needs itself: the boundaries of larger pages
@@ -346,7 +346,7 @@ def value_offset(at: int, size: int) -> int:
 
 
 def value_offsets(sizes: npt.NDArray[np.int64], at: int) -> tuple[npt.NDArray[np.int64], int]:
-    """The offsets of values, the same as from `value_offset`, and the end of the last value.
+    """Return the offsets of values, the same as from `value_offset`, and the end of the last value.
 
     Takes one step per page, not per value.
     """

@@ -100,7 +100,7 @@ class BetonReader(ShardReader):
         return sample
 
     def _image(self, numbers: tuple[Any, ...], blob: int, position: int) -> bytes:
-        """The stored JPEG, or raw pixels as a PPM."""
+        """Return the stored JPEG, or raw pixels as a PPM."""
         mode, width, height, ptr = numbers
         if mode == JPEG:
             return self._value(ptr, self.allocations.size(blob, position, ptr))
@@ -109,7 +109,7 @@ class BetonReader(ShardReader):
         raise ValueError(f"an image of mode {mode}, which is neither JPEG nor raw")
 
     def _value(self, ptr: int, size: int) -> bytes:
-        """The `size` bytes at a pointer."""
+        """Return the `size` bytes at a pointer."""
         if ptr < self._data_at or ptr + size > self.source.size:
             raise ValueError(f"the file does not contain its {size:,} bytes")
         return self.source.read(ptr, size)
@@ -176,7 +176,7 @@ class BetonReader(ShardReader):
             del self.rows, self.allocations, self.section, self._columns
 
     def _found_layout(self) -> dict[str, Any]:
-        """The layout from our section, or from the descriptors of a file that FFCV wrote."""
+        """Return the layout from our section, or from the descriptors of a file that FFCV wrote."""
         if self.section is None:
             schema = Schema({field.name: bytes_of.kind_of(field) for field in self.fields})
             return {"schema": schema.to_json()}
@@ -185,14 +185,14 @@ class BetonReader(ShardReader):
         return {"schema": self.section.schema.to_json(), **named, "ours": True}
 
     def _present(self, field: str, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Whether the samples at these positions have the field."""
+        """Return whether the samples at these positions have the field."""
         if self.section is None or field not in self._presence_at:
             return np.ones(len(positions), bool)
         present = self.section.presence.take(positions + self._presence_at[field])
         return present.astype(bool)
 
     def _blob(self, number: int) -> int:
-        """The index of a field among those that have data."""
+        """Return the index of a field among those that have data."""
         return sum(field.has_data for field in self.fields[:number])
 
     def _column(self, name: str, kind: FieldType) -> _Column:
@@ -226,7 +226,7 @@ class BetonReader(ShardReader):
 
 
 def _read_front(source: ByteSource) -> tuple[np.void, list[Field], tuple[int, int] | None]:
-    """The header, the fields, and offset and size of our section, if there is one."""
+    """Return the header, the fields, and offset and size of our section, if there is one."""
     path, header, descriptor = source.path, bytes_of.HEADER, bytes_of.DESCRIPTOR
     head = np.frombuffer(source.read(0, header.itemsize), header)[0]
     if head["version"] != bytes_of.VERSION:
@@ -288,7 +288,7 @@ class Allocations:
         return int(size)
 
     def sizes(self, field: int, pointers: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-        """Bytes of the field's value in all samples; -1 if unknown."""
+        """Return bytes of the field's value in all samples; -1 if unknown."""
         rows = self.rows.slice(0, len(self.rows))[field :: self._fields]
         if len(rows) == len(pointers) and (rows["ptr"] == pointers).all() and rows["size"].all():
             sizes: npt.NDArray[np.int64] = rows["size"].astype(np.int64)
@@ -369,7 +369,7 @@ class Section:
         return self.keys.record(start, stop - start).decode()
 
     def all_keys(self) -> list[str]:
-        """The keys of all samples; raises ValueError if one is damaged."""
+        """Return the keys of all samples; raises ValueError if one is damaged."""
         offsets = self.offsets.slice(0, len(self.offsets)).tolist()
         text = self.keys.record(0, len(self.keys))
         if offsets != sorted(offsets) or offsets[-1] > len(text):
@@ -381,7 +381,7 @@ class Section:
 
 
 def _decoder(field: Field, kind: FieldType) -> tuple[bool, _Decode | None]:
-    """Whether values of a field can be read as `kind`, and what converts them, if anything.
+    """Return whether values of a field can be read as `kind`, and what converts them, if anything.
 
     Images can be read as bytes: the common type if the files of a dataset differ.
     """

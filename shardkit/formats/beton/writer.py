@@ -163,7 +163,7 @@ class BetonWriter(ShardWriter):
         return end + section + allocations
 
     def _first_pointer_from(self, end: int) -> int:
-        """The first pointer to data at `end` or later; 0 if there is none."""
+        """Return the first pointer to data at `end` or later; 0 if there is none."""
         size = ALLOCATION.itemsize
         while self._covered * size < len(self._allocations):
             _, ptr, _ = layout.ALLOCATION_STRUCT.unpack_from(
@@ -306,7 +306,7 @@ class StoredImage(NamedTuple):
     encoded: str
 
     def file(self) -> bytes:
-        """The image file that a reader returns."""
+        """Return the image file that a reader returns."""
         if self.mode == RAW:
             return pixels.ppm_start(self.width, self.height) + self.data
         return bytes(self.data)

@@ -33,7 +33,7 @@ class Lance(Format):
     abilities = (
         "write: one Lance dataset, whose fragments are the shards; all field types",
         "read at random: its own images, bytes and long lists from the file, without pylance",
-        "read foreign datasets: the latest version, deletions and blobs, on local disks",
+        "read third-party datasets: the latest version, deletions and blobs, on local disks",
     )
     reader = LanceReader
     writer = LanceWriter
@@ -55,7 +55,7 @@ class Lance(Format):
         return f"{DATA}/shard-{number:06d}"
 
     def listed(self, folder: Path) -> list[str] | None:
-        """The manifest of the latest version: files of older versions must not be read."""
+        """Return the manifest of the latest version: files of older versions must not be read."""
         found = [path.name for path in (folder / VERSIONS).glob("*.manifest")]
         numbers = {int(name.partition(".")[0]): name for name in found if name[:-9].isdigit()}
         if not numbers:

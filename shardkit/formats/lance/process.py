@@ -48,8 +48,8 @@ class Page(NamedTuple):
     nulls: bool
 
 
-class Part(NamedTuple):
-    """A data file of a foreign dataset, with its size, and its time of change in ns."""
+class FileRows(NamedTuple):
+    """A data file of a third-party dataset, with its size, and its time of change in ns."""
 
     first: int  # row
     stop: int
@@ -65,7 +65,7 @@ class About(NamedTuple):
     average: dict[str, float]  # approximate bytes of a value, by column
     pages: dict[str, list[Page]]  # for columns that can be read without pylance
     deleted: int = 0  # rows
-    parts: tuple[Part, ...] = ()  # in the order of their rows
+    parts: tuple[FileRows, ...] = ()  # in the order of their rows
 
 
 class _EndedError(Exception):
@@ -158,9 +158,9 @@ def bound(path: Path) -> int:
     return min(SMALL + _TIMES * size, MEMORY)
 
 
-def _want_of_memory(said: str, bound: int) -> str | None:
+def _want_of_memory(output: str, bound: int) -> str | None:
     """The process's message, if memory ran out for what may be a valid value, not due to damage."""
-    found = _MEMORY.search(said)
+    found = _MEMORY.search(output)
     return None if found is None or int(found[1] or 0) > bound // 4 else found[0]
 
 

@@ -1,4 +1,4 @@
-"""Random access to Lance data files written by shardkit, and to foreign Lance datasets.
+"""Random access to Lance data files written by shardkit, and to third-party Lance datasets.
 
 pylance, in a separate process, finds where values are stored. Values that are stored uncompressed
 (images, other bytes and long lists of numbers, as shardkit writes them) are read directly from the
@@ -21,7 +21,7 @@ from shardkit.formats.arrow.columns import Arrays, Known
 from shardkit.formats.arrow.reader import BatchReader
 from shardkit.formats.arrow.values import PAGE, Column, column, is_list, maker, plain
 from shardkit.formats.base import KEY
-from shardkit.formats.lance.process import About, Page, Part, ask
+from shardkit.formats.lance.process import About, FileRows, Page, ask
 from shardkit.schema import Array, FieldType, Text
 from shardkit.storage.byte_source import (
     ByteSource,
@@ -61,11 +61,11 @@ class LanceReader(BatchReader):
                 fix=f"give {folder}",
             )
         self._in_file: dict[str, list[_Stored]] = {}
-        self._foreign = layout is None and path.parent.name == VERSIONS
+        self._third_party = layout is None and path.parent.name == VERSIONS
         # Those of the first opening: they must still be the same when the dataset is opened again.
-        self._parts: tuple[Part, ...] = (layout or {}).get("parts", ())
+        self._parts: tuple[FileRows, ...] = (layout or {}).get("parts", ())
         super().__init__(path, layout)
-        if self._foreign:
+        if self._third_party:
             older = sum(1 for _ in path.parent.glob("*.manifest")) - 1
             deleted = self._about.deleted
             passed = {"older version of the dataset": older, "deleted row": deleted}
@@ -73,7 +73,7 @@ class LanceReader(BatchReader):
             self.layout["parts"] = self._parts
 
     def _open(self) -> tuple[pa.Schema, list[int]]:
-        for part in self._folder.rglob("*") if self._foreign else ():
+        for part in self._folder.rglob("*") if self._third_party else ():
             if not (part.is_file() or part.is_dir()):  # pylance would block on a named pipe
                 open_source(part)  # raises an error that says what it is
         self._compare(self._parts)
@@ -100,7 +100,7 @@ class LanceReader(BatchReader):
         table.validate()
         return {name: plain(table.column(name).chunk(0)) for name in names}
 
-    def _compare(self, parts: Iterable[Part]) -> None:
+    def _compare(self, parts: Iterable[FileRows]) -> None:
         """Raise DamagedError if a file was changed since it was opened."""
         opened = self._opened
         assert isinstance(opened, LocalFile)
@@ -123,7 +123,7 @@ class LanceReader(BatchReader):
         return self._about.average[name] > _SMALL or bool(self._stored(name))
 
     def _large(self, name: str, first: int) -> Column:
-        """The values of a column from row `first` on, read one by one."""
+        """Return the values of a column from row `first` on, read one by one."""
         kind: FieldType = Text() if name == KEY else self.schema[name]
         pages = self._stored(name)
 
@@ -203,7 +203,7 @@ class _Stored:
         return page.start + begin, end - begin
 
     def read(self, row: int, file: ByteSource) -> bytes | None:
-        """The bytes of a value; None if it is null."""
+        """Return the bytes of a value; None if it is null."""
         data = file.read(*self.range(row))
         if self.ends is None:
             return data

@@ -35,7 +35,7 @@ import pyarrow as pa
 from lance.file import LanceFileReader, LanceFileWriter
 from lance.fragment import DataFile, FragmentMetadata
 
-from shardkit.formats.lance.process import MEMORY, SMALL, About, Page, Part, bound
+from shardkit.formats.lance.process import MEMORY, SMALL, About, FileRows, Page, bound
 from shardkit.helpers.names import is_safe
 from shardkit.helpers.pickled_process import read_message, serve
 
@@ -198,14 +198,14 @@ class _Server:
         self._committing.acquire(timeout=_COMMIT_SECONDS)
 
 
-def _parts(fragments: Sequence[Any], folder: Path) -> Iterator[Part]:
-    """The data files of fragments; `folder` has them."""
+def _parts(fragments: Sequence[Any], folder: Path) -> Iterator[FileRows]:
+    """Yield the data files of fragments; `folder` has them."""
     stop = 0
     for fragment in fragments:
         first, stop = stop, stop + fragment.count_rows()
         for file in fragment.data_files():
             found = os.stat(folder / file.path)
-            yield Part(first, stop, str(folder / file.path), (found.st_size, found.st_mtime_ns))
+            yield FileRows(first, stop, str(folder / file.path), (found.st_size, found.st_mtime_ns))
 
 
 def _is_blob(field: pa.Field) -> bool:
@@ -230,7 +230,7 @@ def _average(of: _File | _Dataset, columns: pa.Schema, rows: int) -> dict[str, f
 
 
 def _pages(path: str, field: pa.Field, pages: Sequence[Any]) -> list[Page]:
-    """The pages of a column whose values are stored uncompressed, one after the other.
+    """Return the pages of a column whose values are stored uncompressed, one after the other.
 
     Empty if a page is stored in another way. pylance gives the positions of a page's buffers, but
     not their layout, so it is deduced from what is in them.
@@ -263,7 +263,7 @@ def _lists(first: int, type: pa.DataType, buffers: list[tuple[int, int]]) -> Pag
 
 
 def _values(first: int, file: BinaryIO, buffers: list[tuple[int, int]]) -> Page | None:
-    """A page of values, each preceded by its size, and of their ends."""
+    """Return a page of values, each preceded by its size, and of their ends."""
     if len(buffers) != 2:
         return None
     (start, length), (at, size) = buffers

@@ -33,7 +33,7 @@ _TEXT = {"lance-encoding:compression": "zstd"}
 
 
 def _lance_schema(schema: pa.Schema) -> pa.Schema:
-    """The Lance columns for the columns of `arrow_schema`."""
+    """Return the Lance columns for the columns of `arrow_schema`."""
     columns = []
     for field in schema:
         stored = _stored(field.type)
@@ -50,7 +50,7 @@ def _stored(type: pa.DataType) -> pa.DataType:
 
 
 def _plain(array: pa.Array) -> pa.Array:
-    """The array, with structs of bytes and path replaced by the bytes."""
+    """Return the array, with structs of bytes and path replaced by the bytes."""
     if array.type == IMAGE:
         array = array.field("bytes")
     elif array.type == pa.list_(IMAGE):

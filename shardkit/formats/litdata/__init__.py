@@ -22,7 +22,7 @@ from shardkit.formats.litdata.chunk import LitDataReader, LitDataWriter, rows_of
 from shardkit.formats.litdata.values import FILE, leaves_of
 from shardkit.formats.offsets import LARGEST
 from shardkit.helpers import os_errors
-from shardkit.helpers.checked import MOST_BYTES, Count, MismatchError, checked, damaged, parse
+from shardkit.helpers.checked import MAX_BYTES, Count, MismatchError, checked, damaged, parse
 from shardkit.helpers.extras import extra
 from shardkit.helpers.names import checked_name
 from shardkit.metadata.manifest import Manifest
@@ -62,7 +62,7 @@ class Index(NamedTuple):
 
 
 def load(folder: Path) -> Index | None:
-    """The index of a folder; None if there is none, or if it belongs to another format."""
+    """Return the index of a folder; None if there is none, or if it belongs to another format."""
     path = folder / NAME
     with os_errors.explained("open", path):
         found = path.stat() if path.is_file() else None
@@ -71,7 +71,7 @@ def load(folder: Path) -> Index | None:
 
 @functools.lru_cache(4)  # it is needed again for each chunk that is opened
 def _load(path: Path, size: int, changed: int) -> Index | None:
-    text = fs.read(path, MOST_BYTES)
+    text = fs.read(path, MAX_BYTES)
     if not all(re.search(rb'"%b"\s*:' % key, text) for key in (b"chunks", b"config")):
         return None
     try:
@@ -89,7 +89,7 @@ def _load(path: Path, size: int, changed: int) -> Index | None:
 
 
 def _layout(config: _Config, index: dict[str, Any]) -> dict[str, Any]:
-    """The layout of all chunks, without a schema if it has to be guessed from the values."""
+    """Return the layout of all chunks, without a schema if it has to be guessed from the values."""
     leaves = [*zip(_names(config["data_spec"]), config["data_format"], strict=True)]
     if ABOUT in index:
         about = checked(_About, index[ABOUT], ABOUT)
@@ -117,7 +117,7 @@ def _refuse(config: dict[str, Any], path: Path) -> None:
 
 
 def _names(spec: str) -> list[str]:
-    """The names of the leaves of a pytree: for each, the keys on the path to it."""
+    """Return the names of the leaves of a pytree: for each, the keys on the path to it."""
     try:
         version, tree = json.loads(spec)
         names = ["/".join(way) or "value" for way in _leaves(tree)]
@@ -141,7 +141,7 @@ def _leaves(tree: dict[str, Any], *way: str) -> Iterator[tuple[str, ...]]:
 
 
 def open_chunk(path: Path, layout: dict[str, Any] | None = None) -> ShardReader:
-    """The reader of a chunk: of samples, or of rows that LitData stores as Arrow."""
+    """Return the reader of a chunk: of samples, or of rows that LitData stores as Arrow."""
     if layout is None:
         layout = _of_index(path)
     if "rows" not in layout and ("leaves" not in layout or rows_of(open_source(path)) is None):
@@ -152,7 +152,7 @@ def open_chunk(path: Path, layout: dict[str, Any] | None = None) -> ShardReader:
 
 
 def _of_index(path: Path) -> dict[str, Any]:
-    """The layout of a chunk, from index.json."""
+    """Return the layout of a chunk, from index.json."""
     index = load(path.parent)
     if index is None or path.name not in index.samples:
         raise FormatError(

@@ -21,7 +21,7 @@ from shardkit.formats.offsets import OffsetsWriter
 from shardkit.formats.packed import Packed, PackedField, PackedReader
 from shardkit.sample import Sample, key_of
 from shardkit.schema import RESERVED, Schema
-from shardkit.storage.byte_source import ByteSource, Memory, Part, Table, open_source
+from shardkit.storage.byte_source import ByteSource, Memory, Subrange, Table, open_source
 
 _FRAMED = b"LDFZ01\0\0"
 _PREFIX = struct.Struct("<8sHHIII")  # magic, version, flags, samples, samples per frame, frames
@@ -91,10 +91,10 @@ class Framed(Items):
 
 
 def rows_of(source: ByteSource) -> ByteSource | None:
-    """The Arrow file at the end of a chunk; None if there is none."""
+    """Return the Arrow file at the end of a chunk; None if there is none."""
     start = source.size - _TAIL.size
     size, magic = _TAIL.unpack(source.read(start, _TAIL.size)) if start > 0 else (0, b"")
-    return Part(source, start - size, size) if magic == _ROWS else None
+    return Subrange(source, start - size, size) if magic == _ROWS else None
 
 
 def items_of(source: ByteSource, each: bool) -> tuple[Items, int]:
@@ -110,7 +110,7 @@ def items_of(source: ByteSource, each: bool) -> tuple[Items, int]:
 
 
 def _inflated(data: bytes, size: int | None = None) -> bytes:
-    """A decompressed frame. Raises ValueError if it is damaged, or has not `size` bytes."""
+    """Return a decompressed frame. Raises ValueError if it is damaged, or has not `size` bytes."""
     found = bytearray()
     starts = range(0, len(data), COMPRESSED_BLOCK)
     for piece in decompressed((data[at : at + COMPRESSED_BLOCK] for at in starts), "zst"):
@@ -207,7 +207,7 @@ class LitDataWriter(OffsetsWriter):
         self._absent = {name: absent(leaves[name], kind) for name, kind in kinds}
 
     def stored(self, sample: Sample) -> list[bytes]:
-        """The sizes of the values, the values, and the names of missing fields."""
+        """Return the sizes of the values, the values, and the names of missing fields."""
         key = key_bytes(sample[KEY])
         values = [key, *{**self._absent, **encoded(sample, self._fields)}.values()]
         # LitData ignores bytes after the last value.

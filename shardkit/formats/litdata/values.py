@@ -43,7 +43,7 @@ _CELLS = {16: _NONE, 17: _TEXT, 18: 8, 19: 9, 20: 10}  # tags of values in recor
 
 
 def load_json(data: bytes) -> JsonText:
-    """A value as JSON text; raises ValueError or struct.error."""
+    """Return a value as JSON text; raises ValueError or struct.error."""
     if not data or data[0] > 0x20:
         return JsonText(data.decode())
     return JsonText.of(_Values(data).value())
@@ -127,7 +127,7 @@ def _dtype(types: tuple[str, ...], code: int) -> np.dtype[Any]:
 
 
 def _array(types: tuple[str, ...], order: str, data: bytes) -> npt.NDArray[Any]:
-    """An array, stored after the code of its dtype and its shape."""
+    """Return an array, stored after the code of its dtype and its shape."""
     code, rank = struct.unpack_from(f"{order}2I", data)
     start, dtype = 8 + 4 * rank, _dtype(types, code)
     shape = struct.unpack_from(f"{order}{rank}I", data, 8) if start <= len(data) else (len(data),)
@@ -183,7 +183,7 @@ def serializer(name: str) -> tuple[FieldType | None, Decode]:
 
 
 def guessed(name: str, value: bytes | None) -> FieldType:
-    """The type of a serializer's values, guessed from the first value if necessary."""
+    """Return the type of a serializer's values, guessed from the first value if necessary."""
     kind, decode = serializer(name)
     if kind is not None:
         return kind
@@ -193,7 +193,7 @@ def guessed(name: str, value: bytes | None) -> FieldType:
 
 
 def decoder(name: str, kind: FieldType) -> Decode:
-    """The decoder of a field's values."""
+    """Return the decoder of a field's values."""
     if not isinstance(kind, Array) or kind.dtype is None:
         return serializer(name)[1]
     if name == FILE:
@@ -215,7 +215,7 @@ def leaves_of(schema: Schema) -> list[tuple[str, str]]:
 
 
 def serializer_for(name: str, kind: FieldType) -> str:
-    """The name of the serializer for a field; FormatError if there is none."""
+    """Return the name of the serializer for a field; FormatError if there is none."""
     if isinstance(kind, Images) and kind.optional:
         raise FormatError(
             "LitData cannot store optional lists of images, as it cannot read empty lists",
@@ -238,7 +238,7 @@ def serializer_for(name: str, kind: FieldType) -> str:
 
 
 def encoder(name: str, kind: FieldType) -> Callable[[Any], bytes]:
-    """The function that encodes a field's values; it raises TypeError or ValueError."""
+    """Return the function that encodes a field's values; it raises TypeError or ValueError."""
     if isinstance(kind, Array):
         bare = _bare if name.startswith("no_header") else _dumped
         return dump_array if name == FILE else bare
@@ -246,7 +246,7 @@ def encoder(name: str, kind: FieldType) -> Callable[[Any], bytes]:
 
 
 def absent(name: str, kind: FieldType) -> bytes:
-    """The placeholder for a missing value, which LitData can read."""
+    """Return the placeholder for a missing value, which LitData can read."""
     if isinstance(kind, Array):
         shape = [n or 0 for n in kind.shape or (0,)]
         return encoder(name, kind)(np.zeros(shape, kind.dtype or "<f4"))

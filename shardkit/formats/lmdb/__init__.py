@@ -18,7 +18,7 @@ import numpy.typing as npt
 from shardkit.formats.base import Format, ShardReader
 from shardkit.formats.lmdb.layout import HEADER, NODE_MAX, PAGE, Tree
 from shardkit.formats.lmdb.reader import ABOUT, LmdbReader
-from shardkit.formats.lmdb.third_party import ForeignReader
+from shardkit.formats.lmdb.third_party import ThirdPartyReader
 from shardkit.formats.lmdb.writer import LmdbWriter, join
 
 _FIELD_BYTES = 32  # estimated bytes of a field's name and msgpack header
@@ -27,7 +27,7 @@ _SAMPLE_BYTES = 96  # estimated bytes of a key and of the numbers in leaf and br
 
 def _open(path: Path, layout: dict[str, Any] | None = None) -> ShardReader:
     tree = Tree(path)
-    return (ForeignReader if tree.get(ABOUT) is None else LmdbReader)(path, layout, tree)
+    return (ThirdPartyReader if tree.get(ABOUT) is None else LmdbReader)(path, layout, tree)
 
 
 class Lmdb(Format):
@@ -35,7 +35,7 @@ class Lmdb(Format):
     abilities = (
         "write: one environment by default, in one pass, all field types",
         "read at random: without the LMDB library, every pointer checked",
-        "read foreign LMDBs: images, msgpack, JSON, Caffe's Datum, bytes; pickles are refused",
+        "read third-party LMDBs: images, msgpack, JSON, Caffe's Datum, bytes; pickles are refused",
         "convert to other formats without decoding: values and JSON text pass through unchanged",
     )
     reader = staticmethod(_open)

@@ -106,7 +106,7 @@ class Tree:
         self._latest = Page(-1, 0, 0, b"")  # the page that was read last
 
     def read(self, offset: int, size: int) -> bytes:
-        """The bytes of a value."""
+        """Return the bytes of a value."""
         latest = self._latest
         at = offset - latest.number * self._page
         if 0 <= at <= self._page - size and latest.data:
@@ -114,7 +114,7 @@ class Tree:
         return self._source.read(offset, size)
 
     def get(self, key: bytes, page: int | None = None, guess: int = 0) -> Entry | None:
-        """The entry with this key, searched from the root or from `page`.
+        """Return the entry with this key, searched from the root or from `page`.
 
         `guess` is the probable number of the entry in its leaf.
         """
@@ -128,7 +128,7 @@ class Tree:
         return entry if entry.key == key else None
 
     def leaf(self, key: bytes, page: int) -> Page:
-        """The leaf at or below a page that would contain a key."""
+        """Return the leaf at or below a page that would contain a key."""
         for _ in range(_DEEPEST):
             found = self._look(page)
             if found.kind == LEAF:
@@ -137,7 +137,7 @@ class Tree:
         raise self._too_deep()
 
     def all_entries(self, root: int | None = None) -> Iterator[Entry]:
-        """The entries in order of their keys."""
+        """Yield the entries in order of their keys."""
         root = self.main.root if root is None else root
         pending = [] if root == _NO_ROOT else [(root, 1)]
         seen = 0
@@ -168,7 +168,7 @@ class Tree:
         return pages
 
     def entries(self, leaf: Page) -> list[Entry]:
-        """The entries of a leaf page."""
+        """Return the entries of a leaf page."""
         found, size = [], 0
         for number in range(leaf.nodes):
             entry = self._entry(leaf, number)
@@ -179,7 +179,7 @@ class Tree:
         return found
 
     def root_of(self, entry: Entry) -> int:
-        """The root of a named database, which is an entry of the main database."""
+        """Return the root of a named database, which is an entry of the main database."""
         if entry.size != _database.size:
             raise self._damaged("a named database is damaged", entry.offset)
         return Database(*_database.unpack(self.read(entry.offset, entry.size))).root

@@ -106,7 +106,7 @@ class LmdbReader(TreeReader):
         return self._decoded(position, columns, json_text)
 
     def value(self, position: int) -> bytes:
-        """The stored bytes of a sample."""
+        """Return the stored bytes of a sample."""
         return self._tree.read(*self.location(position))
 
     def _decoded(self, position: int, columns: list[_Column], json_text: bool) -> Sample:
@@ -199,7 +199,7 @@ def _about(tree: Tree) -> _About:
 
 
 def number_key(position: int) -> bytes:
-    """The key of the entry of a sample."""
+    """Return the key of the entry of a sample."""
     return b"%012d" % position
 
 
@@ -208,7 +208,7 @@ def _is_number(key: bytes) -> bool:
 
 
 def _counted(tree: Tree, samples: int) -> tuple[int, dict[str, Any]]:
-    """The number of samples, and the entry `ignored` of the layout for other entries.
+    """Return the number of samples, and the entry `ignored` of the layout for other entries.
 
     All keys are read only if the number of entries is not the one that was written: samples may
     have been added under the next numbers, or removed, with the lmdb library.
@@ -233,7 +233,7 @@ def _counted(tree: Tree, samples: int) -> tuple[int, dict[str, Any]]:
 
 
 def too_few(tree: Tree, samples: int, entry: bytes, found: int, **where: Any) -> DamagedError:
-    """The error for an LMDB with fewer samples than its entry with this key says."""
+    """Return the error for an LMDB with fewer samples than its entry with this key says."""
     return DamagedError(
         "samples are missing from the LMDB",
         path=tree.path,
@@ -249,7 +249,7 @@ def ignored_entries(keys: list[bytes]) -> dict[str, Any]:
 
 
 def key_text(key: bytes) -> str:
-    """A key as text; in hexadecimal if it is none."""
+    """Return a key as text; in hexadecimal if it is none."""
     try:
         text = key.decode()
     except UnicodeDecodeError:

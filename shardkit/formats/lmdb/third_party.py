@@ -31,7 +31,7 @@ from shardkit.formats.lmdb.reader import (
     too_few,
 )
 from shardkit.formats.lmdb.values import DATUM, IMAGE, Kind, kind_of, refuse, schema_of
-from shardkit.helpers.checked import MOST_BYTES
+from shardkit.helpers.checked import MAX_BYTES
 from shardkit.sample import JsonText, Sample, key_of, unique_key
 from shardkit.schema import FieldType, Schema
 from shardkit.storage import fs
@@ -41,7 +41,7 @@ _CAFFE_KEY = re.compile(r"\d{8,10}_(?=.)")  # convert_imageset numbers its file 
 _PART_KEY = re.compile(rb"([a-z]+)-(\d{9})")  # image-000000001
 _LSUN_KEY = re.compile(rb"[0-9a-f]{40}")
 _META_LINE = re.compile(rb"([^.]+)\.\S+ \(\d+,\d+,\d+\) \d+")  # baboon.png (480,500,3) 1
-_MOST_PARTS = 8  # of a sample
+_MAX_PARTS = 8  # of a sample
 _COUNTS = (b"num-samples", b"__len__")
 _COUNT_BYTES = 20  # longest count, as text or in msgpack
 
@@ -56,7 +56,7 @@ class Entries(NamedTuple):
     kinds: Mapping[str, Kind]  # by part; a part with a name is a field
 
 
-class ForeignReader(TreeReader):
+class ThirdPartyReader(TreeReader):
     """An environment of another program. Its `Entries` are in memory, and in the layout."""
 
     def __init__(
@@ -97,7 +97,7 @@ class ForeignReader(TreeReader):
         return sample
 
     def _checked(self, position: int, schema: Schema) -> Sample:
-        """All fields of a sample; JSON values as their text."""
+        """Return all fields of a sample; JSON values as their text."""
         sample: Sample = {KEY: self._keys[position]}
         places = self._places[position].tolist()
         for (part, kind), (offset, size) in zip(self._kinds.items(), places, strict=True):
@@ -123,7 +123,7 @@ class ForeignReader(TreeReader):
 
 
 def _scan(tree: Tree) -> dict[str, Any]:
-    """The layout of an LMDB: all keys, and a schema inferred from some of the values."""
+    """Return the layout of an LMDB: all keys, and a schema inferred from some of the values."""
     entries = _all_entries(tree)
     about = [entry for entry in entries if ABOUT_OTHERS.fullmatch(entry.key)]
     parts, rows = _grouped([entry for entry in entries if not ABOUT_OTHERS.fullmatch(entry.key)])
@@ -150,7 +150,7 @@ def _scan(tree: Tree) -> dict[str, Any]:
 
 
 def _all_entries(tree: Tree) -> list[Entry]:
-    """The entries of the main database, or of the only named one."""
+    """Return the entries of the main database, or of the only named one."""
     entries = [*tree.all_entries()]
     if len(entries) == 1 and entries[0].flags & SUBDATA:
         entries = [*tree.all_entries(tree.root_of(entries[0]))]
@@ -170,14 +170,14 @@ def _all_entries(tree: Tree) -> list[Entry]:
 
 
 def _grouped(entries: list[Entry]) -> tuple[tuple[str, ...], _Rows]:
-    """The names of the parts of samples, and their entries: those with the same number.
+    """Return the names of the parts of samples, and their entries: those with the same number.
 
     If no part is called `image`, each entry is a sample, whose only part has the name "".
     """
     parts: tuple[str, ...] = ()
     if all(_PART_KEY.fullmatch(entry.key) for entry in entries):
         parts = tuple(dict.fromkeys(entry.key.partition(b"-")[0].decode() for entry in entries))
-    if "image" not in parts or not 1 < len(parts) <= _MOST_PARTS:
+    if "image" not in parts or not 1 < len(parts) <= _MAX_PARTS:
         return ("",), {entry.key: [entry] for entry in entries}
     rows: _Rows = {}
     for entry in entries:
@@ -198,7 +198,7 @@ def _check_counts(tree: Tree, about: list[Entry], samples: int) -> None:
 
 
 def _values(tree: Tree, part: str, entries: list[Entry | None]) -> tuple[Kind, Schema]:
-    """The kind of the values of a part and their fields, inferred from some of the values.
+    """Return the kind of the values of a part and their fields, inferred from some of the values.
 
     Raises FormatError if one of them is of a kind that is refused.
     """
@@ -236,7 +236,7 @@ def _listed(
             return _ordered(rows, names, "the entry __keys__", where), f"{what}, listed in __keys__"
     meta = tree.path.with_name("meta_info.txt")
     if kind is IMAGE and tree.path.name == "data.mdb" and meta.is_file():
-        lines = fs.read(meta, MOST_BYTES).splitlines()
+        lines = fs.read(meta, MAX_BYTES).splitlines()
         matches = [_META_LINE.fullmatch(line) for line in lines if line.strip()]
         names = [match[1] for match in matches if match]
         if names and len(names) == len(matches):
@@ -257,7 +257,7 @@ def _ordered(rows: _Rows, names: list[bytes], what: str, where: Mapping[str, Any
 
 
 def _unpacked(value: bytes) -> Any:
-    """The value that msgpack decodes; None if it is not msgpack."""
+    """Return the value that msgpack decodes; None if it is not msgpack."""
     try:
         return msgpack.unpackb(value)
     except (ValueError, TypeError, RecursionError):

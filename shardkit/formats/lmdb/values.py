@@ -56,7 +56,7 @@ def refuse(value: bytes, **where: Any) -> None:
 
 
 def _is_pickle(value: bytes) -> bool:
-    """Whether the whole value is a pickle. Its opcodes are parsed, but never executed."""
+    """Return whether the whole value is a pickle. Its opcodes are parsed, but never executed."""
     if len(value) < 4 or value[-1:] != b"." or is_image(value[:64]):
         return False
     if value[0] == 0x80:  # the PROTO opcode of protocol 2 and above; an empty map in msgpack
@@ -69,7 +69,7 @@ def _is_pickle(value: bytes) -> bool:
 
 
 def kind_of(values: list[bytes], *, part: bool = False) -> Kind:
-    """The first kind that fits all values; for a named `part`, an image, text or bytes."""
+    """Return the first kind that fits all values; for a named `part`, an image, text or bytes."""
     for kind in (IMAGE, _TEXT) if part else _KINDS:
         try:
             if all(kind.read(value) for value in values):
@@ -93,7 +93,7 @@ def schema_of(kind: Kind, values: list[bytes]) -> Schema:
 
 
 def _common(one: FieldType, other: FieldType) -> FieldType:
-    """A type that can hold values of both types."""
+    """Return a type that can hold values of both types."""
     if one == other:
         return one
     for kind in (Array, Bytes):  # Bytes has subclasses, such as Image
@@ -127,7 +127,7 @@ def _bytes(value: bytes) -> Sample:
 
 
 def _unpacked(value: bytes) -> Any:
-    """The msgpack value. Old versions of msgpack have a single type for bytes and text."""
+    """Return the msgpack value. Old versions of msgpack have a single type for bytes and text."""
     try:
         return msgpack.unpackb(value, strict_map_key=False, unicode_errors="surrogateescape")
     except TypeError as error:  # a key that is a list or a map
@@ -142,7 +142,7 @@ def _msgpack_map(value: bytes) -> Sample:
 
 
 def _msgpack_list(value: bytes) -> Sample:
-    """A list of unnamed fields, usually an image and its label."""
+    """Return a list of unnamed fields, usually an image and its label."""
     items = _unpacked(value)
     if not isinstance(items, list):
         raise ValueError("not a list")
@@ -156,7 +156,7 @@ def _msgpack_list(value: bytes) -> Sample:
 
 
 def _plain(value: Any) -> Any:
-    """The value of a field: decodes the arrays of msgpack-numpy, keeps bytes and JSON."""
+    """Return the value of a field: decodes the arrays of msgpack-numpy, keeps bytes and JSON."""
     if isinstance(value, msgpack.ExtType | msgpack.Timestamp):
         raise ValueError("a msgpack extension")
     if isinstance(value, dict) and value.get(b"nd", value.get("nd")) is True:
@@ -226,11 +226,11 @@ def _pixels(data: bytes | bytearray, dtype: str, shape: tuple[int, ...]) -> npt.
 
 
 _FLOAT = 0x35  # the tag of a single float in float_data
-_MOST_FLOATS = 4096  # to be read at once
+_MAX_FLOATS = 4096  # to be read at once
 
 
 def _datum_fields(data: bytes) -> Iterator[tuple[int, int | bytes, bytes]]:
-    """The fields of a message: number, value, and the encoded field.
+    """Yield the fields of a message: number, value, and the encoded field.
 
     Consecutive single floats are given together.
     """
@@ -238,7 +238,7 @@ def _datum_fields(data: bytes) -> Iterator[tuple[int, int | bytes, bytes]]:
     while at < len(data):
         start = at
         if data[at] == _FLOAT and at + 5 <= len(data):
-            count = min((len(data) - at) // 5, _MOST_FLOATS)
+            count = min((len(data) - at) // 5, _MAX_FLOATS)
             rows = np.frombuffer(data, np.uint8, 5 * count, at).reshape(-1, 5)
             ends = np.flatnonzero(rows[:, 0] != _FLOAT)
             rows = rows[: ends[0] if len(ends) else None]

@@ -91,7 +91,7 @@ class LmdbWriter(ShardWriter):
             fs.rewrite(self._file.file, 0, metas)
 
     def _pack(self, sample: Sample) -> bytes:
-        """The sample as a msgpack map."""
+        """Return the sample as a msgpack map."""
         key = sample[KEY]
         key_bytes(key)
         stored = {KEY: key, **encoded(sample, self._fields)}

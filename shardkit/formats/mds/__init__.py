@@ -1,7 +1,7 @@
 """MDS, the shards of MosaicML Streaming, with the index.json that StreamingDataset needs.
 
 index.json lists the shards of a folder with their encodings, sizes and hashes. It is written for
-our datasets, and compared with foreign shards.
+our datasets, and compared with third-party shards.
 
 layout.py    encodings of columns, and the bytes of values
 shard.py     reads and writes shards, which describe themselves
@@ -24,7 +24,7 @@ from shardkit.formats.mds.layout import ABSENT, encoding_of
 from shardkit.formats.mds.shard import MdsReader, MdsWriter, columns_of
 from shardkit.formats.offsets import LARGEST
 from shardkit.formats.unsupported import MDS, not_read
-from shardkit.helpers.checked import MOST_BYTES, Count, from_json, of_version
+from shardkit.helpers.checked import MAX_BYTES, Count, from_json, of_version
 from shardkit.helpers.names import checked_name
 from shardkit.metadata.manifest import Manifest
 from shardkit.schema import Array, Image, Schema
@@ -61,7 +61,7 @@ class Mds(Format):
     abilities = (
         "write: folders for StreamingDataset with their index.json, all field types",
         "read at random: all encodings (except pickle); also shards compressed with zstd, gz, bz2",
-        "verify foreign shards: sizes and hashes from index.json",
+        "verify third-party shards: sizes and hashes from index.json",
     )
     reader = MdsReader
     writer = MdsWriter
@@ -116,9 +116,9 @@ class Mds(Format):
 
 
 def _files_of(folder: Path) -> list[tuple[_Shard, _File]] | None:
-    """The shards of a folder, each with its existing file; None if the index is not MDS."""
+    """Return the shards of a folder, each with its existing file; None if the index is not MDS."""
     path, found = folder / _INDEX, []
-    text = fs.read(path, MOST_BYTES)
+    text = fs.read(path, MAX_BYTES)
     if not re.search(rb'"shards"\s*:', text) or re.search(rb'"chunks"\s*:', text):  # LitData's
         return None
     of_version(2, "version", text, "the index", path=path, fix="update shardkit")
@@ -141,12 +141,12 @@ def _differences(path: Path, shard: _Shard, file: _File) -> Iterator[ShardkitErr
     for block in source.blocks(_BLOCK) if hashers else ():
         for hasher in hashers.values():
             hasher.update(block)
-    said: dict[str, Any] = {"bytes": file["bytes"], **file["hashes"]}
+    recorded: dict[str, Any] = {"bytes": file["bytes"], **file["hashes"]}
     found = {"bytes": source.size, **{name: hasher.hexdigest() for name, hasher in hashers.items()}}
     if file is shard["raw_data"]:
-        said["samples"] = shard["samples"]
+        recorded["samples"] = shard["samples"]
         found["samples"] = int.from_bytes(source.read(0, min(4, source.size)), "little")
-    for name, value in said.items():
+    for name, value in recorded.items():
         if value != found.get(name, "no such hash"):
             words = {"expected": f"{name} {value}", "found": f"{found.get(name, 'unknown')}"}
             yield DamagedError(f"the shard does not match {_INDEX}", path=path, **words)

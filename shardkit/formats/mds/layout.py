@@ -63,7 +63,7 @@ _ENCODINGS = {
 
 
 def own_codec(kind: FieldType) -> Codec:
-    """The codec with which we store a type."""
+    """Return the codec with which we store a type."""
     encoding = encoding_of(kind)
     found = codec(encoding)
     if encoding == _ENCODINGS["Bool"]:
@@ -74,11 +74,11 @@ def own_codec(kind: FieldType) -> Codec:
 
 
 def codec(encoding: str) -> Codec | None:
-    """The codec of an encoding, by name; None if the encoding is not supported."""
+    """Return the codec of an encoding, by name; None if the encoding is not supported."""
     if encoding in _SCALARS:
         return _scalar_codec(Float() if "float" in encoding else Int(), _SCALARS[encoding])
-    name, *given = encoding.split(":")
-    return _array_codec(*given) if name == "ndarray" and len(given) < 3 else _CODECS.get(encoding)
+    name, *sizes = encoding.split(":")
+    return _array_codec(*sizes) if name == "ndarray" and len(sizes) < 3 else _CODECS.get(encoding)
 
 
 def _scalar_codec(kind: FieldType, format: str) -> Codec:
@@ -88,7 +88,7 @@ def _scalar_codec(kind: FieldType, format: str) -> Codec:
 
 
 def _array_codec(dtype: str = "", shape: str = "") -> Codec | None:
-    """The codec of arrays: dtype and shape are in the encoding's name, or in each value."""
+    """Return the codec of arrays: dtype and shape are in the encoding's name, or in each value."""
     if dtype and dtype not in _DTYPES:
         return None
     kind = Array(_DTYPES.get(dtype))

@@ -56,7 +56,7 @@ class MdsReader(PackedReader):
         encodings = dict(zip(names, header["column_encodings"], strict=True))
         ours = None if about is None else _schema(about, path)
         if layout is None:
-            layout = _foreign(encodings, path) if about is None else {**about, "ours": True}
+            layout = _third_party(encodings, path) if about is None else {**about, "ours": True}
         super().__init__(path, layout, source)
         self.packed = Packed(header["column_sizes"])
         self.key = names.index(KEY) if encodings.get(KEY) == "str" else None
@@ -85,7 +85,7 @@ class MdsReader(PackedReader):
 
 
 def _offsets(source: ByteSource) -> tuple[Table, int]:
-    """The offsets of all samples and of the end, and the first offset."""
+    """Return the offsets of all samples and of the end, and the first offset."""
     count = int.from_bytes(source.read(0, 4), "little")
     ends = Table(source, 4, count + 1, "<u4")
     first, last = int(ends.slice(0, 1)[0]), int(ends.slice(count, count + 1)[0])
@@ -110,7 +110,7 @@ def _header(source: ByteSource, start: int, stop: int) -> _Header:
 
 
 def _schema(about: _About, path: Path) -> Schema:
-    """The schema of a shard that we wrote."""
+    """Return the schema of a shard that we wrote."""
     try:
         return Schema.from_json(about["schema"])
     except ShardkitError as error:  # a type that this version does not know
@@ -120,13 +120,13 @@ def _schema(about: _About, path: Path) -> Schema:
 
 
 def _fits(own: FieldType, kind: FieldType) -> bool:
-    """Whether values have the requested type; images can also be read as bytes."""
+    """Return whether values have the requested type; images can also be read as bytes."""
     same = replace(own, optional=kind.optional) == kind
     return same or (type(kind) is Bytes and isinstance(own, Bytes))
 
 
-def _foreign(encodings: dict[str, str], path: Path) -> dict[str, Any]:
-    """The layout of a foreign shard: types from encodings; unsupported and ignored columns."""
+def _third_party(encodings: dict[str, str], path: Path) -> dict[str, Any]:
+    """The layout of a third-party shard: types from encodings; unsupported and ignored columns."""
     fields, unusable, ignored = {}, {}, {}
     for name, encoding in encodings.items():
         known = codec(encoding)
@@ -180,7 +180,7 @@ class MdsWriter(OffsetsWriter):
         self.header = json.dumps({**columns, "shardkit": about}).encode()
 
     def stored(self, sample: Sample) -> list[bytes]:
-        """The sizes of a sample's values, and the values."""
+        """Return the sizes of a sample's values, and the values."""
         values = {KEY: key_bytes(sample[KEY]), **self._absent}
         values[ABSENT] = json.dumps([name for name in self._absent if name not in sample]).encode()
         values.update(encoded(sample, self._fields))

@@ -42,11 +42,11 @@ class Megatron(Format):
 
     def notes(self, schema: Schema) -> list[str]:
         _, kind = field_of(schema)
-        given, stored = np.dtype(kind.dtype).name, stored_dtype(kind).name
-        if given == stored:
+        wanted, stored = np.dtype(kind.dtype).name, stored_dtype(kind).name
+        if wanted == stored:
             return []
-        refused = "; larger values are refused" if given in ("uint32", "uint64") else ""
-        return [f"tokens of {given} are stored as {stored}, as Megatron supports them{refused}"]
+        refused = "; larger values are refused" if wanted in ("uint32", "uint64") else ""
+        return [f"tokens of {wanted} are stored as {stored}, as Megatron supports them{refused}"]
 
 
 FORMAT = Megatron()

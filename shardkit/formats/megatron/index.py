@@ -45,23 +45,23 @@ _CHUNK = 1 << 14  # numbers at a time, which fit into the CPU cache
 
 
 def index_path(path: Path) -> Path:
-    """The `.idx` of a `.bin`."""
+    """Return the `.idx` of a `.bin`."""
     return path.with_suffix(".idx")
 
 
 def keys_path(path: Path) -> Path:
-    """The file with the keys of the samples in a `.bin`."""
+    """Return the file with the keys of the samples in a `.bin`."""
     return path.with_suffix(".keys")
 
 
 def index_size(samples: int) -> int:
-    """The size, in bytes, of the `.idx` of `samples` documents of one sequence each."""
+    """Return the size, in bytes, of the `.idx` of `samples` documents of one sequence each."""
     numbers = _LENGTH.itemsize + _POINTER.itemsize
     return HEADER.size + samples * numbers + (samples + 1) * _END.itemsize
 
 
 def field_of(schema: Schema) -> tuple[str, Array]:
-    """The single field, of tokens; raises FormatError for any other schema."""
+    """Return the single field, of tokens; raises FormatError for any other schema."""
     if len(schema) == 1:
         ((name, kind),) = schema.items()
         flat = isinstance(kind, Array) and (kind.shape is None or len(kind.shape) == 1)
@@ -76,7 +76,7 @@ def field_of(schema: Schema) -> tuple[str, Array]:
 
 
 def stored_dtype(kind: Array) -> np.dtype[Any]:
-    """The dtype of the tokens in the file; raises FormatError if they are not integers."""
+    """Return the dtype of the tokens in the file; raises FormatError if they are not integers."""
     dtype = np.dtype(kind.dtype)
     stored = _STORED.get(f"{dtype.kind}{dtype.itemsize}")
     if stored is None:
@@ -247,7 +247,7 @@ class Index:
         return self._pointers.take(first)
 
     def sizes(self) -> npt.NDArray[np.int64]:
-        """Bytes of every document."""
+        """Return bytes of every document."""
         found = np.empty(self.documents, np.int64)
         for first in range(0, self.documents, _CHUNK):
             stop = min(first + _CHUNK, self.documents)

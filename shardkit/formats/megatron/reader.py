@@ -70,7 +70,7 @@ class MegatronReader(ShardReader):
     def read_rows(
         self, field: str, positions: npt.NDArray[np.int64], out: npt.NDArray[Any]
     ) -> bool:
-        """The tokens of documents that have the same length and one sequence each."""
+        """Return the tokens of documents that have the same length and one sequence each."""
         source, stored, length = self.source, self._index.dtype, out.shape[1]
         if self._tokens not in (None, length):
             return False

@@ -55,7 +55,7 @@ class MegatronWriter(ShardWriter):
         return True
 
     def _checked(self, sample: Sample) -> npt.NDArray[Any]:
-        """The tokens, in the dtype in which they are stored."""
+        """Return the tokens, in the dtype in which they are stored."""
         tokens: npt.NDArray[Any] = sample[self._field]
         try:
             if tokens.ndim != 1:

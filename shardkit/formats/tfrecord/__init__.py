@@ -58,7 +58,7 @@ class TFRecord(Examples):
     abilities = (
         "write: tf.train.Example, all field types, CRC-32C, an index beside each shard",
         "read at random: its own by their index, others after one pass over their headers",
-        "read foreign files: features of all list types, gzip after unpacking; no SequenceExample",
+        "read third-party files: all types of lists, gzip after unpacking; no SequenceExample",
     )
     reader = TFRecordReader
     writer = TFRecordWriter

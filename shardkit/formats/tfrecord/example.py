@@ -83,7 +83,7 @@ def features(data: bytes, *, whole: bool = True) -> dict[str, tuple[int, int]]:
 
 
 def feature(data: bytes, span: tuple[int, int]) -> Feature:
-    """The feature in a byte range."""
+    """Return the feature in a byte range."""
     tag, start = alone(data, *span)
     if tag >> 3 in (BYTES, FLOATS, INTS):
         inner, at = alone(data, start, span[1])
@@ -150,7 +150,7 @@ def entry(name: str, found: Feature) -> list[bytes]:
 
 
 def list_of(kind: FieldType) -> int:
-    """The type of list in which values of a field are stored."""
+    """Return the type of list in which values of a field are stored."""
     if isinstance(kind, Scalar):
         return FLOATS if isinstance(kind, Float) else INTS
     if not isinstance(kind, Array) or kind.shape is None or 0 in kind.shape:
@@ -159,7 +159,7 @@ def list_of(kind: FieldType) -> int:
 
 
 def _encoded(name: str, kind: FieldType, value: Any) -> Iterator[tuple[str, Feature]]:
-    """The features of a value, by name."""
+    """Yield the features of a value, by name."""
     which = list_of(kind)
     if isinstance(kind, Array) and which == BYTES:
         raw = kind.dtype in _RAW
@@ -191,7 +191,7 @@ def decoded(
     *,
     json_text: bool = False,
 ) -> Any:
-    """The value of a feature; `beside` returns the feature whose name has the given suffix.
+    """Return the value of a feature; `beside` returns the feature whose name has the given suffix.
 
     Raises ValueError if it is not a value of the type.
     """
@@ -271,13 +271,13 @@ def features_table(schema: Schema) -> dict[str, dict[str, Any]]:
 
 
 def raw_table(schema: Schema) -> dict[str, str]:
-    """The dtypes for tf.io.decode_raw, by name, of arrays that are stored as raw bytes."""
+    """Return the dtypes for tf.io.decode_raw, by name, of arrays that are stored as raw bytes."""
     arrays = {n: k for n, k in schema.items() if isinstance(k, Array) and list_of(k) == BYTES}
     return {name: np.dtype(kind.dtype).name for name, kind in arrays.items() if kind.dtype in _RAW}
 
 
 def example(sample: Sample, schema: Schema) -> list[bytes]:
-    """The Example of a sample, in chunks; the first one has the key and the numbers."""
+    """Return the Example of a sample, in chunks; the first one has the key and the numbers."""
     first = entry(KEY, Feature(BYTES, [key_bytes(sample[KEY])]))
     others: list[bytes] = []
     fields = ((name, kind, partial(_features, name, kind)) for name, kind in schema.items())
@@ -291,5 +291,5 @@ def example(sample: Sample, schema: Schema) -> list[bytes]:
 
 
 def _features(name: str, kind: FieldType, value: Any) -> list[bytes]:
-    """The features of a value as entries of an Example, in chunks."""
+    """Return the features of a value as entries of an Example, in chunks."""
     return [chunk for each in _encoded(name, kind, value) for chunk in entry(*each)]

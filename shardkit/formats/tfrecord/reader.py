@@ -65,7 +65,7 @@ class ExampleReader(ShardReader):
         """An Example, and True; for `numbers` only it may be just its beginning, and False."""
 
     def key(self, position: int) -> str:
-        """The generated key of a record without a stored one."""
+        """Return the generated key of a record without a stored one."""
         return numbered_key(self._prefix, position)
 
     def read(
@@ -135,7 +135,7 @@ def scan(path: Path, count: int, read: Callable[[int], bytes]) -> dict[str, Any]
 
 
 def _classes(folder: Path, fields: dict[str, FieldType]) -> dict[str, list[str]]:
-    """The class names in TFDS's labels files."""
+    """Return the class names in TFDS's labels files."""
     found = {}
     for name, kind in fields.items():
         if isinstance(kind, Int) and is_safe(name, flat=True):
@@ -147,7 +147,7 @@ def _classes(folder: Path, fields: dict[str, FieldType]) -> dict[str, list[str]]
 
 
 def _some(path: Path, count: int, read: Callable[[int], bytes]) -> list[dict[str, Feature]]:
-    """The features of some records."""
+    """Return the features of some records."""
     step, left = max(-(-count // _LOOKED_AT), 1), _BYTES
     samples: list[dict[str, Feature]] = []
     problem = "they have no features"
@@ -176,7 +176,7 @@ def _is_absent(found: Feature, many: bool) -> bool:
 
 
 def _type(name: str, found: list[Feature]) -> tuple[FieldType, bool]:
-    """The type of a feature, and whether its values are lists."""
+    """Return the type of a feature, and whether its values are lists."""
     lists = {each.list for each in found}
     if len(lists) > 1:
         raise ValueError("it is " + " and ".join(LISTS[n] for n in sorted(lists)))

@@ -35,13 +35,13 @@ _BLOCK = 1 << 12  # bytes that are read at once to find headers
 
 
 def checksum(*chunks: bytes) -> bytes:
-    """The masked CRC-32C of all chunks together."""
+    """Return the masked CRC-32C of all chunks together."""
     crc: int = reduce(google_crc32c.extend, chunks, 0)
     return (((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
 
 
 def header(size: int) -> bytes:
-    """The header of a record with a payload of `size` bytes."""
+    """Return the header of a record with a payload of `size` bytes."""
     length = size.to_bytes(8, "little")
     return length + checksum(length)
 
@@ -80,7 +80,7 @@ def _scanned(source: ByteSource) -> bytes:
 
 
 def index_path(shard: Path) -> Path:
-    """The path of a shard's index: `__shardkit__/data.records.npy` for `data.tfrecord`."""
+    """Return the path of a shard's index: `__shardkit__/data.records.npy` for `data.tfrecord`."""
     return shard.parent / FOLDER / (shard.name.removesuffix(".tfrecord") + ".records.npy")
 
 
@@ -111,7 +111,7 @@ class TFRecordReader(ExampleReader):
         return self._whole(self.source, position), True
 
     def _whole(self, source: ByteSource, position: int) -> bytes:
-        """The payload of a record; raises ValueError if a checksum does not match."""
+        """Return the payload of a record; raises ValueError if a checksum does not match."""
         offset, size, _ = ROW.unpack(self._index.record(position))
         record = source.read(offset, size)
         data = record[HEAD:-TAIL]

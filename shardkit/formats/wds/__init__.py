@@ -34,7 +34,7 @@ class Wds(Format):
     abilities = (
         "write: ustar, one index beside each shard, all field types",
         "read at random: its own shards by their index, others after one pass over their headers",
-        "read foreign TARs: ustar, GNU, pax and V7; .gz, .zst, .bz2, .xz after unpacking (slow)",
+        "read third-party TARs: ustar, GNU, pax, V7; .gz, .zst, .bz2, .xz after unpacking (slow)",
         "convert to other formats without decoding: values and JSON text pass through unchanged",
     )
     reader = WdsReader

@@ -40,7 +40,7 @@ class Member(NamedTuple):
 
 
 def members(source: ByteSource, ignored: Counter[str], warned: list[str]) -> Iterator[Member]:
-    """The regular files of a TAR in order; links and devices are skipped and counted.
+    """Yield the regular files of a TAR in order; links and devices are skipped and counted.
 
     Raises DamagedError with the byte where the TAR is truncated or inconsistent. The first zero
     block ends the archive: at the beginning of the file, or before anything but zeros, it is
@@ -119,7 +119,7 @@ def _kind_and_size(block: bytes) -> tuple[bytes, int]:
 
 
 def _octal(field: bytes) -> int:
-    """The number in a field of a header; -1 for anything else."""
+    """Return the number in a field of a header; -1 for anything else."""
     match = _OCTAL.fullmatch(field)
     return int(match[1] or b"0", 8) if match else -1
 
@@ -133,7 +133,7 @@ def _short_name(block: bytes, at: int) -> tuple[str, int]:
 
 
 def _pax(text: bytes, at: int) -> _Records:
-    """The records of the pax header at byte `at`, without those that are not used."""
+    """Return the records of the pax header at byte `at`, without those that are not used."""
     records: _Records = {}
     start = 0
     while start < len(text) and text[start]:

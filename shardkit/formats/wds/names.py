@@ -2,7 +2,7 @@
 
 A member `KEY.EXTENSION` is split at the first dot of its base name. Consecutive members with the
 same key form one sample, whose fields are the extensions in lower case. Source: webdataset 1.0,
-`tariterators.py`; tests/formats/test_wds_foreign.py compares the rules with that library.
+`tariterators.py`; tests/formats/test_wds_third_party.py compares the rules with that library.
 
 In our own datasets, fields have other names (`image`, `label`), and the manifest maps each field to
 its extensions. An image field has several, as the extension depends on the format of the file; so
@@ -50,12 +50,12 @@ def split(member: str) -> tuple[str, str] | None:
 
 
 def decoded_type(field: str) -> type[FieldType]:
-    """The type that a foreign field's last extension stands for; Bytes for an unknown one."""
+    """The type that a third-party field's last extension stands for; Bytes for an unknown one."""
     return _DECODED.get(field.rpartition(".")[2], Bytes)
 
 
 def extensions(schema: Schema) -> dict[str, list[str]]:
-    """The extensions that each field may have in a TAR; several for encoded files.
+    """Return the extensions that each field may have in a TAR; several for encoded files.
 
     Raises FormatError if a field name cannot be an extension, or if two fields would share one.
     """

@@ -1,4 +1,4 @@
-"""Caches the layouts of foreign TARs at URLs in the cache folder, so that each is scanned once.
+"""Caches the layouts of third-party TARs at URLs in the cache folder, so that each is scanned once.
 
 A layout is stored as the pages of a file of its own, whose name changes if the TAR is replaced. The
 cache treats these pages like any others: its limit, eviction and checksums apply to them.
@@ -30,7 +30,7 @@ _VERSION = 3  # of the cached layouts: increase it when the result of `scan` cha
 
 
 def index_id(path: RemotePath, info: Info) -> str:
-    """The name of a TAR's layout in the cache."""
+    """Return the name of a TAR's layout in the cache."""
     name = f"layout {_VERSION} {path} {info.size} {info.version}"
     return f"layout{xxhash.xxh3_64_hexdigest(name.encode())}"
 
@@ -51,7 +51,7 @@ def scanned(source: ByteSource, layout: dict[str, Any] | None) -> dict[str, Any]
 
 
 def _cache(source: RemoteFile) -> FolderCache | None:
-    """The cache folder of the loader, or that named by the environment."""
+    """Return the cache folder of the loader, or that named by the environment."""
     pages = source.path.store.pages
     if isinstance(pages, Pages) and isinstance(pages.cache, FolderCache):
         return pages.cache
@@ -66,7 +66,7 @@ def _folder(folder: str, limit: str | None) -> FolderCache | None:
 
 
 def _load(cache: FolderCache, file: str) -> dict[str, Any] | None:
-    """The layout of a TAR; None if it is not in the cache or is damaged."""
+    """Return the layout of a TAR; None if it is not in the cache or is damaged."""
     page, data = cache.get(file, 0), b""
     while page is not None:
         data += page

@@ -1,4 +1,4 @@
-"""Builds the layout of a foreign TAR, or of one whose index is lost, from its member headers."""
+"""Builds the layout of a third-party TAR, or of one without its index, from its headers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardkit.storage.byte_source import ByteSource
 
 _ONCE = 5  # so many fields that occur once are probably not meant as fields
 _APPLE_DOUBLE = b"\x00\x05\x16\x07"  # RFC 1740
-_INDEX_BYTES = 64 << 20  # limit of a foreign TAR's index, unless the TAR itself is larger
+_INDEX_BYTES = 64 << 20  # limit of a third-party TAR's index, unless the TAR itself is larger
 
 
 class _Scanned(NamedTuple):
@@ -31,7 +31,7 @@ class _Scanned(NamedTuple):
 
 
 def scan(source: ByteSource, layout: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The layout of a TAR: schema, index, odd keys, hashes of all keys, and warnings.
+    """Return the layout of a TAR: schema, index, odd keys, hashes of all keys, and warnings.
 
     Odd keys are those that are not stored contiguously or are not valid Unicode. For a TAR of ours
     that has lost its index, `layout` defines the fields and types.
@@ -96,7 +96,7 @@ def _records(schema: Schema, samples: list[_Scanned], odd_keys: dict[int, str]) 
 
 
 def _schema(source: ByteSource, samples: list[_Scanned], counts: Counter[str]) -> Schema:
-    """The fields in order of appearance, with the types that their extensions stand for."""
+    """Return the fields in order of appearance, with the types that their extensions stand for."""
     first: dict[str, Member] = {}
     for sample in samples:
         for field, member in sample.fields.items():

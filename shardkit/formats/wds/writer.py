@@ -152,7 +152,7 @@ def _fields(schema: Schema) -> list[_Field]:
 
 
 def _member_name(key: str) -> bytes:
-    """The key as the prefix of a member name.
+    """Return the key as the prefix of a member name.
 
     Raises SampleError if WebDataset would read another key, or none, from that name.
     """

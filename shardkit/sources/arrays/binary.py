@@ -20,7 +20,7 @@ from shardkit.codecs.pixels import to_png
 from shardkit.errors import ShardkitError, SourceError, UsageError
 from shardkit.helpers import os_errors
 from shardkit.schema import Image, Int
-from shardkit.sources.arrays.rows import Column, Found, Part, Rows, damaged, kind_of
+from shardkit.sources.arrays.rows import Column, FileSpan, Found, Rows, damaged, kind_of
 from shardkit.storage import fs
 
 # --- idx -----------------------------------------------------------------------------------------
@@ -87,9 +87,9 @@ def find_idx(root: Path, names: Iterable[str]) -> Found:
 def read_idx(field: str, path: Path) -> Rows:
     """Return the rows of an idx file: images of bytes as PNG, single numbers, or arrays."""
     with os_errors.explained("open", path):
-        source = Part(path).open()
+        source = FileSpan(path).open()
         compression = compression_of(source.read(0, min(6, source.size)))
-        part = Part(path, compression)
+        part = FileSpan(path, compression)
         source = part.open()
         head = source.read(0, min(4, source.size))
         dims = head[3] if len(head) == 4 else 0
@@ -178,14 +178,14 @@ def _cifar(files: Sequence[Path], labels: Mapping[str, int]) -> dict[str, Column
     counts = []
     for path in files:
         with os_errors.explained("open", path):
-            size = Part(path).open().size
+            size = FileSpan(path).open().size
         if size % record:
             what = "a batch of CIFAR ends inside an image"
             raise damaged(path, what, f"records of {record:,} bytes", f"{size:,} bytes")
         counts.append(size // record)
 
-    def parts(start: int) -> tuple[tuple[Part, int, int], ...]:
-        return tuple((Part(p), start, n) for p, n in zip(files, counts, strict=True))
+    def parts(start: int) -> tuple[tuple[FileSpan, int, int], ...]:
+        return tuple((FileSpan(p), start, n) for p, n in zip(files, counts, strict=True))
 
     kind, make = kind_of("label", np.dtype("u1"), ())
     assert isinstance(kind, Int)

@@ -16,7 +16,7 @@ from shardkit.metadata.splits import in_order, split_of
 from shardkit.schema import Schema
 from shardkit.sources.arrays import binary, npy
 from shardkit.sources.arrays.hdf5 import find_hdf5
-from shardkit.sources.arrays.rows import LABELS, ArraySource, Column, Found, Part, split_in
+from shardkit.sources.arrays.rows import LABELS, ArraySource, Column, FileSpan, Found, split_in
 from shardkit.sources.base import Source
 from shardkit.sources.candidate import Candidate, Splits, refuse_metadata
 from shardkit.sources.labels import LABEL
@@ -24,14 +24,14 @@ from shardkit.storage import fs
 from shardkit.storage.walk import is_folder, scandir
 from shardkit.storage.walk import kind_of_file as in_words
 
-_MOST_ROWS = 1 << 23  # allowed for small files
+_MAX_ROWS = 1 << 23  # allowed for small files
 _NEAR = 10  # values from which on an array of nearly the length of the others is one of them
 _MAX_FIELDS = 16  # `.npy` files in a folder that may be fields of the same samples
 _TEXTS = 20  # text files that may accompany arrays, to describe them
 
 
 def recognise(candidate: Candidate) -> Splits | None:
-    """A file or folder of arrays. Raises UsageError if it is not clear what a sample is."""
+    """Return a file or folder of arrays. Raises UsageError if it is not clear what a sample is."""
     path, recipe = candidate.path, candidate.recipe
     found = candidate.contents if candidate.is_folder else None
     told = _of_file(path) if found is None else _of_folder(path, found)
@@ -70,7 +70,7 @@ def _check_rows(path: Path, columns: Mapping[str, Column]) -> None:
     every = {file for column in columns.values() for file in column.files}
     size = sum(fs.status(file).st_size for file in every)
     rows = max(map(len, columns.values()))
-    if rows > max(8 * size, _MOST_ROWS):
+    if rows > max(8 * size, _MAX_ROWS):
         raise SourceError(
             "the arrays have more rows than their files can hold",
             path=path,
@@ -117,9 +117,9 @@ def _of_folder(root: Path, found: Contents) -> Found | None:
         return None
     if found.media[ARRAYS] and found.media[ARRAYS] == media:
         return _columns(root, media)
-    if media or len(found.foreign) != 1:
+    if media or len(found.unsupported) != 1:
         return None
-    ((kind, names),) = found.foreign.items()
+    ((kind, names),) = found.unsupported.items()
     if found.text_files > max(_TEXTS, len(names)):
         return None
     if kind in (MNIST, CIFAR):
@@ -142,7 +142,7 @@ def _columns(root: Path, count: int) -> Found | None:
     kinds = set()
     for name in names:
         with os_errors.explained("open", root / name):
-            source = Part(root / name).open()
+            source = FileSpan(root / name).open()
             header = npy_header(source.read(0, min(npy.HEAD, source.size)))
         if header is None or not header.shape:
             return None

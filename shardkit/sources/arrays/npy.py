@@ -12,7 +12,7 @@ import numpy as np
 
 from shardkit.codecs.array import npy_header
 from shardkit.errors import FormatError, ShardkitError, SourceError
-from shardkit.sources.arrays.rows import Found, Part, Rows, damaged, kind_of, split_in, unusable
+from shardkit.sources.arrays.rows import FileSpan, Found, Rows, damaged, kind_of, split_in, unusable
 from shardkit.storage.byte_source import ByteSource
 
 HEAD = 1 << 16  # bytes; numpy's headers have a few hundred
@@ -25,7 +25,7 @@ def find_npy(root: Path, names: Sequence[str]) -> Found:
     """Return the arrays of some files, named after them."""
     arrays = {}
     for name in names:
-        part = Part(root / name)
+        part = FileSpan(root / name)
         source = part.open()
         arrays[name[:-4]] = rows(name[:-4], part, source, 0, source.size)
     return Found(arrays, names)
@@ -33,7 +33,7 @@ def find_npy(root: Path, names: Sequence[str]) -> Found:
 
 def find_npz(path: Path) -> Found:
     """Return the arrays of an archive."""
-    source = Part(path).open()
+    source = FileSpan(path).open()
     try:
         with zipfile.ZipFile(io.BufferedReader(_File(source))) as archive:
             members = [m for m in archive.infolist() if m.filename.endswith(".npy")]
@@ -82,13 +82,17 @@ def _member(path: Path, source: ByteSource, member: zipfile.ZipInfo) -> Rows | S
     start = member.header_offset + _LOCAL
     start += int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
     compression = _METHODS[member.compress_type]
-    part = Part(path, compression, start, member.compress_size) if compression else Part(path)
+    part = (
+        FileSpan(path, compression, start, member.compress_size) if compression else FileSpan(path)
+    )
     if compression:
         source, start = part.open(), 0
     return rows(member.filename[:-4], part, source, start, member.file_size)
 
 
-def rows(name: str, part: Part, source: ByteSource, start: int, size: int) -> Rows | ShardkitError:
+def rows(
+    name: str, part: FileSpan, source: ByteSource, start: int, size: int
+) -> Rows | ShardkitError:
     """Return the rows of the `.npy` at `start` in `source`, or the error if it cannot be a field.
 
     `source` has the bytes of `part`. Raises DamagedError for a truncated file.

@@ -59,7 +59,7 @@ class Column(Protocol):
 
 
 @dataclass(frozen=True)
-class Part:
+class FileSpan:
     """Bytes of a file: all of it, or a member of an archive; decompressed if necessary."""
 
     path: Path
@@ -73,7 +73,7 @@ class Part:
 
 
 @lru_cache(8)  # otherwise each task in a process would unpack the file again
-def _open(part: Part, time: int) -> ByteSource:
+def _open(part: FileSpan, time: int) -> ByteSource:
     source = open_source(part.path)
     if not part.compression:
         return source
@@ -90,7 +90,9 @@ class Rows:
     """Values of one type, each at a multiple of `stride` bytes in one or several files."""
 
     kind: FieldType
-    parts: tuple[tuple[Part, int, int], ...]  # the part, the offset of its first value, the count
+    parts: tuple[
+        tuple[FileSpan, int, int], ...
+    ]  # the part, the offset of its first value, the count
     dtype: str
     shape: tuple[int, ...]
     stride: int
@@ -129,7 +131,7 @@ def copied(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def single(value: npt.NDArray[Any]) -> Any:
-    """The only value of an array, as Python's own type."""
+    """Return the only value of an array, as Python's own type."""
     found = value.reshape(-1)[0].item()
     if isinstance(found, np.floating):  # which Python's float does not hold exactly
         return float(found)

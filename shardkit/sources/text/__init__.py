@@ -11,14 +11,14 @@ from shardkit.sources.text_files import parse_name
 
 
 def recognise_file(candidate: Candidate) -> Splits | None:
-    """A file of text or a table."""
+    """Return a file of text or a table."""
     if candidate.is_folder or parse_name(candidate.path.name) is None:
         return None
     return of_files(candidate.path, candidate.recipe, candidate.strict)
 
 
 def recognise_folder(candidate: Candidate) -> Splits | None:
-    """A folder of text or tables."""
+    """Return a folder of text or tables."""
     if not candidate.is_folder or not candidate.contents.text_files:
         return None
     path, recipe = candidate.path, candidate.recipe
@@ -28,7 +28,7 @@ def recognise_folder(candidate: Candidate) -> Splits | None:
 def of_files(
     path: Path, recipe: Recipe, strict: bool, files: Sequence[Path] = (), subset: str = ""
 ) -> Splits:
-    """The splits of a file or a folder, or of some `files` or a `subset` of it."""
+    """Return the splits of a file or a folder, or of some `files` or a `subset` of it."""
     from shardkit.sources.text.scan import open_text  # slow to import, and not needed for images
 
     return open_text(path, recipe, strict, files, subset)

@@ -298,7 +298,7 @@ def _splits(corpus: _Corpus, split: str, subset: str) -> dict[str, Split]:
 
 
 def _is_whole_files(corpus: _Corpus, splits: dict[str, Split]) -> bool:
-    """Whether every file is one document.
+    """Return whether every file is one document.
 
     By default, the files of a folder are; a single file is not, nor `train.txt` next to `test.txt`.
     """
@@ -562,7 +562,7 @@ def _ranges(root: FilePath, files: Files) -> Ranges:
 
 
 def _can_be_cut(root: FilePath, files: Files, index: int) -> bool:
-    """Whether the start of a record can be found from the bytes right before it.
+    """Return whether the start of a record can be found from the bytes right before it.
 
     A row of a table may contain line ends, but only within quotes.
     """

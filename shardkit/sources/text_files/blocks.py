@@ -73,7 +73,7 @@ def stored_blocks(
         else:
             found = _read(path, size, start, block)
         for data in found:
-            if size <= pointers.MOST_BYTES and not start:
+            if size <= pointers.MAX_BYTES and not start:
                 pointers.refuse_pointer(data, path, SampleError)
             for first in range(0, len(data), block):
                 yield data[first : first + block]

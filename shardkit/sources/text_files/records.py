@@ -407,7 +407,7 @@ def _row_of(lines: Sequence[str]) -> list[str]:
 
 
 def _swallowed(lines: Sequence[str], form: str, width: int) -> bool:
-    """Whether a row of a table, over several lines, has a cell that holds what were rows.
+    """Return whether a row of a table, over several lines, has a cell that holds what were rows.
 
     In a TSV, a line inside the cell with as many tabs as the header shows it, or both the first and
     the last line. Commas are frequent in text: in a CSV, all of many lines must have as many as the

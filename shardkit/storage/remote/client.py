@@ -106,7 +106,7 @@ class Client(Protocol):
 
 
 def replaced(path: str) -> DamagedError:
-    """The error for an object that was replaced after it was opened."""
+    """Return the error for an object that was replaced after it was opened."""
     return DamagedError(
         "the object was replaced while it was in use",
         path=path,
@@ -128,7 +128,7 @@ class Cached(Protocol):
 
 
 def no_object(url: str) -> NotFoundError:
-    """The error for an object that does not exist, or a folder of a web server."""
+    """Return the error for an object that does not exist, or a folder of a web server."""
     if not url.startswith("http"):
         return NotFoundError("there is no such object", path=url)
     return NotFoundError(

@@ -75,7 +75,7 @@ def connect(site: str, options: Mapping[str, Any]) -> Client:
 
 
 def without_caches(site: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options for requests that bypass HTTP caches in front of the store."""
+    """Return the options for requests that bypass HTTP caches in front of the store."""
     if site.partition("://")[0] not in _OBSTORE:
         return dict(options)
     headers = {**options.get("default_headers", {}), "cache-control": "no-cache"}
@@ -215,8 +215,8 @@ class _Obstore:
             self._library.put(self._with_time_for(size), key, memoryview(view), use_multipart=False)
 
     def put_if(self, key: str, data: bytes, tag: Tag | None) -> Tag | None:
-        given = {} if tag is None else tag._asdict()
-        mode: Any = {name: value for name, value in given.items() if value} or "create"
+        endpoints = {} if tag is None else tag._asdict()
+        mode: Any = {name: value for name, value in endpoints.items() if value} or "create"
         conflicts = (self._exceptions.AlreadyExistsError, self._exceptions.PreconditionError)
         with self._explained(key, writing=True):
             try:
@@ -242,7 +242,7 @@ class _Obstore:
                 raise
 
     def _with_time_for(self, size: int) -> Any:
-        """The store, with timeouts that are long enough to transfer `size` bytes."""
+        """Return the store, with timeouts that are long enough to transfer `size` bytes."""
         if size < _SMALL:
             return self._store
         seconds = time_for(size)
@@ -258,12 +258,12 @@ def _endpoints(site: str, config: Mapping[str, Any]) -> dict[str, str]:
     Raises UsageError for one without a scheme, on which obstore panics.
     """
     scheme = site.partition("://")[0]
-    given = {name: str(config[name]) for name in _ENDPOINTS if name in config}
-    if not given:
+    endpoints = {name: str(config[name]) for name in _ENDPOINTS if name in config}
+    if not endpoints:
         prefix = {"s3": "AWS_", "s3a": "AWS_", "gs": "GOOGLE_"}.get(scheme, "AZURE_")
         names = [name.upper() for name in _ENDPOINTS if name.upper().startswith(prefix)]
-        given = {name: os.environ[name] for name in names if os.environ.get(name)}
-    for name, address in given.items():
+        endpoints = {name: os.environ[name] for name in names if os.environ.get(name)}
+    for name, address in endpoints.items():
         if not address.startswith(("http://", "https://")):
             raise UsageError(
                 f"the address of the store {site} has no scheme",
@@ -271,7 +271,7 @@ def _endpoints(site: str, config: Mapping[str, Any]) -> dict[str, str]:
                 found=name,
                 fix=f"prefix it with the scheme: {name}=https://...",
             )
-    return given
+    return endpoints
 
 
 def _info(meta: Any) -> Info:
@@ -279,7 +279,7 @@ def _info(meta: Any) -> Info:
 
 
 def _tag(meta: Any) -> str | None:
-    """The ETag, in quotes (Azure's listings omit them), or the version."""
+    """Return the ETag, in quotes (Azure's listings omit them), or the version."""
     tag: str | None = meta["e_tag"]
     if tag and not tag.endswith('"'):
         tag = f'"{tag}"'
@@ -287,7 +287,7 @@ def _tag(meta: Any) -> str | None:
 
 
 def _explain(error: Exception, url: str, *, writing: bool = False) -> Exception:
-    """The error to raise in place of one of obstore's.
+    """Return the error to raise in place of one of obstore's.
 
     Its text includes the request, possibly with credentials, so only known patterns are extracted.
     """
@@ -295,14 +295,14 @@ def _explain(error: Exception, url: str, *, writing: bool = False) -> Exception:
     found = re.search(r"<Code>(\w+)</Code>", text)
     status = re.search(r"(?:status|code)\W+([45]\d\d)\b", text)
     code, number = found[1] if found else "", status[1] if status else ""
-    said = code or (f"HTTP {number}" if number else None)
+    answer = code or (f"HTTP {number}" if number else None)
     if kind == "PreconditionError":
         return replaced(url)
     if kind == "InvalidPathError":
         name = re.search(r'Path "(.*?)"', text, re.DOTALL)
-        said = name[1] if name else None
+        answer = name[1] if name else None
     if "RangeNotSupported" in text:
-        kind, said = "RangeNotSupported", "HTTP 200 instead of 206"
+        kind, answer = "RangeNotSupported", "HTTP 200 instead of 206"
     if "without LOCATION" in text:
         kind = "PermanentRedirect"
     way = "writing " if writing else "web " if url.startswith("http") else ""
@@ -311,11 +311,11 @@ def _explain(error: Exception, url: str, *, writing: bool = False) -> Exception:
         if re.search(pattern, signs):
             if what == _NO_BUCKET:
                 return NotFoundError(what, path=url, found=code or None, fix=fix)
-            return StorageError(what, path=url, found=said or kind, fix=fix)
+            return StorageError(what, path=url, found=answer or kind, fix=fix)
     if kind in _NOT_FOUND or "MissingContentLength" in text:  # a folder on a web server
         return no_object(url)
-    what = "the store returned an unexpected response" if said else _NO_ANSWER
-    return _passing(what, url, said or _reason(text))
+    what = "the store returned an unexpected response" if answer else _NO_ANSWER
+    return _passing(what, url, answer or _reason(text))
 
 
 _NO_ANSWER = "the store cannot be reached"
@@ -510,7 +510,7 @@ class _Fsspec:
 
 
 def _missing(site: str, error: ImportError) -> MissingLibraryError:
-    """The error for a site whose library, which fsspec names, is not installed."""
+    """Return the error for a site whose library, which fsspec names, is not installed."""
     return MissingLibraryError(
         f"a URL such as {site} needs a library, which is not installed",
         found=str(error),
@@ -519,7 +519,7 @@ def _missing(site: str, error: ImportError) -> MissingLibraryError:
 
 
 def _seconds(time: Any) -> float:
-    """A time in seconds since 1970; 0 if its form is unknown."""
+    """Return a time in seconds since 1970; 0 if its form is unknown."""
     with suppress(ValueError):
         time = datetime.fromisoformat(time) if isinstance(time, str) else time
     if isinstance(time, datetime):
@@ -528,7 +528,7 @@ def _seconds(time: Any) -> float:
 
 
 def _first(about: Mapping[str, Any], *names: str) -> Any:
-    """The first of these values that the file system provides."""
+    """Return the first of these values that the file system provides."""
     return next((about[name] for name in names if about.get(name) is not None), None)
 
 

@@ -98,7 +98,7 @@ class ListedStore(Store):
 
 
 def _side_by_side(store: Store, folder: str) -> Iterator[Page]:
-    """All objects in a folder and its subfolders, by concurrent listings, in no order.
+    """Yield all objects in a folder and its subfolders, by concurrent listings, in no order.
 
     A few objects may come twice.
     """

@@ -21,7 +21,7 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
 
 
 def parsed(path: str | os.PathLike[str]) -> tuple[str, str] | None:
-    """The scheme of a URL, and what follows the slashes; None for a local path."""
+    """Return the scheme of a URL, and what follows the slashes; None for a local path."""
     if isinstance(path, RemotePath):
         return path.store.site.partition("://")[0], str(path).partition("://")[2]
     if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes):
@@ -88,7 +88,7 @@ class RemoteEntry:
 
 
 def status(info: Info | None) -> os.stat_result:
-    """The metadata of an object as an `os.stat_result`; of a folder, if None.
+    """Return the metadata of an object as an `os.stat_result`; of a folder, if None.
 
     `st_mtime_ns`, which is used to detect changes, is the number of the version.
     """
@@ -130,7 +130,7 @@ class RemotePath(PosixPath):
         return RemotePath(ListedStore(self.store, self.key), self.key)
 
     def through(self, pages: Cached) -> RemotePath:
-        """The same path, with reads through a cache."""
+        """Return the same path, with reads through a cache."""
         return RemotePath(self.store.through(pages), self.key)
 
     # --- names
@@ -221,7 +221,7 @@ class RemotePath(PosixPath):
             yield self / entry.name
 
     def glob(self, pattern: str, **options: Any) -> Generator[RemotePath, None, None]:
-        """The entries of this folder whose names match."""
+        """Return the entries of this folder whose names match."""
         return (path for path in self.iterdir() if fnmatch.fnmatchcase(path.name, pattern))
 
     def scandir(self) -> list[RemoteEntry]:

@@ -76,19 +76,19 @@ class Store:
             self._known[key] = info._replace(tag=known.tag, modified=known.modified)
 
     def through(self, pages: Cached) -> Store:
-        """The same store, with reads through a cache."""
+        """Return the same store, with reads through a cache."""
         store = self.anew()
         store._known, store.pages = self._known, pages
         return store
 
     def anew(self) -> Store:
-        """The same store, without the metadata kept so far."""
+        """Return the same store, without the metadata kept so far."""
         store = Store(self.site, self.options)
         store._clients = self._clients
         return store
 
     def client(self, past_caches: bool = False) -> Client:
-        """The client for this process; each forked process creates its own."""
+        """Return the client for this process; each forked process creates its own."""
         which = os.getpid(), past_caches
         if which not in self._clients:
             from shardkit.storage.remote.clients import connect, without_caches
@@ -136,7 +136,7 @@ class Store:
         return found
 
     def is_folder(self, key: str) -> bool:
-        """Whether there are objects whose keys start with this key and a slash.
+        """Return whether there are objects whose keys start with this key and a slash.
 
         On a web server, which cannot list folders: whether a shardkit manifest is there.
         """
@@ -145,7 +145,7 @@ class Store:
         return bool(self.entries(key))
 
     def entries(self, folder: str) -> list[Entry]:
-        """The objects and folders in a folder, sorted by name."""
+        """Return the objects and folders in a folder, sorted by name."""
         found = self.list_folder(folder)
         for entry in found:
             key = f"{folder}/{entry.name}".lstrip("/")
@@ -164,7 +164,7 @@ class Store:
         return _patiently(lambda: self.client().entries(folder))
 
     def below(self, folder: str) -> Iterator[Page]:
-        """All objects in a folder and its subfolders, by one listing.
+        """Yield all objects in a folder and its subfolders, by one listing.
 
         If a request for a page fails, the listing is resumed after the last page received.
         """
@@ -183,13 +183,13 @@ class Store:
             after = page[-1][0]
 
     def read_all(self, key: str) -> bytes:
-        """All bytes of an object. Raises NotFoundError."""
+        """Return all bytes of an object. Raises NotFoundError."""
         return self.read_object(key)[0]
 
     def read_object(
         self, key: str, size: int | None = None, number: int = UNKNOWN
     ) -> tuple[bytes, Info]:
-        """All bytes of an object, and its metadata, by one request.
+        """Return all bytes of an object, and its metadata, by one request.
 
         Raises NotFoundError, and StorageError if the object is the version `number` but the number
         of bytes received is not `size`.
@@ -211,7 +211,7 @@ class Store:
         return found
 
     def read_pieces(self, key: str, first: int, stop: int) -> bytes:
-        """The bytes of the pieces from `first` up to, but not including, `stop`.
+        """Return the bytes of the pieces from `first` up to, but not including, `stop`.
 
         They are compared with their digests, if these are known. Pieces that differ are requested
         once more; raises DamagedError if they differ again.
@@ -296,7 +296,7 @@ class Store:
     # --- writing, supported for buckets only
 
     def keys(self, folder: str) -> list[str]:
-        """The keys of all objects below a folder, as listed by the store."""
+        """Return the keys of all objects below a folder, as listed by the store."""
         keys = (key for page in self.below(folder) for key, _ in page)
         return sorted(key for key in keys if key.startswith(f"{folder}/"))  # not "folder/" itself
 
@@ -411,7 +411,7 @@ _pools: dict[int, ThreadPoolExecutor] = {}
 
 
 def pool() -> ThreadPoolExecutor:
-    """The thread pool of this process for concurrent requests."""
+    """Return the thread pool of this process for concurrent requests."""
     found = _pools.get(os.getpid())
     if found is None:
         from concurrent.futures import ThreadPoolExecutor  # not needed to read local files

@@ -1,9 +1,9 @@
 """What publishing needs of a plan, and what the parts of a conversion agree on.
 
 Parts store it, so that `merge` needs no source and no options, and compare their own with it. It is
-in `plan/outline.zip` in OUT.partial, or below its <job> in a store:
+in `plan/publish-plan.zip` in OUT.partial, or below its <job> in a store:
 
-outline.json         the `About` of the outline
+publish-plan.json         the `PublishPlanHeader` of the publishing plan
 tasks.i64            a row of integers for each task: split, start, stop, bytes, joined
 0/errors.jsonl       of split 0, the lines found while planning, with which its lists begin
 0/filtered.jsonl
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from shardkit.conversion.plan import Plan
     from shardkit.conversion.splits import Split
 
-_OUTLINE = "outline.json"
+_PUBLISH_PLAN = "publish-plan.json"
 _TASKS = "tasks.i64"
 _TOKENIZER = "tokenizer/"
 _COLUMNS = 5
@@ -67,14 +67,14 @@ class SplitOutline:
     tokenizer: dict[str, Any]
 
     def content(self, format: Format) -> Content:
-        """The content that the split's shards have in common."""
+        """Return the content that the split's shards have in common."""
         spec = ShardSpec(Schema.from_json(self.schema), self.max_bytes, self.classes, self.beside)
         return Content(format, spec, self.label, self.guessed, self.pixels)
 
 
 @dataclass(frozen=True)
-class About:
-    """The contents of outline.json."""
+class PublishPlanHeader:
+    """The contents of publish-plan.json."""
 
     job: dict[str, Any]  # as in job.json
     splits: tuple[SplitOutline, ...]
@@ -85,7 +85,7 @@ class About:
 
 
 @dataclass(frozen=True)
-class Outline(About):
+class PublishPlan(PublishPlanHeader):
     """What publishing needs of a plan."""
 
     recipe: Recipe
@@ -94,8 +94,8 @@ class Outline(About):
     files: Mapping[str, bytes]  # the other files of the archive, by name
 
     @classmethod
-    def of(cls, plan: Plan, max_errors: int = 0, overwrite: bool = False) -> Outline:
-        """The outline of a plan, with the options that publishing needs."""
+    def of(cls, plan: Plan, max_errors: int = 0, overwrite: bool = False) -> PublishPlan:
+        """Return the publishing plan of a plan, with the options that publishing needs."""
         numbers = {id(split): number for number, split in enumerate(plan.splits)}
         rows = [(numbers[id(t.split)], t.start, t.stop, t.size, t.joined) for t in plan.tasks]
         return cls(
@@ -122,7 +122,7 @@ class Outline(About):
         return sum(split.problems for split in self.splits)
 
     def tasks_of(self, split: int) -> list[tuple[int, bool]]:
-        """Numbers of the tasks of a split, and whether their shards are to be joined."""
+        """Return numbers of the tasks of a split, and whether their shards are to be joined."""
         numbers = np.flatnonzero(self.tasks[:, 0] == split)
         return [(number, bool(self.tasks[number, 4])) for number in numbers.tolist()]
 
@@ -136,17 +136,19 @@ class Outline(About):
         }
 
     def packed(self) -> bytes:
-        """The outline as one archive: the same bytes for the same outline."""
-        about = {f.name: plain(getattr(self, f.name)) for f in fields(About)}
+        """The publishing plan as one archive: the same bytes for the same publishing plan."""
+        about = {f.name: plain(getattr(self, f.name)) for f in fields(PublishPlanHeader)}
         text = json.dumps(about, allow_nan=False).encode()
-        return zipped({_OUTLINE: text, _TASKS: self.tasks.astype("<i8").tobytes(), **self.files})
+        return zipped(
+            {_PUBLISH_PLAN: text, _TASKS: self.tasks.astype("<i8").tobytes(), **self.files}
+        )
 
     @classmethod
-    def unpacked(cls, packed: bytes, path: Path) -> Outline:
-        """The outline in the archive at `path`; raises DamagedError."""
+    def unpacked(cls, packed: bytes, path: Path) -> PublishPlan:
+        """Return the publishing plan in the archive at `path`; raises DamagedError."""
         try:
             files = unzipped(packed)
-            about = checked(About, parse(files.pop(_OUTLINE, b"")))
+            about = checked(PublishPlanHeader, parse(files.pop(_PUBLISH_PLAN, b"")))
             tasks = np.frombuffer(files.pop(_TASKS, b""), "<i8").reshape(-1, _COLUMNS)
             recipe = Recipe.from_json(checked(dict[str, Any], about.job.get("recipe")), path)
             format = get_format(recipe.format)
@@ -204,37 +206,37 @@ def _files(split: Split) -> dict[str, bytes]:
 # --- the parts of a conversion
 
 
-def agree(outline: Outline, partial: Partial) -> None:
-    """Store the outline of this part, for `merge`, or compare it with the one that is stored.
+def agree(publish_plan: PublishPlan, partial: Partial) -> None:
+    """Store the publishing plan of this part for `merge`, or compare it with the stored one.
 
     Of the options that do not change any task, those of the part that began last count. Parts that
     may drop samples (--on-error skip) reuse the work of parts that may not. Raises OutputError if
     this part would run other tasks, or run them differently.
     """
-    path = partial.outline
+    path = partial.publish_plan
     if (packed := partial.read(path)) is None:
-        partial.write(path, outline.packed(), replace=False)
+        partial.write(path, publish_plan.packed(), replace=False)
         packed = partial.read(path)  # another part may have been faster
     assert packed is not None
-    stored = Outline.unpacked(packed, path)
-    if words := _differences(stored, outline):
+    stored = PublishPlan.unpacked(packed, path)
+    if words := _differences(stored, publish_plan):
         raise OutputError(
             "this part has a different plan than the parts that began before",
             path=path,
             found=words,
             fix="give all parts the same source and options",
         )
-    if _policy(stored) != _policy(outline):
-        partial.write(path, outline.packed(), replace=True)
+    if _policy(stored) != _policy(publish_plan):
+        partial.write(path, publish_plan.packed(), replace=True)
 
 
-def _policy(outline: Outline) -> tuple[str, int, bool]:
-    """The options that do not change any task."""
-    return outline.recipe.on_error, outline.max_errors, outline.overwrite
+def _policy(publish_plan: PublishPlan) -> tuple[str, int, bool]:
+    """Return the options that do not change any task."""
+    return publish_plan.recipe.on_error, publish_plan.max_errors, publish_plan.overwrite
 
 
-def _differences(stored: Outline, own: Outline) -> str:
-    """The differences between the outlines of two parts of the same job, in words."""
+def _differences(stored: PublishPlan, own: PublishPlan) -> str:
+    """The differences between the publishing plans of two parts of the same job, in words."""
     before, now = stored.recipe.on_error, own.recipe.on_error
     if (before, now) == ("skip", "fail"):
         return f"on_error was {before}, is {now}"
@@ -244,15 +246,15 @@ def _differences(stored: Outline, own: Outline) -> str:
     return "" if same else "splits have other names, fields or classes"
 
 
-def _work_of(outline: Outline) -> str:
-    """What the tasks have to do, without what planning has ignored, which may change."""
-    found = (vars(split).items() for split in outline.splits)
+def _work_of(publish_plan: PublishPlan) -> str:
+    """Return what the tasks have to do, without what planning has ignored, which may change."""
+    found = (vars(split).items() for split in publish_plan.splits)
     work = [{name: plain(value) for name, value in each if name not in _FOUND} for each in found]
     return json.dumps(work, sort_keys=True)
 
 
 def who_is_missing(begun: Sequence[PartOf], missing: Collection[int]) -> tuple[str, list[PartOf]]:
-    """The parts that should do the `missing` tasks: in words, and as a list."""
+    """Return the parts that should do the `missing` tasks: in words, and as a list."""
     counts = Counter(part.total for part in begun)
     words = "1 task is missing" if len(missing) == 1 else f"{len(missing):,} tasks are missing"
     if not counts:
@@ -268,7 +270,7 @@ def who_is_missing(begun: Sequence[PartOf], missing: Collection[int]) -> tuple[s
 
 
 def parts_of(tasks: Collection[int], total: int) -> list[PartOf]:
-    """The parts, of so many, that the tasks belong to."""
+    """Return the parts, of so many, that the tasks belong to."""
     return [PartOf(number, total) for number in sorted({task % total + 1 for task in tasks})]
 
 
