@@ -112,7 +112,7 @@ class Run:
     def wait(self):
         return self._forks.ask(self.child), self.said()
 
-    def entries_of(self):
+    def said(self):
         return self._said.read_text() if self._said.exists() else ""
 
     def kill(self):

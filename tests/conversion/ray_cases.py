@@ -217,7 +217,7 @@ def ctrl_c():
     wait_for(lambda: any(tasks.glob("[0-9]*[0-9]")) or process.poll() is not None)
     process.send_signal(signal.SIGINT)
     printed, said = process.communicate(timeout=60)
-    assert (process.returncode, printed) == (130, "")  # Ray has printed nothing
+    assert (process.returncode, printed) == (130, ""), said  # Ray has printed nothing
     assert "interrupted; the same command run again continues" in said
     assert all(path.name.isdigit() for path in tasks.iterdir())
     GO.touch()
