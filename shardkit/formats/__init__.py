@@ -30,7 +30,7 @@ from shardkit.formats.unsupported import (
     not_read,
     other_kind,
 )
-from shardkit.helpers.extras import extra
+from shardkit.helpers.extras import entry_points, extra, package_of
 from shardkit.metadata.manifest import FOLDER, NAME
 
 if TYPE_CHECKING:
@@ -204,9 +204,7 @@ FORMATS: Mapping[str, Declaration] = _Formats()
 
 @functools.cache
 def _entry_points() -> dict[str, EntryPoint]:
-    import importlib.metadata  # slow: takes as long as importing the rest of this module
-
-    return {entry.name: entry for entry in importlib.metadata.entry_points(group=ENTRY_POINTS)}
+    return {entry.name: entry for entry in entry_points(ENTRY_POINTS)}
 
 
 @functools.cache
@@ -235,7 +233,7 @@ def _declaration(entry: EntryPoint) -> Declaration:
 
 
 def _not_loaded(entry: EntryPoint, found: str) -> FormatError:
-    package = entry.dist.name if entry.dist is not None else entry.value
+    package = package_of(entry)
     return FormatError(
         f"the format {entry.name!r} cannot be loaded",
         expected=f"a shardkit.formats.Declaration at {entry.value}, with FORMAT in its module",

@@ -1,11 +1,16 @@
-"""Optional libraries: errors that name the extra of shardkit that installs a missing library."""
+"""Other packages: libraries that extras of shardkit install, and packages that extend shardkit."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from shardkit.errors import MissingLibraryError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint, EntryPoints
 
 
 @contextmanager
@@ -29,3 +34,21 @@ def missing(name: str, what: str, library: str, instead: str = "") -> MissingLib
         f"{what} needs {library}, which is not installed",
         fix=f'pip install "shardkit[{name}]"{instead}',
     )
+
+
+def entry_points(group: str) -> EntryPoints:
+    """Return the entry points of a group in all installed packages, which are read only once."""
+    found: EntryPoints = _installed().select(group=group)
+    return found
+
+
+@functools.cache
+def _installed() -> Any:
+    import importlib.metadata  # slow
+
+    return importlib.metadata.entry_points()
+
+
+def package_of(entry: EntryPoint) -> str:
+    """Return the name of the package that declares an entry point."""
+    return entry.dist.name if entry.dist is not None else entry.value

@@ -2,7 +2,7 @@
 
 It gets the sample with its images as pixels, read-only uint8 arrays (height, width, 3), and masks
 as (height, width), after all other steps and before encoding. It returns the sample to store:
-fields may be changed, added or ignored, and None drops the sample. Equal samples must give equal
+fields may be changed, added or removed, and None drops the sample. Equal samples must give equal
 results.
 """
 

@@ -7,7 +7,6 @@ is of another kind. Another package adds one with an entry point in the group `s
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections import Counter
 from collections.abc import Mapping
@@ -30,6 +29,7 @@ from shardkit.errors import FormatError, SourceError, UsageError, warn
 from shardkit.formats import unknown_format
 from shardkit.formats.unsupported import way_with
 from shardkit.helpers import os_errors
+from shardkit.helpers.extras import entry_points, package_of
 from shardkit.metadata.manifest import FOLDER
 from shardkit.metadata.recipe import Recipe
 from shardkit.sources.base import WHOLE, Source, Stream
@@ -225,18 +225,14 @@ def _refuse_beside(found: Contents) -> None:
         )
 
 
-@functools.cache
 def _entry_points() -> list[EntryPoint]:
-    import importlib.metadata  # slow, and rarely needed
-
-    return sorted(importlib.metadata.entry_points(group=ENTRY_POINTS), key=lambda one: one.name)
+    return sorted(entry_points(ENTRY_POINTS), key=lambda one: one.name)
 
 
 def of_packages(candidate: Candidate) -> Splits | None:
     """Return the sources of a path that the recogniser of another package reads."""
     for entry in () if candidate.subset else _entry_points():  # which are not asked for a subset
-        name = entry.dist.name if entry.dist is not None else entry.value
-        package = Package(entry.name, name, entry.value)
+        package = Package(entry.name, package_of(entry), entry.value)
         what = f"a function {entry.value} that returns sources by split, or None"
         try:
             with package.named(what):
