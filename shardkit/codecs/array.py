@@ -81,6 +81,20 @@ def load_array(data: bytes) -> npt.NDArray[Any]:
     return found.copy().reshape(header.shape, order="F" if header.fortran else "C")
 
 
+def load_rows(files: npt.NDArray[np.uint8]) -> npt.NDArray[Any] | None:
+    """Return the arrays in `.npy` files of one size, uint8 (files, bytes), as one array.
+
+    None if their headers differ, or describe an array that is not in C order. Raises ValueError
+    like `load_array`.
+    """
+    first = load_array(files[0].tobytes())
+    start = files.shape[1] - first.nbytes
+    if not first.flags.c_contiguous or not (files[:, :start] == files[0, :start]).all():
+        return None
+    values = np.ascontiguousarray(files[:, start:]).view(first.dtype)
+    return values.reshape(len(files), *first.shape)
+
+
 def _by_numpy(data: bytes) -> npt.NDArray[Any]:
     """Load arrays of structured types, or with headers in a form that NumPy does not write."""
     file = io.BytesIO(data)

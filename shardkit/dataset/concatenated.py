@@ -15,7 +15,7 @@ import numpy as np
 from shardkit.dataset.dataset import Dataset
 from shardkit.dataset.readers import Readers
 from shardkit.errors import ShardkitError, UsageError
-from shardkit.formats.base import ShardReader
+from shardkit.formats.base import Columns, Ranges, ShardReader
 from shardkit.helpers.indices import array
 from shardkit.metadata.shared_schema import other_numbers, renumbered, shared_schema, united_classes
 from shardkit.sample import Sample
@@ -198,6 +198,13 @@ class Concatenated(Dataset):
         if field in self._labels[self._at(shard)[0]]:
             return False
         return super().read_rows(shard, field, positions, out)
+
+    def plan(
+        self, shard: int, positions: Numbers, fields: Collection[str]
+    ) -> Ranges | Columns | None:
+        if self._labels[self._at(shard)[0]].keys() & set(fields):
+            return None
+        return super().plan(shard, positions, fields)
 
     def _key_hashes(self, shard: int) -> Numbers:
         number, own = self._at(shard)

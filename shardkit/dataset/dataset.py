@@ -22,7 +22,7 @@ from shardkit.dataset.readers import SampleSequence, SequenceReader
 from shardkit.dataset.views import REQUESTS, Views
 from shardkit.errors import DamagedError, FormatError, ShardkitError, UsageError
 from shardkit.formats import FORMATS, get_format
-from shardkit.formats.base import ShardReader
+from shardkit.formats.base import Columns, Ranges, ShardReader
 from shardkit.helpers import os_errors
 from shardkit.helpers.checked import checked, damaged, from_lines, under
 from shardkit.helpers.indices import array
@@ -240,6 +240,13 @@ class Dataset(Views):
         reader = self.reader(shard)
         with self.explained(shard):
             return field in reader.schema and reader.read_rows(field, positions, out)
+
+    def plan(
+        self, shard: int, positions: npt.NDArray[np.int64], fields: Collection[str]
+    ) -> Ranges | Columns | None:
+        """Call `ShardReader.plan` of a shard; None also if it lacks one of the fields."""
+        reader = self.reader(shard)
+        return reader.plan(positions, fields) if reader.schema.keys() >= set(fields) else None
 
     def _key_hashes(self, shard: int) -> npt.NDArray[np.int64]:
         found = self.key_hashes.get(shard)

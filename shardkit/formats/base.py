@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -24,9 +24,32 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from shardkit.metadata.manifest import Manifest
+    from shardkit.storage.blobs import Blobs
     from shardkit.storage.byte_source import ByteSource
 
 KEY = "__key__"  # the entry of every sample that holds its key
+
+
+# Values of one field: an array with a row per sample, bytes of different lengths, or a list, in
+# which None stands for a value that a sample does not have.
+Column: TypeAlias = "npt.NDArray[Any] | Blobs | list[Any]"
+Columns: TypeAlias = "dict[str, Column]"  # by field; that of KEY is a list of str
+
+
+class Ranges(NamedTuple):
+    """Where some columns of samples are in the file of a shard, and how they are decoded.
+
+    offsets, sizes: int64, (ranges per sample, samples): byte ranges of `source`; a size of
+        `blobs.ABSENT` for a value that does not exist.
+    decode: turns what was read, a `Blobs` for each row of `offsets`, into columns. It is equal for
+        shards that are decoded alike, whose samples are then decoded together. It may raise any
+        exception if the data are damaged, or not suitable.
+    """
+
+    source: ByteSource
+    offsets: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+    decode: Callable[[list[Blobs]], Columns]
 
 
 class ShardReader(ABC):
@@ -156,6 +179,17 @@ class ShardReader(ABC):
         or one of the samples does not support this; reading them one by one then finds the error.
         """
         return False
+
+    def plan(
+        self, positions: npt.NDArray[np.int64], fields: Collection[str]
+    ) -> Ranges | Columns | None:
+        """Return how to read the keys and these fields of several samples at once.
+
+        Returns the columns themselves if they are in memory. None if the shard does not support
+        this, or a value needs a closer look: the samples are then read one by one, as also after
+        an exception, which finds the error.
+        """
+        return None
 
     def sizes(self, field: str) -> npt.NDArray[np.int64] | None:
         """Stored bytes of the field in each sample that has it, in order, without reading values.

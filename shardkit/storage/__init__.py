@@ -2,7 +2,7 @@
 
 Each imports only those on lines below its own:
 
-    digests
+    blobs digests
     byte_source
     pages
     page_cache walk

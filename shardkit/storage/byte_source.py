@@ -208,6 +208,16 @@ class LocalFile(ByteSource):
             self.compare(int(offsets[0]))
         return found
 
+    @property
+    def handle(self) -> int:
+        """The file descriptor, valid as long as the source."""
+        return self._handle
+
+    def compare_if_due(self, offset: int = 0) -> None:
+        """Call `compare`, unless the last comparison was a moment ago."""
+        if monotonic() >= self._due:
+            self.compare(offset)
+
     def compare(self, offset: int) -> None:
         """Raise DamagedError if the file was changed since it was opened."""
         with explained("read", self.path):

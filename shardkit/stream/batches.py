@@ -13,12 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.errors import SampleError, ShardkitError, UsageError
+from shardkit.formats.base import KEY, Columns
 from shardkit.helpers import os_errors
 from shardkit.helpers.clock import enter
 from shardkit.sample import Sample
 from shardkit.schema import Array, Audio, Bool, FieldType, Float, Int, Schema
 from shardkit.stream.batching import Pack
 from shardkit.stream.collate import PadCollate, packed, pad_collate
+from shardkit.stream.columns import listed, samples_of, taken
 from shardkit.stream.schedule import Step
 from shardkit.stream.stream import Stream
 from shardkit.transforms.calls import name_of
@@ -42,6 +44,7 @@ class BatchInProgress:
         self.keys = [""] * len(step.number)
         self.samples: list[Sample | None] = [None] * len(step.number)
         self.errors: dict[int, ShardkitError] = {}
+        self.columns: Columns | None = None  # of all samples, unless they are read one by one
 
 
 class FinishedBatch(NamedTuple):
@@ -53,7 +56,8 @@ class FinishedBatch(NamedTuple):
 
 
 class BatchMaker:
-    """Makes the batch of a step: `begin`, then `fill` for all rows from any thread, then `finish`.
+    """Makes the batch of a step: `begin` and `read`, then `fill` for all rows from any thread, then
+    `finish`.
 
     A batch has one value per field: an array with a row per sample if the field has the same shape
     in all samples, else a list; `__key__`, a list; and `valid` (rows,) bool, False for padding and
@@ -83,6 +87,7 @@ class BatchMaker:
         schema, fields = self._samples.schema, self._transforms.fields
         by_sample = self._collate is not None or self._pack is not None
         self._stored = {} if by_sample else _fixed(schema, fields, dtype)
+        self._columnar = not by_sample and not fields
         # A single array field, such as tokens: all rows are read in one call, which takes less time
         # than handing the batch to another thread.
         only_array = [type(kind) for kind in schema.values()] == [Array]
@@ -98,34 +103,40 @@ class BatchMaker:
         }
         return BatchInProgress(step, arrays)
 
+    def read(self, batch: BatchInProgress) -> None:
+        """Read all samples at once, if possible; otherwise, `fill` reads them one by one."""
+        step, arrays = batch.step, batch.arrays
+        if step.ahead is not None:
+            return
+        enter("read")
+        columns = self._samples.read_many(step.number)
+        if columns is None:
+            return
+        for name, (shape, _) in self._stored.items():
+            try:
+                column = np.asarray(columns.pop(name))
+            except ValueError:  # a list of arrays of different shapes
+                return
+            if column.shape[1:] != shape or column.dtype == object:
+                return
+            arrays[name][...] = column
+        batch.columns = columns
+
     def fill(self, batch: BatchInProgress, start: int, stop: int) -> None:
         """Make the rows from `start` to `stop`. Errors of single rows are handled by `finish`."""
+        if batch.columns is not None and self._columnar:
+            return
         enter("read")
         step = batch.step
         numbers = step.number[start:stop]
         out = {name: array[start:stop] for name, array in batch.arrays.items()}
-        if self.single_array and step.ahead is None:
-            [(field, rows)] = out.items()
-            with suppress(ShardkitError):  # reading one by one finds the bad samples
-                keys = self._samples.read_rows(field, numbers, rows)
-                if keys is not None:
-                    batch.keys[start:stop] = keys
-                    return
-        samples: list[Sample | None] = []
-        ahead = step.ahead or {}
-        for row, number in enumerate(numbers.tolist(), start):
-            try:
-                read = ahead.pop(number, None)
-                samples.append(self._samples.read(number) if read is None else read.result())
-            except ShardkitError as error:
-                batch.errors[row] = error
-                samples.append(None)
+        samples = self._read(batch, start, stop)
         if self._transforms.fields:
             draws = Draws(self._seed, step.epoch[start:stop], numbers)
             for row, failure in self._transforms.apply(samples, draws, out).items():
                 batch.errors[start + row] = self._addressed(failure, int(numbers[row]))
         enter("collate")
-        for row, sample in enumerate(samples):
+        for row, sample in enumerate(samples if batch.columns is None else ()):
             if sample is not None and start + row not in batch.errors:
                 try:
                     self._write(sample, out, row)
@@ -133,6 +144,22 @@ class BatchMaker:
                     batch.errors[start + row] = self._addressed(error, int(numbers[row]))
         batch.samples[start:stop] = samples
         batch.keys[start:stop] = ["" if s is None else s["__key__"] for s in samples]
+
+    def _read(self, batch: BatchInProgress, start: int, stop: int) -> list[Sample | None]:
+        """Return the samples of some rows; None for those that cannot be read."""
+        if batch.columns is not None:
+            some = {n: taken(c, slice(start, stop)) for n, c in batch.columns.items()}
+            return [*samples_of(some, self._samples.schema)]
+        samples: list[Sample | None] = []
+        ahead = batch.step.ahead or {}
+        for row, number in enumerate(batch.step.number[start:stop].tolist(), start):
+            try:
+                read = ahead.pop(number, None)
+                samples.append(self._samples.read(number) if read is None else read.result())
+            except ShardkitError as error:
+                batch.errors[row] = error
+                samples.append(None)
+        return samples
 
     def _write(self, sample: Sample, out: Arrays, row: int) -> None:
         for name in self._stored:
@@ -159,6 +186,11 @@ class BatchMaker:
             if self._max_errors is None or os_errors.shortage(batch.errors[row]):
                 raise batch.errors[row]
         valid = batch.step.valid.copy()  # the schedule may keep the step, and users change batches
+        if batch.columns is not None and self._columnar:
+            batch.keys = batch.columns[KEY]  # type: ignore[assignment]
+            if bad:
+                batch.samples = [*samples_of(batch.columns, self._samples.schema)]
+                batch.columns = None
         if bad:
             if self._pack is None:  # a bad sample that is repeated as padding is counted once
                 bad = [row for row in bad if valid[row]]
@@ -191,6 +223,8 @@ class BatchMaker:
         for name in self._samples.schema:
             if name in batch.arrays:
                 made[name] = batch.arrays[name]
+            elif batch.columns is not None and self._columnar:
+                made[name] = listed(batch.columns[name], self._samples.schema[name])
             else:
                 values = [sample.get(name) for sample in samples]
                 made[name] = _stacked(values) if name in self._stacked else values
@@ -247,6 +281,7 @@ class BatchMaker:
     def make(self, step: Step) -> FinishedBatch:
         """Make a whole batch in the calling thread."""
         batch = self.begin(step)
+        self.read(batch)
         self.fill(batch, 0, len(step.number))
         return self.finish(batch)
 

@@ -416,6 +416,13 @@ class _PendingBatch:
         self._left = len(self.chunks)
         self._lock = threading.Lock()
 
+    def read(self) -> None:
+        """Read the samples, before `work` is called. `made` raises an error."""
+        try:
+            self._maker.read(self._making)
+        except BaseException as error:
+            self.fail(error)
+
     def work(self, start: int, stop: int) -> None:
         """Make rows `start` to `stop`. `made` raises the first error."""
         try:
@@ -486,10 +493,11 @@ class _Threads:
 
     def make(self, pending: _PendingBatch) -> None:
         """Queue a batch for the threads, or make it immediately if there are none."""
-        for start, stop in pending.chunks:
-            if self._threads:
-                self._tasks.put((pending, start, stop))
-            else:
+        if self._threads:
+            self._tasks.put((pending, 0, 0))
+        else:
+            pending.read()
+            for start, stop in pending.chunks:
                 pending.work(start, stop)
 
     def stop(self) -> None:
@@ -509,8 +517,21 @@ class _Threads:
             pending, start, stop = task
             if self._stopped.is_set():
                 pending.fail(_closed())
-            pending.work(start, stop)
+            if stop:
+                pending.work(start, stop)
+            else:
+                self._begin(pending)
             enter(IDLE)
             del task, pending  # else the batch would stay in memory until the next task
         if clock is not None:
             clock.stop()
+
+    def _begin(self, pending: _PendingBatch) -> None:
+        """Read a batch, then queue all but its first chunk, and make that one."""
+        pending.read()
+        first, *others = pending.chunks
+        for chunk in others:
+            self._tasks.put((pending, *chunk))
+        if self._stopped.is_set():  # maybe no thread is left to make them
+            pending.fail(_closed())
+        pending.work(*first)

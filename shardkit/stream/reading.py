@@ -9,17 +9,18 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from shardkit.codecs.image import NotAnImageError, unusable
 from shardkit.codecs.pixels import to_rgb
 from shardkit.dataset.dataset import Dataset
 from shardkit.errors import FormatError, UsageError, near
+from shardkit.formats.base import Columns, Ranges
 from shardkit.helpers.clock import enter
 from shardkit.helpers.indices import digest
 from shardkit.sample import Sample
 from shardkit.schema import Schema
+from shardkit.stream.columns import decoded, joined, taken
 from shardkit.stream.order import Numbers
 
 
@@ -42,6 +43,7 @@ class Samples:
         *self._first_shards, _ = accumulate((dataset.shards for dataset in datasets), initial=0)
         self.schema = common_schema(datasets, fields)
         self._fields = None if fields is None else frozenset(self.schema)
+        self._names = tuple(self.schema)
         self._cache: dict[int, Sample] | None = {} if cached else None
         self.decoded: Collection[str] = ()  # image fields whose decoded pixels are cached
 
@@ -75,31 +77,45 @@ class Samples:
             where = self.location(number)
             raise unusable(error, sample["__key__"], field).located(**where) from error
 
-    def read_rows(self, field: str, numbers: Numbers, out: npt.NDArray[Any]) -> list[str] | None:
-        """Read an array field of several samples into the rows of `out`; returns the samples' keys.
+    def read_many(self, numbers: Numbers) -> Columns | None:
+        """Read samples by their numbers at once; the caller owns the columns.
 
-        None if a shard does not support this: then the samples must be read one by one.
+        None if one of them must be read by `read`, which also finds the error of a bad one.
         """
-        if self._cache is not None:
+        if self._cache is not None or not len(numbers):
             return None
         if self._views:
             numbers = self._stored(numbers)
         shards = np.searchsorted(self._firsts, numbers, side="right") - 1
-        positions = numbers - self._firsts[shards]
-        used = np.unique(shards).tolist()
-        if len(used) == 1:
-            return self._rows_of(used[0], field, positions, out)
-        keys: list[str] = [""] * len(numbers)
-        for shard in used:
-            rows = np.flatnonzero(shards == shard)
-            found = np.empty((len(rows), *out.shape[1:]), out.dtype)
-            named = self._rows_of(shard, field, positions[rows], found)
-            if named is None:
+        grouped = np.argsort(shards, kind="stable")
+        used, begins = np.unique(shards[grouped], return_index=True)
+        groups = np.split(grouped, begins[1:])
+        try:
+            columns = self._columns(used.tolist(), [numbers[of] for of in groups])
+        except (MemoryError, Warning):
+            raise
+        except Exception:  # reading them one by one finds the reason
+            return None
+        if columns is None or (np.diff(grouped) == 1).all():
+            return columns
+        back = np.argsort(grouped)
+        return {name: taken(column, back) for name, column in columns.items()}
+
+    def _columns(self, shards: list[int], numbers: list[Numbers]) -> Columns | None:
+        """Read the samples `numbers[n]` of each of `shards`, which count those of all datasets."""
+        every: list[Columns] = []
+        ranges: list[Ranges] = []
+        for shard, those in zip(shards, numbers, strict=True):
+            which = bisect_right(self._first_shards, shard) - 1
+            own = shard - self._first_shards[which]
+            plan = self._datasets[which].plan(own, those - self._firsts[shard], self._names)
+            if plan is None or (bool(ranges) and not isinstance(plan, Ranges)):
                 return None
-            out[rows] = found
-            for row, key in zip(rows.tolist(), named, strict=True):
-                keys[row] = key
-        return keys
+            if isinstance(plan, Ranges):
+                ranges.append(plan)
+            else:
+                every.append(plan)
+        return joined(every) if every else decoded(ranges)
 
     def _stored(self, numbers: Numbers) -> Numbers:
         """Convert numbers of samples to numbers over all stored samples, as views skip some."""
@@ -109,16 +125,6 @@ class Samples:
             first, here = self._firsts[self._first_shards[each]], which == each
             found[here] = first + self._datasets[each].stored(numbers[here] - self._starts[each])
         return found
-
-    def _rows_of(
-        self, shard: int, field: str, positions: Numbers, out: npt.NDArray[Any]
-    ) -> list[str] | None:
-        """`read_rows` for one shard, whose number counts the shards of all datasets."""
-        which = bisect_right(self._first_shards, shard) - 1
-        dataset, number = self._datasets[which], shard - self._first_shards[which]
-        if not dataset.read_rows(number, field, positions, out):
-            return None
-        return dataset.read_keys(number, positions)
 
     def location(self, number: int) -> dict[str, Any]:
         """The location of a sample, for errors: a file, usually a shard, and the position in it."""

@@ -6,6 +6,7 @@ Our own shards have an index beside them. For others, it is built in memory from
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,15 @@ import numpy.typing as npt
 
 from shardkit.codecs.array import load_array, load_table
 from shardkit.errors import ShardkitError
-from shardkit.formats.base import KEY, ShardReader
+from shardkit.formats.base import KEY, Columns, Ranges, ShardReader
 from shardkit.formats.compressed import opened
 from shardkit.formats.wds import values
 from shardkit.formats.wds.layout import column, find_index, index_dtype, index_struct
 from shardkit.formats.wds.remote_index_cache import scanned
+from shardkit.formats.wds.values import column_of
 from shardkit.sample import Sample
-from shardkit.schema import Array, Image, Json, Schema
+from shardkit.schema import Array, FieldType, Image, Json, Schema
+from shardkit.storage.blobs import ABSENT, Blobs
 from shardkit.storage.byte_source import Memory, Table, open_source
 
 _BETWEEN = 8192  # unneeded bytes that a single read for several values of a sample may include
@@ -82,6 +85,18 @@ class WdsReader(ShardReader):
         if not record[1]:
             sample[KEY] = self._odd_keys[position]
         return sample
+
+    def plan(self, positions: npt.NDArray[np.int64], fields: Collection[str]) -> Ranges | None:
+        records = self._index.take(positions)
+        spans = [records[column(name)] for name in (KEY, *fields)]
+        offsets = np.array([span["offset"] for span in spans], np.int64)
+        sizes = np.array([span["size"] for span in spans], np.int64)
+        sizes[offsets == 0] = ABSENT
+        kinds = {name: self.schema[name] for name in fields}
+        needed = [0] + [n for n, kind in enumerate(kinds.values(), 1) if not kind.optional]
+        if (sizes[needed] < 0).any() or not sizes[0].all():  # a key that is not in the file
+            return None
+        return Ranges(self.source, offsets, sizes, _Decode(kinds))
 
     def offset(self, position: int, field: str) -> int | None:
         record = self._index.slice(position, position + 1)[column(field)][0]
@@ -150,6 +165,19 @@ class WdsReader(ShardReader):
             first = np.where(starts > 0, starts, np.iinfo(np.int64).max).min(axis=0)
             found.append(np.stack([first, stops.max(axis=0)], axis=1))
         return np.concatenate(found)
+
+
+@dataclass(frozen=True)
+class _Decode:
+    """Turns keys and payloads into columns."""
+
+    kinds: dict[str, FieldType]
+
+    def __call__(self, blobs: list[Blobs]) -> Columns:
+        columns: Columns = {KEY: blobs[0].texts()}
+        for (name, kind), payloads in zip(self.kinds.items(), blobs[1:], strict=True):
+            columns[name] = column_of(kind, payloads)
+        return columns
 
 
 def _columns(schema: Schema, decoders: Mapping[type, Any]) -> list[_Column]:

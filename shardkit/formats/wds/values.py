@@ -7,9 +7,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from shardkit.codecs.array import dump_array, load_array
+from shardkit.codecs.array import dump_array, load_array, load_rows
+from shardkit.formats.base import Column
 from shardkit.sample import JsonText
-from shardkit.schema import Array, Bool, Bytes, Float, Int, Json, Text, int64
+from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Int, Json, Text, int64
+from shardkit.storage.blobs import Blobs
 
 Encoder = Callable[[Any], bytes]
 Decoder = Callable[[bytes], Any]
@@ -38,6 +40,22 @@ def _float_bytes(value: float) -> bytes:
     """JSON has no NaN or infinities: they become strings, as in the JSON of Protocol Buffers."""
     text = json.dumps(value)
     return (text if math.isfinite(value) else f'"{text}"').encode()
+
+
+def column_of(kind: FieldType, blobs: Blobs) -> Column:
+    """Decode the payloads of a field of several samples. Raises ValueError for a damaged one."""
+    decode = kind.entry(DECODERS)
+    if decode is None:
+        return blobs
+    found = None
+    if not kind.optional and decode is int64:
+        found = blobs.integers()
+    elif not kind.optional and decode is load_array and len(blobs):
+        rows = blobs.rows()
+        found = None if rows is None else load_rows(rows)
+    if found is not None:
+        return found
+    return [None if value is None else decode(value) for value in blobs.values()]
 
 
 # None for values that are stored unchanged.

@@ -1,0 +1,126 @@
+"""Many byte ranges, read at once: into one buffer, by one call of the extension `_reads.c`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.storage.byte_source import ByteSource, LocalFile
+
+try:
+    from shardkit.storage import _reads
+except ImportError:  # it is optional
+    _reads = None
+
+Numbers = npt.NDArray[np.int64]
+
+ABSENT = -1  # the size of a value that does not exist
+
+
+@dataclass(frozen=True)
+class Blobs:
+    """Values of different lengths in one buffer, such as encoded images.
+
+    data: uint8, (bytes,). starts, sizes: int64, (values,): the bytes of each value; a size of
+    ABSENT means that there is none.
+    """
+
+    data: npt.NDArray[np.uint8]
+    starts: Numbers
+    sizes: Numbers
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def take(self, numbers: Numbers | slice) -> Blobs:
+        """Return the values with these numbers."""
+        return Blobs(self.data, self.starts[numbers], self.sizes[numbers])
+
+    def values(self) -> list[Any]:
+        """Return the values as bytes; None where there is none."""
+        return self._slices(text=False)
+
+    def texts(self) -> list[Any]:
+        """Return the values as text in UTF-8; raises UnicodeDecodeError."""
+        return self._slices(text=True)
+
+    def _slices(self, text: bool) -> list[Any]:
+        if _reads is not None:
+            found: list[Any] = _reads.slices(self.data, self.starts, self.sizes, text)
+            return found
+        data = self.data.tobytes()
+        bounds = zip(self.starts.tolist(), self.sizes.tolist(), strict=True)
+        values = [None if size < 0 else data[start : start + size] for start, size in bounds]
+        return [None if v is None else v.decode() for v in values] if text else values
+
+    def integers(self) -> Numbers | None:
+        """Return decimal numbers as int64; None if one of the values is not such a number."""
+        out = np.empty(len(self), np.int64)
+        return out if _reads is not None and _reads.integers(*self._parts, out) else None
+
+    @property
+    def _parts(self) -> tuple[npt.NDArray[np.uint8], Numbers, Numbers]:
+        return self.data, self.starts, self.sizes
+
+    def rows(self) -> npt.NDArray[np.uint8] | None:
+        """Return the values as uint8 of shape (values, size); None if they differ in size."""
+        size = int(self.sizes[0]) if len(self) else 0
+        if size < 0 or (self.sizes != size).any():
+            return None
+        first = int(self.starts[0]) if len(self) else 0
+        if (np.diff(self.starts) == size).all():
+            return self.data[first : first + size * len(self)].reshape(len(self), size)
+        rows: npt.NDArray[np.uint8] = self.data[self.starts[:, None] + np.arange(size)]
+        return rows
+
+
+def read_blobs(
+    sources: Sequence[ByteSource], which: Numbers, offsets: Numbers, sizes: Numbers
+) -> list[Blobs]:
+    """Read several columns of values, one after the other, into one buffer.
+
+    which: int64, (values,): the source of each value. offsets, sizes: int64, (columns, values): its
+    bytes there; a size of ABSENT stays one. Raises what reading a range from its source raises.
+    """
+    lengths = np.maximum(sizes, 0)
+    limits = np.array([source.size for source in sources], np.int64)[which]
+    bad = np.argwhere((lengths > 0) & ((offsets < 0) | (offsets > limits - lengths)))
+    if len(bad):
+        column, value = bad[0]
+        raise sources[which[value]].ends(int(offsets[column, value]), int(sizes[column, value]))
+    ends = lengths.ravel().cumsum().reshape(lengths.shape)
+    starts = ends - lengths
+    data = np.empty(int(ends[-1, -1]) if ends.size else 0, np.uint8)
+    if not _all_local(sources, which, offsets, lengths, starts, data):
+        for number, source in enumerate(sources):
+            of = np.flatnonzero(which == number)
+            wanted = [part[:, of].ravel().tolist() for part in (offsets, lengths, starts)]
+            found = source.read_ranges(list(zip(*wanted[:2], strict=True)))
+            for start, value in zip(wanted[2], found, strict=True):
+                data[start : start + len(value)] = np.frombuffer(value, np.uint8)
+    return [Blobs(data, start, size) for start, size in zip(starts, sizes, strict=True)]
+
+
+def _all_local(
+    sources: Sequence[ByteSource],
+    which: Numbers,
+    offsets: Numbers,
+    lengths: Numbers,
+    starts: Numbers,
+    data: npt.NDArray[np.uint8],
+) -> bool:
+    """Read all ranges in one call, if all sources are local files. False if one is not whole."""
+    files = [source for source in sources if isinstance(source, LocalFile)]
+    if _reads is None or len(files) < len(sources):
+        return False
+    handles = np.tile(np.array([file.handle for file in files], np.int32)[which], len(offsets))
+    ranges = [np.ascontiguousarray(part).ravel() for part in (offsets, lengths, starts)]
+    if _reads.read_ranges(handles, *ranges, data) >= 0:
+        return False
+    for file in files:
+        file.compare_if_due()
+    return True

@@ -1,0 +1,77 @@
+"""Columns of several samples: read from the shards' files, and joined in the order of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from shardkit.formats.base import Column, Columns, Ranges
+from shardkit.sample import Sample
+from shardkit.schema import Array, FieldType, Schema
+from shardkit.storage.blobs import Blobs, Numbers, read_blobs
+
+
+def decoded(ranges: Sequence[Ranges]) -> Columns:
+    """Read the ranges of several shards at once, and decode those that are alike together."""
+    counts = [each.offsets.shape[1] for each in ranges]
+    which = np.repeat(np.arange(len(ranges)), counts)
+    offsets = np.concatenate([each.offsets for each in ranges], axis=1)
+    sizes = np.concatenate([each.sizes for each in ranges], axis=1)
+    blobs = read_blobs([each.source for each in ranges], which, offsets, sizes)
+    found, start = [], 0
+    for decode, alike in groupby(zip(ranges, counts, strict=True), lambda pair: pair[0].decode):
+        stop = start + sum(count for _, count in alike)
+        found.append(decode([column.take(slice(start, stop)) for column in blobs]))
+        start = stop
+    return joined(found)
+
+
+def joined(every: Sequence[Columns]) -> Columns:
+    """Concatenate the columns of each field. Raises ValueError if they do not fit together."""
+    if len(every) == 1:
+        return every[0]
+    return {name: _concatenated([columns[name] for columns in every]) for name in every[0]}
+
+
+def _concatenated(columns: list[Any]) -> Column:
+    kinds = {(type(one), getattr(one, "dtype", None), np.shape(one)[1:]) for one in columns}
+    first = columns[0]
+    if isinstance(first, np.ndarray) and len(kinds) == 1:
+        return np.concatenate(columns)
+    if isinstance(first, Blobs) and all(one.data is first.data for one in columns):
+        starts = np.concatenate([one.starts for one in columns])
+        return Blobs(first.data, starts, np.concatenate([one.sizes for one in columns]))
+    return [value for one in columns for value in listed(one)]
+
+
+def taken(column: Column, numbers: Numbers | slice) -> Column:
+    """Return the values with these numbers."""
+    if isinstance(column, Blobs):
+        return column.take(numbers)
+    if isinstance(column, np.ndarray) or isinstance(numbers, slice):
+        return column[numbers]
+    return [column[number] for number in numbers.tolist()]
+
+
+def listed(column: Column, kind: FieldType | None = None) -> list[Any]:
+    """Return a column as the values of its samples, of the types that `ShardReader.read` gives."""
+    if isinstance(column, Blobs):
+        return column.values()
+    if not isinstance(column, np.ndarray):
+        return column
+    if column.ndim > 1:
+        return [*column]
+    return [*map(np.array, column)] if isinstance(kind, Array) else column.tolist()
+
+
+def samples_of(columns: Columns, schema: Schema) -> list[Sample]:
+    """Return the samples of which these are the columns."""
+    names = [*columns]
+    values = [listed(columns[name], schema.get(name)) for name in names]
+    every = [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
+    if not any(kind.optional for kind in schema.values()):
+        return every
+    return [{n: v for n, v in sample.items() if v is not None} for sample in every]
