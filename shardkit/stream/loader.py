@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import copy
 import functools
+import heapq
 import os
 import threading
 import time
@@ -265,6 +266,7 @@ class Iteration:
         self._steps: Iterator[Step] | None = None  # not in the queue yet
         self._comparison: Comparison | None = None
         self._queue: deque[_PendingBatch] = deque()
+        self._made = 0  # number of batches that were queued
         self._bytes = 0  # of the largest batch so far; until one is made, only one is made ahead
         self._closed = False
         self._process = os.getpid()
@@ -358,7 +360,8 @@ class Iteration:
             pending = _PendingBatch(self._maker, step, loader._convert, after, threads)
             self._queue.append(pending)
             began = time.perf_counter()
-            self._threads.make(pending)
+            self._threads.make(pending, self._made)
+            self._made += 1
             if self._inline and time.perf_counter() - began > _SLOW:  # probably disk reads
                 self._inline = False
                 self._threads.start(None)
@@ -469,11 +472,15 @@ def _closed() -> UsageError:
 
 
 class _Threads:
-    """Threads that make chunks of batches, in the order in which `make` is called."""
+    """Threads that read batches, and then make their chunks: those of the oldest batch first."""
 
     def __init__(self, profile: Profile | None) -> None:
         self._profile = profile
-        self._tasks: SimpleQueue[tuple[_PendingBatch, int, int] | None] = SimpleQueue()
+        # Batch number, start and stop of the rows (0 and 0: read it), batch. A heap, with a signal
+        # in the queue for each task.
+        self._tasks: list[tuple[int, int, int, _PendingBatch]] = []
+        self._lock = threading.Lock()
+        self._signals: SimpleQueue[None] = SimpleQueue()
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -491,10 +498,10 @@ class _Threads:
         for thread in self._threads:
             thread.start()
 
-    def make(self, pending: _PendingBatch) -> None:
-        """Queue a batch for the threads, or make it immediately if there are none."""
+    def make(self, pending: _PendingBatch, number: int) -> None:
+        """Queue a batch, by its number, for the threads; or make it now if there are none."""
         if self._threads:
-            self._tasks.put((pending, 0, 0))
+            self._put((number, 0, 0, pending))
         else:
             pending.read()
             for start, stop in pending.chunks:
@@ -505,33 +512,39 @@ class _Threads:
             self._profile.end()
         self._stopped.set()
         for _ in self._threads:
-            self._tasks.put(None)
+            self._signals.put(None)
         deadline = time.monotonic() + _END_SECONDS
         for thread in self._threads:
             if thread is not threading.current_thread():  # the finalizer may run in any thread
                 thread.join(max(deadline - time.monotonic(), 0))
 
+    def _put(self, *tasks: tuple[int, int, int, _PendingBatch]) -> None:
+        with self._lock:
+            for task in tasks:
+                heapq.heappush(self._tasks, task)
+        for _ in tasks:
+            self._signals.put(None)
+
     def _work(self) -> None:
         clock = None if self._profile is None else self._profile.work()
-        while (task := self._tasks.get()) is not None:
-            pending, start, stop = task
+        while True:
+            self._signals.get()
+            with self._lock:
+                task = heapq.heappop(self._tasks) if self._tasks else None
+            if task is None:  # stopped
+                break
+            number, start, stop, pending = task
             if self._stopped.is_set():
                 pending.fail(_closed())
-            if stop:
+                self._signals.put(None)  # until there are no tasks
+            elif stop:
                 pending.work(start, stop)
             else:
-                self._begin(pending)
+                pending.read()
+                (_, stop), *others = pending.chunks
+                self._put(*((number, *chunk, pending) for chunk in others))
+                pending.work(0, stop)
             enter(IDLE)
             del task, pending  # else the batch would stay in memory until the next task
         if clock is not None:
             clock.stop()
-
-    def _begin(self, pending: _PendingBatch) -> None:
-        """Read a batch, then queue all but its first chunk, and make that one."""
-        pending.read()
-        first, *others = pending.chunks
-        for chunk in others:
-            self._tasks.put((pending, *chunk))
-        if self._stopped.is_set():  # maybe no thread is left to make them
-            pending.fail(_closed())
-        pending.work(*first)

@@ -51,8 +51,8 @@ def test_each_stage_gets_what_is_its_own_and_all_are_the_wall(photos, hand, monk
         return hand.turn(8, {"label": [sample["label"] for sample in samples]})
 
     made = loader(photos, [lambda pixels: hand.turn(1, pixels)], threads=0, collate=slow)
-    samples, read = made.dataset.stream.samples, made.dataset.stream.samples.read
-    monkeypatch.setattr(samples, "read", lambda number: hand.turn(2, read(number)))
+    samples, read = made.dataset.stream.samples, made.dataset.stream.samples.read_many
+    monkeypatch.setattr(samples, "read_many", lambda numbers: hand.turn(16, read(numbers)))
     began = hand.now
     for _ in made:
         hand.turn(16)
