@@ -1,7 +1,5 @@
 """The way in which bytes of data are read: ranges of a file, and tables in it."""
 
-import ctypes
-import errno
 import os
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -15,13 +13,16 @@ from hypothesis import strategies as st
 from shardkit.errors import DamagedError, NotFoundError, StorageError
 from shardkit.storage import byte_source
 from shardkit.storage.byte_source import LocalFile, Memory, Table
+from tests.conftest import without_reads
 
 
-@pytest.fixture(params=["from memory", "by waiting"], autouse=True)
+@pytest.fixture(params=["extension", "python"], autouse=True)
 def _way(request, monkeypatch):
-    """Every test here runs with the reads that keep the lock, and without."""
-    if request.param == "by waiting":
-        monkeypatch.setattr(byte_source, "_preadv2", None)
+    """Every test here runs with the extension and without."""
+    if request.param == "python":
+        without_reads(monkeypatch)
+    elif byte_source.reads is None:
+        pytest.skip("the extension was not built: it needs a compiler")
 
 
 @pytest.fixture
@@ -134,23 +135,6 @@ def test_a_file_that_was_changed_is_not_read(tmp_path, monkeypatch):
     with pytest.raises(DamagedError, match="changed while it was open") as error:
         file.read(0, 5)
     assert (error.value.expected, error.value.found) == ("100,000 bytes", "7 bytes")
-
-
-@pytest.mark.parametrize(("code", "times"), [(errno.EOPNOTSUPP, 1), (errno.EAGAIN, 52)])
-def test_a_read_that_would_wait_is_done_by_waiting(blob, monkeypatch, code, times):
-    """A system that cannot read without waiting is asked once, another one each time."""
-    asked = []
-
-    def refuse(*arguments):
-        asked.append(arguments)
-        ctypes.set_errno(code)
-        return -1
-
-    monkeypatch.setattr(byte_source, "_preadv2", refuse)
-    file, data = LocalFile(blob), blob.read_bytes()
-    assert [file.read(n, 9) for n in range(50)] == [data[n : n + 9] for n in range(50)]
-    assert file.read_rows(np.array([7, 5]), 9).tobytes() == data[7:16] + data[5:14]
-    assert len(asked) == times
 
 
 def test_threads_read_what_is_theirs(blob):

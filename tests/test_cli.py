@@ -23,6 +23,7 @@ from shardkit.cli import COMMANDS, group, main
 from shardkit.cli.help import Command, Example
 from shardkit.codecs import extension
 from shardkit.formats import BUILT_IN, MEANT
+from shardkit.storage import byte_source
 from shardkit.testing import make_image
 from tests.conftest import few, files_of, write_images
 
@@ -123,20 +124,22 @@ def test_output_that_finds_no_space_is_an_error(command, tmp_path):
         assert (ended.returncode, ended.stderr) == (0, b"")
 
 
-def test_the_version_says_whether_jpegs_load_fast(monkeypatch):
-    for missing, words in (
-        (None, ["JPEGs: yes\n", "\nPillow ", "\npython "]),
-        ("not built", ["JPEGs: no", "not built", "gcc"]),
+def test_the_version_says_which_extensions_there_are(monkeypatch):
+    for missing, reads, words in (
+        (None, True, ["reading: yes\n", "JPEGs: yes\n", "\nPillow ", "\npython "]),
+        (None, None, ["reading: no\n", "JPEGs: yes\n", "gcc"]),
+        ("not built", True, ["reading: yes\n", "JPEGs: no", "not built", "gcc"]),
     ):
         monkeypatch.setattr(extension, "MISSING", missing)
+        monkeypatch.setattr(byte_source, "reads", reads)
         shown = CliRunner().invoke(group, ["--version"])
         assert shown.exit_code == 0
         assert f"shardkit {shardkit.__version__}\n" in shown.output
         assert all(word in shown.output for word in words)
-        assert ("fix:" in shown.output) is (missing is not None)
+        assert ("fix:" in shown.output) is ("gcc" in words)
 
 
-def test_a_build_without_the_extension_says_so(tmp_path):
+def test_a_build_without_the_extensions_says_so(tmp_path):
     """And is no failure: setuptools goes on."""
     folders = ["--build-lib", str(tmp_path / "lib"), "--build-temp", str(tmp_path / "temp")]
     built = subprocess.run(
@@ -144,7 +147,8 @@ def test_a_build_without_the_extension_says_so(tmp_path):
         cwd=ROOT, env={**os.environ, "CC": "false"}, capture_output=True, text=True, check=True,
         start_new_session=True,  # without a terminal, on which the notice is shown too
     )  # fmt: skip
-    assert "installed WITHOUT its extension for fast loading of JPEGs" in built.stderr
+    for purpose in ("fast loading of JPEGs", "fast reading"):
+        assert f"installed WITHOUT its extension for {purpose}\n" in built.stderr
     assert "libjpeg-dev" in built.stderr
     assert not list(tmp_path.rglob("*.so"))
     for said in (built.stderr, extension.FIX):  # a command that pip takes: it says what to install

@@ -108,11 +108,14 @@ def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if not wanted:
         return
     from shardkit.codecs.extension import FIX, MISSING
+    from shardkit.storage import byte_source
     from shardkit.version import versions
 
     lines = [f"{name} {version}" for name, version in versions().items()]
+    lines.append(f"fast reading: {'yes' if byte_source.reads else 'no'}")
     lines.append(f"fast loading of JPEGs: {'no' if MISSING else 'yes'}")
-    lines += [f"  found: {MISSING}", f"  fix: {FIX}"] if MISSING else []
+    lines += [f"  found: {MISSING}"] if MISSING else []
+    lines += [f"  fix: {FIX}"] if MISSING or not byte_source.reads else []
     click.echo("\n".join(lines))
     ctx.exit()
 

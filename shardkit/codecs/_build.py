@@ -1,7 +1,7 @@
-"""Build the extension for fast loading of JPEGs, and warn if it cannot be built.
+"""Build the extensions, which are written in C, and warn about those that cannot be built.
 
-pyproject.toml refers to `BuildCrop`. As the extension is optional, pip does not report a failure,
-and it shows the output of a build only with -v: so the notice is also written to the terminal.
+pyproject.toml refers to `BuildExtension`. As they are optional, pip does not report a failure, and
+it shows the output of a build only with -v: so the notice is also written to the terminal.
 """
 
 from __future__ import annotations
@@ -12,10 +12,21 @@ from typing import Any
 
 from setuptools.command.build_ext import build_ext
 
+# By extension: its purpose, and what happens without it.
+EXTENSIONS = {
+    "shardkit.storage._reads": (
+        "fast reading",
+        "small samples are read several times slower while loading",
+    ),
+    "shardkit.codecs._crop": (
+        "fast loading of JPEGs",
+        "JPEGs are cropped and resized about 3 times slower while loading",
+    ),
+}
 NOTICE = """
-shardkit: WARNING: installed WITHOUT its extension for fast loading of JPEGs
+shardkit: WARNING: installed WITHOUT its extension for {purpose}
   found: {error:.120}
-  Everything works, and JPEGs are cropped and resized about 3 times slower while loading.
+  Everything works, and {effect}.
   fix: install a C compiler and libjpeg-turbo's jpeglib.h (Debian: gcc libjpeg-dev python3-dev;
        conda: c-compiler libjpeg-turbo), then again, in this folder:
        pip install --force-reinstall --no-deps .
@@ -23,12 +34,13 @@ shardkit: WARNING: installed WITHOUT its extension for fast loading of JPEGs
 """
 
 
-class BuildCrop(build_ext):  # type: ignore[misc]
+class BuildExtension(build_ext):  # type: ignore[misc]
     def build_extension(self, ext: Any) -> None:
         try:
             super().build_extension(ext)
         except Exception as error:
-            _say(NOTICE.format(error=str(error)))
+            purpose, effect = EXTENSIONS[ext.name]
+            _say(NOTICE.format(purpose=purpose, effect=effect, error=str(error)))
             raise  # setuptools continues without an optional extension
 
 

@@ -13,7 +13,7 @@ try:
 
     MISSING = None
 except ImportError as error:
-    absent = isinstance(error, ModuleNotFoundError)
+    absent = error.name == "shardkit.codecs"  # the package, which does not have the name
     _crop, MISSING = None, "it was not built when shardkit was installed" if absent else str(error)
 
 FIX = (

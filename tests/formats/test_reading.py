@@ -23,17 +23,17 @@ from shardkit.schema import Array, Bytes, Schema, Text
 from shardkit.storage import byte_source
 from shardkit.storage.byte_source import LocalFile
 from shardkit.testing import assert_reads, assert_same, open_files, write_shard
-from tests.conftest import few
+from tests.conftest import few, without_reads
 from tests.formats.refusals import refused
 
 ROWS = ["arrow", "beton", "hf", "megatron", "wds"]  # the formats that read many rows at once
 
 
-@pytest.fixture(params=["from memory", "by waiting"])
+@pytest.fixture(params=["extension", "python"])
 def _way(request, monkeypatch):
-    """With the reads that keep the lock, and without."""
-    if request.param == "by waiting":
-        monkeypatch.setattr(byte_source, "_preadv2", None)
+    """With the extension that reads, and without."""
+    if request.param == "python":
+        without_reads(monkeypatch)
 
 
 @pytest.fixture
