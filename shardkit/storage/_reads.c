@@ -299,7 +299,8 @@ static PyObject *py_read(PyObject *module, PyObject *const *args, Py_ssize_t cou
     char *bytes = PyBytes_AS_STRING(data);
     if (size <= SHORT) {
         struct iovec vector = {bytes, (size_t)size};
-        done = Py_MAX(0, read_some((int)handle, &vector, 1, (off_t)offset, 0));
+        ssize_t found = read_some((int)handle, &vector, 1, (off_t)offset, 0);
+        done = found > 0 ? found : 0;
     }
     done = read_waiting((int)handle, bytes, size, offset, done);
     if (done < 0) {
