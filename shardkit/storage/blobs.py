@@ -9,12 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.storage.byte_source import ByteSource, LocalFile
-
-try:
-    from shardkit.storage import _reads
-except ImportError:  # it is optional
-    _reads = None
+from shardkit.storage.byte_source import ByteSource, LocalFile, reads
 
 Numbers = npt.NDArray[np.int64]
 
@@ -49,8 +44,8 @@ class Blobs:
         return self._slices(text=True)
 
     def _slices(self, text: bool) -> list[Any]:
-        if _reads is not None:
-            found: list[Any] = _reads.slices(self.data, self.starts, self.sizes, text)
+        if reads is not None:
+            found: list[Any] = reads.slices(self.data, self.starts, self.sizes, text)
             return found
         data = self.data.tobytes()
         bounds = zip(self.starts.tolist(), self.sizes.tolist(), strict=True)
@@ -60,7 +55,7 @@ class Blobs:
     def integers(self) -> Numbers | None:
         """Return decimal numbers as int64; None if one of the values is not such a number."""
         out = np.empty(len(self), np.int64)
-        return out if _reads is not None and _reads.integers(*self._parts, out) else None
+        return out if reads is not None and reads.integers(*self._parts, out) else None
 
     @property
     def _parts(self) -> tuple[npt.NDArray[np.uint8], Numbers, Numbers]:
@@ -115,11 +110,11 @@ def _all_local(
 ) -> bool:
     """Read all ranges in one call, if all sources are local files. False if one is not whole."""
     files = [source for source in sources if isinstance(source, LocalFile)]
-    if _reads is None or len(files) < len(sources):
+    if reads is None or len(files) < len(sources):
         return False
     handles = np.tile(np.array([file.handle for file in files], np.int32)[which], len(offsets))
     ranges = [np.ascontiguousarray(part).ravel() for part in (offsets, lengths, starts)]
-    if _reads.read_ranges(handles, *ranges, data) >= 0:
+    if reads.read_ranges(handles, *ranges, data) >= 0:
         return False
     for file in files:
         file.compare_if_due()

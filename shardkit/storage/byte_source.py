@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 from time import monotonic
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -27,9 +28,11 @@ from shardkit.storage.remote.path import RemotePath
 from shardkit.storage.remote.store import pool
 
 try:
-    from shardkit.storage import _reads as reads  # the extension
+    from shardkit.storage import _reads
+
+    reads: ModuleType | None = _reads  # the extension
 except ImportError:  # it was not built
-    reads = None  # type: ignore[assignment]
+    reads = None
 
 
 class ByteSource(ABC):
