@@ -1,5 +1,5 @@
-/* The functions of crop.py, run without the interpreter lock: decode the part of a JPEG that a crop
-   needs, resize, and look up pixels in tables.
+/* The functions of crop.py, run without the interpreter lock: read the headers of JPEGs, draw their
+   windows, decode the part of each that its window needs, resize, and look up pixels in tables.
 
    Resampling is Pillow's antialiased BILINEAR of 8-bit pixels, bit for bit: a triangle filter as
    wide as the scale, with 22-bit fixed-point weights, rows first, each pass rounded to 8 bits.
@@ -10,7 +10,9 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <math.h>
 #include <setjmp.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -24,7 +26,7 @@
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
 #define AVX2 __attribute__((target("avx2")))
-static int use_avx2;
+static atomic_int use_avx2;
 #endif
 
 #define CHANNELS 3
@@ -52,6 +54,7 @@ typedef struct {
 typedef struct {
     uint8_t *pixels;
     int height, width;
+    size_t stride; /* bytes from one row to the next */
 } Image;
 
 typedef struct {
@@ -75,7 +78,8 @@ typedef struct {
     jmp_buf failed;
     Axis x, y;
     uint8_t *rows, *middle, *one, *other; /* `one` and `other` point into `rows` */
-    size_t rows_size, middle_size;
+    uint8_t *turned, *made;               /* upright pixels; a result before its table */
+    size_t rows_size, middle_size, turned_size, made_size;
 } Work;
 
 /* Returns `memory` if it has `wanted` bytes, otherwise new memory; NULL if out of memory. */
@@ -98,6 +102,8 @@ static void release(Work *work)
     free(work->y.weights);
     free(work->rows);
     free(work->middle);
+    free(work->turned);
+    free(work->made);
 }
 
 /* --- weights ---------------------------------------------------------------------------------- */
@@ -455,28 +461,22 @@ static int make_room(Work *work, size_t bytes)
 
 static void finish(const Work *work, const Image *out)
 {
-    size_t stride = middle_stride(work), bytes = (size_t)out->width * CHANNELS;
+    size_t stride = middle_stride(work);
     for (int n = 0; n < work->y.count; n++) {
         down(work->y.weights + (size_t)n * work->y.pairs, work->y.pairs,
              work->middle + (size_t)work->y.start[n] * stride, stride,
-             out->pixels + (size_t)n * bytes, bytes);
+             out->pixels + (size_t)n * out->stride, (size_t)out->width * CHANNELS);
     }
 }
 
-static int crop_pixels(Work *work, const Image *image, const Job *job, int reduced,
-                       const Image *out)
+/* Resamples the pixels that the axes need, of rows that are `stride` bytes apart. */
+static int resample(Work *work, const uint8_t *from, size_t stride, const Image *out)
 {
-    int x, y;
-    if (!make_axes(work, job, reduced, out, &x, &y)) {
-        return 0;
-    }
     size_t bytes = (size_t)(work->x.stop - work->x.first) * CHANNELS;
     if (!make_room(work, bytes)) {
         return 0;
     }
-    size_t stride = (size_t)image->width * CHANNELS, out_stride = middle_stride(work);
-    const uint8_t *from = image->pixels + (size_t)(y + work->y.first) * stride +
-                          (size_t)(x + work->x.first) * CHANNELS;
+    size_t out_stride = middle_stride(work);
     uint8_t *one = work->one, *other = work->other, *to = work->middle;
     for (int n = work->y.first; n < work->y.stop; n += 2, to += 2 * out_stride) {
         int last = n + 1 == work->y.stop; /* copy the rows, as loops read past their end */
@@ -487,6 +487,17 @@ static int crop_pixels(Work *work, const Image *image, const Job *job, int reduc
     }
     finish(work, out);
     return 1;
+}
+
+static int crop_pixels(Work *work, const Image *image, const Job *job, int reduced,
+                       const Image *out)
+{
+    int x, y;
+    return make_axes(work, job, reduced, out, &x, &y) &&
+           resample(work,
+                    image->pixels + (size_t)(y + work->y.first) * image->stride +
+                        (size_t)(x + work->x.first) * CHANNELS,
+                    image->stride, out);
 }
 
 static void on_failure(j_common_ptr jpeg)
@@ -528,23 +539,20 @@ static int is_unfinished(j_decompress_ptr jpeg)
     return 0;
 }
 
-/* Starts to decode the lines and columns that the axes need; `*before` gets the number of columns
+/* Starts to decode columns [needed, stop) of the lines from `top` on; returns the number of columns
    in a row before the first needed one. */
-static void start_crop(Work *work, int x, int y, int *before)
+static int start_crop(j_decompress_ptr jpeg, int needed, int stop, int top)
 {
-    j_decompress_ptr jpeg = &work->jpeg;
     /* The colour of a pixel is interpolated from its neighbours, and the first and last decoded
        columns lack one. Two samples also keep the library from switching its method. */
-    int margin = 2 * jpeg->max_h_samp_factor;
-    int needed = x + work->x.first, stop = x + work->x.stop + margin;
+    int margin = 2 * jpeg->max_h_samp_factor, most = (int)jpeg->output_width;
     JDIMENSION left = (JDIMENSION)(needed > margin ? needed - margin : 0);
-    int most = (int)jpeg->output_width;
-    JDIMENSION width = (JDIMENSION)(stop < most ? stop : most) - left;
+    JDIMENSION width = (JDIMENSION)(stop + margin < most ? stop + margin : most) - left;
     jpeg_crop_scanline(jpeg, &left, &width);
-    *before = needed - (int)left;
-    if (y + work->y.first > 0) {
-        jpeg_skip_scanlines(jpeg, (JDIMENSION)(y + work->y.first));
+    if (top > 0) {
+        jpeg_skip_scanlines(jpeg, (JDIMENSION)top);
     }
+    return needed - (int)left;
 }
 
 static void read_row(j_decompress_ptr jpeg, uint8_t *row)
@@ -555,37 +563,19 @@ static void read_row(j_decompress_ptr jpeg, uint8_t *row)
     }
 }
 
-/* Returns whether the crop was written; `on_failure` jumps out of it. */
-static int decode_crop(Work *work, const Py_buffer *data, const Job *job, const Image *out,
-                       unsigned long long most)
+/* Resamples lines while they are decoded. `x` and `y` are those of `make_axes`. */
+static int resample_lines(Work *work, int x, int y, const Image *out)
 {
     j_decompress_ptr jpeg = &work->jpeg;
-    int x, y, before, reduced = reduction(job);
-    jpeg_mem_src(jpeg, data->buf, (unsigned long)data->len);
-    jpeg_read_header(jpeg, TRUE);
-    if (jpeg->arith_code || (jpeg->num_components != 1 && jpeg->num_components != 3) ||
-        (unsigned long long)jpeg->image_width * jpeg->image_height > most ||
-        !is_inside(job, jpeg->image_width, jpeg->image_height) ||
-        !make_axes(work, job, reduced, out, &x, &y)) {
-        return 0;
-    }
-    jpeg->out_color_space = JCS_RGB;
-    jpeg->scale_num = 1;
-    jpeg->scale_denom = (unsigned)reduced;
-    jpeg_start_decompress(jpeg);
-    if (is_unfinished(jpeg)) {
-        return 0;
-    }
-    start_crop(work, x, y, &before);
-    size_t bytes = (size_t)jpeg->output_width * CHANNELS;
-    if (!make_room(work, bytes)) {
+    int before = start_crop(jpeg, x + work->x.first, x + work->x.stop, y + work->y.first);
+    if (!make_room(work, (size_t)jpeg->output_width * CHANNELS)) {
         return 0;
     }
     size_t stride = middle_stride(work);
     uint8_t *one = work->one, *other = work->other, *to = work->middle;
+    const uint8_t *left = one + before * CHANNELS, *below = other + before * CHANNELS;
     for (int n = work->y.first; n < work->y.stop; n += 2, to += 2 * stride) {
         int last = n + 1 == work->y.stop;
-        const uint8_t *left = one + before * CHANNELS, *below = other + before * CHANNELS;
         read_row(jpeg, one);
         if (!last) {
             read_row(jpeg, other);
@@ -596,9 +586,91 @@ static int decode_crop(Work *work, const Py_buffer *data, const Job *job, const 
     return 1;
 }
 
+/* EXIF's orientations: whether rows and columns are swapped, and which of both are then reversed
+   in the stored image. */
+static int is_transposed(int orientation)
+{
+    return orientation >= 5;
+}
+
+static int reverses_columns(int orientation)
+{
+    return orientation == 2 || orientation == 3 || orientation == 6 || orientation == 7;
+}
+
+static int reverses_rows(int orientation)
+{
+    return orientation == 3 || orientation == 4 || orientation == 7 || orientation == 8;
+}
+
+/* Decodes what the axes need of an image that is not upright, turns it, and resamples it. */
+static int resample_turned(Work *work, int orientation, int x, int y, const Image *out)
+{
+    j_decompress_ptr jpeg = &work->jpeg;
+    int transposed = is_transposed(orientation), back = reverses_columns(orientation);
+    int up = reverses_rows(orientation);
+    int columns = work->x.stop - work->x.first, rows = work->y.stop - work->y.first;
+    int width = (int)(transposed ? jpeg->output_height : jpeg->output_width);
+    int height = (int)(transposed ? jpeg->output_width : jpeg->output_height);
+    int left = back ? width - (x + work->x.stop) : x + work->x.first;
+    int top = up ? height - (y + work->y.stop) : y + work->y.first;
+    size_t stride = (size_t)columns * CHANNELS;
+    work->turned = reserved(work->turned, &work->turned_size, (unsigned long long)stride * rows);
+    int needed = transposed ? top : left, count = transposed ? rows : columns;
+    int before = start_crop(jpeg, needed, needed + count, transposed ? left : top);
+    if (!work->turned || !make_room(work, (size_t)jpeg->output_width * CHANNELS)) {
+        return 0;
+    }
+    uint8_t *to = work->turned + (back ? stride - CHANNELS : 0) + (up ? (rows - 1) * stride : 0);
+    ptrdiff_t by_column = back ? -CHANNELS : CHANNELS;
+    ptrdiff_t by_row = up ? -(ptrdiff_t)stride : (ptrdiff_t)stride;
+    ptrdiff_t by_pixel = transposed ? by_row : by_column, by_line = transposed ? by_column : by_row;
+    for (int line = 0; line < (transposed ? columns : rows); line++) {
+        read_row(jpeg, work->one);
+        const uint8_t *from = work->one + (size_t)before * CHANNELS;
+        for (int n = 0; n < count; n++) {
+            memcpy(to + line * by_line + n * by_pixel, from + (size_t)n * CHANNELS, CHANNELS);
+        }
+    }
+    return resample(work, work->turned, stride, out);
+}
+
+typedef struct {
+    const uint8_t *data;
+    size_t size;
+} Bytes;
+
+/* Returns whether the crop was written; `on_failure` jumps out of it. */
+static int decode_crop(Work *work, Bytes bytes, int orientation, const Job *job, const Image *out,
+                       unsigned long long most)
+{
+    j_decompress_ptr jpeg = &work->jpeg;
+    /* Others are turned before they are reduced. */
+    int x, y, reduced = orientation == 1 ? reduction(job) : 1;
+    jpeg_mem_src(jpeg, bytes.data, (unsigned long)bytes.size);
+    jpeg_read_header(jpeg, TRUE);
+    unsigned width = jpeg->image_width, height = jpeg->image_height;
+    if (jpeg->arith_code || (jpeg->num_components != 1 && jpeg->num_components != 3) ||
+        (unsigned long long)width * height > most ||
+        !is_inside(job, is_transposed(orientation) ? height : width,
+                   is_transposed(orientation) ? width : height) ||
+        !make_axes(work, job, reduced, out, &x, &y)) {
+        return 0;
+    }
+    jpeg->out_color_space = JCS_RGB;
+    jpeg->scale_num = 1;
+    jpeg->scale_denom = (unsigned)reduced;
+    jpeg_start_decompress(jpeg);
+    if (is_unfinished(jpeg)) {
+        return 0;
+    }
+    return orientation == 1 ? resample_lines(work, x, y, out)
+                            : resample_turned(work, orientation, x, y, out);
+}
+
 /* Each image gets a new decoder: its tables must not be used for the next image, which may lack
    them. The library uses the standard Huffman tables for an image without any. */
-static int crop_jpeg(Work *work, const Py_buffer *data, const Job *job, const Image *out,
+static int crop_jpeg(Work *work, Bytes bytes, int orientation, const Job *job, const Image *out,
                      unsigned long long most)
 {
     if (setjmp(work->failed)) {
@@ -606,9 +678,424 @@ static int crop_jpeg(Work *work, const Py_buffer *data, const Job *job, const Im
         return 0;
     }
     jpeg_create_decompress(&work->jpeg);
-    int done = decode_crop(work, data, job, out, most);
+    int done = decode_crop(work, bytes, orientation, job, out, most);
     jpeg_destroy_decompress(&work->jpeg);
     return done;
+}
+
+/* --- headers of JPEGs ------------------------------------------------------------------------- */
+
+/* What header.py reads from a JPEG, as far as crop.py needs it. */
+typedef struct {
+    int width, height; /* as stored */
+    int components, orientation;
+    Bytes profile;
+} Header;
+
+static size_t number_of(const uint8_t *at, int count, int big_endian)
+{
+    size_t number = 0;
+    for (int n = 0; n < count; n++) {
+        number = number << 8 | at[big_endian ? n : count - 1 - n];
+    }
+    return number;
+}
+
+/* Returns the orientation in EXIF data; 1 if there is none, or an invalid one. */
+static int read_orientation(Bytes tiff)
+{
+    static const uint8_t entry[2][8] = {{0x12, 1, 3, 0, 1, 0, 0, 0}, {1, 0x12, 0, 3, 0, 0, 0, 1}};
+    int big = tiff.size >= 8 && memcmp(tiff.data, "MM", 2) == 0;
+    if (!big && (tiff.size < 8 || memcmp(tiff.data, "II", 2) != 0)) {
+        return 1;
+    }
+    size_t at = number_of(tiff.data + 4, 4, big);
+    if (at > tiff.size - 2) {
+        return 1;
+    }
+    size_t count = number_of(tiff.data + at, 2, big);
+    for (at += 2; count > 0 && at <= tiff.size && tiff.size - at >= 10; count--, at += 12) {
+        if (memcmp(tiff.data + at, entry[big], 8) == 0) {
+            size_t found = number_of(tiff.data + at + 8, 2, big);
+            return found >= 1 && found <= 8 ? (int)found : 1;
+        }
+    }
+    return 1;
+}
+
+static int read_frame(Header *header, Bytes bytes)
+{
+    if (header->width || bytes.size < 6 || bytes.data[0] != 8) { /* bits */
+        return 0;
+    }
+    header->height = (int)number_of(bytes.data + 1, 2, 1);
+    header->width = (int)number_of(bytes.data + 3, 2, 1);
+    header->components = bytes.data[5];
+    if (!header->width || !header->height || bytes.size < 6 + 3 * (size_t)header->components) {
+        return 0;
+    }
+    const uint8_t *sampling = bytes.data + 7; /* of each component, three bytes apart */
+    int is_chroma = sampling[0] == 0x11 || sampling[0] == 0x21 || sampling[0] == 0x22 ||
+                    sampling[0] == 0x12 || sampling[0] == 0x41;
+    return header->components == 1 || (header->components == 3 && is_chroma &&
+                                       sampling[3] == 0x11 && sampling[6] == 0x11);
+}
+
+static int is_frame(int marker)
+{
+    return marker >= 0xC0 && marker <= 0xCF && marker != 0xC4 && marker != 0xC8 && marker != 0xCC;
+}
+
+/* Reads a segment; returns 0 if the image must be left to others. */
+static int read_segment(Header *header, int marker, Bytes bytes)
+{
+    if (is_frame(marker)) {
+        return marker <= 0xC2 && read_frame(header, bytes);
+    }
+    if (marker == 0xE1 && bytes.size >= 6 && memcmp(bytes.data, "Exif\0", 6) == 0) {
+        header->orientation = read_orientation((Bytes){bytes.data + 6, bytes.size - 6});
+    }
+    if (marker == 0xE2 && bytes.size >= 12 && memcmp(bytes.data, "ICC_PROFILE", 12) == 0) {
+        /* A profile of several parts, or smaller than the header of one. */
+        if (header->profile.data != NULL || bytes.size < 14 + 128) {
+            return 0;
+        }
+        header->profile = (Bytes){bytes.data + 14, bytes.size - 14};
+    }
+    return 1;
+}
+
+/* Reads the header of a JPEG as header.py does; returns 0 if `can_crop` refuses the image for
+   another reason than its orientation or profile, or if the header is an unusual one. */
+static int read_header(Header *header, Bytes bytes)
+{
+    static const uint8_t start[3] = {0xFF, 0xD8, 0xFF}, end[2] = {0xFF, 0xD9};
+    *header = (Header){.orientation = 1};
+    if (bytes.size < 4 || memcmp(bytes.data, start, sizeof start) != 0 ||
+        memcmp(bytes.data + bytes.size - 2, end, sizeof end) != 0) {
+        return 0;
+    }
+    for (size_t at = 2; bytes.size - at >= 4 && bytes.data[at] == 0xFF;) {
+        int marker = bytes.data[at + 1];
+        size_t length = number_of(bytes.data + at + 2, 2, 1);
+        if (marker == 0xDA) {
+            return header->width != 0;
+        }
+        if (marker == 0xFF) { /* fill bytes are allowed before a marker */
+            at++;
+        } else if (marker < 0xC0 || (marker >= 0xD0 && marker <= 0xD9) || length < 2 ||
+                   length > bytes.size - at - 2 ||
+                   !read_segment(header, marker, (Bytes){bytes.data + at + 4, length - 2})) {
+            return 0;
+        } else {
+            at += 2 + length;
+        }
+    }
+    return 0;
+}
+
+/* --- windows ---------------------------------------------------------------------------------- */
+
+/* Transforms of steps.py, as `crop_many` gets them: a kind, and its numbers. */
+enum { RANDOM_RESIZED_CROP, RESIZE, RESIZE_SHORTER, CENTER_CROP, HORIZONTAL_FLIP, KINDS };
+
+typedef struct {
+    double kind, width, height, range[4];
+} Step;
+
+#define TRIES 10
+#define MAX_SIDE (1 << 15)
+
+static const int drawn_by[KINDS] = {[RANDOM_RESIZED_CROP] = 2 + 2 * TRIES, [HORIZONTAL_FLIP] = 1};
+
+/* As in window.py. */
+typedef struct {
+    int64_t x, y, width, height, full_width, full_height, left, top, flip, columns, rows;
+} Window;
+
+static double between(double low, double high, double drawn)
+{
+    return low + (high - low) * drawn;
+}
+
+static void resize_to(Window *window, int64_t width, int64_t height)
+{
+    window->full_width = window->columns = width;
+    window->full_height = window->rows = height;
+}
+
+/* Crops the largest part with an allowed aspect ratio, in the center. */
+static void take_largest(Window *window, double least, double most)
+{
+    double width = (double)window->columns, height = (double)window->rows;
+    window->width = window->columns;
+    window->height = window->rows;
+    if (width / height < least) {
+        window->height = (int64_t)fmin(fmax(rint(width / least), 1), height);
+    } else if (width / height > most) {
+        window->width = (int64_t)fmin(fmax(rint(height * most), 1), width);
+    }
+    window->x = (window->columns - window->width) / 2;
+    window->y = (window->rows - window->height) / 2;
+}
+
+/* Returns 0 if a number is infinite, or not a number; steps.py then raises an error. */
+static int take_random(Window *window, const Step *step, const double *drawn)
+{
+    double width = (double)window->columns, height = (double)window->rows;
+    double least = log(step->range[2]), most = log(step->range[3]);
+    for (int n = 2; n < 2 + 2 * TRIES; n += 2) {
+        double area = width * height * between(step->range[0], step->range[1], drawn[n]);
+        double aspect = exp(between(least, most, drawn[n + 1]));
+        double w = rint(sqrt(area * aspect)), h = rint(sqrt(area / aspect));
+        if (!isfinite(aspect) || !isfinite(w) || !isfinite(h)) {
+            return 0;
+        }
+        if (w > 0 && w <= width && h > 0 && h <= height) {
+            double x = drawn[0] * (width - w + 1), y = drawn[1] * (height - h + 1);
+            if (!(x >= 0 && x < width && y >= 0 && y < height)) {
+                return 0;
+            }
+            window->x = (int64_t)x;
+            window->y = (int64_t)y;
+            window->width = (int64_t)w;
+            window->height = (int64_t)h;
+            return 1;
+        }
+    }
+    take_largest(window, step->range[2], step->range[3]);
+    return 1;
+}
+
+/* Sets a part of the resized image; it extends beyond the edges where that is smaller. */
+static void cut_center(Window *window, int64_t width, int64_t height)
+{
+    int64_t spare[2] = {window->columns - width, window->rows - height}, start[2];
+    for (int n = 0; n < 2; n++) {
+        start[n] = spare[n] > 0 ? (int64_t)rint((double)spare[n] / 2) : -(-spare[n] / 2);
+    }
+    window->left = window->flip ? spare[0] - start[0] : start[0];
+    window->top = start[1];
+    window->columns = width;
+    window->rows = height;
+}
+
+static int apply_step(Window *window, const Step *step, const double *drawn)
+{
+    int64_t width = (int64_t)step->width, height = (int64_t)step->height;
+    int64_t one = window->columns, other = window->rows;
+    switch ((int)step->kind) {
+    case RANDOM_RESIZED_CROP:
+        if (!take_random(window, step, drawn)) {
+            return 0;
+        }
+        resize_to(window, width, height);
+        return 1;
+    case RESIZE:
+        resize_to(window, width, height);
+        return 1;
+    case RESIZE_SHORTER:
+        if (one <= other) {
+            resize_to(window, width, (int64_t)((double)(width * other) / (double)one));
+        } else {
+            resize_to(window, (int64_t)((double)(width * one) / (double)other), width);
+        }
+        return 1;
+    case CENTER_CROP:
+        cut_center(window, width, height);
+        return 1;
+    default:
+        window->flip ^= drawn[0] < step->range[0];
+        return 1;
+    }
+}
+
+/* Whether no stage has more than `most` pixels; as `Window.pixels`, which is compared with it. */
+static int is_small(const Window *window, int64_t most)
+{
+    int64_t wide = window->full_width, high = window->full_height;
+    high = high > window->height ? high : window->height;
+    return wide <= most && high <= most && wide * high <= most &&
+           window->columns * window->rows <= most;
+}
+
+/* Returns the job of the part of a window that is inside the edges, and where it goes: `inner`, in
+   the pixels of the full window. */
+static Job job_of(const Window *window, const Image *full, Image *inner)
+{
+    int64_t left = window->left > 0 ? window->left : 0, top = window->top > 0 ? window->top : 0;
+    int64_t right = window->left + window->columns, bottom = window->top + window->rows;
+    right = right < window->full_width ? right : window->full_width;
+    bottom = bottom < window->full_height ? bottom : window->full_height;
+    int64_t before = left - window->left;
+    if (window->flip) {
+        before = window->columns - before - (right - left);
+    }
+    *inner = *full;
+    inner->width = (int)(right - left);
+    inner->height = (int)(bottom - top);
+    inner->pixels += (size_t)(top - window->top) * full->stride + (size_t)before * CHANNELS;
+    return (Job){(int32_t)window->x, (int32_t)window->y, (int32_t)window->width,
+                 (int32_t)window->height, (int32_t)window->full_width,
+                 (int32_t)window->full_height, (int32_t)left, (int32_t)top,
+                 (int32_t)window->flip};
+}
+
+/* --- tables ----------------------------------------------------------------------------------- */
+
+#define LEVELS (256 * CHANNELS)
+
+#define LOOK_UP(name, type)                                                                        \
+    static void name(const uint8_t *pixels, size_t count, const type *table, type *out)        \
+    {                                                                                              \
+        for (size_t n = 0; n < count; n += CHANNELS) {                                         \
+            for (int c = 0; c < CHANNELS; c++) {                                                   \
+                out[n + c] = table[pixels[n + c] * CHANNELS + c];                                  \
+            }                                                                                      \
+        }                                                                                          \
+    }
+
+LOOK_UP(look_up_2, uint16_t)
+LOOK_UP(look_up_4, uint32_t)
+
+/* --- many images ------------------------------------------------------------------------------ */
+
+/* The columns of a result in `windows`: those of a Window, then of the image. */
+#define RESULT 14
+
+/* The arguments of `crop_many`. */
+typedef struct {
+    Bytes data;
+    const int64_t *starts, *sizes;
+    const double *drawn; /* `numbers` for each row */
+    const Step *steps;
+    Py_ssize_t count, numbers, step_count;
+    int height, width; /* of raw pixels; 0 for encoded images */
+    Bytes *profiles;   /* those that are sRGB */
+    Py_ssize_t profile_count;
+    uint8_t *out, *done;
+    int rows, columns;
+    size_t item_size;
+    const void *table;
+    int32_t *windows;
+    int64_t most;
+} Many;
+
+static int is_srgb(const Many *many, Bytes profile)
+{
+    for (Py_ssize_t n = 0; n < many->profile_count; n++) {
+        if (many->profiles[n].size == profile.size &&
+            memcmp(many->profiles[n].data, profile.data, profile.size) == 0) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* Reads the header of an image, and returns whether `crop_many` supports it. */
+static int accepts(const Many *many, Bytes bytes, Header *header)
+{
+    if (many->width) {
+        *header = (Header){.width = many->width, .height = many->height, .orientation = 1};
+        return bytes.size == (uint64_t)many->width * (uint64_t)many->height * CHANNELS;
+    }
+    if (!read_header(header, bytes) || (int64_t)header->width * header->height > many->most) {
+        return 0;
+    }
+    /* A profile is for colours or for grey; many editors keep one for colours in grey images. */
+    return header->profile.data == NULL ||
+           (is_srgb(many, header->profile) &&
+            (header->components == 1 || memcmp(header->profile.data + 16, "RGB ", 4) == 0));
+}
+
+/* Computes the window of an image of this size; returns 0 if steps.py must look at it. */
+static int make_window(const Many *many, const double *drawn, int width, int height, Window *window)
+{
+    *window = (Window){0, 0, width, height, width, height, 0, 0, 0, width, height};
+    for (Py_ssize_t n = 0; n < many->step_count; n++) {
+        const Step *step = &many->steps[n];
+        if (!apply_step(window, step, drawn)) {
+            return 0;
+        }
+        drawn += drawn_by[(int)step->kind];
+    }
+    return window->columns == many->columns && window->rows == many->rows &&
+           is_small(window, many->most);
+}
+
+/* Crops an image to the window's pixels. */
+static int fill(Work *work, const Many *many, Bytes bytes, const Header *header,
+                const Window *window, uint8_t *pixels)
+{
+    size_t stride = (size_t)many->columns * CHANNELS;
+    Image inner, full = {pixels, many->rows, many->columns, stride};
+    Job job = job_of(window, &full, &inner);
+    if (!is_possible(&job, &inner)) {
+        return 0;
+    }
+    if (inner.width < full.width || inner.height < full.height) {
+        memset(pixels, 0, stride * (size_t)many->rows);
+    }
+    if (!many->width) {
+        return crop_jpeg(work, bytes, header->orientation, &job, &inner,
+                         (unsigned long long)many->most);
+    }
+    Image image = {(uint8_t *)bytes.data, many->height, many->width,
+                   (size_t)many->width * CHANNELS};
+    return is_inside(&job, image.width, image.height) &&
+           crop_pixels(work, &image, &job, 1, &inner);
+}
+
+static int crop_row(Work *work, const Many *many, Py_ssize_t row)
+{
+    int64_t start = many->starts[row], size = many->sizes[row], length = (int64_t)many->data.size;
+    if (start < 0 || size <= 0 || size > length || start > length - size) {
+        return 0;
+    }
+    Bytes bytes = {many->data.data + start, (size_t)size};
+    Header header;
+    Window window;
+    if (!accepts(many, bytes, &header)) {
+        return 0;
+    }
+    int transposed = is_transposed(header.orientation);
+    int width = transposed ? header.height : header.width;
+    int height = transposed ? header.width : header.height;
+    if (!make_window(many, many->drawn + row * many->numbers, width, height, &window)) {
+        return 0;
+    }
+    size_t count = (size_t)many->rows * many->columns * CHANNELS;
+    uint8_t *out = many->out + (size_t)row * count * many->item_size;
+    if (many->table) {
+        work->made = reserved(work->made, &work->made_size, count);
+    }
+    uint8_t *pixels = many->table ? work->made : out;
+    if (!pixels || !fill(work, many, bytes, &header, &window, pixels)) {
+        return 0;
+    }
+    if (many->item_size == 2) {
+        look_up_2(pixels, count, many->table, (uint16_t *)out);
+    } else if (many->item_size == 4) {
+        look_up_4(pixels, count, many->table, (uint32_t *)out);
+    }
+    int64_t result[RESULT] = {window.x, window.y, window.width, window.height, window.full_width,
+                              window.full_height, window.left, window.top, window.flip,
+                              window.columns, window.rows, header.width, header.height,
+                              header.orientation};
+    for (int n = 0; n < RESULT; n++) {
+        many->windows[row * RESULT + n] = (int32_t)result[n];
+    }
+    return 1;
+}
+
+static void crop_rows(const Many *many)
+{
+    Work work;
+    start_work(&work);
+    for (Py_ssize_t n = 0; n < many->count; n++) {
+        many->done[n] = (uint8_t)crop_row(&work, many, n);
+    }
+    release(&work);
 }
 
 /* --- for Python ------------------------------------------------------------------------------- */
@@ -620,7 +1107,7 @@ static int crop_jpeg(Work *work, const Py_buffer *data, const Job *job, const Im
 /* The arguments of a call. Held buffers keep their objects alive and at the same address. */
 typedef struct {
     Py_ssize_t count;
-    PyObject *inputs, *outputs;
+    PyObject *inputs, *outputs; /* tuples, which no other thread changes */
     Py_buffer *held;
     Py_ssize_t held_count;
     Image *images, *rows;
@@ -636,32 +1123,40 @@ static Py_buffer *hold(Call *call, PyObject *object, int flags)
     return buffer;
 }
 
-/* Returns the data of an array that must have `bytes` bytes; NULL if an error is set. */
-static void *array_of(Call *call, PyObject *object, int flags, size_t bytes)
+/* Returns an array of items of `size` bytes and of a shape, of which sides of -1 may have any
+   length; NULL if an error is set. */
+static const Py_buffer *array_of(Call *call, PyObject *object, int flags, Py_ssize_t size,
+                                 int sides, const Py_ssize_t *shape)
 {
-    const Py_buffer *buffer = hold(call, object, PyBUF_C_CONTIGUOUS | flags);
-    if (buffer == NULL) {
+    const Py_buffer *array = hold(call, object, PyBUF_C_CONTIGUOUS | flags);
+    if (array == NULL) {
         return NULL;
     }
-    if ((size_t)buffer->len != bytes) {
-        PyErr_Format(PyExc_ValueError, "an array of %zd bytes, expected %zu", buffer->len, bytes);
-        return NULL;
+    int fits = array->ndim == sides && array->itemsize == size;
+    for (int n = 0; n < sides && fits; n++) {
+        fits = shape[n] < 0 || shape[n] == array->shape[n];
     }
-    return buffer->buf;
+    if (!fits) {
+        PyErr_Format(PyExc_ValueError, "an array of %d sides with items of %zd bytes, expected "
+                     "%d and %zd, or a side of another length", array->ndim, array->itemsize,
+                     sides, size);
+    }
+    return fits ? array : NULL;
 }
 
 static int image_of(Call *call, PyObject *object, int flags, Image *image)
 {
-    const Py_buffer *buffer = hold(call, object, PyBUF_C_CONTIGUOUS | flags);
-    if (buffer == NULL) {
+    const Py_buffer *array =
+        array_of(call, object, flags, 1, 3, (const Py_ssize_t[]){-1, -1, CHANNELS});
+    if (array == NULL) {
         return 0;
     }
-    if (buffer->ndim != 3 || buffer->itemsize != 1 || buffer->shape[2] != CHANNELS ||
-        buffer->shape[0] > LONGEST || buffer->shape[1] > LONGEST) {
-        PyErr_SetString(PyExc_ValueError, "expected arrays (height, width, 3) of uint8");
+    if (array->shape[0] > LONGEST || array->shape[1] > LONGEST) {
+        PyErr_SetString(PyExc_ValueError, "an image that is too wide or too high");
         return 0;
     }
-    *image = (Image){buffer->buf, (int)buffer->shape[0], (int)buffer->shape[1]};
+    int height = (int)array->shape[0], width = (int)array->shape[1];
+    *image = (Image){array->buf, height, width, (size_t)width * CHANNELS};
     return 1;
 }
 
@@ -681,13 +1176,13 @@ static void end_call(Call *call)
 static int begin_call(Call *call, PyObject *inputs, PyObject *outputs, Py_ssize_t others)
 {
     memset(call, 0, sizeof *call);
-    call->inputs = PySequence_Fast(inputs, "images are a sequence");
-    call->outputs = PySequence_Fast(outputs, "rows are a sequence");
+    call->inputs = PySequence_Tuple(inputs);
+    call->outputs = PySequence_Tuple(outputs);
     if (call->inputs == NULL || call->outputs == NULL) {
         return 0;
     }
-    call->count = PySequence_Fast_GET_SIZE(call->inputs);
-    if (PySequence_Fast_GET_SIZE(call->outputs) != call->count) {
+    call->count = PyTuple_GET_SIZE(call->inputs);
+    if (PyTuple_GET_SIZE(call->outputs) != call->count) {
         PyErr_SetString(PyExc_ValueError, "as many rows as images are needed");
         return 0;
     }
@@ -699,7 +1194,7 @@ static int begin_call(Call *call, PyObject *inputs, PyObject *outputs, Py_ssize_
         return 0;
     }
     for (Py_ssize_t n = 0; n < call->count; n++) {
-        PyObject *row = PySequence_Fast_GET_ITEM(call->outputs, n);
+        PyObject *row = PyTuple_GET_ITEM(call->outputs, n);
         if (!image_of(call, row, PyBUF_WRITABLE, &call->rows[n])) {
             return 0;
         }
@@ -710,7 +1205,9 @@ static int begin_call(Call *call, PyObject *inputs, PyObject *outputs, Py_ssize_
 /* Returns the jobs of the call; NULL if one of them is invalid. */
 static const Job *jobs_of(Call *call, PyObject *object)
 {
-    const Job *jobs = array_of(call, object, 0, (size_t)call->count * sizeof(Job));
+    const Py_ssize_t shape[] = {call->count, sizeof(Job) / sizeof(int32_t)};
+    const Py_buffer *array = array_of(call, object, 0, sizeof(int32_t), 2, shape);
+    const Job *jobs = array ? array->buf : NULL;
     for (Py_ssize_t n = 0; n < call->count && jobs; n++) {
         if (!is_possible(&jobs[n], &call->rows[n])) {
             PyErr_SetString(PyExc_ValueError, IMPOSSIBLE);
@@ -736,7 +1233,8 @@ static void crop_all_jpegs(const Call *call, const Py_buffer *data, const Job *j
     Work work;
     start_work(&work);
     for (Py_ssize_t n = 0; n < call->count; n++) {
-        done[n] = (uint8_t)crop_jpeg(&work, &data[n], &jobs[n], &call->rows[n], most);
+        Bytes bytes = {data[n].buf, (size_t)data[n].len};
+        done[n] = (uint8_t)crop_jpeg(&work, bytes, 1, &jobs[n], &call->rows[n], most);
     }
     release(&work);
 }
@@ -754,19 +1252,19 @@ static PyObject *py_crop_jpegs(PyObject *module, PyObject *args)
         return ended(&call);
     }
     const Job *jobs = jobs_of(&call, jobs_array);
-    uint8_t *done =
-        jobs ? array_of(&call, done_array, PyBUF_WRITABLE, (size_t)call.count) : NULL;
+    const Py_buffer *done =
+        jobs ? array_of(&call, done_array, PyBUF_WRITABLE, 1, 1, &call.count) : NULL;
     if (done == NULL) {
         return ended(&call);
     }
     const Py_buffer *data = &call.held[call.held_count];
     for (Py_ssize_t n = 0; n < call.count; n++) {
-        if (!hold(&call, PySequence_Fast_GET_ITEM(call.inputs, n), PyBUF_SIMPLE)) {
+        if (!hold(&call, PyTuple_GET_ITEM(call.inputs, n), PyBUF_SIMPLE)) {
             return ended(&call);
         }
     }
     Py_BEGIN_ALLOW_THREADS
-    crop_all_jpegs(&call, data, jobs, done, most);
+    crop_all_jpegs(&call, data, jobs, done->buf, most);
     Py_END_ALLOW_THREADS
     return ended(&call);
 }
@@ -803,7 +1301,7 @@ static PyObject *py_crop_pixels(PyObject *module, PyObject *args)
     const Job *jobs = jobs_of(&call, jobs_array);
     for (Py_ssize_t n = 0; n < call.count && jobs; n++) {
         const Image *image = &call.images[n];
-        if (!image_of(&call, PySequence_Fast_GET_ITEM(call.inputs, n), 0, &call.images[n])) {
+        if (!image_of(&call, PyTuple_GET_ITEM(call.inputs, n), 0, &call.images[n])) {
             jobs = NULL;
         } else if (!is_inside(&jobs[n], (long long)image->width * reduced,
                               (long long)image->height * reduced)) {
@@ -821,21 +1319,6 @@ static PyObject *py_crop_pixels(PyObject *module, PyObject *args)
     }
     return ended(&call);
 }
-
-#define LEVELS (256 * CHANNELS)
-
-#define LOOK_UP(name, type)                                                                        \
-    static void name(const uint8_t *pixels, Py_ssize_t count, const type *table, type *out)        \
-    {                                                                                              \
-        for (Py_ssize_t n = 0; n < count; n += CHANNELS) {                                         \
-            for (int c = 0; c < CHANNELS; c++) {                                                   \
-                out[n + c] = table[pixels[n + c] * CHANNELS + c];                                  \
-            }                                                                                      \
-        }                                                                                          \
-    }
-
-LOOK_UP(look_up_2, uint16_t)
-LOOK_UP(look_up_4, uint32_t)
 
 /* Maps `pixels` through `table`: 256 rows with a value of 2 or 4 bytes for each channel. */
 static PyObject *py_look_up(PyObject *module, PyObject *args)
@@ -878,7 +1361,134 @@ static PyObject *py_use_avx2(PyObject *module, PyObject *wanted)
 #endif
 }
 
+/* The arrays of `crop_many`, in the order of its arguments, and how they are held. */
+enum { STARTS, SIZES, DRAWN, PROGRAM, OUT, DONE, WINDOWS, ARRAYS };
+
+static const Py_ssize_t item_sizes[ARRAYS] = {[STARTS] = 8, [SIZES] = 8, [DRAWN] = 8,
+                                              [PROGRAM] = 8, [DONE] = 1, [WINDOWS] = 4};
+#define STEP_COLUMNS (Py_ssize_t)(sizeof(Step) / sizeof(double))
+
+/* Whether numbers of steps are those of transforms, of which each row has enough random ones. */
+static int are_steps(const Step *steps, Py_ssize_t count, Py_ssize_t numbers)
+{
+    for (Py_ssize_t n = 0; n < count; n++) {
+        const Step *step = &steps[n];
+        if (!(step->kind >= 0 && step->kind < KINDS && step->width >= 1 && step->height >= 1 &&
+              step->width <= MAX_SIDE && step->height <= MAX_SIDE)) {
+            return 0;
+        }
+        numbers -= drawn_by[(int)step->kind];
+    }
+    return numbers >= 0;
+}
+
+/* Gets the arrays; returns 0 if an error is set. */
+static int many_arrays(Call *call, Many *many, PyObject *const *objects)
+{
+    const Py_buffer *arrays[ARRAYS];
+    Py_ssize_t count = -1, any = -1;
+    Py_ssize_t shapes[ARRAYS][4] = {[DRAWN] = {0, -1}, [PROGRAM] = {-1, STEP_COLUMNS},
+                                    [OUT] = {0, -1, -1, CHANNELS}, [WINDOWS] = {0, RESULT}};
+    static const int sides[ARRAYS] = {1, 1, 2, 2, 4, 1, 2};
+    for (int n = 0; n < ARRAYS; n++) {
+        shapes[n][0] = n == PROGRAM ? any : count;
+        Py_ssize_t size = n == OUT ? (Py_ssize_t)many->item_size : item_sizes[n];
+        arrays[n] = array_of(call, objects[n], n >= OUT ? PyBUF_WRITABLE : 0, size, sides[n],
+                             shapes[n]);
+        if (arrays[n] == NULL) {
+            return 0;
+        }
+        count = arrays[0]->shape[0];
+    }
+    if (arrays[OUT]->shape[1] > LONGEST || arrays[OUT]->shape[2] > LONGEST ||
+        !are_steps(arrays[PROGRAM]->buf, arrays[PROGRAM]->shape[0], arrays[DRAWN]->shape[1])) {
+        PyErr_SetString(PyExc_ValueError, "invalid steps, too few random numbers for them, or "
+                                          "too large an output");
+        return 0;
+    }
+    many->count = count;
+    many->starts = arrays[STARTS]->buf;
+    many->sizes = arrays[SIZES]->buf;
+    many->drawn = arrays[DRAWN]->buf;
+    many->numbers = arrays[DRAWN]->shape[1];
+    many->steps = arrays[PROGRAM]->buf;
+    many->step_count = arrays[PROGRAM]->shape[0];
+    many->out = arrays[OUT]->buf;
+    many->rows = (int)arrays[OUT]->shape[1];
+    many->columns = (int)arrays[OUT]->shape[2];
+    many->done = arrays[DONE]->buf;
+    many->windows = arrays[WINDOWS]->buf;
+    return 1;
+}
+
+/* Gets the data, the profiles and the table; returns 0 if an error is set. */
+static int many_inputs(Call *call, Many *many, PyObject *data, PyObject *profiles, PyObject *table)
+{
+    const Py_buffer *held = hold(call, data, PyBUF_SIMPLE);
+    if (held == NULL) {
+        return 0;
+    }
+    many->data = (Bytes){held->buf, (size_t)held->len};
+    many->profile_count = PyTuple_GET_SIZE(profiles);
+    for (Py_ssize_t n = 0; n < many->profile_count; n++) {
+        held = hold(call, PyTuple_GET_ITEM(profiles, n), PyBUF_SIMPLE);
+        if (held == NULL) {
+            return 0;
+        }
+        many->profiles[n] = (Bytes){held->buf, (size_t)held->len};
+    }
+    many->item_size = 1;
+    if (table == Py_None) {
+        return 1;
+    }
+    held = hold(call, table, PyBUF_C_CONTIGUOUS);
+    if (held == NULL) {
+        return 0;
+    }
+    many->item_size = (size_t)held->itemsize;
+    many->table = held->buf;
+    if ((held->itemsize != 2 && held->itemsize != 4) || held->len != held->itemsize * LEVELS) {
+        PyErr_SetString(PyExc_ValueError, "a table has 256 rows of 3 values of 2 or 4 bytes");
+        return 0;
+    }
+    return 1;
+}
+
+/* Crops the images in a buffer; crop.py describes the arguments. */
+static PyObject *py_crop_many(PyObject *module, PyObject *args)
+{
+    PyObject *data, *profiles, *table, *objects[ARRAYS];
+    unsigned long long most;
+    int height, width;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOOOOOOOO(ii)O!K", &data, &objects[STARTS], &objects[SIZES],
+                          &objects[DRAWN], &objects[PROGRAM], &table, &objects[OUT],
+                          &objects[DONE], &objects[WINDOWS], &height, &width, &PyTuple_Type,
+                          &profiles, &most)) {
+        return NULL;
+    }
+    Call call = {0};
+    Many many = {.height = height, .width = width, .most = most < LONGEST ? (int64_t)most : LONGEST};
+    Py_ssize_t profile_count = PyTuple_GET_SIZE(profiles);
+    call.held = PyMem_New(Py_buffer, ARRAYS + 2 + profile_count);
+    many.profiles = PyMem_New(Bytes, profile_count);
+    if (call.held == NULL || many.profiles == NULL) {
+        PyErr_NoMemory();
+    } else if (height < 0 || width < 0 || height > LONGEST || width > LONGEST ||
+               !height != !width) {
+        PyErr_SetString(PyExc_ValueError, "an image that is too wide or too high, or no pixels");
+    } else if (many_inputs(&call, &many, data, profiles, table) &&
+               many_arrays(&call, &many, objects)) {
+        Py_BEGIN_ALLOW_THREADS
+        crop_rows(&many);
+        Py_END_ALLOW_THREADS
+    }
+    PyMem_Free(many.profiles);
+    return ended(&call);
+}
+
 static PyMethodDef methods[] = {
+    {"crop_many", py_crop_many, METH_VARARGS, NULL},
     {"crop_jpegs", py_crop_jpegs, METH_VARARGS, NULL},
     {"crop_pixels", py_crop_pixels, METH_VARARGS, NULL},
     {"look_up", py_look_up, METH_VARARGS, NULL},
@@ -899,6 +1509,9 @@ static int prepare(PyObject *module)
 
 static PyModuleDef_Slot slots[] = {
     {Py_mod_exec, prepare},
+#ifdef Py_mod_gil
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
     {0, NULL},
 };
 

@@ -6,6 +6,21 @@ import numpy.typing as npt
 
 LIBJPEG_TURBO: str  # its version when this was compiled
 
+def crop_many(
+    data: Any,
+    starts: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int64],
+    drawn: npt.NDArray[np.float64],
+    program: npt.NDArray[np.float64],
+    table: npt.NDArray[Any] | None,
+    out: npt.NDArray[Any],
+    done: npt.NDArray[np.bool_],
+    windows: npt.NDArray[np.int32],
+    size: tuple[int, int],
+    profiles: tuple[bytes, ...],
+    max_pixels: int,
+    /,
+) -> None: ...
 def crop_jpegs(
     images: Sequence[bytes],
     jobs: npt.NDArray[np.int32],

@@ -1,8 +1,9 @@
 """Crop, resize and mirror images, writing them into the rows of a batch: many in one call.
 
 Resizing is Pillow's antialiased BILINEAR, bit for bit, along the rows first, as Pillow did before
-13. A C extension (`_crop.c`) decodes only what a crop needs, and takes the interpreter lock only
-once for all images; without it, simplejpeg and Pillow give bit-identical results.
+13. A C extension (`_crop.c`) decodes only what a crop needs, without the interpreter lock; without
+the extension, simplejpeg and Pillow give bit-identical results. `crop_many`, which only the
+extension has, also reads the headers and computes the windows.
 """
 
 from __future__ import annotations
@@ -30,6 +31,17 @@ _T = TypeVar("_T")
 # mirrored left to right, 1 or 0.
 JOB = ("x", "y", "width", "height", "full_width", "full_height", "left", "top", "flip")
 
+# The columns of what `crop_many` returns: a window, as in `codecs.window`; then width, height and
+# orientation in the header of its image.
+WINDOW = (*JOB, "columns", "rows", "image_width", "image_height", "orientation")
+
+# The columns of a step of `crop_many`. Some kinds take random numbers in [0, 1).
+STEP = ("kind", "width", "height", "scale_or_p", "most_scale", "ratio", "most_ratio")
+RANDOM_RESIZED_CROP, RESIZE, RESIZE_SHORTER, CENTER_CROP, HORIZONTAL_FLIP = range(5)
+
+_MOST_PROFILES = 64
+_srgb_profiles: list[bytes] = []  # those that `can_crop` found to need no conversion
+
 _CHROMA = ("444", "422", "420", "440", "411")
 _INK = ("CMYK", "YCCK")
 _END = b"\xff\xd9"
@@ -41,16 +53,69 @@ def can_crop(data: bytes, header: Header) -> bool:
     It supports upright 8-bit JPEGs in grey or YCbCr that end with the end marker and need no
     conversion to sRGB. `header` is the result of `read_header` for `data`.
     """
-    if header.format != "jpeg" or header.oddity or header.orientation != 1:
+    if header.format != "jpeg" or header.oddity:
         return False
     if header.colour != "GRAY" and header.chroma not in _CHROMA:
         return False
     if header.width * header.height > MAX_PIXELS or not data.endswith(_END):
         return False
+    same = header.profile is None or _is_srgb(header.profile, header.colour)
+    return same and header.orientation == 1
+
+
+def _is_srgb(profile: bytes, colour: str) -> bool:
     try:
-        return header.profile is None or to_srgb(header.profile, header.colour) is None
+        if to_srgb(profile, colour) is not None:
+            return False
     except ProfileError:
         return False
+    if profile not in _srgb_profiles and len(_srgb_profiles) < _MOST_PROFILES:
+        _srgb_profiles.append(profile)
+    return True
+
+
+def has_crop_many() -> bool:
+    """Return whether there is the extension, which `crop_many` needs."""
+    return _crop is not None
+
+
+def crop_many(
+    data: Any,
+    starts: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int64],
+    drawn: npt.NDArray[np.float64],
+    program: npt.NDArray[np.float64],
+    out: npt.NDArray[Any],
+    *,
+    table: npt.NDArray[Any] | None = None,
+    size: tuple[int, int] | None = None,
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int32]]:
+    """Read, crop, resize and mirror the images in a buffer, in one call without interpreter lock.
+
+    data: a buffer of bytes. Image n has the `sizes[n]` bytes from `starts[n]`; -1 if it is absent.
+    drawn: random numbers in [0, 1) of shape (images, numbers): those of all steps, in order.
+    program: what to do, of shape (steps, STEP): the transforms in a `transforms.chain.Job`.
+    out: C-contiguous (images, height, width, 3), of uint8, or of the type of `table`.
+    table: (256, 3) of 2 or 4 bytes: what each value of a channel becomes, as in `look_up`.
+    size: height and width of the images if they are pixels, uint8 (height, width, 3). None: they
+        are encoded.
+
+    Returns which images are done, (images,), and their windows, (images, WINDOW). Those that are
+    not done must be decoded by `pixels.to_rgb`, which gives the reason if it fails: they are not
+    JPEGs that `can_crop` supports in any orientation, they are damaged, their windows are too
+    large or not of the size of `out`, or they have a profile that `can_crop` has not seen yet.
+    Their rows are undefined.
+
+    Raises ValueError for arrays that do not fit together. There must be an extension.
+    """
+    assert _crop is not None
+    done = np.zeros(len(starts), np.bool_)
+    windows = np.zeros((len(starts), len(WINDOW)), np.int32)
+    _crop.crop_many(
+        data, starts, sizes, drawn, program, table, out, done, windows,
+        size or (0, 0), tuple(_srgb_profiles), MAX_PIXELS,
+    )  # fmt: skip
+    return done, windows
 
 
 def crop_jpegs(images: Sequence[bytes], jobs: Jobs, out: Rows) -> npt.NDArray[np.bool_]:

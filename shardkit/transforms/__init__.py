@@ -5,7 +5,7 @@ Each imports only those on lines below its own:
     transforms
     media
     chain
-    calls
+    calls direct
     draws images on_image steps
 """
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from shardkit.codecs.crop import STEP
 from shardkit.codecs.image import NotAnImageError, TooLargeError, unusable
 from shardkit.codecs.window import Window
 from shardkit.errors import SampleError, ShardkitError
@@ -21,20 +22,14 @@ from shardkit.helpers.clock import enter
 from shardkit.options import MAX_PIXELS
 from shardkit.sample import Sample
 from shardkit.transforms.calls import Call
+from shardkit.transforms.direct import Direct
 from shardkit.transforms.draws import Draws
 from shardkit.transforms.images import ImageBatch, SizeError
-from shardkit.transforms.on_image import (
-    BOXES,
-    MASK,
-    ROWS,
-    OnImageError,
-    cut_mask,
-    mask_values,
-    move_boxes,
-)
+from shardkit.transforms.on_image import BOXES, MASK, ROWS, Failed, move
 from shardkit.transforms.steps import (
     CenterCrop,
     Normalize,
+    RandomHorizontalFlip,
     RandomResizedCrop,
     Resize,
     Size,
@@ -43,13 +38,6 @@ from shardkit.transforms.steps import (
 
 Make = Callable[[int, Size], npt.NDArray[Any]]  # makes an array for a sample's index in its group
 Output = tuple[tuple[int, ...], "np.dtype[Any]"]
-
-
-class Failed(NamedTuple):
-    """The error of a value, and the index of its field."""
-
-    error: NotAnImageError | ShardkitError
-    field: int = 0
 
 
 @dataclass
@@ -126,21 +114,11 @@ class Job(_Steps):
                     failed[number] = Failed(error)
         out = {n: make(n, (window.rows, window.columns)) for n, window in windows.items()}
         failed.update((n, Failed(error)) for n, error in images.cut(windows, out).items())
-        for field, kind in enumerate(kinds, 1):
-            column = group.columns[field]
-            for number, value in enumerate(column if kind == MASK else ()):
-                if number not in failed:
-                    try:
-                        mask = mask_values(value, images.header(number))
-                        column[number] = cut_mask(mask, windows[number])
-                    except NotAnImageError as error:
-                        failed[number] = Failed(error, field)
-        for number, window in windows.items() if BOXES in kinds else ():
+        for number, window in windows.items() if kinds else ():
             if number not in failed:
-                try:
-                    move_boxes(group.columns[1:], kinds, number, images.header(number), window)
-                except OnImageError as error:
-                    failed[number] = Failed(error, 1 + error.column)
+                wrong = move(group.columns[1:], kinds, number, images.header(number), window)
+                if wrong is not None:
+                    failed[number] = Failed(wrong.error, 1 + wrong.field)
         group.columns[0] = [out.get(number) for number in range(len(group.rows))]
         return failed
 
@@ -164,6 +142,7 @@ def checked(window: Window, size: Size | None) -> Window:
     return window
 
 
+_DIRECT = (RandomResizedCrop, Resize, CenterCrop, RandomHorizontalFlip)
 Stage = Job | MediaJob | Normalize | Call
 
 
@@ -198,6 +177,22 @@ class Chain:
         kind = last.stored if isinstance(last, Normalize) else np.dtype(np.uint8)
         masks: dict[str, Output] = dict.fromkeys(self._of(MASK), (size, np.dtype(np.int64)))
         return {self.fields[0]: ((*size, 3), kind), **masks}
+
+    @property
+    def direct(self) -> Direct | None:
+        """The same for chunks of columns, if it is one job with a known size of the result."""
+        job, *after = self.stages
+        normalize = after[0] if after else None
+        if not (isinstance(job, Job) and isinstance(normalize, Normalize | None)):
+            return None
+        known = all(type(step) in _DIRECT for step in job.steps)  # not a class derived from one
+        if not self.outputs or not known or len(after) > 1:
+            return None
+        program = np.zeros((len(job.steps), len(STEP)))
+        for row, step in zip(program, job.steps, strict=True):
+            row[: len(step.program())] = step.program()
+        table = normalize.table if normalize else None
+        return Direct(self.fields, self.kinds, job.stream, job.numbers, program, table, self.size)
 
     @property
     def lists(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +17,19 @@ from shardkit.codecs.header import Header
 from shardkit.codecs.image import NotAnImageError, is_mask_name
 from shardkit.codecs.masks import MaskError, mask_of, values_of
 from shardkit.codecs.window import Window
-from shardkit.errors import UsageError
+from shardkit.errors import ShardkitError, UsageError
 from shardkit.schema import Array, FieldType, Image, Schema
 
 Values = npt.NDArray[Any]
 
 MASK, BOXES, ROWS = "mask", "boxes", "rows"  # kinds of fields on an image; rows: one per box
+
+
+class Failed(NamedTuple):
+    """The error of a value, and the index of its field."""
+
+    error: NotAnImageError | ShardkitError
+    field: int = 0
 
 
 class NotAMaskError(NotAnImageError):
@@ -126,13 +133,31 @@ def _are_rows(name: str, kind: FieldType) -> bool:
     return isinstance(kind, Array) and (name in WITH_BOXES or len(kind.shape or ()) == 1)
 
 
-def move_boxes(
+def move(
+    columns: Sequence[list[Any]], kinds: Sequence[str], number: int, header: Header, window: Window
+) -> Failed | None:
+    """Transform the masks and boxes of an image with its window; returns the error, if any.
+
+    `columns` have a list of values for each of `kinds`, of which those at `number` are replaced.
+    """
+    for field, kind in enumerate(kinds):
+        try:
+            if kind == MASK:
+                mask = mask_values(columns[field][number], header)
+                columns[field][number] = cut_mask(mask, window)
+            elif kind == BOXES:
+                _move_boxes(columns, kinds, number, header, window)
+        except OnImageError as error:
+            return Failed(error, error.column)
+        except NotAnImageError as error:
+            return Failed(error, field)
+    return None
+
+
+def _move_boxes(
     columns: Sequence[list[Any]], kinds: Sequence[str], number: int, header: Header, window: Window
 ) -> None:
-    """Transform the boxes of an image with its window; `columns` are the values by `kinds`.
-
-    Raises OnImageError.
-    """
+    """Raises OnImageError."""
     at = kinds.index(BOXES)
     boxes = columns[at][number]
     if not is_boxes(boxes):

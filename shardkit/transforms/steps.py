@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from shardkit.codecs.crop import look_up
+from shardkit.codecs.crop import (
+    CENTER_CROP,
+    HORIZONTAL_FLIP,
+    RANDOM_RESIZED_CROP,
+    RESIZE,
+    RESIZE_SHORTER,
+    look_up,
+)
 from shardkit.codecs.window import Pixels, Window
 from shardkit.errors import UsageError
 from shardkit.options import check_choice
@@ -56,6 +63,10 @@ class Geometric(Transform):
         return size
 
     def apply(self, window: Window, drawn: Sequence[float]) -> None:
+        raise NotImplementedError
+
+    def program(self) -> tuple[float, ...]:
+        """Return what `apply` does as the first columns of a step of `crop.crop_many`."""
         raise NotImplementedError
 
 
@@ -128,6 +139,9 @@ class RandomResizedCrop(_Sized):
         window.crop(x, y, w, h)
         window.resize(*_width_height(self.size))
 
+    def program(self) -> tuple[float, ...]:
+        return (RANDOM_RESIZED_CROP, *_width_height(self.size), *self.scale, *self.ratio)
+
     def _largest(self, width: int, height: int) -> tuple[int, int]:
         """Return width and height of the largest part with an allowed aspect ratio."""
         least, most = self.ratio
@@ -154,6 +168,10 @@ class Resize(_Sized):
         else:
             window.resize(*self._scaled(window.columns, window.rows))
 
+    def program(self) -> tuple[float, ...]:
+        kind = RESIZE if isinstance(self.size, tuple) else RESIZE_SHORTER
+        return (kind, *_width_height(self.size))
+
     def _scaled(self, one: int, other: int) -> tuple[int, int]:
         """Return both sides; the shorter one gets the size, the longer one is rounded down."""
         assert isinstance(self.size, int)
@@ -172,6 +190,9 @@ class CenterCrop(_Sized):
         width, height = _width_height(self.size)
         window.cut(_margin(window.columns, width), _margin(window.rows, height), width, height)
 
+    def program(self) -> tuple[float, ...]:
+        return (CENTER_CROP, *_width_height(self.size))
+
 
 @dataclass(frozen=True, repr=False)
 class RandomHorizontalFlip(Geometric):
@@ -187,6 +208,9 @@ class RandomHorizontalFlip(Geometric):
 
     def apply(self, window: Window, drawn: Sequence[float]) -> None:
         window.flip ^= drawn[0] < self.p
+
+    def program(self) -> tuple[float, ...]:
+        return (HORIZONTAL_FLIP, 1, 1, self.p)
 
 
 @dataclass(frozen=True, repr=False)
@@ -257,7 +281,7 @@ class Normalize(Transform):
 
     def __call__(self, pixels: Pixels, out: npt.NDArray[Any]) -> None:
         """Normalize pixels (height, width, 3) into an array of the same shape and type `stored`."""
-        look_up(pixels, self._table, out)
+        look_up(pixels, self.table, out)
 
     @property
     def is_bfloat16(self) -> bool:
@@ -269,7 +293,7 @@ class Normalize(Transform):
         return np.dtype(np.uint16 if self.is_bfloat16 else self.dtype)
 
     @functools.cached_property
-    def _table(self) -> npt.NDArray[Any]:
+    def table(self) -> npt.NDArray[Any]:
         """The result for each of the 256 values of a channel: (256, 3)."""
         exact = (np.arange(256)[:, None] / 255 - np.array(self.mean)) / np.array(self.std)
         if self.is_bfloat16:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardkit.codecs.crop import has_crop_many
 from shardkit.dataset.dataset import Dataset
 from shardkit.dataset.find import open_dataset
 from shardkit.errors import ShardkitError, UsageError, near
@@ -24,6 +25,7 @@ from shardkit.schema import Array, Audio, FieldType, Image, Schema, Video
 from shardkit.storage import fs
 from shardkit.transforms.calls import Call, name_of
 from shardkit.transforms.chain import Chain, Job, MediaJob, Output, Stage
+from shardkit.transforms.direct import Direct
 from shardkit.transforms.draws import Draws
 from shardkit.transforms.media import AudioJob, VideoJob
 from shardkit.transforms.on_image import (
@@ -153,6 +155,22 @@ class Transforms:
         bfloat16, which NumPy lacks, is uint16.
         """
         return {name: kind for chain in self.chains for name, kind in chain.outputs.items()}
+
+    def direct(self) -> tuple[Direct, ...] | None:
+        """Return what transforms chunks of columns without samples; None if one field needs them.
+
+        It needs the extension. Each chain must be a single job of built-in transforms, whose result
+        has a known size, and then at most `Normalize`; its images are encoded, or pixels of one
+        size. A row is done if all say so; others go through `apply`.
+        """
+        made = [chain.direct for chain in self.chains]
+        known = all(d is not None and self._has_rows(d) for d in made)
+        return tuple(d for d in made if d is not None) if has_crop_many() and known else None
+
+    def _has_rows(self, direct: Direct) -> bool:
+        kind = self._schema[direct.fields[0]]
+        pixels = isinstance(kind, Array) and kind.dtype is not None
+        return isinstance(kind, Image) if direct.size is None else pixels
 
     def apply(
         self, samples: Sequence[Sample | None], draws: Draws, out: Mapping[str, npt.NDArray[Any]]

@@ -447,6 +447,64 @@ def test_threads_do_not_disturb_one_another(way):
         assert all(threads.map(work, range(4)))
 
 
+# The arguments of `crop_many` for three images that become 4 x 5 pixels.
+MANY = {
+    "data": JPEG,
+    "starts": np.zeros(3, np.int64),
+    "sizes": np.full(3, len(JPEG)),
+    "drawn": np.full((3, 23), 0.5),
+    "program": np.array([[0, 5, 4, 0.1, 1, 0.5, 2], [4, 1, 1, 0.6, 0, 0, 0]]),
+    "out": np.full((3, 4, 5, 3), 77, np.uint8),
+}
+NUMBER = st.sampled_from([0, -1, 1, len(JPEG), 2**63 - 1, -(2**63), 2**62]) | st.integers(-9, 9)
+needs_crop_many = pytest.mark.skipif(EXTENSION is None, reason="the extension was not built")
+
+
+@needs_crop_many
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({name: MANY[name][:2]} for name in ("sizes", "drawn", "out")),
+        *({name: MANY[name][None]} for name in ("starts", "sizes", "drawn", "out")),
+        *({name: MANY[name].astype(np.int16)} for name in ("starts", "drawn", "program", "out")),
+        {"starts": MANY["starts"].repeat(2)[::2]},
+        {"drawn": MANY["drawn"][:, :22].copy()},
+        {"program": MANY["program"][:, :6].copy()},
+        *({"program": MANY["program"] + n} for n in (-1, 2**15, math.nan)),
+        {"out": MANY["out"][:, :, ::2]},
+        {"out": MANY["out"][..., :2].copy()},
+        *({"size": size} for size in [(0, 4), (-1, 4), (4, 1 << 29)]),
+        *({"table": np.zeros((n, 3), kind)} for n, kind in [(255, "f4"), (256, "f8"), (1, "u1")]),
+        {"table": np.zeros((256, 3), np.float32)},  # but not for an output of bytes
+    ],
+)
+def test_arrays_that_do_not_fit_together_are_refused(changes):
+    assert crop.crop_many(**MANY)[0].all()
+    with pytest.raises(ValueError, match=r"array|invalid steps|an image that|a table has"):
+        crop.crop_many(**MANY | changes)
+
+
+@needs_crop_many
+@given(st.lists(NUMBER, min_size=3, max_size=3), st.lists(NUMBER, min_size=3, max_size=3))
+@pytest.mark.parametrize("size", [None, (2, 3)])
+def test_no_byte_outside_of_the_data_is_read(size, starts, sizes):
+    changes = {"starts": np.array(starts, np.int64), "sizes": np.array(sizes, np.int64)}
+    found, _ = crop.crop_many(**MANY | changes, size=size)
+    for start, length, is_done in zip(starts, sizes, found, strict=True):
+        inside = start >= 0 and start + length <= len(JPEG)
+        whole = length == 18 if size else (start, length) == (0, len(JPEG))
+        assert is_done == (inside and whole)
+
+
+@needs_crop_many
+def test_a_random_number_out_of_range_is_no_crop_outside_of_the_image():
+    for number in (-1e-9, 1, 1e300, math.inf, -math.inf, math.nan):
+        for column in (0, 1):
+            drawn = MANY["drawn"].copy()
+            drawn[1, column] = number
+            assert crop.crop_many(**MANY | {"drawn": drawn})[0].tolist() == [True, False, True]
+
+
 STATM = Path("/proc/self/statm")
 
 

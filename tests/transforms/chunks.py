@@ -2,6 +2,7 @@
 
 import copy
 import functools
+from collections import namedtuple
 from typing import Any
 
 import numpy as np
@@ -45,17 +46,55 @@ def begun(transforms, count):
     return {name: np.full((count, *shape), 77, dtype) for name, (shape, dtype) in known}
 
 
+Encoded = namedtuple("Encoded", ["data", "starts", "sizes"])
+
+
+def in_one_buffer(values):
+    """Values one after the other, with a byte between them; None is absent."""
+    sizes = np.array([-1 if value is None else len(value) for value in values], np.int64)
+    starts = np.cumsum(1 + sizes.clip(0)) - sizes.clip(0)
+    return Encoded(b"".join(b"?" + (value or b"") for value in values), starts, sizes)
+
+
+def directly(transforms, samples, draws):
+    """What becomes of samples without them: batches and lists by field, and which are done.
+
+    None if they are needed.
+    """
+    direct = transforms.direct()
+    if direct is None:
+        return None
+    columns = {name: [s.get(name) for s in samples] for name in transforms.fields}
+    for one in direct:
+        values = columns[one.fields[0]]
+        if one.size is None:
+            columns[one.fields[0]] = in_one_buffer(values)
+        elif len({value.shape for value in values}) == 1:
+            columns[one.fields[0]] = np.stack(values)
+        else:
+            return None
+    out = begun(transforms, len(samples))
+    done = np.logical_and.reduce([one.apply(columns, draws, out) for one in direct])
+    return {**columns, **out}, done
+
+
 def applied(steps, samples, schema=IMAGES, *, chunk=None, seed=0, turn=0):
-    """What becomes of samples, chunk by chunk; raises the first error."""
+    """What becomes of samples, chunk by chunk, also in one call; raises the first error."""
     made = []
     for first in range(0, len(samples), chunk or len(samples)):
         some = copy.deepcopy(samples[first : first + (chunk or len(samples))])
-        transforms = Transforms(steps, schema)
-        out = begun(transforms, len(some))
-        errors = transforms.apply(some, draws_of(len(some), seed, turn, first), out)
+        transforms, draws = Transforms(steps, schema), draws_of(len(some), seed, turn, first)
+        out, direct = begun(transforms, len(some)), directly(transforms, some, draws)
+        errors = transforms.apply(some, draws, out)
+        rows = [{**s, **{n: rows[k] for n, rows in out.items()}} for k, s in enumerate(some)]
+        for row, sample in enumerate(rows):
+            if direct is not None and direct[1][row]:
+                assert row not in errors
+                found = {name: direct[0][name][row] for name in transforms.fields}
+                assert_same([sample | found], [sample])
         for error in errors.values():
             raise error
-        made += [{**s, **{n: rows[k] for n, rows in out.items()}} for k, s in enumerate(some)]
+        made += rows
     return made
 
 

@@ -17,7 +17,9 @@ from shardkit.codecs.window import Window
 from shardkit.errors import SampleError
 from shardkit.schema import Array, Image, Schema
 from shardkit.transforms import Transforms
+from tests.codecs import test_crop
 from tests.codecs.sample_images import encoded, exif, photo, photo_like, rgb_profile
+from tests.codecs.sample_profiles import SRGB
 from tests.preprocess.test_masks import assert_lies_on, drawn, scene
 from tests.sources.real import cases, refused
 from tests.transforms.chunks import (
@@ -26,6 +28,7 @@ from tests.transforms.chunks import (
     applied,
     assert_same,
     begun,
+    directly,
     draws_of,
     file_of,
     photos,
@@ -119,6 +122,52 @@ def test_steps_that_are_done_at_once_are_those_done_one_by_one(format, width, he
         assert_same(together, applied({"image": [*one_by_one, *more]}, [sample], schema))
         if not more:
             assert_alike(together[0]["image"], expected, len(steps))
+
+
+# Images that are done in one call, and others that may be.
+PLAIN = [make(photo_like(2, 47, 31)) for make in test_crop.KINDS.values()]
+PLAIN += [encoded(photo(size=(33, 20)), "JPEG", exif=exif(n)) for n in range(1, 9)]
+PLAIN += [encoded(photo("L"), "JPEG"), encoded(photo(), "JPEG", exif=exif(0))]
+OTHER = [*test_crop.OTHERS.values(), None, *(photos(3, "PNG")[n]["image"] for n in range(3))]
+
+
+@pytest.mark.skipif(test_crop.EXTENSION is None, reason="the extension was not built")
+@given(st.lists(STEPS | st.just(RandomHorizontalFlip()), min_size=1, max_size=4), st.data())
+def test_one_call_gives_what_samples_become(steps, data):
+    dtype = data.draw(st.sampled_from([None, "float32", "float16", "bfloat16"]))
+    more = [Normalize((0.4, 0.5, 0.6), (0.1, 0.2, 0.3), dtype)] if dtype else []
+    transforms = Transforms({"image": [*steps, *more]}, IMAGES)
+    values = data.draw(st.permutations(PLAIN + OTHER))[:20]
+    draws = draws_of(len(values), seed=data.draw(st.integers(0, 99)))
+    samples = [{"__key__": "a", "image": value} for value in values]
+    direct = directly(transforms, samples, draws)
+    one_job = len(transforms.chains[0].stages) == 1 + len(more)
+    assert (direct is not None) == (one_job and bool(transforms.outputs()))
+    if direct is not None:
+        out = begun(transforms, len(values))
+        errors = transforms.apply(samples, draws, out)
+        for row, is_done in enumerate(direct[1]):
+            assert is_done or values[row] in OTHER or row in errors
+            if is_done:
+                assert row not in errors
+                np.testing.assert_array_equal(direct[0]["image"][row], out["image"][row])
+
+
+def test_a_profile_of_srgb_is_done_in_one_call_once_it_is_known(monkeypatch):
+    monkeypatch.setattr(crop, "_srgb_profiles", [])
+    transforms = Transforms({"image": CROP}, IMAGES)
+    profiles = [rgb_profile(SRGB, None), rgb_profile(), b"nonsense"]
+    values = [
+        encoded(photo(), "JPEG", icc_profile=profile, exif=exif(n))
+        for profile in profiles
+        for n in (6, 1)
+    ]
+    values += [encoded(photo("L"), "JPEG", icc_profile=profiles[0])]
+    for known in (False, True):
+        samples = [{"__key__": "a", "image": value} for value in values]
+        done = directly(transforms, samples, draws_of(7))[1]
+        assert done.tolist() == [known, known, False, False, False, False, known]
+        applied({"image": CROP}, samples)
 
 
 def test_margins_are_black_and_lie_around_the_image():

@@ -1,5 +1,6 @@
 """The transforms of images, one by one: their options, and torchvision's definitions of them."""
 
+import dataclasses
 import math
 import pickle
 import random
@@ -11,11 +12,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardkit import CenterCrop, Decode, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize
+from shardkit.codecs.crop import crop_many, has_crop_many
 from shardkit.codecs.window import Window
 from shardkit.errors import UsageError
-from shardkit.transforms import Draws
+from shardkit.transforms import Draws, Transforms
 from shardkit.transforms.steps import to_bfloat16
 from tests.sources.real import cases, refused
+from tests.transforms.chunks import IMAGES
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 SIDES = st.integers(1, 700)
@@ -165,6 +168,38 @@ def test_the_middle_is_torchvisions(width, height, columns, rows):
     y = round((max(height, rows) - rows) / 2.0)
     assert (window.left, window.top) == (x - left, y - top)
     assert (window.columns, window.rows) == (columns, rows)
+
+
+PROGRAMS = [
+    [RandomResizedCrop((5, 7))],
+    [RandomResizedCrop(4, (0, 1.5), (0.05, 20))],
+    [RandomResizedCrop(4, (1, 1), (1e-300, 1e300))],
+    [RandomResizedCrop(4, (30, 40), (0.9, 1.1)), CenterCrop((3, 9)), RandomHorizontalFlip()],
+    [Resize((3, 8)), CenterCrop((5, 6))],
+    [Resize(6), RandomHorizontalFlip(0.9), CenterCrop((4, 5)), RandomHorizontalFlip()],
+    [RandomHorizontalFlip(), CenterCrop((3, 14)), RandomHorizontalFlip(0.2)],
+]
+SHAPES = [(1, 1), (1, 2), (2, 1), (7, 5), (3, 40), (9, 8), (64, 48), (1, 300), (41, 6)]
+
+
+@pytest.mark.skipif(not has_crop_many(), reason="the extension was not built")
+@pytest.mark.parametrize("steps", PROGRAMS)
+def test_windows_are_the_same_in_the_extension(steps):
+    """Those of a million random numbers in all, and where rounding counts: 0, and almost 1."""
+    count = 1300
+    transforms = Transforms({"image": steps}, IMAGES)
+    (direct,), job = transforms.direct(), transforms.chains[0].stages[0]
+    for size in SHAPES:
+        drawn = np.random.default_rng(sum(size)).random((count, direct.numbers))
+        drawn[:20] = np.random.default_rng(3).choice([0, 0.5, 1 - 2**-53], (20, direct.numbers))
+        starts, sizes = np.zeros(count, np.int64), np.full(count, 3 * math.prod(size))
+        out = np.empty((count, *transforms.outputs()["image"][0]), np.uint8)
+        pixels = np.zeros((*size, 3), np.uint8)
+        done, found = crop_many(pixels, starts, sizes, drawn, direct.program, out, size=size)
+        assert done.all()
+        for row, numbers in zip(found.tolist(), drawn.tolist(), strict=True):
+            window = job.window(size[1], size[0], numbers)
+            assert row == [*dataclasses.astuple(window), size[1], size[0], 1]
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
