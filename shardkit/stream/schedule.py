@@ -25,6 +25,8 @@ from shardkit.stream.sampling import AnyOrder
 
 _TOGETHER = 16  # steps that are drawn at once
 _PLAN = 3  # a purpose of a seed, in addition to those of order.py
+_PLANS = 2  # windows whose plans are kept: a step of several ranks may need those of two
+_EPOCHS = 8  # epochs whose numbers of micro-batches are kept
 
 
 class StreamProgress(NamedTuple):
@@ -161,20 +163,22 @@ class Planned:
         self._order, self._batching, self._lengths = order, batching, lengths
         self._rank, self._world, self._last = rank, world, last
         self._seed, self._window = seed, window
-        self._plan: tuple[tuple[int, int], list[MicroBatch], Draw] | None = None
-        self._counts: dict[int, list[int]] = {}  # epoch -> number of micro-batches of each window
+        # Epoch and first sample of a window -> its micro-batches, and the samples that they number.
+        self._plans: dict[tuple[int, int], tuple[list[MicroBatch], Draw]] = {}
+        self._counts: dict[int, dict[int, int]] = {}  # epoch -> window -> number of micro-batches
         self.valid = f"0 to {order.samples:,} samples, a multiple of {window:,}, and then batches"
 
     def steps(self, epoch: int, progress: StreamProgress = START) -> int:
-        done = -(-progress.samples // self._window)
-        left = sum(self._counted(epoch)[done:]) - progress.batches
+        windows = range(progress.samples, self._order.samples, self._window)
+        left = sum(self._count(epoch, first) for first in windows) - progress.batches
         return left // self._world if self._last == "drop" else -(-left // self._world)
 
     def progress(self, epoch: int, steps: int) -> StreamProgress:
         batches = steps * self._world
-        for window, count in enumerate(self._counted(epoch)):
+        for first in range(0, self._order.samples, self._window):
+            count = self._count(epoch, first)
             if batches < count:
-                return StreamProgress(window * self._window, batches)
+                return StreamProgress(first, batches)
             batches -= count
         return StreamProgress(self._order.samples)
 
@@ -182,55 +186,67 @@ class Planned:
         (first, number), samples = progress, self._order.samples
         if not 0 <= first < samples or first % self._window:
             return progress if progress == (samples, 0) else None
-        planned = len(self._planned(epoch, first)[0])
+        planned = self._count(epoch, first)
         if number == planned:  # the end of a window is the start of the next
             return StreamProgress(min(first + self._window, samples))
         return progress if 0 <= number < planned else None
 
     def is_over(self, epoch: int, progress: StreamProgress) -> bool:
-        return self.step(epoch, progress) is None  # faster than `steps`, which plans all windows
-
-    def _counted(self, epoch: int) -> list[int]:
-        """Return the number of micro-batches of each window of an epoch."""
-        counts = self._counts
-        if epoch not in counts:
-            firsts = range(0, self._order.samples, self._window)
-            counts = {epoch: [len(self._planned(epoch, first)[0]) for first in firsts]}
-            self._counts = counts
-        return counts[epoch]
+        return not self._of_ranks(epoch, progress)[0]  # faster than `steps`: that plans all windows
 
     def step(self, epoch: int, progress: StreamProgress) -> Step | None:
-        first, number = progress
-        found: list[tuple[int, int]] = []  # of each rank's micro-batch: window, and number in it
-        while len(found) < self._world and first < self._order.samples:
-            planned = len(self._planned(epoch, first)[0])
-            if number >= planned:
-                first, number = first + self._window, 0
-                continue
-            taken = min(planned - number, self._world - len(found))
-            found += [(first, number + n) for n in range(taken)]
-            number += taken
-        if not found or (len(found) < self._world and self._last == "drop"):
+        found, after = self._of_ranks(epoch, progress)
+        if not found:
             return None
         window, which = found[self._rank % len(found)]
         batches, draw = self._planned(epoch, window)
         batch = batches[which]
         rows = len(batch.samples) if batch.segments is None else int(batch.segments[:, 0].max()) + 1
         valid = np.full(rows, self._rank < len(found))
-        after = StreamProgress(min(first, self._order.samples), number)
         of = batch.samples
         return Step(draw.number[of], draw.epoch[of], valid, batch.segments, after)
 
+    def _of_ranks(
+        self, epoch: int, progress: StreamProgress
+    ) -> tuple[list[tuple[int, int]], StreamProgress]:
+        """The micro-batches of a step, one per rank: window, and number in it; none at the end.
+
+        Also returns the progress after the step.
+        """
+        first, number = progress
+        found: list[tuple[int, int]] = []
+        while len(found) < self._world and first < self._order.samples:
+            planned = self._count(epoch, first)
+            if number >= planned:
+                first, number = first + self._window, 0
+                continue
+            taken = min(planned - number, self._world - len(found))
+            found += [(first, number + n) for n in range(taken)]
+            number += taken
+        if len(found) < self._world and self._last == "drop":
+            found = []
+        return found, StreamProgress(min(first, self._order.samples), number)
+
+    def _count(self, epoch: int, first: int) -> int:
+        """Return the number of micro-batches of a window."""
+        counts = self._counts.get(epoch)
+        if counts is None:
+            counts = {}
+            self._counts = dict([*self._counts.items(), (epoch, counts)][-_EPOCHS:])
+        if first not in counts:
+            counts[first] = len(self._planned(epoch, first)[0])
+        return counts[first]
+
     def _planned(self, epoch: int, first: int) -> tuple[list[MicroBatch], Draw]:
         """Return the micro-batches and the samples of the window that starts at `first`."""
-        plan = self._plan
-        if plan is None or plan[0] != (epoch, first):
+        plan = self._plans.get((epoch, first))
+        if plan is None:
             stop = min(first + self._window, self._order.samples)
             draw = self._order.draw(epoch, np.arange(first, stop))
             seed = seed_of(self._seed, epoch, _PLAN, first)
-            batches = self._batching.plan(self._lengths[draw.number], seed)
-            self._plan = plan = ((epoch, first), batches, draw)
-        return plan[1], plan[2]
+            plan = self._batching.plan(self._lengths[draw.number], seed), draw
+            self._plans = dict([*self._plans.items(), ((epoch, first), plan)][-_PLANS:])
+        return plan
 
 
 Schedule: TypeAlias = Fixed | Planned

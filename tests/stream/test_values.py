@@ -10,7 +10,6 @@ import torch
 
 import shardkit
 import shardkit.stream
-from shardkit.stream import batching
 from shardkit.stream.batches import BatchMaker
 from shardkit.torch import Loader, StreamingDataset
 from shardkit.transforms.transforms import Transforms
@@ -22,6 +21,11 @@ CROP = shardkit.CenterCrop(16)
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
     return write_photos(tmp_path_factory.mktemp("values") / "photos", samples=8)
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory):
+    return write_documents(tmp_path_factory.mktemp("values") / "d", [1 + n % 5 for n in range(80)])
 
 
 # --- bfloat16 ------------------------------------------------------------------------------------
@@ -88,24 +92,49 @@ def test_what_is_written_into_a_batch_does_not_come_back(photos):
             batch["label"][:] = 99
 
 
-def test_loaders_and_iterations_of_one_dataset_plan_each_window_once(tmp_path, monkeypatch):
-    """They shared one plan, which each of them made anew at each step."""
-    plans, plan = [], batching.Pack.plan
-    monkeypatch.setattr(batching.Pack, "plan", lambda *at: plans.append(at) or plan(*at))
-    path = write_documents(tmp_path / "documents", [1 + n % 5 for n in range(80)])
-    dataset = shardkit.stream.StreamingDataset(path, batching=shardkit.Pack(8, 2), window=20)
+BATCHINGS = [shardkit.Pack(8, 2), shardkit.Bucket(4, 2), shardkit.Dynamic(16)]
 
-    def planned(one, other):
+
+@pytest.mark.parametrize("batching", BATCHINGS, ids=lambda batching: type(batching).__name__)
+def test_loaders_and_iterations_of_one_dataset_plan_each_window_once(
+    documents, monkeypatch, batching
+):
+    """They shared one plan, which each of them made anew at each step."""
+    plans, plan = [], type(batching).plan
+    monkeypatch.setattr(type(batching), "plan", lambda *at: plans.append(at) or plan(*at))
+    four = {"batching": batching, "window": 20}  # of 80 documents
+    dataset = shardkit.stream.StreamingDataset(documents, **four)
+
+    def planned(one, other, at_each_step=lambda: None):
         plans.clear()
         next(other)  # so that they are at different windows
-        assert sum(1 for _ in zip(one, other, strict=False)) > 12
+        assert sum(1 for _ in zip(one, other, strict=False) if at_each_step() is None) > 12
         return len(plans)
 
-    loaders = [shardkit.stream.Loader(dataset, threads=0, prefetch=1) for _ in range(2)]
-    loaders[1].set_epoch(1)
-    assert planned(*map(iter, loaders)) <= 8
-    assert planned(iter(loaders[0]), iter(loaders[0])) <= 8
+    one, other = (shardkit.stream.Loader(dataset, threads=0, prefetch=1) for _ in range(2))
+    other.set_epoch(1)
+    assert planned(iter(one), iter(other)) <= 8
+    assert planned(iter(one), iter(one)) <= 8
     assert planned(dataset.iterate(0), dataset.iterate(1)) <= 8
+
+    def looked_at():  # as by progress bars
+        for loader in (one, other):
+            assert len(loader) >= loader.remaining
+            assert f"{loader.remaining:,} left" in repr(loader)
+
+    assert planned(iter(one), iter(other), looked_at) <= 8 + 8
+
+    train, validation = (
+        shardkit.stream.StreamingDataset(documents, **four, rank=rank, world_size=3)
+        for rank in (0, 2)
+    )
+    plans.clear()
+    steps = 0
+    for _ in train:
+        steps += 1
+        validation.set_epoch(0)
+        assert sum(1 for _ in validation) > 3
+    assert len(plans) == 4 + 4 * steps, "a step across two windows plans neither of them again"
 
 
 # --- what belongs together -----------------------------------------------------------------------
