@@ -24,6 +24,7 @@ from shardkit.helpers.clock import IDLE, enter
 from shardkit.helpers.keywords import takes
 from shardkit.helpers.words import parse_size
 from shardkit.options import check_numbers
+from shardkit.stream.batch_sizes import BatchSizes, size_of
 from shardkit.stream.batches import Allocate, Batch, BatchMaker, FinishedBatch, Memory
 from shardkit.stream.dataset import BadSampleBudget, StreamingDataset, checked_epoch
 from shardkit.stream.options import StreamKeywords, StreamOptions
@@ -82,8 +83,8 @@ class Loader:
             per processor of this rank, or the calling thread if that is faster (for a single array
             field that is read from memory).
         prefetch: maximum number of batches that are made ahead.
-        prefetch_bytes: maximum size of these batches in bytes, such as "1GiB", if each is as large
-            as the largest so far. At least one batch is made ahead.
+        prefetch_bytes: maximum size of these batches in bytes, such as "1GiB". Those that are not
+            made yet are estimated from the largest so far. At least one batch is made ahead.
         profile: measure where the time of an iteration is spent; see the property `profile`.
 
         Raises UsageError for invalid options, and for a dataset that is smaller than a batch.
@@ -109,6 +110,7 @@ class Loader:
         self._loaded = False  # whether the next iteration continues from a loaded state
         self._tokens = [0, 0]  # of this epoch: real tokens, and all tokens with padding
         self._ranks = Ranks()
+        self._sizes = BatchSizes()  # of all epochs
         self._identity = source.stream.identity
         self.dataset.schedule()  # raises for invalid options
 
@@ -263,11 +265,13 @@ class Iteration:
         self._loader, self._schedule, self._profile = loader, schedule, profile
         self._maker = BatchMaker(loader.dataset.stream, loader._memory(), loader._dtype)
         self._epoch = 0
-        self._steps: Iterator[Step] | None = None  # not in the queue yet
+        self._steps: Iterator[tuple[Step, float]] | None = (
+            None  # with weights, not in the queue yet
+        )
+        self._upcoming: tuple[Step, float] | None = None  # the first of these, if it was taken
         self._comparison: Comparison | None = None
         self._queue: deque[_PendingBatch] = deque()
         self._made = 0  # number of batches that were queued
-        self._bytes = 0  # of the largest batch so far; until one is made, only one is made ahead
         self._closed = False
         self._process = os.getpid()
         self._taking = threading.Lock()  # held while a thread is in `__next__`, or below
@@ -322,7 +326,7 @@ class Iteration:
                 raise _closed()
             made = pending.made.result()
             batch = self.bad.counted(made)
-            self._bytes = max(self._bytes, pending.bytes)
+            self._loader._sizes.add(pending.size, pending.weight)
             self._prefetch()  # more, if this was the first batch
         except BaseException:
             self.close()
@@ -334,16 +338,13 @@ class Iteration:
         """Stop the threads, after the rows that they are working on."""
         self._queue.clear()
         self._closed = True
-        self._steps = iter(())
+        self._steps, self._upcoming = iter(()), None
         self._end()
 
     def _prefetch(self, least: int = 0) -> None:
         """Fill the prefetch queue. Without threads, only `least` batches are made."""
-        loader = self._loader
-        if self._threads.size:
-            fitting = loader.prefetch_bytes // self._bytes if self._bytes else 1
-            least = max(min(loader.prefetch, fitting), 1)
-        while len(self._queue) < least and not self._closed:
+        loader, threads = self._loader, self._threads.size
+        while len(self._queue) < (loader.prefetch if threads else least) and not self._closed:
             if self._steps is None:
                 self._epoch, progress = loader._begin()  # not earlier: see `set_epoch`
                 stream, world = loader.dataset.stream, loader.dataset.world()
@@ -351,13 +352,14 @@ class Iteration:
                     loader._identity, stream.options, world, self._epoch, progress
                 )
                 steps = walk(self._schedule, self._epoch, progress)
-                self._steps = stream.ahead(steps, self._epoch, world)
-            step = next(self._steps, None)
-            if step is None:
+                ahead = stream.ahead(steps, self._epoch, world)
+                self._steps = ((step, stream.weight(step)) for step in ahead)
+            self._upcoming = self._upcoming or next(self._steps, None)
+            if self._upcoming is None or not self._fits(self._upcoming[1]):
                 return
+            (step, weight), self._upcoming = self._upcoming, None
             after = self._epoch, step.after
-            threads = self._threads.size
-            pending = _PendingBatch(self._maker, step, loader._convert, after, threads)
+            pending = _PendingBatch(self._maker, step, weight, loader._convert, after, threads)
             self._queue.append(pending)
             began = time.perf_counter()
             self._threads.make(pending, self._made)
@@ -365,6 +367,14 @@ class Iteration:
             if self._inline and time.perf_counter() - began > _SLOW:  # probably disk reads
                 self._inline = False
                 self._threads.start(None)
+
+    def _fits(self, weight: float) -> bool:
+        """Return whether a batch of this weight may be in the queue with those that are."""
+        sizes = self._loader._sizes
+        for made in (one for one in self._queue if one.size):
+            sizes.add(made.size, made.weight)
+        ahead = sum(one.size or sizes.estimate(one.weight) for one in self._queue)
+        return not self._queue or ahead + sizes.estimate(weight) <= self._loader.prefetch_bytes
 
 
 # Python aborts if it exits while a daemon thread of the user's is in a library's code. So at exit,
@@ -404,12 +414,14 @@ class _PendingBatch:
         self,
         maker: BatchMaker,
         step: Step,
+        weight: float,
         convert: Callable[[Batch], Batch],
         after: tuple[int, StreamProgress],
         threads: int,
     ) -> None:
         self.after = after  # epoch and progress after this batch
-        self.bytes = 1  # its size, once it is made
+        self.weight = weight  # see `Stream.weight`
+        self.size = 0  # bytes, once it is made
         self.made: Future[FinishedBatch] = Future()
         self._maker, self._making, self._convert = maker, maker.begin(step), convert
         rows = len(step.number)
@@ -442,7 +454,7 @@ class _PendingBatch:
                 made = self._maker.finish(self._making)
                 enter("copy")
                 made = made._replace(batch=self._convert(made.batch))
-                self.bytes = _bytes_of(made.batch)
+                self.size = size_of(made.batch)
                 self.made.set_result(made)
         except BaseException as error:
             self.fail(error)
@@ -452,16 +464,6 @@ class _PendingBatch:
         """Abandon the batch, maybe while a thread waits for it."""
         with suppress(InvalidStateError):  # it was made, or has failed
             self.made.set_exception(error)
-
-
-def _bytes_of(value: Any) -> int:
-    """Return the size of a batch, a list or another value in it; of text, at least."""
-    if isinstance(value, dict):
-        return sum(map(_bytes_of, value.values()))
-    if isinstance(value, list | tuple):
-        text = set(map(type, value)) <= {str, bytes}
-        return sum(map(len if text else _bytes_of, value))
-    return len(value) if isinstance(value, str | bytes) else int(getattr(value, "nbytes", 8))
 
 
 def _closed() -> UsageError:

@@ -37,8 +37,9 @@ class Samples:
         """`fields`: the fields to read, None for all; `cached`: keep samples in memory."""
         self._datasets = [copy.copy(dataset) for dataset in datasets]  # with their own open shards
         *self._starts, self._length = accumulate(map(len, datasets), initial=0)
-        every = np.concatenate([extents(dataset) for dataset in datasets])
+        every, stored = np.array([d.extent(n) for d in datasets for n in range(d.shards)]).T
         self._firsts = every.cumsum() - every  # the first sample of each shard of all datasets
+        self._mean_bytes = stored / np.maximum(every, 1)  # of the samples of each shard
         self._views = any(dataset.indices is not None for dataset in datasets)
         *self._first_shards, _ = accumulate((dataset.shards for dataset in datasets), initial=0)
         self.schema = common_schema(datasets, fields)
@@ -84,9 +85,7 @@ class Samples:
         """
         if self._cache is not None or not len(numbers):
             return None
-        if self._views:
-            numbers = self._stored(numbers)
-        shards = np.searchsorted(self._firsts, numbers, side="right") - 1
+        numbers, shards = self._in_shards(numbers)
         grouped = np.argsort(shards, kind="stable")
         used, begins = np.unique(shards[grouped], return_index=True)
         groups = np.split(grouped, begins[1:])
@@ -116,6 +115,17 @@ class Samples:
             else:
                 every.append(plan)
         return joined(every) if every else decoded(ranges)
+
+    def stored_bytes(self, numbers: Numbers) -> float:
+        """Estimate the stored bytes of samples from the sizes of their shards."""
+        _, shards = self._in_shards(numbers)
+        return float(self._mean_bytes[shards].sum())
+
+    def _in_shards(self, numbers: Numbers) -> tuple[Numbers, Numbers]:
+        """Return the numbers over all stored samples, and the shard of each."""
+        if self._views:
+            numbers = self._stored(numbers)
+        return numbers, np.searchsorted(self._firsts, numbers, side="right") - 1
 
     def _stored(self, numbers: Numbers) -> Numbers:
         """Convert numbers of samples to numbers over all stored samples, as views skip some."""

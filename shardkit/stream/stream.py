@@ -100,6 +100,14 @@ class Stream:
         assert self.pages is not None
         return ReadAhead(self.samples, self.pages, self.order, self.datasets)
 
+    def weight(self, step: Step) -> float:
+        """About how large the batch of a step is, compared with those of other steps."""
+        if step.segments is not None:
+            return len(step.valid)  # rows of the same length
+        if self.lengths is not None:  # padded
+            return len(step.number) * int(self.lengths[step.number].max())
+        return self.samples.stored_bytes(step.number)
+
     def schedule(self, world: World) -> Schedule:
         """Return the steps of one rank."""
         options, order = self.options, self.order

@@ -822,17 +822,6 @@ def test_ctrl_c_without_threads_is_raised_at_once(photos):
     assert loader.state_dict()["samples"] == 8, "what was delivered"
 
 
-@pytest.mark.parametrize(
-    ("options", "ahead"), [({"prefetch": 3}, 3), ({"prefetch": 16, "prefetch_bytes": 1}, 1)]
-)
-def test_prefetching_is_bounded_in_batches_and_in_bytes(photos, monkeypatch, options, ahead):
-    loader = Loader(photos, batch_size=2, threads=2, **options)
-    begun, iterator = count_steps(monkeypatch, loader), iter(loader)
-    for taken in (1, 2, 3):
-        next(iterator)
-        assert len(begun) == taken + ahead
-
-
 def test_memory_of_batches_is_used_again_only_when_nobody_refers_to_it(photos):
     loader = Loader(photos, batch_size=4, transforms=CROP, threads=2, shuffle=True)
     held = list(loader)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import closing
 
 import numpy as np
@@ -13,7 +14,7 @@ import shardkit.stream
 from shardkit.stream.batches import BatchMaker
 from shardkit.torch import Loader, StreamingDataset
 from shardkit.transforms.transforms import Transforms
-from tests.stream.data import write_documents, write_photos
+from tests.stream.data import write, write_documents, write_photos
 
 CROP = shardkit.CenterCrop(16)
 
@@ -197,14 +198,109 @@ def test_a_transform_of_torchvision_is_refused(photos):
 # --- how much is made ahead ----------------------------------------------------------------------
 
 
+def begun_batches(monkeypatch, hear=lambda count: None):
+    """The batches that loaders begin to make, as a list that grows; `hear` is told its length."""
+    begun, begin = [], BatchMaker.begin
+
+    def counted(*at):
+        begun.append(at)
+        hear(len(begun))
+        return begin(*at)
+
+    monkeypatch.setattr(BatchMaker, "begin", counted)
+    return begun
+
+
 @pytest.mark.parametrize(("field", "ahead"), [("image", 1), ("label", 3)])
 def test_what_is_made_ahead_stays_within_prefetch_bytes(photos, monkeypatch, field, ahead):
     """From the first batch on, and for values that batches hold in lists, as encoded images."""
-    begun, begin = [], BatchMaker.begin
-    monkeypatch.setattr(BatchMaker, "begin", lambda *at: begun.append(at) or begin(*at))
+    begun = begun_batches(monkeypatch)
     options = {"fields": [field], "threads": 1, "prefetch": 3, "prefetch_bytes": 4000}
     with closing(iter(Loader(photos, batch_size=1, **options))) as batches:
         for taken in (1, 2, 3):
             value = next(batches)[field][0]
             assert field == "label" or 2000 < len(value) < 4000
             assert len(begun) == taken + ahead
+
+
+def stored(value):
+    """The bytes of a value's contents alone."""
+    if isinstance(value, dict | list | tuple):
+        return sum(map(stored, value.values() if isinstance(value, dict) else value))
+    return getattr(value, "nbytes", 0) or len(value if isinstance(value, bytes) else str(value))
+
+
+def varied(samples):
+    for n in range(samples):
+        few = n % 4 + 1  # so that batches of four have the same size
+        yield {
+            "boxes": np.full((50 * few, 4), n, np.float32),
+            "text": "word " * (100 * few),
+            "meta": {"ids": ["x" * 100] * (5 * few), "more": [{"n": [n] * 200}]},
+        }
+
+
+def own(samples):
+    return {"one": {"list": [np.ones(500 + 8 * len(samples[0]["text"]))], "pair": ("a" * 300, 1)}}
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    kinds = {"boxes": BOXES, "text": shardkit.Text(), "meta": shardkit.Json()}
+    return write(tmp_path_factory.mktemp("values") / "mixed", "wds", kinds, varied(40))
+
+
+@pytest.fixture(scope="module")
+def growing(tmp_path_factory):
+    values = ({"data": bytes(10_000 if n < 8 else 200_000)} for n in range(24))  # in shards of 8
+    path = tmp_path_factory.mktemp("values") / "growing"
+    return write(path, "wds", {"data": shardkit.Bytes()}, values)
+
+
+@pytest.fixture(scope="module")
+def long_documents(tmp_path_factory):
+    lengths = [100 * (1 + n * 7 % 4) for n in range(80)]
+    return write_documents(tmp_path_factory.mktemp("values") / "long", lengths)
+
+
+AHEAD = {
+    "boxes": ("mixed", {"fields": ["boxes"], "batch_size": 4}),
+    "text": ("mixed", {"fields": ["text"], "batch_size": 4}),
+    "JSON": ("mixed", {"fields": ["meta"], "batch_size": 4}),
+    "growing": ("growing", {"batch_size": 1}),
+    "collate": ("mixed", {"fields": ["text"], "batch_size": 4, "collate": own}),
+    "lists": ("long_documents", {"batch_size": 4}),
+    "padded": ("long_documents", {"batch_size": 4, "collate": shardkit.pad_collate()}),
+    "Pack": ("long_documents", {"batching": shardkit.Pack(1000, 2)}),
+    "Bucket": ("long_documents", {"batching": shardkit.Bucket(4, 4)}),
+    "Dynamic": ("long_documents", {"batching": shardkit.Dynamic(4000)}),
+}
+
+
+@pytest.mark.parametrize("case", AHEAD)
+@pytest.mark.parametrize("kind", [shardkit.stream.Loader, Loader])
+def test_no_way_of_batching_takes_more_than_prefetch_bytes(request, monkeypatch, case, kind):
+    """Or more than one batch, in the first epoch as in the next."""
+    fixture, options = AHEAD[case]
+    path = request.getfixturevalue(fixture)
+    sizes = [[stored(batch) for batch in epoch] for epoch in [kind(path, **options)] * 2]
+    most = 3.4 * max(map(max, sizes))
+    loader = kind(path, threads=1, prefetch=16, prefetch_bytes=int(most), **options)
+    begun = begun_batches(monkeypatch)
+    for epoch in sizes:
+        begun.clear()
+        for taken, _ in enumerate(loader, 1):
+            ahead = epoch[taken : len(begun)]
+            assert sum(ahead) <= most or len(ahead) == 1
+            assert len(ahead) > 1 or taken > len(epoch) - 2 or case == "JSON"  # of many objects
+
+
+def test_the_next_epoch_knows_the_sizes_of_the_last(photos, monkeypatch):
+    """It made one batch alone, as if it were the first."""
+    several, finish = threading.Event(), BatchMaker.finish
+    loader = Loader(photos, batch_size=1, fields=["image"], threads=1, prefetch=3)
+    assert len(list(loader)) == 8
+    begun_batches(monkeypatch, hear=lambda count: count == 4 and several.set())
+    monkeypatch.setattr(BatchMaker, "finish", lambda *at: several.wait(20) and finish(*at))
+    with closing(iter(loader)) as batches:
+        assert next(batches)["__key__"] == ["0000"]

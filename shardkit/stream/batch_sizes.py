@@ -1,0 +1,39 @@
+"""The memory that batches take: measured when they are made, and estimated before."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+# Types of values that hold no others.
+_PLAIN = frozenset({str, bytes, bool, int, float, type(None)})
+
+
+class BatchSizes:
+    """Estimates the bytes of batches before they are made.
+
+    A batch is taken to be as large as the largest so far, and larger in proportion to its weight
+    (`Stream.weight`) if no batch so far had this weight.
+    """
+
+    def __init__(self) -> None:
+        self._size, self._weight = 0, 1.0  # the largest so far
+
+    def add(self, size: int, weight: float) -> None:
+        """Take into account a batch that was made."""
+        self._size, self._weight = max(self._size, size), max(self._weight, weight)
+
+    def estimate(self, weight: float) -> float:
+        """Return the bytes of a batch of this weight; infinity if none was made yet."""
+        return self._size * max(weight / self._weight, 1) if self._size else math.inf
+
+
+def size_of(value: Any) -> int:
+    """Return the bytes of a batch, or of a value in it, with all that is in lists and dicts."""
+    if isinstance(value, dict):
+        return sys.getsizeof(value) + size_of([*value, *value.values()])
+    if isinstance(value, list | tuple):
+        plain = _PLAIN.issuperset(map(type, value))
+        return sys.getsizeof(value) + sum(map(sys.getsizeof if plain else size_of, value))
+    return int(getattr(value, "nbytes", 0)) or sys.getsizeof(value)
