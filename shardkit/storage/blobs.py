@@ -28,6 +28,14 @@ class Blobs:
     starts: Numbers
     sizes: Numbers
 
+    @classmethod
+    def of(cls, values: Sequence[bytes | None]) -> Blobs:
+        """Copy values into one buffer; None stands for one that does not exist."""
+        sizes = np.array([ABSENT if value is None else len(value) for value in values], np.int64)
+        lengths = np.maximum(sizes, 0)
+        data = np.frombuffer(b"".join(value for value in values if value is not None), np.uint8)
+        return cls(data, lengths.cumsum() - lengths, sizes)
+
     def __len__(self) -> int:
         return len(self.starts)
 

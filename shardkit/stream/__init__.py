@@ -12,7 +12,7 @@ Each imports only those on lines below its own:
     ranks read_ahead
     options schedule
     reading sampling
-    batch_sizes batching collate columns order
+    batch_sizes batching collate order
 """
 
 from shardkit.stream.dataset import StreamingDataset as StreamingDataset

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shardkit.dataset.columns import blobs_of, listed, samples_of, taken
 from shardkit.errors import SampleError, ShardkitError, UsageError
 from shardkit.formats.base import KEY, Columns
 from shardkit.helpers import os_errors
@@ -20,7 +21,6 @@ from shardkit.sample import Sample
 from shardkit.schema import Array, Audio, Bool, FieldType, Float, Int, Schema
 from shardkit.stream.batching import Pack
 from shardkit.stream.collate import PadCollate, packed, pad_collate
-from shardkit.stream.columns import listed, samples_of, taken
 from shardkit.stream.schedule import Step
 from shardkit.stream.stream import Stream
 from shardkit.transforms.calls import name_of
@@ -87,7 +87,10 @@ class BatchMaker:
         schema, fields = self._samples.schema, self._transforms.fields
         by_sample = self._collate is not None or self._pack is not None
         self._stored = {} if by_sample else _fixed(schema, fields, dtype)
-        self._columnar = not by_sample and not fields
+        direct = self._transforms.direct() if fields else ()
+        # Whether samples that are read at once need not become dicts.
+        self._columnar = not by_sample and direct is not None
+        self._direct = direct or ()
         # A single array field, such as tokens: all rows are read in one call, which takes less time
         # than handing the batch to another thread.
         only_array = [type(kind) for kind in schema.values()] == [Array]
@@ -105,7 +108,7 @@ class BatchMaker:
 
     def read(self, batch: BatchInProgress) -> None:
         """Read all samples at once, if possible; otherwise, `fill` reads them one by one."""
-        step, arrays = batch.step, batch.arrays
+        step, arrays, schema = batch.step, batch.arrays, self._samples.schema
         if step.ahead is not None:
             return
         enter("read")
@@ -120,21 +123,23 @@ class BatchMaker:
             if column.shape[1:] != shape or column.dtype == object:
                 return
             arrays[name][...] = column
+        for direct in self._direct if self._columnar else ():
+            image, *others = direct.fields
+            if direct.size is None:
+                columns[image] = blobs_of(columns[image])
+            columns.update({name: listed(columns[name], schema[name]) for name in others})
         batch.columns = columns
 
     def fill(self, batch: BatchInProgress, start: int, stop: int) -> None:
         """Make the rows from `start` to `stop`. Errors of single rows are handled by `finish`."""
         if batch.columns is not None and self._columnar:
+            self._fill_directly(batch, batch.columns, start, stop)
             return
         enter("read")
-        step = batch.step
-        numbers = step.number[start:stop]
+        numbers = batch.step.number[start:stop]
         out = {name: array[start:stop] for name, array in batch.arrays.items()}
         samples = self._read(batch, start, stop)
-        if self._transforms.fields:
-            draws = Draws(self._seed, step.epoch[start:stop], numbers)
-            for row, failure in self._transforms.apply(samples, draws, out).items():
-                batch.errors[start + row] = self._addressed(failure, int(numbers[row]))
+        self._transform(batch, samples, start, out)
         enter("collate")
         for row, sample in enumerate(samples if batch.columns is None else ()):
             if sample is not None and start + row not in batch.errors:
@@ -144,6 +149,42 @@ class BatchMaker:
                     batch.errors[start + row] = self._addressed(error, int(numbers[row]))
         batch.samples[start:stop] = samples
         batch.keys[start:stop] = ["" if s is None else s["__key__"] for s in samples]
+
+    def _transform(
+        self, batch: BatchInProgress, samples: list[Sample | None], start: int, out: Arrays
+    ) -> None:
+        """Transform the samples of the rows from `start` on, except those that are None."""
+        if not self._transforms.fields:
+            return
+        step, rows = batch.step, slice(start, start + len(samples))
+        draws = Draws(self._seed, step.epoch[rows], step.number[rows])
+        for row, failure in self._transforms.apply(samples, draws, out).items():
+            batch.errors[start + row] = self._addressed(failure, int(step.number[start + row]))
+
+    def _fill_directly(
+        self, batch: BatchInProgress, columns: Columns, start: int, stop: int
+    ) -> None:
+        """Transform rows without making samples of them, except for those that need it."""
+        rows, samples = slice(start, stop), list[Sample | None]([None] * (stop - start))
+        out = {name: array[rows] for name, array in batch.arrays.items()}
+        draws = Draws(self._seed, batch.step.epoch[rows], batch.step.number[rows])
+        done = np.ones(stop - start, np.bool_)
+        moved: dict[str, Any] = {}  # lists of what is on images
+        for direct in self._direct:
+            some = {name: taken(columns[name], rows) for name in direct.fields}
+            done &= direct.apply(some, draws, out)
+            moved.update((name, some[name]) for name in direct.fields[1:] if name not in out)
+        left = np.flatnonzero(~done)
+        if len(left):
+            whole = {name: taken(column, start + left) for name, column in columns.items()}
+            others = samples_of(whole, self._samples.schema)
+            for row, sample in zip(left.tolist(), others, strict=True):
+                samples[row] = sample
+            self._transform(batch, samples, start, out)
+        for name, values in moved.items():
+            column: Any = columns[name]
+            for row, other in enumerate(samples):
+                column[start + row] = values[row] if other is None else other.get(name)
 
     def _read(self, batch: BatchInProgress, start: int, stop: int) -> list[Sample | None]:
         """Return the samples of some rows; None for those that cannot be read."""

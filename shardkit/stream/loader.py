@@ -6,6 +6,7 @@ import atexit
 import copy
 import functools
 import heapq
+import math
 import os
 import threading
 import time
@@ -359,7 +360,9 @@ class Iteration:
                 return
             (step, weight), self._upcoming = self._upcoming, None
             after = self._epoch, step.after
-            pending = _PendingBatch(self._maker, step, weight, loader._convert, after, threads)
+            pending = _PendingBatch(
+                self._maker, step, weight, loader._convert, after, threads, loader.prefetch
+            )
             self._queue.append(pending)
             began = time.perf_counter()
             self._threads.make(pending, self._made)
@@ -418,15 +421,16 @@ class _PendingBatch:
         convert: Callable[[Batch], Batch],
         after: tuple[int, StreamProgress],
         threads: int,
+        ahead: int,
     ) -> None:
+        """`ahead` batches are made at a time, by `threads` threads."""
         self.after = after  # epoch and progress after this batch
         self.weight = weight  # see `Stream.weight`
         self.size = 0  # bytes, once it is made
         self.made: Future[FinishedBatch] = Future()
         self._maker, self._making, self._convert = maker, maker.begin(step), convert
         rows = len(step.number)
-        least, most = _ROWS if maker.share_between_threads else (rows, rows)
-        size = min(max(-(-rows // max(threads, 1)), least), most)
+        size = _chunk(rows, ahead, threads) if maker.share_between_threads else rows
         self.chunks = [(start, min(start + size, rows)) for start in range(0, rows, size)]
         self._left = len(self.chunks)
         self._lock = threading.Lock()
@@ -464,6 +468,13 @@ class _PendingBatch:
         """Abandon the batch, maybe while a thread waits for it."""
         with suppress(InvalidStateError):  # it was made, or has failed
             self.made.set_exception(error)
+
+
+def _chunk(rows: int, ahead: int, threads: int) -> int:
+    """Return the rows per chunk: each thread should have two, and must have one if possible."""
+    least, most = _ROWS
+    share = math.ceil(rows * ahead / max(threads, 1))
+    return min(max(math.ceil(share / 2), least), share, most)
 
 
 def _closed() -> UsageError:

@@ -13,6 +13,7 @@ import xxhash
 
 from shardkit.codecs.image import NotAnImageError, unusable
 from shardkit.codecs.pixels import to_rgb
+from shardkit.dataset.columns import decoded, joined, taken
 from shardkit.dataset.dataset import Dataset
 from shardkit.errors import FormatError, UsageError, near
 from shardkit.formats.base import Columns, Ranges
@@ -20,7 +21,6 @@ from shardkit.helpers.clock import enter
 from shardkit.helpers.indices import digest
 from shardkit.sample import Sample
 from shardkit.schema import Schema
-from shardkit.stream.columns import decoded, joined, taken
 from shardkit.stream.order import Numbers
 
 

@@ -41,7 +41,9 @@ def _concatenated(columns: list[Any]) -> Column:
     first = columns[0]
     if isinstance(first, np.ndarray) and len(kinds) == 1:
         return np.concatenate(columns)
-    if isinstance(first, Blobs) and all(one.data is first.data for one in columns):
+    if isinstance(first, Blobs) and not all(one.data is first.data for one in columns):
+        return Blobs.of([value for one in columns for value in listed(one)])
+    if isinstance(first, Blobs):
         starts = np.concatenate([one.starts for one in columns])
         return Blobs(first.data, starts, np.concatenate([one.sizes for one in columns]))
     return [value for one in columns for value in listed(one)]
@@ -65,6 +67,11 @@ def listed(column: Column, kind: FieldType | None = None) -> list[Any]:
     if column.ndim > 1:
         return [*column]
     return [*map(np.array, column)] if isinstance(kind, Array) else column.tolist()
+
+
+def blobs_of(column: Column) -> Blobs:
+    """Return a column of bytes as values in one buffer."""
+    return column if isinstance(column, Blobs) else Blobs.of([*column])
 
 
 def samples_of(columns: Columns, schema: Schema) -> list[Sample]:
