@@ -21,7 +21,6 @@ from hypothesis import HealthCheck, is_hypothesis_test, settings
 from shardkit.errors import FormatError, ShardkitWarning
 from shardkit.formats import FORMATS, get_format
 from shardkit.schema import Image, Schema
-from shardkit.storage import byte_source
 from shardkit.testing import make_image
 
 # Time never decides a test: a loaded machine is no failure. Nor does chance where nobody looks:
@@ -160,12 +159,6 @@ def disk() -> Iterator[Path]:
     unless the system's own temporary folder is."""
     with tempfile.TemporaryDirectory(prefix="shardkit-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
-
-
-def without_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Local files are read as where the extension was not built."""
-    monkeypatch.setattr(byte_source, "reads", None)
-    monkeypatch.setattr(byte_source, "pread", byte_source.python_pread)
 
 
 def _holds_images(format: str) -> bool:

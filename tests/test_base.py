@@ -29,11 +29,10 @@ from shardkit.metadata.sizes import FieldSizes
 from shardkit.options import ConvertOptions, parse_split
 from shardkit.sample import JsonText, key_of, unique_key
 from shardkit.schema import TYPES, Array, Bool, Bytes, Float, Image, Images, Int, Json, Schema, Text
-from shardkit.storage import checksums, fs
+from shardkit.storage import byte_source, checksums, fs
 from shardkit.storage.remote.path import RemotePath
 from shardkit.stream import Loader
 from shardkit.testing import EVERYTHING, everything
-from tests.conftest import without_reads
 
 
 def test_keys_lose_dots_and_find_a_free_name_and_json_is_kept_or_made():
@@ -133,7 +132,7 @@ def test_errors_keep_their_cause_on_the_way_up(tmp_path, format, monkeypatch):
     def fails(*_):
         raise OSError(errno.EIO, "the disk is on fire")
 
-    without_reads(monkeypatch)
+    monkeypatch.setattr(byte_source, "reads", None)
     monkeypatch.setattr("os.pread", fails)
     with pytest.raises(ShardkitError, match="Input/output error") as caught:
         list(Loader(tmp_path / "d", batch_size=2, threads=0))

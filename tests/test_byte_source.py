@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from shardkit.errors import DamagedError, NotFoundError, StorageError
 from shardkit.storage import byte_source
 from shardkit.storage.byte_source import LocalFile, Memory, Table
-from tests.conftest import without_reads
 
 
 @pytest.fixture(params=["extension", "python"], autouse=True)
 def _way(request, monkeypatch):
     """Every test here runs with the extension and without."""
     if request.param == "python":
-        without_reads(monkeypatch)
+        monkeypatch.setattr(byte_source, "reads", None)
     elif byte_source.reads is None:
         pytest.skip("the extension was not built: it needs a compiler")
 

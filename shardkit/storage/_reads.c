@@ -21,6 +21,9 @@
 /* The largest read, in bytes, that keeps the interpreter lock. */
 #define SHORT (1 << 17)
 
+/* Results of reading, besides the number of a range that cannot be read. */
+enum { NO_MEMORY = -3, NO_ROOM = -2, DONE = -1 };
+
 typedef struct {
     int64_t offset, size;
     uint8_t *to;
@@ -70,7 +73,9 @@ static Py_ssize_t gather(const Range *ranges, Py_ssize_t count, uint8_t *gap, st
         if (between > 0) {
             vectors[(*used)++] = (struct iovec){gap, (size_t)between};
         }
-        vectors[(*used)++] = (struct iovec){ranges[n].to, (size_t)ranges[n].size};
+        if (ranges[n].size > 0) {
+            vectors[(*used)++] = (struct iovec){ranges[n].to, (size_t)ranges[n].size};
+        }
         end = ranges[n].offset + ranges[n].size;
     }
     return n;
@@ -88,9 +93,10 @@ static void announce(const Range *ranges, Py_ssize_t count)
 #endif
 }
 
-/* Reads all ranges, which are sorted. Returns -1, or the number of one that the file does not have,
-   or that cannot be read. */
-static Py_ssize_t read_sorted(const Range *ranges, Py_ssize_t count)
+/* Reads all ranges; those that are in order and near to each other together. Returns DONE, or
+   number of a range that the file does not have or that cannot be read; also one that is not in the
+   system's page cache, if it `may_wait` for the disk not. */
+static Py_ssize_t read_all(const Range *ranges, Py_ssize_t count, int may_wait)
 {
     struct iovec vectors[VECTORS], *next;
     uint8_t gap[GAP];
@@ -100,7 +106,7 @@ static Py_ssize_t read_sorted(const Range *ranges, Py_ssize_t count)
         int64_t offset = ranges->offset;
         for (next = vectors; used > 0;) {
             ssize_t found = read_some(ranges->handle, next, used, (off_t)offset, wait);
-            if (found < 0 && !wait) {
+            if (found < 0 && !wait && may_wait) {
                 announce(ranges, count);
                 wait = 1;
                 continue;
@@ -123,7 +129,7 @@ static Py_ssize_t read_sorted(const Range *ranges, Py_ssize_t count)
         ranges += gathered;
         count -= gathered;
     }
-    return -1;
+    return DONE;
 }
 
 /* --- arrays of numbers ------------------------------------------------------------------------ */
@@ -176,8 +182,6 @@ static int is_inside(int64_t start, int64_t size, int64_t length)
 
 /* --- the functions ---------------------------------------------------------------------------- */
 
-enum { NO_MEMORY = -3, NO_ROOM = -2, DONE = -1 };
-
 /* Returns DONE, NO_MEMORY, NO_ROOM, or the number of a range that cannot be read. */
 static Py_ssize_t read_unsorted(const Py_buffer *numbers, const Py_buffer *out)
 {
@@ -209,7 +213,7 @@ static Py_ssize_t read_unsorted(const Py_buffer *numbers, const Py_buffer *out)
         if (!sorted) {
             qsort(ranges, (size_t)count, sizeof(Range), by_position);
         }
-        wrong = read_sorted(ranges, count);
+        wrong = read_all(ranges, count, 1);
     }
     free(ranges);
     return wrong;
@@ -246,31 +250,8 @@ static PyObject *py_read_ranges(PyObject *module, PyObject *args)
     return result;
 }
 
-/* Reads on from `done` bytes, with the lock released. Returns the number of bytes that there are;
-   -1 if an error is set. */
-static Py_ssize_t read_waiting(int handle, char *data, Py_ssize_t size, int64_t offset,
-                               Py_ssize_t done)
-{
-    while (done < size) {
-        ssize_t found;
-        Py_BEGIN_ALLOW_THREADS
-        found = pread(handle, data + done, (size_t)(size - done), (off_t)(offset + done));
-        Py_END_ALLOW_THREADS
-        if (found > 0) {
-            done += found;
-        } else if (found == 0) {
-            break;
-        } else if (errno != EINTR) {
-            PyErr_SetFromErrno(PyExc_OSError);
-            return -1;
-        } else if (PyErr_CheckSignals() < 0) {
-            return -1;
-        }
-    }
-    return done;
-}
-
-/* read(handle, offset, size): returns the bytes, or fewer at the end of the file.
+/* read(handle, length, offset, size): returns the bytes of a range of a file of `length` bytes, or
+   None if it is not in the file or cannot be read.
 
    A short read first keeps the interpreter lock: reacquiring it can take 5 ms, as another thread
    may hold it for so long, while copying from the page cache takes 5 us. If that would have to wait
@@ -278,35 +259,34 @@ static Py_ssize_t read_waiting(int handle, char *data, Py_ssize_t size, int64_t 
 static PyObject *py_read(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
-    if (count != 3) {
-        PyErr_SetString(PyExc_TypeError, "read takes a handle, an offset and a size");
+    if (count != 4) {
+        PyErr_SetString(PyExc_TypeError, "read takes a handle, a length, an offset and a size");
         return NULL;
     }
-    long handle = PyLong_AsLong(args[0]);
-    int64_t offset = PyLong_AsLongLong(args[1]);
-    Py_ssize_t size = PyLong_AsSsize_t(args[2]), done = 0;
+    Range range = {.handle = (int32_t)PyLong_AsLong(args[0])};
+    int64_t length = PyLong_AsLongLong(args[1]);
+    int beyond = 0, larger = 0;
+    range.offset = PyLong_AsLongLongAndOverflow(args[2], &beyond);
+    range.size = PyLong_AsLongLongAndOverflow(args[3], &larger);
     if (PyErr_Occurred()) {
         return NULL;
     }
-    if (handle != (int)handle || !is_inside(offset, size, INT64_MAX)) {
-        PyErr_SetString(PyExc_ValueError, "invalid handle, offset or size");
-        return NULL;
+    if (beyond || larger || !is_inside(range.offset, range.size, length)) {
+        Py_RETURN_NONE;
     }
-    PyObject *data = PyBytes_FromStringAndSize(NULL, size);
+    PyObject *data = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)range.size);
     if (data == NULL) {
         return NULL;
     }
-    char *bytes = PyBytes_AS_STRING(data);
-    if (size <= SHORT) {
-        struct iovec vector = {bytes, (size_t)size};
-        ssize_t found = read_some((int)handle, &vector, 1, (off_t)offset, 0);
-        done = found > 0 ? found : 0;
+    range.to = (uint8_t *)PyBytes_AS_STRING(data);
+    Py_ssize_t wrong = range.size <= SHORT ? read_all(&range, 1, 0) : 0;
+    if (wrong != DONE) {
+        Py_BEGIN_ALLOW_THREADS
+        wrong = read_all(&range, 1, 1);
+        Py_END_ALLOW_THREADS
     }
-    done = read_waiting((int)handle, bytes, size, offset, done);
-    if (done < 0) {
-        Py_CLEAR(data);
-    } else if (done < size) {
-        _PyBytes_Resize(&data, done);
+    if (wrong != DONE) {
+        Py_SETREF(data, Py_NewRef(Py_None));
     }
     return data;
 }

@@ -27,11 +27,12 @@ from shardkit.storage.fs import regular
 from shardkit.storage.remote.path import RemotePath
 from shardkit.storage.remote.store import pool
 
+reads: ModuleType | None  # the extension `_reads.c`; None if it was not built
 try:
     from shardkit.storage import _reads
 
-    reads: ModuleType | None = _reads  # the extension
-except ImportError:  # it was not built
+    reads = _reads
+except ImportError:
     reads = None
 
 
@@ -179,20 +180,29 @@ class LocalFile(ByteSource):
         self.size = self._version[0]
 
     def read(self, offset: int, length: int) -> bytes:
-        # Not by way of `_read`: calling another function takes a tenth of the time of a read.
-        if offset < 0 or length < 0 or offset + length > self.size:
-            raise self.ends(offset, length)
-        try:
-            data = pread(self._handle, offset, length)
-        except OSError as error:
-            raise explain(error, "read", self.path).located(offset=offset) from error
-        if len(data) < length:
-            raise self._cut(offset, length, len(data))
+        data: bytes | None = None
+        if reads is not None:
+            data = reads.read(self._handle, self.size, offset, length)
+        if data is None:
+            return super().read(offset, length)
         if monotonic() >= self._due:
             self.compare(offset)
         return data
 
-    _read = read
+    def _read(self, offset: int, length: int) -> bytes:
+        """Read without the extension, or find out why it could not read."""
+        data = b""
+        try:
+            while len(data) < length:  # a signal, or more than one call can read
+                more = os.pread(self._handle, length - len(data), offset + len(data))
+                if not more:
+                    raise self._cut(offset, length, len(data))
+                data += more
+        except OSError as error:
+            raise explain(error, "read", self.path).located(offset=offset) from error
+        if monotonic() >= self._due:
+            self.compare(offset)
+        return data
 
     def read_rows(self, offsets: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.uint8]:
         count = len(offsets)
@@ -270,18 +280,6 @@ def _shown(time: int) -> str:
     return str(np.datetime64(time, "ns"))
 
 
-def python_pread(handle: int, offset: int, length: int) -> bytes:
-    """Like the extension's `read`: returns fewer bytes only at the end of the file."""
-    data = os.pread(handle, length, offset)
-    while data and len(data) < length:  # a signal, or more than one call can read
-        more = os.pread(handle, length - len(data), offset + len(data))
-        if not more:
-            break
-        data += more
-    return data
-
-
-pread = python_pread if reads is None else reads.read
 _AGE = 0.001  # seconds
 
 _CHUNK = 1 << 14  # records: few enough to stay in the CPU cache

@@ -23,7 +23,7 @@ from shardkit.schema import Array, Bytes, Schema, Text
 from shardkit.storage import byte_source
 from shardkit.storage.byte_source import LocalFile
 from shardkit.testing import assert_reads, assert_same, open_files, write_shard
-from tests.conftest import few, without_reads
+from tests.conftest import few
 from tests.formats.refusals import refused
 
 ROWS = ["arrow", "beton", "hf", "megatron", "wds"]  # the formats that read many rows at once
@@ -33,7 +33,7 @@ ROWS = ["arrow", "beton", "hf", "megatron", "wds"]  # the formats that read many
 def _way(request, monkeypatch):
     """With the extension that reads, and without."""
     if request.param == "python":
-        without_reads(monkeypatch)
+        monkeypatch.setattr(byte_source, "reads", None)
 
 
 @pytest.fixture
