@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import pickle
 import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import cycle, takewhile
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,9 +19,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardkit.errors import FormatError, SampleError
+from shardkit.errors import FormatError, SampleError, ShardkitError
 from shardkit.formats import FORMATS, file_name
-from shardkit.formats.base import Format, Joins, ShardReader, ShardSpec
+from shardkit.formats.base import Columns, Format, Joins, Ranges, ShardReader, ShardSpec
 from shardkit.formats.testing_samples import (
     EVERYTHING,
     HARMS,
@@ -41,6 +43,7 @@ from shardkit.schema import (
     Audio,
     Bool,
     Bytes,
+    FieldType,
     Float,
     Image,
     Images,
@@ -50,6 +53,7 @@ from shardkit.schema import (
     Text,
     Video,
 )
+from shardkit.storage.blobs import Blobs, read_blobs
 
 __all__ = [
     "ARRAYS", "EVERYTHING", "OPTIONAL", "FormatContract", "any_keys", "any_samples",
@@ -114,10 +118,58 @@ ARRAYS: list[tuple[Array, np.ndarray[Any, Any]]] = [
 ]
 
 # The methods that a format, or its reader, need not have.
-OPTIONAL = frozenset({"join", "read_rows", "sizes", "spans"})
+OPTIONAL = frozenset({"join", "plan", "read_rows", "sizes", "spans"})
 
 # Health checks are off, as fixtures and subclasses are shared on purpose.
 _GENERATED = settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def read_at_once(
+    reader: ShardReader, positions: Sequence[int], fields: Sequence[str]
+) -> list[Sample] | None:
+    """Return the samples that `reader.plan` describes; None if it does not."""
+    plan = reader.plan(np.array(positions, np.int64), fields)
+    if isinstance(plan, Ranges):
+        which = np.zeros(len(positions), np.int64)
+        plan = plan.decode(read_blobs([plan.source], which, plan.offsets, plan.sizes))
+    if plan is None:
+        return None
+    columns = [_listed(plan, name, reader.schema) for name in ("__key__", *fields)]
+    samples = [dict(zip(plan, values, strict=True)) for values in zip(*columns, strict=True)]
+    for column in plan.values():  # which belong to the caller
+        if isinstance(column, np.ndarray):
+            column.fill(0)
+    return [{n: v for n, v in sample.items() if v is not None} for sample in samples]
+
+
+def _listed(columns: Columns, name: str, schema: Schema) -> list[Any]:
+    column, kind = columns[name], schema.get(name)
+    if isinstance(column, Blobs):
+        assert isinstance(kind, Bytes)
+        return column.values()
+    if not isinstance(column, np.ndarray):
+        return column
+    return [np.array(row) for row in column] if isinstance(kind, Array) else column.tolist()
+
+
+def compare_at_once(reader: ShardReader) -> None:
+    """Assert that samples that are read at once, from a damaged shard, are those read alone."""
+    alone: list[Sample | None] = []
+    for position in range(len(reader)):
+        try:
+            alone.append(reader.sample(position))
+        except ShardkitError:
+            alone.append(None)
+    every = [*range(len(reader))]
+    for positions in ([every] if every else []) + [[position] for position in every]:
+        try:
+            found = read_at_once(reader, positions, list(reader.schema))
+        except Exception:
+            continue
+        for sample, position in zip(found or [], positions, strict=found is not None):
+            expected = alone[position]
+            assert expected is not None, f"sample {position} cannot be read"
+            assert_same(sample, expected)
 
 
 class FormatContract:
@@ -512,6 +564,69 @@ class FormatContract:
             reader.read_rows("x", np.array([0]), np.zeros((1, 5), np.int64))
         with pytest.raises(ValueError, match="closed"):
             reader.read_keys(np.array([0]))
+
+    def test_samples_read_at_once_are_those_read_alone(self, tmp_path: Path) -> None:
+        planned = False
+        for number, (schema, samples) in enumerate(self._for_plans()):
+            print(schema)  # which pytest shows if it fails
+            reader = self.written(self.place(tmp_path / f"{number}"), schema, samples)
+            names = list(schema)
+            for fields in ([], names[:1], names[1::2], names):
+                for positions in ([3], [4, 0, 0, 3, 2], [*range(len(samples))]):
+                    found = read_at_once(reader, positions, fields)
+                    planned |= found is not None
+                    for sample, position in zip(found or [], positions, strict=found is not None):
+                        assert_same(sample, reader.read(position, fields))
+        self._has("plan", planned)
+
+    def test_a_damaged_shard_gives_at_once_what_it_gives_alone(
+        self, tmp_path: Path, samples: list[Sample]
+    ) -> None:
+        """Nothing at all is given if one of the samples cannot be read."""
+        if "plan" not in self.provides:
+            return
+        path, numbers = self.place(tmp_path / "whole"), np.random.default_rng(1)
+        layout = self.written(path, self.schema, samples).layout
+        files = [file for file in path.parent.rglob("*") if file.is_file()]
+        for damage in range(80):
+            print("damage", damage)  # which pytest shows if it fails
+            file = files[damage % len(files)]
+            data = bytearray(content := file.read_bytes())
+            for at in numbers.integers(0, len(data), 1 << damage % 6).tolist():
+                data[at] = numbers.integers(256)
+            file.write_bytes(data)
+            with contextlib.suppress(ShardkitError):
+                compare_at_once(self.tested.open(path, layout))
+            file.write_bytes(content)
+
+    def _for_plans(self) -> Iterator[tuple[Schema, list[Sample]]]:
+        """Yield schemas that the format can store, and samples of each."""
+        yield self.schema, [self.sample(n) for n in range(10)]
+        cases: list[tuple[FieldType, list[Any]]] = [
+            (Image(), [make_image(n) for n in range(6)]),
+            (Int(), [-(2**63), -1, 0, 1, 300, 2**63 - 1]),
+            (Float(), [-0.0, 0.1, 0.5, 1e300, -math.inf, 3.0]),
+            (Bool(), [True, False, False, True, True, False]),
+            (Text(), ["", "a", "b", "ü", "c" * 40, "漢" * 200]),
+            (Bytes(), [b"", b"a", b"b", b"c" * 40, b"d" * 300, b"\xff"]),
+            (Json(), [None, 1, [2.5], {}, {"a": "ü" * 40}, "x"]),
+            (Images(), [[make_image(n)] * (1 + n % 3) for n in range(6)]),
+            (Audio(), [make_audio(n) for n in range(6)]),
+            (Video(), [make_video(n) for n in range(6)]),
+        ]
+        arrays = [(kind, value) for kind, value in ARRAYS if kind in self.arrays]
+        cases += [(kind, [value, np.array(np.flip(value))] * 3) for kind, value in arrays]
+        for kind, values in cases:
+            every: list[Sample] = [{"__key__": "k" * n, "a": v} for n, v in enumerate(values, 1)]
+            some = [s | {"n": n} for n, s in enumerate(every)]
+            del some[2]["a"], some[5]["a"]
+            for schema, samples in (
+                (Schema({"a": kind}), every),
+                (Schema({"a": replace(kind, optional=True), "n": Int()}), some),
+            ):
+                with contextlib.suppress(FormatError):
+                    self.tested.layout(schema)
+                    yield schema, samples
 
     def test_values_belong_to_the_caller(self, reader: ShardReader, samples: list[Sample]) -> None:
         for value in reader[5].values():
