@@ -79,6 +79,7 @@ def samples_of(columns: Columns, schema: Schema) -> list[Sample]:
     names = [*columns]
     values = [listed(columns[name], schema.get(name)) for name in names]
     every = [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
-    if not any(kind.optional for kind in schema.values()):
+    optional = {name for name, kind in schema.items() if kind.optional}
+    if not optional:
         return every
-    return [{n: v for n, v in sample.items() if v is not None} for sample in every]
+    return [{n: v for n, v in s.items() if v is not None or n not in optional} for s in every]

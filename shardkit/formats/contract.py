@@ -139,7 +139,8 @@ def read_at_once(
     for column in plan.values():  # which belong to the caller
         if isinstance(column, np.ndarray):
             column.fill(0)
-    return [{n: v for n, v in sample.items() if v is not None} for sample in samples]
+    optional = {name for name, kind in reader.schema.items() if kind.optional}
+    return [{n: v for n, v in s.items() if v is not None or n not in optional} for s in samples]
 
 
 def _listed(columns: Columns, name: str, schema: Schema) -> list[Any]:
@@ -573,7 +574,11 @@ class FormatContract:
             names = list(schema)
             for fields in ([], names[:1], names[1::2], names):
                 for positions in ([3], [4, 0, 0, 3, 2], [*range(len(samples))]):
-                    found = read_at_once(reader, positions, fields)
+                    try:
+                        found = read_at_once(reader, positions, fields)
+                    except ValueError:  # null would be taken for a value that is absent
+                        assert any("a" in s and s["a"] is None for s in samples)
+                        continue
                     planned |= found is not None
                     for sample, position in zip(found or [], positions, strict=found is not None):
                         assert_same(sample, reader.read(position, fields))
@@ -614,6 +619,9 @@ class FormatContract:
             (Audio(), [make_audio(n) for n in range(6)]),
             (Video(), [make_video(n) for n in range(6)]),
         ]
+        # The first is the same in both orders of its values.
+        by_columns = [np.array([[1, 2], [2 + n, 1]], "<i8", order="F") for n in range(6)]
+        cases.append((Array("<i8", (2, 2)), by_columns))
         arrays = [(kind, value) for kind, value in ARRAYS if kind in self.arrays]
         cases += [(kind, [value, np.array(np.flip(value))] * 3) for kind, value in arrays]
         for kind, values in cases:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,16 @@ class Blobs:
         bounds = zip(self.starts.tolist(), self.sizes.tolist(), strict=True)
         values = [None if size < 0 else data[start : start + size] for start, size in bounds]
         return [None if v is None else v.decode() for v in values] if text else values
+
+    def decoded(self, decode: Callable[[bytes], Any], optional: bool) -> list[Any]:
+        """Return what `decode` makes of the values; None where there is none.
+
+        Raises ValueError if the values are `optional` and one is None, which would seem absent.
+        """
+        found = [None if value is None else decode(value) for value in self.values()]
+        if optional and sum(value is None for value in found) != (self.sizes < 0).sum():
+            raise ValueError("a value is null")
+        return found
 
     def integers(self) -> Numbers | None:
         """Return decimal numbers as int64; None if one of the values is not such a number."""

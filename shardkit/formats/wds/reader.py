@@ -91,7 +91,7 @@ class WdsReader(ShardReader):
         spans = [records[column(name)] for name in (KEY, *fields)]
         offsets = np.array([span["offset"] for span in spans], np.int64)
         sizes = np.array([span["size"] for span in spans], np.int64)
-        sizes[1:][offsets[1:] == 0] = ABSENT  # a key may be at offset 0
+        sizes[1:][offsets[1:] == 0] = ABSENT  # not of the key, which may begin the file
         kinds = {name: self.schema[name] for name in fields}
         needed = [0] + [n for n, kind in enumerate(kinds.values(), 1) if not kind.optional]
         if (sizes[needed] < 0).any() or not sizes[0].all():  # a key that is not in the file

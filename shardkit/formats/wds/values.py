@@ -55,7 +55,7 @@ def column_of(kind: FieldType, blobs: Blobs) -> Column:
         found = None if rows is None else load_rows(rows)
     if found is not None:
         return found
-    return [None if value is None else decode(value) for value in blobs.values()]
+    return blobs.decoded(decode, kind.optional)
 
 
 # None for values that are stored unchanged.
