@@ -299,13 +299,13 @@ def test_of_a_large_sample_only_what_is_asked_for_is_read(tmp_path, monkeypatch)
     samples = [{"__key__": f"{n}", "blob": bytes(200_000), "n": n} for n in range(2)]
     reader = write_shard(LITDATA, tmp_path / "x.bin", schema, samples)
     read, source = [], type(reader.source)
-    real = source._read
+    real = source.read
 
     def noted(self, at, size):
         read.append(size)
         return real(self, at, size)
 
-    monkeypatch.setattr(source, "_read", noted)
+    monkeypatch.setattr(source, "read", noted)
     assert reader.sample(1, ["n", "more"]) == {"__key__": "1", "n": 1}
     assert reader.keys() == ["0", "1"]
     assert max(read) < 100
