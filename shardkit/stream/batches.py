@@ -133,7 +133,8 @@ class BatchMaker:
     def fill(self, batch: BatchInProgress, start: int, stop: int) -> None:
         """Make the rows from `start` to `stop`. Errors of single rows are handled by `finish`."""
         if batch.columns is not None and self._columnar:
-            self._fill_directly(batch, batch.columns, start, stop)
+            if self._direct:
+                self._fill_directly(batch, batch.columns, start, stop)
             return
         enter("read")
         numbers = batch.step.number[start:stop]

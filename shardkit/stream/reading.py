@@ -87,17 +87,20 @@ class Samples:
             return None
         numbers, shards = self._in_shards(numbers)
         grouped = np.argsort(shards, kind="stable")
-        used, begins = np.unique(shards[grouped], return_index=True)
-        groups = np.split(grouped, begins[1:])
+        bounds = np.flatnonzero(np.diff(shards[grouped], prepend=-1))
+        groups = np.split(grouped, bounds[1:]) if len(bounds) > 1 else [grouped]
         try:
-            columns = self._columns(used.tolist(), [numbers[of] for of in groups])
+            columns = self._columns(
+                shards[grouped[bounds]].tolist(), [numbers[group] for group in groups]
+            )
         except (MemoryError, Warning):
             raise
         except Exception:  # reading them one by one finds the reason
             return None
-        if columns is None or (np.diff(grouped) == 1).all():
+        if columns is None or len(groups) == 1:
             return columns
-        back = np.argsort(grouped)
+        back = np.empty_like(grouped)
+        back[grouped] = np.arange(len(grouped))
         return {name: taken(column, back) for name, column in columns.items()}
 
     def _columns(self, shards: list[int], numbers: list[Numbers]) -> Columns | None:
