@@ -2,8 +2,8 @@
 
 Each imports only those on lines below its own:
 
-    frames masks packed_images perceptual sound
-    crop damage media pixels
+    crop frames masks packed_images perceptual sound
+    damage media pixels
     boxes header jpeg media_info
     _build array color compression extension image protobuf tokenizers/ window
 """

@@ -48,7 +48,7 @@ static atomic_int use_avx2;
 
 /* The columns of JOB in crop.py. */
 typedef struct {
-    int32_t x, y, width, height, full_width, full_height, left, top, flip;
+    int32_t x, y, width, height, full_width, full_height, left, top, flip, orientation;
 } Job;
 
 typedef struct {
@@ -399,7 +399,7 @@ static void down(const Pair *weights, int pairs, const uint8_t *rows, size_t str
 static int is_possible(const Job *job, const Image *out)
 {
     return job->x >= 0 && job->y >= 0 && job->width > 0 && job->height > 0 && job->left >= 0 &&
-           job->top >= 0 && out->width > 0 && out->height > 0 &&
+           job->top >= 0 && job->orientation >= 1 && job->orientation <= 8 && out->width > 0 && out->height > 0 &&
            (long long)job->left + out->width <= job->full_width &&
            (long long)job->top + out->height <= job->full_height;
 }
@@ -607,8 +607,8 @@ static int reverses_rows(int orientation)
 static int resample_turned(Work *work, int orientation, int x, int y, const Image *out)
 {
     j_decompress_ptr jpeg = &work->jpeg;
-    int transposed = is_transposed(orientation), back = reverses_columns(orientation);
-    int up = reverses_rows(orientation);
+    int transposed = is_transposed(orientation);
+    int back = reverses_columns(orientation), up = reverses_rows(orientation);
     int columns = work->x.stop - work->x.first, rows = work->y.stop - work->y.first;
     int width = (int)(transposed ? jpeg->output_height : jpeg->output_width);
     int height = (int)(transposed ? jpeg->output_width : jpeg->output_height);
@@ -641,19 +641,18 @@ typedef struct {
 } Bytes;
 
 /* Returns whether the crop was written; `on_failure` jumps out of it. */
-static int decode_crop(Work *work, Bytes bytes, int orientation, const Job *job, const Image *out,
+static int decode_crop(Work *work, Bytes bytes, const Job *job, const Image *out,
                        unsigned long long most)
 {
     j_decompress_ptr jpeg = &work->jpeg;
-    /* Others are turned before they are reduced. */
-    int x, y, reduced = orientation == 1 ? reduction(job) : 1;
+    int x, y, transposed = is_transposed(job->orientation);
+    int reduced = job->orientation == 1 ? reduction(job) : 1;
     jpeg_mem_src(jpeg, bytes.data, (unsigned long)bytes.size);
     jpeg_read_header(jpeg, TRUE);
     unsigned width = jpeg->image_width, height = jpeg->image_height;
     if (jpeg->arith_code || (jpeg->num_components != 1 && jpeg->num_components != 3) ||
         (unsigned long long)width * height > most ||
-        !is_inside(job, is_transposed(orientation) ? height : width,
-                   is_transposed(orientation) ? width : height) ||
+        !is_inside(job, transposed ? height : width, transposed ? width : height) ||
         !make_axes(work, job, reduced, out, &x, &y)) {
         return 0;
     }
@@ -664,13 +663,13 @@ static int decode_crop(Work *work, Bytes bytes, int orientation, const Job *job,
     if (is_unfinished(jpeg)) {
         return 0;
     }
-    return orientation == 1 ? resample_lines(work, x, y, out)
-                            : resample_turned(work, orientation, x, y, out);
+    return job->orientation == 1 ? resample_lines(work, x, y, out)
+                                 : resample_turned(work, job->orientation, x, y, out);
 }
 
 /* Each image gets a new decoder: its tables must not be used for the next image, which may lack
    them. The library uses the standard Huffman tables for an image without any. */
-static int crop_jpeg(Work *work, Bytes bytes, int orientation, const Job *job, const Image *out,
+static int crop_jpeg(Work *work, Bytes bytes, const Job *job, const Image *out,
                      unsigned long long most)
 {
     if (setjmp(work->failed)) {
@@ -678,7 +677,7 @@ static int crop_jpeg(Work *work, Bytes bytes, int orientation, const Job *job, c
         return 0;
     }
     jpeg_create_decompress(&work->jpeg);
-    int done = decode_crop(work, bytes, orientation, job, out, most);
+    int done = decode_crop(work, bytes, job, out, most);
     jpeg_destroy_decompress(&work->jpeg);
     return done;
 }
@@ -766,7 +765,7 @@ static int read_segment(Header *header, int marker, Bytes bytes)
 }
 
 /* Reads the header of a JPEG as header.py does; returns 0 if `can_crop` refuses the image for
-   another reason than its orientation or profile, or if the header is an unusual one. */
+   another reason than its profile, or if the header is an unusual one. */
 static int read_header(Header *header, Bytes bytes)
 {
     static const uint8_t start[3] = {0xFF, 0xD8, 0xFF}, end[2] = {0xFF, 0xD9};
@@ -921,7 +920,7 @@ static int is_small(const Window *window, int64_t most)
 
 /* Returns the job of the part of a window that is inside the edges, and where it goes: `inner`, in
    the pixels of the full window. */
-static Job job_of(const Window *window, const Image *full, Image *inner)
+static Job job_of(const Window *window, int orientation, const Image *full, Image *inner)
 {
     int64_t left = window->left > 0 ? window->left : 0, top = window->top > 0 ? window->top : 0;
     int64_t right = window->left + window->columns, bottom = window->top + window->rows;
@@ -938,7 +937,7 @@ static Job job_of(const Window *window, const Image *full, Image *inner)
     return (Job){(int32_t)window->x, (int32_t)window->y, (int32_t)window->width,
                  (int32_t)window->height, (int32_t)window->full_width,
                  (int32_t)window->full_height, (int32_t)left, (int32_t)top,
-                 (int32_t)window->flip};
+                 (int32_t)window->flip, orientation};
 }
 
 /* --- tables ----------------------------------------------------------------------------------- */
@@ -1029,7 +1028,7 @@ static int fill(Work *work, const Many *many, Bytes bytes, const Header *header,
 {
     size_t stride = (size_t)many->columns * CHANNELS;
     Image inner, full = {pixels, many->rows, many->columns, stride};
-    Job job = job_of(window, &full, &inner);
+    Job job = job_of(window, header->orientation, &full, &inner);
     if (!is_possible(&job, &inner)) {
         return 0;
     }
@@ -1037,8 +1036,7 @@ static int fill(Work *work, const Many *many, Bytes bytes, const Header *header,
         memset(pixels, 0, stride * (size_t)many->rows);
     }
     if (!many->width) {
-        return crop_jpeg(work, bytes, header->orientation, &job, &inner,
-                         (unsigned long long)many->most);
+        return crop_jpeg(work, bytes, &job, &inner, (unsigned long long)many->most);
     }
     Image image = {(uint8_t *)bytes.data, many->height, many->width,
                    (size_t)many->width * CHANNELS};
@@ -1234,7 +1232,7 @@ static void crop_all_jpegs(const Call *call, const Py_buffer *data, const Job *j
     start_work(&work);
     for (Py_ssize_t n = 0; n < call->count; n++) {
         Bytes bytes = {data[n].buf, (size_t)data[n].len};
-        done[n] = (uint8_t)crop_jpeg(&work, bytes, 1, &jobs[n], &call->rows[n], most);
+        done[n] = (uint8_t)crop_jpeg(&work, bytes, &jobs[n], &call->rows[n], most);
     }
     release(&work);
 }

@@ -18,6 +18,7 @@ from shardkit.codecs.color import ProfileError, to_srgb
 from shardkit.codecs.extension import _crop
 from shardkit.codecs.header import Header
 from shardkit.codecs.jpeg import reduction
+from shardkit.codecs.pixels import upright
 from shardkit.codecs.window import Pixels
 from shardkit.options import MAX_PIXELS
 
@@ -26,14 +27,17 @@ Rows = Pixels | Sequence[Pixels]
 
 _T = TypeVar("_T")
 
-# The columns of a job: a crop in pixels of the stored image; the size to which it is resized; the
-# top left corner of a window in the result (as large as the output row); and whether the window is
-# mirrored left to right, 1 or 0.
-JOB = ("x", "y", "width", "height", "full_width", "full_height", "left", "top", "flip")
+# The columns of a job: a crop in pixels of the upright image; the size to which it is resized; the
+# top left corner of a window in the result (as large as the output row); whether the window is
+# mirrored left to right, 1 or 0; and EXIF's orientation of a JPEG, which is turned upright first.
+JOB = (
+    *("x", "y", "width", "height", "full_width", "full_height", "left", "top", "flip"),
+    "orientation",
+)
 
 # The columns of what `crop_many` returns: a window, as in `codecs.window`; then width, height and
 # orientation in the header of its image.
-WINDOW = (*JOB, "columns", "rows", "image_width", "image_height", "orientation")
+WINDOW = (*JOB[:-1], "columns", "rows", "image_width", "image_height", "orientation")
 
 # The columns of a step of `crop_many`. Some kinds take random numbers in [0, 1).
 STEP = ("kind", "width", "height", "scale_or_p", "most_scale", "ratio", "most_ratio")
@@ -50,8 +54,8 @@ _END = b"\xff\xd9"
 def can_crop(data: bytes, header: Header) -> bool:
     """Return whether `crop_jpegs` supports an image.
 
-    It supports upright 8-bit JPEGs in grey or YCbCr that end with the end marker and need no
-    conversion to sRGB. `header` is the result of `read_header` for `data`.
+    It supports 8-bit JPEGs in grey or YCbCr that end with the end marker and need no conversion to
+    sRGB. `header` is the result of `read_header` for `data`.
     """
     if header.format != "jpeg" or header.oddity:
         return False
@@ -59,8 +63,7 @@ def can_crop(data: bytes, header: Header) -> bool:
         return False
     if header.width * header.height > MAX_PIXELS or not data.endswith(_END):
         return False
-    same = header.profile is None or _is_srgb(header.profile, header.colour)
-    return same and header.orientation == 1
+    return header.profile is None or _is_srgb(header.profile, header.colour)
 
 
 def _is_srgb(profile: bytes, colour: str) -> bool:
@@ -102,9 +105,8 @@ def crop_many(
 
     Returns which images are done, (images,), and their windows, (images, WINDOW). Those that are
     not done must be decoded by `pixels.to_rgb`, which gives the reason if it fails: they are not
-    JPEGs that `can_crop` supports in any orientation, they are damaged, their windows are too
-    large or not of the size of `out`, or they have a profile that `can_crop` has not seen yet.
-    Their rows are undefined.
+    JPEGs that `can_crop` supports, they are damaged, their windows are too large or not of the size
+    of `out`, or they have a profile that `can_crop` has not seen yet. Their rows are undefined.
 
     Raises ValueError for arrays that do not fit together. There must be an extension.
     """
@@ -119,7 +121,7 @@ def crop_many(
 
 
 def crop_jpegs(images: Sequence[bytes], jobs: Jobs, out: Rows) -> npt.NDArray[np.bool_]:
-    """Decode, crop, resize and mirror JPEGs; the first into `out[0]`, and so on.
+    """Decode, turn, crop, resize and mirror JPEGs; the first into `out[0]`, and so on.
 
     `jobs` has a row with the columns JOB for each image. `out` is an array or a list of
     C-contiguous arrays (height, width, 3) of uint8.
@@ -169,7 +171,7 @@ def resize(
         # One side shrinks and the other grows: shrink first, for fewer pixels between the passes.
         pixels, old, reduced = resize(pixels, *smaller, old, reduced), smaller, 1
     out = np.empty((height, width, 3), np.uint8)
-    job = np.array([(0, 0, *old, width, height, 0, 0, 0)], np.int32)
+    job = np.array([(0, 0, *old, width, height, 0, 0, 0, 1)], np.int32)
     crop_pixels([np.ascontiguousarray(pixels)], job, [out], reduced)
     return out
 
@@ -191,10 +193,15 @@ def _each(images: Sequence[_T], jobs: Jobs, out: Rows) -> list[tuple[_T, list[in
     if not jobs.shape == (len(out), len(JOB)) == (len(images), len(JOB)):
         raise ValueError(f"{len(jobs)} jobs and {len(out)} rows for {len(images)} images")
     each = list(zip(images, jobs.tolist(), out, strict=True))
-    for _, (x, y, width, height, full_width, full_height, left, top, _), row in each:
+    for _, (x, y, width, height, full_width, full_height, left, top, _, turn), row in each:
         rows, columns, _ = row.shape
         starts = min(x, y, left, top) >= 0 and min(width, height, rows, columns) > 0
-        if not starts or left + columns > full_width or top + rows > full_height:
+        if (
+            not starts
+            or not 1 <= turn <= 8
+            or left + columns > full_width
+            or top + rows > full_height
+        ):
             raise ValueError("a crop without pixels, or a window that is not inside of its size")
     return each
 
@@ -206,16 +213,18 @@ def _is_inside(job: list[int], width: int, height: int) -> bool:
 def _crop_jpeg(data: bytes, job: list[int], out: Pixels) -> bool:
     import simplejpeg
 
-    reduced = reduction(*job[2:6])
+    *_, orientation = job
+    reduced = reduction(*job[2:6]) if orientation == 1 else 1
     try:
         rows, columns, space, _ = simplejpeg.decode_jpeg_header(data)
-        if space in _INK or rows * columns > MAX_PIXELS or not _is_inside(job, columns, rows):
+        size = (rows, columns) if orientation >= 5 else (columns, rows)
+        if space in _INK or rows * columns > MAX_PIXELS or not _is_inside(job, *size):
             return False
         least = -(-rows // reduced), -(-columns // reduced)
         pixels = simplejpeg.decode_jpeg(data, "RGB", min_height=least[0], min_width=least[1])
     except ValueError:
         return False
-    _resample(pixels, job, reduced, out)
+    _resample(upright(pixels, orientation), job, reduced, out)
     return True
 
 
@@ -224,7 +233,7 @@ def _resample(pixels: Pixels, job: list[int], reduced: int, out: Pixels) -> None
     partially: otherwise the result would be visibly shifted, by up to half of a reduced pixel."""
     from PIL import Image
 
-    x, y, width, height, full_width, full_height, left, top, flip = job
+    x, y, width, height, full_width, full_height, left, top, flip, _ = job
     first = x // reduced, y // reduced
     stop = -(-(x + width) // reduced), -(-(y + height) // reduced)
     crop = Image.fromarray(np.ascontiguousarray(pixels[first[1] : stop[1], first[0] : stop[0]]))

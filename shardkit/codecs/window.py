@@ -89,9 +89,9 @@ class Window:
         made[top : top + height, left : left + width] = inner
         return made
 
-    def job(self) -> tuple[int, ...]:
-        """Return the row of a job for `codecs.crop`."""
+    def job(self, orientation: int = 1) -> tuple[int, ...]:
+        """Return the row of a job for `codecs.crop`, for a stored image of an orientation."""
         return (
             self.x, self.y, self.width, self.height, self.full_width, self.full_height,
-            self.left, self.top, self.flip,
+            self.left, self.top, self.flip, orientation,
         )  # fmt: skip

@@ -68,14 +68,13 @@ class ImageBatch:
             n: np.empty((inner.rows, inner.columns, 3), np.uint8) if windows[n].beyond else out[n]
             for n, inner in inside.items()
         }
-        jobs = {n: inner.job() for n, inner in inside.items()}
         errors: Errors = {}
-        left = self._all_plain(jobs, within)
+        left = self._all_plain(inside, within)
         arrays = [number for number in left if isinstance(self.values[number], np.ndarray)]
         if arrays:
             crop_pixels(
                 [np.ascontiguousarray(self.values[number]) for number in arrays],
-                np.array([jobs[number] for number in arrays], np.int32),
+                np.array([inside[number].job() for number in arrays], np.int32),
                 [within[number] for number in arrays],
             )
         for number in set(left).difference(arrays):  # one by one, to bound memory
@@ -84,7 +83,8 @@ class ImageBatch:
             except NotAnImageError as error:
                 errors[number] = error
             else:
-                crop_pixels([pixels], np.array([jobs[number]], np.int32), [within[number]])
+                job = np.array([inside[number].job()], np.int32)
+                crop_pixels([pixels], job, [within[number]])
         for number, window in windows.items():
             if window.beyond and number not in errors:
                 out[number][:] = window.with_margins(within[number])
@@ -104,20 +104,20 @@ class ImageBatch:
             raise PixelsError(f"an array of {value.dtype} {value.shape}")
         return value.shape[1], value.shape[0]
 
-    def _all_plain(
-        self, jobs: Mapping[int, tuple[int, ...]], out: Mapping[int, Pixels]
-    ) -> list[int]:
+    def _all_plain(self, windows: Mapping[int, Window], out: Mapping[int, Pixels]) -> list[int]:
         """Process all images that one call can handle; returns the indexes of the others."""
-        plain = [n for n in jobs if n in self.headers and can_crop(self.values[n], self.headers[n])]
+        headers = {n: self.headers[n] for n in windows if n in self.headers}
+        plain = [n for n, header in headers.items() if can_crop(self.values[n], header)]
         if not plain:
-            return list(jobs)
+            return list(windows)
+        jobs = [windows[number].job(headers[number].orientation) for number in plain]
         done = crop_jpegs(
             [self.values[number] for number in plain],
-            np.array([jobs[number] for number in plain], np.int32),
+            np.array(jobs, np.int32),
             [out[number] for number in plain],
         )
         ready = {number for number, is_done in zip(plain, done.tolist(), strict=True) if is_done}
-        return [number for number in jobs if number not in ready]
+        return [number for number in windows if number not in ready]
 
 
 def _as_pixels(value: Any) -> Any:

@@ -23,6 +23,7 @@ from shardkit.codecs.crop import JOB, can_crop, crop_jpegs, crop_pixels
 from shardkit.codecs.header import read_header
 from shardkit.codecs.image import NotAnImageError, jpeg_segments
 from shardkit.codecs.jpeg import LEFT
+from shardkit.codecs.pixels import upright
 from tests.codecs.sample_images import damaged, encoded, exif, photo, photo_like
 from tests.codecs.sample_profiles import SRGB, cmyk_profile, grey_profile, rgb_profile
 from tests.conftest import few
@@ -66,7 +67,7 @@ Job = namedtuple("Job", [*JOB, "row"])
 
 def whole(width, height, **changes):
     """The image as it is, but for `changes`; the row is all of what it is resized to."""
-    job = Job(0, 0, width, height, width, height, 0, 0, 0, (0, 0))._replace(**changes)
+    job = Job(0, 0, width, height, width, height, 0, 0, 0, 1, (0, 0))._replace(**changes)
     return job if "row" in changes else job._replace(row=(job.full_height, job.full_width))
 
 
@@ -145,7 +146,7 @@ def jobs(draw, width, height, most=math.inf):
     x, wide, full_width, left, columns = side(width)
     y, high, full_height, top, rows = side(height)
     flip = draw(st.integers(0, 1))
-    return Job(x, y, wide, high, full_width, full_height, left, top, flip, (rows, columns))
+    return Job(x, y, wide, high, full_width, full_height, left, top, flip, 1, (rows, columns))
 
 
 @given(st.data())
@@ -161,6 +162,17 @@ def test_any_job_gives_pillows_bits(way, data):
             rows = make(image, *wanted)
         for job, row in zip(wanted, rows, strict=True):
             same(row, expected(pixels, job))
+
+
+@given(st.sampled_from(IMAGES), st.integers(2, 8), st.data())
+@pytest.mark.parametrize("way", WAYS)
+def test_images_are_turned_before_they_are_cropped(way, jpeg, orientation, data):
+    pixels = upright(simplejpeg.decode_jpeg(jpeg), orientation)
+    wanted = data.draw(st.lists(jobs(pixels.shape[1], pixels.shape[0]), min_size=1, max_size=3))
+    with by(way):
+        rows = made(jpeg, *(job._replace(orientation=orientation) for job in wanted))
+    for job, row in zip(wanted, rows, strict=True):
+        same(row, expected(pixels, job))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -261,8 +273,6 @@ OTHERS = {
     "text": b"no image",
     "a png": encoded(photo(), "PNG"),
     "cmyk": jpeg("CMYK"),
-    "turned": jpeg(exif=exif(6)),
-    "mirrored": jpeg(exif=exif(2)),
     "of other colours": jpeg(icc_profile=rgb_profile()),
     "grey of other shades": jpeg("L", icc_profile=grey_profile(1.0)),
     "a profile that is none": jpeg(icc_profile=b"nonsense"),
@@ -281,7 +291,7 @@ def test_other_images_are_left_to_others(way):
     rows = np.empty((len(some), 4, 4, 3), np.uint8)
     assert not crop_jpegs(some, as_array([whole(4, 4)] * len(some)), rows).any()
     plain = [make(photo_like(1, 40, 30)) for make in KINDS.values()]
-    plain += [jpeg(exif=exif(1)), jpeg(icc_profile=rgb_profile(SRGB, None))]
+    plain += [*(jpeg(exif=exif(n)) for n in range(1, 9)), jpeg(icc_profile=rgb_profile(SRGB, None))]
     assert all(map(may_be_cropped, plain))
 
 
@@ -332,6 +342,7 @@ def test_unfinished_progressive_images_are_left_to_others():
         *[{"x": -1}, {"y": -1}, {"width": 0}, {"height": -3}, {"left": -1}, {"top": -1}],
         *[{"left": 1}, {"top": 1}, {"full_width": 39}, {"full_height": 0}, {"row": (0, 40)}],
         *[{"left": 2**31 - 1}, {"row": (31, 40)}, {"row": (30, 0)}],
+        *[{"orientation": 0}, {"orientation": 9}],
         # Inside of the size, but not of the image, of which a JPEG's is known late.
         *[{"x": 302}, {"y": 227}, {"width": 342}, {"height": 2**31 - 1}, {"x": 2**31 - 1}],
     ],
