@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -14,7 +14,19 @@ from shardkit.schema import Array, FieldType, Schema
 from shardkit.storage.blobs import Blobs, Numbers, read_blobs
 
 
-def decoded(ranges: Sequence[Ranges]) -> Columns:
+def carried_out(plans: Sequence[Ranges | Columns]) -> Columns:
+    """Return the columns of all samples that `ShardReader.plan` was called for, in order."""
+    found: list[Columns] = []
+    for _, group in groupby(
+        plans, lambda plan: len(plan.offsets) if isinstance(plan, Ranges) else -1
+    ):
+        alike = [*group]
+        ranges = [plan for plan in alike if isinstance(plan, Ranges)]
+        found += [_decoded(ranges)] if ranges else [p for p in alike if not isinstance(p, Ranges)]
+    return joined(found)
+
+
+def _decoded(ranges: Sequence[Ranges]) -> Columns:
     """Read the ranges of several shards at once, and decode those that are alike together."""
     counts = [each.offsets.shape[1] for each in ranges]
     which = np.repeat(np.arange(len(ranges)), counts)
@@ -22,17 +34,19 @@ def decoded(ranges: Sequence[Ranges]) -> Columns:
     sizes = np.concatenate([each.sizes for each in ranges], axis=1)
     blobs = read_blobs([each.source for each in ranges], which, offsets, sizes)
     found, start = [], 0
-    for decode, alike in groupby(zip(ranges, counts, strict=True), lambda pair: pair[0].decode):
-        stop = start + sum(count for _, count in alike)
-        found.append(decode([column.take(slice(start, stop)) for column in blobs]))
+    for decode, group in groupby(ranges, lambda each: each.decode):
+        alike = [*group]
+        stop = start + sum(each.offsets.shape[1] for each in alike)
+        known = joined([each.known for each in alike])
+        found.append({**known, **decode([column.take(slice(start, stop)) for column in blobs])})
         start = stop
     return joined(found)
 
 
-def joined(every: Sequence[Columns]) -> Columns:
+def joined(every: Sequence[Mapping[str, Column]]) -> Columns:
     """Concatenate the columns of each field. Raises ValueError if they do not fit together."""
     if len(every) == 1:
-        return every[0]
+        return {**every[0]}
     return {name: _concatenated([columns[name] for columns in every]) for name in every[0]}
 
 

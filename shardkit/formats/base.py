@@ -44,12 +44,14 @@ class Ranges(NamedTuple):
     decode: turns what was read, a `Blobs` for each row of `offsets`, into columns. It is equal for
         shards that are decoded alike, whose samples are then decoded together. It may raise any
         exception if the data are damaged, or not suitable.
+    known: the columns that need not be read, such as keys made of positions.
     """
 
     source: ByteSource
     offsets: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64]
     decode: Callable[[list[Blobs]], Columns]
+    known: Mapping[str, Column] = MappingProxyType({})
 
 
 class ShardReader(ABC):

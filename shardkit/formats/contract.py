@@ -131,7 +131,8 @@ def read_at_once(
     plan = reader.plan(np.array(positions, np.int64), fields)
     if isinstance(plan, Ranges):
         which = np.zeros(len(positions), np.int64)
-        plan = plan.decode(read_blobs([plan.source], which, plan.offsets, plan.sizes))
+        blobs = read_blobs([plan.source], which, plan.offsets, plan.sizes)
+        plan = {**plan.known, **plan.decode(blobs)}
     if plan is None:
         return None
     columns = [_listed(plan, name, reader.schema) for name in ("__key__", *fields)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from shardkit.storage.byte_source import ByteSource, LocalFile, reads
 Numbers = npt.NDArray[np.int64]
 
 ABSENT = -1  # the size of a value that does not exist
+_ALIGNED = 64  # bytes of which the start of a column in a buffer is a multiple
 
 
 @dataclass(frozen=True)
@@ -55,10 +58,9 @@ class Blobs:
         if reads is not None:
             found: list[Any] = reads.slices(self.data, self.starts, self.sizes, text)
             return found
-        data = self.data.tobytes()
+        data, make = self.data.data, partial(str, encoding="utf-8") if text else bytes
         bounds = zip(self.starts.tolist(), self.sizes.tolist(), strict=True)
-        values = [None if size < 0 else data[start : start + size] for start, size in bounds]
-        return [None if v is None else v.decode() for v in values] if text else values
+        return [None if size < 0 else make(data[start : start + size]) for start, size in bounds]
 
     def decoded(self, decode: Callable[[bytes], Any], optional: bool) -> list[Any]:
         """Return what `decode` makes of the values; None where there is none.
@@ -90,6 +92,29 @@ class Blobs:
         rows: npt.NDArray[np.uint8] = self.data[self.starts[:, None] + np.arange(size)]
         return rows
 
+    def arrays(
+        self, dtype: np.dtype[Any], convert: Callable[[Any], npt.NDArray[Any]] | None = None
+    ) -> npt.NDArray[Any] | list[Any]:
+        """Return values that follow one another as arrays of numbers.
+
+        (values, numbers) if all have one size, else a list of arrays, with None for one that does
+        not exist. `convert` is called once, with the numbers of all values. Raises ValueError if a
+        size is not a multiple of that of a number.
+        """
+        first, sizes = int(self.starts[0]), np.maximum(self.sizes, 0)
+        ends = sizes.cumsum()
+        if np.count_nonzero((sizes % dtype.itemsize) | (self.starts - first - ends + sizes)):
+            raise ValueError("the values are not numbers that follow one another")
+        numbers = np.require(
+            self.data[first : first + int(ends[-1])].view(dtype), requirements=["A", "W"]
+        )
+        numbers = numbers if convert is None else convert(numbers)
+        if self.sizes[0] >= 0 and not np.count_nonzero(sizes != sizes[0]):
+            return numbers.reshape(len(self), int(sizes[0]) // dtype.itemsize)
+        bounds = pairwise([0, *(ends // dtype.itemsize).tolist()])
+        there = (self.sizes >= 0).tolist()
+        return [numbers[a:b] if t else None for (a, b), t in zip(bounds, there, strict=True)]
+
 
 def read_blobs(
     sources: Sequence[ByteSource], which: Numbers, offsets: Numbers, sizes: Numbers
@@ -105,9 +130,9 @@ def read_blobs(
     if len(bad):
         column, value = bad[0]
         raise sources[which[value]].ends(int(offsets[column, value]), int(sizes[column, value]))
-    ends = lengths.ravel().cumsum().reshape(lengths.shape)
-    starts = ends - lengths
-    data = np.empty(int(ends[-1, -1]) if ends.size else 0, np.uint8)
+    spaces = -(-lengths.sum(axis=1) // _ALIGNED) * _ALIGNED  # so that numbers are aligned
+    starts = lengths.cumsum(axis=1) - lengths + (spaces.cumsum() - spaces)[:, None]
+    data = np.empty(spaces.sum(), np.uint8)
     if not _all_local(sources, which, offsets, lengths, starts, data):
         for number, source in enumerate(sources):
             of = np.flatnonzero(which == number)

@@ -328,6 +328,7 @@ class Table:
         if offset < 0 or count < 0 or offset + size > source.size:
             raise source.ends(offset, size)
         self._data = source.read(offset, size) if size <= source.table_bytes else None
+        self._records = np.frombuffer(self._data or b"", self.dtype)
         self._source = None if self._data is not None else source  # kept open only if needed
 
     def __len__(self) -> int:
@@ -363,8 +364,16 @@ class Table:
         """The records with these numbers, or `count` from each on. They must be in the table."""
         if self._data is not None:
             wanted = numbers if count == 1 else numbers[:, None] + np.arange(count)
-            return np.frombuffer(self._data, self.dtype).take(wanted)
+            return self._records.take(wanted)
         assert self._source is not None
         rows = self._source.read_rows(self._offset + numbers * self._record, count * self._record)
         found = np.frombuffer(rows, self.dtype)
         return found if count == 1 else found.reshape(-1, count)
+
+    def ranges(self, bounds: npt.NDArray[np.int64]) -> list[bytes]:
+        """Return the bytes from each start to its stop, (ranges, 2), in a table of single bytes."""
+        if self._data is not None:
+            return [self._data[start:stop] for start, stop in bounds.tolist()]
+        assert self._source is not None
+        spans = ((self._offset + start, stop - start) for start, stop in bounds.tolist())
+        return self._source.read_ranges(spans)

@@ -13,7 +13,7 @@ import xxhash
 
 from shardkit.codecs.image import NotAnImageError, unusable
 from shardkit.codecs.pixels import to_rgb
-from shardkit.dataset.columns import decoded, joined, taken
+from shardkit.dataset.columns import carried_out, taken
 from shardkit.dataset.dataset import Dataset
 from shardkit.errors import FormatError, UsageError, near
 from shardkit.formats.base import Columns, Ranges
@@ -105,19 +105,15 @@ class Samples:
 
     def _columns(self, shards: list[int], numbers: list[Numbers]) -> Columns | None:
         """Read the samples `numbers[n]` of each of `shards`, which count those of all datasets."""
-        every: list[Columns] = []
-        ranges: list[Ranges] = []
+        plans: list[Ranges | Columns] = []
         for shard, those in zip(shards, numbers, strict=True):
             which = bisect_right(self._first_shards, shard) - 1
             own = shard - self._first_shards[which]
             plan = self._datasets[which].plan(own, those - self._firsts[shard], self._names)
-            if plan is None or (bool(ranges) and not isinstance(plan, Ranges)):
+            if plan is None:
                 return None
-            if isinstance(plan, Ranges):
-                ranges.append(plan)
-            else:
-                every.append(plan)
-        return joined(every) if every else decoded(ranges)
+            plans.append(plan)
+        return carried_out(plans)
 
     def stored_bytes(self, numbers: Numbers) -> float:
         """Estimate the stored bytes of samples from the sizes of their shards."""

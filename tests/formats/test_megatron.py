@@ -78,7 +78,7 @@ def by_hand(path, documents, dtype="<u2", modes=b""):
 
 class TestMegatron(FormatContract):
     tested = get_format("megatron")
-    provides = OPTIONAL - {"plan"}
+    provides = OPTIONAL
     schema = TOKENS
     small = Schema({"input_ids": Array("<i4", (2,))})
     small_values = (np.array([1, -1], "<i4"), np.array([70_000, 0], "<i4"))

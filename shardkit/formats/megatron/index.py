@@ -238,13 +238,16 @@ class Index:
             raise ValueError("its sequences overlap, and are longer than the whole .bin")
         return list(zip(starts.tolist(), sizes.tolist(), strict=True))
 
-    def rows(self, documents: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64] | None:
-        """Offsets of documents; None unless each is a single sequence of `length` tokens."""
+    def single(
+        self, documents: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
+        """Offsets and sizes of documents, unchecked; None unless each is a single sequence."""
         first, stop = self._ends.take(documents, 2).T
-        single = (stop - first == 1) & (first >= 0) & (first < self.sequences)
-        if not single.all() or (self.lengths.take(first) != length).any():
+        # Without a sign, a negative number is larger than all others.
+        if np.count_nonzero((stop - first != 1) | (first.view(np.uint64) >= self.sequences)):
             return None
-        return self._pointers.take(first)
+        sizes = self.lengths.take(first).astype(np.int64) * self.dtype.itemsize
+        return self._pointers.take(first), sizes
 
     def sizes(self) -> npt.NDArray[np.int64]:
         """Return bytes of every document."""
@@ -293,3 +296,10 @@ class Keys:
         if not 0 <= start <= stop <= self.size:
             raise ValueError("invalid offset of the key")
         return self._text.record(start, stop - start).decode()
+
+    def take(self, positions: npt.NDArray[np.int64]) -> list[str]:
+        """Return the keys of several samples; raises ValueError if one is damaged."""
+        bounds = self.bounds.take(positions, 2)
+        if np.count_nonzero((bounds[:, 0] > bounds[:, 1]) | (bounds[:, 1] > self.size)):
+            raise ValueError("invalid offset of a key")
+        return [key.decode() for key in self._text.ranges(bounds)]

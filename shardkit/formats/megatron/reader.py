@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.errors import DamagedError, ShardkitError
-from shardkit.formats.base import KEY, ShardReader, numbered_key
+from shardkit.formats.base import KEY, Column, Columns, Ranges, ShardReader, numbered_key
 from shardkit.formats.megatron.index import (
     Index,
     Keys,
@@ -21,6 +22,7 @@ from shardkit.formats.megatron.index import (
 )
 from shardkit.sample import Sample, key_of
 from shardkit.schema import Array, Schema
+from shardkit.storage.blobs import Blobs
 from shardkit.storage.byte_source import open_source
 
 
@@ -48,6 +50,7 @@ class MegatronReader(ShardReader):
             )
         self._keys = Keys(path, len(self)) if layout["keys"] else None
         self._prefix = key_of(path.stem)
+        self._decode = _Decode(self._field, stored, self._dtype, self._tokens)
         self.in_memory = self._index.in_memory + (self._keys.in_memory if self._keys else 0)
 
     def __len__(self) -> int:
@@ -67,6 +70,19 @@ class MegatronReader(ShardReader):
         check_range(tokens, self._dtype)
         return {KEY: key, self._field: tokens.astype(self._dtype)}
 
+    def plan(self, positions: npt.NDArray[np.int64], fields: Collection[str]) -> Ranges | None:
+        if self._keys is None:
+            keys = [numbered_key(self._prefix, position) for position in positions.tolist()]
+        else:
+            keys = self._keys.take(positions)
+        located = self._index.single(positions)
+        if located is None:
+            return None
+        offsets, sizes = (part[None] for part in located)
+        if self._field not in fields:
+            offsets, sizes = offsets[:0], sizes[:0]
+        return Ranges(self.source, offsets, sizes, self._decode, {KEY: keys})
+
     def read_rows(
         self, field: str, positions: npt.NDArray[np.int64], out: npt.NDArray[Any]
     ) -> bool:
@@ -75,10 +91,10 @@ class MegatronReader(ShardReader):
         if self._tokens not in (None, length):
             return False
         try:
-            offsets = self._index.rows(positions, length)
-            if offsets is None:
+            located = self._index.single(positions)
+            if located is None or (located[1] != length * stored.itemsize).any():
                 return False
-            found = source.read_rows(offsets, length * stored.itemsize).view(stored)
+            found = source.read_rows(located[0], length * stored.itemsize).view(stored)
             check_range(found, self._dtype)
         except (ValueError, ShardkitError):
             return False
@@ -94,3 +110,26 @@ class MegatronReader(ShardReader):
 
     def sizes(self, field: str) -> npt.NDArray[np.int64]:
         return self._index.sizes()
+
+
+@dataclass(frozen=True)
+class _Decode:
+    """Turns the bytes of documents into tokens."""
+
+    field: str
+    stored: np.dtype[Any]
+    dtype: np.dtype[Any]
+    tokens: int | None  # of each document; None if it varies
+
+    def __call__(self, blobs: list[Blobs]) -> Columns:
+        return {self.field: self._tokens(blobs[0])} if blobs else {}
+
+    def _tokens(self, documents: Blobs) -> Column:
+        size = None if self.tokens is None else self.tokens * self.stored.itemsize
+        if np.count_nonzero(documents.sizes < 0 if size is None else documents.sizes != size):
+            raise ValueError("a document has the wrong number of tokens")
+        return documents.arrays(self.stored, self._cast)
+
+    def _cast(self, tokens: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        check_range(tokens, self.dtype)
+        return tokens.astype(self.dtype, copy=False)
