@@ -309,7 +309,7 @@ _AGE = 0.001  # seconds
 _SMALL = 4096  # bytes; ranges that are larger on average are not worth copying once more
 
 _CHUNK = 1 << 14  # records: few enough to stay in the CPU cache
-IN_MEMORY = 1 << 20  # size up to which a table is read into memory; larger ones stay in the file
+IN_MEMORY = 4 << 20  # size up to which a table is read into memory; larger ones stay in the file
 LATEST = 32  # pieces of remote files kept in memory, per store
 
 
