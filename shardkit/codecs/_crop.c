@@ -1001,10 +1001,9 @@ static int accepts(const Many *many, Bytes bytes, Header *header)
     if (!read_header(header, bytes) || (int64_t)header->width * header->height > many->most) {
         return 0;
     }
-    /* A profile is for colours or for grey; many editors keep one for colours in grey images. */
+    const char *colour = header->components == 1 ? "GRAY" : "RGB ";
     return header->profile.data == NULL ||
-           (is_srgb(many, header->profile) &&
-            (header->components == 1 || memcmp(header->profile.data + 16, "RGB ", 4) == 0));
+           (is_srgb(many, header->profile) && !memcmp(header->profile.data + 16, colour, 4));
 }
 
 /* Computes the window of an image of this size; returns 0 if steps.py must look at it. */

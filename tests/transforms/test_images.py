@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from shardkit import CenterCrop, Decode, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize
 from shardkit.codecs import crop
+from shardkit.codecs.crop import has_crop_many
 from shardkit.codecs.pixels import to_ppm, to_rgb
 from shardkit.codecs.window import Window
 from shardkit.errors import SampleError
@@ -19,7 +20,7 @@ from shardkit.schema import Array, Image, Schema
 from shardkit.transforms import Transforms
 from tests.codecs import test_crop
 from tests.codecs.sample_images import encoded, exif, photo, photo_like, rgb_profile
-from tests.codecs.sample_profiles import SRGB
+from tests.codecs.sample_profiles import SRGB, grey_profile
 from tests.preprocess.test_masks import assert_lies_on, drawn, scene
 from tests.sources.real import cases, refused
 from tests.transforms.chunks import (
@@ -131,7 +132,7 @@ PLAIN += [encoded(photo("L"), "JPEG"), encoded(photo(), "JPEG", exif=exif(0))]
 OTHER = [*test_crop.OTHERS.values(), None, *(photos(3, "PNG")[n]["image"] for n in range(3))]
 
 
-@pytest.mark.skipif(test_crop.EXTENSION is None, reason="the extension was not built")
+@test_crop.needs_crop_many
 @given(st.lists(STEPS | st.just(RandomHorizontalFlip()), min_size=1, max_size=4), st.data())
 def test_one_call_gives_what_samples_become(steps, data):
     dtype = data.draw(st.sampled_from([None, "float32", "float16", "bfloat16"]))
@@ -153,6 +154,7 @@ def test_one_call_gives_what_samples_become(steps, data):
                 np.testing.assert_array_equal(direct[0]["image"][row], out["image"][row])
 
 
+@test_crop.needs_crop_many
 def test_a_profile_of_srgb_is_done_in_one_call_once_it_is_known(monkeypatch):
     monkeypatch.setattr(crop, "_srgb_profiles", [])
     transforms = Transforms({"image": CROP}, IMAGES)
@@ -162,11 +164,13 @@ def test_a_profile_of_srgb_is_done_in_one_call_once_it_is_known(monkeypatch):
         for profile in profiles
         for n in (6, 1)
     ]
-    values += [encoded(photo("L"), "JPEG", icc_profile=profiles[0])]
+    grey = grey_profile(None)
+    values += [encoded(photo("L"), "JPEG", icc_profile=grey)]
+    values += [encoded(photo(), "JPEG", icc_profile=grey)]
     for known in (False, True):
         samples = [{"__key__": "a", "image": value} for value in values]
-        done = directly(transforms, samples, draws_of(7))[1]
-        assert done.tolist() == [known, known, False, False, False, False, known]
+        done = directly(transforms, samples, draws_of(8))[1]
+        assert done.tolist() == [known, known, False, False, False, False, known, False]
         applied({"image": CROP}, samples)
 
 
@@ -344,9 +348,11 @@ def test_masks_may_be_arrays_and_images_in_colour_that_is_grey_in_any_number_of_
     (b"", "not an image", "empty"),
 )
 def test_what_cannot_lie_on_the_image_is_an_error_of_its_sample(mask, words, found):
-    samples = [pair(), {**pair(), "mask": mask}, pair()]
+    samples = [pair("JPEG"), {**pair("JPEG"), "mask": mask}, pair("JPEG", 6)]
     schema = BOTH if isinstance(mask, bytes) else Schema({"image": Image(), "mask": Array()})
     transforms = Transforms({("image", "mask"): CROP}, schema)
+    if has_crop_many():
+        assert directly(transforms, samples, draws_of(3))[1].tolist() == [True, False, True]
     errors = transforms.apply(samples, draws_of(3), begun(transforms, 3))
     assert list(errors) == [1]
     assert isinstance(errors[1], SampleError)

@@ -12,11 +12,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardkit import CenterCrop, Decode, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize
-from shardkit.codecs.crop import crop_many, has_crop_many
+from shardkit.codecs.crop import crop_many
 from shardkit.codecs.window import Window
 from shardkit.errors import UsageError
 from shardkit.transforms import Draws, Transforms
 from shardkit.transforms.steps import to_bfloat16
+from tests.codecs.test_crop import needs_crop_many
 from tests.sources.real import cases, refused
 from tests.transforms.chunks import IMAGES
 
@@ -182,7 +183,7 @@ PROGRAMS = [
 SHAPES = [(1, 1), (1, 2), (2, 1), (7, 5), (3, 40), (9, 8), (64, 48), (1, 300), (41, 6)]
 
 
-@pytest.mark.skipif(not has_crop_many(), reason="the extension was not built")
+@needs_crop_many
 @pytest.mark.parametrize("steps", PROGRAMS)
 def test_windows_are_the_same_in_the_extension(steps):
     """Those of a million random numbers in all, and where rounding counts: 0, and almost 1."""
