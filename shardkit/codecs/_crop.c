@@ -399,7 +399,8 @@ static void down(const Pair *weights, int pairs, const uint8_t *rows, size_t str
 static int is_possible(const Job *job, const Image *out)
 {
     return job->x >= 0 && job->y >= 0 && job->width > 0 && job->height > 0 && job->left >= 0 &&
-           job->top >= 0 && job->orientation >= 1 && job->orientation <= 8 && out->width > 0 && out->height > 0 &&
+           job->top >= 0 && job->orientation >= 1 && job->orientation <= 8 &&
+           out->width > 0 && out->height > 0 &&
            (long long)job->left + out->width <= job->full_width &&
            (long long)job->top + out->height <= job->full_height;
 }
@@ -586,21 +587,10 @@ static int resample_lines(Work *work, int x, int y, const Image *out)
     return 1;
 }
 
-/* EXIF's orientations: whether rows and columns are swapped, and which of both are then reversed
-   in the stored image. */
+/* Whether EXIF's orientation, 1 to 8, swaps rows and columns. */
 static int is_transposed(int orientation)
 {
     return orientation >= 5;
-}
-
-static int reverses_columns(int orientation)
-{
-    return orientation == 2 || orientation == 3 || orientation == 6 || orientation == 7;
-}
-
-static int reverses_rows(int orientation)
-{
-    return orientation == 3 || orientation == 4 || orientation == 7 || orientation == 8;
 }
 
 /* Decodes what the axes need of an image that is not upright, turns it, and resamples it. */
@@ -608,7 +598,8 @@ static int resample_turned(Work *work, int orientation, int x, int y, const Imag
 {
     j_decompress_ptr jpeg = &work->jpeg;
     int transposed = is_transposed(orientation);
-    int back = reverses_columns(orientation), up = reverses_rows(orientation);
+    int back = orientation / 2 % 2;     /* columns are reversed: 2, 3, 6, 7 */
+    int up = (orientation - 1) / 2 % 2; /* rows are reversed: 3, 4, 7, 8 */
     int columns = work->x.stop - work->x.first, rows = work->y.stop - work->y.first;
     int width = (int)(transposed ? jpeg->output_height : jpeg->output_width);
     int height = (int)(transposed ? jpeg->output_width : jpeg->output_height);
@@ -733,25 +724,22 @@ static int read_frame(Header *header, Bytes bytes)
     if (!header->width || !header->height || bytes.size < 6 + 3 * (size_t)header->components) {
         return 0;
     }
+    if (header->components != 3) {
+        return header->components == 1;
+    }
     const uint8_t *sampling = bytes.data + 7; /* of each component, three bytes apart */
     int is_chroma = sampling[0] == 0x11 || sampling[0] == 0x21 || sampling[0] == 0x22 ||
                     sampling[0] == 0x12 || sampling[0] == 0x41;
-    return header->components == 1 || (header->components == 3 && is_chroma &&
-                                       sampling[3] == 0x11 && sampling[6] == 0x11);
-}
-
-static int is_frame(int marker)
-{
-    return marker >= 0xC0 && marker <= 0xCF && marker != 0xC4 && marker != 0xC8 && marker != 0xCC;
+    return is_chroma && sampling[3] == 0x11 && sampling[6] == 0x11;
 }
 
 /* Reads a segment; returns 0 if the image must be left to others. */
 static int read_segment(Header *header, int marker, Bytes bytes)
 {
-    if (is_frame(marker)) {
+    if (marker <= 0xCF && marker != 0xC4) { /* 0xC4: Huffman tables */
         return marker <= 0xC2 && read_frame(header, bytes);
     }
-    if (marker == 0xE1 && bytes.size >= 6 && memcmp(bytes.data, "Exif\0", 6) == 0) {
+    if (marker == 0xE1 && bytes.size >= 6 && memcmp(bytes.data, "Exif\0", 6) == 0) { /* two 0s */
         header->orientation = read_orientation((Bytes){bytes.data + 6, bytes.size - 6});
     }
     if (marker == 0xE2 && bytes.size >= 12 && memcmp(bytes.data, "ICC_PROFILE", 12) == 0) {
@@ -817,12 +805,6 @@ static double between(double low, double high, double drawn)
     return low + (high - low) * drawn;
 }
 
-static void resize_to(Window *window, int64_t width, int64_t height)
-{
-    window->full_width = window->columns = width;
-    window->full_height = window->rows = height;
-}
-
 /* Crops the largest part with an allowed aspect ratio, in the center. */
 static void take_largest(Window *window, double least, double most)
 {
@@ -838,7 +820,7 @@ static void take_largest(Window *window, double least, double most)
     window->y = (window->rows - window->height) / 2;
 }
 
-/* Returns 0 if a number is infinite, or not a number; steps.py then raises an error. */
+/* Crops a part as RandomResizedCrop does; returns 0 if a number is infinite, or not a number. */
 static int take_random(Window *window, const Step *step, const double *drawn)
 {
     double width = (double)window->columns, height = (double)window->rows;
@@ -879,34 +861,33 @@ static void cut_center(Window *window, int64_t width, int64_t height)
     window->rows = height;
 }
 
+/* Returns 0 if steps.py must look at it. */
 static int apply_step(Window *window, const Step *step, const double *drawn)
 {
     int64_t width = (int64_t)step->width, height = (int64_t)step->height;
     int64_t one = window->columns, other = window->rows;
     switch ((int)step->kind) {
+    case RESIZE_SHORTER:
+        if (one <= other) {
+            height = (int64_t)((double)(width * other) / (double)one);
+        } else {
+            width = (int64_t)((double)(height * one) / (double)other);
+        }
+        break;
+    case CENTER_CROP:
+        cut_center(window, width, height);
+        return 1;
+    case HORIZONTAL_FLIP:
+        window->flip ^= drawn[0] < step->range[0];
+        return 1;
     case RANDOM_RESIZED_CROP:
         if (!take_random(window, step, drawn)) {
             return 0;
         }
-        resize_to(window, width, height);
-        return 1;
-    case RESIZE:
-        resize_to(window, width, height);
-        return 1;
-    case RESIZE_SHORTER:
-        if (one <= other) {
-            resize_to(window, width, (int64_t)((double)(width * other) / (double)one));
-        } else {
-            resize_to(window, (int64_t)((double)(width * one) / (double)other), width);
-        }
-        return 1;
-    case CENTER_CROP:
-        cut_center(window, width, height);
-        return 1;
-    default:
-        window->flip ^= drawn[0] < step->range[0];
-        return 1;
     }
+    window->full_width = window->columns = width;
+    window->full_height = window->rows = height;
+    return 1;
 }
 
 /* Whether no stage has more than `most` pixels; as `Window.pixels`, which is compared with it. */
@@ -945,9 +926,9 @@ static Job job_of(const Window *window, int orientation, const Image *full, Imag
 #define LEVELS (256 * CHANNELS)
 
 #define LOOK_UP(name, type)                                                                        \
-    static void name(const uint8_t *pixels, size_t count, const type *table, type *out)        \
+    static void name(const uint8_t *pixels, size_t count, const type *table, type *out)            \
     {                                                                                              \
-        for (size_t n = 0; n < count; n += CHANNELS) {                                         \
+        for (size_t n = 0; n < count; n += CHANNELS) {                                             \
             for (int c = 0; c < CHANNELS; c++) {                                                   \
                 out[n + c] = table[pixels[n + c] * CHANNELS + c];                                  \
             }                                                                                      \
@@ -961,6 +942,8 @@ LOOK_UP(look_up_4, uint32_t)
 
 /* The columns of a result in `windows`: those of a Window, then of the image. */
 #define RESULT 14
+/* As in crop.py. */
+#define MOST_PROFILES 64
 
 /* The arguments of `crop_many`. */
 typedef struct {
@@ -970,14 +953,14 @@ typedef struct {
     const Step *steps;
     Py_ssize_t count, numbers, step_count;
     int height, width; /* of raw pixels; 0 for encoded images */
-    Bytes *profiles;   /* those that are sRGB */
+    Bytes profiles[MOST_PROFILES]; /* those that are sRGB */
     Py_ssize_t profile_count;
     uint8_t *out, *done;
     int rows, columns;
     size_t item_size;
     const void *table;
     int32_t *windows;
-    int64_t most;
+    long long most; /* pixels */
 } Many;
 
 static int is_srgb(const Many *many, Bytes profile)
@@ -1120,40 +1103,33 @@ static Py_buffer *hold(Call *call, PyObject *object, int flags)
     return buffer;
 }
 
-/* Returns an array of items of `size` bytes and of a shape, of which sides of -1 may have any
-   length; NULL if an error is set. */
-static const Py_buffer *array_of(Call *call, PyObject *object, int flags, Py_ssize_t size,
-                                 int sides, const Py_ssize_t *shape)
+/* Returns the data of an array that must have `bytes` bytes; NULL if an error is set. */
+static void *array_of(Call *call, PyObject *object, int flags, size_t bytes)
 {
-    const Py_buffer *array = hold(call, object, PyBUF_C_CONTIGUOUS | flags);
-    if (array == NULL) {
+    const Py_buffer *buffer = hold(call, object, PyBUF_C_CONTIGUOUS | flags);
+    if (buffer == NULL) {
         return NULL;
     }
-    int fits = array->ndim == sides && array->itemsize == size;
-    for (int n = 0; n < sides && fits; n++) {
-        fits = shape[n] < 0 || shape[n] == array->shape[n];
+    if ((size_t)buffer->len != bytes) {
+        PyErr_Format(PyExc_ValueError, "an array of %zd bytes, expected %zu", buffer->len, bytes);
+        return NULL;
     }
-    if (!fits) {
-        PyErr_Format(PyExc_ValueError, "an array of %d sides with items of %zd bytes, expected "
-                     "%d and %zd, or a side of another length", array->ndim, array->itemsize,
-                     sides, size);
-    }
-    return fits ? array : NULL;
+    return buffer->buf;
 }
 
 static int image_of(Call *call, PyObject *object, int flags, Image *image)
 {
-    const Py_buffer *array =
-        array_of(call, object, flags, 1, 3, (const Py_ssize_t[]){-1, -1, CHANNELS});
-    if (array == NULL) {
+    const Py_buffer *buffer = hold(call, object, PyBUF_C_CONTIGUOUS | flags);
+    if (buffer == NULL) {
         return 0;
     }
-    if (array->shape[0] > LONGEST || array->shape[1] > LONGEST) {
-        PyErr_SetString(PyExc_ValueError, "an image that is too wide or too high");
+    if (buffer->ndim != 3 || buffer->itemsize != 1 || buffer->shape[2] != CHANNELS ||
+        buffer->shape[0] > LONGEST || buffer->shape[1] > LONGEST) {
+        PyErr_SetString(PyExc_ValueError, "expected arrays (height, width, 3) of uint8");
         return 0;
     }
-    int height = (int)array->shape[0], width = (int)array->shape[1];
-    *image = (Image){array->buf, height, width, (size_t)width * CHANNELS};
+    int height = (int)buffer->shape[0], width = (int)buffer->shape[1];
+    *image = (Image){buffer->buf, height, width, (size_t)width * CHANNELS};
     return 1;
 }
 
@@ -1202,9 +1178,7 @@ static int begin_call(Call *call, PyObject *inputs, PyObject *outputs, Py_ssize_
 /* Returns the jobs of the call; NULL if one of them is invalid. */
 static const Job *jobs_of(Call *call, PyObject *object)
 {
-    const Py_ssize_t shape[] = {call->count, sizeof(Job) / sizeof(int32_t)};
-    const Py_buffer *array = array_of(call, object, 0, sizeof(int32_t), 2, shape);
-    const Job *jobs = array ? array->buf : NULL;
+    const Job *jobs = array_of(call, object, 0, (size_t)call->count * sizeof(Job));
     for (Py_ssize_t n = 0; n < call->count && jobs; n++) {
         if (!is_possible(&jobs[n], &call->rows[n])) {
             PyErr_SetString(PyExc_ValueError, IMPOSSIBLE);
@@ -1249,8 +1223,8 @@ static PyObject *py_crop_jpegs(PyObject *module, PyObject *args)
         return ended(&call);
     }
     const Job *jobs = jobs_of(&call, jobs_array);
-    const Py_buffer *done =
-        jobs ? array_of(&call, done_array, PyBUF_WRITABLE, 1, 1, &call.count) : NULL;
+    uint8_t *done =
+        jobs ? array_of(&call, done_array, PyBUF_WRITABLE, (size_t)call.count) : NULL;
     if (done == NULL) {
         return ended(&call);
     }
@@ -1261,7 +1235,7 @@ static PyObject *py_crop_jpegs(PyObject *module, PyObject *args)
         }
     }
     Py_BEGIN_ALLOW_THREADS
-    crop_all_jpegs(&call, data, jobs, done->buf, most);
+    crop_all_jpegs(&call, data, jobs, done, most);
     Py_END_ALLOW_THREADS
     return ended(&call);
 }
@@ -1358,14 +1332,10 @@ static PyObject *py_use_avx2(PyObject *module, PyObject *wanted)
 #endif
 }
 
-/* The arrays of `crop_many`, in the order of its arguments, and how they are held. */
-enum { STARTS, SIZES, DRAWN, PROGRAM, OUT, DONE, WINDOWS, ARRAYS };
+/* The arrays of `crop_many`, in the order of its arguments. */
+enum { DATA, STARTS, SIZES, DRAWN, PROGRAM, TABLE, OUT, DONE, WINDOWS, ARRAYS };
 
-static const Py_ssize_t item_sizes[ARRAYS] = {[STARTS] = 8, [SIZES] = 8, [DRAWN] = 8,
-                                              [PROGRAM] = 8, [DONE] = 1, [WINDOWS] = 4};
-#define STEP_COLUMNS (Py_ssize_t)(sizeof(Step) / sizeof(double))
-
-/* Whether numbers of steps are those of transforms, of which each row has enough random ones. */
+/* Whether steps are those of transforms, for which there are enough random numbers. */
 static int are_steps(const Step *steps, Py_ssize_t count, Py_ssize_t numbers)
 {
     for (Py_ssize_t n = 0; n < count; n++) {
@@ -1379,74 +1349,49 @@ static int are_steps(const Step *steps, Py_ssize_t count, Py_ssize_t numbers)
     return numbers >= 0;
 }
 
-/* Gets the arrays; returns 0 if an error is set. */
-static int many_arrays(Call *call, Many *many, PyObject *const *objects)
+/* Whether sizes are those of images; 0 x 0 if `is_optional`. */
+static int are_sides(int height, int width, int is_optional)
 {
-    const Py_buffer *arrays[ARRAYS];
-    Py_ssize_t count = -1, any = -1;
-    Py_ssize_t shapes[ARRAYS][4] = {[DRAWN] = {0, -1}, [PROGRAM] = {-1, STEP_COLUMNS},
-                                    [OUT] = {0, -1, -1, CHANNELS}, [WINDOWS] = {0, RESULT}};
-    static const int sides[ARRAYS] = {1, 1, 2, 2, 4, 1, 2};
-    for (int n = 0; n < ARRAYS; n++) {
-        shapes[n][0] = n == PROGRAM ? any : count;
-        Py_ssize_t size = n == OUT ? (Py_ssize_t)many->item_size : item_sizes[n];
-        arrays[n] = array_of(call, objects[n], n >= OUT ? PyBUF_WRITABLE : 0, size, sides[n],
-                             shapes[n]);
-        if (arrays[n] == NULL) {
-            return 0;
-        }
-        count = arrays[0]->shape[0];
-    }
-    if (arrays[OUT]->shape[1] > LONGEST || arrays[OUT]->shape[2] > LONGEST ||
-        !are_steps(arrays[PROGRAM]->buf, arrays[PROGRAM]->shape[0], arrays[DRAWN]->shape[1])) {
-        PyErr_SetString(PyExc_ValueError, "invalid steps, too few random numbers for them, or "
-                                          "too large an output");
-        return 0;
-    }
-    many->count = count;
-    many->starts = arrays[STARTS]->buf;
-    many->sizes = arrays[SIZES]->buf;
-    many->drawn = arrays[DRAWN]->buf;
-    many->numbers = arrays[DRAWN]->shape[1];
-    many->steps = arrays[PROGRAM]->buf;
-    many->step_count = arrays[PROGRAM]->shape[0];
-    many->out = arrays[OUT]->buf;
-    many->rows = (int)arrays[OUT]->shape[1];
-    many->columns = (int)arrays[OUT]->shape[2];
-    many->done = arrays[DONE]->buf;
-    many->windows = arrays[WINDOWS]->buf;
-    return 1;
+    int least = is_optional && !height && !width ? 0 : 1;
+    return height >= least && width >= least && height <= LONGEST && width <= LONGEST;
 }
 
-/* Gets the data, the profiles and the table; returns 0 if an error is set. */
-static int many_inputs(Call *call, Many *many, PyObject *data, PyObject *profiles, PyObject *table)
+/* Sets the arrays, and returns whether they fit together. */
+static int set_arrays(Many *many, const Py_buffer *arrays)
 {
-    const Py_buffer *held = hold(call, data, PyBUF_SIMPLE);
-    if (held == NULL) {
-        return 0;
-    }
-    many->data = (Bytes){held->buf, (size_t)held->len};
+    Py_ssize_t count = arrays[DONE].len, row = many->rows * (Py_ssize_t)many->columns * CHANNELS;
+    many->count = count;
+    many->data = (Bytes){arrays[DATA].buf, (size_t)arrays[DATA].len};
+    many->starts = arrays[STARTS].buf;
+    many->sizes = arrays[SIZES].buf;
+    many->drawn = arrays[DRAWN].buf;
+    many->numbers = count ? arrays[DRAWN].len / (Py_ssize_t)sizeof(double) / count : 0;
+    many->steps = arrays[PROGRAM].buf;
+    many->step_count = arrays[PROGRAM].len / (Py_ssize_t)sizeof(Step);
+    many->table = arrays[TABLE].buf;
+    many->item_size = many->table ? (size_t)arrays[TABLE].len / LEVELS : 1;
+    many->out = arrays[OUT].buf;
+    many->done = arrays[DONE].buf;
+    many->windows = arrays[WINDOWS].buf;
+    row *= (Py_ssize_t)many->item_size;
+    return (!many->table || many->item_size == 2 || many->item_size == 4) &&
+           arrays[STARTS].len / (Py_ssize_t)sizeof(int64_t) == count &&
+           arrays[SIZES].len / (Py_ssize_t)sizeof(int64_t) == count &&
+           arrays[WINDOWS].len / (Py_ssize_t)sizeof(int32_t) / RESULT == count &&
+           arrays[OUT].len / row == count && arrays[OUT].len % row == 0 &&
+           (!count || are_steps(many->steps, many->step_count, many->numbers));
+}
+
+static int set_profiles(Many *many, PyObject *profiles)
+{
     many->profile_count = PyTuple_GET_SIZE(profiles);
     for (Py_ssize_t n = 0; n < many->profile_count; n++) {
-        held = hold(call, PyTuple_GET_ITEM(profiles, n), PyBUF_SIMPLE);
-        if (held == NULL) {
+        PyObject *profile = PyTuple_GET_ITEM(profiles, n);
+        if (n >= MOST_PROFILES || !PyBytes_Check(profile)) {
             return 0;
         }
-        many->profiles[n] = (Bytes){held->buf, (size_t)held->len};
-    }
-    many->item_size = 1;
-    if (table == Py_None) {
-        return 1;
-    }
-    held = hold(call, table, PyBUF_C_CONTIGUOUS);
-    if (held == NULL) {
-        return 0;
-    }
-    many->item_size = (size_t)held->itemsize;
-    many->table = held->buf;
-    if ((held->itemsize != 2 && held->itemsize != 4) || held->len != held->itemsize * LEVELS) {
-        PyErr_SetString(PyExc_ValueError, "a table has 256 rows of 3 values of 2 or 4 bytes");
-        return 0;
+        const uint8_t *data = (const uint8_t *)PyBytes_AS_STRING(profile);
+        many->profiles[n] = (Bytes){data, (size_t)PyBytes_GET_SIZE(profile)};
     }
     return 1;
 }
@@ -1454,34 +1399,30 @@ static int many_inputs(Call *call, Many *many, PyObject *data, PyObject *profile
 /* Crops the images in a buffer; crop.py describes the arguments. */
 static PyObject *py_crop_many(PyObject *module, PyObject *args)
 {
-    PyObject *data, *profiles, *table, *objects[ARRAYS];
-    unsigned long long most;
-    int height, width;
+    Py_buffer all[ARRAYS];
+    PyObject *profiles;
+    Many many = {0};
     (void)module;
-    if (!PyArg_ParseTuple(args, "OOOOOOOOO(ii)O!K", &data, &objects[STARTS], &objects[SIZES],
-                          &objects[DRAWN], &objects[PROGRAM], &table, &objects[OUT],
-                          &objects[DONE], &objects[WINDOWS], &height, &width, &PyTuple_Type,
-                          &profiles, &most)) {
+    if (!PyArg_ParseTuple(args, "y*y*y*y*y*z*w*w*w*(ii)(ii)O!L", &all[DATA], &all[STARTS],
+                          &all[SIZES], &all[DRAWN], &all[PROGRAM], &all[TABLE], &all[OUT],
+                          &all[DONE], &all[WINDOWS], &many.rows, &many.columns, &many.height,
+                          &many.width, &PyTuple_Type, &profiles, &many.most)) {
         return NULL;
     }
-    Call call = {0};
-    Many many = {.height = height, .width = width, .most = most < LONGEST ? (int64_t)most : LONGEST};
-    Py_ssize_t profile_count = PyTuple_GET_SIZE(profiles);
-    call.held = PyMem_New(Py_buffer, ARRAYS + 2 + profile_count);
-    many.profiles = PyMem_New(Bytes, profile_count);
-    if (call.held == NULL || many.profiles == NULL) {
-        PyErr_NoMemory();
-    } else if (height < 0 || width < 0 || height > LONGEST || width > LONGEST ||
-               !height != !width) {
-        PyErr_SetString(PyExc_ValueError, "an image that is too wide or too high, or no pixels");
-    } else if (many_inputs(&call, &many, data, profiles, table) &&
-               many_arrays(&call, &many, objects)) {
+    int fits = are_sides(many.rows, many.columns, 0) && are_sides(many.height, many.width, 1) &&
+               many.most >= 0 && many.most <= LONGEST && set_profiles(&many, profiles) &&
+               set_arrays(&many, all);
+    if (fits) {
         Py_BEGIN_ALLOW_THREADS
         crop_rows(&many);
         Py_END_ALLOW_THREADS
+    } else {
+        PyErr_SetString(PyExc_ValueError, "arrays that do not fit together, or invalid steps");
     }
-    PyMem_Free(many.profiles);
-    return ended(&call);
+    for (int n = 0; n < ARRAYS; n++) {
+        PyBuffer_Release(&all[n]);
+    }
+    return fits ? Py_NewRef(Py_None) : NULL;
 }
 
 static PyMethodDef methods[] = {

@@ -16,6 +16,7 @@ def crop_many(
     out: npt.NDArray[Any],
     done: npt.NDArray[np.bool_],
     windows: npt.NDArray[np.int32],
+    out_size: tuple[int, int],
     size: tuple[int, int],
     profiles: tuple[bytes, ...],
     max_pixels: int,

@@ -111,11 +111,14 @@ def crop_many(
     Raises ValueError for arrays that do not fit together. There must be an extension.
     """
     assert _crop is not None
-    done = np.zeros(len(starts), np.bool_)
-    windows = np.zeros((len(starts), len(WINDOW)), np.int32)
+    _, height, width, _ = out.shape
+    done = np.zeros(len(out), np.bool_)
+    windows = np.zeros((len(out), len(WINDOW)), np.int32)
+    starts, sizes = (np.ascontiguousarray(array, np.int64) for array in (starts, sizes))
+    drawn, program = (np.ascontiguousarray(array, np.float64) for array in (drawn, program))
     _crop.crop_many(
         data, starts, sizes, drawn, program, table, out, done, windows,
-        size or (0, 0), tuple(_srgb_profiles), MAX_PIXELS,
+        (height, width), size or (0, 0), tuple(_srgb_profiles), MAX_PIXELS,
     )  # fmt: skip
     return done, windows
 

@@ -475,15 +475,12 @@ needs_crop_many = pytest.mark.skipif(EXTENSION is None, reason="the extension wa
 @pytest.mark.parametrize(
     "changes",
     [
-        *({name: MANY[name][:2]} for name in ("sizes", "drawn", "out")),
-        *({name: MANY[name][None]} for name in ("starts", "sizes", "drawn", "out")),
-        *({name: MANY[name].astype(np.int16)} for name in ("starts", "drawn", "program", "out")),
-        {"starts": MANY["starts"].repeat(2)[::2]},
-        {"drawn": MANY["drawn"][:, :22].copy()},
-        {"program": MANY["program"][:, :6].copy()},
+        *({name: MANY[name][:2]} for name in ("starts", "sizes", "drawn", "out")),
+        {"drawn": MANY["drawn"][:, :22]},
         *({"program": MANY["program"] + n} for n in (-1, 2**15, math.nan)),
-        {"out": MANY["out"][:, :, ::2]},
+        *({"out": np.zeros((3, *shape, 3), np.uint8)} for shape in [(0, 5), (4, 0)]),
         {"out": MANY["out"][..., :2].copy()},
+        {"out": MANY["out"].astype(np.uint16)},
         *({"size": size} for size in [(0, 4), (-1, 4), (4, 1 << 29)]),
         *({"table": np.zeros((n, 3), kind)} for n, kind in [(255, "f4"), (256, "f8"), (1, "u1")]),
         {"table": np.zeros((256, 3), np.float32)},  # but not for an output of bytes
@@ -491,7 +488,7 @@ needs_crop_many = pytest.mark.skipif(EXTENSION is None, reason="the extension wa
 )
 def test_arrays_that_do_not_fit_together_are_refused(changes):
     assert crop.crop_many(**MANY)[0].all()
-    with pytest.raises(ValueError, match=r"array|invalid steps|an image that|a table has"):
+    with pytest.raises(ValueError, match=r"arrays that do not fit together, or invalid steps"):
         crop.crop_many(**MANY | changes)
 
 
