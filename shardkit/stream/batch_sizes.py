@@ -6,8 +6,8 @@ import math
 import sys
 from typing import Any
 
-# Types of values that hold no others.
-_PLAIN = frozenset({str, bytes, bool, int, float, type(None)})
+# Types of values that hold no others, and no arrays.
+PLAIN = frozenset({str, bytes, bool, int, float, type(None)})
 
 
 class BatchSizes:
@@ -34,6 +34,6 @@ def size_of(value: Any) -> int:
     if isinstance(value, dict):
         return sys.getsizeof(value) + size_of([*value, *value.values()])
     if isinstance(value, list | tuple):
-        plain = _PLAIN.issuperset(map(type, value))
+        plain = PLAIN.issuperset(map(type, value))
         return sys.getsizeof(value) + sum(map(sys.getsizeof if plain else size_of, value))
     return int(getattr(value, "nbytes", 0)) or sys.getsizeof(value)

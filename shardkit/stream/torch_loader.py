@@ -26,6 +26,7 @@ from shardkit.helpers.keywords import takes
 from shardkit.options import check_choice
 from shardkit.stream import dataset as streaming
 from shardkit.stream import loader as loading
+from shardkit.stream.batch_sizes import PLAIN
 from shardkit.stream.batches import Allocate, Batch
 from shardkit.stream.options import LoaderKeywords, StreamKeywords, StreamOptions
 from shardkit.stream.schedule import (
@@ -240,9 +241,10 @@ def _locked() -> Iterator[None]:
 class Loader(loading.Loader):
     __doc__ = loading.Loader.__doc__ + (  # type: ignore[operator]
         """
-    With `to="torch"`, the default, arrays are delivered as tensors. Images then have shape
-    (batch, 3, height, width) and channels_last memory format. uint16, uint32 and uint64 become
-    int64, because torch has few operations for them.
+    With `to="torch"`, the default, arrays are delivered as tensors, also those in lists, tuples and
+    dicts; arrays of text, objects or times stay as they are. Images have shape (batch, 3, height,
+    width) and channels_last memory format. uint16, uint32 and uint64 become int64, because torch
+    has few operations for them.
     """
     )
 
@@ -259,8 +261,8 @@ class Loader(loading.Loader):
         """Options for tensors and devices:
 
         to: "torch" for tensors, or "numpy" for NumPy arrays.
-        pin_memory: make batches in page-locked memory, for asynchronous copies to a GPU. Those of a
-            collate function, and rows of several samples, are copied into such memory.
+        pin_memory: make batches in page-locked memory, for asynchronous copies to a GPU. Lists,
+            padded and packed rows, and what a collate function makes are copied into such memory.
         device: copy batches to this device. Copies to a GPU are asynchronous, from page-locked
             memory.
         """
@@ -311,7 +313,7 @@ class Loader(loading.Loader):
             return super()._convert(batch)
         tensors = _tensors(batch, self.dataset.stream)
         if self._pinned:  # what a collate function, or rows of several samples, made elsewhere
-            tensors = _each(tensors, _in_locked)
+            tensors = _each(tensors, torch.Tensor, _in_locked)
         if self._copies is not None:
             return self._copies.begun(tensors)
         return tensors if self.device is None else _moved(tensors, self.device)
@@ -403,7 +405,7 @@ class _Copies:
         """Return the batch, and make the calling thread's CUDA stream wait for its copy."""
         current = torch.cuda.current_stream(self._device)
         current.wait_event(batch.pop("__copied__"))
-        _each(batch, lambda tensor: tensor.record_stream(current))
+        _each(batch, torch.Tensor, lambda tensor: tensor.record_stream(current))
         while self._sources and self._sources[0][0].query():  # type: ignore[no-untyped-call]
             self._sources.popleft()
         return batch
@@ -422,17 +424,19 @@ def _found(device: str | torch.device) -> torch.device:
 
 
 def _moved(value: Any, device: torch.device) -> Any:
-    return _each(value, lambda tensor: tensor.to(device, non_blocking=True))
+    return _each(value, torch.Tensor, lambda tensor: tensor.to(device, non_blocking=True))
 
 
-def _each(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """Return a value with all tensors in it changed, also those in lists, tuples and dicts."""
-    if isinstance(value, torch.Tensor):
+def _each(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """Return a value with all in it that is of a kind changed, also in lists, tuples and dicts."""
+    if isinstance(value, kind):
         return change(value)
     if isinstance(value, dict):
-        return {name: _each(one, change) for name, one in value.items()}
+        return {name: _each(one, kind, change) for name, one in value.items()}
     if type(value) in (list, tuple) or hasattr(value, "_make"):  # of named tuples
-        return getattr(value, "_make", type(value))(_each(one, change) for one in value)
+        if PLAIN.issuperset(map(type, value)):
+            return value
+        return getattr(value, "_make", type(value))(_each(one, kind, change) for one in value)
     return value
 
 
@@ -454,21 +458,21 @@ def _page_locked(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[An
 
 def _tensors(batch: Batch, stream: Stream) -> Batch:
     """Return a batch or sample with its arrays converted to tensors."""
-    made: Batch = {}
     images = stream.images
     bfloat16 = frozenset[str]() if stream.own_collate else stream.transforms.bfloat16_fields
-    for name, value in batch.items():
-        tensor = partial(_tensor, image=name in images, bfloat16=name in bfloat16)
-        listed = isinstance(value, list) and name != "__key__"
-        made[name] = list(map(tensor, value)) if listed else tensor(value)
-    return made
+    return {
+        name: _each(
+            value, np.ndarray, partial(_tensor, image=name in images, bfloat16=name in bfloat16)
+        )
+        for name, value in batch.items()
+    }
 
 
-def _tensor(value: Any, image: bool, bfloat16: bool) -> Any:
-    """Return a tensor of an array; other values are returned unchanged."""
-    if not isinstance(value, np.ndarray):
+def _tensor(value: npt.NDArray[Any], image: bool, bfloat16: bool) -> Any:
+    """Return a tensor of an array, which shares its memory if it can. Text remains an array."""
+    if value.dtype.kind in "OSUMm":
         return value
-    if not value.flags.writeable:
+    if not value.flags.writeable or min(value.strides, default=0) < 0:
         value = value.copy()
     if value.dtype.name == "bfloat16":  # of ml_dtypes, from the user's collate
         value, bfloat16 = value.view(np.uint16), True

@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 import shardkit
@@ -22,9 +23,11 @@ from shardkit.stream import torch_loader
 from shardkit.torch import Loader, StreamingDataset
 from tests.stream.data import (
     keys,
+    photo,
     real_keys,
     same,
     with_states,
+    write,
     write_documents,
     write_photos,
     write_tokens,
@@ -94,78 +97,135 @@ def test_a_device_and_page_locked_memory_are_for_tensors(photos):
             assert len(list(Loader(photos, batch_size=4, pin_memory=True))) == 10
 
 
-def test_batches_in_page_locked_memory_keep_theirs_while_they_are_held(photos, monkeypatch):
-    """By the real thing but for the locking, which needs a GPU: torch owns what it gives out."""
-    storages, used = set(), []
+@pytest.fixture
+def locked(monkeypatch):
+    """Torch's page-locked memory in use. It needs a GPU, so here, all is real but the locking."""
+    used = []  # each ends when torch could use the memory again
 
-    def pageable(size, dtype, pin_memory):
+    def alive():
+        return [memory for one in used if (memory := one()) is not None]
+
+    def empty(size, dtype, pin_memory):
         assert pin_memory
         memory = np.empty(size, np.uint8)
-        used.append(weakref.ref(memory))  # ends when torch could use it again
-        made = torch.from_numpy(memory)
-        storages.add(made.untyped_storage()._cdata)
-        return made
+        used.append(weakref.ref(memory))
+        return torch.from_numpy(memory)
+
+    def copied(tensor):
+        memory = empty(max(tensor.nbytes, tensor.itemsize), torch.uint8, True).view(tensor.dtype)
+        return memory[: tensor.numel()].view(tensor.shape).copy_(tensor)
 
     def is_locked(tensor):
-        return tensor.untyped_storage()._cdata in storages
+        """Only in memory of torch's own does it know of copies that read from it."""
+        start = tensor.untyped_storage().data_ptr()
+        return any(memory.ctypes.data == start for memory in alive())
 
-    def locked(tensor):
-        made = pageable(tensor.nbytes, torch.uint8, True).view(tensor.dtype).view(tensor.shape)
-        return made.copy_(tensor)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "empty", empty)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", is_locked)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", copied)
+    return alive
 
+
+def test_page_locked_memory_is_used_again_when_nothing_refers_to_a_batch(photos, locked):
     options = {"batch_size": 4, "transforms": CROP, "shuffle": True}
     plain = Loader(photos, **options)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch, "empty", pageable)
-    monkeypatch.setattr(torch.Tensor, "is_pinned", is_locked)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", locked)
     loader = Loader(photos, pin_memory=True, threads=2, **options)
     for _ in range(2):
         held, expected = list(loader), list(plain)
-        for field in ("image", "label"):
-            assert len({batch[field].data_ptr() for batch in held}) == len(held)
-            # Only so does torch know of copies that read from it, and uses it no sooner again.
-            assert {batch[field].untyped_storage()._cdata for batch in held} <= storages
         assert same(held, expected)
         views = [batch["image"][1:, :, ::2] for batch in held]
         del held
         list(loader), list(plain)
         for view, batch in zip(views, expected, strict=True):
             assert (view == batch["image"][1:, :, ::2]).all()
-        assert sum(memory() is not None for memory in used) == len(views)
+        assert len(locked()) == len(views)
         del view, views
-        assert not any(memory() is not None for memory in used)
+        assert not locked()
 
 
-def test_every_tensor_of_a_batch_is_page_locked_and_moved(photos, tmp_path, monkeypatch):
-    """Also in lists, of rows of several documents, and of the user's own collate function."""
-    locked = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch, "empty", lambda size, **_: torch.zeros(size, dtype=torch.uint8))
-    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor is locked)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: locked.append(tensor) or tensor)
-    documents = write_documents(tmp_path / "documents", [3, 5, 2, 7] * 5)
-    named = namedtuple("Named", "only")
-    label = [torch.ones(2), named(torch.ones(3)), (torch.ones(1, device="meta"),)]
-    own = {"collate": lambda samples: {"label": label, "n": {"a": 1}}}
-    for path, options in (
-        (documents, {"batching": shardkit.Pack(8, 2)}),
-        (documents, {"batching": shardkit.Bucket(4, [4, 8])}),
-        (documents, {"batch_size": 4, "collate": shardkit.pad_collate()}),
-        (photos, {"batch_size": 4, **own}),
-    ):
-        locked.clear()
-        batch = next(iter(Loader(path, pin_memory=True, threads=0, **options)))
-        several = [value for value in batch.values() if isinstance(value, torch.Tensor)]
-        if path == photos:
-            several = [batch["label"][0], batch["label"][1].only]
-            assert not any(tensor.is_meta for tensor in locked)  # only memory of the CPU can be
-        assert {id(tensor) for tensor in several} <= {id(tensor) for tensor in locked}
-        assert len(several) > 1
-    monkeypatch.undo()
-    moved = next(iter(Loader(photos, batch_size=4, device="meta", **own)))
-    devices = [moved["label"][0].device.type, moved["label"][1].only.device.type]
-    assert devices == ["meta", "meta"]
+Named = namedtuple("Named", "only")
+ELSEWHERE = torch.ones(1, device="meta")  # only memory of the CPU can be page-locked
+
+
+def nested(samples):
+    """What detection models take: a dict for each image, and more."""
+    numbers = [len(sample["__key__"]) + n for n, sample in enumerate(samples)]
+    targets = [{"boxes": np.full((n, 4), n), "ids": np.arange(n, dtype=np.uint16)} for n in numbers]
+    return {
+        "label": torch.tensor(numbers),
+        "elsewhere": ELSEWHERE,
+        "targets": targets,
+        "more": {"deep": [[np.ones(3)[::-1]]], "pair": (torch.ones(2), 7), "n": Named(np.ones(2))},
+        "names": np.array(["a", "b"]),
+        "ids": [1, 2],
+    }
+
+
+CUT = {("image", "boxes", "categories"): [shardkit.RandomResizedCrop(16)]}
+WAYS = {
+    "rows": ("photos", {"batch_size": 4, "transforms": CROP}),
+    "lists of images": ("photos", {"batch_size": 4, "transforms": {"image": shardkit.Resize(16)}}),
+    "boxes": ("detection", {"batch_size": 4, "transforms": CUT}),
+    "collate": ("photos", {"batch_size": 4, "collate": nested}),
+    "tokens": ("documents", {"batch_size": 4}),
+    "padded": ("documents", {"batch_size": 4, "collate": shardkit.pad_collate()}),
+    "Pack": ("documents", {"batching": shardkit.Pack(8, 2)}),
+    "Bucket": ("documents", {"batching": shardkit.Bucket(4, [4, 8])}),
+    "Dynamic": ("documents", {"batching": shardkit.Dynamic(20)}),
+}
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory):
+    return write_documents(tmp_path_factory.mktemp("torch") / "documents", [3, 5, 2, 7] * 5)
+
+
+@pytest.fixture(scope="module")
+def detection(tmp_path_factory):
+    boxes, categories = shardkit.Array("float32", (None, 4)), shardkit.Array("int64", (None,))
+    schema = {"image": shardkit.Image(), "boxes": boxes, "categories": categories}
+    samples = (
+        {"image": photo(n), "boxes": np.full((m, 4), 20, np.float32), "categories": np.arange(m)}
+        for n in range(12)
+        for m in [1 + n % 3]
+    )
+    return write(tmp_path_factory.mktemp("torch") / "detection", "wds", schema, samples)
+
+
+@pytest.fixture(params=WAYS)
+def way(request):
+    """A dataset and options of each way to make batches."""
+    dataset, options = WAYS[request.param]
+    return request.getfixturevalue(dataset), options
+
+
+def all_in(batches, kind):
+    return [value for value in tree_leaves(batches) if isinstance(value, kind)]
+
+
+def test_no_array_is_left_in_a_batch_and_every_tensor_is_moved(way):
+    path, options = way
+    batch = next(iter(Loader(path, device="meta", **options)))
+    arrays = all_in(batch, np.ndarray)
+    assert all(array.tolist() == ["a", "b"] for array in arrays)  # no tensor can hold text
+    tensors = all_in(batch, torch.Tensor)
+    assert len(tensors) > 1
+    assert all(tensor.is_meta for tensor in tensors)
+
+
+def test_every_tensor_is_in_page_locked_memory_of_its_own(way, locked):
+    path, options = way
+
+    def tensors(**more):
+        every = all_in(list(Loader(path, threads=2, **options, **more)), torch.Tensor)
+        return [tensor for tensor in every if not tensor.is_meta]
+
+    held = tensors(pin_memory=True) + tensors(pin_memory=True)
+    assert all(tensor.is_pinned() for tensor in held)
+    places = sorted((tensor.untyped_storage().data_ptr(), tensor.nbytes) for tensor in held)
+    assert all(one + size <= other for (one, size), (other, _) in itertools.pairwise(places))
+    assert all(map(torch.equal, held, 2 * tensors()))
 
 
 def test_copies_to_a_gpu_are_waited_for_by_its_stream_and_keep_their_source(monkeypatch):
@@ -182,7 +242,7 @@ def test_copies_to_a_gpu_are_waited_for_by_its_stream_and_keep_their_source(monk
         return tensor
 
     def moved(value, device):
-        return torch_loader._each(value, copied)
+        return torch_loader._each(value, torch.Tensor, copied)
 
     def stream(own):
         done.append("on own stream")

@@ -41,6 +41,15 @@ def brightness(samples):
     return {"image": np.stack([sample["image"].astype(np.float32) for sample in samples])}
 
 
+def pixels_in_dicts(samples):
+    return {"targets": [{"pixels": sample["image"]} for sample in samples]}
+
+
+def in_dicts(path, **options):
+    targets = first(Loader, "targets", collate=pixels_in_dicts)(path, **options)
+    return [target["pixels"] for target in targets]
+
+
 def first(kind, field, **more):
     return lambda path, **options: next(iter(kind(path, **options, **more)))[field]
 
@@ -54,6 +63,7 @@ NAMED, SAME = {"collate": named_pixels}, {"collate": brightness}
 DOORS = {
     "Loader": first(Loader, "image"),
     "Loader, own collate": first(Loader, "image", **SAME),
+    "Loader, in dicts": in_dicts,
     "Loader, another name": first(Loader, "pixels", **NAMED),
     "StreamingDataset": first(StreamingDataset, "image"),
     "StreamingDataset, another name": first(StreamingDataset, "pixels", **NAMED),
