@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from contextlib import closing
 
@@ -12,11 +13,13 @@ import torch
 import shardkit
 import shardkit.stream
 from shardkit.stream.batches import BatchMaker
+from shardkit.stream.schedule import START
 from shardkit.torch import Loader, StreamingDataset
 from shardkit.transforms.transforms import Transforms
-from tests.stream.data import write, write_documents, write_photos
+from tests.stream.data import same, write, write_documents, write_photos
 
 CROP = shardkit.CenterCrop(16)
+DECODED = {"image": shardkit.Decode()}
 
 
 @pytest.fixture(scope="module")
@@ -92,15 +95,55 @@ def test_bfloat16_is_numbers_and_not_their_bits(photos, door, sized):
 # --- what the user writes into a batch -----------------------------------------------------------
 
 
-def test_what_is_written_into_a_batch_does_not_come_back(photos):
-    for loader in (shardkit.stream.Loader(photos, batch_size=4), Loader(photos, batch_size=4)):
-        for _ in range(2):
-            loader.set_epoch(0)
-            batch = next(iter(loader))
-            assert batch["valid"].tolist() == [True] * 4
-            assert batch["label"].tolist() == [0, 1, 2, 3]
-            batch["valid"][:] = False
-            batch["label"][:] = 99
+def spoil(value):
+    """Change all arrays, tensors and lists in a batch."""
+    if isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            spoil(one)
+    if isinstance(value, list):
+        value.reverse()
+    elif hasattr(value, "dtype"):
+        value[...] = value == 0
+
+
+WRITTEN = {
+    "rows": ("photos", {"batch_size": 3}),
+    "decoded": ("photos", {"batch_size": 3, "cache": "decoded", "transforms": DECODED}),
+    "collate": (
+        "photos",
+        {"batch_size": 3, "fields": ["label"], "collate": shardkit.pad_collate()},
+    ),
+    "lists": ("documents", {"batch_size": 3, "cache": "memory"}),
+    "Pack": ("documents", {"batching": shardkit.Pack(8, 2)}),
+    "Bucket": ("documents", {"batching": shardkit.Bucket(4, 2)}),
+    "Dynamic": ("documents", {"batching": shardkit.Dynamic(16)}),
+}
+KINDS = [shardkit.stream.Loader, shardkit.stream.StreamingDataset, Loader, StreamingDataset]
+
+
+@pytest.mark.parametrize("case", WRITTEN)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_written_into_a_batch_does_not_come_back(request, case, kind):
+    fixture, options = WRITTEN[case]
+    path = request.getfixturevalue(fixture)
+    expected, batches = list(kind(path, **options)), kind(path, **options)
+    for _ in range(2):
+        batches.set_epoch(0)
+        for batch, right in zip(batches, expected, strict=True):
+            assert same(batch, right)
+            spoil(batch)
+            assert not same(batch["valid"], right["valid"])
+
+
+@pytest.mark.parametrize("case", WRITTEN)
+def test_what_is_written_into_a_batch_is_not_written_into_its_step(request, case):
+    """Which a schedule may keep for the next iteration."""
+    fixture, options = WRITTEN[case]
+    dataset = shardkit.stream.StreamingDataset(request.getfixturevalue(fixture), **options)
+    step, maker = dataset.schedule().step(0, START), BatchMaker(dataset.stream)
+    expected = maker.make(copy.deepcopy(step)).batch
+    spoil(maker.make(step).batch)
+    assert same(maker.make(step).batch, expected)
 
 
 BATCHINGS = [shardkit.Pack(8, 2), shardkit.Bucket(4, 2), shardkit.Dynamic(16)]
