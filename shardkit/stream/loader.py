@@ -266,10 +266,9 @@ class Iteration:
         self._loader, self._schedule, self._profile = loader, schedule, profile
         self._maker = BatchMaker(loader.dataset.stream, loader._memory(), loader._dtype)
         self._epoch = 0
-        self._steps: Iterator[tuple[Step, float]] | None = (
-            None  # with weights, not in the queue yet
-        )
-        self._upcoming: tuple[Step, float] | None = None  # the first of these, if it was taken
+        # Steps that are not in the queue yet, with their weights; the first, if it was taken.
+        self._steps: Iterator[tuple[Step, float]] | None = None
+        self._upcoming: tuple[Step, float] | None = None
         self._comparison: Comparison | None = None
         self._queue: deque[_PendingBatch] = deque()
         self._made = 0  # number of batches that were queued
