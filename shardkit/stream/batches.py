@@ -389,6 +389,7 @@ class Memory:
         self._most = most
         self._free: dict[int, deque[npt.NDArray[np.uint8]]] = {}
         self._used: dict[int, _Used] = {}  # by its id
+        self._most_used = 0  # bytes at a time, as far as was looked
         self._released: deque[_Used] = deque()
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -404,12 +405,25 @@ class Memory:
         try:
             buffer = self._free_of(size).pop()
         except IndexError:
+            self._give_back()
             buffer = np.empty(size, np.uint8)
         base = np.frombuffer(buffer.data, dtype)  # base of all views, as its own base is no array
         used = _Used(base, self._released.append)
         used.buffer = buffer
         self._used[id(used)] = used
         return base.reshape(shape)
+
+    def _give_back(self) -> None:
+        """Leave at most as much memory free as was in use at a time, as arrays may vary in size."""
+        used = sum(one.buffer.nbytes for one in list(self._used.values()))
+        self._most_used = max(self._most_used, used)
+        every = list(self._free.items())
+        free = sum(size * len(buffers) for size, buffers in every)
+        for size, buffers in every:
+            with suppress(IndexError):
+                while free > self._most_used:
+                    buffers.popleft()
+                    free -= size
 
     def _free_of(self, size: int) -> deque[npt.NDArray[np.uint8]]:
         return self._free.setdefault(size, deque(maxlen=self._most))

@@ -69,6 +69,18 @@ def test_what_is_free_serves_any_array_of_as_many_bytes_up_to_a_bound():
     assert (again[0].shape, again[0].dtype) == ((3, 4), ">u2")
 
 
+def test_arrays_of_all_sizes_leave_no_more_free_than_was_in_use():
+    """As of `Dynamic`, whose batches have any number of rows."""
+    memory = Memory(2)
+    for rows in [*range(1, 30), *range(29, 0, -1)]:
+        held = [memory.take((rows, 6), DTYPE) for _ in range(2)]
+        del held
+    kept = [buffer.nbytes for buffers in memory._free.values() for buffer in buffers]
+    assert sum(kept) <= 3 * 29 * 6  # what the last arrays add
+    where = address(memory.take((29, 6), DTYPE))
+    assert address(memory.take((29, 6), DTYPE)) == where, "one size is always there again"
+
+
 def test_no_python_code_runs_when_memory_is_given_back():
     """There a Ctrl-C would be lost: an error in a callback is printed, and goes no further."""
     memory, calls = Memory(2), []
