@@ -39,6 +39,7 @@ from tests.conftest import IMAGE_FORMATS, few, write_images
 
 _READS = (
     "__getitem__", "sample", "read_fields", "stored", "keys", "read_keys", "sizes", "read_rows",
+    "plan",
 )  # fmt: skip
 _RAISED = [
     ValueError("x"), KeyError("x"), IndexError("x"), TypeError("x"), AttributeError("x"),

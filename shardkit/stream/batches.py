@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -31,6 +32,8 @@ Arrays = dict[str, npt.NDArray[Any]]
 Batch = dict[str, Any]
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], "npt.NDArray[Any]"]  # shape, type -> array
 
+_SLOW = 2e-4  # seconds per sample beyond which storage is slow, or samples are large
+_BY_CHUNK = 4  # batches that are read in chunks before it is tried again to read one at once
 _PADDED = ("attention_mask", "segment_ids")  # a batch with one of these may have padding
 _NUMBERS: dict[type[FieldType], Any] = {Int: np.int64, Float: np.float64, Bool: np.bool_}
 
@@ -38,13 +41,15 @@ _NUMBERS: dict[type[FieldType], Any] = {Int: np.int64, Float: np.float64, Bool: 
 class BatchInProgress:
     """A batch under construction: several threads fill its rows, in any order."""
 
-    def __init__(self, step: Step, arrays: Arrays) -> None:
+    def __init__(self, step: Step, arrays: Arrays, lists: Collection[str]) -> None:
+        rows = len(step.number)
         self.step = step
         self.arrays = arrays
-        self.keys = [""] * len(step.number)
-        self.samples: list[Sample | None] = [None] * len(step.number)
+        self.lists: dict[str, list[Any]] = {name: [None] * rows for name in lists}
+        self.keys = [""] * rows
+        self.samples: list[Sample | None] = [None] * rows  # for a collate function
         self.errors: dict[int, ShardkitError] = {}
-        self.columns: Columns | None = None  # of all samples, unless they are read one by one
+        self.columns: Columns | None = None  # of all samples, if they were read at once
 
 
 class FinishedBatch(NamedTuple):
@@ -85,12 +90,11 @@ class BatchMaker:
         self._bad: set[tuple[int, int]] = set()  # number and epoch of known bad samples
         self._transformed = self._transforms.outputs()
         schema, fields = self._samples.schema, self._transforms.fields
-        by_sample = self._collate is not None or self._pack is not None
-        self._stored = {} if by_sample else _fixed(schema, fields, dtype)
-        direct = self._transforms.direct() if fields else ()
-        # Whether samples that are read at once need not become dicts.
-        self._columnar = not by_sample and direct is not None
-        self._direct = direct or ()
+        self._by_sample = self._collate is not None or self._pack is not None
+        self._stored = {} if self._by_sample else _fixed(schema, fields, dtype)
+        # None if samples that are read at once must become dicts.
+        self._direct = None if self._by_sample else self._transforms.direct() if fields else ()
+        self._by_chunk = _BY_CHUNK  # number of batches that are now read in chunks
         # A single array field, such as tokens: all rows are read in one call, which takes less time
         # than handing the batch to another thread.
         only_array = [type(kind) for kind in schema.values()] == [Array]
@@ -104,94 +108,87 @@ class BatchMaker:
         arrays = {
             name: self._allocate((rows, *shape), dtype) for name, (shape, dtype) in shapes.items()
         }
-        return BatchInProgress(step, arrays)
+        lists = () if self._by_sample else [n for n in self._samples.schema if n not in arrays]
+        return BatchInProgress(step, arrays, lists)
 
     def read(self, batch: BatchInProgress) -> None:
-        """Read all samples at once, if possible; otherwise, `fill` reads them one by one."""
-        step, arrays, schema = batch.step, batch.arrays, self._samples.schema
+        """Read all samples at once. If that is not possible, or would be slow, `fill` reads them.
+
+        If storage is slow, all threads wait for it, each for a chunk.
+        """
+        if self._by_chunk > 0:
+            self._by_chunk -= 1
+        else:
+            batch.columns = self._read_many(batch.step, slice(None))
+
+    def _read_many(self, step: Step, rows: slice) -> Columns | None:
+        """Read some rows at once; None if that is not possible."""
         if step.ahead is not None:
-            return
+            return None
         enter("read")
-        columns = self._samples.read_many(step.number)
-        if columns is None:
-            return
-        for name, (shape, _) in self._stored.items():
-            try:
-                column = np.asarray(columns.pop(name))
-            except ValueError:  # a list of arrays of different shapes
-                return
-            if column.shape[1:] != shape or column.dtype == object:
-                return
-            arrays[name][...] = column
-        for direct in self._direct if self._columnar else ():
-            image, *others = direct.fields
-            if direct.size is None:
-                columns[image] = blobs_of(columns[image])
-            columns.update({name: listed(columns[name], schema[name]) for name in others})
-        batch.columns = columns
+        began, numbers = time.perf_counter(), step.number[rows]
+        columns = self._samples.read_many(numbers)
+        if time.perf_counter() - began > _SLOW * len(numbers):
+            self._by_chunk = _BY_CHUNK
+        return columns
 
     def fill(self, batch: BatchInProgress, start: int, stop: int) -> None:
         """Make the rows from `start` to `stop`. Errors of single rows are handled by `finish`."""
-        if batch.columns is not None and self._columnar:
-            if self._direct:
-                self._fill_directly(batch, batch.columns, start, stop)
-            return
-        enter("read")
-        numbers = batch.step.number[start:stop]
-        out = {name: array[start:stop] for name, array in batch.arrays.items()}
-        samples = self._read(batch, start, stop)
-        self._transform(batch, samples, start, out)
-        enter("collate")
-        for row, sample in enumerate(samples if batch.columns is None else ()):
-            if sample is not None and start + row not in batch.errors:
-                try:
-                    self._write(sample, out, row)
-                except ShardkitError as error:
-                    batch.errors[start + row] = self._addressed(error, int(numbers[row]))
-        batch.samples[start:stop] = samples
-        batch.keys[start:stop] = ["" if s is None else s["__key__"] for s in samples]
+        rows = slice(start, stop)
+        if batch.columns is not None:
+            columns: Columns | None = {n: taken(c, rows) for n, c in batch.columns.items()}
+        else:
+            columns = self._read_many(batch.step, rows)
+        if columns is not None and self._direct is not None and self._fits(columns):
+            samples = self._fill_directly(batch, columns, start)
+        elif columns is not None:
+            samples = [*samples_of(columns, self._samples.schema)]
+        else:
+            samples = self._read_each(batch, start, stop)
+        self._fill_rows(batch, samples, start)
 
-    def _transform(
-        self, batch: BatchInProgress, samples: list[Sample | None], start: int, out: Arrays
-    ) -> None:
-        """Transform the samples of the rows from `start` on, except those that are None."""
-        if not self._transforms.fields:
-            return
-        step, rows = batch.step, slice(start, start + len(samples))
-        draws = Draws(self._seed, step.epoch[rows], step.number[rows])
-        for row, failure in self._transforms.apply(samples, draws, out).items():
-            batch.errors[start + row] = self._addressed(failure, int(step.number[start + row]))
+    def _fits(self, columns: Columns) -> bool:
+        """Make arrays of the columns that have one in batches; False if one does not fit there."""
+        for name, (shape, _) in self._stored.items():
+            try:
+                columns[name] = column = np.asarray(columns[name])
+            except ValueError:  # arrays of different shapes
+                return False
+            if column.shape[1:] != shape or column.dtype == object:
+                return False
+        return True
 
     def _fill_directly(
-        self, batch: BatchInProgress, columns: Columns, start: int, stop: int
-    ) -> None:
-        """Transform rows without making samples of them, except for those that need it."""
-        rows, samples = slice(start, stop), list[Sample | None]([None] * (stop - start))
+        self, batch: BatchInProgress, columns: Columns, start: int
+    ) -> list[Sample | None]:
+        """Make rows from columns; returns the samples of those that this is not possible for."""
+        count, schema = len(columns[KEY]), self._samples.schema
+        rows = slice(start, start + count)
         out = {name: array[rows] for name, array in batch.arrays.items()}
-        draws = Draws(self._seed, batch.step.epoch[rows], batch.step.number[rows])
-        done = np.ones(stop - start, np.bool_)
-        moved: dict[str, Any] = {}  # lists of what is on images
-        for direct in self._direct:
-            some = {name: taken(columns[name], rows) for name in direct.fields}
-            done &= direct.apply(some, draws, out)
-            moved.update((name, some[name]) for name in direct.fields[1:] if name not in out)
+        done, values = np.ones(count, np.bool_), {**columns}
+        for direct in self._direct or ():
+            image, *others = direct.fields
+            values[image] = blobs_of(columns[image]) if direct.size is None else columns[image]
+            values.update((name, [*listed(columns[name], schema[name])]) for name in others)
+            draws = Draws(self._seed, batch.step.epoch[rows], batch.step.number[rows])
+            done &= direct.apply(values, draws, out)
+        enter("collate")
+        batch.keys[rows] = columns[KEY]  # type: ignore[assignment]
+        for name in self._stored:
+            out[name][...] = columns[name]
+        for name, list_ in batch.lists.items():
+            list_[rows] = listed(values[name], schema[name])
         left = np.flatnonzero(~done)
+        samples: list[Sample | None] = [None] * count
         if len(left):
-            whole = {name: taken(column, start + left) for name, column in columns.items()}
-            others = samples_of(whole, self._samples.schema)
-            for row, sample in zip(left.tolist(), others, strict=True):
+            whole = {name: taken(column, left) for name, column in columns.items()}
+            for row, sample in zip(left.tolist(), samples_of(whole, schema), strict=True):
                 samples[row] = sample
-            self._transform(batch, samples, start, out)
-        for name, values in moved.items():
-            column: Any = columns[name]
-            for row, other in enumerate(samples):
-                column[start + row] = values[row] if other is None else other.get(name)
+        return samples
 
-    def _read(self, batch: BatchInProgress, start: int, stop: int) -> list[Sample | None]:
-        """Return the samples of some rows; None for those that cannot be read."""
-        if batch.columns is not None:
-            some = {n: taken(c, slice(start, stop)) for n, c in batch.columns.items()}
-            return [*samples_of(some, self._samples.schema)]
+    def _read_each(self, batch: BatchInProgress, start: int, stop: int) -> list[Sample | None]:
+        """Read samples one by one; None for those that cannot be read."""
+        enter("read")
         samples: list[Sample | None] = []
         ahead = batch.step.ahead or {}
         for row, number in enumerate(batch.step.number[start:stop].tolist(), start):
@@ -202,6 +199,31 @@ class BatchMaker:
                 batch.errors[row] = error
                 samples.append(None)
         return samples
+
+    def _fill_rows(self, batch: BatchInProgress, samples: list[Sample | None], start: int) -> None:
+        """Transform samples and write them into the rows from `start` on, unless they are None."""
+        if not any(samples):
+            return
+        step, rows = batch.step, slice(start, start + len(samples))
+        out = {name: array[rows] for name, array in batch.arrays.items()}
+        if self._transforms.fields:
+            draws = Draws(self._seed, step.epoch[rows], step.number[rows])
+            for row, failure in self._transforms.apply(samples, draws, out).items():
+                batch.errors[start + row] = self._addressed(failure, int(step.number[start + row]))
+        enter("collate")
+        for row, sample in enumerate(samples, start):
+            if sample is None:
+                continue
+            batch.keys[row] = sample[KEY]
+            if row not in batch.errors:
+                try:
+                    self._write(sample, out, row - start)
+                except ShardkitError as error:
+                    batch.errors[row] = self._addressed(error, int(step.number[row]))
+            for name, list_ in batch.lists.items():
+                list_[row] = sample.get(name)
+        if self._by_sample:
+            batch.samples[rows] = samples
 
     def _write(self, sample: Sample, out: Arrays, row: int) -> None:
         for name in self._stored:
@@ -228,11 +250,6 @@ class BatchMaker:
             if self._max_errors is None or os_errors.shortage(batch.errors[row]):
                 raise batch.errors[row]
         valid = batch.step.valid.copy()  # the schedule may keep the step, and users change batches
-        if batch.columns is not None and self._columnar:
-            batch.keys = batch.columns[KEY]  # type: ignore[assignment]
-            if bad:
-                batch.samples = [*samples_of(batch.columns, self._samples.schema)]
-                batch.columns = None
         if bad:
             if self._pack is None:  # a bad sample that is repeated as padding is counted once
                 bad = [row for row in bad if valid[row]]
@@ -263,13 +280,9 @@ class BatchMaker:
             return collated
         made: Batch = {}
         for name in self._samples.schema:
-            if name in batch.arrays:
-                made[name] = batch.arrays[name]
-            elif batch.columns is not None and self._columnar:
-                made[name] = listed(batch.columns[name], self._samples.schema[name])
-            else:
-                values = [sample.get(name) for sample in samples]
-                made[name] = _stacked(values) if name in self._stacked else values
+            made[name] = batch.arrays[name] if name in batch.arrays else batch.lists[name]
+            if name in self._stacked and name not in batch.arrays:
+                made[name] = _stacked(batch.lists[name])
         return made
 
     def _replace(self, batch: BatchInProgress) -> npt.NDArray[np.bool_]:
@@ -288,6 +301,8 @@ class BatchMaker:
             batch.samples[row], batch.keys[row] = sample, good.keys[0]
             for name, array in batch.arrays.items():
                 array[row] = good.arrays[name][0]
+            for name, values in batch.lists.items():
+                values[row] = good.lists[name][0]
             valid[row] = False
         return valid
 

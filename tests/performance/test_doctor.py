@@ -13,13 +13,13 @@ import shardkit.torch
 from shardkit.cli import group
 from shardkit.cli.doctor import command
 from shardkit.codecs.image import probe
+from shardkit.dataset import columns
 from shardkit.errors import SampleError, UsageError
 from shardkit.helpers.clock import Spent
 from shardkit.performance import doctor as doctoring
 from shardkit.performance import findings, runs
 from shardkit.performance.doctor import doctor
 from shardkit.performance.runs import Run
-from shardkit.storage.byte_source import LocalFile
 from shardkit.stream import Loader
 from shardkit.stream.profile import Times
 from shardkit.transforms import images
@@ -89,13 +89,13 @@ def test_a_run_that_was_disturbed_does_not_count(monkeypatch):
 
 
 def test_late_storage_is_named_first(photos, machine, monkeypatch):
-    whole = LocalFile._read
+    whole = columns.read_blobs
 
-    def late(self, offset, length):
-        machine.cost("read", 0.005, waiting=True)
-        return whole(self, offset, length)
+    def late(sources, which, *ranges):
+        machine.cost("read", 0.005 * len(which), waiting=True)
+        return whole(sources, which, *ranges)
 
-    monkeypatch.setattr(LocalFile, "_read", late)
+    monkeypatch.setattr(columns, "read_blobs", late)
     loader = Loader(photos, batch_size=8, transforms=CROP)
     memory, threads = doctor(loader, seconds=SECONDS).findings
     assert (memory.cause, threads.cause) == ("storage", "storage")
