@@ -34,17 +34,17 @@ Row = dict[str, Any]
 @contextmanager
 def throttled():
     """Every value that is read comes late, as from a network."""
-    whole = LocalFile._read
+    whole = LocalFile.read
 
     def late(self, offset, length):
         time.sleep(LATE)
         return whole(self, offset, length)
 
-    LocalFile._read = late
+    LocalFile.read = late
     try:
         yield
     finally:
-        LocalFile._read = whole
+        LocalFile.read = whole
 
 
 def slow(pixels):
