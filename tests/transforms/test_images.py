@@ -154,6 +154,27 @@ def test_one_call_gives_what_samples_become(steps, data):
                 np.testing.assert_array_equal(direct[0]["image"][row], out["image"][row])
 
 
+class OwnFlip(RandomHorizontalFlip):
+    def apply(self, window, drawn):
+        window.flip = True
+
+
+@cases(
+    "kind steps",
+    (Image(), RandomHorizontalFlip()),  # of no known size
+    (Image(), [CROP, unchanged]),
+    (Image(), [CROP, OwnFlip()]),
+    (Image(), [CROP, RandomResizedCrop(8)]),
+    (Array("|u1", (None, None, 3)), CROP),
+    (Array(None, (8, 9, 3)), CROP),
+)
+def test_samples_are_needed_for_all_but_one_job_of_our_own_transforms(kind, steps):
+    assert Transforms({"image": steps}, Schema({"image": kind})).direct() is None
+    both = Schema({"image": kind, "other": Image()})
+    assert Transforms({"image": steps, "other": CROP}, both).direct() is None
+    assert (Transforms({"other": CROP}, both).direct() is not None) == has_crop_many()
+
+
 @test_crop.needs_crop_many
 def test_a_profile_of_srgb_is_done_in_one_call_once_it_is_known(monkeypatch):
     monkeypatch.setattr(crop, "_srgb_profiles", [])
