@@ -56,8 +56,8 @@ class Direct:
         """Transform the images of a chunk, and what is on them; returns which rows are done.
 
         columns: for the field of the image an `Encoded`, or pixels, uint8 (rows, height, width, 3);
-            for each other field a list of its values, in which results replace them, unless they
-            are in `out`.
+            for each other field a list of its values, None for one that is absent, in which results
+            replace them, unless they are in `out`.
         out: an array for each field in `Chain.outputs`, whose rows of the chunk are contiguous.
 
         The values of rows that are not done, and what is in `out` for them, are undefined: their
@@ -89,5 +89,7 @@ class Direct:
     def _move(self, columns: list[list[Any]], done: Done, windows: list[list[Any]]) -> None:
         for row in np.flatnonzero(done).tolist():
             window, header = windows[row][:_IMAGE], windows[row][_IMAGE:]
-            failed = move(columns, self.kinds, row, Header("", *header), Window(*window))
-            done[row] = failed is None
+            is_complete = all(column[row] is not None for column in columns)
+            done[row] = is_complete and not move(
+                columns, self.kinds, row, Header("", *header), Window(*window)
+            )

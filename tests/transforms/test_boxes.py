@@ -8,15 +8,16 @@ import torch
 
 import shardkit
 from shardkit import CenterCrop, Decode, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize
+from shardkit.codecs.crop import has_crop_many
 from shardkit.errors import SampleError, UsageError
 from shardkit.schema import Array, Image, Schema
 from shardkit.stream.collate import pad_collate
 from shardkit.torch import Loader
-from shardkit.transforms import Draws, Transforms
+from shardkit.transforms import Transforms
 from tests.boxed import COLOURS, coco, painted_box, some_painted
 from tests.preprocess.test_boxes import KINDS, assert_boxed, stored_sample
 from tests.sources.real import cases, refused
-from tests.transforms.chunks import applied
+from tests.transforms.chunks import applied, directly, draws_of
 
 FIELDS = ("image", "boxes", "categories")
 SCHEMA = Schema(KINDS)
@@ -168,8 +169,12 @@ def test_what_goes_with_boxes_is_named_unless_nothing_drops_them(shards):
 )
 def test_values_that_do_not_fit_are_errors_of_their_sample(change, field, message):
     schema = Schema({"image": Image(), "boxes": Array(), "categories": Array()})
-    sample = {**stored_sample(some_painted(4)[3]), **change}
-    zero = np.zeros(1, np.int64)
-    errors = Transforms({FIELDS: CROP}, schema).apply([sample], Draws(0, zero, zero), {})
+    good, transforms = stored_sample(some_painted(4)[3], "JPEG"), Transforms({FIELDS: CROP}, schema)
+    sample = {**good, **change}
+    errors = transforms.apply([sample], draws_of(1), {})
     assert message in str(errors[0])
     assert errors[0].where["field"] == field
+    if has_crop_many():
+        absent = {name: value for name, value in good.items() if name != field}
+        done = directly(transforms, [good, sample, absent], draws_of(3))[1]
+        assert done.tolist() == [True, False, False]
