@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import sys
+import threading
 from typing import Any
 
 # Types of values that hold no others, and no arrays.
@@ -18,15 +18,21 @@ class BatchSizes:
     """
 
     def __init__(self) -> None:
+        self.known = 0  # number of batches that were made
         self._size, self._weight = 0, 1.0  # the largest so far
+        self._lock = threading.Lock()
 
-    def add(self, size: int, weight: float) -> None:
-        """Take into account a batch that was made."""
-        self._size, self._weight = max(self._size, size), max(self._weight, weight)
+    def add(self, batch: dict[str, Any], weight: float) -> int:
+        """Take into account a batch that was made; returns its bytes."""
+        size = size_of(batch)
+        with self._lock:
+            self.known += 1
+            self._size, self._weight = max(self._size, size), max(self._weight, weight)
+        return size
 
     def estimate(self, weight: float) -> float:
-        """Return the bytes of a batch of this weight; infinity if none was made yet."""
-        return self._size * max(weight / self._weight, 1) if self._size else math.inf
+        """Return the bytes of a batch of this weight."""
+        return self._size * max(weight / self._weight, 1)
 
 
 def size_of(value: Any) -> int:

@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from queue import SimpleQueue
@@ -25,7 +25,7 @@ from shardkit.helpers.clock import IDLE, enter
 from shardkit.helpers.keywords import takes
 from shardkit.helpers.words import parse_size
 from shardkit.options import check_numbers
-from shardkit.stream.batch_sizes import BatchSizes, size_of
+from shardkit.stream.batch_sizes import BatchSizes
 from shardkit.stream.batches import Allocate, Batch, BatchMaker, FinishedBatch, Memory
 from shardkit.stream.dataset import BadSampleBudget, StreamingDataset, checked_epoch
 from shardkit.stream.options import StreamKeywords, StreamOptions
@@ -326,8 +326,7 @@ class Iteration:
                 raise _closed()
             made = pending.made.result()
             batch = self.bad.counted(made)
-            self._loader._sizes.add(pending.size, pending.weight)
-            self._prefetch()  # more, if this was the first batch
+            self._prefetch()  # more, if this was one of the first batches
         except BaseException:
             self.close()
             raise
@@ -359,9 +358,7 @@ class Iteration:
                 return
             (step, weight), self._upcoming = self._upcoming, None
             after = self._epoch, step.after
-            pending = _PendingBatch(
-                self._maker, step, weight, loader._convert, after, threads, loader.prefetch
-            )
+            pending = _PendingBatch(self._maker, step, weight, loader, after, threads)
             self._queue.append(pending)
             began = time.perf_counter()
             self._threads.make(pending, self._made)
@@ -373,10 +370,13 @@ class Iteration:
     def _fits(self, weight: float) -> bool:
         """Return whether a batch of this weight may be in the queue with those that are."""
         sizes = self._loader._sizes
-        for made in (one for one in self._queue if one.size):
-            sizes.add(made.size, made.weight)
-        ahead = sum(one.size or sizes.estimate(one.weight) for one in self._queue)
-        return not self._queue or ahead + sizes.estimate(weight) <= self._loader.prefetch_bytes
+        unknown = [one.weight for one in self._queue if not one.size]
+        ahead = sum(one.size for one in self._queue) + sum(map(sizes.estimate, unknown))
+        # An estimate from few batches may be far too small, so it must not be relied on for many.
+        return not self._queue or (
+            len(unknown) < sizes.known
+            and ahead + sizes.estimate(weight) <= self._loader.prefetch_bytes
+        )
 
 
 # Python aborts if it exits while a daemon thread of the user's is in a library's code. So at exit,
@@ -417,19 +417,18 @@ class _PendingBatch:
         maker: BatchMaker,
         step: Step,
         weight: float,
-        convert: Callable[[Batch], Batch],
+        loader: Loader,
         after: tuple[int, StreamProgress],
         threads: int,
-        ahead: int,
     ) -> None:
-        """`ahead` batches are made at a time, by `threads` threads."""
         self.after = after  # epoch and progress after this batch
         self.weight = weight  # see `Stream.weight`
         self.size = 0  # bytes, once it is made
         self.made: Future[FinishedBatch] = Future()
-        self._maker, self._making, self._convert = maker, maker.begin(step), convert
+        self._maker, self._making = maker, maker.begin(step)
+        self._convert, self._sizes = loader._convert, loader._sizes
         rows = len(step.number)
-        size = _chunk(rows, ahead, threads) if maker.share_between_threads else rows
+        size = _chunk(rows, loader.prefetch, threads) if maker.share_between_threads else rows
         self.chunks = [(start, min(start + size, rows)) for start in range(0, rows, size)]
         self._left = len(self.chunks)
         self._lock = threading.Lock()
@@ -457,7 +456,7 @@ class _PendingBatch:
                 made = self._maker.finish(self._making)
                 enter("copy")
                 made = made._replace(batch=self._convert(made.batch))
-                self.size = size_of(made.batch)
+                self.size = self._sizes.add(made.batch, self.weight)
                 self.made.set_result(made)
         except BaseException as error:
             self.fail(error)

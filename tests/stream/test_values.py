@@ -273,7 +273,8 @@ def test_what_is_made_ahead_stays_within_prefetch_bytes(photos, monkeypatch, fie
         for taken in (1, 2, 3):
             value = next(batches)[field][0]
             assert field == "label" or 2000 < len(value) < 4000
-            assert len(begun) == taken + ahead
+            # One, and as many as are finished: the thread may have gone on meanwhile.
+            assert taken + min(taken, ahead) <= len(begun) <= taken + ahead
 
 
 def stored(value):
@@ -345,7 +346,8 @@ def test_no_way_of_batching_takes_more_than_prefetch_bytes(request, monkeypatch,
         for taken, _ in enumerate(loader, 1):
             ahead = epoch[taken : len(begun)]
             assert sum(ahead) <= most or len(ahead) == 1
-            assert len(ahead) > 1 or taken > len(epoch) - 2 or case == "JSON"  # of many objects
+            known = 1 < taken < len(epoch) - 1
+            assert len(ahead) > 1 or not known or case == "JSON"  # of many objects
 
 
 def test_the_next_epoch_knows_the_sizes_of_the_last(photos, monkeypatch):
