@@ -21,12 +21,13 @@ from hypothesis import strategies as st
 
 from shardkit.errors import FormatError, SampleError, ShardkitError
 from shardkit.formats import FORMATS, file_name
-from shardkit.formats.base import Columns, Format, Joins, Ranges, ShardReader, ShardSpec
+from shardkit.formats.base import Format, Joins, ShardReader, ShardSpec
 from shardkit.formats.testing_samples import (
     EVERYTHING,
     HARMS,
     assert_reads,
     assert_same,
+    compare_at_once,
     everything,
     in_another_process,
     in_fork,
@@ -34,6 +35,7 @@ from shardkit.formats.testing_samples import (
     make_image,
     make_video,
     open_files,
+    read_at_once,
     read_harmed,
     write_shard,
 )
@@ -53,7 +55,6 @@ from shardkit.schema import (
     Text,
     Video,
 )
-from shardkit.storage.blobs import Blobs, read_blobs
 
 __all__ = [
     "ARRAYS", "EVERYTHING", "OPTIONAL", "FormatContract", "any_keys", "any_samples",
@@ -122,56 +123,6 @@ OPTIONAL = frozenset({"join", "plan", "read_rows", "sizes", "spans"})
 
 # Health checks are off, as fixtures and subclasses are shared on purpose.
 _GENERATED = settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
-
-
-def read_at_once(
-    reader: ShardReader, positions: Sequence[int], fields: Sequence[str]
-) -> list[Sample] | None:
-    """Return the samples that `reader.plan` describes; None if it does not."""
-    plan = reader.plan(np.array(positions, np.int64), fields)
-    if isinstance(plan, Ranges):
-        which = np.zeros(len(positions), np.int64)
-        blobs = read_blobs([plan.source], which, plan.offsets, plan.sizes)
-        plan = {**plan.known, **plan.decode(blobs)}
-    if plan is None:
-        return None
-    columns = [_listed(plan, name, reader.schema) for name in ("__key__", *fields)]
-    samples = [dict(zip(plan, values, strict=True)) for values in zip(*columns, strict=True)]
-    for column in plan.values():  # which belong to the caller
-        if isinstance(column, np.ndarray):
-            column.fill(0)
-    optional = {name for name, kind in reader.schema.items() if kind.optional}
-    return [{n: v for n, v in s.items() if v is not None or n not in optional} for s in samples]
-
-
-def _listed(columns: Columns, name: str, schema: Schema) -> list[Any]:
-    column, kind = columns[name], schema.get(name)
-    if isinstance(column, Blobs):
-        assert isinstance(kind, Bytes)
-        return column.values()
-    if not isinstance(column, np.ndarray):
-        return column
-    return [np.array(row) for row in column] if isinstance(kind, Array) else column.tolist()
-
-
-def compare_at_once(reader: ShardReader) -> None:
-    """Assert that samples that are read at once, from a damaged shard, are those read alone."""
-    alone: list[Sample | None] = []
-    for position in range(len(reader)):
-        try:
-            alone.append(reader.sample(position))
-        except ShardkitError:
-            alone.append(None)
-    every = [*range(len(reader))]
-    for positions in ([every] if every else []) + [[position] for position in every]:
-        try:
-            found = read_at_once(reader, positions, list(reader.schema))
-        except Exception:
-            continue
-        for sample, position in zip(found or [], positions, strict=found is not None):
-            expected = alone[position]
-            assert expected is not None, f"sample {position} cannot be read"
-            assert_same(sample, expected)
 
 
 class FormatContract:

@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 
 from shardkit.errors import ShardkitError
-from shardkit.formats.base import Format, ShardReader, ShardSpec
+from shardkit.formats.base import Columns, Format, Ranges, ShardReader, ShardSpec
 from shardkit.sample import Sample
 from shardkit.schema import Array, Bool, Bytes, Float, Image, Int, Json, Schema, Text
+from shardkit.storage.blobs import Blobs, read_blobs
 
 
 def make_image(number: int = 0, format: str = "JPEG", size: tuple[int, int] = (8, 6)) -> bytes:
@@ -123,6 +124,56 @@ def assert_reads(reader: ShardReader, samples: Sequence[Sample]) -> None:
     assert len(reader) == len(samples)
     for number, sample in enumerate(samples):
         assert_same(reader[number], sample)
+
+
+def read_at_once(
+    reader: ShardReader, positions: Sequence[int], fields: Sequence[str]
+) -> list[Sample] | None:
+    """Return the samples that `reader.plan` describes; None if it does not."""
+    plan = reader.plan(np.array(positions, np.int64), fields)
+    if isinstance(plan, Ranges):
+        which = np.zeros(len(positions), np.int64)
+        blobs = read_blobs([plan.source], which, plan.offsets, plan.sizes)
+        plan = {**plan.known, **plan.decode(blobs)}
+    if plan is None:
+        return None
+    columns = [_listed(plan, name, reader.schema) for name in ("__key__", *fields)]
+    samples = [dict(zip(plan, values, strict=True)) for values in zip(*columns, strict=True)]
+    for column in plan.values():  # which belong to the caller
+        if isinstance(column, np.ndarray):
+            column.fill(0)
+    optional = {name for name, kind in reader.schema.items() if kind.optional}
+    return [{n: v for n, v in s.items() if v is not None or n not in optional} for s in samples]
+
+
+def _listed(columns: Columns, name: str, schema: Schema) -> list[Any]:
+    column, kind = columns[name], schema.get(name)
+    if isinstance(column, Blobs):
+        assert isinstance(kind, Bytes)
+        return column.values()
+    if not isinstance(column, np.ndarray):
+        return column
+    return [np.array(row) for row in column] if isinstance(kind, Array) else column.tolist()
+
+
+def compare_at_once(reader: ShardReader) -> None:
+    """Assert that samples read at once, maybe from a damaged shard, are those read alone."""
+    alone: list[Sample | None] = []
+    every = [*range(min(len(reader), 50))]
+    for position in every:
+        try:
+            alone.append(reader.sample(position))
+        except ShardkitError:
+            alone.append(None)
+    for positions in ([every] if every else []) + [[position] for position in every]:
+        try:
+            found = read_at_once(reader, positions, list(reader.schema))
+        except Exception:  # all of them are errors of damaged data
+            continue
+        for sample, position in zip(found or [], positions, strict=found is not None):
+            expected = alone[position]
+            assert expected is not None, f"sample {position} cannot be read"
+            assert_same(sample, expected)
 
 
 def write_shard(

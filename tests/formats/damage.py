@@ -28,7 +28,13 @@ import zstandard
 
 from shardkit.errors import ShardkitError
 from shardkit.formats import FORMATS, file_name, get_format
-from shardkit.formats.testing_samples import EVERYTHING, everything, make_image, write_shard
+from shardkit.formats.testing_samples import (
+    EVERYTHING,
+    compare_at_once,
+    everything,
+    make_image,
+    write_shard,
+)
 from shardkit.schema import Array, Schema
 
 ROOT = Path(__file__).parents[2]
@@ -368,6 +374,7 @@ def read_all(path, format, layout, files):
         attempt(reader.keys)
         for field in reader.schema:
             attempt(reader.sizes, field)
+        compare_at_once(reader)
         reader.close()
 
     attempt(read)

@@ -17,7 +17,7 @@ import pytest
 
 from shardkit.errors import DamagedError, FormatError
 from shardkit.formats import FORMATS, get_format
-from shardkit.formats.testing_samples import in_fork
+from shardkit.formats.testing_samples import compare_at_once, in_fork
 from shardkit.schema import Int, Schema
 from tests.conftest import few
 from tests.formats import damage
@@ -30,6 +30,15 @@ SLOW |= {name for name in damage.SHARDS if name.startswith(("lance", "arrow-"))}
 
 def test_every_format_is_damaged():
     assert {shard.format for shard in damage.SHARDS.values()} == set(FORMATS)
+
+
+@pytest.mark.filterwarnings("ignore::shardkit.errors.ShardkitWarning")
+@pytest.mark.parametrize("name", [n for n in damage.SHARDS if not n.startswith("lance")])
+def test_samples_are_read_at_once_as_they_are_read_alone(name, tmp_path):
+    """So are those of damaged shards, in the next test."""
+    shard = damage.SHARDS[name]
+    path, format = shard.write(tmp_path), get_format(shard.format)
+    compare_at_once(format.open(path, shard.schema and format.layout(shard.schema)))
 
 
 @pytest.mark.timeout(14400)
