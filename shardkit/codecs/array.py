@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,18 +82,23 @@ def load_array(data: bytes) -> npt.NDArray[Any]:
     return found.copy().reshape(header.shape, order="F" if header.fortran else "C")
 
 
-def load_rows(files: npt.NDArray[np.uint8]) -> npt.NDArray[Any] | None:
-    """Return the arrays in `.npy` files of one size, uint8 (files, bytes), as one array.
+def load_rows(
+    files: npt.NDArray[np.uint8],
+    load: Callable[[bytes], npt.NDArray[Any]] = load_array,
+) -> npt.NDArray[Any] | None:
+    """Return the arrays in files of one size, uint8 (files, bytes), as one array.
 
-    None if their headers differ, or describe an array that is not in C order. Raises ValueError
-    like `load_array`.
+    load: returns the array in a file, which ends with its values. None if the headers before them
+    differ, or describe an array that is not in C order. Raises ValueError like `load`.
     """
-    first = load_array(files[0].tobytes())
-    start = files.shape[1] - first.nbytes
-    if not first.flags.c_contiguous or not (files[:, :start] == files[0, :start]).all():
+    first = load(files[0].tobytes())
+    if not first.flags.c_contiguous:
         return None
-    values = np.ascontiguousarray(files[:, start:]).view(first.dtype)
-    return values.reshape(len(files), *first.shape)
+    start = files.shape[1] - first.nbytes
+    heads, values = files[:, :start], files[:, start:].copy()
+    if not (heads == heads[0]).all() or values[0].tobytes() != first.tobytes():
+        return None
+    return values.view(first.dtype).reshape(len(files), *first.shape)
 
 
 def _by_numpy(data: bytes) -> npt.NDArray[Any]:

@@ -55,7 +55,7 @@ def values_of(item):
 
 class TestLitData(FormatContract):
     tested = LITDATA
-    provides = frozenset({"spans"})
+    provides = frozenset({"plan", "spans"})
     gaps: ClassVar = {
         "test_without_its_layout_a_shard_still_reads": "names and types are in index.json alone"
     }

@@ -46,7 +46,7 @@ def by_facts(path):
 
 class TestMds(FormatContract):
     tested = get_format("mds")
-    provides = frozenset({"spans"})
+    provides = frozenset({"plan", "spans"})
 
     def independent_keys(self, path):
         return [sample["__key__"].decode() for sample in by_facts(path)]

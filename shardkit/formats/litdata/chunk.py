@@ -16,7 +16,7 @@ import numpy.typing as npt
 from shardkit.codecs.compression import COMPRESSED_BLOCK, compression_of, decompressed, unpacked
 from shardkit.errors import DamagedError, FormatError, drop_option
 from shardkit.formats.base import KEY, ShardSpec, encoded, key_bytes
-from shardkit.formats.litdata.values import absent, decoder, encoder, guessed, leaves_of
+from shardkit.formats.litdata.values import NUMBERS, absent, decoder, encoder, guessed, leaves_of
 from shardkit.formats.offsets import OffsetsWriter
 from shardkit.formats.packed import Packed, PackedField, PackedReader
 from shardkit.sample import Sample, key_of
@@ -145,9 +145,9 @@ class LitDataReader(PackedReader):
             layout = self._guessed(layout)
         super().__init__(path, layout, source)
         self.fields = [
-            PackedField(name, number, decoder(stored, self.schema[name]))
+            PackedField(name, number, kind, stored, decoder(stored, kind), NUMBERS.get(stored))
             for number, (name, stored) in enumerate(leaves)
-            if name in self.schema
+            if (kind := self.schema.get(name)) is not None
         ]
         self.key = leaves.index((KEY, "str")) if (KEY, "str") in leaves else None
         # Our writer stores the names of missing fields after the values.
@@ -185,6 +185,9 @@ class LitDataReader(PackedReader):
         if self._items is None:
             raise ValueError(f"{self.path} is closed")
         return self._items.item(position)
+
+    def stored(self) -> ByteSource | None:
+        return None if self._items is None or self._items.each else self._items.source
 
     def offset(self, position: int, field: str) -> int | None:
         items = self._items

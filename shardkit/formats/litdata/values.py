@@ -145,6 +145,7 @@ def _tensor(data: bytes) -> npt.NDArray[Any]:
     return _array(_TORCH, "<" if max(code, rank) >= 1 << 24 else ">", data)
 
 
+NUMBERS = {"int": "<q", "float": "<d", "bool": "|u1"}  # dtypes by serializer
 _BYTES = ("bytes", "file", "image", "tifffile", "tiff", "video", "audio", "nifti", "mesh", "pdf")
 # The type of the values, or None if it is guessed from the first value, and the decoder.
 _SERIALIZERS: dict[str, tuple[FieldType | None, Decode]] = {

@@ -22,7 +22,7 @@ from shardkit.schema import Array, Bytes, FieldType, Float, Image, Images, Int, 
 
 ABSENT = "__absent__"  # our column with the names of a sample's missing optional fields
 
-_SCALARS = {
+SCALARS = {
     "int": "<q", "int8": "<b", "int16": "<h", "int32": "<i", "int64": "<q",
     "uint8": "<B", "uint16": "<H", "uint32": "<I", "uint64": "<Q",
     "float16": "<e", "float32": "<f", "float64": "<d",
@@ -75,8 +75,8 @@ def own_codec(kind: FieldType) -> Codec:
 
 def codec(encoding: str) -> Codec | None:
     """Return the codec of an encoding, by name; None if the encoding is not supported."""
-    if encoding in _SCALARS:
-        return _scalar_codec(Float() if "float" in encoding else Int(), _SCALARS[encoding])
+    if encoding in SCALARS:
+        return _scalar_codec(Float() if "float" in encoding else Int(), SCALARS[encoding])
     name, *sizes = encoding.split(":")
     return _array_codec(*sizes) if name == "ndarray" and len(sizes) < 3 else _CODECS.get(encoding)
 

@@ -13,7 +13,7 @@ import numpy as np
 from shardkit.errors import DamagedError, FormatError, ShardkitError, drop_option
 from shardkit.formats.base import KEY, ShardSpec, encoded, key_bytes
 from shardkit.formats.compressed import opened
-from shardkit.formats.mds.layout import ABSENT, codec, encoding_of, own_codec
+from shardkit.formats.mds.layout import ABSENT, SCALARS, codec, encoding_of, own_codec
 from shardkit.formats.offsets import OffsetsWriter
 from shardkit.formats.packed import Packed, PackedField, PackedReader
 from shardkit.helpers.checked import Count, damaged, from_json
@@ -49,9 +49,9 @@ class MdsReader(PackedReader):
         source, self.temporary_bytes = (
             (open_source(path), 0) if plain else opened(path, "MDS shard", "mds")
         )
-        self.offsets, self._start = _offsets(source)
+        self.offsets, self.first = _offsets(source)
         self.in_memory = self.offsets.in_memory
-        header = _header(source, 4 * (len(self.offsets) + 1), self._start)
+        header = _header(source, 4 * (len(self.offsets) + 1), self.first)
         names, about = header["column_names"], header.get("shardkit")
         encodings = dict(zip(names, header["column_encodings"], strict=True))
         ours = None if about is None else _schema(about, path)
@@ -72,12 +72,13 @@ class MdsReader(PackedReader):
             if known is None or not _fits(known.kind, kind):
                 what, found = "a column of the shard is missing or wrong", f"{encoding!r:.60}"
                 raise DamagedError(what, path=path, field=name, expected=str(kind), found=found)
-            self.fields.append(PackedField(name, names.index(name), known.decode))
+            stored = encoding, known.decode, SCALARS.get(encoding)
+            self.fields.append(PackedField(name, names.index(name), kind, *stored))
 
     def located(self, position: int) -> tuple[ByteSource, int, int]:
         begin, end = struct.unpack("<2I", self.offsets.record(position, 2))
-        if not self._start <= begin <= end <= self.source.size:
-            about = {"expected": f"a range from {self._start:,} to {self.source.size:,}"}
+        if not self.first <= begin <= end <= self.source.size:
+            about = {"expected": f"a range from {self.first:,} to {self.source.size:,}"}
             about["found"] = f"{begin:,} to {end:,}"
             what, offset = "the offset of a sample is damaged", 4 * (1 + position)
             raise DamagedError(what, path=self.path, offset=offset, **about)
