@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.errors import DamagedError
+from shardkit.storage.blobs import Blobs
 from shardkit.storage.byte_source import ByteSource, Table, open_source
 
 _READ_HEADER = {
@@ -82,14 +83,25 @@ def load_array(data: bytes) -> npt.NDArray[Any]:
     return found.copy().reshape(header.shape, order="F" if header.fortran else "C")
 
 
-def load_rows(
-    files: npt.NDArray[np.uint8],
-    load: Callable[[bytes], npt.NDArray[Any]] = load_array,
+def load_column(
+    files: Blobs, optional: bool, load: Callable[[bytes], npt.NDArray[Any]] = load_array
+) -> npt.NDArray[Any] | list[Any]:
+    """Return the arrays in files: as one array if they are alike, otherwise as a list.
+
+    load: returns the array in a file, which ends with its values. optional: files may be absent.
+    Raises ValueError like `load`.
+    """
+    rows = files.rows()
+    found = None if rows is None else _stacked(rows, load)
+    return files.decoded(load, optional) if found is None else found
+
+
+def _stacked(
+    files: npt.NDArray[np.uint8], load: Callable[[bytes], npt.NDArray[Any]]
 ) -> npt.NDArray[Any] | None:
     """Return the arrays in files of one size, uint8 (files, bytes), as one array.
 
-    load: returns the array in a file, which ends with its values. None if the headers before them
-    differ, or describe an array that is not in C order. Raises ValueError like `load`.
+    None if the headers before their values differ, or describe an array that is not in C order.
     """
     first = load(files[0].tobytes())
     if not first.flags.c_contiguous:

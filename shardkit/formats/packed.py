@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.codecs.array import load_rows
+from shardkit.codecs.array import load_column
 from shardkit.errors import DamagedError
 from shardkit.formats.base import KEY, Column, Columns, Ranges, ShardReader, numbered_key
 from shardkit.sample import JsonText, Sample
@@ -141,19 +141,18 @@ class PackedField:
             return values
         if self.decode is bytes.decode:
             return values.texts()
-        rows = values.rows() if self.dtype or isinstance(self.kind, Array) else None
-        found = None if rows is None else self._numbers(rows)
-        if found is not None:
-            return found
-        return values.decoded(self.value, self.kind.optional)
+        if isinstance(self.kind, Array):
+            return load_column(values, self.kind.optional, self.decode)
+        found = None if self.dtype is None else self._numbers(values.rows(), np.dtype(self.dtype))
+        return values.decoded(self.value, self.kind.optional) if found is None else found
 
-    def _numbers(self, rows: npt.NDArray[np.uint8]) -> npt.NDArray[Any] | None:
-        if self.dtype is None:
-            return load_rows(rows, self.decode)
-        if rows.shape[1] != np.dtype(self.dtype).itemsize:
+    def _numbers(
+        self, rows: npt.NDArray[np.uint8] | None, dtype: np.dtype[Any]
+    ) -> npt.NDArray[Any] | None:
+        if rows is None or rows.shape[1] != dtype.itemsize:
             return None
-        found = rows.view(self.dtype)[:, 0].astype(_NUMBERS[type(self.kind)])
-        return None if self.dtype == "<Q" and (found < 0).any() else found  # above 2^63 - 1
+        found = rows.view(dtype)[:, 0].astype(_NUMBERS[type(self.kind)])
+        return None if dtype.char == "Q" and (found < 0).any() else found  # above 2^63 - 1
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def entries(path):
 
 class TestLmdb(FormatContract):
     tested = get_format("lmdb")
-    provides = frozenset({"join", "spans"})
+    provides = frozenset({"join", "plan", "spans"})
     least_bytes = 6 * PAGE
 
     def independent_keys(self, path):

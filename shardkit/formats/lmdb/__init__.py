@@ -1,6 +1,7 @@
 """LMDB environments: a folder with `data.mdb`, keys of 12 digits, values in msgpack.
 
 layout.py        the byte layout of an LMDB file, and a tree that checks every pointer
+maps.py          parses the values of many samples at once
 reader.py        random access by number
 writer.py        writes an environment in one pass
 third_party.py   finds and reads the samples of an LMDB of another program

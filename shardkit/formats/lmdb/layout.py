@@ -93,7 +93,7 @@ class Tree:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._source = source = open_source(path)
+        self.source = source = open_source(path)
         self._page, self._last, self.main = _current_meta(source)
         size = (self._last + 1) * self._page
         if source.size < size:
@@ -111,7 +111,7 @@ class Tree:
         at = offset - latest.number * self._page
         if 0 <= at <= self._page - size and latest.data:
             return latest.data[at : at + size]
-        return self._source.read(offset, size)
+        return self.source.read(offset, size)
 
     def get(self, key: bytes, page: int | None = None, guess: int = 0) -> Entry | None:
         """Return the entry with this key, searched from the root or from `page`.
@@ -191,7 +191,7 @@ class Tree:
         at = number * self._page
         if not 2 <= number <= self._last:
             raise self._damaged(f"a page number is out of range: {number}", 0)
-        data = self._source.read(at, self._page)
+        data = self.source.read(at, self._page)
         _, _, kind, lower, upper = page_header.unpack_from(data)
         if kind not in (BRANCH, LEAF) or not HEADER < lower <= upper <= self._page or lower % 2:
             raise self._damaged("a page of the tree is damaged", at)

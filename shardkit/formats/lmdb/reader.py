@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from shardkit.codecs.array import load_array
 from shardkit.errors import DamagedError, FormatError
-from shardkit.formats.base import KEY, ShardReader
+from shardkit.formats.base import KEY, Ranges, ShardReader
 from shardkit.formats.lmdb.layout import Tree
+from shardkit.formats.lmdb.maps import DecodeMaps
 from shardkit.helpers.checked import Count, checked, damaged, of_version
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Bool, Bytes, Float, Images, Int, Json, Schema, Text, int64
@@ -122,6 +123,21 @@ class LmdbReader(TreeReader):
             elif not optional:
                 raise TypeError("it is missing")
         return sample
+
+    def plan(self, positions: npt.NDArray[np.int64], fields: Collection[str]) -> Ranges | None:
+        if not fields or any(isinstance(kind, Images) for kind in self.schema.values()):
+            return None
+        places = self._places(positions).T
+        decode = DecodeMaps(tuple(self.schema.items()), tuple(fields))
+        return Ranges(self._tree.source, places[:1], places[1:], decode)
+
+    def _places(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return `location` of several samples: int64, (samples, 2)."""
+        if self._locations is not None:
+            known = np.frombuffer(self._locations, np.int64).reshape(-1, 2)[positions]
+            if known.all():
+                return known
+        return np.array([self.location(position) for position in positions.tolist()], np.int64)
 
     def _key(self, position: int) -> str:
         """Read only the key, with which each of our values begins."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from shardkit.codecs.array import dump_array, load_array, load_rows
+from shardkit.codecs.array import dump_array, load_array, load_column
 from shardkit.formats.base import Column
 from shardkit.sample import JsonText
 from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Int, Json, Text, int64
@@ -47,15 +47,10 @@ def column_of(kind: FieldType, blobs: Blobs) -> Column:
     decode = kind.entry(DECODERS)
     if decode is None:
         return blobs
-    found = None
-    if not kind.optional and decode is int64:
-        found = blobs.integers()
-    elif not kind.optional and decode is load_array and len(blobs):
-        rows = blobs.rows()
-        found = None if rows is None else load_rows(rows)
-    if found is not None:
-        return found
-    return blobs.decoded(decode, kind.optional)
+    if decode is load_array:
+        return load_column(blobs, kind.optional)
+    found = blobs.integers() if decode is int64 and not kind.optional else None
+    return blobs.decoded(decode, kind.optional) if found is None else found
 
 
 # None for values that are stored unchanged.
