@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shardkit.formats.base import Column, Columns, Ranges
+from shardkit.formats.base import KEY, Column, Columns, Ranges
 from shardkit.sample import Sample
 from shardkit.schema import Array, FieldType, Schema
 from shardkit.storage.blobs import Blobs, Numbers, read_blobs
@@ -90,7 +90,7 @@ def blobs_of(column: Column) -> Blobs:
 
 def samples_of(columns: Columns, schema: Schema) -> list[Sample]:
     """Return the samples of which these are the columns."""
-    names = [*columns]
+    names = [KEY, *(name for name in schema if name in columns)]
     values = [listed(columns[name], schema.get(name)) for name in names]
     every = [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
     optional = {name for name, kind in schema.items() if kind.optional}

@@ -137,8 +137,9 @@ def read_at_once(
         plan = {**plan.known, **plan.decode(blobs)}
     if plan is None:
         return None
-    columns = [_listed(plan, name, reader.schema) for name in ("__key__", *fields)]
-    samples = [dict(zip(plan, values, strict=True)) for values in zip(*columns, strict=True)]
+    names = ["__key__", *fields]
+    columns = [_listed(plan, name, reader.schema) for name in names]
+    samples = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
     for column in plan.values():  # which belong to the caller
         if isinstance(column, np.ndarray):
             column.fill(0)

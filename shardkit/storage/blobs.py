@@ -95,7 +95,7 @@ class Blobs:
     def arrays(
         self, dtype: np.dtype[Any], convert: Callable[[Any], npt.NDArray[Any]] | None = None
     ) -> npt.NDArray[Any] | list[Any]:
-        """Return values that follow one another as arrays of numbers.
+        """Return values as arrays of numbers.
 
         (values, numbers) if all have one size, else a list of arrays, with None for one that does
         not exist. `convert` is called once, with the numbers of all values. Raises ValueError if a
@@ -103,13 +103,15 @@ class Blobs:
         """
         first, sizes = int(self.starts[0]), np.maximum(self.sizes, 0)
         ends = sizes.cumsum()
-        if np.count_nonzero((sizes % dtype.itemsize) | (self.starts - first - ends + sizes)):
-            raise ValueError("the values are not numbers that follow one another")
+        if np.count_nonzero(sizes % dtype.itemsize):
+            raise ValueError("a value is not of whole numbers")
+        if np.count_nonzero((self.starts - first - ends + sizes)[self.sizes > 0]):
+            return Blobs.of(self.values()).arrays(dtype, convert)
         numbers = np.require(
             self.data[first : first + int(ends[-1])].view(dtype), requirements=["A", "W"]
         )
         numbers = numbers if convert is None else convert(numbers)
-        if self.sizes[0] >= 0 and not np.count_nonzero(sizes != sizes[0]):
+        if self.sizes[0] >= 0 and not np.count_nonzero(self.sizes != self.sizes[0]):
             return numbers.reshape(len(self), int(sizes[0]) // dtype.itemsize)
         bounds = pairwise([0, *(ends // dtype.itemsize).tolist()])
         there = (self.sizes >= 0).tolist()

@@ -42,7 +42,7 @@ def table_of(path):
 
 class TestArrow(FormatContract):
     tested = get_format("arrow")
-    provides = OPTIONAL - {"plan"}
+    provides = OPTIONAL
 
     def independent_keys(self, path):
         return list(table_of(path).column("__key__").to_pylist())

@@ -45,7 +45,7 @@ def datasets(monkeypatch, tmp_path):
 
 class TestHf(FormatContract):
     tested = get_format("hf")
-    provides = OPTIONAL - {"plan"}
+    provides = OPTIONAL
 
     def independent_keys(self, path):
         with pa.OSFile(str(path)) as source, pa.ipc.open_stream(source) as stream:

@@ -26,7 +26,7 @@ PARQUET = get_format("parquet")
 
 class TestParquet(FormatContract):
     tested = get_format("parquet")
-    provides = frozenset({"join", "spans"})
+    provides = frozenset({"join", "plan", "spans"})
 
     def independent_keys(self, path):
         return list(pandas.read_parquet(path, columns=["__key__"])["__key__"])

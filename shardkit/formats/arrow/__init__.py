@@ -2,6 +2,7 @@
 
 columns.py   maps fields to columns, in shards of ours and in third-party files
 values.py    decodes arrays into values
+at_once.py   decodes several rows at once
 messages.py  finds the batches in an IPC file or stream
 reader.py    random access to the rows of batches
 writer.py    encodes values into arrays, and writes batches to a file

@@ -18,7 +18,7 @@ import weakref
 from abc import abstractmethod
 from bisect import bisect_right
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from shardkit.errors import DamagedError, FormatError, ShardkitError, StorageError
+from shardkit.formats.arrow.at_once import Located, Table, from_memory, located
 from shardkit.formats.arrow.columns import Arrays, Known, check_names, layout_of
 from shardkit.formats.arrow.messages import Message, decompressed_size, find_messages, null_counts
 from shardkit.formats.arrow.values import (
@@ -41,7 +42,7 @@ from shardkit.formats.arrow.values import (
     fits,
     plain,
 )
-from shardkit.formats.base import KEY, ShardReader, numbered_key
+from shardkit.formats.base import KEY, Columns, Ranges, ShardReader, numbered_key
 from shardkit.helpers import os_errors
 from shardkit.sample import JsonText, Sample, key_of
 from shardkit.schema import Array, FieldType, Json, Text
@@ -69,6 +70,7 @@ class Batch:
         self.failed: dict[tuple[str, ...], ShardkitError] = {}
         self.size = 0  # bytes of its arrays in memory
         self._arrays: dict[str, pa.Array] = {}
+        self._found: dict[str, Located] = {}
 
     def arrays(self, names: Collection[str]) -> Arrays:
         """These columns, as `plain` arrays."""
@@ -79,12 +81,20 @@ class Batch:
             self.size += 0 if self.buffers.in_file else array.nbytes
         return {name: self._arrays[name] for name in names}
 
+    def found(self, kinds: Mapping[str, FieldType]) -> dict[str, Located]:
+        """Return what `located` returns for all rows of these columns, which are in memory."""
+        for name, array in self.arrays(kinds).items():
+            if name not in self._found:
+                self._found[name] = located(kinds[name], array, 0, len(array))
+        return {name: self._found[name] for name in kinds}
+
 
 class BatchReader(ShardReader):
     """One shard of a column format."""
 
     _total = 0  # sum of `in_memory` of all readers
     _starts: list[int]  # the position of the first row of each batch, and the end
+    _planned: Table | None = None  # for the fields that were read at once last
 
     def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
         self.path = path
@@ -189,7 +199,7 @@ class BatchReader(ShardReader):
 
     def _forget(self) -> None:
         BatchReader._total -= self.in_memory
-        self._batches, self.in_memory = {}, 0
+        self._batches, self.in_memory, self._planned = {}, 0, None
 
     def __del__(self) -> None:
         self._forget()
@@ -221,6 +231,84 @@ class BatchReader(ShardReader):
                 batch.failed[missing] = error.located()
             raise
         return page
+
+    def plan(
+        self, positions: npt.NDArray[np.int64], fields: Collection[str]
+    ) -> Ranges | Columns | None:
+        source, table, names = self._opened, self._planned, [*self._keyed, *fields]
+        if table is None or [*table.kinds] != names:
+            kinds = {name: Text() if name == KEY else self.schema[name] for name in names}
+            number = bisect_right(self._starts, positions[0]) - 1
+            if not self._batch(number).buffers.in_file:
+                return self._from_memory(positions, kinds)
+            table = self._new_table(number, kinds)
+        if table is None:
+            return None
+        if np.count_nonzero(table.filled.take(positions)) < len(positions):
+            self._fill(table, positions)
+        known = self._others(table.others, positions)
+        for name, numbers in table.numbers.items():
+            known[name] = numbers.column(positions, table.kinds[name])
+        ranges = table.starts.take(positions, 1), table.sizes.take(positions, 1)
+        return Ranges(source, *ranges, table.decode, known)
+
+    def _new_table(self, number: int, kinds: Mapping[str, FieldType]) -> Table | None:
+        """Return a table of these columns, as they are in a batch; None if it is too large."""
+        size = 16 * len(self) * (len(kinds) + 1)
+        if self.in_memory + size > _IN_MEMORY or BatchReader._total + size > _ALL_IN_MEMORY:
+            return None
+        batch = self._batch(number)
+        arrays = batch.arrays(kinds)
+        found = {n: located(k, arrays[n], 0, 0, batch.buffers) for n, k in kinds.items()}
+        self._note(size)
+        self._planned = table = Table(kinds, found, len(self))
+        return table
+
+    def _fill(self, table: Table, positions: npt.NDArray[np.int64]) -> None:
+        """Add the pages of the rows at these positions."""
+        missing = positions[~table.filled.take(positions)]
+        starts = np.array(self._starts)
+        starts = starts[np.searchsorted(starts, missing, "right") - 1]
+        for first in np.unique(missing - (missing - starts) % PAGE).tolist():
+            number = bisect_right(self._starts, first) - 1
+            batch, at = self._batch(number), first - self._starts[number]
+            stop = min(at + PAGE, self._rows(number))
+            arrays = batch.arrays(table.kinds)
+            table.fill(
+                first,
+                first + stop - at,
+                {n: located(k, arrays[n], at, stop, batch.buffers) for n, k in table.kinds.items()},
+            )
+
+    def _from_memory(
+        self, positions: npt.NDArray[np.int64], kinds: Mapping[str, FieldType]
+    ) -> Columns | None:
+        """Return columns of decoded batches."""
+        numbers = np.searchsorted(self._starts, positions, "right") - 1
+        order, found, rows = np.argsort(np.argsort(numbers, kind="stable")), [], []
+        for number in np.unique(numbers).tolist():
+            batch = self._batch(number)
+            if batch.buffers.in_file:
+                return None
+            found.append(batch.found(kinds))
+            rows.append(positions[numbers == number] - self._starts[number])
+        others = [name for name, one in found[0].items() if one is None]
+        return {**self._others(others, positions), **from_memory(kinds, found, rows, order)}
+
+    def _others(self, names: Collection[str], positions: npt.NDArray[np.int64]) -> Columns:
+        """Return columns of values that are read one by one, and the keys if they are not stored.
+
+        Raises ValueError if one cannot be read, or is null without being absent.
+        """
+        columns: Columns = {}
+        if not self._keyed:
+            columns[KEY] = [numbered_key(self._stem, position) for position in positions.tolist()]
+        for name in names:
+            values = self._some(name, positions)
+            if values is None or (isinstance(self.schema.get(name), Json) and None in values):
+                raise ValueError("a value cannot be read, or is null")
+            columns[name] = values
+        return columns
 
     def _rows(self, number: int) -> int:
         """Number of rows of a batch."""

@@ -166,7 +166,7 @@ def plain(array: pa.Array) -> pa.Array:
     if is_text(values.type) or _is_bytes(values.type):
         # Decoding copies each value for all rows that refer to it: limit the memory for that.
         uses = np.bincount(array.indices.drop_null().to_numpy(), minlength=len(values))
-        ranges = _ranges(values, Bytes(), 0, len(values), MEMORY)
+        ranges = ranges_of(values, Bytes(), 0, len(values), MEMORY)
         assert ranges is not None
         check_expansion(int(np.dot(uses, ranges._replace(present=None).lengths())), array.nbytes)
     return plain(array.dictionary_decode())
@@ -220,21 +220,21 @@ def _cut(data: bytes | memoryview, first: int = 0) -> Cut:
 MEMORY = Buffers()
 
 
-def _bits(buffer: pa.Buffer, start: int, stop: int, buffers: Buffers) -> npt.NDArray[np.uint8]:
+def bits_of(buffer: pa.Buffer, start: int, stop: int, buffers: Buffers) -> npt.NDArray[np.uint8]:
     """Return the bits [start, stop) of a bitmap, each 0 or 1."""
     data = buffers.cut(buffer)(start >> 3, (stop + 7) >> 3)
     bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
     return bits[start & 7 : (start & 7) + stop - start]
 
 
-def _present(
+def presence(
     array: pa.Array, start: int, stop: int, buffers: Buffers
 ) -> npt.NDArray[np.uint8] | None:
     """0 for each row that is null, else 1; None if no row of the array is null."""
     bitmap = array.buffers()[0]
     if bitmap is None or not array.null_count:
         return None
-    return _bits(bitmap, array.offset + start, array.offset + stop, buffers)
+    return bits_of(bitmap, array.offset + start, array.offset + stop, buffers)
 
 
 def _offsets(array: pa.Array, start: int, stop: int, buffers: Buffers) -> memoryview:
@@ -256,7 +256,7 @@ def fetch(array: pa.Array, start: int, stop: int, buffers: Buffers) -> pa.Array:
         return pa.nulls(count)
     if _is_view(stored):
         return _fetch_views(array, start, stop, buffers)
-    present = _present(array, start, stop, buffers)
+    present = presence(array, start, stop, buffers)
     found = [None if present is None else _packed(present)]
     children: list[pa.Array] = []
     first, end = array.offset + start, array.offset + stop
@@ -270,7 +270,7 @@ def fetch(array: pa.Array, start: int, stop: int, buffers: Buffers) -> pa.Array:
         children = [fetch(array.values, first * size, end * size, buffers)]
         stored = pa.list_(children[0].type, size)
     elif types.is_boolean(stored):
-        found.append(_packed(_bits(array.buffers()[1], first, end, buffers)))
+        found.append(_packed(bits_of(array.buffers()[1], first, end, buffers)))
     elif is_list(stored) or types.is_map(stored) or len(array.buffers()) == 3:
         offsets = np.array(_offsets(array, start, stop, buffers))
         if (offsets[1:] < offsets[:-1]).any():
@@ -301,7 +301,7 @@ def _packed(bits: npt.NDArray[np.uint8]) -> pa.Buffer:
 
 def _fetch_views(array: pa.Array, start: int, stop: int, buffers: Buffers) -> pa.Array:
     """A view is a length, then up to 12 bytes, or the first 4 bytes, a buffer and an offset."""
-    present = _present(array, start, stop, buffers)
+    present = presence(array, start, stop, buffers)
     _, views, *more = array.buffers()
     data = bytes(buffers.cut(views)(16 * (array.offset + start), 16 * (array.offset + stop)))
     sizes = np.frombuffer(data, "<i4")[::4].astype(np.int64)
@@ -359,7 +359,7 @@ def column(
         return Column(lambda row: None, 0)
     if isinstance(kind, Bytes) and pa.types.is_struct(array.type):
         return _images(array, first, stop, buffers)
-    ranges = _ranges(array, kind, first, stop, buffers)
+    ranges = ranges_of(array, kind, first, stop, buffers)
     if ranges is not None:
         return _range_column(maker(kind, array.type), ranges, stop - first, buffers)
     if not buffers.in_file and not _is_view(array.type):
@@ -381,7 +381,7 @@ def average_size(array: pa.Array) -> float:
     return float(sum(b.size for b in array.buffers() if b) / max(len(array), 1))
 
 
-def _ranges(
+def ranges_of(
     array: pa.Array, kind: FieldType, first: int, stop: int, buffers: Buffers
 ) -> Ranges | None:
     """The ranges of values that are bytes, text or lists of numbers; None for other values."""
@@ -412,7 +412,7 @@ def _ranges(
         offsets = range(begin, begin + (stop - first) * fixed + 1, fixed)
     else:
         offsets = [0] * (stop - first + 1)
-    present = _present(array, first, stop, buffers)
+    present = presence(array, first, stop, buffers)
     held = data.size if data is not None else 0
     end = held if end is None else min(end, held)
     return Ranges(offsets, width, buffers.cut(data, end), end, buffers.position(data), present)
@@ -444,7 +444,7 @@ def _images(array: pa.StructArray, first: int, stop: int, buffers: Buffers) -> C
     found = column(Bytes(), data, first, stop, buffers)
     if not array.null_count and not data.null_count:
         return found
-    there = _present(array, first, stop, buffers)
+    there = presence(array, first, stop, buffers)
     path: Getter = lambda row: None  # noqa: E731
     if "path" in names and is_text(plain_type(array.type.field("path").type)):
         paths = plain(array.field(names.index("path")))

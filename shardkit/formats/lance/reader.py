@@ -20,7 +20,7 @@ from shardkit.errors import FormatError
 from shardkit.formats.arrow.columns import Arrays, Known
 from shardkit.formats.arrow.reader import BatchReader
 from shardkit.formats.arrow.values import PAGE, Column, column, is_list, maker, plain
-from shardkit.formats.base import KEY
+from shardkit.formats.base import KEY, ShardReader
 from shardkit.formats.lance.process import About, FileRows, Page, ask
 from shardkit.schema import Array, FieldType, Text
 from shardkit.storage.byte_source import (
@@ -71,6 +71,8 @@ class LanceReader(BatchReader):
             passed = {"older version of the dataset": older, "deleted row": deleted}
             self.layout["ignored"] = {what: count for what, count in passed.items() if count}
             self.layout["parts"] = self._parts
+
+    plan = ShardReader.plan  # a whole page of large values would be read for each of its rows
 
     def _open(self) -> tuple[pa.Schema, list[int]]:
         for part in self._folder.rglob("*") if self._third_party else ():
