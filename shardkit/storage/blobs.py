@@ -93,29 +93,32 @@ class Blobs:
         return rows
 
     def arrays(
-        self, dtype: np.dtype[Any], convert: Callable[[Any], npt.NDArray[Any]] | None = None
+        self,
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...] = (-1,),
+        convert: Callable[[Any], npt.NDArray[Any]] | None = None,
     ) -> npt.NDArray[Any] | list[Any]:
-        """Return values as arrays of numbers.
+        """Return values of numbers as arrays of a shape, in which one length may be -1.
 
-        (values, numbers) if all have one size, else a list of arrays, with None for one that does
+        (values, *shape) if all have one size, else a list of arrays, with None for one that does
         not exist. `convert` is called once, with the numbers of all values. Raises ValueError if a
-        size is not a multiple of that of a number.
+        size does not fit.
         """
         first, sizes = int(self.starts[0]), np.maximum(self.sizes, 0)
         ends = sizes.cumsum()
         if np.count_nonzero(sizes % dtype.itemsize):
             raise ValueError("a value is not of whole numbers")
         if np.count_nonzero((self.starts - first - ends + sizes)[self.sizes > 0]):
-            return Blobs.of(self.values()).arrays(dtype, convert)
-        numbers = np.require(
-            self.data[first : first + int(ends[-1])].view(dtype), requirements=["A", "W"]
-        )
+            return Blobs.of(self.values()).arrays(dtype, shape, convert)
+        data = self.data[first : first + int(ends[-1])]
+        numbers = np.require(data.view(dtype), requirements=["A", "W"])
         numbers = numbers if convert is None else convert(numbers)
         if self.sizes[0] >= 0 and not np.count_nonzero(self.sizes != self.sizes[0]):
-            return numbers.reshape(len(self), int(sizes[0]) // dtype.itemsize)
-        bounds = pairwise([0, *(ends // dtype.itemsize).tolist()])
-        there = (self.sizes >= 0).tolist()
-        return [numbers[a:b] if t else None for (a, b), t in zip(bounds, there, strict=True)]
+            return numbers.reshape(len(self), *shape)
+        pairs = zip(
+            pairwise([0, *(ends // dtype.itemsize).tolist()]), self.sizes.tolist(), strict=True
+        )
+        return [None if n < 0 else numbers[a:b].reshape(shape) for (a, b), n in pairs]
 
 
 def read_blobs(

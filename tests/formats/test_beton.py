@@ -42,7 +42,7 @@ def keys_by_hand(path):
 
 class TestBeton(FormatContract):
     tested = get_format("beton")
-    provides = OPTIONAL - {"plan"}
+    provides = OPTIONAL
     least_bytes = 40_000  # the room for the table
 
     def independent_keys(self, path):

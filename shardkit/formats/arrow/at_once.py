@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from shardkit.codecs.array import load_array, load_rows
+from shardkit.codecs.array import load_column
 from shardkit.formats.arrow.values import (
     MEMORY,
     Buffers,
@@ -144,30 +144,18 @@ class Decode:
         if isinstance(kind, Bytes):
             return values
         if isinstance(kind, Array):
-            return _lists(kind, values) if name in self.lists else _files(values)
+            shape = tuple(-1 if n is None else n for n in kind.shape or ())
+            listed = name in self.lists
+            return (
+                values.arrays(np.dtype(kind.dtype), shape)
+                if listed
+                else load_column(values, kind.optional)
+            )
         return values.decoded(_json, kind.optional) if isinstance(kind, Json) else values.texts()
 
 
 def _json(data: bytes) -> Any:
     return json.loads(str(data, "utf-8"))  # of bytes, it would guess the encoding
-
-
-def _lists(kind: Array, values: Blobs) -> Column:
-    """Return arrays that are stored as lists of numbers."""
-    shape = tuple(-1 if n is None else n for n in kind.shape or ())
-    found = values.arrays(np.dtype(kind.dtype))
-    if isinstance(found, np.ndarray):
-        return found.reshape(len(found), *shape)
-    return [None if numbers is None else numbers.reshape(shape) for numbers in found]
-
-
-def _files(values: Blobs) -> Column:
-    """Return arrays that are stored as `.npy` files."""
-    rows = values.rows()
-    found = None if rows is None else load_rows(rows)
-    if found is not None:
-        return found
-    return [None if data is None else load_array(data) for data in values.values()]
 
 
 class Table:

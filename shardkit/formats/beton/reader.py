@@ -10,6 +10,7 @@ import contextlib
 import json
 import struct
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -18,15 +19,16 @@ from typing import Any, NamedTuple, TypeAlias, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.codecs.array import load_array
+from shardkit.codecs.array import load_array, load_column
 from shardkit.codecs.pixels import ppm_start
 from shardkit.errors import DamagedError, FormatError, ShardkitError
-from shardkit.formats.base import KEY, ShardReader, numbered_key
+from shardkit.formats.base import KEY, Column, Columns, Ranges, ShardReader, numbered_key
 from shardkit.formats.beton import layout as bytes_of
 from shardkit.formats.beton.layout import JPEG, RAW, Field, Row, TypeId, front_size
 from shardkit.helpers.checked import checked, damaged, of_version
 from shardkit.sample import JsonText, Sample, key_of
 from shardkit.schema import Array, Bool, Bytes, FieldType, Json, Schema, Text
+from shardkit.storage.blobs import ABSENT, Blobs, Numbers, read_blobs
 from shardkit.storage.byte_source import ByteSource, Table, open_source
 
 _NUMBER_BYTES = 8
@@ -98,6 +100,61 @@ class BetonReader(ShardReader):
                     value = self._value(value, row[at + 1] if size < 0 else size)
                 sample[name] = value if decode is None else decode(value, json_text)
         return sample
+
+    def plan(
+        self, positions: npt.NDArray[np.int64], fields: Collection[str]
+    ) -> Ranges | Columns | None:
+        source, rows = self.source, self.rows.take(positions)
+        known: Columns = {}
+        spans: list[tuple[Numbers, Numbers]] = []
+        kinds: dict[str, tuple[FieldType, Field]] = {}
+        heads: dict[str, list[bytes]] = {}
+        if self.section is None:
+            known[KEY] = [numbered_key(self._stem, position) for position in positions.tolist()]
+        else:
+            spans.append(self.section.key_spans(positions))
+        for name in fields:
+            number, kind = self._numbers[name], self.schema[name]
+            field, part = self.fields[number], rows[f"f{number}"]
+            present = self._present(name, positions) if name in self._presence_at else None
+            if not field.has_data:
+                known[name] = _number_column(kind, part, present)
+                continue
+            kinds[name] = kind, field
+            if field.type_id == TypeId.IMAGE and np.count_nonzero(part["mode"]):
+                heads[name] = [
+                    _head(*image) for image in part[["mode", "width", "height"]].tolist()
+                ]
+            spans.append(self._spans(number, part, positions, present))
+        offsets, sizes = np.array(spans, np.int64).reshape(-1, 2, len(positions)).swapaxes(0, 1)
+        plan = Ranges(source, offsets, sizes, _DecodeAll(self.section is not None, kinds), known)
+        return _with_heads(plan, heads) if heads else plan
+
+    def _spans(
+        self, number: int, part: Any, positions: Numbers, present: npt.NDArray[np.bool_] | None
+    ) -> tuple[Numbers, Numbers]:
+        """Return where values of a field are, given its part of their rows.
+
+        Raises ValueError if one is not in the data.
+        """
+        field = self.fields[number]
+        pointers = part if field.dtype is not None else part["ptr"]
+        starts = pointers.astype(np.int64)
+        if field.dtype is not None:
+            sizes = np.full(len(starts), field.nbytes)
+        elif field.type_id != TypeId.IMAGE:
+            sizes = part["size"].astype(np.int64)
+        else:
+            sizes = self.allocations.some_sizes(self._blob(number), positions, pointers)
+            raw = part["mode"] == RAW
+            if np.count_nonzero(raw):
+                sizes[raw] = (3 * part["width"].astype(np.int64) * part["height"])[raw]
+        bad = (starts < self._data_at) | (sizes < 0)
+        if np.count_nonzero(bad if present is None else bad & present):
+            raise ValueError("a value is not in the data")
+        if present is not None:
+            sizes[~present] = ABSENT
+        return starts, sizes
 
     def _image(self, numbers: tuple[Any, ...], blob: int, position: int) -> bytes:
         """Return the stored JPEG, or raw pixels as a PPM."""
@@ -287,6 +344,18 @@ class Allocations:
             raise ValueError("its size is not in the allocation table")
         return int(size)
 
+    def some_sizes(
+        self, field: int, positions: npt.NDArray[np.int64], pointers: npt.NDArray[np.uint64]
+    ) -> npt.NDArray[np.int64]:
+        """Return bytes of the field's values in these samples; -1 if unknown."""
+        numbers = positions * self._fields + field
+        if numbers.max() < len(self.rows):
+            rows = self.rows.take(numbers)
+            if not np.count_nonzero((rows["ptr"] != pointers) | (rows["size"] == 0)):
+                sizes: npt.NDArray[np.int64] = rows["size"].astype(np.int64)
+                return sizes
+        return self._search(pointers)
+
     def sizes(self, field: int, pointers: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
         """Return bytes of the field's value in all samples; -1 if unknown."""
         rows = self.rows.slice(0, len(self.rows))[field :: self._fields]
@@ -359,7 +428,7 @@ class Section:
         self.offsets = Table(source, offsets_at, samples + 1, bytes_of.KEY_OFFSET)
         self.presence = Table(source, presence_at, len(optional) * samples, "u1")
         self.presence_at = {name: number * samples for number, name in enumerate(optional)}
-        self.keys = Table(source, keys_at, keys_size, "u1")
+        self._keys_at, self.keys = keys_at, Table(source, keys_at, keys_size, "u1")
         self.in_memory = sum(t.in_memory for t in (self.offsets, self.presence, self.keys))
 
     def key(self, position: int) -> str:
@@ -367,6 +436,13 @@ class Section:
         if not start <= stop <= len(self.keys):
             raise ValueError("the key is outside the keys")
         return self.keys.record(start, stop - start).decode()
+
+    def key_spans(self, positions: npt.NDArray[np.int64]) -> tuple[Numbers, Numbers]:
+        """Return offsets and sizes of keys in the file; raises ValueError if one is damaged."""
+        starts, stops = self.offsets.take(positions, 2).T
+        if np.count_nonzero((starts > stops) | (stops > len(self.keys))):
+            raise ValueError("a key is outside the keys")
+        return starts.astype(np.int64) + self._keys_at, (stops - starts).astype(np.int64)
 
     def all_keys(self) -> list[str]:
         """Return the keys of all samples; raises ValueError if one is damaged."""
@@ -416,3 +492,61 @@ _DECODERS: dict[type, _Decode] = {
     Json: _json,
     Text: _text,
 }
+
+
+# --- several values -------------------------------------------------------------------------------
+
+
+def _number_column(kind: FieldType, numbers: Any, present: npt.NDArray[np.bool_] | None) -> Column:
+    """Return numbers as int64, float64 or bool; as a list if some are absent."""
+    dtype = bool if isinstance(kind, Bool) else numbers.dtype
+    found: npt.NDArray[Any] = numbers.astype(dtype)
+    if present is None:
+        return found
+    pairs = zip(found.tolist(), present.tolist(), strict=True)
+    return [number if there else None for number, there in pairs]
+
+
+@dataclass(frozen=True)
+class _DecodeAll:
+    """Turns keys, if they are stored, and values into columns."""
+
+    keyed: bool
+    kinds: dict[str, tuple[FieldType, Field]]
+
+    def __call__(self, blobs: list[Blobs]) -> Columns:
+        columns: Columns = {KEY: blobs[0].texts()} if self.keyed else {}
+        for (name, (kind, field)), values in zip(
+            self.kinds.items(), blobs[self.keyed :], strict=True
+        ):
+            columns[name] = _column_of(kind, field, values)
+        return columns
+
+
+def _column_of(kind: FieldType, field: Field, values: Blobs) -> Column:
+    if isinstance(kind, Bytes):
+        return values
+    if field.dtype is not None:
+        return values.arrays(field.dtype, field.shape)
+    if isinstance(kind, Array):
+        return load_column(values, kind.optional)
+    decode = _DECODERS[type(kind)]
+    return values.decoded(lambda data: decode(data, False), kind.optional)
+
+
+def _head(mode: int, width: int, height: int) -> bytes:
+    """Return what precedes the stored bytes of an image in its value."""
+    if mode not in (JPEG, RAW):
+        raise ValueError(f"an image of mode {mode}")
+    return ppm_start(width, height) if mode == RAW else b""
+
+
+def _with_heads(plan: Ranges, heads: dict[str, list[bytes]]) -> Columns:
+    """Return the columns of a plan, with bytes before the stored bytes of some fields."""
+    which = np.zeros(plan.offsets.shape[1], np.int64)
+    blobs = read_blobs([plan.source], which, plan.offsets, plan.sizes)
+    columns: Any = {**plan.known, **plan.decode(blobs)}
+    for name, starts in heads.items():
+        pairs = zip(starts, columns[name].values(), strict=True)
+        columns[name] = Blobs.of([None if v is None else start + v for start, v in pairs])
+    return {**columns}

@@ -128,7 +128,7 @@ class _Decode:
         size = None if self.tokens is None else self.tokens * self.stored.itemsize
         if np.count_nonzero(documents.sizes < 0 if size is None else documents.sizes != size):
             raise ValueError("a document has the wrong number of tokens")
-        return documents.arrays(self.stored, self._cast)
+        return documents.arrays(self.stored, convert=self._cast)
 
     def _cast(self, tokens: npt.NDArray[Any]) -> npt.NDArray[Any]:
         check_range(tokens, self.dtype)
