@@ -292,6 +292,24 @@ static PyObject *py_read(PyObject *module, PyObject *const *args, Py_ssize_t cou
     return data;
 }
 
+/* Copies the values of `found`, which are new bytes objects or None, out of `data`. The lock is
+   released, as memory that is touched for the first time takes as long as reading a file. Another
+   thread may change `starts` meanwhile. */
+static void copy_values(PyObject *found, const Py_buffer *data, const int64_t *starts)
+{
+    PyObject **values = ((PyListObject *)found)->ob_item;
+    Py_ssize_t count = PyList_GET_SIZE(found);
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t n = 0; n < count; n++) {
+        int64_t start = starts[n];
+        if (PyBytes_Check(values[n]) && is_inside(start, PyBytes_GET_SIZE(values[n]), data->len)) {
+            memcpy(PyBytes_AS_STRING(values[n]), (const char *)data->buf + start,
+                   (size_t)PyBytes_GET_SIZE(values[n]));
+        }
+    }
+    Py_END_ALLOW_THREADS
+}
+
 /* slices(data, starts, sizes, text): returns a list of bytes objects, or of texts in UTF-8; None
    where a size is -1. */
 static PyObject *py_slices(PyObject *module, PyObject *args)
@@ -318,13 +336,16 @@ static PyObject *py_slices(PyObject *module, PyObject *args)
         } else {
             const char *bytes = (const char *)views[2].buf + start;
             value = text ? PyUnicode_DecodeUTF8(bytes, (Py_ssize_t)size, NULL)
-                         : PyBytes_FromStringAndSize(bytes, (Py_ssize_t)size);
+                         : PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
         }
         if (value == NULL) {
             Py_CLEAR(found);
         } else {
             PyList_SET_ITEM(found, n, value);
         }
+    }
+    if (found != NULL && !text) {
+        copy_values(found, &views[2], starts);
     }
     release(views, 3);
     return found;
