@@ -33,7 +33,7 @@ Batch = dict[str, Any]
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], "npt.NDArray[Any]"]  # shape, type -> array
 
 _SLOW = 2e-4  # seconds per sample beyond which storage is slow, or samples are large
-_BY_CHUNK = 4  # batches that are read in chunks before it is tried again to read one at once
+_BY_CHUNK = 16  # number of batches that are then read in chunks, before one is read at once
 _PADDED = ("attention_mask", "segment_ids")  # a batch with one of these may have padding
 _NUMBERS: dict[type[FieldType], Any] = {Int: np.int64, Float: np.float64, Bool: np.bool_}
 
@@ -94,12 +94,14 @@ class BatchMaker:
         self._stored = {} if self._by_sample else _fixed(schema, fields, dtype)
         # None if samples that are read at once must become dicts.
         self._direct = None if self._by_sample else self._transforms.direct() if fields else ()
-        self._by_chunk = _BY_CHUNK  # number of batches that are now read in chunks
+        self._by_chunk = 1  # number of batches that are now read in chunks
         # A single array field, such as tokens: all rows are read in one call, which takes less time
         # than handing the batch to another thread.
         only_array = [type(kind) for kind in schema.values()] == [Array]
         self.single_array = only_array and len(self._stored) == 1
         self.share_between_threads = bool(fields)  # as transforms take much time
+        # The most rows per chunk: of what holds the interpreter lock, threads take turns.
+        self.most_rows = 128 if self._direct else 64
         self._stacked = fields - self._transforms.lists
 
     def begin(self, step: Step) -> BatchInProgress:

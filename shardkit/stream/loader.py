@@ -46,9 +46,9 @@ from shardkit.stream.stream import Source
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# Minimum and maximum rows per chunk if samples are transformed. A thread waits for the GIL once per
-# chunk, for 5 ms if another thread runs a Python loop, so small chunks would leave it idle.
-_ROWS = (8, 64)
+# Minimum rows per chunk if samples are transformed. A thread waits for the GIL once per chunk, for
+# 5 ms if another thread runs a Python loop, so small chunks would leave it idle.
+_LEAST_ROWS = 8
 _SLOW = 0.005  # seconds per batch above which waking threads pays off
 _END_SECONDS = 5.0  # seconds to wait for threads to end: a hanging one must not delay Ctrl-C
 
@@ -428,7 +428,11 @@ class _PendingBatch:
         self._maker, self._making = maker, maker.begin(step)
         self._convert, self._sizes = loader._convert, loader._sizes
         rows = len(step.number)
-        size = _chunk(rows, loader.prefetch, threads) if maker.share_between_threads else rows
+        if maker.share_between_threads:  # each thread should have two chunks, and must have one
+            share = math.ceil(rows * loader.prefetch / max(threads, 1))
+            size = min(max(math.ceil(share / 2), _LEAST_ROWS), share, maker.most_rows)
+        else:
+            size = rows
         self.chunks = [(start, min(start + size, rows)) for start in range(0, rows, size)]
         self._left = len(self.chunks)
         self._lock = threading.Lock()
@@ -466,13 +470,6 @@ class _PendingBatch:
         """Abandon the batch, maybe while a thread waits for it."""
         with suppress(InvalidStateError):  # it was made, or has failed
             self.made.set_exception(error)
-
-
-def _chunk(rows: int, ahead: int, threads: int) -> int:
-    """Return the rows per chunk: each thread should have two, and must have one if possible."""
-    least, most = _ROWS
-    share = math.ceil(rows * ahead / max(threads, 1))
-    return min(max(math.ceil(share / 2), least), share, most)
 
 
 def _closed() -> UsageError:
