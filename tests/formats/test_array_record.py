@@ -64,7 +64,7 @@ def foreign(number):
 
 class TestArrayRecord(FormatContract):
     tested = ARRAY_RECORD
-    provides = frozenset({"spans"})
+    provides = frozenset({"plan", "spans"})
     least_bytes = 1 << 17
 
     def independent_keys(self, path):

@@ -67,7 +67,7 @@ def by_protobuf(record):
 
 class TestTFRecord(FormatContract):
     tested = TFRECORD
-    provides = frozenset({"join", "spans"})
+    provides = frozenset({"join", "plan", "spans"})
 
     def independent_keys(self, path):
         found = map(by_protobuf, records(path))

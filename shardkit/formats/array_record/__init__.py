@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from shardkit.errors import FormatError
 from shardkit.formats.array_record.records import BLOCK, BLOCK_HEADER, Records, TransposedError
-from shardkit.formats.base import KEY, ShardSpec, ShardWriter
+from shardkit.formats.base import KEY, Columns, ShardSpec, ShardWriter
 from shardkit.formats.tfrecord import Examples
 from shardkit.formats.tfrecord.example import example
 from shardkit.formats.tfrecord.reader import ExampleReader, scan
@@ -28,6 +28,7 @@ from shardkit.helpers import os_errors
 from shardkit.helpers.extras import extra
 from shardkit.sample import Sample
 from shardkit.schema import Bytes, Schema
+from shardkit.storage.blobs import Blobs, Numbers
 from shardkit.storage.byte_source import open_source
 
 RECORD = "record"  # the field of a third-party file whose records are not Examples
@@ -65,6 +66,27 @@ class ArrayRecordReader(ExampleReader):
 
     def record(self, position: int, numbers: bool) -> tuple[bytes, bool]:
         return self._records.read(self.source, position), True
+
+    def ranges(
+        self, positions: npt.NDArray[np.int64], numbers: bool
+    ) -> tuple[Numbers, Numbers, bool] | None:
+        found = self._records.ranges(positions)
+        return None if found is None else (*found, True)
+
+    def examples(self, positions: Sequence[int], records: Blobs, whole: bool) -> Blobs:
+        every = zip(records.values(), positions, strict=True)
+        found = [self._records.parsed(data, self.path, position) for data, position in every]
+        sizes = np.array([*map(len, found)], np.int64)
+        return Blobs(np.frombuffer(b"".join(found), np.uint8), sizes.cumsum() - sizes, sizes)
+
+    def _columns(
+        self, positions: list[int], fields: Collection[str], whole: bool, blobs: list[Blobs]
+    ) -> Columns:
+        if RECORD not in self.layout:
+            return super()._columns(positions, fields, whole, blobs)
+        records = self.examples(positions, blobs[0], whole)
+        keys = [self.key(position) for position in positions]
+        return {KEY: keys, **dict.fromkeys(fields, records)}
 
     def offset(self, position: int, field: str) -> int:
         return self._records.offset(position)

@@ -14,6 +14,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -85,6 +86,18 @@ class Records:
             raise ValueError(f"there are only {len(ends)} records in its chunk")
         return records[ends[row - 1] if row else 0 : ends[row]]
 
+    def ranges(self, positions: _Numbers) -> tuple[_Numbers, _Numbers] | None:
+        """Return offsets and sizes of the chunks of several records, if each has one."""
+        if self._group > 1:
+            return None
+        starts = self._starts[positions]
+        return starts, self._starts[positions + 1] - starts
+
+    def parsed(self, data: bytes, path: Path, position: int) -> bytes:
+        """Return the record in the bytes of its chunk, which has no other."""
+        records, ends = _parsed(data, path, self.offset(position))
+        return records[: ends[0]]
+
     def spans(self) -> _Numbers:
         """Return the start and the end of the chunk of each record."""
         chunks = np.arange(self._count) // self._group
@@ -120,14 +133,19 @@ def _footer(source: ByteSource, at: int, stop: int) -> tuple[_Numbers, int, int]
 
 def _chunk(source: ByteSource, at: int, stop: int) -> _Chunk:
     """Return the records of the chunk that occupies the bytes from `at` to `stop`."""
-    data = _bytes(source, at, stop)
+    return _parsed(source.read(at, stop - at), source.path, at)
+
+
+def _parsed(data: bytes, path: Path, at: int) -> _Chunk:
+    """Return the records of a chunk, whose bytes are `data` and begin at `at`."""
+    data, stop = _without_headers(data, at), at + len(data)
     size, kind, total = _CHUNK.unpack(data[: _CHUNK.size].ljust(_CHUNK.size, b"\0"))
     if size > len(data) - _CHUNK.size:
         raise ValueError(f"a chunk of {size:,} bytes overlaps the next, at {stop:,}")
     if kind & 0xFF == ord("t"):
         raise TransposedError(
             "the records are in transposed encoding, which shardkit does not support",
-            path=source.path,
+            path=path,
             offset=at,
             fix="write them again with the array_record library, without transpose:true",
         )
@@ -148,9 +166,8 @@ def _chunk(source: ByteSource, at: int, stop: int) -> _Chunk:
     return records, ends
 
 
-def _bytes(source: ByteSource, at: int, stop: int) -> bytes:
-    """Return the bytes of a range, without the block headers in it."""
-    data = source.read(at, stop - at)
+def _without_headers(data: bytes, at: int) -> bytes:
+    """Return bytes that begin at `at` without the block headers in them."""
     first = -at % BLOCK
     if first >= len(data):
         return data

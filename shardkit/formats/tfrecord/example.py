@@ -54,7 +54,7 @@ class Feature(NamedTuple):
     def one(self) -> bytes:
         if len(self.parts) != 1:
             raise ValueError(f"it has {len(self)} values, not one")
-        return self.parts[0]
+        return bytes(self.parts[0])
 
 
 def features(data: bytes, *, whole: bool = True) -> dict[str, tuple[int, int]]:
@@ -73,12 +73,12 @@ def features(data: bytes, *, whole: bool = True) -> dict[str, tuple[int, int]]:
                 middle = at + 2 + data[at + 1]
                 which, first = alone(data, middle, end)
                 if which == _SECOND:
-                    found[data[at + 2 : middle].decode()] = first, end
+                    found[str(data[at + 2 : middle], "utf-8")] = first, end
                     continue
             spans = {part: (a, b) for part, a, b in fields(data, at, end)}
             if tag == _FIRST:
                 first, last = spans.get(_FIRST, (at, at))
-                found[data[first:last].decode()] = spans.get(_SECOND, (at, at))
+                found[str(data[first:last], "utf-8")] = spans.get(_SECOND, (at, at))
     return found
 
 
@@ -98,6 +98,15 @@ def feature(data: bytes, span: tuple[int, int]) -> Feature:
             items = fields(data, start, stop)
             parts += [data[at:end] for tag, at, end in items if tag in (_FIRST, _ALONE.get(which))]
     return Feature(which, parts)
+
+
+def place(data: bytes, span: tuple[int, int]) -> tuple[int, int]:
+    """Return where the only value of a `bytes_list` is; raises ValueError for another feature."""
+    tag, start = alone(data, *span)
+    inner, at = alone(data, start, span[1])
+    if tag >> 3 != BYTES or inner != _FIRST:
+        raise ValueError("it is not one value of bytes in the usual form")
+    return at, span[1]
 
 
 def unpacked(data: bytes) -> npt.NDArray[np.int64]:
@@ -198,7 +207,7 @@ def decoded(
     if found.list != list_of(kind):
         raise ValueError(f"it is {LISTS[found.list]}, not {LISTS[list_of(kind)]}")
     if isinstance(kind, Images):
-        return list(found.parts)
+        return [bytes(part) for part in found.parts]
     if isinstance(kind, Array):
         return _array(kind, found, beside)
     data = found.one()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from shardkit.codecs.media import guess
 from shardkit.errors import FormatError, ShardkitError, drop_option
-from shardkit.formats.base import KEY, ShardReader, numbered_key, unforeseen
+from shardkit.formats.base import KEY, Columns, Ranges, ShardReader, numbered_key, unforeseen
 from shardkit.formats.tfrecord.example import (
     EXACT,
     FLOATS,
@@ -22,6 +25,7 @@ from shardkit.formats.tfrecord.example import (
     decoded,
     feature,
     features,
+    place,
 )
 from shardkit.helpers.names import is_safe
 from shardkit.sample import JsonText, Sample, key_of
@@ -39,11 +43,13 @@ from shardkit.schema import (
     Text,
 )
 from shardkit.storage import fs
+from shardkit.storage.blobs import ABSENT, Blobs, Numbers
 from shardkit.storage.byte_source import ByteSource
 
 _SUFFIX = re.compile(r"\.(tfrecord|array_?record)")
 _LOOKED_AT, _BYTES = 100, 8 << 20  # limits for the evenly spaced records that are examined
 _LABELS = 16 << 20  # bytes that are read of a file with class names
+Spans = dict[str, tuple[int, int]]  # the bytes of features, by name
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
@@ -73,10 +79,26 @@ class ExampleReader(ShardReader):
     ) -> Sample:
         numbers = fields is not None and self._in_head.issuperset(fields)
         data, whole = self.record(position, numbers)
+        spans = self._features(position, data, whole)
+        every = [name for name in self.schema if fields is None or name in fields]
+        return self._sample(position, data, spans, every, json_text)
+
+    def _features(self, position: int, data: bytes, whole: bool) -> Spans:
         spans = features(data, whole=whole)
         if self._known is not None and (others := spans.keys() - self._known):
             error = unforeseen(min(others), "feature")
             raise error.located(offset=self.offset(position, ""))
+        return spans
+
+    def _sample(
+        self,
+        position: int,
+        data: bytes,
+        spans: Spans,
+        fields: Collection[str],
+        json_text: bool = False,
+    ) -> Sample:
+        """Return the values of an Example's features."""
 
         def get(name: str, ending: str = "") -> Feature | None:
             span = spans.get(name + ending)
@@ -86,19 +108,68 @@ class ExampleReader(ShardReader):
         sample: Sample = {KEY: self.key(position)}
         if key is not None:
             sample[KEY] = key.one().decode()
-        for name, kind in (self._relaxed if json_text else self.schema).items():
-            if fields is not None and name not in fields:
-                continue
-            found = get(name)
+        for name in fields:
+            kind, found = (self._relaxed if json_text else self.schema)[name], get(name)
             if found is None or _is_absent(found, name in self._lists):
                 if not kind.optional:
                     raise ValueError(f"the record has no value for {name!r}")
             elif name in self._texts:
-                value = [part.decode() for part in found.parts]
+                value = [str(part, "utf-8") for part in found.parts]
                 sample[name] = JsonText.of(value) if json_text else value
             else:
                 sample[name] = decoded(kind, found, partial(get, name), json_text=json_text)
         return sample
+
+    @abstractmethod
+    def ranges(
+        self, positions: npt.NDArray[np.int64], numbers: bool
+    ) -> tuple[Numbers, Numbers, bool] | None:
+        """Return offsets and sizes of several records, and whether they are whole.
+
+        None if only `record` can read them. `numbers` as there.
+        """
+
+    @abstractmethod
+    def examples(self, positions: Sequence[int], records: Blobs, whole: bool) -> Blobs:
+        """Return the Examples in records that were read; raises ValueError for a damaged one."""
+
+    def plan(self, positions: npt.NDArray[np.int64], fields: Collection[str]) -> Ranges | None:
+        found = self.ranges(positions, self._in_head.issuperset(fields))
+        if found is None:
+            return None
+        offsets, sizes, whole = found
+        decode = partial(self._columns, positions.tolist(), fields, whole)
+        return Ranges(self.source, offsets[None], sizes[None], decode)
+
+    def _columns(
+        self, positions: list[int], fields: Collection[str], whole: bool, blobs: list[Blobs]
+    ) -> Columns:
+        """Return the values of several records. Those that are bytes stay in the buffer."""
+        examples = self.examples(positions, blobs[0], whole)
+        view, samples, places = examples.data.data, [], []
+        kept = [name for name in fields if isinstance(self.schema[name], Bytes)]
+        others = [name for name in fields if name not in kept]
+        bounds = zip(examples.starts.tolist(), examples.sizes.tolist(), strict=True)
+        for position, (start, size) in zip(positions, bounds, strict=True):
+            data: Any = view[start : start + size]
+            spans = self._features(position, data, whole)
+            sample = self._sample(position, data, spans, others)
+            if any(value is None for value in sample.values()):
+                raise ValueError("a value is null, which would seem absent")
+            samples.append(sample)
+            places.append([self._place(name, data, spans, start) for name in kept])
+        columns: Columns = {name: [s.get(name) for s in samples] for name in (KEY, *others)}
+        for name, each in zip(kept, zip(*places, strict=True), strict=True):
+            starts, sizes = np.array(each, np.int64).T.copy()
+            columns[name] = Blobs(examples.data, starts, sizes)
+        return {name: columns[name] for name in (KEY, *fields)}
+
+    def _place(self, name: str, data: bytes, spans: Spans, start: int) -> tuple[int, int]:
+        """Return start and size of the bytes of a feature, in an Example that begins at `start`."""
+        if name not in spans and self.schema[name].optional:
+            return 0, ABSENT
+        at, stop = place(data, spans[name])
+        return start + at, stop - at
 
 
 # --- files of other programs ---------------------------------------------------------------------

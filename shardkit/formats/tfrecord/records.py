@@ -24,6 +24,7 @@ from shardkit.formats.tfrecord.reader import ExampleReader, scan
 from shardkit.metadata.manifest import FOLDER
 from shardkit.sample import Sample
 from shardkit.storage import fs
+from shardkit.storage.blobs import Blobs, Numbers
 from shardkit.storage.byte_source import ByteSource, Memory, Table, open_source
 
 HEAD, TAIL = 12, 4  # bytes before and after a payload
@@ -34,8 +35,8 @@ ROW = struct.Struct("<3Q")
 _BLOCK = 1 << 12  # bytes that are read at once to find headers
 
 
-def checksum(*chunks: bytes) -> bytes:
-    """Return the masked CRC-32C of all chunks together."""
+def checksum(*chunks: Any) -> bytes:
+    """Return the masked CRC-32C of all chunks together, which are bytes or uint8."""
     crc: int = reduce(google_crc32c.extend, chunks, 0)
     return (((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
 
@@ -84,6 +85,13 @@ def index_path(shard: Path) -> Path:
     return shard.parent / FOLDER / (shard.name.removesuffix(".tfrecord") + ".records.npy")
 
 
+def _check(record: Any) -> None:
+    """Raise ValueError if a checksum of a record, of bytes or uint8, does not match."""
+    data = record[HEAD:-TAIL]
+    if bytes(record[:HEAD]) != header(len(data)) or bytes(record[-TAIL:]) != checksum(data):
+        raise ValueError("the CRC-32C of the record, or of its length, does not match")
+
+
 class TFRecordReader(ExampleReader):
     def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
         index = index_path(path)
@@ -114,10 +122,24 @@ class TFRecordReader(ExampleReader):
         """Return the payload of a record; raises ValueError if a checksum does not match."""
         offset, size, _ = ROW.unpack(self._index.record(position))
         record = source.read(offset, size)
-        data = record[HEAD:-TAIL]
-        if record[:HEAD] != header(len(data)) or record[-TAIL:] != checksum(data):
-            raise ValueError("the CRC-32C of the record, or of its length, does not match")
-        return data
+        _check(record)
+        return record[HEAD:-TAIL]
+
+    def ranges(
+        self, positions: npt.NDArray[np.int64], numbers: bool
+    ) -> tuple[Numbers, Numbers, bool]:
+        rows = self._index.take(positions)
+        offsets, sizes, heads = (rows[name].astype(np.int64) for name in INDEX.names or ())
+        if numbers and (heads > HEAD).all() and (heads < sizes).all():
+            return offsets + HEAD, heads - HEAD, False
+        return offsets, sizes, True
+
+    def examples(self, positions: Sequence[int], records: Blobs, whole: bool) -> Blobs:
+        if not whole:
+            return records
+        for start, size in zip(records.starts.tolist(), records.sizes.tolist(), strict=True):
+            _check(records.data[start : start + size])
+        return Blobs(records.data, records.starts + HEAD, records.sizes - (HEAD + TAIL))
 
     def offset(self, position: int, field: str) -> int:
         return int(ROW.unpack(self._index.record(position))[0])
