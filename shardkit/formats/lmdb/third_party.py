@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from sys import getsizeof
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ import numpy.typing as npt
 
 from shardkit.codecs.image import SUFFIXES
 from shardkit.errors import DamagedError, FormatError, SampleError
-from shardkit.formats.base import KEY, unforeseen
+from shardkit.formats.base import KEY, Columns, Ranges, unforeseen
 from shardkit.formats.lmdb.layout import DUPDATA, SUBDATA, Entry, Tree
 from shardkit.formats.lmdb.reader import (
     ABOUT_OTHERS,
@@ -35,6 +36,7 @@ from shardkit.helpers.checked import MAX_BYTES
 from shardkit.sample import JsonText, Sample, key_of, unique_key
 from shardkit.schema import FieldType, Schema
 from shardkit.storage import fs
+from shardkit.storage.blobs import ABSENT, Blobs
 
 _LOOKED_AT = 100  # number of evenly spaced values from which the fields are inferred
 _CAFFE_KEY = re.compile(r"\d{8,10}_(?=.)")  # convert_imageset numbers its file names
@@ -95,6 +97,29 @@ class ThirdPartyReader(TreeReader):
             elif not json_text and type(sample[name]) is JsonText:
                 sample[name] = json.loads(sample[name])
         return sample
+
+    def plan(self, positions: npt.NDArray[np.int64], fields: Collection[str]) -> Ranges | None:
+        """Supports values that are one field each, or one part."""
+        if any(kind.many is None for kind in self._kinds.values()) or not fields:
+            return None
+        offsets, sizes = self._places[positions].transpose(2, 1, 0).copy()
+        sizes[offsets == 0] = ABSENT
+        for name, missing in zip(self._whole(), (sizes < 0).any(axis=1).tolist(), strict=True):
+            if missing and not self.schema[name].optional:
+                return None
+        return Ranges(self._tree.source, offsets, sizes, partial(self._columns, positions, fields))
+
+    def _columns(
+        self, positions: npt.NDArray[np.int64], fields: Collection[str], blobs: list[Blobs]
+    ) -> Columns:
+        stored = zip(self._whole().items(), blobs, strict=True)
+        found = {name: kind.many(values) for (name, kind), values in stored if kind.many}
+        keys = [self._keys[position] for position in positions.tolist()]
+        return {KEY: keys, **{name: found[name] for name in fields}}
+
+    def _whole(self) -> dict[str, Kind]:
+        """Return the kind of each field, if each value is a field."""
+        return {part or min(kind.schema or ()): kind for part, kind in self._kinds.items()}
 
     def _checked(self, position: int, schema: Schema) -> Sample:
         """Return all fields of a sample; JSON values as their text."""

@@ -22,8 +22,10 @@ from shardkit.codecs.image import is_image
 from shardkit.codecs.media import guessed_schema
 from shardkit.codecs.protobuf import fields, signed, varint
 from shardkit.errors import FormatError
+from shardkit.formats.base import Column
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Bytes, FieldType, Image, Json, Schema, Text, is_unicode
+from shardkit.storage.blobs import Blobs
 
 # Numbers of tensors and buffers, then the schema of an Arrow stream with a single field, `list`.
 _PYARROW = re.compile(rb"(..\0\0){2,6}(\xff{4})?..\0\0.\0\0\0.{0,240}\0list\0", re.DOTALL)
@@ -35,6 +37,8 @@ class Kind(NamedTuple):
     name: str
     read: Callable[[bytes], Sample]  # raises ValueError for a value of another kind
     schema: Schema | None  # None if the fields vary between values
+    # Returns the only field of many values at once, or raises ValueError; None if there is no way.
+    many: Callable[[Blobs], Column] | None = None
 
 
 def refuse(value: bytes, **where: Any) -> None:
@@ -250,13 +254,32 @@ def _datum_fields(data: bytes) -> Iterator[tuple[int, int | bytes, bytes]]:
         yield tag >> 3, data[begin:at] if number is None else number, data[start:at]
 
 
-IMAGE = Kind("an image", _image, Schema({"image": Image()}))
+def _kept(values: Blobs) -> Blobs:
+    return values
+
+
+def _texts(values: Blobs) -> list[str | None]:
+    return values.texts()
+
+
+def _jsons(values: Blobs) -> list[Any]:
+    return values.decoded(lambda value: json.loads(_json(value)["json"]), optional=False)
+
+
+def _images(values: Blobs) -> Blobs:
+    heads = Blobs(values.data, values.starts, np.minimum(values.sizes, 64)).values()
+    if not all(head is None or is_image(head) for head in heads):
+        raise ValueError("not an image")
+    return values
+
+
+IMAGE = Kind("an image", _image, Schema({"image": Image()}), _images)
 DATUM = Kind("a Caffe Datum", _datum, None)
-_TEXT = Kind("text", _text, Schema({"text": Text()}))
-_BYTES = Kind("bytes", _bytes, Schema({"value": Bytes()}))
+_TEXT = Kind("text", _text, Schema({"text": Text()}), _texts)
+_BYTES = Kind("bytes", _bytes, Schema({"value": Bytes()}), _kept)
 _KINDS = (
     IMAGE,
-    Kind("JSON", _json, Schema({"json": Json()})),
+    Kind("JSON", _json, Schema({"json": Json()}), _jsons),
     Kind("a msgpack map", _msgpack_map, None),
     Kind("a msgpack list", _msgpack_list, None),
     DATUM,
