@@ -141,9 +141,11 @@ def read_blobs(
     if not _all_local(sources, which, offsets, lengths, starts, data):
         for number, source in enumerate(sources):
             of = np.flatnonzero(which == number)
-            wanted = [part[:, of].ravel().tolist() for part in (offsets, lengths, starts)]
-            found = source.read_ranges(list(zip(*wanted[:2], strict=True)))
-            for start, value in zip(wanted[2], found, strict=True):
+            parts = np.array([part[:, of].ravel() for part in (offsets, lengths, starts)])
+            # In the order of the file, as a remote one is read piece by piece.
+            at, size, to = parts[:, parts[0].argsort()].tolist()
+            found = source.read_ranges([*zip(at, size, strict=True)])
+            for start, value in zip(to, found, strict=True):
                 data[start : start + len(value)] = np.frombuffer(value, np.uint8)
     return [Blobs(data, start, size) for start, size in zip(starts, sizes, strict=True)]
 
