@@ -179,6 +179,11 @@ class Table:
         self.starts, self.sizes = np.zeros((2, len(self.decode.kinds), rows), np.int64)
         self.filled = np.zeros(rows, bool)
 
+    @staticmethod
+    def size_of(kinds: Mapping[str, FieldType], rows: int) -> int:
+        """Return the bytes of a table, at most."""
+        return rows * (1 + sum(9 if isinstance(kind, Scalar) else 16 for kind in kinds.values()))
+
     def fill(self, first: int, stop: int, found: Mapping[str, Any]) -> None:
         """Add what was found of the rows [first, stop)."""
         for name, number in self.numbers.items():

@@ -86,13 +86,15 @@ class Batch:
         for name, array in self.arrays(kinds).items():
             if name not in self._found:
                 self._found[name] = located(kinds[name], array, 0, len(array))
+                self.size += 16 * len(array)
         return {name: self._found[name] for name in kinds}
 
 
 class BatchReader(ShardReader):
     """One shard of a column format."""
 
-    _total = 0  # sum of `in_memory` of all readers
+    _noted = 0  # bytes of batches and of pages of columns
+    _total = 0  # the same of all readers
     _starts: list[int]  # the position of the first row of each batch, and the end
     _planned: Table | None = None  # for the fields that were read at once last
 
@@ -156,6 +158,11 @@ class BatchReader(ShardReader):
     def __len__(self) -> int:
         return self._starts[-1]
 
+    @property
+    def in_memory(self) -> int:  # type: ignore[override] # it may grow
+        table = self._planned
+        return self._noted + (0 if table is None else table.size_of(table.kinds, len(self)))
+
     def read(
         self, position: int, fields: Collection[str] | None = None, json_text: bool = False
     ) -> Sample:
@@ -192,14 +199,14 @@ class BatchReader(ShardReader):
 
     def _note(self, size: int) -> None:
         """Count bytes in memory; free the memory of this shard if a limit is exceeded."""
-        self.in_memory += size
+        self._noted += size
         BatchReader._total += size
-        if self.in_memory > _IN_MEMORY or BatchReader._total > _ALL_IN_MEMORY:
+        if self._noted > _IN_MEMORY or BatchReader._total > _ALL_IN_MEMORY:
             self._forget()
 
     def _forget(self) -> None:
-        BatchReader._total -= self.in_memory
-        self._batches, self.in_memory, self._planned = {}, 0, None
+        BatchReader._total -= self._noted
+        self._batches, self._noted = {}, 0
 
     def __del__(self) -> None:
         self._forget()
@@ -254,13 +261,11 @@ class BatchReader(ShardReader):
 
     def _new_table(self, number: int, kinds: Mapping[str, FieldType]) -> Table | None:
         """Return a table of these columns, as they are in a batch; None if it is too large."""
-        size = 16 * len(self) * (len(kinds) + 1)
-        if self.in_memory + size > _IN_MEMORY or BatchReader._total + size > _ALL_IN_MEMORY:
+        if Table.size_of(kinds, len(self)) > _IN_MEMORY:
             return None
         batch = self._batch(number)
         arrays = batch.arrays(kinds)
         found = {n: located(k, arrays[n], 0, 0, batch.buffers) for n, k in kinds.items()}
-        self._note(size)
         self._planned = table = Table(kinds, found, len(self))
         return table
 
@@ -348,6 +353,7 @@ class BatchReader(ShardReader):
     def close(self) -> None:
         super().close()
         self._forget()
+        self._planned = None
         DECODED.forget(self._token)
         self._source = None
 
