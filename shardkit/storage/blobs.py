@@ -140,8 +140,8 @@ def read_blobs(
     data = np.empty(spaces.sum(), np.uint8)
     if not _all_local(sources, which, offsets, lengths, starts, data):
         for number, source in enumerate(sources):
-            of = np.flatnonzero(which == number)
-            parts = np.array([part[:, of].ravel() for part in (offsets, lengths, starts)])
+            of = (which == number) & (lengths > 0)
+            parts = np.array([part[of] for part in (offsets, lengths, starts)])
             # In the order of the file, as a remote one is read piece by piece.
             at, size, to = parts[:, parts[0].argsort()].tolist()
             found = source.read_ranges([*zip(at, size, strict=True)])
