@@ -166,7 +166,7 @@ def compare_at_once(reader: ShardReader) -> None:
             alone.append(reader.sample(position))
         except ShardkitError:
             alone.append(None)
-    for positions in ([every] if every else []) + [[position] for position in every]:
+    for positions in ([every, every[::-1]] if every else []) + [[position] for position in every]:
         try:
             found = read_at_once(reader, positions, list(reader.schema))
         except Exception:  # all of them are errors of damaged data

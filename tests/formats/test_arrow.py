@@ -21,6 +21,7 @@ from shardkit.formats.testing_samples import (
     assert_same,
     everything,
     make_image,
+    read_at_once,
     write_shard,
 )
 from shardkit.sample import JsonText
@@ -254,6 +255,36 @@ def test_what_is_in_memory_is_bounded_however_large_a_batch_is(tmp_path):
     assert reader.read_rows("x", np.array([7, 29_999, 2048]), out)
     assert out.tolist() == [[7, 8], [29_999, 30_000], [2048, 2049]]
     assert reader.keys() == keys
+
+
+@pytest.mark.parametrize("name", ["arrow", "hf", "parquet"])
+def test_rows_of_several_batches_are_read_at_once(tmp_path, monkeypatch, name):
+    """With values of different lengths, and some that are absent from whole batches."""
+    kinds = {"image": Image(optional=True), "label": Int(optional=True), "good": Bool()}
+    schema = Schema({**kinds, "tokens": Array("<u2", (None,)), "about": Json(), "text": Text()})
+    monkeypatch.setattr(writer, "_LARGE_ROWS", 10)
+    samples = []
+    for n in range(45):
+        sample = {"__key__": f"{n}", "good": n % 3 == 0, "about": [n], "text": n * "x"}
+        if n not in range(8, 23):
+            sample |= {"image": make_image(n), "label": n}
+        samples.append({**sample, "tokens": np.arange(n % 5, dtype="<u2")})
+    reader = write_shard(get_format(name), tmp_path / name, schema, samples)
+    for seed in range(4):
+        positions = np.random.default_rng(seed).integers(0, 45, 1 + 20 * seed).tolist()
+        found = read_at_once(reader, positions, [*schema])
+        for sample, position in zip(found, positions, strict=True):
+            assert_same(sample, reader.read(position))
+
+
+def test_many_rows_are_read_one_by_one(tmp_path, monkeypatch):
+    """What would be kept of them takes too much memory."""
+    samples = [{"__key__": f"{n}", "n": n} for n in range(5)]
+    reader = write_shard(ARROW, tmp_path / "s.arrow", Schema({"n": Int()}), samples)
+    monkeypatch.setattr("shardkit.formats.arrow.reader._IN_MEMORY", 25 * len(samples))
+    assert reader.plan(np.array([0]), ["n"]) is None
+    monkeypatch.setattr("shardkit.formats.arrow.reader._IN_MEMORY", 26 * len(samples))
+    assert reader.plan(np.array([0]), ["n"]) is not None
 
 
 def test_pages_in_memory_are_forgotten_where_they_are_too_many(tmp_path, monkeypatch):

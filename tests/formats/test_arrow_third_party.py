@@ -17,6 +17,7 @@ from shardkit.errors import DamagedError, FormatError, SampleError
 from shardkit.formats import format_of, get_format
 from shardkit.formats.arrow.parquet import READS_GAPS
 from shardkit.formats.arrow.reader import IpcReader
+from shardkit.formats.testing_samples import compare_at_once
 from shardkit.schema import Array, Bool, Bytes, Float, Image, Int, Json, Schema, Text
 from shardkit.testing import make_image
 from tests.formats.refusals import refused
@@ -115,6 +116,7 @@ def test_columns_become_fields(tmp_path, way, dictionaries):
                 expected = np.array(expected)
             for found in (reader, again):
                 np.testing.assert_equal(found[number].get(name), expected)
+    compare_at_once(reader)
 
 
 @pytest.mark.skipif(not hasattr(pa, "bool8"), reason="an old pyarrow does not know them")
@@ -150,6 +152,7 @@ def test_dictionaries_that_grow_or_are_replaced(tmp_path, way, deltas):
     reader = ARROW.open(path)
     for n in (8, 0, 4, 5, 1, 6, 2, 3, 7):
         assert reader[n].get("x") == expected[n]
+    compare_at_once(reader)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -157,6 +160,7 @@ def test_keys_are_a_column_or_made_of_name_and_position(tmp_path, way):
     path = write(pa.table({"x": [1, 2, 3]}), tmp_path, way, rows=2)
     assert read(path).keys() == [f"foreign/{n:09d}" for n in range(3)]
     assert read(path)[2] == {"__key__": "foreign/000000002", "x": 3}
+    compare_at_once(read(path))
     path = write(pa.table({"x": [1, 2], "__key__": ["a", "b"]}), tmp_path, way)
     assert read(path).keys() == ["a", "b"]
     assert read(path)[1] == {"__key__": "b", "x": 2}
@@ -368,6 +372,7 @@ def test_a_damaged_value_costs_that_sample_only(tmp_path, way):
     assert (reader[0]["x"], reader[2]["x"]) == ("first", "third")
     with refused(SampleError, "value is damaged", position=1):
         reader[1]
+    compare_at_once(reader)
 
 
 def test_rows_of_a_list_that_lies_outside_of_its_values_are_not_read(tmp_path):
@@ -385,3 +390,4 @@ def test_rows_of_a_list_that_lies_outside_of_its_values_are_not_read(tmp_path):
     assert not reader.read_rows("x", np.array([5]), out)
     assert (out == 7).all()
     assert reader.read_rows("x", np.array([7]), out)
+    compare_at_once(reader)

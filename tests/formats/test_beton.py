@@ -17,7 +17,13 @@ from shardkit.formats.base import ShardSpec
 from shardkit.formats.beton import layout
 from shardkit.formats.beton.layout import PAGE
 from shardkit.formats.beton.writer import ROOM
-from shardkit.formats.testing_samples import assert_reads, everything, make_image, write_shard
+from shardkit.formats.testing_samples import (
+    assert_reads,
+    compare_at_once,
+    everything,
+    make_image,
+    write_shard,
+)
 from shardkit.sample import JsonText
 from shardkit.schema import Array, Bytes, Image, Int, Json, Schema, Text
 from shardkit.testing import EVERYTHING, OPTIONAL, FormatContract
@@ -232,6 +238,7 @@ def test_images_that_ffcv_cannot_show_are_encoded_and_counted(path):
         with PIL.Image.open(io.BytesIO(found)) as shown:
             assert shown.mode in ("RGB", "L")
             assert shown.size == ((12, 20) if number == 7 else (20, 12))
+    compare_at_once(reader)
     # One for which there is no room is not counted.
     writer = BETON.create(path, ShardSpec(Schema({"image": Image()}), max_bytes=5000))
     assert [writer.write({"__key__": key, "image": images["png"]}) for key in "ab"] == [True, False]
