@@ -303,15 +303,19 @@ class BatchReader(ShardReader):
     def _others(self, names: Collection[str], positions: npt.NDArray[np.int64]) -> Columns:
         """Return columns of values that are read one by one, and the keys if they are not stored.
 
-        Raises ValueError if one cannot be read, or is null without being absent.
+        Raises ValueError if one is null that would be taken for an absent one.
         """
         columns: Columns = {}
         if not self._keyed:
             columns[KEY] = [numbered_key(self._stem, position) for position in positions.tolist()]
         for name in names:
-            values = self._some(name, positions)
-            if values is None or (isinstance(self.schema.get(name), Json) and None in values):
-                raise ValueError("a value cannot be read, or is null")
+            kind = self.schema.get(name, Text())
+            values = [found.get(row) for found, row in self._find(name, positions)]
+            nulls = sum(value is None for value in values)
+            if isinstance(kind, Json):
+                values = [None if text is None else json.loads(text) for text in values]
+            if sum(value is None for value in values) > nulls * kind.optional:
+                raise ValueError("it is null, but not absent")
             columns[name] = values
         return columns
 
