@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import weakref
-from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,8 +33,9 @@ class Readers(dict[int, ShardReader]):
 
 
 # Oldest first. There is no lock, as a fork in another thread could leave it held: each step is one
-# operation on a deque or a dict. Entries of shards that have been closed since are skipped.
-_opened: deque[tuple[weakref.ref[Readers], int, weakref.ref[ShardReader]]] = deque()
+# operation on a list or a dict. (Not on a deque, which free-threaded Python does not copy in one.)
+# Entries of shards that have been closed since are skipped.
+_opened: list[tuple[weakref.ref[Readers], int, weakref.ref[ShardReader]]] = []
 
 
 def limit() -> int:
@@ -56,9 +56,7 @@ def added(readers: Readers, shard: int, reader: ShardReader) -> None:
     _opened.append((weakref.ref(readers), shard, weakref.ref(reader)))
     _close(limit())
     memory, temporary = _MEMORY, _TEMPORARY
-    latest = _opened.copy()
-    latest.reverse()
-    for number, (own, opened, reference) in enumerate(latest):
+    for number, (own, opened, reference) in enumerate(_opened[::-1]):
         found = reference()
         if found is not None and _is_open(own(), opened, found):
             memory -= found.in_memory
@@ -77,7 +75,7 @@ def _close(count: int) -> None:
     """Close the oldest shards until `count` are left."""
     with contextlib.suppress(IndexError):  # another thread was faster
         while len(_opened) > count:
-            reference, shard, reader = _opened.popleft()
+            reference, shard, reader = _opened.pop(0)
             readers = reference()
             if readers is not None and _is_open(readers, shard, reader()):
                 readers.pop(shard, None)
