@@ -600,6 +600,12 @@ def test_requests_are_not_repeated_after_ctrl_c():
     assert len(attempts) == 1
 
 
+def test_each_of_many_items_is_worked_on_once_and_reported():
+    worked, reported = [], []
+    stores.together(worked.append, range(20_000), reported.append)
+    assert sorted(worked) == sorted(reported) == [*range(20_000)]
+
+
 def command(source, out, *more):
     return [
         sys.executable, "-m", "shardkit", "convert", str(source), "--to", "wds", "-o", out,

@@ -11,6 +11,7 @@ import os
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -436,13 +437,15 @@ def together(
     aborted when the program exits, and do not create their objects.
     """
     every = list(items)
-    left, over = iter(every), threading.Event()
+    left, over = deque(every), threading.Event()
     ended: SimpleQueue[tuple[Item, BaseException | None]] = SimpleQueue()
 
     def do() -> None:
         _batch.over = over
-        for item in left:
-            if over.is_set():
+        while not over.is_set():
+            try:
+                item = left.popleft()  # a shared iterator may give two threads the same
+            except IndexError:
                 return
             try:
                 work(item)
