@@ -4,6 +4,7 @@ import json
 import pickle
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -301,6 +302,26 @@ def test_pages_in_memory_are_forgotten_where_they_are_too_many(tmp_path, monkeyp
         assert reader.in_memory + other.in_memory <= 150_000 + 50_000
     reader.close()
     assert reader.in_memory == 0
+
+
+def test_threads_that_forget_pages_at_once_leave_the_sum_of_all_right(tmp_path, monkeypatch):
+    for limit in ("_IN_MEMORY", "_ALL_IN_MEMORY"):
+        monkeypatch.setattr(f"shardkit.formats.arrow.reader.{limit}", 100_000)
+    samples = [{"__key__": str(n), "n": n} for n in range(20_000)]
+    readers = [write_shard(ARROW, tmp_path / "s.arrow", Schema({"n": Int()}), samples)]
+    readers.append(ARROW.open(tmp_path / "s.arrow", readers[0].layout))
+
+    def read(thread):
+        for n in np.random.default_rng(thread).permutation(20_000)[:50].tolist():
+            assert readers[n % 2][n] == samples[n]
+
+    with ThreadPoolExecutor(8) as threads:
+        [*threads.map(read, range(8))]
+    for reader in readers:
+        reader.close()
+    reader = ARROW.open(tmp_path / "s.arrow", readers[0].layout)
+    assert reader[0] == samples[0]
+    assert reader.in_memory == sum(reader._sizes.values()) > 0
 
 
 @pytest.mark.parametrize("name", ["arrow", "hf", "lance", "parquet"])

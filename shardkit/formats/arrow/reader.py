@@ -21,7 +21,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -94,7 +94,9 @@ class BatchReader(ShardReader):
     """One shard of a column format."""
 
     _noted = 0  # bytes of batches and of pages of columns
-    _total = 0  # the same of all readers
+    # `_noted` of all readers, by token. A sum of all would not stay exact in a free-threaded Python,
+    # where two threads may change it at once.
+    _sizes: ClassVar[dict[object, int]] = {}
     _starts: list[int]  # the position of the first row of each batch, and the end
     _planned: Table | None = None  # for the fields that were read at once last
 
@@ -200,13 +202,13 @@ class BatchReader(ShardReader):
     def _note(self, size: int) -> None:
         """Count bytes in memory; free the memory of this shard if a limit is exceeded."""
         self._noted += size
-        BatchReader._total += size
-        if self._noted > _IN_MEMORY or BatchReader._total > _ALL_IN_MEMORY:
+        self._sizes[self._token] = self._noted
+        if self._noted > _IN_MEMORY or sum([*self._sizes.values()]) > _ALL_IN_MEMORY:
             self._forget()
 
     def _forget(self) -> None:
-        BatchReader._total -= self._noted
         self._batches, self._noted = {}, 0
+        self._sizes.pop(self._token, None)
 
     def __del__(self) -> None:
         self._forget()
