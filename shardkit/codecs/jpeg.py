@@ -1,4 +1,7 @@
-"""JPEG with libjpeg-turbo. Its warnings are errors, unless nothing of the image is lost."""
+"""JPEG with libjpeg-turbo. Its warnings are errors, unless nothing of the image is lost.
+
+simplejpeg is imported where it is used, as it switches on the lock of a free-threaded Python.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import functools
 import struct
 
 import numpy as np
-import simplejpeg
 
 from shardkit.codecs.image import FRAMES, DecodeError, jpeg_segments
 from shardkit.codecs.window import Pixels
@@ -37,6 +39,8 @@ def decode_jpeg(data: bytes, kind: str, width: int = 0, height: int = 0) -> Pixe
 
     Decodes at the smallest size that is at least `width` x `height`. Raises DecodeError.
     """
+    import simplejpeg
+
     for _ in range(_TRIES):
         try:
             pixels: Pixels = simplejpeg.decode_jpeg(data, kind, min_height=height, min_width=width)
@@ -87,6 +91,8 @@ def with_huffman_tables(data: bytes) -> bytes:
 @functools.cache
 def _standard_tables() -> bytes:
     """Return the segments with the tables of ITU T.81, annex K.3, the default of encoders."""
+    import simplejpeg
+
     data: bytes = simplejpeg.encode_jpeg(np.zeros((8, 8, 3), np.uint8))
     segments = jpeg_segments(data)
     return b"".join(data[start - 4 : stop] for marker, start, stop in segments if marker == 0xC4)
@@ -94,6 +100,8 @@ def _standard_tables() -> bytes:
 
 def encode_jpeg(pixels: Pixels, quality: int, chroma: str, profile: bytes | None) -> bytes:
     """Encode RGB pixels (height, width, 3) as a JPEG. Raises ValueError for too long a profile."""
+    import simplejpeg
+
     data: bytes = simplejpeg.encode_jpeg(
         np.ascontiguousarray(pixels), quality=quality, colorspace="RGB", colorsubsampling=chroma
     )
