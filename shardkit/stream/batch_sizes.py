@@ -22,6 +22,9 @@ class BatchSizes:
         self._size, self._weight = 0, 1.0  # the largest so far
         self._lock = threading.Lock()
 
+    def __reduce__(self) -> tuple[type[BatchSizes], tuple[()]]:
+        return BatchSizes, ()  # another process measures by itself, as a lock cannot be sent
+
     def add(self, batch: dict[str, Any], weight: float) -> int:
         """Take into account a batch that was made; returns its bytes."""
         size = size_of(batch)

@@ -336,6 +336,7 @@ def test_batches_are_not_batched_again(photos, workers):
     with pytest.raises(UsageError, match="would make batches"):
         next(iter(stateful.StatefulDataLoader(dataset, num_workers=workers)))
     loader = Loader(photos, batch_size=4)
+    assert pickle.loads(pickle.dumps(loader)).remaining == 10  # as workers get it
     for size in (None, 2):
         with pytest.raises(UsageError, match="iterate over the Loader itself"):
             next(iter(DataLoader(loader, batch_size=size, num_workers=workers)))
