@@ -94,15 +94,16 @@ class BatchReader(ShardReader):
     """One shard of a column format."""
 
     _noted = 0  # bytes of batches and of pages of columns
-    # `_noted` of all readers, by token. A sum of all would not stay exact in a free-threaded Python,
-    # where two threads may change it at once.
+    _token: object = None  # identifies the reader in `DECODED`, once it is opened
+    # `_noted` of all readers, by token. A sum would not stay exact in a free-threaded Python, where
+    # two threads may change it at once.
     _sizes: ClassVar[dict[object, int]] = {}
     _starts: list[int]  # the position of the first row of each batch, and the end
     _planned: Table | None = None  # for the fields that were read at once last
 
     def __init__(self, path: Path, layout: dict[str, Any] | None = None) -> None:
         self.path = path
-        self._token = object()  # identifies the reader in `DECODED`
+        self._token = object()
         self._batches: dict[int, Batch] = {}  # batches whose values are read from the file
         self._source: ByteSource | None = None
         with self._damage("the shard is damaged"):
