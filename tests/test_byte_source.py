@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from shardkit.errors import DamagedError, NotFoundError, StorageError
 from shardkit.storage import byte_source
+from shardkit.storage.blobs import ABSENT, read_blobs
 from shardkit.storage.byte_source import LocalFile, Memory, Table
 
 
@@ -154,3 +155,31 @@ def test_threads_read_what_is_theirs(blob):
     with ThreadPoolExecutor(8) as threads:
         found = list(threads.map(lambda place: file.read(*place), places))
     assert all(part == data[s : s + n] for part, (s, n) in zip(found, places, strict=True))
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_values_of_several_files_are_read_into_one_buffer(tmp_path, local):
+    """Values without bytes may be said to be anywhere."""
+    datas = [bytes(range(100)), bytes(range(100, 200))]
+    for number, data in enumerate(datas):
+        (tmp_path / f"{number}").write_bytes(data)
+    paths = [tmp_path / "0", tmp_path / "1"]
+    sources = [*map(LocalFile, paths)] if local else [*map(Memory, datas, paths)]
+    which, far = np.array([0, 1, 0, 1]), 1 << 62
+    offsets = np.array([[90, 5, far, 0], [40, far, 8, 20]])
+    sizes = np.array([[10, 3, ABSENT, 7], [8, 0, 4, 4]])
+    texts, numbers = read_blobs(sources, which, offsets, sizes)
+    assert texts.values() == [datas[0][90:], datas[1][5:8], None, datas[1][:7]]
+    found = numbers.arrays(np.dtype("<u4"), (-1, 1))
+    assert [one.tobytes() for one in found] == [
+        datas[0][40:48], b"", datas[0][8:12], datas[1][20:24],
+    ]  # fmt: skip
+    assert [one.shape for one in found] == [(2, 1), (0, 1), (1, 1), (1, 1)]
+    assert all(one.flags.aligned and one.flags.writeable for one in found)
+    backwards = numbers.take(np.array([3, 2])).arrays(np.dtype("<u4"))
+    assert backwards.tobytes() == datas[1][20:24] + datas[0][8:12]
+    with pytest.raises(ValueError, match="whole numbers"):
+        texts.arrays(np.dtype("<u4"))
+    offsets[1, 0] = 93
+    with pytest.raises(DamagedError, match="the file ends before"):
+        read_blobs(sources, which, offsets, sizes)
