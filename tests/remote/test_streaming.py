@@ -195,9 +195,10 @@ def test_opening_takes_few_requests_and_the_first_batch_two_rounds(seen):
 
 
 def test_faults_that_pass_change_nothing(seen, datasets):
-    faults = [{"status": 503}, {"reset_after": 1000}, {"shorten": 100}]
-    for number, fault in enumerate([*faults, {"whole": True}]):
-        seen.proxy.add(Rule(method="GET", match="tar", skip=3 + 4 * number, times=3, **fault))
+    faults = [{"status": 503}, {"reset_after": 1000}, {"shorten": 100}, {"whole": True}]
+    # In all fewer than a request is repeated: all of them may meet the same one.
+    for number, fault in enumerate(faults):
+        seen.proxy.add(Rule(method="GET", match="tar", skip=3 + 4 * number, times=1, **fault))
     assert epochs(loader(seen.url("wds"), seen.options), 1) == epochs(loader(datasets / "wds"), 1)
     assert seen.proxy.count("GET", "tar").requests > 19  # all faults
 
