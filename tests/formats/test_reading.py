@@ -3,6 +3,7 @@
 What holds for all formats alike is in `shardkit.testing.FormatContract`.
 """
 
+import contextlib
 import copy
 import io
 import os
@@ -16,12 +17,15 @@ import numpy as np
 import pytest
 
 import shardkit
+from shardkit.dataset.columns import samples_of
 from shardkit.errors import DamagedError, SampleError
 from shardkit.formats import FORMATS, file_name, get_format
 from shardkit.formats.base import ShardReader
-from shardkit.schema import Array, Bytes, Schema, Text
+from shardkit.formats.testing_samples import compare_at_once
+from shardkit.schema import Array, Bytes, Int, Schema, Text
 from shardkit.storage import byte_source
 from shardkit.storage.byte_source import LocalFile
+from shardkit.stream.reading import Samples
 from shardkit.testing import assert_reads, assert_same, open_files, write_shard
 from tests.conftest import few
 from tests.formats.refusals import refused
@@ -134,6 +138,48 @@ def test_rows_of_a_file_that_is_cut_are_left_to_be_read_one_by_one(tmp_path, nam
     assert not reader.read_rows("x", np.array([0, 39]), out)
     with refused(DamagedError, "truncated while it was open", position=39):
         reader[39]
+
+
+@pytest.mark.parametrize("size", [100, 80_000])  # of small ones, MDS and LitData read all values
+def test_samples_of_several_formats_are_read_at_once(tmp_path, size):
+    kinds, samples, datasets = (
+        {"blob": Bytes(), "label": Int(), "text": Text(optional=True)},
+        [],
+        [],
+    )
+    for number, name in enumerate(["mds", "wds", "lmdb", "litdata", "tfrecord", "mds"]):
+        with shardkit.create(tmp_path / f"{number}", to=name, schema=kinds, shard_samples=4) as out:
+            for n in range(10):
+                text = {"text": f"{n}"} if n % 3 else {}
+                blob = bytes([number, n]) * (size // 2 + n)
+                samples.append({"__key__": f"{number}-{n}", "blob": blob, "label": n, **text})
+                out.write(samples[-1])
+        datasets.append(shardkit.open(tmp_path / f"{number}"))
+    for fields in (["label"], ["text", "label"], ["label", "blob"], [*kinds]):
+        read = Samples(datasets, fields)
+        for numbers in ([0], [59, 0, 0, 33, 12, 58, 24, 46], [*range(60)]):
+            columns = read.read_many(np.array(numbers))
+            assert columns is not None
+            found = samples_of(columns, read.schema)
+            for number, sample in zip(numbers, found, strict=True):
+                own = {n: v for n, v in samples[number].items() if n in {"__key__", *fields}}
+                assert_same({n: sample[n] for n in own}, own)
+                assert sample.keys() == own.keys()
+
+
+@pytest.mark.parametrize("name", ["litdata", "lmdb", "mds", "tfrecord"])
+def test_any_changed_byte_gives_at_once_what_it_gives_alone(tmp_path, name):
+    kinds = {"a": Bytes(), "b": Int(), "c": Text(optional=True)}
+    samples = [{"__key__": "k", "a": b"ab", "b": 300, "c": "x"}, {"__key__": "l", "a": b"", "b": 0}]
+    whole = shard(tmp_path, name, kinds, samples)
+    start, stop, data = whole.spans().min(), whole.spans().max(), whole.path.read_bytes()
+    for at in range(start, stop):
+        for value in (1, 255):
+            changed = bytearray(data)
+            changed[at] = (changed[at] + value) % 256
+            whole.path.write_bytes(changed)
+            with contextlib.suppress(DamagedError):  # it cannot be opened
+                compare_at_once(get_format(name).open(whole.path, whole.layout))
 
 
 @pytest.mark.parametrize("name", ["arrow", "parquet"])
