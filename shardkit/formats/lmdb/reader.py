@@ -159,7 +159,7 @@ class LmdbReader(TreeReader):
             if entry is not None:
                 return entry.offset, entry.size
         else:
-            if not locations[at]:
+            if not (locations[at] and locations[at + 1]):  # or other threads are storing them
                 self._look_up(position, locations)
             if locations[at]:
                 return locations[at], locations[at + 1]
@@ -171,8 +171,7 @@ class LmdbReader(TreeReader):
         for entry in self._tree.entries(self._tree.leaf(number_key(position), page)):
             at = 2 * int(entry.key) if _is_number(entry.key) else len(locations)
             if at < len(locations):
-                locations[at + 1] = entry.size
-                locations[at] = entry.offset  # set last: other threads check it to see if both are
+                locations[at], locations[at + 1] = entry.offset, entry.size
 
     def _page_of(self, position: int) -> tuple[int, int]:
         """The first position of the page at or below which a sample is stored, and its number.
