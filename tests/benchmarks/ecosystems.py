@@ -212,8 +212,8 @@ def timed(name, who, action, photos, few_photos, store):
 def environ(name, who):
     """Only the library itself finds the folder of libraries."""
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
-    path = os.pathsep.join([*([CLIENTS] if who == name else []), str(ROOT)])
-    return {**quiet, "PYTHONPATH": path}
+    paths = [CLIENTS if who == name else "", str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return {**quiet, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def compare(name, photos, work, rounds):

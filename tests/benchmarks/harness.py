@@ -24,7 +24,8 @@ from pathlib import Path
 LOOPS = Path(__file__).with_name("loops.py")
 SHARDKIT = [sys.executable, "-m", "shardkit"]
 _PATIENCE = 60.0  # seconds for an epoch
-PACKAGES = ("shardkit", "webdataset", "numpy", "xxhash", "obstore")  # whose versions are reported
+# Whose versions are reported.
+PACKAGES = ("shardkit", "webdataset", "ffcv", "numpy", "simplejpeg", "xxhash", "obstore")
 
 
 def arguments(doc, *names):

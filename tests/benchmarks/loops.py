@@ -10,7 +10,8 @@ imported before the first epoch is not measured. `url` is a bucket, or a folder 
 
 With `decode` each image is decoded and cropped to 224 pixels, in batches of 64. Without it a batch
 is the encoded bytes, of which other libraries' workers pass on the lengths alone, so that no bytes
-go through pipes. This script imports nothing of shardkit but for shardkit's own runs.
+go through pipes. shardkit, FFCV and DALI also take the size of a `batch`, and `flip`, which mirrors
+half of the images. This script imports nothing of shardkit but for shardkit's own runs.
 """
 
 import functools
@@ -20,6 +21,7 @@ import os
 import random
 import resource
 import sys
+import tarfile
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
@@ -124,27 +126,80 @@ def datasets(asked):
 
 def ffcv(asked):
     decoders, library = import_module("ffcv.fields.decoders"), import_module("ffcv.loader")
-    tensor = import_module("ffcv.transforms").ToTensor
-    crops = decoders.RandomResizedCropRGBImageDecoder((224, 224))
+    transforms = import_module("ffcv.transforms")
+    tensor, steps = transforms.ToTensor, [decoders.RandomResizedCropRGBImageDecoder((224, 224))]
+    steps += [transforms.RandomHorizontalFlip()] if asked.get("flip") else []
     loader = library.Loader(
-        str(next(Path(asked["url"]).glob("*.beton"))), batch_size=BATCH, drop_last=False,
-        num_workers=asked["workers"], order=library.OrderOption.RANDOM,
-        pipelines={"image": [crops, tensor()], "label": [decoders.IntDecoder(), tensor()]},
+        str(next(Path(asked["url"]).glob("*.beton"))), batch_size=asked.get("batch", BATCH),
+        num_workers=asked["workers"], order=library.OrderOption.RANDOM, drop_last=False,
+        pipelines={"image": [*steps, tensor()], "label": [decoders.IntDecoder(), tensor()]},
     )  # fmt: skip
     return counted(loader)
 
 
 def shardkit(asked):
-    from shardkit import RandomResizedCrop
+    from shardkit import RandomHorizontalFlip, RandomResizedCrop
     from shardkit.stream.loader import Loader
 
+    steps = [RandomResizedCrop(asked.get("crop", 224))]
+    steps += [RandomHorizontalFlip()] if asked.get("flip") else []
     loader = Loader(
-        asked["url"], batch_size=BATCH, shuffle=True, last="short", cache=asked.get("cache"),
-        cache_limit=asked.get("limit"), parts=asked.get("parts", 1), rank=asked.get("rank"),
-        world_size=asked.get("world"), check_ranks=False, threads=asked.get("threads"),
-        transforms={"image": RandomResizedCrop(224)} if asked["decode"] else None,
+        asked["url"], batch_size=asked.get("batch", BATCH), shuffle=True, last="short",
+        cache=asked.get("cache"), cache_limit=asked.get("limit"), parts=asked.get("parts", 1),
+        rank=asked.get("rank"), world_size=asked.get("world"), check_ranks=False,
+        threads=asked.get("threads"), fields=asked.get("fields"),
+        transforms={"image": steps} if asked["decode"] else None,
     )  # fmt: skip
-    return lambda: (len(batch["__key__"]) for batch in loader)
+    return lambda: (len(batch["valid"]) for batch in loader)
+
+
+def at_random(data):
+    """Single images, all in an order of their own."""
+    order = random.Random(1).sample(range(len(data)), len(data))
+
+    def epoch():
+        yield sum(len(data[number]["image"]) > 0 for number in order)
+
+    return epoch
+
+
+def shardkit_at_random(asked):
+    return at_random(import_module("shardkit").open(asked["url"]))
+
+
+def decode_jpeg(asked):
+    """No loader: JPEGs in memory are decoded, and forgotten."""
+    decode, images = import_module("simplejpeg").decode_jpeg, []
+    for url in asked["urls"]:
+        with tarfile.open(url) as tar:
+            images += [tar.extractfile(m).read() for m in tar if m.name.endswith(".jpg")]
+
+    def epoch():
+        for image in images:
+            decode(image)
+        yield len(images)
+
+    return epoch
+
+
+def dali(asked):
+    """Without a GPU, by its reader of TARs; batches stay DALI's own."""
+    from nvidia.dali import fn, pipeline_def, types
+
+    import_module("nvidia.nvimgcodec")  # or its decoders do not find this library
+
+    @pipeline_def(batch_size=asked["batch"], num_threads=asked["threads"], device_id=None)
+    def pipeline():
+        options = {"random_shuffle": True, "initial_fill": 1024, "name": "reader"}
+        image, label = fn.readers.webdataset(paths=asked["urls"], ext=["jpg", "cls"], **options)
+        image = fn.decoders.image_random_crop(image, device="cpu", output_type=types.RGB)
+        image = fn.resize(image, size=(224, 224))
+        return fn.flip(image, horizontal=fn.random.coin_flip()), fn.pad(label)
+
+    made = pipeline(prefetch_queue_depth=3)
+    made.build()
+    batches = -(-made.reader_meta("reader")["epoch_size"] // asked["batch"])
+    return lambda: (len(made.run()[0]) for _ in range(batches))
 
 
 def webdataset(asked):
@@ -175,6 +230,10 @@ def litdata(asked):
         max_cache_size=asked.get("limit") or "100GB",
     )  # fmt: skip
     return counted(library.StreamingDataLoader(data, **options(asked)))
+
+
+def litdata_at_random(asked):
+    return at_random(import_module("litdata").StreamingDataset(asked["url"]))
 
 
 def write_litdata(photos, store):
@@ -234,7 +293,9 @@ def link(asked):
 
 CONTENDERS = {
     "shardkit": shardkit, "webdataset": webdataset, "litdata": litdata, "streaming": streaming,
-    "link": link, "imagefolder": imagefolder, "datasets": datasets, "ffcv": ffcv,
+    "link": link, "imagefolder": imagefolder, "datasets": datasets, "ffcv": ffcv, "dali": dali,
+    "shardkit at random": shardkit_at_random, "litdata at random": litdata_at_random,
+    "decode_jpeg": decode_jpeg,
 }  # fmt: skip
 
 
