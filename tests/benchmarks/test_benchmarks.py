@@ -82,29 +82,9 @@ def test_runs_are_compared(words, what, runs):
     assert runs in (len(report["seconds"]), {*report["seconds"]})
 
 
-# Beside LitData and DALI where they can be imported.
+# LitData and DALI come on top where they can be imported.
 @pytest.mark.parametrize(
-    ("what", "runs"),
-    [
-        (
-            "tiny",
-            {
-                "decode_jpeg",
-                *(f"{what}, threads {n}" for what in ("crops", "labels") for n in (1, 2)),
-            },
-        ),
-        ("photos", {f"{what}, threads {n}" for what in ("bytes", "crops") for n in (1, 2)}),
-        ("random", {"shardkit"}),
-        (
-            "lock",
-            {
-                f"{what}, {how}"
-                for what in ("crops", "bytes", "labels")
-                for how in ("held", "waited")
-            },
-        ),
-        ("threads", {"shardkit, threads 1", "shardkit, threads 3"}),
-    ],
+    ("what", "runs"), [("tiny", 5), ("photos", 4), ("random", 1), ("lock", 6), ("threads", 2)]
 )
 def test_the_loader_is_measured(words, monkeypatch, what, runs):
     there = loading.can_import  # without FFCV, which compiles for up to a minute
@@ -112,7 +92,7 @@ def test_the_loader_is_measured(words, monkeypatch, what, runs):
     few = ["--samples", "40", "--threads", "1,3", "--seconds", "0"]
     report = loading.main([what, *words, *few])
     assert report["samples"] == 40
-    assert {*report["seconds"]} >= runs
+    assert len(report["seconds"]) >= runs
     if what != "lock":  # whose clocks may not see so little
         assert all(seconds > 0 for (seconds,) in report["seconds"].values())
 
