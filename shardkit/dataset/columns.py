@@ -1,8 +1,8 @@
-"""Columns of several samples: read from the shards' files, and joined in the order of a batch."""
+"""Columns of several samples: read at once from the shards' files, and joined in their order."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -12,6 +12,38 @@ from shardkit.formats.base import KEY, Column, Columns, Ranges
 from shardkit.sample import Sample
 from shardkit.schema import Array, FieldType, Schema
 from shardkit.storage.blobs import Blobs, Numbers, read_blobs
+
+
+def read_at_once(
+    numbers: Numbers, starts: Numbers, plan: Callable[[int, Numbers], Ranges | Columns | None]
+) -> Columns | None:
+    """Read samples by their numbers over several shards; the caller owns the columns.
+
+    starts: int64 (shards,), the number of the first sample of each shard. plan: `ShardReader.plan`
+    of the shard with a number. None if the samples must be read one by one, which also finds the
+    error of a bad one.
+    """
+    shards = np.searchsorted(starts, numbers, side="right") - 1
+    order = np.argsort(shards, kind="stable")
+    bounds = np.flatnonzero(np.diff(shards[order], prepend=-1))
+    groups = np.split(order, bounds[1:]) if len(bounds) > 1 else [order]
+    plans: list[Ranges | Columns] = []
+    try:
+        for shard, group in zip(shards[order[bounds]].tolist(), groups, strict=False):
+            found = plan(shard, numbers[group] - starts[shard])
+            if found is None:
+                return None
+            plans.append(found)
+        columns = carried_out(plans) if plans else None
+    except (MemoryError, Warning):
+        raise
+    except Exception:  # reading them one by one finds the reason
+        return None
+    if columns is None or len(groups) == 1:
+        return columns
+    back = np.empty_like(order)
+    back[order] = np.arange(len(order))
+    return {name: taken(column, back) for name, column in columns.items()}
 
 
 def carried_out(plans: Sequence[Ranges | Columns]) -> Columns:

@@ -6,6 +6,7 @@ import copy
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,11 +16,12 @@ import numpy as np
 from shardkit.dataset.dataset import Dataset
 from shardkit.dataset.readers import Readers
 from shardkit.errors import ShardkitError, UsageError
-from shardkit.formats.base import Columns, Ranges, ShardReader
+from shardkit.formats.base import KEY, Column, Columns, Ranges, ShardReader
 from shardkit.helpers.indices import array
 from shardkit.metadata.shared_schema import other_numbers, renumbered, shared_schema, united_classes
 from shardkit.sample import Sample
 from shardkit.schema import Schema, check_label
+from shardkit.storage.blobs import Blobs
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -97,6 +99,38 @@ def renumber(
             check_label(sample, field, class_names[field])
             sample[field] = renumbered(sample[field], new)
     return sample
+
+
+def _renumbered(
+    columns: Mapping[str, Column],
+    numbers: Mapping[str, Sequence[int]],
+    class_names: Mapping[str, Sequence[str]],
+) -> Columns:
+    """Like `renumber`, for columns."""
+
+    def new(field: str, label: Any) -> Any:
+        return renumber({KEY: "", field: label}, {field: numbers[field]}, class_names)[field]
+
+    found = dict(columns)
+    for field in numbers.keys() & columns.keys():
+        column = columns[field]
+        if isinstance(column, list):
+            found[field] = [None if label is None else new(field, label) for label in column]
+        else:  # an array with the labels of all samples
+            found[field] = new(field, column)
+    return found
+
+
+@dataclass(frozen=True)
+class _Decode:
+    """Decodes columns whose labels have other numbers in the merged classes."""
+
+    decode: Callable[[list[Blobs]], Columns]
+    numbers: Mapping[str, Sequence[int]]
+    class_names: Mapping[str, Sequence[str]]
+
+    def __call__(self, blobs: list[Blobs]) -> Columns:
+        return _renumbered(self.decode(blobs), self.numbers, self.class_names)
 
 
 class Concatenated(Dataset):
@@ -183,28 +217,18 @@ class Concatenated(Dataset):
         sample = super().read(index, fields)
         return renumber(sample, self._labels[number], self._parts[number].class_names)
 
-    def read_values(self, shard: int, field: str, positions: Numbers) -> list[Any]:
-        values = super().read_values(shard, field, positions)
-        numbers = self._labels[self._at(shard)[0]].get(field)
-        if numbers is None:
-            return values
-        try:
-            return [None if value is None else renumbered(value, numbers) for value in values]
-        except IndexError:  # read one by one, so that the error names the sample
-            first = self.whole.start(shard)
-            return [self.whole.read(first + n, [field]).get(field) for n in positions.tolist()]
-
-    def read_rows(self, shard: int, field: str, positions: Numbers, out: npt.NDArray[Any]) -> bool:
-        if field in self._labels[self._at(shard)[0]]:
-            return False
-        return super().read_rows(shard, field, positions, out)
-
     def plan(
         self, shard: int, positions: Numbers, fields: Collection[str]
     ) -> Ranges | Columns | None:
-        if self._labels[self._at(shard)[0]].keys() & set(fields):
-            return None
-        return super().plan(shard, positions, fields)
+        plan, (part, _) = super().plan(shard, positions, fields), self._at(shard)
+        numbers = {name: new for name, new in self._labels[part].items() if name in fields}
+        if plan is None or not numbers:
+            return plan
+        names = self._parts[part].class_names
+        if isinstance(plan, Ranges):
+            known = _renumbered(plan.known, numbers, names)
+            return plan._replace(decode=_Decode(plan.decode, numbers, names), known=known)
+        return _renumbered(plan, numbers, names)
 
     def _key_hashes(self, shard: int) -> Numbers:
         number, own = self._at(shard)

@@ -220,38 +220,23 @@ class Dataset(Views):
             found = fs.unreadable(error, self.sample_path(shard, position), position)
             raise found from found.__cause__
 
-    def read_keys(self, shard: int, positions: npt.NDArray[np.int64]) -> list[str]:
-        reader = self.reader(shard)
-        with self.explained(shard):
-            if len(positions) == len(reader) and (np.diff(positions) == 1).all():
-                return reader.keys()
-            return reader.read_keys(positions)
-
-    def read_values(self, shard: int, field: str, positions: npt.NDArray[np.int64]) -> list[Any]:
-        reader = self.reader(shard)
-        if field not in reader.schema:
-            return [None] * len(positions)
-        with self.explained(shard):
-            return reader.read_values(field, positions)
-
-    def read_rows(
-        self, shard: int, field: str, positions: npt.NDArray[np.int64], out: npt.NDArray[Any]
-    ) -> bool:
-        reader = self.reader(shard)
-        with self.explained(shard):
-            return field in reader.schema and reader.read_rows(field, positions, out)
-
     def plan(
         self, shard: int, positions: npt.NDArray[np.int64], fields: Collection[str]
     ) -> Ranges | Columns | None:
-        """Call `ShardReader.plan` of a shard; None also if it lacks one of the fields."""
         reader = self.reader(shard)
-        return reader.plan(positions, fields) if reader.schema.keys() >= set(fields) else None
+        own = [name for name in fields if name in reader.schema]
+        plan = reader.plan(positions, own)
+        if plan is None or len(own) == len(fields):
+            return plan
+        absent = {name: [None] * len(positions) for name in fields if name not in reader.schema}
+        if isinstance(plan, Ranges):
+            return plan._replace(known={**plan.known, **absent})
+        return {**plan, **absent}
 
     def _key_hashes(self, shard: int) -> npt.NDArray[np.int64]:
         found = self.key_hashes.get(shard)
         if found is None:
-            keys = self.read_keys(shard, np.arange(self.extent(shard)[0]))
+            keys = self.keys_of(shard)
             found = np.array([key_hash(key) for key in keys], np.uint64).view(np.int64)
         return found
 
@@ -332,7 +317,7 @@ class Dataset(Views):
             return np.full(len(self), fixed, np.int64)
         rows = self.length_table()
         if rows is None or field not in (rows.dtype.names or ()):
-            samples = (self.read(n, [field]) for n in range(len(self)))
+            samples = self.stored_samples([field])
             return np.array([length_of(sample.get(field)) for sample in samples], np.int64)
         return rows[field].astype(np.int64)
 

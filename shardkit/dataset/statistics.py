@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -367,11 +366,9 @@ def stats(dataset: Views, monitor: Steps | None = None, *, quick: bool = False) 
 
 def values_of(dataset: Views, field: str) -> Iterator[Any]:
     """The values of a field in all samples that have it, without those that cannot be read."""
-    for number in range(len(dataset)):
-        with contextlib.suppress(SampleError):
-            sample = dataset.read(number, (field,))
-            if field in sample:
-                yield sample[field]
+    for sample in dataset.stored_samples((field,), skip=True):
+        if field in sample:
+            yield sample[field]
 
 
 def encoded_stats(dataset: Views) -> dict[str, Any]:

@@ -12,11 +12,13 @@ import operator
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from shardkit.dataset.columns import listed, read_at_once, samples_of
 from shardkit.dataset.conditions import Condition, condition
 from shardkit.errors import (
     MissingKeyError,
@@ -26,9 +28,9 @@ from shardkit.errors import (
     near,
     warn,
 )
-from shardkit.formats.base import KEY
+from shardkit.formats.base import KEY, Columns, Ranges
 from shardkit.helpers.indices import array, ascending, below, chosen, compact, in_order, pick
-from shardkit.helpers.prefetch import in_threads
+from shardkit.helpers.prefetch import growing, in_threads, split
 from shardkit.helpers.processors import processors
 from shardkit.sample import KeyTable, Sample, key_of
 from shardkit.schema import Array, Bool, FieldType, Float, Int, Json, Schema, Text
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
     from shardkit.helpers.indices import Indices, Numbers
 
 _CHUNK, _CHUNK_BYTES = 1 << 14, 64 << 20  # samples and bytes up to which a column is read at once
+_TURN = 256  # samples that are read at once to be used one by one
+_COPIED = 1 << 13  # bytes of a sample up to which this is faster
 _MAX_BYTES = 4 << 30  # maximum bytes of a column's values
 _SMALL = (Int, Float, Bool, Text, Json)  # types small enough to read for many samples at once
 _AMONG = {"wds", "lmdb"}  # formats that store values by sample, not by field
@@ -127,16 +131,32 @@ class Views(ABC):
         """The sample as stored, without the transform: its key and these fields (None: all)."""
 
     @abstractmethod
-    def read_keys(self, shard: int, positions: Numbers) -> list[str]:
-        """Return the keys of the samples at these positions in a shard."""
+    def plan(
+        self, shard: int, positions: Numbers, fields: Collection[str]
+    ) -> Ranges | Columns | None:
+        """Call `ShardReader.plan` of a shard; fields that it lacks are absent in all samples."""
 
-    @abstractmethod
-    def read_values(self, shard: int, field: str, positions: Numbers) -> list[Any]:
-        """Return the values of a field at these positions; None where it is absent."""
+    def read_many(self, numbers: Numbers, fields: Collection[str]) -> Columns | None:
+        """Read the keys and these fields of several samples at once, as stored.
 
-    @abstractmethod
-    def read_rows(self, shard: int, field: str, positions: Numbers, out: npt.NDArray[Any]) -> bool:
-        """Read arrays of the same shape into `out`; False if that is not possible."""
+        None if the samples must be read one by one, which also finds the error of a bad one.
+        """
+        stored, starts = self.stored(numbers), np.array(self._starts, np.int64)
+        return read_at_once(stored, starts, functools.partial(self.plan, fields=fields))
+
+    def read_columns(self, numbers: Numbers, fields: Collection[str]) -> Columns:
+        """Like `read_many`, but raises the error of a bad sample. None stands for absent values."""
+        columns = self.read_many(numbers, fields)
+        if columns is None:
+            samples = [self.read(number, fields) for number in numbers.tolist()]
+            columns = {name: [s.get(name) for s in samples] for name in (KEY, *fields)}
+        return columns
+
+    def keys_of(self, shard: int) -> list[str]:
+        """Return the keys of all samples in a shard, whether or not they are in the view."""
+        first = self._starts[shard]
+        columns = self.whole.read_columns(np.arange(first, first + self.extent(shard)[0]), ())
+        return listed(columns[KEY])
 
     @abstractmethod
     def _key_hashes(self, shard: int) -> Numbers:
@@ -165,7 +185,16 @@ class Views(ABC):
                 raise UsageError(what, path=self.place, found=f"[{index!r:.100}]") from error
         if isinstance(index, str):
             index = self.number_of(index)
-        sample = self.read(index)
+        return self._transformed(self.read(index), index)
+
+    def __iter__(self) -> Iterator[Sample]:
+        """Yield `ds[0]`, `ds[1]` and so on. Small samples are read several at a time."""
+        samples = self.stored_samples()
+        if self.transform is None:
+            return samples
+        return map(self._transformed, samples, count())
+
+    def _transformed(self, sample: Sample, index: int) -> Sample:
         transform = self.transform and self.transform_of(index)
         if transform is None:
             return sample
@@ -267,18 +296,63 @@ class Views(ABC):
     def _samples(self, fields: Collection[str] | None) -> Iterator[Sample]:
         """All samples with these fields, in order; those at a URL are requested in parallel."""
         there, threads = self.side_by_side()
+        if there is self:
+            return self.stored_samples(fields)
         read = functools.partial(there.read, fields=fields)
-        numbers = range(len(self))
-        return map(read, numbers) if there is self else in_threads(read, numbers, threads, 2)
+        return in_threads(read, range(len(self)), threads, 2)
+
+    def stored_samples(
+        self, fields: Collection[str] | None = None, skip: bool = False
+    ) -> Iterator[Sample]:
+        """Yield all samples as stored, with these fields (None: all), in order.
+
+        skip: leave out those that cannot be read. Small samples are read at once, first one, then
+        more at a time; the caller owns each alone.
+        """
+        most = self._at_once(self.schema if fields is None else fields)
+        if most == 1:
+            return self._one_by_one(range(len(self)), fields, skip)
+        turns = split(range(len(self)), growing(1, most))
+        return chain.from_iterable(self._together(turn, fields, skip) for turn in turns)
+
+    def _together(
+        self, numbers: range, fields: Collection[str] | None, skip: bool
+    ) -> Iterable[Sample]:
+        names = self.schema if fields is None else fields
+        columns = self.read_many(np.arange(numbers.start, numbers.stop), names)
+        if columns is None:
+            return self._one_by_one(numbers, fields, skip)
+        samples = samples_of(columns, self.schema)
+        arrays = [name for name in names if isinstance(self.schema[name], Array)]
+        for sample in samples if arrays else ():  # a row would keep all others in memory
+            sample.update({name: np.array(sample[name]) for name in arrays if name in sample})
+        return samples
+
+    def _one_by_one(
+        self, numbers: range, fields: Collection[str] | None, skip: bool
+    ) -> Iterator[Sample]:
+        for number in numbers:
+            try:
+                yield self.read(number, fields)
+            except SampleError:
+                if not skip:
+                    raise
+
+    def _at_once(self, fields: Collection[str]) -> int:
+        """Return how many samples to read at once, to be used one by one.
+
+        Only one if they are large: then to copy their bytes takes longer than to find them.
+        """
+        size = sum(self.extent(shard)[1] for shard in range(self.shards)) // max(self._length, 1)
+        small = all(isinstance(self.schema[name], _SMALL) for name in fields)
+        return max(min(_TURN, _CHUNK_BYTES // max(size, 1)), 1) if small or size <= _COPIED else 1
 
     def _passing(self, test: Condition) -> Numbers:
         """Return the numbers of the samples that pass a test of small fields, read in chunks."""
         self._warn_of_download(f"values of {', '.join(map(repr, test.fields))}")
         passed = [np.zeros(0, np.int64)]
-        for shard, positions, numbers in self._runs():
-            values = [self.read_values(shard, name, positions) for name in test.fields]
-            rows = zip(self.read_keys(shard, positions), *values, strict=True)
-            samples = (dict(zip((KEY, *test.fields), row, strict=True)) for row in rows)
+        for numbers in self.runs():
+            samples = samples_of(self.read_columns(numbers, test.fields), self.schema)
             passed.append(numbers[[bool(test(sample)) for sample in samples]])
         return np.sort(np.concatenate(passed))
 
@@ -341,11 +415,11 @@ class Views(ABC):
     def keys(self) -> list[str]:
         """Return the keys of all samples, in order, without reading values."""
         self._warn_of_download("keys")
-        found = [""] * len(self)
-        for shard, positions, numbers in self._runs():
-            for number, key in zip(numbers.tolist(), self.read_keys(shard, positions), strict=True):
-                found[number] = key
-        return found
+        found = np.empty(len(self), object)
+        for numbers in self.runs():
+            found[numbers] = self.read_columns(numbers, ())[KEY]
+        keys: list[str] = found.tolist()
+        return keys
 
     @property
     def columns(self) -> list[str]:
@@ -367,19 +441,15 @@ class Views(ABC):
         shape, dtype = _row(kind, field in self.guessed)
         out = np.empty((len(self), *shape), dtype)
         self._warn_of_download(f"values of {field!r}")
-        for shard, positions, numbers in self._runs():
-            rows = np.empty((len(positions), *shape), dtype)
-            if shape and self.read_rows(shard, field, positions, rows):
-                out[numbers] = rows
-                continue
-            values: Any = self.read_values(shard, field, positions)
-            if shape:
-                self._check_shapes(shape, values, shard, positions, field)
-            elif out.dtype != object and None in values:
+        for numbers in self.runs():
+            values: Any = self.read_columns(numbers, (field,))[field]
+            if shape and getattr(values, "shape", ())[1:] != shape:
+                self._check_shapes(shape, values, numbers, field)
+            elif out.dtype != object and isinstance(values, list) and None in values:
                 out = out.astype(object)
             seen += len(values)
             if out.dtype == object:
-                values = np.fromiter(values, object, len(values))
+                values = np.fromiter(listed(values, kind), object, len(values))
                 size += sum(map(size_of, values))
             if size > _MAX_BYTES:
                 raise UsageError(
@@ -394,10 +464,11 @@ class Views(ABC):
         return out
 
     def _check_shapes(
-        self, shape: tuple[int, ...], values: list[Any], shard: int, positions: Numbers, field: str
+        self, shape: tuple[int, ...], values: Iterable[Any], numbers: Numbers, field: str
     ) -> None:
-        for position, value in zip(positions.tolist(), values, strict=True):
+        for number, value in zip(numbers.tolist(), values, strict=True):
             if np.shape(value) != shape:
+                shard, position = self.locate(number)
                 raise SampleError(
                     "an array does not have the shape of its field",
                     path=self.shard_path(shard),
@@ -418,9 +489,8 @@ class Views(ABC):
             )
         return kind
 
-    def _runs(self) -> Iterator[tuple[int, Numbers, Numbers]]:
-        """All samples in storage order, in chunks: the shard, the positions in it, and the numbers
-        in this view."""
+    def runs(self) -> Iterator[Numbers]:
+        """Yield the numbers of all samples in storage order, those of some of a shard at a time."""
         order: Numbers | None = None
         if not self.is_in_order and self._chosen is not None:
             order = np.argsort(array(self._chosen), kind="stable")
@@ -431,8 +501,7 @@ class Views(ABC):
             step = max(min(_CHUNK_BYTES * samples // max(size, 1), _CHUNK), 1)
             for at in range(begin, end, step):
                 numbers = np.arange(at, min(at + step, end))
-                positions = stored.stored(numbers) - first
-                yield shard, positions, numbers if order is None else order[numbers]
+                yield numbers if order is None else order[numbers]
 
     def _warn_of_download(self, what: str) -> None:
         """Warn if the data are at a URL and stored by sample, so that all must be downloaded."""
@@ -484,15 +553,14 @@ class Views(ABC):
 
         The first lookup of a key reads all keys.
         """
-        table = self._shared.get("keys")
+        table, whole = self._shared.get("keys"), self.whole
         if table is None:
-            self.whole._warn_of_download("keys")
+            whole._warn_of_download("keys")
             hashes = [np.zeros(0, np.int64), *map(self._key_hashes, range(self.shards))]
             table = self._shared["keys"] = KeyTable(np.concatenate(hashes).view(np.uint64))
         found: list[int] = []
         for number in table.find(key):
-            shard = bisect_right(self._starts, number) - 1
-            if self.read_keys(shard, np.array([number - self._starts[shard]])) != [key]:
+            if whole.read(number, ())[KEY] != key:
                 continue
             if isinstance(self._chosen, range):
                 found += [self._chosen.index(number)] if number in self._chosen else []

@@ -55,6 +55,15 @@ def growing(first: int, most: int) -> Iterator[int]:
         first = min(2 * first, most)
 
 
+def split(whole: range, counts: Iterable[int]) -> Iterator[range]:
+    """Yield consecutive parts of a range, of so many numbers each."""
+    for count in counts:
+        if not whole:
+            return
+        yield whole[:count]
+        whole = whole[count:]
+
+
 def in_threads(
     function: Callable[[_Item], _Result],
     items: Iterable[_Item],

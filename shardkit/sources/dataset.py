@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
+from shardkit.dataset.columns import samples_of
 from shardkit.dataset.dataset import Dataset, read_key_table
 from shardkit.errors import SampleError, ShardkitError, SourceError
 from shardkit.formats import FORMATS, get_format
@@ -201,31 +202,17 @@ class DatasetSource(Source):
             return
         every = range(len(self)) if self._indices is None else self._indices
         for first in range(0, len(every), _CHUNK):
-            chunk = array(every[first : first + _CHUNK])
-            shard_of = np.searchsorted(self._means.ends, chunk, side="right")
-            for run in np.split(np.arange(len(chunk)), np.flatnonzero(np.diff(shard_of)) + 1):
-                shard = int(shard_of[run[0]])
-                positions = chunk[run] - self._starts[shard]
-                yield from self._columns(shard, positions) or (
-                    Source.documents(self.select(first + run))
-                )
-
-    def _columns(self, shard: int, positions: Indices) -> list[Document]:
-        """Read some samples of a shard field by field; an empty list if that fails."""
-        prefix = self._prefixes[shard] if self._prefixes else ""
-        try:
-            keys = self._dataset.read_keys(shard, positions)
-            columns = [self._dataset.read_values(shard, name, positions) for name in self.schema]
-        except ShardkitError:  # reading them one by one finds the damaged one
-            return []
-        shard_name = self._dataset.shard_name(shard)
-        found = []
-        for position, key, *values in zip(positions.tolist(), keys, *columns, strict=True):
-            sample: Sample = {"__key__": prefix + key}
-            pairs = zip(self.schema, values, strict=True)
-            sample.update({name: value for name, value in pairs if value is not None})
-            found.append(Document(f"{shard_name}:{position}", sample, 0))
-        return found
+            numbers = array(every[first : first + _CHUNK])
+            columns = self._dataset.read_many(numbers, self.schema)
+            if columns is None:
+                run = np.arange(first, first + len(numbers))
+                yield from Source.documents(self.select(run))
+                continue
+            for index, sample in enumerate(samples_of(columns, self.schema), first):
+                if self._prefixes:
+                    shard, _ = self._dataset.locate(self._global(index))
+                    sample["__key__"] = self._prefixes[shard] + sample["__key__"]
+                yield Document(self.name(index), sample, 0)
 
     def all_keys(self) -> Sequence[str]:
         if self._is_large():
@@ -234,8 +221,7 @@ class DatasetSource(Source):
         try:
             for shard in range(self._dataset.shards):
                 prefix = self._prefixes[shard] if self._prefixes else ""
-                with self._dataset.explained(shard):
-                    keys += [prefix + key for key in self._dataset.reader(shard).keys()]  # noqa: SIM118
+                keys += [prefix + key for key in self._dataset.keys_of(shard)]
         except ShardkitError:  # the conversion will meet and report the error
             return super().all_keys()
         return keys if self._indices is None else [keys[n] for n in array(self._indices).tolist()]
@@ -307,10 +293,9 @@ def _key_hashes(dataset: Dataset, shard: int) -> npt.NDArray[np.int64]:
     found = dataset.key_hashes.get(shard)
     if found is not None:
         return np.unique(found)
-    reader = dataset.reader(shard)
+    dataset.reader(shard)  # raises the error of a shard that cannot be opened
     try:
-        with dataset.explained(shard):
-            keys = set(reader.keys())
+        keys = {*dataset.keys_of(shard)}
     except ShardkitError:  # the conversion will meet and report the error
         keys = set()
     return np.array([key_hash(key) for key in keys], np.uint64).view(np.int64)

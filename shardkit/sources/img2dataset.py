@@ -55,16 +55,11 @@ def of_shards(root: Path, dataset: Dataset) -> Source:
             found=f"{len(parts) - len(missing):,}, without {', '.join(missing[:5])}",
             fix="get the others, or remove the statistics of those that are not wanted",
         )
-    shards = [(shard, np.arange(dataset.extent(shard)[0])) for shard in range(dataset.shards)]
     if dataset.format != "parquet":
-        read = dataset.read_keys
-        return _with_tables(
-            root, parts, source, lambda: [k for n, at in shards for k in read(n, at)]
-        )
+        return _with_tables(root, parts, source, dataset.keys)
     if not {_KEY, _STATUS} <= source.schema.keys():
         return source
-    statuses = (status for n, at in shards for status in dataset.read_values(n, _STATUS, at))
-    got = np.array([status == "success" for status in statuses], np.bool_)
+    got = np.array([status == "success" for status in dataset.column(_STATUS)], np.bool_)
     found = source.select(np.flatnonzero(got))
     found.notes, found.ignored = source.notes, source.ignored
     if not got.all():

@@ -13,7 +13,7 @@ import xxhash
 
 from shardkit.codecs.image import NotAnImageError, unusable
 from shardkit.codecs.pixels import to_rgb
-from shardkit.dataset.columns import carried_out, taken
+from shardkit.dataset.columns import read_at_once
 from shardkit.dataset.dataset import Dataset
 from shardkit.errors import FormatError, UsageError, near
 from shardkit.formats.base import Columns, Ranges
@@ -83,51 +83,25 @@ class Samples:
 
         None if one of them must be read by `read`, which also finds the error of a bad one.
         """
-        if self._cache is not None or not len(numbers):
+        if self._cache is not None:
             return None
-        numbers, shards = self._in_shards(numbers)
-        grouped = np.argsort(shards, kind="stable")
-        bounds = np.flatnonzero(np.diff(shards[grouped], prepend=-1))
-        groups = np.split(grouped, bounds[1:]) if len(bounds) > 1 else [grouped]
-        try:
-            columns = self._columns(
-                shards[grouped[bounds]].tolist(), [numbers[group] for group in groups]
-            )
-        except (MemoryError, Warning):
-            raise
-        except Exception:  # reading them one by one finds the reason
-            return None
-        if columns is None or len(groups) == 1:
-            return columns
-        back = np.empty_like(grouped)
-        back[grouped] = np.arange(len(grouped))
-        return {name: taken(column, back) for name, column in columns.items()}
+        return read_at_once(self._stored(numbers), self._firsts, self._plan)
 
-    def _columns(self, shards: list[int], numbers: list[Numbers]) -> Columns | None:
-        """Read the samples `numbers[n]` of each of `shards`, which count those of all datasets."""
-        plans: list[Ranges | Columns] = []
-        for shard, those in zip(shards, numbers, strict=True):
-            which = bisect_right(self._first_shards, shard) - 1
-            own = shard - self._first_shards[which]
-            plan = self._datasets[which].plan(own, those - self._firsts[shard], self._names)
-            if plan is None:
-                return None
-            plans.append(plan)
-        return carried_out(plans)
+    def _plan(self, shard: int, positions: Numbers) -> Ranges | Columns | None:
+        """Call `Dataset.plan`; `shard` counts the shards of all datasets."""
+        which = bisect_right(self._first_shards, shard) - 1
+        own = shard - self._first_shards[which]
+        return self._datasets[which].plan(own, positions, self._names)
 
     def stored_bytes(self, numbers: Numbers) -> float:
         """Estimate the stored bytes of samples from the sizes of their shards."""
-        _, shards = self._in_shards(numbers)
+        shards = np.searchsorted(self._firsts, self._stored(numbers), side="right") - 1
         return float(self._mean_bytes[shards].sum())
-
-    def _in_shards(self, numbers: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the numbers over all stored samples, and the shard of each."""
-        if self._views:
-            numbers = self._stored(numbers)
-        return numbers, np.searchsorted(self._firsts, numbers, side="right") - 1
 
     def _stored(self, numbers: Numbers) -> Numbers:
         """Convert numbers of samples to numbers over all stored samples, as views skip some."""
+        if not self._views:
+            return numbers
         found = np.empty_like(numbers)
         which = np.searchsorted(self._starts, numbers, side="right") - 1
         for each in np.unique(which).tolist():
