@@ -318,9 +318,10 @@ class Iteration:
             self._prefetch(1)
             if self._comparison is not None:
                 self._comparison.check()
-            if not self._queue:
-                raise StopIteration
-            pending = self._queue.popleft()
+            try:
+                pending = self._queue.popleft()
+            except IndexError:
+                raise StopIteration from None
             self._prefetch()
             if self._closed:  # by another thread: no thread is left to make the batch
                 raise _closed()
@@ -369,11 +370,11 @@ class Iteration:
 
     def _fits(self, weight: float) -> bool:
         """Return whether a batch of this weight may be in the queue with those that are."""
-        sizes = self._loader._sizes
-        unknown = [one.weight for one in self._queue if not one.size]
-        ahead = sum(one.size for one in self._queue) + sum(map(sizes.estimate, unknown))
+        sizes, queue = self._loader._sizes, [*self._queue]
+        unknown = [one.weight for one in queue if not one.size]
+        ahead = sum(one.size for one in queue) + sum(map(sizes.estimate, unknown))
         # An estimate from few batches may be far too small, so it must not be relied on for many.
-        return not self._queue or (
+        return not queue or (
             len(unknown) < sizes.known
             and ahead + sizes.estimate(weight) <= self._loader.prefetch_bytes
         )
