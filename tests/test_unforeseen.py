@@ -38,7 +38,7 @@ from shardkit.testing import make_image
 from tests.conftest import IMAGE_FORMATS, few, write_images
 
 _READS = (
-    "__getitem__", "sample", "read_fields", "stored", "keys", "read_keys", "sizes", "read_rows",
+    "__getitem__", "sample", "read_fields", "stored", "keys", "plan", "sizes",
     "plan",
 )  # fmt: skip
 _RAISED = [

@@ -14,7 +14,7 @@ from shardkit.schema import Array, FieldType, Schema
 from shardkit.storage.blobs import Blobs, Numbers, read_blobs
 
 
-def read_at_once(
+def read_together(
     numbers: Numbers, starts: Numbers, plan: Callable[[int, Numbers], Ranges | Columns | None]
 ) -> Columns | None:
     """Read samples by their numbers over several shards; the caller owns the columns.

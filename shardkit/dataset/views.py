@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from shardkit.dataset.columns import listed, read_at_once, samples_of
+from shardkit.dataset.columns import listed, read_together, samples_of
 from shardkit.dataset.conditions import Condition, condition
 from shardkit.errors import (
     MissingKeyError,
@@ -34,6 +34,7 @@ from shardkit.helpers.prefetch import growing, in_threads, split
 from shardkit.helpers.processors import processors
 from shardkit.sample import KeyTable, Sample, key_of
 from shardkit.schema import Array, Bool, FieldType, Float, Int, Json, Schema, Text
+from shardkit.storage.blobs import Blobs
 from shardkit.storage.page_cache import cache_from
 from shardkit.storage.pages import Pages, through
 from shardkit.storage.remote.path import RemotePath
@@ -142,7 +143,7 @@ class Views(ABC):
         None if the samples must be read one by one, which also finds the error of a bad one.
         """
         stored, starts = self.stored(numbers), np.array(self._starts, np.int64)
-        return read_at_once(stored, starts, functools.partial(self.plan, fields=fields))
+        return read_together(stored, starts, functools.partial(self.plan, fields=fields))
 
     def read_columns(self, numbers: Numbers, fields: Collection[str]) -> Columns:
         """Like `read_many`, but raises the error of a bad sample. None stands for absent values."""
@@ -449,8 +450,8 @@ class Views(ABC):
                 out = out.astype(object)
             seen += len(values)
             if out.dtype == object:
+                size += size_of(values)
                 values = np.fromiter(listed(values, kind), object, len(values))
-                size += sum(map(size_of, values))
             if size > _MAX_BYTES:
                 raise UsageError(
                     "the values of the field take more memory than a column may",
@@ -582,7 +583,9 @@ def _row(kind: FieldType, guessed: bool) -> tuple[tuple[int, ...], Any]:
 
 
 def size_of(value: Any) -> int:
-    """Return the bytes of a value as stored, about."""
+    """Return the bytes of a value, or of a column, as stored, about."""
+    if isinstance(value, Blobs):
+        return int(np.maximum(value.sizes, 0).sum())
     if isinstance(value, list | dict):
         parts = [*value, *value.values()] if isinstance(value, dict) else value
         return sum(map(size_of, parts))

@@ -33,7 +33,16 @@ from shardkit.codecs.array import dump_array, load_array
 from shardkit.codecs.media import check
 from shardkit.errors import DamagedError, FormatError, SampleError, UsageError
 from shardkit.formats import Declaration
-from shardkit.formats.base import Format, Joins, ShardReader, ShardSpec, ShardWriter, key_bytes
+from shardkit.formats.base import (
+    Columns,
+    Format,
+    Joins,
+    Ranges,
+    ShardReader,
+    ShardSpec,
+    ShardWriter,
+    key_bytes,
+)
 from shardkit.metadata.manifest import FOLDER
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import (
@@ -51,12 +60,13 @@ from shardkit.schema import (
     Video,
 )
 from shardkit.storage import fs
+from shardkit.storage.blobs import ABSENT, Blobs
 from shardkit.storage.byte_source import ByteSource, Table, open_source
 
 __all__ = [
-    "FOLDER", "Array", "Audio", "Bool", "ByteSource", "Bytes", "DamagedError", "Declaration",
-    "Float", "Format", "FormatError", "Image", "Images", "Int", "Joins", "Json", "JsonText",
-    "Sample", "SampleError", "Schema", "ShardReader", "ShardSpec", "ShardWriter", "Table",
-    "Text", "UsageError", "Video", "check", "dump_array", "fs", "key_bytes", "load_array",
-    "open_source",
+    "ABSENT", "FOLDER", "Array", "Audio", "Blobs", "Bool", "ByteSource", "Bytes", "Columns",
+    "DamagedError", "Declaration", "Float", "Format", "FormatError", "Image", "Images", "Int",
+    "Joins", "Json", "JsonText", "Ranges", "Sample", "SampleError", "Schema", "ShardReader",
+    "ShardSpec", "ShardWriter", "Table", "Text", "UsageError", "Video", "check", "dump_array",
+    "fs", "key_bytes", "load_array", "open_source",
 ]  # fmt: skip

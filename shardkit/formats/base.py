@@ -162,25 +162,7 @@ class ShardReader(ABC):
 
     def keys(self) -> list[str]:
         """Return the key of every sample, in order."""
-        return self.read_keys(np.arange(len(self)))
-
-    def read_keys(self, positions: npt.NDArray[np.int64]) -> list[str]:
-        """Return the keys of the samples at these positions."""
-        return [self.sample(position, ())[KEY] for position in positions.tolist()]
-
-    def read_values(self, field: str, positions: npt.NDArray[np.int64]) -> list[Any]:
-        """The field's value in each of the samples at these positions; None where it is absent."""
-        return [self.sample(position, (field,)).get(field) for position in positions.tolist()]
-
-    def read_rows(
-        self, field: str, positions: npt.NDArray[np.int64], out: npt.NDArray[Any]
-    ) -> bool:
-        """Write the field's array of the n-th of the samples into `out[n]`.
-
-        Values are cast to the type of `out`. Returns False, without writing anything, if the shard
-        or one of the samples does not support this; reading them one by one then finds the error.
-        """
-        return False
+        return [self.sample(position, ())[KEY] for position in range(len(self))]
 
     def plan(
         self, positions: npt.NDArray[np.int64], fields: Collection[str]

@@ -119,7 +119,7 @@ ARRAYS: list[tuple[Array, np.ndarray[Any, Any]]] = [
 ]
 
 # The methods that a format, or its reader, need not have.
-OPTIONAL = frozenset({"join", "plan", "read_rows", "sizes", "spans"})
+OPTIONAL = frozenset({"join", "plan", "sizes", "spans"})
 
 # Health checks are off, as fixtures and subclasses are shared on purpose.
 _GENERATED = settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
@@ -278,7 +278,8 @@ class FormatContract:
         samples = [{"__key__": f"{n}", "score": value} for n, value in enumerate(values)]
         reader = self.written(path, Schema({"score": Float()}), samples)
         assert_reads(reader, samples)
-        assert [*map(repr, reader.read_values("score", np.arange(5)))] == [*map(repr, values)]
+        found = read_at_once(reader, range(5), ["score"]) or samples
+        assert [repr(sample["score"]) for sample in found] == [*map(repr, values)]
 
     def test_images_come_back_byte_for_byte_or_as_the_format_says(self, path: Path) -> None:
         kinds = ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"]
@@ -460,16 +461,6 @@ class FormatContract:
             expected = {n: v for n, v in samples[3].items() if n in {"__key__", *fields}}
             assert_same(reader.sample(3, fields), expected)
 
-    def test_values_of_a_field_are_those_of_the_samples(
-        self, reader: ShardReader, samples: list[Sample]
-    ) -> None:
-        positions = [len(samples) - 1, 0, *range(len(samples))]
-        for field in reader.schema:
-            values = reader.read_values(field, np.array(positions))
-            for position, value in zip(positions, values, strict=True):
-                sample = {} if value is None else {field: value}
-                assert_same(sample, {n: v for n, v in samples[position].items() if n == field})
-
     def test_sizes_are_those_of_the_values(
         self, reader: ShardReader, samples: list[Sample]
     ) -> None:
@@ -493,30 +484,6 @@ class FormatContract:
             for name in samples[position].keys() & self.schema.keys():
                 offset = reader.offset(position, name)
                 assert offset is None or start <= offset <= stop
-
-    def test_rows_are_the_arrays_of_the_samples(self, path: Path) -> None:
-        schema = Schema({"x": Array("<u2", (5,))})
-        samples: list[Sample] = [
-            {"__key__": f"{n}", "x": np.arange(n, n + 5, dtype="<u2") * 13_000} for n in range(40)
-        ]
-        self.written(path, schema, samples).close()
-        reader = self.opened(path, schema)
-        some, out = np.array([39, 0, 0, 13]), np.zeros((4, 5), np.int64)
-        if not self._has("read_rows", reader.read_rows("x", some, out)):
-            return
-        for numbers in (some[:0], some[3:], some, np.arange(40)[::-1]):
-            out = np.full((len(numbers), 5), -1, np.int64)
-            assert reader.read_rows("x", numbers, out)
-            assert out.tolist() == [samples[n]["x"].tolist() for n in numbers]
-            assert reader.read_keys(numbers) == [f"{n}" for n in numbers]
-        out = np.full((2, 4), -1, np.int64)  # a different shape than the values
-        assert not reader.read_rows("x", np.array([0, 1]), out)
-        assert (out == -1).all()
-        reader.close()
-        with pytest.raises(ValueError, match="closed"):
-            reader.read_rows("x", np.array([0]), np.zeros((1, 5), np.int64))
-        with pytest.raises(ValueError, match="closed"):
-            reader.read_keys(np.array([0]))
 
     def test_samples_read_at_once_are_those_read_alone(self, tmp_path: Path) -> None:
         planned = False

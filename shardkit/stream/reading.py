@@ -13,7 +13,7 @@ import xxhash
 
 from shardkit.codecs.image import NotAnImageError, unusable
 from shardkit.codecs.pixels import to_rgb
-from shardkit.dataset.columns import read_at_once
+from shardkit.dataset.columns import read_together
 from shardkit.dataset.dataset import Dataset
 from shardkit.errors import FormatError, UsageError, near
 from shardkit.formats.base import Columns, Ranges
@@ -85,7 +85,7 @@ class Samples:
         """
         if self._cache is not None:
             return None
-        return read_at_once(self._stored(numbers), self._firsts, self._plan)
+        return read_together(self._stored(numbers), self._firsts, self._plan)
 
     def _plan(self, shard: int, positions: Numbers) -> Ranges | Columns | None:
         """Call `Dataset.plan`; `shard` counts the shards of all datasets."""

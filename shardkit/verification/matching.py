@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.formats.base import ShardReader
+from shardkit.dataset.columns import listed, read_together
+from shardkit.formats.base import KEY, ShardReader
 from shardkit.sample import JsonText
 
 _SHOWN = 60  # characters of a value
@@ -36,7 +37,9 @@ def hashes_of(reader: ShardReader) -> Hashes:
 
     Python's own string hash is the fastest, and its random seed prevents forged collisions.
     """
-    keys = reader.keys()
+    every, start = np.arange(len(reader)), np.zeros(1, np.int64)
+    found = read_together(every, start, lambda _, positions: reader.plan(positions, ()))
+    keys = reader.keys() if found is None else listed(found[KEY])
     return np.fromiter(map(hash, keys), np.int64, len(keys))
 
 

@@ -252,9 +252,8 @@ def test_what_is_in_memory_is_bounded_however_large_a_batch_is(tmp_path):
         assert (sample["__key__"], sample["n"], sample.get("gaps")) == (keys[n], n, gaps[n])
         assert sample["x"].tolist() == [n, n + 1]
     assert 0 < reader.in_memory < 500_000  # four pages
-    out = np.zeros((3, 2), np.int32)
-    assert reader.read_rows("x", np.array([7, 29_999, 2048]), out)
-    assert out.tolist() == [[7, 8], [29_999, 30_000], [2048, 2049]]
+    found = read_at_once(reader, [7, 29_999, 2048], ["x"])
+    assert [one["x"].tolist() for one in found] == [[7, 8], [29_999, 30_000], [2048, 2049]]
     assert reader.keys() == keys
 
 
@@ -283,9 +282,9 @@ def test_many_rows_are_read_one_by_one(tmp_path, monkeypatch):
     samples = [{"__key__": f"{n}", "n": n} for n in range(5)]
     reader = write_shard(ARROW, tmp_path / "s.arrow", Schema({"n": Int()}), samples)
     monkeypatch.setattr("shardkit.formats.arrow.reader._IN_MEMORY", 25 * len(samples))
-    assert reader.plan(np.array([0]), ["n"]) is None
+    assert reader.plan(np.array([3, 0]), ["n"]) == {"__key__": ["3", "0"], "n": [3, 0]}
     monkeypatch.setattr("shardkit.formats.arrow.reader._IN_MEMORY", 26 * len(samples))
-    assert reader.plan(np.array([0]), ["n"]) is not None
+    assert not isinstance(reader.plan(np.array([0]), ["n"]), dict)
 
 
 def test_pages_in_memory_are_forgotten_where_they_are_too_many(tmp_path, monkeypatch):

@@ -247,8 +247,7 @@ def test_a_typed_column_without_values_is_of_any_type(tmp_path, way):
     with shardkit.open(tmp_path) as found:
         assert dict(found.schema) == {"x": Text(optional=True), "v": Int()}
         assert [found[n].get("x") for n in range(3)] == ["a", "b", None]
-        reader = found.reader(1)
-        assert way == "parquet" or not reader.read_rows("x", np.arange(1), np.zeros((1, 2)))
+        assert found.column("x").tolist() == ["a", "b", None]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -386,8 +385,4 @@ def test_rows_of_a_list_that_lies_outside_of_its_values_are_not_read(tmp_path):
     reader = ARROW.open(path)
     with pytest.raises(SampleError, match="damaged"):
         reader[5]
-    out = np.full((1, 4), 7, np.int64)
-    assert not reader.read_rows("x", np.array([5]), out)
-    assert (out == 7).all()
-    assert reader.read_rows("x", np.array([7]), out)
     compare_at_once(reader)

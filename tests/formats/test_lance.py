@@ -31,6 +31,7 @@ LANCE = get_format("lance")
 class TestLance(FormatContract):
     tested = LANCE
     suffix = ".lance"
+    provides = frozenset({"plan"})
 
     def independent_keys(self, path):
         code = """

@@ -21,7 +21,7 @@ from shardkit.dataset.columns import samples_of
 from shardkit.errors import DamagedError, SampleError
 from shardkit.formats import FORMATS, file_name, get_format
 from shardkit.formats.base import ShardReader
-from shardkit.formats.testing_samples import compare_at_once
+from shardkit.formats.testing_samples import compare_at_once, read_at_once
 from shardkit.schema import Array, Bytes, Int, Schema, Text
 from shardkit.storage import byte_source
 from shardkit.storage.byte_source import LocalFile
@@ -30,7 +30,7 @@ from shardkit.testing import assert_reads, assert_same, open_files, write_shard
 from tests.conftest import few
 from tests.formats.refusals import refused
 
-ROWS = ["arrow", "beton", "hf", "megatron", "wds"]  # the formats that read many rows at once
+IN_FILES = ["arrow", "beton", "hf", "megatron", "wds"]  # formats whose arrays are read directly
 
 
 @pytest.fixture(params=["extension", "python"])
@@ -50,6 +50,12 @@ def shard(folder, name, kinds, samples):
     """A reader of a new shard."""
     path = folder / file_name("shard-000000", name)
     return write_shard(get_format(name), path, Schema(kinds), samples)
+
+
+def same_at_once(reader, samples, positions):
+    found = read_at_once(reader, positions, list(reader.schema))
+    for sample, position in zip(found, positions, strict=True):
+        assert_same(sample, samples[position])
 
 
 def blobs(count, size):
@@ -77,65 +83,26 @@ def test_to_read_a_sample_takes_little_more_than_its_bytes(tmp_path, name, monke
     assert name == "lmdb" or sum(taken) < 4096  # there key and fields are one value
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_arrays_of_several_lengths_are_rows_where_they_are_alike(tmp_path, name):
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_arrays_of_several_lengths_are_read_at_once(tmp_path, name):
     lengths = [600 if n % 3 else 10 + n for n in range(60)]
     values = [np.arange(length, dtype="<i4") - n for n, length in enumerate(lengths)]
     samples = [{"__key__": f"{n}", "x": value} for n, value in enumerate(values)]
     reader = shard(tmp_path, name, {"x": Array("<i4", (None,))}, samples)
-    out = np.full((3, 600), 7, np.float32)
-    if name == "beton":  # FFCV has no type for them
-        assert not reader.read_rows("x", np.array([1, 2, 4]), out)
-        return
-    assert reader.read_rows("x", np.array([4, 1, 58]), out)
-    np.testing.assert_array_equal(out, [values[n] for n in (4, 1, 58)])
-    out[:] = 7
-    assert not reader.read_rows("x", np.array([1, 3, 2]), out)
-    assert (out == 7).all()
+    for positions in ([4, 1, 58], [1, 3, 2]):
+        same_at_once(reader, samples, positions)
 
 
 @pytest.mark.usefixtures("_way")
-@pytest.mark.parametrize("name", [name for name in ROWS if name != "megatron"])
-def test_rows_of_any_shape_and_type_are_the_arrays_of_the_samples(tmp_path, name):
-    kinds = {
-        "a": Array("<f4", (3, 4)), "b": Array("|u1", (2, 3, 2)), "c": Array("<i8", (None, 2)),
-        "d": Array(">i2", (5,)), "e": Array("<u2", (300,), optional=True),
-        "f": Array("<f8", (300,)),
-    }  # fmt: skip
-    random, samples = np.random.default_rng(3), [{"__key__": f"{number}"} for number in range(25)]
-    for sample in samples:
-        for field, kind in kinds.items():
-            shape = [size or 4 for size in kind.shape]
-            sample[field] = random.integers(0, 99, shape).astype(kind.dtype)
-        sample["text"] = "x"
-    del samples[20]["e"]
-    reader = shard(tmp_path, name, {**kinds, "text": Text()}, samples)
-    positions, seen = np.array([3, 19, 0, 3]), set()
-    for field in kinds:
-        expected = np.stack([samples[n][field] for n in positions])
-        out = np.full(expected.shape, 7, np.float64)
-        if reader.read_rows(field, positions, out):
-            seen.add(field)
-            np.testing.assert_array_equal(out, expected)
-        else:
-            assert (out == 7).all()
-    least = {"arrow": "abcef", "hf": "abcef", "beton": "abef"}
-    assert seen >= set(least.get(name, "abcdef"))
-    assert not reader.read_rows("text", positions, np.zeros((4, 1)))
-    assert not reader.read_rows("e", np.array([19, 20]), np.zeros((2, 300)))
-
-
-@pytest.mark.usefixtures("_way")
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", IN_FILES)
 def test_rows_of_a_file_that_is_cut_are_left_to_be_read_one_by_one(tmp_path, name, monkeypatch):
     monkeypatch.setattr(byte_source, "_AGE", float("inf"))  # how old the last look at it may be
     samples = [{"__key__": f"{n}", "x": np.full(500, n, "<u2")} for n in range(40)]
     reader = shard(tmp_path, name, {"x": Array("<u2", (500,))}, samples)
-    out = np.zeros((2, 500), np.int64)
-    assert reader.read_rows("x", np.array([0, 39]), out)
+    same_at_once(reader, samples, [0, 39])
     os.truncate(reader.path, reader.path.stat().st_size // 2)
-    out[:] = -1
-    assert not reader.read_rows("x", np.array([0, 39]), out)
+    with pytest.raises(DamagedError, match="truncated while it was open"):
+        read_at_once(reader, [0, 39], ["x"])
     with refused(DamagedError, "truncated while it was open", position=39):
         reader[39]
 
@@ -201,7 +168,8 @@ def test_keys_that_are_longer_than_values_read_the_same(tmp_path, name):
     samples = [{"__key__": key, "x": np.array([n, 1], "<u2")} for n, key in enumerate(keys)]
     reader = shard(tmp_path, name, {"x": Array("<u2", (2,))}, samples)
     assert_reads(reader, samples)
-    assert reader.read_keys(np.array([89, 5])) == [keys[89], keys[5]]
+    same_at_once(reader, samples, [89, 5])
+    assert read_at_once(reader, [89, 5], []) == [{"__key__": keys[89]}, {"__key__": keys[5]}]
 
 
 @pytest.mark.parametrize("memory", [0, 100, 1 << 20])
@@ -224,12 +192,8 @@ def test_long_tables_stay_in_their_files(tmp_path, monkeypatch, name, memory):
     assert (reader.in_memory > 0) == (memory == 1 << 20)
     for field in kinds if reader.sizes("m") is not None else ():
         assert len(reader.sizes(field)) == sum(field in sample for sample in samples)
-    alike, unlike = np.array([21, 30]), np.array([21, 31])
-    out = np.zeros((2, len(samples[21]["m"])), np.int32)
-    if name in ROWS:
-        assert reader.read_rows("m", alike, out)
-        assert out.tolist() == [samples[n]["m"].tolist() for n in alike]
-        assert not reader.read_rows("m", unlike, out)
+    for positions in ([21, 30], [21, 31]):
+        same_at_once(reader, samples, positions)
 
 
 def many_shards(folder, name, count):

@@ -45,7 +45,7 @@ from shardkit.formats.arrow.values import (
 from shardkit.formats.base import KEY, Columns, Ranges, ShardReader, numbered_key
 from shardkit.helpers import os_errors
 from shardkit.sample import JsonText, Sample, key_of
-from shardkit.schema import Array, FieldType, Json, Text
+from shardkit.schema import FieldType, Json, Text
 from shardkit.storage.byte_source import ByteSource, open_source
 from shardkit.storage.fs import check_expansion
 
@@ -253,7 +253,7 @@ class BatchReader(ShardReader):
                 return self._from_memory(positions, kinds)
             table = self._new_table(number, kinds)
         if table is None:
-            return None
+            return self._others(names, positions)
         if np.count_nonzero(table.filled.take(positions)) < len(positions):
             self._fill(table, positions)
         known = self._others(table.others, positions)
@@ -348,14 +348,6 @@ class BatchReader(ShardReader):
             if not self.closed and (kind.optional or all(v is not None for v in values)):
                 return values
         return None
-
-    # If some fail, samples are read one by one, so that errors name the bad one.
-
-    def read_keys(self, positions: npt.NDArray[np.int64]) -> list[str]:
-        return self._some(KEY, positions) or super().read_keys(positions)
-
-    def read_values(self, field: str, positions: npt.NDArray[np.int64]) -> list[Any]:
-        return self._some(field, positions) or super().read_values(field, positions)
 
     def close(self) -> None:
         super().close()
@@ -540,27 +532,6 @@ class IpcReader(BatchReader):
         whole = {n for n, counts in found.items() if not any(every for _, every in counts)}
         return Known({n: int(rows) for n, rows in nulls.items() if not math.isnan(rows)}, whole)
 
-    def read_rows(
-        self, field: str, positions: npt.NDArray[np.int64], out: npt.NDArray[Any]
-    ) -> bool:
-        kind, shape = self.schema.get(field), out.shape[1:]
-        if not isinstance(kind, Array) or kind.dtype is None:
-            return False
-        if any(n not in (None, m) for n, m in zip(kind.shape or (), shape, strict=False)):
-            return False
-        if len(kind.shape or ()) != len(shape):
-            return False
-        try:
-            length = out[:1].size * np.dtype(kind.dtype).itemsize
-            begins = [_begin(found, row, length) for found, row in self._find(field, positions)]
-            data = self._opened.read_rows(np.array(begins, np.int64), length)
-        except Exception:
-            if self.closed:
-                raise ValueError(f"{self.path} is closed") from None
-            return False
-        out[...] = data.view(kind.dtype).reshape(out.shape)
-        return True
-
     def sizes(self, field: str) -> npt.NDArray[np.int64]:
         found = [np.zeros(0, np.int64)]
         for number in range(len(self._starts) - 1):
@@ -577,16 +548,6 @@ class IpcReader(BatchReader):
 
     def _where(self, number: int) -> int | None:
         return self._messages.batches[number].offset
-
-
-def _begin(found: Column, row: int, length: int) -> int:
-    """The byte of the file at which the array of a row begins; it must have `length` bytes."""
-    offsets, width, _, end, at, present = found.ranges  # type: ignore[misc]
-    start, stop = offsets[row] * width, offsets[row + 1] * width
-    null = present is not None and not present[row]
-    if at is None or null or not 0 <= start <= stop <= end or stop - start != length:
-        raise ValueError("not an array of this shape in the file")
-    return at + start
 
 
 def _size(value: Any) -> int:

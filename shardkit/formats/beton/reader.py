@@ -12,7 +12,6 @@ import struct
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypedDict
 
@@ -21,7 +20,7 @@ import numpy.typing as npt
 
 from shardkit.codecs.array import load_array, load_column
 from shardkit.codecs.pixels import ppm_start
-from shardkit.errors import DamagedError, FormatError, ShardkitError
+from shardkit.errors import DamagedError, FormatError
 from shardkit.formats.base import KEY, Column, Columns, Ranges, ShardReader, numbered_key
 from shardkit.formats.beton import layout as bytes_of
 from shardkit.formats.beton.layout import JPEG, RAW, Field, Row, TypeId, front_size
@@ -176,32 +175,6 @@ class BetonReader(ShardReader):
         if not self.fields[number].has_data:
             return None
         return int(self.row.pointers(self.rows.slice(position, position + 1), number)[0])
-
-    def keys(self) -> list[str]:
-        with contextlib.suppress(ValueError):  # reading them one by one then finds the damaged one
-            if self.section is not None:
-                return self.section.all_keys()
-        return super().keys()
-
-    def read_rows(
-        self, field: str, positions: npt.NDArray[np.int64], out: npt.NDArray[Any]
-    ) -> bool:
-        """Supports arrays of a fixed shape and dtype, for which FFCV has a type."""
-        if self.closed:
-            raise ValueError(f"{self.path} is closed")
-        number = self._numbers[field]
-        dtype, shape = self.fields[number].dtype, self.fields[number].shape
-        if dtype is None or shape != out.shape[1:]:
-            return False
-        try:
-            starts = self.rows.take(positions)[f"f{number}"].astype(np.int64)
-            if not self._present(field, positions).all() or (starts < self._data_at).any():
-                return False
-            found = self.source.read_rows(starts, self.fields[number].nbytes)
-        except ShardkitError:
-            return False
-        out[...] = found.view(dtype).reshape(out.shape)
-        return True
 
     def sizes(self, field: str) -> npt.NDArray[np.int64]:
         number = self._numbers[field]
@@ -443,14 +416,6 @@ class Section:
         if np.count_nonzero((starts > stops) | (stops > len(self.keys))):
             raise ValueError("a key is outside the keys")
         return starts.astype(np.int64) + self._keys_at, (stops - starts).astype(np.int64)
-
-    def all_keys(self) -> list[str]:
-        """Return the keys of all samples; raises ValueError if one is damaged."""
-        offsets = self.offsets.slice(0, len(self.offsets)).tolist()
-        text = self.keys.record(0, len(self.keys))
-        if offsets != sorted(offsets) or offsets[-1] > len(text):
-            raise ValueError("a key is outside the keys")
-        return [text[start:stop].decode() for start, stop in pairwise(offsets)]
 
 
 # --- values --------------------------------------------------------------------------------------

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkit.errors import FormatError
 from shardkit.formats.arrow.columns import Arrays, Known
 from shardkit.formats.arrow.reader import BatchReader
 from shardkit.formats.arrow.values import PAGE, Column, column, is_list, maker, plain
-from shardkit.formats.base import KEY, ShardReader
+from shardkit.formats.base import KEY, Columns
 from shardkit.formats.lance.process import About, FileRows, Page, ask
 from shardkit.schema import Array, FieldType, Text
 from shardkit.storage.byte_source import (
@@ -72,7 +73,8 @@ class LanceReader(BatchReader):
             self.layout["ignored"] = {what: count for what, count in passed.items() if count}
             self.layout["parts"] = self._parts
 
-    plan = ShardReader.plan  # a whole page of large values would be read for each of its rows
+    def plan(self, positions: npt.NDArray[np.int64], fields: Collection[str]) -> Columns:
+        return self._others([*self._keyed, *fields], positions)
 
     def _open(self) -> tuple[pa.Schema, list[int]]:
         for part in self._folder.rglob("*") if self._third_party else ():

@@ -17,19 +17,20 @@ import numpy.typing as npt
 
 from shardkit.codecs.array import load_array
 from shardkit.errors import DamagedError, FormatError
-from shardkit.formats.base import KEY, Ranges, ShardReader
+from shardkit.formats.base import KEY, Columns, Ranges, ShardReader
 from shardkit.formats.lmdb.layout import Tree
 from shardkit.formats.lmdb.maps import DecodeMaps
 from shardkit.helpers.checked import Count, checked, damaged, of_version
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Bool, Bytes, Float, Images, Int, Json, Schema, Text, int64
+from shardkit.storage.blobs import Blobs
 from shardkit.storage.byte_source import IN_MEMORY
 
 ABOUT = b"__shardkit__"  # the key of the metadata entry; it sorts after all digits
 # Other entries with metadata, as in torchvision-style and text recognition datasets.
 ABOUT_OTHERS = re.compile(rb"__.*|num-samples|length|size|len", re.DOTALL)
 VERSION = 1
-_HEAD = 128  # first bytes of a value, which usually contain its whole key
+_HEAD = 11 + 255  # first bytes of a value, which contain its key if that is not longer
 _ENTRY = 16  # bytes of the offset and size of a value
 _BEHIND = 2**63 - 1  # the position of a page without samples
 
@@ -125,11 +126,13 @@ class LmdbReader(TreeReader):
         return sample
 
     def plan(self, positions: npt.NDArray[np.int64], fields: Collection[str]) -> Ranges | None:
-        if not fields or any(isinstance(kind, Images) for kind in self.schema.values()):
+        offsets, sizes = self._places(positions).T[:, None]
+        if not fields:
+            return Ranges(self._tree.source, offsets, np.minimum(sizes, _HEAD), _keys_in)
+        if any(isinstance(kind, Images) for kind in self.schema.values()):
             return None
-        places = self._places(positions).T
         decode = DecodeMaps(tuple(self.schema.items()), tuple(fields))
-        return Ranges(self._tree.source, places[:1], places[1:], decode)
+        return Ranges(self._tree.source, offsets, sizes, decode)
 
     def _places(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return `location` of several samples: int64, (samples, 2)."""
@@ -139,17 +142,11 @@ class LmdbReader(TreeReader):
                 return known
         return np.array([self.location(position) for position in positions.tolist()], np.int64)
 
-    def _key(self, position: int) -> str:
+    def _key(self, position: int) -> Any:
         """Read only the key, with which each of our values begins."""
         offset, size = self.location(position)
-        head = self._tree.read(offset, min(size, _HEAD))
-        # A map of up to 15 fields, the name "__key__", then text with a header of 1 or 2 bytes.
-        tag = head[9] if head[1:9] == b"\xa7__key__" and len(head) > 10 else 0
-        start, size = (10, tag & 31) if tag >> 5 == 5 else (11, head[10]) if tag == 0xD9 else (0, 0)
-        if 0 < start <= start + size <= len(head):
-            return head[start : start + size].decode()
-        key: str = self._decoded(position, self._columns[:1], False)[KEY]
-        return key
+        key = _key_in(self._tree.read(offset, min(size, _HEAD)))
+        return self._decoded(position, self._columns[:1], False)[KEY] if key is None else key
 
     def location(self, position: int) -> tuple[int, int]:
         locations, at = self._locations, 2 * position
@@ -211,6 +208,21 @@ def _about(tree: Tree) -> _About:
         raise error.located(**where) from error.__cause__
     except ValueError as error:
         raise damaged(what, error, **where) from error
+
+
+def _key_in(head: bytes) -> str | None:
+    """Return the key with which a value begins; None if it is elsewhere, or longer than that."""
+    # A map of up to 15 fields, the name "__key__", then text with a header of 1 or 2 bytes.
+    tag = head[9] if head[1:9] == b"\xa7__key__" and len(head) > 10 else 0
+    start, size = (10, tag & 31) if tag >> 5 == 5 else (11, head[10]) if tag == 0xD9 else (0, 0)
+    return head[start : start + size].decode() if 0 < start <= start + size <= len(head) else None
+
+
+def _keys_in(heads: list[Blobs]) -> Columns:
+    keys = [_key_in(head) for head in heads[0].values()]
+    if None in keys:
+        raise ValueError("a key is not in the first bytes of its value")
+    return {KEY: keys}
 
 
 def number_key(position: int) -> bytes:

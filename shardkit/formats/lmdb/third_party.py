@@ -74,9 +74,6 @@ class ThirdPartyReader(TreeReader):
     def __len__(self) -> int:
         return len(self._keys)
 
-    def keys(self) -> list[str]:
-        return list(self._keys)
-
     def location(self, position: int) -> tuple[int, int]:
         offset, size = next(place for place in self._places[position].tolist() if place[0])
         return offset, size

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.errors import DamagedError, ShardkitError
+from shardkit.errors import DamagedError
 from shardkit.formats.base import KEY, Column, Columns, Ranges, ShardReader, numbered_key
 from shardkit.formats.megatron.index import (
     Index,
@@ -82,24 +82,6 @@ class MegatronReader(ShardReader):
         if self._field not in fields:
             offsets, sizes = offsets[:0], sizes[:0]
         return Ranges(self.source, offsets, sizes, self._decode, {KEY: keys})
-
-    def read_rows(
-        self, field: str, positions: npt.NDArray[np.int64], out: npt.NDArray[Any]
-    ) -> bool:
-        """Return the tokens of documents that have the same length and one sequence each."""
-        source, stored, length = self.source, self._index.dtype, out.shape[1]
-        if self._tokens not in (None, length):
-            return False
-        try:
-            located = self._index.single(positions)
-            if located is None or (located[1] != length * stored.itemsize).any():
-                return False
-            found = source.read_rows(located[0], length * stored.itemsize).view(stored)
-            check_range(found, self._dtype)
-        except (ValueError, ShardkitError):
-            return False
-        out[...] = found
-        return True
 
     def spans(self) -> npt.NDArray[np.int64]:
         found = np.zeros((len(self), 2), np.int64)

@@ -5,7 +5,7 @@ Our own shards have an index beside them. For others, it is built in memory from
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.codecs.array import load_array, load_table
-from shardkit.errors import ShardkitError
+from shardkit.codecs.array import load_table
 from shardkit.formats.base import KEY, Columns, Ranges, ShardReader
 from shardkit.formats.compressed import opened
 from shardkit.formats.wds import values
@@ -22,7 +21,7 @@ from shardkit.formats.wds.layout import column, find_index, index_dtype, index_s
 from shardkit.formats.wds.remote_index_cache import scanned
 from shardkit.formats.wds.values import column_of
 from shardkit.sample import Sample
-from shardkit.schema import Array, FieldType, Image, Json, Schema
+from shardkit.schema import FieldType, Image, Json, Schema
 from shardkit.storage.blobs import ABSENT, Blobs
 from shardkit.storage.byte_source import Memory, Table, open_source
 
@@ -101,54 +100,6 @@ class WdsReader(ShardReader):
     def offset(self, position: int, field: str) -> int | None:
         record = self._index.slice(position, position + 1)[column(field)][0]
         return int(record["offset"])
-
-    def read_rows(
-        self, field: str, positions: npt.NDArray[np.int64], out: npt.NDArray[Any]
-    ) -> bool:
-        """Supports arrays of the same shape: `.npy` members that begin with the same header."""
-        source = self.source
-        if not isinstance(self.schema[field], Array) or not len(positions):
-            return not len(positions)
-        spans = self._index.take(positions)[column(field)]
-        offsets, size = spans["offset"].astype(np.int64), int(spans["size"][0])
-        if not ((offsets != 0) & (spans["size"] == size)).all():
-            return False
-        try:
-            first = load_array(source.read(int(offsets[0]), size))
-            if first.shape != out.shape[1:] or not first.flags.c_contiguous:
-                return False
-            members = source.read_rows(offsets, size)
-        except (ValueError, ShardkitError):
-            return False
-        start = size - first.nbytes
-        if not (members[:, :start] == members[0, :start]).all():
-            return False
-        out[...] = members[:, start:].view(first.dtype).reshape(out.shape)
-        return True
-
-    def read_values(self, field: str, positions: npt.NDArray[np.int64]) -> list[Any]:
-        spans = self._index.take(positions)[column(field)]
-        there, decode = spans["offset"] != 0, self.schema[field].entry(values.DECODERS)
-        found = spans[there]
-        pairs = zip(found["offset"].tolist(), found["size"].tolist(), strict=True)
-        try:
-            read: Iterable[Any] = self.source.read_ranges(pairs)
-            read = iter(read if decode is None else [decode(value) for value in read])
-        except (ValueError, ShardkitError):  # reading them one by one finds the bad one
-            return super().read_values(field, positions)
-        return [next(read) if has else None for has in there.tolist()]
-
-    def read_keys(self, positions: npt.NDArray[np.int64]) -> list[str]:
-        spans = self._index.take(positions)["__key__"]
-        pairs = zip(spans["offset"].tolist(), spans["size"].tolist(), strict=True)
-        try:
-            keys = [key.decode() for key in self.source.read_ranges(pairs)]
-        except (UnicodeDecodeError, ShardkitError):  # reading them one by one finds the bad one
-            return super().read_keys(positions)
-        if self._odd_keys:
-            for number, position in enumerate(positions.tolist()):
-                keys[number] = self._odd_keys.get(position, keys[number])
-        return keys
 
     def sizes(self, field: str) -> npt.NDArray[np.int64]:
         name = column(field)
