@@ -23,7 +23,7 @@ from shardkit.helpers.mapped import MAX_IN_MEMORY, Runs, Sizes, computed, runnin
 from shardkit.helpers.prefetch import in_threads
 from shardkit.options import ALL_FIELDS
 from shardkit.sample import Sample, key_hash
-from shardkit.schema import Bool, Float, Int
+from shardkit.schema import Bool, Float, Int, Text
 from shardkit.sources.base import Document, Source
 from shardkit.sources.files import Planned, refuse_changed
 from shardkit.storage import byte_source, fs
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _REQUESTS = 64  # concurrent, if each sample is one request
 _TABLES = 64 << 20  # bytes of pages in memory then
 _LARGE = 1 << 15  # bytes of a sample; one request takes as long as reading about a megabyte
-_CHUNK = 1 << 14  # samples whose numeric fields are read at a time, field by field
+_CHUNK, _CHUNK_BYTES = 1 << 14, 64 << 20  # samples whose small fields are read at a time
 _FILES = 8  # local shards whose keys are read concurrently
 _RUN = 64  # shards whose status a thread queries in sequence
 
@@ -51,7 +51,7 @@ _RUN = 64  # shards whose status a thread queries in sequence
 class DatasetSource(Source):
     """The samples of a dataset, or those at `indices`."""
 
-    _by_columns = False  # whether `documents` may read numeric fields in columns
+    _by_columns = False  # whether `documents` may read numbers and text in columns
 
     def __init__(
         self,
@@ -196,13 +196,14 @@ class DatasetSource(Source):
         return found
 
     def documents(self) -> Iterator[Document]:
-        kinds = (Int, Float, Bool)
+        kinds = (Int, Float, Bool, Text)
         if not self._by_columns or not all(isinstance(k, kinds) for k in self.schema.values()):
             yield from super().documents()
             return
         every = range(len(self)) if self._indices is None else self._indices
-        for first in range(0, len(every), _CHUNK):
-            numbers = array(every[first : first + _CHUNK])
+        most = max(min(_CHUNK, _CHUNK_BYTES * len(self) // max(int(self.sizes().sum()), 1)), 1)
+        for first in range(0, len(every), most):
+            numbers = array(every[first : first + most])
             columns = self._dataset.read_many(numbers, self.schema)
             if columns is None:
                 run = np.arange(first, first + len(numbers))

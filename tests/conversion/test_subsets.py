@@ -584,10 +584,12 @@ def test_a_dataset_of_a_subset_is_compared_with_either_source(tmp_path):
 
 
 @pytest.mark.parametrize("to", few(["parquet", "wds", "lmdb", "arrow"], "parquet", "wds"))
-def test_numbers_of_datasets_are_read_field_by_field(to, tmp_path):
+def test_numbers_and_text_of_datasets_are_read_in_columns(to, tmp_path):
     schema = {"x": Int(), "score": Float(optional=True), "good": Bool(), "about": Json()}
+    schema["name"] = Text()
     source = [
-        {"x": n, "good": n % 3 == 0, "about": {"n": n}, **({"score": n / 50} if n % 4 else {})}
+        {"x": n, "good": n % 3 == 0, "about": {"n": n}, "name": f"é{n}"}
+        | ({"score": n / 50} if n % 4 else {})
         for n in range(50)
     ]
     shardkit.convert(source, to, tmp_path / "in", schema=schema, shard_samples=20, workers=0)
@@ -595,6 +597,7 @@ def test_numbers_of_datasets_are_read_field_by_field(to, tmp_path):
         (
             ("score > 0.3 and good", lambda s: s.get("score", 0) > 0.3 and s["good"]),
             ("score is null and x >= 18", lambda s: "score" not in s and s["x"] >= 18),
+            ("'4' in name and x != 40", lambda s: "4" in s["name"] and s["x"] != 40),
             ("about.n in (3, 19, 20, 49) or x == 7", lambda s: s["x"] in (3, 7, 19, 20, 49)),
         )
     ):
