@@ -89,7 +89,7 @@ def load_column(
     """Return the arrays in files: as one array if they are alike, otherwise as a list.
 
     load: returns the array in a file, which ends with its values. optional: files may be absent.
-    Raises ValueError like `load`.
+    Single numbers, arrays without dimensions, are always in a list. Raises ValueError like `load`.
     """
     rows = files.rows()
     found = None if rows is None else _stacked(rows, load)
@@ -101,10 +101,11 @@ def _stacked(
 ) -> npt.NDArray[Any] | None:
     """Return the arrays in files of one size, uint8 (files, bytes), as one array.
 
-    None if the headers before their values differ, or describe an array that is not in C order.
+    None if the headers before their values differ, or describe an array that is not in C order, or
+    big-endian: `load` may have swapped its bytes.
     """
     first = load(files[0].tobytes())
-    if not first.flags.c_contiguous:
+    if not (first.ndim and first.flags.c_contiguous) or first.dtype.str[0] == ">":
         return None
     start = files.shape[1] - first.nbytes
     heads, values = files[:, :start], files[:, start:].copy()

@@ -31,7 +31,7 @@ KEY = "__key__"  # the entry of every sample that holds its key
 
 
 # Values of one field: an array with a row per sample, bytes of different lengths, or a list, in
-# which None stands for a value that a sample does not have.
+# which None stands for a value that a sample does not have. Arrays without dimensions are a list.
 Column: TypeAlias = "npt.NDArray[Any] | Blobs | list[Any]"
 Columns: TypeAlias = "dict[str, Column]"  # by field; that of KEY is a list of str
 

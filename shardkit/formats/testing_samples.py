@@ -154,7 +154,10 @@ def _listed(columns: Columns, name: str, schema: Schema) -> list[Any]:
         return column.values()
     if not isinstance(column, np.ndarray):
         return column
-    return [np.array(row) for row in column] if isinstance(kind, Array) else column.tolist()
+    if isinstance(kind, Array):
+        assert column.ndim > 1  # else other shards' columns would be joined to numbers
+        return [*column.copy()]
+    return column.tolist()
 
 
 def compare_at_once(reader: ShardReader) -> None:

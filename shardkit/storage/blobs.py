@@ -100,8 +100,8 @@ class Blobs:
     ) -> npt.NDArray[Any] | list[Any]:
         """Return values of numbers as arrays of a shape, in which one length may be -1.
 
-        (values, *shape) if all have one size, else a list of arrays, with None for one that does
-        not exist. `convert` is called once, with the numbers of all values. Raises ValueError if a
+        (values, *shape) if all have one size and a dimension, else a list of arrays, with None for
+        one that does not exist. `convert` is called once, with the numbers of all values. Raises ValueError if a
         size does not fit.
         """
         first, sizes = int(self.starts[0]), np.maximum(self.sizes, 0)
@@ -113,7 +113,7 @@ class Blobs:
         data = self.data[first : first + int(ends[-1])]
         numbers = np.require(data.view(dtype), requirements=["A", "W"])
         numbers = numbers if convert is None else convert(numbers)
-        if self.sizes[0] >= 0 and not np.count_nonzero(self.sizes != self.sizes[0]):
+        if shape and self.sizes[0] >= 0 and not np.count_nonzero(self.sizes != self.sizes[0]):
             return numbers.reshape(len(self), *shape)
         pairs = zip(
             pairwise([0, *(ends // dtype.itemsize).tolist()]), self.sizes.tolist(), strict=True
