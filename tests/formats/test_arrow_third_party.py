@@ -155,6 +155,24 @@ def test_dictionaries_that_grow_or_are_replaced(tmp_path, way, deltas):
     compare_at_once(reader)
 
 
+def test_only_some_batches_of_a_stream_are_compressed(tmp_path):
+    batch = pa.record_batch({"x": [b"a", b"bc"] * 9, "n": range(18)})
+
+    def stream(codec, batches):
+        sink, options = pa.BufferOutputStream(), pa.ipc.IpcWriteOptions(compression=codec)
+        with pa.ipc.new_stream(sink, batch.schema, options=options) as made:
+            for one in batches:
+                made.write_batch(one)
+        return sink.getvalue().to_pybytes()[:-8]  # without its end
+
+    front = stream(None, [])
+    plain, compressed = (stream(codec, [batch])[len(front) :] for codec in (None, "zstd"))
+    for number, batches in enumerate((plain + compressed, compressed + plain)):
+        path = tmp_path / f"{number}.arrow"
+        path.write_bytes(front + batches)
+        compare_at_once(ARROW.open(path))
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_keys_are_a_column_or_made_of_name_and_position(tmp_path, way):
     path = write(pa.table({"x": [1, 2, 3]}), tmp_path, way, rows=2)

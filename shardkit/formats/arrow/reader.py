@@ -280,6 +280,8 @@ class BatchReader(ShardReader):
         for first in np.unique(missing - (missing - starts) % PAGE).tolist():
             number = bisect_right(self._starts, first) - 1
             batch, at = self._batch(number), first - self._starts[number]
+            if not batch.buffers.in_file:
+                raise ValueError("only some batches are compressed")
             stop = min(at + PAGE, self._rows(number))
             arrays = batch.arrays(table.kinds)
             table.fill(
