@@ -158,15 +158,15 @@ def test_threads_read_what_is_theirs(blob):
 
 
 @pytest.mark.parametrize("local", [False, True])
-def test_values_of_several_files_are_read_into_one_buffer(tmp_path, local):
-    """Values without bytes may be said to be anywhere."""
+def test_values_of_several_files_are_read_into_one_buffer(tmp_path, local, monkeypatch):
+    """Those that do not exist may be said to be anywhere."""
     datas = [bytes(range(100)), bytes(range(100, 200))]
     for number, data in enumerate(datas):
         (tmp_path / f"{number}").write_bytes(data)
     paths = [tmp_path / "0", tmp_path / "1"]
     sources = [*map(LocalFile, paths)] if local else [*map(Memory, datas, paths)]
     which, far = np.array([0, 1, 0, 1]), 1 << 62
-    offsets = np.array([[90, 5, far, 0], [40, far, 8, 20]])
+    offsets = np.array([[90, 5, far, 0], [40, 100, 8, 20]])
     sizes = np.array([[10, 3, ABSENT, 7], [8, 0, 4, 4]])
     texts, numbers = read_blobs(sources, which, offsets, sizes)
     assert texts.values() == [datas[0][90:], datas[1][5:8], None, datas[1][:7]]
@@ -180,6 +180,11 @@ def test_values_of_several_files_are_read_into_one_buffer(tmp_path, local):
     assert backwards.tobytes() == datas[1][20:24] + datas[0][8:12]
     with pytest.raises(ValueError, match="whole numbers"):
         texts.arrays(np.dtype("<u4"))
-    offsets[1, 0] = 93
-    with pytest.raises(DamagedError, match="the file ends before"):
+    for column, value, place, size in ((1, 0, 93, 8), (1, 1, far, 0), (0, 2, 0, ABSENT - 1)):
+        wrong = offsets.copy(), sizes.copy()
+        wrong[0][column, value], wrong[1][column, value] = place, size
+        with pytest.raises(DamagedError, match="the file ends before"):
+            read_blobs(sources, which, *wrong)
+    monkeypatch.setattr("shardkit.storage.blobs._MOST", 35)
+    with pytest.raises(ValueError, match="too much memory"):
         read_blobs(sources, which, offsets, sizes)

@@ -16,6 +16,7 @@ from shardkit.storage.byte_source import ByteSource, LocalFile, reads
 Numbers = npt.NDArray[np.int64]
 
 ABSENT = -1  # the size of a value that does not exist
+_MOST = 1 << 30  # bytes that are read at once: of larger values, a read takes longer than a call
 _ALIGNED = 64  # bytes of which the start of a column in a buffer is a multiple
 
 
@@ -127,14 +128,18 @@ def read_blobs(
     """Read several columns of values, one after the other, into one buffer.
 
     which: int64, (values,): the source of each value. offsets, sizes: int64, (columns, values): its
-    bytes there; a size of ABSENT stays one. Raises what reading a range from its source raises.
+    bytes there; a size of ABSENT stays one. Raises what reading a range from its source raises, and
+    ValueError for more than a GiB, which damaged sizes may claim.
     """
     lengths = np.maximum(sizes, 0)
     limits = np.array([source.size for source in sources], np.int64)[which]
-    bad = np.argwhere((lengths > 0) & ((offsets < 0) | (offsets > limits - lengths)))
+    outside = (offsets < 0) | (offsets > limits - lengths)
+    bad = np.argwhere((sizes < ABSENT) | ((sizes >= 0) & outside))
     if len(bad):
         column, value = bad[0]
         raise sources[which[value]].ends(int(offsets[column, value]), int(sizes[column, value]))
+    if lengths.sum(dtype=np.float64) > _MOST:
+        raise ValueError("the values take too much memory together")
     spaces = -(-lengths.sum(axis=1) // _ALIGNED) * _ALIGNED  # so that numbers are aligned
     starts = lengths.cumsum(axis=1) - lengths + (spaces.cumsum() - spaces)[:, None]
     data = np.empty(spaces.sum(), np.uint8)

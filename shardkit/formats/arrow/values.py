@@ -185,8 +185,8 @@ class Buffers:
         self._base = body - int(pa.py_buffer(zeros).address) if file else 0
 
     def position(self, buffer: pa.Buffer | None) -> int | None:
-        """Return the byte of the file at which a buffer begins; None if it is in memory."""
-        return self._base + int(buffer.address) if self.in_file and buffer is not None else None
+        """Return the byte of the file at which a buffer begins; None if empty or in memory."""
+        return self._base + int(buffer.address) if self.in_file and buffer else None
 
     def cut(self, buffer: pa.Buffer | None, end: int | None = None) -> Cut:
         """A function that reads ranges of a buffer, or ValueError outside its first `end` bytes."""
