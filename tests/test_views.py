@@ -230,7 +230,7 @@ def test_columns_have_a_bound_and_name_what_is_damaged(ds, tmp_path, monkeypatch
     assert (caught.value.where["position"], caught.value.found) == (3, "(3,)")
 
 
-def test_a_loop_gives_the_samples_as_they_are_alone(tmp_path):
+def test_a_loop_gives_the_samples_as_they_are_alone(tmp_path, monkeypatch):
     """They are read several at a time, which the errors and the memory of arrays do not show."""
     schema = {"row": Array("float32", (3,)), "text": Text(), "more": Int(optional=True)}
     with shardkit.create(tmp_path / "out", "wds", schema=schema, shard_samples=40) as writer:
@@ -244,6 +244,10 @@ def test_a_loop_gives_the_samples_as_they_are_alone(tmp_path):
         for sample, expected in zip(view, alone, strict=True):
             assert_same(sample, expected)
             assert sample["row"].flags.owndata
+    monkeypatch.setattr("shardkit.dataset.views._MOST_AT_ONCE", 100)
+    assert ds.read_many(np.arange(5), ["text"]) is not None
+    assert ds.read_many(np.arange(50), ["text"]) is None
+    assert [sample["text"] for sample in ds] == [f"text {n}" for n in range(100)]
     ds.transform = lambda sample: {**sample, "text": sample["text"].upper()}
     assert next(sample["text"] for sample in ds[::-1]) == "TEXT 99"
     shard = tmp_path / "out/shard-000001.tar"

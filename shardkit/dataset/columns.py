@@ -8,20 +8,26 @@ from typing import Any
 
 import numpy as np
 
-from shardkit.formats.base import KEY, Column, Columns, Ranges
+from shardkit.formats.base import KEY, Column, Columns, Ranges, ShardReader
 from shardkit.sample import Sample
 from shardkit.schema import Array, FieldType, Schema
 from shardkit.storage.blobs import Blobs, Numbers, read_blobs
 
+_KEYS = 1 << 16  # keys that are read at once
+_FIRST = np.zeros(1, np.int64)  # the number of the first sample of a single shard
+
 
 def read_together(
-    numbers: Numbers, starts: Numbers, plan: Callable[[int, Numbers], Ranges | Columns | None]
+    numbers: Numbers,
+    starts: Numbers,
+    plan: Callable[[int, Numbers], Ranges | Columns | None],
+    most: int | None = None,
 ) -> Columns | None:
     """Read samples by their numbers over several shards; the caller owns the columns.
 
     starts: int64 (shards,), the number of the first sample of each shard. plan: `ShardReader.plan`
     of the shard with a number. None if the samples must be read one by one, which also finds the
-    error of a bad one.
+    error of a bad one, or if they have more than `most` bytes.
     """
     shards = np.searchsorted(starts, numbers, side="right") - 1
     order = shards.argsort(kind="stable")
@@ -37,16 +43,37 @@ def read_together(
                 return None
             plans.append(found)
             start = last + 1
-        columns = carried_out(plans) if plans else None
+        if not plans or (most is not None and _bytes(plans) > most):
+            return None
+        columns = carried_out(plans)
     except (MemoryError, Warning):
         raise
     except Exception:  # reading them one by one finds the reason
         return None
-    if columns is None or len(plans) == 1:
+    if len(plans) == 1:
         return columns
     back = np.empty_like(order)
     back[order] = np.arange(len(order))
     return {name: taken(column, back) for name, column in columns.items()}
+
+
+def keys_of(reader: ShardReader) -> list[str]:
+    """Return the key of every sample of a shard, in order."""
+    found: list[str] = []
+    for first in range(0, len(reader), _KEYS):
+        positions = np.arange(first, min(first + _KEYS, len(reader)))
+        columns = read_together(positions, _FIRST, lambda _, some: reader.plan(some, ()))
+        if columns is None:
+            found += [reader.sample(position, ())[KEY] for position in positions.tolist()]
+        else:
+            found += listed(columns[KEY])
+    return found
+
+
+def _bytes(plans: Sequence[Ranges | Columns]) -> int:
+    """Return how many bytes are read from files."""
+    ranges = [plan.sizes for plan in plans if isinstance(plan, Ranges)]
+    return sum(int(np.maximum(sizes, 0).sum()) for sizes in ranges)
 
 
 def carried_out(plans: Sequence[Ranges | Columns]) -> Columns:

@@ -18,6 +18,7 @@ import numpy as np
 from shardkit.codecs.array import load_table
 from shardkit.codecs.media import length_of
 from shardkit.dataset import readers
+from shardkit.dataset.columns import keys_of
 from shardkit.dataset.readers import SampleSequence, SequenceReader
 from shardkit.dataset.views import REQUESTS, Views
 from shardkit.errors import DamagedError, FormatError, ShardkitError, UsageError
@@ -232,6 +233,12 @@ class Dataset(Views):
         if isinstance(plan, Ranges):
             return plan._replace(known={**plan.known, **absent})
         return {**plan, **absent}
+
+    def keys_of(self, shard: int) -> list[str]:
+        """Return the keys of all samples in a shard, whether or not they are in the view."""
+        reader = self.reader(shard)
+        with self.explained(shard):
+            return keys_of(reader)
 
     def _key_hashes(self, shard: int) -> npt.NDArray[np.int64]:
         found = self.key_hashes.get(shard)

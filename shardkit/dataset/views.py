@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from shardkit.helpers.indices import Indices, Numbers
 
 _CHUNK, _CHUNK_BYTES = 1 << 14, 64 << 20  # samples and bytes up to which a column is read at once
+_MOST_AT_ONCE = 4 * _CHUNK_BYTES  # of samples whose size is estimated from that of their shards
 _TURN = 256  # samples that are read at once to be used one by one
 _COPIED = 1 << 13  # bytes of a sample up to which this is faster
 _MAX_BYTES = 4 << 30  # maximum bytes of a column's values
@@ -140,10 +141,12 @@ class Views(ABC):
     def read_many(self, numbers: Numbers, fields: Collection[str]) -> Columns | None:
         """Read the keys and these fields of several samples at once, as stored.
 
-        None if the samples must be read one by one, which also finds the error of a bad one.
+        None if the samples must be read one by one, which also finds the error of a bad one. So
+        must those that are much larger than is usual in their shards.
         """
         stored, starts = self.stored(numbers), np.array(self._starts, np.int64)
-        return read_together(stored, starts, functools.partial(self.plan, fields=fields))
+        plan = functools.partial(self.plan, fields=fields)
+        return read_together(stored, starts, plan, _MOST_AT_ONCE)
 
     def read_columns(self, numbers: Numbers, fields: Collection[str]) -> Columns:
         """Like `read_many`, but raises the error of a bad sample. None stands for absent values."""
@@ -152,12 +155,6 @@ class Views(ABC):
             samples = [self.read(number, fields) for number in numbers.tolist()]
             columns = {name: [s.get(name) for s in samples] for name in (KEY, *fields)}
         return columns
-
-    def keys_of(self, shard: int) -> list[str]:
-        """Return the keys of all samples in a shard, whether or not they are in the view."""
-        first = self._starts[shard]
-        columns = self.whole.read_columns(np.arange(first, first + self.extent(shard)[0]), ())
-        return listed(columns[KEY])
 
     @abstractmethod
     def _key_hashes(self, shard: int) -> Numbers:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.dataset.columns import listed, read_together
-from shardkit.formats.base import KEY, ShardReader
+from shardkit.dataset.columns import keys_of
+from shardkit.formats.base import ShardReader
 from shardkit.sample import JsonText
 
 _SHOWN = 60  # characters of a value
@@ -37,9 +37,7 @@ def hashes_of(reader: ShardReader) -> Hashes:
 
     Python's own string hash is the fastest, and its random seed prevents forged collisions.
     """
-    every, start = np.arange(len(reader)), np.zeros(1, np.int64)
-    found = read_together(every, start, lambda _, positions: reader.plan(positions, ()))
-    keys = reader.keys() if found is None else listed(found[KEY])
+    keys = keys_of(reader)
     return np.fromiter(map(hash, keys), np.int64, len(keys))
 
 

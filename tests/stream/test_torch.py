@@ -323,6 +323,17 @@ def test_single_samples_come_once_and_ranks_have_as_many(photos, workers, world)
     assert came == Counter({f"{n:04d}": 1 for n in range(37)})
 
 
+def test_few_single_samples_are_made_together_if_they_are_large(photos, monkeypatch):
+    dataset, read = StreamingDataset(photos, fields=["label"]), []
+    samples, original = dataset.stream.samples, dataset.stream.samples.read_many
+    monkeypatch.setattr(samples, "read_many", lambda rows: read.append(len(rows)) or original(rows))
+    for most, expected in ((3.5, [*[3] * 12, 1]), (0.1, [1] * 37), (99, [37])):
+        monkeypatch.setattr("shardkit.stream.dataset._BYTES_AT_ONCE", most * samples.mean_bytes)
+        read.clear()
+        assert len(list(dataset)) == 37
+        assert read == expected
+
+
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.large)])
 @pytest.mark.usefixtures("start_method")
 def test_batches_are_not_batched_again(photos, workers):
