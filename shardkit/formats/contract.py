@@ -543,8 +543,7 @@ class FormatContract:
         cases.append((Array("<i8", (2, 2)), by_columns))
         arrays = [(kind, value) for kind, value in ARRAYS if kind in self.arrays]
         # The first is the same in both byte orders.
-        for kind, value in arrays:
-            cases.append((kind, [np.zeros_like(value), value, np.array(np.flip(value))] * 2))
+        cases += [(k, [np.zeros_like(v), v, np.array(np.flip(v))] * 2) for k, v in arrays]
         for kind, values in cases:
             every: list[Sample] = [{"__key__": "k" * n, "a": v} for n, v in enumerate(values, 1)]
             some = [s | {"n": n} for n, s in enumerate(every)]

@@ -157,7 +157,7 @@ def _listed(columns: Columns, name: str, schema: Schema) -> list[Any]:
     if isinstance(kind, Array):
         assert column.ndim > 1  # else other shards' columns would be joined to numbers
         return [*column.copy()]
-    return column.tolist()
+    return [*column.tolist()]
 
 
 def compare_at_once(reader: ShardReader) -> None:

@@ -102,8 +102,8 @@ class Blobs:
         """Return values of numbers as arrays of a shape, in which one length may be -1.
 
         (values, *shape) if all have one size and a dimension, else a list of arrays, with None for
-        one that does not exist. `convert` is called once, with the numbers of all values. Raises ValueError if a
-        size does not fit.
+        one that does not exist. `convert` is called once, with the numbers of all values. Raises
+        ValueError if a size does not fit.
         """
         first, sizes = int(self.starts[0]), np.maximum(self.sizes, 0)
         ends = sizes.cumsum()

@@ -7,7 +7,6 @@ ShardkitError, whereas accessing a mapped page would kill the process.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -205,45 +204,18 @@ class LocalFile(ByteSource):
             self.compare(offset)
         return data
 
-    def read_ranges(self, ranges: Iterable[tuple[int, int]]) -> list[bytes]:
-        pairs = list(ranges)
-        total = sum(length for _, length in pairs)
-        if reads is not None and 0 < total <= _SMALL * len(pairs):
-            with contextlib.suppress(OverflowError):  # hostile numbers
-                offsets, sizes = np.array(pairs, np.int64).T.copy()
-                starts = np.cumsum(sizes) - sizes
-                data = self._read_all(offsets, sizes, starts, (total,))
-                if data is not None:
-                    found: list[bytes] = reads.slices(data, starts, sizes, False)
-                    return found
-        return super().read_ranges(pairs)
-
     def read_rows(self, offsets: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.uint8]:
-        count = len(offsets)
-        sizes, starts = np.full(count, length), np.arange(count) * length
-        rows = self._read_all(np.array(offsets, np.int64), sizes, starts, (count, length))
-        return super().read_rows(offsets, length) if rows is None else rows
-
-    def _read_all(
-        self,
-        offsets: npt.NDArray[np.int64],
-        sizes: npt.NDArray[np.int64],
-        starts: npt.NDArray[np.int64],
-        shape: tuple[int, ...],
-    ) -> npt.NDArray[np.uint8] | None:
-        """Read all ranges by one call, into these positions of a new array.
-
-        None if that is not possible: reading them one by one says why.
-        """
-        inside = (offsets >= 0) & (sizes >= 0) & (offsets <= self.size - sizes)
-        if reads is None or not len(offsets) or not inside.all():
-            return None
-        data, handles = np.empty(shape, np.uint8), np.full(len(offsets), self._handle, np.int32)
-        if reads.read_ranges(handles, offsets, sizes, starts, data) >= 0:
-            return None
+        count, offsets = len(offsets), np.array(offsets, np.int64)
+        inside = (offsets >= 0) & (offsets <= self.size - length)
+        if reads is None or not count or not inside.all():
+            return super().read_rows(offsets, length)
+        handles, sizes = np.full(count, self._handle, np.int32), np.full(count, length)
+        rows = np.empty((count, length), np.uint8)
+        if reads.read_ranges(handles, offsets, sizes, np.arange(count) * length, rows) >= 0:
+            return super().read_rows(offsets, length)  # reading them one by one says why
         if monotonic() >= self._due:
             self.compare(int(offsets[0]))
-        return data
+        return rows
 
     @property
     def handle(self) -> int:
@@ -306,7 +278,6 @@ def _shown(time: int) -> str:
 
 
 _AGE = 0.001  # seconds
-_SMALL = 4096  # bytes; ranges that are larger on average are not worth copying once more
 
 _CHUNK = 1 << 14  # records: few enough to stay in the CPU cache
 IN_MEMORY = 4 << 20  # size up to which a table is read into memory; larger ones stay in the file
@@ -369,11 +340,3 @@ class Table:
         rows = self._source.read_rows(self._offset + numbers * self._record, count * self._record)
         found = np.frombuffer(rows, self.dtype)
         return found if count == 1 else found.reshape(-1, count)
-
-    def ranges(self, bounds: npt.NDArray[np.int64]) -> list[bytes]:
-        """Return the bytes from each start to its stop, (ranges, 2), in a table of single bytes."""
-        if self._data is not None:
-            return [self._data[start:stop] for start, stop in bounds.tolist()]
-        assert self._source is not None
-        spans = ((self._offset + start, stop - start) for start, stop in bounds.tolist())
-        return self._source.read_ranges(spans)

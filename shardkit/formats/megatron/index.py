@@ -17,6 +17,7 @@ import numpy.typing as npt
 from shardkit.errors import DamagedError, FormatError
 from shardkit.schema import Array, Schema
 from shardkit.storage import fs
+from shardkit.storage.blobs import Blobs, read_blobs
 from shardkit.storage.byte_source import ByteSource, Table, open_source
 
 MAGIC = b"MMIDIDX\0\0"
@@ -288,6 +289,7 @@ class Keys:
                 fix="copy it again, or move it elsewhere if it belongs to other data",
             )
         self._text = Table(source, 0, self.size, np.uint8)
+        self._source = None if self._text.in_memory == self.size else source
         self.in_memory = self.bounds.in_memory + self._text.in_memory
 
     def __getitem__(self, position: int) -> str:
@@ -299,7 +301,11 @@ class Keys:
 
     def take(self, positions: npt.NDArray[np.int64]) -> list[str]:
         """Return the keys of several samples; raises ValueError if one is damaged."""
-        bounds = self.bounds.take(positions, 2)
-        if np.count_nonzero((bounds[:, 0] > bounds[:, 1]) | (bounds[:, 1] > self.size)):
+        starts, stops = self.bounds.take(positions, 2).T.astype(np.int64, order="C")
+        if np.count_nonzero((starts < 0) | (starts > stops) | (stops > self.size)):
             raise ValueError("invalid offset of a key")
-        return [key.decode() for key in self._text.ranges(bounds)]
+        sizes = stops - starts
+        if self._source is None:
+            return Blobs(self._text.slice(0, self.size), starts, sizes).texts()
+        which = np.zeros_like(starts)
+        return read_blobs([self._source], which, starts[None], sizes[None])[0].texts()
