@@ -17,7 +17,7 @@ from shardkit.dataset.views import size_of
 from shardkit.errors import FormatError, MissingKeyError, OutputError, SampleError, UsageError
 from shardkit.formats import FORMATS
 from shardkit.performance.checks import convert_command
-from shardkit.schema import Array, Bool, Int, Json, Schema, Text
+from shardkit.schema import Array, Bool, Bytes, Int, Json, Schema, Text
 from shardkit.stream.loader import Loader
 from shardkit.testing import assert_same
 from tests.conftest import few, files_of
@@ -453,6 +453,18 @@ def check(joined: Dataset, expected: list[dict[str, Any]]) -> None:
     assert joined.column("label").tolist() == [joined[n]["label"] for n in range(len(joined))]
     assert not expected or joined.read_many(np.arange(len(joined)), joined.schema) is not None
     assert joined.column("row").tolist() == [own["row"].tolist() for own in expected]
+
+
+def test_bytes_that_only_some_datasets_have_are_read_at_once(tmp_path):
+    fields = {"a": ("data", Bytes(), b"1"), "b": ("label", Int(), 2)}
+    for path, (name, kind, value) in fields.items():
+        with shardkit.create(tmp_path / path, "wds", schema={name: kind}) as writer:
+            writer.write({"__key__": path, name: value})
+    a, b = (shardkit.open(tmp_path / name) for name in "ab")
+    for joined in (shardkit.concatenate([a, b]), shardkit.concatenate([b, a])):
+        columns = joined.read_many(np.arange(2), ["data"])
+        assert columns is not None
+        assert columns["data"] == [sample.get("data") for sample in joined]
 
 
 def test_samples_come_one_dataset_after_the_other(parts):

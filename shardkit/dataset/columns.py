@@ -10,7 +10,7 @@ import numpy as np
 
 from shardkit.formats.base import KEY, Column, Columns, Ranges, ShardReader
 from shardkit.sample import Sample
-from shardkit.schema import Array, FieldType, Schema
+from shardkit.schema import Schema
 from shardkit.storage.blobs import Blobs, Numbers, read_blobs
 
 _KEYS = 1 << 16  # keys that are read at once
@@ -117,9 +117,7 @@ def _concatenated(columns: list[Any]) -> Column:
     first = columns[0]
     if isinstance(first, np.ndarray) and len(kinds) == 1:
         return np.concatenate(columns)
-    if isinstance(first, Blobs) and not all(one.data is first.data for one in columns):
-        return Blobs.of([value for one in columns for value in listed(one)])
-    if isinstance(first, Blobs):
+    if all(isinstance(one, Blobs) and one.data is first.data for one in columns):
         starts = np.concatenate([one.starts for one in columns])
         return Blobs(first.data, starts, np.concatenate([one.sizes for one in columns]))
     return [value for one in columns for value in listed(one)]
@@ -134,15 +132,13 @@ def taken(column: Column, numbers: Numbers | slice) -> Column:
     return [column[number] for number in numbers.tolist()]
 
 
-def listed(column: Column, kind: FieldType | None = None) -> list[Any]:
+def listed(column: Column) -> list[Any]:
     """Return a column as the values of its samples, of the types that `ShardReader.read` gives."""
     if isinstance(column, Blobs):
         return column.values()
     if not isinstance(column, np.ndarray):
         return column
-    if column.ndim > 1:
-        return [*column]
-    return [*map(np.array, column)] if isinstance(kind, Array) else column.tolist()
+    return [*column] if column.ndim > 1 else column.tolist()
 
 
 def blobs_of(column: Column) -> Blobs:
@@ -153,7 +149,7 @@ def blobs_of(column: Column) -> Blobs:
 def samples_of(columns: Columns, schema: Schema) -> list[Sample]:
     """Return the samples of which these are the columns."""
     names = [KEY, *(name for name in schema if name in columns)]
-    values = [listed(columns[name], schema.get(name)) for name in names]
+    values = [listed(columns[name]) for name in names]
     every = [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
     optional = {name for name, kind in schema.items() if kind.optional}
     if not optional:

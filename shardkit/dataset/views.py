@@ -448,7 +448,7 @@ class Views(ABC):
             seen += len(values)
             if out.dtype == object:
                 size += size_of(values)
-                values = np.fromiter(listed(values, kind), object, len(values))
+                values = np.fromiter(listed(values), object, len(values))
             if size > _MAX_BYTES:
                 raise UsageError(
                     "the values of the field take more memory than a column may",

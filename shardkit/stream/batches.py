@@ -171,7 +171,7 @@ class BatchMaker:
         for direct in self._direct or ():
             image, *others = direct.fields
             values[image] = blobs_of(columns[image]) if direct.size is None else columns[image]
-            values.update((name, [*listed(columns[name], schema[name])]) for name in others)
+            values.update((name, [*listed(columns[name])]) for name in others)
             draws = Draws(self._seed, batch.step.epoch[rows], batch.step.number[rows])
             done &= direct.apply(values, draws, out)
         enter("collate")
@@ -179,7 +179,7 @@ class BatchMaker:
         for name in self._stored:
             out[name][...] = columns[name]
         for name, list_ in batch.lists.items():
-            list_[rows] = listed(values[name], schema[name])
+            list_[rows] = listed(values[name])
         left = np.flatnonzero(~done)
         samples: list[Sample | None] = [None] * count
         if len(left):
