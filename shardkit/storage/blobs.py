@@ -112,6 +112,8 @@ class Blobs:
         if np.count_nonzero((self.starts - first - ends + sizes)[self.sizes > 0]):
             return Blobs.of(self.values()).arrays(dtype, shape, convert)
         data = self.data[first : first + int(ends[-1])]
+        if 2 * len(data) < len(self.data):
+            data = data.copy()  # an array that is kept must not keep all that was read with it
         numbers = np.require(data.view(dtype), requirements=["A", "W"])
         numbers = numbers if convert is None else convert(numbers)
         if shape and self.sizes[0] >= 0 and not np.count_nonzero(self.sizes != self.sizes[0]):

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from shardkit.schema import Array, Bytes
 from shardkit.stream.batches import Memory
+from shardkit.stream.loader import Loader
+from tests.stream.data import write
 
 pytestmark = pytest.mark.usefixtures("few_objects")
 SHAPE, DTYPE = (4, 6), np.dtype(np.uint8)
@@ -137,3 +140,15 @@ def test_threads_that_take_and_release_never_share_an_array():
     with ThreadPoolExecutor(8) as threads:
         [*threads.map(work, range(8))]
     assert not wrong
+
+
+@pytest.mark.parametrize("count", [None, 2])
+def test_arrays_that_are_kept_keep_nothing_else_that_was_read(count, tmp_path):
+    schema = {"data": Bytes(), "row": Array("int64", (None,), optional=True)}
+    rows = (np.arange(n if count is None else count) for n in range(1, 9))
+    path = write(tmp_path / "d", "arrow", schema, ({"data": bytes(9999), "row": r} for r in rows))
+    (batch,) = Loader(path, batch_size=8, threads=0)
+    kept = batch["row"][0]
+    while kept.base is not None:
+        kept = kept.base
+    assert kept.nbytes < 9999
