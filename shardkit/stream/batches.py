@@ -19,7 +19,7 @@ from shardkit.formats.base import KEY, Columns
 from shardkit.helpers import os_errors
 from shardkit.helpers.clock import enter
 from shardkit.sample import Sample
-from shardkit.schema import Array, Audio, Bool, FieldType, Float, Int, Schema
+from shardkit.schema import Array, Audio, Bool, Bytes, FieldType, Float, Images, Int, Schema
 from shardkit.stream.batching import Pack
 from shardkit.stream.collate import PadCollate, packed, pad_collate
 from shardkit.stream.schedule import Step
@@ -34,6 +34,7 @@ Allocate = Callable[[tuple[int, ...], np.dtype[Any]], "npt.NDArray[Any]"]  # sha
 
 _SLOW = 2e-4  # seconds per sample beyond which storage is slow, or samples are large
 _BY_CHUNK = 16  # number of batches that are then read in chunks, before one is read at once
+_LARGE = 1 << 19  # bytes per sample above which values become bytes without a buffer in between
 _PADDED = ("attention_mask", "segment_ids")  # a batch with one of these may have padding
 _NUMBERS: dict[type[FieldType], Any] = {Int: np.int64, Float: np.float64, Bool: np.bool_}
 
@@ -94,6 +95,9 @@ class BatchMaker:
         self._stored = {} if self._by_sample else _fixed(schema, fields, dtype)
         # None if samples that are read at once must become dicts.
         self._direct = None if self._by_sample else self._transforms.direct() if fields else ()
+        in_buffer = {direct.fields[0] for direct in self._direct or ()}
+        others = (kind for name, kind in schema.items() if name not in in_buffer)
+        self._has_bytes = any(isinstance(kind, Bytes | Images) for kind in others)
         self._by_chunk = 1  # number of batches that are now read in chunks
         # A single array field, such as tokens: all rows are read in one call, which takes less time
         # than handing the batch to another thread.
@@ -129,7 +133,8 @@ class BatchMaker:
             return None
         enter("read")
         began, numbers = time.perf_counter(), step.number[rows]
-        columns = self._samples.read_many(numbers)
+        most = _LARGE * len(numbers) if self._has_bytes else None
+        columns = self._samples.read_many(numbers, most)
         if time.perf_counter() - began > _SLOW * len(numbers):
             self._by_chunk = _BY_CHUNK
         return columns

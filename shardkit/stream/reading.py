@@ -79,14 +79,15 @@ class Samples:
             where = self.location(number)
             raise unusable(error, sample["__key__"], field).located(**where) from error
 
-    def read_many(self, numbers: Numbers) -> Columns | None:
+    def read_many(self, numbers: Numbers, most: int | None = None) -> Columns | None:
         """Read samples by their numbers at once; the caller owns the columns.
 
-        None if one of them must be read by `read`, which also finds the error of a bad one.
+        None if they have more than `most` bytes, or one of them must be read by `read`, which also
+        finds the error of a bad one.
         """
         if self._cache is not None:
             return None
-        return read_together(self._stored(numbers), self._firsts, self._plan)
+        return read_together(self._stored(numbers), self._firsts, self._plan, most)
 
     def _plan(self, shard: int, positions: Numbers) -> Ranges | Columns | None:
         """Call `Dataset.plan`; `shard` counts the shards of all datasets."""

@@ -335,7 +335,9 @@ def test_continuing_reads_nothing_before_the_next_batch(tmp_path, monkeypatch):
     loader, again, read = Loader(path, **options), Loader(path, **options), []
     list(zip(range(30), loader, strict=False))
     samples, original = again.dataset.stream.samples, again.dataset.stream.samples.read_many
-    monkeypatch.setattr(samples, "read_many", lambda rows: read.append(rows) or original(rows))
+    monkeypatch.setattr(
+        samples, "read_many", lambda rows, *most: read.append(rows) or original(rows, *most)
+    )
     again.load_state_dict(loader.state_dict())
     batch = next(iter(again))
     assert np.concatenate(read)[:4].tolist() == [int(key) for key in batch["__key__"]]

@@ -3,6 +3,7 @@
 import gc
 import pickle
 import sys
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -152,3 +153,15 @@ def test_arrays_that_are_kept_keep_nothing_else_that_was_read(count, tmp_path):
     while kept.base is not None:
         kept = kept.base
     assert kept.nbytes < 9999
+
+
+def test_large_values_are_in_memory_only_once(tmp_path):
+    samples = ({"data": bytes(1 << 20)} for _ in range(4))
+    path = write(tmp_path / "d", "wds", {"data": Bytes()}, samples)
+    batches = iter(Loader(path, batch_size=4, threads=0))
+    tracemalloc.start()
+    try:
+        assert len(next(batches)["data"]) == 4
+        assert tracemalloc.get_traced_memory()[1] < 6 << 20
+    finally:
+        tracemalloc.stop()

@@ -52,7 +52,7 @@ def test_each_stage_gets_what_is_its_own_and_all_are_the_wall(photos, hand, monk
 
     made = loader(photos, [lambda pixels: hand.turn(1, pixels)], threads=0, collate=slow)
     samples, read = made.dataset.stream.samples, made.dataset.stream.samples.read_many
-    monkeypatch.setattr(samples, "read_many", lambda numbers: hand.turn(16, read(numbers)))
+    monkeypatch.setattr(samples, "read_many", lambda *which: hand.turn(16, read(*which)))
     began = hand.now
     for _ in made:
         hand.turn(16)

@@ -187,7 +187,9 @@ def test_skipping_batches_reads_none_of_them(data, whole, monkeypatch):
     loader = make_loader(data)
     loader.set_epoch(1)
     read, read_many = [], Samples.read_many
-    monkeypatch.setattr(Samples, "read_many", lambda self, n: read.append(n) or read_many(self, n))
+    monkeypatch.setattr(
+        Samples, "read_many", lambda self, n, *most: read.append(n) or read_many(self, n, *most)
+    )
     seen = Seen()
     rest = skip_first_batches(loader, 3)
     assert len(rest) == 2
