@@ -113,9 +113,9 @@ def joined(every: Sequence[Mapping[str, Column]]) -> Columns:
 
 
 def _concatenated(columns: list[Any]) -> Column:
-    kinds = {(type(one), getattr(one, "dtype", None), np.shape(one)[1:]) for one in columns}
-    first = columns[0]
-    if isinstance(first, np.ndarray) and len(kinds) == 1:
+    first, arrays = columns[0], [one for one in columns if isinstance(one, np.ndarray)]
+    alike = len({(one.dtype, one.shape[1:]) for one in arrays}) == 1
+    if alike and len(arrays) == len(columns):
         return np.concatenate(columns)
     if all(isinstance(one, Blobs) and one.data is first.data for one in columns):
         starts = np.concatenate([one.starts for one in columns])

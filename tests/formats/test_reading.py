@@ -22,7 +22,7 @@ from shardkit.errors import DamagedError, SampleError
 from shardkit.formats import FORMATS, file_name, get_format
 from shardkit.formats.base import ShardReader
 from shardkit.formats.testing_samples import compare_at_once, read_at_once
-from shardkit.schema import Array, Bytes, Int, Schema, Text
+from shardkit.schema import Array, Bytes, Int, Json, Schema, Text
 from shardkit.storage import byte_source
 from shardkit.storage.byte_source import LocalFile
 from shardkit.stream.reading import Samples
@@ -110,7 +110,7 @@ def test_rows_of_a_file_that_is_cut_are_left_to_be_read_one_by_one(tmp_path, nam
 @pytest.mark.parametrize("size", [100, 80_000])  # of small ones, MDS and LitData read all values
 def test_samples_of_several_formats_are_read_at_once(tmp_path, size):
     kinds, samples, datasets = (
-        {"blob": Bytes(), "label": Int(), "text": Text(optional=True)},
+        {"blob": Bytes(), "label": Int(), "text": Text(optional=True), "about": Json()},
         [],
         [],
     )
@@ -119,6 +119,7 @@ def test_samples_of_several_formats_are_read_at_once(tmp_path, size):
             for n in range(10):
                 text = {"text": f"{n}"} if n % 3 else {}
                 blob = bytes([number, n]) * (size // 2 + n)
+                text["about"] = [n] * (n % 3)
                 samples.append({"__key__": f"{number}-{n}", "blob": blob, "label": n, **text})
                 out.write(samples[-1])
         datasets.append(shardkit.open(tmp_path / f"{number}"))
