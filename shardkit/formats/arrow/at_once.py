@@ -6,7 +6,7 @@ This works for single numbers, and for values that are one byte range each.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -184,13 +184,17 @@ class Table:
         """Return the bytes of a table, at most."""
         return rows * (1 + sum(9 if isinstance(kind, Scalar) else 16 for kind in kinds.values()))
 
-    def fill(self, first: int, stop: int, found: Mapping[str, Any]) -> None:
-        """Add what was found of the rows [first, stop)."""
-        for name, number in self.numbers.items():
-            number.values[first:stop], number.absent[first:stop] = found[name]
-        for column, name in enumerate(self.decode.kinds):
-            self.starts[column, first:stop], self.sizes[column, first:stop], *_ = found[name]
-        self.filled[first:stop] = True
+    def fill(self, pages: Iterable[tuple[int, int, Mapping[str, Any]]]) -> None:
+        """Add what was found of rows: the first, the one after the last, and what is in each."""
+        filled = self.filled.copy()
+        for first, stop, found in pages:
+            for name, number in self.numbers.items():
+                number.values[first:stop], number.absent[first:stop] = found[name]
+            for column, name in enumerate(self.decode.kinds):
+                self.starts[column, first:stop], self.sizes[column, first:stop], *_ = found[name]
+            filled[first:stop] = True
+        # A new array: threads that see it also see what was stored before, without a lock.
+        self.filled = filled
 
 
 def from_memory(

@@ -255,7 +255,7 @@ class BatchReader(ShardReader):
         if table is None:
             return self._others(names, positions)
         if np.count_nonzero(table.filled.take(positions)) < len(positions):
-            self._fill(table, positions)
+            table.fill(self._missing(table, positions))
         known = self._others(table.others, positions)
         for name, numbers in table.numbers.items():
             known[name] = numbers.column(positions, table.kinds[name])
@@ -272,8 +272,10 @@ class BatchReader(ShardReader):
         self._planned = table = Table(kinds, found, len(self))
         return table
 
-    def _fill(self, table: Table, positions: npt.NDArray[np.int64]) -> None:
-        """Add the pages of the rows at these positions."""
+    def _missing(
+        self, table: Table, positions: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[int, int, dict[str, Located]]]:
+        """Yield what a table lacks of the rows at these positions, page by page."""
         missing = positions[~table.filled.take(positions)]
         starts = np.array(self._starts)
         starts = starts[np.searchsorted(starts, missing, "right") - 1]
@@ -283,12 +285,9 @@ class BatchReader(ShardReader):
             if not batch.buffers.in_file:
                 raise ValueError("only some batches are compressed")
             stop = min(at + PAGE, self._rows(number))
-            arrays = batch.arrays(table.kinds)
-            table.fill(
-                first,
-                first + stop - at,
-                {n: located(k, arrays[n], at, stop, batch.buffers) for n, k in table.kinds.items()},
-            )
+            arrays, kinds = batch.arrays(table.kinds), table.kinds.items()
+            found = {n: located(k, arrays[n], at, stop, batch.buffers) for n, k in kinds}
+            yield first, first + stop - at, found
 
     def _from_memory(
         self, positions: npt.NDArray[np.int64], kinds: Mapping[str, FieldType]
