@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_
 
 import numpy as np
 
+from shardkit.codecs.array import load_column
 from shardkit.codecs.media import check
 from shardkit.errors import DamagedError, SampleError, ShardkitError, UsageError, drop_option
 from shardkit.helpers import os_errors
 from shardkit.sample import Sample, UnsupportedError
-from shardkit.schema import Encoded, FieldType, Images, Schema
+from shardkit.schema import Array, Bytes, Encoded, FieldType, Images, Json, Schema
 from shardkit.storage import fs
 
 if TYPE_CHECKING:
@@ -52,6 +53,22 @@ class Ranges(NamedTuple):
     sizes: npt.NDArray[np.int64]
     decode: Callable[[list[Blobs]], Columns]
     known: Mapping[str, Column] = MappingProxyType({})
+
+
+def decoded_column(kind: FieldType, values: Blobs) -> Column:
+    """Decode values that are bytes, `.npy` files, JSON or other text, as their type says.
+
+    Raises ValueError for a damaged one.
+    """
+    if isinstance(kind, Bytes):
+        return values
+    if isinstance(kind, Array):
+        return load_column(values, kind.optional)
+    return values.decoded(_json, kind.optional) if isinstance(kind, Json) else values.texts()
+
+
+def _json(data: bytes) -> Any:
+    return json.loads(data.decode())  # of bytes, it would guess the encoding
 
 
 class ShardReader(ABC):

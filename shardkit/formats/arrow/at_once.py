@@ -5,7 +5,6 @@ This works for single numbers, and for values that are one byte range each.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -14,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from shardkit.codecs.array import load_column
 from shardkit.formats.arrow.values import (
     MEMORY,
     Buffers,
@@ -25,8 +23,8 @@ from shardkit.formats.arrow.values import (
     presence,
     ranges_of,
 )
-from shardkit.formats.base import Column, Columns
-from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Json, Scalar
+from shardkit.formats.base import Column, Columns, decoded_column
+from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Scalar
 from shardkit.storage.blobs import ABSENT, Blobs, Numbers
 
 
@@ -141,21 +139,10 @@ class Decode:
     def _column(self, name: str, kind: FieldType, values: Blobs) -> Column:
         if not kind.optional and np.count_nonzero(values.sizes < 0):
             raise ValueError("it is null, but the field is not optional")
-        if isinstance(kind, Bytes):
-            return values
-        if isinstance(kind, Array):
+        if isinstance(kind, Array) and name in self.lists:
             shape = tuple(-1 if n is None else n for n in kind.shape or ())
-            listed = name in self.lists
-            return (
-                values.arrays(np.dtype(kind.dtype), shape)
-                if listed
-                else load_column(values, kind.optional)
-            )
-        return values.decoded(_json, kind.optional) if isinstance(kind, Json) else values.texts()
-
-
-def _json(data: bytes) -> Any:
-    return json.loads(str(data, "utf-8"))  # of bytes, it would guess the encoding
+            return values.arrays(np.dtype(kind.dtype), shape)
+        return decoded_column(kind, values)
 
 
 class Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +9,7 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.codecs.array import load_column
-from shardkit.formats.base import KEY, Column, Columns
+from shardkit.formats.base import KEY, Column, Columns, decoded_column
 from shardkit.schema import Array, Bool, Bytes, FieldType, Float, Int, Json, Scalar, Text
 from shardkit.storage.blobs import ABSENT, Blobs, Numbers
 
@@ -118,16 +116,5 @@ class DecodeMaps:
         for name in every.keys() - self.wanted:
             if isinstance(every[name], Text | Json):
                 stored[name].texts()  # msgpack would refuse all of it if this is not UTF-8
-        return {name: _decoded(every[name], stored[name]) for name in (KEY, *self.wanted)}
-
-
-def _decoded(kind: FieldType, values: Column) -> Column:
-    if not isinstance(values, Blobs) or isinstance(kind, Bytes):
-        return values
-    if isinstance(kind, Array):
-        return load_column(values, kind.optional)
-    return values.decoded(_json, kind.optional) if isinstance(kind, Json) else values.texts()
-
-
-def _json(data: bytes) -> Any:
-    return json.loads(data.decode())
+        columns = ((name, every[name], stored[name]) for name in (KEY, *self.wanted))
+        return {n: decoded_column(k, c) if isinstance(c, Blobs) else c for n, k, c in columns}
