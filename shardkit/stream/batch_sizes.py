@@ -40,9 +40,15 @@ class BatchSizes:
 
 def size_of(value: Any) -> int:
     """Return the bytes of a batch, or of a value in it, with all that is in lists and dicts."""
-    if isinstance(value, dict):
-        return sys.getsizeof(value) + size_of([*value, *value.values()])
-    if isinstance(value, list | tuple):
-        plain = PLAIN.issuperset(map(type, value))
-        return sys.getsizeof(value) + sum(map(sys.getsizeof if plain else size_of, value))
-    return int(getattr(value, "nbytes", 0)) or sys.getsizeof(value)
+    size, found, known = 0, [value], set()
+    for one in found:  # without recursion, as JSON values may be deeply nested
+        if type(one) in PLAIN:
+            size += sys.getsizeof(one)
+        elif isinstance(one, dict | list | tuple):
+            size += sys.getsizeof(one)
+            if id(one) not in known:
+                known.add(id(one))
+                found += [*one, *one.values()] if isinstance(one, dict) else one
+        else:
+            size += int(getattr(one, "nbytes", 0)) or sys.getsizeof(one)
+    return size

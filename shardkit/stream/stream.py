@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any, TypeAlias
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from shardkit.dataset.dataset import Dataset
 from shardkit.dataset.find import open_dataset
 from shardkit.errors import UsageError, warn
-from shardkit.schema import Bool, Float, Int, Schema, Text, audio_fields, row_fields
+from shardkit.schema import Bool, Float, Int, Json, Schema, Text, audio_fields, row_fields
 from shardkit.storage import fs
 from shardkit.storage.page_cache import MemoryCache, cache_from
 from shardkit.storage.pages import Pages, through
@@ -80,6 +80,12 @@ class Stream:
     def images(self) -> frozenset[str]:
         """The fields of a batch that are images made by shardkit: (..., height, width, 3)."""
         return frozenset() if self.own_collate else self.transforms.images
+
+    @property
+    def json(self) -> Collection[str]:
+        """The fields of a batch that are JSON values as stored, in which there are no arrays."""
+        names = {name for name, kind in self.samples.schema.items() if isinstance(kind, Json)}
+        return () if self.own_collate else names - self.transforms.fields
 
     @property
     def own_collate(self) -> Collate | None:

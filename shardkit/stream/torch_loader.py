@@ -460,12 +460,11 @@ def _tensors(batch: Batch, stream: Stream) -> Batch:
     """Return a batch or sample with its arrays converted to tensors."""
     images = stream.images
     bfloat16 = frozenset[str]() if stream.own_collate else stream.transforms.bfloat16_fields
-    return {
-        name: _each(
-            value, np.ndarray, partial(_tensor, image=name in images, bfloat16=name in bfloat16)
-        )
-        for name, value in batch.items()
-    }
+    made = dict(batch)
+    for name in batch.keys() - stream.json:
+        tensor = partial(_tensor, image=name in images, bfloat16=name in bfloat16)
+        made[name] = _each(batch[name], np.ndarray, tensor)
+    return made
 
 
 def _tensor(value: npt.NDArray[Any], image: bool, bfloat16: bool) -> Any:

@@ -12,6 +12,8 @@ import torch
 
 import shardkit
 import shardkit.stream
+from shardkit.schema import Json
+from shardkit.stream.batch_sizes import size_of
 from shardkit.stream.batches import BatchMaker
 from shardkit.stream.schedule import START
 from shardkit.torch import Loader, StreamingDataset
@@ -359,3 +361,20 @@ def test_the_next_epoch_knows_the_sizes_of_the_last(photos, monkeypatch):
     monkeypatch.setattr(BatchMaker, "finish", lambda *at: several.wait(20) and finish(*at))
     with closing(iter(loader)) as batches:
         assert next(batches)["__key__"] == ["0000"]
+
+
+@pytest.mark.parametrize("kind", [shardkit.stream.Loader, Loader])
+def test_json_may_be_as_deeply_nested_as_python_parses(kind, tmp_path):
+    deep = 0
+    for level in range(900):
+        deep = [deep] if level % 2 else {"a": deep}
+    path = write(tmp_path / "deep", "wds", {"meta": Json()}, [{"meta": deep}] * 2)
+    (batch,) = kind(path, batch_size=2, threads=0)
+    assert repr(batch["meta"]) == repr([deep] * 2)
+
+
+def test_what_refers_to_itself_is_counted_once():
+    batch = {"meta": [["a"]]}
+    size = size_of(batch)
+    batch["meta"][0].append(batch["meta"])
+    assert size <= size_of(batch) < 2 * size
