@@ -35,6 +35,7 @@ Allocate = Callable[[tuple[int, ...], np.dtype[Any]], "npt.NDArray[Any]"]  # sha
 _SLOW = 2e-4  # seconds per sample beyond which storage is slow, or samples are large
 _BY_CHUNK = 16  # number of batches that are then read in chunks, before one is read at once
 _LARGE = 1 << 19  # bytes per sample above which values become bytes without a buffer in between
+_FEW = 8  # samples below which reading them one by one takes less time
 _PADDED = ("attention_mask", "segment_ids")  # a batch with one of these may have padding
 _NUMBERS: dict[type[FieldType], Any] = {Int: np.int64, Float: np.float64, Bool: np.bool_}
 
@@ -128,11 +129,11 @@ class BatchMaker:
             batch.columns = self._read_many(batch.step, slice(None))
 
     def _read_many(self, step: Step, rows: slice) -> Columns | None:
-        """Read some rows at once; None if that is not possible."""
-        if step.ahead is not None:
+        """Read some rows at once; None if that is not possible, or not worth it."""
+        began, numbers = time.perf_counter(), step.number[rows]
+        if step.ahead is not None or len(numbers) < _FEW:
             return None
         enter("read")
-        began, numbers = time.perf_counter(), step.number[rows]
         most = _LARGE * len(numbers) if self._has_bytes else None
         columns = self._samples.read_many(numbers, most)
         if time.perf_counter() - began > _SLOW * len(numbers):

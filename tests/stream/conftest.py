@@ -6,6 +6,7 @@ import multiprocessing
 
 import pytest
 
+from shardkit.stream import batches
 from tests.stream.data import write_photos
 
 FORKSERVER, SPAWN = (pytest.param(n, marks=pytest.mark.large) for n in ("forkserver", "spawn"))
@@ -21,6 +22,14 @@ def every(tmp_path_factory):
 @pytest.fixture
 def photos(every):
     return every("wds")
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch):
+    """Small batches are read at once too, as most tests have no others; returns the real limit."""
+    limit = batches._FEW
+    monkeypatch.setattr(batches, "_FEW", 1)
+    return limit
 
 
 @pytest.fixture

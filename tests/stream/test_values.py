@@ -13,8 +13,10 @@ import torch
 import shardkit
 import shardkit.stream
 from shardkit.schema import Json
+from shardkit.stream import batches
 from shardkit.stream.batch_sizes import size_of
 from shardkit.stream.batches import BatchMaker
+from shardkit.stream.reading import Samples
 from shardkit.stream.schedule import START
 from shardkit.torch import Loader, StreamingDataset
 from shardkit.transforms.transforms import Transforms
@@ -378,3 +380,17 @@ def test_what_refers_to_itself_is_counted_once():
     size = size_of(batch)
     batch["meta"][0].append(batch["meta"])
     assert size <= size_of(batch) < 2 * size
+
+
+def test_a_few_samples_are_read_one_by_one(photos, few, monkeypatch):
+    monkeypatch.setattr(batches, "_FEW", few)
+    counts, read_many = [], Samples.read_many
+    monkeypatch.setattr(
+        Samples, "read_many", lambda self, n, *most: counts.append(len(n)) or read_many(self, n)
+    )
+    few_at_a_time, all_at_once = (
+        [one for batch in Loader(photos, batch_size=size, threads=0) for one in batch["image"]]
+        for size in (few - 1, few)
+    )
+    assert counts == [few]
+    assert few_at_a_time[:few] == all_at_once
