@@ -326,7 +326,9 @@ def test_single_samples_come_once_and_ranks_have_as_many(photos, workers, world)
 def test_few_single_samples_are_made_together_if_they_are_large(photos, monkeypatch):
     dataset, read = StreamingDataset(photos, fields=["label"]), []
     samples, original = dataset.stream.samples, dataset.stream.samples.read_many
-    monkeypatch.setattr(samples, "read_many", lambda rows: read.append(len(rows)) or original(rows))
+    monkeypatch.setattr(
+        samples, "read_many", lambda rows, *_: read.append(len(rows)) or original(rows)
+    )
     for most, expected in ((3.5, [*[3] * 12, 1]), (0.1, [1] * 37), (99, [37])):
         monkeypatch.setattr("shardkit.stream.dataset._BYTES_AT_ONCE", most * samples.mean_bytes)
         read.clear()
