@@ -106,7 +106,7 @@ class BatchMaker:
         self.single_array = only_array and len(self._stored) == 1
         self.share_between_threads = bool(fields)  # as transforms take much time
         # The most rows per chunk: of what holds the interpreter lock, threads take turns.
-        self.most_rows = 128 if self._direct else 64
+        self.most_rows = 256 if self._direct else 64
         self._stacked = fields - self._transforms.lists
 
     def begin(self, step: Step) -> BatchInProgress:
