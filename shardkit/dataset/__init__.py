@@ -6,5 +6,5 @@ Each imports only those on lines below its own:
     dataset
     display/ statistics
     folders views
-    card columns conditions readers
+    card conditions readers
 """

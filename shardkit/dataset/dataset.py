@@ -18,12 +18,12 @@ import numpy as np
 from shardkit.codecs.array import load_table
 from shardkit.codecs.media import length_of
 from shardkit.dataset import readers
-from shardkit.dataset.columns import keys_of
 from shardkit.dataset.readers import SampleSequence, SequenceReader
 from shardkit.dataset.views import REQUESTS, Views
 from shardkit.errors import DamagedError, FormatError, ShardkitError, UsageError
 from shardkit.formats import FORMATS, get_format
 from shardkit.formats.base import Columns, Ranges, ShardReader
+from shardkit.formats.columns import keys_of
 from shardkit.helpers import os_errors
 from shardkit.helpers.checked import checked, damaged, from_lines, under
 from shardkit.helpers.indices import array

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from shardkit.dataset.columns import listed, read_together, samples_of
 from shardkit.dataset.conditions import Condition, condition
 from shardkit.errors import (
     MissingKeyError,
@@ -29,6 +28,7 @@ from shardkit.errors import (
     warn,
 )
 from shardkit.formats.base import KEY, Columns, Ranges
+from shardkit.formats.columns import listed, read_together, samples_of
 from shardkit.helpers.indices import array, ascending, below, chosen, compact, in_order, pick
 from shardkit.helpers.prefetch import growing, in_threads, split
 from shardkit.helpers.processors import processors

@@ -5,9 +5,10 @@ group `shardkit.formats`, which has the name of the format and refers to its `De
 
 Each imports only those on lines below its own:
 
-    api array_record/ contract lance/ litdata/ mds/
-    __init__ arrow/ beton/ lmdb/ megatron/ offsets packed table_folders testing_samples
-      tfrecord/ wds/
+    contract
+    api array_record/ lance/ litdata/ mds/ testing_samples
+    __init__ arrow/ beton/ columns lmdb/ megatron/ offsets packed table_folders tfrecord/
+      wds/
     base compressed unsupported
 """
 

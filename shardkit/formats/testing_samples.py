@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 
 from shardkit.errors import ShardkitError
-from shardkit.formats.base import Columns, Format, Ranges, ShardReader, ShardSpec
+from shardkit.formats.base import Format, ShardReader, ShardSpec
+from shardkit.formats.columns import carried_out, samples_of
 from shardkit.sample import Sample
 from shardkit.schema import Array, Bool, Bytes, Float, Image, Int, Json, Schema, Text
-from shardkit.storage.blobs import Blobs, read_blobs
+from shardkit.storage.blobs import Blobs
 
 
 def make_image(number: int = 0, format: str = "JPEG", size: tuple[int, int] = (8, 6)) -> bytes:
@@ -131,33 +132,20 @@ def read_at_once(
 ) -> list[Sample] | None:
     """Return the samples that `reader.plan` describes; None if it does not."""
     plan = reader.plan(np.array(positions, np.int64), fields)
-    if isinstance(plan, Ranges):
-        which = np.zeros(len(positions), np.int64)
-        blobs = read_blobs([plan.source], which, plan.offsets, plan.sizes)
-        plan = {**plan.known, **plan.decode(blobs)}
     if plan is None:
         return None
-    names = ["__key__", *fields]
-    columns = [_listed(plan, name, reader.schema) for name in names]
-    samples = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
-    for column in plan.values():  # which belong to the caller
-        if isinstance(column, np.ndarray):
-            column.fill(0)
-    optional = {name for name, kind in reader.schema.items() if kind.optional}
-    return [{n: v for n, v in s.items() if v is not None or n not in optional} for s in samples]
-
-
-def _listed(columns: Columns, name: str, schema: Schema) -> list[Any]:
-    column, kind = columns[name], schema.get(name)
-    if isinstance(column, Blobs):
-        assert isinstance(kind, Bytes)
-        return column.values()
-    if not isinstance(column, np.ndarray):
-        return column
-    if isinstance(kind, Array):
-        assert column.ndim > 1  # else other shards' columns would be joined to numbers
-        return [*column.copy()]
-    return [*column.tolist()]
+    columns = carried_out([plan])
+    for name, column in columns.items():
+        kind = reader.schema.get(name)
+        assert isinstance(kind, Bytes) or not isinstance(column, Blobs)
+        # Else the columns of several shards would be joined to numbers.
+        assert not (isinstance(kind, Array) and isinstance(column, np.ndarray)) or column.ndim > 1
+    arrays = {n: column for n, column in columns.items() if isinstance(column, np.ndarray)}
+    copies = {name: array.copy() for name, array in arrays.items()}
+    samples = samples_of({**columns, **copies}, reader.schema)
+    for array in arrays.values():  # which belong to the caller
+        array.fill(0)
+    return samples
 
 
 def compare_at_once(reader: ShardReader) -> None:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from shardkit.dataset.columns import samples_of
 from shardkit.dataset.dataset import Dataset, read_key_table
 from shardkit.errors import SampleError, ShardkitError, SourceError
 from shardkit.formats import FORMATS, get_format
 from shardkit.formats.base import ShardReader
+from shardkit.formats.columns import samples_of
 from shardkit.helpers.indices import array, compact, digest, pick
 from shardkit.helpers.mapped import MAX_IN_MEMORY, Runs, Sizes, computed, running_sum
 from shardkit.helpers.prefetch import in_threads

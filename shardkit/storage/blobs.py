@@ -76,11 +76,9 @@ class Blobs:
     def integers(self) -> Numbers | None:
         """Return decimal numbers as int64; None if one of the values is not such a number."""
         out = np.empty(len(self), np.int64)
-        return out if reads is not None and reads.integers(*self._parts, out) else None
-
-    @property
-    def _parts(self) -> tuple[npt.NDArray[np.uint8], Numbers, Numbers]:
-        return self.data, self.starts, self.sizes
+        if reads is None or not reads.integers(self.data, self.starts, self.sizes, out):
+            return None
+        return out
 
     def rows(self) -> npt.NDArray[np.uint8] | None:
         """Return the values as uint8 of shape (values, size); None if they differ in size."""

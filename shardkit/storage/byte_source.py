@@ -185,8 +185,7 @@ class LocalFile(ByteSource):
             data = reads.read(self._handle, self.size, offset, length)
         if data is None:
             return super().read(offset, length)
-        if monotonic() >= self._due:
-            self.compare(offset)
+        self.compare_if_due(offset)
         return data
 
     def _read(self, offset: int, length: int) -> bytes:
@@ -200,8 +199,7 @@ class LocalFile(ByteSource):
                 data += more
         except OSError as error:
             raise explain(error, "read", self.path).located(offset=offset) from error
-        if monotonic() >= self._due:
-            self.compare(offset)
+        self.compare_if_due(offset)
         return data
 
     def read_rows(self, offsets: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.uint8]:
@@ -213,8 +211,7 @@ class LocalFile(ByteSource):
         rows = np.empty((count, length), np.uint8)
         if reads.read_ranges(handles, offsets, sizes, np.arange(count) * length, rows) >= 0:
             return super().read_rows(offsets, length)  # reading them one by one says why
-        if monotonic() >= self._due:
-            self.compare(int(offsets[0]))
+        self.compare_if_due(int(offsets[0]))
         return rows
 
     @property

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.dataset.columns import blobs_of, listed, samples_of, taken
 from shardkit.errors import SampleError, ShardkitError, UsageError
 from shardkit.formats.base import KEY, Columns
+from shardkit.formats.columns import blobs_of, listed, samples_of, taken
 from shardkit.helpers import os_errors
 from shardkit.helpers.clock import enter
 from shardkit.sample import Sample

@@ -13,10 +13,10 @@ import xxhash
 
 from shardkit.codecs.image import NotAnImageError, unusable
 from shardkit.codecs.pixels import to_rgb
-from shardkit.dataset.columns import read_together
 from shardkit.dataset.dataset import Dataset
 from shardkit.errors import FormatError, UsageError, near
 from shardkit.formats.base import Columns, Ranges
+from shardkit.formats.columns import read_together
 from shardkit.helpers.clock import enter
 from shardkit.helpers.indices import digest
 from shardkit.sample import Sample

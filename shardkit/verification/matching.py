@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.dataset.columns import keys_of
 from shardkit.formats.base import ShardReader
+from shardkit.formats.columns import keys_of
 from shardkit.sample import JsonText
 
 _SHOWN = 60  # characters of a value

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 import shardkit
-from shardkit.dataset.columns import samples_of
 from shardkit.errors import DamagedError, SampleError
 from shardkit.formats import FORMATS, file_name, get_format
 from shardkit.formats.base import ShardReader
+from shardkit.formats.columns import samples_of
 from shardkit.formats.testing_samples import compare_at_once, read_at_once
 from shardkit.schema import Array, Bytes, Int, Json, Schema, Text
 from shardkit.storage import byte_source

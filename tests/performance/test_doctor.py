@@ -13,8 +13,8 @@ import shardkit.torch
 from shardkit.cli import group
 from shardkit.cli.doctor import command
 from shardkit.codecs.image import probe
-from shardkit.dataset import columns
 from shardkit.errors import SampleError, UsageError
+from shardkit.formats import columns
 from shardkit.helpers.clock import Spent
 from shardkit.performance import doctor as doctoring
 from shardkit.performance import findings, runs

@@ -115,9 +115,8 @@ class BatchReader(ShardReader):
                 layout = layout_of(self._columns, self._starts[-1], self._known_nulls(), self._scan)
             super().__init__(path, layout)
             self._check_columns()
-        self._keyed = (
-            [KEY] if KEY in self._columns.names else []
-        )  # third-party files may have no keys
+        # Third-party files may have no keys.
+        self._keyed = [KEY] if KEY in self._columns.names else []
         self._all = [*self._keyed, *self.schema]
         self._stem = key_of(path.name.partition(".")[0])
 
