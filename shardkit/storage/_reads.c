@@ -22,8 +22,9 @@
 /* The largest read, in bytes, that keeps the interpreter lock. */
 #define SHORT (1 << 17)
 
-/* Results of reading, besides the number of a range that cannot be read. */
-enum { NO_MEMORY = -3, NO_ROOM = -2, DONE = -1 };
+/* Results of reading, besides the number of a range that cannot be read. LATE is DONE after having
+   waited for the disk. */
+enum { NO_MEMORY = -4, NO_ROOM = -3, LATE = -2, DONE = -1 };
 
 typedef struct {
     int64_t offset, size;
@@ -94,8 +95,8 @@ static void announce(const Range *ranges, Py_ssize_t count)
 #endif
 }
 
-/* Reads all ranges; those that are in order and near to each other together. Returns DONE, or the
-   number of a range that the file does not have or that cannot be read; also of one that is not in
+/* Reads all ranges; those that are in order and near to each other together. Returns DONE, LATE, or
+   the number of a range that the file does not have or that cannot be read; also of one that is not in
    the page cache, unless it `may_wait` for the disk. */
 static Py_ssize_t read_all(const Range *ranges, Py_ssize_t count, int may_wait)
 {
@@ -130,7 +131,7 @@ static Py_ssize_t read_all(const Range *ranges, Py_ssize_t count, int may_wait)
         ranges += gathered;
         count -= gathered;
     }
-    return DONE;
+    return wait ? LATE : DONE;
 }
 
 /* --- arrays of numbers ------------------------------------------------------------------------ */
@@ -183,7 +184,7 @@ static int is_inside(int64_t start, int64_t size, int64_t length)
 
 /* --- the functions ---------------------------------------------------------------------------- */
 
-/* Returns DONE, NO_MEMORY, NO_ROOM, or the number of a range that cannot be read. */
+/* Returns DONE, LATE, NO_MEMORY, NO_ROOM, or the number of a range that cannot be read. */
 static Py_ssize_t read_unsorted(const Py_buffer *numbers, const Py_buffer *out)
 {
     const int32_t *handles = numbers[0].buf;
@@ -221,8 +222,8 @@ static Py_ssize_t read_unsorted(const Py_buffer *numbers, const Py_buffer *out)
 }
 
 /* read_ranges(handles, offsets, sizes, starts, out): reads sizes[n] bytes from offsets[n] on into
-   out[starts[n]:]; none where a size is not positive. Returns -1, or the number of a range that the
-   file does not have or that cannot be read. */
+   out[starts[n]:]; none where a size is not positive. Returns -1, or -2 after having waited for
+   the disk, or the number of a range that the file does not have or that cannot be read. */
 static PyObject *py_read_ranges(PyObject *module, PyObject *args)
 {
     PyObject *handles, *offsets, *sizes, *starts, *out, *result = NULL;
@@ -286,7 +287,7 @@ static PyObject *py_read(PyObject *module, PyObject *const *args, Py_ssize_t cou
         wrong = read_all(&range, 1, 1);
         Py_END_ALLOW_THREADS
     }
-    if (wrong != DONE) {
+    if (wrong >= 0) {
         Py_SETREF(data, Py_NewRef(Py_None));
     }
     return data;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,17 @@ Numbers = npt.NDArray[np.int64]
 
 ABSENT = -1  # the size of a value that does not exist
 _MOST = 1 << 30  # bytes that are read at once: of larger values, a read takes longer than a call
+_LATE = -2  # what the extension returns after it waited for the disk
 _ALIGNED = 64  # bytes of which the start of a column in a buffer is a multiple
+
+
+class Reading(threading.local):
+    """What is known of the last reading of a thread."""
+
+    waited = True  # for storage, perhaps
+
+
+reading = Reading()
 
 
 @dataclass(frozen=True)
@@ -143,6 +154,7 @@ def read_blobs(
     spaces = -(-lengths.sum(axis=1) // _ALIGNED) * _ALIGNED  # so that numbers are aligned
     starts = lengths.cumsum(axis=1) - lengths + (spaces.cumsum() - spaces)[:, None]
     data = np.empty(spaces.sum(), np.uint8)
+    reading.waited = True
     if not _all_local(sources, which, offsets, lengths, starts, data):
         for number, source in enumerate(sources):
             of = (which == number) & (lengths > 0)
@@ -169,8 +181,10 @@ def _all_local(
         return False
     handles = np.tile(np.array([file.handle for file in files], np.int32)[which], len(offsets))
     ranges = [np.ascontiguousarray(part).ravel() for part in (offsets, lengths, starts)]
-    if reads.read_ranges(handles, *ranges, data) >= 0:
+    found = reads.read_ranges(handles, *ranges, data)
+    if found >= 0:
         return False
+    reading.waited = found == _LATE
     for file in files:
         file.compare_if_due()
     return True

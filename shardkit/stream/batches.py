@@ -18,8 +18,10 @@ from shardkit.formats.base import KEY, Columns
 from shardkit.formats.columns import blobs_of, listed, samples_of, taken
 from shardkit.helpers import os_errors
 from shardkit.helpers.clock import enter
+from shardkit.helpers.processors import processors
 from shardkit.sample import Sample
 from shardkit.schema import Array, Audio, Bool, Bytes, FieldType, Float, Images, Int, Schema
+from shardkit.storage.blobs import reading
 from shardkit.stream.batching import Pack
 from shardkit.stream.collate import PadCollate, packed, pad_collate
 from shardkit.stream.schedule import Step
@@ -32,7 +34,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 Batch = dict[str, Any]
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], "npt.NDArray[Any]"]  # shape, type -> array
 
-_SLOW = 2e-4  # seconds per sample beyond which storage is slow, or samples are large
+_SLOW = 2e-4  # seconds per sample beyond which storage is slow
 _BY_CHUNK = 16  # number of batches that are then read in chunks, before one is read at once
 _LARGE = 1 << 19  # bytes per sample above which values become bytes without a buffer in between
 _FEW = 8  # samples below which reading them one by one takes less time
@@ -100,6 +102,7 @@ class BatchMaker:
         others = (kind for name, kind in schema.items() if name not in in_buffer)
         self._has_bytes = any(isinstance(kind, Bytes | Images) for kind in others)
         self._by_chunk = 1  # number of batches that are now read in chunks
+        self._processors = processors()
         # A single array field, such as tokens: all rows are read in one call, which takes less time
         # than handing the batch to another thread.
         only_array = [type(kind) for kind in schema.values()] == [Array]
@@ -108,6 +111,11 @@ class BatchMaker:
         # The most rows per chunk: of what holds the interpreter lock, threads take turns.
         self.most_rows = 256 if self._direct else 64
         self._stacked = fields - self._transforms.lists
+
+    def workers(self, threads: int) -> int:
+        """Return how many threads should work at a time: more make it slower, unless they wait."""
+        waits = self._samples.waits or self._direct is None  # functions may wait, too
+        return threads if waits else min(threads, self._processors)
 
     def begin(self, step: Step) -> BatchInProgress:
         """Allocate the arrays of a batch."""
@@ -132,11 +140,14 @@ class BatchMaker:
         """Read some rows at once; None if that is not possible, or not worth it."""
         began, numbers = time.perf_counter(), step.number[rows]
         if step.ahead is not None or len(numbers) < _FEW:
+            self._samples.waits = True
             return None
         enter("read")
         most = _LARGE * len(numbers) if self._has_bytes else None
+        reading.waited = True
         columns = self._samples.read_many(numbers, most)
-        if time.perf_counter() - began > _SLOW * len(numbers):
+        self._samples.waits = reading.waited
+        if reading.waited and time.perf_counter() - began > _SLOW * len(numbers):
             self._by_chunk = _BY_CHUNK
         return columns
 

@@ -82,7 +82,8 @@ class Loader:
 
         threads: number of threads that make batches. 0: the calling thread makes them. None: one
             per processor of this rank, or the calling thread if that is faster (for a single array
-            field that is read from memory).
+            field that is read from memory). More than there are processors work at a time only
+            while they wait for storage or run functions of yours.
         prefetch: maximum number of batches that are made ahead.
         prefetch_bytes: maximum size of these batches in bytes, such as "1GiB". Those that are not
             made yet are estimated from the largest so far. At least one batch is made ahead.
@@ -427,10 +428,11 @@ class _PendingBatch:
         self.size = 0  # bytes, once it is made
         self.made: Future[FinishedBatch] = Future()
         self._maker, self._making = maker, maker.begin(step)
+        self.workers = maker.workers
         self._convert, self._sizes = loader._convert, loader._sizes
         rows = len(step.number)
         if maker.share_between_threads:  # each thread should have two chunks, and must have one
-            share = math.ceil(rows * loader.prefetch / max(threads, 1))
+            share = math.ceil(rows * loader.prefetch / max(maker.workers(threads), 1))
             size = min(max(math.ceil(share / 2), _LEAST_ROWS), share, maker.most_rows)
         else:
             size = rows
@@ -481,35 +483,30 @@ def _closed() -> UsageError:
 
 
 class _Threads:
-    """Threads that read batches, and then make their chunks: those of the oldest batch first."""
+    """Threads that read batches, and then make their chunks: those of the oldest batch first.
+
+    They are started when there is work for them: at most as many work at a time as make it faster.
+    """
 
     def __init__(self, profile: Profile | None) -> None:
         self._profile = profile
-        # Batch number, start and stop of the rows (0 and 0: read it), batch. A heap, with a signal
-        # in the queue for each task.
+        self.size = 0  # the most threads
+        # Batch number, start and stop of the rows (0 and 0: read it), batch. A heap.
         self._tasks: list[tuple[int, int, int, _PendingBatch]] = []
         self._lock = threading.Lock()
-        self._signals: SimpleQueue[None] = SimpleQueue()
         self._stopped = threading.Event()
-        self._threads: list[threading.Thread] = []
-
-    @property
-    def size(self) -> int:
-        return len(self._threads)
+        self._threads: list[tuple[threading.Thread, SimpleQueue[None]]] = []
+        # Queues to wake the threads that wait for tasks. The last comes first, as its memory is in
+        # the processor's caches.
+        self._idle: list[SimpleQueue[None]] = []
 
     def start(self, threads: int | None) -> None:
-        """Start this number of threads; None: one per processor of this rank."""
-        # Daemon threads: at exit, the interpreter joins all others before it calls `stop`.
-        self._threads = [
-            threading.Thread(target=self._work, daemon=True)
-            for _ in range(default_threads() if threads is None else threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        """Allow this number of threads; None: one per processor of this rank."""
+        self.size = default_threads() if threads is None else threads
 
     def make(self, pending: _PendingBatch, number: int) -> None:
         """Queue a batch, by its number, for the threads; or make it now if there are none."""
-        if self._threads:
+        if self.size:
             self._put((number, 0, 0, pending))
         else:
             pending.read()
@@ -517,43 +514,67 @@ class _Threads:
                 pending.work(start, stop)
 
     def stop(self) -> None:
+        """End all threads, after the rows they work on. Takes no lock, as a finalizer calls it."""
         if self._profile is not None:
             self._profile.end()
         self._stopped.set()
-        for _ in self._threads:
-            self._signals.put(None)
+        threads = [*self._threads]
+        for _, signal in threads:
+            signal.put(None)
         deadline = time.monotonic() + _END_SECONDS
-        for thread in self._threads:
+        for thread, _ in threads:
             if thread is not threading.current_thread():  # the finalizer may run in any thread
                 thread.join(max(deadline - time.monotonic(), 0))
 
     def _put(self, *tasks: tuple[int, int, int, _PendingBatch]) -> None:
+        """Queue tasks of one batch, and wake or start threads for them."""
         with self._lock:
             for task in tasks:
                 heapq.heappush(self._tasks, task)
-        for _ in tasks:
-            self._signals.put(None)
+            working = len(self._threads) - len(self._idle)
+            most = min(working + len(self._tasks), task[-1].workers(self.size))
+            for _ in range(working, most):
+                if self._idle:
+                    self._idle.pop().put(None)
+                    continue
+                # A daemon: at exit, the interpreter joins all others before it calls `stop`.
+                signal: SimpleQueue[None] = SimpleQueue()
+                thread = threading.Thread(target=self._work, args=(signal,), daemon=True)
+                thread.start()
+                self._threads.append((thread, signal))
 
-    def _work(self) -> None:
+    def _next(self, signal: SimpleQueue[None]) -> tuple[int, int, int, _PendingBatch] | None:
+        """Return the next task, or None: the thread with this signal is idle."""
+        with self._lock:
+            if self._tasks:
+                return heapq.heappop(self._tasks)
+            self._idle.append(signal)
+            return None
+
+    def _work(self, signal: SimpleQueue[None]) -> None:
         clock = None if self._profile is None else self._profile.work()
         while True:
-            self._signals.get()
-            with self._lock:
-                task = heapq.heappop(self._tasks) if self._tasks else None
-            if task is None:  # stopped
+            while (task := self._next(signal)) is not None:
+                self._do(*task)
+                enter(IDLE)
+                del task  # else the batch would stay in memory until the next task
+            if self._stopped.is_set():  # now, as the tasks that are left have failed
                 break
-            number, start, stop, pending = task
-            if self._stopped.is_set():
-                pending.fail(_closed())
-                self._signals.put(None)  # until there are no tasks
-            elif stop:
-                pending.work(start, stop)
-            else:
-                pending.read()
-                (_, stop), *others = pending.chunks
-                self._put(*((number, *chunk, pending) for chunk in others))
-                pending.work(0, stop)
-            enter(IDLE)
-            del task, pending  # else the batch would stay in memory until the next task
+            signal.get()
         if clock is not None:
             clock.stop()
+
+    def _do(self, number: int, start: int, stop: int, pending: _PendingBatch) -> None:
+        if self._stopped.is_set():
+            pending.fail(_closed())
+        elif stop:
+            pending.work(start, stop)
+        else:
+            pending.read()
+            (_, stop), *others = pending.chunks
+            try:
+                if others:
+                    self._put(*((number, *chunk, pending) for chunk in others))
+            except RuntimeError as error:  # no thread could be started
+                pending.fail(error)
+            pending.work(0, stop)

@@ -47,6 +47,7 @@ class Samples:
         self._fields = None if fields is None else frozenset(self.schema)
         self._names = tuple(self.schema)
         self._cache: dict[int, Sample] | None = {} if cached else None
+        self.waits = True  # whether reading may wait for storage; set by those who read
         self.decoded: Collection[str] = ()  # image fields whose decoded pixels are cached
 
     def __len__(self) -> int:

@@ -20,7 +20,9 @@ from hypothesis import strategies as st
 import shardkit
 from shardkit.errors import NotFoundError, SampleError, ShardkitError, ShardkitWarning, UsageError
 from shardkit.formats.testing_samples import in_fork
-from shardkit.stream import Loader, StreamingDataset
+from shardkit.storage import blobs
+from shardkit.stream import Loader, StreamingDataset, batches
+from shardkit.transforms import direct
 from tests.codecs.sample_images import encoded, photo_like
 from tests.conftest import IMAGE_FORMATS, examples
 from tests.stream.data import (
@@ -34,6 +36,7 @@ from tests.stream.data import (
     write_tokens,
 )
 
+reads = blobs.reads
 CROP = {"image": [shardkit.RandomResizedCrop(16), shardkit.RandomHorizontalFlip()]}
 SHUFFLED = {"shuffle": True, "batch_size": 5}
 BALANCED = shardkit.Balanced([n % 5 for n in range(37)], samples=45)
@@ -582,6 +585,39 @@ def test_a_shard_that_is_cut_deleted_or_changed_while_training_is_named(tmp_path
 
 
 # --- threads, memory and the end -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("waits", ["", "storage", "function"])
+def test_more_threads_than_processors_work_only_if_they_may_wait(photos, monkeypatch, waits):
+    crop_many, all_at_once, seen = direct.crop_many, None, set()
+
+    def noted(*given, **more):
+        if threading.get_ident() not in seen:
+            seen.add(threading.get_ident())
+            if all_at_once is not None:
+                all_at_once.wait(120)
+        return crop_many(*given, **more) if more else given[0]
+
+    class Reads:
+        """Storage that has to be waited for, or not."""
+
+        def __getattr__(self, name):
+            return getattr(reads, name)
+
+        def read_ranges(self, *given):
+            found = reads.read_ranges(*given)
+            return found if found >= 0 else -2 if waits == "storage" else -1
+
+    monkeypatch.setattr(batches, "processors", lambda: 2)
+    monkeypatch.setattr(blobs, "reads", Reads())
+    monkeypatch.setattr(direct, "crop_many", noted)
+    more = {"label": noted} if waits == "function" else {}
+    loader = Loader(photos, batch_size=16, threads=4, transforms={**CROP, **more})
+    list(loader)  # which finds what waits, and how large batches are
+    seen.clear()
+    all_at_once = threading.Barrier(4) if waits else None
+    list(loader)
+    assert len(seen) == 4 if waits else 1 <= len(seen) <= 2
 
 
 @pytest.mark.usefixtures("few_objects")

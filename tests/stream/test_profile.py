@@ -75,7 +75,8 @@ def test_threads_are_idle_where_the_loop_takes_longer(photos, threads):
     for _ in made:
         pass
     wall, times = time.perf_counter() - began, made.profile
-    assert (times.threads, times.samples, times.batches) == (threads, 40, 5)
+    assert (times.samples, times.batches) == (40, 5)
+    assert 1 <= times.threads <= threads  # no more than had work
     assert times.spent[IDLE].wall > 0
     assert 0 < times.seconds <= wall
     assert 0 < times.data + times.step <= times.seconds
