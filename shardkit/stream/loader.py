@@ -575,6 +575,6 @@ class _Threads:
             try:
                 if others:
                     self._put(*((number, *chunk, pending) for chunk in others))
-            except RuntimeError as error:  # no thread could be started
+            except BaseException as error:  # no thread could be started, or memory ran out
                 pending.fail(error)
             pending.work(0, stop)

@@ -778,6 +778,22 @@ def test_an_iteration_that_goes_on_after_a_fork_is_refused_and_a_loader_is_not(p
     assert [first, *keys(iterator)] == expected[0]
 
 
+@pytest.mark.parametrize("failure", [RuntimeError, MemoryError])
+def test_a_thread_that_cannot_be_started_by_another_is_an_error(photos, failure, monkeypatch):
+    """Without memory, an iteration waited for ever."""
+    start = threading.Thread.start
+
+    def start_first(thread):
+        if threading.current_thread() is not threading.main_thread():
+            raise failure("no thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_first)
+    calm = {"label": lambda label: label}  # functions may wait, so all threads are started
+    with pytest.raises(failure, match="no thread"):
+        next(iter(Loader(photos, batch_size=37, threads=4, prefetch=1, transforms=calm)))
+
+
 def test_of_threads_that_take_from_one_iteration_at_once_all_but_one_are_refused(photos):
     """One waited for ever. Threads that take turns are fine."""
     begun, go_on = threading.Event(), threading.Event()
