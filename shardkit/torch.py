@@ -16,9 +16,9 @@ with extra("torch", "shardkit.torch", "; without torch, shardkit.stream has a Lo
 
 from shardkit.performance import monitor as monitoring
 from shardkit.performance.machine import Usage
-from shardkit.stream.torch_loader import Loader, StreamingDataset
+from shardkit.stream.torch_loader import Loader, StreamingDataset, documents
 
-__all__ = ["Loader", "Monitor", "StreamingDataset"]
+__all__ = ["Loader", "Monitor", "StreamingDataset", "documents"]
 
 
 class Monitor(monitoring.Monitor[monitoring.T]):

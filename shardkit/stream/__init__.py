@@ -12,8 +12,9 @@ Each imports only those on lines below its own:
     ranks read_ahead
     options schedule
     reading sampling
-    batch_sizes batching collate order
+    batch_sizes batching collate order segments
 """
 
 from shardkit.stream.dataset import StreamingDataset as StreamingDataset
 from shardkit.stream.loader import Loader as Loader
+from shardkit.stream.segments import documents as documents

@@ -113,14 +113,7 @@ class Dynamic:
     def with_lengths(self, lengths: Numbers) -> Dynamic:
         """Check that each of these samples fits into a batch, and return `self`."""
         most = self.max_tokens // self.multiple_of * self.multiple_of
-        if len(lengths) and lengths.max() > most:
-            raise SampleError(
-                f"sample {int(lengths.argmax())} is too long for a batch",
-                field=self.field,
-                expected=f"{most:,} tokens at most",
-                found=f"{int(lengths.max()):,} tokens",
-                fix="raise max_tokens, or cut or drop long samples while converting",
-            )
+        _check_longest(lengths, most, self.field, "a batch", "max_tokens")
         return self
 
     def plan(self, lengths: Numbers, seed: int) -> list[MicroBatch]:
@@ -146,33 +139,38 @@ class Dynamic:
 class Pack:
     """Pack documents into rows of a fixed number of tokens, several of which make a batch.
 
-    Other arrays with a value per token, such as a `loss_mask`, are packed in the same way; other
-    fields are ignored. The rows are shuffled. Empty documents are ignored. In each window, the
-    last batch may have fewer rows, and with "concat" one row is not full.
+    Other arrays with a value per token, such as a `loss_mask`, are packed in the same way, with 0
+    for padding. Other fields are ignored, with a warning. The rows are shuffled. Empty documents
+    are ignored. In each window, the last batch may have fewer rows, and with "concat" one row is
+    not full.
 
     seq_len: tokens per row.
     batch_size: rows per batch.
     how: "nosplit" keeps documents whole if they fit into a row, and leaves little of the rows
-        unused; a longer document fills whole rows, and its end is packed. "concat" cuts documents
-        at the end of a row and continues them in the next.
+        unused; a longer document fills whole rows, and its end is packed. "whole" is the same, but
+        a longer document is an error. "concat" cuts documents at the end of a row and continues
+        them in the next.
     field: the array field whose lengths count. None: "tokens", or else the first such field.
     """
 
     seq_len: int
     batch_size: int
-    how: str = "nosplit"  # or "concat"
+    how: str = "nosplit"  # or "whole", "concat"
     field: str | None = None
 
     def __post_init__(self) -> None:
         check_numbers(self, seq_len=1, batch_size=1)
-        check_choice(self, "how", ("nosplit", "concat"))
+        check_choice(self, "how", ("nosplit", "whole", "concat"))
 
     def with_lengths(self, lengths: Numbers) -> Pack:
-        """Return `self`, as documents of all lengths can be packed."""
+        """Return `self`. Raises SampleError if a document that must stay whole is too long."""
+        if self.how == "whole":
+            _check_longest(lengths, self.seq_len, self.field, "a row", "seq_len")
         return self
 
     def plan(self, lengths: Numbers, seed: int) -> list[MicroBatch]:
         """Plan the batches of a window."""
+        self.with_lengths(lengths)
         rows = _run_on if self.how == "concat" else _keep_whole
         row, sample, start, stop = rows(lengths, self.seq_len)
         if not len(row):
@@ -194,6 +192,20 @@ class Pack:
 
 
 Batching: TypeAlias = Bucket | Dynamic | Pack
+
+
+def _check_longest(lengths: Numbers, most: int, field: str | None, room: str, option: str) -> None:
+    """Raise SampleError if a sample is longer than `most` tokens."""
+    if len(lengths) and lengths.max() > most:
+        raise SampleError(
+            f"sample {int(lengths.argmax())} is too long for {room}",
+            field=field,
+            expected=f"{most:,} tokens at most",
+            found=f"{int(lengths.max()):,} tokens; {np.count_nonzero(lengths > most):,} of"
+            f" {len(lengths):,} samples are longer",
+            fix=f"raise {option}, cut or drop long samples while converting, or leave them out:"
+            f" dataset.select(np.flatnonzero(dataset.lengths({field or 'tokens'!r}) <= {most}))",
+        )
 
 
 def _run_on(lengths: Numbers, seq_len: int) -> tuple[Numbers, Numbers, Numbers, Numbers]:

@@ -34,7 +34,8 @@ class PadCollate:
     Arrays of more dimensions are stacked. A field that no sample has is ignored. The object can be
     pickled, and works as `collate_fn` of torch's DataLoader, which then gives NumPy arrays.
 
-    value: the padding value: one for all fields, or a dict by field (0 for other fields).
+    value: the padding value: one for all fields except booleans, such as a `loss_mask`, which get
+        False; or a dict by field (0 for other fields).
     side: the side that is padded: "right" or "left".
     multiple_of: round the length up to a multiple of this.
     length: pad to this length; no array may be longer. None: to the longest array of the batch.
@@ -101,12 +102,17 @@ class PadCollate:
         return sides == 1 or (sides > 1 and name == self.field)
 
     def _padded(self, name: str, arrays: list[Values], dtype: np.dtype[Any], length: int) -> Values:
-        value = self.value.get(name, 0) if isinstance(self.value, Mapping) else self.value
-        padded = _filled((len(arrays), length, *arrays[0].shape[1:]), value, dtype, name)
+        shape = (len(arrays), length, *arrays[0].shape[1:])
+        padded = _filled(shape, self._value(name, dtype), dtype, name)
         for row, array in zip(padded, arrays, strict=True):
             start = 0 if self.side == "right" else length - len(array)
             row[start : start + len(array)] = array
         return padded
+
+    def _value(self, name: str, dtype: np.dtype[Any]) -> float:
+        if isinstance(self.value, Mapping):
+            return self.value.get(name, 0)
+        return 0 if dtype == np.bool_ else self.value
 
     def _length(self, samples: Sequence[Sample], counts: Mapping[str, NDArray[np.int64]]) -> int:
         field = max(counts, key=lambda name: int(counts[name].max()))

@@ -269,7 +269,7 @@ def _packed(schema: Schema, counted: str, every: bool) -> list[str]:
     """
     shapes = {name: getattr(kind, "shape", None) for name, kind in schema.items()}
     may = (None, (None,), shapes[counted])  # a fixed length is not that of tokens
-    arrays = [n for n in row_fields(schema) if shapes[n] in may and not schema[n].optional]
+    arrays = [name for name in row_fields(schema) if shapes[name] in may]
     fields = [counted, *(name for name in arrays if name != counted)]
     others = [name for name in schema if name not in fields]
     rows = "Pack makes rows of several samples, which cannot hold"

@@ -8,7 +8,7 @@ import os
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from traceback import walk_stack
@@ -26,6 +26,7 @@ from shardkit.helpers.keywords import takes
 from shardkit.options import check_choice
 from shardkit.stream import dataset as streaming
 from shardkit.stream import loader as loading
+from shardkit.stream import segments
 from shardkit.stream.batch_sizes import PLAIN
 from shardkit.stream.batches import Allocate, Batch
 from shardkit.stream.options import LoaderKeywords, StreamKeywords, StreamOptions
@@ -320,6 +321,17 @@ class Loader(loading.Loader):
 
     def _deliver(self, batch: Batch) -> Batch:
         return batch if self._copies is None else self._copies.finished(batch)
+
+
+def documents(batch: Mapping[str, Any]) -> dict[str, Any]:
+    device = next((v.device for v in batch.values() if isinstance(v, torch.Tensor)), None)
+    found: dict[str, Any] = segments.documents(batch)
+    longest = found.pop("max_seqlen")
+    tensors = {name: torch.as_tensor(array, device=device) for name, array in found.items()}
+    return {**tensors, "max_seqlen": longest}
+
+
+documents.__doc__ = segments.documents.__doc__
 
 
 class _BatchSampler:

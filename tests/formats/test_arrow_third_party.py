@@ -47,6 +47,7 @@ def read(path):
 DAY = datetime.datetime(2020, 1, 2, 3, 4, 5)
 FILE = {"bytes": make_image(1), "path": "1.jpg"}
 PAIRS, DEEP = [[1, 2], None, [3, 4]], [[1, 2], [3, 4]]
+TRUTHS = [True, False, True]
 DEEP_TYPE = pa.list_(pa.list_(pa.int16(), 2))
 TYPES = [
     (pa.array([1, -2], pa.int8()), Int(), [1, -2]),
@@ -68,6 +69,8 @@ TYPES = [
     (pa.array([[1.0]], pa.large_list(pa.float32())), Array("<f4", (None,)), [[1.0]]),
     (pa.array(PAIRS, pa.list_(pa.uint8(), 2)), Array("|u1", (2,), optional=True), PAIRS),
     (pa.array([DEEP, []], DEEP_TYPE), Array("<i2", (None, 2)), [DEEP, np.zeros((0, 2))]),
+    (pa.array([TRUTHS, None]), Array("|b1", (None,), optional=True), [TRUTHS, None]),
+    (pa.array([[True, None]]), Json(), [[True, None]]),
     (pa.array([[1, None]]), Json(), [[1, None]]),
     (pa.array([[[1], [2, 3]]]), Json(), [[[1], [2, 3]]]),
     (pa.array([["a"], None]), Json(optional=True), [["a"], None]),

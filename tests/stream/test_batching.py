@@ -118,11 +118,24 @@ def test_dynamic_batches_hold_each_sample_once_and_few_tokens(
 def test_a_sample_that_no_dynamic_batch_can_hold_is_named_before_training():
     lengths = np.array([3, 97, 8, 98])
     assert Dynamic(98).with_lengths(lengths) == Dynamic(98)
-    for call in (Dynamic(98, multiple_of=8).with_lengths, lambda n: Dynamic(97).plan(n, 0)):
+    multiple, plan = Dynamic(98, multiple_of=8).with_lengths, lambda n: Dynamic(97).plan(n, 0)
+    for call, longer in ((multiple, 2), (plan, 1)):
         with pytest.raises(SampleError, match="sample 3 is too long for a batch") as error:
             call(lengths)
-        assert error.value.found == "98 tokens"
+        assert error.value.found == f"98 tokens; {longer} of 4 samples are longer"
     assert str(error.value.expected).startswith("97 tokens at most")
+
+
+def test_documents_that_must_stay_whole_are_never_cut():
+    lengths = np.array([3, 98, 8, 97, 99])
+    whole, cut = Pack(98, 2, "whole"), Pack(98, 2)
+    assert [str(batch) for batch in whole.plan(lengths[:4], 5)] == [
+        str(batch) for batch in cut.plan(lengths[:4], 5)
+    ]
+    for call in (whole.with_lengths, lambda n: whole.plan(n, 0)):
+        with pytest.raises(SampleError, match="sample 4 is too long for a row") as error:
+            call(lengths)
+        assert error.value.found == "99 tokens; 1 of 5 samples are longer"
 
 
 @pytest.mark.parametrize("how", ["nosplit", "concat"])

@@ -1,20 +1,23 @@
 """Batches of arrays of unlike lengths: padded like torch's own, and packed without a loss."""
 
 import pickle
+from itertools import chain, pairwise
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 import shardkit
 from shardkit.errors import SampleError, ShardkitWarning, UsageError
-from shardkit.stream import Loader
-from shardkit.stream.batching import Pack
+from shardkit.stream import Loader, documents
+from shardkit.stream.batching import Bucket, Dynamic, Pack
 from shardkit.stream.collate import packed, pad_collate
+from shardkit.torch import documents as torch_documents
 
 SIZES = st.lists(st.integers(0, 30), min_size=1, max_size=12)
 
@@ -71,6 +74,10 @@ def test_all_padded_fields_share_one_length_and_keep_their_types():
     assert batch["tokens"][0].tolist() == [*samples[0]["tokens"].tolist(), 9, 9]
     assert np.isnan(batch["scores"]).sum(1).tolist() == [0, 5]
     assert batch["flags"].sum() == 3
+    for value in (1, 7):  # the tokenizer's own padding token: it is no answer to a question
+        same = pad_collate(value)([{k: v for k, v in s.items() if k != "scores"} for s in samples])
+        assert (same["tokens"] == value).sum() == 1
+        assert same["flags"].sum() == 3
     assert batch["lengths"].tolist() == [3, 4]
     by_flags = pad_collate(field="flags")(samples)
     assert by_flags["lengths"].tolist() == by_flags["attention_mask"].sum(1).tolist() == [1, 2]
@@ -155,7 +162,7 @@ def test_values_that_make_no_one_array_are_refused(first, second, words):
 
 
 @pytest.mark.parametrize(
-    ("value", "dtype"), [(-100, "<u2"), (70_000, "<u2"), (0.5, "<i4"), (np.nan, "<i8"), (2, "?")]
+    ("value", "dtype"), [(-100, "<u2"), (70_000, "<u2"), (0.5, "<i4"), (np.nan, "<i8")]
 )
 def test_a_padding_value_that_the_type_cannot_hold_is_refused(value, dtype):
     with pytest.raises(UsageError, match="cannot be represented in the field's type") as error:
@@ -301,3 +308,119 @@ def test_arrays_with_a_value_per_token_are_packed_like_the_tokens(tmp_path):
     assert (error.value.where["key"], error.value.where["field"]) == ("0", "ends")
     with pytest.warns(ShardkitWarning, match="'source', 'embedding': they are ignored"):
         Loader(tmp_path / "d", **options)
+
+
+def test_a_document_without_its_loss_mask_is_an_error_rather_than_learnt_in_full(tmp_path):
+    mask = shardkit.Array("bool", (None,), optional=True)
+    schema = {"tokens": shardkit.Array("uint16", (None,)), "loss_mask": mask}
+    with shardkit.create(tmp_path / "d", to="wds", schema=schema) as writer:
+        for number in range(3):
+            rest = {"loss_mask": np.ones(4, np.bool_)} if number else {}
+            writer.write({"__key__": f"{number}", "tokens": np.ones(4, np.uint16), **rest})
+    for batching in (Pack(8, 4), Bucket(4, 1), Dynamic(64)):
+        with pytest.raises(SampleError, match="lacks a field that its batch requires") as error:
+            list(Loader(tmp_path / "d", batching=batching, threads=0))
+        assert error.value.where == {"key": "0", "field": "loss_mask"}
+
+
+def by_hand(rows):
+    """`cu_seqlens` of rows of documents, each given by its length."""
+    ends = [0]
+    for row in rows:
+        for length in row:
+            ends.append(ends[-1] + length)
+    return ends
+
+
+@given(rows=st.lists(st.lists(st.integers(1, 9), max_size=4), min_size=1, max_size=5))
+def test_documents_are_found_in_packed_rows_in_stored_blocks_and_in_padded_rows(rows):
+    room = max(map(sum, rows)) + 2
+    real = np.arange(room) < [[sum(row)] for row in rows]
+    tokens = np.where(real, np.arange(real.size).reshape(real.shape), 0)
+    ends = [np.cumsum(row, dtype="uint16") for row in rows]
+    found = documents({"tokens": tokens, "doc_ends": ends})
+    assert found["cu_seqlens"].dtype == np.int32
+    assert found["cu_seqlens"].tolist() == by_hand(rows)
+    assert found["max_seqlen"] == max(chain(*rows), default=0)
+    assert ((found["segment_ids"] > 0) == real).all()
+    flat = found["position_ids"][real].tolist()
+    assert flat == [place for row in rows for length in row for place in range(length)]
+
+    blocks = ({"tokens": t, "doc_ends": e} for t, e in zip(tokens, ends, strict=True))
+    batches = [pad_collate()([*blocks])]
+    samples = [{"tokens": line[: sum(row)]} for line, row in zip(tokens, rows, strict=True)]
+    pieces = [
+        (row, row, end - length, end)
+        for row, lengths in enumerate(rows)
+        for end, length in zip(np.cumsum(lengths).tolist(), lengths, strict=True)
+    ]
+    if all(rows):  # packed rows are never empty
+        batches.append(packed(np.array(pieces), samples, room, 0, ["tokens"]))
+    for batch in batches:
+        for name, value in documents(batch).items():
+            np.testing.assert_array_equal(value, found[name])
+    for side in ("left", "right"):  # each row is a document
+        whole = documents(pad_collate(side=side, length=room)(samples))
+        assert whole["cu_seqlens"].tolist() == by_hand([sum(row)] for row in rows if row)
+        assert whole["position_ids"].max(initial=0) == max(whole["max_seqlen"] - 1, 0)
+
+
+def test_documents_of_a_batch_that_does_not_tell_them_are_refused():
+    unlike = {"tokens": [np.ones(2), np.ones(3)], "doc_ends": [np.ones(1)]}
+    for batch in ({"tokens": np.ones((2, 3))}, unlike):
+        with pytest.raises(UsageError, match="does not say where its documents are") as error:
+            documents(batch)
+        assert error.value.found == ", ".join(map(repr, batch))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_attention_inside_of_documents_is_that_of_each_document_by_itself():
+    """By a mask of segments, and by torch's attention of variable length."""
+    sizes = [5, 9, 1, 12, 3, 7, 7]
+    samples = samples_of(sizes)
+    (micro, *_) = Pack(16, 8).plan(np.array(sizes), seed=1)
+    made = packed(micro.segments, [samples[n] for n in micro.samples], 16, 0, ["tokens"])
+    batch = {name: torch.from_numpy(value) for name, value in made.items()}
+    found = torch_documents(batch)
+    segments, ends = found["segment_ids"], found["cu_seqlens"]
+    assert (ends.dtype, ends.tolist()[-1], found["max_seqlen"]) == (torch.int32, sum(sizes), 12)
+    real = segments > 0
+    table = torch.randn(3, 1000, 8, generator=torch.Generator().manual_seed(0))
+    heads = [part[batch["tokens"]].unflatten(-1, (2, 4)).transpose(1, 2) for part in table]
+    same = segments[:, None, :, None] == segments[:, None, None, :]
+    masked = scaled_dot_product_attention(*heads, attn_mask=same).transpose(1, 2)[real]
+
+    flat = [part[batch["tokens"][real]].unflatten(-1, (2, 4)) for part in table]
+    alone = [
+        scaled_dot_product_attention(*(part[start:end].transpose(0, 1) for part in flat))
+        for start, end in pairwise(ends.tolist())
+    ]
+    torch.testing.assert_close(masked, torch.cat(alone, dim=1).transpose(0, 1))
+    nested = [
+        torch.nested.nested_tensor_from_jagged(part, ends.long()).transpose(1, 2) for part in flat
+    ]
+    ragged = scaled_dot_product_attention(*nested).transpose(1, 2)
+    torch.testing.assert_close(masked, ragged.values())
+
+
+def test_documents_are_what_transformers_makes_of_them():
+    collator = pytest.importorskip("transformers").DataCollatorWithFlattening
+    sizes = [5, 9, 1, 12, 3, 7, 7]
+    samples = samples_of(sizes)
+    (micro, *_) = Pack(16, 8).plan(np.array(sizes), seed=1)
+    batch = packed(micro.segments, [samples[n] for n in micro.samples], 16, 0, ["tokens"])
+    found = documents(batch)
+    real = batch["segment_ids"] > 0
+    order = [micro.samples[number] for _, number, _, _ in micro.segments]
+    features = [{"input_ids": samples[number]["tokens"].tolist()} for number in order]
+    theirs = collator(return_flash_attn_kwargs=True, return_tensors="np")(features)
+    ours = {
+        "input_ids": batch["tokens"][real][None],
+        "position_ids": found["position_ids"][real][None],
+        "labels": np.where(found["position_ids"], batch["tokens"], -100)[real][None],
+        **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), found["cu_seqlens"]),
+        **dict.fromkeys(("max_length_q", "max_length_k"), found["max_seqlen"]),
+    }
+    assert theirs.keys() == ours.keys()
+    for name, value in ours.items():
+        np.testing.assert_array_equal(value, theirs[name])

@@ -23,8 +23,8 @@ from shardkit.errors import FormatError, ShardkitError, drop_option
 from shardkit.formats.arrow.values import column as values_of
 from shardkit.formats.arrow.values import (
     fits,
+    is_element,
     is_list,
-    is_number,
     is_text,
     plain,
     plain_type,
@@ -302,7 +302,7 @@ def _array(column: pa.Field, feature: Mapping[str, Any]) -> Array | None:
     while is_list(stored):
         shape.append(stored.list_size if pa.types.is_fixed_size_list(stored) else None)
         stored = stored.value_type
-    if not is_number(stored):
+    if not is_element(stored):
         return None
     declared = feature.get("shape")  # of Array2D to Array5D, which are variable-length nested lists
     if tensor is not None:

@@ -66,6 +66,11 @@ def is_number(stored: pa.DataType) -> bool:
     return bool(pa.types.is_integer(stored) or pa.types.is_floating(stored))
 
 
+def is_element(stored: pa.DataType) -> bool:
+    """Return whether lists of this type can be arrays."""
+    return is_number(stored) or pa.types.is_boolean(stored)
+
+
 # These types are checked by name, as old versions of pyarrow do not have view types.
 
 
@@ -135,7 +140,7 @@ def fits(kind: FieldType, stored: pa.DataType) -> bool:
         levels = 0
         while is_list(stored):
             levels, stored = levels + 1, plain_type(stored.value_type)
-        if kind.dtype is None or not is_number(stored):
+        if kind.dtype is None or not is_element(stored):
             return False
         alike = len(kind.shape or ()) == levels if tensor is None else kind.shape == tensor
         return alike and bool(np.dtype(stored.to_pandas_dtype()) == np.dtype(kind.dtype))
