@@ -12,6 +12,8 @@ Importing this package loads nothing else: each name below is imported on first 
 from __future__ import annotations
 
 import importlib
+import sys
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -124,11 +126,24 @@ __all__ = sorted(_PLACES)  # noqa: PLE0605
 
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
-        raise AttributeError(f"module 'shardkit' has no attribute {name!r}")
+        from shardkit.helpers.familiar import with_attribute_instead
+
+        what = f"module 'shardkit' has no attribute {name!r}"
+        error = with_attribute_instead(AttributeError(what), name)
+        if _is_importing(sys._getframe(1)):  # `from shardkit import` would drop the text
+            raise ImportError(str(error), name=__name__)
+        raise error
     module, own = _PLACES[name]
     value = getattr(importlib.import_module(f"shardkit.{module}"), own)
     globals()[name] = value
     return value
+
+
+def _is_importing(frame: FrameType) -> bool:
+    """Return whether a frame executes `from ... import ...`."""
+    from opcode import opmap
+
+    return frame.f_code.co_code[frame.f_lasti] == opmap["IMPORT_FROM"]
 
 
 def __dir__() -> list[str]:

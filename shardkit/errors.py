@@ -133,12 +133,19 @@ def near(name: object, known: Iterable[str]) -> str:
     >>> near("labl", ["image", "label"])
     'one of image, label; did you mean label?'
     """
-    from difflib import get_close_matches
-
     every = list(known)
     words = "one of " + ", ".join(every[:_NAMES]) + ", ..." * (len(every) > _NAMES)
-    close = get_close_matches(str(name), every, 2, 0.6)
+    close = similar(str(name), every)
     return words + (f"; did you mean {' or '.join(close)}?" if close else "")
+
+
+def similar(name: str, known: Iterable[str]) -> list[str]:
+    """Return the most similar one or two of the known names; capital letters do not differ."""
+    from difflib import get_close_matches
+
+    lower, by_lower = name.lower(), {each.lower(): each for each in known}
+    found = [lower] if lower in by_lower else get_close_matches(lower, by_lower, 2, 0.6)
+    return [by_lower[one] for one in found]
 
 
 def drop_option(field: str) -> str:

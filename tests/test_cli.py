@@ -396,6 +396,7 @@ def test_names_lead_to_formats_and_an_example_that_no_test_runs_says_why():
 def test_a_mistyped_word_is_told_what_may_have_been_meant(prepared, monkeypatch):
     monkeypatch.chdir(prepared)
     (prepared / "t.csv").write_text("file,label\ncircle/00.jpg,1\n")
+    (prepared / "sha la").mkdir()
     for words, meant in (
         ("convrt", "did you mean convert?"),
         ("convert photos --to wds --shufle", "'--shuffle'"),
@@ -416,6 +417,34 @@ def test_a_mistyped_word_is_told_what_may_have_been_meant(prepared, monkeypatch)
         ("convert texts/notes.jsonl --to wds --text-field text --drop idd", "did you mean id?"),
         ("convert photos --to wds --metadata t.csv --file-column fil", "did you mean file?"),
         ("bench shards --measure lod", "did you mean load?"),
+        ("pack photos", "type `shardkit convert`"),
+        ("ls shards", "type `shardkit inspect`"),
+        ("help", "type `shardkit --help`"),
+        ("photos --to wds", "type `shardkit convert photos --to FORMAT`"),
+        ("convert photos", "Example: shardkit convert photos --to wds"),
+        ("convert photos --format wds", "write --to FORMAT"),
+        ("convert photos --TO wds", "write --to VALUE, in lower case"),
+        ("convert photos -t wds", "write --to FORMAT"),
+        ("convert photos --to WDS", "did you mean wds?"),
+        ("convert photos \N{EN DASH}to wds", "type two hyphens, --to"),
+        ("convert photos --to wds -o=out", "as in -o out"),
+        ("convert --input photos --to wds", "give the path or URL first"),
+        ("convert photos --to wds --output x", "write --out PATH"),
+        ("convert photos --to wds --num-workers 2", "write --workers N"),
+        ("convert photos --to wds --force", "write --overwrite\n"),
+        ("convert photos --to wds --text-column x", "write --text-field NAME"),
+        ("convert photos --to wds --resize 2x2", "--resize: Reduce images to this size in pixels"),
+        ("doctor photos --num-workers 2", "write --threads N"),
+        ("head shards --limit 3", "write -n N"),
+        ("convert fotos --to wds", "did you mean photos?"),
+        ("convert Photos/x --to wds", "did you mean photos?"),
+        ("convert photos/circel --to wds", f"did you mean {Path('photos/circle')}?"),
+        ("head shrads", "did you mean shards?"),
+        ("convert sha --to wds", "fix: put a path with blanks in quotes: 'sha la'"),
+        ("convert ~/photos --to wds", f"outside quotes: give {Path.home() / 'photos'}"),
+        ("convert photos --to wds -o ~/a", f"outside quotes: give {Path.home() / 'a'}"),
+        ("convert photos --to wds -o a/b/c", f"mkdir -p {prepared / 'a' / 'b'}"),
+        ("convert photos/*.jpg --to wds -o a", "or the whole folder, photos"),
     ):
         assert meant in run(*words.split(), check=None).stderr, words
 

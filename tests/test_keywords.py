@@ -1,8 +1,11 @@
 """Options by name: the command line, keyword arguments, types and recipes; what makes no sense."""
 
+import copy
 import dataclasses
 import importlib
 import inspect
+import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +18,7 @@ import pytest
 
 import shardkit
 from shardkit.errors import UsageError
+from shardkit.helpers import familiar
 from shardkit.helpers.keywords import docs_of
 from shardkit.metadata.recipe import Recipe
 from shardkit.options import (
@@ -132,7 +136,7 @@ def test_recipes_have_the_options_that_decide_what_is_made():
 def test_a_mistyped_keyword_is_told_what_may_have_been_meant():
     for function, given, options in (
         (shardkit.convert, ("a", "wds"), "shard_sise shard_size"),
-        (shardkit.open, ("a",), "transform transforms"),
+        (shardkit.open, ("a",), "transfroms transforms"),
         (shardkit.verify, ("a",), "decod decode"),
         (shardkit.inspect, ("a",), "sample samples"),
         (shardkit.merge, ("a",), "outt out"),
@@ -151,6 +155,74 @@ def test_a_mistyped_keyword_is_told_what_may_have_been_meant():
         with pytest.raises(UsageError, match="there is no option") as caught:
             function(*given, **{mistyped: 1})
         assert f"did you mean {meant}" in str(caught.value.expected)
+
+
+# What is given, and the beginning of what the error says instead; "-": no option, so no name.
+FAMILIAR = {
+    TorchLoader: {
+        "num_workers prefetch_factor drop_last collate_fn": "threads prefetch last collate",
+        "sampler batch_sampler shuffle_seed generator": "sampling batching seed seed",
+        "num_canonical_nodes shuffle_block_size shardshuffle order": "parts window shuffle shuffle",
+        "cache_dir os_cache pipelines columns": "cache cache transforms fields",
+        "local remote split streaming nodesplitter": "cache cache - - -",
+        "persistent_workers worker_init_fn validate_hash": "- - -",
+    },
+    shardkit.convert: {
+        "num_workers threads format output": "workers workers to out",
+        "maxcount maxsize chunk_bytes size_limit": "shard_samples shard_size shard_size shard_size",
+        "num_shards force hashes": "shard_samples overwrite -",
+    },
+    shardkit.create: {"columns maxcount": "schema shard_samples"},
+    shardkit.open: {"transform split streaming": "transforms - -"},
+}
+
+
+def test_the_options_of_other_libraries_lead_to_ours():
+    for function, cases in FAMILIAR.items():
+        options = inspect.signature(function).parameters
+        for words, ways in cases.items():
+            for word, way in zip(words.split(), ways.split(), strict=True):
+                with pytest.raises(UsageError) as caught:
+                    function(**{word: 1})
+                assert caught.value.expected is None
+                beginning = re.match(r"write (\w+)=", caught.value.fix)
+                assert way == (beginning[1] if beginning else "-"), word
+                assert way in options or way == "-"
+    with pytest.raises(UsageError, match="write batch_size=VALUE, in lower case"):
+        Loader("a", BATCH_SIZE=1)
+
+
+def test_the_attributes_of_other_libraries_lead_to_ours(tmp_path):
+    with shardkit.create(tmp_path / "a", "wds", {"n": shardkit.Int()}) as writer:
+        writer.write({"__key__": "a", "n": 1})
+    dataset = shardkit.open(tmp_path / "a")
+    loaders = [kind(dataset, batch_size=1) for kind in (Loader, TorchLoader, TorchDataset)]
+    names = {name for words in familiar._ATTRIBUTES for name in words.split()}
+    for owner in (shardkit, dataset, dataset[:1], *loaders):
+        for name in names - set(dir(owner)):
+            with pytest.raises(AttributeError, match=f"no attribute {name!r}; instead: "):
+                getattr(owner, name)
+        assert not hasattr(owner, "map")  # as other libraries ask
+        with pytest.raises(AttributeError, match=r"no attribute 'nonsense'$"):
+            _ = owner.nonsense
+    assert all(name not in dir(dataset) or name not in dir(loaders[0]) for name in names)
+    with pytest.raises(ImportError, match=r"instead: from shardkit\.torch import Loader"):
+        from shardkit import Loader as _
+    with pytest.raises(shardkit.MissingKeyError, match=r"dataset\.column\('n'\)"):
+        _ = dataset["n"]
+    with pytest.raises(UsageError, match=r"shardkit\.open\('shards'\)"):
+        shardkit.Dataset("shards")
+    assert pickle.loads(pickle.dumps(dataset))[0]["n"] == copy.copy(dataset)[0]["n"] == 1
+
+
+def test_an_error_inside_of_a_property_is_not_hidden():
+    class Broken(familiar.Familiar):
+        @property
+        def features(self):
+            return None.wrong
+
+    with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'wrong'"):
+        _ = Broken().features
 
 
 USER = """

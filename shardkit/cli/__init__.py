@@ -18,6 +18,7 @@ import json
 import math
 import os
 import re
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -36,6 +37,7 @@ from shardkit.errors import (
     near,
     printable,
 )
+from shardkit.helpers.familiar import command_instead
 
 # Name -> help.
 COMMANDS = {
@@ -95,12 +97,21 @@ class _Commands(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         unknown = args[0] not in COMMANDS and not ctx.resilient_parsing  # set during completion
         if unknown:  # click before 8.4 makes no suggestions
-            ctx.fail(f"No such command {args[0]!r}: {near(args[0], COMMANDS)}")
+            ctx.fail(f"No such command {args[0]!r}: {_command_instead(args[0])}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+
+def _command_instead(name: str) -> str:
+    if instead := command_instead(name):
+        return f"type `shardkit {instead}`"
+    if os.path.exists(name):
+        path = shlex.quote(name)
+        return f"type `shardkit convert {path} --to FORMAT`, or `shardkit inspect {path}`"
+    return near(name, COMMANDS)
 
 
 def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -174,9 +185,10 @@ def _run() -> int:
     try:
         group.main(standalone_mode=False)
     except click.ClickException as error:
+        advice = _advice(error)
         with io.StringIO() as words:
             error.show(words)
-            complain(words.getvalue().rstrip())
+            complain("\n".join([words.getvalue().expandtabs(1).rstrip(), *advice]))
         return error.exit_code
     except (click.exceptions.Exit, click.Abort, KeyboardInterrupt) as error:
         return _ended(error)
@@ -195,6 +207,14 @@ def _run() -> int:
         complain(f"shardkit: {memory_ran_out(error)}\n  fix: use fewer --workers or --threads")
         return 1
     return 0
+
+
+def _advice(error: click.ClickException) -> list[str]:
+    """Return lines that help with an invalid command line: the option's help, or an example."""
+    if type(error) is click.BadParameter and isinstance(error.param, click.Option):
+        return [f"{error.param.opts[0]}: {error.param.help}"]
+    command = getattr(getattr(error, "ctx", None), "command", None)
+    return [f"Example: {example.line}" for example in getattr(command, "examples", ())[:1]]
 
 
 _REPEATED = {"convert": "continues", "merge": "continues", "export": "starts over"}

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from shardkit.helpers.familiar import option_instead
 from shardkit.helpers.keywords import docs_of
 
 
@@ -31,6 +32,29 @@ class Command(click.Command):
         super().__init__(*args, **settings)
         self.examples = examples
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        for arg in args * (not ctx.resilient_parsing):  # set during completion
+            if arg[:1] in ("–", "—"):  # as word processors and web pages show two hyphens
+                ctx.fail(f"{arg!r} begins with a dash: type two hyphens, --{arg.lstrip('–—')}")
+            if re.match("-[a-z]=", arg):
+                ctx.fail(f"{arg!r}: type a blank instead of =, as in {arg[:2]} {arg[3:]}")
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if instead := self._instead(error.option_name):
+                ctx.fail(f"{error.message.rstrip('.')}: {instead}")
+            raise
+
+    def _instead(self, unknown: str) -> str | None:
+        """Return what to type instead of an unknown option, if that is known."""
+        flags = {_name(flag): flag for param in self.params for flag in param.opts}
+        instead = option_instead(_name(unknown), flags)
+
+        def typed(match: re.Match[str]) -> str:
+            return flags[match[1]] + ("" if match[2] else " ")
+
+        return instead and re.sub(rf"\b({'|'.join(flags)})=(True)?", typed, instead)
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
         title = "Options"
@@ -47,6 +71,10 @@ class Command(click.Command):
             for example in self.examples:
                 formatter.write_text(f"{example.about}:")
                 formatter.write(f"    {example.line}\n")  # not wrapped, so that it can be copied
+
+
+def _name(flag: str) -> str:
+    return flag.lstrip("-").replace("-", "_")
 
 
 def option_group(title: str, *decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:

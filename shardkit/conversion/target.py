@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -86,7 +87,9 @@ class Target:
         self._check_apart([one for one in sources if isinstance(one, RemotePath) == remote])
         parent = self.absolute.parent
         if not remote and not parent.is_dir():
-            raise OutputError("the folder that would hold the output does not exist", path=parent)
+            fix = os_errors.tilde(self.path) or f"mkdir -p {shlex.quote(str(parent))}"
+            what = "the folder that would hold the output does not exist"
+            raise OutputError(what, path=parent, fix=fix)
         if self.single and not remote:
             refuse_others(parent / manifests.FOLDER)
         if isinstance(self.path, RemotePath):

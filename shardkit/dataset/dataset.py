@@ -89,9 +89,9 @@ class Dataset(Views):
     def __init__(
         self,
         path: Path,
-        format: str,
-        shards: list[tuple[str, int | None, int | None]],
-        manifest: Manifest | None,
+        format: str = "",
+        shards: Sequence[tuple[str, int | None, int | None]] = (),
+        manifest: Manifest | None = None,
         manifest_path: Path | None = None,
         *,
         reader: ShardReader | None = None,
@@ -101,6 +101,9 @@ class Dataset(Views):
         `path` is the folder that the names are relative to; `reader` reads the only shard if it is
         not a file (`from_sequence`).
         """
+        if not format:
+            what, fix = "a Dataset is made by shardkit.open", f"shardkit.open({str(path)!r})"
+            raise UsageError(what, fix=fix)
         self.path = path
         self.format = format
         self.manifest = manifest

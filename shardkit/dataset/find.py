@@ -6,9 +6,11 @@ import contextlib
 import os
 import posixpath
 import re
+import shlex
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +26,15 @@ from shardkit.dataset.folders import (
     shards_of,
     way_to,
 )
-from shardkit.errors import AGAIN, DamagedError, FormatError, NotFoundError, ShardkitError, warn
+from shardkit.errors import (
+    AGAIN,
+    DamagedError,
+    FormatError,
+    NotFoundError,
+    ShardkitError,
+    similar,
+    warn,
+)
 from shardkit.formats import FORMATS, format_of, unknown_format
 from shardkit.formats.table_folders import partitions, refuse_files_of_table, refuse_partitions
 from shardkit.formats.unsupported import kind_of_file
@@ -200,6 +210,7 @@ def _looked_into(path: Path, together: bool, subset: str) -> dict[str, _Found]:
     }
 
 
+_LISTED = 10_000  # names that are compared with a mistyped one
 _PARTIAL = ".partial"  # suffix of the working folder of a conversion
 _UNKNOWN = "run the interrupted command again"
 _AGAIN = {  # by what the job in that folder says
@@ -242,7 +253,20 @@ def _meant(path: Path) -> str | None:
         working = path.with_name(path.name + _PARTIAL)
         if (working / JOB).is_file():
             return f"its conversion is unfinished: {_again(working)}"
+        return None if isinstance(path, RemotePath) else _typed(path)
     return None
+
+
+def _typed(path: Path) -> str | None:
+    """Return a fix for a local path that was mistyped, or changed by the shell."""
+    if fix := os_errors.tilde(path):
+        return fix
+    missing = next(p for p in (*reversed(path.parents), path) if not p.exists())
+    names = [each.name for each in islice(os.scandir(missing.parent), _LISTED)]
+    if cut := [name for name in names if name.startswith(f"{missing.name} ")]:
+        return f"put a path with blanks in quotes: {shlex.quote(str(missing.with_name(cut[0])))}"
+    found = [missing.with_name(name) for name in similar(missing.name, names)]
+    return f"did you mean {' or '.join(shlex.quote(str(one)) for one in found)}?" if found else None
 
 
 def _shards(folder: Path, names: list[str], format: str, ignored: dict[str, int]) -> Dataset:

@@ -29,6 +29,7 @@ from shardkit.errors import (
 )
 from shardkit.formats.base import KEY, Columns, Ranges
 from shardkit.formats.columns import listed, read_together, samples_of
+from shardkit.helpers.familiar import Familiar
 from shardkit.helpers.indices import array, ascending, below, chosen, compact, in_order, pick
 from shardkit.helpers.prefetch import growing, in_threads, split
 from shardkit.helpers.processors import processors
@@ -57,7 +58,7 @@ _LARGE = 10**9  # bytes of a download above which to warn
 _DTYPES: dict[type[FieldType], Any] = {Int: np.int64, Float: np.float64, Bool: np.bool_}
 
 
-class Views(ABC):
+class Views(Familiar, ABC):
     """All samples of some shards, or a view of them: the base class of `Dataset`."""
 
     path: Path  # the folder of the shards
@@ -536,6 +537,9 @@ class Views(ABC):
         stems = [key, key.rpartition(".")[0]]
         meant = [s for stem in stems for s in (stem, key_of(stem), stem.partition("/")[2])]
         known = next((name for name in meant if name and name in self), None)
+        fix = None if known is None else f"use the key {known!r}"
+        if key in self.schema:
+            fix = f"dataset.column({key!r}) has the values of this field"
         some = sorted({0, len(self) // 2, len(self) - 1}) if len(self) else []
         examples = [self.read(number, ())[KEY] for number in some]
         raise MissingKeyError(
@@ -543,7 +547,7 @@ class Views(ABC):
             path=self.place,
             key=key,
             expected="keys such as " + ", ".join(map(repr, examples)) if examples else "no key",
-            fix=None if known is None else f"use the key {known!r}",
+            fix=fix,
         )
 
     def numbers_of(self, key: str) -> list[int]:

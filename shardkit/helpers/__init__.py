@@ -3,7 +3,7 @@
 Each imports only those on lines below its own:
 
     order
-    json_process mapped progress
-    checked clock extras indices keywords names os_errors part_of pickled_process prefetch
+    json_process keywords mapped progress
+    checked clock extras familiar indices names os_errors part_of pickled_process prefetch
       processors words
 """

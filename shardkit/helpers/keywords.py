@@ -11,6 +11,7 @@ from inspect import Parameter
 from typing import Any, TypeVar
 
 from shardkit.errors import UsageError, near
+from shardkit.helpers.familiar import option_instead
 
 _BY_NAME = (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -34,7 +35,7 @@ def takes(*sources: Callable[..., Any]) -> Callable[[Function], Function]:
         def call(*args: Any, **options: Any) -> Any:
             for name in options:
                 if name not in known:
-                    fix = _where_it_belongs(name, every)
+                    fix = option_instead(name, known) or _where_it_belongs(name, every)
                     expected = near(name, known) if fix is None else None
                     what = f"there is no option {name!r}"
                     raise UsageError(what, expected=expected, fix=fix)

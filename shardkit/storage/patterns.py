@@ -106,7 +106,10 @@ def _fitting(folder: Path, name: str) -> list[Path]:
 
 
 def _hint(pattern: Path) -> str:
-    return "give a pattern such as folder/train-{000..127}.tar or folder/train-*.parquet, in quotes"
+    hint = "give a pattern such as folder/train-{000..127}.tar or folder/train-*.parquet, in quotes"
+    folder = pattern.parent
+    whole = not _GLOB.search(str(folder)) and folder.name and folder.is_dir()
+    return hint + (f"; or the whole folder, {folder}" if whole else "")
 
 
 _NUMBERED = re.compile(

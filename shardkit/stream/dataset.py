@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardkit.errors import SampleError, UsageError, printable
+from shardkit.helpers.familiar import Familiar
 from shardkit.helpers.keywords import takes
 from shardkit.options import is_whole
 from shardkit.stream.batches import Batch, BatchMaker, FinishedBatch, rows_of
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 _AT_ONCE, _BYTES_AT_ONCE = 64, 16 << 20  # single samples that are made together
 
 
-class StreamingDataset:
+class StreamingDataset(Familiar):
     """One or several datasets, in stored or shuffled order, for one rank of a training run.
 
     Iterating yields samples (dicts of values), or batches with `batch_size`, `global_batch_size` or

@@ -22,6 +22,7 @@ import numpy as np
 
 from shardkit.errors import UsageError
 from shardkit.helpers.clock import IDLE, enter
+from shardkit.helpers.familiar import Familiar
 from shardkit.helpers.keywords import takes
 from shardkit.helpers.words import parse_size
 from shardkit.options import check_numbers
@@ -53,7 +54,7 @@ _SLOW = 0.005  # seconds per batch above which waking threads pays off
 _END_SECONDS = 5.0  # seconds to wait for threads to end: a hanging one must not delay Ctrl-C
 
 
-class Loader:
+class Loader(Familiar):
     """Load the batches of this rank. Each iteration yields the batches of one epoch, as dicts.
 
     Values are NumPy arrays with one row per sample (images: (batch, height, width, 3), numbers:
