@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from types import ModuleType
 
+from shardkit.helpers.extras import not_built
+
 SLOWER = 3  # times slower without it: 2.9 for random crops of photos, 3.2 for center crops
 
 _crop: ModuleType | None
@@ -13,8 +15,7 @@ try:
 
     MISSING = None
 except ImportError as error:
-    absent = error.name == "shardkit.codecs"  # the package, which does not have the name
-    _crop, MISSING = None, "it was not built when shardkit was installed" if absent else str(error)
+    _crop, MISSING = None, not_built(error)
 
 FIX = (
     "install a C compiler and libjpeg-turbo's jpeglib.h (Debian: gcc libjpeg-dev python3-dev; "

@@ -36,6 +36,12 @@ def missing(name: str, what: str, library: str, instead: str = "") -> MissingLib
     )
 
 
+def not_built(error: ImportError) -> str:
+    """Return why an extension of shardkit cannot be imported."""
+    absent = (error.name or "").count(".") == 1  # the name of the package that does not have it
+    return "it was not built when shardkit was installed" if absent else str(error)
+
+
 def entry_points(group: str) -> EntryPoints:
     """Return the entry points of a group in all installed packages, which are read only once."""
     found: EntryPoints = _installed().select(group=group)

@@ -147,7 +147,7 @@ def bench(
     measured = [
         Measured(name, contender, setting)
         for name, contender in contenders.items()
-        for setting in _settings(name, contender.dataset, asked, skipped)
+        for setting in dict.fromkeys(_settings(name, contender.dataset, asked, skipped))
     ]
     if not measured:
         raise UsageError("there is nothing to measure", found="; ".join(skipped.values()) or None)
@@ -231,7 +231,7 @@ def _settings(
             recipe: dict[str, Any] = {
                 "batch_size": size, "transform": transform, "size": asked.size,
             }  # fmt: skip
-            usual_options(dataset, **recipe)  # raises for options that do not fit
+            recipe["batch_size"] = usual_options(dataset, **recipe)["batch_size"]
             yield from (Setting("load", number, **recipe) for number in threads)
             if dataset.format == FOLDER and transform != "crop" and workers:
                 skipped[f"{name}, DataLoader"] = "measured only with the transform crop"

@@ -12,7 +12,8 @@ from shardkit.codecs.image import is_mask_name
 from shardkit.dataset.dataset import Dataset
 from shardkit.dataset.find import open_dataset
 from shardkit.dataset.readers import SequenceReader
-from shardkit.errors import FormatError, UsageError
+from shardkit.errors import FormatError, UsageError, warn
+from shardkit.helpers.words import counted
 from shardkit.preprocess.transform import load_transform
 from shardkit.schema import Array, FieldType, Image
 from shardkit.sources import open_sources
@@ -78,16 +79,16 @@ def usual_options(
     "resize": the center of the resized image; "center": the center of the image; "decode": the
     whole image; "none": encoded, as stored; "module:function": a function of the pixels.
 
-    Arrays of different lengths are padded to the longest of a batch. Raises UsageError for a
-    transform that cannot be used, and for a batch that is larger than the dataset.
+    Arrays of different lengths are padded to the longest of a batch. A dataset that is smaller than
+    a batch is one batch, with a warning. Raises UsageError for a transform that cannot be used, and
+    for a dataset without samples.
     """
+    if not len(dataset):
+        raise UsageError("the dataset has no samples", path=dataset.place)
     if batch_size > len(dataset):
-        raise UsageError(
-            "the dataset is smaller than one batch",
-            path=dataset.place,
-            found=f"{len(dataset):,} samples, batches of {batch_size:,}",
-            fix=f"use batches of at most {len(dataset):,} samples, or a larger dataset",
-        )
+        few = f"{dataset.place} has only {counted(len(dataset), 'sample')}"
+        warn(f"{few}, fewer than a batch of {batch_size:,}: all are one batch; rates say little")
+        batch_size = len(dataset)
     options: dict[str, Any] = {"batch_size": batch_size, "shuffle": True}
     field = image_field(dataset)
     steps = _steps(transform, size)

@@ -18,7 +18,7 @@ from shardkit.performance.checks import images, other_format, padding, shards, s
 from shardkit.performance.defaults import open_any, usual_options
 from shardkit.performance.findings import LEAST, SHARE, Case, Finding
 from shardkit.performance.machine import memory
-from shardkit.performance.runs import ROUNDS, compare, first_numbers, in_memory
+from shardkit.performance.runs import ROUNDS, Run, compare, first_numbers, in_memory
 from shardkit.stream.loader import Loader
 from shardkit.stream.options import LoaderKeywords
 from shardkit.stream.profile import Times
@@ -108,14 +108,13 @@ def doctor(
         GPU itself.
     need: samples per second that the model takes, if known.
     ranks: number of processes that train together. None: the current number.
-    seconds: approximate duration of each run; there are three to eight runs.
+    seconds: approximate duration of each run; there are three to ten runs.
 
     Raises UsageError for anything that cannot be measured, and the errors of loading.
     """
     if seconds <= 0 or (need is not None and need <= 0):
         raise UsageError("seconds and need must be over 0", found=f"seconds={seconds}, need={need}")
     loader = _loader(source, {**options})
-    _check_size(loader)
     loader = loader.with_options(profile=True)
     trained = _trained(source)
     need = need or _step_rate(loader, step, seconds) or (trained.stepping if trained else None)
@@ -124,8 +123,8 @@ def doctor(
     of_data = checks(loader.dataset.stream, world_size=ranks or loader.dataset.world().size)
     found = [*of_runs, *map(case.rated, of_data)]
     findings = ranked([one for one in found if one is not None], case.now.rate, need)
-    if slow := looks.extension(case):  # first, whatever its gain, as it affects all measurements
-        findings.insert(0, slow)
+    # Extensions first, whatever their gain, as they affect all measurements.
+    findings = looks.extensions(case) + findings
     return Diagnosis(_name(loader), case.now.rate, need, case.now.times, tuple(findings))
 
 
@@ -153,27 +152,13 @@ def _loader(source: Any, options: dict[str, Any]) -> Loader:
     if isinstance(source, str | os.PathLike):
         source = open_any(source)
     if isinstance(source, Dataset):
-        batch = options.get("batch_size") or min(BATCH, max(len(source), 1))
+        own = options.get("batching") or options.get("global_batch_size")
+        batch = 1 if own else options.pop("batch_size", None) or BATCH
         usual = usual_options(source, batch_size=batch)
-        if options.get("batching") or options.get("global_batch_size"):
+        if own:
             usual = {name: usual[name] for name in usual if name not in ("batch_size", "collate")}
         options = {**usual, **options}
     return Loader(source, **options)
-
-
-def _check_size(loader: Loader) -> None:
-    """Raise UsageError for a dataset that is smaller than a batch."""
-    if loader.dataset.options.batching is not None:
-        return
-    samples, ranks = len(loader.dataset.stream.samples), loader.dataset.world().size
-    batch = loader.dataset.options.per_rank(ranks) * ranks
-    if samples < batch:
-        raise UsageError(
-            "the dataset is smaller than one batch, so no rate can be measured",
-            path=_name(loader),
-            found=f"{samples:,} samples, {batch:,} for a batch of all ranks together",
-            fix="use smaller batches: --batch-size, or batch_size=",
-        )
 
 
 def _name(loader: Loader) -> str:
@@ -216,12 +201,23 @@ def _case(loader: Loader, processors: int, seconds: float) -> Case:
         samples = [stream.samples.read(n) for n in first_numbers(stream, _IN_MEMORY)]
         others["in memory"] = in_memory(loader, samples)
     numbers -= {used}
-    others |= {str(n): loader.with_options(**looks.with_threads(loader, n)) for n in numbers}
+    others |= {str(n): loader.with_options(threads=n) for n in numbers}
     if not others:
         return case
     runs = compare({"now": loader, **others}, seconds)
     tried = {number: runs[str(number)] for number in numbers}
-    return replace(case, now=runs["now"], tried=tried, in_memory=runs.get("in memory"))
+    case = replace(case, now=runs["now"], tried=tried, in_memory=runs.get("in memory"))
+    return replace(case, ahead=_ahead(case, seconds))
+
+
+def _ahead(case: Case, seconds: float) -> Run | None:
+    """Run the best number of threads with as many prefetched batches; None if not much faster."""
+    best, loader = case.best, case.loader
+    if best <= loader.prefetch or case.tried[best].rate < LEAST * case.now.rate:
+        return None
+    less = loader.with_options(threads=best)
+    runs = compare({"less": less, "ahead": less.with_options(prefetch=best)}, seconds)
+    return runs["ahead"] if runs["ahead"].rate >= LEAST * runs["less"].rate else None
 
 
 def checks(stream: Stream, *, world_size: int) -> list[Finding]:

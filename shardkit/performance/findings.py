@@ -17,6 +17,8 @@ from shardkit.errors import printable
 from shardkit.helpers.clock import Spent
 from shardkit.performance.defaults import stored_bytes
 from shardkit.performance.runs import Run
+from shardkit.storage import byte_source
+from shardkit.storage.remote.path import RemotePath
 from shardkit.stream.loader import Loader
 from shardkit.transforms.calls import Call, name_of
 from shardkit.transforms.chain import Job
@@ -69,7 +71,8 @@ class Case:
     """The runs of a loader.
 
     `now` is the unchanged loader, `alone` is without threads, so none waits for another. `tried`
-    has runs by number of threads. `in_memory` is the loader with samples in memory; `memory` is the
+    has runs by number of threads; `ahead` is the best of these with as many prefetched batches, if
+    that is faster. `in_memory` is the loader with samples in memory; `memory` is the
     size of the machine's memory, in bytes; None if psutil is not installed.
     """
 
@@ -79,7 +82,13 @@ class Case:
     alone: Run
     tried: Mapping[int, Run] = field(default_factory=dict)
     in_memory: Run | None = None
+    ahead: Run | None = None
     memory: int | None = None
+
+    @property
+    def best(self) -> int:
+        """The number of threads whose run was fastest; 0 if none was tried."""
+        return max(self.tried, key=lambda number: self.tried[number].rate, default=0)
 
     @property
     def waits(self) -> float:
@@ -122,34 +131,27 @@ class Case:
         return finding if finding.gain >= LEAST else None
 
 
-def with_threads(loader: Loader, number: int) -> dict[str, int]:
-    """Settings for a number of threads: each one needs a batch to work on."""
-    return {"threads": number, **({"prefetch": number} if number > loader.prefetch else {})}
-
-
 def threads(case: Case) -> Finding | None:
     """Too few threads for the processors or for slow storage; or too many."""
-    used, best = (
-        case.now.times.threads,
-        max(case.tried, key=lambda n: case.tried[n].rate, default=0),
-    )
+    used, best = case.now.times.threads, case.best
     if not best:
         return None
-    rate = case.tried[best].rate
-    gains: dict[str, Any] = {"rate": rate, "settings": with_threads(case.loader, best)}
+    rate, settings, do = case.tried[best].rate, {"threads": best}, f"use {best} threads"
+    if case.ahead is not None:
+        rate, settings["prefetch"] = case.ahead.rate, best
+        do += f" and prefetch={best}, which was faster than without"
+    gains: dict[str, Any] = {"rate": rate, "settings": settings}
     if case.waits >= SHARE:
         return case.finding(
             "storage",
             f"{_waits(case)}; {best} threads, which wait concurrently, made {rate:,.0f} samples/s",
-            f"use {best} threads: waiting threads need no processor",
+            f"{do}: waiting threads need no processor",
             stage="read",
             **gains,
         )
     many = "one thread makes" if used == 1 else f"{used} threads make"
     seen = f"{many} {case.now.rate:,.0f} samples/s with {case.processors} processors"
-    return case.finding(
-        "threads", f"{seen}; {best} made {rate:,.0f}", f"use {best} threads", **gains
-    )
+    return case.finding("threads", f"{seen}; {best} made {rate:,.0f}", do, **gains)
 
 
 def storage(case: Case) -> Finding | None:
@@ -244,8 +246,24 @@ def pinned(case: Case) -> Finding | None:
 OF_RUNS = (threads, storage, transform, collating, pinned)
 
 
-def extension(case: Case) -> Finding | None:
-    """Crops of JPEGs without the extension that speeds them up, whatever the gain."""
+def extensions(case: Case) -> list[Finding]:
+    """The extensions that were not built, but would be used, whatever the gain."""
+    return [finding for finding in (_crop(case), _reads(case)) if finding is not None]
+
+
+def _reads(case: Case) -> Finding | None:
+    """Reading of local files without the extension that reads many values in a call."""
+    local = any(
+        not isinstance(one.place, RemotePath) for one in case.loader.dataset.stream.datasets
+    )
+    if byte_source.MISSING is None or not local:
+        return None
+    seen = "values are read one by one, without the extension that reads many in one call: "
+    return Finding("extension", seen + byte_source.MISSING, FIX)
+
+
+def _crop(case: Case) -> Finding | None:
+    """Crops of JPEGs without the extension that speeds them up."""
     stream = case.loader.dataset.stream
     cropped = {
         chain.fields[0]

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.errors import DamagedError
+from shardkit.helpers.extras import not_built
 from shardkit.helpers.os_errors import explain, explained
 from shardkit.storage import pointers
 from shardkit.storage.checksums import PIECE
@@ -28,12 +29,13 @@ from shardkit.storage.remote.path import RemotePath
 from shardkit.storage.remote.store import pool
 
 reads: ModuleType | None  # the extension `_reads.c`; None if it was not built
+MISSING: str | None  # why it is missing
 try:
     from shardkit.storage import _reads
 
-    reads = _reads
-except ImportError:
-    reads = None
+    reads, MISSING = _reads, None
+except ImportError as error:
+    reads, MISSING = None, not_built(error)
 
 
 class ByteSource(ABC):

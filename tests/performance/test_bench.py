@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 import shardkit
 from shardkit.cli.bench import command
-from shardkit.errors import ShardkitError, UsageError
+from shardkit.errors import ShardkitError, ShardkitWarning, UsageError
 from shardkit.performance.bench import bench
 from shardkit.performance.contender import Contender, Result, Setting
 from shardkit.testing import make_image
@@ -168,7 +168,6 @@ def test_each_round_has_all_runs_in_an_order_of_its_own(images, asked):
 
 def test_what_cannot_be_is_refused_before_anything_runs(images, tokens):
     for paths, options, message in [
-        ([images], {}, "batches of 64"),
         ([images], {"measures": ["speed"]}, "read, decode, load"),
         ([images], {"threads": (-1,)}, "threads must be 0 or more"),
         ([images], {"workers": (0,)}, "workers must be 1 or more"),
@@ -185,6 +184,15 @@ def test_what_cannot_be_is_refused_before_anything_runs(images, tokens):
         found = CliRunner().invoke(command, [str(images), option, "1,x"])
         assert found.exit_code == 2
         assert "such as 1,2,4" in found.output
+
+
+def test_batches_are_at_most_the_dataset_and_each_is_measured_once(images, monkeypatch):
+    monkeypatch.setattr(Contender, "run", lambda *_: Result(1.0, 1))
+    options = {"measures": ["load"], "threads": (1,), "rounds": 1}
+    with pytest.warns(ShardkitWarning, match="fewer than a batch of"):
+        report = bench([images], batch_sizes=(64, 128), **options)
+    samples = report["contenders"][0]["samples"]
+    assert settings_of(report, "load", "images") == [(1, None, samples, "crop")]
 
 
 def test_without_torch_workers_are_skipped_and_that_is_said(images, monkeypatch):

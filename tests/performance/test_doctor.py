@@ -100,7 +100,7 @@ def test_late_storage_is_named_first(photos, machine, monkeypatch):
     memory, threads = doctor(loader, seconds=SECONDS).findings
     assert (memory.cause, threads.cause) == ("storage", "storage")
     assert memory.settings == {"cache": "memory"}  # beside which threads give less
-    assert threads.settings == {"threads": 64, "prefetch": 64}
+    assert threads.settings == {"threads": 64}
     assert threads.gain == pytest.approx(16, rel=0.1)
     assert loader.epoch == 0  # its own position stays
     assert len(list(loader.with_options(**memory.settings))) == 8
@@ -171,10 +171,8 @@ def test_what_was_measured_while_training_is_used(photos):
 
 
 def test_a_path_takes_any_size_of_batches(photos, tmp_path, machine):
-    few = write_photos(tmp_path / "few", samples=5)
     documents = write_documents(tmp_path / "documents", [5] * 40)
     for path, size, options in (
-        (few, 5, {}),  # all there are
         (photos, 16, {"global_batch_size": 16}),
         (documents, 8, {"batching": shardkit.Bucket(8, 2)}),
     ):
@@ -201,15 +199,44 @@ def test_samples_in_memory_give_the_same_batches(photos):
         assert same(one["label"], another["label"])
 
 
+def test_a_dataset_that_is_smaller_than_a_batch_is_measured_with_a_warning(
+    photos, tmp_path, machine
+):
+    tiny = write_photos(tmp_path / "tiny", samples=3)
+    for options in ({}, {"batch_size": 5}):
+        with pytest.warns(shardkit.ShardkitWarning, match="has only 3 samples, fewer than a batch"):
+            found = doctor(tiny, seconds=SECONDS, **options)
+        assert found.times.samples / found.times.batches == 3
+    with pytest.warns(shardkit.ShardkitWarning, match="smaller than one batch: samples are repea"):
+        found = doctor(Loader(tiny, batch_size=5, transforms=CROP), seconds=SECONDS)
+    assert found.rate > 0
+    with shardkit.create(tmp_path / "none", "wds", {"n": shardkit.Int()}):
+        pass
+    with pytest.raises(UsageError, match="no samples"):
+        doctor(tmp_path / "none")
+
+
+def test_prefetching_more_is_advised_only_if_it_was_faster(photos, machine, monkeypatch):
+    rates = {(4, 4): 100.0, (0, 1): 20.0, (16, 4): 300.0, (64, 4): 400.0, (64, 64): 500.0}
+
+    def run(loader, seconds):
+        threads = PROCESSORS if loader.threads is None else loader.threads
+        spent = {"read": Spent(0.9, 0.01), "decode": Spent(0.1, 0.1)}
+        times = Times(1.0, threads, 64, 8, 1.0, 0.0, spent)
+        return Run(rates.get((threads, loader.prefetch), 1.0), times)
+
+    monkeypatch.setattr(runs, "run", run)
+    loader = Loader(photos, batch_size=8, transforms=CROP)
+    for rate, ahead in ((500.0, {"prefetch": 64}), (420.0, {})):
+        rates[64, 64] = rate
+        (found,) = doctor(loader).findings
+        assert found.settings == {"threads": 64, **ahead}
+        assert found.rate == (rate if ahead else 400)
+
+
 def test_what_cannot_be_measured_is_said(photos, tmp_path, monkeypatch):
-    with pytest.warns(shardkit.ShardkitWarning, match="smaller than one batch"):
-        loader = Loader(photos, batch_size=65)
-    with pytest.raises(UsageError, match="no rate can be measured"):
-        doctor(loader)
     with pytest.raises(UsageError, match="must be over 0"):
         doctor(photos, seconds=0)
-    done = CliRunner().invoke(command, [str(photos), "--batch-size", "65"])
-    assert "smaller than one batch" in str(done.exception)
     (tmp_path / "own_steps.py").write_text("def turned(pixels):\n    raise ValueError('no luck')\n")
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)  # where the command finds functions

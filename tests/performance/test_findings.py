@@ -1,6 +1,7 @@
 """What the doctor makes of runs: from made-up times, so that no clock decides."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from shardkit.performance import findings
 from shardkit.performance.doctor import Diagnosis, ranked
 from shardkit.performance.findings import Case, Finding
 from shardkit.performance.runs import Run
+from shardkit.storage import byte_source
 from shardkit.stream import Loader
 from shardkit.stream.profile import Times
 from tests.codecs.sample_images import encoded, photo
@@ -70,7 +72,9 @@ def test_late_storage_is_waited_for_by_more_threads_or_kept_in_memory(case):
     assert made.waits == pytest.approx(0.89)
     threads, memory = findings.threads(made), findings.storage(made)
     assert (threads.cause, threads.rate) == ("storage", 900)
-    assert threads.settings == {"threads": 64, "prefetch": 64}
+    assert threads.settings == {"threads": 64}
+    ahead = findings.threads(replace(made, ahead=run(1200, 64, LATE)))  # measured to be faster
+    assert (ahead.rate, ahead.settings) == (1200, {"threads": 64, "prefetch": 64})
     assert (memory.cause, memory.rate, memory.settings) == ("storage", 1000, {"cache": "memory"})
     assert "89% of its time" in memory.seen
     # Storage that does not wait is not blamed; what does not fit into memory is not kept there.
@@ -152,14 +156,18 @@ def test_a_diagnosis_is_json_and_text_and_says_whether_loading_holds_training_ba
 def test_crops_of_jpegs_without_the_extension_are_told_what_it_gives(case, tmp_path, monkeypatch):
     stages = {"read": (0.4, 0.4), "decode": (0.6, 0.6)}
     made = case(run(100, 1, stages), run(100, 0, stages))
-    assert findings.extension(made) is None
+    assert findings.extensions(made) == []
     monkeypatch.setattr(findings, "MISSING", "it was not built")
-    found = findings.extension(made)
+    (found,) = findings.extensions(made)
     assert found.rate == pytest.approx(100 / 0.6)  # a third of the time for what took 0.6
     assert "it was not built" in found.seen
     assert "gcc" in found.do
-    assert findings.extension(case(run(100), run(100, 0), {"transforms": None})) is None
+    assert findings.extensions(case(run(100), run(100, 0), {"transforms": None})) == []
     with shardkit.create(tmp_path / "png", "wds", {"image": shardkit.Image()}) as writer:
         for _ in range(8):
             writer.write({"image": encoded(photo(size=(24, 24)), "PNG")})
-    assert findings.extension(case(run(100), run(100, 0), path=tmp_path / "png")) is None
+    assert findings.extensions(case(run(100), run(100, 0), path=tmp_path / "png")) == []
+    monkeypatch.setattr(byte_source, "MISSING", "it was not built, either")
+    found, other = findings.extensions(made)
+    assert "it was not built, either" in other.seen
+    assert (found.do, other.rate) == (other.do, None)
