@@ -444,6 +444,11 @@ def test_a_mistyped_word_is_told_what_may_have_been_meant(prepared, monkeypatch)
         ("convert ~/photos --to wds", f"outside quotes: give {Path.home() / 'photos'}"),
         ("convert photos --to wds -o ~/a", f"outside quotes: give {Path.home() / 'a'}"),
         ("convert photos --to wds -o a/b/c", f"mkdir -p {prepared / 'a' / 'b'}"),
+        ("convert s3:bucket/a --to wds -o a", "write s3://bucket/a"),
+        ("convert someone/mnist --to wds", "write hf://datasets/someone/mnist"),
+        ("convert hf://datasets/mnist --to wds", "give hf://datasets/OWNER/NAME"),
+        ("inspect https://huggingface.co/datasets/a/b", "give hf://datasets/a/b\n"),
+        ("convert photos --to wds -o s3://", "does not name a bucket"),
         ("convert photos/*.jpg --to wds -o a", "or the whole folder, photos"),
     ):
         assert meant in run(*words.split(), check=None).stderr, words

@@ -265,8 +265,13 @@ def _typed(path: Path) -> str | None:
     names = [each.name for each in islice(os.scandir(missing.parent), _LISTED)]
     if cut := [name for name in names if name.startswith(f"{missing.name} ")]:
         return f"put a path with blanks in quotes: {shlex.quote(str(missing.with_name(cut[0])))}"
-    found = [missing.with_name(name) for name in similar(missing.name, names)]
-    return f"did you mean {' or '.join(shlex.quote(str(one)) for one in found)}?" if found else None
+    if found := [missing.with_name(name) for name in similar(missing.name, names)]:
+        return f"did you mean {' or '.join(shlex.quote(str(one)) for one in found)}?"
+    if url := re.match(r"(s3|gs|az|hf|https?)[:/]", str(path)):
+        return f"if this is a URL, write {url[1]}://{str(path)[url.end() :]}"
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)):
+        return f"if this is a dataset on the Hugging Face Hub, write hf://datasets/{path}"
+    return None
 
 
 def _shards(folder: Path, names: list[str], format: str, ignored: dict[str, int]) -> Dataset:

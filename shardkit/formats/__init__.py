@@ -310,10 +310,11 @@ def unknown_format(path: Path) -> FormatError:
             fix=f"pass the dataset: {folder.parent}, or the file beside {FOLDER}",
         )
     suffixes = sorted({suffix for known in FORMATS.values() for suffix in known.suffixes})
+    source = path.is_dir() or path.suffix.lower() in (".csv", ".tsv", ".json", ".jsonl", ".txt")
     return FormatError(
         "this is not a dataset or shard that shardkit can read",
         path=path,
         expected=f"a folder with {FOLDER}/{NAME}, or a name that ends in {', '.join(suffixes)}",
         fix="`shardkit formats` lists what can be read"
-        + (f"; images and text: shardkit convert {path} --to wds" if path.is_dir() else ""),
+        + (f"; images, text and tables: shardkit convert {path} --to wds" if source else ""),
     )

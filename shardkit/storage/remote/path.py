@@ -16,8 +16,9 @@ from shardkit.errors import UsageError
 from shardkit.storage.remote.client import Cached, Entry, Info, no_object
 from shardkit.storage.remote.store import Store
 
-# pathlib merges slashes: a URL that was converted to a Path has only one after the scheme.
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
+# pathlib merges slashes: a URL that was converted to a Path has only one after the scheme, or none.
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?:/+(.*))?", re.DOTALL)
+_HUB = re.compile(r"hf://datasets/[^/]*|https?://huggingface\.co/datasets(?:/[^/]+){,2}")
 
 
 def parsed(path: str | os.PathLike[str]) -> tuple[str, str] | None:
@@ -34,7 +35,7 @@ def parsed(path: str | os.PathLike[str]) -> tuple[str, str] | None:
             else "for an open file, or bytes, give its path",
         )
     match = _URL.fullmatch(os.fspath(path))
-    return None if match is None else (match[1].lower(), match[2])
+    return None if match is None else (match[1].lower(), match[2] or "")
 
 
 def remote_path(scheme: str, rest: str, options: Mapping[str, Any] | None = None) -> RemotePath:
@@ -51,6 +52,12 @@ def remote_path(scheme: str, rest: str, options: Mapping[str, Any] | None = None
             "the URL does not name a bucket or server",
             found=f"{scheme}://",
             expected=f"{scheme}://, the name of a bucket or a server, and a path in it",
+        )
+    if _HUB.fullmatch(f"{scheme}://{rest}".rstrip("/")):
+        raise UsageError(
+            "the URL does not name a dataset on the Hugging Face Hub",
+            found=f"{scheme}://{rest}",
+            fix=f"give hf://{key if key.count('/') == 2 else 'datasets/OWNER/NAME'}",
         )
     user, at, bare = host.rpartition("@")
     names_repository = scheme == "github"  # github://owner:name@branch
