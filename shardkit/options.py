@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from shardkit.errors import UsageError, near
+from shardkit.helpers.keywords import called_by
 from shardkit.helpers.names import is_safe
 from shardkit.helpers.processors import processors
 from shardkit.helpers.words import parse_size
@@ -50,9 +51,14 @@ class ShortRepr:
         return f"{type(self).__name__}({', '.join(words)})"
 
 
-def _one_of(default: str | None, *choices: str) -> Any:
-    """Return an option with a few choices."""
-    return field(default=default, metadata={"choices": choices})
+def _one_of(default: str | None, *choices: str, called: str | None = None) -> Any:
+    """Return an option with a few choices, that functions and the command line call so."""
+    return field(default=default, metadata={"choices": choices, "called": called})
+
+
+def _called(name: str) -> Any:
+    """Return an option, None by default, that functions and the command line call so."""
+    return field(default=None, metadata={"called": name})
 
 
 def _whole(default: int | None, least: int, most: int = 1 << 62) -> Any:
@@ -107,7 +113,7 @@ class ImageOptions(Options):
     resize: int | None = _whole(None, 1)
     resize_mode: str = _one_of("shorter", *RESIZE_MODES)
     upscale: bool = False
-    format: str = _one_of("keep", *IMAGE_FORMATS)
+    format: str = _one_of("keep", *IMAGE_FORMATS, called="image_format")
     quality: int | None = _whole(None, 1)
     chroma: str | None = _one_of(None, *CHROMA)
     background: str | None = None
@@ -200,7 +206,7 @@ class TextOptions(Options):
     Raises UsageError for invalid values and combinations.
     """
 
-    field: str | None = None
+    field: str | None = _called("text_field")
     keep_fields: bool = False
     no_header: bool = False
     columns: str | None = None
@@ -260,6 +266,8 @@ class Selection:
 
 
 ALL_FIELDS = Selection()
+# Options of `ConvertOptions` that are objects; `convert` also takes the fields of these by name.
+GROUPS = {"image": ImageOptions, "audio": AudioOptions, "text": TextOptions}
 
 
 @dataclass(frozen=True, repr=False)
@@ -358,7 +366,7 @@ class ConvertOptions(Options):
         super().__post_init__()
         if self.shard_size is not None and self.shard_samples is not None:
             raise UsageError("shard_size and shard_samples cannot be combined")
-        for name, kind in (("image", ImageOptions), ("audio", AudioOptions), ("text", TextOptions)):
+        for name, kind in GROUPS.items():
             value = getattr(self, name)
             if not isinstance(value, kind):
                 what = f"{name} must be shardkit.{kind.__name__}(...)"
@@ -433,9 +441,16 @@ class ConvertOptions(Options):
 
     @classmethod
     def of(cls, **options: Unpack[ConvertKeywords]) -> ConvertOptions:
-        """Create options from keyword arguments; raises UsageError for an unknown name."""
-        check_names(cls, options)
-        return cls(**options)
+        """Create options by name, also those of images, audio and text: `resize=256`.
+
+        Raises UsageError for an unknown name, and for a name that an object is given for, too.
+        """
+        given: dict[str, Any] = {**options}
+        for group, kind in GROUPS.items():
+            if own := _taken(given, group, kind):
+                given[group] = kind(**own)
+        check_names(cls, given)
+        return cls(**given)
 
     def processes(self, source: object) -> int:
         """Number of worker processes for a source: by default, one per processor for paths.
@@ -455,8 +470,67 @@ class ConvertOptions(Options):
         return parse_size("256MB" if self.shard_size is None else self.shard_size)
 
 
-class ConvertKeywords(TypedDict, total=False):
-    """`ConvertOptions` as keyword arguments, for type checkers."""
+def _taken(given: dict[str, Any], group: str, kind: type[Any]) -> dict[str, Any]:
+    """Take the options of a group, such as images, out of those given by name."""
+    called = {called_by(f): f.name for f in fields(kind)}
+    own = {called[name]: given.pop(name) for name in [*given] if name in called}
+    if own and group in given:
+        name = next(iter(own))
+        raise UsageError(
+            f"{name}= cannot be combined with {group}=",
+            fix=f"put it into the other: {group}=shardkit.{kind.__name__}({name}=...)",
+        )
+    return own
+
+
+class ImageKeywords(TypedDict, total=False):
+    """`ImageOptions` as keyword arguments, for type checkers."""
+
+    resize: int | None
+    resize_mode: str
+    upscale: bool
+    image_format: str
+    quality: int | None
+    chroma: str | None
+    background: str | None
+    icc: str | None
+    min_size: int | None
+    max_aspect: float | None
+    max_pixels: int | None
+    check: str
+    masks: str | None
+    boxes: str | None
+
+
+class AudioKeywords(TypedDict, total=False):
+    """`AudioOptions` as keyword arguments, for type checkers."""
+
+    sample_rate: int | None
+    mono: bool
+
+
+class TextKeywords(TypedDict, total=False):
+    """`TextOptions` as keyword arguments, for type checkers."""
+
+    text_field: str | None
+    keep_fields: bool
+    no_header: bool
+    columns: str | None
+    documents: str
+    encoding: str
+    encoding_errors: str
+    tokenizer: str | os.PathLike[str] | None
+    special_tokens: str
+    append_eos: bool | None
+    eos_token: str | None
+    bos: bool
+    seq_len: int | None
+    pack: str
+    remainder: str
+
+
+class ConvertKeywords(ImageKeywords, AudioKeywords, TextKeywords, total=False):
+    """The options of `convert` as keyword arguments, for type checkers."""
 
     shard_size: int | str | None
     shard_samples: int | None

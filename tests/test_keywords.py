@@ -19,10 +19,11 @@ import pytest
 import shardkit
 from shardkit.errors import UsageError
 from shardkit.helpers import familiar
-from shardkit.helpers.keywords import docs_of
+from shardkit.helpers.keywords import called_by, docs_of
 from shardkit.metadata.recipe import Recipe
 from shardkit.options import (
     CHROMA,
+    GROUPS,
     IMAGE_DEFAULTS,
     IMAGE_FORMATS,
     RESIZE_MODES,
@@ -42,7 +43,7 @@ from shardkit.torch import StreamingDataset as TorchDataset
 OPTIONS = [ConvertOptions, ImageOptions, AudioOptions, TextOptions, StreamOptions, Sweep]
 # Each function, and the dataclass whose fields it takes by name.
 TAKES: list[tuple[Callable[..., Any], type[Any]]] = [
-    (shardkit.convert, ConvertOptions),
+    *((shardkit.convert, kind) for kind in (ConvertOptions, *GROUPS.values())),
     (bench, Sweep),
     *((kind, StreamOptions) for kind in (StreamingDataset, Loader, TorchDataset, TorchLoader)),
     (tensors, StreamOptions),
@@ -58,11 +59,13 @@ def default(field: dataclasses.Field[Any]) -> Any:
 def test_docstrings_and_keywords_for_type_checkers_have_each_option():
     for kind in OPTIONS:
         assert list(docs_of(kind)) == [field.name for field in dataclasses.fields(kind)]
-    for keywords, kind in (
-        (ConvertKeywords, ConvertOptions), (StreamKeywords, StreamOptions), (SweepKeywords, Sweep)
-    ):  # fmt: skip
+    for keywords, kinds in (
+        (ConvertKeywords, (ConvertOptions, *GROUPS.values())),
+        (StreamKeywords, [StreamOptions]),
+        (SweepKeywords, [Sweep]),
+    ):
         found = {name: type.__forward_arg__ for name, type in keywords.__annotations__.items()}
-        assert found == {field.name: field.type for field in dataclasses.fields(kind)}
+        assert found == {called_by(f): f.type for kind in kinds for f in dataclasses.fields(kind)}
     own = set(LoaderKeywords.__annotations__) - set(StreamKeywords.__annotations__)
     given = inspect.signature(Loader).parameters
     assert own == set(given) - {"source"} - {f.name for f in dataclasses.fields(StreamOptions)}
@@ -76,10 +79,11 @@ def test_signatures_have_each_option_with_its_default(function, kind):
     assert not [p for p in given.values() if p.kind is inspect.Parameter.VAR_KEYWORD]
     text = f"{function.__doc__}\n{function.__init__.__doc__}"  # type: ignore[misc]
     for field in dataclasses.fields(kind):
-        assert given[field.name].kind is inspect.Parameter.KEYWORD_ONLY
-        assert given[field.name].default == default(field)
-        assert given[field.name].annotation == field.type
-        assert f"\n{field.name}: " in text.replace("\n    ", "\n")
+        name = called_by(field)
+        assert given[name].kind is inspect.Parameter.KEYWORD_ONLY
+        assert given[name].default == default(field)
+        assert given[name].annotation == field.type
+        assert f"\n{name}: " in text.replace("\n    ", "\n")
 
 
 def test_the_command_line_has_each_option_with_its_default():
@@ -93,6 +97,8 @@ def test_the_command_line_has_each_option_with_its_default():
         assert (found[name] or None) == (usual or None), name
     rest = {"source", "to", "out", "plan_only", "part", "storage_options", "quiet", "as_json"}
     assert set(found) - set(flat) == rest
+    typed = {param.opts[-1].lstrip("-").replace("-", "_") for param in command.params}
+    assert typed | {"storage_options", "ray_options"} >= {called_by(f) for f in every} - inner
     command = importlib.import_module("shardkit.cli.bench").command
     found = command.make_context("bench", ["shards"]).params
     for field in dataclasses.fields(Sweep):
@@ -131,6 +137,27 @@ def test_recipes_have_the_options_that_decide_what_is_made():
     usual, made = Recipe(""), Recipe.of("", ConvertOptions())
     for name in (options & recipe) - {"shard_size", "seed", "shuffle"}:
         assert getattr(made, name) == getattr(usual, name), name
+
+
+def test_options_by_name_are_those_of_objects_and_of_the_command_line(images, tmp_path):
+    asked = {"resize": 8, "image_format": "jpeg", "quality": 80}
+    image = ImageOptions(resize=8, format="jpeg", quality=80)
+    shardkit.convert(images, "wds", tmp_path / "a", workers=0, **asked)
+    shardkit.convert(images, "wds", tmp_path / "b", workers=0, image=image)
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in asked.items()]
+    command = importlib.import_module("shardkit.cli.convert").command
+    command.main([str(images), "--to=wds", f"-o{tmp_path / 'c'}", *words], standalone_mode=False)
+    files = [[*(tmp_path / name).rglob("*.*")] for name in "abc"]
+    stored = [{path.name: path.read_bytes() for path in found} for found in files]
+    assert stored[0]
+    assert stored[0] == stored[1] == stored[2]
+    for options, words in (
+        ({"image": image, "quality": 3}, "quality= cannot be combined with image="),
+        ({"seq_len": 8}, "seq_len requires a tokenizer"),
+        ({"format": "jpeg"}, "there is no option 'format'"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            shardkit.convert(images, "wds", tmp_path / "d", **options)
 
 
 def test_a_mistyped_keyword_is_told_what_may_have_been_meant():
@@ -230,7 +257,7 @@ import shardkit
 from shardkit.stream import Loader
 from shardkit.torch import Loader as TorchLoader
 
-result = shardkit.convert("photos", "wds", shard_size="1GB", workers=2)
+result = shardkit.convert("photos", "wds", shard_size="1GB", workers=2, resize=256, mono=True)
 samples: int = result.samples
 report = shardkit.verify("out", decode=True)
 sound: bool = report.sound
@@ -243,6 +270,7 @@ about = shardkit.inspect("out", samples=1)["fields"]
 WRONG = {
     'shardkit.convert("photos", "wds", shard_samples="many")': "shard_samples",
     'shardkit.convert("photos", "wds", shufle=True)': "shufle",
+    'shardkit.convert("photos", "wds", resize="256")': "resize",
     'shardkit.verify("out", decode="yes")': "decode",
     'shardkit.open("out", transforms=3)': "transforms",
     'shardkit.inspect("out", samples="all")': "samples",

@@ -48,8 +48,7 @@ def write_shards(folder: Path) -> Path:
         (folder / "wav" / word).mkdir(parents=True, exist_ok=True)
         for seed in range(30):
             write_word(folder / "wav" / word / f"{seed}.wav", tones, seed)
-    audio = shardkit.AudioOptions(sample_rate=RATE, mono=True)
-    shardkit.convert(folder / "wav", "wds", folder / "shards", audio=audio)
+    shardkit.convert(folder / "wav", "wds", folder / "shards", sample_rate=RATE, mono=True)
     return folder / "shards"
 
 

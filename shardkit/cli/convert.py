@@ -13,7 +13,7 @@ from shardkit.cli import named_as_typed, print_json, search_here, storage_option
 from shardkit.cli.help import Command, Example, option_group, options_of
 from shardkit.formats import BUILT_IN, format_names
 from shardkit.helpers.part_of import PartOf
-from shardkit.options import AudioOptions, ConvertOptions, ImageOptions, TextOptions
+from shardkit.options import GROUPS, AudioOptions, ConvertOptions, ImageOptions, TextOptions
 
 
 def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> list[str] | None:
@@ -188,9 +188,8 @@ def command(
     from shardkit.conversion.convert import convert
 
     options["fields"] = options["fields"] or None
-    groups = {"image": ImageOptions, "audio": AudioOptions, "text": TextOptions}
     with named_as_typed():
-        for group, kind in groups.items():
+        for group, kind in GROUPS.items():
             options[group] = kind(**{f.name: options.pop(f.name) for f in fields(kind)})
         chosen = ConvertOptions(**options)
     if options["transform"] is not None:

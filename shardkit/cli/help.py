@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import click
 
 from shardkit.helpers.familiar import option_instead
-from shardkit.helpers.keywords import docs_of
+from shardkit.helpers.keywords import called_by, docs_of
 
 
 class Example(NamedTuple):
@@ -105,16 +105,12 @@ def options_of(title: str, kind: type[Any], **words: str) -> Callable[[Any], Any
 
 # Options, each with a single value, of fields that are plurals of these names.
 _SEVERAL = ("ray_option", "batch_size", "transform", "measure")
-_FLAGS = {
-    "format": "--image-format",
-    "field": "--text-field",
-    **{f"{name}s": f"--{name.replace('_', '-')}" for name in _SEVERAL},
-}
+_FLAGS = {f"{name}s": f"--{name.replace('_', '-')}" for name in _SEVERAL}
 _TYPES = {"int": int, "float": float}
 
 
 def _option(field: dataclasses.Field[Any], word: str, about: str) -> Any:
-    flag = _FLAGS.get(field.name, f"--{field.name.replace('_', '-')}")
+    flag = _FLAGS.get(field.name, f"--{called_by(field).replace('_', '-')}")
     kind = str(field.type).removesuffix(" | None")
     about = about if about[0] == '"' else about[0].upper() + about[1:]  # do not capitalize a value
     about, says, none = re.sub(r'"(\S+?)"', r"\1", about).partition(" None: ")

@@ -14,7 +14,7 @@ from shardkit.formats import FORMATS
 from shardkit.helpers.keywords import takes
 from shardkit.helpers.part_of import PartOf
 from shardkit.helpers.progress import OfConversion, Progress, watched
-from shardkit.options import ConvertKeywords, ConvertOptions
+from shardkit.options import GROUPS, ConvertKeywords, ConvertOptions
 from shardkit.storage import fs
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardkit.conversion.run import ConvertResult, Monitor
 
 
-@takes(ConvertOptions)
+@takes(ConvertOptions, *GROUPS.values())
 def convert(
     source: str | os.PathLike[str] | Sequence[Any],
     to: str,

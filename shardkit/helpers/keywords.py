@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from inspect import Parameter
 from typing import Any, TypeVar
 
@@ -35,7 +35,7 @@ def takes(*sources: Callable[..., Any]) -> Callable[[Function], Function]:
         def call(*args: Any, **options: Any) -> Any:
             for name in options:
                 if name not in known:
-                    fix = option_instead(name, known) or _where_it_belongs(name, every)
+                    fix = option_instead(name, known)
                     expected = near(name, known) if fix is None else None
                     what = f"there is no option {name!r}"
                     raise UsageError(what, expected=expected, fix=fix)
@@ -49,14 +49,9 @@ def takes(*sources: Callable[..., Any]) -> Callable[[Function], Function]:
     return decorate
 
 
-def _where_it_belongs(name: str, known: list[Parameter]) -> str | None:
-    """Return the fix for an option of a dataclass that is the value of another option."""
-    for parameter in known:
-        value = parameter.default
-        own = name.removeprefix(f"{parameter.name}_")  # --image-format, as it is typed
-        if is_dataclass(value) and own in (field.name for field in fields(value)):
-            return f"give {parameter.name}=shardkit.{type(value).__name__}({own}=...)"
-    return None
+def called_by(field: Field[Any]) -> str:
+    """Return the name that functions and the command line have for an option."""
+    return field.metadata.get("called") or field.name
 
 
 def docs_of(kind: type[Any]) -> dict[str, str]:
@@ -75,11 +70,15 @@ def _by_name(source: Callable[..., Any]) -> list[Parameter]:
         made = None if field.default_factory is MISSING else field.default_factory()
         default = made if field.default is MISSING else field.default
         kind = Parameter.KEYWORD_ONLY
-        found.append(Parameter(field.name, kind, default=default, annotation=field.type))
+        found.append(Parameter(called_by(field), kind, default=default, annotation=field.type))
     return found
 
 
 def _doc(source: Callable[..., Any]) -> str:
-    """The description of the options in a docstring: for a dataclass, all but its first line."""
+    """The descriptions of the options in a docstring: for a dataclass, without its first line."""
     text = inspect.getdoc(source) or ""
-    return text.partition("\n\n")[2] if isinstance(source, type) else text
+    if not (isinstance(source, type) and is_dataclass(source)):
+        return text
+    for field in fields(source):
+        text = re.sub(rf"^{field.name}: ", f"{called_by(field)}: ", text, flags=re.MULTILINE)
+    return text.partition("\n\n")[2].partition("\n\nRaises ")[0]
