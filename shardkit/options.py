@@ -185,10 +185,11 @@ class AudioOptions(Options):
 class TextOptions(Options):
     """How documents are read, tokenized and packed.
 
-    Without a tokenizer, text is stored as text.
+    Without a tokenizer, text is stored as text. With neither field nor tokenizer, the rows of JSON
+    and tables are not documents, and all of their columns become fields.
 
-    field: the field with the text. None: "text", or the only text field.
-    keep_fields: also store the other fields of each document.
+    field: the field with the text of documents in JSON or tables. None: "text" or the only text.
+    keep_fields: with field or a tokenizer, also store the other fields of each document.
     no_header: the first line of CSV and TSV is a row; columns are called column0, column1, ...
     columns: names of the columns of CSV and TSV without a header, separated by commas.
     documents: unit of .txt: "file" or "line"; "auto": files in a folder, lines of a single file.

@@ -65,11 +65,12 @@ CASES = {
     "broken bytes": ({"a.txt": b"a\nb\xff\xff\xffc"}, "a.txt", r"(--encoding-errors replace)"),
     "a document that is no text": (
         {"a.jsonl": "".join(json.dumps(line) + "\n" for line in LINES)},
-        "a.jsonl", "(--on-error skip)",
+        "a.jsonl --text-field text", "(--on-error skip)",
     ),
     "a damaged line": ({"a.jsonl": '{"text": "a"}\n{"text"\n'}, "a.jsonl", "(--on-error skip)"),
     "several texts": (
-        {"a.jsonl": '{"question": "a", "answer": "b"}\n'}, "a.jsonl", r"(--text-field) NAME",
+        {"a.jsonl": '{"question": "a", "answer": "b"}\n'},
+        "a.jsonl --text-field text", r"(--text-field) NAME",
     ),
     "a row without its file": (
         {"in/0.jpg": IMAGE, "in/1.jpg": IMAGE, "in/metadata.csv": TABLE}, "in", "(--on-error skip)",

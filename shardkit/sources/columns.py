@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,6 +24,8 @@ from shardkit.schema import Array, Bool, FieldType, Float, Int, Json, Schema, Te
 
 CHUNK = 4096  # values that are packed at a time
 _DECIMAL = re.compile(r"(0|[1-9]\d*)?\.\d*(e[+-]?\d+)?|(0|[1-9]\d*)e[+-]?\d+", re.IGNORECASE)
+_NOT_FINITE = {"nan", "NaN", "inf", "-inf", "Infinity", "-Infinity"}
+_TRUTH = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _OF_JSON = {str, int, float, bool, list, dict}
 _NUMBERS: dict[type[FieldType], Any] = {Int: np.int64, Float: np.float64, Bool: np.bool_}
 
@@ -249,6 +252,85 @@ class Building:
         return Column.joined(parts or [Column.of(kind, [])])
 
 
+class CellType:
+    """The narrowest type that fits all cells of a column of CSV, found without holding them.
+
+    A column of numbers may contain nan and inf.
+    """
+
+    def __init__(self) -> None:
+        self._fits: list[type[FieldType]] = [*CELLS]
+        self._finite = False  # whether there is any number except nan and inf
+        self.count = self.numbers = 0  # of all cells, and of those that are numbers
+        self.misfit: str | None = None  # the first cell that is no number, after some that are
+
+    def add(self, values: Sequence[str | None]) -> None:
+        """Take into account more cells, which may be missing."""
+        cells = [value for value in values if value is not None]
+        lines = "\n".join([*cells, ""])
+        alone = lines.count("\n") == len(cells)  # no cell contains several lines
+        for kind in [*self._fits]:
+            if not (alone and kind in _KNOWN and _KNOWN[kind].fullmatch(lines)):
+                self._add_one_by_one(kind, cells)
+            elif cells:
+                self._finite = True
+        self.count += len(cells)
+        if Float in self._fits:
+            self.numbers = self.count
+        elif 2 * self.numbers >= self.count - len(cells) > 0:  # it may still be a note
+            self.numbers += sum(map(is_number, cells))
+
+    def _add_one_by_one(self, kind: type[FieldType], cells: Sequence[str]) -> None:
+        for number, cell in enumerate(cells):
+            try:
+                value = CELLS[kind](cell)
+            except ValueError:
+                self._fits.remove(kind)
+                if kind is Float and self.count + number:
+                    self.misfit, self.numbers = cell, self.count
+                return
+            self._finite |= kind is Float and math.isfinite(value)
+
+    @property
+    def kind(self) -> FieldType:
+        """The type, which is Text if there is no cell."""
+        fits = [kind for kind in self._fits if kind is not Float or self._finite]
+        return fits[0]() if self.count and fits else Text()
+
+
+class JsonType:
+    """The narrowest type that fits all JSON values of a column, found without holding them."""
+
+    def __init__(self, *, items: bool = False) -> None:
+        self._kinds: set[type] = set()
+        self._int64 = self._exact = True  # whether integers fit into an Int, and into a Float
+        self._items = None if items else JsonType(items=True)  # of lists
+
+    def add(self, values: Sequence[Any]) -> None:
+        """Take into account more values, each of which may be None."""
+        kinds = set(map(type, values))
+        self._kinds |= kinds
+        if int in kinds:
+            whole = [value for value in values if type(value) is int]
+            least, most = min(whole), max(whole)
+            self._int64 &= least >= -(2**63) and most < 2**63
+            self._exact &= max(-least, most) <= 2**53 or all(map(is_exact, whole))
+        if list in kinds and self._items is not None:
+            lists = (value for value in values if type(value) is list)
+            self._items.add(list(chain.from_iterable(lists)))
+
+    @property
+    def kind(self) -> FieldType:
+        """The type, which is Json if there is no value; lists of numbers are an Array."""
+        kinds = self._kinds - {type(None)}
+        if kinds == {int, float} and self._exact:
+            return Float()
+        if kinds == {list} and self._items is not None and type(None) not in self._items._kinds:
+            return _ARRAYS.get(type(self._items.kind), Json())
+        large = kinds == {int} and not self._int64
+        return Json() if large or not kinds else kind_of(kinds, ())
+
+
 def kind_of(kinds: set[type], values: Sequence[Any]) -> FieldType:
     """Return the field type for `values`, whose Python types are `kinds`."""
     if kinds <= {str}:
@@ -260,13 +342,6 @@ def kind_of(kinds: set[type], values: Sequence[Any]) -> FieldType:
     if kinds == {int} and all(-(2**63) <= v < 2**63 for v in values if v is not None):
         return Int()
     return Json()
-
-
-def typed_column(values: Sequence[Any], *, cells: bool) -> Column:
-    """Build a column of these values."""
-    found = Building(cells=cells)
-    found.add(values)
-    return found.column()
 
 
 def is_exact(value: Any) -> bool:
@@ -287,7 +362,7 @@ def whole_number(text: str) -> int:
 def number(text: str) -> float:
     digits = text.removeprefix("-")
     # Above 2^53, a float loses digits.
-    whole = digits.isdigit() and float(text) == whole_number(text)
+    whole = digits.isdigit() and float(digits) == whole_number(digits)
     if not whole and (not _DECIMAL.fullmatch(digits)):
         raise ValueError
     value = float(text)
@@ -297,4 +372,41 @@ def number(text: str) -> float:
         and int(digits.split(".")[0]) != abs(value)
     ):
         raise ValueError
+    if math.isinf(value):
+        raise ValueError
     return value
+
+
+def is_number(text: str) -> bool:
+    try:
+        _any_number(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _any_number(text: str) -> float:
+    return float(text) if text in _NOT_FINITE else number(text)
+
+
+def _truth(text: str) -> bool:
+    if text not in _TRUTH:
+        raise ValueError
+    return _TRUTH[text]
+
+
+# How cells become values, from the narrowest type on.
+CELLS: dict[type[FieldType], Callable[[str], Any]] = {
+    Int: whole_number,
+    Float: _any_number,
+    Bool: _truth,
+}
+# Cells of these types, one per line, recognized all at once; not all of them.
+_KNOWN = {
+    Int: re.compile(r"(?:(?:0|-?[1-9]\d{0,17})\n)*", re.ASCII),
+    Float: re.compile(r"(?:-?(?:0|[1-9]\d{0,14})(?:\.\d*)?(?:[eE][+-]?\d\d?)?\n)*", re.ASCII),
+}
+_ARRAYS: dict[type[FieldType], FieldType] = {
+    Int: Array("<i8", (None,)),
+    Float: Array("<f8", (None,)),
+}

@@ -63,19 +63,22 @@ def stored(source, out, to="wds", **options):
 
 def test_of_tables_and_json_lines(tmp_path):
     first = {"text": "a", "label": 1, "id": "x"}
-    keep = {"text": shardkit.TextOptions(keep_fields=True)}
+    text = {"text": shardkit.TextOptions(field="text")}
+    keep = {"text": shardkit.TextOptions(field="text", keep_fields=True)}
     for source in (
         put(tmp_path / "a.csv", "text,label,id\na,1,x\nb,2,y\n"),
         put_lines(tmp_path / "a.jsonl", [first]),
     ):
         for number, (options, expected, counted) in enumerate(
             (
+                ({}, ["text", "label", "id"], set()),
                 (keep, ["text", "label", "id"], set()),
                 ({"fields": ["label", "text"]}, ["text", "label"], {"'id'"}),
+                ({**text, "fields": ["label"]}, ["label"], {"'text', 'id'"}),
                 ({**keep, "drop": ["id"]}, ["text", "label"], {"'id'"}),
                 ({"fields": ["label"]}, ["label"], {"'text', 'id'"}),
                 ({**keep, "drop": ["text"]}, ["label", "id"], {"'text'"}),
-                ({"drop": ["id"]}, ["text"], {"'id'", None}),
+                ({**text, "drop": ["id"]}, ["text"], {"'id'", None}),
             )
         ):
             out = tmp_path / f"{source.name}-{number}"
@@ -197,7 +200,7 @@ def test_values_and_fields_that_the_first_documents_do_not_foretell(tmp_path):
     rows = [{"text": "a", "n": 1, "m": 2}] * 120
     rows += [{"text": "b", "n": "x", "m": 2}, {"text": "c", "n": 1, "new": 2}]
     lines = put_lines(tmp_path / "a.jsonl", rows)
-    options = typed(SampleError, lines, tmp_path / "out", "--keep-fields")
+    options = typed(SampleError, lines, tmp_path / "out", "--text-field", "text", "--keep-fields")
     assert options == ["--drop", "n", "--drop", "new"]
     assert list(load(tmp_path / "out").schema) == ["text", "m"]
     assert shardkit.verify(tmp_path / "out", against=lines).sound
@@ -345,7 +348,8 @@ def test_one_shard_that_is_joined(tmp_path):
 def test_every_split_by_itself_and_only_samples_that_are_stored(tmp_path):
     put_lines(tmp_path / "in/train.jsonl", [{"text": "a", "n": 1}, {"text": 0}])
     put_lines(tmp_path / "in/val.jsonl", [{"text": "a", "n": 1}, {"text": "b"}])
-    options = {"workers": 0, "text": KEEP, "on_error": "skip"}
+    text = shardkit.TextOptions(field="text", keep_fields=True)
+    options = {"workers": 0, "text": text, "on_error": "skip"}
     shardkit.convert(tmp_path / "in", "wds", tmp_path / "out", **options)
     assert optional(tmp_path / "out/train") == []  # the document without text is not stored
     assert optional(tmp_path / "out/val") == ["n"]

@@ -38,14 +38,20 @@ def ignored(source, out, **options):
     return found
 
 
+TEXT = shardkit.TextOptions(field="text")
+
+
 def test_fields_of_json_lines_and_columns_of_tables(tmp_path):
     rows = [{"text": "a", "label": 1}, {"text": "b", "label": None, "id": "x"}, {"text": "c"}]
     lines = put_lines(tmp_path / "a.jsonl", rows)
-    assert ignored(lines, tmp_path / "one") == {"values of 'id'": 1, "values of 'label'": 1}
+    assert ignored(lines, tmp_path / "one", text=TEXT) == {
+        "values of 'id'": 1,
+        "values of 'label'": 1,
+    }
     table = put(tmp_path / "b.csv", "text,label,note\na,1,\nb,2,x\n")
-    assert ignored(table, tmp_path / "two") == {"values of 'label'": 2, "values of 'note'": 1}
-    keep = shardkit.TextOptions(keep_fields=True)
-    assert ignored(lines, tmp_path / "three", text=keep) == {}
+    counted = {"values of 'label'": 2, "values of 'note'": 1}
+    assert ignored(table, tmp_path / "two", text=TEXT) == counted
+    assert ignored(lines, tmp_path / "three") == ignored(table, tmp_path / "four") == {}
 
 
 def test_fields_of_a_dataset_beside_the_text(gpt2, tmp_path):
@@ -53,8 +59,7 @@ def test_fields_of_a_dataset_beside_the_text(gpt2, tmp_path):
     del samples[2]["label"]
     schema = {"text": Text(), "label": Int(optional=True)}
     counted = {"values of 'label'": 4}
-    only = shardkit.TextOptions(field="text")
-    assert ignored(samples, tmp_path / "text", schema=schema, text=only) == counted
+    assert ignored(samples, tmp_path / "text", schema=schema, text=TEXT) == counted
     for name, options in (("documents", {}), ("blocks", {"seq_len": 4})):
         text = shardkit.TextOptions(tokenizer=gpt2, **options)
         assert ignored(samples, tmp_path / name, schema=schema, text=text) == counted
@@ -79,7 +84,7 @@ def test_each_split_has_its_own(tmp_path):
     rows = [{"text": f"{n}", "label": n} for n in range(40)]
     source = put_lines(tmp_path / "in/a.jsonl", rows)
     put(tmp_path / "in/b.xyz", "?")
-    split = {"split": "train=0.7,val=0.3"}
+    split = {"split": "train=0.7,val=0.3", "text": TEXT}
     result = shardkit.convert(source.parent, "arrow", tmp_path / "out", workers=0, **split)
     train, val = (load(tmp_path / "out" / name) for name in ("train", "val"))
     assert train.ignored == {".xyz file": 1, "values of 'label'": train.samples}
@@ -89,7 +94,7 @@ def test_each_split_has_its_own(tmp_path):
 
 def test_a_manifest_names_no_more_than_a_hundred_kinds(tmp_path):
     rows = [{"text": "a", f"id{n}": 1, "often": 2} for n in range(300)]
-    found = ignored(put_lines(tmp_path / "a.jsonl", rows), tmp_path / "out")
+    found = ignored(put_lines(tmp_path / "a.jsonl", rows), tmp_path / "out", text=TEXT)
     assert found.pop("values of 'often'") == 300
     assert found.pop("of 201 other kinds") == 201
     assert len(found) == 99
@@ -304,10 +309,10 @@ CASES = {
         "a.txt b/c.txt README.md LICENSE d.pdf b/.h", {}, once(".md", ".pdf", BARE, "hidden")
     ),
     "rows": (
-        rows_and_others, {},
+        rows_and_others, {"text": TEXT},
         {**BESIDE_ROWS, **once("values of 'n'", "values of 'm'", "values of '__key__'")},
     ),
-    "some rows": (rows_and_others, {"limit": 1}, {
+    "some rows": (rows_and_others, {"limit": 1, "text": TEXT}, {
         **BESIDE_ROWS, **once("values of 'n'", "values of '__key__'")
     }),
     "rows with all fields": (rows_and_others, KEEP, {**BESIDE_ROWS, **once("values of '__key__'")}),

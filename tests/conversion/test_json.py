@@ -66,7 +66,7 @@ def test_files_beside_images_and_metadata(tmp_path, out):
 
 
 def test_lines_of_json(tmp_path):
-    source = put_lines(tmp_path / "a.jsonl", [{"text": "a", "x": math.inf, "y": [math.nan]}])
+    source = put_lines(tmp_path / "a.jsonl", [{"text": "a", "x": math.inf, "y": [math.nan, "x"]}])
     options = {"workers": 0, "text": shardkit.TextOptions(keep_fields=True)}
     with pytest.raises(SampleError) as error:
         shardkit.convert(source, "wds", tmp_path / "out", **options)
@@ -74,7 +74,7 @@ def test_lines_of_json(tmp_path):
     result = shardkit.convert(source, "wds", tmp_path / "x", drop=["y"], **options)
     assert shardkit.open(tmp_path / "x")[0]["x"] == math.inf
     assert strict(json.dumps(result.to_dict()))
-    source.write_text(source.read_text() + '{"text": "b", "y": [1]}\n')
+    source.write_text(source.read_text() + '{"text": "b", "y": [1, "x"]}\n')
     shardkit.convert(source, "wds", tmp_path / "y", schema=None, on_error="skip", **options)
     manifest = shardkit.metadata.manifest.load(tmp_path / "y")
     strict((tmp_path / "y" / manifest.list_named("errors.jsonl").name).read_text())

@@ -242,7 +242,8 @@ def lines(path, count=200):
 def test_where_over_documents_while_they_are_read(tmp_path, gpt2):
     source = lines(tmp_path / "in/a.jsonl")
     where = "score < 0.5 and lang == 'en' and length > 6"
-    found = made(source, tmp_path / "out", where=where)
+    only = {"where": where, "text": shardkit.TextOptions(field="text")}
+    found = made(source, tmp_path / "out", **only)
     assert [s["text"] for s in found] == [f"text {n}" for n in range(12, 100, 3)]
     assert all(s.keys() == {"__key__", "text"} for s in found)
     left_out = {"samples that --where leaves out": 200 - len(found)}

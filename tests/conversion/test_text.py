@@ -517,7 +517,7 @@ def test_bad_input_is_one_clear_message(what, gpt2, tmp_path, monkeypatch):
         put(tmp_path / name, data)
     source = next(iter(files), "in.jsonl").split("/")[0]
     words = ["convert", source, "--to", "arrow", "-o", "out", "--workers", 0, "--quiet"]
-    found = run(*words, check=code)
+    found = run(*words, *(["--text-field", "text"] * ("field" in what)), check=code)
     assert found.stdout == ""
     assert all(part in found.stderr for part in says), found.stderr
     assert found.stderr.count("shardkit: ") == 1

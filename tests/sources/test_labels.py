@@ -27,7 +27,7 @@ from shardkit import (
 )
 from shardkit.metadata.manifest import load
 from shardkit.sources import metadata, open_sources
-from shardkit.sources.columns import typed_column
+from shardkit.sources.columns import Building
 from shardkit.verification.verify import verify
 from tests.codecs import tokenizer_zoo
 from tests.conversion.text_corpora import few_words
@@ -416,6 +416,12 @@ def test_mistakes_in_columns_name_the_document(tmp_path):
 KEEP = TextOptions(keep_fields=True)
 
 
+def _built(values, *, cells):
+    found = Building(cells=cells)
+    found.add(values)
+    return found.column()
+
+
 BIG = 2**53 + 1  # no float equals it
 
 
@@ -427,13 +433,13 @@ def test_integers_that_no_float_equals_stay_exact_beside_fractions(tmp_path):
         ([0.5, 2**60], Float),
         ([0.5, 10**400], Json),
     ):
-        column = typed_column(values, cells=False)
+        column = _built(values, cells=False)
         assert (type(column.kind), list(column)) == (kind, values)
         cells = [str(value) for value in values]
-        column = typed_column(cells, cells=True)
+        column = _built(cells, cells=True)
         found = [float(v) if kind is Float else v for v in values]
         assert list(column) == (found if kind is Float else cells)
-    assert list(typed_column(["0.5", f"{BIG}.0"], cells=True)) == ["0.5", f"{BIG}.0"]
+    assert list(_built(["0.5", f"{BIG}.0"], cells=True)) == ["0.5", f"{BIG}.0"]
     with pytest.raises(TypeError):
         Float().check(BIG)
     with pytest.raises(TypeError):

@@ -227,7 +227,7 @@ ROWS: list[dict[str, Any]] = [
 
 
 def test_other_fields_are_kept_with_their_types_and_the_text_is_the_one_asked_for(tmp_path):
-    source = stream(put_lines(tmp_path / "a.jsonl", ROWS), keep_fields=True)
+    source = stream(put_lines(tmp_path / "a.jsonl", ROWS), field="text", keep_fields=True)
     others = optional(i=Int, f=Float, b=Bool, s=Text, j=Json, none=Json, late=Int)
     assert dict(source.schema) == {"text": Text(), **others}
     schema = Schema.from_json(source.schema.to_json())
@@ -239,7 +239,7 @@ def test_other_fields_are_kept_with_their_types_and_the_text_is_the_one_asked_fo
             got = sample[name]
             assert (json.loads(got) if isinstance(got, JsonText) else got) == value
     assert isinstance(found[0]["f"], float)
-    assert stream(tmp_path / "a.jsonl").schema.keys() == {"text"}
+    assert stream(tmp_path / "a.jsonl", field="text").schema.keys() == {"text"}
     row = {"title": "t", "body": "b", "n": 1, "__key__": "k"}
     path = put_lines(tmp_path / "a.jsonl", [row])
     assert values(stream(path, field="body"), "body") == ["b"]
@@ -248,19 +248,22 @@ def test_other_fields_are_kept_with_their_types_and_the_text_is_the_one_asked_fo
     assert samples(source) == [{**row, "__key__": "a.jsonl/0"}]
     (document,) = source.documents()
     assert document.ignored == ["__key__"]  # which samples keep for themselves
-    source = stream(put_lines(tmp_path / "b.jsonl", [{"n": 1, "content": "c"}]))
+    path = put_lines(tmp_path / "b.jsonl", [{"n": 1, "content": "c"}])
+    source = stream(path, tokenizer="a")
     assert values(source, "content") == ["c"]
     assert source.notes == [
         "the text is the field 'content', the only one of type text",
         "only the text of documents is stored; --keep-fields also stores n",
     ]
-    told = stream(put_lines(tmp_path / "c.jsonl", [{"n": 1, "text": "c"}]), keep_fields=True)
+    told = stream(
+        put_lines(tmp_path / "c.jsonl", [{"n": 1, "text": "c"}]), field="text", keep_fields=True
+    )
     assert told.notes == []
 
 
 def test_columns_of_tables_are_the_narrowest_that_fits(tmp_path):
     content = 'text,i,f,z,e\n"a, ""b""\nc",1,0.5,007,\nd,-2,3,1,\n,,,,\n'
-    source = stream(put(tmp_path / "a.csv", content), keep_fields=True)
+    source = stream(put(tmp_path / "a.csv", content), field="text", keep_fields=True)
     assert dict(source.schema) == {"text": Text(), **optional(i=Int, f=Float, z=Text, e=Text)}
     assert samples(source) == [
         {"__key__": "a.csv/13", "text": 'a, "b"\nc', "i": 1, "f": 0.5, "z": "007"},
@@ -269,7 +272,7 @@ def test_columns_of_tables_are_the_narrowest_that_fits(tmp_path):
     ]
     put(tmp_path / "b/b.csv", "text,n,s,m\nb,0.5,y,z\n")  # beside JSON
     put_lines(tmp_path / "b/a.jsonl", [{"text": "a", "n": 1, "s": "x", "m": 1}])
-    source = stream(tmp_path / "b", keep_fields=True)
+    source = stream(tmp_path / "b", field="text", keep_fields=True)
     assert dict(source.schema) == {"text": Text(), **optional(n=Float, s=Text, m=Json)}
     expected = {"__key__": "b.csv/11", "text": "b", "n": 0.5, "s": "y", "m": '"z"'}
     assert samples(source)[1] == expected
@@ -282,7 +285,7 @@ def test_json_lines_and_tables_are_those_of_pandas(tmp_path):
     frame.to_json(paths[0], orient="records", lines=True, compression="gzip")
     frame.to_csv(paths[1], index=False)
     for path in paths:
-        found = samples(stream(path, keep_fields=True))
+        found = samples(stream(path, field="text", keep_fields=True))
         assert [{k: v for k, v in s.items() if k != "__key__"} for s in found] == rows
 
 
@@ -295,7 +298,7 @@ def test_tables_are_those_of_pythons_csv(rows, ending):
     with tempfile.TemporaryDirectory() as folder:
         path = put(Path(folder) / "a.csv", content)
         expected = list(csv.DictReader(io.StringIO(content, newline="")))
-        assert values(stream(path)) == [row["text"] for row in expected]
+        assert values(stream(path, field="text")) == [row["text"] for row in expected]
 
 
 @pytest.mark.parametrize("how", few(["", "gz", "zst"], "gz"))

@@ -56,7 +56,7 @@ def good(path: Path, **options: Any) -> list[str]:
 )
 def test_a_bad_line_of_json_is_an_error_with_its_place(tmp_path, line, offset, what, found):
     path = put(tmp_path / "a.jsonl", MANY + line + b"\n" + GOOD)
-    documents = list(stream(path, keep_fields=True).documents())
+    documents = list(stream(path, field="text", keep_fields=True).documents())
     (bad,) = [d for d in documents if isinstance(d.sample, SampleError)]
     assert bad is documents[100]
     assert bad.name == f"a.jsonl: byte {len(MANY)}"
@@ -72,7 +72,7 @@ def test_what_json_allows_is_no_error(tmp_path):
     lines = b'{"text": "a\\u0000b", "text": "last\\u0000", "f": 3}\r\n'
     lines += b'{"text": "\\ud83d\\ude00", "f": NaN, "n": null}'
     path = put(tmp_path / "a.jsonl", MANY + lines)
-    assert values(stream(path, keep_fields=True))[100:] == ["last\0", "\U0001f600"]
+    assert values(stream(path, field="text", keep_fields=True))[100:] == ["last\0", "\U0001f600"]
 
 
 @cases(
@@ -120,22 +120,22 @@ def test_a_quote_that_swallows_too_much_is_an_error_where_it_opens(tmp_path, mon
 def test_a_bad_row_is_an_error_with_its_place(tmp_path, row, offset, what):
     start = b"text,n\n" + b'"a\nb",1\n' * 100
     path = put(tmp_path / "a.csv", start + row + b"\nlast,3\n")
-    (error,) = errors(stream(path, keep_fields=True))
+    (error,) = errors(stream(path, field="text", keep_fields=True))
     assert what in error.what
     assert (error.where["path"], error.where["offset"]) == (str(path), len(start) + offset)
-    assert good(path, keep_fields=True) == ["a\nb"] * 100 + ["last"]
+    assert good(path, field="text", keep_fields=True) == ["a\nb"] * 100 + ["last"]
 
 
 def test_a_field_or_header_that_there_is_not_is_one_error_that_lists_what_there_is(tmp_path):
     put(tmp_path / "in/a.csv", "text,n\none,1\n")
     put(tmp_path / "in/b.csv", "body,n\ntwo,1\nthree,2\n")
     put(tmp_path / "in/c.csv", "n,text\n1,four\n")
-    (error,) = errors(stream(tmp_path / "in"))
+    (error,) = errors(stream(tmp_path / "in", field="text"))
     assert error.what == "the table has no column 'text'"
     assert error.where["path"] == str(tmp_path / "in/b.csv")
-    assert good(tmp_path / "in") == ["one", "four"]
+    assert good(tmp_path / "in", field="text") == ["one", "four"]
     path = put_lines(tmp_path / "a.jsonl", [{"title": "a", "body": "b", "n": 1}])
-    caught = refused(SourceError, "no field 'text'", stream, path)
+    caught = refused(SourceError, "no field 'text'", stream, path, field="text")
     assert caught.found == "title (Text), body (Text), n (Int)"
     assert "--text-field" in str(caught.fix)
     refused(SourceError, "no field 'other'", stream, path, field="other")
@@ -148,7 +148,7 @@ def test_a_field_or_header_that_there_is_not_is_one_error_that_lists_what_there_
         ("\0", "a NUL character"),
         ("text\n", "there are no documents"),
     ):
-        refused(SourceError, what, stream, put(tmp_path / "a.csv", content))
+        refused(SourceError, what, stream, put(tmp_path / "a.csv", content), field="text")
 
 
 def test_bytes_and_characters_that_are_no_text_are_found_in_every_form(tmp_path):
@@ -309,7 +309,7 @@ def test_any_bytes_give_documents_or_errors(data, suffix, encoding):
     with tempfile.TemporaryDirectory() as folder:
         path = put(Path(folder) / f"a{suffix}", data)
         try:
-            source = stream(path, encoding=encoding, keep_fields=True)
+            source = stream(path, encoding=encoding, field="text", keep_fields=True)
         except SourceError:  # there is no good document to tell its fields by
             return
         for document in source.documents():

@@ -141,7 +141,7 @@ def test_whole_files_split_by_folder_and_lines_by_file_with_the_same_fields(tmp_
     refused(UsageError, "something else", opened, tmp_path / "essays", documents="line")
     put_lines(tmp_path / "json/train.jsonl", [{"text": "a", "n": 1, "extra": "x"}])
     put_lines(tmp_path / "json/test.jsonl", [{"text": "a", "n": 0.5}])
-    sources = opened(tmp_path / "json", keep_fields=True)
+    sources = opened(tmp_path / "json", field="text", keep_fields=True)
     assert sources["train"].schema == sources["test"].schema
     assert samples(sources["test"])[0]["n"] == 0.5
 
@@ -191,11 +191,11 @@ def test_sizes_are_those_of_the_text_as_well_as_they_are_known(tmp_path, how):
 def test_a_fingerprint_tells_files_sizes_fields_and_times_apart(tmp_path):
     path = put_lines(tmp_path / "a.jsonl", [{"text": "a", "n": 1}])
     os.utime(path, ns=(1, 1))
-    first = stream(tmp_path).fingerprint()
-    assert first == stream(tmp_path).fingerprint()
-    assert stream(tmp_path, keep_fields=True).fingerprint()["files"] != first["files"]
+    first = stream(tmp_path, field="text").fingerprint()
+    assert first == stream(tmp_path, field="text").fingerprint()
+    assert stream(tmp_path, field="text", keep_fields=True).fingerprint()["files"] != first["files"]
     os.utime(path, ns=(2, 2))
-    later = stream(tmp_path).fingerprint()
+    later = stream(tmp_path, field="text").fingerprint()
     assert (later["files"] == first["files"], later["times"] == first["times"]) == (True, False)
     put(tmp_path / "a.jsonl", ONE * 2)
     assert stream(tmp_path).fingerprint()["files"] != first["files"]
@@ -241,7 +241,7 @@ def test_a_table_without_header_loses_no_row(name, tmp_path):
     rows = [line.split("\t" if name.endswith("tsv") else ",") for line in content.splitlines()]
     texts = [row[-1].strip('"') for row in rows]
     with pytest.raises(SourceError, match="seems to be a row, not the header") as raised:
-        opened(path)
+        opened(path, tokenizer="a")
     typed = re.search(r"--columns (\S+), or number", str(raised.value.fix))
     assert typed is not None
     assert columns in (None, typed[1])
@@ -262,8 +262,10 @@ def test_tables_without_header_have_the_columns_of_the_first(tmp_path):
 def test_a_header_of_words_is_one(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("review text,stars\ngood,5\nbad,1\n")
-    (source,) = opened(path).values()
+    (source,) = opened(path, tokenizer="a").values()
     assert list(source.schema) == ["review text"]
+    (source,) = opened(path).values()
+    assert list(source.schema) == ["review text", "stars"]
     (tmp_path / "a.txt").write_text("words\n")
     with pytest.raises(UsageError, match="for CSV and TSV only"):
         opened(tmp_path / "a.txt", no_header=True)

@@ -1,29 +1,33 @@
-"""The fields of documents: which one is the text, and the types of the others."""
+"""The fields of documents and of rows: which one is the text, and the types of the others."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from shardkit.errors import SampleError, drop_option
 from shardkit.options import ALL_FIELDS, Selection
 from shardkit.sample import JsonText, Sample
-from shardkit.schema import RESERVED, FieldType, Float, Int, Json, Schema, Text
-from shardkit.sources.columns import is_exact, kind_of, number, typed_column, whole_number
+from shardkit.schema import RESERVED, Array, Bool, FieldType, Float, Int, Json, Schema, Text
+from shardkit.sources.columns import CELLS, CellType, JsonType, is_exact
 from shardkit.sources.labels import LABEL, Labels
 from shardkit.sources.text_files.records import LINE_FIELD
 
+_FIRST = 100  # rows whose cells are compared with the header
 _WORDS = 4  # at most, in the name of a column that nobody takes for a sentence
 
 
 @dataclass(frozen=True)
 class Fields:
-    """The fields to read: the text, and the others with their types."""
+    """The fields to read: the text, if rows are documents, and the others with their types."""
 
-    text: str
+    text: str | None
     others: Mapping[str, FieldType]
     every: bool = False  # whether any other field is an error
     selection: Selection = ALL_FIELDS  # fields outside it are dropped without being counted
@@ -34,28 +38,17 @@ class Fields:
     @property
     def schema(self) -> Schema:
         label = {} if self.label is None else {LABEL: self.label.kind}
-        return Schema({self.text: Text(), **label, **self.others})
+        text = {} if self.text is None else {self.text: Text()}
+        return Schema({**text, **label, **self.others})
 
     def take(self, values: Mapping[str, Any], *, cells: bool) -> tuple[Sample, Sequence[str]]:
         """Return a document's fields, and the names of others that are selected and have a value.
 
         `cells` means values from CSV. Raises SampleError.
         """
-        text = values.get(self.text)
-        if not isinstance(text, str):
-            found = f"{type(text).__name__} {text!r:.60}"
-            if self.text not in values:
-                found = "no such field, but " + (", ".join(values)[:200] or "none at all")
-            raise SampleError(
-                "the document has no text",
-                field=self.text,
-                expected="a string",
-                found="null" if self.text in values and text is None else found,
-                fix="repair it, or use --on-error skip",
-            )
-        sample: Sample = {self.text: text}
-        if not text.isascii():
-            _check_unicode(self.text, text)
+        sample: Sample = {}
+        if self.text is not None:
+            sample[self.text] = _text(self.text, values)
         if self.label is not None:
             sample[LABEL] = self._label(self.label, values, cells)
         for name, kind in self.others.items():
@@ -78,7 +71,7 @@ class Fields:
                 raise SampleError(
                     "a document has a field that the first documents do not have",
                     field=name,
-                    expected=", ".join((self.text, *self.others)),
+                    expected=", ".join(self.schema),
                     found=f"{type(value).__name__} {value!r:.60}",
                     fix=f"convert without the field: {drop_option(name)}, or --on-error skip",
                 )
@@ -99,10 +92,10 @@ class Fields:
                 return JsonText(text)
             if isinstance(kind, Text) and isinstance(value, str):
                 _check_unicode(name, value)
-            if cells and isinstance(kind, Int | Float):
-                return whole_number(value) if isinstance(kind, Int) else number(value)
-            return kind.check(value)
-        except (TypeError, ValueError, RecursionError):
+            if cells and type(kind) in CELLS:
+                return CELLS[type(kind)](value)
+            return kind.check(_array(value, kind) if isinstance(kind, Array) else value)
+        except (TypeError, ValueError, OverflowError, RecursionError):
             pass
         raise SampleError(
             "a value does not have the type of its field in the first documents",
@@ -111,6 +104,34 @@ class Fields:
             found=f"{type(value).__name__} {value!r:.60}",
             fix=f"repair it, convert without the field: {drop_option(name)}, or --on-error skip",
         )
+
+
+def _text(name: str, values: Mapping[str, Any]) -> str:
+    text = values.get(name)
+    if not isinstance(text, str):
+        found = f"{type(text).__name__} {text!r:.60}"
+        if name not in values:
+            found = "no such field, but " + (", ".join(values)[:200] or "none at all")
+        raise SampleError(
+            "the document has no text",
+            field=name,
+            expected="a string",
+            found="null" if name in values and text is None else found,
+            fix="repair it, or use --on-error skip",
+        )
+    if not text.isascii():
+        _check_unicode(name, text)
+    return text
+
+
+def _array(value: Any, kind: Array) -> npt.NDArray[Any]:
+    """Return a list as an array, without changing a number."""
+    numbers = {int} if kind.dtype == "<i8" else {int, float}
+    if type(value) is not list or not set(map(type, value)) <= numbers:
+        raise TypeError
+    if float in numbers and not all(map(is_exact, value)):
+        raise TypeError
+    return np.array(value, kind.dtype)
 
 
 def _check_unicode(name: str, text: str) -> None:
@@ -127,15 +148,22 @@ def _check_unicode(name: str, text: str) -> None:
 
 
 class Sampled:
-    """The values of the first documents, from which the fields are derived."""
+    """What documents or rows hold, from which the fields are derived."""
 
     def __init__(self) -> None:
-        self._json: list[Mapping[str, Any]] = []
-        self._cells: list[Mapping[str, Any]] = []
+        self._json: dict[str, JsonType] = {}
+        self._cells: dict[str, CellType] = {}
+        self._first: dict[str, list[str | None]] = {}  # cells of some rows, by column
         self.whole = True  # whether no other document can have more fields
 
-    def add(self, values: Mapping[str, Any], *, cells: bool) -> None:
-        (self._cells if cells else self._json).append(values)
+    def add(self, rows: Sequence[Mapping[str, Any]], *, cells: bool) -> None:
+        for name, values in _columns(rows).items():
+            if not cells:
+                self._json.setdefault(name, JsonType()).add(values)
+                continue
+            texts = [value or None for value in values]
+            self._cells.setdefault(name, CellType()).add(texts)
+            self._first.setdefault(name, texts[:_FIRST])
 
     def __len__(self) -> int:
         return len(self._json) + len(self._cells)
@@ -143,30 +171,39 @@ class Sampled:
     @cached_property
     def types(self) -> dict[str, FieldType]:
         """The fields in order of appearance, with the narrowest types that fit."""
-        types: dict[str, FieldType] = {}
-        for name, values in _columns(self._json).items():
-            kinds = {type(value) for value in values} - {type(None)}
-            if kinds == {int, float}:
-                types[name] = Float() if all(map(is_exact, values)) else Json()
-            else:
-                types[name] = kind_of(kinds, values) if kinds else Json()
-        for name, values in _columns(self._cells).items():
-            kind = typed_column([value or None for value in values], cells=True).kind
-            other = types.setdefault(name, kind)
-            if other != kind:
-                types[name] = Float() if {kind, other} == {Int(), Float()} else Json()
+        types: dict[str, FieldType] = {name: found.kind for name, found in self._json.items()}
+        for name, found in self._cells.items():
+            other = types.setdefault(name, found.kind)
+            if other != found.kind:
+                types[name] = Float() if {found.kind, other} == {Int(), Float()} else Json()
         return types
+
+    def of_documents(self) -> dict[str, FieldType]:
+        """The types, where further documents may have other values: lists and true stay general."""
+        found: dict[str, FieldType] = {}
+        for name, kind in self.types.items():
+            word = isinstance(kind, Bool) and name in self._cells and name not in self._json
+            found[name] = Text() if word else Json() if isinstance(kind, Array) else kind
+        return found
+
+    def almost_numbers(self) -> Iterator[str]:
+        """Describe columns of text most of whose cells are numbers."""
+        for name, found in self._cells.items():
+            if found.misfit is not None and 2 * found.numbers >= found.count:
+                yield (
+                    f"the column {name!r} is text: {found.count - found.numbers:,} of its"
+                    f" {found.count:,} cells are not numbers, such as {found.misfit!r:.60}"
+                )
 
     def doubtful_header(self) -> str | None:
         """Return what shows that the first line of a table is a row; None if nothing does."""
-        columns = _columns(self._cells)
-        for name, cells in columns.items():
+        for name, cells in self._first.items():
             if _is_number(name):
                 return f"a column called {name!r}, which is a number"
             if name and name in cells:
                 return f"a column called {name!r}, which is also a value in it"
             words = len(name.split())
-            alone = len(columns) == 1 and words > 1
+            alone = len(self._first) == 1 and words > 1
             if alone or words > _WORDS or name.rstrip()[-1:] in tuple(".!?"):
                 return f"a column called {name[:60]!r}, which reads like a sentence"
         return None
@@ -188,12 +225,13 @@ def _columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return columns
 
 
-def choose(sampled: Sampled, asked: str | None, label: str | None = None) -> str | None:
+def choose(
+    types: Mapping[str, FieldType], asked: str | None, label: str | None = None
+) -> str | None:
     """Return the field of the text: the one asked for, "text", the only one of type Text, or None.
 
     The field of the `label` is not considered.
     """
-    types = sampled.types
     if asked is not None:
         return asked if asked in types else None
     if LINE_FIELD in types:

@@ -23,8 +23,9 @@ from shardkit.formats.unsupported import way_with
 from shardkit.metadata.recipe import Recipe
 from shardkit.metadata.splits import Split, grouped
 from shardkit.options import ALL_FIELDS, TextOptions
-from shardkit.schema import RESERVED
+from shardkit.schema import RESERVED, FieldType, Text
 from shardkit.sources.base import Source, Stream
+from shardkit.sources.columns import CHUNK
 from shardkit.sources.file_table import odd_keys
 from shardkit.sources.files import FilePath, below, file_path
 from shardkit.sources.labels import LABEL, LabelColumn, find_labels
@@ -35,7 +36,7 @@ from shardkit.sources.text.fields import Fields, Sampled, choose
 from shardkit.sources.text_files import COMPRESSIONS, FORMS, TABLES, parse_name
 from shardkit.sources.text_files.blocks import expansion
 from shardkit.sources.text_files.encodings import check_encoding, detect
-from shardkit.sources.text_files.records import LINE_FIELD
+from shardkit.sources.text_files.records import LINE_FIELD, Record, TextFile
 from shardkit.storage import fs
 from shardkit.storage.patterns import incomplete, refuse_incomplete
 from shardkit.storage.walk import NO_FILE, Walk, kind_of_file, look, relative_to
@@ -49,7 +50,7 @@ _OF_IMDB = re.compile(r"urls_(pos|neg|unsup)\.txt|imdbEr\.txt")  # next to the f
 RANGE = 1 << 19  # bytes per range of a splittable file; a multiple of 4, the widest character
 _SAMPLE_FILES = 16
 _SAMPLE_DOCUMENTS = 100  # per file
-_SAMPLE_BYTES = 256 << 10  # per file, unless its first document is longer
+_SAMPLE_BYTES = 256 << 10  # at a time, unless a document is longer
 _EXPANSION_FILES = 8
 
 
@@ -428,31 +429,53 @@ def _find_headers(corpus: _Corpus) -> None:
 
 
 def _fields(corpus: _Corpus, recipe: Recipe, asked: LabelColumn | None) -> tuple[Fields, Sampled]:
-    """Choose the fields from the first documents of a few files; return them and the documents."""
-    selection = recipe.selection
-    options, notes = corpus.options, corpus.notes
-    sampled, problems = _sample(corpus)
+    """Choose the fields, from what a few documents or all rows of tables hold; return both."""
+    options = corpus.options
+    table = corpus.tables and options.field is None and options.tokenizer is None
+    sampled, problem = _sample(corpus, every=table)
     if not sampled:
-        if not corpus.tables and (problems or len(corpus.files) > _SAMPLE_FILES):
+        if not corpus.tables and (problem or len(corpus.files) > _SAMPLE_FILES):
             return Fields(LINE_FIELD, {}), sampled
-        if not problems:
-            raise SourceError(
-                "there are no documents here",
-                path=corpus.path,
-                expected="a document on a line, or a row of a table below its header",
-                found="only blank lines, if any",
-                fix="remove the files without documents",
-            )
-        first = problems[0]
-        raise SourceError(
-            first.what, expected=first.expected, found=first.found, fix=first.fix, **first.where
-        )
-    types = sampled.types
+        raise _nothing(corpus.path, problem)
+    types = sampled.types if table else sampled.of_documents()
     if corpus.tables:
         form = corpus.files.name(0).form
         refuse_partitions(corpus.path, corpus.files.folders, form, list(types))
     column = None if asked is None else asked.column
-    text = choose(sampled, options.field, column)
+    text = None
+    if not table or types == {LINE_FIELD: Text()}:
+        text = _text_of(corpus, sampled, types, column)
+    fields = _selected(corpus, recipe, types, text, column)
+    if text is None:
+        corpus.notes += _of_table(sampled, fields, headed=options.header is None)
+    return (fields if asked is None else _labelled(corpus, fields, asked, types)), sampled
+
+
+def _nothing(path: Path, problem: SampleError | None) -> SourceError:
+    """Return the error for files without documents, of which the first one has this problem."""
+    if problem is None:
+        return SourceError(
+            "there are no documents here",
+            path=path,
+            expected="a document on a line, or a row of a table below its header",
+            found="only blank lines, if any",
+            fix="remove the files without documents",
+        )
+    return SourceError(
+        problem.what,
+        expected=problem.expected,
+        found=problem.found,
+        fix=problem.fix,
+        **problem.where,
+    )
+
+
+def _text_of(
+    corpus: _Corpus, sampled: Sampled, types: Mapping[str, FieldType], label: str | None
+) -> str:
+    """Return the field with the text. Raises SourceError if it is not known."""
+    options = corpus.options
+    text = choose(types, options.field, label)
     if options.field is None and text != LINE_FIELD and options.header is None:
         _refuse_headless(corpus.path, sampled)
     if text is None:
@@ -460,26 +483,53 @@ def _fields(corpus: _Corpus, recipe: Recipe, asked: LabelColumn | None) -> tuple
             f"the first documents have no field {options.field or LINE_FIELD!r}",
             path=corpus.path,
             expected=near(options.field or LINE_FIELD, types),
-            found=", ".join(f"{name} ({type(kind).__name__})" for name, kind in types.items()),
+            found=_listed(types),
             fix="say which field is the text: --text-field NAME",
         )
     if text != LINE_FIELD and options.field is None:
-        notes.append(f"the text is the field {text!r}, the only one of type text")
-    names = [name for name in types if name not in (text, column) and name not in RESERVED]
-    stored = [name for name in names if options.keep_fields and selection.has(name)]
+        corpus.notes.append(f"the text is the field {text!r}, the only one of type text")
+    return text
+
+
+def _selected(
+    corpus: _Corpus,
+    recipe: Recipe,
+    types: Mapping[str, FieldType],
+    text: str | None,
+    label: str | None,
+) -> Fields:
+    """Return the fields that are read: those to store, and those that are filtered by."""
+    selection, keep = recipe.selection, text is None or corpus.options.keep_fields
+    names = [name for name in types if name not in (text, label) and name not in RESERVED]
+    stored = [name for name in names if keep and selection.has(name)]
     also = names_in(recipe.where) if recipe.where else ()
     only = [name for name in names if name in also and name not in stored]
     # Any document may lack them.
-    others = {n: type(types[n])(optional=True) for n in names if n in stored or n in only}
-    every = options.keep_fields and selection.fields is None
-    fields = Fields(text, others, every, selection, only)
-    if asked is not None:
-        fields = _labelled(corpus, fields, asked, sampled)
-    left = [name for name in types if name not in (text, column) and name not in stored]
-    if left and selection == ALL_FIELDS and not options.keep_fields:
+    others = {n: replace(types[n], optional=True) for n in names if n in stored or n in only}
+    left = [name for name in types if name not in (text, label) and name not in stored]
+    if left and selection == ALL_FIELDS and not keep:
         some = ", ".join(left[:5]) + (", ..." if len(left) > 5 else "")
-        notes.append(f"only the text of documents is stored; --keep-fields also stores {some}")
-    return fields, sampled
+        corpus.notes.append(
+            f"only the text of documents is stored; --keep-fields also stores {some}"
+        )
+    return Fields(text, others, keep and selection.fields is None, selection, only)
+
+
+def _listed(types: Mapping[str, FieldType]) -> str:
+    return ", ".join(f"{name} ({type(kind).__name__})" for name, kind in types.items())
+
+
+def _of_table(sampled: Sampled, fields: Fields, *, headed: bool) -> Iterator[str]:
+    """Yield notes on the columns of tables: their types, and why these may surprise."""
+    kept = {name: kind for name, kind in fields.others.items() if name not in fields.also}
+    yield f"columns that become fields: {_listed(kept)}"
+    yield from sampled.almost_numbers()
+    if headed and (doubt := sampled.doubtful_header()):
+        columns = ",".join(f"NAME{number}" for number in range(len(sampled.types)))
+        yield (
+            f"the first line of the table seems to be a row: there is {doubt}; if so, name the"
+            f" columns: --columns {columns}, or number them: --no-header"
+        )
 
 
 def _refuse_headless(path: Path, sampled: Sampled) -> None:
@@ -499,9 +549,10 @@ def _refuse_headless(path: Path, sampled: Sampled) -> None:
     )
 
 
-def _labelled(corpus: _Corpus, fields: Fields, asked: LabelColumn, sampled: Sampled) -> Fields:
+def _labelled(
+    corpus: _Corpus, fields: Fields, asked: LabelColumn, types: Mapping[str, FieldType]
+) -> Fields:
     """Return the fields with a label, whose values are collected from all documents."""
-    types = sampled.types
     asked.refuse_unknown([name for name in types if name != LABEL or asked.column == LABEL])
     if asked.column == fields.text or LABEL in fields.others:
         asked.refuse_unknown([LABEL, *types])
@@ -523,25 +574,43 @@ def _values(corpus: _Corpus, column: str) -> Iterator[Any]:
                     yield record.value.get(column)
 
 
-def _sample(corpus: _Corpus) -> tuple[Sampled, list[SampleError]]:
-    """Return the first documents of a few files, and the errors of those that are bad."""
-    sampled = Sampled()
-    sampled.whole = len(corpus.files) <= _SAMPLE_FILES
-    problems = []
-    for index in _spread(range(len(corpus.files)), _SAMPLE_FILES):
+def _sample(corpus: _Corpus, *, every: bool) -> tuple[Sampled, SampleError | None]:
+    """Return what the documents hold, and the error of the first bad one.
+
+    These are the first documents of a few files, or all documents of `every` file.
+    """
+    sampled, problem = Sampled(), None
+    count = len(corpus.files) if every else _SAMPLE_FILES
+    sampled.whole = len(corpus.files) <= count
+    for index in _spread(range(len(corpus.files)), count):
         file = corpus.files.open(corpus.root, index, corpus.options.encoding_errors)
-        try:
-            for number, record in enumerate(file.records(), 1):
-                if isinstance(record.value, SampleError):
-                    problems.append(located(record.value, file.path, record.start))
-                else:
-                    sampled.add(record.value, cells=file.form in TABLES)
-                if number == _SAMPLE_DOCUMENTS or record.end >= _SAMPLE_BYTES:
-                    sampled.whole &= file.form == "text"  # lines of text have no other fields
-                    break
-        except SampleError as error:
-            problems.append(located(error, file.path, 0))
-    return sampled, problems
+        lists = _lists(file, CHUNK if every else _SAMPLE_DOCUMENTS)
+        for some in lists:
+            for record in some:
+                if problem is None and isinstance(record.value, SampleError):
+                    problem = located(record.value, file.path, record.start)
+            rows = [r.value for r in some if not isinstance(r.value, SampleError)]
+            sampled.add(rows, cells=file.form in TABLES)
+            if not every:  # lines of text have no other fields
+                sampled.whole &= file.form == "text" or not next(lists, ())
+                break
+    return sampled, problem
+
+
+def _lists(file: TextFile, most: int) -> Iterator[list[Record]]:
+    """Yield the records of a file in lists that fit into memory; also the error for the rest."""
+    some: list[Record] = []
+    size = 0
+    try:
+        for record in file.records():
+            some.append(record)
+            size += record.end - record.start
+            if len(some) == most or size >= _SAMPLE_BYTES:
+                yield some
+                some, size = [], 0
+    except SampleError as error:
+        some.append(Record(0, 0, error))
+    yield some
 
 
 # --- byte ranges ------------------------------------------------------------------------
