@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.codecs.tokenizers import bytelevel, patterns
+from shardkit.codecs.tokenizers.offsets import Encoded, Offsets
 from shardkit.codecs.tokenizers.patterns import CODES
 from shardkit.errors import SampleError, ShardkitError, UsageError
 from shardkit.helpers.extras import extra
@@ -29,6 +30,8 @@ _NO_SPECIAL = {"\0": 2**32 - 2}
 
 class Engine(Protocol):
     def encode(self, texts: Sequence[str]) -> list[Ids]: ...
+
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[Encoded]: ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
@@ -75,6 +78,13 @@ class Tokenizers:
         found = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.uint32) for encoding in found]
 
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[Encoded]:
+        found = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [
+            Encoded(np.array(one.ids, np.uint32), *np.array(one.offsets, np.int64).reshape(-1, 2).T)
+            for one in found
+        ]
+
     def decode(self, ids: Sequence[int]) -> str:
         text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)
         return text
@@ -117,13 +127,17 @@ class ByteLevelByTiktoken:
         settings: bytelevel.Settings,
         unsafe: Iterable[tuple[int, int]],
     ) -> None:
-        vocab = bytelevel.ranks(json.loads(data)["model"], settings.pattern)
-        ranks = bytelevel.in_bytes(vocab)
+        self._pattern = settings.pattern
+        ranks = self._ranks(json.loads(data))
         self._encoding = make_encoding(settings.pattern, ranks, settings.added)
-        self._added = set(settings.added)
+        self._ids = settings.added
+        self._added = set(self._ids)
         self._nfc = settings.nfc
         self._odd = _table(unsafe, unassigned=settings.nfc)
         self._file = data, path, special_tokens
+
+    def _ranks(self, document: Any) -> dict[bytes, int]:
+        return bytelevel.in_bytes(bytelevel.ranks(document["model"], self._pattern))
 
     @functools.cached_property
     def _slow(self) -> Tokenizers:
@@ -137,6 +151,23 @@ class ByteLevelByTiktoken:
             else self._encode(text)
             for text in texts
         ]
+
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[Encoded]:
+        return [
+            (self._offsets.of(text, ids) if self._as_it_is(text) else None)
+            or self._slow.encode_with_offsets([text])[0]
+            for text, ids in zip(texts, self.encode(texts), strict=True)
+        ]
+
+    @functools.cached_property
+    def _offsets(self) -> Offsets:
+        document = json.loads(self._file[0])
+        return Offsets(self._ranks(document), self._ids, document.get("post_processor"))
+
+    def _as_it_is(self, text: str) -> bool:
+        """Return whether a text is encoded without another normalization before."""
+        normal = text.isascii() or not self._nfc
+        return normal or (unicodedata.is_normalized("NFC", text) and not self._are_odd(text))
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._slow.decode(ids)
@@ -167,9 +198,19 @@ class Tiktoken:
     ) -> None:
         self._encoding = make_encoding(pattern, ranks, special)
         self._special = set(special) if special_tokens == "special" else set[str]()
+        self._tokens = ranks, special
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         return [self._encode(text) for text in texts]
+
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[Encoded]:
+        found = [self._offsets.of(text, self._encode(text)) for text in texts]
+        assert None not in found  # the ids have all bytes of their text
+        return [one for one in found if one is not None]
+
+    @functools.cached_property
+    def _offsets(self) -> Offsets:
+        return Offsets(*self._tokens)
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._encoding.decode(list(ids))
@@ -194,6 +235,9 @@ class SentencePiece:
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         found = self.processor.encode(list(texts), out_type=int, num_threads=1)
         return [np.array(ids, np.uint32) for ids in found]
+
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[Encoded]:
+        raise NotImplementedError  # only for chat templates, whose special tokens it cannot encode
 
     def decode(self, ids: Sequence[int]) -> str:
         text: str = self.processor.decode([int(index) for index in ids])

@@ -39,6 +39,7 @@ _USUAL = {
     ),
     "pad": ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<PAD>", "<｜▁pad▁｜>"),
 }
+_NAMED = (*_USUAL, "unk", "sep", "cls", "mask")
 
 
 def load_tokenizer(
@@ -142,7 +143,7 @@ def _fetched(name: str) -> Path:
     """Return the local folder of a hub repository's tokenizer, downloaded or from the cache."""
     from huggingface_hub import snapshot_download
 
-    wanted = ["tokenizer.json", "*.model", "*.tiktoken", *_SIDECARS]
+    wanted = ["tokenizer.json", "*.model", "*.tiktoken", *_SIDECARS, "*.jinja"]
     try:
         return Path(snapshot_download(name, allow_patterns=wanted))
     except Exception as error:  # the hub's errors, those of its HTTP client, and ValueError
@@ -178,7 +179,7 @@ def _huggingface(path: Path, data: bytes, special_tokens: str, eos_token: str | 
         vocab = {token: number for number, (token, _) in enumerate(vocab)}
     added = {token["content"]: token["id"] for token in document["added_tokens"]}
     vocab = {**vocab, **added}
-    ids, notes = _ids(vocab, added, _named_beside(path), eos_token)
+    ids, notes = _ids(vocab, added, named_beside(path), eos_token)
     fast: dict[str, Any] = {}
     try:
         found = bytelevel.settings(document, special_tokens)
@@ -314,23 +315,25 @@ def _ids(
     return ids, notes
 
 
-def _named_beside(path: Path) -> dict[str, str]:
-    """Return the eos, bos and pad tokens named by the files next to a tokenizer.json."""
+def named_beside(path: Path) -> dict[str, str]:
+    """Return the tokens, such as eos, that the files next to a tokenizer.json name."""
     named: dict[str, str] = {}
-    for sidecar in (path.with_name(name) for name in _SIDECARS):
-        if not sidecar.exists():
-            continue
-        try:
-            content = checked(dict[str, Any], json.loads(fs.read(sidecar)))
-        except (ValueError, RecursionError) as error:
-            raise UsageError(
-                "a file next to a tokenizer is not a JSON object",
-                path=str(sidecar),
-                found=str(error),
-            ) from error
-        for name in _USUAL:
+    for content in (read_sidecar(path.with_name(name)) for name in _SIDECARS):
+        for name in _NAMED:
             token = content.get(f"{name}_token")
             token = token.get("content") if isinstance(token, dict) else token
             if isinstance(token, str):
                 named.setdefault(name, token)
     return named
+
+
+def read_sidecar(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file next to a tokenizer; empty if there is no such file."""
+    if not path.exists():
+        return {}
+    try:
+        return checked(dict[str, Any], json.loads(fs.read(path)))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            "a file next to a tokenizer is not a JSON object", path=str(path), found=str(error)
+        ) from error

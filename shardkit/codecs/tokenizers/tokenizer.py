@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import xxhash
@@ -16,6 +16,7 @@ import xxhash
 from shardkit.codecs.tokenizers import engines
 from shardkit.codecs.tokenizers.bytelevel import Settings
 from shardkit.codecs.tokenizers.engines import Engine, Ids
+from shardkit.codecs.tokenizers.offsets import Encoded
 from shardkit.codecs.tokenizers.patterns import read_ranks, write_ranks
 from shardkit.errors import DamagedError, SampleError, SourceError, UsageError
 from shardkit.storage import fs
@@ -26,6 +27,7 @@ IDENTITY = (
     *("kind", "file", "digest", "vocab_size", "eos_id", "bos_id", "pad_id", "special_tokens"),
 )
 _LOCK = threading.Lock()
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,15 @@ class Tokenizer:
         Thread-safe. Raises SampleError for a text that is not valid Unicode, or that the tokenizer
         cannot encode.
         """
-        engine = self._engine()
+        return self._call(self._engine().encode, texts)
+
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[Encoded]:
+        """Return the same ids, and the position of each token in its text, in characters."""
+        return self._call(self._engine().encode_with_offsets, texts)
+
+    def _call(self, encode: Callable[[Sequence[str]], list[T]], texts: Sequence[str]) -> list[T]:
         try:
-            return engine.encode(texts)
+            return encode(texts)
         except BaseException as error:
             if not engines.is_failure(error):
                 raise
