@@ -454,14 +454,17 @@ class ConvertOptions(Options):
         return cls(**given)
 
     def processes(self, source: object) -> int:
-        """Number of worker processes for a source: by default, one per processor for paths.
+        """Number of worker processes for a source: by default, one per processor for files.
 
         A Python sequence runs the user's own code, which stays in this process.
         """
         if self.workers is not None:
             return self.workers
         sources = source if isinstance(source, list | tuple) else [source]
-        paths = bool(sources) and all(isinstance(one, str | os.PathLike) for one in sources)
+        paths = bool(sources) and all(
+            isinstance(one, str | os.PathLike) or getattr(one, "temporary", False)
+            for one in sources
+        )
         return processors() if paths or self.engine == "ray" else 0
 
     def max_bytes(self) -> int | None:

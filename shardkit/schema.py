@@ -321,14 +321,19 @@ class Schema(Mapping[str, FieldType]):
     def check(self, sample: Sample) -> Sample:
         """Check a `sample`, and return it with its fields in the order of the schema.
 
+        None in an optional field means that the sample lacks it.
         Raises SampleError if the sample lacks a field, has a field that is not in the schema, or
         has a value of another type than its field.
         """
         checked: Sample = {"__key__": sample["__key__"]}
+        missing = 0
         for name, kind in self._fields.items():
-            if name in sample:
+            value = sample.get(name)
+            if value is None and kind.optional:
+                missing += name in sample
+            elif name in sample:
                 try:
-                    checked[name] = kind.check(sample[name])
+                    checked[name] = kind.check(value)
                 except TypeError:
                     raise _wrong_type(sample, name, kind) from None
             elif not kind.optional:
@@ -339,8 +344,8 @@ class Schema(Mapping[str, FieldType]):
                     found=", ".join(n for n in sample if n != "__key__") or "no fields",
                     fix="fill the field in, or declare it with optional=True",
                 )
-        if len(checked) != len(sample):
-            extra = sorted(sample.keys() - checked.keys())
+        if len(checked) + missing != len(sample):
+            extra = sorted(sample.keys() - self._fields.keys() - {"__key__"})
             raise SampleError(
                 f"the sample has a field that the schema does not name: {extra[0]!r}",
                 key=sample["__key__"],
@@ -514,7 +519,9 @@ def _wrong_type(sample: Sample, name: str, kind: FieldType) -> SampleError:
         field=name,
         expected=f"{kind.python} for {kind}",
         found=found,
-        fix="correct it or its type in the schema, or drop such samples with --on-error skip",
+        fix="declare the field with optional=True in the schema"
+        if value is None
+        else "correct it or its type in the schema, or drop such samples with --on-error skip",
     )
 
 

@@ -9,23 +9,21 @@ import shardkit.stream
 from shardkit import Array, Int, Schema, concatenate, convert
 
 ROWS = [{"label": number} for number in range(3)]
-
-
-class Table:
-    """Like pandas.DataFrame, as far as it matters."""
-
-    columns, shape = ("label",), (2, 1)
-
-    def to_dict(self, orient):
-        raise AssertionError("nothing is converted without being asked for")
+HF_SPLITS = datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)})
 
 
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda out: convert((row for row in ROWS), "wds", out), "fix: convert it to a list"),
-        (lambda out: convert(Table(), "wds", out), "fix: give its rows: table.to_dict"),
-        (lambda out: convert({"label": [1, 2]}, "wds", out), "dict, which is a table of columns"),
+        (lambda out: convert((row for row in ROWS), "wds"), "need an output"),
+        (
+            lambda out: convert((row for row in ROWS), "wds", out, part="1/2"),
+            "generator is only in",
+        ),
+        (lambda out: convert(iter(ROWS), "wds", out, engine="ray"), "fix: write it to a file"),
+        (lambda out: convert({"label": 3}, "wds", out), "found: 'label': int"),
+        (lambda out: convert({"a": [1], "b": [1, 2]}, "wds", out), "found: a: 1, b: 2"),
+        (lambda out: convert(HF_SPLITS, "wds", out), "found: 'train': Dataset"),
         (lambda out: convert(ROWS, None, out), "there is no format 'None'"),
         (lambda out: convert(ROWS, "wds", 5), "a path must be text"),
         (lambda out: convert(ROWS, "wds", out, split={"train": 1.0}), "invalid split"),
@@ -35,7 +33,6 @@ class Table:
         (lambda out: convert(ROWS, "wds", out, classes=5), "classes must be a list"),
         (lambda out: convert(ROWS, "wds", out, schema=["label"]), "a schema must be a dict"),
         (lambda out: convert(ROWS, "wds", out, resize="256"), "resize must be a whole number"),
-        (lambda out: shardkit.create(out, "wds", None), "a schema must be a dict"),
         (lambda out: shardkit.create(out, "wds", {5: Int()}), "the name of a field must be text"),
         (lambda out: shardkit.open([str(out)]), "fix: open each path, and join the datasets"),
         (lambda out: shardkit.open(None), "a path must be text"),

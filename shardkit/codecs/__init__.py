@@ -2,6 +2,7 @@
 
 Each imports only those on lines below its own:
 
+    given
     crop frames masks packed_images perceptual sound
     damage media pixels
     boxes header jpeg media_info

@@ -4,6 +4,7 @@ Each imports only those on lines below its own:
 
     merge
     convert
+    spool
     create run
     export publish
     estimate existing publish_plan ray_engine

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 @takes(ConvertOptions, *GROUPS.values())
 def convert(
-    source: str | os.PathLike[str] | Sequence[Any],
+    source: str | os.PathLike[str] | Iterable[Any],
     to: str,
     out: str | os.PathLike[str] | None = None,
     *,
@@ -36,15 +37,19 @@ def convert(
     part: str | PartOf | None = None,
     **options: Unpack[ConvertKeywords],
 ) -> ConvertResult:
-    """Convert images, text, a dataset of any format, or a Python sequence of samples.
+    """Convert images, text, a dataset of any format, or what a program has in memory.
 
-    source: a path, a pattern (`shards-{000..099}.tar`, `data/*.parquet`), a list of paths, patterns
-        and datasets, which are combined, or a sequence of samples (dicts). Images are read from a
-        folder. Text is read from a folder or a file: .txt, .jsonl, .csv, .tsv, also compressed.
+    source: a path, a pattern (`shards-{000..099}.tar`, `data/*.parquet`), or a list of paths,
+        patterns and datasets, which are combined. Images are read from a folder. Text is read from
+        a folder or a file: .txt, .jsonl, .csv, .tsv, also compressed. From memory: samples (dicts)
+        in a list, another sequence or any iterable, a dict of lists or arrays, or a table of
+        pandas, Polars, Arrow or Hugging Face datasets. Iterables and tables are first written to a
+        temporary folder, which is removed in the end.
     to: the name of the format. `shardkit formats` lists all formats.
     out: the folder to write, local or at a URL in a bucket, or a file such as `train.beton` for one
         shard without a folder. None: `<name>-<format>` next to a source that is a single path.
-    schema: the schema of a sequence. None: taken from its first sample.
+    schema: the schema of samples in memory. None: taken from those in a list or a dict of lists,
+        from the first 1,000 of an iterable, or from the first of another sequence.
     progress: True shows the progress in one line. A function is called with a `shardkit.Progress`
         several times a second; an exception that it raises ends the call.
     storage_options: as in `shardkit.open`. They are never written to the output.
@@ -54,8 +59,8 @@ def convert(
 
     Raises UsageError or OutputError before anything is changed; SourceError, SampleError or
     DamagedError for bad data; StorageError if the disk fails; WorkerError if a worker fails. After
-    any of these errors, the same call continues where this one stopped. For a sequence, whose
-    content cannot be compared, it starts over.
+    any of these errors, the same call continues where this one stopped. For a source in memory,
+    whose content cannot be compared, it starts over.
     """
     began = time.monotonic()
     checked = ConvertOptions.of(**options)
@@ -65,6 +70,26 @@ def convert(
             "parts are for clusters without Ray, and engine='ray' uses all of one",
             fix="leave out one of them",
         )
+    ready: AbstractContextManager[Any] = nullcontext(source)
+    if not isinstance(source, str | os.PathLike | list | tuple):
+        from shardkit.conversion.spool import spooled
+
+        ready = spooled(source, to, out, checked, schema, part_of, storage_options)
+    with ready as found:
+        result = _convert(found, to, out, checked, schema, progress, storage_options, part_of)
+    return replace(result, seconds=round(time.monotonic() - began, 3))
+
+
+def _convert(
+    source: str | os.PathLike[str] | Sequence[Any],
+    to: str,
+    out: str | os.PathLike[str] | None,
+    checked: ConvertOptions,
+    schema: Mapping[str, Any] | None,
+    progress: bool | Callable[[Progress], object] | Monitor,
+    storage_options: Mapping[str, Any] | None,
+    part: PartOf | None,
+) -> ConvertResult:
     workers = checked.processes(source)
     declared = FORMATS.get(to)
     preload = [declared.module] if declared else []
@@ -90,9 +115,8 @@ def convert(
         from shardkit.conversion.run import prepare, run
 
         with fs.using(storage_options, source, out, checked.metadata):
-            plan = prepare(source, to, out, checked, schema=schema, part=part_of)
+            plan = prepare(source, to, out, checked, schema=schema, part=part)
         if cluster is not None:
             cluster.connect()
         with watched(progress, OfConversion) as monitor:
-            result = run(plan, checked, monitor, processes if workers else None)
-    return replace(result, seconds=round(time.monotonic() - began, 3))
+            return run(plan, checked, monitor, processes if workers else None)

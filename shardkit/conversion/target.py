@@ -155,6 +155,16 @@ class Target:
                         fix="give another folder with -o",
                     )
 
+    def check_new(self, overwrite: bool) -> None:
+        """Raise OutputError for an output that exists, unless it is to be replaced."""
+        self.check([])
+        if not overwrite and not self.is_empty():
+            raise OutputError(
+                "the output exists",
+                path=self.path,
+                fix="give another folder, or pass overwrite=True",
+            )
+
     def _check_existing(self) -> None:
         out = self.path
         if self.is_unfinished:  # all its objects are ours
@@ -201,7 +211,7 @@ def file_in_the_way(path: Path, fix: str) -> OutputError:
 def default_output(sources: Sequence[Path], format: str) -> Path:
     """The default output: `<name>-<format>`, beside the source or, for a URL, in this folder."""
     if not sources:
-        raise UsageError("a sequence needs an output folder", fix="pass out=")
+        raise UsageError("objects of Python need an output", fix="pass out=")
     source = sources[0]
     if len(sources) > 1:
         raise UsageError("several sources need an output", fix="give -o OUT")

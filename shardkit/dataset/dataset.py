@@ -125,6 +125,7 @@ class Dataset(Views):
         self._only = reader
         if reader is None:
             self._format = get_format(format)
+        self.temporary = False  # whether no later run can find it again
         self.unusable: dict[str, ShardkitError] = {}  # fields that cannot be read, and why
         # By shard: its files in a store, and what the manifest says about them.
         self.remote_files: dict[str, list[tuple[str, Info]]] = {}

@@ -177,25 +177,20 @@ def _opened(grouped: Input, recipe: Recipe, strict: bool) -> Splits:
 def _sequence(
     source: Sequence[Any], schema: Mapping[str, Any] | None, recipe: Recipe, strict: bool
 ) -> Source:
-    from shardkit.sources.sequence import SequenceSource
+    from shardkit.sources.sequence import Rows, SequenceSource, is_table
 
     classes = recipe.classes if strict and recipe.label_column is None else None
     if isinstance(source, Dataset) and schema is None and classes is None:
         from shardkit.sources.shards import of_dataset
 
         return of_dataset(source, recipe)
-    if isinstance(source, Mapping) or (hasattr(source, "columns") and hasattr(source, "shape")):
+    if isinstance(source, Mapping):
+        source = Rows(source)
+    if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")) or is_table(source):
         raise UsageError(
-            "a source is a path, or a sequence of samples",
-            found=f"{type(source).__name__}, which is a table of columns",
-            fix="give its rows: table.to_dict('records') of pandas, table.to_pylist() of pyarrow,"
-            " or [dict(zip(columns, row)) for row in zip(*columns.values())]",
-        )
-    if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
-        raise UsageError(
-            "a source is a path, or a sequence of samples with a length",
-            found=f"{type(source).__name__}, which has no length or no samples by number",
-            fix="convert it to a list, or write its samples one by one with shardkit.create",
+            "a source is a path, samples in a list, or another sequence with a length",
+            found=type(source).__name__,
+            fix="convert it to a list, or write it to a file; collect a lazy table",
         )
     return SequenceSource(source, None if schema is None else Schema(schema), classes)
 

@@ -227,8 +227,10 @@ class DatasetSource(Source):
             return super().all_keys()
         return keys if self._indices is None else [keys[n] for n in array(self._indices).tolist()]
 
-    def fingerprint(self) -> dict[str, str]:
+    def fingerprint(self) -> dict[str, str] | None:
         dataset = self._dataset
+        if dataset.temporary:
+            return None
         files, times = xxhash.xxh3_128(), xxhash.xxh3_128()
         began = time_ns()
         planned = []

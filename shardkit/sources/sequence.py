@@ -1,18 +1,19 @@
-"""Any Python sequence of samples as a source: a list of dicts, a torch map-style dataset."""
+"""Samples in Python as a source: a list of dicts, a dict of lists, a torch map-style dataset."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.codecs.media import guessed_schema
+from shardkit.codecs.given import as_fields, schema_of
 from shardkit.dataset.views import size_of
-from shardkit.errors import SampleError, ShardkitError, SourceError
+from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError
 from shardkit.sample import Sample
-from shardkit.schema import ClassNames, FieldType, Schema, named_classes
+from shardkit.schema import ClassNames, Schema, named_classes
 from shardkit.sources.base import Indices, Source
 
 _PROBES = 32  # samples that are read to estimate the size of all
@@ -21,7 +22,7 @@ _PROBES = 32  # samples that are read to estimate the size of all
 class SequenceSource(Source):
     """Samples from `sequence[i]`, which are dicts. One without a `__key__` gets its number as key.
 
-    Without `schema`, that of the sequence (`sequence.schema`) or of its first sample is used.
+    Without `schema`, that of the sequence (`sequence.schema`) or of its samples is used.
     """
 
     def __init__(
@@ -40,7 +41,10 @@ class SequenceSource(Source):
         self._mean_size = size  # bytes per sample, once a few were read
         if schema is None:
             own = getattr(sequence, "schema", None)
-            schema = own if isinstance(own, Schema) else self._guess(self._at(0))
+            if isinstance(own, Schema):
+                schema = own
+            else:
+                schema, self.others = schema_of(self._examples())
         self.schema = schema
         self.class_names = named_classes(classes, schema)
 
@@ -48,7 +52,7 @@ class SequenceSource(Source):
         return len(self._indices)
 
     def __getitem__(self, index: int) -> Sample:
-        return self.schema.check(self.selected(self._at(int(self._indices[index]))))
+        return self.schema.check(as_fields(self.selected(self._at(int(self._indices[index])))))
 
     def sizes(self) -> npt.NDArray[np.int64]:
         if self._mean_size is None:
@@ -70,18 +74,11 @@ class SequenceSource(Source):
     def name(self, index: int) -> str:
         return f"sample {self._indices[index]}"
 
-    def _guess(self, first: Sample) -> Schema:
-        """Return the fields of the first sample; values of unsupported types become `others`."""
-        fields: dict[str, FieldType] = {}
-        others: dict[str, ShardkitError | None] = {}
-        for name, value in first.items():
-            try:
-                fields.update(guessed_schema({name: value}))
-            except SampleError as error:
-                error.fix = f"convert without it: drop=[{name!r}], or use one of these types"
-                others[name] = error
-        self.others = others
-        return Schema(fields)
+    def _examples(self) -> Iterator[Sample]:
+        """The samples that tell the schema: all in memory, or else only the first."""
+        yield self._at(0)
+        if isinstance(self._sequence, list | tuple | Rows):
+            yield from (sample for sample in self._sequence if isinstance(sample, dict))
 
     def _at(self, number: int) -> Sample:
         try:
@@ -92,22 +89,7 @@ class SequenceSource(Source):
             raise SampleError(
                 f"the sequence raised {type(error).__name__}: {error}", position=number
             ) from error
-        if not isinstance(sample, dict):
-            raise SampleError(
-                "the sequence has an item that is not a sample",
-                position=number,
-                expected="a dict of fields, such as {'__key__': 'a', 'image': b'...', 'label': 3}",
-                found=type(sample).__name__,
-            )
-        key = sample.get("__key__", f"{number:09d}")
-        if not isinstance(key, str) or not key:
-            raise SampleError(
-                "the key of a sample is not text",
-                position=number,
-                expected="a string that is not empty",
-                found=repr(key),
-            )
-        return {**sample, "__key__": key}
+        return checked_sample(sample, number)
 
     def _size(self, index: int) -> int:
         try:
@@ -115,3 +97,66 @@ class SequenceSource(Source):
         except SampleError:
             return 0  # the conversion will meet and report the error
         return sum(map(size_of, sample.values()))
+
+
+def checked_sample(sample: Any, number: int) -> Sample:
+    """Return a user's sample with a key, by default its number; raises SampleError if invalid."""
+    if not isinstance(sample, dict):
+        raise SampleError(
+            "an item is not a sample",
+            position=number,
+            expected="a dict of fields, such as {'__key__': 'a', 'image': b'...', 'label': 3}",
+            found=type(sample).__name__,
+            fix="give dicts, such as ({'image': x, 'label': y} for x, y in samples)",
+        )
+    key = sample.get("__key__", f"{number:09d}")
+    if not isinstance(key, str) or not key:
+        raise SampleError(
+            "the key of a sample is not text",
+            position=number,
+            expected="a string that is not empty",
+            found=repr(key),
+        )
+    return {**sample, "__key__": key}
+
+
+def is_table(source: object) -> bool:
+    """Return whether this is a table of Arrow, pandas, Polars, DuckDB or Hugging Face datasets."""
+    columns = hasattr(source, "columns") or hasattr(source, "schema")
+    arrow = columns and hasattr(source, "__arrow_c_stream__")
+    return arrow or (hasattr(source, "with_format") and not isinstance(source, Mapping))
+
+
+class Rows(Sequence[Sample]):
+    """The rows of columns: a dict of lists or arrays, each with a value for each sample.
+
+    Raises UsageError for anything else.
+    """
+
+    def __init__(self, columns: Mapping[str, Any]) -> None:
+        self._columns = {n: getattr(column, "iloc", column) for n, column in columns.items()}
+        lengths = {name: _length(name, column) for name, column in columns.items()}
+        if len({*lengths.values()}) > 1:
+            found = ", ".join(f"{name}: {length:,}" for name, length in lengths.items())
+            raise UsageError("the columns have different lengths", found=found)
+        self._length = next(iter(lengths.values()), 0)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < self._length:
+            raise IndexError(index)
+        return {name: column[index] for name, column in self._columns.items()}
+
+
+def _length(name: object, column: Any) -> int:
+    with contextlib.suppress(TypeError):
+        single = isinstance(column, str | bytes | Mapping | set) or is_table(column)
+        if isinstance(name, str) and not single:
+            return len(column)
+    raise UsageError(
+        "a dict is a table: each name has a list or an array with a value for each sample",
+        found=f"{name!r}: {type(column).__name__}",
+        fix="for a single sample, give a list: [sample]; convert the splits of several separately",
+    )
