@@ -200,8 +200,12 @@ class TextOptions(Options):
     append_eos: append the EOS token to each document. None: if the tokenizer has one.
     eos_token: the EOS token, if the tokenizer does not define it.
     bos: prepend the BOS token to each document.
+    chat_template: render conversations with this chat template: "auto" is the tokenizer's own, else
+        a file. None: the data are not conversations.
+    loss_on: which tokens of conversations are learned: those of the "assistant", or "all".
     seq_len: pack documents into blocks of this many tokens. None: one sample per document.
     pack: how to pack: "concat", "nosplit" (no cuts if they fit) or "pad" (one per block).
+        Conversations are never cut: "nosplit" is used in place of "concat".
     remainder: what to do with a block that is not full: "pad" it, "keep" it shorter or "drop" it.
 
     Raises UsageError for invalid values and combinations.
@@ -219,18 +223,22 @@ class TextOptions(Options):
     append_eos: bool | None = None
     eos_token: str | None = None
     bos: bool = False
+    chat_template: str | os.PathLike[str] | None = None
+    loss_on: str = _one_of("assistant", "assistant", "all")
     seq_len: int | None = _whole(None, 1)
     pack: str = _one_of("concat", *PACKINGS)
     remainder: str = _one_of("pad", *REMAINDERS)
 
     def __post_init__(self) -> None:
+        if self.chat_template is not None and self.seq_len and self.pack == "concat":
+            object.__setattr__(self, "pack", "nosplit")
         super().__post_init__()
         names = self.header or ()
         if not all(names) or len(set(names)) < len(names):
             raise UsageError("columns must be different names", found=repr(self.columns))
         if self.encoding != "auto":
             object.__setattr__(self, "encoding", _encoding(self.encoding))
-        tokens = ("special_tokens", "append_eos", "eos_token", "bos", "seq_len")
+        tokens = ("special_tokens", "append_eos", "eos_token", "bos", "seq_len", "chat_template")
         fix = "give tokenizer=NAME or a path"
         self._requires(tokens, self.tokenizer is not None, "a tokenizer", fix)
         if self.remainder == "drop" and self.pack != "concat":
@@ -238,6 +246,14 @@ class TextOptions(Options):
                 f"remainder='drop' would lose most documents with pack={self.pack!r}",
                 expected="pad or keep, as few blocks come out full",
             )
+        chats = self.chat_template is not None
+        self._requires(("loss_on",), chats, "a chat template", "give chat_template='auto'")
+        for name in ("field", "special_tokens", "append_eos", "bos") if chats else ():
+            if getattr(self, name) != getattr(TextOptions, name):
+                raise UsageError(
+                    f"{name} cannot be combined with chat_template",
+                    fix="leave it out: the template decides what is encoded",
+                )
         self._requires(("pack", "remainder"), self.seq_len, "seq_len=N", "give seq_len=N too")
 
     @property

@@ -113,6 +113,7 @@ def test_choices_of_the_command_line_are_those_of_the_options():
     tokens = {"seq_len": 8, "tokenizer": "x"}
     also = dict.fromkeys(("pack", "remainder", "special_tokens"), tokens)
     also["resize_mode"] = {"resize": 8}
+    also["loss_on"] = {"chat_template": "auto", **tokens}
     tried = 0
     for param in command.params:
         if not isinstance(param.type, click.Choice):
@@ -133,7 +134,7 @@ def test_recipes_have_the_options_that_decide_what_is_made():
     recipe = {field.name for field in dataclasses.fields(Recipe)}
     run = {"max_errors", "overwrite", "workers", "engine", "ray_address", "ray_options"}
     assert options - recipe == run  # how, not what
-    assert recipe - options == {"format", "sources", "image_defaults", "tokenizer"}
+    assert recipe - options == {"format", "sources", "image_defaults", "tokenizer", "chat_template"}
     usual, made = Recipe(""), Recipe.of("", ConvertOptions())
     for name in (options & recipe) - {"shard_size", "seed", "shuffle"}:
         assert getattr(made, name) == getattr(usual, name), name

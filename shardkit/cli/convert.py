@@ -112,6 +112,8 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
     append_eos="",
     eos_token="TOKEN",
     bos="",
+    chat_template="auto|FILE",
+    loss_on="",
     seq_len="N",
     pack="",
     remainder="",

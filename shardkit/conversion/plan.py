@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 from collections import Counter
 from collections.abc import Mapping
@@ -18,18 +19,24 @@ from shardkit.formats import get_format
 from shardkit.formats.base import Format
 from shardkit.helpers.indices import array
 from shardkit.helpers.part_of import PartOf
-from shardkit.metadata.recipe import Recipe, TokenizerEntry, TransformEntry
+from shardkit.metadata.recipe import ChatTemplateEntry, Recipe, TokenizerEntry, TransformEntry
+from shardkit.preprocess.chats import chat_steps
 from shardkit.preprocess.pipeline import Steps
-from shardkit.preprocess.text import text_field, text_steps
+from shardkit.preprocess.text import TextSteps, text_field, text_steps
 from shardkit.schema import Array, FieldType, Image, Schema, is_unicode
 from shardkit.sources.base import Source, Stream, some_of
+from shardkit.sources.conversations import Conversations
 from shardkit.version import __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shardkit.codecs.tokenizers import Tokenizer
+    from shardkit.codecs.tokenizers.chat import ChatTemplate
     from shardkit.conversion.target import Target
     from shardkit.options import TextOptions
     from shardkit.preprocess.transform import Transform
+    from shardkit.sample import Sample
 
 _PROBE_TEXT = 1 << 13  # characters per document on which tokenizer engines are compared
 
@@ -197,7 +204,8 @@ def make_plan(
     format = get_format(recipe.format)
     if recipe.text.tokenizer is not None:
         tokenizer = tokenizer or _load_tokenizer(sources, recipe.text)
-    tools = _Tools(recipe, format, tokenizer, transform)
+    chat = None if tokenizer is None else _chat_template(recipe, tokenizer)
+    tools = _Tools(recipe, format, tokenizer, chat, transform)
     splits: list[Split] = []
     fingerprints = {}
     for name, source in sources.items():
@@ -237,6 +245,7 @@ class _Tools:
     recipe: Recipe
     format: Format
     tokenizer: Tokenizer | None
+    chat: ChatTemplate | None
     transform: Transform | None
 
     def named(self, sources: dict[str, str | None]) -> Recipe:
@@ -248,6 +257,13 @@ class _Tools:
             entry = cast("TokenizerEntry", self.tokenizer.identity())
             text = replace(recipe.text, tokenizer=entry["file"])
             recipe = replace(recipe, text=text, tokenizer=entry)
+        if self.chat is not None:
+            name = posixpath.basename(os.fspath(recipe.text.chat_template or ""))
+            recipe = replace(
+                recipe,
+                text=replace(recipe.text, chat_template=name),
+                chat_template=cast("ChatTemplateEntry", self.chat.identity()),
+            )
         if self.transform is not None:
             recipe = replace(
                 recipe, transform=TransformEntry(self.transform.name, self.transform.digest)
@@ -268,11 +284,15 @@ class _Tools:
 
             images = steps_for(source.schema, options, self.transform, raw, source)
             schema = schema_after(images, source)
-        text = fields = None
+        text: TextSteps | None = None
+        fields = None
         documents = self.recipe.documents
         label = label_of_text(source, self.recipe)
         if self.tokenizer is not None:
-            text = text_steps(self.tokenizer, documents, schema, label)
+            if self.chat is not None:
+                text = chat_steps(self.tokenizer, self.chat, documents, schema, label)
+            else:
+                text = text_steps(self.tokenizer, documents, schema, label)
             schema = text.schema_after(schema)
         elif documents.field is not None and not documents.keep_fields:
             name = text_field(documents, schema)
@@ -300,10 +320,30 @@ def _load_tokenizer(sources: Mapping[str, Source | Stream], options: TextOptions
     )
     texts: list[str] = []
     for source in sources.values():
-        name = text_field(options, source.schema)
+        text_of = _text_of(source, options)
         found = (document.sample for document in some_of(source))
-        texts += [s[name][:_PROBE_TEXT] for s in found if isinstance(s, dict) and name in s]
+        texts += [text_of(sample)[:_PROBE_TEXT] for sample in found if isinstance(sample, dict)]
     return tokenizer.checked_on(texts)
+
+
+def _chat_template(recipe: Recipe, tokenizer: Tokenizer) -> ChatTemplate | None:
+    """The chat template that the recipe has the text of, or that it names."""
+    choice = recipe.text.chat_template
+    if choice is None:
+        return None
+    from shardkit.codecs.tokenizers.chat import ChatTemplate
+
+    if recipe.chat_template is not None:
+        return ChatTemplate.of_identity(recipe.chat_template, tokenizer)
+    return ChatTemplate.of(os.fspath(choice), tokenizer)
+
+
+def _text_of(source: Source | Stream, options: TextOptions) -> Callable[[Sample], str]:
+    """Return the function that returns the text of a sample."""
+    if options.chat_template is not None:
+        return Conversations.of(source.schema).text
+    name = text_field(options, source.schema)
+    return lambda sample: sample.get(name, "")
 
 
 def _content(format: Format, source: Source | Stream, schema: Schema, recipe: Recipe) -> Content:

@@ -57,7 +57,8 @@ class Stats:
             self.labels[label] += 1
 
     def flush(self) -> None:
-        for sizes in (*self.fields.values(), self.text.lengths):
+        self.text.flush()
+        for sizes in self.fields.values():
             sizes.flush()
         for pixels in self.pixels.values():
             pixels.flush()

@@ -57,16 +57,19 @@ def text_rows(about: dict[str, Any], seconds: float = 0) -> list[tuple[str, str]
     made = f"{tokens:,}; {about['bytes'] / max(tokens, 1):.2f} bytes of text in each"
     if seconds:
         made += f"; {tokens / seconds:,.0f}/s"
-    stored = tokens - about["dropped"] + about["padding"]
+    stored, learned = tokens - about["dropped"] + about["padding"], about.get("learned", 0)
     rest = {
+        "learned": f"{learned:,} tokens, {learned / max(tokens, 1):.2%} of all",
         "padding": f"{about['padding']:,} tokens, {about['padding'] / max(stored, 1):.2%} of all",
         "dropped": f"{about['dropped']:,} tokens, {about['dropped'] / max(tokens, 1):.2%} of all",
         "cut": f"{counted(about['cut'], 'document')} in more than one block",
+        "too long": f"{counted(about.get('too long', 0), 'conversation')} for a block; the longest "
+        f"has {about.get('longest too long', 0):,} tokens",
     }
     return [
         ("documents", f"{about['documents']:,}; {lengths} tokens (min / median / max)"),
         ("all tokens", made),
-        *((name, words) for name, words in rest.items() if about[name]),
+        *((name, words) for name, words in rest.items() if about.get(name)),
     ]
 
 

@@ -122,7 +122,13 @@ _SIZES = Rule(
 )
 
 
-class TextEntry(TypedDict):
+# Of conversations only.
+_OfChats = TypedDict(
+    "_OfChats", {"learned": Count, "too long": Count, "longest too long": Count}, total=False
+)
+
+
+class TextEntry(_OfChats):
     """Counts of documents: `TextTally.summary`. Lengths are in tokens."""
 
     documents: Count

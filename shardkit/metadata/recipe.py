@@ -67,6 +67,13 @@ class TokenizerEntry(_TokenizerEntry):
     special_tokens: str
 
 
+class ChatTemplateEntry(TypedDict):
+    """What rendered conversations: `ChatTemplate.identity`."""
+
+    templates: dict[str, str]
+    special_tokens: dict[str, str]
+
+
 @dataclass(frozen=True)
 class TransformEntry:
     """A user's function: `preprocess.transform.Transform`."""
@@ -127,6 +134,7 @@ class Recipe:
     audio: AudioOptions = field(default_factory=AudioOptions)
     text: TextOptions = field(default_factory=TextOptions)
     tokenizer: TokenizerEntry | None = None
+    chat_template: ChatTemplateEntry | None = None
     transform: TransformEntry | None = None
 
     @classmethod
@@ -227,6 +235,8 @@ class Recipe:
                 found = checked(cls, {n: value for n, value in used.items() if value is not None})
                 if (found.text.tokenizer is None) != (found.tokenizer is None):
                     raise MismatchError("the tokenizer of `text`", used.get("tokenizer"))
+                if (found.text.chat_template is None) != (found.chat_template is None):
+                    raise MismatchError("the template of `text`", used.get("chat_template"))
         except ValueError as error:
             raise damaged("the manifest", error, path=path) from error
         return found

@@ -3,7 +3,7 @@
 Each imports only those on lines below its own:
 
     pipeline
-    images
+    chats images
     audio text transform
     elsewhere items on_image packing single_image
 """

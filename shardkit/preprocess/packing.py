@@ -43,10 +43,10 @@ class Packer:
     that were "cut" into several blocks.
     """
 
-    def __init__(self, seq_len: int, remainder: str, pad_id: int) -> None:
+    def __init__(self, seq_len: int, remainder: str, padding: Any) -> None:
         self._seq_len = seq_len
         self._remainder = remainder
-        self._pad_id = pad_id
+        self._padding = padding  # a token, of the type of the documents
         self._ends = ends_dtype(seq_len)
         self.counts: Counter[str] = Counter()
 
@@ -68,7 +68,7 @@ class Packer:
         ends = np.fromiter(map(len, pieces), np.int64, len(pieces)).cumsum().astype(self._ends)
         if missing and self._remainder == "pad":
             self.counts["padding"] += missing
-            pieces = [*pieces, np.full(missing, self._pad_id, pieces[0].dtype)]
+            pieces = [*pieces, np.full(missing, self._padding, pieces[0].dtype)]
         yield Block(np.concatenate(pieces), ends)
 
     def _cut(self, document: Tokens) -> list[Tokens]:
@@ -84,8 +84,8 @@ class Packer:
 class Concat(Packer):
     """Documents continue from block to block; only the last block is not full."""
 
-    def __init__(self, seq_len: int, remainder: str, pad_id: int) -> None:
-        super().__init__(seq_len, remainder, pad_id)
+    def __init__(self, seq_len: int, remainder: str, padding: Any) -> None:
+        super().__init__(seq_len, remainder, padding)
         self._pieces: list[Tokens] = []
         self._length = 0
 
@@ -115,8 +115,8 @@ class BestFit(Packer):
     their ends are packed.
     """
 
-    def __init__(self, seq_len: int, remainder: str, pad_id: int) -> None:
-        super().__init__(seq_len, remainder, pad_id)
+    def __init__(self, seq_len: int, remainder: str, padding: Any) -> None:
+        super().__init__(seq_len, remainder, padding)
         self._window: list[Tokens] = []
         self._tokens = 0
 

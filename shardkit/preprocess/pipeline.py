@@ -73,7 +73,7 @@ class Steps:
     def notes(self) -> list[str]:
         """Return notes on what a user may not expect."""
         images = [] if self.images is None else self.images.notes()
-        return images + ([] if self.text is None else list(self.text.tokenizer.notes))
+        return images + ([] if self.text is None else self.text.notes())
 
     def versions(self) -> dict[str, str]:
         """Return the versions of the libraries that determine the bytes."""

@@ -18,13 +18,14 @@ from shardkit.preprocess.items import Filtered, Item, count_values, sample_of
 from shardkit.preprocess.packing import PACKERS, Block, ends_dtype
 from shardkit.sample import Sample
 from shardkit.schema import Array, Schema, Text
+from shardkit.sources.conversations import refuse_without_template
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from shardkit.codecs.tokenizers import Tokenizer
 
-    Tokens = npt.NDArray[np.unsignedinteger[Any]]
+    Tokens = npt.NDArray[Any]  # ids; of conversations, structured: ids and what is learned
 
 TOKENS = "tokens"
 DOC_ENDS = "doc_ends"
@@ -39,12 +40,14 @@ _COUNTS = ("padding", "dropped", "cut")
 class TextTally:
     """Counts of documents and tokens; counts of several tasks can be merged in any order.
 
-    `counts` has the "bytes" of their UTF-8 text, and the packer's "padding", "dropped" and "cut".
+    `counts` has the "bytes" of their UTF-8 text, the packer's "padding", "dropped" and "cut", and
+    for conversations the "learned" tokens.
     `lengths` are the documents' numbers of tokens, including bos and eos tokens.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
     lengths: FieldSizes = field(default_factory=FieldSizes)
+    too_long: FieldSizes = field(default_factory=FieldSizes)  # of those that fit into no block
 
     def add(self, size: int, tokens: int) -> None:
         self.counts["bytes"] += size
@@ -53,17 +56,24 @@ class TextTally:
     def merge(self, other: TextTally) -> None:
         self.counts.update(other.counts)
         self.lengths.merge(other.lengths)
+        self.too_long.merge(other.too_long)
+
+    def flush(self) -> None:
+        self.lengths.flush()
+        self.too_long.flush()
 
     def summary(self) -> dict[str, Any]:
         """Return the summary for the manifest; empty if no text was tokenized."""
         if not self.lengths.count:
             return {}
-        about = self.lengths.summary()
+        about, long = self.lengths.summary(), self.too_long
         return {
             "documents": about.count,
             "tokens": about.bytes,
             "bytes": self.counts["bytes"],
             **{name: self.counts[name] for name in _COUNTS},
+            **{name: self.counts[name] for name in ("learned",) if name in self.counts},
+            **({"too long": long.count, "longest too long": long.max} if long.count else {}),
             "shortest": about.min,
             "median": about.median,
             "longest": about.max,
@@ -73,41 +83,53 @@ class TextTally:
 
 @dataclass(frozen=True)
 class TextSteps:
-    """The steps for samples with text in `field`; with `seq_len`, they become samples of blocks."""
+    """The steps for samples with text; with `seq_len`, they become samples of blocks."""
 
     tokenizer: Tokenizer
     options: TextOptions
-    field: str
+    fields: tuple[str, ...]  # that become tokens: here, the one with the text
     label: str | None = None  # a field that is kept along with tokens, unless they are packed
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of a document's tokens, as they are stored."""
+        return np.dtype(self.tokenizer.dtype)
+
+    def notes(self) -> list[str]:
+        """Return notes on what a user may not expect."""
+        return list(self.tokenizer.notes)
 
     @property
     def _kept(self) -> set[str]:
         """The fields that are kept, if not all are."""
         keeps = self.label is not None and self.options.seq_len is None
-        return {"__key__", self.field, *([str(self.label)] if keeps else [])}
+        return {"__key__", *self.fields, *([str(self.label)] if keeps else [])}
 
     def schema_after(self, schema: Schema) -> Schema:
         """Return the schema after the steps. Raises UsageError for fields that cannot be kept."""
-        every = self.options.keep_fields
-        others = {n: kind for n, kind in schema.items() if n != self.field}
+        every, seq_len = self.options.keep_fields, self.options.seq_len
+        others = {n: kind for n, kind in schema.items() if n not in self.fields}
         kept = {n: kind for n, kind in others.items() if every or n in self._kept}
-        if TOKENS in kept:
+        arrays = _by_name(np.empty(0, self.dtype))
+        for name in arrays.keys() & kept.keys():
             raise UsageError(
-                f"there is already a field {TOKENS!r}", fix="rename it first, or leave it out"
+                f"there is already a field {name!r}", fix="rename it first, or leave it out"
             )
-        optional = schema[self.field].optional and self.options.keep_fields  # else ignored
-        dtype, seq_len = self.tokenizer.dtype, self.options.seq_len
+        length = None if self.options.remainder == "keep" else seq_len
+        optional = every and schema[self.fields[0]].optional  # else ignored
+        stored = {
+            name: Array(array.dtype.str, (length,), optional=optional)
+            for name, array in arrays.items()
+        }
         if seq_len is None:
-            return Schema({TOKENS: Array(dtype, (None,), optional=optional), **kept})
+            return Schema({**stored, **kept})
         if kept:
             raise UsageError(
                 "a block has tokens of several documents, so it cannot store their other fields",
                 found=", ".join(kept),
                 fix="remove --keep-fields and --fields, or --seq-len",
             )
-        length = seq_len if self.options.remainder != "keep" else None
-        ends = Array(ends_dtype(seq_len), (None,))
-        return Schema({TOKENS: Array(dtype, (length,)), DOC_ENDS: ends})
+        return Schema({**stored, DOC_ENDS: Array(ends_dtype(seq_len), (None,))})
 
     def __call__(
         self,
@@ -144,9 +166,9 @@ class TextSteps:
         sample = sample_of(read)
         made: Sample = {"__key__": sample["__key__"]}
         if tokens is not None:
-            made[TOKENS] = tokens
+            made |= _by_name(tokens)
         kept = sample.keys() if self.options.keep_fields else self._kept
-        made |= {n: value for n, value in sample.items() if n in kept and n != self.field}
+        made |= {n: value for n, value in sample.items() if n in kept and n not in self.fields}
         return item._replace(read=made if isinstance(read, dict) else replace(read, sample=made))
 
     def _blocks(
@@ -154,14 +176,15 @@ class TextSteps:
     ) -> Iterator[Item]:
         assert self.options.seq_len is not None
         pad_id, eos_id = self.tokenizer.pad_id, self.tokenizer.eos_id
-        pad_id = (eos_id or 0) if pad_id is None else pad_id
-        packer = PACKERS[self.options.pack](self.options.seq_len, self.options.remainder, pad_id)
+        padding = np.zeros((), self.dtype)
+        _by_name(padding)[TOKENS][...] = (eos_id or 0) if pad_id is None else pad_id
+        packer = PACKERS[self.options.pack](self.options.seq_len, self.options.remainder, padding)
         numbers, size = itertools.count(), 0
 
         def item(block: Block) -> Item:
             nonlocal size
             key, taken, size = f"{name}/{next(numbers):08d}", size, 0
-            sample = {"__key__": key, TOKENS: block.tokens, DOC_ENDS: block.doc_ends}
+            sample = {"__key__": key, **_by_name(block.tokens), DOC_ENDS: block.doc_ends}
             return Item(key, sample, taken)
 
         for document, tokens in encoded:
@@ -178,24 +201,44 @@ class TextSteps:
         self, items: Iterable[Item], threads: int, tally: TextTally
     ) -> Iterator[tuple[Item, Tokens | None]]:
         """Yield each document with its tokens; None for an error, or a document without text."""
-        batches = _batches(items, self.field)
+        batches = self._batches(items)
         encode = self._encode
         made = map(encode, batches) if threads < 2 else in_threads(encode, batches, threads, 2)
-        for item, text, tokens in itertools.chain.from_iterable(made):
-            if text is None:
+        for item, size, found in itertools.chain.from_iterable(made):
+            if found is None:
                 yield self._without_text(item), None
-            elif isinstance(tokens, SampleError):
+                continue
+            tokens = found if isinstance(found, SampleError) else self._fitting(found, tally)
+            if isinstance(tokens, SampleError):
                 tokens.where["key"] = sample_of(item.read)["__key__"]
                 yield item._replace(read=tokens), None
             else:
-                # Invalid Unicode is counted, too.
-                size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
                 tally.add(size, len(tokens))
                 yield item, tokens
 
-    def _encode(self, batch: list[Item]) -> list[tuple[Item, str | None, Any]]:
-        """Return each document with its text, and its tokens or the error."""
-        texts = [_text(item, self.field) for item in batch]
+    def _batches(self, items: Iterable[Item]) -> Iterator[list[Item]]:
+        batch: list[Item] = []
+        characters = 0
+        for item in items:
+            batch.append(item)
+            characters += self._characters(item)
+            if len(batch) >= _BATCH_DOCUMENTS or characters >= _BATCH_CHARACTERS:
+                yield batch
+                batch, characters = [], 0
+        if batch:
+            yield batch
+
+    def _characters(self, item: Item) -> int:
+        """Return about how many characters a document has."""
+        return len(_text(item, self.fields[0]) or "")
+
+    def _fitting(self, tokens: Tokens, tally: TextTally) -> Tokens | SampleError:
+        """Return the tokens of a document, or the error if they fit into no block uncut."""
+        return tokens
+
+    def _encode(self, batch: list[Item]) -> list[tuple[Item, int, Tokens | SampleError | None]]:
+        """Return each document with its UTF-8 bytes, and its tokens, if any, or the error."""
+        texts = [_text(item, self.fields[0]) for item in batch]
         present = [text for text in texts if text is not None]
         try:
             encoded: list[Any] = self.tokenizer.encode(present)
@@ -203,7 +246,7 @@ class TextSteps:
             encoded = [self._encode_one(text) for text in present]
         found = map(self._framed, encoded)
         return [
-            (item, text, None if text is None else next(found))
+            (item, 0, None) if text is None else (item, utf8_size(text), next(found))
             for item, text in zip(batch, texts, strict=True)
         ]
 
@@ -247,11 +290,12 @@ def text_steps(
             found=str(tokenizer.identity()["file"]),
             fix="name it with --eos-token" if no_end else "remove --bos",
         )
-    return TextSteps(tokenizer, options, name, label)
+    return TextSteps(tokenizer, options, (name,), label)
 
 
 def text_field(options: TextOptions, schema: Schema) -> str:
     """Return the field with the text; raises UsageError if there is none, or more than one."""
+    refuse_without_template(schema, options)
     texts = [name for name, kind in schema.items() if isinstance(kind, Text)]
     name = options.field or ("text" if "text" in texts or len(texts) != 1 else texts[0])
     if name not in texts:
@@ -265,21 +309,19 @@ def text_field(options: TextOptions, schema: Schema) -> str:
     return name
 
 
-def _batches(items: Iterable[Item], field: str) -> Iterator[list[Item]]:
-    batch: list[Item] = []
-    characters = 0
-    for item in items:
-        batch.append(item)
-        characters += len(_text(item, field) or "")
-        if len(batch) >= _BATCH_DOCUMENTS or characters >= _BATCH_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
-
-
 def _text(item: Item, field: str) -> str | None:
     if isinstance(item.read, SampleError | Filtered):
         return None
     text: str | None = sample_of(item.read).get(field)
     return text
+
+
+def utf8_size(text: str) -> int:
+    """Return the bytes of a text as UTF-8, also if it is not valid Unicode."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def _by_name(tokens: Tokens) -> dict[str, npt.NDArray[Any]]:
+    """Return the values of tokens as they are stored: their ids, and for conversations the mask."""
+    names = tokens.dtype.names
+    return {name: tokens[name] for name in names} if names else {TOKENS: tokens}

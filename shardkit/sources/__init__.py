@@ -10,7 +10,7 @@ Each imports only those on lines below its own:
     api arrays/ exported metadata united
     candidate image_folder inputs subset tables transcripts
     coco dataset duplicates file_table key_lists labels packages sequence text_files/ voc
-    annotations base columns files imagenet
+    annotations base columns conversations files imagenet
 """
 
 from __future__ import annotations

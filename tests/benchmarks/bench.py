@@ -44,6 +44,7 @@ PEERS = {"wds": "webdataset", "lmdb": "lmdb", "arrow": "datasets", "beton": "ffc
 # Library in loops.py -> the format that it reads; LitData and MosaicML Streaming write their own.
 LOADERS = {"webdataset": "wds", "datasets": "hf", "ffcv": "beton", "litdata": "", "streaming": ""}
 TOKENIZERS = ("datasets", "encode_batch")
+CORPORA = {"tokens": "corpus.jsonl", "chats": "chats.jsonl"}
 
 FIRST = """
 import time, torch
@@ -173,9 +174,15 @@ class Bench:
         return runs, {peer: ours for peer in runs if peer != ours}
 
     def tokens(self):
+        return self._tokenizing("tokens", "tokenizer.json", "--seq-len", 1024)
+
+    def chats(self):
+        return self._tokenizing("chats", "", "--chat-template", "auto")
+
+    def _tokenizing(self, what, tokenizer, *options):
         """The whole command beside scripts that make as many tokens of the same lines."""
-        corpus, tokenizer = self.data / "corpus.jsonl", self.data / "tokenizer.json"
-        words = ["--to", "arrow", "--tokenizer", tokenizer, "--seq-len", 1024, "--json", "--quiet"]
+        corpus, tokenizer = self.data / CORPORA[what], self.data / tokenizer
+        words = ["--to", "arrow", "--tokenizer", tokenizer, *options, "--json", "--quiet"]
         command = [*SHARDKIT, "convert", corpus, *words]
 
         def run(name, count, *command):
@@ -195,8 +202,8 @@ class Bench:
         for number in self.given.workers.split(","):
             name = f"shardkit, workers {number}" if runs else "shardkit"
             runs[name] = partial(run, name, ours, *command, "--workers", number, "-o")
-        for name in filter(None, self.given.only.split(",")):
-            peer = [self.python, CONTENDER, "tokens", name, corpus, tokenizer]
+        for name in filter(None, self.given.only.split(",") if what == "tokens" else ["datasets"]):
+            peer = [self.python, CONTENDER, what, name, corpus, tokenizer]
             runs[name] = partial(run, name, theirs, *peer)
         return runs, {name: "shardkit" for name in runs if name != "shardkit"}
 
@@ -293,17 +300,18 @@ class Bench:
         if what == "engines":
             ours, rays = files_of(self.work / "local"), files_of(self.work / "ray")
             return {"workers": int(self.given.workers), "same": ours == rays}
-        if what != "tokens":
+        if what not in CORPORA:
             return {}
         if len({*self.tokenized.values()}) > 1:
             raise SystemExit(f"they do not make the same tokens: {self.tokenized}")
-        size = (self.data / "corpus.jsonl").stat().st_size
+        size = (self.data / CORPORA[what]).stat().st_size
         return {"bytes": size, "tokens": self.tokenized["shardkit"]}
 
 
 KINDS = {
     "write": Bench.write, "convert": Bench.from_format_to_format, "verify": Bench.verify,
-    "images": Bench.images, "tokens": Bench.tokens, "engines": Bench.engines, "start": Bench.start,
+    "images": Bench.images, "tokens": Bench.tokens, "chats": Bench.chats,
+    "engines": Bench.engines, "start": Bench.start,
     "load": Bench.load, "first": Bench.first, "free": Bench.free, "profile": Bench.profile,
 }  # fmt: skip
 

@@ -8,7 +8,8 @@
 `verify` is done twice, and the second time counts. `resize` makes the shorter side 256 pixels and
 encodes JPEG of quality 90, in two processes. `tokens` reads `text` of JSON lines, ends documents by
 the tokenizer's end, and stores the run of tokens, in one function or 1,000 documents at a time.
-Prints {"seconds": ...}, and of `tokens` how many there are.
+`chats` renders and tokenizes `messages` as transformers does, with the mask of what is learned.
+Prints {"seconds": ...}, and of `tokens` and `chats` how many tokens there are.
 """
 
 import io
@@ -229,6 +230,29 @@ def tokens_encode_batch(corpus, tokenizer, out):
             run.tofile(file)
             total += len(run)
     return {"tokens": total}
+
+
+def chats_datasets(corpus, tokenizer, out):
+    """`map(batched=True, num_proc=2)` with `apply_chat_template`; then saved."""
+    import datasets
+    from transformers import AutoTokenizer
+
+    encoder = AutoTokenizer.from_pretrained(str(tokenizer))
+
+    def encoded(batch):
+        options = {"return_dict": True, "return_assistant_tokens_mask": True}
+        made = encoder.apply_chat_template(batch["messages"], **options)
+        return {"tokens": made["input_ids"], "loss_mask": made["assistant_masks"]}
+
+    data = datasets.load_dataset(
+        "json", data_files=str(corpus), split="train", cache_dir=f"{out}-cache"
+    )
+    kinds = {"tokens": datasets.Value("uint16"), "loss_mask": datasets.Value("bool")}
+    features = datasets.Features({name: datasets.List(kind) for name, kind in kinds.items()})
+    options = {"remove_columns": data.column_names, "features": features}
+    made = data.map(encoded, batched=True, num_proc=2, **options)
+    made.save_to_disk(out)
+    return {"tokens": sum(len(tokens) for batch in made.iter(1000) for tokens in batch["tokens"])}
 
 
 def main(action, name, *paths):

@@ -11,7 +11,8 @@ that resize them.
 
 TEXTS is any folder of text files. `OUT/corpus.jsonl` has documents of their paragraphs, drawn anew
 for each document and with a number in each, so that no two are alike. `OUT/tokenizer.json` is a
-byte-level BPE with 32,000 tokens and GPT-2's split pattern, trained on the texts.
+byte-level BPE with 32,000 tokens and GPT-2's split pattern, trained on the texts. `OUT/chats.jsonl`
+is about as large, of conversations of the same paragraphs, for the chat template beside it.
 """
 
 import json
@@ -67,6 +68,13 @@ def _cuts(path):
 VOCABULARY = 32_000
 END = "<|endoftext|>"
 PARAGRAPHS = (1, 60)  # of a document
+TURNS = ("<|im_start|>", "<|im_end|>")
+CHAT_TEMPLATE = (
+    "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' }}"
+    "{%- if message.role == 'assistant' %}"
+    "{% generation %}{{- message.content + '<|im_end|>' }}{% endgeneration %}"
+    "{%- else %}{{- message.content + '<|im_end|>' }}{%- endif %}{{- '\n' }}{%- endfor %}"
+)
 
 
 def paragraphs_of(texts):
@@ -91,6 +99,20 @@ def make_corpus(paragraphs, out, size):
     return documents
 
 
+def make_chats(paragraphs, out, size):
+    """Write about `size` bytes of JSON lines with `messages`; returns how many there are."""
+    draw = random.Random(1)
+    written = chats = 0
+    with out.open("w", encoding="utf-8") as file:
+        while written < size:
+            turns = [{"role": "system", "content": f"Conversation {chats}."}]
+            for role in ("user", "assistant") * draw.randint(1, 5):
+                turns.append({"role": role, "content": draw.choice(paragraphs)})
+            written += file.write(json.dumps({"messages": turns}) + "\n")
+            chats += 1
+    return chats
+
+
 def make_tokenizer(paragraphs, out):
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -98,9 +120,11 @@ def make_tokenizer(paragraphs, out):
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     options = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet(), "show_progress": False}
-    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=[END], **options)
+    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=[END, *TURNS], **options)
     tokenizer.train_from_iterator(paragraphs, trainer)
     tokenizer.save(str(out))
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": CHAT_TEMPLATE}
+    out.with_name("tokenizer_config.json").write_text(json.dumps(about), "utf-8")
 
 
 def main(words):
@@ -120,6 +144,7 @@ def main(words):
     found = paragraphs_of(given.source)
     make_tokenizer(found, given.out / "tokenizer.json")
     total = make_corpus(found, given.out / "corpus.jsonl", given.megabytes * 10**6)
+    make_chats(found, given.out / "chats.jsonl", given.megabytes * 10**6)
     return f"{total} documents in {given.out / 'corpus.jsonl'}"
 
 

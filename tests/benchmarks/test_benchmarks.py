@@ -111,6 +111,9 @@ def test_tokenizing_is_measured(tmp_path):
     report = bench.main(["tokens", *words, "--workers", "2,0"])
     assert report["tokens"] > 5_000  # of each: it ends with an error where they differ
     assert {*report["seconds"]} == {"shardkit", "shardkit, workers 0", *bench.TOKENIZERS}
+    report = bench.main(["chats", *words])
+    assert report["tokens"] > 5_000
+    assert {*report["seconds"]} == {"shardkit", "datasets"}
 
 
 def test_planning_is_measured():

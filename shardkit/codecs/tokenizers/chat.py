@@ -81,6 +81,21 @@ class ChatTemplate:
         variables = {f"{name}_token": token for name, token in special.items()}
         return cls(tokenizer, templates, variables, tuple(_notes(templates, variables)))
 
+    @classmethod
+    def of_identity(cls, identity: Mapping[str, Any], tokenizer: Tokenizer) -> ChatTemplate:
+        """Return the chat template that a manifest holds, for the tokenizer of its dataset."""
+        with extra("text", "a chat template"):
+            from shardkit.codecs.tokenizers.template import Template
+        templates = {n: Template(text, "the manifest") for n, text in identity["templates"].items()}
+        for template in templates.values():
+            template.check()
+        return cls(tokenizer, templates, identity["special_tokens"])
+
+    def identity(self) -> dict[str, Any]:
+        """Return the entry for a manifest, which `of_identity` takes."""
+        texts = {name: template.text for name, template in self.templates.items()}
+        return {"templates": texts, "special_tokens": dict(self.special)}
+
     def encode(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -32,6 +32,7 @@ class Fields:
     every: bool = False  # whether any other field is an error
     selection: Selection = ALL_FIELDS  # fields outside it are dropped without being counted
     also: Collection[str] = ()  # those of `others` that are read only to filter by them
+    unchecked: Collection[str] = ()  # those of `others` whose values are passed as they are
     label: Labels | None = None  # made from a field of type `label_kind`
     label_kind: FieldType = Text()  # noqa: RUF009 - it is frozen
 
@@ -54,7 +55,8 @@ class Fields:
         for name, kind in self.others.items():
             value = values.get(name)
             if value is not None and not (cells and not value):
-                sample[name] = self._fitted(name, kind, value, cells)
+                known = name in self.unchecked
+                sample[name] = value if known else self._fitted(name, kind, value, cells)
         if len(values) == len(sample):
             return sample, ()
         return sample, self._left_out(values, sample, cells)

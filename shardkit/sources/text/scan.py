@@ -22,10 +22,11 @@ from shardkit.formats.table_folders import refuse_partitions
 from shardkit.formats.unsupported import way_with
 from shardkit.metadata.recipe import Recipe
 from shardkit.metadata.splits import Split, grouped
-from shardkit.options import ALL_FIELDS, TextOptions
+from shardkit.options import ALL_FIELDS, Selection, TextOptions
 from shardkit.schema import RESERVED, FieldType, Text
 from shardkit.sources.base import Source, Stream
 from shardkit.sources.columns import CHUNK
+from shardkit.sources.conversations import Conversations, refuse_without_template
 from shardkit.sources.file_table import odd_keys
 from shardkit.sources.files import FilePath, below, file_path
 from shardkit.sources.labels import LABEL, LabelColumn, find_labels
@@ -442,11 +443,14 @@ def _fields(corpus: _Corpus, recipe: Recipe, asked: LabelColumn | None) -> tuple
         form = corpus.files.name(0).form
         refuse_partitions(corpus.path, corpus.files.folders, form, list(types))
     column = None if asked is None else asked.column
+    chat = _conversations(corpus.path, options, types, recipe.selection)
     text = None
-    if not table or types == {LINE_FIELD: Text()}:
+    if not chat and (not table or types == {LINE_FIELD: Text()}):
         text = _text_of(corpus, sampled, types, column)
-    fields = _selected(corpus, recipe, types, text, column)
-    if text is None:
+    fields = _selected(corpus, recipe, types, (text, column, *chat))
+    if chat:
+        fields = replace(fields, others={**chat, **fields.others}, unchecked=chat)
+    elif text is None:
         corpus.notes += _of_table(sampled, fields, headed=options.header is None)
     return (fields if asked is None else _labelled(corpus, fields, asked, types)), sampled
 
@@ -495,18 +499,21 @@ def _selected(
     corpus: _Corpus,
     recipe: Recipe,
     types: Mapping[str, FieldType],
-    text: str | None,
-    label: str | None,
+    used: Sequence[str | None],
 ) -> Fields:
-    """Return the fields that are read: those to store, and those that are filtered by."""
-    selection, keep = recipe.selection, text is None or corpus.options.keep_fields
-    names = [name for name in types if name not in (text, label) and name not in RESERVED]
+    """Return the fields that are read: those to store, and those that are filtered by.
+
+    `used` are the text, the label, and the fields of conversations.
+    """
+    text, _, *chat = used
+    selection, keep = recipe.selection, corpus.options.keep_fields or not (text or chat)
+    names = [name for name in types if name not in used and name not in RESERVED]
     stored = [name for name in names if keep and selection.has(name)]
     also = names_in(recipe.where) if recipe.where else ()
     only = [name for name in names if name in also and name not in stored]
     # Any document may lack them.
     others = {n: replace(types[n], optional=True) for n in names if n in stored or n in only}
-    left = [name for name in types if name not in (text, label) and name not in stored]
+    left = [name for name in types if name not in used and name not in stored]
     if left and selection == ALL_FIELDS and not keep:
         some = ", ".join(left[:5]) + (", ..." if len(left) > 5 else "")
         corpus.notes.append(
@@ -530,6 +537,17 @@ def _of_table(sampled: Sampled, fields: Fields, *, headed: bool) -> Iterator[str
             f"the first line of the table seems to be a row: there is {doubt}; if so, name the"
             f" columns: --columns {columns}, or number them: --no-header"
         )
+
+
+def _conversations(
+    path: Path, options: TextOptions, types: Mapping[str, FieldType], selection: Selection
+) -> dict[str, FieldType]:
+    """Return the fields with conversations, if they are to be rendered; else refuse them."""
+    types = {name: kind for name, kind in types.items() if selection.has(name)}
+    if options.chat_template is None:
+        refuse_without_template(types, options)
+        return {}
+    return Conversations.of(types, path=path).types(types)
 
 
 def _refuse_headless(path: Path, sampled: Sampled) -> None:
