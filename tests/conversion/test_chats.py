@@ -15,7 +15,7 @@ from shardkit.metadata.manifest import load
 from tests.codecs import tokenizer_zoo
 from tests.conftest import files_of
 from tests.conversion.test_text import make, samples_of
-from tests.conversion.text_corpora import few_words, write_lines
+from tests.conversion.text_corpora import few_words, turns, write_lines
 from tests.test_cli import run
 
 # Word wN is token N: a turn begins with the word of its role and ends with w13, which belongs to
@@ -117,14 +117,6 @@ def test_all_tokens_are_learned_if_asked(tokenizer, tmp_path):
     (row,) = convert(source, tmp_path / "packed", tokenizer, loss_on="all", seq_len=12)
     assert row[1] == [0, *[1] * 6, 0, 1, 1, 1, 0]  # nothing learns how a conversation begins
     assert shardkit.open(tmp_path / "packed")[0]["doc_ends"].tolist() == [7, 11]
-
-
-def turns(*said):
-    """A conversation; what the assistant says is at odd places."""
-    return [
-        {"role": "assistant" if number % 2 else "user", "content": " ".join(f"w{n}" for n in words)}
-        for number, words in enumerate(said)
-    ]
 
 
 @pytest.mark.parametrize("pack", ["concat", "nosplit", "pad"])  # "concat" means "nosplit"

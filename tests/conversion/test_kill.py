@@ -20,6 +20,7 @@ from shardkit.sources import open_sources
 from shardkit.testing import make_image
 from tests.conftest import files_of, write_images
 from tests.conversion.part_kills import Forks, wait_for
+from tests.conversion.text_corpora import turns, write_lines
 from tests.sources.test_text import put
 
 pytestmark = [
@@ -49,6 +50,10 @@ RUNS = {
         "text",
         "--to arrow --seq-len 128 --pack nosplit --workers 1 --shard-size 10kB",
     ),
+    "conversations whose shards are joined": (
+        "chats",
+        "--to arrow --seq-len 64 --chat-template template --workers 1 --shard-size 50kB",
+    ),
     "tokens": ("tokens", "--to megatron --workers 0"),
 }
 SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: -signal.SIGTERM, signal.SIGKILL: -signal.SIGKILL}
@@ -72,6 +77,14 @@ def sources(tmp_path_factory):
     shardkit.convert(found["images"], "wds", found["shards"], shard_size="25kB", workers=0)
     for number in range(12):
         put(found["text"] / f"{number}.txt", f"{number} words " * 1000)
+    found |= {"chats": root / "chats", "template": root / "chat.jinja"}
+    found["template"].write_text(
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    )
+    found["chats"].mkdir()
+    for number in range(8):
+        chats = ({"messages": turns([n], [number, 2] * 9)} for n in range(50))
+        write_lines(found["chats"] / f"{number}.jsonl", chats)
     schema = {"tokens": shardkit.Array("uint16", (None,))}
     with shardkit.create(found["tokens"], to="arrow", schema=schema) as writer:
         for number in range(500):
@@ -96,7 +109,10 @@ def test_a_run_that_any_signal_ends_says_a_line_and_is_continued(
 ):
     """C2, X1: to the run alone, or with its workers, one after the other on the same output."""
     source, options = RUNS[name]
-    words = [*options.split(), *(["--tokenizer", gpt2] if "--seq-len" in options else [])]
+    words = [
+        *(sources.get(word, word) for word in options.split()),
+        *(["--tokenizer", gpt2] if "--seq-len" in options else []),
+    ]
     command = ["convert", sources[source], *words, "--quiet", "-o"]
     out, whole = tmp_path / "out", tmp_path / "whole"
     joined = "joined" in name

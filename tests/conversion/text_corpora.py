@@ -20,6 +20,14 @@ def write_corpus(path, texts):
     return write_lines(path, ({"text": text, "n": n} for n, text in enumerate(texts)))
 
 
+def turns(*said):
+    """A conversation; what the assistant says is at odd places."""
+    return [
+        {"role": "assistant" if number % 2 else "user", "content": " ".join(f"w{n}" for n in words)}
+        for number, words in enumerate(said)
+    ]
+
+
 def few_words(size):
     """The tokenizer.json of a vocabulary of `size` words: w0, w1, ..."""
     vocab = {f"w{number}": number for number in range(size)}
