@@ -98,6 +98,9 @@ def measure_rows(field: str, about: dict[str, Any]) -> list[tuple[str, ...]]:
                 f"{found['min']:,} / {found['median']:,} / {found['mean']:,.1f} / {found['max']:,}"
             )
             rows.append((field, measure, f"{words} (min / median / mean / max)"))
+    if found := about.get("true"):
+        share = found["mean"] / max(about["length"]["mean"], 1e-9)
+        rows.append((field, "true", f"{share:.2%} of all values"))
     if found := about.get("milliseconds"):
         rows.append((field, "total", f"{found['mean'] * found['count'] / 3_600_000:,.2f} hours"))
         if unknown := about["values"] - found["count"]:

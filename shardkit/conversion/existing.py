@@ -266,7 +266,7 @@ def differences(old: dict[str, Any], new: dict[str, Any], option: str = "") -> s
             words.append("the source has changed")
         elif name == "digest":
             words.append(_DIGESTS.get(option, "the list of keys has changed"))
-        elif name == "chat_template" and isinstance(before, dict) and isinstance(now, dict):
+        elif name == "chat_template" and isinstance(before or now, dict):
             words.append("the chat template has changed")
         elif isinstance(before, dict) and isinstance(now, dict):
             words.append(differences(before, now, name))

@@ -151,6 +151,8 @@ class _Field:
         elif isinstance(self.kind, Array):
             if value.ndim == 1:
                 self._size(length=len(value))
+                if value.dtype == np.bool_:  # such as a mask of the tokens that are learned
+                    self._size(true=int(np.count_nonzero(value)))
             else:
                 self.shapes[str(value.shape)] += 1
         elif isinstance(self.kind, Scalar):

@@ -140,7 +140,9 @@ def test_conversations_are_packed_whole(pack, tokenizer, tmp_path, out):
     if pack != "pad":
         assert len(packed) < len(alone) / 1.5
     about = load(out).text
-    assert about["learned"] == sum(sum(mask) for _, mask in alone)
+    learned = sum(sum(mask) for _, mask in alone)
+    assert about["learned"] == learned
+    assert f"{learned / len(packed) / 40:.2%} of all values" in run("stats", out).stdout
     assert about["cut"] == about["dropped"] == 0
 
 
@@ -275,6 +277,9 @@ def test_c1_c2_the_same_bytes_and_only_with_the_same_template(
     other.write_text(TEMPLATE.replace("w15", "w16"))
     with pytest.raises(OutputError, match="the chat template has changed"):
         convert(source, out, tokenizer, seq_len=64, chat_template=other)
+    with pytest.raises(OutputError, match="seq_len was 64, is None") as error:
+        shardkit.convert(source, "arrow", out, workers=0)
+    assert "{%" not in str(error.value)
     with pytest.raises(OutputError, match="loss_on was assistant, is all"):
         convert(source, out, tokenizer, seq_len=64, loss_on="all")
     skip = {"seq_len": 64, "on_error": "skip"}
